@@ -1,0 +1,282 @@
+//! The framing of the link.
+//!
+//! Every frame begins with 16 bytes (little-endian):
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | magic `TLK1` |
+//! | 4 | 1 | version of the frame format: 1 |
+//! | 5 | 1 | kind: 1 control, 2 record |
+//! | 6 | 2 | channel: the attached member that it is about; 0 for the connection itself |
+//! | 8 | 4 | length of the body |
+//! | 12 | 4 | CRC-32C of bytes 0 to 11, and of the body of a control frame |
+//!
+//! A control body is a [`Message`] in postcard's encoding. A record body is a [`Record`], which
+//! has checksums of its own that travel with it into the journal.
+
+use crate::ids::Channel;
+use crate::limits;
+use crate::message::Message;
+use crate::record::{self, Record, RecordError};
+use bytes::{Buf, BufMut, BytesMut};
+use thiserror::Error;
+use zerocopy::byteorder::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The first bytes of every frame.
+pub const MAGIC: [u8; 4] = *b"TLK1";
+/// The version of the frame format.
+pub const VERSION: u8 = 1;
+/// Bytes of the frame header.
+pub const HEADER_BYTES: usize = 16;
+
+const KIND_CONTROL: u8 = 1;
+const KIND_RECORD: u8 = 2;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawHeader {
+    magic: [u8; 4],
+    version: u8,
+    kind: u8,
+    channel: U16,
+    body_len: U32,
+    crc: U32,
+}
+
+const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES);
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Frame {
+    /// A control message.
+    Control(Channel, Message),
+    /// A record of an attached member.
+    Record(Channel, Record),
+}
+
+/// Why the link must be closed. Nothing of the damaged frame is used.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum FrameError {
+    /// The peer speaks something else.
+    #[error("the peer does not speak Tidelock (first bytes {0:02x?})")]
+    Magic([u8; 4]),
+    /// The peer's frame format is not ours.
+    #[error("frame format {0} is not supported, only {VERSION}: upgrade the older side")]
+    Version(u8),
+    /// A kind that this version does not know.
+    #[error("unknown frame kind {0}")]
+    Kind(u8),
+    /// A body beyond its bound.
+    #[error("frame body of {len_bytes} bytes is above the limit of {limit_bytes}")]
+    TooLarge {
+        /// As announced.
+        len_bytes: u32,
+        /// The bound.
+        limit_bytes: u32,
+    },
+    /// Damaged on the way.
+    #[error("frame checksum mismatch")]
+    Checksum,
+    /// A record frame whose body is not exactly one record.
+    #[error("record frame: {0}")]
+    Record(#[from] RecordError),
+    /// A record frame whose length is not its record's.
+    #[error("record frame of {body} bytes holds a record of {record}")]
+    RecordLength {
+        /// The frame's body.
+        body: usize,
+        /// The record.
+        record: usize,
+    },
+    /// A control body that is not a message.
+    #[error("malformed control message")]
+    Message,
+}
+
+/// Appends a control frame.
+///
+/// Panics if the message is beyond [`limits::CONTROL_MAX_BYTES`]: its parts are bounded where they
+/// come in.
+pub fn encode_control(channel: Channel, message: &Message, out: &mut BytesMut) {
+    let body = postcard::to_stdvec(message).expect("messages are plain data");
+    assert!(body.len() <= limits::CONTROL_MAX_BYTES as usize, "unbounded control message");
+    let header = header(KIND_CONTROL, channel, body.len(), &body);
+    out.reserve(HEADER_BYTES + body.len());
+    out.put_slice(header.as_bytes());
+    out.put_slice(&body);
+}
+
+/// Appends the frame header, the record header and its dependency entries. The payload must
+/// follow on the link, uncopied.
+pub fn encode_record_head(channel: Channel, record: &Record, out: &mut BytesMut) {
+    out.put_slice(header(KIND_RECORD, channel, record.encoded_len(), &[]).as_bytes());
+    record.encode_head(out);
+}
+
+fn header(kind: u8, channel: Channel, body_len: usize, body: &[u8]) -> RawHeader {
+    let mut header = RawHeader {
+        magic: MAGIC,
+        version: VERSION,
+        kind,
+        channel: channel.0.into(),
+        body_len: (body_len as u32).into(),
+        crc: 0.into(),
+    };
+    header.crc = frame_crc(&header, body).into();
+    header
+}
+
+fn frame_crc(header: &RawHeader, body: &[u8]) -> u32 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    digest.update(&header.as_bytes()[..HEADER_BYTES - 4]);
+    digest.update(body);
+    digest.finalize() as u32
+}
+
+/// Takes the next frame off the front of `input`. `None`: read at least
+/// [`bytes_missing`] more. Payloads share the buffer.
+pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
+    let Some(raw) = checked_header(input)? else { return Ok(None) };
+    let body_len = raw.body_len.get() as usize;
+    if input.len() < HEADER_BYTES + body_len {
+        return Ok(None);
+    }
+    let channel = Channel(raw.channel.get());
+    if raw.kind == KIND_CONTROL {
+        if frame_crc(&raw, &input[HEADER_BYTES..HEADER_BYTES + body_len]) != raw.crc.get() {
+            return Err(FrameError::Checksum);
+        }
+        input.advance(HEADER_BYTES);
+        let body = input.split_to(body_len);
+        let message = match postcard::take_from_bytes::<Message>(&body) {
+            Ok((message, [])) => message,
+            _ => return Err(FrameError::Message),
+        };
+        return Ok(Some(Frame::Control(channel, message)));
+    }
+    input.advance(HEADER_BYTES);
+    let mut body = input.split_to(body_len).freeze();
+    let record = Record::decode(&mut body)?;
+    match record {
+        Some(record) if body.is_empty() => Ok(Some(Frame::Record(channel, record))),
+        Some(record) => {
+            Err(FrameError::RecordLength { body: body_len, record: record.encoded_len() })
+        }
+        None => Err(FrameError::RecordLength { body: body_len, record: record::HEADER_BYTES }),
+    }
+}
+
+/// How many bytes are missing until the frame at the front of `input` is whole.
+#[must_use]
+pub fn bytes_missing(input: &[u8]) -> usize {
+    let need = match RawHeader::read_from_prefix(input) {
+        Ok((raw, _)) => {
+            HEADER_BYTES + (raw.body_len.get().min(limits::FRAME_BODY_MAX_BYTES)) as usize
+        }
+        Err(_) => HEADER_BYTES,
+    };
+    need.saturating_sub(input.len())
+}
+
+/// The header, with every field that can be judged without the body judged.
+fn checked_header(input: &[u8]) -> Result<Option<RawHeader>, FrameError> {
+    // A wrong magic is told from its first bytes: a peer that speaks something else may never
+    // send sixteen.
+    let seen = input.len().min(MAGIC.len());
+    if input[..seen] != MAGIC[..seen] {
+        let mut magic = [0; 4];
+        magic[..seen].copy_from_slice(&input[..seen]);
+        return Err(FrameError::Magic(magic));
+    }
+    let Ok((raw, _)) = RawHeader::read_from_prefix(input) else { return Ok(None) };
+    if raw.version != VERSION {
+        return Err(FrameError::Version(raw.version));
+    }
+    let limit_bytes = match raw.kind {
+        KIND_CONTROL => limits::CONTROL_MAX_BYTES,
+        KIND_RECORD => limits::FRAME_BODY_MAX_BYTES,
+        kind => return Err(FrameError::Kind(kind)),
+    };
+    if raw.body_len.get() > limit_bytes {
+        return Err(FrameError::TooLarge { len_bytes: raw.body_len.get(), limit_bytes });
+    }
+    if raw.kind == KIND_RECORD && frame_crc(&raw, &[]) != raw.crc.get() {
+        return Err(FrameError::Checksum);
+    }
+    Ok(Some(raw))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::RefusalKind;
+    use crate::record::tests::any_record;
+    use proptest::prelude::*;
+
+    fn encoded(channel: Channel, record: &Record) -> BytesMut {
+        let mut out = BytesMut::new();
+        encode_record_head(channel, record, &mut out);
+        out.put_slice(record.payload().map_or(&[][..], |p| p.data()));
+        out
+    }
+
+    #[test]
+    fn control_survives_in_any_pieces_and_damage_is_noticed() {
+        let message = Message::Refused { kind: RefusalKind::Fenced, reason: "epoch 2".into() };
+        let mut bytes = BytesMut::new();
+        encode_control(Channel(7), &message, &mut bytes);
+        for cut in 0..bytes.len() {
+            let mut part = BytesMut::from(&bytes[..cut]);
+            assert_eq!(decode(&mut part), Ok(None));
+            assert!(bytes_missing(&part) > 0 && bytes_missing(&part) <= bytes.len() - cut);
+        }
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut bad = bytes.clone();
+                bad[at] ^= 1 << bit;
+                assert!(!matches!(decode(&mut bad), Ok(Some(_))), "flip at {at}.{bit}");
+            }
+        }
+        assert_eq!(decode(&mut bytes), Ok(Some(Frame::Control(Channel(7), message))));
+        assert!(bytes.is_empty());
+    }
+
+    #[test]
+    fn bounds_hold_at_the_limit_and_not_one_past_it() {
+        let mut raw = header(KIND_RECORD, Channel(1), limits::FRAME_BODY_MAX_BYTES as usize, &[]);
+        assert_eq!(decode(&mut BytesMut::from(raw.as_bytes())), Ok(None));
+        raw.body_len = (limits::FRAME_BODY_MAX_BYTES + 1).into();
+        assert!(matches!(
+            decode(&mut BytesMut::from(raw.as_bytes())),
+            Err(FrameError::TooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn another_protocol_is_told_from_its_first_byte() {
+        assert!(matches!(decode(&mut BytesMut::from(&b"G"[..])), Err(FrameError::Magic(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn records_survive(records in prop::collection::vec(any_record(), 1..8)) {
+            let mut bytes = BytesMut::new();
+            for r in &records {
+                bytes.extend_from_slice(&encoded(Channel(3), r));
+            }
+            for r in records {
+                prop_assert_eq!(decode(&mut bytes), Ok(Some(Frame::Record(Channel(3), r))));
+            }
+            prop_assert_eq!(decode(&mut bytes), Ok(None));
+        }
+
+        #[test]
+        fn garbage_never_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            for (at, m) in MAGIC.iter().enumerate() {
+                if let Some(b) = bytes.get_mut(at) { *b = *m; }
+            }
+            let _ = decode(&mut BytesMut::from(&bytes[..]));
+        }
+    }
+}

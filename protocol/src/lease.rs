@@ -1,0 +1,157 @@
+//! Who may answer clients, and until when (PacificA 2.3).
+//!
+//! The host sends beacons; the backup answers each. The lease runs at the host for `lease` from
+//! the moment that the answered beacon was **sent**; the backup counts `grace` from the moment
+//! that the last beacon **arrived**. A beacon arrives after it was sent, and the grace is longer
+//! than the lease, so the lease has ended at the host before the grace ends at the backup, as long
+//! as the two clocks' rates differ by less than grace / lease (1.5 by default).
+//!
+//! ```text
+//! host     ──sent──────────────── lease ──────────┤ gate shut
+//!              ╲        ╱ answer
+//! backup        arrived ───────────────── grace ───────────┤ may be recovered
+//! ```
+
+use crate::ids::MonoNanos;
+
+/// The host's side: the gate may be open while [`holds`](Self::holds).
+#[derive(Clone, Debug)]
+pub struct Lease {
+    period_ms: u64,
+    until: Option<MonoNanos>,
+    fenced: bool,
+}
+
+impl Lease {
+    /// No lease yet: the gate is shut.
+    #[must_use]
+    pub fn new(period_ms: u64) -> Self {
+        Self { period_ms, until: None, fenced: false }
+    }
+
+    /// The backup has answered the beacon that was sent at this time of the host's clock.
+    /// Times that lie in the future of `now` are not ours and do nothing.
+    pub fn renewed(&mut self, now: MonoNanos, sent_at: MonoNanos) {
+        if sent_at > now {
+            return;
+        }
+        self.until = self.until.max(Some(sent_at.plus_ms(self.period_ms)));
+    }
+
+    /// The backup has ended this primary's epoch: there will be no lease again.
+    pub fn fence(&mut self) {
+        self.fenced = true;
+    }
+
+    /// Until when the lease holds, if it ever did.
+    #[must_use]
+    pub fn until(&self) -> Option<MonoNanos> {
+        if self.fenced { None } else { self.until }
+    }
+
+    /// Whether the lease holds now.
+    #[must_use]
+    pub fn holds(&self, now: MonoNanos) -> bool {
+        self.until().is_some_and(|until| now < until)
+    }
+
+    /// When the next beacon is due: three get their chance within one lease.
+    #[must_use]
+    pub fn beacon_interval_ms(&self) -> u64 {
+        (self.period_ms / 4).max(1)
+    }
+}
+
+/// The backup's side: the group must not be recovered before [`ended`](Self::ended).
+#[derive(Clone, Copy, Debug)]
+pub struct Grace {
+    grace_ms: u64,
+    last_heard: MonoNanos,
+}
+
+impl Grace {
+    /// From the moment that the server started: a beacon may have been answered right before.
+    #[must_use]
+    pub fn new(now: MonoNanos, grace_ms: u64) -> Self {
+        Self { grace_ms, last_heard: now }
+    }
+
+    /// A beacon arrived and will be answered.
+    pub fn heard(&mut self, now: MonoNanos) {
+        self.last_heard = self.last_heard.max(now);
+    }
+
+    /// The host's configuration asks for at least this grace. It never gets shorter while the
+    /// server runs: an older run of the host may still hold a lease that it covers.
+    pub fn set_grace_ms(&mut self, grace_ms: u64) {
+        self.grace_ms = self.grace_ms.max(grace_ms);
+    }
+
+    /// Milliseconds until the old primary's lease is certain to have ended; 0 if it has.
+    #[must_use]
+    pub fn remaining_ms(&self, now: MonoNanos) -> u64 {
+        self.last_heard.plus_ms(self.grace_ms).since_ns(now).div_ceil(1_000_000)
+    }
+
+    /// Whether the old primary's lease is certain to have ended.
+    #[must_use]
+    pub fn ended(&self, now: MonoNanos) -> bool {
+        self.remaining_ms(now) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at_ms(ms: u64) -> MonoNanos {
+        MonoNanos(ms * 1_000_000)
+    }
+
+    #[test]
+    fn the_lease_runs_from_sending_and_ends_on_the_dot() {
+        let mut lease = Lease::new(10_000);
+        assert!(!lease.holds(at_ms(0)), "shut before the first answer");
+        lease.renewed(at_ms(900), at_ms(100));
+        assert!(lease.holds(at_ms(10_099)));
+        assert!(!lease.holds(at_ms(10_100)));
+        lease.renewed(at_ms(10_200), at_ms(50));
+        assert!(!lease.holds(at_ms(10_200)), "an older answer does not shorten or revive");
+        lease.renewed(at_ms(10_300), at_ms(99_999));
+        assert!(!lease.holds(at_ms(10_300)), "a beacon from the future is not ours");
+    }
+
+    #[test]
+    fn a_fenced_lease_never_comes_back() {
+        let mut lease = Lease::new(10_000);
+        lease.renewed(at_ms(1), at_ms(1));
+        lease.fence();
+        lease.renewed(at_ms(2), at_ms(2));
+        assert!(!lease.holds(at_ms(3)));
+    }
+
+    proptest! {
+        /// Rule 4: whatever the delays, the gate is shut when the backup may be recovered.
+        #[test]
+        fn the_lease_ends_before_the_grace(
+            beacons in prop::collection::vec((0u64..3_000, 0u64..20_000, 0u64..20_000), 0..40),
+            probe in 0u64..200_000,
+        ) {
+            let (lease_ms, grace_ms) = (10_000, 15_000);
+            let mut lease = Lease::new(lease_ms);
+            let mut grace = Grace::new(at_ms(0), grace_ms);
+            let mut sent = 0;
+            for (gap, there, back) in beacons {
+                sent += gap;
+                if sent + there <= probe {
+                    grace.heard(at_ms(sent + there));
+                    if sent + there + back <= probe {
+                        lease.renewed(at_ms(sent + there + back), at_ms(sent));
+                    }
+                }
+            }
+            prop_assert!(!(lease.holds(at_ms(probe)) && grace.ended(at_ms(probe))));
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Every bound of the protocol in one place, related to each other by assertions.
+
+/// The largest payload of one record: the largest NBD request (32 MiB).
+pub const RECORD_PAYLOAD_MAX_BYTES: u32 = 32 << 20;
+/// The most dependency entries of one record: one for every writer of a group.
+pub const RECORD_DEPS_MAX: u16 = 64;
+/// The largest control message.
+pub const CONTROL_MAX_BYTES: u32 = 1 << 20;
+/// The largest frame body.
+pub const FRAME_BODY_MAX_BYTES: u32 = RECORD_PAYLOAD_MAX_BYTES
+    + crate::record::HEADER_BYTES as u32
+    + RECORD_DEPS_MAX as u32 * crate::record::DEP_BYTES as u32;
+/// The most writers of one group.
+pub const WRITERS_MAX: u16 = 64;
+/// The most disks of one writer.
+pub const DISKS_MAX: u16 = 64;
+/// The longest group, member, disk or host name.
+pub const NAME_MAX_BYTES: usize = 64;
+/// The largest machine description (a QEMU or libvirt document).
+pub const MACHINE_MAX_BYTES: usize = 256 << 10;
+/// The extent that one digest check covers at most.
+pub const DIGEST_CHUNK_MAX_BYTES: u32 = 4 << 20;
+/// The largest payload of a copy record: small, so that a guest's write waits behind little.
+pub const COPY_MAX_BYTES: u32 = 256 << 10;
+
+const _: () = assert!(CONTROL_MAX_BYTES <= FRAME_BODY_MAX_BYTES);
+const _: () = assert!(MACHINE_MAX_BYTES < CONTROL_MAX_BYTES as usize);
+const _: () = assert!(RECORD_DEPS_MAX <= WRITERS_MAX);
+const _: () = assert!(COPY_MAX_BYTES <= RECORD_PAYLOAD_MAX_BYTES);

@@ -1,0 +1,258 @@
+//! Control messages of the link, in postcard's encoding.
+//!
+//! A connection opens with [`Message::Hello`] from the host and [`Message::Welcome`] from the
+//! backup (TLS tells a client only after its own connect that its certificate was refused, so
+//! nothing is believed before the hello). Then each member is attached on a channel of its own:
+//! [`Message::Attach`], answered by [`Message::Attached`] or [`Message::Refused`]. Records follow,
+//! answered by [`Message::Committed`]. `docs/protocol.md` has the steps and the failure table.
+//!
+//! Fields are only ever added behind a new protocol version; [`PROTOCOL`] says which this build
+//! speaks.
+
+use crate::hlc::Hlc;
+use crate::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
+use crate::vector::CountVector;
+use serde::{Deserialize, Serialize};
+
+/// The versions of the protocol that this build speaks, oldest and newest.
+pub const PROTOCOL: (u16, u16) = (1, 1);
+
+/// How a group treats writes and packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// A guest's write completes when the backup has it, too.
+    Sync,
+    /// A guest's write completes locally; packets wait for the backup. The default.
+    Pipelined,
+    /// A guest's write completes locally and nothing waits: a disaster may undo what clients know.
+    Async,
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Mode::Sync => "sync",
+            Mode::Pipelined => "pipelined",
+            Mode::Async => "async",
+        })
+    }
+}
+
+impl std::str::FromStr for Mode {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "sync" => Ok(Mode::Sync),
+            "pipelined" => Ok(Mode::Pipelined),
+            "async" => Ok(Mode::Async),
+            _ => Err(format!("unknown mode \"{s}\": use sync, pipelined or async")),
+        }
+    }
+}
+
+/// A protected disk, as the backup needs to know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSpec {
+    /// Its number within its writer.
+    pub id: DiskId,
+    /// Its name within its member.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// What the host knows of its own last run when it attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LastRun {
+    /// This daemon holds every record after what the backup has, in memory.
+    Continues {
+        /// The first seq that it can still send.
+        from: Seq,
+    },
+    /// The last run ended cleanly, with everything up to `seq` committed.
+    Clean {
+        /// Its last seq.
+        seq: Seq,
+    },
+    /// There was none, or it ended uncleanly: local writes may be missing at the backup, and
+    /// some of the backup's may be missing locally.
+    Unknown,
+}
+
+/// What a machine is, as kept at the backup for `recover --boot`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Machine {
+    /// Tidelock's own JSON description (`docs/operations.md`).
+    Json(String),
+    /// A libvirt domain document.
+    Libvirt(String),
+}
+
+/// The attachment of one member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    /// The group.
+    pub group: String,
+    /// The member.
+    pub member: String,
+    /// The member's writer index, as the group's configuration has it.
+    pub writer: WriterId,
+    /// All writers of the group, by index: the backup refuses a host that counts differently.
+    pub writers: Vec<String>,
+    /// Its disks.
+    pub disks: Vec<DiskSpec>,
+    /// The run of the daemon.
+    pub incarnation: Incarnation,
+    /// The epoch that it was granted; 0 to ask for the first one.
+    pub epoch: Epoch,
+    /// What it knows of its last run.
+    pub last_run: LastRun,
+    /// The mode in force.
+    pub mode: Mode,
+    /// The lease that it will ask for: it must be shorter than the grace at the backup.
+    pub lease_ms: u64,
+    /// How long the backup waits after the last renewal.
+    pub grace_ms: u64,
+    /// What to boot after a disaster.
+    pub machine: Option<Machine>,
+}
+
+/// How much of a member's disks the backup has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CopyState {
+    /// Nothing yet: every disk reads as zeroes.
+    Empty,
+    /// An initial copy has begun and not ended: nothing can be recovered.
+    Partial,
+    /// Whole up to the committed seq.
+    Whole,
+    /// Whole at `committed`, which stands still until the resync that has begun after it ends.
+    Resyncing,
+}
+
+/// The backup's answer to [`Attach`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// The epoch under which records must be sent.
+    pub epoch: Epoch,
+    /// The writer's last durable seq: sending resumes after it.
+    pub durable: Seq,
+    /// The group's committed vector C.
+    pub committed: CountVector,
+    /// The greatest HLC that the group's records carry: the host's clock continues after it.
+    pub last_hlc: Hlc,
+    /// How much of the disks the backup has, and so what the host must do: `Empty` asks for an
+    /// initial copy, `Partial` and `Resyncing` for a comparison by digests, `Whole` for nothing.
+    pub copy: CopyState,
+}
+
+/// Why the backup refuses. Stable: tools may match on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RefusalKind {
+    /// No common protocol version.
+    Version,
+    /// The certificate's host may not do this.
+    Forbidden,
+    /// The group was recovered: this primary's epoch has ended, and its gate stays shut.
+    Fenced,
+    /// A newer run of the daemon has taken the member over.
+    Superseded,
+    /// The group's shape (writers, disks, sizes) is not what the backup knows.
+    Mismatch,
+    /// The request is malformed or out of bounds.
+    Invalid,
+    /// The journal of the group is damaged.
+    Damaged,
+    /// The backup is stopping.
+    Stopping,
+}
+
+/// A control message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Message {
+    /// Host: the first message of a connection.
+    Hello {
+        /// Oldest protocol version spoken.
+        oldest: u16,
+        /// Newest protocol version spoken.
+        newest: u16,
+        /// The host's name.
+        host: String,
+        /// Software and version, for the log.
+        software: String,
+    },
+    /// Backup: the answer.
+    Welcome {
+        /// The version that both will speak.
+        protocol: u16,
+        /// The server's name.
+        server: String,
+        /// Software and version, for the log.
+        software: String,
+    },
+    /// Host: attaches a member on this channel.
+    Attach(Box<Attach>),
+    /// Backup: attached.
+    Attached(Attached),
+    /// Backup: not attached, or no longer. On channel 0 it ends the connection.
+    Refused {
+        /// Why, for programs.
+        kind: RefusalKind,
+        /// Why, and what to do, for people.
+        reason: String,
+    },
+    /// Backup: what is durable. Cumulative; never over a gap.
+    Committed {
+        /// The writer's durable seq: the host may forget records up to it.
+        durable: Seq,
+        /// The group's C: what the gate compares with.
+        committed: CountVector,
+    },
+    /// Host: asks for the lease to be renewed (PacificA 2.3: a beacon).
+    Beacon {
+        /// The host's clock when it was sent; comes back as it is.
+        sent_at: MonoNanos,
+    },
+    /// Backup: the lease runs from when the beacon was *sent*.
+    Lease {
+        /// The beacon's.
+        sent_at: MonoNanos,
+    },
+    /// Host: the digest of an extent as it is after exactly the records sent so far. The backup
+    /// compares it at that very point of the stream, so equal means equal for good.
+    DigestCheck {
+        /// The disk.
+        disk: DiskId,
+        /// Where.
+        offset: u64,
+        /// How much.
+        len_bytes: u32,
+        /// BLAKE3 of the extent.
+        digest: [u8; 32],
+    },
+    /// Backup: the outcome of a [`Message::DigestCheck`], in the order in which they were asked.
+    DigestResult {
+        /// The disk.
+        disk: DiskId,
+        /// Where.
+        offset: u64,
+        /// Whether the extent needs no copy.
+        equal: bool,
+    },
+    /// Host: the group's mode has changed.
+    ModeChanged {
+        /// The mode now in force.
+        mode: Mode,
+    },
+    /// Backup: it has stopped acknowledging (`Some`: why) or goes on (`None`).
+    Stalled {
+        /// For people.
+        reason: Option<String>,
+    },
+    /// Host: the member ends cleanly; everything it admitted has been committed.
+    Detach,
+}

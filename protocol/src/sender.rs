@@ -1,0 +1,290 @@
+//! The sending half of the link, for one member: backlog, transmission order, resumption.
+//!
+//! Invariant: the backlog holds every admitted record that the backup has not called durable, in
+//! seq order without a gap, so a broken connection costs nothing but its repetition. Its bound in
+//! bytes is enforced where writes are admitted (the sequencer), because that is where waiting
+//! turns into backpressure on the guest; the sender reports the bytes.
+//!
+//! A digest check holds for one exact point of the stream, so it stands in the same queue. Checks
+//! that were lost with a connection are not sent again: whoever asked starts them anew.
+
+use crate::ids::Seq;
+use crate::message::{LastRun, Message};
+use crate::record::Record;
+use std::collections::VecDeque;
+use thiserror::Error;
+
+/// What goes out next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Transmit {
+    /// A record.
+    Record(Record),
+    /// A control message that must keep its place among the records.
+    InOrder(Message),
+}
+
+/// What an acknowledgement released.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Released {
+    /// Records that the backlog no longer holds.
+    pub records: u64,
+    /// Their payload bytes.
+    pub bytes: u64,
+}
+
+/// Why the stream cannot go on where the backup stands.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum SenderError {
+    /// The backup has less than what was already forgotten here: it has lost acknowledged data or
+    /// was replaced. Only a resync helps.
+    #[error(
+        "the backup has the stream up to seq {durable}, but records up to {forgotten} are gone here: resync"
+    )]
+    Gap {
+        /// What the backup has.
+        durable: Seq,
+        /// What is gone.
+        forgotten: Seq,
+    },
+    /// The backup claims what was never sent.
+    #[error("the backup acknowledged seq {durable}, but only {sent} was sent")]
+    Unsent {
+        /// The claim.
+        durable: Seq,
+        /// What was sent.
+        sent: Seq,
+    },
+}
+
+/// The sender of one member's stream.
+#[derive(Debug)]
+pub struct Sender {
+    queue: VecDeque<Transmit>,
+    /// Index into `queue` of what goes out next.
+    next: usize,
+    durable: Seq,
+    sent: Seq,
+    admitted: Seq,
+    backlog_bytes: u64,
+    attached: bool,
+}
+
+impl Sender {
+    /// A sender whose stream continues after `durable`.
+    #[must_use]
+    pub fn new(durable: Seq) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            next: 0,
+            durable,
+            sent: durable,
+            admitted: durable,
+            backlog_bytes: 0,
+            attached: false,
+        }
+    }
+
+    /// Takes over an admitted record. Records come in seq order.
+    pub fn push(&mut self, record: Record) {
+        assert_eq!(record.seq, self.admitted.next(), "records are admitted without a gap");
+        self.admitted = record.seq;
+        self.backlog_bytes += payload_bytes(&record);
+        self.queue.push_back(Transmit::Record(record));
+    }
+
+    /// Puts a control message at this very point of the stream. Dropped when not attached.
+    pub fn push_in_order(&mut self, message: Message) {
+        if self.attached {
+            self.queue.push_back(Transmit::InOrder(message));
+        }
+    }
+
+    /// What to tell the backup at attach.
+    #[must_use]
+    pub fn last_run(&self) -> LastRun {
+        LastRun::Continues { from: self.durable.next() }
+    }
+
+    /// The backup has attached this member and has its stream up to `durable`: sending goes on
+    /// right after it.
+    pub fn attached(&mut self, durable: Seq) -> Result<Released, SenderError> {
+        if durable < self.durable {
+            return Err(SenderError::Gap { durable, forgotten: self.durable });
+        }
+        if durable > self.admitted {
+            return Err(SenderError::Unsent { durable, sent: self.admitted });
+        }
+        // What was in flight when the connection broke may have arrived.
+        self.sent = self.sent.max(durable);
+        let released = self.committed(durable)?;
+        self.rewind();
+        self.attached = true;
+        Ok(released)
+    }
+
+    /// The connection is gone: everything that is not durable goes out again after the next
+    /// [`attached`](Self::attached).
+    pub fn detached(&mut self) {
+        self.attached = false;
+        self.rewind();
+    }
+
+    fn rewind(&mut self) {
+        self.queue.retain(|item| matches!(item, Transmit::Record(_)));
+        self.next = 0;
+        self.sent = self.durable;
+    }
+
+    /// What to send now, if anything.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        if !self.attached {
+            return None;
+        }
+        let item = self.queue.get(self.next)?.clone();
+        self.next += 1;
+        if let Transmit::Record(record) = &item {
+            self.sent = record.seq;
+        }
+        Some(item)
+    }
+
+    /// The backup has everything up to `durable` on stable storage.
+    pub fn committed(&mut self, durable: Seq) -> Result<Released, SenderError> {
+        if durable > self.sent {
+            return Err(SenderError::Unsent { durable, sent: self.sent });
+        }
+        let mut released = Released::default();
+        while self.next > 0 {
+            match self.queue.front() {
+                Some(Transmit::Record(record)) if record.seq <= durable => {
+                    released.records += 1;
+                    released.bytes += payload_bytes(record);
+                }
+                Some(Transmit::InOrder(_)) => {}
+                _ => break,
+            }
+            self.queue.pop_front();
+            self.next -= 1;
+        }
+        // On attach, records that were never marked as sent on this connection may be durable.
+        while let Some(Transmit::Record(record)) = self.queue.front() {
+            if record.seq > durable {
+                break;
+            }
+            released.records += 1;
+            released.bytes += payload_bytes(record);
+            self.queue.pop_front();
+        }
+        self.durable = self.durable.max(durable);
+        self.backlog_bytes -= released.bytes;
+        Ok(released)
+    }
+
+    /// Payload bytes that are admitted and not durable.
+    #[must_use]
+    pub fn backlog_bytes(&self) -> u64 {
+        self.backlog_bytes
+    }
+
+    /// Payload bytes that have not been handed to the connection yet.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        self.queue.len() - self.next
+    }
+
+    /// The last seq that the backup called durable.
+    #[must_use]
+    pub fn durable(&self) -> Seq {
+        self.durable
+    }
+
+    /// The last seq that was admitted.
+    #[must_use]
+    pub fn admitted(&self) -> Seq {
+        self.admitted
+    }
+}
+
+fn payload_bytes(record: &Record) -> u64 {
+    record.payload().map_or(0, |p| p.data().len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hlc::Hlc;
+    use crate::ids::{DiskId, Epoch, WriterId};
+    use crate::record::{Effect, Payload};
+    use crate::vector::CountVector;
+
+    fn record(seq: u64) -> Record {
+        Record {
+            writer: WriterId(0),
+            seq: Seq(seq),
+            epoch: Epoch(1),
+            hlc: Hlc(seq),
+            deps: CountVector::new(),
+            disk: DiskId(0),
+            offset: 0,
+            copy: false,
+            effect: Effect::Write(Payload::new(vec![0; 10].into())),
+        }
+    }
+
+    fn drain(sender: &mut Sender) -> Vec<u64> {
+        std::iter::from_fn(|| sender.poll_transmit())
+            .map(|t| match t {
+                Transmit::Record(r) => r.seq.0,
+                Transmit::InOrder(_) => 0,
+            })
+            .collect()
+    }
+
+    const CHECK: Message = Message::Stalled { reason: None };
+
+    #[test]
+    fn a_broken_connection_repeats_exactly_what_is_not_durable() {
+        let mut s = Sender::new(Seq(4));
+        (5..=9).for_each(|n| s.push(record(n)));
+        assert_eq!(drain(&mut s), [0u64; 0], "nothing leaves before the attachment");
+        s.attached(Seq(4)).unwrap();
+        assert_eq!(drain(&mut s), [5, 6, 7, 8, 9]);
+        assert_eq!(s.committed(Seq(6)), Ok(Released { records: 2, bytes: 20 }));
+        s.detached();
+        s.push(record(10));
+        assert_eq!(s.attached(Seq(8)), Ok(Released { records: 2, bytes: 20 }));
+        assert_eq!(drain(&mut s), [9, 10]);
+        assert_eq!(s.backlog_bytes(), 20);
+    }
+
+    #[test]
+    fn digest_checks_keep_their_place_and_die_with_the_connection() {
+        let mut s = Sender::new(Seq(0));
+        s.push_in_order(CHECK);
+        s.attached(Seq(0)).unwrap();
+        s.push(record(1));
+        s.push_in_order(CHECK);
+        s.push(record(2));
+        assert_eq!(drain(&mut s), [1, 0, 2], "the one from before the attachment is gone");
+        s.committed(Seq(2)).unwrap();
+        assert_eq!(s.unsent(), 0);
+        s.push_in_order(CHECK);
+        s.detached();
+        s.attached(Seq(2)).unwrap();
+        assert_eq!(drain(&mut s), [0u64; 0]);
+    }
+
+    #[test]
+    fn a_backup_that_has_less_or_more_is_refused() {
+        let mut s = Sender::new(Seq(4));
+        assert!(matches!(s.attached(Seq(3)), Err(SenderError::Gap { .. })));
+        assert!(matches!(s.attached(Seq(5)), Err(SenderError::Unsent { .. })));
+        s.push(record(5));
+        s.attached(Seq(4)).unwrap();
+        assert!(matches!(s.committed(Seq(5)), Err(SenderError::Unsent { .. })), "not sent yet");
+        drain(&mut s);
+        assert!(s.committed(Seq(5)).is_ok());
+        assert_eq!(s.committed(Seq(5)), Ok(Released::default()), "acks repeat harmlessly");
+        assert!(matches!(s.committed(Seq(6)), Err(SenderError::Unsent { .. })));
+    }
+}
