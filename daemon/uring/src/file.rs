@@ -1,0 +1,258 @@
+//! A local disk: a raw image or a block device, opened for this daemon alone.
+//!
+//! Invariant: while a [`LocalFile`] or an operation on it exists, no second daemon and no QEMU that
+//! locks its images can open the same one. (A block device is also refused while it is mounted.)
+
+use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::align::{self, Alignment, IoMode, WhyBuffered};
+use crate::error::{FileError, FileErrorKind};
+use crate::extents::{self, Extent};
+use crate::ops::SharedFd;
+use crate::probe::{self, Abilities};
+use crate::sys;
+
+/// What a disk is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A raw image.
+    Regular,
+    /// A block device.
+    BlockDevice,
+}
+
+/// Which size is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeRule {
+    /// Whatever the file has.
+    Any,
+    /// This many bytes.
+    Exactly(u64),
+    /// This many bytes or more.
+    AtLeast(u64),
+}
+
+/// How to open a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenRequest {
+    /// Which size is right.
+    pub size: SizeRule,
+    /// Use direct I/O where it works.
+    pub direct: bool,
+}
+
+impl Default for OpenRequest {
+    fn default() -> Self {
+        OpenRequest { size: SizeRule::Any, direct: true }
+    }
+}
+
+/// A disk that is open and locked.
+#[derive(Debug)]
+pub struct LocalFile {
+    fd: SharedFd,
+    path: PathBuf,
+    kind: FileKind,
+    len_bytes: u64,
+    io_mode: IoMode,
+    alignment: Alignment,
+    abilities: Abilities,
+}
+
+impl LocalFile {
+    /// Opens and locks the disk, and finds out what it can do. Changes nothing in it.
+    pub fn open(path: impl AsRef<Path>, request: &OpenRequest) -> Result<LocalFile, FileError> {
+        let path = path.as_ref();
+        let (file, kind) = open_and_lock(path)?;
+        let len_bytes = match kind {
+            FileKind::Regular => file.metadata().map(|meta| meta.len()),
+            FileKind::BlockDevice => sys::block_device_len_bytes(&file),
+        }
+        .map_err(|source| os_error(path, "cannot find out its size", source))?;
+        check_size(path, len_bytes, request.size)?;
+
+        let (io_mode, alignment) = if request.direct {
+            align::choose(&file, kind, len_bytes)
+                .map_err(|source| os_error(path, "cannot set up direct I/O", source))?
+        } else {
+            (IoMode::Buffered(WhyBuffered::Asked), Alignment::ANY)
+        };
+        let abilities = match kind {
+            FileKind::Regular => probe::of_regular_file(&file, path, len_bytes),
+            FileKind::BlockDevice => probe::of_block_device(&file),
+        };
+        let fd = Arc::new(OwnedFd::from(file));
+        let path = path.to_owned();
+        Ok(LocalFile { fd, path, kind, len_bytes, io_mode, alignment, abilities })
+    }
+
+    /// The descriptor, for operations of a [`Ring`](crate::Ring).
+    pub fn fd(&self) -> &SharedFd {
+        &self.fd
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// Its size when it was opened.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Direct or buffered, and why.
+    pub fn io_mode(&self) -> IoMode {
+        self.io_mode
+    }
+
+    /// What reads and writes must be aligned to.
+    pub fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    /// Whether [`PunchHole`](crate::FallocateMode::PunchHole) is known to work.
+    pub fn can_punch_hole(&self) -> bool {
+        self.abilities.punch_hole
+    }
+
+    /// Whether [`ZeroRange`](crate::FallocateMode::ZeroRange) is known to work.
+    pub fn can_zero_range(&self) -> bool {
+        self.abilities.zero_range
+    }
+
+    /// What has storage, from the start of `range` on; at most `max` extents, so the answer may end
+    /// before the range does. A block device is all allocated.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the disk, or `max` is 0.
+    pub fn extents(&self, range: Range<u64>, max: usize) -> io::Result<Vec<Extent>> {
+        assert!(max > 0, "an answer has at least one extent");
+        assert!(range.end <= self.len_bytes, "{range:?} reaches beyond the disk");
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        match self.kind {
+            FileKind::BlockDevice => Ok(vec![extents::all_allocated(range)]),
+            FileKind::Regular => match extents::of_file(&self.fd, range.clone(), max) {
+                // A file system that cannot tell.
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) =>
+                {
+                    Ok(vec![extents::all_allocated(range)])
+                }
+                answer => answer,
+            },
+        }
+    }
+}
+
+fn open_and_lock(path: &Path) -> Result<(File, FileKind), FileError> {
+    // Looked at before it is opened: opening some devices has effects.
+    let meta = std::fs::metadata(path).map_err(|source| open_error(path, source))?;
+    let kind = kind_of(path, &meta)?;
+    let exclusive = match kind {
+        // Claims the device against mounts, RAID and other claims.
+        FileKind::BlockDevice => libc::O_EXCL,
+        FileKind::Regular => 0,
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(exclusive | libc::O_NOCTTY | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|source| open_error(path, source))?;
+    let meta = file.metadata().map_err(|source| open_error(path, source))?;
+    if kind_of(path, &meta)? != kind {
+        let source = io::Error::from_raw_os_error(libc::ESTALE);
+        return Err(os_error(path, "it was replaced while it was being opened; try again", source));
+    }
+    sys::clear_nonblock(&file).map_err(|source| open_error(path, source))?;
+    sys::lock_whole(&file).map_err(|source| match source.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => in_use(path, source),
+        _ => os_error(path, "cannot lock it", source),
+    })?;
+    Ok((file, kind))
+}
+
+fn kind_of(path: &Path, meta: &Metadata) -> Result<FileKind, FileError> {
+    let file_type: FileType = meta.file_type();
+    if file_type.is_file() {
+        Ok(FileKind::Regular)
+    } else if file_type.is_block_device() {
+        Ok(FileKind::BlockDevice)
+    } else {
+        Err(FileError {
+            kind: FileErrorKind::NotADisk,
+            path: path.to_owned(),
+            context: "it is neither a regular file nor a block device; name a raw disk image or \
+                      a block device"
+                .to_owned(),
+            source: io::Error::from_raw_os_error(libc::ENOTBLK),
+        })
+    }
+}
+
+fn check_size(path: &Path, len_bytes: u64, rule: SizeRule) -> Result<(), FileError> {
+    let (wanted, right) = match rule {
+        SizeRule::Any => return Ok(()),
+        SizeRule::Exactly(wanted) => (wanted, len_bytes == wanted),
+        SizeRule::AtLeast(wanted) => (wanted, len_bytes >= wanted),
+    };
+    if right {
+        return Ok(());
+    }
+    let relation = if len_bytes < wanted { "smaller" } else { "larger" };
+    Err(FileError {
+        kind: FileErrorKind::WrongSize,
+        path: path.to_owned(),
+        context: format!(
+            "it has {len_bytes} bytes and is {relation} than the {wanted} bytes that are \
+             configured; correct the configured size, or check that this is the right disk"
+        ),
+        source: io::Error::from_raw_os_error(libc::EINVAL),
+    })
+}
+
+fn open_error(path: &Path, source: io::Error) -> FileError {
+    let (kind, context) = match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR) => {
+            (FileErrorKind::NotFound, "there is no such file; create the disk image first")
+        }
+        Some(libc::EACCES | libc::EPERM) => (
+            FileErrorKind::Permission,
+            "it may not be opened for writing; give the daemon's user access to it",
+        ),
+        Some(libc::EROFS) => (FileErrorKind::Permission, "it lies on a read-only file system"),
+        Some(libc::EBUSY | libc::ETXTBSY) => return in_use(path, source),
+        _ => return os_error(path, "cannot open it", source),
+    };
+    FileError { kind, path: path.to_owned(), context: context.to_owned(), source }
+}
+
+fn in_use(path: &Path, source: io::Error) -> FileError {
+    FileError {
+        kind: FileErrorKind::InUse,
+        path: path.to_owned(),
+        context: "another process uses it (a second daemon, a QEMU that has it open itself, or a \
+                  mount); find it with `fuser -v` or `lsof`, and stop it"
+            .to_owned(),
+        source,
+    }
+}
+
+fn os_error(path: &Path, context: &str, source: io::Error) -> FileError {
+    let path = path.to_owned();
+    FileError { kind: FileErrorKind::Os, path, context: context.to_owned(), source }
+}
