@@ -42,8 +42,16 @@ LEFT_OUT = re.compile(
 )
 """Wanted by the packages' maintainer scripts, which never run here, or by features that are off (JIT)."""
 
-PRUNED = ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/i18n", "usr/share/lintian",
-          "usr/share/bash-completion", "usr/lib/postgresql/15/lib/bitcode", "usr/lib/postgresql/15/lib/llvmjit.so"]
+PRUNED = [
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/i18n",
+    "usr/share/lintian",
+    "usr/share/bash-completion",
+    "usr/lib/postgresql/15/lib/bitcode",
+    "usr/lib/postgresql/15/lib/llvmjit.so",
+]
 
 MODULES = ["virtio_pci", "virtio_blk", "virtio_net", "crc32c_generic", "ext4"]
 """Modules of the initramfs; those that they depend on are found in the modules themselves."""
@@ -145,8 +153,21 @@ def _download(work: Path) -> list[Path]:
     (fresh / "partial").mkdir(parents=True)
     empty = work / "dpkg-status"
     empty.touch()
-    apt = ["apt-get", "-o", f"Dir::State::status={empty}", "-o", f"Dir::Cache::archives={fresh}",
-           "-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root", "-o", "APT::Install-Recommends=0", "-y", "-qq"]
+    apt = [
+        "apt-get",
+        "-o",
+        f"Dir::State::status={empty}",
+        "-o",
+        f"Dir::Cache::archives={fresh}",
+        "-o",
+        "Debug::NoLocking=1",
+        "-o",
+        "APT::Sandbox::User=root",
+        "-o",
+        "APT::Install-Recommends=0",
+        "-y",
+        "-qq",
+    ]
     plan = _run([*apt, "--print-uris", "install", *PACKAGES], "resolve the guest's packages (try: apt-get update)")
     wanted = re.findall(r"^'[^']*' ((\S+?)_(\S+)_\w+\.deb) \d+", plan, re.MULTILINE)
     wanted = [row for row in wanted if not LEFT_OUT.match(row[1])]
@@ -178,10 +199,10 @@ def _unpack(debs: list[Path], root: Path) -> None:
 
 
 def _kernel_release(root: Path) -> str:
-    releases = os.listdir(root / "usr" / "lib" / "modules")
+    releases = list((root / "usr" / "lib" / "modules").iterdir())
     if len(releases) != 1:
         raise RuntimeError(f"expected one guest kernel, found {releases}")
-    return releases[0]
+    return releases[0].name
 
 
 def _initramfs(root: Path, release: str, work: Path) -> None:
@@ -196,8 +217,9 @@ def _initramfs(root: Path, release: str, work: Path) -> None:
         shutil.copy(module, tree / "modules" / module.name)
     (tree / "modules" / "order").write_text("".join(f"{module.name}\n" for module in order))
     names = "".join(f"{path.relative_to(tree)}\n" for path in sorted(tree.rglob("*")))
-    archive = subprocess.run(["busybox", "cpio", "-o", "-H", "newc"], input=names.encode(), cwd=tree,
-                             check=True, capture_output=True).stdout
+    archive = subprocess.run(
+        ["busybox", "cpio", "-o", "-H", "newc"], input=names.encode(), cwd=tree, check=True, capture_output=True
+    ).stdout
     (work / "initrd.img").write_bytes(archive)
     shutil.rmtree(tree)
 
@@ -239,7 +261,7 @@ def _initialise(root: Path, work: Path) -> None:
     """Runs the guest's own initdb in a chroot and makes the data disks' templates of what it wrote."""
     for name, minor in [("null", 3), ("zero", 5), ("urandom", 9)]:
         os.mknod(root / "dev" / name, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
-        os.chmod(root / "dev" / name, 0o666)
+        (root / "dev" / name).chmod(0o666)
     (root / "dev" / "shm").mkdir()
     (root / "dev" / "shm").chmod(0o1777)
     (root / "tmp").chmod(0o1777)
@@ -263,8 +285,13 @@ def _make_ext4(tree: Path, image: Path, size_mib: int) -> None:
 
 
 def _run(command: list, what: str, cwd: Path | None = None) -> str:
-    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True,
-                          env={**os.environ, "LC_ALL": "C.UTF-8"})
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )
     if done.returncode != 0:
         raise RuntimeError(f"cannot {what}: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -210,8 +210,11 @@ impl Line {
             self.counters.dropped_memory += 1;
             return;
         }
-        let travel_ms =
-            self.params.delay_ms + self.params.jitter_ms * (self.random.unit() * 2.0 - 1.0);
+        let mut travel_ms = self.params.delay_ms;
+        // Dice fall only for what is asked for, so frames before that do not change what comes after.
+        if self.params.jitter_ms > 0.0 {
+            travel_ms += self.params.jitter_ms * (self.random.unit() * 2.0 - 1.0);
+        }
         let mut due = sent + Duration::from_secs_f64(travel_ms.max(0.0) / 1e3);
         if !self.params.reorder {
             due = due.max(self.due_last);

@@ -1,0 +1,73 @@
+"""Nothing of a run stays behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tidelock_testbed.paths import ROOT
+from tidelock_testbed.process import wait_until
+from tidelock_testbed.run import reap_dead_runs, start_time
+
+PROGRAM = textwrap.dedent("""
+    import sys, time
+    from tidelock_testbed.net import Net
+    from tidelock_testbed.process import Process
+    from tidelock_testbed.run import Run
+    with Run(sys.argv[1]) as run:
+        net = Net(run)
+        child = Process(run, "child", ["sleep", "1000"], net.primary.netns)
+        print(run.prefix, child.pid, run.sockets, flush=True)
+        time.sleep(1000)
+""")
+
+
+def namespaces() -> str:
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_run_that_is_stopped_leaves_nothing(run, number):
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, f"{run.directory.relative_to(ROOT / 'out')}/inner"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "testbed")},
+    )
+    prefix, pid, sockets = child.stdout.readline().split()
+    started = start_time(int(pid))
+    assert f"{prefix}-primary" in namespaces()
+    child.send_signal(number)
+    assert child.wait(30) != 0
+    if number == signal.SIGKILL:
+        assert f"{prefix}-primary" in namespaces()
+        reap_dead_runs()
+    assert prefix not in namespaces()
+    assert not Path(sockets).exists()
+    wait_until("the child is gone", lambda: start_time(int(pid)) != started, 5)
+
+
+def test_the_machine_outside_is_not_changed(run):
+    def outside() -> list[str]:
+        commands = [
+            "ip -br addr",
+            "ip route",
+            "ip -6 route show default",
+            "sysctl -a -r (forward|tcp_[rw]mem)",
+            "iptables-save -t filter",
+        ]
+        return [subprocess.run(command.split(), capture_output=True, text=True).stdout for command in commands]
+
+    from tidelock_testbed.net import GuestNet, Net
+
+    before = outside()
+    net = Net(run, rtt_ms=5)
+    net.primary.add_tap(GuestNet(0))
+    assert outside() == before

@@ -1,0 +1,142 @@
+"""Concurrent clients that insert numbered rows and keep a ledger of what they were told.
+
+    python -m tidelock_testbed.clients postgres|rowstore HOST PORT LEDGER --clients N [--first K] [--pause-ms P]
+
+Each client sends its next row when the last one was answered. When an answer does not come, or the
+connection breaks, that row is given up (`gone`: it may or may not be there), the client connects again for as
+long as it takes, and goes on with the row after it. So the program survives the disaster and finds the
+recovered server at the same address. It runs until it is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+
+import psycopg
+
+CONNECT_S = 2.0
+"""An attempt to connect is given up after this, so that a recovered server is found soon."""
+RETRY_S = 0.2
+
+
+class PostgresClient:
+    """Inserts into table `rows` by PostgreSQL's own protocol; each insert is a transaction of its own."""
+
+    def __init__(self, host: str, port: int, locked: bool):
+        self._target = f"host={host} port={port} user=postgres dbname=postgres"
+        self._insert = "INSERT INTO rows (client, n) VALUES (%s, %s)"
+        self._locked = locked
+        self._connection: psycopg.AsyncConnection | None = None
+
+    async def connect(self) -> None:
+        """Opens a connection and makes sure that the table is there."""
+        self._connection = await psycopg.AsyncConnection.connect(self._target, autocommit=True)
+        await self._connection.execute(
+            "SET client_min_messages = error;"
+            "CREATE TABLE IF NOT EXISTS rows (client int, n bigint, PRIMARY KEY (client, n))"
+        )
+
+    async def insert(self, client: int, n: int) -> None:
+        """Returns when the server has confirmed the row."""
+        if self._locked:
+            async with self._connection.transaction():
+                await self._connection.execute("LOCK TABLE rows IN EXCLUSIVE MODE")
+                await self._connection.execute(self._insert, (client, n))
+        else:
+            await self._connection.execute(self._insert, (client, n))
+
+    async def close(self) -> None:
+        """Gives the connection up without a word to the server, which may not be there."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.pgconn.finish()
+
+
+class RowstoreClient:
+    """Inserts by the process guest's line protocol."""
+
+    def __init__(self, host: str, port: int, locked: bool):
+        del locked  # the row store has one table and one commit at a time
+        self._host, self._port = host, port
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def connect(self) -> None:
+        """Opens a connection."""
+        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+
+    async def insert(self, client: int, n: int) -> None:
+        """Returns when the server has confirmed the row."""
+        self._writer.write(b"INSERT %d %d\n" % (client, n))
+        answer = await self._reader.readline()
+        if answer != b"OK %d %d\n" % (client, n):
+            raise ConnectionError(answer.decode(errors="replace") or "closed")
+
+    async def close(self) -> None:
+        """Gives the connection up."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.transport.abort()
+
+
+CLIENTS = {"postgres": PostgresClient, "rowstore": RowstoreClient}
+
+
+async def insert_rows(number: int, client, ledger, pause_s: float, patience_s: float) -> None:
+    """One client, for ever."""
+
+    def note(event: str, n: int) -> None:
+        ledger.write(f"{time.monotonic():.6f} {event} {number} {n}\n")
+
+    n = 0
+    while True:
+        try:
+            await asyncio.wait_for(client.connect(), CONNECT_S)
+            while True:
+                n += 1
+                note("sent", n)
+                try:
+                    await asyncio.wait_for(client.insert(number, n), patience_s)
+                except BaseException:
+                    note("gone", n)
+                    raise
+                note("ok", n)
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+        except (TimeoutError, OSError, psycopg.Error):
+            await client.close()
+            await asyncio.sleep(RETRY_S)
+
+
+async def main() -> None:
+    """Parses the command line and runs all clients."""
+    parser = argparse.ArgumentParser(description="Insert numbered rows and keep a ledger")
+    parser.add_argument("kind", choices=CLIENTS)
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    parser.add_argument("ledger")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--first", type=int, default=1, help="number of the first client")
+    parser.add_argument("--pause-ms", type=float, default=0, help="between an answer and the next request")
+    parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer")
+    parser.add_argument("--locked", action="store_true", help="each insert locks the table")
+    options = parser.parse_args()
+    # Line buffering: what a client was told is in the ledger before it does anything else.
+    with open(options.ledger, "a", buffering=1) as ledger:
+        await asyncio.gather(
+            *(
+                insert_rows(
+                    number,
+                    CLIENTS[options.kind](options.host, options.port, options.locked),
+                    ledger,
+                    options.pause_ms / 1e3,
+                    options.patience_s,
+                )
+                for number in range(options.first, options.first + options.clients)
+            )
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,85 @@
+"""The clients' ledger: what they asked, what they were told, and when.
+
+One line for each event, appended by the client program as it happens:
+
+    <CLOCK_MONOTONIC seconds> <event> <client> <n>
+
+`sent` before a request leaves, `ok` when its confirmation has arrived, `gone` when the request was given up
+without one: nobody knows then whether the row is there. The clock is the machine's, so the times of all
+processes of a run compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Row = tuple[int, int]
+"""A client's number and the number of its row."""
+
+
+@dataclass
+class Ledger:
+    """A ledger as far as it has been read. `follow` reads what was appended since."""
+
+    path: Path
+    sent: dict[Row, float] = field(default_factory=dict)
+    confirmed: dict[Row, float] = field(default_factory=dict)
+    _read_to: int = 0
+
+    def follow(self) -> "Ledger":
+        """Reads on, up to the last complete line."""
+        if not self.path.exists():
+            return self
+        with self.path.open("rb") as file:
+            file.seek(self._read_to)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._read_to += len(complete)
+        for line in complete.splitlines():
+            at, event, client, n = line.split()
+            row = (int(client), int(n))
+            if event == b"sent":
+                self.sent[row] = float(at)
+            elif event == b"ok":
+                self.confirmed[row] = float(at)
+        return self
+
+    def confirmed_between(self, begin: float, end: float) -> int:
+        """How many confirmations arrived in this time."""
+        return sum(begin <= at < end for at in self.confirmed.values())
+
+    def reply_times_ms(self, begin: float = 0, end: float = float("inf")) -> list[float]:
+        """How long each request took that was confirmed in this time, ascending."""
+        return sorted((at - self.sent[row]) * 1e3 for row, at in self.confirmed.items() if begin <= at < end)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a ledger and the rows of a recovered database say about each other."""
+
+    confirmed: int
+    recovered: int
+    lost: list[Row]
+    """Rows that a client was told of and that are not there: must be empty where nothing may be lost."""
+    recovered_unconfirmed: int
+    """Rows that are there though no client was told so: allowed, they were under way."""
+    foreign: list[Row]
+    """Rows that nobody ever sent: damage."""
+
+    rpo_ms: float
+    """How long before the disaster the first lost confirmation was given; 0 if none was lost."""
+
+
+def compare(ledger: Ledger, recovered: set[Row], disaster_at: float) -> Verdict:
+    """Compares what clients were told with what there is after recovery."""
+    lost = sorted(row for row in ledger.confirmed if row not in recovered)
+    first_lost = min((ledger.confirmed[row] for row in lost), default=disaster_at)
+    return Verdict(
+        confirmed=len(ledger.confirmed),
+        recovered=len(recovered),
+        lost=lost,
+        recovered_unconfirmed=sum(row not in ledger.confirmed for row in recovered),
+        foreign=sorted(row for row in recovered if row not in ledger.sent),
+        rpo_ms=max(0.0, (disaster_at - first_lost) * 1e3),
+    )

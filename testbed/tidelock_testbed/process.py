@@ -1,0 +1,141 @@
+"""Processes of a run: each in a session of its own, with a log file, ended by its number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+from .netns import Netns
+from .run import Run, kill_group, start_time
+
+
+class Process:
+    """A program that runs until it ends or the run does.
+
+    Its output goes to `<run>/<name>.log`. With `on_line`, each line is also given to that function, on a
+    thread of its own, with the time (CLOCK_MONOTONIC) at which it came.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        argv: list,
+        netns: Netns | None = None,
+        env: dict[str, str] | None = None,
+        on_line: Callable[[float, str], None] | None = None,
+    ):
+        self.name = name
+        self.log = run.directory / f"{name}.log"
+        words = [str(word) for word in (netns.enter(argv) if netns else argv)]
+        with self.log.open("ab") as log:
+            log.write(f"$ {' '.join(words)}\n".encode())
+            log.flush()
+            self.popen = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if on_line else log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(env or {})},
+            )
+        run.note(pid=self.popen.pid, start=start_time(self.popen.pid))
+        run.on_close(f"end {name}", self.kill)
+        self._reader = None
+        if on_line:
+            self._reader = threading.Thread(target=self._read, args=(on_line,), daemon=True, name=name)
+            self._reader.start()
+
+    def _read(self, on_line: Callable[[float, str], None]) -> None:
+        with self.log.open("ab") as log:
+            for line in self.popen.stdout:
+                at = time.monotonic()
+                log.write(f"{at:.4f} ".encode() + line)
+                log.flush()
+                on_line(at, line.decode(errors="replace").rstrip())
+
+    @property
+    def pid(self) -> int:
+        """The number of the program itself, not of a wrapper."""
+        return self.popen.pid
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.popen.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the program alone."""
+        self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends it and what it started with SIGKILL, and waits until it is gone."""
+        if self.alive():
+            kill_group(self.pid)
+        self.popen.wait()
+        self._end_reader()
+
+    def stop(self, timeout_s: float = 30) -> int:
+        """Asks it to end with SIGTERM; returns its exit status."""
+        self.popen.terminate()
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> int:
+        """Waits for its end; returns its exit status, negative for a signal."""
+        try:
+            status = self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.name} still runs after {timeout_s:.0f} s\n{self.tail()}") from None
+        self._end_reader()
+        return status
+
+    def _end_reader(self) -> None:
+        if self._reader:
+            self._reader.join(5)
+
+    def tail(self, lines: int = 20) -> str:
+        """The end of its log, for an error message."""
+        text = self.log.read_text(errors="replace").splitlines()[-lines:]
+        return f"--- end of {self.log}:\n" + "\n".join(text)
+
+
+def kill_at_once(processes: list[Process]) -> None:
+    """Sends SIGKILL to all of them before it waits for any: a power cut, not a shutdown."""
+    for process in processes:
+        if process.alive():
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.kill()
+
+
+def wait_until(
+    what: str, condition: Callable[[], object], timeout_s: float, needs: list[Process] = (), every_s: float = 0.02
+):
+    """Waits until `condition()` is true and returns its value; fails at once if a process that it needs ended."""
+    end = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        for process in needs:
+            if not process.alive():
+                raise RuntimeError(
+                    f"{process.name} ended (status {process.popen.returncode}) while waiting for: {what}"
+                    f"\n{process.tail()}"
+                )
+        if time.monotonic() > end:
+            tails = "\n".join(process.tail() for process in needs)
+            raise TimeoutError(f"not within {timeout_s:.0f} s: {what}\n{tails}")
+        time.sleep(every_s)
+
+
+def run_command(argv: list, what: str, netns: Netns | None = None, timeout_s: float = 60) -> str:
+    """Runs a short command to its end and returns its output; an error says what it was for."""
+    words = [str(word) for word in (netns.enter(argv) if netns else argv)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise RuntimeError(f"cannot {what}: {' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.stdout

@@ -1,0 +1,197 @@
+"""The process guest's database: rows on NBD disks, durable before they are confirmed.
+
+It is run by Debian's /usr/bin/python3, which alone has the `nbd` module, so it imports nothing of this package.
+
+    rowstore.py --port PORT URI...
+
+Clients speak lines over TCP:
+
+    INSERT <client> <n>  ->  OK <client> <n>     the row is on stable storage on its disk
+    COUNT                ->  COUNT <rows>
+    DUMP                 ->  ROW <client> <n> for each row, then END
+
+Bytes on disk: commits of one or more 512-byte blocks, each block
+
+    magic u32 | rows in it u32 | sequence u64 | CRC of the block before u32 |
+    (client u32, n u64) * 40 | zeros | CRC-32 of all before u32
+
+Sequence numbers start at 1 and have no gap; block k stands at place k // disks of disk k % disks. So
+recovery reads blocks in order until the first that is not what it must be, and a write that is missing on one
+disk while a later one is present on another shows as rows that are lost. Each block names the one before it by its
+checksum, so a block of an earlier life, beyond where recovery ended then, is never taken for a later one's.
+
+Invariant: a reply is sent only after a flush of every disk that has a block of its commit, and a
+block is written once. Requests that arrive while a commit is under way form the next one (group commit).
+"""
+
+import argparse
+import asyncio
+import struct
+import sys
+import zlib
+
+import nbd
+
+MAGIC = 0x54444C52
+BLOCK = 512
+HEAD = struct.Struct("<IIQI")
+ROW = struct.Struct("<IQ")
+TAIL = struct.Struct("<I")
+ROWS_PER_BLOCK = (BLOCK - HEAD.size - TAIL.size) // ROW.size
+READ_AHEAD = 1 << 20
+
+
+def encode(sequence, before, rows):
+    """One block; `before` is the checksum of the one before it."""
+    body = HEAD.pack(MAGIC, len(rows), sequence, before) + b"".join(ROW.pack(*row) for row in rows)
+    body = body.ljust(BLOCK - TAIL.size, b"\0")
+    return body + TAIL.pack(zlib.crc32(body))
+
+
+def checksum(block):
+    """The checksum that a block carries."""
+    return TAIL.unpack_from(block, BLOCK - TAIL.size)[0]
+
+
+def decode(block, sequence, before):
+    """The rows of a block, or None if it is not the block with this sequence number after that block."""
+    magic, count, *place = HEAD.unpack_from(block)
+    if (magic, place) != (MAGIC, [sequence, before]) or checksum(block) != zlib.crc32(block[: -TAIL.size]):
+        return None
+    return [ROW.unpack_from(block, HEAD.size + i * ROW.size) for i in range(count)]
+
+
+class Disk:
+    """One NBD disk."""
+
+    def __init__(self, uri):
+        self.handle = nbd.NBD()
+        self.handle.connect_uri(uri)
+        self.size = self.handle.get_size()
+        self.cache_at, self.cache = 0, b""
+
+    def read_block(self, place):
+        """A block for recovery, which reads in order."""
+        offset = place * BLOCK
+        if not self.cache_at <= offset < self.cache_at + len(self.cache):
+            self.cache_at = offset
+            self.cache = bytes(self.handle.pread(min(READ_AHEAD, self.size - offset), offset))
+        at = offset - self.cache_at
+        return self.cache[at : at + BLOCK]
+
+
+class Store:
+    """The rows, and the one thread that commits."""
+
+    def __init__(self, disks):
+        self.disks = disks
+        self.rows = []
+        self.sequence = 1
+        self.before = 0
+        self.blocks_max = min(disk.size for disk in disks) // BLOCK * len(disks)
+
+    def recover(self):
+        """Reads blocks until the first that is not there."""
+        while self.sequence <= self.blocks_max:
+            disk, place = self.place(self.sequence)
+            block = self.disks[disk].read_block(place)
+            rows = decode(block, self.sequence, self.before)
+            if rows is None:
+                break
+            self.rows += rows
+            self.before = checksum(block)
+            self.sequence += 1
+        for disk in self.disks:
+            disk.cache = b""
+
+    def place(self, sequence):
+        """Which disk, and which block of it."""
+        return (sequence - 1) % len(self.disks), (sequence - 1) // len(self.disks)
+
+    def commit(self, rows):
+        """Makes rows durable; runs on a thread of its own."""
+        touched = set()
+        for at in range(0, len(rows), ROWS_PER_BLOCK):
+            if self.sequence > self.blocks_max:
+                raise OSError("the disks are full")
+            disk, place = self.place(self.sequence)
+            block = encode(self.sequence, self.before, rows[at : at + ROWS_PER_BLOCK])
+            self.disks[disk].handle.pwrite(block, place * BLOCK)
+            self.before = checksum(block)
+            self.sequence += 1
+            touched.add(disk)
+        for disk in touched:
+            self.disks[disk].handle.flush()
+        self.rows += rows
+
+
+class Server:
+    """Connections, and the requests that wait for the next commit."""
+
+    def __init__(self, store):
+        self.store = store
+        self.waiting = []
+        self.arrived = asyncio.Event()
+
+    async def commit_loop(self):
+        """Commits what has arrived since the last commit began."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self.arrived.wait()
+            self.arrived.clear()
+            batch, self.waiting = self.waiting, []
+            try:
+                await loop.run_in_executor(None, self.store.commit, [row for row, _ in batch])
+            except (OSError, nbd.Error) as error:
+                # What reached the disk is unknown: confirm nothing any more, as PostgreSQL does.
+                print(f"TIDELOCK-GUEST disk-error: {error}", flush=True)
+                for _, writer in batch:
+                    writer.write(f"ERR {error}\n".encode())
+                sys.exit(1)
+            for (client, n), writer in batch:
+                writer.write(b"OK %d %d\n" % (client, n))
+
+    async def serve(self, reader, writer):
+        """One connection."""
+        try:
+            while line := await reader.readline():
+                words = line.split()
+                if words[:1] == [b"INSERT"] and len(words) == 3:
+                    self.waiting.append(((int(words[1]), int(words[2])), writer))
+                    self.arrived.set()
+                elif words == [b"COUNT"]:
+                    writer.write(b"COUNT %d\n" % len(self.store.rows))
+                elif words == [b"DUMP"]:
+                    for row in list(self.store.rows):
+                        writer.write(b"ROW %d %d\n" % row)
+                        await writer.drain()
+                    writer.write(b"END\n")
+                else:
+                    writer.write(b"ERR unknown request\n")
+        except (OSError, ValueError):
+            pass  # a client that vanished or talks nonsense ends its own connection only
+        finally:
+            writer.close()
+
+
+async def main():
+    """Recovers, then serves until it is killed."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--port", type=int, required=True)
+    arguments.add_argument("uris", nargs="+")
+    options = arguments.parse_args()
+    print("TIDELOCK-GUEST kernel", flush=True)
+    store = Store([Disk(uri) for uri in options.uris])
+    print("TIDELOCK-GUEST disks", flush=True)
+    store.recover()
+    print(f"TIDELOCK-GUEST recovered: {len(store.rows)} rows", flush=True)
+    server = Server(store)
+    commits = asyncio.create_task(server.commit_loop())
+    listener = await asyncio.start_server(server.serve, None, options.port)
+    print("TIDELOCK-GUEST ready", flush=True)
+    async with listener:
+        await commits
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
