@@ -123,7 +123,12 @@ def _build(directory: Path) -> None:
         shutil.rmtree(work)
     work.mkdir()
     say("guest image: not in the cache, building it (a few minutes, once)")
-    debs = _download(work)
+    try:
+        debs = _download(work)
+    except RuntimeError:
+        say("guest image: updating the list of Debian packages")
+        _run(["apt-get", "update", "-qq"], "update the list of Debian packages")
+        debs = _download(work)
     say(f"guest image: unpacking {len(debs)} packages")
     root = work / "root"
     _unpack(debs, root)
@@ -150,7 +155,7 @@ def _download(work: Path) -> list[Path]:
     """Fetches the closure of PACKAGES with the machine's apt configuration, beside its package database."""
     kept, fresh = CACHE / "debs", work / "debs"
     kept.mkdir(exist_ok=True)
-    (fresh / "partial").mkdir(parents=True)
+    (fresh / "partial").mkdir(parents=True, exist_ok=True)
     empty = work / "dpkg-status"
     empty.touch()
     apt = [
@@ -168,7 +173,7 @@ def _download(work: Path) -> list[Path]:
         "-y",
         "-qq",
     ]
-    plan = _run([*apt, "--print-uris", "install", *PACKAGES], "resolve the guest's packages (try: apt-get update)")
+    plan = _run([*apt, "--print-uris", "install", *PACKAGES], "resolve the guest's packages")
     wanted = re.findall(r"^'[^']*' ((\S+?)_(\S+)_\w+\.deb) \d+", plan, re.MULTILINE)
     wanted = [row for row in wanted if not LEFT_OUT.match(row[1])]
     missing = [row for row in wanted if not (kept / row[0]).exists()]
@@ -217,8 +222,9 @@ def _initramfs(root: Path, release: str, work: Path) -> None:
         shutil.copy(module, tree / "modules" / module.name)
     (tree / "modules" / "order").write_text("".join(f"{module.name}\n" for module in order))
     names = "".join(f"{path.relative_to(tree)}\n" for path in sorted(tree.rglob("*")))
+    busybox = root / "bin" / "busybox"  # static: it runs here as well
     archive = subprocess.run(
-        ["busybox", "cpio", "-o", "-H", "newc"], input=names.encode(), cwd=tree, check=True, capture_output=True
+        [busybox, "cpio", "-o", "-H", "newc"], input=names.encode(), cwd=tree, check=True, capture_output=True
     ).stdout
     (work / "initrd.img").write_bytes(archive)
     shutil.rmtree(tree)

@@ -1,0 +1,43 @@
+# `make` alone lists the targets.
+
+SEEDS ?= 2000
+TEST_SEEDS ?= 200
+PY := PYTHONPATH=testbed .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help drill test sim bench fuzz tidy build clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "drill's knobs: MODE=pipelined|sync|async RTT=50 RUNS=1 SEED=n GUEST=vm|process SCENARIO=..."
+
+drill: ## two sites, a VM with a database, a disaster, a recovery, and what the clients lost
+	@scripts/setup
+	@$(PY) -m tidelock_testbed.drill $(if $(MODE),--mode $(MODE)) $(if $(RTT),--rtt-ms $(RTT)) \
+	    $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED)) $(if $(GUEST),--guest $(GUEST)) \
+	    $(if $(SCENARIO),--scenario $(SCENARIO))
+
+test: ## every test: crates, decoders, simulator, two sites on this machine
+	@scripts/test
+
+sim: ## the seeded simulator; SEEDS=n (2000)
+	@scripts/setup --no-build
+	@. .cache/env && cargo run --release -p tidelock-sim -- --seeds $(SEEDS)
+
+bench: ## measure speed against others side by side, into docs/bench/
+	@scripts/setup
+	@$(PY) -m tidelock_testbed.bench $(BENCH)
+
+fuzz: ## feed hostile bytes to the decoders for longer; SECONDS_EACH=n (60)
+	@scripts/setup --no-build
+	@. .cache/env && scripts/fuzz $(or $(SECONDS_EACH),60)
+
+tidy: ## format, lint, check who knows whom
+	@scripts/tidy
+
+build: ## install what is needed and build the programs
+	@scripts/setup
+
+clean: ## remove what was built and what runs left; .cache and .venv stay
+	@rm -rf target out
