@@ -1,0 +1,439 @@
+//! The journal of one group: an append-only sequence of records and notes in segment files.
+//!
+//! What it is for: a record is durable here before it is acknowledged, and that is all that stands
+//! between the host's write and the acknowledgement (PipeCloud 4.4: "a dedicated log to initially
+//! record the writes"; the transfer to disk images is a consumer's work, see [`crate::fold`]).
+//!
+//! Invariants:
+//! - What [`Journal::sync`] covered is found again by [`Journal::open`], whatever happened since,
+//!   and nothing is found that does not continue it (rules 3 and 9).
+//! - Only the end of the last segment can be torn: the next segment is begun after a sync. Each
+//!   batch says which batch was durable when it was written. So a damaged batch that a later one
+//!   knows as durable is a *corrupt middle*, an error that names segment and offset; a damaged
+//!   batch that none knows so is a *torn tail*, which is cut.
+//! - A segment is written by one run only, under a random id that is in each of its batches: bytes
+//!   of an earlier life of the same disk space are never taken for a batch.
+//! - After a sync has failed nothing is written or called durable any more ([`JournalError::Poisoned`]):
+//!   the kernel may have dropped what it could not write. Opening again writes the tail that is
+//!   not known as durable once more before it believes in it.
+
+mod batch;
+mod format;
+mod note;
+mod open;
+mod reader;
+mod scan;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use batch::{Placed, PlacedEffect};
+pub use format::{
+    BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_TARGET_BYTES, BatchHeader, Damage, Entries,
+    Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION,
+};
+pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError};
+#[cfg(any(test, feature = "memory-storage"))]
+pub use open::open_from_bytes;
+pub use open::{Opened, TornTail};
+pub use reader::{JournalBatch, Reader};
+pub use state::{State, StateError, WriterState};
+
+use crate::storage::{self, Storage, StorageFile};
+use batch::Batch;
+use serde::{Deserialize, Serialize};
+use std::io::{self, IoSlice};
+use thiserror::Error;
+use tidelock_protocol::record::Record;
+
+/// A place between two batches.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Position {
+    /// The segment's index.
+    pub segment: u64,
+    /// Bytes from its beginning.
+    pub offset: u64,
+}
+
+/// How a journal is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// A segment that has reached this is followed by the next one.
+    pub segment_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { segment_bytes: 64 << 20 }
+    }
+}
+
+/// What can go wrong.
+#[derive(Debug, Error)]
+pub enum JournalError {
+    /// Data that was acknowledged is damaged.
+    #[error(
+        "journal segment {file} is damaged at byte {offset}: {damage}. Restore the file from a copy, \
+         or remove the group's directory and let the host copy its disks again"
+    )]
+    Corrupt {
+        /// The segment's file.
+        file: String,
+        /// Where.
+        offset: u64,
+        /// What.
+        damage: Damage,
+    },
+    /// A segment is not there.
+    #[error(
+        "journal segment {index} is missing. Restore the file from a copy, or remove the group's \
+         directory and let the host copy its disks again"
+    )]
+    Missing {
+        /// Its index.
+        index: u64,
+    },
+    /// No room. Nothing was lost: what is staged is written by the next attempt.
+    #[error("no room for the journal: {0}")]
+    Full(#[source] io::Error),
+    /// Reading or writing failed.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// An earlier write or sync failed.
+    #[error("an earlier write to the journal failed: it must be opened again")]
+    Poisoned,
+}
+
+impl JournalError {
+    fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// One segment file.
+#[derive(Clone, Debug)]
+pub struct Segment<F> {
+    /// Its index.
+    pub index: u64,
+    /// Its id.
+    pub id: u64,
+    /// The file, which stays readable when its name is removed.
+    pub file: F,
+    /// Valid bytes.
+    pub len_bytes: u64,
+}
+
+/// The journal of one group.
+#[derive(Debug)]
+pub struct Journal<S: Storage> {
+    storage: S,
+    dir: String,
+    options: Options,
+    segments: Vec<Segment<S::File>>,
+    /// Whether the last segment was begun by this run and may be appended to.
+    appendable: bool,
+    /// Number and link of the last batch written.
+    number: u64,
+    chain: u32,
+    /// Number and end of the last batch that is durable.
+    durable_number: u64,
+    durable_end: Position,
+    /// After everything staged.
+    state: State,
+    batch: Batch,
+    /// The checkpoint of the segment that must be begun before the staged batch is written.
+    next_segment: Option<Note>,
+    poisoned: bool,
+}
+
+impl<S: Storage> Journal<S> {
+    /// Makes the journal of a new group and makes it durable.
+    pub fn create(
+        storage: S,
+        dir: &str,
+        state: State,
+        options: Options,
+    ) -> Result<Self, JournalError> {
+        storage.create_dir(dir).map_err(JournalError::io("make the journal's directory"))?;
+        let mut journal = Self {
+            storage,
+            dir: dir.to_owned(),
+            options,
+            segments: Vec::new(),
+            appendable: false,
+            number: 0,
+            chain: 0,
+            durable_number: 0,
+            durable_end: Position::default(),
+            next_segment: Some(Note::Checkpoint(Box::new(state.clone()))),
+            state,
+            batch: Batch::default(),
+            poisoned: false,
+        };
+        journal.begin_segment()?;
+        Ok(journal)
+    }
+
+    /// The state after everything staged, durable or not.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Stages a record. After an error nothing was staged.
+    pub fn stage_record(&mut self, record: Record) -> Result<(), StateError> {
+        self.prepare();
+        self.state.apply_record(&record)?;
+        self.batch.push_record(record);
+        Ok(())
+    }
+
+    /// Stages a note. After an error nothing was staged.
+    pub fn stage_note(&mut self, note: &Note) -> Result<(), StateError> {
+        self.prepare();
+        self.state.apply_note(note)?;
+        self.batch.push_note(note);
+        Ok(())
+    }
+
+    /// Bytes staged and not written. At [`BATCH_TARGET_BYTES`] they must be written before more is
+    /// staged.
+    #[must_use]
+    pub fn staged_bytes(&self) -> usize {
+        self.batch.body_len()
+    }
+
+    /// Whether something is written that no sync has covered.
+    #[must_use]
+    pub fn is_unsynced(&self) -> bool {
+        self.durable_number < self.number
+    }
+
+    /// Whether only opening the journal again can help.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned
+    }
+
+    fn prepare(&mut self) {
+        assert!(self.batch.body_len() < BATCH_TARGET_BYTES, "write what is staged first");
+        let full = |s: &Segment<_>| s.len_bytes >= self.options.segment_bytes;
+        if self.batch.is_empty() && (!self.appendable || self.segments.last().is_none_or(full)) {
+            // The state now is the state after the last batch written.
+            self.next_segment = Some(Note::Checkpoint(Box::new(self.state.clone())));
+        }
+    }
+
+    /// Writes what is staged as one batch. It is not durable yet. On [`JournalError::Full`] it
+    /// stays staged. Calls `placed` for each record with where it is.
+    pub fn write(&mut self, placed: impl FnMut(Placed<'_, S::File>)) -> Result<(), JournalError> {
+        if self.poisoned {
+            return Err(JournalError::Poisoned);
+        }
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        self.begin_segment()?;
+        let segment = self.segments.last().expect("begun");
+        let header = BatchHeader {
+            body_len: self.batch.body_len() as u32,
+            segment: segment.id,
+            number: self.number + 1,
+            durable: self.durable_number,
+            entries: self.batch.entries(),
+            chain: self.chain,
+            body_crc: self.batch.body_crc(),
+        };
+        let (header_bytes, link) = header.encode();
+        let at = segment.len_bytes;
+        let written = self.batch.with_parts(&header_bytes, |p| segment.file.write_at(p, at));
+        self.fail_write("write to the journal", written)?;
+        let segment = self.segments.last_mut().expect("begun");
+        segment.len_bytes += (BATCH_HEADER_BYTES + self.batch.body_len()) as u64;
+        self.batch.place(segment, at + BATCH_HEADER_BYTES as u64, placed);
+        (self.number, self.chain) = (header.number, link);
+        self.batch.clear();
+        Ok(())
+    }
+
+    /// Makes everything written durable.
+    pub fn sync(&mut self) -> Result<(), JournalError> {
+        if self.poisoned {
+            return Err(JournalError::Poisoned);
+        }
+        if !self.is_unsynced() {
+            return Ok(());
+        }
+        let segment = self.segments.last().expect("something was written");
+        if let Err(source) = segment.file.sync() {
+            self.poisoned = true;
+            return Err(JournalError::Io { what: "make the journal durable", source });
+        }
+        self.durable_number = self.number;
+        self.durable_end = self.end();
+        Ok(())
+    }
+
+    /// Begins the next segment if one is due: everything before it is durable first, and it is
+    /// durable itself before a batch is written to it.
+    fn begin_segment(&mut self) -> Result<(), JournalError> {
+        let Some(checkpoint) = self.next_segment.take() else { return Ok(()) };
+        let begun = self.sync().and_then(|()| self.try_begin_segment(&checkpoint));
+        if begun.is_err() {
+            self.next_segment = Some(checkpoint);
+        }
+        begun
+    }
+
+    fn try_begin_segment(&mut self, checkpoint: &Note) -> Result<(), JournalError> {
+        let prev = self.segments.last();
+        let header = SegmentHeader {
+            index: prev.map_or(1, |p| p.index + 1),
+            id: self.storage.fresh_id(),
+            prev_id: prev.map_or(0, |p| p.id),
+            prev_len: prev.map_or(0, |p| p.len_bytes),
+            first_batch: self.number + 1,
+            chain: self.chain,
+        };
+        let mut batch = Batch::default();
+        batch.push_note(checkpoint);
+        let batch_header = BatchHeader {
+            body_len: batch.body_len() as u32,
+            segment: header.id,
+            number: header.first_batch,
+            durable: self.durable_number,
+            entries: 1,
+            chain: self.chain,
+            body_crc: batch.body_crc(),
+        };
+        let (batch_bytes, link) = batch_header.encode();
+        let front = [&header.encode()[..], &batch_bytes[..]].concat();
+        let path = storage::join(&self.dir, &SegmentHeader::file_name(header.index, header.id));
+        let file = self.storage.create(&path).and_then(|file| {
+            batch.with_parts(&front, |parts| file.write_at(parts, 0))?;
+            Ok(file)
+        });
+        if file.is_err() {
+            // A torn beginning is recognised, but the next attempt has another id and is meant
+            // to be the only one.
+            match self.storage.remove(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    self.fail_write("remove an unfinished journal segment", Err(e))?;
+                }
+                _ => {}
+            }
+        }
+        let file = self.fail_write("begin a journal segment", file)?;
+        if let Err(source) = file.sync().and_then(|()| self.storage.sync_dir(&self.dir)) {
+            self.poisoned = true;
+            return Err(JournalError::Io { what: "make a journal segment durable", source });
+        }
+        let len_bytes = (front.len() + batch.body_len()) as u64;
+        self.segments.push(Segment { index: header.index, id: header.id, file, len_bytes });
+        self.appendable = true;
+        (self.number, self.chain) = (batch_header.number, link);
+        self.durable_number = self.number;
+        self.durable_end = self.end();
+        Ok(())
+    }
+
+    /// No room can get better; any other failed write leaves the file in an unknown state.
+    fn fail_write<T>(
+        &mut self,
+        what: &'static str,
+        result: io::Result<T>,
+    ) -> Result<T, JournalError> {
+        result.map_err(|source| {
+            if storage::is_full(&source) {
+                return JournalError::Full(source);
+            }
+            self.poisoned = true;
+            JournalError::Io { what, source }
+        })
+    }
+
+    /// The end of what is written.
+    #[must_use]
+    pub fn end(&self) -> Position {
+        let last = self.segments.last();
+        last.map_or(Position::default(), |s| Position { segment: s.index, offset: s.len_bytes })
+    }
+
+    /// The end of what is durable.
+    #[must_use]
+    pub fn durable_end(&self) -> Position {
+        self.durable_end
+    }
+
+    /// The beginning of the oldest segment kept.
+    #[must_use]
+    pub fn start(&self) -> Position {
+        Position { segment: self.segments[0].index, offset: SEGMENT_HEADER_BYTES as u64 }
+    }
+
+    /// The segments, oldest first.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment<S::File>] {
+        &self.segments
+    }
+
+    /// Bytes of the segments from a position to the end.
+    #[must_use]
+    pub fn bytes_after(&self, position: Position) -> u64 {
+        let after = self.segments.iter().filter(|s| s.index >= position.segment);
+        let bytes: u64 = after.map(|s| s.len_bytes).sum();
+        bytes.saturating_sub(position.offset)
+    }
+
+    /// Bytes of all segments.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.len_bytes).sum()
+    }
+
+    /// Reads the batches between two positions.
+    #[must_use]
+    pub fn reader(&self, from: Position, to: Position) -> Reader<S::File> {
+        Reader::new(self.segments.clone(), from, to)
+    }
+
+    /// Removes the segments that end before a position: nothing there is needed any more.
+    pub fn remove_before(&mut self, position: Position) -> Result<(), JournalError> {
+        let old = self.segments.iter().take_while(|s| s.index < position.segment).count();
+        // The last one holds what the next one continues.
+        let old = old.min(self.segments.len() - 1);
+        if old == 0 {
+            return Ok(());
+        }
+        for segment in &self.segments[..old] {
+            let name = SegmentHeader::file_name(segment.index, segment.id);
+            match self.storage.remove(&storage::join(&self.dir, &name)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(JournalError::io("remove a journal segment")(e));
+                }
+                _ => {}
+            }
+        }
+        self.segments.drain(..old);
+        self.storage.sync_dir(&self.dir).map_err(JournalError::io("remove a journal segment"))
+    }
+}
+
+fn write_back<F: StorageFile>(file: &F, from: u64, to: u64) -> io::Result<()> {
+    let mut at = from;
+    let mut buf = vec![0; 1 << 20];
+    while at < to {
+        let len = (to - at).min(buf.len() as u64) as usize;
+        file.read_at(&mut buf[..len], at)?;
+        file.write_at(&[IoSlice::new(&buf[..len])], at)?;
+        at += len as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! Notes: what the journal says besides records. They never travel on a link.
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end |
+//! | 1 | 3 | 0 |
+//! | 4 | 4 | bytes of the body |
+//! | 8 | 4 | CRC-32C of the body |
+//! | 12 | 4 | CRC-32C of bytes 0 to 11 |
+//!
+//! The body is the note's fields in postcard's encoding.
+
+use super::state::State;
+use bytes::{BufMut, BytesMut};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tidelock_protocol::ids::{Epoch, WriterId};
+use tidelock_protocol::message::CopyState;
+use tidelock_protocol::record::crc32c;
+use tidelock_protocol::vector::CountVector;
+use zerocopy::byteorder::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes before the body.
+pub const NOTE_HEADER_BYTES: usize = 16;
+/// The largest body. A checkpoint of 64 writers and their epochs is far below it.
+pub const NOTE_BODY_MAX_BYTES: usize = 1 << 20;
+
+/// One note.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// The state after everything before it. Begins every segment, so that the segments before
+    /// it can go.
+    Checkpoint(Box<State>),
+    /// A writer's copy state changes by something other than a record.
+    Copy {
+        /// The writer.
+        writer: WriterId,
+        /// From here on.
+        copy: CopyState,
+    },
+    /// The group is recovered.
+    EpochStart(EpochStart),
+    /// The server stopped cleanly: this is no torn tail.
+    CleanEnd,
+}
+
+/// The beginning of an epoch: what belongs to older ones is void beyond its cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpochStart {
+    /// The new epoch.
+    pub epoch: Epoch,
+    /// What of the older ones counts.
+    pub cut: CountVector,
+    /// When, in milliseconds since the Unix epoch: for people.
+    pub at_unix_ms: u64,
+    /// The operator stated that the primary is dead, so the grace was not waited for.
+    pub primary_declared_dead: bool,
+}
+
+/// Why bytes are not a note.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum NoteError {
+    /// It ends too early.
+    #[error("the entry ends inside a note")]
+    Short,
+    /// Damaged.
+    #[error("checksum mismatch")]
+    Checksum,
+    /// The checksum is right but the content breaks the format.
+    #[error("malformed: {0}")]
+    Malformed(&'static str),
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawNote {
+    kind: u8,
+    zero: [u8; 3],
+    body_len: U32,
+    body_crc: U32,
+    crc: U32,
+}
+
+const _: () = assert!(size_of::<RawNote>() == NOTE_HEADER_BYTES);
+
+impl Note {
+    /// The first kind of a note; below are records.
+    pub const KIND_MIN: u8 = 128;
+
+    /// Appends the note.
+    pub fn encode(&self, out: &mut BytesMut) {
+        let (kind, body) = match self {
+            Note::Checkpoint(state) => (128, postcard::to_stdvec(state)),
+            Note::Copy { writer, copy } => (129, postcard::to_stdvec(&(writer, copy))),
+            Note::EpochStart(start) => (130, postcard::to_stdvec(start)),
+            Note::CleanEnd => (131, Ok(Vec::new())),
+        };
+        let body = body.expect("notes are plain data");
+        assert!(body.len() <= NOTE_BODY_MAX_BYTES, "a note's parts are bounded where they arise");
+        let mut raw = RawNote {
+            kind,
+            zero: [0; 3],
+            body_len: (body.len() as u32).into(),
+            body_crc: crc32c(&body).into(),
+            crc: 0.into(),
+        };
+        raw.crc = crc32c(&raw.as_bytes()[..NOTE_HEADER_BYTES - 4]).into();
+        out.put_slice(raw.as_bytes());
+        out.put_slice(&body);
+    }
+
+    /// Reads the note at the front of `bytes`, and how many bytes it takes.
+    pub fn decode(bytes: &[u8]) -> Result<(Note, usize), NoteError> {
+        let Ok((raw, rest)) = RawNote::read_from_prefix(bytes) else {
+            return Err(NoteError::Short);
+        };
+        if raw.crc.get() != crc32c(&raw.as_bytes()[..NOTE_HEADER_BYTES - 4]) {
+            return Err(NoteError::Checksum);
+        }
+        let len = raw.body_len.get() as usize;
+        if len > NOTE_BODY_MAX_BYTES || raw.zero != [0; 3] {
+            return Err(NoteError::Malformed("header"));
+        }
+        let body = rest.get(..len).ok_or(NoteError::Short)?;
+        if raw.body_crc.get() != crc32c(body) {
+            return Err(NoteError::Checksum);
+        }
+        let note = match raw.kind {
+            128 => Note::Checkpoint(parse(body)?),
+            129 => {
+                let (writer, copy) = parse(body)?;
+                Note::Copy { writer, copy }
+            }
+            130 => Note::EpochStart(parse(body)?),
+            131 if body.is_empty() => Note::CleanEnd,
+            _ => return Err(NoteError::Malformed("unknown kind")),
+        };
+        Ok((note, NOTE_HEADER_BYTES + len))
+    }
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, NoteError> {
+    match postcard::take_from_bytes(body) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(NoteError::Malformed("body")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidelock_protocol::ids::Seq;
+
+    #[test]
+    fn notes_survive_and_flips_are_noticed() {
+        let notes = [
+            Note::Checkpoint(Box::default()),
+            Note::Copy { writer: WriterId(3), copy: CopyState::Resyncing },
+            Note::EpochStart(EpochStart {
+                epoch: Epoch(2),
+                cut: CountVector::of(WriterId(1), Seq(77)),
+                at_unix_ms: 1,
+                primary_declared_dead: true,
+            }),
+            Note::CleanEnd,
+        ];
+        for note in notes {
+            let mut bytes = BytesMut::new();
+            note.encode(&mut bytes);
+            assert!(bytes[0] >= Note::KIND_MIN);
+            assert_eq!(Note::decode(&bytes), Ok((note.clone(), bytes.len())));
+            for bit in 0..bytes.len() * 8 {
+                let mut bad = bytes.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert!(Note::decode(&bad).is_err(), "{note:?} bit {bit}");
+            }
+            for cut in 0..bytes.len() {
+                assert!(Note::decode(&bytes[..cut]).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Opening a journal: everything is read and verified, a torn tail is found and cut.
+//!
+//! ```text
+//!  names ──▶ torn beginnings removed ──▶ segments in order ──▶ batches in order ──▶ damage?
+//!                                                                                    │
+//!   a later batch knows it as durable, or it is before the floor, or not in the last │ segment
+//!   ├── yes ──▶ JournalError::Corrupt (segment, offset)                              │
+//!   └── no ───▶ torn tail: cut here ◀────────────────────────────────────────────────┘
+//!  what no batch knows as durable is written again and synced ──▶ durable
+//! ```
+
+use super::format::{Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader};
+use super::reader::corrupt;
+use super::scan::{Scan, ScanError, Scanned, find_header};
+use super::{Batch, Journal, JournalError, Note, Options, Position, Segment, State, write_back};
+use crate::storage::{self, Storage, StorageFile};
+
+/// What was cut off the end. None of it was ever acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TornTail {
+    /// The segment's file.
+    pub file: String,
+    /// Where the torn batch began.
+    pub offset: u64,
+    /// Bytes that were cut.
+    pub len_bytes: u64,
+    /// How it was noticed.
+    pub damage: Damage,
+}
+
+/// An opened journal.
+#[derive(Debug)]
+pub struct Opened<S: Storage> {
+    /// The journal. All that it holds is durable.
+    pub journal: Journal<S>,
+    /// What was cut, if the last run ended in the middle of a write.
+    pub torn: Option<TornTail>,
+    /// Whether the last run ended cleanly.
+    pub clean: bool,
+}
+
+/// The batches of the last segment, and what they lead to.
+struct Replay {
+    state: Option<State>,
+    number: u64,
+    chain: u32,
+    /// The last batch that a later one knows as durable.
+    durable: u64,
+    /// Number and offset of each batch of the segment at hand.
+    batches: Vec<(u64, u64)>,
+    clean: bool,
+}
+
+impl<S: Storage> Journal<S> {
+    /// Opens the journal of a group. Segments before the floor are not needed any more and are
+    /// removed; up to the floor everything is known to have been durable.
+    pub fn open(
+        storage: S,
+        dir: &str,
+        floor: Position,
+        options: Options,
+    ) -> Result<Opened<S>, JournalError> {
+        let (segments, tail_removed) = find_segments(&storage, dir, floor)?;
+        let mut journal = Self {
+            storage,
+            dir: dir.to_owned(),
+            options,
+            segments: Vec::with_capacity(segments.len()),
+            appendable: false,
+            number: 0,
+            chain: 0,
+            durable_number: 0,
+            durable_end: Position::default(),
+            state: State::default(),
+            batch: Batch::default(),
+            next_segment: None,
+            poisoned: false,
+        };
+        let mut replay = Replay {
+            state: None,
+            number: 0,
+            chain: 0,
+            durable: 0,
+            batches: Vec::new(),
+            clean: false,
+        };
+        let mut torn = None;
+        for at in 0..segments.len() {
+            let (segment, header) = &segments[at];
+            let is_last = at + 1 == segments.len();
+            // A segment that was followed by another one was durable first.
+            let may_be_torn = is_last && !tail_removed;
+            let next = segments.get(at + 1).map(|(_, next)| next);
+            let before = journal.segments.last();
+            let (segment, cut) =
+                replay.segment(segment, header, before, next, may_be_torn, floor)?;
+            torn = cut;
+            journal.segments.push(segment);
+        }
+        let Some(state) = replay.state.take() else {
+            return Err(JournalError::Missing { index: floor.segment.max(1) });
+        };
+        (journal.state, journal.number, journal.chain) = (state, replay.number, replay.chain);
+        if journal.end() < floor {
+            let last = journal.segments.last().expect("there is a state");
+            let damage = Damage::Short("part that was folded into the images");
+            return Err(corrupt(last, last.len_bytes, damage));
+        }
+        journal.settle(&replay, torn.is_some())?;
+        Ok(Opened { journal, torn, clean: replay.clean })
+    }
+
+    /// Makes what was found durable, and what was cut gone.
+    fn settle(&mut self, replay: &Replay, torn: bool) -> Result<(), JournalError> {
+        let last = self.segments.last().expect("not empty");
+        let settle = || {
+            if torn {
+                last.file.set_size(last.len_bytes)?;
+            }
+            // The page cache may show what the disk never got (a failed fsync leaves pages clean):
+            // only writing again makes a sync mean something.
+            let unsure = replay.batches.iter().find(|(number, _)| *number > replay.durable);
+            if let Some((_, offset)) = unsure {
+                let first = *offset == SEGMENT_HEADER_BYTES as u64;
+                write_back(&last.file, if first { 0 } else { *offset }, last.len_bytes)?;
+            }
+            last.file.sync()?;
+            self.storage.sync_dir(&self.dir)
+        };
+        settle().map_err(JournalError::io("make the journal's tail durable"))?;
+        self.durable_number = self.number;
+        self.durable_end = self.end();
+        Ok(())
+    }
+}
+
+type Found<F> = (Segment<F>, SegmentHeader);
+
+/// The segments from the floor on, in order and without a hole; beginnings that were torn are
+/// removed. Also tells whether one of those was the last.
+fn find_segments<S: Storage>(
+    storage: &S,
+    dir: &str,
+    floor: Position,
+) -> Result<(Vec<Found<S::File>>, bool), JournalError> {
+    let names = storage.list(dir).map_err(JournalError::io("list the journal"))?;
+    let mut ids: Vec<_> = names.iter().filter_map(|n| SegmentHeader::parse_file_name(n)).collect();
+    ids.sort_unstable();
+    let path = |index, id| storage::join(dir, &SegmentHeader::file_name(index, id));
+    let remove = |index, id| {
+        storage.remove(&path(index, id)).map_err(JournalError::io("remove a journal segment"))
+    };
+    let mut whole: Vec<Found<S::File>> = Vec::new();
+    let mut torn = Vec::new();
+    for (index, id) in ids {
+        if index < floor.segment {
+            remove(index, id)?;
+            continue;
+        }
+        let open = || {
+            let file = storage.open(&path(index, id))?;
+            let len_bytes = file.size_bytes()?;
+            Ok(Segment { index, id, file, len_bytes })
+        };
+        let segment = open().map_err(JournalError::io("open a journal segment"))?;
+        match read_header(&segment)? {
+            Err((offset, damage)) if has_more(&segment)? => {
+                return Err(corrupt(&segment, offset, damage));
+            }
+            Err((offset, damage)) => torn.push((segment, offset, damage)),
+            Ok(header) => {
+                let expected = whole.last().map_or(index, |(s, _)| s.index + 1);
+                if index < expected {
+                    let damage = Damage::Chain("there is another segment of this index");
+                    return Err(corrupt(&segment, 0, damage));
+                }
+                if index > expected {
+                    return Err(JournalError::Missing { index: expected });
+                }
+                whole.push((segment, header));
+            }
+        }
+    }
+    let first = whole.first().map_or(0, |(s, _)| s.index);
+    if floor.segment > 0 && first != floor.segment {
+        return Err(JournalError::Missing { index: floor.segment });
+    }
+    let last = whole.last().map_or(0, |(s, _)| s.index);
+    let mut tail_removed = false;
+    for (segment, offset, damage) in torn {
+        // A beginning that was torn is the last one, or the next attempt's stands beside it.
+        if whole.is_empty() || segment.index < first {
+            return Err(corrupt(&segment, offset, damage));
+        }
+        if segment.index > last + 1 {
+            return Err(JournalError::Missing { index: last + 1 });
+        }
+        tail_removed |= segment.index > last;
+        remove(segment.index, segment.id)?;
+    }
+    Ok((whole, tail_removed))
+}
+
+/// Whether a segment holds more than its beginning, which is written and made durable as one.
+fn has_more<F: StorageFile>(segment: &Segment<F>) -> Result<bool, JournalError> {
+    let beginning = SEGMENT_HEADER_BYTES as u64;
+    find_header(&segment.file, segment.id, 0, segment.len_bytes, |at, _| at != beginning)
+        .map(|found| found.is_some())
+        .map_err(JournalError::io("read the journal"))
+}
+
+/// A segment's header, or where its beginning is damaged.
+type HeaderOrDamage = Result<SegmentHeader, (u64, Damage)>;
+
+/// The header of a segment, if header and checkpoint are whole; else where the damage is.
+fn read_header<F: StorageFile>(segment: &Segment<F>) -> Result<HeaderOrDamage, JournalError> {
+    let io = JournalError::io("read the journal");
+    let mut bytes = [0; SEGMENT_HEADER_BYTES];
+    match segment.file.read_at(&mut bytes, 0) {
+        Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+            return Ok(Err((0, Damage::Short("segment header"))));
+        }
+        read => read.map_err(io)?,
+    }
+    let header = match SegmentHeader::decode(&bytes) {
+        Ok(header) if (header.index, header.id) == (segment.index, segment.id) => header,
+        Ok(_) => return Ok(Err((0, Damage::Chain("the header is not this file's")))),
+        // Whatever a newer version means, it is no torn beginning.
+        Err(damage @ Damage::Version(_)) => return Err(corrupt(segment, 0, damage)),
+        Err(damage) => return Ok(Err((0, damage))),
+    };
+    let at = SEGMENT_HEADER_BYTES as u64;
+    match Scan::new(segment.file.clone(), segment.id, at, segment.len_bytes).next() {
+        Ok(Some(_)) => Ok(Ok(header)),
+        Ok(None) => Ok(Err((at, Damage::Short("checkpoint")))),
+        Err(ScanError::Damage(damage)) => Ok(Err((at, damage))),
+        Err(ScanError::Io(source)) => Err(JournalError::Io { what: "read the journal", source }),
+    }
+}
+
+impl Replay {
+    /// Replays one segment. Returns it with its valid length, and what was cut.
+    fn segment<F: StorageFile>(
+        &mut self,
+        segment: &Segment<F>,
+        header: &SegmentHeader,
+        before: Option<&Segment<F>>,
+        next: Option<&SegmentHeader>,
+        may_be_torn: bool,
+        floor: Position,
+    ) -> Result<(Segment<F>, Option<TornTail>), JournalError> {
+        let mut segment = segment.clone();
+        if let Some(before) = before {
+            let continues = (header.prev_id, header.prev_len, header.first_batch, header.chain)
+                == (before.id, before.len_bytes, self.number + 1, self.chain);
+            if !continues {
+                return Err(corrupt(&segment, 0, Damage::Chain("the segment before it differs")));
+            }
+        } else {
+            (self.number, self.chain) = (header.first_batch.wrapping_sub(1), header.chain);
+        }
+        if let Some(next) = next {
+            if next.prev_len > segment.len_bytes {
+                return Err(corrupt(&segment, segment.len_bytes, Damage::Short("segment")));
+            }
+            // What is beyond was cut by the run that began the next segment.
+            segment.len_bytes = next.prev_len;
+        }
+        self.batches.clear();
+        let start = SEGMENT_HEADER_BYTES as u64;
+        let mut scan = Scan::new(segment.file.clone(), segment.id, start, segment.len_bytes);
+        loop {
+            match scan.next() {
+                Ok(Some(batch)) => {
+                    self.batch(&batch).map_err(|damage| corrupt(&segment, batch.offset, damage))?
+                }
+                Ok(None) => return Ok((segment, None)),
+                Err(ScanError::Io(source)) => {
+                    return Err(JournalError::Io { what: "read the journal", source });
+                }
+                Err(ScanError::Damage(damage)) => {
+                    let at = Position { segment: segment.index, offset: scan.at };
+                    if !may_be_torn || at < floor || !self.is_torn(&segment, scan.at, &damage)? {
+                        return Err(corrupt(&segment, scan.at, damage));
+                    }
+                    let torn = TornTail {
+                        file: SegmentHeader::file_name(segment.index, segment.id),
+                        offset: scan.at,
+                        len_bytes: segment.len_bytes - scan.at,
+                        damage,
+                    };
+                    segment.len_bytes = scan.at;
+                    self.clean = false;
+                    return Ok((segment, Some(torn)));
+                }
+            }
+        }
+    }
+
+    /// Whether the damage where batch `self.number + 1` must begin can come from a crash.
+    fn is_torn<F: StorageFile>(
+        &self,
+        segment: &Segment<F>,
+        at: u64,
+        damage: &Damage,
+    ) -> Result<bool, JournalError> {
+        if matches!(damage, Damage::Chain(_)) {
+            return Ok(false);
+        }
+        let damaged = self.number + 1;
+        let knows = |_, header: &super::BatchHeader| header.durable >= damaged;
+        find_header(&segment.file, segment.id, at, segment.len_bytes, knows)
+            .map(|later| later.is_none())
+            .map_err(JournalError::io("read the journal"))
+    }
+
+    fn batch(&mut self, batch: &Scanned) -> Result<(), Damage> {
+        if batch.header.number != self.number + 1 || batch.header.chain != self.chain {
+            return Err(Damage::Chain("the batch before it differs"));
+        }
+        let first = batch.offset == SEGMENT_HEADER_BYTES as u64;
+        for (nth, entry) in Entries::new(&batch.header, batch.body.clone()).enumerate() {
+            let entry = entry?;
+            self.clean = matches!(entry, Entry::Note(Note::CleanEnd | Note::Checkpoint(_)));
+            let checkpoint = matches!(entry, Entry::Note(Note::Checkpoint(_)));
+            if checkpoint != (first && nth == 0) {
+                return Err(Damage::Chain("a checkpoint stands where none must, or is missing"));
+            }
+            match (entry, &mut self.state) {
+                (Entry::Note(Note::Checkpoint(state)), slot @ None) => *slot = Some(*state),
+                (Entry::Note(note), Some(state)) => state.apply_note(&note)?,
+                (Entry::Record { head, payload, .. }, Some(state)) => {
+                    let record = head.finish(payload)?;
+                    state.apply_record(&record)?;
+                }
+                (_, None) => return Err(Damage::Chain("no checkpoint")),
+            }
+        }
+        self.batches.push((batch.header.number, batch.offset));
+        (self.number, self.chain) = (batch.header.number, batch.link);
+        self.durable = self.durable.max(batch.header.durable);
+        Ok(())
+    }
+}
+
+/// Opens a journal whose only segment has this content: for fuzzing. The content is hostile; the
+/// file's name is made to fit its header, as an attacker would.
+#[cfg(any(test, feature = "memory-storage"))]
+pub fn open_from_bytes(content: &[u8]) -> Result<Opened<storage::memory::Memory>, JournalError> {
+    use std::io::IoSlice;
+    let number = |at: usize| {
+        let bytes = content.get(at..at + 8).and_then(|b| b.try_into().ok());
+        u64::from_le_bytes(bytes.unwrap_or_default())
+    };
+    let disk = storage::memory::Memory::new();
+    let name = SegmentHeader::file_name(number(16).max(1), number(24));
+    let made = disk.create(&storage::join("journal", &name)).and_then(|file| {
+        file.write_at(&[IoSlice::new(content)], 0)?;
+        file.sync()?;
+        disk.sync_dir("journal")
+    });
+    made.map_err(JournalError::io("fill the disk in memory"))?;
+    Journal::open(disk, "journal", Position::default(), Options::default())
+}

@@ -1,0 +1,275 @@
+//! What a journal amounts to: the state that its entries lead to, one after the other.
+//!
+//! Invariant: [`State::apply_record`] and [`State::apply_note`] accept exactly what the rules
+//! allow: seqs without a gap (rule 3), the epoch in force only (rule 4), a copy state that follows
+//! from the one before it. The same functions run when entries are written and when a journal is
+//! opened, so a journal that was written can be opened.
+
+use super::note::{EpochStart, Note};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::message::CopyState;
+use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::vector::CountVector;
+
+/// Most epoch starts that are kept: one for each recovery of the group.
+const EPOCHS_MAX: usize = 256;
+
+/// One writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriterState {
+    /// The last seq in the journal.
+    pub seq: Seq,
+    /// Up to where its disks are a state that the primary had: `seq`, except during a resync.
+    pub committed: Seq,
+    /// How much of its disks is here.
+    pub copy: CopyState,
+}
+
+/// The state after some entry of the journal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// The epoch in force; 0 before the group's first host was granted one.
+    pub epoch: Epoch,
+    /// By writer index.
+    pub writers: Vec<WriterState>,
+    /// The greatest HLC of any record.
+    pub last_hlc: Hlc,
+    /// The recoveries so far, oldest first. Not empty: this site is the primary now.
+    pub recoveries: Vec<EpochStart>,
+}
+
+/// Why an entry cannot follow.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum StateError {
+    /// Rule 3.
+    #[error("record {found} of writer {writer} stands where {expected} must")]
+    Gap {
+        /// Whose.
+        writer: WriterId,
+        /// The next one.
+        expected: Seq,
+        /// What stands there.
+        found: Seq,
+    },
+    /// Rule 4.
+    #[error("a record of epoch {found} stands in epoch {epoch}")]
+    Epoch {
+        /// In force.
+        epoch: Epoch,
+        /// Of the record.
+        found: Epoch,
+    },
+    /// A writer that the group does not have.
+    #[error("writer {0} is not in this group")]
+    Writer(WriterId),
+    /// A checkpoint that is not the state that the entries before it lead to.
+    #[error("the checkpoint is not what the entries before it lead to")]
+    Checkpoint,
+    /// A copy state that cannot follow.
+    #[error("copy state {to:?} of writer {writer} cannot follow {from:?}")]
+    Copy {
+        /// Whose.
+        writer: WriterId,
+        /// Before.
+        from: CopyState,
+        /// After.
+        to: CopyState,
+    },
+    /// An epoch start that does not raise the epoch, or whose cut is beyond what is committed.
+    #[error("epoch {to} with its cut cannot follow epoch {from}")]
+    EpochStart {
+        /// Before.
+        from: Epoch,
+        /// After.
+        to: Epoch,
+    },
+}
+
+impl State {
+    /// A group with this many writers and nothing of their disks.
+    #[must_use]
+    pub fn new(writers: usize) -> Self {
+        let writer = WriterState { seq: Seq::ZERO, committed: Seq::ZERO, copy: CopyState::Empty };
+        Self { epoch: Epoch(1), writers: vec![writer; writers], ..Self::default() }
+    }
+
+    /// A writer of the group.
+    #[must_use]
+    pub fn writer(&self, writer: WriterId) -> Option<&WriterState> {
+        self.writers.get(writer.index())
+    }
+
+    /// C.
+    #[must_use]
+    pub fn committed(&self) -> CountVector {
+        self.vector(|w| w.committed)
+    }
+
+    /// What is in the journal.
+    #[must_use]
+    pub fn journaled(&self) -> CountVector {
+        self.vector(|w| w.seq)
+    }
+
+    fn vector(&self, entry: impl Fn(&WriterState) -> Seq) -> CountVector {
+        let entries = self.writers.iter().enumerate();
+        entries.map(|(i, w)| (WriterId(i as u16), entry(w))).collect()
+    }
+
+    /// The recovery that made this site the primary, if it is.
+    #[must_use]
+    pub fn recovered(&self) -> Option<&EpochStart> {
+        self.recoveries.last()
+    }
+
+    /// Whether a record was cut off by a later recovery. It stays in the journal and counts for
+    /// nothing.
+    #[must_use]
+    pub fn is_void(&self, record: &Record) -> bool {
+        let mut later = self.recoveries.iter().rev().take_while(|r| r.epoch > record.epoch);
+        later.any(|r| record.seq > r.cut.get(record.writer))
+    }
+
+    /// The next entry is this record.
+    pub fn apply_record(&mut self, record: &Record) -> Result<(), StateError> {
+        if record.epoch != self.epoch {
+            return Err(StateError::Epoch { epoch: self.epoch, found: record.epoch });
+        }
+        let writer = record.writer;
+        let Some(state) = self.writers.get_mut(writer.index()) else {
+            return Err(StateError::Writer(writer));
+        };
+        let expected = state.seq.next();
+        if record.seq != expected {
+            return Err(StateError::Gap { writer, expected, found: record.seq });
+        }
+        state.seq = record.seq;
+        if record.effect == Effect::CopyDone {
+            state.copy = CopyState::Whole;
+        } else if state.copy == CopyState::Empty {
+            state.copy = CopyState::Partial;
+        }
+        if state.copy != CopyState::Resyncing {
+            state.committed = state.seq;
+        }
+        self.last_hlc = self.last_hlc.max(record.hlc);
+        Ok(())
+    }
+
+    /// The next entry is this note.
+    pub fn apply_note(&mut self, note: &Note) -> Result<(), StateError> {
+        match note {
+            Note::Checkpoint(state) if **state != *self => Err(StateError::Checkpoint),
+            Note::Checkpoint(_) | Note::CleanEnd => Ok(()),
+            Note::Copy { writer, copy } => self.apply_copy(*writer, *copy),
+            Note::EpochStart(start) => self.apply_epoch_start(start),
+        }
+    }
+
+    fn apply_copy(&mut self, writer: WriterId, to: CopyState) -> Result<(), StateError> {
+        let Some(state) = self.writers.get_mut(writer.index()) else {
+            return Err(StateError::Writer(writer));
+        };
+        let from = state.copy;
+        // Everything else follows from records.
+        if (from, to) != (CopyState::Whole, CopyState::Resyncing) {
+            return Err(StateError::Copy { writer, from, to });
+        }
+        state.copy = to;
+        Ok(())
+    }
+
+    fn apply_epoch_start(&mut self, start: &EpochStart) -> Result<(), StateError> {
+        let refused = StateError::EpochStart { from: self.epoch, to: start.epoch };
+        if start.epoch <= self.epoch
+            || !self.committed().covers(&start.cut)
+            || self.recoveries.len() >= EPOCHS_MAX
+        {
+            return Err(refused);
+        }
+        self.epoch = start.epoch;
+        for (i, state) in self.writers.iter_mut().enumerate() {
+            let cut = start.cut.get(WriterId(i as u16));
+            // What is cut off never was: the next record takes its seq.
+            *state = WriterState { seq: cut, committed: cut, copy: CopyState::Whole };
+        }
+        self.recoveries.push(start.clone());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use tidelock_protocol::ids::DiskId;
+
+    pub(crate) fn record(seq: u64, epoch: u64, effect: Effect) -> Record {
+        Record {
+            writer: WriterId(0),
+            seq: Seq(seq),
+            epoch: Epoch(epoch),
+            hlc: Hlc(seq),
+            deps: CountVector::new(),
+            disk: DiskId(0),
+            offset: 0,
+            copy: effect == Effect::CopyDone,
+            effect,
+        }
+    }
+
+    const ZERO: Effect = Effect::Zero { len_bytes: 1, no_hole: false };
+
+    #[test]
+    fn copy_states_follow_from_records_and_a_resync_holds_the_committed_seq() {
+        let mut s = State::new(1);
+        let writer = |s: &State| s.writers[0];
+        assert_eq!(writer(&s).copy, CopyState::Empty);
+        s.apply_record(&record(1, 1, ZERO)).unwrap();
+        assert_eq!(writer(&s).copy, CopyState::Partial);
+        s.apply_record(&record(2, 1, Effect::CopyDone)).unwrap();
+        assert_eq!(writer(&s).copy, CopyState::Whole);
+        s.apply_note(&Note::Copy { writer: WriterId(0), copy: CopyState::Resyncing }).unwrap();
+        s.apply_record(&record(3, 1, ZERO)).unwrap();
+        assert_eq!((writer(&s).seq, writer(&s).committed), (Seq(3), Seq(2)));
+        s.apply_record(&record(4, 1, Effect::CopyDone)).unwrap();
+        assert_eq!((writer(&s).copy, writer(&s).committed), (CopyState::Whole, Seq(4)));
+    }
+
+    #[test]
+    fn gaps_old_epochs_and_false_steps_are_refused() {
+        let mut s = State::new(1);
+        assert!(matches!(s.apply_record(&record(2, 1, ZERO)), Err(StateError::Gap { .. })));
+        assert!(matches!(s.apply_record(&record(1, 2, ZERO)), Err(StateError::Epoch { .. })));
+        let resync = Note::Copy { writer: WriterId(0), copy: CopyState::Resyncing };
+        assert!(matches!(s.apply_note(&resync), Err(StateError::Copy { .. })));
+        let other = Record { writer: WriterId(1), ..record(1, 1, ZERO) };
+        assert_eq!(s.apply_record(&other), Err(StateError::Writer(WriterId(1))));
+        assert_eq!(s, State::new(1), "what is refused changes nothing");
+    }
+
+    #[test]
+    fn a_recovery_voids_what_is_beyond_its_cut() {
+        let mut s = State::new(1);
+        s.apply_record(&record(1, 1, Effect::CopyDone)).unwrap();
+        s.apply_note(&Note::Copy { writer: WriterId(0), copy: CopyState::Resyncing }).unwrap();
+        s.apply_record(&record(2, 1, ZERO)).unwrap();
+        let start = |epoch, cut| {
+            Note::EpochStart(EpochStart {
+                epoch: Epoch(epoch),
+                cut: CountVector::of(WriterId(0), Seq(cut)),
+                at_unix_ms: 0,
+                primary_declared_dead: false,
+            })
+        };
+        assert!(s.apply_note(&start(1, 1)).is_err(), "the same epoch");
+        assert!(s.apply_note(&start(2, 2)).is_err(), "beyond what is committed");
+        s.apply_note(&start(2, 1)).unwrap();
+        assert!(s.is_void(&record(2, 1, ZERO)) && !s.is_void(&record(1, 1, ZERO)));
+        s.apply_record(&record(2, 2, ZERO)).unwrap();
+        assert!(!s.is_void(&record(2, 2, ZERO)));
+        assert_eq!(s.committed().get(WriterId(0)), Seq(2));
+    }
+}

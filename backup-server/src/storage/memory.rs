@@ -1,0 +1,378 @@
+//! A disk in memory that crashes: what is written and what is durable are kept apart.
+//!
+//! A crash keeps, of everything that was not synced, any part: each sector of each write and each
+//! change of a directory entry by itself ([`Chooser`]). That is harsher than most file systems,
+//! and all that POSIX promises. Faults (no room, I/O errors, power loss at the n-th operation) are
+//! injected with [`Memory::set_faults`].
+
+use super::{Storage, StorageFile};
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What the disk writes atomically.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// Decides at a crash what survives.
+pub trait Chooser {
+    /// Whether this unsynced sector or directory entry made it to the disk.
+    fn survives(&mut self) -> bool;
+}
+
+impl<F: FnMut() -> bool> Chooser for F {
+    fn survives(&mut self) -> bool {
+        self()
+    }
+}
+
+/// Faults to come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// Bytes that all files together may take; beyond it writes fail with "no space".
+    pub capacity_bytes: Option<u64>,
+    /// The power goes off right before the operation with this number (see [`Memory::ops`]):
+    /// that one and all after it fail. A write that it hits is done in part.
+    pub power_off_at: Option<u64>,
+    /// Syncs fail, and forget what they should have written, as Linux does.
+    pub sync_fails: bool,
+}
+
+/// The disk. Clones are the same disk.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(Arc<Mutex<Disk>>);
+
+/// An open file of it.
+#[derive(Clone, Debug)]
+pub struct MemoryFile {
+    disk: Memory,
+    inode: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Disk {
+    inodes: BTreeMap<u64, Inode>,
+    live: BTreeMap<String, u64>,
+    durable: BTreeMap<String, u64>,
+    next: u64,
+    ops: u64,
+    faults: Faults,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Inode {
+    live: Vec<u8>,
+    durable: Vec<u8>,
+    unsynced: Vec<Change>,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Write { offset: u64, data: Vec<u8> },
+    Size(u64),
+}
+
+impl Memory {
+    /// An empty disk.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the faults to come.
+    pub fn set_faults(&self, faults: Faults) {
+        self.lock().faults = faults;
+    }
+
+    /// Operations so far that change anything: writes, syncs, directory changes.
+    #[must_use]
+    pub fn ops(&self) -> u64 {
+        self.lock().ops
+    }
+
+    /// How many independent choices [`Memory::crash`] would ask for now.
+    #[must_use]
+    pub fn crash_choices(&self) -> usize {
+        let mut count = 0;
+        let _ = self.crash(&mut || {
+            count += 1;
+            false
+        });
+        count
+    }
+
+    /// A new disk as this one is after power was lost now. This one is not changed; what is still
+    /// open refers to it.
+    #[must_use]
+    pub fn crash(&self, chooser: &mut impl Chooser) -> Memory {
+        let disk = self.lock();
+        let mut after = Disk { next: disk.next, durable: disk.durable.clone(), ..Disk::default() };
+        let names = disk.live.keys().chain(disk.durable.keys());
+        for name in names.collect::<std::collections::BTreeSet<_>>() {
+            if disk.live.get(name) != disk.durable.get(name) && chooser.survives() {
+                match disk.live.get(name) {
+                    Some(inode) => after.durable.insert(name.clone(), *inode),
+                    None => after.durable.remove(name),
+                };
+            }
+        }
+        for inode in after.durable.values() {
+            let mut content = disk.inodes[inode].durable.clone();
+            for change in &disk.inodes[inode].unsynced {
+                change.survive(&mut content, chooser);
+            }
+            let kept = Inode { live: content.clone(), durable: content, unsynced: Vec::new() };
+            after.inodes.insert(*inode, kept);
+        }
+        after.live = after.durable.clone();
+        Memory(Arc::new(Mutex::new(after)))
+    }
+
+    /// The disk as a process that was killed (not the machine) finds it again.
+    #[must_use]
+    pub fn killed(&self) -> Memory {
+        let mut disk = self.lock().clone();
+        disk.faults = Faults::default();
+        Memory(Arc::new(Mutex::new(disk)))
+    }
+
+    /// Damages one byte where it is durable and where it is read.
+    pub fn flip(&self, path: &str, at: u64) {
+        let mut disk = self.lock();
+        let inode = disk.live[path];
+        let inode = disk.inodes.get_mut(&inode).expect("live");
+        inode.live[at as usize] ^= 0x40;
+        inode.durable[at as usize] ^= 0x40;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Disk> {
+        self.0.lock().expect("no panic while the disk is locked")
+    }
+}
+
+impl Change {
+    fn apply(&self, content: &mut Vec<u8>) {
+        match self {
+            Change::Size(size) => content.resize(*size as usize, 0),
+            Change::Write { offset, data } => put(content, *offset, data),
+        }
+    }
+
+    fn survive(&self, content: &mut Vec<u8>, chooser: &mut impl Chooser) {
+        let Change::Write { offset, data } = self else {
+            if chooser.survives() {
+                self.apply(content);
+            }
+            return;
+        };
+        let mut at = 0;
+        while at < data.len() {
+            let sector_end = (offset + at as u64) / SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES;
+            let end = data.len().min((sector_end - offset) as usize);
+            if chooser.survives() {
+                put(content, offset + at as u64, &data[at..end]);
+            }
+            at = end;
+        }
+    }
+}
+
+fn put(content: &mut Vec<u8>, offset: u64, data: &[u8]) {
+    let (start, end) = (offset as usize, offset as usize + data.len());
+    if content.len() < end {
+        content.resize(end, 0);
+    }
+    content[start..end].copy_from_slice(data);
+}
+
+impl Disk {
+    fn op(&mut self) -> io::Result<()> {
+        if self.faults.power_off_at.is_some_and(|at| self.ops >= at) {
+            return Err(io::Error::other("the power is off"));
+        }
+        self.ops += 1;
+        Ok(())
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.inodes.values().map(|i| i.live.len() as u64).sum()
+    }
+
+    fn change(&mut self, inode: u64, change: Change) -> io::Result<()> {
+        let off = self.op();
+        let grows = match &change {
+            Change::Size(size) => *size,
+            Change::Write { offset, data } => offset + data.len() as u64,
+        }
+        .saturating_sub(self.inodes[&inode].live.len() as u64);
+        let full = self.faults.capacity_bytes.is_some_and(|c| self.used_bytes() + grows > c);
+        let (change, result) = match (change, off, full) {
+            (change, Ok(()), false) => (change, Ok(())),
+            // Half of a write that fails is there.
+            (Change::Write { offset, mut data }, off, _) => {
+                data.truncate(data.len() / 2);
+                (Change::Write { offset, data }, off.and(Err(io::ErrorKind::StorageFull.into())))
+            }
+            (Change::Size(_), off, _) => {
+                return off.and(Err(io::ErrorKind::StorageFull.into()));
+            }
+        };
+        let inode = self.inodes.get_mut(&inode).expect("open files are kept");
+        change.apply(&mut inode.live);
+        inode.unsynced.push(change);
+        result
+    }
+}
+
+fn missing() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+impl Storage for Memory {
+    type File = MemoryFile;
+
+    fn create_dir(&self, _dir: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        let prefix = if dir.is_empty() { String::new() } else { format!("{dir}/") };
+        let disk = self.lock();
+        let names = disk.live.keys().filter_map(|path| path.strip_prefix(&prefix));
+        Ok(names.filter(|name| !name.contains('/')).map(str::to_owned).collect())
+    }
+
+    fn create(&self, path: &str) -> io::Result<MemoryFile> {
+        let mut disk = self.lock();
+        disk.op()?;
+        if disk.live.contains_key(path) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        disk.next += 1;
+        let inode = disk.next;
+        disk.inodes.insert(inode, Inode::default());
+        disk.live.insert(path.to_owned(), inode);
+        Ok(MemoryFile { disk: self.clone(), inode })
+    }
+
+    fn open(&self, path: &str) -> io::Result<MemoryFile> {
+        let inode = *self.lock().live.get(path).ok_or_else(missing)?;
+        Ok(MemoryFile { disk: self.clone(), inode })
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        let mut disk = self.lock();
+        disk.op()?;
+        disk.live.remove(path).map(|_| ()).ok_or_else(missing)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut disk = self.lock();
+        disk.op()?;
+        let inode = disk.live.remove(from).ok_or_else(missing)?;
+        disk.live.insert(to.to_owned(), inode);
+        Ok(())
+    }
+
+    fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        let mut disk = self.lock();
+        disk.op()?;
+        if disk.faults.sync_fails {
+            return Err(io::Error::other("injected sync failure"));
+        }
+        let inside = |path: &String| path.rsplit_once('/').map_or("", |(d, _)| d) == dir;
+        disk.durable.retain(|path, _| !inside(path));
+        let synced: Vec<_> = disk.live.iter().filter(|(p, _)| inside(p)).collect();
+        let synced: Vec<_> = synced.into_iter().map(|(p, i)| (p.clone(), *i)).collect();
+        disk.durable.extend(synced);
+        Ok(())
+    }
+
+    fn fresh_id(&self) -> u64 {
+        let mut disk = self.lock();
+        disk.next += 1;
+        // Spread, so that it is not mistaken for a small number elsewhere.
+        disk.next.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+impl StorageFile for MemoryFile {
+    fn size_bytes(&self) -> io::Result<u64> {
+        Ok(self.disk.lock().inodes[&self.inode].live.len() as u64)
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let disk = self.disk.lock();
+        let content = &disk.inodes[&self.inode].live;
+        let end = offset as usize + buf.len();
+        let part = content.get(offset as usize..end).ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(part);
+        Ok(())
+    }
+
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
+        let data = parts.iter().flat_map(|p| p.iter().copied()).collect();
+        self.disk.lock().change(self.inode, Change::Write { offset, data })
+    }
+
+    fn zero_at(&self, offset: u64, len_bytes: u64, _keep_allocated: bool) -> io::Result<()> {
+        self.write_at(&[IoSlice::new(&vec![0; len_bytes as usize])], offset)
+    }
+
+    fn set_size(&self, size_bytes: u64) -> io::Result<()> {
+        self.disk.lock().change(self.inode, Change::Size(size_bytes))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut disk = self.disk.lock();
+        disk.op()?;
+        let fails = disk.faults.sync_fails;
+        let inode = disk.inodes.get_mut(&self.inode).expect("open files are kept");
+        let unsynced = std::mem::take(&mut inode.unsynced);
+        if fails {
+            // The page cache still shows it, and no later sync will write it.
+            return Err(io::Error::other("injected sync failure"));
+        }
+        for change in unsynced {
+            change.apply(&mut inode.durable);
+        }
+        Ok(())
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        let size = self.size_bytes()?;
+        Ok((offset < size).then_some(offset..size))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_synced_is_certain() {
+        let disk = Memory::new();
+        let file = disk.create("d/f").unwrap();
+        file.write_at(&[IoSlice::new(&[1; 1024])], 0).unwrap();
+        file.sync().unwrap();
+        assert!(disk.crash(&mut || false).open("d/f").is_err(), "its name was not synced");
+        disk.sync_dir("d").unwrap();
+        file.write_at(&[IoSlice::new(&[2; 1024])], 256).unwrap();
+        let mut nth = 0;
+        let after = disk.crash(&mut || {
+            nth += 1;
+            nth == 2
+        });
+        let mut back = [0; 1024];
+        after.open("d/f").unwrap().read_at(&mut back, 0).unwrap();
+        assert_eq!((nth, back[511], back[512], back[1023]), (3, 1, 2, 2), "torn by sectors");
+        disk.set_faults(Faults { sync_fails: true, ..Faults::default() });
+        assert!(file.sync().is_err());
+        disk.set_faults(Faults::default());
+        file.sync().unwrap();
+        disk.killed().open("d/f").unwrap().read_at(&mut back, 0).unwrap();
+        assert_eq!(back[256], 2, "the page cache still shows what the disk never got");
+        disk.crash(&mut || true).open("d/f").unwrap().read_at(&mut back, 0).unwrap();
+        assert_eq!(back[256], 1, "a later sync does not bring it back");
+    }
+}
