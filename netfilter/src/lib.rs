@@ -14,6 +14,12 @@
 //! the kernel drops what a guest sends, and TCP sends it again later.
 #![deny(unsafe_code)]
 
+pub mod gate;
+pub mod nfqueue;
 pub mod packet;
 pub mod release_queue;
+pub mod rules;
+mod sys;
 pub mod verdicts;
+
+pub use sys::now;

@@ -1,0 +1,329 @@
+//! The gate of a host: one thread for the packets of all its members.
+//!
+//! A group's [`GateHandle`] tells it of C, the lease, the mode and the fence; a member's
+//! [`Pending`] holds P; its [`GateStats`] say what happens.
+//!
+//! # Start and stop
+//! The queue is bound, then the rules are installed: from then on nothing leaves unheld. The gate
+//! is shut until the first lease. A daemon that dies leaves its rules: the kernel drops what they
+//! queue, until the next start replaces them in one step.
+//!
+//! [`Gate::stop`] is for a clean end, after the taps have been closed, so that P stands still.
+//! What is covered is released, then the queue is closed, and the kernel drops what still waited:
+//! TCP sends it again, to whoever answers then. Only after that, and only for a member whose every
+//! write is committed under a lease (or whose mode is async), the rules are removed. Otherwise they
+//! stay, and so the member stays silent: its packets could tell what the backup does not have.
+
+mod shared;
+mod stats;
+mod worker;
+
+pub use shared::{GateHandle, Pending};
+pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
+
+use crate::nfqueue::{KernelCounters, Nfqueue, QueueError, QueueNumber, kernel_counters};
+use crate::release_queue::ReleaseQueue;
+use crate::rules::{Firewall, Installed, MemberRules, RulesError, Topology};
+use crate::sys::{Epoll, EventFd, TimerFd};
+use crate::verdicts::Verdicts;
+use shared::Group;
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use tidelock_protocol::message::Mode;
+use tidelock_protocol::vector::CountVector;
+use worker::{End, GroupWorker, Member, Worker};
+
+/// A group to guard.
+#[derive(Clone, Debug)]
+pub struct GroupConfig {
+    /// Its name.
+    pub name: String,
+    /// The mode to start in.
+    pub mode: Mode,
+    /// How long a lease lasts.
+    pub lease_period_ms: u64,
+    /// Its members on this host that may talk to clients.
+    pub members: Vec<MemberConfig>,
+}
+
+/// A member to guard.
+#[derive(Clone, Debug)]
+pub struct MemberConfig {
+    /// Its name.
+    pub name: String,
+    /// The host's interface that the guest's packets come in by: its tap or veth.
+    pub interface: String,
+    /// How that interface leads outside.
+    pub topology: Topology,
+    /// A queue number that nothing else on this host uses.
+    pub queue: QueueNumber,
+    /// How many packets may wait.
+    pub queue_len_max: u32,
+    /// P, as the member's sequencer publishes it.
+    pub pending: Arc<Pending>,
+}
+
+/// What can go wrong with the gate. It fails closed.
+#[derive(Debug, thiserror::Error)]
+pub enum GateError {
+    /// Two members have one name.
+    #[error("two members are called \"{0}\": give each member of the host a name of its own")]
+    NameTwice(String),
+    /// Two members have one queue.
+    #[error("packet queue {0} is given to two members: give each one a number of its own")]
+    QueueTwice(QueueNumber),
+    /// The kernel queue.
+    #[error("gate")]
+    Queue(#[from] QueueError),
+    /// The packet-filter rules.
+    #[error("gate: rules of member \"{member}\"")]
+    Rules {
+        /// Whose rules.
+        member: String,
+        /// What is wrong.
+        #[source]
+        source: RulesError,
+    },
+    /// The thread cannot wait for events.
+    #[error("gate: cannot wait for events")]
+    Wait(#[source] io::Error),
+    /// The thread has panicked.
+    #[error("gate: the thread has failed; packets are held until the daemon is started again")]
+    Panicked,
+}
+
+/// What to do with the rules at a clean stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RulesAtStop {
+    /// Remove the rules of each member that may send without the gate.
+    RemoveWhenSettled,
+    /// Leave them all: somebody else takes over.
+    Leave,
+}
+
+/// How one member was left at a clean stop.
+#[derive(Debug)]
+pub struct Stopped {
+    /// Whose gate it was.
+    pub member: String,
+    /// Packets that still waited and were dropped.
+    pub dropped_packets: usize,
+    /// Whether its rules are gone.
+    pub rules: RulesLeft,
+}
+
+/// Whether rules were removed.
+#[derive(Debug)]
+pub enum RulesLeft {
+    /// They are gone: the member's packets pass unheld.
+    Removed,
+    /// They stay, and the member stays silent, because of this.
+    InPlace(&'static str),
+    /// They should be gone, but it did not work.
+    Failed(RulesError),
+}
+
+/// One member as the daemon sees it.
+#[derive(Debug)]
+pub struct MemberGate {
+    name: String,
+    queue: QueueNumber,
+    stats: Arc<GateStats>,
+    installed: Installed,
+}
+
+impl MemberGate {
+    /// The member's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<GateStats> {
+        &self.stats
+    }
+
+    /// Its rules as they were installed.
+    #[must_use]
+    pub fn installed(&self) -> &Installed {
+        &self.installed
+    }
+
+    /// What the kernel dropped before the gate saw it.
+    pub fn kernel_counters(&self) -> Result<KernelCounters, QueueError> {
+        kernel_counters(self.queue).map(Option::unwrap_or_default)
+    }
+}
+
+/// The running gate. Dropping it without [`stop`](Self::stop) leaves the rules in place.
+pub struct Gate {
+    handles: Vec<(String, GateHandle)>,
+    members: Vec<MemberGate>,
+    firewall: Firewall,
+    wake: Arc<EventFd>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<Vec<End>, GateError>>>,
+}
+
+impl Gate {
+    /// Binds the queues, installs the rules and starts the thread, in the network namespace of
+    /// the calling thread. The gate is shut until the first lease.
+    pub fn start(firewall: Firewall, groups: Vec<GroupConfig>) -> Result<Gate, GateError> {
+        refuse_doubles(&groups)?;
+        let wake = Arc::new(EventFd::new().map_err(GateError::Wait)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (mut handles, mut members, mut workers) = (Vec::new(), Vec::new(), Vec::new());
+        for config in groups {
+            let shared =
+                Arc::new(Group::new(config.name.clone(), config.mode, config.lease_period_ms));
+            let (_, state) = shared.newer_than(0).expect("the first version is 1");
+            let mut group = GroupWorker {
+                shared: Arc::clone(&shared),
+                seen: 0,
+                state,
+                gate: None,
+                lease_timer: TimerFd::new().map_err(GateError::Wait)?,
+                members: Vec::new(),
+            };
+            for member in config.members {
+                let (worker, view) = start_member(&firewall, member, config.mode)?;
+                group.members.push(worker);
+                members.push(view);
+            }
+            workers.push(group);
+            handles.push((config.name, GateHandle::new(shared, Arc::clone(&wake))));
+        }
+        let worker = Worker {
+            epoll: Epoll::new().map_err(GateError::Wait)?,
+            wake: Arc::clone(&wake),
+            stop: Arc::clone(&stop),
+            groups: workers,
+        };
+        worker.register()?;
+        let thread = std::thread::Builder::new()
+            .name("gate".into())
+            .spawn(move || worker.run())
+            .map_err(GateError::Wait)?;
+        Ok(Gate { handles, members, firewall, wake, stop, thread: Some(thread) })
+    }
+
+    /// The handle of a group.
+    #[must_use]
+    pub fn handle(&self, group: &str) -> Option<GateHandle> {
+        self.handles.iter().find(|(name, _)| name == group).map(|(_, handle)| handle.clone())
+    }
+
+    /// Every member.
+    #[must_use]
+    pub fn members(&self) -> &[MemberGate] {
+        &self.members
+    }
+
+    /// Which packet filter is in use.
+    #[must_use]
+    pub fn firewall(&self) -> &Firewall {
+        &self.firewall
+    }
+
+    /// Whether the thread is still there. If not, [`stop`](Self::stop) says why.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Whether every member's rules still stand as they were installed. Runs the packet filter's
+    /// tools, so not for every scrape.
+    pub fn verify_rules(&self) -> Result<(), GateError> {
+        self.members.iter().try_for_each(|member| {
+            self.firewall
+                .verify(&member.installed)
+                .map_err(|source| GateError::Rules { member: member.name.clone(), source })
+        })
+    }
+
+    /// Ends the gate cleanly. Close the taps first: see the module's text.
+    pub fn stop(mut self, rules: RulesAtStop) -> Result<Vec<Stopped>, GateError> {
+        let ends = self.end_thread()?;
+        let mut stopped = Vec::new();
+        for end in ends {
+            let rules = match (rules, end.unsettled) {
+                (RulesAtStop::Leave, _) => RulesLeft::InPlace("they were to be left"),
+                (RulesAtStop::RemoveWhenSettled, Some(why)) => RulesLeft::InPlace(why),
+                (RulesAtStop::RemoveWhenSettled, None) => match self.firewall.remove(&end.member) {
+                    Ok(()) => RulesLeft::Removed,
+                    Err(e) => RulesLeft::Failed(e),
+                },
+            };
+            stopped.push(Stopped { member: end.member, dropped_packets: end.dropped, rules });
+        }
+        Ok(stopped)
+    }
+
+    fn end_thread(&mut self) -> Result<Vec<End>, GateError> {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake.wake();
+        match self.thread.take() {
+            Some(thread) => thread.join().map_err(|_| GateError::Panicked)?,
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // Whatever the thread says, its queues are closed and the rules stay: shut.
+        let _ = self.end_thread();
+    }
+}
+
+fn refuse_doubles(groups: &[GroupConfig]) -> Result<(), GateError> {
+    let (mut names, mut queues) = (HashSet::new(), HashSet::new());
+    for member in groups.iter().flat_map(|group| &group.members) {
+        if !names.insert(&member.name) {
+            return Err(GateError::NameTwice(member.name.clone()));
+        }
+        if !queues.insert(member.queue) {
+            return Err(GateError::QueueTwice(member.queue));
+        }
+    }
+    Ok(())
+}
+
+fn start_member(
+    firewall: &Firewall,
+    config: MemberConfig,
+    mode: Mode,
+) -> Result<(Member, MemberGate), GateError> {
+    let nfqueue = Nfqueue::bind(config.queue, config.queue_len_max)?;
+    let rules = MemberRules {
+        member: config.name.clone(),
+        interface: config.interface,
+        topology: config.topology,
+        queue: config.queue,
+    };
+    let installed = firewall
+        .install(&rules)
+        .map_err(|source| GateError::Rules { member: config.name.clone(), source })?;
+    let stats = Arc::new(GateStats::default());
+    let view = MemberGate {
+        name: config.name.clone(),
+        queue: config.queue,
+        stats: Arc::clone(&stats),
+        installed,
+    };
+    let worker = Member {
+        name: config.name,
+        nfqueue,
+        queue: ReleaseQueue::new(config.queue_len_max as usize, mode),
+        pending: config.pending,
+        stats,
+        stamp: CountVector::new(),
+        verdicts: Verdicts::new(),
+    };
+    Ok((worker, view))
+}

@@ -1,0 +1,332 @@
+//! The packet-filter rules that send a guest's packets into the queue.
+//!
+//! | topology | forwarded packets | packets to the host itself |
+//! |---|---|---|
+//! | routed: the interface has addresses and the host routes | FORWARD by in-interface | INPUT by in-interface |
+//! | bridged: the interface is a port of a bridge | FORWARD by bridge port | INPUT by bridge port |
+//!
+//! The second column counts: a guest that talks to its host talks to the outside.
+//!
+//! Invariants:
+//! - Rules are replaced in one transaction of the packet filter: there is no moment in which a
+//!   packet passes unheld, not even while stale rules of a crashed daemon give way.
+//! - No rule has a bypass: without a listener the kernel drops what is queued.
+//! - IPv6 neighbour discovery returns before the queue, where it can be genuine: on the bridge and
+//!   to the host itself, never across a router. ARP does not come by here at all.
+//! - In a bridged topology, what is neither IP nor ARP is dropped: the queue cannot judge it.
+//! - Rules sit ahead of the user's own filter rules and take none of them away: a packet that is
+//!   let through goes on to the filter table (iptables: ours are in mangle; nftables: a table of
+//!   our own with an earlier priority).
+
+mod iptables;
+mod names;
+mod nft;
+mod tool;
+
+use crate::nfqueue::QueueNumber;
+use iptables::Iptables;
+use nft::Nft;
+
+/// How the guest's interface leads outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Topology {
+    /// The host routes between the guest's interface and the outside.
+    Routed,
+    /// The guest's interface is a port of a bridge.
+    Bridged,
+}
+
+/// The rules of one member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberRules {
+    /// The member's name; it names the chains.
+    pub member: String,
+    /// The interface that the guest's packets come in by.
+    pub interface: String,
+    /// How it leads outside.
+    pub topology: Topology,
+    /// Where its packets go.
+    pub queue: QueueNumber,
+}
+
+/// What can go wrong with rules.
+#[derive(Debug, thiserror::Error)]
+pub enum RulesError {
+    /// Nothing here can queue packets.
+    #[error(
+        "no packet filter here can queue packets; install nftables or iptables, and load nft_queue \
+         or xt_NFQUEUE (tried: {tried})"
+    )]
+    NoBackend {
+        /// Each tool and why it does not do.
+        tried: String,
+    },
+    /// The process may not do this.
+    #[error(
+        "{tool} is not allowed to change rules: run tidelockd as root or with CAP_NET_ADMIN and CAP_NET_RAW"
+    )]
+    NotAllowed {
+        /// Which tool.
+        tool: String,
+    },
+    /// A tool refused.
+    #[error("{tool} could not {doing}: {output}")]
+    Refused {
+        /// Which tool.
+        tool: String,
+        /// What it was to do.
+        doing: &'static str,
+        /// What it said.
+        output: String,
+    },
+    /// A tool could not be run.
+    #[error("cannot run {tool}")]
+    Run {
+        /// Which tool.
+        tool: String,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Bridged packets do not come by iptables.
+    #[error(
+        "bridged packets do not pass through iptables, because {sysctl} is {found}: run `modprobe \
+         br_netfilter` and `sysctl -w {sysctl}=1`, and keep both in /etc, or use a kernel with \
+         nftables' queue"
+    )]
+    BridgeNetfilter {
+        /// The setting.
+        sysctl: &'static str,
+        /// Its value.
+        found: String,
+    },
+    /// iptables cannot match bridge ports.
+    #[error(
+        "{tool} cannot match bridge ports: load xt_physdev, or use a kernel with nftables' queue"
+    )]
+    NoPhysdev {
+        /// Which tool.
+        tool: String,
+    },
+    /// Not the name of an interface.
+    #[error(
+        "\"{0}\" is not the name of a network interface: 1 to 15 letters, digits, '.', '_', ':', \
+         '@' or '-'"
+    )]
+    BadInterface(String),
+    /// Rules are not as they were installed.
+    #[error(
+        "the rules in {tool} are not as they were installed ({what}), so packets may pass unheld: \
+         restart tidelockd, and find out what changes the packet filter"
+    )]
+    Changed {
+        /// Which tool.
+        tool: String,
+        /// What is different.
+        what: String,
+    },
+}
+
+/// Rules as they stand after [`Firewall::install`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// What was asked for.
+    pub rules: MemberRules,
+    /// Which packet filter they are in.
+    pub backend: String,
+    /// What the operator should know.
+    pub notes: Vec<String>,
+    /// The rules in the packet filter's own words, to compare with later.
+    listing: Vec<String>,
+}
+
+/// The packet filter in use.
+#[derive(Clone, Debug)]
+pub struct Firewall {
+    backend: Backend,
+    others: Vec<Backend>,
+    rejected: Vec<(String, String)>,
+}
+
+#[derive(Clone, Debug)]
+enum Backend {
+    Nft(Nft),
+    Iptables(Iptables),
+}
+
+impl Firewall {
+    /// Finds a packet filter that can queue, by trying each one with a scratch chain that is gone
+    /// at once. nftables comes first: it has both address families and bridges in one transaction.
+    pub fn detect() -> Result<Firewall, RulesError> {
+        Self::detect_only(|_| true)
+    }
+
+    /// As [`detect`](Self::detect), among those whose [`name`](Self::name) is wanted.
+    pub fn detect_only(wanted: impl Fn(&str) -> bool) -> Result<Firewall, RulesError> {
+        let (mut able, mut others, mut rejected) = (Vec::new(), Vec::new(), Vec::new());
+        let nft = Nft::find().map(Backend::Nft);
+        let iptables = Iptables::find().into_iter().map(Backend::Iptables);
+        for mut backend in nft.into_iter().chain(iptables) {
+            let verdict = match &mut backend {
+                Backend::Nft(nft) => nft.try_queue(),
+                Backend::Iptables(iptables) => iptables.try_queue(),
+            };
+            match verdict {
+                Ok(()) if wanted(backend.name()) => able.push(backend),
+                Ok(()) => others.push(backend),
+                Err(e @ RulesError::NotAllowed { .. }) => return Err(e),
+                Err(e) => {
+                    rejected.push((backend.name().to_owned(), e.to_string()));
+                    others.push(backend);
+                }
+            }
+        }
+        if able.is_empty() {
+            let mut tried: Vec<String> =
+                rejected.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+            if tried.is_empty() {
+                tried.push("neither nft nor iptables is installed".to_owned());
+            }
+            return Err(RulesError::NoBackend { tried: tried.join("; ") });
+        }
+        let backend = able.remove(0);
+        others.extend(able);
+        Ok(Firewall { backend, others, rejected })
+    }
+
+    /// The packet filter's name: `nft`, `iptables-nft` or `iptables-legacy`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.backend.name()
+    }
+
+    /// The packet filters that are here but cannot queue, and why.
+    #[must_use]
+    pub fn rejected(&self) -> &[(String, String)] {
+        &self.rejected
+    }
+
+    /// Installs the rules, in place of any older ones of the same member.
+    pub fn install(&self, rules: &MemberRules) -> Result<Installed, RulesError> {
+        check_interface(&rules.interface)?;
+        let mut notes = Vec::new();
+        let listing = match &self.backend {
+            Backend::Nft(nft) => nft.install(rules)?,
+            Backend::Iptables(iptables) => {
+                self.drop_what_iptables_cannot_see(rules, &mut notes)?;
+                iptables.install(rules)?
+            }
+        };
+        // Only now: stale rules in another packet filter held packets until these took over.
+        for other in &self.others {
+            if let Err(e) = self.remove_from_other(other, &rules.member) {
+                notes.push(format!("stale rules may be left in {}: {e}", other.name()));
+            }
+        }
+        let backend = self.name().to_owned();
+        Ok(Installed { rules: rules.clone(), backend, notes, listing })
+    }
+
+    /// Whether the rules still stand as they were installed.
+    pub fn verify(&self, installed: &Installed) -> Result<(), RulesError> {
+        let listing = match &self.backend {
+            Backend::Nft(nft) => nft.listing(&installed.rules)?,
+            Backend::Iptables(iptables) => iptables.listing(&installed.rules)?,
+        };
+        let gone = installed.listing.iter().find(|line| !listing.contains(line));
+        let new = listing.iter().find(|line| !installed.listing.contains(line));
+        let what = match (gone, new) {
+            (None, None) => return Ok(()),
+            (Some(line), _) => format!("missing: {}", line.trim()),
+            (None, Some(line)) => format!("added: {}", line.trim()),
+        };
+        Err(RulesError::Changed { tool: self.name().to_owned(), what })
+    }
+
+    /// Removes a member's rules wherever they are. Its packets pass unheld from now on.
+    pub fn remove(&self, member: &str) -> Result<(), RulesError> {
+        self.backend.remove(member)?;
+        self.others.iter().try_for_each(|other| other.remove(member))
+    }
+
+    /// nftables without `queue` can still drop on a bridge, and does so for iptables.
+    fn drop_what_iptables_cannot_see(
+        &self,
+        rules: &MemberRules,
+        notes: &mut Vec<String>,
+    ) -> Result<(), RulesError> {
+        let nft = self.nft().filter(|nft| nft.has_bridge());
+        match (rules.topology, nft) {
+            (Topology::Bridged, Some(nft)) => nft.install_companion(rules),
+            (Topology::Bridged, None) => {
+                notes.push(
+                    "frames that are neither IP nor ARP cross the bridge unheld: install nftables \
+                     and use a kernel with its bridge family, and they are dropped"
+                        .to_owned(),
+                );
+                Ok(())
+            }
+            (Topology::Routed, Some(nft)) => nft.remove(&rules.member),
+            (Topology::Routed, None) => Ok(()),
+        }
+    }
+
+    fn nft(&self) -> Option<&Nft> {
+        std::iter::once(&self.backend).chain(&self.others).find_map(|backend| match backend {
+            Backend::Nft(nft) => Some(nft),
+            Backend::Iptables(_) => None,
+        })
+    }
+
+    /// While iptables is in use, nftables' table is its companion and not stale.
+    fn remove_from_other(&self, other: &Backend, member: &str) -> Result<(), RulesError> {
+        match other {
+            Backend::Nft(nft) if matches!(self.backend, Backend::Iptables(_)) => {
+                nft.remove_queueing(member)
+            }
+            other => other.remove(member),
+        }
+    }
+}
+
+impl Backend {
+    fn name(&self) -> &str {
+        match self {
+            Backend::Nft(_) => nft::NAME,
+            Backend::Iptables(iptables) => iptables.name(),
+        }
+    }
+
+    fn remove(&self, member: &str) -> Result<(), RulesError> {
+        match self {
+            Backend::Nft(nft) => nft.remove(member),
+            Backend::Iptables(iptables) => iptables.remove(member),
+        }
+    }
+}
+
+/// Also keeps the name from meaning anything else in a rule: iptables takes a trailing '+' as
+/// "any interface that begins so".
+fn check_interface(name: &str) -> Result<(), RulesError> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._:@-".contains(c);
+    if (1..=15).contains(&name.len()) && name.chars().all(allowed) && !name.starts_with('-') {
+        Ok(())
+    } else {
+        Err(RulesError::BadInterface(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_names_cannot_smuggle_anything() {
+        for good in ["tap0", "vnet12", "br-lan.7", "abcdefghijklmno"] {
+            check_interface(good).unwrap();
+        }
+        for bad in ["", "abcdefghijklmnop", "tap+", "a b", "a\"b", "a\nCOMMIT", "-j", "a/b", "!x"] {
+            assert!(matches!(check_interface(bad), Err(RulesError::BadInterface(_))), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The rules in iptables and ip6tables, whose restore commands change a table in one step.
+//!
+//! Two chains per member, in the mangle table: it comes before the filter table, and a packet that
+//! the gate lets through goes on there, so the user's own FORWARD rules still decide about it.
+
+use super::names::{CHAIN_PREFIX, forward_chain, input_chain};
+use super::tool::{find, run};
+use super::{MemberRules, RulesError, Topology};
+use crate::packet::NEIGHBOUR_DISCOVERY_TYPES;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Waits for the lock of another iptables, but not for ever.
+const WAIT: &str = "--wait=20";
+const PROBE_CHAIN: &str = "TL-PROBE";
+/// The files that legacy iptables shows its tables in, for the calling thread's namespace.
+const LEGACY_TABLES: [&str; 2] =
+    ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+}
+
+/// One of the two implementations of iptables.
+#[derive(Clone, Debug)]
+pub(super) struct Iptables {
+    name: &'static str,
+    v4: Commands,
+    v6: Commands,
+    physdev: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Commands {
+    family: Family,
+    save: PathBuf,
+    restore: PathBuf,
+}
+
+impl Iptables {
+    /// The implementations that are installed. The system's own choice comes first.
+    pub(super) fn find() -> Vec<Iptables> {
+        let mut found: Vec<Iptables> = Vec::new();
+        for prefix in ["iptables", "iptables-nft", "iptables-legacy"] {
+            let Some(variant) = Self::variant(prefix) else { continue };
+            if found.iter().any(|known| known.name == variant.name) {
+                continue;
+            }
+            found.push(variant);
+        }
+        found
+    }
+
+    fn variant(prefix: &str) -> Option<Iptables> {
+        let version = run(&find(prefix)?, &["--version"], "", "say its version").ok()?;
+        let name = if version.contains("nf_tables") { "iptables-nft" } else { "iptables-legacy" };
+        let commands = |family, prefix: &str| {
+            Some(Commands {
+                family,
+                save: find(&format!("{prefix}-save"))?,
+                restore: find(&format!("{prefix}-restore"))?,
+            })
+        };
+        Some(Iptables {
+            name,
+            v4: commands(Family::V4, prefix)?,
+            v6: commands(Family::V6, &prefix.replacen("iptables", "ip6tables", 1))?,
+            physdev: false,
+        })
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Builds and removes a scratch chain with the rules that will be needed, in one step.
+    pub(super) fn try_queue(&mut self) -> Result<(), RulesError> {
+        let probe = |commands: &Commands, matching: &str, doing| {
+            let script = format!(
+                "*mangle\n:{PROBE_CHAIN} - [0:0]\n\
+                 -A {PROBE_CHAIN} {matching} -j NFQUEUE --queue-num 0\n\
+                 -F {PROBE_CHAIN}\n-X {PROBE_CHAIN}\nCOMMIT\n"
+            );
+            commands.restore(&script, doing)
+        };
+        let doing = "queue packets (NFQUEUE in the mangle table)";
+        probe(&self.v4, "", doing)?;
+        probe(&self.v6, "", doing)?;
+        let physdev = |c| probe(c, "-m physdev --physdev-in probe", "match bridge ports").is_ok();
+        self.physdev = physdev(&self.v4) && physdev(&self.v6);
+        Ok(())
+    }
+
+    pub(super) fn install(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
+        if rules.topology == Topology::Bridged {
+            if !self.physdev {
+                return Err(RulesError::NoPhysdev { tool: self.name.to_owned() });
+            }
+            check_bridge_netfilter()?;
+        }
+        for commands in [&self.v4, &self.v6] {
+            let saved = commands.save()?;
+            let script = install_script(commands.family, rules, &saved);
+            commands.restore(&script, "install the rules")?;
+        }
+        self.listing(rules)
+    }
+
+    /// The member's rules, and a complaint if another rule has come before them.
+    pub(super) fn listing(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
+        let mut lines = Vec::new();
+        for commands in [&self.v4, &self.v6] {
+            let saved = commands.save()?;
+            if let Some(line) = comes_before(&saved, &rules.member) {
+                return Err(RulesError::Changed {
+                    tool: self.name.to_owned(),
+                    what: format!("\"{line}\" in the mangle table comes before them"),
+                });
+            }
+            let family = format!("{:?}", commands.family);
+            lines.extend(own_lines(&saved, &rules.member).map(|line| format!("{family} {line}")));
+        }
+        Ok(lines)
+    }
+
+    pub(super) fn remove(&self, member: &str) -> Result<(), RulesError> {
+        for commands in [&self.v4, &self.v6] {
+            // Asking legacy iptables for a table would create it.
+            if self.name == "iptables-legacy" && !legacy_mangle_exists() {
+                continue;
+            }
+            let saved = commands.save()?;
+            if let Some(script) = remove_script(member, &saved) {
+                commands.restore(&script, "remove the rules")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Commands {
+    fn save(&self) -> Result<String, RulesError> {
+        run(&self.save, &["-t", "mangle"], "", "list the mangle table")
+    }
+
+    fn restore(&self, script: &str, doing: &'static str) -> Result<(), RulesError> {
+        run(&self.restore, &["--noflush", WAIT], script, doing).map(drop)
+    }
+}
+
+fn legacy_mangle_exists() -> bool {
+    LEGACY_TABLES.iter().any(|path| {
+        std::fs::read_to_string(Path::new(path))
+            .is_ok_and(|tables| tables.lines().any(|table| table == "mangle"))
+    })
+}
+
+fn check_bridge_netfilter() -> Result<(), RulesError> {
+    for sysctl in ["net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"] {
+        let path = format!("/proc/sys/{}", sysctl.replace('.', "/"));
+        let found = std::fs::read_to_string(path).unwrap_or_else(|_| "missing".to_owned());
+        let found = found.trim().to_owned();
+        if found != "1" {
+            return Err(RulesError::BridgeNetfilter { sysctl, found });
+        }
+    }
+    Ok(())
+}
+
+/// Naming a chain empties it, so what follows is the whole of it. Old jumps go in the same step.
+fn install_script(family: Family, rules: &MemberRules, saved: &str) -> String {
+    let (forward, input) = (forward_chain(&rules.member), input_chain(&rules.member));
+    let matching = match rules.topology {
+        Topology::Routed => format!("-i {}", rules.interface),
+        Topology::Bridged => format!("-m physdev --physdev-in {}", rules.interface),
+    };
+    let mut script = format!("*mangle\n:{forward} - [0:0]\n:{input} - [0:0]\n");
+    for chain in [&forward, &input] {
+        // Genuine neighbour discovery never crosses a router.
+        let may_be_genuine = chain == &input || rules.topology == Topology::Bridged;
+        if family == Family::V6 && may_be_genuine {
+            for kind in NEIGHBOUR_DISCOVERY_TYPES {
+                line(
+                    &mut script,
+                    &format!("-A {chain} -p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j RETURN"),
+                );
+            }
+        }
+        line(&mut script, &format!("-A {chain} -j NFQUEUE --queue-num {}", rules.queue));
+    }
+    for jump in jumps(saved, &rules.member) {
+        line(&mut script, &jump.replacen("-A", "-D", 1));
+    }
+    line(&mut script, &format!("-I FORWARD 1 {matching} -j {forward}"));
+    line(&mut script, &format!("-I INPUT 1 {matching} -j {input}"));
+    line(&mut script, "COMMIT");
+    script
+}
+
+/// `None`: there is nothing to remove.
+fn remove_script(member: &str, saved: &str) -> Option<String> {
+    let chains = [forward_chain(member), input_chain(member)];
+    let chains: Vec<&String> =
+        chains.iter().filter(|chain| saved.contains(&format!(":{chain} "))).collect();
+    if chains.is_empty() {
+        return None;
+    }
+    let mut script = "*mangle\n".to_owned();
+    for jump in jumps(saved, member) {
+        line(&mut script, &jump.replacen("-A", "-D", 1));
+    }
+    for command in ["-F", "-X"] {
+        for chain in &chains {
+            line(&mut script, &format!("{command} {chain}"));
+        }
+    }
+    line(&mut script, "COMMIT");
+    Some(script)
+}
+
+fn line(script: &mut String, line: &str) {
+    writeln!(script, "{line}").expect("writing to a string");
+}
+
+/// The rules that lead into the member's chains.
+fn jumps<'a>(saved: &'a str, member: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+    let targets = [forward_chain(member), input_chain(member)].map(|c| format!(" -j {c}"));
+    saved.lines().filter(move |line| {
+        line.starts_with("-A ") && targets.iter().any(|target| line.ends_with(target.as_str()))
+    })
+}
+
+/// The jumps and the chains' contents.
+fn own_lines<'a>(saved: &'a str, member: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+    let chains = [forward_chain(member), input_chain(member)].map(|c| format!("-A {c} "));
+    let contents = saved
+        .lines()
+        .filter(move |line| chains.iter().any(|chain| line.starts_with(chain.as_str())));
+    jumps(saved, member).chain(contents)
+}
+
+/// A rule of somebody else's that decides about packets before the member's jumps do.
+fn comes_before<'a>(saved: &'a str, member: &str) -> Option<&'a str> {
+    ["-A FORWARD ", "-A INPUT "].iter().find_map(|hook| {
+        saved
+            .lines()
+            .filter(|line| line.starts_with(hook))
+            .take_while(|line| jumps(line, member).next().is_none())
+            .find(|line| !line.contains(&format!(" -j {CHAIN_PREFIX}")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nfqueue::QueueNumber;
+
+    fn rules(topology: Topology) -> MemberRules {
+        MemberRules {
+            member: "web".into(),
+            interface: "tap0".into(),
+            topology,
+            queue: QueueNumber(40),
+        }
+    }
+
+    fn saved() -> String {
+        let (f, i) = (forward_chain("web"), input_chain("web"));
+        format!(
+            "*mangle\n:FORWARD ACCEPT [9:9]\n:{f} - [0:0]\n:{i} - [0:0]\n\
+             -A FORWARD -i other -j {}\n-A FORWARD -i old -j {f}\n-A FORWARD -j ACCEPT\n\
+             -A INPUT -i old -j {i}\n-A {f} -j NFQUEUE --queue-num 7\nCOMMIT\n",
+            forward_chain("other")
+        )
+    }
+
+    #[test]
+    fn a_stale_jump_goes_in_the_same_step_in_which_the_new_one_comes() {
+        let f = forward_chain("web");
+        let script = install_script(Family::V4, &rules(Topology::Routed), &saved());
+        let at = |line: &str| script.find(&format!("{line}\n")).expect(line);
+        assert!(at(&format!("-D FORWARD -i old -j {f}")) < at("COMMIT"));
+        assert!(at(&format!("-I FORWARD 1 -i tap0 -j {f}")) < at("COMMIT"));
+        assert!(at(&format!("-A {f} -j NFQUEUE --queue-num 40")) < at("COMMIT"));
+        assert!(!script.contains("other"), "{script}");
+        assert!(!script.contains("bypass") && !script.contains("RETURN"), "{script}");
+    }
+
+    #[test]
+    fn discovery_returns_only_where_it_can_be_genuine() {
+        let count = |topology, family| {
+            install_script(family, &rules(topology), "").matches("-j RETURN").count()
+        };
+        assert_eq!(count(Topology::Routed, Family::V4), 0);
+        assert_eq!(count(Topology::Routed, Family::V6), 5, "to the host itself");
+        assert_eq!(count(Topology::Bridged, Family::V6), 10);
+    }
+
+    #[test]
+    fn removal_takes_what_is_ours_and_only_that() {
+        let script = remove_script("web", &saved()).unwrap();
+        assert!(script.contains("-D FORWARD -i old") && script.contains("-D INPUT -i old"));
+        assert!(script.contains(&format!("-X {}", input_chain("web"))));
+        assert!(!script.contains("other") && !script.contains("ACCEPT"), "{script}");
+        assert_eq!(remove_script("nobody", &saved()), None);
+    }
+
+    #[test]
+    fn a_rule_ahead_of_ours_is_noticed_unless_it_is_another_members() {
+        assert_eq!(comes_before(&saved(), "web"), None);
+        let ahead = saved().replacen("-A FORWARD -i", "-A FORWARD -j ACCEPT\n-A FORWARD -i", 1);
+        assert_eq!(comes_before(&ahead, "web"), Some("-A FORWARD -j ACCEPT"));
+    }
+}

@@ -1,0 +1,195 @@
+//! The rules in nftables: one table per member and family, replaced in one transaction.
+//!
+//! A table of our own needs no place among the user's rules: every table's chains see the packet,
+//! and ours see it before the usual filter priority.
+
+use super::names::table;
+use super::tool::{find, run};
+use super::{MemberRules, RulesError, Topology};
+use crate::packet::NEIGHBOUR_DISCOVERY_TYPES;
+use std::path::PathBuf;
+
+pub(super) const NAME: &str = "nft";
+const PROBE_TABLE: &str = "tidelock_probe";
+/// Before the filter priority of its family (0 for inet; bridges filter at -200).
+const PRIORITY_INET: i32 = -150;
+const PRIORITY_BRIDGE: i32 = -250;
+
+/// nftables.
+#[derive(Clone, Debug)]
+pub(super) struct Nft {
+    tool: PathBuf,
+    /// The families that this kernel has, be it without a queue.
+    inet: bool,
+    bridge: bool,
+}
+
+impl Nft {
+    pub(super) fn find() -> Option<Nft> {
+        Some(Nft { tool: find("nft")?, inet: false, bridge: false })
+    }
+
+    /// Whether it can filter on bridges, be it without a queue.
+    pub(super) fn has_bridge(&self) -> bool {
+        self.bridge
+    }
+
+    /// Builds and removes a scratch table with what will be needed, in one transaction.
+    pub(super) fn try_queue(&mut self) -> Result<(), RulesError> {
+        self.inet = self.probe("inet", "drop").is_ok();
+        self.bridge = self.probe("bridge", "ether type ip drop").is_ok();
+        self.probe("inet", "queue num 0")?;
+        if self.bridge {
+            self.probe("bridge", "queue num 0")?;
+        }
+        Ok(())
+    }
+
+    fn probe(&self, family: &str, rule: &str) -> Result<(), RulesError> {
+        let script = format!(
+            "table {family} {PROBE_TABLE} {{\n chain probe {{ {rule}\n }}\n}}\n\
+             delete table {family} {PROBE_TABLE}\n"
+        );
+        self.script(&script, "queue packets (its queue statement)")
+    }
+
+    pub(super) fn install(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
+        let script = match rules.topology {
+            Topology::Routed => self.replace("inet", &rules.member, &routed(rules)),
+            Topology::Bridged => self.replace("bridge", &rules.member, &bridged(rules)),
+        };
+        self.script(&script, "install the rules")?;
+        self.listing(rules)
+    }
+
+    /// Beside iptables: drops frames that iptables does not see.
+    pub(super) fn install_companion(&self, rules: &MemberRules) -> Result<(), RulesError> {
+        let script = self.replace("bridge", &rules.member, &companion(rules));
+        self.script(&script, "install the rule that drops what is neither IP nor ARP")
+    }
+
+    pub(super) fn listing(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
+        let family = match rules.topology {
+            Topology::Routed => "inet",
+            Topology::Bridged => "bridge",
+        };
+        let arguments = ["--stateless", "list", "table", family, &table(&rules.member)];
+        let listed = run(&self.tool, &arguments, "", "list the rules")?;
+        Ok(listed.lines().map(str::to_owned).collect())
+    }
+
+    pub(super) fn remove(&self, member: &str) -> Result<(), RulesError> {
+        self.script(&self.clear(member), "remove the rules")
+    }
+
+    /// Removes rules that queue, and leaves a companion.
+    pub(super) fn remove_queueing(&self, member: &str) -> Result<(), RulesError> {
+        self.script(&self.clear_inet(member), "remove the rules")
+    }
+
+    fn script(&self, script: &str, doing: &'static str) -> Result<(), RulesError> {
+        run(&self.tool, &["-f", "-"], script, doing).map(drop)
+    }
+
+    fn replace(&self, family: &str, member: &str, chains: &str) -> String {
+        format!("{}table {family} {} {{\n{chains}}}\n", self.clear(member), table(member))
+    }
+
+    fn clear(&self, member: &str) -> String {
+        let bridge = if self.bridge { clear_family("bridge", member) } else { String::new() };
+        bridge + &self.clear_inet(member)
+    }
+
+    fn clear_inet(&self, member: &str) -> String {
+        if self.inet { clear_family("inet", member) } else { String::new() }
+    }
+}
+
+/// Deletes a table whether or not it is there.
+fn clear_family(family: &str, member: &str) -> String {
+    let table = table(member);
+    format!("add table {family} {table}\ndelete table {family} {table}\n")
+}
+
+fn discovery() -> String {
+    let (first, last) = NEIGHBOUR_DISCOVERY_TYPES.into_inner();
+    format!("icmpv6 type {first}-{last} accept")
+}
+
+fn routed(rules: &MemberRules) -> String {
+    let MemberRules { interface, queue, .. } = rules;
+    let discovery = discovery();
+    format!(
+        " chain forward {{ type filter hook forward priority {PRIORITY_INET};\n\
+         \x20 iifname \"{interface}\" queue num {queue}\n }}\n\
+         \x20chain input {{ type filter hook input priority {PRIORITY_INET};\n\
+         \x20 iifname \"{interface}\" {discovery}\n\
+         \x20 iifname \"{interface}\" queue num {queue}\n }}\n"
+    )
+}
+
+fn bridged(rules: &MemberRules) -> String {
+    let MemberRules { interface, queue, .. } = rules;
+    let discovery = discovery();
+    let chain = |hook: &str| {
+        format!(
+            " chain {hook} {{ type filter hook {hook} priority {PRIORITY_BRIDGE};\n\
+             \x20 iifname \"{interface}\" ether type arp accept\n\
+             \x20 iifname \"{interface}\" ether type ip6 {discovery}\n\
+             \x20 iifname \"{interface}\" ether type {{ ip, ip6 }} queue num {queue}\n\
+             \x20 iifname \"{interface}\" drop\n }}\n"
+        )
+    };
+    chain("forward") + &chain("input")
+}
+
+fn companion(rules: &MemberRules) -> String {
+    let interface = &rules.interface;
+    let chain = |hook: &str| {
+        format!(
+            " chain {hook} {{ type filter hook {hook} priority {PRIORITY_BRIDGE};\n\
+             \x20 iifname \"{interface}\" ether type != {{ ip, ip6, arp }} drop\n }}\n"
+        )
+    };
+    chain("forward") + &chain("input")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nfqueue::QueueNumber;
+
+    fn rules(topology: Topology) -> MemberRules {
+        MemberRules {
+            member: "web".into(),
+            interface: "tap0".into(),
+            topology,
+            queue: QueueNumber(40),
+        }
+    }
+
+    #[test]
+    fn old_tables_go_in_the_transaction_in_which_the_new_one_comes() {
+        let nft = Nft { tool: PathBuf::new(), inet: true, bridge: true };
+        let script = nft.replace("inet", "web", &routed(&rules(Topology::Routed)));
+        let table = table("web");
+        let at = |line: &str| script.find(line).expect(line);
+        assert!(
+            at(&format!("delete table bridge {table}")) < at(&format!("table inet {table} {{"))
+        );
+        assert!(at(&format!("delete table inet {table}")) < at(&format!("table inet {table} {{")));
+        assert_eq!(script.matches("queue num 40").count(), 2);
+        assert!(!script.contains("bypass"));
+        let bridge_less = Nft { bridge: false, ..nft };
+        assert!(!bridge_less.clear("web").contains("bridge"));
+    }
+
+    #[test]
+    fn on_a_bridge_only_arp_and_discovery_are_not_queued() {
+        let script = bridged(&rules(Topology::Bridged));
+        assert_eq!(script.matches(" accept").count(), 4);
+        assert_eq!(script.matches("\" drop").count(), 2);
+        assert_eq!(script.matches("queue num 40").count(), 2);
+        assert!(!routed(&rules(Topology::Routed)).contains("arp"));
+    }
+}
