@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub mod drive;
+pub mod server;
 
 use tidelock_nbd::{BlockSize, Event, Export, ExportTable, Features, ReplyEncoder, Session};
 
