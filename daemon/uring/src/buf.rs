@@ -21,8 +21,9 @@ use bytes::Bytes;
 
 /// The smallest block, and the alignment of every block.
 pub const CAPACITY_MIN_BYTES: usize = 4 << 10;
-/// The largest block: the largest request that an NBD client may send (NBD's default maximum).
-pub const CAPACITY_MAX_BYTES: usize = 32 << 20;
+/// The largest block: room for the largest request that an NBD client may send (32 MiB, NBD's
+/// default maximum) with the parts of blocks before and after it.
+pub const CAPACITY_MAX_BYTES: usize = 64 << 20;
 
 const CLASS_MIN_LOG2: u32 = CAPACITY_MIN_BYTES.trailing_zeros();
 const CLASSES: usize = (CAPACITY_MAX_BYTES.trailing_zeros() - CLASS_MIN_LOG2 + 1) as usize;

@@ -62,6 +62,13 @@ struct Slot {
 /// the buffers until then. What the kernel does not give back within ten seconds (a disk that
 /// hangs) is leaked instead: memory that the kernel may still write to must never be reused, and a
 /// daemon that is asked to stop must stop.
+///
+/// # Threads
+/// A ring stays on its thread; other threads reach it through an [`EventFd`].
+/// ```compile_fail
+/// let ring = tidelock_uring::Ring::new(8).unwrap();
+/// std::thread::spawn(move || drop(ring)); // `Ring` is not `Send`
+/// ```
 pub struct Ring {
     uring: IoUring,
     mode: RingMode,
@@ -441,8 +448,8 @@ impl Ring {
     }
 
     /// Ends what is in flight; `false` if some of it is still with the kernel.
-    fn wind_down(&mut self) -> bool {
-        let deadline = Instant::now() + DROP_WAIT_MAX;
+    fn wind_down(&mut self, wait_max: Duration) -> bool {
+        let deadline = Instant::now() + wait_max;
         let mut lost_events = Vec::new();
         while self.in_flight() > 0 {
             if Instant::now() >= deadline {
@@ -465,9 +472,13 @@ impl Ring {
         }
         true
     }
-}
 
-impl Ring {
+    /// Never frees what the kernel may still use.
+    fn leak_what_is_in_flight(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.slots));
+        self.vacant.clear();
+    }
+
     /// Takes what completed while the ring is being dropped.
     fn discard_completions(&mut self, lost_events: &mut Vec<EventFd>) {
         while let Some((op, raw_result)) = self.next_ended() {
@@ -482,8 +493,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        if self.in_flight() > 0 && !self.wind_down() {
-            std::mem::forget(std::mem::take(&mut self.slots));
+        if self.in_flight() > 0 && !self.wind_down(DROP_WAIT_MAX) {
+            self.leak_what_is_in_flight();
         }
     }
 }
@@ -524,4 +535,32 @@ fn raw(fd: &SharedFd) -> Fd {
 fn file_offset(offset: u64) -> u64 {
     assert!(i64::try_from(offset).is_ok(), "file offset {offset} is out of range");
     offset
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::buf::BufPool;
+
+    /// What drop does with an operation that the kernel does not end: here the time is up at once.
+    #[test]
+    fn what_the_kernel_does_not_give_back_is_leaked() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let fd: SharedFd = Arc::new(OwnedFd::from(ours));
+        let pool = BufPool::new(0);
+        let mut ring = Ring::new(8).unwrap();
+        ring.recv(1, &fd, pool.get(1), 0..1);
+        ring.submit_and_wait(0).unwrap();
+        assert!(!ring.wind_down(Duration::ZERO));
+        ring.leak_what_is_in_flight();
+        drop(ring);
+        assert_eq!(pool.usage().in_use_bytes, 4096, "the memory is not used for anything else");
+        assert_eq!(Arc::strong_count(&fd), 2, "nor is the descriptor's number");
+        // What the kernel may still do now, it does to memory that nobody else has.
+        let _ = std::io::Write::write_all(&mut theirs, b"late");
+    }
 }
