@@ -1,0 +1,244 @@
+//! The daemon's configuration: what it may say, and what that means.
+//!
+//! A file is checked as a whole before anything starts ([`parse`]); what only the machine can tell
+//! (do the files exist, are the disks as large as they should be) is checked after it
+//! ([`check_machine`]) and points at the same lines. `docs/operations.md` lists every key, and
+//! `daemon/examples/host.toml` shows each with a comment.
+//!
+//! Invariant: a [`Config`] that exists is consistent: names are unique, a lease is shorter than
+//! its grace, a backlog takes the largest write, and no two things share a path, a socket, an
+//! interface or a queue.
+
+mod group;
+mod machine;
+mod network;
+mod read;
+mod rules;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tidelock_config::{Diagnostics, HostPort, Located, Name, Place, Rate, Size};
+use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_protocol::message::Mode;
+
+pub use machine::{certificate_warning, check_machine, disk_size, read_machine};
+pub use read::parse;
+
+/// Where the configuration is if nobody says otherwise.
+pub const DEFAULT_PATH: &str = "/etc/tidelock/host.toml";
+/// Where sockets are if nobody says otherwise.
+pub const DEFAULT_RUNTIME_DIR: &str = "/run/tidelock";
+/// Where what must outlive a restart is if nobody says otherwise.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/tidelock";
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error(
+        "cannot read the configuration {path}: {source}; `tidelock config check` takes its path"
+    )]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It says something wrong.
+    #[error("{0}")]
+    Wrong(Diagnostics),
+}
+
+/// Reads and checks a configuration file, without a look at the machine.
+pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    parse(&path.display().to_string(), &text).map_err(ConfigError::Wrong)
+}
+
+/// A whole configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This host.
+    pub host: Host,
+    /// The backup.
+    pub backup: Backup,
+    /// Where metrics are served, if they are.
+    pub metrics: Option<std::net::SocketAddr>,
+    /// The groups, in order.
+    pub groups: Vec<Group>,
+}
+
+/// This host.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Its name, which its certificate must have.
+    pub name: Located<Name>,
+    /// Sockets.
+    pub runtime_dir: PathBuf,
+    /// What must outlive a restart: granted epochs, clean-stop marks.
+    pub state_dir: PathBuf,
+    /// A `tracing` filter such as `info` or `info,tidelock_daemon::link=debug`.
+    pub log: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+}
+
+impl Host {
+    /// Where `tidelock` reaches the daemon.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        control_socket(&self.runtime_dir)
+    }
+}
+
+/// Where `tidelock` reaches a daemon with this runtime directory.
+#[must_use]
+pub fn control_socket(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("control.sock")
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people: time, level, text, `key=value`.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The backup, and how the link to it is secured.
+#[derive(Clone, Debug)]
+pub struct Backup {
+    /// Where to connect to.
+    pub address: HostPort,
+    /// The name that its certificate must have.
+    pub server_name: String,
+    /// TLS, or plaintext for a test link.
+    pub security: Security,
+}
+
+/// How the link is secured.
+#[derive(Clone, Debug)]
+pub enum Security {
+    /// TLS 1.3 with certificates on both sides.
+    Tls {
+        /// The files.
+        files: tidelock_tls::Files,
+        /// Where `[tls]` stands.
+        place: Place,
+    },
+    /// Nothing: anyone on the way can read and change every disk. For test links.
+    Plaintext,
+}
+
+/// VMs that are protected, cut and recovered together.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Its name.
+    pub name: Located<Name>,
+    /// The mode at start.
+    pub mode: Mode,
+    /// The limit of the backlog of each writer.
+    pub backlog: Size,
+    /// For how long the gate may be open after a renewal.
+    pub lease: Duration,
+    /// How long the backup waits after the last renewal before it may promote.
+    pub grace: Duration,
+    /// Limits of the initial copy and of a resync.
+    pub copy: CopySettings,
+    /// Its members.
+    pub members: Vec<Member>,
+}
+
+impl Group {
+    /// The names of all writers: a writer's index in the count vectors is its place here.
+    #[must_use]
+    pub fn writers(&self) -> Vec<String> {
+        self.writing().map(|member| member.name.to_string()).collect()
+    }
+
+    /// A member's index in the count vectors, if it writes.
+    #[must_use]
+    pub fn writer_id(&self, member: &Name) -> Option<WriterId> {
+        let index = self.writing().position(|writer| writer.name.value == *member)?;
+        Some(WriterId(u16::try_from(index).expect("fewer writers than 65536")))
+    }
+
+    fn writing(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.roles.writer)
+    }
+}
+
+/// Limits of the initial copy and of a resync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopySettings {
+    /// The most that copies send, if limited.
+    pub rate: Option<Rate>,
+    /// The most that is between reading and done.
+    pub window: Size,
+}
+
+/// One VM.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its name.
+    pub name: Located<Name>,
+    /// What it does.
+    pub roles: Roles,
+    /// What to boot after a disaster: a JSON description or a libvirt domain document.
+    pub machine: Option<Located<PathBuf>>,
+    /// Its protected disks.
+    pub disks: Vec<Disk>,
+    /// Where its packets are held, if it talks to clients.
+    pub network: Option<Network>,
+}
+
+/// What a member does (PipeCloud 3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Roles {
+    /// It has protected disks.
+    pub writer: bool,
+    /// It passes on what it hears from others of the group.
+    pub intermediate: bool,
+    /// It may talk to clients.
+    pub outbound: bool,
+}
+
+/// One protected disk.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// Its number within its writer: its place in the file.
+    pub id: DiskId,
+    /// Its name, also of the NBD export.
+    pub name: Located<Name>,
+    /// A raw image or a block device.
+    pub path: Located<PathBuf>,
+    /// The size that it must have, if it is to be checked.
+    pub size: Option<Located<Size>>,
+    /// Where its NBD server listens.
+    pub socket: Located<PathBuf>,
+}
+
+/// Where a member's packets are held.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// The host's interface that the guest's packets come in by (its tap).
+    pub interface: Located<String>,
+    /// How the packets go on from there.
+    pub topology: Topology,
+    /// The kernel's queue.
+    pub queue: Located<u16>,
+    /// The most packets that are held; above it the newest are dropped.
+    pub held_packets_max: u32,
+}
+
+/// How a guest's packets leave the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Topology {
+    /// The host routes them.
+    Routed,
+    /// The interface is a port of a bridge.
+    Bridged,
+}

@@ -1,0 +1,426 @@
+//! The daemon's configuration: good files, wrong files with exactly what is said, and the checks
+//! that need the machine.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use tidelock_config::{Diagnostics, Size};
+use tidelock_daemon::config::{
+    Config, LogFormat, Security, Topology, check_machine, load, parse, read_machine,
+};
+use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_protocol::message::{Machine, Mode};
+use tidelock_tls::Role;
+use tidelock_tls::pki::Authority;
+
+const GOOD: &str = r#"[host]
+name = "h"
+[backup]
+address = "b:1"
+plaintext = true
+[[group]]
+name = "g"
+[[group.member]]
+name = "m"
+[[group.member.disk]]
+name = "d"
+path = "/d.img"
+[group.member.network]
+interface = "tap0"
+topology = "routed"
+"#;
+
+fn good() -> Config {
+    parse("host.toml", GOOD).unwrap()
+}
+
+fn shown(found: &Diagnostics) -> Vec<String> {
+    let one = |d: &tidelock_config::Diagnostic| {
+        format!("{}:{} {} -> {}", d.place.line(), d.place.column(), d.what, d.instead)
+    };
+    found.iter().map(one).collect()
+}
+
+fn example(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
+}
+
+#[test]
+fn the_defaults_are_as_documented() {
+    let config = good();
+    assert_eq!(config.host.control_socket(), Path::new("/run/tidelock/control.sock"));
+    assert_eq!(config.host.state_dir, Path::new("/var/lib/tidelock"));
+    assert_eq!((config.host.log.as_str(), config.host.log_format), ("info", LogFormat::Text));
+    assert_eq!(config.backup.server_name, "b");
+    assert!(matches!(config.backup.security, Security::Plaintext));
+    assert_eq!(config.metrics, None);
+    let group = &config.groups[0];
+    assert_eq!((group.mode, group.backlog), (Mode::Pipelined, Size::mib(256)));
+    assert_eq!((group.lease, group.grace), (Duration::from_secs(10), Duration::from_secs(15)));
+    assert_eq!((group.copy.rate, group.copy.window), (None, Size::mib(16)));
+    assert_eq!(group.writers(), ["m"]);
+    let member = &group.members[0];
+    assert_eq!(group.writer_id(&member.name), Some(WriterId(0)));
+    assert!(member.roles.writer && member.roles.outbound && !member.roles.intermediate);
+    assert_eq!(member.disks[0].id, DiskId(0));
+    assert_eq!(member.disks[0].socket.value, Path::new("/run/tidelock/g/m/d.sock"));
+    let network = member.network.as_ref().unwrap();
+    assert_eq!((network.queue.value, network.held_packets_max), (7100, 65_536));
+    assert_eq!(network.topology, Topology::Routed);
+}
+
+#[test]
+fn several_groups_and_disks_are_counted_apart() {
+    let second = GOOD[GOOD.find("[[group]]").unwrap()..]
+        .replace("\"g\"", "\"g2\"")
+        .replace("/d.img", "/e.img")
+        .replace("tap0", "tap1")
+        .replace(
+            "[group.member.network]",
+            "[[group.member.disk]]\nname = \"d2\"\npath = \"/f\"\n[group.member.network]",
+        );
+    let config = parse("f", &format!("{GOOD}{second}")).unwrap();
+    let member = &config.groups[1].members[0];
+    assert_eq!(member.network.as_ref().unwrap().queue.value, 7101);
+    assert_eq!(member.disks[1].id, DiskId(1));
+    assert_eq!(config.groups[1].writer_id(&member.name), Some(WriterId(0)));
+}
+
+#[test]
+fn the_examples_are_good() {
+    assert_eq!(load(&example("host.toml")).unwrap().groups.len(), 1);
+    let config = load(&example("host-all-keys.toml")).unwrap();
+    let group = &config.groups[0];
+    assert_eq!(group.copy.rate.unwrap().bytes_per_s, 50_000_000);
+    assert_eq!(group.members[0].disks[1].size.as_ref().unwrap().bytes, 500 << 30);
+    assert_eq!(config.backup.address.to_string(), "[2001:db8::7]:9640");
+    let machine = std::fs::read_to_string(example("machine.json")).unwrap();
+    assert!(serde_json::from_str::<serde_json::Value>(&machine).unwrap().is_object());
+}
+
+/// Every key that `docs/operations.md` names is in the example of all keys, and so parses; and
+/// nothing that parses is undocumented.
+#[test]
+fn the_documented_keys_are_the_keys() {
+    fn collect(prefix: &str, value: &toml::Value, keys: &mut BTreeSet<String>) {
+        match value {
+            toml::Value::Table(table) => {
+                for (key, value) in table {
+                    let path =
+                        if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                    collect(&path, value, keys);
+                }
+            }
+            toml::Value::Array(items) if items.iter().all(toml::Value::is_table) => {
+                items.iter().for_each(|item| collect(prefix, item, keys));
+            }
+            _ => {
+                keys.insert(prefix.to_owned());
+            }
+        }
+    }
+    let text = std::fs::read_to_string(example("host-all-keys.toml")).unwrap();
+    let mut in_example = BTreeSet::new();
+    collect("", &toml::Value::Table(text.parse().unwrap()), &mut in_example);
+
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let begin = docs.find("<!-- host keys -->").unwrap();
+    let end = docs.find("<!-- end of host keys -->").unwrap();
+    let key = |line: &str| Some(line.strip_prefix("| `")?.split('`').next()?.to_owned());
+    let documented: BTreeSet<_> = docs[begin..end].lines().filter_map(key).collect();
+    assert_eq!(documented, in_example);
+}
+
+#[test]
+fn each_mistake_gets_its_words() {
+    let cases = [
+        (
+            "name = \"h\"",
+            "",
+            "1:1 missing key `name` in [host] -> name = \"host-a\" (as in its certificate)",
+        ),
+        (
+            "name = \"h\"",
+            "name = \"h\"\nlog = \"info,=x=\"",
+            "3:7 `log` in [host]: \"info,=x=\" is not a filter: invalid filter directive -> \"info\" or \"info,tidelock_daemon::link=debug\"",
+        ),
+        (
+            "plaintext = true",
+            "",
+            "3:1 the link would be neither encrypted nor authenticated -> [tls] with ca, certificate and key (`tidelock pki` makes them), or plaintext = true in [backup] on a link for tests",
+        ),
+        (
+            "[[group]]",
+            "[tls]\nca = \"/a\"\ncertificate = \"/b\"\nkey = \"/c\"\n[[group]]",
+            "5:13 plaintext and [tls] at once: one of them is not meant -> remove this line, or the section [tls]",
+        ),
+        (
+            "plaintext = true",
+            "server_name = \"b:1\"\nplaintext = true",
+            "5:15 `server_name` in [backup]: \"b:1\" is neither a DNS name nor an IP address -> a name without port",
+        ),
+        (
+            "[[group]]",
+            "[metrics]\n[[group]]",
+            "6:1 missing key `listen` in [metrics] -> listen = \"127.0.0.1:9641\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\nlease = \"10s\"\ngrace = \"10s\"",
+            "9:9 `grace` in [[group]]: 10s is not well above the lease of 10s: the backup could be promoted while this host still answers clients -> \"15s\" or more",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\nlease = \"1ms\"",
+            "8:9 `lease` in [[group]]: 1ms is not between 200ms and 1h -> \"10s\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\nbacklog = \"1MiB\"",
+            "8:11 `backlog` in [[group]]: 1MiB is less than the largest write that a guest may send -> \"32MiB\" or more",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\nmode = \"pipeline\"",
+            "8:8 `mode` in [[group]]: \"pipeline\" is none of the choices -> \"sync\" or \"pipelined\" or \"async\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\nmodes = \"sync\"",
+            "8:1 unknown key `modes` in [[group]] -> mode",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.copy]\nrate = \"0B/s\"",
+            "9:8 `rate` in [group.copy]: at this rate the copy would never end -> \"50MiB/s\", or no `rate` for no limit",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.copy]\nwindow = \"1MiB\"",
+            "9:10 `window` in [group.copy]: 1MiB is out of range -> \"4MiB\" to \"1GiB\"",
+        ),
+        (
+            "name = \"m\"",
+            "name = \"m\"\nroles = []",
+            "10:9 `roles` in [[group.member]]: a member without a role does nothing -> roles = [\"writer\", \"outbound\"]",
+        ),
+        (
+            "name = \"m\"",
+            "name = \"m\"\nroles = [\"outbound\"]",
+            "8:1 a member that is no writer has a disk, which would not be protected -> \"writer\" among its roles, or no disk",
+        ),
+        (
+            "name = \"m\"",
+            "name = \"m\"\nroles = [\"writer\"]",
+            "8:1 a member that is not outbound has a network -> \"outbound\" among its roles, or no [group.member.network]",
+        ),
+        (
+            "[[group.member.disk]]\nname = \"d\"\npath = \"/d.img\"\n",
+            "",
+            "8:1 a writer has no disk -> [[group.member.disk]] with name and path, or roles without \"writer\"",
+        ),
+        (
+            "[group.member.network]\ninterface = \"tap0\"\ntopology = \"routed\"\n",
+            "",
+            "8:1 an outbound member has no network: its packets would leave unheld -> [group.member.network] with interface and topology, or roles = [\"writer\"] if it talks to no client",
+        ),
+        (
+            "topology = \"routed\"",
+            "",
+            "13:1 missing key `topology` in [group.member.network] -> topology = \"bridged\" if the interface is a port of a bridge, else \"routed\"",
+        ),
+        (
+            "\"tap0\"",
+            "\"a-name-too-long-for-linux\"",
+            "14:13 `interface` in [group.member.network]: \"a-name-too-long-for-linux\" is no interface's name -> the guest's tap, such as \"tap0\" (see `ip link`)",
+        ),
+        (
+            "topology = \"routed\"",
+            "topology = \"routed\"\nheld_packets_max = 0",
+            "16:20 `held_packets_max` in [group.member.network]: 0 is out of range -> 1 to 1048576",
+        ),
+        (
+            "path = \"/d.img\"",
+            "path = \"d.img\"",
+            "12:8 `path` in [[group.member.disk]]: \"d.img\" is not an absolute path -> an absolute path such as \"/etc/tidelock/ca.pem\"",
+        ),
+        (
+            "path = \"/d.img\"",
+            "path = \"/d.img\"\n[[group.member.disk]]\nname = \"d\"\npath = \"/e\"",
+            "14:8 the disk of the member d is already taken in line 11 -> another one",
+        ),
+        (
+            "path = \"/d.img\"",
+            "path = \"/d.img\"\n[[group.member.disk]]\nname = \"e\"\npath = \"/d.img\"",
+            "15:8 the disk path /d.img is already taken in line 12 -> another one",
+        ),
+        (
+            "path = \"/d.img\"",
+            "path = \"/d.img\"\nsocket = \"/s\"\n[[group.member.disk]]\nname = \"e\"\npath = \"/e\"\nsocket = \"/s\"",
+            "17:10 the socket /s is already taken in line 13 -> another one",
+        ),
+        (
+            "[group.member.network]",
+            "[[group.member]]\nname = \"m2\"\nroles = [\"writer\"]\n[[group.member.disk]]\nname = \"d\"\npath = \"/e\"\n[[group]]\nname = \"z\"\n[[group.member]]\nname = \"y\"\nroles = [\"outbound\"]\n[group.member.network]",
+            "8:1 an outbound member has no network: its packets would leave unheld -> [group.member.network] with interface and topology, or roles = [\"writer\"] if it talks to no client",
+        ),
+        (
+            "topology = \"routed\"",
+            "topology = \"routed\"\n[[group.member]]\nname = \"m2\"\nroles = [\"writer\"]\n[[group.member.disk]]\nname = \"d\"\npath = \"/e\"",
+            "17:8 group g has 2 members: this version does not tag the packets between them yet (it comes with multi-VM groups) -> a [[group]] of its own for m2",
+        ),
+    ];
+    for (from, to, expected) in cases {
+        assert!(GOOD.contains(from), "{from}");
+        let text = GOOD.replacen(from, to, 1);
+        let found = parse("host.toml", &text).expect_err(&text);
+        assert_eq!(shown(&found).first().map(String::as_str), Some(expected), "{text}");
+    }
+    let no_group = &GOOD[..GOOD.find("[[group]]").unwrap()];
+    let found = parse("f", no_group).unwrap_err();
+    assert_eq!(shown(&found), ["1:1 missing section [[group]] -> [[group]] and its keys"]);
+    let long = GOOD.replace("\"h\"", &format!("\"h\"\nruntime_dir = \"/{}\"", "x".repeat(100)));
+    assert!(shown(&parse("f", &long).unwrap_err())[0].contains("Linux takes 107"));
+}
+
+#[test]
+fn a_queue_or_an_interface_is_used_once() {
+    let second = GOOD[GOOD.find("[[group]]").unwrap()..]
+        .replace("\"g\"", "\"g2\"")
+        .replace("/d.img", "/e.img")
+        + "queue = 7100\n";
+    let found = parse("f", &format!("{GOOD}{second}")).unwrap_err();
+    assert_eq!(
+        shown(&found),
+        [
+            "24:13 the interface tap0 is already taken in line 14 -> another one",
+            "26:9 the queue 7100 is already taken in line 13 -> another one",
+        ]
+    );
+}
+
+#[test]
+fn all_mistakes_come_at_once() {
+    let text = GOOD
+        .replace("name = \"h\"", "nmae = \"h\"")
+        .replace("\"b:1\"", "\"b\"")
+        .replace("/d.img", "d.img")
+        .replace("routed", "rooted");
+    let lines: Vec<_> = parse("f", &text).unwrap_err().iter().map(|d| d.place.line()).collect();
+    assert_eq!(lines, [1, 2, 4, 12, 15]);
+}
+
+/// A good configuration with its disk and a machine description in a directory.
+fn on_disk(dir: &Path, disk_bytes: u64, more: &str) -> Config {
+    std::fs::File::create(dir.join("d.img")).unwrap().set_len(disk_bytes).unwrap();
+    let text = GOOD.replace("/d.img\"", &format!("{}\"{more}", dir.join("d.img").display()));
+    parse("host.toml", &text).unwrap()
+}
+
+fn check(config: &Config) -> Vec<String> {
+    check_machine(config, SystemTime::now()).err().map(|found| shown(&found)).unwrap_or_default()
+}
+
+#[test]
+fn a_disk_must_be_there_and_as_large_as_it_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("d.img");
+    assert_eq!(check(&on_disk(dir.path(), 1 << 20, "")), Vec::<String>::new());
+    assert_eq!(check(&on_disk(dir.path(), 1 << 20, "\nsize = \"1MiB\"")), Vec::<String>::new());
+    let smaller = check(&on_disk(dir.path(), 1 << 19, "\nsize = \"1MiB\""));
+    let expected = format!(
+        "13:8 the disk {} has 512KiB: smaller than configured -> \"512KiB\", if this is the right disk",
+        image.display()
+    );
+    assert_eq!(smaller, [expected]);
+    let odd = check(&on_disk(dir.path(), 1000, ""));
+    assert!(odd[0].contains("not a whole number of sectors"), "{odd:?}");
+    let empty = check(&on_disk(dir.path(), 0, ""));
+    assert!(empty[0].contains("not a whole number of sectors"), "{empty:?}");
+
+    let config = on_disk(dir.path(), 1 << 20, "");
+    std::fs::write(&image, [b"QFI\xfb".as_slice(), &[0; 508]].concat()).unwrap();
+    assert!(check(&config)[0].contains("qcow2"));
+    std::fs::remove_file(&image).unwrap();
+    assert!(check(&config)[0].contains("No such file"));
+    std::fs::create_dir(&image).unwrap();
+    assert!(check(&config)[0].contains("neither a file nor a block device"));
+}
+
+#[test]
+fn one_disk_under_two_names_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let alias = dir.path().join("alias");
+    std::os::unix::fs::symlink(dir.path().join("d.img"), &alias).unwrap();
+    let second = format!("\n[[group.member.disk]]\nname = \"e\"\npath = \"{}\"", alias.display());
+    let found = check(&on_disk(dir.path(), 1 << 20, &second));
+    assert_eq!(found.len(), 1);
+    assert!(found[0].starts_with("15:8") && found[0].contains("in line 12"), "{found:?}");
+}
+
+#[test]
+fn a_machine_description_is_json_or_libvirt() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("machine");
+    let text =
+        GOOD.replace("name = \"m\"", &format!("name = \"m\"\nmachine = \"{}\"", file.display()));
+    let config = parse("f", &text).unwrap();
+    let path = config.groups[0].members[0].machine.as_ref().unwrap();
+    let mut read = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        read_machine(path)
+    };
+    assert!(matches!(read("{\"cpus\": 2}"), Ok(Machine::Json(_))));
+    assert!(matches!(read("<?xml version='1.0'?><domain type='kvm'/>"), Ok(Machine::Libvirt(_))));
+    assert!(read("<network/>").unwrap_err().what.contains("not a libvirt domain"));
+    assert!(read("[1]").unwrap_err().what.contains("not a JSON object"));
+    assert!(read("hello").unwrap_err().what.contains("neither JSON"));
+    let large = format!("{{\"x\": \"{}\"}}", "x".repeat(256 << 10));
+    assert!(read(&large).unwrap_err().what.contains("more than 262144"));
+    std::fs::remove_file(&file).unwrap();
+    let missing = read_machine(path).unwrap_err();
+    assert!(missing.what.contains("No such file") && missing.place.line() == 10);
+}
+
+#[test]
+fn the_certificate_must_be_this_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    let day = Duration::from_secs(86_400);
+    let ca = Authority::create("t", now, day).unwrap();
+    let authority = Authority::from_pem(&ca.certificate_pem, &ca.key_pem).unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let tls = format!(
+        "[tls]\nca = \"{}\"\ncertificate = \"{}\"\nkey = \"{}\"\n[[group]]",
+        path("ca.pem").display(),
+        path("h.pem").display(),
+        path("h.key").display()
+    );
+    let mut config = on_disk(dir.path(), 1 << 20, "");
+    let text = GOOD
+        .replace("/d.img", &path("d.img").display().to_string())
+        .replace("plaintext = true\n", "")
+        .replacen("[[group]]", &tls, 1);
+    config.backup = parse("f", &text).unwrap().backup;
+    let missing = check(&config);
+    assert!(missing[0].starts_with("5:1") && missing[0].contains("ca.pem"), "{missing:?}");
+
+    let mut issue = |role, name: &str| {
+        use std::os::unix::fs::PermissionsExt;
+        let issued = authority.issue(role, &[name.into()], now, day).unwrap();
+        std::fs::write(path("ca.pem"), &ca.certificate_pem).unwrap();
+        std::fs::write(path("h.pem"), issued.certificate_pem).unwrap();
+        std::fs::write(path("h.key"), issued.key_pem).unwrap();
+        std::fs::set_permissions(path("h.key"), PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    issue(Role::Host, "h");
+    assert_eq!(check(&config), Vec::<String>::new());
+    issue(Role::Host, "other");
+    let other = check(&config);
+    assert!(other[0].contains("for other, not for h"), "{other:?}");
+    issue(Role::Backup, "h");
+    let role = check(&config);
+    assert!(role[0].contains("not for a host"), "{role:?}");
+}
