@@ -1,0 +1,355 @@
+//! Bringing whole disks across while the VM runs: the initial copy, and the resync after an
+//! unclean stop.
+//!
+//! Sans-I/O: [`CopyJob::next`] says which extent the sequencer should read next and what for, and
+//! the outcomes come back. Each extent is read while it is held, and is sent as a record with a
+//! seq like any other, so a copy can never overwrite a newer write (DESIGN 5).
+//!
+//! An initial copy starts from a backup whose disks read as zeroes: only what is allocated and not
+//! zero is sent. A comparison asks the backup for each chunk whether it has the same digest at that
+//! very point of the stream, and copies what differs, in pieces.
+//!
+//! ```text
+//! initial:  chunk ─ CopyUnlessZero ─► Sent | Zero ──────────────► done
+//! compare:  chunk ─ Digest ─► Asked ─► equal ───────────────────► done
+//!                                └───► differs ─ Copy (pieces) ─► done
+//! any:      Unreadable ─► set aside, tried again; the job cannot end before it was read
+//! ```
+//!
+//! Bounded: at most `window` bytes are being read, and [`ASKED_MAX`] digest checks are on their way,
+//! which is what a comparison over a long link has in flight.
+
+use crate::sequencer::{CopyKind, CopyOutcome, Extent};
+use std::collections::{HashMap, VecDeque};
+use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
+use tidelock_protocol::limits::{COPY_MAX_BYTES, DIGEST_CHUNK_MAX_BYTES};
+
+/// What one digest check covers.
+const DIGEST_BYTES: u64 = 1 << 20;
+const _: () = assert!(DIGEST_BYTES <= DIGEST_CHUNK_MAX_BYTES as u64);
+const _: () = assert!(DIGEST_BYTES.is_multiple_of(COPY_MAX_BYTES as u64));
+
+/// Digest checks without an answer.
+pub const ASKED_MAX: usize = 64;
+
+/// What the job is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The backup's disks are all zeroes.
+    Initial,
+    /// The backup's disks hold something, which may differ.
+    Compare,
+}
+
+/// Bounds of the job.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Bytes that are being read: what a guest's write may have to wait behind.
+    pub window_bytes: u64,
+    /// Bytes per second that may be read; 0: no limit.
+    pub rate_bytes_per_s: u64,
+}
+
+/// How far the job is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Bytes that need no more work.
+    pub done_bytes: u64,
+    /// Bytes in all.
+    pub total_bytes: u64,
+    /// Bytes that had to be sent.
+    pub sent_bytes: u64,
+    /// Bytes that the local disk did not let us read so far.
+    pub unreadable_bytes: u64,
+    /// Since the start of the job.
+    pub rate_bytes_per_s: u64,
+}
+
+impl Progress {
+    /// Seconds left at the rate so far.
+    #[must_use]
+    pub fn seconds_left(&self) -> Option<u64> {
+        (self.total_bytes - self.done_bytes).checked_div(self.rate_bytes_per_s)
+    }
+}
+
+/// A running initial copy or resync of all disks of a member.
+#[derive(Debug)]
+pub struct CopyJob {
+    purpose: Purpose,
+    bounds: Bounds,
+    /// What has not been looked at, as whole ranges.
+    ranges: VecDeque<Extent>,
+    /// Pieces of chunks that differ, and what is tried again: they go first.
+    pieces: VecDeque<(Extent, CopyKind)>,
+    /// At the sequencer.
+    reading: HashMap<(DiskId, u64), (Extent, CopyKind)>,
+    /// At the backup.
+    asked: HashMap<(DiskId, u64), Extent>,
+    unreadable: Vec<(Extent, CopyKind)>,
+    reading_bytes: u64,
+    asked_bytes: u64,
+    done_bytes: u64,
+    total_bytes: u64,
+    sent_bytes: u64,
+    started_at: MonoNanos,
+    marker: Option<Seq>,
+}
+
+impl CopyJob {
+    /// A job over these ranges: for an initial copy what is allocated, else whole disks.
+    #[must_use]
+    pub fn new(purpose: Purpose, ranges: Vec<Extent>, bounds: Bounds, now: MonoNanos) -> Self {
+        let ranges: VecDeque<Extent> = ranges.into_iter().filter(|r| r.len_bytes > 0).collect();
+        Self {
+            purpose,
+            bounds,
+            total_bytes: ranges.iter().map(|r| r.len_bytes).sum(),
+            ranges,
+            pieces: VecDeque::new(),
+            reading: HashMap::new(),
+            asked: HashMap::new(),
+            unreadable: Vec::new(),
+            reading_bytes: 0,
+            asked_bytes: 0,
+            done_bytes: 0,
+            sent_bytes: 0,
+            started_at: now,
+            marker: None,
+        }
+    }
+
+    /// What to read next, if the window and the rate have room.
+    pub fn next(&mut self, now: MonoNanos) -> Option<(Extent, CopyKind)> {
+        if self.is_throttled(now) {
+            return None;
+        }
+        let next = self.pieces.pop_front().or_else(|| self.next_of_ranges())?;
+        let (extent, _) = next;
+        self.reading_bytes += extent.len_bytes;
+        self.reading.insert((extent.disk, extent.offset), next);
+        Some(next)
+    }
+
+    fn next_of_ranges(&mut self) -> Option<(Extent, CopyKind)> {
+        let (unit, kind) = match self.purpose {
+            Purpose::Initial => (u64::from(COPY_MAX_BYTES), CopyKind::CopyUnlessZero),
+            Purpose::Compare => (DIGEST_BYTES, CopyKind::Digest),
+        };
+        let range = self.ranges.front_mut()?;
+        // Cut at multiples of the unit, so that chunks stay aligned whatever the range.
+        let len_bytes = (unit - range.offset % unit).min(range.len_bytes);
+        let extent = Extent { len_bytes, ..*range };
+        range.offset += len_bytes;
+        range.len_bytes -= len_bytes;
+        if range.len_bytes == 0 {
+            self.ranges.pop_front();
+        }
+        Some((extent, kind))
+    }
+
+    /// Whether there is more to read, but not now.
+    #[must_use]
+    pub fn is_throttled(&self, now: MonoNanos) -> bool {
+        let allowed = match self.bounds.rate_bytes_per_s {
+            0 => u64::MAX,
+            rate => {
+                let elapsed_ns = u128::from(now.since_ns(self.started_at));
+                // One piece may always be ahead of its time.
+                (u128::from(rate) * elapsed_ns / 1_000_000_000) as u64 + u64::from(COPY_MAX_BYTES)
+            }
+        };
+        self.reading_bytes >= self.bounds.window_bytes
+            || self.asked.len() + self.reading.len() >= ASKED_MAX
+            || self.done_bytes + self.reading_bytes + self.asked_bytes >= allowed
+    }
+
+    /// The sequencer is done with an extent that [`next`](Self::next) gave out. Extents of others
+    /// are none of this job's.
+    pub fn copied(&mut self, extent: Extent, outcome: CopyOutcome) {
+        let Some(work) = self.reading.remove(&(extent.disk, extent.offset)) else { return };
+        self.reading_bytes -= extent.len_bytes;
+        match outcome {
+            CopyOutcome::Asked => {
+                self.asked_bytes += extent.len_bytes;
+                self.asked.insert((extent.disk, extent.offset), extent);
+            }
+            CopyOutcome::Unreadable => self.unreadable.push(work),
+            CopyOutcome::Sent | CopyOutcome::Zero => {
+                self.done_bytes += extent.len_bytes;
+                if outcome == CopyOutcome::Sent {
+                    self.sent_bytes += extent.len_bytes;
+                }
+            }
+        }
+    }
+
+    /// The backup's answer to a digest check.
+    pub fn digest_result(&mut self, disk: DiskId, offset: u64, equal: bool) {
+        // An answer from before a reconnect may be late; the check was asked again.
+        let Some(chunk) = self.asked.remove(&(disk, offset)) else { return };
+        self.asked_bytes -= chunk.len_bytes;
+        if equal {
+            self.done_bytes += chunk.len_bytes;
+            return;
+        }
+        let unit = u64::from(COPY_MAX_BYTES);
+        for at in (0..chunk.len_bytes).step_by(COPY_MAX_BYTES as usize) {
+            let len_bytes = unit.min(chunk.len_bytes - at);
+            let piece = Extent { offset: chunk.offset + at, len_bytes, ..chunk };
+            self.pieces.push_back((piece, CopyKind::Copy));
+        }
+    }
+
+    /// The connection was made anew: digest checks without an answer are asked again.
+    pub fn reattached(&mut self) {
+        self.asked_bytes = 0;
+        for (_, extent) in self.asked.drain() {
+            self.pieces.push_back((extent, CopyKind::Digest));
+        }
+    }
+
+    /// Tries again what could not be read.
+    pub fn retry_unreadable(&mut self) {
+        self.pieces.extend(self.unreadable.drain(..));
+    }
+
+    /// Whether every byte is done and only the marker is missing.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.done_bytes == self.total_bytes && self.marker.is_none()
+    }
+
+    /// The record that ends the job was admitted as `seq`.
+    pub fn set_marker(&mut self, seq: Seq) {
+        assert!(self.is_complete());
+        self.marker = Some(seq);
+    }
+
+    /// The record that ends the job, once admitted.
+    #[must_use]
+    pub fn marker(&self) -> Option<Seq> {
+        self.marker
+    }
+
+    /// Whether something only goes on when time passes.
+    #[must_use]
+    pub fn needs_time(&self) -> bool {
+        self.marker.is_none() && (self.bounds.rate_bytes_per_s > 0 || !self.unreadable.is_empty())
+    }
+
+    /// How far the job is.
+    #[must_use]
+    pub fn progress(&self, now: MonoNanos) -> Progress {
+        let elapsed_ms = (now.since_ns(self.started_at) / 1_000_000).max(1);
+        Progress {
+            purpose: self.purpose,
+            done_bytes: self.done_bytes,
+            total_bytes: self.total_bytes,
+            sent_bytes: self.sent_bytes,
+            unreadable_bytes: self.unreadable.iter().map(|(e, _)| e.len_bytes).sum(),
+            rate_bytes_per_s: self.done_bytes.saturating_mul(1000) / elapsed_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const NOW: MonoNanos = MonoNanos(0);
+    const BOUNDS: Bounds = Bounds { window_bytes: 2 * MIB, rate_bytes_per_s: 0 };
+
+    fn range(offset: u64, len_bytes: u64) -> Extent {
+        Extent { disk: DiskId(0), offset, len_bytes }
+    }
+
+    fn take(job: &mut CopyJob) -> Vec<(Extent, CopyKind)> {
+        std::iter::from_fn(|| job.next(NOW)).collect()
+    }
+
+    #[test]
+    fn initial_copy_covers_every_byte_once_within_its_window() {
+        let ranges = vec![range(100, 3 * MIB), range(8 * MIB, 1), range(9 * MIB, 0)];
+        let mut job = CopyJob::new(Purpose::Initial, ranges, BOUNDS, NOW);
+        let mut covered = Vec::new();
+        loop {
+            let batch = take(&mut job);
+            if batch.is_empty() {
+                break;
+            }
+            assert!(batch.iter().map(|(e, _)| e.len_bytes).sum::<u64>() <= 2 * MIB + 256 * 1024);
+            for (extent, kind) in batch {
+                assert_eq!(kind, CopyKind::CopyUnlessZero);
+                assert!(extent.len_bytes <= u64::from(COPY_MAX_BYTES));
+                covered.push((extent.offset, extent.len_bytes));
+                job.copied(extent, CopyOutcome::Sent);
+            }
+        }
+        let mut at = 100;
+        for (offset, len) in &covered[..covered.len() - 1] {
+            assert_eq!(*offset, at);
+            at += len;
+        }
+        assert_eq!(at, 100 + 3 * MIB);
+        assert_eq!(covered.last(), Some(&(8 * MIB, 1)));
+        assert!(job.is_complete());
+        job.set_marker(Seq(5));
+        assert!(!job.is_complete());
+    }
+
+    #[test]
+    fn only_what_differs_is_copied_and_lost_checks_are_asked_again() {
+        let mut job = CopyJob::new(Purpose::Compare, vec![range(0, 2 * MIB)], BOUNDS, NOW);
+        let checks = take(&mut job);
+        assert_eq!(checks.len(), 2);
+        for (extent, _) in &checks {
+            job.copied(*extent, CopyOutcome::Asked);
+        }
+        job.digest_result(DiskId(0), 0, true);
+        job.reattached();
+        job.digest_result(DiskId(0), MIB, true);
+        assert!(!job.is_complete(), "an answer to a check that was lost counts for nothing");
+        let again = take(&mut job);
+        assert_eq!(again, [(range(MIB, MIB), CopyKind::Digest)]);
+        job.copied(again[0].0, CopyOutcome::Asked);
+        job.digest_result(DiskId(0), MIB, false);
+        let pieces = take(&mut job);
+        assert_eq!(pieces.len(), 4);
+        for (extent, kind) in pieces {
+            assert_eq!(kind, CopyKind::Copy);
+            job.copied(extent, CopyOutcome::Sent);
+        }
+        assert!(job.is_complete());
+        assert_eq!(job.progress(NOW).sent_bytes, MIB);
+    }
+
+    #[test]
+    fn what_cannot_be_read_keeps_the_job_open() {
+        let mut job = CopyJob::new(Purpose::Initial, vec![range(0, 10)], BOUNDS, NOW);
+        let (extent, _) = job.next(NOW).unwrap();
+        job.copied(extent, CopyOutcome::Unreadable);
+        assert_eq!(job.progress(NOW).unreadable_bytes, 10);
+        assert!(!job.is_complete() && job.next(NOW).is_none());
+        job.retry_unreadable();
+        let (extent, _) = job.next(NOW).unwrap();
+        job.copied(extent, CopyOutcome::Zero);
+        assert!(job.is_complete());
+    }
+
+    #[test]
+    fn the_rate_bounds_what_is_given_out() {
+        let bounds = Bounds { window_bytes: 64 * MIB, rate_bytes_per_s: MIB };
+        let mut job = CopyJob::new(Purpose::Initial, vec![range(0, 16 * MIB)], bounds, NOW);
+        let given = |job: &mut CopyJob, at_s: u64| {
+            std::iter::from_fn(|| job.next(MonoNanos(at_s * 1_000_000_000)))
+                .map(|(e, _)| e.len_bytes)
+                .sum::<u64>()
+        };
+        assert_eq!(given(&mut job, 0), 256 * 1024);
+        assert_eq!(given(&mut job, 2), 2 * MIB);
+    }
+}

@@ -1,0 +1,233 @@
+//! One connection to the backup: hello, attachments, then reading and writing until it breaks.
+
+use super::member::{Member, MemberError};
+use super::port::ToLink;
+use crate::clock;
+use bytes::{Buf, BytesMut};
+use std::io;
+use std::time::Duration;
+use tidelock_protocol::frame::{self, Frame, FrameError};
+use tidelock_protocol::ids::Channel;
+use tidelock_protocol::message::{Message, PROTOCOL, RefusalKind};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, MissedTickBehavior};
+
+/// What is encoded ahead of the socket.
+const OUT_BYTES: usize = 256 << 10;
+/// What is read at a time.
+const READ_BYTES: usize = 64 << 10;
+/// How long the backup may take to greet.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the owner loops send, with the member's channel.
+pub type Inbox = UnboundedReceiver<(Channel, ToLink)>;
+
+/// The two names that a connection is opened with.
+#[derive(Clone, Debug)]
+pub struct Hello {
+    /// This host's name, as in its certificate.
+    pub host: String,
+    /// Name and version of this software.
+    pub software: String,
+}
+
+/// The backup's greeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// The server's name.
+    pub server: String,
+    /// Name and version of its software.
+    pub software: String,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The network.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The backup closed it.
+    #[error("the backup closed the connection")]
+    Closed,
+    /// What came is not our protocol.
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    /// What came is our protocol, but not now.
+    #[error("the backup sent an unexpected {0}")]
+    Unexpected(&'static str),
+    /// The backup does not want this host.
+    #[error("the backup refuses this host: {reason} ({kind:?})")]
+    Refused {
+        /// For programs.
+        kind: RefusalKind,
+        /// For people.
+        reason: String,
+    },
+    /// Nothing was heard for too long.
+    #[error("no answer from the backup for {0:?}")]
+    Silent(Duration),
+    /// The daemon cannot go on with a member; it has to start anew.
+    #[error(transparent)]
+    Member(#[from] MemberError),
+}
+
+/// Greets the backup and hears its greeting.
+pub async fn greet<S>(stream: &mut S, hello: &Hello) -> Result<Greeting, ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut out = BytesMut::new();
+    let (oldest, newest) = PROTOCOL;
+    let message = Message::Hello {
+        oldest,
+        newest,
+        host: hello.host.clone(),
+        software: hello.software.clone(),
+    };
+    frame::encode_control(Channel(0), &message, &mut out);
+    let answer = async {
+        stream.write_all(&out).await?;
+        stream.flush().await?;
+        let mut input = BytesMut::new();
+        loop {
+            if let Some(frame) = frame::decode(&mut input)? {
+                // The greeting is the only frame before the first attachment.
+                return if input.is_empty() {
+                    Ok(frame)
+                } else {
+                    Err(ConnectionError::Unexpected("frame after its greeting"))
+                };
+            }
+            if stream.read_buf(&mut input).await? == 0 {
+                return Err(ConnectionError::Closed);
+            }
+        }
+    };
+    match tokio::time::timeout(HELLO_TIMEOUT, answer).await {
+        Err(_) => Err(ConnectionError::Silent(HELLO_TIMEOUT)),
+        Ok(Err(error)) => Err(error),
+        Ok(Ok(Frame::Control(Channel(0), Message::Welcome { protocol, server, software }))) => {
+            if (oldest..=newest).contains(&protocol) {
+                Ok(Greeting { server, software })
+            } else {
+                Err(ConnectionError::Unexpected("protocol version"))
+            }
+        }
+        Ok(Ok(Frame::Control(Channel(0), Message::Refused { kind, reason }))) => {
+            Err(ConnectionError::Refused { kind, reason })
+        }
+        Ok(Ok(_)) => Err(ConnectionError::Unexpected("first frame")),
+    }
+}
+
+/// Serves the members on a greeted connection until it breaks, or until every owner loop has gone
+/// and everything was sent (`Ok`).
+pub async fn serve<S, T>(
+    stream: S,
+    members: &mut [Member<T>],
+    inbox: &mut Inbox,
+) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let lease_ms = members.iter().map(Member::lease_ms).min().unwrap_or(10_000);
+    let silence_max = Duration::from_millis(lease_ms);
+    let mut beacons = tokio::time::interval(silence_max / 4);
+    beacons.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut input = BytesMut::with_capacity(READ_BYTES);
+    let mut out = BytesMut::with_capacity(OUT_BYTES * 2);
+    let mut batch = Vec::new();
+    let mut first_to_fill = 0;
+    let mut must_flush = false;
+    let mut inbox_open = true;
+    let mut last_heard = Instant::now();
+
+    for member in members.iter_mut() {
+        member.connected(&mut out);
+    }
+    loop {
+        if out.is_empty() {
+            // A different member first each time: none waits for another's backlog.
+            first_to_fill = (first_to_fill + 1) % members.len().max(1);
+            let (front, back) = members.split_at_mut(first_to_fill);
+            for member in back.iter_mut().chain(front) {
+                member.fill(&mut out, OUT_BYTES);
+            }
+        }
+        if !inbox_open && out.is_empty() && !must_flush {
+            writer.shutdown().await?;
+            return Ok(());
+        }
+        input.reserve(READ_BYTES);
+        tokio::select! {
+            read = reader.read_buf(&mut input) => {
+                if read? == 0 {
+                    return Err(ConnectionError::Closed);
+                }
+                last_heard = Instant::now();
+                while let Some(frame) = frame::decode(&mut input)? {
+                    receive(frame, members)?;
+                }
+            }
+            pushed = push(&mut writer, &mut out, &mut must_flush),
+                if must_flush || !out.is_empty() => pushed?,
+            count = inbox.recv_many(&mut batch, 256), if inbox_open => {
+                inbox_open = count > 0;
+                for (channel, message) in batch.drain(..) {
+                    member_of(members, channel)?.hear_owner(message, &mut out);
+                }
+            }
+            _ = beacons.tick() => {
+                if last_heard.elapsed() > silence_max {
+                    return Err(ConnectionError::Silent(silence_max));
+                }
+                let now = clock::mono_now();
+                for member in members.iter() {
+                    member.beacon(now, &mut out);
+                }
+            }
+        }
+    }
+}
+
+/// Writes some of `out`, or flushes what was written. Loses nothing when it is cancelled.
+async fn push<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    out: &mut BytesMut,
+    must_flush: &mut bool,
+) -> io::Result<()> {
+    if out.is_empty() {
+        writer.flush().await?;
+        *must_flush = false;
+    } else {
+        let count = writer.write(out).await?;
+        out.advance(count);
+        *must_flush = true;
+    }
+    Ok(())
+}
+
+fn receive<T>(frame: Frame, members: &mut [Member<T>]) -> Result<(), ConnectionError> {
+    match frame {
+        Frame::Control(Channel(0), Message::Refused { kind, reason }) => {
+            Err(ConnectionError::Refused { kind, reason })
+        }
+        Frame::Control(channel, message) => {
+            Ok(member_of(members, channel)?.receive(message, clock::mono_now())?)
+        }
+        Frame::Record(..) => Err(ConnectionError::Unexpected("record")),
+    }
+}
+
+/// Channels count the members from 1.
+fn member_of<T>(
+    members: &mut [Member<T>],
+    channel: Channel,
+) -> Result<&mut Member<T>, ConnectionError> {
+    usize::from(channel.0)
+        .checked_sub(1)
+        .and_then(|index| members.get_mut(index))
+        .ok_or(ConnectionError::Unexpected("channel"))
+}

@@ -1,0 +1,341 @@
+//! One member's half of the conversation with the backup. Sans-I/O: messages and records in,
+//! frames out.
+
+use super::port::{FromLink, OwnerPort, ToLink};
+use super::{GateControl, Refusal};
+use crate::stats::LinkStats;
+use bytes::BytesMut;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tidelock_protocol::frame;
+use tidelock_protocol::ids::{Channel, MonoNanos, Seq};
+use tidelock_protocol::message::{
+    Attach, Attached, CopyState, LastRun, Message, Mode, RefusalKind,
+};
+use tidelock_protocol::sender::{Sender, SenderError, Transmit};
+
+/// Why the daemon cannot go on with a member in this run. A new run resyncs.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    /// The backup's stream and ours do not fit together.
+    #[error("member {member}: {source}")]
+    Stream {
+        /// The member.
+        member: String,
+        /// Why.
+        source: SenderError,
+    },
+    /// The backup says what it cannot say now.
+    #[error("member {member}: unexpected {what} from the backup")]
+    Unexpected {
+        /// The member.
+        member: String,
+        /// What it said.
+        what: &'static str,
+    },
+    /// The granted epoch could not be stored.
+    #[error("member {member}: the granted epoch could not be stored: {source}")]
+    Epoch {
+        /// The member.
+        member: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Detached,
+    Attaching,
+    Attached,
+    Refused,
+}
+
+/// One member on the link.
+pub struct Member<T> {
+    attach: Attach,
+    channel: Channel,
+    phase: Phase,
+    /// `None` until the backup has told a run that did not know where to go on.
+    sender: Option<Sender>,
+    port: Arc<OwnerPort<T>>,
+    to_owner: fn(FromLink) -> T,
+    gate: Arc<dyn GateControl>,
+    keeper: Box<dyn super::port::EpochKeeper>,
+    stats: Arc<LinkStats>,
+    /// Guests' writes whose commit latency is being measured: the last seq of each batch.
+    admitted: VecDeque<(Seq, MonoNanos)>,
+    refusal_is_final: bool,
+}
+
+/// What a member is made of.
+pub struct MemberParts<T> {
+    /// The attachment as at the start of this run. `LastRun::Clean` lets writes be admitted at
+    /// once, after that seq; `Unknown` lets them wait for the backup.
+    pub attach: Attach,
+    /// Its number on this connection.
+    pub channel: Channel,
+    /// Its owner loop.
+    pub port: Arc<OwnerPort<T>>,
+    /// Makes an owner's message.
+    pub to_owner: fn(FromLink) -> T,
+    /// Its gate.
+    pub gate: Arc<dyn GateControl>,
+    /// Where the epoch is kept.
+    pub keeper: Box<dyn super::port::EpochKeeper>,
+    /// What status and metrics read.
+    pub stats: Arc<LinkStats>,
+}
+
+impl<T> Member<T> {
+    /// A member that is not attached yet.
+    #[must_use]
+    pub fn new(parts: MemberParts<T>) -> Self {
+        let MemberParts { attach, channel, port, to_owner, gate, keeper, stats } = parts;
+        let sender = match attach.last_run {
+            LastRun::Clean { seq } => Some(Sender::new(seq)),
+            _ => None,
+        };
+        Self {
+            attach,
+            channel,
+            phase: Phase::Detached,
+            sender,
+            port,
+            to_owner,
+            gate,
+            keeper,
+            stats,
+            admitted: VecDeque::new(),
+            refusal_is_final: false,
+        }
+    }
+
+    /// From the owner loop.
+    pub fn hear_owner(&mut self, message: ToLink, out: &mut BytesMut) {
+        match message {
+            ToLink::Records { records, admitted_at } => {
+                let sender = self.sender.as_mut().expect("admitted after the start");
+                if let Some(last) = records.iter().rev().find(|r| !r.copy) {
+                    self.admitted.push_back((last.seq, admitted_at));
+                }
+                for record in records {
+                    sender.push(record);
+                }
+                self.publish_stats();
+            }
+            ToLink::InOrder(message) => {
+                if let Some(sender) = &mut self.sender {
+                    sender.push_in_order(message);
+                }
+            }
+            ToLink::Mode(mode) => {
+                self.attach.mode = mode;
+                self.control(Message::ModeChanged { mode }, out);
+            }
+            ToLink::Detach => self.control(Message::Detach, out),
+        }
+    }
+
+    fn control(&self, message: Message, out: &mut BytesMut) {
+        if self.phase == Phase::Attached {
+            frame::encode_control(self.channel, &message, out);
+        }
+    }
+
+    /// A connection is up: asks to be attached, unless the backup has refused for good.
+    pub fn connected(&mut self, out: &mut BytesMut) {
+        if self.refusal_is_final {
+            return;
+        }
+        self.phase = Phase::Attaching;
+        let mut attach = self.attach.clone();
+        attach.last_run = match (&self.sender, attach.last_run) {
+            // Nothing was admitted since the clean stop: say so, the backup can check it.
+            (Some(sender), LastRun::Clean { seq }) if sender.admitted() == seq => attach.last_run,
+            (Some(sender), _) => sender.last_run(),
+            (None, last_run) => last_run,
+        };
+        frame::encode_control(self.channel, &Message::Attach(Box::new(attach)), out);
+    }
+
+    /// The connection is gone.
+    pub fn disconnected(&mut self) {
+        if let Some(sender) = &mut self.sender {
+            sender.detached();
+        }
+        if self.phase == Phase::Attached {
+            self.port.send((self.to_owner)(FromLink::Detached));
+        }
+        self.phase = Phase::Detached;
+        self.stats.set_stalled(None);
+        self.publish_stats();
+    }
+
+    /// A message of the backup for this member.
+    pub fn receive(&mut self, message: Message, now: MonoNanos) -> Result<(), MemberError> {
+        match (message, self.phase) {
+            (Message::Attached(attached), Phase::Attaching) => self.attached(attached),
+            (Message::Committed { durable, committed }, Phase::Attached) => {
+                self.committed(durable, &committed, now)
+            }
+            (Message::Lease { sent_at }, Phase::Attached) => {
+                self.gate.lease_renewed(sent_at);
+                self.stats.lease_renewed(sent_at);
+                Ok(())
+            }
+            (Message::DigestResult { disk, offset, equal }, Phase::Attached) => {
+                self.port.send((self.to_owner)(FromLink::Digest { disk, offset, equal }));
+                Ok(())
+            }
+            (Message::Stalled { reason }, Phase::Attached) => {
+                match &reason {
+                    Some(reason) => tracing::warn!(
+                        member = self.attach.member,
+                        reason,
+                        "the backup has stopped acknowledging"
+                    ),
+                    None => {
+                        tracing::info!(member = self.attach.member, "the backup goes on");
+                    }
+                }
+                self.stats.set_stalled(reason);
+                Ok(())
+            }
+            (Message::Refused { kind, reason }, Phase::Attaching | Phase::Attached) => {
+                self.refused(Refusal { kind, reason });
+                Ok(())
+            }
+            (_, Phase::Refused) => Ok(()),
+            _ => Err(self.unexpected("message")),
+        }
+    }
+
+    fn attached(&mut self, attached: Attached) -> Result<(), MemberError> {
+        let member = || self.attach.member.clone();
+        self.keeper
+            .keep(attached.epoch)
+            .map_err(|source| MemberError::Epoch { member: member(), source })?;
+        self.attach.epoch = attached.epoch;
+        // Before the first lease: nothing leaves that may depend on what the backup lacks.
+        if attached.copy == CopyState::Resyncing {
+            self.gate.hold_for_resync(true);
+        }
+        let first = self.sender.is_none();
+        let sender = self.sender.get_or_insert_with(|| Sender::new(attached.durable));
+        sender
+            .attached(attached.durable)
+            .map_err(|source| MemberError::Stream { member: member(), source })?;
+        self.phase = Phase::Attached;
+        self.gate.committed(&attached.committed);
+        self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
+        self.port.send((self.to_owner)(FromLink::Attached { attached, first }));
+        self.publish_stats();
+        Ok(())
+    }
+
+    fn committed(
+        &mut self,
+        durable: Seq,
+        committed: &tidelock_protocol::vector::CountVector,
+        now: MonoNanos,
+    ) -> Result<(), MemberError> {
+        let sender = self.sender.as_mut().expect("attached");
+        sender
+            .committed(durable)
+            .map_err(|source| MemberError::Stream { member: self.attach.member.clone(), source })?;
+        // The gate first: clients wait for it.
+        self.gate.committed(committed);
+        self.port.set_acked(durable, committed.get(self.attach.writer));
+        while let Some((_, at)) = self.admitted.front().filter(|(seq, _)| *seq <= durable) {
+            self.stats.commit_latency(now.since_ns(*at));
+            self.admitted.pop_front();
+        }
+        self.publish_stats();
+        Ok(())
+    }
+
+    fn refused(&mut self, refusal: Refusal) {
+        tracing::error!(
+            member = self.attach.member,
+            kind = ?refusal.kind,
+            reason = refusal.reason,
+            "the backup refuses this member"
+        );
+        if refusal.is_final() {
+            self.gate.fence();
+            self.refusal_is_final = true;
+        }
+        if let Some(sender) = &mut self.sender {
+            sender.detached();
+        }
+        self.phase = Phase::Refused;
+        self.port.send((self.to_owner)(FromLink::Refused(refusal)));
+    }
+
+    fn unexpected(&self, what: &'static str) -> MemberError {
+        MemberError::Unexpected { member: self.attach.member.clone(), what }
+    }
+
+    /// Appends frames until `out` holds `limit_bytes` or nothing is left. Returns whether anything
+    /// was appended.
+    pub fn fill(&mut self, out: &mut BytesMut, limit_bytes: usize) -> bool {
+        let before = out.len();
+        if let Some(sender) = &mut self.sender {
+            while out.len() < limit_bytes {
+                match sender.poll_transmit() {
+                    Some(Transmit::Record(record)) => {
+                        out.reserve(frame::HEADER_BYTES + record.encoded_len());
+                        frame::encode_record_head(self.channel, &record, out);
+                        if let Some(payload) = record.payload() {
+                            out.extend_from_slice(payload.data());
+                        }
+                    }
+                    Some(Transmit::InOrder(message)) => {
+                        frame::encode_control(self.channel, &message, out);
+                    }
+                    None => break,
+                }
+            }
+            self.port.set_unsent(sender.unsent());
+        }
+        out.len() > before
+    }
+
+    /// Asks for the lease to be renewed.
+    pub fn beacon(&self, now: MonoNanos, out: &mut BytesMut) {
+        self.control(Message::Beacon { sent_at: now }, out);
+    }
+
+    /// The lease that this member asks for.
+    #[must_use]
+    pub fn lease_ms(&self) -> u64 {
+        self.attach.lease_ms
+    }
+
+    /// Its number on the connection.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        self.channel
+    }
+
+    /// The mode to announce at the next attachment.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.attach.mode
+    }
+
+    /// Refuses on behalf of the connection (no common version, wrong certificate...).
+    pub fn connection_refused(&mut self, kind: RefusalKind, reason: &str) {
+        self.stats.set_refusal(Some(format!("{reason} ({kind:?})")));
+    }
+
+    fn publish_stats(&self) {
+        let oldest = self.admitted.front().map(|(_, at)| *at);
+        if let Some(sender) = &self.sender {
+            let writes = sender.admitted().0 - sender.durable().0;
+            self.stats.set_lag(writes, sender.backlog_bytes(), oldest);
+        }
+        self.stats.set_attached(self.phase == Phase::Attached);
+    }
+}

@@ -1,0 +1,86 @@
+//! The link to the backup: one ordered, authenticated connection for all members of this host.
+//!
+//! Batches form by themselves: while the socket is busy, records gather in the senders, and what
+//! is there when it has room goes out together. Nothing waits for a timer. The kernel is asked to
+//! take no more than [`NOTSENT_LOWAT_BYTES`] ahead of the network, so that a guest's write never
+//! queues behind more of an initial copy than that.
+//!
+//! The link owns the sender of each member (the backlog), so a broken connection loses nothing:
+//! after a new attachment sending goes on after what the backup has.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`member`] | one member's half of the conversation, sans-I/O |
+//! | [`port`] | what the owner loop and the link share |
+//! | [`connection`] | one connection: hello, attach, the read and write loop |
+//! | [`connector`] | connecting again and again, TLS or plaintext |
+
+pub mod connection;
+pub mod connector;
+pub mod member;
+pub mod port;
+
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::RefusalKind;
+use tidelock_protocol::vector::CountVector;
+
+/// What the kernel may hold that the network has not taken yet.
+pub const NOTSENT_LOWAT_BYTES: u32 = 256 << 10;
+
+/// What the link tells a member's gate. A member without one has [`NoGate`].
+pub trait GateControl: Send + Sync {
+    /// C rose.
+    fn committed(&self, committed: &CountVector);
+    /// The backup answered the beacon that was sent at this time.
+    fn lease_renewed(&self, sent_at: MonoNanos);
+    /// The epoch of this primary has ended: shut for good.
+    fn fence(&self);
+    /// While true nothing passes, whatever its stamp: what local clients may have seen before an
+    /// unclean stop is not known to be at the backup until the resync has ended.
+    fn hold_for_resync(&self, hold: bool);
+}
+
+/// For a member that talks to nobody outside.
+#[derive(Debug, Default)]
+pub struct NoGate;
+
+impl GateControl for NoGate {
+    fn committed(&self, _: &CountVector) {}
+    fn lease_renewed(&self, _: MonoNanos) {}
+    fn fence(&self) {}
+    fn hold_for_resync(&self, _: bool) {}
+}
+
+/// How the link is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// Not connected; why, and since when this has been so.
+    Down {
+        /// For people.
+        reason: String,
+    },
+    /// Connected and greeted.
+    Up {
+        /// The server's name.
+        server: String,
+        /// Its software.
+        software: String,
+    },
+}
+
+/// What ends a member's protection until someone acts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why, for programs.
+    pub kind: RefusalKind,
+    /// Why and what to do, for people.
+    pub reason: String,
+}
+
+impl Refusal {
+    /// Whether the backup will never take this run of the daemon back.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        matches!(self.kind, RefusalKind::Fenced | RefusalKind::Superseded)
+    }
+}

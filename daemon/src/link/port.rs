@@ -1,0 +1,148 @@
+//! What the owner loop of a member and the link share.
+//!
+//! Acknowledgements come by the thousand and mostly need no action of the owner at once, so they
+//! are two atomics that it reads in its next turn; it is woken for them only when it has said that
+//! something waits for one.
+
+use super::Refusal;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq};
+use tidelock_protocol::message::{Attached, Message, Mode};
+use tidelock_protocol::record::Record;
+use tidelock_uring::EventFd;
+
+/// From the owner loop to the link.
+#[derive(Debug)]
+pub enum ToLink {
+    /// Admitted records, in seq order.
+    Records {
+        /// The records.
+        records: Vec<Record>,
+        /// When.
+        admitted_at: MonoNanos,
+    },
+    /// A message that keeps its place among the records.
+    InOrder(Message),
+    /// The group's mode changed.
+    Mode(Mode),
+    /// Everything is committed: leave.
+    Detach,
+}
+
+/// From the link to the owner loop.
+#[derive(Debug)]
+pub enum FromLink {
+    /// The member is attached (again).
+    Attached {
+        /// The backup's answer.
+        attached: Attached,
+        /// Whether this is the first attachment of a run that did not know where to go on: the
+        /// sequencer starts now.
+        first: bool,
+    },
+    /// The connection is gone.
+    Detached,
+    /// The answer to a digest check.
+    Digest {
+        /// The disk.
+        disk: DiskId,
+        /// Where.
+        offset: u64,
+        /// Whether it needs no copy.
+        equal: bool,
+    },
+    /// The backup refuses the member.
+    Refused(Refusal),
+}
+
+/// What a member's owner loop can be asked, by the link and by others.
+#[derive(Debug)]
+pub struct OwnerPort<T> {
+    inbox: mpsc::Sender<T>,
+    wake: EventFd,
+    durable: AtomicU64,
+    committed: AtomicU64,
+    wants_acks: AtomicBool,
+    unsent: AtomicUsize,
+    wants_room: AtomicBool,
+}
+
+impl<T> OwnerPort<T> {
+    /// A port and its receiving end.
+    #[must_use]
+    pub fn new(wake: EventFd) -> (Self, mpsc::Receiver<T>) {
+        let (inbox, outbox) = mpsc::channel();
+        let port = Self {
+            inbox,
+            wake,
+            durable: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            wants_acks: AtomicBool::new(false),
+            unsent: AtomicUsize::new(0),
+            wants_room: AtomicBool::new(false),
+        };
+        (port, outbox)
+    }
+
+    /// Gives the owner loop a turn.
+    pub fn wake(&self) {
+        // It fails only when so many signals are waiting that one more says nothing new.
+        let _ = self.wake.signal();
+    }
+
+    /// Sends a message and wakes the owner. A loop that has ended hears nothing.
+    pub fn send(&self, message: T) {
+        if self.inbox.send(message).is_ok() {
+            self.wake();
+        }
+    }
+
+    /// The link: what is durable and committed of this writer.
+    pub fn set_acked(&self, durable: Seq, committed: Seq) {
+        self.durable.fetch_max(durable.0, Ordering::SeqCst);
+        self.committed.fetch_max(committed.0, Ordering::SeqCst);
+        if self.wants_acks.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The owner: what is durable, and what C says, of this writer.
+    #[must_use]
+    pub fn acked(&self) -> (Seq, Seq) {
+        (Seq(self.durable.load(Ordering::SeqCst)), Seq(self.committed.load(Ordering::SeqCst)))
+    }
+
+    /// The owner: whether to be woken by acknowledgements. Read [`acked`](Self::acked) again after
+    /// saying yes.
+    pub fn set_wants_acks(&self, wants: bool) {
+        if self.wants_acks.load(Ordering::Relaxed) != wants {
+            self.wants_acks.store(wants, Ordering::SeqCst);
+        }
+    }
+
+    /// The link: how many items have not been handed to the connection.
+    pub fn set_unsent(&self, unsent: usize) {
+        self.unsent.store(unsent, Ordering::SeqCst);
+        if unsent == 0 && self.wants_room.swap(false, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The owner: whether the connection has taken everything, so that a copy would not delay
+    /// guests' writes. If not, the owner is woken when it has.
+    #[must_use]
+    pub fn has_room_for_copies(&self) -> bool {
+        if self.unsent.load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        self.wants_room.store(true, Ordering::SeqCst);
+        self.unsent.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// The epoch that was granted, kept where the next run finds it.
+pub trait EpochKeeper: Send {
+    /// Makes the epoch durable before anything is admitted under it.
+    fn keep(&mut self, epoch: Epoch) -> std::io::Result<()>;
+}

@@ -1,0 +1,213 @@
+//! Which copies the member needs: the job of an initial copy or resync, and extents that the
+//! local disk failed.
+
+use super::disk::Disk;
+use super::status::Phase;
+use crate::copy_job::{Bounds, CopyJob, Progress, Purpose};
+use crate::sequencer::{CopyKind, CopyOutcome, Extent};
+use std::collections::HashMap;
+use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
+use tidelock_protocol::limits::COPY_MAX_BYTES;
+use tidelock_protocol::message::CopyState;
+
+/// Ticks between two attempts at what could not be read.
+const RETRY_TICKS: u32 = 50;
+
+/// The copies of a member.
+#[derive(Debug)]
+pub struct Copying {
+    bounds: Bounds,
+    job: Option<CopyJob>,
+    /// Whether the job is a resync, during which C stands still and the gate is shut.
+    is_resync: bool,
+    /// Whether the backup's disks are known to equal these, but for what is on its way.
+    whole: bool,
+    /// Pieces in which the sites may differ, and those of them that are being read.
+    suspects: Vec<Extent>,
+    reading_suspects: HashMap<(DiskId, u64), Extent>,
+    suspects_due: bool,
+    ticks: u32,
+    stopped: bool,
+}
+
+impl Copying {
+    pub fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            job: None,
+            is_resync: false,
+            whole: false,
+            suspects: Vec::new(),
+            reading_suspects: HashMap::new(),
+            suspects_due: false,
+            ticks: 0,
+            stopped: false,
+        }
+    }
+
+    /// The backup has said how much of the disks it has.
+    pub fn attached(&mut self, member: &str, copy: CopyState, disks: &[Disk], now: MonoNanos) {
+        let purpose = match copy {
+            CopyState::Whole => {
+                self.whole = self.job.is_none();
+                return;
+            }
+            CopyState::Empty => Purpose::Initial,
+            CopyState::Partial | CopyState::Resyncing => Purpose::Compare,
+        };
+        if let Some(job) = &mut self.job {
+            return job.reattached();
+        }
+        if self.stopped {
+            return;
+        }
+        self.whole = false;
+        self.is_resync = copy == CopyState::Resyncing;
+        let ranges = match purpose {
+            Purpose::Initial => disks.iter().flat_map(|d| allocated(member, d)).collect(),
+            Purpose::Compare => disks.iter().map(Disk::whole).collect(),
+        };
+        let job = CopyJob::new(purpose, ranges, self.bounds, now);
+        tracing::info!(
+            member,
+            ?purpose,
+            bytes = job.progress(now).total_bytes,
+            "bringing the disks across; not protected until this is done"
+        );
+        self.job = Some(job);
+    }
+
+    /// C has reached this seq of the member's. Returns whether the job ended by it.
+    pub fn committed(&mut self, member: &str, committed: Seq, now: MonoNanos) -> bool {
+        let marker = self.job.as_ref().and_then(CopyJob::marker);
+        if marker.is_none_or(|marker| committed < marker) {
+            return false;
+        }
+        let progress = self.job.take().expect("has a marker").progress(now);
+        tracing::info!(
+            member,
+            compared_bytes = progress.total_bytes,
+            sent_bytes = progress.sent_bytes,
+            "the backup's disks equal the local ones: protected from here on"
+        );
+        self.whole = true;
+        self.is_resync = false;
+        true
+    }
+
+    pub fn wants_more(&self, now: MonoNanos) -> bool {
+        if self.stopped {
+            return false;
+        }
+        match &self.job {
+            Some(job) => job.marker().is_none() && !job.is_throttled(now),
+            None => self.suspects_due && !self.suspects.is_empty(),
+        }
+    }
+
+    /// What to read next.
+    pub fn next(&mut self, now: MonoNanos) -> Option<(Extent, CopyKind)> {
+        if let Some(job) = &mut self.job {
+            return job.next(now);
+        }
+        let Some(extent) = self.suspects.pop() else {
+            self.suspects_due = false;
+            return None;
+        };
+        self.reading_suspects.insert((extent.disk, extent.offset), extent);
+        Some((extent, CopyKind::Copy))
+    }
+
+    pub fn copied(&mut self, extent: Extent, outcome: CopyOutcome) {
+        if self.reading_suspects.remove(&(extent.disk, extent.offset)).is_some() {
+            if outcome == CopyOutcome::Unreadable {
+                self.suspects.push(extent);
+                // Not again in this round.
+                self.suspects_due = false;
+            }
+        } else if let Some(job) = &mut self.job {
+            job.copied(extent, outcome);
+        }
+    }
+
+    pub fn digest_result(&mut self, disk: DiskId, offset: u64, equal: bool) {
+        if let Some(job) = &mut self.job {
+            job.digest_result(disk, offset, equal);
+        }
+    }
+
+    /// The sites may differ here.
+    pub fn suspect(&mut self, extent: Extent) {
+        let unit = u64::from(COPY_MAX_BYTES);
+        let mut at = extent.offset;
+        while at < extent.end() {
+            let len_bytes = unit.min(extent.end() - at);
+            self.suspects.push(Extent { offset: at, len_bytes, ..extent });
+            at += len_bytes;
+        }
+    }
+
+    pub fn wants_marker(&self) -> bool {
+        !self.stopped && self.job.as_ref().is_some_and(CopyJob::is_complete)
+    }
+
+    pub fn set_marker(&mut self, marker: Seq) {
+        self.job.as_mut().expect("wants a marker").set_marker(marker);
+    }
+
+    pub fn needs_tick(&self, _now: MonoNanos) -> bool {
+        !self.stopped
+            && (!self.suspects.is_empty() || self.job.as_ref().is_some_and(CopyJob::needs_time))
+    }
+
+    pub fn tick(&mut self) {
+        self.ticks += 1;
+        if self.ticks.is_multiple_of(RETRY_TICKS) {
+            self.suspects_due = true;
+            if let Some(job) = &mut self.job {
+                job.retry_unreadable();
+            }
+        }
+    }
+
+    /// The daemon ends: no new copies.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    pub fn is_active(&self) -> bool {
+        self.job.is_some() || !self.reading_suspects.is_empty()
+    }
+
+    /// Whether the backup's disks equal the local ones once everything sent is there.
+    pub fn is_whole(&self) -> bool {
+        self.whole && self.suspects.is_empty() && self.reading_suspects.is_empty()
+    }
+
+    pub fn suspect_bytes(&self) -> u64 {
+        self.suspects.iter().chain(self.reading_suspects.values()).map(|e| e.len_bytes).sum()
+    }
+
+    pub fn progress(&self, now: MonoNanos) -> Option<Progress> {
+        self.job.as_ref().map(|job| job.progress(now))
+    }
+
+    pub fn phase(&self, attached: bool) -> Phase {
+        if self.job.is_some() {
+            if self.is_resync { Phase::Resyncing } else { Phase::Initialising }
+        } else if self.suspect_bytes() > 0 {
+            Phase::DiskFailing
+        } else if !attached {
+            Phase::Disconnected
+        } else {
+            Phase::Replicating
+        }
+    }
+}
+
+fn allocated(member: &str, disk: &Disk) -> Vec<Extent> {
+    disk.allocated().unwrap_or_else(|error| {
+        tracing::warn!(member, disk = disk.name(), %error, "cannot list holes: copying all of it");
+        vec![disk.whole()]
+    })
+}

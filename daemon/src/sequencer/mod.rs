@@ -1,0 +1,719 @@
+//! The sequencer: the one place that admits a write, for all disks of a VM (DESIGN 2.2).
+//!
+//! It gives each write its place in the writer's order (seq, HLC, dependencies), publishes
+//! P\[self\] to the gate before anything is completed to the guest, starts the local write and the
+//! replication of the same buffer together, and completes what the guest asked for as the mode
+//! says. It is sans-I/O: operations go in, [`Action`]s come out **in the order in which they must be
+//! carried out**.
+//!
+//! Invariants:
+//! - Two operations on overlapping extents are never in flight together: the second waits, so the
+//!   local disk and the backup apply them in one order. Those that wait keep their order.
+//! - `Publish(seq)` comes before `Complete` of any write up to `seq` (output commit, rule 1).
+//! - Old data never overwrites new: Tidelock's own copies read an extent while they hold it, and
+//!   are sent as records with a seq like any other.
+//! - Admitted bytes that the backup has not made durable are bounded by the backlog limit. At the
+//!   limit writes wait (backpressure); reads do not pass through here at all.
+//!
+//! The life of an operation:
+//!
+//! ```text
+//!             no room, overlap,                    ┌── ok ─────────────► Complete(Ok) *
+//!             not started          ┌── write ── Local ── error ─► Repair ─► Complete(Err)
+//! submit ──► Waiting ──► Admitted ─┤                              (read back, send as a copy)
+//!                                  └── copy, digest ── Read ─► Send / SendInOrder
+//! * in mode sync: when the backup has it, too
+//! ```
+//!
+//! Source: PipeCloud 4.1 (DR Blocktap), with the publication moved before the completion.
+
+mod extent_locks;
+#[cfg(test)]
+mod tests;
+
+pub use extent_locks::{Extent, ExtentLocks};
+
+use std::collections::{HashMap, VecDeque};
+use tidelock_protocol::hlc::{Hlc, HlcClock};
+use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq, WriterId};
+use tidelock_protocol::limits::RECORD_PAYLOAD_MAX_BYTES;
+use tidelock_protocol::message::{Message, Mode};
+use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::vector::CountVector;
+
+/// What each record costs the backlog besides its payload, so that a flood of tiny or empty
+/// records is bounded, too.
+pub const RECORD_OVERHEAD_BYTES: u64 = 256;
+
+/// The caller's name for a guest's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// The sequencer's name for an operation on the local disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// An error of the local disk, as the guest will see it (an errno).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskError(pub i32);
+
+/// What Tidelock reads of a disk for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyKind {
+    /// To send it.
+    Copy,
+    /// To send it unless it is all zeroes: the backup's disk is known to be.
+    CopyUnlessZero,
+    /// To have it compared with the backup's.
+    Digest,
+}
+
+/// What is to be done, in order.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Store P\[self\] where the gate reads it.
+    Publish(Seq),
+    /// Start the local write; then call [`Sequencer::written`].
+    Write {
+        /// To be named when done.
+        op: OpId,
+        /// Where.
+        extent: Extent,
+        /// The guest's data or zeroes.
+        effect: Effect,
+        /// The guest wants it on stable storage (FUA).
+        fua: bool,
+    },
+    /// Read the local disk; then call [`Sequencer::read_done`].
+    Read {
+        /// To be named when done.
+        op: OpId,
+        /// Where.
+        extent: Extent,
+    },
+    /// Give the record to the sender.
+    Send(Record),
+    /// Give the message to the sender, at this place among the records.
+    SendInOrder(Message),
+    /// Complete the guest's request.
+    Complete(RequestId, Result<(), DiskError>),
+    /// A copy or a digest check has been sent (or was not needed).
+    Copied {
+        /// Where.
+        extent: Extent,
+        /// What was done.
+        outcome: CopyOutcome,
+    },
+    /// The local disk failed a write and could not be read back: until the extent is copied again
+    /// the sites may differ there. The guest got an error for it.
+    Suspect(Extent),
+}
+
+/// How a copy ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyOutcome {
+    /// Sent as a record.
+    Sent,
+    /// All zeroes at both sites.
+    Zero,
+    /// A digest check is on its way.
+    Asked,
+    /// The local disk could not be read.
+    Unreadable,
+}
+
+#[derive(Debug)]
+enum Work {
+    Guest { request: RequestId, effect: Effect, fua: bool },
+    Copy(CopyKind),
+}
+
+#[derive(Debug)]
+struct Waiting {
+    extent: Extent,
+    lock: Extent,
+    work: Work,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The local write of a guest's request is in flight.
+    Writing { request: RequestId, seq: Seq },
+    /// It failed; the extent is being read back to be sent as it is now.
+    Repairing { request: RequestId, error: DiskError },
+    /// Tidelock's own read.
+    Copying(CopyKind),
+}
+
+#[derive(Debug)]
+struct InFlight {
+    extent: Extent,
+    lock: Extent,
+    stage: Stage,
+}
+
+/// A record that the backup has not made durable.
+#[derive(Clone, Copy, Debug)]
+struct Unacked {
+    seq: Seq,
+    cost_bytes: u64,
+    payload_bytes: u64,
+    admitted_at: MonoNanos,
+    copy: bool,
+}
+
+/// How far the backup is behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lag {
+    /// Records that are not durable.
+    pub writes: u64,
+    /// Their payload bytes.
+    pub bytes: u64,
+    /// When the oldest guest's write among them was admitted.
+    pub oldest: Option<MonoNanos>,
+}
+
+/// Sizes and identity.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Whose writes these are.
+    pub writer: WriterId,
+    /// The mode at start.
+    pub mode: Mode,
+    /// The bound of admitted bytes that are not durable.
+    pub backlog_limit_bytes: u64,
+    /// Locks are held for whole blocks of this size, because unaligned writes read, change and
+    /// write whole blocks.
+    pub lock_align_bytes: u64,
+}
+
+/// Bugs that the simulator plants to show that its checkers bite.
+#[cfg(feature = "planted-bugs")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// P is published after the completion instead of before it.
+    PublishAfterCompletion,
+    /// Overlapping writes are in flight together.
+    OverlapNotOrdered,
+    /// The backlog limit is ignored.
+    UnboundedBacklog,
+}
+
+/// The sequencer of one member.
+#[derive(Debug)]
+pub struct Sequencer {
+    settings: Settings,
+    mode: Mode,
+    /// Granted epoch and last seq given out; `None` until both are known.
+    started: Option<(Epoch, Seq)>,
+    clock: HlcClock,
+    /// Entries of other writers that changed since the last record.
+    new_deps: CountVector,
+    observed: CountVector,
+    locks: ExtentLocks,
+    waiting: VecDeque<Waiting>,
+    in_flight: HashMap<OpId, InFlight>,
+    next_op: u64,
+    unacked: VecDeque<Unacked>,
+    unacked_cost_bytes: u64,
+    unacked_payload_bytes: u64,
+    durable: Seq,
+    /// The guest's last admitted seq, and the last one published.
+    guest_seq: Seq,
+    published: Seq,
+    /// Locally done, waiting for the backup (mode sync).
+    sync_waiting: VecDeque<(Seq, RequestId)>,
+    actions: VecDeque<Action>,
+    #[cfg(feature = "planted-bugs")]
+    bug: Option<PlantedBug>,
+}
+
+impl Sequencer {
+    /// A sequencer that lets everything wait until [`start`](Self::start).
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        assert!(settings.lock_align_bytes > 0);
+        Self {
+            settings,
+            mode: settings.mode,
+            started: None,
+            clock: HlcClock::default(),
+            new_deps: CountVector::new(),
+            observed: CountVector::new(),
+            locks: ExtentLocks::default(),
+            waiting: VecDeque::new(),
+            in_flight: HashMap::new(),
+            next_op: 0,
+            unacked: VecDeque::new(),
+            unacked_cost_bytes: 0,
+            unacked_payload_bytes: 0,
+            durable: Seq::ZERO,
+            guest_seq: Seq::ZERO,
+            published: Seq::ZERO,
+            sync_waiting: VecDeque::new(),
+            actions: VecDeque::new(),
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+        }
+    }
+
+    /// Plants a bug.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, bug: PlantedBug) {
+        self.bug = Some(bug);
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    fn has_bug(&self, bug: PlantedBug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// The epoch is granted and the stream goes on after `durable`: writes may be admitted.
+    pub fn start(
+        &mut self,
+        epoch: Epoch,
+        durable: Seq,
+        last_hlc: Hlc,
+        now: MonoNanos,
+        wall_ms: u64,
+    ) {
+        assert!(self.started.is_none(), "started twice");
+        self.started = Some((epoch, durable));
+        self.durable = durable;
+        self.clock = HlcClock::after(last_hlc);
+        self.admit_waiting(now, wall_ms);
+    }
+
+    /// Whether [`start`](Self::start) was called.
+    #[must_use]
+    pub fn is_started(&self) -> bool {
+        self.started.is_some()
+    }
+
+    /// A guest's write or zeroing of `extent`.
+    pub fn submit(
+        &mut self,
+        request: RequestId,
+        extent: Extent,
+        effect: Effect,
+        fua: bool,
+        now: MonoNanos,
+        wall_ms: u64,
+    ) {
+        assert!(effect != Effect::CopyDone);
+        self.enqueue(extent, Work::Guest { request, effect, fua }, now, wall_ms);
+    }
+
+    /// Tidelock's own reading of `extent`, to copy or to compare it.
+    pub fn submit_copy(&mut self, extent: Extent, kind: CopyKind, now: MonoNanos, wall_ms: u64) {
+        self.enqueue(extent, Work::Copy(kind), now, wall_ms);
+    }
+
+    /// Marks the end of an initial copy or a resync. Returns the marker's seq: when the backup has
+    /// it, its disks equal these.
+    pub fn copy_done(&mut self, now: MonoNanos, wall_ms: u64) -> Seq {
+        let disk = DiskId(0);
+        self.send_record(disk, 0, Effect::CopyDone, true, now, wall_ms)
+    }
+
+    /// The member has merged a tag: its next record depends on these writes of others.
+    pub fn depends_on(&mut self, tag: &CountVector) {
+        for (writer, seq) in tag.entries() {
+            if writer != self.settings.writer && self.observed.raise(writer, seq) {
+                self.new_deps.raise(writer, seq);
+            }
+        }
+    }
+
+    /// A local write has ended.
+    pub fn written(
+        &mut self,
+        op: OpId,
+        result: Result<(), DiskError>,
+        now: MonoNanos,
+        wall_ms: u64,
+    ) {
+        let op_state = self.in_flight.get_mut(&op).expect("an operation that was started");
+        let Stage::Writing { request, seq } = op_state.stage else {
+            panic!("{op:?} is not a write")
+        };
+        match result {
+            Ok(()) => {
+                self.complete_write(request, seq);
+                self.end(op, now, wall_ms);
+            }
+            // Too much to read back under one hold: it is copied in pieces later.
+            Err(error) if op_state.extent.len_bytes > u64::from(RECORD_PAYLOAD_MAX_BYTES) => {
+                let extent = op_state.extent;
+                self.actions.push_back(Action::Suspect(extent));
+                self.publish_all();
+                self.actions.push_back(Action::Complete(request, Err(error)));
+                self.end(op, now, wall_ms);
+            }
+            // The backup gets what the guest wanted, this disk may hold anything: bring the backup
+            // to what this disk holds. The extent stays held meanwhile.
+            Err(error) => {
+                op_state.stage = Stage::Repairing { request, error };
+                let extent = op_state.extent;
+                self.actions.push_back(Action::Read { op, extent });
+            }
+        }
+    }
+
+    /// A local read for Tidelock itself has ended.
+    pub fn read_done(
+        &mut self,
+        op: OpId,
+        result: Result<bytes::Bytes, DiskError>,
+        now: MonoNanos,
+        wall_ms: u64,
+    ) {
+        let op_state = &self.in_flight[&op];
+        let extent = op_state.extent;
+        match (&op_state.stage, result) {
+            (Stage::Repairing { request, error }, result) => {
+                let (request, error) = (*request, *error);
+                match result {
+                    Ok(data) => self.send_copy(extent, data, now, wall_ms),
+                    Err(_) => self.actions.push_back(Action::Suspect(extent)),
+                }
+                self.publish_all();
+                self.actions.push_back(Action::Complete(request, Err(error)));
+            }
+            (Stage::Copying(kind), Ok(data)) => {
+                let outcome = self.copy_read(extent, *kind, data, now, wall_ms);
+                self.actions.push_back(Action::Copied { extent, outcome });
+            }
+            (Stage::Copying(_), Err(_)) => {
+                let outcome = CopyOutcome::Unreadable;
+                self.actions.push_back(Action::Copied { extent, outcome });
+            }
+            (Stage::Writing { .. }, _) => panic!("{op:?} is not a read"),
+        }
+        self.end(op, now, wall_ms);
+    }
+
+    /// The backup has everything up to `durable`.
+    pub fn committed(&mut self, durable: Seq, now: MonoNanos, wall_ms: u64) {
+        while let Some(first) = self.unacked.front().filter(|u| u.seq <= durable) {
+            self.unacked_cost_bytes -= first.cost_bytes;
+            self.unacked_payload_bytes -= first.payload_bytes;
+            self.unacked.pop_front();
+        }
+        self.durable = self.durable.max(durable);
+        self.complete_synced();
+        self.admit_waiting(now, wall_ms);
+    }
+
+    /// Changes the mode.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+        if mode != Mode::Sync {
+            self.publish_all();
+        }
+        self.complete_synced();
+    }
+
+    /// What is to be done next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The mode in force.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// How far the backup is behind.
+    #[must_use]
+    pub fn lag(&self) -> Lag {
+        Lag {
+            writes: self.unacked.len() as u64,
+            bytes: self.unacked_payload_bytes,
+            oldest: self.unacked.iter().find(|u| !u.copy).map(|u| u.admitted_at),
+        }
+    }
+
+    /// Bytes that count against the backlog limit.
+    #[must_use]
+    pub fn backlog_bytes(&self) -> u64 {
+        self.unacked_cost_bytes
+    }
+
+    /// Requests and copies that wait for an overlap, for room in the backlog or for the start.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether writes wait because the backlog is full.
+    #[must_use]
+    pub fn is_backlog_full(&self) -> bool {
+        self.waiting.front().is_some_and(|w| !self.has_room(&w.work))
+    }
+
+    /// Requests that are complete but for the backup's word (mode sync).
+    #[must_use]
+    pub fn waiting_for_backup(&self) -> usize {
+        self.sync_waiting.len()
+    }
+
+    /// Whether nothing is in flight or waiting locally.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.waiting.is_empty() && self.sync_waiting.is_empty()
+    }
+
+    /// The last seq given out.
+    #[must_use]
+    pub fn last_seq(&self) -> Seq {
+        self.started.map_or(Seq::ZERO, |(_, seq)| seq)
+    }
+
+    /// The last seq that the backup has.
+    #[must_use]
+    pub fn durable(&self) -> Seq {
+        self.durable
+    }
+
+    /// P\[self\] as published.
+    #[must_use]
+    pub fn published(&self) -> Seq {
+        self.published
+    }
+
+    /// The last time given out.
+    #[must_use]
+    pub fn last_hlc(&self) -> Hlc {
+        self.clock.last()
+    }
+
+    fn enqueue(&mut self, extent: Extent, work: Work, now: MonoNanos, wall_ms: u64) {
+        assert!(extent.len_bytes > 0, "empty requests are completed by the tap");
+        let lock = extent.aligned_to(self.settings.lock_align_bytes);
+        self.waiting.push_back(Waiting { extent, lock, work });
+        // What came before goes first, unless it waits.
+        if self.waiting.len() == 1 {
+            self.admit_waiting(now, wall_ms);
+        } else if self.may_start(self.waiting.len() - 1) {
+            let last = self.waiting.pop_back().expect("just pushed");
+            self.admit(last, now, wall_ms);
+        }
+    }
+
+    /// Admits everything that need not wait any more, in order.
+    fn admit_waiting(&mut self, now: MonoNanos, wall_ms: u64) {
+        let mut i = 0;
+        while i < self.waiting.len() {
+            if self.may_start(i) {
+                let next = self.waiting.remove(i).expect("in range");
+                self.admit(next, now, wall_ms);
+            } else if !self.has_room(&self.waiting[i].work) {
+                // The backlog is full: nothing overtakes, so that a large write is not starved.
+                return;
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Whether the waiting operation at `index` may start; if so, its extent is held now.
+    fn may_start(&mut self, index: usize) -> bool {
+        let Waiting { lock, work, .. } = &self.waiting[index];
+        if self.started.is_none() || !self.has_room(work) {
+            return false;
+        }
+        let lock = *lock;
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::OverlapNotOrdered) {
+            return true;
+        }
+        let earlier = self.waiting.iter().take(index);
+        for other in earlier {
+            if other.lock.overlaps(&lock) || !self.has_room(&other.work) {
+                return false;
+            }
+        }
+        self.locks.try_hold(lock)
+    }
+
+    /// Whether the backlog has room. One operation is always let in, however large.
+    fn has_room(&self, work: &Work) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::UnboundedBacklog) {
+            return true;
+        }
+        let cost = match work {
+            Work::Guest { effect: Effect::Write(payload), .. } => payload.data().len() as u64,
+            _ => 0,
+        } + RECORD_OVERHEAD_BYTES;
+        self.unacked.is_empty()
+            || self.unacked_cost_bytes + cost <= self.settings.backlog_limit_bytes
+    }
+
+    fn admit(&mut self, waiting: Waiting, now: MonoNanos, wall_ms: u64) {
+        let Waiting { extent, lock, work } = waiting;
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        let stage = match work {
+            Work::Guest { request, effect, fua } => {
+                let seq = self.send_record(
+                    extent.disk,
+                    extent.offset,
+                    effect.clone(),
+                    false,
+                    now,
+                    wall_ms,
+                );
+                self.guest_seq = seq;
+                if self.mode != Mode::Sync {
+                    self.publish_all();
+                }
+                self.actions.push_back(Action::Write { op, extent, effect, fua });
+                Stage::Writing { request, seq }
+            }
+            Work::Copy(kind) => {
+                self.actions.push_back(Action::Read { op, extent });
+                Stage::Copying(kind)
+            }
+        };
+        self.in_flight.insert(op, InFlight { extent, lock, stage });
+    }
+
+    fn send_record(
+        &mut self,
+        disk: DiskId,
+        offset: u64,
+        effect: Effect,
+        copy: bool,
+        now: MonoNanos,
+        wall_ms: u64,
+    ) -> Seq {
+        let (epoch, last) = self.started.as_mut().expect("admitted after the start");
+        *last = last.next();
+        let record = Record {
+            writer: self.settings.writer,
+            seq: *last,
+            epoch: *epoch,
+            hlc: self.clock.tick(wall_ms),
+            deps: std::mem::take(&mut self.new_deps),
+            disk,
+            offset,
+            copy,
+            effect,
+        };
+        let payload_bytes = record.payload().map_or(0, |p| p.data().len() as u64);
+        let unacked = Unacked {
+            seq: record.seq,
+            cost_bytes: payload_bytes + RECORD_OVERHEAD_BYTES,
+            payload_bytes,
+            admitted_at: now,
+            copy,
+        };
+        self.unacked_cost_bytes += unacked.cost_bytes;
+        self.unacked_payload_bytes += payload_bytes;
+        self.unacked.push_back(unacked);
+        self.actions.push_back(Action::Send(record));
+        unacked.seq
+    }
+
+    fn send_copy(&mut self, extent: Extent, data: bytes::Bytes, now: MonoNanos, wall_ms: u64) {
+        let effect = if is_zero(&data) {
+            // Holes stay holes at the backup.
+            Effect::Zero { len_bytes: data.len() as u32, no_hole: false }
+        } else {
+            Effect::Write(Payload::new(data))
+        };
+        self.send_record(extent.disk, extent.offset, effect, true, now, wall_ms);
+    }
+
+    fn copy_read(
+        &mut self,
+        extent: Extent,
+        kind: CopyKind,
+        data: bytes::Bytes,
+        now: MonoNanos,
+        wall_ms: u64,
+    ) -> CopyOutcome {
+        match kind {
+            CopyKind::CopyUnlessZero if is_zero(&data) => CopyOutcome::Zero,
+            CopyKind::Copy | CopyKind::CopyUnlessZero => {
+                self.send_copy(extent, data, now, wall_ms);
+                CopyOutcome::Sent
+            }
+            CopyKind::Digest => {
+                self.actions.push_back(Action::SendInOrder(Message::DigestCheck {
+                    disk: extent.disk,
+                    offset: extent.offset,
+                    len_bytes: extent.len_bytes as u32,
+                    digest: *blake3::hash(&data).as_bytes(),
+                }));
+                CopyOutcome::Asked
+            }
+        }
+    }
+
+    /// Publishes P up to the last guest's write admitted.
+    fn publish_all(&mut self) {
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::PublishAfterCompletion) {
+            return;
+        }
+        self.publish(self.guest_seq);
+    }
+
+    fn publish(&mut self, seq: Seq) {
+        if seq > self.published {
+            self.published = seq;
+            self.actions.push_back(Action::Publish(seq));
+        }
+    }
+
+    fn complete_write(&mut self, request: RequestId, seq: Seq) {
+        if self.mode == Mode::Sync && seq > self.durable {
+            let at = self.sync_waiting.partition_point(|(s, _)| *s < seq);
+            self.sync_waiting.insert(at, (seq, request));
+            return;
+        }
+        self.complete(request, seq);
+    }
+
+    fn complete(&mut self, request: RequestId, seq: Seq) {
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::PublishAfterCompletion) {
+            self.actions.push_back(Action::Complete(request, Ok(())));
+            return self.publish(seq);
+        }
+        self.publish(seq);
+        self.actions.push_back(Action::Complete(request, Ok(())));
+    }
+
+    /// Completes what only waited for the backup, or no longer has to.
+    fn complete_synced(&mut self) {
+        while let Some((seq, request)) = self.sync_waiting.front().copied() {
+            if self.mode == Mode::Sync && seq > self.durable {
+                break;
+            }
+            self.sync_waiting.pop_front();
+            self.complete(request, seq);
+        }
+    }
+
+    fn end(&mut self, op: OpId, now: MonoNanos, wall_ms: u64) {
+        let ended = self.in_flight.remove(&op).expect("in flight");
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::OverlapNotOrdered) {
+            return self.admit_waiting(now, wall_ms);
+        }
+        self.locks.release(ended.lock);
+        self.admit_waiting(now, wall_ms);
+    }
+}
+
+/// Whether all bytes are 0. This reads whole disks, so it goes by 64 bytes at a time.
+fn is_zero(data: &[u8]) -> bool {
+    let (chunks, tail) = data.as_chunks::<64>();
+    chunks.iter().all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
+        && tail.iter().all(|byte| *byte == 0)
+}

@@ -1,0 +1,208 @@
+use super::*;
+use bytes::Bytes;
+
+const NOW: MonoNanos = MonoNanos(0);
+const EIO: DiskError = DiskError(5);
+
+fn sequencer(mode: Mode, backlog_limit_bytes: u64) -> Sequencer {
+    let mut s = Sequencer::new(Settings {
+        writer: WriterId(0),
+        mode,
+        backlog_limit_bytes,
+        lock_align_bytes: 1,
+    });
+    s.start(Epoch(1), Seq(0), Hlc(0), NOW, 0);
+    s
+}
+
+fn extent(offset: u64, len_bytes: u64) -> Extent {
+    Extent { disk: DiskId(0), offset, len_bytes }
+}
+
+fn data(len: u64) -> Effect {
+    Effect::Write(Payload::new(vec![7; len as usize].into()))
+}
+
+fn write(s: &mut Sequencer, request: u64, offset: u64, len: u64) {
+    s.submit(RequestId(request), extent(offset, len), data(len), false, NOW, 0);
+}
+
+/// The actions so far, in short: `P1` publish, `S1` send, `W0@8` local write op 0 at 8, `R0`
+/// read, `C1` complete, `E1` complete with an error.
+fn short(s: &mut Sequencer) -> String {
+    std::iter::from_fn(|| s.poll_action())
+        .map(|a| match a {
+            Action::Publish(seq) => format!("P{seq}"),
+            Action::Send(r) if r.copy => format!("K{}", r.seq),
+            Action::Send(r) => format!("S{}", r.seq),
+            Action::SendInOrder(_) => "D".into(),
+            Action::Write { op, extent, .. } => format!("W{}@{}", op.0, extent.offset),
+            Action::Read { op, .. } => format!("R{}", op.0),
+            Action::Complete(r, Ok(())) => format!("C{}", r.0),
+            Action::Complete(r, Err(_)) => format!("E{}", r.0),
+            Action::Copied { outcome, .. } => format!("{outcome:?}"),
+            Action::Suspect(_) => "Suspect".into(),
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[test]
+fn pipelined_completes_locally_and_publishes_before() {
+    let mut s = sequencer(Mode::Pipelined, 1 << 20);
+    write(&mut s, 1, 0, 8);
+    assert_eq!(short(&mut s), "S1 P1 W0@0");
+    s.written(OpId(0), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C1");
+}
+
+#[test]
+fn sync_waits_for_the_backup_and_publishes_what_is_committed_only() {
+    let mut s = sequencer(Mode::Sync, 1 << 20);
+    write(&mut s, 1, 0, 8);
+    write(&mut s, 2, 8, 8);
+    assert_eq!(short(&mut s), "S1 W0@0 S2 W1@8");
+    s.written(OpId(1), Ok(()), NOW, 0);
+    s.committed(Seq(1), NOW, 0);
+    assert_eq!(short(&mut s), "");
+    s.written(OpId(0), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "P1 C1");
+    s.committed(Seq(2), NOW, 0);
+    assert_eq!(short(&mut s), "P2 C2");
+}
+
+#[test]
+fn leaving_sync_completes_what_waited_and_publishes_it_first() {
+    let mut s = sequencer(Mode::Sync, 1 << 20);
+    write(&mut s, 1, 0, 8);
+    write(&mut s, 2, 8, 8);
+    s.written(OpId(0), Ok(()), NOW, 0);
+    short(&mut s);
+    s.set_mode(Mode::Pipelined);
+    assert_eq!(short(&mut s), "P2 C1");
+}
+
+#[test]
+fn overlapping_writes_go_one_after_the_other_in_their_order() {
+    let mut s = sequencer(Mode::Pipelined, 1 << 20);
+    write(&mut s, 1, 0, 8);
+    write(&mut s, 2, 4, 8);
+    write(&mut s, 3, 11, 2); // overlaps the one that waits, not the one in flight
+    write(&mut s, 4, 20, 1);
+    assert_eq!(short(&mut s), "S1 P1 W0@0 S2 P2 W1@20");
+    s.written(OpId(0), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C1 S3 P3 W2@4");
+    s.written(OpId(2), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C2 S4 P4 W3@11");
+}
+
+#[test]
+fn unaligned_neighbours_in_one_block_do_not_run_together() {
+    let mut s = Sequencer::new(Settings {
+        writer: WriterId(0),
+        mode: Mode::Pipelined,
+        backlog_limit_bytes: 1 << 20,
+        lock_align_bytes: 512,
+    });
+    s.start(Epoch(1), Seq(0), Hlc(0), NOW, 0);
+    write(&mut s, 1, 0, 100);
+    write(&mut s, 2, 200, 100);
+    write(&mut s, 3, 512, 100);
+    assert_eq!(short(&mut s), "S1 P1 W0@0 S2 P2 W1@512");
+}
+
+#[test]
+fn nothing_is_admitted_before_the_start() {
+    let mut s = Sequencer::new(Settings {
+        writer: WriterId(0),
+        mode: Mode::Pipelined,
+        backlog_limit_bytes: 1 << 20,
+        lock_align_bytes: 1,
+    });
+    write(&mut s, 1, 0, 8);
+    write(&mut s, 2, 0, 8);
+    assert_eq!(short(&mut s), "");
+    s.start(Epoch(3), Seq(41), Hlc(0), NOW, 0);
+    assert_eq!(short(&mut s), "S42 P42 W0@0");
+}
+
+#[test]
+fn a_full_backlog_lets_writes_wait_in_order_and_one_always_in() {
+    let mut s = sequencer(Mode::Pipelined, 1000);
+    write(&mut s, 1, 0, 5000); // beyond the limit, but alone
+    write(&mut s, 2, 6000, 10);
+    write(&mut s, 3, 7000, 10);
+    assert_eq!(short(&mut s), "S1 P1 W0@0");
+    assert!(s.is_backlog_full());
+    s.written(OpId(0), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C1");
+    s.committed(Seq(1), NOW, 0);
+    assert_eq!(short(&mut s), "S2 P2 W1@6000 S3 P3 W2@7000");
+    assert!(!s.is_backlog_full());
+    assert_eq!(s.lag().bytes, 20);
+    assert_eq!(s.backlog_bytes(), 2 * (10 + RECORD_OVERHEAD_BYTES));
+}
+
+#[test]
+fn a_failed_write_is_read_back_and_copied_before_the_guest_hears_of_it() {
+    let mut s = sequencer(Mode::Pipelined, 1 << 20);
+    write(&mut s, 1, 0, 8);
+    write(&mut s, 2, 0, 8);
+    short(&mut s);
+    s.written(OpId(0), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "R0", "the extent is still held");
+    s.read_done(OpId(0), Ok(Bytes::from_static(&[1; 8])), NOW, 0);
+    assert_eq!(short(&mut s), "K2 E1 S3 P3 W1@0");
+    s.written(OpId(1), Err(EIO), NOW, 0);
+    short(&mut s);
+    s.read_done(OpId(1), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "Suspect E2");
+}
+
+#[test]
+fn copies_are_never_in_p_and_hold_their_extent() {
+    let mut s = sequencer(Mode::Pipelined, 1 << 20);
+    s.submit_copy(extent(0, 8), CopyKind::CopyUnlessZero, NOW, 0);
+    write(&mut s, 1, 4, 8);
+    assert_eq!(short(&mut s), "R0");
+    s.read_done(OpId(0), Ok(Bytes::from_static(&[1; 8])), NOW, 0);
+    assert_eq!(short(&mut s), "K1 Sent S2 P2 W1@4");
+    s.submit_copy(extent(100, 8), CopyKind::CopyUnlessZero, NOW, 0);
+    s.read_done(OpId(2), Ok(Bytes::from_static(&[0; 8])), NOW, 0);
+    assert_eq!(short(&mut s), "R2 Zero");
+    s.submit_copy(extent(100, 8), CopyKind::Digest, NOW, 0);
+    s.read_done(OpId(3), Ok(Bytes::from_static(&[0; 8])), NOW, 0);
+    assert_eq!(short(&mut s), "R3 D Asked");
+    assert_eq!(s.copy_done(NOW, 0), Seq(3));
+    assert_eq!(s.published(), Seq(2));
+}
+
+#[test]
+fn a_record_carries_the_entries_of_others_that_changed() {
+    let mut s = sequencer(Mode::Pipelined, 1 << 20);
+    let tag = CountVector::of(WriterId(3), Seq(9));
+    s.depends_on(&tag);
+    write(&mut s, 1, 0, 1);
+    s.depends_on(&tag);
+    write(&mut s, 2, 1, 1);
+    let deps: Vec<CountVector> = std::iter::from_fn(|| s.poll_action())
+        .filter_map(|a| match a {
+            Action::Send(r) => Some(r.deps),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(deps, [tag, CountVector::new()]);
+}
+
+#[test]
+fn zero_detection_sees_every_byte() {
+    for len in 0..200 {
+        let mut bytes = vec![0; len];
+        assert!(is_zero(&bytes));
+        for at in 0..len {
+            bytes[at] = 1;
+            assert!(!is_zero(&bytes));
+            bytes[at] = 0;
+        }
+    }
+}
