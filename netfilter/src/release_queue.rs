@@ -15,9 +15,9 @@
 //! | gate | mode | what passes on arrival |
 //! |---|---|---|
 //! | fenced | any | nothing |
-//! | no lease | sync, pipelined | nothing |
+//! | no lease, resyncing | sync, pipelined | nothing |
 //! | open | sync, pipelined | what is covered, if nothing waits; pure ACKs, if their flow has nothing waiting |
-//! | open or no lease | async | everything |
+//! | open, no lease, resyncing | async | everything |
 
 use std::collections::{HashMap, VecDeque};
 use tidelock_protocol::ids::MonoNanos;
@@ -123,6 +123,9 @@ pub enum GateState {
 pub enum ShutWhy {
     /// There was never a lease, or it has ended.
     NoLease,
+    /// After an unclean stop the backup may lack writes that local clients have seen the effect
+    /// of, and no stamp names them: nothing leaves before the resync has ended.
+    Resyncing,
     /// The backup has ended this primary's epoch: shut in every mode, for good.
     Fenced,
 }
@@ -323,7 +326,7 @@ impl ReleaseQueue {
         match (self.gate, self.mode) {
             (GateState::Shut(ShutWhy::Fenced), _) => Policy::HoldAll,
             (_, Mode::Async) => Policy::HoldNone,
-            (GateState::Shut(ShutWhy::NoLease), _) => Policy::HoldAll,
+            (GateState::Shut(ShutWhy::NoLease | ShutWhy::Resyncing), _) => Policy::HoldAll,
             (GateState::Open, Mode::Sync | Mode::Pipelined) => Policy::ByStamp,
         }
     }

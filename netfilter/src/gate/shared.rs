@@ -69,6 +69,7 @@ pub(super) struct GroupState {
     pub(super) lease: Lease,
     pub(super) mode: Mode,
     pub(super) fenced: bool,
+    pub(super) resyncing: bool,
 }
 
 /// A group's state, and how far the gate's thread has followed it.
@@ -89,6 +90,7 @@ impl Group {
             lease: Lease::new(lease_period_ms),
             mode,
             fenced: false,
+            resyncing: false,
         };
         Self {
             name,
@@ -168,6 +170,12 @@ impl GateHandle {
             state.fenced = true;
             state.lease.fence();
         });
+    }
+
+    /// A resync after an unclean stop has begun or ended: nothing leaves during it, because what
+    /// clients may have been shown before the stop has no stamp.
+    pub fn hold_for_resync(&self, hold: bool) {
+        self.change(|state| state.resyncing = hold);
     }
 
     /// Whether the gate's thread acts on everything that was told so far.

@@ -15,6 +15,7 @@ pub const HOLD_BUCKETS: usize = HOLD_BUCKETS_MS.len() + 1;
 
 const SHUT_NO_LEASE: u64 = 1;
 const SHUT_FENCED: u64 = 2;
+const SHUT_RESYNCING: u64 = 3;
 
 /// One member's counters.
 #[derive(Debug, Default)]
@@ -90,6 +91,7 @@ impl GateStats {
         let why = match get(&self.shut_why) {
             SHUT_NO_LEASE => Some(ShutWhy::NoLease),
             SHUT_FENCED => Some(ShutWhy::Fenced),
+            SHUT_RESYNCING => Some(ShutWhy::Resyncing),
             _ => None,
         };
         GateSnapshot {
@@ -162,6 +164,7 @@ impl GateStats {
             None => 0,
             Some(ShutWhy::NoLease) => SHUT_NO_LEASE,
             Some(ShutWhy::Fenced) => SHUT_FENCED,
+            Some(ShutWhy::Resyncing) => SHUT_RESYNCING,
         };
         if self.shut_why.load(Relaxed) == 0 {
             self.shut_since.store(now.0, Relaxed);

@@ -125,8 +125,9 @@ impl GroupWorker {
         if changed {
             let why = match gate {
                 GateState::Open => None,
-                // Without a lease, async goes on.
-                GateState::Shut(ShutWhy::NoLease) if self.state.mode == Mode::Async => None,
+                GateState::Shut(ShutWhy::Fenced) => Some(ShutWhy::Fenced),
+                // Async goes on without a lease and during a resync.
+                GateState::Shut(_) if self.state.mode == Mode::Async => None,
                 GateState::Shut(why) => Some(why),
             };
             for member in &mut self.members {
@@ -145,6 +146,8 @@ impl GroupWorker {
     fn gate_state(&self, now: MonoNanos) -> GateState {
         if self.state.fenced {
             GateState::Shut(ShutWhy::Fenced)
+        } else if self.state.resyncing {
+            GateState::Shut(ShutWhy::Resyncing)
         } else if self.state.lease.holds(now) {
             GateState::Open
         } else {
@@ -156,9 +159,13 @@ impl GroupWorker {
         let group = &self.shared.name;
         match gate {
             GateState::Open => tracing::info!(group, "gate: lease held, covered packets leave"),
-            GateState::Shut(ShutWhy::NoLease) if self.state.mode == Mode::Async => {}
+            GateState::Shut(ShutWhy::NoLease | ShutWhy::Resyncing)
+                if self.state.mode == Mode::Async => {}
             GateState::Shut(ShutWhy::NoLease) => {
                 tracing::warn!(group, "gate: no lease from the backup, packets are held");
+            }
+            GateState::Shut(ShutWhy::Resyncing) => {
+                tracing::warn!(group, "gate: packets are held until the resync has ended");
             }
             GateState::Shut(ShutWhy::Fenced) => tracing::error!(
                 group,
@@ -174,6 +181,7 @@ impl GroupWorker {
             }
             (_, Mode::Async) => None,
             (GateState::Shut(ShutWhy::NoLease), _) => Some("the host holds no lease"),
+            (GateState::Shut(ShutWhy::Resyncing), _) => Some("a resync has not ended"),
             (GateState::Open, _) if !self.state.committed.covers(&member.pending.read()) => {
                 Some("the backup does not have every write yet")
             }
