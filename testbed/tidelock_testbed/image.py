@@ -287,7 +287,8 @@ def _initialise(root: Path, work: Path) -> None:
 
 
 def _make_ext4(tree: Path, image: Path, size_mib: int) -> None:
-    _run(["mke2fs", "-q", "-t", "ext4", "-d", tree, image, f"{size_mib}M"], f"make {image.name}")
+    label = f"tidelock-{image.stem}"[:16]  # ext4 has room for no more
+    _run(["mke2fs", "-q", "-t", "ext4", "-L", label, "-d", tree, image, f"{size_mib}M"], f"make {image.name}")
 
 
 def _run(command: list, what: str, cwd: Path | None = None) -> str:
