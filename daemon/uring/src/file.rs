@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::align::{self, Alignment, IoMode, WhyBuffered};
 use crate::error::{FileError, FileErrorKind};
@@ -17,6 +18,8 @@ use crate::extents::{self, Extent};
 use crate::ops::SharedFd;
 use crate::probe::{self, Abilities};
 use crate::sys;
+
+const LOCK_RETRY_EVERY: Duration = Duration::from_millis(10);
 
 /// What a disk is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +48,15 @@ pub struct OpenRequest {
     pub size: SizeRule,
     /// Use direct I/O where it works.
     pub direct: bool,
+    /// How long to wait for the disk's last user to be gone. After a daemon was killed, the kernel
+    /// ends what it had in flight, and only then lets go of the lock; a child process between
+    /// `fork` and `exec` also has it for a moment.
+    pub lock_wait_max: Duration,
 }
 
 impl Default for OpenRequest {
     fn default() -> Self {
-        OpenRequest { size: SizeRule::Any, direct: true }
+        OpenRequest { size: SizeRule::Any, direct: true, lock_wait_max: Duration::from_secs(2) }
     }
 }
 
@@ -66,10 +73,11 @@ pub struct LocalFile {
 }
 
 impl LocalFile {
-    /// Opens and locks the disk, and finds out what it can do. Changes nothing in it.
+    /// Opens and locks the disk, and finds out what it can do. Changes nothing in it. Blocks while
+    /// somebody else has the disk, up to the limit in the request: call it where that is no harm.
     pub fn open(path: impl AsRef<Path>, request: &OpenRequest) -> Result<LocalFile, FileError> {
         let path = path.as_ref();
-        let (file, kind) = open_and_lock(path)?;
+        let (file, kind) = open_patiently(path, request.lock_wait_max)?;
         let len_bytes = match kind {
             FileKind::Regular => file.metadata().map(|meta| meta.len()),
             FileKind::BlockDevice => sys::block_device_len_bytes(&file),
@@ -154,6 +162,18 @@ impl LocalFile {
                 }
                 answer => answer,
             },
+        }
+    }
+}
+
+fn open_patiently(path: &Path, wait_max: Duration) -> Result<(File, FileKind), FileError> {
+    let deadline = Instant::now() + wait_max;
+    loop {
+        match open_and_lock(path) {
+            Err(error) if error.kind == FileErrorKind::InUse && Instant::now() < deadline => {
+                std::thread::sleep(LOCK_RETRY_EVERY);
+            }
+            result => return result,
         }
     }
 }

@@ -17,7 +17,8 @@
 //! | [`LocalFile`] | opens and locks a disk image or block device and finds out what it can do |
 //!
 //! The idea that operations own their buffers is that of cloud-hypervisor's `async_io` and
-//! firecracker's `io_uring`; see `docs/` for how the owner loop uses it.
+//! firecracker's `io_uring`. DESIGN 2 ("the way of one write") says why the buffers are shared: the
+//! same memory is written to the local disk and sent to the backup.
 
 mod align;
 mod buf;

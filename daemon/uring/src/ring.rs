@@ -89,7 +89,7 @@ impl Ring {
 
     /// Like [`new`](Ring::new), but in no better mode than `best`. For tests of the older modes.
     pub fn with_mode(entries: u32, best: RingMode) -> Result<Ring, RingError> {
-        let (uring, mode) = setup::set_up(entries, best)?;
+        let (uring, mode) = setup::set_up(entries.max(1), best)?;
         Ok(Ring {
             uring,
             mode,

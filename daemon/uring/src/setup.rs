@@ -157,7 +157,7 @@ fn why_forbidden() -> String {
                 sysctl kernel.io_uring_group, or run: sysctl kernel.io_uring_disabled=0"
             .to_owned(),
         _ => "a seccomp filter or security module forbids it; allow io_uring_setup, \
-              io_uring_enter and io_uring_register (systemd: SystemCallFilter=@io-event, \
+              io_uring_enter and io_uring_register (systemd: SystemCallFilter=@aio, \
               Docker: a seccomp profile with these three)"
             .to_owned(),
     }

@@ -6,8 +6,9 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use common::{Random, complete_one, directories};
+use common::{LOST_AFTER, Random, complete_one, directories};
 use tidelock_uring::{
     Alignment, BufPool, Durability, Extent, ExtentKind, FallocateMode, FileErrorKind, FileKind,
     IoMode, LocalFile, OpenRequest, Ring, SizeRule, WhyBuffered,
@@ -26,11 +27,17 @@ fn open(path: &Path) -> Result<LocalFile, tidelock_uring::FileError> {
     LocalFile::open(path, &OpenRequest::default())
 }
 
+/// The error of an attempt that does not wait for the present user.
+fn refusal(path: &Path) -> FileErrorKind {
+    let request = OpenRequest { lock_wait_max: Duration::ZERO, ..OpenRequest::default() };
+    LocalFile::open(path, &request).expect_err("it is in use").kind
+}
+
 #[test]
 fn sizes_are_checked() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), "disk", LEN);
-    let with = |size| LocalFile::open(&path, &OpenRequest { size, direct: true });
+    let with = |size| LocalFile::open(&path, &OpenRequest { size, ..OpenRequest::default() });
     for right in
         [SizeRule::Any, SizeRule::Exactly(LEN), SizeRule::AtLeast(LEN), SizeRule::AtLeast(LEN - 1)]
     {
@@ -66,17 +73,31 @@ fn an_image_has_one_user() {
     for dir in directories() {
         let path = image(dir.path(), "disk", LEN);
         let first = open(&path).unwrap();
-        assert_eq!(open(&path).unwrap_err().kind, FileErrorKind::InUse);
+        assert_eq!(refusal(&path), FileErrorKind::InUse);
         let link = dir.path().join("other-name");
         std::fs::hard_link(&path, &link).unwrap();
-        assert_eq!(open(&link).unwrap_err().kind, FileErrorKind::InUse);
+        assert_eq!(refusal(&link), FileErrorKind::InUse);
         // The lock lives as long as somebody can still use the descriptor.
         let fd = first.fd().clone();
         drop(first);
-        assert_eq!(open(&path).unwrap_err().kind, FileErrorKind::InUse);
+        assert_eq!(refusal(&path), FileErrorKind::InUse);
         drop(fd);
         open(&path).unwrap();
     }
+}
+
+#[test]
+fn the_next_user_waits_for_the_last_one_to_be_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), "disk", LEN);
+    let first = open(&path).unwrap();
+    std::thread::scope(|scope| {
+        let request = OpenRequest { lock_wait_max: LOST_AFTER, ..OpenRequest::default() };
+        let next = scope.spawn(|| LocalFile::open(&path, &request));
+        std::thread::sleep(Duration::from_millis(30)); // right either way; usually it waits now
+        drop(first);
+        next.join().unwrap().expect("the image is free");
+    });
 }
 
 #[test]
@@ -112,10 +133,10 @@ fn qemu_and_a_daemon_keep_each_other_out() {
     std::io::Write::write_all(&mut stdin, b"length\n").unwrap();
     let mut answer = [0; 1];
     std::io::Read::read_exact(qemu.stdout.as_mut().unwrap(), &mut answer).unwrap();
-    let result = open(&path);
+    let kind = refusal(&path);
     drop(stdin); // it ends at the end of its input
     qemu.wait().unwrap();
-    assert_eq!(result.unwrap_err().kind, FileErrorKind::InUse);
+    assert_eq!(kind, FileErrorKind::InUse);
     open(&path).unwrap();
 }
 
@@ -193,7 +214,8 @@ fn a_tail_that_direct_io_cannot_write_makes_it_buffered() {
 fn buffered_when_asked() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), "disk", LEN);
-    let disk = LocalFile::open(&path, &OpenRequest { size: SizeRule::Any, direct: false }).unwrap();
+    let disk =
+        LocalFile::open(&path, &OpenRequest { direct: false, ..OpenRequest::default() }).unwrap();
     assert_eq!(disk.io_mode(), IoMode::Buffered(WhyBuffered::Asked));
     assert_eq!(disk.io_mode().to_string(), "buffered I/O (as configured)");
 }
@@ -295,12 +317,12 @@ fn a_block_device_is_a_disk() {
         Ok(device) => device,
         Err(why) => return println!("skipped: no loop device: {}", why.trim()),
     };
-    let request = OpenRequest { size: SizeRule::Exactly(1 << 20), direct: true };
+    let request = OpenRequest { size: SizeRule::Exactly(1 << 20), ..OpenRequest::default() };
     let disk = LocalFile::open(&device.0, &request).unwrap();
     assert_eq!((disk.kind(), disk.len_bytes()), (FileKind::BlockDevice, 1 << 20));
     assert_eq!(disk.io_mode(), IoMode::Direct);
     assert!([512, 4096].contains(&disk.alignment().offset_bytes));
-    assert_eq!(open(&device.0).unwrap_err().kind, FileErrorKind::InUse);
+    assert_eq!(refusal(&device.0), FileErrorKind::InUse);
 
     let mut ring = Ring::new(8).unwrap();
     let pool = BufPool::new(0);
