@@ -91,8 +91,8 @@ fn the_next_user_waits_for_the_last_one_to_be_gone() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), "disk", LEN);
     let first = open(&path).unwrap();
+    let request = OpenRequest { lock_wait_max: LOST_AFTER, ..OpenRequest::default() };
     std::thread::scope(|scope| {
-        let request = OpenRequest { lock_wait_max: LOST_AFTER, ..OpenRequest::default() };
         let next = scope.spawn(|| LocalFile::open(&path, &request));
         std::thread::sleep(Duration::from_millis(30)); // right either way; usually it waits now
         drop(first);
