@@ -275,6 +275,8 @@ impl Nfqueue {
 
 fn explain(queue: QueueNumber, doing: &'static str, source: io::Error) -> QueueError {
     match source.raw_os_error() {
+        // The kernel refuses a queue of another process in the same words as a lack of rights.
+        Some(libc::EPERM) if doing == BIND && is_bound(queue) => QueueError::InUse { queue },
         Some(libc::EPERM | libc::EACCES) => QueueError::NotAllowed { queue },
         Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT) => QueueError::Missing,
         // nfnetlink answers so when nobody has registered the subsystem.
@@ -282,6 +284,10 @@ fn explain(queue: QueueNumber, doing: &'static str, source: io::Error) -> QueueE
         Some(libc::EBUSY) => QueueError::InUse { queue },
         _ => QueueError::Io { queue, doing, source },
     }
+}
+
+fn is_bound(queue: QueueNumber) -> bool {
+    kernel_counters(queue).is_ok_and(|counters| counters.is_some())
 }
 
 /// Where the kernel shows its counters, for the network namespace of the thread that reads it.

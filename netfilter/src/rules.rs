@@ -157,40 +157,42 @@ enum Backend {
 impl Firewall {
     /// Finds a packet filter that can queue, by trying each one with a scratch chain that is gone
     /// at once. nftables comes first: it has both address families and bridges in one transaction.
+    /// What comes after the first that can is left alone: trying legacy iptables makes its tables.
     pub fn detect() -> Result<Firewall, RulesError> {
         Self::detect_only(|_| true)
     }
 
     /// As [`detect`](Self::detect), among those whose [`name`](Self::name) is wanted.
     pub fn detect_only(wanted: impl Fn(&str) -> bool) -> Result<Firewall, RulesError> {
-        let (mut able, mut others, mut rejected) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut able, mut others, mut rejected) = (None, Vec::new(), Vec::new());
         let nft = Nft::find().map(Backend::Nft);
         let iptables = Iptables::find().into_iter().map(Backend::Iptables);
         for mut backend in nft.into_iter().chain(iptables) {
+            let is_wanted = able.is_none() && wanted(backend.name());
             let verdict = match &mut backend {
-                Backend::Nft(nft) => nft.try_queue(),
-                Backend::Iptables(iptables) => iptables.try_queue(),
+                // Always: even without a queue it can help iptables on a bridge.
+                Backend::Nft(nft) => Some(nft.try_queue()),
+                Backend::Iptables(iptables) => is_wanted.then(|| iptables.try_queue()),
             };
             match verdict {
-                Ok(()) if wanted(backend.name()) => able.push(backend),
-                Ok(()) => others.push(backend),
-                Err(e @ RulesError::NotAllowed { .. }) => return Err(e),
-                Err(e) => {
-                    rejected.push((backend.name().to_owned(), e.to_string()));
-                    others.push(backend);
+                Some(Ok(())) if is_wanted => {
+                    able = Some(backend);
+                    continue;
                 }
+                Some(Err(e @ RulesError::NotAllowed { .. })) => return Err(e),
+                Some(Err(e)) => rejected.push((backend.name().to_owned(), e.to_string())),
+                Some(Ok(())) | None => {}
             }
+            others.push(backend);
         }
-        if able.is_empty() {
+        let Some(backend) = able else {
             let mut tried: Vec<String> =
                 rejected.iter().map(|(name, why)| format!("{name}: {why}")).collect();
             if tried.is_empty() {
                 tried.push("neither nft nor iptables is installed".to_owned());
             }
             return Err(RulesError::NoBackend { tried: tried.join("; ") });
-        }
-        let backend = able.remove(0);
-        others.extend(able);
+        };
         Ok(Firewall { backend, others, rejected })
     }
 
@@ -210,13 +212,14 @@ impl Firewall {
     pub fn install(&self, rules: &MemberRules) -> Result<Installed, RulesError> {
         check_interface(&rules.interface)?;
         let mut notes = Vec::new();
-        let listing = match &self.backend {
+        match &self.backend {
             Backend::Nft(nft) => nft.install(rules)?,
             Backend::Iptables(iptables) => {
                 self.drop_what_iptables_cannot_see(rules, &mut notes)?;
-                iptables.install(rules)?
+                iptables.install(rules)?;
             }
-        };
+        }
+        let listing = self.listing(rules)?;
         // Only now: stale rules in another packet filter held packets until these took over.
         for other in &self.others {
             if let Err(e) = self.remove_from_other(other, &rules.member) {
@@ -229,10 +232,7 @@ impl Firewall {
 
     /// Whether the rules still stand as they were installed.
     pub fn verify(&self, installed: &Installed) -> Result<(), RulesError> {
-        let listing = match &self.backend {
-            Backend::Nft(nft) => nft.listing(&installed.rules)?,
-            Backend::Iptables(iptables) => iptables.listing(&installed.rules)?,
-        };
+        let listing = self.listing(&installed.rules)?;
         let gone = installed.listing.iter().find(|line| !listing.contains(line));
         let new = listing.iter().find(|line| !installed.listing.contains(line));
         let what = match (gone, new) {
@@ -249,14 +249,26 @@ impl Firewall {
         self.others.iter().try_for_each(|other| other.remove(member))
     }
 
+    fn listing(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
+        match &self.backend {
+            Backend::Nft(nft) => nft.listing(rules),
+            Backend::Iptables(iptables) => {
+                let mut lines = iptables.listing(rules)?;
+                if let (Topology::Bridged, Some(nft)) = (rules.topology, self.bridge_nft()) {
+                    lines.extend(nft.listing(rules)?);
+                }
+                Ok(lines)
+            }
+        }
+    }
+
     /// nftables without `queue` can still drop on a bridge, and does so for iptables.
     fn drop_what_iptables_cannot_see(
         &self,
         rules: &MemberRules,
         notes: &mut Vec<String>,
     ) -> Result<(), RulesError> {
-        let nft = self.nft().filter(|nft| nft.has_bridge());
-        match (rules.topology, nft) {
+        match (rules.topology, self.bridge_nft()) {
             (Topology::Bridged, Some(nft)) => nft.install_companion(rules),
             (Topology::Bridged, None) => {
                 notes.push(
@@ -271,9 +283,10 @@ impl Firewall {
         }
     }
 
-    fn nft(&self) -> Option<&Nft> {
-        std::iter::once(&self.backend).chain(&self.others).find_map(|backend| match backend {
-            Backend::Nft(nft) => Some(nft),
+    /// nftables beside iptables, if it has the bridge family.
+    fn bridge_nft(&self) -> Option<&Nft> {
+        self.others.iter().find_map(|backend| match backend {
+            Backend::Nft(nft) => Some(nft).filter(|nft| nft.has_bridge()),
             Backend::Iptables(_) => None,
         })
     }

@@ -93,7 +93,7 @@ impl Iptables {
         Ok(())
     }
 
-    pub(super) fn install(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
+    pub(super) fn install(&self, rules: &MemberRules) -> Result<(), RulesError> {
         if rules.topology == Topology::Bridged {
             if !self.physdev {
                 return Err(RulesError::NoPhysdev { tool: self.name.to_owned() });
@@ -105,7 +105,7 @@ impl Iptables {
             let script = install_script(commands.family, rules, &saved);
             commands.restore(&script, "install the rules")?;
         }
-        self.listing(rules)
+        Ok(())
     }
 
     /// The member's rules, and a complaint if another rule has come before them.

@@ -53,13 +53,12 @@ impl Nft {
         self.script(&script, "queue packets (its queue statement)")
     }
 
-    pub(super) fn install(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
+    pub(super) fn install(&self, rules: &MemberRules) -> Result<(), RulesError> {
         let script = match rules.topology {
             Topology::Routed => self.replace("inet", &rules.member, &routed(rules)),
             Topology::Bridged => self.replace("bridge", &rules.member, &bridged(rules)),
         };
-        self.script(&script, "install the rules")?;
-        self.listing(rules)
+        self.script(&script, "install the rules")
     }
 
     /// Beside iptables: drops frames that iptables does not see.

@@ -1,0 +1,318 @@
+//! Guest, host and client as three network namespaces, gone when the value is dropped.
+//!
+//! ```text
+//! routed    guest 10.71.0.2 ── 10.71.0.1 host 10.72.0.1 ── 10.72.0.2 client      (fd71::, fd72::)
+//! bridged   guest 10.71.0.2 ──── br0 10.71.0.1, host ───── 10.71.0.3 client      (fd71::)
+//! ```
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tidelock_netfilter::rules::Topology;
+
+/// Far more than anything here takes; only a failure lasts so long.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The host's interface to the guest.
+pub const INTERFACE: &str = "gh0";
+/// A packet that the host itself sends, ungated: what arrives before it was let out.
+pub const MARKER: &[u8] = b"marker";
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Why these tests cannot run here.
+pub fn obstacle() -> Option<&'static str> {
+    static FOUND: OnceLock<Option<&'static str>> = OnceLock::new();
+    *FOUND.get_or_init(look_for_obstacle)
+}
+
+fn look_for_obstacle() -> Option<&'static str> {
+    // SAFETY: geteuid has no conditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return Some("needs root");
+    }
+    let probe = format!("tlg{}-probe", std::process::id());
+    if !quiet(&["ip", "netns", "add", &probe]) {
+        return Some("needs iproute2 and the right to make network namespaces");
+    }
+    quiet(&["ip", "netns", "del", &probe]);
+    None
+}
+
+fn quiet(command: &[&str]) -> bool {
+    let mut run = Command::new(command[0]);
+    run.args(&command[1..]).stdout(Stdio::null()).stderr(Stdio::null());
+    run.status().is_ok_and(|status| status.success())
+}
+
+fn run(command: &str) -> String {
+    let output = Command::new("sh").args(["-ec", command]).output().expect("a shell");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits until something is so.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "never came true: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Three namespaces.
+pub struct Lab {
+    prefix: String,
+    topology: Topology,
+}
+
+impl Lab {
+    pub fn new(topology: Topology) -> Lab {
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+        let lab = Lab { prefix: format!("tlg{}x{nth}", std::process::id()), topology };
+        let (guest, host, client) = (lab.guest(), lab.host(), lab.client());
+        // The guest's IPv6 stays silent until a test asks for it: what it sends by itself
+        // (multicast listener reports) would be counted.
+        run(&format!(
+            "ip netns add {guest}; ip netns add {host}; ip netns add {client}
+             ip netns exec {guest} sysctl -qw net.ipv6.conf.all.disable_ipv6=1
+             ip -n {host} link add {INTERFACE} type veth peer name g0 netns {guest}
+             ip -n {host} link add ch0 type veth peer name c0 netns {client}
+             ip -n {guest} link set lo up; ip -n {guest} link set g0 up
+             ip -n {client} link set lo up; ip -n {client} link set c0 up
+             ip -n {host} link set {INTERFACE} up; ip -n {host} link set ch0 up
+             ip -n {guest} addr add 10.71.0.2/24 dev g0"
+        ));
+        match topology {
+            Topology::Routed => run(&format!(
+                "ip -n {host} addr add 10.71.0.1/24 dev {INTERFACE}
+                 ip -n {host} addr add 10.72.0.1/24 dev ch0
+                 ip -n {host} -6 addr add fd71::1/64 dev {INTERFACE} nodad
+                 ip -n {host} -6 addr add fd72::1/64 dev ch0 nodad
+                 ip -n {client} addr add 10.72.0.2/24 dev c0
+                 ip -n {client} -6 addr add fd72::2/64 dev c0 nodad
+                 ip -n {guest} route add default via 10.71.0.1
+                 ip -n {client} route add default via 10.72.0.1
+                 ip -n {client} -6 route add default via fd72::1
+                 ip netns exec {host} sysctl -qw net.ipv4.ip_forward=1 \
+                     net.ipv6.conf.all.forwarding=1"
+            )),
+            Topology::Bridged => run(&format!(
+                "ip -n {host} link add br0 type bridge
+                 ip -n {host} link set {INTERFACE} master br0; ip -n {host} link set ch0 master br0
+                 ip -n {host} link set br0 up
+                 ip -n {host} addr add 10.71.0.1/24 dev br0
+                 ip -n {host} -6 addr add fd71::1/64 dev br0 nodad
+                 ip -n {client} addr add 10.71.0.3/24 dev c0
+                 ip -n {client} -6 addr add fd71::3/64 dev c0 nodad
+                 ip netns exec {host} sysctl -qw net.bridge.bridge-nf-call-iptables=1 \
+                     net.bridge.bridge-nf-call-ip6tables=1"
+            )),
+        };
+        lab
+    }
+
+    /// Gives the guest its IPv6 address.
+    pub fn guest_speaks_ipv6(&self) {
+        let guest = self.guest();
+        run(&format!(
+            "ip netns exec {guest} sysctl -qw net.ipv6.conf.all.disable_ipv6=0
+             ip -n {guest} -6 addr add fd71::2/64 dev g0 nodad"
+        ));
+        if self.topology == Topology::Routed {
+            run(&format!("ip -n {guest} -6 route add default via fd71::1"));
+        }
+    }
+
+    pub fn guest(&self) -> String {
+        format!("{}-g", self.prefix)
+    }
+
+    pub fn host(&self) -> String {
+        format!("{}-h", self.prefix)
+    }
+
+    pub fn client(&self) -> String {
+        format!("{}-c", self.prefix)
+    }
+
+    pub fn client_ip(&self) -> &'static str {
+        match self.topology {
+            Topology::Routed => "10.72.0.2",
+            Topology::Bridged => "10.71.0.3",
+        }
+    }
+
+    pub fn client_ip6(&self) -> &'static str {
+        match self.topology {
+            Topology::Routed => "fd72::2",
+            Topology::Bridged => "fd71::3",
+        }
+    }
+
+    /// Runs a shell command in the host's namespace.
+    pub fn on_host(&self, command: &str) -> String {
+        let host = self.host();
+        in_namespace(&host, || run(command))
+    }
+
+    /// Starts a gate in the host's namespace.
+    pub fn gate(&self, backend: &str, queue: u16, len: u32, lease_ms: u64) -> Drive {
+        let topology = match self.topology {
+            Topology::Routed => "routed",
+            Topology::Bridged => "bridged",
+        };
+        let mut drive = Drive::spawn(&self.host());
+        let said = drive.tell(&format!(
+            "start member=web interface={INTERFACE} topology={topology} queue={queue} len={len} \
+             mode=pipelined lease_ms={lease_ms} backend={backend}"
+        ));
+        assert!(said.contains("backend="), "{said}");
+        drive
+    }
+
+    /// How many packets came to the rules that queue.
+    pub fn came_to_queue_rules(&self) -> u64 {
+        let saved = self.on_host("iptables-save -c -t mangle");
+        let queueing = saved.lines().filter(|line| line.contains("-j NFQUEUE"));
+        queueing
+            .filter_map(|line| line.strip_prefix('[')?.split(':').next()?.parse::<u64>().ok())
+            .sum()
+    }
+
+    /// Sends the marker to the client from the host, past the gate.
+    pub fn send_marker(&self, port: u16) {
+        let socket = udp(&self.host(), "0.0.0.0:0");
+        socket.send_to(MARKER, (self.client_ip(), port)).expect("the host reaches the client");
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for name in [self.guest(), self.host(), self.client()] {
+            quiet(&["ip", "netns", "del", &name]);
+        }
+    }
+}
+
+/// Runs something in a namespace; what it opens or starts stays there.
+pub fn in_namespace<T: Send>(name: &str, what: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let namespace = File::open(format!("/run/netns/{name}")).expect("a namespace");
+            // SAFETY: the descriptor is open; only this thread changes its namespace.
+            let result = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+            assert_eq!(result, 0, "setns: {}", std::io::Error::last_os_error());
+            what()
+        });
+        match thread.join() {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// A UDP socket in a namespace.
+pub fn udp(namespace: &str, address: &str) -> UdpSocket {
+    let socket = in_namespace(namespace, || UdpSocket::bind(address)).expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    socket
+}
+
+/// The next datagram.
+pub fn next(socket: &UdpSocket) -> Vec<u8> {
+    let mut buffer = [0; 2048];
+    let len = socket.recv(&mut buffer).expect("a datagram");
+    buffer[..len].to_vec()
+}
+
+/// Nothing has come so far.
+pub fn nothing_came(socket: &UdpSocket) {
+    socket.set_nonblocking(true).expect("a socket");
+    let mut buffer = [0; 2048];
+    match socket.recv(&mut buffer) {
+        Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+        other => panic!("{other:?} came: {:?}", &buffer[..16]),
+    }
+    socket.set_nonblocking(false).expect("a socket");
+}
+
+/// A gate in a process of its own.
+pub struct Drive {
+    process: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Drive {
+    pub fn spawn(namespace: &str) -> Drive {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gate-drive"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process =
+            in_namespace(namespace, move || command.spawn()).expect("gate-drive starts");
+        let input = process.stdin.take().expect("piped");
+        let output = BufReader::new(process.stdout.take().expect("piped"));
+        Drive { process, input, output }
+    }
+
+    /// One command and what is answered to it.
+    pub fn tell(&mut self, command: &str) -> String {
+        writeln!(self.input, "{command}").expect("gate-drive lives");
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).expect("gate-drive answers");
+        let ok = answer.strip_prefix("ok").unwrap_or_else(|| panic!("{command}: {answer}"));
+        ok.trim().to_owned()
+    }
+
+    /// As [`tell`](Self::tell), for what must be refused.
+    pub fn tell_refused(&mut self, command: &str) -> String {
+        writeln!(self.input, "{command}").expect("gate-drive lives");
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).expect("gate-drive answers");
+        let error = answer.strip_prefix("error").unwrap_or_else(|| panic!("{command}: {answer}"));
+        error.trim().to_owned()
+    }
+
+    pub fn stats(&mut self) -> HashMap<String, u64> {
+        let said = self.tell("stats");
+        let pairs = said.split_whitespace().filter_map(|pair| pair.split_once('='));
+        pairs.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()
+    }
+
+    pub fn stat(&mut self, name: &str) -> u64 {
+        self.stats()[name]
+    }
+
+    /// Waits until a counter has a value.
+    pub fn until_stat(&mut self, name: &str, wanted: impl Fn(u64) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !wanted(self.stat(name)) {
+            assert!(Instant::now() < end, "{name} does not get there: {:?}", self.stats());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        // Both fail only if the process has ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,498 @@
+//! The gate on real packets: guest, host and client in network namespaces.
+//!
+//! "Held" is shown by the gate's own count and by an empty socket at the client; "nothing got out"
+//! by a marker that the host sends afterwards and that must be the first to arrive. So no test
+//! waits for something not to happen.
+
+mod lab;
+
+use lab::{INTERFACE, Lab, MARKER, in_namespace, next, nothing_came, obstacle, udp, until};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_netfilter::nfqueue::QueueNumber;
+use tidelock_netfilter::rules::{Firewall, MemberRules, RulesError, Topology};
+
+const PORT: u16 = 7000;
+const TOPOLOGIES: [Topology; 2] = [Topology::Routed, Topology::Bridged];
+const BACKENDS: [&str; 3] = ["nft", "iptables-nft", "iptables-legacy"];
+
+/// Says by name what is not run, and why.
+fn can_run(test: &str) -> bool {
+    match obstacle() {
+        None => true,
+        Some(why) => {
+            skipped(test, why);
+            false
+        }
+    }
+}
+
+fn skipped(test: &str, why: &str) {
+    // Not by eprintln: the test harness swallows that of a test that passes.
+    let _ = writeln!(std::io::stderr(), "SKIP {test}: {why}");
+}
+
+/// The backends that can queue here; the others are named as skipped.
+fn backends(test: &str, lab: &Lab) -> Vec<&'static str> {
+    let host = lab.host();
+    let able = |backend: &&&str| {
+        let found = in_namespace(&host, || Firewall::detect_only(|name| name == **backend));
+        if let Err(e) = &found {
+            skipped(&format!("{test} with {backend}"), &e.to_string());
+        }
+        found.is_ok()
+    };
+    BACKENDS.iter().filter(able).copied().collect()
+}
+
+fn to_client(lab: &Lab) -> SocketAddr {
+    SocketAddr::new(lab.client_ip().parse().expect("an address"), PORT)
+}
+
+#[test]
+fn a_packet_is_held_until_its_writes_are_committed_and_order_is_kept() {
+    if !can_run("held_until_committed") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        for backend in backends("held_until_committed", &Lab::new(topology)) {
+            let lab = Lab::new(topology);
+            let mut gate = lab.gate(backend, 11, 1024, 600_000);
+            let (guest, client) =
+                (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+            let to = to_client(&lab);
+
+            guest.send_to(b"shut", to).unwrap();
+            gate.until_stat("held_packets", |n| n == 1);
+            nothing_came(&client);
+            gate.tell("lease");
+            assert_eq!(next(&client), b"shut", "nothing was written yet, so the lease is enough");
+
+            gate.tell("pending 0 1");
+            guest.send_to(b"after 1", to).unwrap();
+            gate.until_stat("held_packets", |n| n == 1);
+            gate.tell("pending 0 3");
+            guest.send_to(b"after 3", to).unwrap();
+            gate.until_stat("held_packets", |n| n == 2);
+            gate.tell("pending 1 1");
+            guest.send_to(b"after 3 and 1", to).unwrap();
+            gate.until_stat("held_packets", |n| n == 3);
+            nothing_came(&client);
+            gate.tell("commit 0 2");
+            assert_eq!(next(&client), b"after 1");
+            assert_eq!(gate.stat("held_packets"), 2);
+            nothing_came(&client);
+            gate.tell("commit 0 9");
+            assert_eq!(next(&client), b"after 3");
+            nothing_came(&client);
+            gate.tell("commit 1 1");
+            assert_eq!(next(&client), b"after 3 and 1");
+
+            guest.send_to(b"covered", to).unwrap();
+            assert_eq!(next(&client), b"covered");
+            assert_eq!(gate.stat("passed_covered"), 1);
+            gate.tell("verify");
+            assert_eq!(gate.tell("stop"), "removed dropped=0");
+            assert!(!lab.on_host("iptables-nft-save; iptables-legacy-save").contains("TL-"));
+            assert!(!lab.on_host("nft list ruleset").contains("tidelock"));
+            guest.send_to(b"free", to).unwrap();
+            assert_eq!(next(&client), b"free");
+        }
+    }
+}
+
+#[test]
+fn packets_to_the_host_itself_are_held_too() {
+    if !can_run("to_the_host") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        let lab = Lab::new(topology);
+        let mut gate = lab.gate("any", 11, 1024, 600_000);
+        let (guest, host) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.host(), "0.0.0.0:7000"));
+        guest.send_to(b"to the host", "10.71.0.1:7000").unwrap();
+        gate.until_stat("held_packets", |n| n == 1);
+        nothing_came(&host);
+        gate.tell("lease");
+        assert_eq!(next(&host), b"to the host");
+    }
+}
+
+#[test]
+fn pure_acks_pass_beside_held_packets_but_not_in_their_own_flow() {
+    if !can_run("pure_acks") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        let lab = Lab::new(topology);
+        let mut gate = lab.gate("any", 11, 4096, 600_000);
+        gate.tell("lease");
+        let listener = in_namespace(&lab.guest(), || TcpListener::bind("0.0.0.0:7000")).unwrap();
+        let mut client =
+            in_namespace(&lab.client(), || TcpStream::connect("10.71.0.2:7000")).unwrap();
+        let (mut guest, _) = listener.accept().unwrap();
+
+        gate.tell("pending 0 1");
+        let other = udp(&lab.guest(), "0.0.0.0:0");
+        other.send_to(b"held", to_client(&lab)).unwrap();
+        gate.until_stat("held_packets", |n| n == 1);
+        // Many windows full: without the guest's acknowledgements this would stand still.
+        let upload = vec![0x5a; 8 << 20];
+        std::thread::scope(|scope| {
+            scope.spawn(|| client.write_all(&upload).unwrap());
+            let mut received = vec![0; upload.len()];
+            guest.read_exact(&mut received).unwrap();
+            assert_eq!(received, upload);
+        });
+        assert!(gate.stat("passed_pure_acks") > 0);
+        assert_eq!(gate.stat("held_packets"), 1, "only the datagram waits");
+
+        guest.write_all(b"reply").unwrap();
+        gate.until_stat("held_packets", |n| n >= 2);
+        client.write_all(b"more").unwrap();
+        let before = gate.stat("held_packets");
+        let mut more = [0; 4];
+        guest.read_exact(&mut more).unwrap();
+        gate.until_stat("held_packets", |n| n > before);
+        client.set_nonblocking(true).unwrap();
+        let nothing = client.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+        client.set_nonblocking(false).unwrap();
+        gate.tell("commit 0 1");
+        let mut reply = [0; 5];
+        client.read_exact(&mut reply).unwrap();
+        assert_eq!(&reply, b"reply");
+    }
+}
+
+#[test]
+fn the_gate_shuts_when_the_lease_ends_and_for_good_when_fenced() {
+    if !can_run("lease") {
+        return;
+    }
+    let lab = Lab::new(Topology::Routed);
+    let mut gate = lab.gate("any", 11, 1024, 300);
+    let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+    let to = to_client(&lab);
+    gate.tell("lease");
+    // Nothing happens but time: the timer alone must shut the gate.
+    gate.until_stat("shut", |shut| shut == 1);
+    guest.send_to(b"covered but late", to).unwrap();
+    gate.until_stat("held_packets", |n| n == 1);
+    nothing_came(&client);
+    gate.tell("mode async");
+    assert_eq!(next(&client), b"covered but late", "async needs no lease");
+    gate.tell("pending 0 1");
+    guest.send_to(b"uncovered", to).unwrap();
+    assert_eq!(next(&client), b"uncovered");
+    assert_eq!(gate.stat("async"), 1);
+    gate.tell("fence");
+    gate.tell("lease");
+    gate.tell("commit 0 1");
+    guest.send_to(b"fenced", to).unwrap();
+    gate.until_stat("held_packets", |n| n == 1);
+    for mode in ["pipelined", "sync", "async"] {
+        gate.tell(&format!("mode {mode}"));
+        assert_eq!(gate.stat("held_packets"), 1);
+    }
+    assert!(gate.tell("stop").starts_with("left dropped=1"));
+    lab.send_marker(PORT);
+    assert_eq!(next(&client), MARKER, "what was held is dropped, and the rules stay");
+}
+
+#[test]
+fn a_stop_with_uncommitted_writes_leaves_the_member_silent() {
+    if !can_run("stop_unsettled") {
+        return;
+    }
+    let lab = Lab::new(Topology::Routed);
+    let mut gate = lab.gate("any", 11, 1024, 600_000);
+    let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+    gate.tell("lease");
+    gate.tell("pending 0 7");
+    assert!(gate.tell("stop").starts_with("left dropped=0 the backup does not have every write"));
+    let before = lab.came_to_queue_rules();
+    guest.send_to(b"silent", to_client(&lab)).unwrap();
+    until("the packet met the rules", || lab.came_to_queue_rules() > before);
+    lab.send_marker(PORT);
+    assert_eq!(next(&client), MARKER);
+}
+
+#[test]
+fn killed_at_any_time_nothing_leaks_not_even_while_a_new_gate_takes_over() {
+    if !can_run("killed") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        for backend in backends("killed", &Lab::new(topology)) {
+            let lab = Lab::new(topology);
+            let mut gate = lab.gate(backend, 11, 1 << 16, 600_000);
+            let (guest, client) =
+                (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+            let to = to_client(&lab);
+            gate.tell("lease");
+            gate.tell("pending 0 1");
+            guest.send_to(b"held when it died", to).unwrap();
+            gate.until_stat("held_packets", |n| n == 1);
+            gate.kill();
+
+            let enough = AtomicBool::new(false);
+            let mut gate = std::thread::scope(|scope| {
+                let flood = scope.spawn(|| {
+                    while !enough.load(Ordering::SeqCst) {
+                        guest.send_to(b"flood", to).unwrap();
+                        std::thread::yield_now();
+                    }
+                });
+                let mut last = None;
+                for queue in 12..17 {
+                    // Another queue each time, so the rules differ, and a kill in between.
+                    drop(last.take());
+                    let mut gate = lab.gate(backend, queue, 1 << 16, 600_000);
+                    gate.until_stat("held_packets", |n| n > 0);
+                    last = Some(gate);
+                }
+                enough.store(true, Ordering::SeqCst);
+                flood.join().unwrap();
+                last.unwrap()
+            });
+            lab.send_marker(PORT);
+            assert_eq!(next(&client), MARKER, "{topology:?} {backend}");
+            gate.tell("lease");
+            assert_eq!(next(&client), b"flood", "the new gate works");
+        }
+    }
+}
+
+#[test]
+fn a_full_queue_drops_at_its_tail_and_counts() {
+    if !can_run("overflow") {
+        return;
+    }
+    let lab = Lab::new(Topology::Routed);
+    let mut gate = lab.gate("any", 11, 32, 600_000);
+    let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+    gate.tell("lease");
+    gate.tell("pending 0 1");
+    for nth in 0u8..100 {
+        guest.send_to(&[nth], to_client(&lab)).unwrap();
+    }
+    gate.until_stat("kernel_dropped_full", |n| n == 68);
+    gate.until_stat("held_packets", |n| n == 32);
+    assert_eq!(gate.stat("refused"), 0);
+    gate.tell("commit 0 1");
+    for nth in 0..32 {
+        assert_eq!(next(&client), [nth]);
+    }
+    guest.send_to(b"room again", to_client(&lab)).unwrap();
+    assert_eq!(next(&client), b"room again");
+}
+
+#[test]
+fn a_stream_of_large_segments_passes_whole() {
+    if !can_run("gso_stream") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        let lab = Lab::new(topology);
+        let mut gate = lab.gate("any", 11, 1 << 16, 600_000);
+        gate.tell("lease");
+        let listener = in_namespace(&lab.client(), || TcpListener::bind("0.0.0.0:7000")).unwrap();
+        let to = to_client(&lab);
+        let mut guest = in_namespace(&lab.guest(), || TcpStream::connect(to)).unwrap();
+        let (mut client, _) = listener.accept().unwrap();
+        gate.tell("tide 10");
+        let sent: Vec<u8> = (0u32..8 << 20).flat_map(u32::to_le_bytes).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| guest.write_all(&sent).unwrap());
+            let mut received = vec![0; sent.len()];
+            client.read_exact(&mut received).unwrap();
+            assert!(received == sent);
+        });
+        let stats = gate.stats();
+        assert!(stats["released_packets"] > 0);
+        let mean = stats["released_bytes"] / stats["released_packets"];
+        assert!(mean > 1500, "segments of {mean} bytes: the kernel has cut them: {stats:?}");
+        assert_eq!(stats["unread"] + stats["late_verdicts"], 0);
+    }
+}
+
+#[test]
+fn ipv6_is_held_and_neighbour_discovery_is_not() {
+    if !can_run("ipv6") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        for backend in backends("ipv6", &Lab::new(topology)) {
+            let lab = Lab::new(topology);
+            let mut gate = lab.gate(backend, 11, 1024, 600_000);
+            lab.guest_speaks_ipv6();
+            let (guest, client) = (udp(&lab.guest(), "[::]:7000"), udp(&lab.client(), "[::]:7000"));
+            let to: SocketAddr = format!("[{}]:{PORT}", lab.client_ip6()).parse().unwrap();
+
+            // The guest must answer a solicitation, while the gate is shut.
+            client.send_to(b"to the guest", ("fd71::2", PORT)).unwrap();
+            assert_eq!(next(&guest), b"to the guest");
+            // And be answered: without the neighbour's address, the packet would not get here.
+            let held = gate.stat("held_bytes");
+            guest.send_to(&[7; 1000], to).unwrap();
+            gate.until_stat("held_bytes", |n| n >= held + 1000);
+            nothing_came(&client);
+            gate.tell("lease");
+            assert_eq!(next(&client), [7; 1000]);
+            gate.tell("pending 0 1");
+            guest.send_to(b"uncovered", to).unwrap();
+            gate.until_stat("held_packets", |n| n >= 1);
+            nothing_came(&client);
+            gate.tell("commit 0 1");
+            assert_eq!(next(&client), b"uncovered");
+        }
+    }
+}
+
+#[test]
+fn frames_that_the_queue_cannot_judge_do_not_cross_the_bridge() {
+    if !can_run("other_frames") {
+        return;
+    }
+    let lab = Lab::new(Topology::Bridged);
+    let _gate = lab.gate("any", 11, 1024, 600_000);
+    // EtherType 0x88b5 is for local experiments. The host's own frame is the marker.
+    let python = |what: &str| {
+        format!(
+            "python3 -c 'import socket\ns = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, \
+             socket.htons(0x88b5))\n{what}'"
+        )
+    };
+    let send = |interface: &str, text: &str| {
+        python(&format!(
+            "s.bind((\"{interface}\", 0))\ns.send(b\"\\xff\" * 6 + b\"\\x02\" + b\"\\0\" * 5 + \
+             b\"\\x88\\xb5{text}\".ljust(60))"
+        ))
+    };
+    let receive = python(
+        "s.bind((\"c0\", 0x88b5))\nprint(\"ready\", flush=True)\nprint(s.recv(99)[14:20].decode())",
+    );
+    let mut receiver = in_namespace(&lab.client(), || {
+        std::process::Command::new("sh")
+            .args(["-c", &receive])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    let mut output = std::io::BufReader::new(receiver.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let guest_frame = send("g0", "escape");
+    in_namespace(&lab.guest(), || {
+        assert!(
+            std::process::Command::new("sh").args(["-c", &guest_frame]).status().unwrap().success()
+        );
+    });
+    lab.on_host(&send("br0", "marker"));
+    let mut first = String::new();
+    std::io::BufRead::read_line(&mut output, &mut first).unwrap();
+    receiver.wait().unwrap();
+    assert_eq!(first, "marker\n");
+}
+
+#[test]
+fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
+    if !can_run("rules") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        for backend in backends("rules", &Lab::new(topology)) {
+            let lab = Lab::new(topology);
+            lab.on_host("iptables -A FORWARD -p udp --dport 9 -j DROP; iptables -t mangle -A INPUT -p udp -j MARK --set-mark 1");
+            let list = "iptables-nft-save -t mangle; iptables-legacy-save -t mangle; \
+                        ip6tables-nft-save -t mangle; ip6tables-legacy-save -t mangle; \
+                        nft list ruleset";
+            let before = lab.on_host("iptables-save | grep -v '^[#:]'");
+            in_namespace(&lab.host(), || {
+                let firewall = Firewall::detect_only(|name| name == backend).unwrap();
+                assert_eq!(firewall.name(), backend);
+                let rules = |interface: &str, queue| MemberRules {
+                    member: "web".into(),
+                    interface: interface.into(),
+                    topology,
+                    queue: QueueNumber(queue),
+                };
+                firewall.install(&rules("stale0", 3)).unwrap();
+                let first = firewall.install(&rules(INTERFACE, 4)).unwrap();
+                let again = firewall.install(&rules(INTERFACE, 4)).unwrap();
+                assert_eq!(first, again);
+                assert_eq!(first.notes, Vec::<String>::new());
+                firewall.verify(&first).unwrap();
+                let listed = lab.on_host(list);
+                assert!(!listed.contains("stale0"), "{listed}");
+
+                let neighbour = MemberRules { member: "db".into(), ..rules("other0", 5) };
+                let second = firewall.install(&neighbour).unwrap();
+                firewall.verify(&first).expect("another member's rules may come first");
+                firewall.remove("db").unwrap();
+                firewall.verify(&first).expect("and go again");
+                let changed = firewall.verify(&second).unwrap_err();
+                assert!(!matches!(changed, RulesError::NotAllowed { .. }), "{changed}");
+
+                if backend != "nft" {
+                    let iptables = backend;
+                    lab.on_host(&format!("{iptables} -t mangle -I FORWARD -j ACCEPT"));
+                    let ahead = firewall.verify(&first).unwrap_err().to_string();
+                    assert!(ahead.contains("-A FORWARD -j ACCEPT"), "{ahead}");
+                    lab.on_host(&format!("{iptables} -t mangle -D FORWARD -j ACCEPT"));
+                }
+                firewall.remove("web").unwrap();
+                firewall.remove("web").expect("removing twice is removing once");
+            });
+            assert_eq!(lab.on_host("iptables-save | grep -v '^[#:]'"), before);
+            let left = lab.on_host(list);
+            assert!(!left.contains("TL-") && !left.contains("tidelock"), "{left}");
+        }
+    }
+}
+
+#[test]
+fn a_packet_that_is_let_through_still_meets_the_users_own_rules() {
+    if !can_run("users_rules") {
+        return;
+    }
+    let lab = Lab::new(Topology::Routed);
+    lab.on_host("iptables -A FORWARD -p udp --dport 7001 -j DROP");
+    let mut gate = lab.gate("any", 11, 1024, 600_000);
+    let guest = udp(&lab.guest(), "0.0.0.0:0");
+    let (open, barred) = (udp(&lab.client(), "0.0.0.0:7000"), udp(&lab.client(), "0.0.0.0:7001"));
+    guest.send_to(b"barred", (lab.client_ip(), 7001)).unwrap();
+    guest.send_to(b"open", (lab.client_ip(), 7000)).unwrap();
+    gate.until_stat("held_packets", |n| n == 2);
+    gate.tell("lease");
+    assert_eq!(next(&open), b"open");
+    nothing_came(&barred);
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    if !can_run("errors") {
+        return;
+    }
+    let lab = Lab::new(Topology::Bridged);
+    let _first = lab.gate("any", 11, 64, 1_000);
+    let second = Lab::new(Topology::Bridged);
+    let start = |queue| {
+        format!(
+            "start member=web interface={INTERFACE} topology=bridged queue={queue} len=64 \
+             mode=pipelined lease_ms=1000 backend=any"
+        )
+    };
+    let mut same = lab::Drive::spawn(&lab.host());
+    let said = same.tell_refused(&start(11));
+    assert!(said.contains("queue 11 is in use by another process"), "{said}");
+    second.on_host("sysctl -qw net.bridge.bridge-nf-call-ip6tables=0");
+    if !in_namespace(&second.host(), || Firewall::detect().unwrap().name().starts_with("nft")) {
+        let mut unseen = lab::Drive::spawn(&second.host());
+        let said = unseen.tell_refused(&start(12));
+        assert!(said.contains("sysctl -w net.bridge.bridge-nf-call-ip6tables=1"), "{said}");
+    }
+}
