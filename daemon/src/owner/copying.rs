@@ -105,6 +105,11 @@ impl Copying {
         }
     }
 
+    /// What may be sent and not durable while copies are begun.
+    pub fn window_bytes(&self) -> u64 {
+        self.bounds.window_bytes
+    }
+
     /// What to read next.
     pub fn next(&mut self, now: MonoNanos) -> Option<(Extent, CopyKind)> {
         if let Some(job) = &mut self.job {
@@ -155,7 +160,7 @@ impl Copying {
         self.job.as_mut().expect("wants a marker").set_marker(marker);
     }
 
-    pub fn needs_tick(&self, _now: MonoNanos) -> bool {
+    pub fn needs_tick(&self) -> bool {
         !self.stopped
             && (!self.suspects.is_empty() || self.job.as_ref().is_some_and(CopyJob::needs_time))
     }

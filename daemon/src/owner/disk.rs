@@ -1,6 +1,5 @@
 //! One protected disk: the local file, its socket, and what its guests may ask of it.
 
-use super::status::DiskStatus;
 use crate::sequencer::Extent;
 use bytes::Bytes;
 use std::io;
@@ -11,7 +10,7 @@ use tidelock_nbd::{
 use tidelock_protocol::message::DiskSpec;
 use tidelock_protocol::record::Effect;
 use tidelock_uring::{
-    BufPool, Buffer, ExtentKind, FallocateMode, FileKind, IoMode, LocalFile, Ring, SharedFd,
+    BufPool, Buffer, ExtentKind, FallocateMode, FileKind, LocalFile, Ring, SharedFd,
 };
 
 /// The longest answer to one BLOCK_STATUS.
@@ -105,7 +104,8 @@ impl Disk {
 
     /// A failed sync may have dropped what it should have made durable, and the next one would say
     /// that all is well: from now on every flush fails, until the disk is opened anew.
-    pub fn poison(&mut self, member: &str, error: &io::Error) {
+    /// Returns whether it was the first.
+    pub fn poison(&mut self, member: &str, error: &io::Error) -> bool {
         tracing::error!(
             member,
             disk = self.name(),
@@ -113,7 +113,9 @@ impl Disk {
             "the local disk failed a flush: flushes fail from now on; replace the disk or \
              restart the daemon, which compares the sites"
         );
+        let first = self.poisoned.is_none();
         self.poisoned.get_or_insert_with(|| error.to_string());
+        first
     }
 
     pub fn poisoned(&self) -> Option<&str> {
@@ -222,16 +224,5 @@ impl Disk {
             .into_iter()
             .map(|e| tidelock_nbd::Extent { len: e.len, state: state(e.kind) })
             .collect())
-    }
-
-    pub fn status(&self) -> DiskStatus {
-        DiskStatus {
-            name: self.name().to_owned(),
-            path: self.setup.file.path().to_owned(),
-            size_bytes: self.setup.spec.size_bytes,
-            direct: self.setup.file.io_mode() == IoMode::Direct,
-            io_mode: self.setup.file.io_mode().to_string(),
-            failure: self.poisoned.clone(),
-        }
     }
 }

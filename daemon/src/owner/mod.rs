@@ -23,7 +23,7 @@ mod requests;
 mod status;
 
 pub use disk::DiskSetup;
-pub use status::{DiskStatus, OwnerStatus, Phase};
+pub use status::{OwnerView, Phase, Trouble};
 
 use crate::clock;
 use crate::copy_job::Bounds;
@@ -62,8 +62,6 @@ pub enum ToOwner {
     Link(FromLink),
     /// Change the mode.
     SetMode(Mode),
-    /// Say how things are.
-    Status(oneshot::Sender<OwnerStatus>),
     /// Take no more requests; answer when everything is done locally and at the backup. The loop
     /// ends then.
     Drain(oneshot::Sender<Drained>),
@@ -123,6 +121,8 @@ pub struct OwnerParts {
     pub gate: Arc<dyn GateControl>,
     /// Numbers for status and metrics.
     pub stats: Arc<OwnerStats>,
+    /// State for status.
+    pub view: Arc<OwnerView>,
     /// Bounds of copies.
     pub copy_bounds: Bounds,
     /// Where to go on without asking the backup.
@@ -199,6 +199,8 @@ pub struct Owner {
     pending: Arc<dyn PublishPending>,
     gate: Arc<dyn GateControl>,
     stats: Arc<OwnerStats>,
+    view: Arc<OwnerView>,
+    has_copy: bool,
     attached: bool,
     refusal: Option<Refusal>,
     draining: Option<oneshot::Sender<Drained>>,
@@ -239,6 +241,8 @@ impl Owner {
             pending: parts.pending,
             gate: parts.gate,
             stats: parts.stats,
+            view: parts.view,
+            has_copy: false,
             attached: false,
             refusal: None,
             draining: None,
@@ -308,10 +312,6 @@ impl Owner {
                 self.sequencer.set_mode(mode);
                 self.to_link(ToLink::Mode(mode));
             }
-            ToOwner::Status(reply) => {
-                // Whoever asked may have gone.
-                let _ = reply.send(self.status());
-            }
             ToOwner::Drain(reply) => self.begin_drain(reply),
             ToOwner::Stop => self.stopped = true,
         }
@@ -321,7 +321,7 @@ impl Owner {
         match message {
             FromLink::Attached { attached, first } => {
                 self.attached = true;
-                self.refusal = None;
+                self.set_refusal(None);
                 if first {
                     self.sequencer.start(
                         attached.epoch,
@@ -339,8 +339,15 @@ impl Owner {
             }
             FromLink::Refused(refusal) => {
                 self.attached = false;
-                self.refusal = Some(refusal);
+                self.set_refusal(Some(refusal));
             }
+        }
+    }
+
+    fn set_refusal(&mut self, refusal: Option<Refusal>) {
+        if self.refusal != refusal {
+            self.refusal.clone_from(&refusal);
+            self.view.change_trouble(|trouble| trouble.refusal = refusal);
         }
     }
 
@@ -367,7 +374,10 @@ impl Owner {
         }
         // Copies wait while guests' writes do, and while they would queue in front of one.
         while !self.sequencer.is_backlog_full() {
-            if !self.copying.wants_more(self.now) || !self.port.has_room_for_copies() {
+            if !self.copying.wants_more(self.now)
+                || self.sequencer.lag().bytes >= self.copying.window_bytes()
+                || !self.port.has_room_for_copies()
+            {
                 break;
             }
             let Some((extent, kind)) = self.copying.next(self.now) else { break };
@@ -377,7 +387,7 @@ impl Owner {
             let marker = self.sequencer.copy_done(self.now, self.wall_ms);
             self.copying.set_marker(marker);
         }
-        if self.copying.needs_tick(self.now) && !self.tick_armed {
+        if self.copying.needs_tick() && !self.tick_armed {
             self.tick_armed = true;
             self.ring.timeout(Token::Tick.to_u64(), TICK);
         }
@@ -610,7 +620,10 @@ impl Owner {
         let disk = self.connections.get(&id).map(Connection::disk);
         if let (Err(error), Some(disk)) = (&result, disk) {
             self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
-            self.disks[disk].poison(&self.member, error);
+            if self.disks[disk].poison(&self.member, error) {
+                let entry = (self.disks[disk].name().to_owned(), error.to_string());
+                self.view.change_trouble(|trouble| trouble.failed_disks.push(entry));
+            }
         }
         self.reply(slot, result.map(drop).map_err(|e| Errno::from(&e)));
     }
@@ -690,6 +703,12 @@ impl Owner {
         }
         self.stats.backlog_bytes.store(self.sequencer.backlog_bytes(), Ordering::Relaxed);
         self.stats.waiting.store(self.sequencer.waiting() as u64, Ordering::Relaxed);
+        self.view.set(self.phase(), self.sequencer.published(), self.copying.suspect_bytes());
+        let copy = self.copying.progress(self.now);
+        if copy.is_some() || self.has_copy {
+            self.has_copy = copy.is_some();
+            self.view.set_copy(copy);
+        }
         let wants_acks = self.sequencer.waiting() > 0
             || self.sequencer.waiting_for_backup() > 0
             || self.copying.is_active()
@@ -698,24 +717,6 @@ impl Owner {
         if wants_acks && self.port.acked().0 > self.sequencer.durable() {
             // It came between the last look and the wish to be woken.
             self.port.wake();
-        }
-    }
-
-    fn status(&self) -> OwnerStatus {
-        OwnerStatus {
-            phase: self.phase(),
-            mode: self.sequencer.mode(),
-            published: self.sequencer.published(),
-            last_seq: self.sequencer.last_seq(),
-            durable: self.sequencer.durable(),
-            lag: self.sequencer.lag(),
-            waiting: self.sequencer.waiting(),
-            backlog_full: self.sequencer.is_backlog_full(),
-            copy: self.copying.progress(self.now),
-            suspect_bytes: self.copying.suspect_bytes(),
-            connections: self.connections.len(),
-            disks: self.disks.iter().map(Disk::status).collect(),
-            refusal: self.refusal.clone(),
         }
     }
 

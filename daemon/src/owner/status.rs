@@ -1,14 +1,17 @@
-//! What an owner loop tells of itself.
+//! What an owner loop tells of itself. Written by the loop after each turn, read by anyone; no
+//! reader makes it wait.
 
 use crate::copy_job;
 use crate::link::Refusal;
-use crate::sequencer::Lag;
-use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use tidelock_protocol::ids::Seq;
-use tidelock_protocol::message::Mode;
+
+use Ordering::Relaxed;
 
 /// Where a member stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Phase {
     /// Not attached since the daemon started, and nothing is known to go on from: writes wait.
     WaitingForBackup,
@@ -29,50 +32,107 @@ pub enum Phase {
     Fenced,
 }
 
-/// A disk.
-#[derive(Clone, Debug)]
-pub struct DiskStatus {
-    /// Its name.
-    pub name: String,
-    /// The local file.
-    pub path: PathBuf,
-    /// Its size.
-    pub size_bytes: u64,
-    /// Whether I/O is direct.
-    pub direct: bool,
-    /// The same in words, with the reason if not.
-    pub io_mode: String,
-    /// Why its flushes fail, if they do.
-    pub failure: Option<String>,
+impl Phase {
+    const ALL: [Phase; 8] = [
+        Phase::WaitingForBackup,
+        Phase::Initialising,
+        Phase::Resyncing,
+        Phase::DiskFailing,
+        Phase::Disconnected,
+        Phase::Replicating,
+        Phase::Refused,
+        Phase::Fenced,
+    ];
 }
 
-/// An owner loop, at one moment.
-#[derive(Clone, Debug)]
-pub struct OwnerStatus {
-    /// Where the member stands.
-    pub phase: Phase,
-    /// The mode in force.
-    pub mode: Mode,
-    /// P\[self\].
-    pub published: Seq,
-    /// The last seq given out.
-    pub last_seq: Seq,
-    /// The last seq that the backup has.
-    pub durable: Seq,
-    /// How far the backup is behind.
-    pub lag: Lag,
-    /// Requests that wait for an overlap, for room or for the start.
-    pub waiting: usize,
-    /// Whether they wait because the backlog is full.
-    pub backlog_full: bool,
-    /// The initial copy or resync that runs.
-    pub copy: Option<copy_job::Progress>,
-    /// Bytes in which the sites may differ after errors of the local disk.
-    pub suspect_bytes: u64,
-    /// Open NBD connections.
-    pub connections: usize,
-    /// The disks.
-    pub disks: Vec<DiskStatus>,
+/// What went wrong, in words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trouble {
     /// Why the backup refuses, if it does.
     pub refusal: Option<Refusal>,
+    /// Disks whose flushes fail, and why.
+    pub failed_disks: Vec<(String, String)>,
+}
+
+/// The state of an owner loop.
+#[derive(Debug)]
+pub struct OwnerView {
+    phase: AtomicU8,
+    published: AtomicU64,
+    suspect_bytes: AtomicU64,
+    /// The copy that runs; changes with every piece of it.
+    copy: Mutex<Option<copy_job::Progress>>,
+    trouble: Mutex<Trouble>,
+}
+
+impl Default for OwnerView {
+    fn default() -> Self {
+        Self {
+            phase: AtomicU8::new(Phase::WaitingForBackup as u8),
+            published: AtomicU64::new(0),
+            suspect_bytes: AtomicU64::new(0),
+            copy: Mutex::new(None),
+            trouble: Mutex::default(),
+        }
+    }
+}
+
+impl OwnerView {
+    pub(super) fn set(&self, phase: Phase, published: Seq, suspect_bytes: u64) {
+        self.phase.store(phase as u8, Relaxed);
+        self.published.store(published.0, Relaxed);
+        self.suspect_bytes.store(suspect_bytes, Relaxed);
+    }
+
+    pub(super) fn set_copy(&self, copy: Option<copy_job::Progress>) {
+        *self.copy.lock().expect("no panic while held") = copy;
+    }
+
+    pub(super) fn change_trouble(&self, change: impl FnOnce(&mut Trouble)) {
+        change(&mut self.trouble.lock().expect("no panic while held"));
+    }
+
+    /// Where the member stands.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        Phase::ALL[usize::from(self.phase.load(Relaxed))]
+    }
+
+    /// P\[self\].
+    #[must_use]
+    pub fn published(&self) -> Seq {
+        Seq(self.published.load(Relaxed))
+    }
+
+    /// Bytes in which the sites may differ after errors of the local disk.
+    #[must_use]
+    pub fn suspect_bytes(&self) -> u64 {
+        self.suspect_bytes.load(Relaxed)
+    }
+
+    /// The initial copy or resync that runs.
+    #[must_use]
+    pub fn copy(&self) -> Option<copy_job::Progress> {
+        *self.copy.lock().expect("no panic while held")
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn trouble(&self) -> Trouble {
+        self.trouble.lock().expect("no panic while held").clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_come_back_as_they_were_set() {
+        let view = OwnerView::default();
+        for phase in Phase::ALL {
+            view.set(phase, Seq(3), 0);
+            assert_eq!(view.phase(), phase);
+        }
+    }
 }

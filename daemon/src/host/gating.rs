@@ -1,0 +1,110 @@
+//! The gate as the other loops see it.
+
+use super::HostError;
+use crate::clock;
+use crate::config::{Config, Group, Member, Topology};
+use crate::link::GateControl;
+use crate::owner::PublishPending;
+use std::sync::Arc;
+use tidelock_netfilter::gate::{Gate, GateHandle, GroupConfig, MemberConfig, Pending};
+use tidelock_netfilter::nfqueue::QueueNumber;
+use tidelock_netfilter::rules::{self, Firewall};
+use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
+use tidelock_protocol::vector::CountVector;
+
+/// A group's gate, told by the link.
+pub struct HeldGate(pub GateHandle);
+
+impl GateControl for HeldGate {
+    fn committed(&self, committed: &CountVector) {
+        self.0.set_committed(committed);
+    }
+
+    fn lease_renewed(&self, sent_at: MonoNanos) {
+        self.0.lease_renewed(clock::mono_now(), sent_at);
+    }
+
+    fn fence(&self) {
+        self.0.fence();
+    }
+
+    fn hold_for_resync(&self, hold: bool) {
+        self.0.hold_for_resync(hold);
+    }
+}
+
+/// A writer's entry in the P of a member.
+pub struct PendingEntry {
+    pending: Arc<Pending>,
+    writer: WriterId,
+}
+
+impl PublishPending for PendingEntry {
+    fn publish(&self, seq: Seq) {
+        self.pending.publish(self.writer, seq);
+    }
+}
+
+/// P of each member, before the gate and the owner loops take their ends of it.
+pub struct Unread(Vec<(String, String, Arc<Pending>)>);
+
+impl Unread {
+    /// A P for each member.
+    pub fn of(config: &Config) -> Self {
+        let members = config.groups.iter().flat_map(|g| g.members.iter().map(move |m| (g, m)));
+        Self(
+            members
+                .map(|(g, m)| (g.name.to_string(), m.name.to_string(), Arc::new(Pending::new())))
+                .collect(),
+        )
+    }
+
+    fn get(&self, group: &Group, member: &Member) -> Arc<Pending> {
+        let found =
+            self.0.iter().find(|(g, m, _)| *g == group.name.as_str() && *m == member.name.as_str());
+        found.expect("made from the same configuration").2.clone()
+    }
+
+    /// A writer's own entry.
+    pub fn entry(&self, group: &Group, member: &Member) -> PendingEntry {
+        let writer = group.writer_id(&member.name.value).expect("a writer");
+        PendingEntry { pending: self.get(group, member), writer }
+    }
+}
+
+/// Starts the gate, if any member talks to clients.
+pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError> {
+    let groups: Vec<GroupConfig> = config
+        .groups
+        .iter()
+        .map(|group| GroupConfig {
+            name: group.name.to_string(),
+            mode: group.mode,
+            lease_period_ms: group.lease.as_millis() as u64,
+            members: group.members.iter().filter_map(|m| member(group, m, unread)).collect(),
+        })
+        .filter(|group| !group.members.is_empty())
+        .collect();
+    if groups.is_empty() {
+        tracing::warn!("no member talks to clients: no packet is held");
+        return Ok(None);
+    }
+    let firewall = Firewall::detect()?;
+    tracing::info!(packet_filter = firewall.name(), "gate");
+    Ok(Some(Gate::start(firewall, groups)?))
+}
+
+fn member(group: &Group, member: &Member, unread: &Unread) -> Option<MemberConfig> {
+    let network = member.network.as_ref()?;
+    Some(MemberConfig {
+        name: member.name.to_string(),
+        interface: network.interface.value.clone(),
+        topology: match network.topology {
+            Topology::Routed => rules::Topology::Routed,
+            Topology::Bridged => rules::Topology::Bridged,
+        },
+        queue: QueueNumber(network.queue.value),
+        queue_len_max: network.held_packets_max,
+        pending: unread.get(group, member),
+    })
+}

@@ -1,0 +1,355 @@
+//! What the daemon says of itself, made from what the loops and the backup say now.
+//!
+//! A monitor looks twice a second, so that a change of state is logged when it happens and the
+//! time since when clients may have seen what a disaster would undo is known without anybody
+//! asking.
+
+use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
+use crate::clock;
+use crate::config::Security;
+use crate::copy_job::Purpose;
+use crate::link::LinkState;
+use crate::owner::Phase;
+use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot};
+use crate::status::{
+    BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, Facts, GateStatus, GroupState,
+    GroupStatus, GuestIo, LagStatus, LeaseStatus, LinkState as LinkWord, LinkStatus, MemberStatus,
+    SCHEMA, Status, WriterStatus, judge,
+};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tidelock_netfilter::gate::{GateSnapshot, HOLD_BUCKETS_MS, MemberGate};
+use tidelock_netfilter::release_queue::ShutWhy;
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::Mode;
+use tokio::sync::watch;
+
+/// How often the monitor looks.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How the link has been.
+#[derive(Debug, Default)]
+pub struct LinkHistory(Mutex<History>);
+
+#[derive(Clone, Debug, Default)]
+struct History {
+    connects: u64,
+    is_up: bool,
+    since: MonoNanos,
+    reason: Option<String>,
+}
+
+impl LinkHistory {
+    /// Follows the link.
+    pub async fn follow(&self, mut state: watch::Receiver<LinkState>) {
+        loop {
+            let now = clock::mono_now();
+            {
+                let state = state.borrow_and_update();
+                let mut history = self.0.lock().expect("no panic while held");
+                let is_up = matches!(*state, LinkState::Up { .. });
+                if is_up != history.is_up || history.since == MonoNanos(0) {
+                    history.since = now;
+                    history.is_up = is_up;
+                    history.connects += u64::from(is_up);
+                }
+                history.reason = match &*state {
+                    LinkState::Down { reason } => Some(reason.clone()),
+                    LinkState::Up { .. } => None,
+                };
+            }
+            if state.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// How a group has been.
+#[derive(Debug, Default)]
+pub struct GroupHistory(Mutex<GroupPast>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct GroupPast {
+    state: Option<GroupState>,
+    since: MonoNanos,
+    /// Since when clients may have seen what a disaster would undo.
+    unprotected_since: Option<MonoNanos>,
+    ever_attached: bool,
+}
+
+impl Host {
+    /// Looks at everything again and again, and says what changes. Ends with the daemon.
+    pub async fn monitor(&self) {
+        loop {
+            self.status();
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Everything, now.
+    pub fn status(&self) -> Status {
+        let now = clock::mono_now();
+        let link = self.link_status(now);
+        let groups = self.groups.iter().map(|group| self.group_status(group, now)).collect();
+        Status {
+            schema: SCHEMA,
+            host: self.config.host.name.to_string(),
+            software: SOFTWARE.to_owned(),
+            uptime_ms: ms(now.since_ns(self.started_at)),
+            link,
+            groups,
+        }
+    }
+
+    fn link_status(&self, now: MonoNanos) -> LinkStatus {
+        let history = self.link_history.0.lock().expect("no panic while held").clone();
+        LinkStatus {
+            backup: self.config.backup.address.to_string(),
+            state: if history.is_up { LinkWord::Connected } else { LinkWord::Disconnected },
+            state_age_ms: ms(now.since_ns(history.since)),
+            tls: matches!(self.config.backup.security, Security::Tls { .. }),
+            connects: history.connects,
+            problem: history.reason,
+            retry_in_ms: None,
+        }
+    }
+
+    fn group_status(&self, group: &HostGroup, now: MonoNanos) -> GroupStatus {
+        let mode = *group.mode.lock().expect("no panic while held");
+        let (state, past) = self.judge(group, mode, now);
+        let period_ms = group.config.lease.as_millis() as u64;
+        let until = match &group.gate {
+            Some(gate) => gate.lease_until(),
+            None => group
+                .members
+                .iter()
+                .filter_map(|m| m.writer.as_ref()?.link_stats.lease_sent_at())
+                .max()
+                .map(|sent_at| sent_at.plus_ms(period_ms)),
+        };
+        let left_ms = until.map_or(0, |until| ms(until.since_ns(now)));
+        let epoch = group.members.iter().filter_map(|m| Some(m.writer.as_ref()?.state.epoch()));
+        GroupStatus {
+            name: group.config.name.to_string(),
+            state,
+            state_age_ms: ms(now.since_ns(past.since)),
+            detail: detail(group),
+            mode,
+            configured_mode: group.config.mode,
+            unprotected_for_ms: past.unprotected_since.map(|at| ms(now.since_ns(at))),
+            epoch: epoch.max().unwrap_or_default(),
+            lease: LeaseStatus {
+                held: left_ms > 0,
+                left_ms,
+                period_ms,
+                grace_ms: group.config.grace.as_millis() as u64,
+            },
+            members: group
+                .members
+                .iter()
+                .map(|member| self.member_status(group, member, now))
+                .collect(),
+        }
+    }
+
+    fn judge(&self, group: &HostGroup, mode: Mode, now: MonoNanos) -> (GroupState, GroupPast) {
+        let writers = || group.members.iter().filter_map(|m| m.writer.as_ref());
+        let phase = |phase| writers().any(|w| w.view.phase() == phase);
+        let attached = writers().all(|w| w.link_stats.is_attached());
+        let mut past = group.history.0.lock().expect("no panic while held");
+        past.ever_attached |= attached;
+        // What clients were told while nothing was held must have arrived before this ends.
+        let catching_up = mode != Mode::Async
+            && past.unprotected_since.is_some()
+            && past.state == Some(GroupState::Degraded)
+            && writers().any(|w| w.link_stats.lag_writes() > 0);
+        let facts = Facts {
+            stopping: self.stopping.load(Ordering::SeqCst),
+            fenced: phase(Phase::Fenced),
+            ever_attached: past.ever_attached,
+            attached,
+            stalled: phase(Phase::Refused)
+                || writers()
+                    .any(|w| w.link_stats.stalled().is_some() || w.link_stats.refusal().is_some()),
+            initial_copy: phase(Phase::Initialising) || phase(Phase::WaitingForBackup),
+            resync: phase(Phase::Resyncing) || phase(Phase::DiskFailing),
+            mode: if catching_up { Mode::Async } else { mode },
+            configured_mode: if catching_up { Mode::Pipelined } else { group.config.mode },
+        };
+        let state = judge(facts);
+        let name = group.config.name.as_str();
+        if past.state != Some(state) {
+            past.since = now;
+            past.state = Some(state);
+            if state.is_fine() {
+                tracing::info!(group = name, %state, "{}", state.meaning());
+            } else {
+                tracing::warn!(group = name, %state, "{}", state.meaning());
+            }
+        }
+        let clients_know_too_much =
+            facts.mode == Mode::Async || (facts.initial_copy && group.gate.is_some());
+        match (clients_know_too_much, past.unprotected_since) {
+            (true, None) => past.unprotected_since = Some(now),
+            (false, Some(_)) if state == GroupState::Protected => past.unprotected_since = None,
+            _ => {}
+        }
+        (state, *past)
+    }
+
+    fn member_status(
+        &self,
+        group: &HostGroup,
+        member: &HostMember,
+        now: MonoNanos,
+    ) -> MemberStatus {
+        let name = member.config.name.as_str();
+        let gate = self.gate.lock().expect("no panic while held");
+        let gate_member =
+            gate.as_ref().and_then(|gate| gate.members().iter().find(|m| m.name() == name));
+        MemberStatus {
+            name: name.to_owned(),
+            writer: member.writer.as_ref().map(|writer| writer_status(group, member, writer, now)),
+            gate: gate_member.map(|gate| gate_status(member, gate, now)),
+        }
+    }
+}
+
+/// More about the state, for people.
+fn detail(group: &HostGroup) -> Option<String> {
+    let mut parts = Vec::new();
+    for member in &group.members {
+        let Some(writer) = &member.writer else { continue };
+        let trouble = writer.view.trouble();
+        let mut say = |text: String| parts.push(format!("{}: {text}", member.config.name.as_str()));
+        writer.link_stats.stalled().into_iter().for_each(&mut say);
+        writer.link_stats.refusal().into_iter().for_each(&mut say);
+        trouble.refusal.into_iter().for_each(|refusal| say(refusal.reason));
+        if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
+            say("the backlog is full, guests' writes wait".to_owned());
+        }
+        let suspect_bytes = writer.view.suspect_bytes();
+        if suspect_bytes > 0 {
+            say(format!("the local disk failed; the sites may differ in {suspect_bytes} bytes"));
+        }
+        for (disk, why) in trouble.failed_disks {
+            say(format!("disk {disk} failed a flush, so flushes fail: {why}"));
+        }
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+fn writer_status(
+    group: &HostGroup,
+    member: &HostMember,
+    writer: &Writer,
+    now: MonoNanos,
+) -> WriterStatus {
+    let stats = &writer.owner_stats;
+    let get = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
+    let (_, committed) = writer.port.acked();
+    WriterStatus {
+        disks: member
+            .config
+            .disks
+            .iter()
+            .zip(&writer.disk_sizes_bytes)
+            .map(|(disk, size_bytes)| DiskStatus {
+                name: disk.name.to_string(),
+                path: disk.path.value.clone(),
+                size_bytes: *size_bytes,
+                socket: disk.socket.value.clone(),
+            })
+            .collect(),
+        pending: writer.view.published(),
+        committed,
+        lag: LagStatus {
+            writes: writer.link_stats.lag_writes(),
+            bytes: writer.link_stats.lag_bytes(),
+            ms: ms(writer.link_stats.lag_ns(now)),
+        },
+        backlog: BacklogStatus {
+            used_bytes: get(&stats.backlog_bytes),
+            limit_bytes: group.config.backlog.bytes,
+            writes_wait: stats.backlog_full.load(Ordering::Relaxed),
+            waiting_requests: get(&stats.waiting),
+            full_count: get(&stats.backlog_full_count),
+        },
+        copy: writer.view.copy().map(|copy| CopyStatus {
+            kind: match copy.purpose {
+                Purpose::Initial => CopyKindStatus::Initial,
+                Purpose::Compare => CopyKindStatus::Resync,
+            },
+            done_bytes: copy.done_bytes,
+            total_bytes: copy.total_bytes,
+            rate_bytes_per_s: copy.rate_bytes_per_s,
+            left_ms: copy.seconds_left().map(|s| s * 1000),
+        }),
+        commit_latency: writer.link_stats.commit_latencies(),
+        guest_io: GuestIo {
+            reads: get(&stats.reads),
+            read_bytes: get(&stats.read_bytes),
+            writes: get(&stats.writes),
+            written_bytes: get(&stats.written_bytes),
+            flushes: get(&stats.flushes),
+            disk_errors: get(&stats.disk_errors),
+            connections: get(&stats.connections),
+        },
+    }
+}
+
+fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateStatus {
+    let GateSnapshot {
+        held_packets,
+        held_bytes,
+        oldest_arrival,
+        released_packets,
+        passed_covered,
+        passed_pure_acks,
+        passed_never_held,
+        passed_async,
+        refused,
+        shut,
+        ..
+    } = gate.stats().snapshot();
+    let kernel = gate.kernel_counters().unwrap_or_default();
+    let interface = member.config.network.as_ref().map(|n| n.interface.to_string());
+    GateStatus {
+        interface: interface.unwrap_or_default(),
+        open: shut.is_none(),
+        shut_because: shut.map(|(why, _)| {
+            match why {
+                ShutWhy::NoLease => "the host holds no lease from the backup",
+                ShutWhy::Resyncing => "a resync after an unclean stop has not ended",
+                ShutWhy::Fenced => "the group was recovered at the backup",
+            }
+            .to_owned()
+        }),
+        held_packets,
+        held_bytes,
+        oldest_hold_ms: oldest_arrival.map_or(0, |at| ms(now.since_ns(at))),
+        released_packets,
+        passed_packets: passed_covered + passed_pure_acks + passed_never_held + passed_async,
+        dropped_packets: refused + kernel.dropped_full + kernel.dropped_socket,
+        hold_time: hold_times(&gate.stats().snapshot()),
+    }
+}
+
+/// The gate's histogram in the form that status uses for all latencies.
+fn hold_times(gate: &GateSnapshot) -> LatencySnapshot {
+    let mut buckets = vec![0; LATENCY_BOUNDS_US.len() + 1];
+    for (i, count) in gate.hold_buckets.iter().enumerate() {
+        // Each of the gate's bounds falls into one of these buckets; the last has no bound.
+        let to = HOLD_BUCKETS_MS.get(i).map_or(LATENCY_BOUNDS_US.len(), |bound_ms| {
+            LATENCY_BOUNDS_US.partition_point(|us| *us < bound_ms * 1000)
+        });
+        buckets[to] += count;
+    }
+    LatencySnapshot { buckets, sum_ns: gate.hold_ns_sum, max_ns: gate.hold_ns_longest }
+}
+
+fn ms(ns: u64) -> u64 {
+    ns / 1_000_000
+}

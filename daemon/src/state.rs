@@ -1,0 +1,214 @@
+//! What a member's next run must know of this one: a small file per member in the state directory.
+//!
+//! The file is replaced as a whole (written aside, synced, renamed, directory synced), so a crash
+//! leaves the old one or the new one. A clean mark is removed before the first write of a run may
+//! be admitted: what the mark says is true as long as it is there.
+
+use crate::link::port::EpochKeeper;
+use crate::owner::Resume;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
+use tidelock_protocol::message::LastRun;
+
+const FORMAT: u32 = 1;
+
+/// Why the state of a member cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The disk or its permissions.
+    #[error("cannot keep the state of the member in {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not ours, or was changed by hand.
+    #[error(
+        "{path} is not a member's state ({source}); if it cannot be restored, remove it: the \
+         daemon will compare the sites"
+    )]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A newer daemon wrote it.
+    #[error("{path} has format {found}, this daemon knows {FORMAT}: start the newer daemon")]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct CleanMark {
+    seq: Seq,
+    hlc: Hlc,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Content {
+    format: u32,
+    epoch: Epoch,
+    incarnation: Incarnation,
+    clean: Option<CleanMark>,
+}
+
+/// The state file of one member, for the loops that write it.
+#[derive(Clone, Debug)]
+pub struct MemberState(Arc<Mutex<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    content: Content,
+}
+
+/// What the last run left.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened {
+    /// This run's number.
+    pub incarnation: Incarnation,
+    /// The epoch that was granted; 0: none yet.
+    pub epoch: Epoch,
+    /// What to tell the backup.
+    pub last_run: LastRun,
+    /// Where to go on without asking it.
+    pub resume: Option<Resume>,
+}
+
+impl MemberState {
+    /// Opens or creates the file, and marks the new run as begun.
+    pub fn open(path: PathBuf, wall_us: u64) -> Result<(Self, Opened), StateError> {
+        let old = read(&path)?;
+        let last = old.as_ref().map_or(Incarnation(0), |c| c.incarnation);
+        // Larger than any before, also if the file was lost.
+        let incarnation = Incarnation(wall_us.max(last.0 + 1));
+        let epoch = old.as_ref().map_or(Epoch(0), |c| c.epoch);
+        let clean = old.and_then(|c| c.clean);
+        let content = Content { format: FORMAT, epoch, incarnation, clean: None };
+        let state = Inner { path, content };
+        state.write()?;
+        let opened = Opened {
+            incarnation,
+            epoch,
+            last_run: clean.map_or(LastRun::Unknown, |mark| LastRun::Clean { seq: mark.seq }),
+            resume: clean.map(|mark| Resume { epoch, seq: mark.seq, hlc: mark.hlc }),
+        };
+        Ok((Self(Arc::new(Mutex::new(state))), opened))
+    }
+
+    /// The run has ended with everything up to `seq` at the backup, and equal disks.
+    pub fn ended_cleanly(&self, seq: Seq, hlc: Hlc) -> Result<(), StateError> {
+        self.change(|content| content.clean = Some(CleanMark { seq, hlc }))
+    }
+
+    /// The epoch in force.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.lock().content.epoch
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.0.lock().expect("no panic while it is held")
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Content)) -> Result<(), StateError> {
+        let mut inner = self.lock();
+        let mut content = inner.content.clone();
+        change(&mut content);
+        if content != inner.content {
+            let old = std::mem::replace(&mut inner.content, content);
+            if let Err(error) = inner.write() {
+                inner.content = old;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl EpochKeeper for MemberState {
+    fn keep(&mut self, epoch: Epoch) -> io::Result<()> {
+        self.change(|content| content.epoch = epoch).map_err(io::Error::other)
+    }
+}
+
+impl Inner {
+    fn write(&self) -> Result<(), StateError> {
+        let bytes = serde_json::to_vec_pretty(&self.content).expect("plain data");
+        replace(&self.path, &bytes)
+            .map_err(|source| StateError::Io { path: self.path.clone(), source })
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Content>, StateError> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(StateError::Io { path: path.to_owned(), source }),
+    };
+    let content: Content = serde_json::from_slice(&bytes)
+        .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
+    if content.format != FORMAT {
+        return Err(StateError::Format { path: path.to_owned(), found: content.format });
+    }
+    Ok(Some(content))
+}
+
+/// Replaces a file as a whole, durably.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs::create_dir_all(directory)?;
+    let aside = path.with_extension("new");
+    let mut file = File::create(&aside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&aside, path)?;
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clean_mark_holds_for_one_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("group/member.json");
+        let (mut state, first) = MemberState::open(path.clone(), 1000).unwrap();
+        assert_eq!(first.incarnation, Incarnation(1000));
+        assert_eq!(first.last_run, LastRun::Unknown);
+        state.keep(Epoch(4)).unwrap();
+        state.ended_cleanly(Seq(9), Hlc(5)).unwrap();
+        let (_, second) = MemberState::open(path.clone(), 0).unwrap();
+        assert_eq!(second.incarnation, Incarnation(1001), "the wall clock went back");
+        assert_eq!(second.epoch, Epoch(4));
+        assert_eq!(second.last_run, LastRun::Clean { seq: Seq(9) });
+        let (_, third) = MemberState::open(path, 2000).unwrap();
+        assert_eq!(third.last_run, LastRun::Unknown, "the second run did not end cleanly");
+        assert_eq!(third.epoch, Epoch(4));
+    }
+
+    #[test]
+    fn damage_is_named_and_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.json");
+        fs::write(&path, "{").unwrap();
+        let error = MemberState::open(path.clone(), 1).unwrap_err();
+        assert!(matches!(error, StateError::Content { .. }), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"{");
+        let newer = r#"{"format":2,"epoch":0,"incarnation":1,"clean":null}"#;
+        fs::write(&path, newer).unwrap();
+        assert!(matches!(MemberState::open(path, 1), Err(StateError::Format { .. })));
+    }
+}
