@@ -282,15 +282,19 @@ impl Head {
             return Err(RecordError::HeaderChecksum { found: raw.header_crc.get(), computed });
         }
         let mut deps = CountVector::new();
+        // Ascending, so that one record has one encoding: it is encoded again for the journal.
+        let mut writer_min = 0;
         for entry in rest[..deps_len].chunks_exact(DEP_BYTES) {
             let dep = RawDep::read_from_bytes(entry).expect("DEP_BYTES");
-            if dep.writer.get() >= limits::WRITERS_MAX
+            let writer = dep.writer.get();
+            if !(writer_min..limits::WRITERS_MAX).contains(&writer)
                 || dep.zero != [0; 6]
                 || dep.seq.get() == 0
-                || !deps.raise(WriterId(dep.writer.get()), Seq(dep.seq.get()))
             {
                 return Err(RecordError::Malformed("dependency entry"));
             }
+            writer_min = writer + 1;
+            deps.raise(WriterId(writer), Seq(dep.seq.get()));
         }
         Self::from_raw(&raw, deps, deps_len).map(Some)
     }
@@ -448,6 +452,35 @@ pub(crate) mod tests {
             out[at] ^= 1u8 << bit;
             let decoded = Record::decode(&mut out.freeze());
             prop_assert!(!matches!(decoded, Ok(Some(_))), "{:?}", decoded);
+        }
+    }
+
+    #[test]
+    fn dependency_entries_ascend() {
+        let record = Record {
+            writer: WriterId(0),
+            seq: Seq(1),
+            epoch: Epoch(1),
+            hlc: Hlc(1),
+            deps: [(WriterId(1), Seq(5)), (WriterId(2), Seq(5))].into_iter().collect(),
+            disk: DiskId(0),
+            offset: 0,
+            copy: true,
+            effect: Effect::CopyDone,
+        };
+        let decode = |writers: [u8; 2]| {
+            let mut out = BytesMut::new();
+            record.encode(&mut out);
+            (out[56], out[72]) = (writers[0], writers[1]);
+            let crc = head_crc(&out);
+            out[52..56].copy_from_slice(&crc.to_le_bytes());
+            Record::decode(&mut out.freeze())
+        };
+        assert_eq!(decode([1, 2]), Ok(Some(record.clone())));
+        assert!(matches!(decode([1, 63]), Ok(Some(_))));
+        // Another order, one twice, one too many: each would be encoded otherwise than it came.
+        for writers in [[2, 1], [1, 1], [1, 64]] {
+            assert_eq!(decode(writers), Err(RecordError::Malformed("dependency entry")));
         }
     }
 

@@ -9,12 +9,14 @@
 //! with older ones.
 
 use crate::ids::{Seq, WriterId};
+use crate::limits;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::fmt;
 
 /// One seq per writer.
 #[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(try_from = "SmallVec<[Seq; 4]>")]
 pub struct CountVector(SmallVec<[Seq; 4]>);
 
 impl CountVector {
@@ -79,6 +81,18 @@ impl CountVector {
     }
 }
 
+/// A vector that comes from outside: bounded where it comes in.
+impl TryFrom<SmallVec<[Seq; 4]>> for CountVector {
+    type Error = &'static str;
+
+    fn try_from(entries: SmallVec<[Seq; 4]>) -> Result<Self, Self::Error> {
+        if entries.len() > limits::WRITERS_MAX.into() {
+            return Err("a count vector with more entries than writers");
+        }
+        Ok(Self(entries))
+    }
+}
+
 impl FromIterator<(WriterId, Seq)> for CountVector {
     fn from_iter<I: IntoIterator<Item = (WriterId, Seq)>>(entries: I) -> Self {
         let mut v = Self::new();
@@ -139,6 +153,18 @@ mod tests {
         long.raise(WriterId(7), Seq::ZERO);
         assert_eq!(long, vector(&[1, 5]));
         assert_eq!(vector(&[0, 0]), CountVector::new());
+    }
+
+    #[test]
+    fn a_vector_from_outside_has_at_most_one_entry_for_each_writer() {
+        let decode = |entries: usize| {
+            let bytes = postcard::to_stdvec(&vec![1u64; entries]).unwrap();
+            postcard::from_bytes::<CountVector>(&bytes)
+        };
+        let most = usize::from(limits::WRITERS_MAX);
+        assert_eq!(decode(most).unwrap().entries().count(), most);
+        assert!(decode(most + 1).is_err());
+        assert!(decode(70_000).is_err());
     }
 
     proptest! {
