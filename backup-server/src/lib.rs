@@ -4,7 +4,22 @@
 //! |---|---|
 //! | [`storage`] | what is needed of a file system; files, and a disk in memory that crashes |
 //! | [`journal`] | records and notes in segment files, durable before they are acknowledged |
+//! | [`group`] | one group: attachment, ingest, acknowledgement, recovery; no I/O but the storage's |
+//! | [`fold`] | the journal's records go into disk images, outside the acknowledgement path |
+//! | [`view`] | a disk with what is not folded yet |
+//! | [`cut`] | the greatest downward-closed cut |
+//! | [`manifest`] | the small files beside a journal |
+//! | [`planted`] | known faults, for the simulator |
 #![forbid(unsafe_code)]
 
+pub mod cut;
+pub mod extents;
+pub mod fold;
+pub mod group;
 pub mod journal;
+pub mod manifest;
+pub mod names;
+pub mod planted;
 pub mod storage;
+pub mod text;
+pub mod view;

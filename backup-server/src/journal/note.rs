@@ -53,6 +53,10 @@ pub struct EpochStart {
     pub epoch: Epoch,
     /// What of the older ones counts.
     pub cut: CountVector,
+    /// What of them was in the journal.
+    pub journaled: CountVector,
+    /// Writers that were in the middle of a resync, for people.
+    pub resyncing: Vec<WriterId>,
     /// When, in milliseconds since the Unix epoch: for people.
     pub at_unix_ms: u64,
     /// The operator stated that the primary is dead, so the grace was not waited for.
@@ -161,6 +165,8 @@ mod tests {
             Note::EpochStart(EpochStart {
                 epoch: Epoch(2),
                 cut: CountVector::of(WriterId(1), Seq(77)),
+                journaled: CountVector::of(WriterId(1), Seq(79)),
+                resyncing: vec![WriterId(1)],
                 at_unix_ms: 1,
                 primary_declared_dead: true,
             }),

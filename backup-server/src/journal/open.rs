@@ -14,6 +14,7 @@ use super::reader::corrupt;
 use super::scan::{Scan, ScanError, Scanned, find_header};
 use super::{Batch, Journal, JournalError, Note, Options, Position, Segment, State, write_back};
 use crate::storage::{self, Storage, StorageFile};
+use tidelock_protocol::record::Record;
 
 /// What was cut off the end. None of it was ever acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +61,17 @@ impl<S: Storage> Journal<S> {
         floor: Position,
         options: Options,
     ) -> Result<Opened<S>, JournalError> {
+        Self::open_with(storage, dir, floor, options, |_, _| {})
+    }
+
+    /// Opens it and shows each record that it holds, with the beginning of its batch.
+    pub fn open_with(
+        storage: S,
+        dir: &str,
+        floor: Position,
+        options: Options,
+        mut visit: impl FnMut(Position, &Record),
+    ) -> Result<Opened<S>, JournalError> {
         let (segments, tail_removed) = find_segments(&storage, dir, floor)?;
         let mut journal = Self {
             storage,
@@ -93,7 +105,7 @@ impl<S: Storage> Journal<S> {
             let next = segments.get(at + 1).map(|(_, next)| next);
             let before = journal.segments.last();
             let (segment, cut) =
-                replay.segment(segment, header, before, next, may_be_torn, floor)?;
+                replay.segment(segment, header, before, next, may_be_torn, floor, &mut visit)?;
             torn = cut;
             journal.segments.push(segment);
         }
@@ -135,6 +147,7 @@ impl<S: Storage> Journal<S> {
 }
 
 type Found<F> = (Segment<F>, SegmentHeader);
+type FoundSegments<F> = (Vec<Found<F>>, bool);
 
 /// The segments from the floor on, in order and without a hole; beginnings that were torn are
 /// removed. Also tells whether one of those was the last.
@@ -142,7 +155,7 @@ fn find_segments<S: Storage>(
     storage: &S,
     dir: &str,
     floor: Position,
-) -> Result<(Vec<Found<S::File>>, bool), JournalError> {
+) -> Result<FoundSegments<S::File>, JournalError> {
     let names = storage.list(dir).map_err(JournalError::io("list the journal"))?;
     let mut ids: Vec<_> = names.iter().filter_map(|n| SegmentHeader::parse_file_name(n)).collect();
     ids.sort_unstable();
@@ -239,6 +252,7 @@ fn read_header<F: StorageFile>(segment: &Segment<F>) -> Result<HeaderOrDamage, J
 }
 
 impl Replay {
+    #[allow(clippy::too_many_arguments)] // What is before it, after it, and asked of it.
     /// Replays one segment. Returns it with its valid length, and what was cut.
     fn segment<F: StorageFile>(
         &mut self,
@@ -248,6 +262,7 @@ impl Replay {
         next: Option<&SegmentHeader>,
         may_be_torn: bool,
         floor: Position,
+        visit: &mut impl FnMut(Position, &Record),
     ) -> Result<(Segment<F>, Option<TornTail>), JournalError> {
         let mut segment = segment.clone();
         if let Some(before) = before {
@@ -272,7 +287,9 @@ impl Replay {
         loop {
             match scan.next() {
                 Ok(Some(batch)) => {
-                    self.batch(&batch).map_err(|damage| corrupt(&segment, batch.offset, damage))?
+                    let at = Position { segment: segment.index, offset: batch.offset };
+                    self.batch(&batch, |record| visit(at, record))
+                        .map_err(|damage| corrupt(&segment, batch.offset, damage))?;
                 }
                 Ok(None) => return Ok((segment, None)),
                 Err(ScanError::Io(source)) => {
@@ -314,7 +331,7 @@ impl Replay {
             .map_err(JournalError::io("read the journal"))
     }
 
-    fn batch(&mut self, batch: &Scanned) -> Result<(), Damage> {
+    fn batch(&mut self, batch: &Scanned, mut visit: impl FnMut(&Record)) -> Result<(), Damage> {
         if batch.header.number != self.number + 1 || batch.header.chain != self.chain {
             return Err(Damage::Chain("the batch before it differs"));
         }
@@ -332,6 +349,7 @@ impl Replay {
                 (Entry::Record { head, payload, .. }, Some(state)) => {
                     let record = head.finish(payload)?;
                     state.apply_record(&record)?;
+                    visit(&record);
                 }
                 (_, None) => return Err(Damage::Chain("no checkpoint")),
             }

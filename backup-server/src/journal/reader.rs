@@ -49,6 +49,10 @@ impl<F: StorageFile> Reader<F> {
     fn step_over_ends(&mut self) {
         self.at.offset = self.at.offset.max(SEGMENT_HEADER_BYTES as u64);
         while let Some(segment) = self.segments.last() {
+            if segment.index > self.at.segment {
+                // From the beginning of the journal, or from the end of a segment.
+                self.at = Position { segment: segment.index, offset: SEGMENT_HEADER_BYTES as u64 };
+            }
             let inside = segment.index == self.at.segment && self.at.offset < segment.len_bytes;
             if inside || self.at >= self.to {
                 return;
@@ -57,8 +61,6 @@ impl<F: StorageFile> Reader<F> {
                 return;
             }
             self.segments.pop();
-            let index = self.segments.last().map_or(0, |s| s.index);
-            self.at = Position { segment: index, offset: SEGMENT_HEADER_BYTES as u64 };
         }
     }
 

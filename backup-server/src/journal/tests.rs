@@ -346,6 +346,8 @@ fn notes_are_replayed_and_a_clean_end_is_known() {
         .stage_note(&Note::EpochStart(EpochStart {
             epoch: Epoch(2),
             cut: CountVector::of(WriterId(0), Seq(1)),
+            journaled: CountVector::new(),
+            resyncing: Vec::new(),
             at_unix_ms: 7,
             primary_declared_dead: false,
         }))
@@ -377,7 +379,7 @@ fn files_behave_like_the_memory() {
     let opened = Journal::open(files, "journal", Position::default(), OPTIONS).unwrap();
     assert_eq!(opened.journal.state().writers[0].seq, Seq(20));
     let batches = opened.journal.reader(opened.journal.start(), opened.journal.end());
-    assert!(batches.map(|b| b.unwrap()).count() > 20);
+    assert!(batches.map(|b| b.unwrap().start).max() > Some(opened.journal.start()));
 }
 
 proptest! {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// The most parts that one system call takes.
 const IOV_MAX: usize = 1024;
-const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A directory.
 #[derive(Clone, Debug)]

@@ -1,0 +1,424 @@
+//! Attaching a member: who may, under which epoch, and what becomes of its copy.
+//!
+//! What the backup makes of the host's last run ([`after_attach`]):
+//!
+//! | copy | continues, same run, no gap | clean, same seq | anything else |
+//! |---|---|---|---|
+//! | empty | empty | empty | empty |
+//! | partial | partial | partial | partial |
+//! | whole | whole | whole | **resyncing** |
+//! | resyncing | resyncing | resyncing | resyncing |
+
+use super::{Group, GroupError, GroupOptions, Link, Now, Output, WriterSlot};
+use crate::cut::CutTracker;
+use crate::journal::{Journal, Note, Position, State};
+use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
+use crate::names;
+use crate::planted::{self, Bug};
+use crate::storage::{self, Storage, StorageFile};
+use crate::view::DiskKey;
+use std::collections::BTreeMap;
+use std::io;
+use tidelock_protocol::ids::{Epoch, Seq};
+use tidelock_protocol::limits;
+use tidelock_protocol::message::{
+    Attach, Attached, CopyState, LastRun, Machine, Message, RefusalKind,
+};
+use tidelock_protocol::receiver::Receiver;
+
+/// The longest grace that a host may ask for: an hour.
+const GRACE_MAX_MS: u64 = 3_600_000;
+
+type Refusal = (RefusalKind, String);
+
+fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, Refusal> {
+    Err((kind, reason.into()))
+}
+
+/// The copy state after an attachment.
+#[must_use]
+pub(super) fn after_attach(
+    copy: CopyState,
+    last_run: LastRun,
+    same_run: bool,
+    durable: Seq,
+) -> CopyState {
+    let nothing_missed = match last_run {
+        // Only the run that sent what is here can hold what follows.
+        LastRun::Continues { from } => same_run && from <= durable.next(),
+        LastRun::Clean { seq } => seq == durable,
+        LastRun::Unknown => false,
+    };
+    if copy == CopyState::Whole && !nothing_missed { CopyState::Resyncing } else { copy }
+}
+
+/// Everything about an attachment that can be judged without the group.
+fn check(attach: &Attach) -> Result<(), Refusal> {
+    let invalid = |reason: &str| refuse(RefusalKind::Invalid, reason);
+    let writers = &attach.writers;
+    if !names::is_valid(&attach.group)
+        || !writers.iter().chain(attach.disks.iter().map(|d| &d.name)).all(|n| names::is_valid(n))
+    {
+        return invalid(
+            "a group, member or disk name is not 1 to 64 letters, digits, '.', '_', '-'",
+        );
+    }
+    if writers.is_empty() || writers.len() > usize::from(limits::WRITERS_MAX) {
+        return invalid("a group has 1 to 64 writers");
+    }
+    let unique = |mut names: Vec<&String>| {
+        names.sort_unstable();
+        names.windows(2).all(|pair| pair[0] != pair[1])
+    };
+    if !unique(writers.iter().collect()) || !unique(attach.disks.iter().map(|d| &d.name).collect())
+    {
+        return invalid("two writers or two disks have the same name");
+    }
+    if writers.get(attach.writer.index()) != Some(&attach.member) {
+        return invalid("the member is not the writer of that index");
+    }
+    if attach.disks.is_empty() || attach.disks.len() > usize::from(limits::DISKS_MAX) {
+        return invalid("a writer has 1 to 64 disks");
+    }
+    for (nth, disk) in attach.disks.iter().enumerate() {
+        if disk.size_bytes == 0 || i64::try_from(disk.size_bytes).is_err() {
+            return invalid("a disk has no size, or more than 8 EiB");
+        }
+        if disk.id.0 >= limits::DISKS_MAX || attach.disks[..nth].iter().any(|d| d.id == disk.id) {
+            return invalid("disk numbers are not different, or not below 64");
+        }
+    }
+    if attach.lease_ms >= attach.grace_ms || attach.grace_ms > GRACE_MAX_MS {
+        return invalid("the lease must be shorter than the grace, and the grace at most an hour");
+    }
+    let text = match &attach.machine {
+        Some(Machine::Json(text) | Machine::Libvirt(text)) => text.len(),
+        None => 0,
+    };
+    if text > limits::MACHINE_MAX_BYTES {
+        return invalid("the machine description is larger than 256 KiB");
+    }
+    Ok(())
+}
+
+impl<S: Storage> Group<S> {
+    /// Makes a new group in an empty directory, as the first member to attach describes it.
+    /// The group exists when this has returned; the member is not attached yet.
+    pub fn create(
+        storage: S,
+        host: &str,
+        attach: &Attach,
+        now: Now,
+        options: GroupOptions,
+    ) -> Result<Self, GroupCreateError> {
+        check(attach).map_err(GroupCreateError::Refused)?;
+        if options.hosts.as_ref().is_some_and(|hosts| !hosts.iter().any(|h| h == host)) {
+            let reason = forbidden(host, &attach.group);
+            return Err(GroupCreateError::Refused((RefusalKind::Forbidden, reason)));
+        }
+        if attach.epoch > Epoch(1) {
+            // Not the backup that this host knows.
+            let reason = format!(
+                "group {} is not known here, but the host was granted epoch {}: it may have been \
+                 protected, or recovered, by another backup server or from another data directory",
+                attach.group, attach.epoch
+            );
+            return Err(GroupCreateError::Refused((RefusalKind::Mismatch, reason)));
+        }
+        let manifest = Manifest {
+            format: FORMAT,
+            group: attach.group.clone(),
+            created_by: host.to_owned(),
+            writers: attach.writers.clone(),
+            members: attach.writers.iter().map(|_| None).collect(),
+            grace_ms: attach.grace_ms,
+        };
+        clear(&storage).map_err(|source| {
+            GroupCreateError::Group(GroupError::Image { path: "directory".into(), source })
+        })?;
+        let state = State::new(manifest.writers.len());
+        let journal = Journal::create(storage.clone(), "journal", state, options.journal)
+            .map_err(|e| GroupCreateError::Group(e.into()))?;
+        manifest.write(&storage).map_err(|e| GroupCreateError::Group(e.into()))?;
+        Self::assemble(
+            storage,
+            options,
+            manifest,
+            journal,
+            CutTracker::default(),
+            BTreeMap::new(),
+            Position::default(),
+            now,
+        )
+        .map_err(GroupCreateError::Group)
+    }
+
+    /// A member attaches: the answer is among the outputs.
+    pub fn attach(&mut self, now: Now, link: Link, host: &str, attach: &Attach) {
+        match self.try_attach(now, link, host, attach) {
+            Ok(attached) => {
+                self.outputs.push(Output::Send(link, Message::Attached(attached)));
+                if let Some(reason) = self.stall_reason() {
+                    let message = Message::Stalled { reason: Some(reason) };
+                    self.outputs.push(Output::Send(link, message));
+                }
+            }
+            Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),
+        }
+    }
+
+    fn try_attach(
+        &mut self,
+        now: Now,
+        link: Link,
+        host: &str,
+        attach: &Attach,
+    ) -> Result<Attached, Refusal> {
+        check(attach)?;
+        self.check_host(host)?;
+        self.check_epoch(attach)?;
+        self.check_shape(attach)?;
+        if self.links().any(|(i, other)| other == link && i != attach.writer.index()) {
+            return refuse(RefusalKind::Invalid, "the channel is another member's");
+        }
+        let known = self.manifest.member(attach.writer);
+        let last = known.map(|m| m.incarnation);
+        if last.is_some_and(|last| attach.incarnation < last) {
+            return refuse(
+                RefusalKind::Superseded,
+                format!("a newer run of the daemon has attached {}", attach.member),
+            );
+        }
+        self.flush();
+        if let Some(reason) = self.broken.clone() {
+            return refuse(RefusalKind::Stopping, reason);
+        }
+        let same_run = last == Some(attach.incarnation);
+        if !same_run && self.journal.staged_bytes() > 0 {
+            // Records of the run before are taken and cannot be written: a new run cannot be
+            // told where the stream ends.
+            return refuse(RefusalKind::Stopping, self.stall_reason().unwrap_or_default());
+        }
+        let writer = attach.writer;
+        let was = self.journal.state().writers[writer.index()];
+        let copy =
+            after_attach(was.copy, attach.last_run, same_run, self.commit.durable_of(writer));
+        if copy != was.copy {
+            self.begin_resync(attach)?;
+        }
+        self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
+        self.grace.set_grace_ms(self.manifest.grace_ms);
+        self.take_over(now, link, attach);
+        let state = self.journal.state();
+        Ok(Attached {
+            epoch: state.epoch,
+            durable: self.commit.durable_of(writer),
+            committed: self.commit.committed().clone(),
+            last_hlc: state.last_hlc,
+            copy,
+        })
+    }
+
+    fn check_host(&self, host: &str) -> Result<(), Refusal> {
+        let allowed = match &self.options.hosts {
+            Some(hosts) => hosts.iter().any(|h| h == host),
+            None => self.manifest.created_by == host,
+        };
+        if !allowed {
+            return refuse(RefusalKind::Forbidden, forbidden(host, &self.manifest.group));
+        }
+        Ok(())
+    }
+
+    fn check_epoch(&self, attach: &Attach) -> Result<(), Refusal> {
+        if planted::is(Bug::OldEpochAccepted) {
+            return Ok(());
+        }
+        if let Some(reason) = self.fenced_reason() {
+            return refuse(RefusalKind::Fenced, reason);
+        }
+        let epoch = self.epoch();
+        if attach.epoch != Epoch(0) && attach.epoch != epoch {
+            return refuse(
+                RefusalKind::Mismatch,
+                format!(
+                    "the host was granted epoch {}, but group {} is in epoch {epoch} here: is \
+                     this the backup server that it was protected by?",
+                    attach.epoch, attach.group
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    /// Why no primary is taken any more: the group was recovered.
+    pub(super) fn fenced_reason(&self) -> Option<String> {
+        let start = self.journal.state().recovered()?;
+        Some(format!(
+            "group {} was recovered at the backup site at {} (epoch {}, cut {}). What this \
+             primary wrote after the cut is not part of it, and its gate stays shut. Shut its \
+             VMs down",
+            self.manifest.group,
+            crate::text::utc(start.at_unix_ms),
+            start.epoch,
+            start.cut,
+        ))
+    }
+
+    fn check_shape(&self, attach: &Attach) -> Result<(), Refusal> {
+        let mismatch = |reason| refuse(RefusalKind::Mismatch, reason);
+        if attach.group != self.manifest.group {
+            return mismatch(format!("this is group {}", self.manifest.group));
+        }
+        if attach.writers != self.manifest.writers {
+            return mismatch(format!(
+                "the host's configuration has the writers {:?}, the backup {:?}",
+                attach.writers, self.manifest.writers
+            ));
+        }
+        let Some(member) = self.manifest.member(attach.writer) else { return Ok(()) };
+        if member.disks != attach.disks {
+            let list = |disks: &[tidelock_protocol::message::DiskSpec]| {
+                let one = |d: &tidelock_protocol::message::DiskSpec| {
+                    format!("{} ({} bytes)", d.name, d.size_bytes)
+                };
+                disks.iter().map(one).collect::<Vec<_>>().join(", ")
+            };
+            return mismatch(format!(
+                "the host's configuration gives {} the disks {}, the backup has {}",
+                attach.member,
+                list(&attach.disks),
+                list(&member.disks)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Keeps what the attachment says, durably, with images for new disks.
+    fn remember(&mut self, host: &str, attach: &Attach) -> Result<(), GroupError> {
+        if let Some(machine) = &attach.machine
+            && manifest::read_machine(&self.storage, &attach.member)?.as_ref() != Some(machine)
+        {
+            manifest::write_machine(&self.storage, &attach.member, machine)?;
+        }
+        if self.manifest.member(attach.writer).is_none() {
+            self.create_images(attach)?;
+        }
+        let mut manifest = self.manifest.clone();
+        manifest.grace_ms = manifest.grace_ms.max(attach.grace_ms);
+        manifest.members[attach.writer.index()] = Some(Member {
+            host: host.to_owned(),
+            incarnation: attach.incarnation,
+            disks: attach.disks.clone(),
+            mode: attach.mode,
+            lease_ms: attach.lease_ms,
+        });
+        if manifest != self.manifest {
+            manifest.write(&self.storage)?;
+            self.manifest = manifest;
+        }
+        Ok(())
+    }
+
+    fn create_images(&mut self, attach: &Attach) -> Result<(), GroupError> {
+        for disk in &attach.disks {
+            let path = self.manifest.image_path(attach.writer, disk);
+            let create = || {
+                match self.storage.remove(&path) {
+                    // Left over from an attachment that was not finished.
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                    _ => {}
+                }
+                let image = self.storage.create(&path)?;
+                image.set_size(disk.size_bytes)?;
+                image.sync()?;
+                self.storage.sync_dir("images")?;
+                Ok(image)
+            };
+            let image =
+                create().map_err(|source| GroupError::Image { path: path.clone(), source })?;
+            self.images.insert(DiskKey { writer: attach.writer, disk: disk.id }, image);
+        }
+        Ok(())
+    }
+
+    /// What the host's disks hold is not certain: C stands still until a copy is done.
+    fn begin_resync(&mut self, attach: &Attach) -> Result<(), Refusal> {
+        let note = Note::Copy { writer: attach.writer, copy: CopyState::Resyncing };
+        self.journal.stage_note(&note).expect("a whole copy can be resynced");
+        self.commit.hold(attach.writer);
+        self.flush();
+        if self.journal.staged_bytes() > 0 || self.broken.is_some() {
+            let reason = self.broken.clone().or_else(|| self.stall_reason());
+            return refuse(RefusalKind::Stopping, reason.unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    fn take_over(&mut self, now: Now, link: Link, attach: &Attach) {
+        let state = self.journal.state();
+        let epoch = if planted::is(Bug::OldEpochAccepted) && attach.epoch != Epoch(0) {
+            attach.epoch
+        } else {
+            state.epoch
+        };
+        let journaled = state.writers[attach.writer.index()].seq;
+        let receiver = Receiver::new(attach.writer, epoch, attach.disks.clone(), journaled);
+        let slot = &mut self.slots[attach.writer.index()];
+        let old = std::mem::replace(
+            slot,
+            WriterSlot { receiver: Some(receiver), link: Some(link), attached_at: Some(now) },
+        );
+        if let Some(old) = old.link.filter(|old| *old != link) {
+            let reason = format!("{} was attached again by its daemon", attach.member);
+            self.outputs.push(Output::Refuse(old, RefusalKind::Superseded, reason));
+        }
+    }
+}
+
+fn forbidden(host: &str, group: &str) -> String {
+    format!(
+        "host {host} may not attach members of group {group}: list it under groups.{group}.hosts \
+         in the backup server's configuration"
+    )
+}
+
+/// Empties a directory in which a group was begun and never came to be.
+fn clear<S: Storage>(storage: &S) -> io::Result<()> {
+    for dir in ["journal", "images", "machines"] {
+        storage.create_dir(dir)?;
+        for name in storage.list(dir)? {
+            storage.remove(&storage::join(dir, &name))?;
+        }
+        storage.sync_dir(dir)?;
+    }
+    storage.sync_dir("")
+}
+
+/// Why a group was not created.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupCreateError {
+    /// The request is not acceptable.
+    #[error("{}", .0.1)]
+    Refused((RefusalKind, String)),
+    /// The storage.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+impl GroupCreateError {
+    /// What the host is told.
+    #[must_use]
+    pub fn refusal(&self) -> (RefusalKind, String) {
+        match self {
+            Self::Refused(refusal) => refusal.clone(),
+            Self::Group(error) => (RefusalKind::Stopping, error.to_string()),
+        }
+    }
+}
+
+impl From<ManifestError> for GroupCreateError {
+    fn from(error: ManifestError) -> Self {
+        Self::Group(error.into())
+    }
+}

@@ -1,0 +1,258 @@
+//! Frames of attached members: into the journal, made durable, acknowledged.
+
+use super::{Group, GroupError, Link, Now, Output, Stall};
+use crate::journal::{BATCH_TARGET_BYTES, JournalError, Note};
+use crate::planted::{self, Bug};
+use crate::storage::Storage;
+use crate::view::DiskKey;
+use tidelock_protocol::frame::Frame;
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::limits;
+use tidelock_protocol::message::{CopyState, Message, Mode, RefusalKind};
+use tidelock_protocol::receiver::{Admission, ReceiveError, Receiver};
+use tidelock_protocol::record::Record;
+
+impl<S: Storage> Group<S> {
+    /// A frame of an attached member. While the group does not accept, it comes back: keep it,
+    /// and everything after it on that link, until [`Group::accepts`]. `None`: it was taken.
+    #[must_use = "a frame that comes back is not taken"]
+    pub fn receive(&mut self, now: Now, link: Link, frame: Frame) -> Option<Frame> {
+        let Some(i) = self.slots.iter().position(|slot| slot.link == Some(link)) else {
+            // What a connection that was just refused or superseded had under way.
+            return None;
+        };
+        match frame {
+            Frame::Record(..) if !self.accepts() => Some(frame),
+            Frame::Record(_, record) => {
+                self.receive_record(i, link, record);
+                None
+            }
+            Frame::Control(channel, message) => self
+                .receive_control(now, i, link, message)
+                .map(|message| Frame::Control(channel, message)),
+        }
+    }
+
+    fn receive_record(&mut self, i: usize, link: Link, record: Record) {
+        let receiver = self.slots[i].receiver.as_mut().expect("attached");
+        match receiver.admit(&record) {
+            Ok(Admission::Append) => {}
+            Ok(Admission::Duplicate) => return,
+            Err(ReceiveError::Gap { .. }) if planted::is(Bug::AckOverGap) => {
+                let (writer, epoch) = (receiver.writer(), receiver.epoch());
+                let disks = self.manifest.member(writer).expect("attached").disks.clone();
+                *receiver = Receiver::new(writer, epoch, disks, record.seq);
+            }
+            Err(error) => return self.refuse_member(link, &error),
+        }
+        self.cut.record(&record);
+        if let Err(error) = self.journal.stage_record(record) {
+            // The receiver has checked the same: this is a fault of ours, so stop.
+            let reason = format!("the journal refuses what the receiver admitted: {error}");
+            return self.end_link(link, RefusalKind::Invalid, reason);
+        }
+        if self.journal.staged_bytes() >= BATCH_TARGET_BYTES {
+            self.flush();
+        }
+    }
+
+    fn refuse_member(&mut self, link: Link, error: &ReceiveError) {
+        let (kind, reason) = match error {
+            ReceiveError::Epoch { granted, found } if found < granted => {
+                (RefusalKind::Fenced, self.fenced_reason().unwrap_or_else(|| error.to_string()))
+            }
+            _ => (RefusalKind::Invalid, error.to_string()),
+        };
+        self.end_link(link, kind, reason);
+    }
+
+    fn end_link(&mut self, link: Link, kind: RefusalKind, reason: String) {
+        for slot in &mut self.slots {
+            if slot.link == Some(link) {
+                slot.link = None;
+            }
+        }
+        self.outputs.push(Output::Refuse(link, kind, reason));
+    }
+
+    fn receive_control(
+        &mut self,
+        now: Now,
+        i: usize,
+        link: Link,
+        message: Message,
+    ) -> Option<Message> {
+        match message {
+            Message::Beacon { sent_at } => {
+                self.beacon(now, link, sent_at);
+            }
+            Message::DigestCheck { .. } => return self.digest_check(i, link, message),
+            Message::ModeChanged { mode } => self.mode_changed(WriterId(i as u16), mode),
+            Message::Detach => {
+                self.flush();
+                self.slots[i].link = None;
+            }
+            _ => {
+                let reason = "a message that hosts do not send".to_owned();
+                self.end_link(link, RefusalKind::Invalid, reason);
+            }
+        }
+        None
+    }
+
+    /// A beacon asks for the lease to be renewed. Answered also while the group is stalled: the
+    /// lease says who is primary, not how far the copy is.
+    pub fn beacon(&mut self, now: Now, link: Link, sent_at: tidelock_protocol::ids::MonoNanos) {
+        let attached = self.slots.iter().any(|slot| slot.link == Some(link));
+        if attached && self.broken.is_none() {
+            self.grace.heard(now.mono);
+            self.outputs.push(Output::Send(link, Message::Lease { sent_at }));
+        }
+    }
+
+    /// Answers for the disk as it is with every record received before.
+    fn digest_check(&mut self, i: usize, link: Link, message: Message) -> Option<Message> {
+        let Message::DigestCheck { disk, offset, len_bytes, digest } = message else {
+            unreachable!("matched by the caller")
+        };
+        let key = DiskKey { writer: WriterId(i as u16), disk };
+        let size = self.manifest.disk(key.writer, disk).map_or(0, |d| d.size_bytes);
+        let end = offset.checked_add(u64::from(len_bytes));
+        if len_bytes == 0
+            || len_bytes > limits::DIGEST_CHUNK_MAX_BYTES
+            || end.is_none_or(|end| end > size)
+        {
+            let reason = "a digest check is empty, too large or outside its disk".to_owned();
+            self.end_link(link, RefusalKind::Invalid, reason);
+            return None;
+        }
+        if !self.accepts() {
+            return Some(message);
+        }
+        // What is staged must be readable; it need not be durable for this.
+        if let Err(error) = self.write_staged() {
+            self.journal_failed(error);
+            return self.broken.is_none().then_some(message);
+        }
+        let mut extent = vec![0; len_bytes as usize];
+        let read = self.view(key).and_then(|view| {
+            view.read(offset, &mut extent)
+                .map_err(|source| GroupError::Image { path: disk_path(key), source })
+        });
+        match read {
+            Ok(()) => {
+                let equal = blake3::hash(&extent) == blake3::Hash::from_bytes(digest);
+                let message = Message::DigestResult { disk, offset, equal };
+                self.outputs.push(Output::Send(link, message));
+            }
+            Err(error) => self.break_down(&error),
+        }
+        None
+    }
+
+    fn mode_changed(&mut self, writer: WriterId, mode: Mode) {
+        let mut manifest = self.manifest.clone();
+        if let Some(member) = &mut manifest.members[writer.index()] {
+            member.mode = mode;
+        }
+        if manifest == self.manifest {
+            return;
+        }
+        // For people only: with a full disk it is told again at the next attachment.
+        match manifest.write(&self.storage) {
+            Err(error) if !error.is_full() => self.break_down(&error.into()),
+            _ => self.manifest = manifest,
+        }
+    }
+
+    /// The connection is gone. What it sent before counts.
+    pub fn connection_lost(&mut self, connection: super::ConnectionId) {
+        for slot in &mut self.slots {
+            if slot.link.is_some_and(|link| link.connection == connection) {
+                slot.link = None;
+            }
+        }
+    }
+
+    /// Makes everything received durable, and then, and only then, acknowledges it.
+    pub fn flush(&mut self) {
+        if self.broken.is_some() {
+            return;
+        }
+        if self.journal.staged_bytes() == 0 && !self.journal.is_unsynced() {
+            return;
+        }
+        // What these stand for is staged or written; the sync below covers it.
+        let unsynced: Vec<_> =
+            self.slots.iter().map(|slot| slot.receiver.as_ref().map(Receiver::unsynced)).collect();
+        let synced = self.write_staged().and_then(|()| {
+            if planted::is(Bug::AckBeforeDurable) { Ok(()) } else { self.journal.sync() }
+        });
+        if let Err(error) = synced {
+            return self.journal_failed(error);
+        }
+        for (i, token) in unsynced.into_iter().enumerate() {
+            let writer = WriterId(i as u16);
+            if let Some(token) = token {
+                self.commit.durable(writer, token.synced());
+            }
+            // Its CopyDone is durable by now.
+            let copy = self.journal.state().writers[i].copy;
+            if self.commit.is_held(writer) && copy == CopyState::Whole {
+                self.commit.resume(writer);
+            }
+        }
+        if matches!(self.stall, Some(Stall::NoRoom(_))) {
+            self.stall = None;
+            self.tell_stall();
+        }
+        self.note_durable();
+        if let Err(error) = self.finish_recovery() {
+            return self.break_down(&error);
+        }
+        self.release_overlay();
+        self.tell_committed();
+        self.check_unfolded();
+    }
+
+    fn tell_committed(&mut self) {
+        for i in 0..self.slots.len() {
+            let Some(link) = self.slots[i].link else { continue };
+            let durable = self.commit.durable_of(WriterId(i as u16));
+            let committed = self.commit.committed().clone();
+            self.outputs.push(Output::Send(link, Message::Committed { durable, committed }));
+        }
+    }
+
+    pub(super) fn journal_failed(&mut self, error: JournalError) {
+        match error {
+            JournalError::Full(_) => self.stall(Stall::NoRoom(error.to_string())),
+            error => self.break_down(&error.into()),
+        }
+    }
+
+    /// Tries again what a full disk prevented. To be called now and then while stalled.
+    pub fn retry(&mut self) {
+        if matches!(self.stall, Some(Stall::NoRoom(_))) {
+            self.flush();
+        }
+    }
+
+    /// The server stops: the journal's end is no torn tail.
+    pub fn close(&mut self) {
+        self.flush();
+        for i in 0..self.slots.len() {
+            if let Some(link) = self.slots[i].link {
+                let reason = "the backup server is stopping".to_owned();
+                self.end_link(link, RefusalKind::Stopping, reason);
+            }
+        }
+        if self.accepts() && self.journal.stage_note(&Note::CleanEnd).is_ok() {
+            self.flush();
+        }
+    }
+}
+
+fn disk_path(key: DiskKey) -> String {
+    format!("of disk {} of writer {}", key.disk, key.writer)
+}

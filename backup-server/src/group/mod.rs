@@ -1,0 +1,444 @@
+//! One group at the backup: its whole state, with one owner and no I/O but the storage's.
+//!
+//! Events are method calls; what must go out on links is collected and taken with
+//! [`Group::take_outputs`]. The server runs it in a thread of its own for each group; the
+//! simulator runs the same code on a disk in memory and simulated time.
+//!
+//! ```text
+//!  attach ─▶ receive* ─▶ flush ─▶ Committed ─▶ ...           (attach.rs, ingest.rs)
+//!                          │
+//!                          └─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
+//!  recover ─▶ guest_write* ─▶ guest_flush                     (recovery.rs)
+//! ```
+//!
+//! Invariant: a `Committed` message is made only from a [`tidelock_protocol::receiver::Ack`], and
+//! only [`Group::flush`] makes one, after the journal's sync. When the journal fails, the group
+//! is broken for good: it must be dropped and opened again, which finds out what is durable.
+
+mod attach;
+mod folding;
+mod ingest;
+mod recovery;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use attach::GroupCreateError;
+pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery, RecoveryWriter};
+pub use status::{DiskStatus, GroupStatus, WriterStatus};
+
+use crate::cut::CutTracker;
+use crate::fold::FoldError;
+use crate::journal::{self, Journal, JournalError, Position, TornTail};
+use crate::manifest::{self, Manifest, ManifestError};
+use crate::storage::{Storage, StorageFile};
+use crate::view::{DiskKey, Overlay, SharedOverlay, View};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use thiserror::Error;
+use tidelock_protocol::commit::GroupCommit;
+use tidelock_protocol::hlc::HlcClock;
+use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, WriterId};
+use tidelock_protocol::lease::Grace;
+use tidelock_protocol::message::{CopyState, Message, RefusalKind};
+use tidelock_protocol::receiver::Receiver;
+
+/// One connection of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
+
+/// An attached member on its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Link {
+    /// The connection.
+    pub connection: ConnectionId,
+    /// The channel there.
+    pub channel: Channel,
+}
+
+/// What must go out.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// A message to an attached member.
+    Send(Link, Message),
+    /// The member is not attached, or no longer: tell it why.
+    Refuse(Link, RefusalKind, String),
+}
+
+/// Both clocks, as arguments.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Now {
+    /// For spans.
+    pub mono: MonoNanos,
+    /// For people, and for the HLC: milliseconds since the Unix epoch.
+    pub unix_ms: u64,
+}
+
+/// How a group is kept.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    /// The journal.
+    pub journal: journal::Options,
+    /// Unfolded bytes of the journal at which the group stops acknowledging.
+    pub unfolded_max_bytes: u64,
+    /// Unfolded bytes from which folding is worth while.
+    pub fold_min_bytes: u64,
+    /// The hosts that may attach members; `None`: the one that created the group.
+    pub hosts: Option<Vec<String>>,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self {
+            journal: journal::Options::default(),
+            unfolded_max_bytes: 8 << 30,
+            fold_min_bytes: 16 << 20,
+            hosts: None,
+        }
+    }
+}
+
+/// Why a group does not work.
+#[derive(Debug, Error)]
+pub enum GroupError {
+    /// Its journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// One of its small files.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// Its images.
+    #[error(transparent)]
+    Fold(#[from] FoldError),
+    /// A disk image.
+    #[error("disk image {path}: {source}")]
+    Image {
+        /// Where.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no such group.
+    #[error("there is no such group")]
+    Unknown,
+}
+
+/// One writer's stream.
+#[derive(Debug)]
+struct WriterSlot {
+    /// From the first attachment on.
+    receiver: Option<Receiver>,
+    link: Option<Link>,
+    attached_at: Option<Now>,
+}
+
+/// Why the group does not acknowledge for now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stall {
+    /// The journal has no room.
+    NoRoom(String),
+    /// The fold is too far behind.
+    FoldBehind,
+}
+
+#[derive(Debug, Default)]
+struct FoldState {
+    position: Position,
+    running: bool,
+    /// Folding from here under this cut leads nowhere.
+    blocked: Option<(Position, tidelock_protocol::vector::CountVector)>,
+    last_error: Option<String>,
+    /// Views that need the images to stay at a cut; set: revoked.
+    pins: Vec<Arc<AtomicBool>>,
+}
+
+/// A group.
+#[derive(Debug)]
+pub struct Group<S: Storage> {
+    storage: S,
+    options: GroupOptions,
+    manifest: Manifest,
+    journal: Journal<S>,
+    commit: GroupCommit,
+    cut: CutTracker,
+    slots: Vec<WriterSlot>,
+    images: BTreeMap<DiskKey, S::File>,
+    /// Kept while something reads disks as of now: digest checks, a recovered group's exports.
+    overlay: Option<SharedOverlay<S::File>>,
+    fold: FoldState,
+    grace: Grace,
+    clock: HlcClock,
+    stall: Option<Stall>,
+    broken: Option<String>,
+    /// Copy states as far as they are durable.
+    durable_copies: Vec<CopyState>,
+    /// The recovery is durable, and receivers are its epoch's.
+    promoted: bool,
+    outputs: Vec<Output>,
+}
+
+impl<S: Storage> Group<S> {
+    /// Opens a group that exists. `Ok(None)`: there is none.
+    pub fn open(
+        storage: S,
+        now: Now,
+        options: GroupOptions,
+    ) -> Result<Option<(Self, Option<TornTail>)>, GroupError> {
+        let Some(manifest) = Manifest::read(&storage)? else { return Ok(None) };
+        let position = manifest::read_fold_position(&storage)?;
+        let mut cut = CutTracker::default();
+        let mut deps = Vec::new();
+        let opened = Journal::open_with(
+            storage.clone(),
+            "journal",
+            position,
+            options.journal,
+            |start, record| {
+                if start >= position && record.deps.entries().next().is_some() {
+                    deps.push(record.clone());
+                }
+            },
+        )?;
+        let state = opened.journal.state();
+        deps.iter().filter(|r| !state.is_void(r)).for_each(|r| cut.record(r));
+        let mut images = BTreeMap::new();
+        for (writer, disk) in manifest.disks() {
+            let path = manifest.image_path(writer, disk);
+            let open = || {
+                let image = storage.open(&path)?;
+                if image.size_bytes()? != disk.size_bytes {
+                    return Err(io::Error::other("its size is not the disk's"));
+                }
+                Ok(image)
+            };
+            let image =
+                open().map_err(|source| GroupError::Image { path: path.clone(), source })?;
+            images.insert(DiskKey { writer, disk: disk.id }, image);
+        }
+        let group =
+            Self::assemble(storage, options, manifest, opened.journal, cut, images, position, now)?;
+        Ok(Some((group, opened.torn)))
+    }
+
+    #[allow(clippy::too_many_arguments)] // The parts of the one thing that it makes.
+    fn assemble(
+        storage: S,
+        options: GroupOptions,
+        manifest: Manifest,
+        journal: Journal<S>,
+        cut: CutTracker,
+        images: BTreeMap<DiskKey, S::File>,
+        position: Position,
+        now: Now,
+    ) -> Result<Self, GroupError> {
+        let slots = manifest
+            .writers
+            .iter()
+            .map(|_| WriterSlot { receiver: None, link: None, attached_at: None })
+            .collect();
+        let state = journal.state();
+        let mut group = Self {
+            commit: GroupCommit::new(state.committed()),
+            clock: HlcClock::after(state.last_hlc),
+            // A beacon may have been answered right before the server stopped.
+            grace: Grace::new(now.mono, manifest.grace_ms),
+            storage,
+            options,
+            manifest,
+            journal,
+            cut,
+            slots,
+            images,
+            overlay: None,
+            fold: FoldState { position, ..FoldState::default() },
+            stall: None,
+            broken: None,
+            durable_copies: Vec::new(),
+            promoted: false,
+            outputs: Vec::new(),
+        };
+        group.restart_receivers();
+        if group.journal.state().recovered().is_some() {
+            group.promoted = true;
+            group.overlay()?;
+        }
+        Ok(group)
+    }
+
+    /// Receivers and C as the journal has them; all of it is durable.
+    fn restart_receivers(&mut self) {
+        let state = self.journal.state();
+        self.commit = GroupCommit::new(state.committed());
+        for (i, slot) in self.slots.iter_mut().enumerate() {
+            let writer = WriterId(i as u16);
+            let Some(member) = self.manifest.member(writer) else { continue };
+            let of = &state.writers[i];
+            let receiver = Receiver::new(writer, state.epoch, member.disks.clone(), of.seq);
+            if of.copy == CopyState::Resyncing {
+                self.commit.hold(writer);
+                self.commit.durable(writer, receiver.unsynced().synced());
+            }
+            slot.receiver = Some(receiver);
+        }
+        self.note_durable();
+    }
+
+    /// Everything in the journal is durable now: what follows from it.
+    fn note_durable(&mut self) {
+        self.cut.settle(self.commit.committed());
+        self.durable_copies.clear();
+        self.durable_copies.extend(self.journal.state().writers.iter().map(|w| w.copy));
+    }
+
+    /// What must go out now, in order.
+    pub fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// Why the group must be dropped and opened again, if it must.
+    #[must_use]
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    /// Whether records are taken now: neither stalled nor broken.
+    #[must_use]
+    pub fn accepts(&self) -> bool {
+        self.stall.is_none() && self.broken.is_none()
+    }
+
+    /// The epoch in force.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.journal.state().epoch
+    }
+
+    /// What the group is.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// What its journal leads to, with what is staged.
+    #[must_use]
+    pub fn state(&self) -> &journal::State {
+        self.journal.state()
+    }
+
+    /// C.
+    #[must_use]
+    pub fn committed(&self) -> &tidelock_protocol::vector::CountVector {
+        self.commit.committed()
+    }
+
+    /// The journal, for checkers.
+    #[must_use]
+    pub fn journal(&self) -> &Journal<S> {
+        &self.journal
+    }
+
+    /// The storage.
+    #[must_use]
+    pub fn storage(&self) -> &S {
+        &self.storage
+    }
+
+    /// One of its disks as of now, for reading.
+    pub fn view(&mut self, key: DiskKey) -> Result<View<S::File>, GroupError> {
+        let overlay = self.overlay()?;
+        let image = self.images.get(&key).cloned().ok_or(GroupError::Unknown)?;
+        let disk = self.manifest.disk(key.writer, key.disk).ok_or(GroupError::Unknown)?;
+        Ok(View::new(key, disk.size_bytes, image, overlay))
+    }
+
+    /// The overlay of everything written to the journal and not folded, made if there is none.
+    fn overlay(&mut self) -> Result<SharedOverlay<S::File>, GroupError> {
+        if let Some(overlay) = &self.overlay {
+            return Ok(Arc::clone(overlay));
+        }
+        let reader = self.journal.reader(self.fold.position, self.journal.end());
+        let overlay = Overlay::build(reader, self.journal.state(), None)?;
+        let overlay = Arc::new(RwLock::new(overlay));
+        self.overlay = Some(Arc::clone(&overlay));
+        Ok(overlay)
+    }
+
+    /// Drops the overlay when nothing needs it any more.
+    fn release_overlay(&mut self) {
+        let state = self.journal.state();
+        let whole = self.durable_copies.iter().all(|copy| *copy == CopyState::Whole);
+        if whole && state.recovered().is_none() {
+            self.overlay = None;
+        }
+    }
+
+    /// Writes what is staged; the overlay learns where it is.
+    fn write_staged(&mut self) -> Result<(), JournalError> {
+        let Self { journal, overlay, .. } = self;
+        let Some(overlay) = overlay else { return journal.write(|_| {}) };
+        let mut overlay = overlay.write().unwrap_or_else(PoisonError::into_inner);
+        journal.write(|placed| overlay.placed(&placed))
+    }
+
+    /// The journal or an image failed: nothing is acknowledged any more.
+    fn break_down(&mut self, error: &GroupError) {
+        if self.broken.is_some() {
+            return;
+        }
+        let reason = error.to_string();
+        let kind = match error {
+            GroupError::Journal(JournalError::Corrupt { .. } | JournalError::Missing { .. }) => {
+                RefusalKind::Damaged
+            }
+            _ => RefusalKind::Stopping,
+        };
+        for slot in &mut self.slots {
+            if let Some(link) = slot.link.take() {
+                self.outputs.push(Output::Refuse(link, kind, reason.clone()));
+            }
+        }
+        self.revoke_pins();
+        self.broken = Some(reason);
+    }
+
+    fn revoke_pins(&mut self) {
+        for pin in self.fold.pins.drain(..) {
+            pin.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn links(&self) -> impl Iterator<Item = (usize, Link)> + '_ {
+        self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i, slot.link?)))
+    }
+
+    fn stall(&mut self, stall: Stall) {
+        if self.stall.as_ref() == Some(&stall) {
+            return;
+        }
+        self.stall = Some(stall);
+        self.tell_stall();
+    }
+
+    fn stall_reason(&self) -> Option<String> {
+        self.stall.as_ref().map(|stall| match stall {
+            Stall::NoRoom(error) => format!("{error}: make room at the backup"),
+            Stall::FoldBehind => {
+                let error = self.fold.last_error.as_ref();
+                let why = error.map(|e| format!(" ({e})")).unwrap_or_default();
+                let max = self.options.unfolded_max_bytes >> 20;
+                format!("{max} MiB of the journal wait to be folded into the disk images{why}")
+            }
+        })
+    }
+
+    fn tell_stall(&mut self) {
+        let reason = self.stall_reason();
+        let links: Vec<_> = self.links().collect();
+        for (_, link) in links {
+            let message = Message::Stalled { reason: reason.clone() };
+            self.outputs.push(Output::Send(link, message));
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Recovery: the epoch is raised first, then the disks are writable here (DESIGN 2.9, rule 4).
+
+use super::{Group, GroupError, Now, Output};
+use crate::cut::CutTracker;
+use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note};
+use crate::storage::Storage;
+use crate::view::{DiskKey, Overlay, View};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock};
+use thiserror::Error;
+use tidelock_protocol::commit::GroupCommit;
+use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::message::{CopyState, RefusalKind};
+use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::vector::CountVector;
+
+/// What a recovery took of one writer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoveryWriter {
+    /// Its name.
+    pub member: String,
+    /// Its last seq that counts.
+    pub recovered: Seq,
+    /// Records in the journal that were left out.
+    pub left_out: u64,
+    /// Why they were.
+    pub why: Option<String>,
+}
+
+/// A recovery that has happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recovery {
+    /// The group.
+    pub group: String,
+    /// The epoch now.
+    pub epoch: Epoch,
+    /// When, in milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+    /// The operator stated that the primary is dead.
+    pub primary_declared_dead: bool,
+    /// By writer.
+    pub writers: Vec<RecoveryWriter>,
+}
+
+/// Why a group cannot be recovered.
+#[derive(Debug, Error)]
+pub enum RecoverError {
+    /// There is no whole copy.
+    #[error(
+        "the initial copy of {member} was never complete ({copy}): there is no state of its disks \
+         to recover. If the primary still runs, let the copy finish; `status` shows it"
+    )]
+    Initialising {
+        /// Which member.
+        member: String,
+        /// How far it came.
+        copy: &'static str,
+    },
+    /// The old primary may still answer clients.
+    #[error(
+        "the old primary's lease may hold for another {remaining_ms} ms. Wait, or give \
+         --primary-is-dead if it is certain that it no longer runs"
+    )]
+    Grace {
+        /// How long.
+        remaining_ms: u64,
+    },
+    /// The recovery cannot be put on record.
+    #[error("the recovery cannot be put on record: {0}")]
+    Journal(String),
+    /// The group does not work.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+/// The group's disks at one cut, read-only, while everything goes on. The images do not move until
+/// it is dropped, unless the journal grows to its limit meanwhile.
+#[derive(Debug)]
+pub struct Pin<F> {
+    /// Name, key and view of each disk.
+    pub disks: Vec<(String, View<F>)>,
+    /// The cut.
+    pub cut: CountVector,
+    revoked: Arc<AtomicBool>,
+}
+
+/// A disk's name (member.disk), key and view.
+pub type NamedView<F> = (String, DiskKey, View<F>);
+
+impl<F> Pin<F> {
+    /// Whether it was taken away: what is read from now on is of no cut.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+}
+
+impl<S: Storage> Group<S> {
+    /// The recovery that made this site the primary, if it is.
+    #[must_use]
+    pub fn recovery(&self) -> Option<Recovery> {
+        let start = self.journal.state().recovered().filter(|_| self.promoted)?;
+        let writers = self.manifest.writers.iter().enumerate().map(|(i, member)| {
+            let writer = WriterId(i as u16);
+            let recovered = start.cut.get(writer);
+            let left_out = start.journaled.get(writer).0.saturating_sub(recovered.0);
+            let why = if left_out == 0 {
+                None
+            } else if start.resyncing.contains(&writer) {
+                Some(
+                    "they belong to a resync that had not ended: the disks were whole before it"
+                        .to_owned(),
+                )
+            } else {
+                Some("they depend on records of other members that had not arrived".to_owned())
+            };
+            RecoveryWriter { member: member.clone(), recovered, left_out, why }
+        });
+        Some(Recovery {
+            group: self.manifest.group.clone(),
+            epoch: start.epoch,
+            at_unix_ms: start.at_unix_ms,
+            primary_declared_dead: start.primary_declared_dead,
+            writers: writers.collect(),
+        })
+    }
+
+    /// Recovers the group: once. Asked again it gives the same answer.
+    pub fn recover(
+        &mut self,
+        now: Now,
+        primary_declared_dead: bool,
+    ) -> Result<Recovery, RecoverError> {
+        // What has arrived is part of it, as far as it can be.
+        self.flush();
+        self.check_journal()?;
+        if let Some(recovery) = self.recovery() {
+            return Ok(recovery);
+        }
+        self.check_whole()?;
+        let remaining_ms = self.grace.remaining_ms(now.mono);
+        if remaining_ms > 0 && !primary_declared_dead {
+            return Err(RecoverError::Grace { remaining_ms });
+        }
+        let state = self.journal.state();
+        let start = EpochStart {
+            epoch: state.epoch.next(),
+            cut: self.cut.settle(self.commit.committed()).clone(),
+            journaled: state.journaled(),
+            resyncing: (0..state.writers.len())
+                .filter(|i| state.writers[*i].copy == CopyState::Resyncing)
+                .map(|i| WriterId(i as u16))
+                .collect(),
+            at_unix_ms: now.unix_ms,
+            primary_declared_dead,
+        };
+        let cut = start.cut.clone();
+        let note = Note::EpochStart(start);
+        self.journal.stage_note(&note).map_err(|e| RecoverError::Journal(e.to_string()))?;
+        // From here on the old primary is refused, whatever happens next.
+        let reason = self.fenced_reason().expect("recovered");
+        for slot in &mut self.slots {
+            slot.receiver = None;
+            if let Some(link) = slot.link.take() {
+                self.outputs.push(Output::Refuse(link, RefusalKind::Fenced, reason.clone()));
+            }
+        }
+        self.commit = GroupCommit::new(cut);
+        self.cut = CutTracker::default();
+        self.flush();
+        self.check_journal()?;
+        Ok(self.recovery().expect("durable"))
+    }
+
+    /// A recovery that is durable by now: the disks are this site's.
+    pub(super) fn finish_recovery(&mut self) -> Result<(), GroupError> {
+        if self.promoted || self.journal.state().recovered().is_none() {
+            return Ok(());
+        }
+        self.restart_receivers();
+        // Made again: without what is void now.
+        self.overlay = None;
+        self.overlay()?;
+        self.promoted = true;
+        Ok(())
+    }
+
+    fn check_whole(&self) -> Result<(), RecoverError> {
+        for (i, copy) in self.durable_copies.iter().enumerate() {
+            let copy = match copy {
+                CopyState::Whole | CopyState::Resyncing => continue,
+                CopyState::Empty => "nothing has arrived",
+                CopyState::Partial => "a part has arrived",
+            };
+            let member = self.manifest.writers[i].clone();
+            return Err(RecoverError::Initialising { member, copy });
+        }
+        Ok(())
+    }
+
+    fn check_journal(&self) -> Result<(), RecoverError> {
+        let stuck = self.journal.staged_bytes() > 0;
+        match self.broken.clone().or_else(|| stuck.then(|| self.stall_reason()).flatten()) {
+            Some(reason) => Err(RecoverError::Journal(reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// The group's disks, for serving them: member.disk and the view of now.
+    pub fn recovered_disks(&mut self) -> Result<Vec<NamedView<S::File>>, GroupError> {
+        let disks: Vec<_> = self
+            .manifest
+            .disks()
+            .map(|(writer, disk)| {
+                let name = format!("{}.{}", self.manifest.name_of(writer), disk.name);
+                (name, DiskKey { writer, disk: disk.id })
+            })
+            .collect();
+        let view = |(name, key)| Ok((name, key, self.view(key)?));
+        disks.into_iter().map(view).collect()
+    }
+
+    /// A write to a disk of a recovered group. It is readable and ordered after
+    /// [`Group::guest_written`], durable after [`Group::flush`]. Whether it was taken.
+    pub fn guest_write(
+        &mut self,
+        now: Now,
+        key: DiskKey,
+        offset: u64,
+        effect: GuestEffect,
+    ) -> bool {
+        if !self.accepts() || !self.promoted {
+            return false;
+        }
+        let Some(receiver) = self.slots[key.writer.index()].receiver.as_mut() else {
+            return false;
+        };
+        let effect = match effect {
+            GuestEffect::Write(data) => Effect::Write(Payload::new(data)),
+            GuestEffect::Zero { len_bytes, no_hole } => Effect::Zero { len_bytes, no_hole },
+        };
+        let record = Record {
+            writer: key.writer,
+            seq: receiver.received().next(),
+            epoch: receiver.epoch(),
+            hlc: self.clock.tick(now.unix_ms),
+            deps: CountVector::new(),
+            disk: key.disk,
+            offset,
+            copy: false,
+            effect,
+        };
+        if receiver.admit(&record).is_err() {
+            return false;
+        }
+        self.journal.stage_record(record).expect("admitted");
+        if self.journal.staged_bytes() >= BATCH_TARGET_BYTES {
+            self.guest_written();
+        }
+        true
+    }
+
+    /// Makes guests' writes readable. Whether it worked: if not, they are not completed.
+    pub fn guest_written(&mut self) -> bool {
+        if let Err(error) = self.write_staged() {
+            self.journal_failed(error);
+        }
+        self.accepts()
+    }
+
+    /// The disks at the group's cut, while everything goes on.
+    pub fn pin(&mut self) -> Result<Pin<S::File>, RecoverError> {
+        self.flush();
+        self.check_journal()?;
+        self.check_whole()?;
+        let cut = self.cut.cut().clone();
+        // The images hold nothing beyond the cut and, pinned, stay there; a fold that runs
+        // right now was given this cut or an older one.
+        let reader = self.journal.reader(self.fold.position, self.journal.durable_end());
+        let overlay =
+            Overlay::build(reader, self.journal.state(), Some(&cut)).map_err(GroupError::from)?;
+        let overlay = Arc::new(RwLock::new(overlay));
+        let disks = self.manifest.disks().map(|(writer, disk)| {
+            let key = DiskKey { writer, disk: disk.id };
+            let name = format!("{}.{}", self.manifest.name_of(writer), disk.name);
+            let image = self.images[&key].clone();
+            (name, View::new(key, disk.size_bytes, image, Arc::clone(&overlay)))
+        });
+        let disks = disks.collect();
+        let revoked = Arc::new(AtomicBool::new(false));
+        self.fold.pins.push(Arc::clone(&revoked));
+        Ok(Pin { disks, cut, revoked })
+    }
+}
+
+/// What a guest of a recovered group asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GuestEffect {
+    /// Data.
+    Write(Bytes),
+    /// Zeroes.
+    Zero {
+        /// Length of the extent.
+        len_bytes: u32,
+        /// Blocks stay allocated.
+        no_hole: bool,
+    },
+}

@@ -1,0 +1,277 @@
+//! The small files beside a group's journal, each replaced as a whole:
+//!
+//! | file | what it says |
+//! |---|---|
+//! | `group.json` | what the group is: writers, members, their disks, mode, grace. The group exists when this is there |
+//! | `fold.json` | up to where the journal is in the images |
+//! | `machines/MEMBER.json` or `.xml` | what to boot |
+//!
+//! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
+
+use crate::journal::Position;
+use crate::storage::{self, Storage};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io;
+use thiserror::Error;
+use tidelock_protocol::ids::{DiskId, Incarnation, WriterId};
+use tidelock_protocol::message::{DiskSpec, Machine, Mode};
+
+/// The version of these files.
+pub const FORMAT: u32 = 1;
+
+/// One member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Member {
+    /// The host that attached it last.
+    pub host: String,
+    /// The newest run of its daemon.
+    pub incarnation: Incarnation,
+    /// Its disks.
+    pub disks: Vec<DiskSpec>,
+    /// Its mode.
+    pub mode: Mode,
+    /// The lease that its host asks for.
+    pub lease_ms: u64,
+}
+
+/// The group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Its name.
+    pub group: String,
+    /// The host that created it.
+    pub created_by: String,
+    /// Its writers, by index.
+    pub writers: Vec<String>,
+    /// By writer index; `None`: never attached.
+    pub members: Vec<Option<Member>>,
+    /// The longest grace that any host asked for: waited out by every recovery.
+    pub grace_ms: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FoldPosition {
+    format: u32,
+    segment: u64,
+    offset: u64,
+}
+
+/// What is wrong with one of the files.
+#[derive(Debug, Error)]
+pub enum ManifestError {
+    /// It cannot be read or written.
+    #[error("cannot {what} {file}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Which.
+        file: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not what this program writes.
+    #[error("{file} is damaged: {reason}")]
+    Content {
+        /// Which.
+        file: String,
+        /// Why.
+        reason: String,
+    },
+    /// It is a newer version's.
+    #[error("{file} has format {found}, this program knows {FORMAT}: use a newer one")]
+    Version {
+        /// Which.
+        file: String,
+        /// Its format.
+        found: u32,
+    },
+}
+
+impl ManifestError {
+    /// Whether there is no room, which can get better.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if storage::is_full(source))
+    }
+}
+
+const GROUP: &str = "group.json";
+const FOLD: &str = "fold.json";
+
+impl Manifest {
+    /// Reads a group's. `None`: there is no group.
+    pub fn read<S: Storage>(storage: &S) -> Result<Option<Self>, ManifestError> {
+        let Some(manifest) = read_json::<S, Self>(storage, GROUP)? else { return Ok(None) };
+        if manifest.members.len() != manifest.writers.len() {
+            let reason = "as many members as writers must be listed".to_owned();
+            return Err(ManifestError::Content { file: GROUP.to_owned(), reason });
+        }
+        Ok(Some(manifest))
+    }
+
+    /// Makes it durable.
+    pub fn write<S: Storage>(&self, storage: &S) -> Result<(), ManifestError> {
+        write_json(storage, "", GROUP, self)
+    }
+
+    /// A member.
+    #[must_use]
+    pub fn member(&self, writer: WriterId) -> Option<&Member> {
+        self.members.get(writer.index())?.as_ref()
+    }
+
+    /// The name of a writer.
+    #[must_use]
+    pub fn name_of(&self, writer: WriterId) -> &str {
+        self.writers.get(writer.index()).map_or("?", String::as_str)
+    }
+
+    /// Every disk that is known.
+    pub fn disks(&self) -> impl Iterator<Item = (WriterId, &DiskSpec)> {
+        let members = self.members.iter().enumerate();
+        members.flat_map(|(i, member)| {
+            let disks = member.iter().flat_map(|m| &m.disks);
+            disks.map(move |disk| (WriterId(i as u16), disk))
+        })
+    }
+
+    /// Where a disk's image is.
+    #[must_use]
+    pub fn image_path(&self, writer: WriterId, disk: &DiskSpec) -> String {
+        storage::join("images", &format!("{}.{}.img", self.name_of(writer), disk.name))
+    }
+
+    /// The disk of this number.
+    #[must_use]
+    pub fn disk(&self, writer: WriterId, id: DiskId) -> Option<&DiskSpec> {
+        self.member(writer)?.disks.iter().find(|d| d.id == id)
+    }
+}
+
+/// Up to where the journal is in the images.
+pub fn read_fold_position<S: Storage>(storage: &S) -> Result<Position, ManifestError> {
+    let fold = read_json::<S, FoldPosition>(storage, FOLD)?;
+    Ok(fold.map_or_else(Position::default, |f| Position { segment: f.segment, offset: f.offset }))
+}
+
+/// Records it, durably.
+pub fn write_fold_position<S: Storage>(
+    storage: &S,
+    position: Position,
+) -> Result<(), ManifestError> {
+    let Position { segment, offset } = position;
+    write_json(storage, "", FOLD, &FoldPosition { format: FORMAT, segment, offset })
+}
+
+/// Keeps a member's machine description.
+pub fn write_machine<S: Storage>(
+    storage: &S,
+    member: &str,
+    machine: &Machine,
+) -> Result<(), ManifestError> {
+    let (name, text, other) = match machine {
+        Machine::Json(text) => (format!("{member}.json"), text, format!("{member}.xml")),
+        Machine::Libvirt(text) => (format!("{member}.xml"), text, format!("{member}.json")),
+    };
+    let write = || {
+        storage::replace(storage, "machines", &name, text.as_bytes())?;
+        match storage.remove(&storage::join("machines", &other)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    };
+    write().map_err(|source| ManifestError::Io { what: "write", file: name.clone(), source })
+}
+
+/// A member's machine description, if its host sent one.
+pub fn read_machine<S: Storage>(
+    storage: &S,
+    member: &str,
+) -> Result<Option<Machine>, ManifestError> {
+    for (suffix, make) in
+        [("json", Machine::Json as fn(String) -> Machine), ("xml", Machine::Libvirt)]
+    {
+        let file = storage::join("machines", &format!("{member}.{suffix}"));
+        let read = storage::read_all(storage, &file).map_err(|source| ManifestError::Io {
+            what: "read",
+            file: file.clone(),
+            source,
+        })?;
+        if let Some(bytes) = read {
+            let text = String::from_utf8(bytes)
+                .map_err(|e| ManifestError::Content { file, reason: e.to_string() })?;
+            return Ok(Some(make(text)));
+        }
+    }
+    Ok(None)
+}
+
+fn read_json<S: Storage, T: DeserializeOwned>(
+    storage: &S,
+    file: &str,
+) -> Result<Option<T>, ManifestError> {
+    let bytes = storage::read_all(storage, file).map_err(|source| ManifestError::Io {
+        what: "read",
+        file: file.to_owned(),
+        source,
+    })?;
+    let Some(bytes) = bytes else { return Ok(None) };
+    let damaged = |e: serde_json::Error| ManifestError::Content {
+        file: file.to_owned(),
+        reason: e.to_string(),
+    };
+    // The format comes first: what a newer one means by its other fields is not known.
+    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+    let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
+    if format != u64::from(FORMAT) {
+        let found = u32::try_from(format).unwrap_or(u32::MAX);
+        return Err(ManifestError::Version { file: file.to_owned(), found });
+    }
+    serde_json::from_value(value).map(Some).map_err(damaged)
+}
+
+fn write_json<S: Storage, T: Serialize>(
+    storage: &S,
+    dir: &str,
+    file: &str,
+    value: &T,
+) -> Result<(), ManifestError> {
+    let mut text = serde_json::to_vec_pretty(value).expect("plain data");
+    text.push(b'\n');
+    storage::replace(storage, dir, file, &text).map_err(|source| ManifestError::Io {
+        what: "write",
+        file: file.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::memory::Memory;
+
+    #[test]
+    fn files_survive_and_newer_ones_are_refused() {
+        let disk = Memory::new();
+        assert!(Manifest::read(&disk).unwrap().is_none());
+        assert_eq!(read_fold_position(&disk).unwrap(), Position::default());
+        let position = Position { segment: 3, offset: 99 };
+        write_fold_position(&disk, position).unwrap();
+        assert_eq!(read_fold_position(&disk.crash(&mut || false)).unwrap(), position);
+        storage::replace(&disk, "", "group.json", br#"{"format": 2, "new": true}"#).unwrap();
+        let error = Manifest::read(&disk).unwrap_err();
+        assert!(matches!(error, ManifestError::Version { found: 2, .. }), "{error}");
+        let json = Machine::Json("{}".into());
+        write_machine(&disk, "vm", &json).unwrap();
+        assert_eq!(read_machine(&disk, "vm").unwrap(), Some(json));
+        let xml = Machine::Libvirt("<domain/>".into());
+        write_machine(&disk, "vm", &xml).unwrap();
+        assert_eq!(read_machine(&disk, "vm").unwrap(), Some(xml));
+    }
+}

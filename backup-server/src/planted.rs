@@ -1,0 +1,43 @@
+//! Known faults, to show that the simulator's checkers find them. Without the feature
+//! `planted-bugs` nothing here can be switched on, and the compiler removes it.
+
+/// A fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// Breaks rule 9: acknowledges what was written and not synced.
+    AckBeforeDurable,
+    /// Breaks rule 3: takes a record that is not the next one.
+    AckOverGap,
+    /// Breaks rule 4: goes on taking records of an epoch that has ended.
+    OldEpochAccepted,
+}
+
+#[cfg(feature = "planted-bugs")]
+mod switch {
+    use super::Bug;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Plants a fault for what this thread runs; `None` takes it out.
+    pub fn plant(bug: Option<Bug>) {
+        PLANTED.set(bug);
+    }
+
+    pub(crate) fn is(bug: Bug) -> bool {
+        PLANTED.get() == Some(bug)
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+mod switch {
+    pub(crate) fn is(_bug: super::Bug) -> bool {
+        false
+    }
+}
+
+pub(crate) use switch::is;
+#[cfg(feature = "planted-bugs")]
+pub use switch::plant;
