@@ -1,1 +1,15 @@
-//! Placeholder.
+//! The host daemon: taps, sequencer, local disk, link, control API and the `tidelock` CLI.
+
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod control;
+pub mod copy_job;
+pub mod host;
+pub mod link;
+pub mod metrics;
+pub mod owner;
+pub mod sequencer;
+pub mod state;
+pub mod stats;
+pub mod status;

@@ -42,6 +42,8 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 pub const SOFTWARE: &str = concat!("tidelockd ", env!("CARGO_PKG_VERSION"));
 /// How long a clean stop waits for the backup.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a clean stop waits for the link to say goodbye.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the daemon cannot start, or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -273,6 +275,11 @@ impl Host {
             }
         }
         self.stop_gate(all)?;
+        // The owner loops are gone; the link says goodbye and ends.
+        let until = Instant::now() + GOODBYE_TIMEOUT;
+        while self.link_is_running() && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         for socket in self.groups.iter().flat_map(|g| &g.members).filter_map(|m| m.writer.as_ref())
         {
             for path in &socket.sockets {
@@ -281,6 +288,11 @@ impl Host {
             }
         }
         Ok(())
+    }
+
+    fn link_is_running(&self) -> bool {
+        let thread = self.link_thread.lock().expect("no panic while held");
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     fn writers(&self) -> impl Iterator<Item = (&str, &Writer)> {

@@ -184,7 +184,7 @@ where
                     return Err(ConnectionError::Silent(silence_max));
                 }
                 let now = clock::mono_now();
-                for member in members.iter() {
+                for member in members.iter_mut() {
                     member.beacon(now, &mut out);
                 }
             }

@@ -302,9 +302,13 @@ impl<T> Member<T> {
         out.len() > before
     }
 
-    /// Asks for the lease to be renewed.
-    pub fn beacon(&self, now: MonoNanos, out: &mut BytesMut) {
-        self.control(Message::Beacon { sent_at: now }, out);
+    /// Asks for the lease to be renewed; a member that was refused for now asks to be attached.
+    pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
+        if self.phase == Phase::Refused {
+            self.connected(out);
+        } else {
+            self.control(Message::Beacon { sent_at: now }, out);
+        }
     }
 
     /// The lease that this member asks for.
