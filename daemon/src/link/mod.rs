@@ -19,6 +19,8 @@ pub mod connection;
 pub mod connector;
 pub mod member;
 pub mod port;
+#[cfg(test)]
+mod tests;
 
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::RefusalKind;

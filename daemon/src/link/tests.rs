@@ -1,0 +1,218 @@
+use super::GateControl;
+use super::member::{Member, MemberError, MemberParts};
+use super::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
+use bytes::BytesMut;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use tidelock_protocol::frame::{self, Frame};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{
+    Attach, Attached, CopyState, LastRun, Message, Mode, RefusalKind,
+};
+use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::vector::CountVector;
+use tidelock_uring::EventFd;
+
+const NOW: MonoNanos = MonoNanos(0);
+const WRITER: WriterId = WriterId(0);
+
+/// What the link told the gate and the disk, in order.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<String>>>);
+
+impl Told {
+    fn say(&self, text: String) {
+        self.0.lock().unwrap().push(text);
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl GateControl for Told {
+    fn committed(&self, committed: &CountVector) {
+        self.say(format!("C {committed}"));
+    }
+    fn lease_renewed(&self, sent_at: MonoNanos) {
+        self.say(format!("lease {sent_at}"));
+    }
+    fn fence(&self) {
+        self.say("fence".into());
+    }
+    fn hold_for_resync(&self, hold: bool) {
+        self.say(format!("hold {hold}"));
+    }
+}
+
+impl EpochKeeper for Told {
+    fn keep(&mut self, epoch: Epoch) -> std::io::Result<()> {
+        self.say(format!("epoch {epoch}"));
+        Ok(())
+    }
+}
+
+struct Bench {
+    member: Member<FromLink>,
+    heard: Receiver<FromLink>,
+    told: Told,
+    port: Arc<OwnerPort<FromLink>>,
+}
+
+fn bench(last_run: LastRun) -> Bench {
+    let told = Told::default();
+    let (port, heard) = OwnerPort::new(EventFd::new().unwrap());
+    let port = Arc::new(port);
+    let member = Member::new(MemberParts {
+        attach: Attach {
+            group: "g".into(),
+            member: "m".into(),
+            writer: WRITER,
+            writers: vec!["m".into()],
+            disks: vec![],
+            incarnation: Incarnation(1),
+            epoch: Epoch(0),
+            last_run,
+            mode: Mode::Pipelined,
+            lease_ms: 10_000,
+            grace_ms: 15_000,
+            machine: None,
+        },
+        channel: Channel(1),
+        port: port.clone(),
+        to_owner: |message| message,
+        gate: Arc::new(told.clone()),
+        keeper: Box::new(told.clone()),
+        stats: Arc::default(),
+    });
+    Bench { member, heard, told, port }
+}
+
+fn attached(durable: u64, committed: u64, copy: CopyState) -> Message {
+    Message::Attached(Attached {
+        epoch: Epoch(1),
+        durable: Seq(durable),
+        committed: CountVector::of(WRITER, Seq(committed)),
+        last_hlc: Hlc(0),
+        copy,
+    })
+}
+
+fn record(seq: u64) -> Record {
+    Record {
+        writer: WRITER,
+        seq: Seq(seq),
+        epoch: Epoch(1),
+        hlc: Hlc(seq),
+        deps: CountVector::new(),
+        disk: DiskId(0),
+        offset: 0,
+        copy: false,
+        effect: Effect::Write(Payload::new(vec![1; 512].into())),
+    }
+}
+
+impl Bench {
+    fn connect(&mut self) -> LastRun {
+        let mut out = BytesMut::new();
+        self.member.connected(&mut out);
+        match frame::decode(&mut out).unwrap() {
+            Some(Frame::Control(Channel(1), Message::Attach(attach))) => attach.last_run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn admit(&mut self, seqs: std::ops::RangeInclusive<u64>) {
+        let records = seqs.map(record).collect();
+        let message = ToLink::Records { records, admitted_at: NOW };
+        self.member.hear_owner(message, &mut BytesMut::new());
+    }
+
+    fn sent(&mut self) -> Vec<u64> {
+        let mut out = BytesMut::new();
+        self.member.fill(&mut out, 1 << 20);
+        std::iter::from_fn(|| frame::decode(&mut out).unwrap())
+            .map(|frame| match frame {
+                Frame::Record(_, record) => record.seq.0,
+                Frame::Control(..) => 0,
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
+    let mut b = bench(LastRun::Unknown);
+    assert_eq!(b.connect(), LastRun::Unknown);
+    b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
+    b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
+    assert_eq!(b.told.take(), ["epoch 1", "hold true", "C <5>", "lease 0"]);
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
+    assert_eq!(b.port.acked(), (Seq(7), Seq(5)));
+    b.admit(8..=9);
+    assert_eq!(b.sent(), [8, 9]);
+}
+
+#[test]
+fn a_clean_run_admits_before_the_backup_is_reached_and_says_so_when_it_has() {
+    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    assert_eq!(b.connect(), LastRun::Clean { seq: Seq(4) });
+    b.member.disconnected();
+    b.admit(5..=6);
+    assert_eq!(b.connect(), LastRun::Continues { from: Seq(5) });
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: false, .. })));
+    assert_eq!(b.sent(), [5, 6]);
+    b.member.disconnected();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Detached)));
+    b.connect();
+    b.member.receive(attached(5, 5, CopyState::Whole), NOW).unwrap();
+    assert_eq!(b.sent(), [6], "what had arrived is not sent again");
+}
+
+#[test]
+fn a_backup_that_lost_data_ends_the_run() {
+    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    b.connect();
+    let lost = b.member.receive(attached(3, 3, CopyState::Resyncing), NOW);
+    assert!(matches!(lost, Err(MemberError::Stream { .. })), "{lost:?}");
+}
+
+#[test]
+fn fenced_is_for_good_and_other_refusals_are_asked_again() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    let refused = |kind| Message::Refused { kind, reason: "why".into() };
+    b.member.receive(refused(RefusalKind::Mismatch), NOW).unwrap();
+    assert_eq!(b.told.take(), [""; 0]);
+    let mut out = BytesMut::new();
+    b.member.beacon(NOW, &mut out);
+    assert!(matches!(frame::decode(&mut out), Ok(Some(Frame::Control(_, Message::Attach(_))))));
+    b.member.receive(refused(RefusalKind::Fenced), NOW).unwrap();
+    assert_eq!(b.told.take(), ["fence"]);
+    b.member.disconnected();
+    for _ in 0..2 {
+        b.member.connected(&mut out);
+        b.member.beacon(NOW, &mut out);
+    }
+    assert!(out.is_empty(), "a fenced member does not ask again");
+}
+
+#[test]
+fn acknowledgements_reach_the_gate_first_and_are_never_for_what_was_not_sent() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    b.admit(1..=3);
+    assert_eq!(b.sent(), [1, 2, 3]);
+    b.told.take();
+    let ack = |seq| Message::Committed {
+        durable: Seq(seq),
+        committed: CountVector::of(WRITER, Seq(seq)),
+    };
+    b.member.receive(ack(2), NOW).unwrap();
+    assert_eq!(b.told.take(), ["C <2>"]);
+    assert_eq!(b.port.acked(), (Seq(2), Seq(2)));
+    assert!(matches!(b.member.receive(ack(4), NOW), Err(MemberError::Stream { .. })));
+}
