@@ -21,7 +21,7 @@
 //! is not durable within [`Bounds::window_bytes`].
 
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::limits::{COPY_MAX_BYTES, DIGEST_CHUNK_MAX_BYTES};
 
@@ -90,9 +90,9 @@ pub struct CopyJob {
     /// Pieces of chunks that differ, and what is tried again: they go first.
     pieces: VecDeque<(Extent, CopyKind)>,
     /// At the sequencer.
-    reading: HashMap<(DiskId, u64), (Extent, CopyKind)>,
+    reading: BTreeMap<(DiskId, u64), (Extent, CopyKind)>,
     /// At the backup.
-    asked: HashMap<(DiskId, u64), Extent>,
+    asked: BTreeMap<(DiskId, u64), Extent>,
     unreadable: Vec<(Extent, CopyKind)>,
     reading_bytes: u64,
     asked_bytes: u64,
@@ -114,8 +114,8 @@ impl CopyJob {
             total_bytes: ranges.iter().map(|r| r.len_bytes).sum(),
             ranges,
             pieces: VecDeque::new(),
-            reading: HashMap::new(),
-            asked: HashMap::new(),
+            reading: BTreeMap::new(),
+            asked: BTreeMap::new(),
             unreadable: Vec::new(),
             reading_bytes: 0,
             asked_bytes: 0,
@@ -211,7 +211,7 @@ impl CopyJob {
     /// The connection was made anew: digest checks without an answer are asked again.
     pub fn reattached(&mut self) {
         self.asked_bytes = 0;
-        for (_, extent) in self.asked.drain() {
+        for extent in std::mem::take(&mut self.asked).into_values() {
             self.pieces.push_back((extent, CopyKind::Digest));
         }
     }

@@ -1,7 +1,6 @@
 //! Which copies the member needs: the job of an initial copy or resync, and extents that the
 //! local disk failed.
 
-use super::disk::Disk;
 use super::status::Phase;
 use crate::copy_job::{Bounds, CopyJob, Progress, Purpose};
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
@@ -31,6 +30,7 @@ pub struct Copying {
 }
 
 impl Copying {
+    /// Nothing to copy yet.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -46,7 +46,14 @@ impl Copying {
     }
 
     /// The backup has said how much of the disks it has.
-    pub fn attached(&mut self, member: &str, copy: CopyState, disks: &[Disk], now: MonoNanos) {
+    /// `ranges`: what a copy for this purpose has to look at.
+    pub fn attached(
+        &mut self,
+        member: &str,
+        copy: CopyState,
+        ranges: impl FnOnce(Purpose) -> Vec<Extent>,
+        now: MonoNanos,
+    ) {
         let purpose = match copy {
             CopyState::Whole => {
                 self.whole = self.job.is_none();
@@ -63,11 +70,7 @@ impl Copying {
         }
         self.whole = false;
         self.is_resync = copy == CopyState::Resyncing;
-        let ranges = match purpose {
-            Purpose::Initial => disks.iter().flat_map(|d| allocated(member, d)).collect(),
-            Purpose::Compare => disks.iter().map(Disk::whole).collect(),
-        };
-        let job = CopyJob::new(purpose, ranges, self.bounds, now);
+        let job = CopyJob::new(purpose, ranges(purpose), self.bounds, now);
         tracing::info!(
             member,
             ?purpose,
@@ -95,6 +98,7 @@ impl Copying {
         true
     }
 
+    /// Whether there is something to read now.
     pub fn wants_more(&self, now: MonoNanos) -> bool {
         if self.stopped {
             return false;
@@ -123,6 +127,7 @@ impl Copying {
         Some((extent, CopyKind::Copy))
     }
 
+    /// The sequencer is done with an extent that [`next`](Self::next) gave out.
     pub fn copied(&mut self, extent: Extent, outcome: CopyOutcome) {
         if self.reading_suspects.remove(&(extent.disk, extent.offset)).is_some() {
             if outcome == CopyOutcome::Unreadable {
@@ -135,6 +140,7 @@ impl Copying {
         }
     }
 
+    /// The backup's answer to a digest check.
     pub fn digest_result(&mut self, disk: DiskId, offset: u64, equal: bool) {
         if let Some(job) = &mut self.job {
             job.digest_result(disk, offset, equal);
@@ -152,19 +158,23 @@ impl Copying {
         }
     }
 
+    /// Whether a copy is complete but for the record that says so.
     pub fn wants_marker(&self) -> bool {
         !self.stopped && self.job.as_ref().is_some_and(CopyJob::is_complete)
     }
 
+    /// That record was admitted as `marker`.
     pub fn set_marker(&mut self, marker: Seq) {
         self.job.as_mut().expect("wants a marker").set_marker(marker);
     }
 
+    /// Whether something only goes on when time passes.
     pub fn needs_tick(&self) -> bool {
         !self.stopped
             && (!self.suspects.is_empty() || self.job.as_ref().is_some_and(CopyJob::needs_time))
     }
 
+    /// A tick has passed.
     pub fn tick(&mut self) {
         self.ticks += 1;
         if self.ticks.is_multiple_of(RETRY_TICKS) {
@@ -180,6 +190,7 @@ impl Copying {
         self.stopped = true;
     }
 
+    /// Whether acknowledgements matter to a copy.
     pub fn is_active(&self) -> bool {
         self.job.is_some() || !self.reading_suspects.is_empty()
     }
@@ -189,14 +200,17 @@ impl Copying {
         self.whole && self.suspects.is_empty() && self.reading_suspects.is_empty()
     }
 
+    /// Bytes in which the sites may differ after errors of the local disk.
     pub fn suspect_bytes(&self) -> u64 {
         self.suspects.iter().chain(self.reading_suspects.values()).map(|e| e.len_bytes).sum()
     }
 
+    /// How far the copy is, if one runs.
     pub fn progress(&self, now: MonoNanos) -> Option<Progress> {
         self.job.as_ref().map(|job| job.progress(now))
     }
 
+    /// Where the member stands as far as copies decide it.
     pub fn phase(&self, attached: bool) -> Phase {
         if self.job.is_some() {
             if self.is_resync { Phase::Resyncing } else { Phase::Initialising }
@@ -208,11 +222,4 @@ impl Copying {
             Phase::Replicating
         }
     }
-}
-
-fn allocated(member: &str, disk: &Disk) -> Vec<Extent> {
-    disk.allocated().unwrap_or_else(|error| {
-        tracing::warn!(member, disk = disk.name(), %error, "cannot list holes: copying all of it");
-        vec![disk.whole()]
-    })
 }

@@ -16,9 +16,10 @@
 //! its connection has gone.
 
 mod connection;
-mod copying;
+pub mod copying;
 mod disk;
 mod local_op;
+pub mod replication;
 mod requests;
 mod status;
 
@@ -26,15 +27,16 @@ pub use disk::DiskSetup;
 pub use status::{OwnerView, Phase, Trouble};
 
 use crate::clock;
-use crate::copy_job::Bounds;
+use crate::copy_job::{Bounds, Purpose};
 use crate::link::port::{FromLink, OwnerPort, ToLink};
 use crate::link::{GateControl, Refusal};
-use crate::sequencer::{Action, DiskError, OpId, Sequencer, Settings};
+use crate::sequencer::{Action, DiskError, Extent, OpId, Sequencer, Settings};
 use crate::stats::OwnerStats;
 use connection::{Connection, ConnectionId, Input};
 use copying::Copying;
 use disk::Disk;
 use local_op::{LocalOp, Progress};
+use replication::Clocks;
 use requests::{Requests, Slot};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -331,7 +333,9 @@ impl Owner {
                         self.wall_ms,
                     );
                 }
-                self.copying.attached(&self.member, attached.copy, &self.disks, self.now);
+                let Self { member, copying, disks, .. } = self;
+                let ranges = |purpose| copied_ranges(member, disks, purpose);
+                copying.attached(member, attached.copy, ranges, self.now);
             }
             FromLink::Detached => self.attached = false,
             FromLink::Digest { disk, offset, equal } => {
@@ -357,36 +361,21 @@ impl Owner {
     }
 
     fn take_acks(&mut self) {
-        let (durable, committed) = self.port.acked();
-        if self.sequencer.is_started() && durable > self.sequencer.durable() {
-            self.sequencer.committed(durable, self.now, self.wall_ms);
-        }
-        if self.copying.committed(&self.member, committed, self.now) {
-            self.gate.hold_for_resync(false);
-        }
+        let clocks = self.clocks();
+        let Self { member, sequencer, copying, port, gate, .. } = self;
+        replication::take_acks(member, sequencer, copying, port, gate.as_ref(), clocks);
+    }
+
+    fn clocks(&self) -> Clocks {
+        Clocks { now: self.now, wall_ms: self.wall_ms }
     }
 
     // ---- copies
 
     fn drive_copies(&mut self) {
-        if !self.sequencer.is_started() {
-            return;
-        }
-        // Copies wait while guests' writes do, and while they would queue in front of one.
-        while !self.sequencer.is_backlog_full() {
-            if !self.copying.wants_more(self.now)
-                || self.sequencer.lag().bytes >= self.copying.window_bytes()
-                || !self.port.has_room_for_copies()
-            {
-                break;
-            }
-            let Some((extent, kind)) = self.copying.next(self.now) else { break };
-            self.sequencer.submit_copy(extent, kind, self.now, self.wall_ms);
-        }
-        if self.copying.wants_marker() {
-            let marker = self.sequencer.copy_done(self.now, self.wall_ms);
-            self.copying.set_marker(marker);
-        }
+        let clocks = self.clocks();
+        let Self { sequencer, copying, port, .. } = self;
+        replication::drive_copies(sequencer, copying, port, clocks);
         if self.copying.needs_tick() && !self.tick_armed {
             self.tick_armed = true;
             self.ring.timeout(Token::Tick.to_u64(), TICK);
@@ -678,9 +667,7 @@ impl Owner {
     fn finish_drain(&mut self) {
         let done = self.requests.is_empty()
             && self.connections.values().all(Connection::is_flushed)
-            && self.sequencer.is_idle()
-            && (!self.sequencer.is_started()
-                || self.sequencer.durable() == self.sequencer.last_seq());
+            && replication::is_settled(&self.sequencer);
         if self.draining.is_none() || !done {
             return;
         }
@@ -709,15 +696,8 @@ impl Owner {
             self.has_copy = copy.is_some();
             self.view.set_copy(copy);
         }
-        let wants_acks = self.sequencer.waiting() > 0
-            || self.sequencer.waiting_for_backup() > 0
-            || self.copying.is_active()
-            || self.draining.is_some();
-        self.port.set_wants_acks(wants_acks);
-        if wants_acks && self.port.acked().0 > self.sequencer.durable() {
-            // It came between the last look and the wish to be woken.
-            self.port.wake();
-        }
+        let draining = self.draining.is_some();
+        replication::ask_for_acks(&self.sequencer, &self.copying, &self.port, draining);
     }
 
     fn phase(&self) -> Phase {
@@ -727,6 +707,25 @@ impl Owner {
             None if !self.sequencer.is_started() => Phase::WaitingForBackup,
             None => self.copying.phase(self.attached),
         }
+    }
+}
+
+/// What a copy has to look at: for an initial copy what may hold anything but zeroes, else all.
+fn copied_ranges(member: &str, disks: &[Disk], purpose: Purpose) -> Vec<Extent> {
+    let allocated = |disk: &Disk| {
+        disk.allocated().unwrap_or_else(|error| {
+            tracing::warn!(
+                member,
+                disk = disk.name(),
+                %error,
+                "cannot list holes: copying all of it"
+            );
+            vec![disk.whole()]
+        })
+    };
+    match purpose {
+        Purpose::Initial => disks.iter().flat_map(allocated).collect(),
+        Purpose::Compare => disks.iter().map(Disk::whole).collect(),
     }
 }
 

@@ -64,8 +64,8 @@ impl EventFd {
         &self.0.fd
     }
 
-    /// The owner loop is about to learn of the signals so far.
-    pub(crate) fn take(&self) {
-        self.0.signalled.swap(false, Ordering::AcqRel);
+    /// The owner loop is about to learn of the signals so far. Returns whether there were any.
+    pub fn take(&self) -> bool {
+        self.0.signalled.swap(false, Ordering::AcqRel)
     }
 }

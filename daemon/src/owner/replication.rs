@@ -1,0 +1,86 @@
+//! What one turn of the owner loop does for replication, without the ring: acknowledgements in,
+//! copies out, and when to be woken. The simulator's turns call the same functions.
+
+use super::copying::Copying;
+use crate::link::GateControl;
+use crate::link::port::OwnerPort;
+use crate::sequencer::Sequencer;
+use tidelock_protocol::ids::MonoNanos;
+
+/// Both clocks of the host.
+#[derive(Clone, Copy, Debug)]
+pub struct Clocks {
+    /// For spans.
+    pub now: MonoNanos,
+    /// For the HLC.
+    pub wall_ms: u64,
+}
+
+/// Acts on what the backup has acknowledged since the last turn.
+pub fn take_acks<T>(
+    member: &str,
+    sequencer: &mut Sequencer,
+    copying: &mut Copying,
+    port: &OwnerPort<T>,
+    gate: &dyn GateControl,
+    clocks: Clocks,
+) {
+    let (durable, committed) = port.acked();
+    if sequencer.is_started() && durable > sequencer.durable() {
+        sequencer.committed(durable, clocks.now, clocks.wall_ms);
+    }
+    if copying.committed(member, committed, clocks.now) {
+        gate.hold_for_resync(false);
+    }
+}
+
+/// Begins copies while there is room for them.
+pub fn drive_copies<T>(
+    sequencer: &mut Sequencer,
+    copying: &mut Copying,
+    port: &OwnerPort<T>,
+    clocks: Clocks,
+) {
+    if !sequencer.is_started() {
+        return;
+    }
+    // Copies wait while guests' writes do, and while they would queue in front of one.
+    while !sequencer.is_backlog_full() {
+        if !copying.wants_more(clocks.now)
+            || sequencer.lag().bytes >= copying.window_bytes()
+            || !port.has_room_for_copies()
+        {
+            break;
+        }
+        let Some((extent, kind)) = copying.next(clocks.now) else { break };
+        sequencer.submit_copy(extent, kind, clocks.now, clocks.wall_ms);
+    }
+    if copying.wants_marker() {
+        let marker = sequencer.copy_done(clocks.now, clocks.wall_ms);
+        copying.set_marker(marker);
+    }
+}
+
+/// At the end of a turn: whether the next acknowledgement must wake the loop.
+pub fn ask_for_acks<T>(
+    sequencer: &Sequencer,
+    copying: &Copying,
+    port: &OwnerPort<T>,
+    draining: bool,
+) {
+    let wants_acks = sequencer.waiting() > 0
+        || sequencer.waiting_for_backup() > 0
+        || copying.is_active()
+        || draining;
+    port.set_wants_acks(wants_acks);
+    if wants_acks && port.acked().0 > sequencer.durable() {
+        // It came between the last look and the wish to be woken.
+        port.wake();
+    }
+}
+
+/// Whether nothing is left to do here and everything is at the backup.
+#[must_use]
+pub fn is_settled(sequencer: &Sequencer) -> bool {
+    sequencer.is_idle() && (!sequencer.is_started() || sequencer.durable() == sequencer.last_seq())
+}
