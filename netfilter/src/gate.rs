@@ -18,7 +18,7 @@ mod shared;
 mod stats;
 mod worker;
 
-pub use shared::{GateHandle, Pending};
+pub use shared::{GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 
 use crate::nfqueue::{KernelCounters, Nfqueue, QueueError, QueueNumber, kernel_counters};

@@ -4,6 +4,7 @@
 //! ([`GateHandle`]) changes with acks, beacons and operators, and is read by the gate's thread only
 //! after a change, so it sits behind a mutex and a version.
 
+use crate::release_queue::{GateState, ShutWhy};
 use crate::sys::EventFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,12 +65,51 @@ impl Pending {
 
 /// What decides about a group's packets.
 #[derive(Clone, Debug)]
-pub(super) struct GroupState {
-    pub(super) committed: CountVector,
-    pub(super) lease: Lease,
-    pub(super) mode: Mode,
-    pub(super) fenced: bool,
-    pub(super) resyncing: bool,
+pub struct GroupState {
+    /// C.
+    pub committed: CountVector,
+    /// The lease.
+    pub lease: Lease,
+    /// The mode.
+    pub mode: Mode,
+    /// The backup has ended this primary's epoch.
+    pub fenced: bool,
+    /// A resync after an unclean stop runs.
+    pub resyncing: bool,
+}
+
+impl GroupState {
+    /// Before anything is known.
+    #[must_use]
+    pub fn new(mode: Mode, lease_period_ms: u64) -> Self {
+        Self {
+            committed: CountVector::new(),
+            lease: Lease::new(lease_period_ms),
+            mode,
+            fenced: false,
+            resyncing: false,
+        }
+    }
+
+    /// Whether the gate may open now.
+    #[must_use]
+    pub fn gate_state(&self, now: MonoNanos) -> GateState {
+        if self.fenced {
+            GateState::Shut(ShutWhy::Fenced)
+        } else if self.resyncing {
+            GateState::Shut(ShutWhy::Resyncing)
+        } else if self.lease.holds(now) {
+            GateState::Open
+        } else {
+            GateState::Shut(ShutWhy::NoLease)
+        }
+    }
+
+    /// The backup has ended this primary's epoch: shut for good, in every mode.
+    pub fn fence(&mut self) {
+        self.fenced = true;
+        self.lease.fence();
+    }
 }
 
 /// A group's state, and how far the gate's thread has followed it.
@@ -85,16 +125,9 @@ pub(super) struct Group {
 
 impl Group {
     pub(super) fn new(name: String, mode: Mode, lease_period_ms: u64) -> Self {
-        let state = GroupState {
-            committed: CountVector::new(),
-            lease: Lease::new(lease_period_ms),
-            mode,
-            fenced: false,
-            resyncing: false,
-        };
         Self {
             name,
-            state: Mutex::new(state),
+            state: Mutex::new(GroupState::new(mode, lease_period_ms)),
             version: AtomicU64::new(1),
             applied: AtomicU64::new(0),
             wants_committed: AtomicBool::new(false),
@@ -166,10 +199,7 @@ impl GateHandle {
 
     /// The backup has ended this primary's epoch: the gate shuts for good, in every mode.
     pub fn fence(&self) {
-        self.change(|state| {
-            state.fenced = true;
-            state.lease.fence();
-        });
+        self.change(GroupState::fence);
     }
 
     /// A resync after an unclean stop has begun or ended: nothing leaves during it, because what

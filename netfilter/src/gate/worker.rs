@@ -116,7 +116,7 @@ impl GroupWorker {
                 .map_err(GateError::Wait)?;
             changed = true;
         }
-        let gate = self.gate_state(now);
+        let gate = self.state.gate_state(now);
         if self.gate != Some(gate) {
             self.gate = Some(gate);
             self.tell_of_gate(gate);
@@ -143,18 +143,6 @@ impl GroupWorker {
         Ok(())
     }
 
-    fn gate_state(&self, now: MonoNanos) -> GateState {
-        if self.state.fenced {
-            GateState::Shut(ShutWhy::Fenced)
-        } else if self.state.resyncing {
-            GateState::Shut(ShutWhy::Resyncing)
-        } else if self.state.lease.holds(now) {
-            GateState::Open
-        } else {
-            GateState::Shut(ShutWhy::NoLease)
-        }
-    }
-
     fn tell_of_gate(&self, gate: GateState) {
         let group = &self.shared.name;
         match gate {
@@ -175,7 +163,7 @@ impl GroupWorker {
     }
 
     fn unsettled(&self, member: &Member, now: MonoNanos) -> Option<&'static str> {
-        match (self.gate_state(now), self.state.mode) {
+        match (self.state.gate_state(now), self.state.mode) {
             (GateState::Shut(ShutWhy::Fenced), _) => {
                 Some("the backup has ended this primary's epoch")
             }
