@@ -74,6 +74,7 @@ fn the_defaults_are_as_documented() {
 fn several_groups_and_disks_are_counted_apart() {
     let second = GOOD[GOOD.find("[[group]]").unwrap()..]
         .replace("\"g\"", "\"g2\"")
+        .replace("\"m\"", "\"m2\"")
         .replace("/d.img", "/e.img")
         .replace("tap0", "tap1")
         .replace(
@@ -286,9 +287,20 @@ fn each_mistake_gets_its_words() {
 }
 
 #[test]
+fn a_members_name_is_used_once_on_a_host() {
+    let second = GOOD[GOOD.find("[[group]]").unwrap()..]
+        .replace("\"g\"", "\"g2\"")
+        .replace("/d.img", "/e.img")
+        .replace("tap0", "tap1");
+    let found = parse("f", &format!("{GOOD}{second}")).unwrap_err();
+    assert_eq!(shown(&found), ["19:8 the member m is already taken in line 9 -> another one"]);
+}
+
+#[test]
 fn a_queue_or_an_interface_is_used_once() {
     let second = GOOD[GOOD.find("[[group]]").unwrap()..]
         .replace("\"g\"", "\"g2\"")
+        .replace("\"m\"", "\"m2\"")
         .replace("/d.img", "/e.img")
         + "queue = 7100\n";
     let found = parse("f", &format!("{GOOD}{second}")).unwrap_err();
@@ -368,7 +380,7 @@ fn a_machine_description_is_json_or_libvirt() {
         GOOD.replace("name = \"m\"", &format!("name = \"m\"\nmachine = \"{}\"", file.display()));
     let config = parse("f", &text).unwrap();
     let path = config.groups[0].members[0].machine.as_ref().unwrap();
-    let mut read = |text: &str| {
+    let read = |text: &str| {
         std::fs::write(&file, text).unwrap();
         read_machine(path)
     };
@@ -407,7 +419,7 @@ fn the_certificate_must_be_this_hosts() {
     let missing = check(&config);
     assert!(missing[0].starts_with("5:1") && missing[0].contains("ca.pem"), "{missing:?}");
 
-    let mut issue = |role, name: &str| {
+    let issue = |role, name: &str| {
         use std::os::unix::fs::PermissionsExt;
         let issued = authority.issue(role, &[name.into()], now, day).unwrap();
         std::fs::write(path("ca.pem"), &ca.certificate_pem).unwrap();

@@ -10,13 +10,14 @@ use super::{Group, Member};
 
 pub(super) fn check(root: &Section<'_>, groups: &[Group]) {
     let mut groups_by_name = Unique::new(root, "group");
+    // Across groups: a member's packet-filter chains are named after it alone.
+    let mut members = Unique::new(root, "member");
     let mut paths = Unique::new(root, "disk path");
     let mut sockets = Unique::new(root, "socket");
     let mut interfaces = Unique::new(root, "interface");
     let mut queues = Unique::new(root, "queue");
     for group in groups {
         groups_by_name.take(group.name.value.clone(), &group.name.place);
-        let mut members = Unique::new(root, "member of the group");
         for member in &group.members {
             members.take(member.name.value.clone(), &member.name.place);
             let mut disks = Unique::new(root, "disk of the member");

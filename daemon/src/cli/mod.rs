@@ -1,0 +1,225 @@
+//! The `tidelock` command: what an operator types.
+//!
+//! Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 the command line
+//! is wrong; 3 no daemon answers; 4 (`status --check` only) some group is not protected.
+
+pub mod human;
+pub mod mode;
+pub mod paint;
+pub mod pki;
+pub mod status_text;
+pub mod top;
+
+use crate::config;
+use crate::control::{Client, ClientError};
+use clap::{Args, Parser, Subcommand};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+use tidelock_protocol::message::Mode;
+
+const EXIT_FAILED: u8 = 1;
+const EXIT_NO_DAEMON: u8 = 3;
+const EXIT_NOT_PROTECTED: u8 = 4;
+
+const EXIT_CODES: &str = "Exit codes:
+  0  done
+  1  refused or failed; the reason is on standard error
+  2  the command line is wrong
+  3  no daemon answers on the socket
+  4  `status --check`: some group is not protected";
+
+/// Look at and steer a Tidelock host daemon
+#[derive(Debug, Parser)]
+#[command(name = "tidelock", version, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Where the daemon is.
+#[derive(Debug, Args)]
+pub struct Daemon {
+    /// The daemon's control socket: control.sock in its runtime_dir
+    #[arg(long, value_name = "PATH", default_value = "/run/tidelock/control.sock")]
+    pub socket: PathBuf,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show how protected each group is, how far the backup is behind, and what is held
+    #[command(after_help = EXIT_CODES)]
+    Status {
+        /// Where the daemon is
+        #[command(flatten)]
+        daemon: Daemon,
+        /// Print the status as JSON; the fields are listed in docs/operations.md
+        #[arg(long)]
+        json: bool,
+        /// Exit with 4 unless every group is protected (or replicates in async mode, as configured)
+        #[arg(long)]
+        check: bool,
+    },
+    /// Watch the status live: lag, holds and rates as they change. q ends it
+    Top {
+        /// Where the daemon is
+        #[command(flatten)]
+        daemon: Daemon,
+        /// Milliseconds between two looks
+        #[arg(long, value_name = "MS", default_value_t = 500,
+              value_parser = clap::value_parser!(u64).range(100..=60_000))]
+        interval: u64,
+    },
+    /// Switch how a group treats writes and packets, until the daemon's next start
+    ///
+    /// sync: each write of the guest waits for the backup.
+    /// pipelined: writes complete locally, replies to clients wait for the backup.
+    /// async: nothing waits; a disaster may undo what clients were told.
+    Mode {
+        /// Where the daemon is
+        #[command(flatten)]
+        daemon: Daemon,
+        /// The group
+        group: String,
+        /// sync, pipelined or async
+        mode: Mode,
+        /// Do not ask before giving up the promise to clients
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Stop the daemon cleanly, as SIGTERM does: what guests have written is sent first
+    Stop {
+        /// Where the daemon is
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Make an authority and certificates for both sites
+    #[command(subcommand)]
+    Pki(pki::Pki),
+    /// Work with configuration files
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// `tidelock config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check a host's configuration: every mistake at once, each with its line and what to write
+    Check {
+        /// The file
+        #[arg(default_value = config::DEFAULT_PATH)]
+        file: PathBuf,
+        /// Check only the file itself, not the disks, certificates and descriptions that it names
+        #[arg(long)]
+        file_only: bool,
+    },
+}
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("tidelock: {}", human::chain(&error));
+            let code = match error.downcast_ref::<ClientError>() {
+                Some(ClientError::NotRunning { .. }) => EXIT_NO_DAEMON,
+                _ => EXIT_FAILED,
+            };
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Status { daemon, json, check } => {
+            let status = Client::connect(&daemon.socket)?.status()?;
+            if json {
+                print(&(serde_json::to_string_pretty(&status)? + "\n"))?;
+            } else {
+                print(&status_text::render(&status, paint::Paint::for_stdout()))?;
+            }
+            let fine = !check || status.is_fine();
+            return Ok(if fine { ExitCode::SUCCESS } else { EXIT_NOT_PROTECTED.into() });
+        }
+        Command::Top { daemon, interval } => {
+            top::run(&daemon.socket, Duration::from_millis(interval))?;
+        }
+        Command::Mode { daemon, group, mode, yes } => {
+            let mut client = Client::connect(&daemon.socket)?;
+            print(&mode::run(&mut client, &group, mode, yes)?)?;
+        }
+        Command::Stop { daemon } => {
+            Client::connect(&daemon.socket)?.stop()?;
+            print("The daemon is stopping; it sends what guests have written first.\n")?;
+        }
+        Command::Pki(command) => print(&pki::run(&command, SystemTime::now())?)?,
+        Command::Config(ConfigCommand::Check { file, file_only }) => {
+            print(&check_config(&file, file_only)?)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check_config(file: &Path, file_only: bool) -> anyhow::Result<String> {
+    let count = |found: &tidelock_config::Diagnostics| human::count(found.len() as u64, "mistake");
+    let wrong = |found| anyhow::anyhow!("{}:\n{found}", count(&found));
+    let config = config::load(file).map_err(|error| match error {
+        config::ConfigError::Wrong(found) => wrong(found),
+        other => other.into(),
+    })?;
+    if !file_only {
+        config::check_machine(&config, SystemTime::now()).map_err(wrong)?;
+    }
+    let members = config.groups.iter().flat_map(|group| &group.members);
+    let disks: usize = members.clone().map(|member| member.disks.len()).sum();
+    let parts = [
+        human::count(config.groups.len() as u64, "group"),
+        human::count(members.count() as u64, "member"),
+        human::count(disks as u64, "disk"),
+    ];
+    Ok(format!("{} is good: {}.\n", file.display(), parts.join(", ")))
+}
+
+/// Prints. A reader that has gone away (`| head`) is not an error.
+fn print(text: &str) -> anyhow::Result<()> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn modes_are_words() {
+        let parse = |mode| Cli::try_parse_from(["tidelock", "mode", "g", mode]);
+        assert!(parse("async").is_ok());
+        let error = parse("fast").unwrap_err().to_string();
+        assert!(error.contains("use sync, pipelined or async"), "{error}");
+    }
+
+    #[test]
+    fn a_certificate_is_for_one_role() {
+        let parse = |args: &[&str]| {
+            Cli::try_parse_from(["tidelock", "pki", "issue"].iter().chain(args)).is_ok()
+        };
+        assert!(parse(&["--host", "a"]));
+        assert!(parse(&["--backup", "b", "--also", "c"]));
+        assert!(!parse(&[]));
+        assert!(!parse(&["--host", "a", "--backup", "b"]));
+    }
+}

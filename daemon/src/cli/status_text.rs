@@ -1,0 +1,263 @@
+//! `tidelock status` for people: the answer first, the figures below it.
+
+use super::human;
+use super::paint::{Paint, Tone, tone_of};
+use crate::stats::LatencySnapshot;
+use crate::status::{
+    CopyStatus, DiskStatus, GateStatus, GroupStatus, LinkState, LinkStatus, MemberStatus, Status,
+    WriterStatus,
+};
+use std::fmt::Write;
+
+/// The whole status.
+#[must_use]
+pub fn render(status: &Status, paint: Paint) -> String {
+    let mut out = String::new();
+    let host = paint.tone(Tone::Strong, &status.host);
+    line(&mut out, 0, "host", &format!("{host}, up {}", human::ms(status.uptime_ms)));
+    line(&mut out, 0, "link", &link(&status.link, paint));
+    for group in &status.groups {
+        out.push('\n');
+        render_group(&mut out, group, paint);
+    }
+    out
+}
+
+fn line(out: &mut String, indent: usize, label: &str, text: &str) {
+    writeln!(out, "{:indent$}{label:<9}{text}", "").expect("a String takes everything");
+}
+
+fn link(link: &LinkStatus, paint: Paint) -> String {
+    let age = human::ms(link.state_age_ms);
+    let security = if link.tls { String::new() } else { paint.tone(Tone::Bad, ", PLAINTEXT") };
+    let mut text = match link.state {
+        LinkState::Connected => {
+            format!("{} to {} for {age}", paint.tone(Tone::Good, "connected"), link.backup)
+        }
+        LinkState::Connecting => {
+            format!("{} to {}", paint.tone(Tone::Watch, "connecting"), link.backup)
+        }
+        LinkState::Disconnected => {
+            format!("{} from {} for {age}", paint.tone(Tone::Bad, "DISCONNECTED"), link.backup)
+        }
+    };
+    text += &security;
+    if let Some(retry) = link.retry_in_ms {
+        write!(text, ", next attempt in {}", human::ms(retry)).expect("a String takes everything");
+    }
+    if let Some(problem) = &link.problem {
+        write!(text, "\n         {problem}").expect("a String takes everything");
+    }
+    text
+}
+
+fn render_group(out: &mut String, group: &GroupStatus, paint: Paint) {
+    let state = paint.tone(tone_of(group.state), &group.state.name().to_uppercase());
+    let title = format!("{state} for {}", human::ms(group.state_age_ms));
+    line(out, 0, "group", &format!("{}: {title}", paint.tone(Tone::Strong, &group.name)));
+    line(out, 2, "", group.state.meaning());
+    if let Some(detail) = &group.detail {
+        line(out, 2, "", detail);
+    }
+    if let Some(unprotected) = group.unprotected_for_ms {
+        let text = format!(
+            "clients may have seen what a disaster would undo, for {}",
+            human::ms(unprotected)
+        );
+        line(out, 2, "", &paint.tone(Tone::Bad, &text));
+    }
+    let mut mode = group.mode.to_string();
+    if group.mode != group.configured_mode {
+        write!(mode, " (configured: {})", group.configured_mode).expect("a String takes all");
+    }
+    line(out, 2, "mode", &format!("{mode}, epoch {}", group.epoch));
+    let lease = &group.lease;
+    let of = format!("(of {}, grace {})", human::ms(lease.period_ms), human::ms(lease.grace_ms));
+    let text = if lease.held {
+        format!("held, {} left {of}", human::ms(lease.left_ms))
+    } else {
+        format!("{} {of}", paint.tone(Tone::Bad, "not held: nothing leaves for clients"))
+    };
+    line(out, 2, "lease", &text);
+    for member in &group.members {
+        render_member(out, member, paint);
+    }
+}
+
+fn render_member(out: &mut String, member: &MemberStatus, paint: Paint) {
+    line(out, 2, "member", &paint.tone(Tone::Strong, &member.name));
+    if let Some(writer) = &member.writer {
+        render_writer(out, writer, paint);
+    }
+    if let Some(gate) = &member.gate {
+        line(out, 4, "gate", &render_gate(gate, paint));
+    }
+}
+
+fn render_writer(out: &mut String, writer: &WriterStatus, paint: Paint) {
+    let lag = &writer.lag;
+    let text = if lag.writes == 0 {
+        "none: the backup has everything".to_owned()
+    } else {
+        let (writes, bytes) = (human::count(lag.writes, "write"), human::bytes(lag.bytes));
+        format!("{writes}, {bytes}, oldest {}", human::ms(lag.ms))
+    };
+    line(out, 4, "lag", &text);
+    let backlog = &writer.backlog;
+    let (used, limit) = (human::bytes(backlog.used_bytes), human::bytes(backlog.limit_bytes));
+    let mut text = format!("{used} of {limit}");
+    if backlog.writes_wait {
+        let requests = human::count(backlog.waiting_requests, "request");
+        text += &paint.tone(Tone::Bad, &format!(", FULL: {requests} of the guest wait"));
+    }
+    line(out, 4, "backlog", &text);
+    if let Some(text) = latency(&writer.commit_latency) {
+        line(out, 4, "commits", &text);
+    }
+    if let Some(copy) = &writer.copy {
+        line(out, 4, "copy", &render_copy(copy));
+    }
+    let io = &writer.guest_io;
+    if io.disk_errors > 0 {
+        let text = human::count(io.disk_errors, "request") + " failed on the local disk";
+        line(out, 4, "errors", &paint.tone(Tone::Bad, &text));
+    }
+    for disk in &writer.disks {
+        line(out, 4, "disk", &render_disk(disk, paint));
+    }
+}
+
+fn render_disk(disk: &DiskStatus, paint: Paint) -> String {
+    let size = human::bytes(disk.size_bytes);
+    let socket = paint.tone(Tone::Faint, &format!("NBD at {}", disk.socket.display()));
+    format!("{}, {size}, {}, {socket}", disk.name, disk.path.display())
+}
+
+fn render_copy(copy: &CopyStatus) -> String {
+    const WIDTH: usize = 20;
+    let full = (copy.share() * WIDTH as f64) as usize;
+    let left = match copy.left_ms {
+        Some(left) => format!("{} left", human::ms(left)),
+        None => "standing still".to_owned(),
+    };
+    format!(
+        "{} [{}{}] {:.1} %, {} of {}, {}, {left}",
+        copy.kind,
+        "#".repeat(full),
+        ".".repeat(WIDTH - full),
+        // Not rounded up: 100 % is said when it is done.
+        (copy.share() * 1000.0).floor() / 10.0,
+        human::bytes(copy.done_bytes),
+        human::bytes(copy.total_bytes),
+        human::rate(copy.rate_bytes_per_s),
+    )
+}
+
+fn render_gate(gate: &GateStatus, paint: Paint) -> String {
+    let state = if gate.open {
+        paint.tone(Tone::Good, "open")
+    } else {
+        let because = gate.shut_because.as_deref().unwrap_or("no lease");
+        paint.tone(Tone::Bad, &format!("SHUT ({because})"))
+    };
+    let mut text = format!("{} {state}", gate.interface);
+    if gate.held_packets > 0 {
+        let packets = human::count(gate.held_packets, "packet");
+        let oldest = human::ms(gate.oldest_hold_ms);
+        write!(text, ", {packets} held, oldest {oldest}").expect("a String takes everything");
+    }
+    if let Some(latency) = latency(&gate.hold_time) {
+        write!(text, ", holds: {latency}").expect("a String takes everything");
+    }
+    if gate.dropped_packets > 0 {
+        let dropped = human::count(gate.dropped_packets, "packet") + " dropped";
+        write!(text, ", {}", paint.tone(Tone::Watch, &dropped)).expect("a String takes all");
+    }
+    text
+}
+
+/// `half within 52 ms, 99 % within 75 ms, longest 120 ms`.
+pub(super) fn latency(latency: &LatencySnapshot) -> Option<String> {
+    let within = |share| latency.quantile_ns(share).map(human::ns);
+    Some(format!(
+        "half within {}, 99 % within {}, longest {}",
+        within(0.5)?,
+        within(0.99)?,
+        human::ns(latency.max_ns)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::example::status;
+    use crate::status::{CopyKindStatus, GroupState};
+    use tidelock_protocol::message::Mode;
+
+    #[test]
+    fn a_healthy_group_reads_at_a_glance() {
+        let expected = "\
+host     host-a, up 3 h 12 min
+link     connected to backup.example.org:9640 for 3 h 12 min
+
+group    shop: PROTECTED for 3 h 10 min
+           a disaster now would undo nothing that a client was told
+  mode     pipelined, epoch 1
+  lease    held, 8.1 s left (of 10 s, grace 15 s)
+  member   db
+    lag      12 writes, 48 KiB, oldest 52 ms
+    backlog  1 MiB of 256 MiB
+    commits  half within 60 ms, 99 % within 60 ms, longest 60 ms
+    disk     root, 40 GiB, /var/lib/vms/db.img, NBD at /run/tidelock/shop/db/root.sock
+    gate     tap0 open, 4 packets held, oldest 48 ms, holds: half within 50 ms, 99 % within 70 ms, longest 70 ms
+";
+        assert_eq!(render(&status(), Paint::PLAIN), expected);
+    }
+
+    #[test]
+    fn trouble_is_said_aloud() {
+        let mut status = status();
+        status.link.state = LinkState::Disconnected;
+        status.link.tls = false;
+        status.link.retry_in_ms = Some(1_500);
+        status.link.problem = Some("connection refused".into());
+        let group = &mut status.groups[0];
+        group.state = GroupState::Degraded;
+        group.mode = Mode::Async;
+        group.unprotected_for_ms = Some(61_000);
+        group.lease.held = false;
+        let member = &mut group.members[0];
+        let writer = member.writer.as_mut().unwrap();
+        writer.backlog.writes_wait = true;
+        writer.backlog.waiting_requests = 3;
+        writer.guest_io.disk_errors = 1;
+        writer.lag = crate::status::LagStatus::default();
+        writer.copy = Some(CopyStatus {
+            kind: CopyKindStatus::Resync,
+            done_bytes: 99_999,
+            total_bytes: 100_000,
+            rate_bytes_per_s: 0,
+            left_ms: None,
+        });
+        let gate = member.gate.as_mut().unwrap();
+        gate.open = false;
+        gate.shut_because = Some("the lease has ended".into());
+        gate.dropped_packets = 1;
+        let text = render(&status, Paint::PLAIN);
+        for part in [
+            "DISCONNECTED from backup.example.org:9640 for 3 h 12 min, PLAINTEXT, next attempt in 1.5 s\n         connection refused",
+            "shop: DEGRADED",
+            "clients may have seen what a disaster would undo, for 1 min 1 s",
+            "async (configured: pipelined), epoch 1",
+            "not held: nothing leaves for clients",
+            "none: the backup has everything",
+            "FULL: 3 requests of the guest wait",
+            "resync [###################.] 99.9 %, 97.7 KiB of 97.7 KiB, 0 B/s, standing still",
+            "1 request failed on the local disk",
+            "tap0 SHUT (the lease has ended)",
+            "1 packet dropped",
+        ] {
+            assert!(text.contains(part), "{part} is missing in:\n{text}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The control API: how `tidelock` and scripts talk to a running daemon.
+//!
+//! A Unix socket that only the daemon's user may open (mode 0600). One JSON object a line, each
+//! answered by one line, in order, as often as the client likes:
+//!
+//! ```text
+//! → {"command":"status"}
+//! ← {"status":{"schema":1,"host":"host-a",...}}
+//! → {"command":"mode","group":"shop","mode":"async"}
+//! ← {"mode":{"group":"shop","before":"pipelined","after":"async"}}
+//! → {"command":"stop"}
+//! ← {"stopping":{}}
+//! ← {"error":{"kind":"unknown-group","message":"..."}}      (to anything that fails)
+//! ```
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`server`] | the daemon's side, on tokio |
+//! | [`client`] | the other side, blocking |
+//!
+//! Bounded: [`REQUEST_MAX_BYTES`] a request, [`CONNECTIONS_MAX`] connections, [`IDLE_MAX`] between
+//! requests; beyond these the client gets an error and the connection ends.
+
+pub mod client;
+pub mod server;
+#[cfg(test)]
+mod tests;
+
+use crate::status::Status;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tidelock_protocol::message::Mode;
+
+pub use client::{Client, ClientError};
+pub use server::Server;
+
+/// The longest request.
+pub const REQUEST_MAX_BYTES: usize = 64 << 10;
+/// The longest answer: a status of many groups.
+pub const ANSWER_MAX_BYTES: usize = 16 << 20;
+/// The most connections at once.
+pub const CONNECTIONS_MAX: usize = 32;
+/// How long a connection may be silent.
+pub const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// What the daemon does when it is told to. Called on the server's thread: nothing here may wait.
+pub trait ControlTarget: Send + Sync + 'static {
+    /// A snapshot of now.
+    fn status(&self) -> Status;
+    /// Switches a group's mode until the next start.
+    fn set_mode(&self, group: &str, mode: Mode) -> Result<ModeChange, ControlError>;
+    /// Begins a clean stop, as SIGTERM does.
+    fn stop(&self) -> Result<(), ControlError>;
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// The status of everything.
+    Status,
+    /// Switch a group's mode until the next start.
+    Mode {
+        /// The group.
+        group: String,
+        /// The mode.
+        mode: Mode,
+    },
+    /// Stop cleanly.
+    Stop,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// To [`Request::Status`].
+    Status(Box<Status>),
+    /// To [`Request::Mode`].
+    Mode(ModeChange),
+    /// To [`Request::Stop`]: the stop has begun.
+    Stopping {},
+    /// To anything that could not be done.
+    Error(ControlError),
+}
+
+/// A mode that was switched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModeChange {
+    /// The group.
+    pub group: String,
+    /// The mode before.
+    pub before: Mode,
+    /// The mode now in force.
+    pub after: Mode,
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ControlError {
+    /// For programs.
+    pub kind: ControlErrorKind,
+    /// For people: what is wrong and what to do.
+    pub message: String,
+}
+
+impl ControlError {
+    /// An error.
+    pub fn new(kind: ControlErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// There is no such group.
+    #[must_use]
+    pub fn unknown_group(group: &str, known: &[&str]) -> Self {
+        let message = format!("there is no group \"{group}\" here; there is {}", known.join(", "));
+        Self::new(ControlErrorKind::UnknownGroup, message)
+    }
+}
+
+/// Why a request was not done. Stable: tools may match on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ControlErrorKind {
+    /// No such group.
+    UnknownGroup,
+    /// Not in the state that the daemon or the group is in.
+    Refused,
+    /// The request is not one.
+    Malformed,
+    /// Too many connections.
+    Busy,
+}

@@ -1,0 +1,394 @@
+//! Prometheus metrics over HTTP: the status snapshot in another form, made anew for each scrape.
+//!
+//! Nothing is counted here. Each scrape takes one [`Status`] and encodes it, so metrics, status and
+//! the live view never disagree, and a loop never waits for a scrape. `docs/operations.md` lists
+//! the names; a test compares.
+
+use crate::control::ControlTarget;
+use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot};
+use crate::status::{
+    GateStatus, GroupState, GroupStatus, GuestIo, LinkState, Status, WriterStatus,
+};
+use axum::Router;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType::{self, Counter, Gauge, Histogram};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tidelock_protocol::message::Mode;
+use tokio::net::TcpListener;
+
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Binds the address, so that a taken port is an error at start, and returns what serves it.
+pub async fn bind(
+    address: SocketAddr,
+    target: Arc<dyn ControlTarget>,
+) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        let text = format!("[metrics] listen = \"{address}\": {error}");
+        io::Error::new(error.kind(), text)
+    })?;
+    let bound = listener.local_addr()?;
+    let app = Router::new()
+        .route("/metrics", get(move || scrape(Arc::clone(&target))))
+        .route("/", get(|| async { "Metrics are at /metrics\n" }));
+    Ok((bound, async move { axum::serve(listener, app).await }))
+}
+
+async fn scrape(target: Arc<dyn ControlTarget>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, OPENMETRICS)], encode(&target.status()))
+}
+
+/// A status in the OpenMetrics text form.
+#[must_use]
+pub fn encode(status: &Status) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Snapshot(status.clone())));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)
+        .expect("a String takes everything");
+    text
+}
+
+#[derive(Debug)]
+struct Snapshot(Status);
+
+type Labels<'a> = Vec<(&'static str, &'a str)>;
+type NoExemplar = prometheus_client::metrics::exemplar::Exemplar<Vec<(String, String)>, f64>;
+
+/// The samples of one family, which must follow each other.
+struct Samples<'e>(MetricEncoder<'e>);
+
+impl Samples<'_> {
+    fn sample(&mut self, labels: &Labels<'_>, metric: &impl EncodeMetric) -> fmt::Result {
+        metric.encode(self.0.encode_family(labels)?)
+    }
+
+    fn gauge(&mut self, labels: &Labels<'_>, value: u64) -> fmt::Result {
+        // Gauges are signed in the library; no real value comes near the limit.
+        self.sample(labels, &ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)))
+    }
+
+    fn seconds(&mut self, labels: &Labels<'_>, ms: u64) -> fmt::Result {
+        self.sample(labels, &ConstGauge::new(ms as f64 / 1e3))
+    }
+
+    fn counter(&mut self, labels: &Labels<'_>, value: u64) -> fmt::Result {
+        self.sample(labels, &ConstCounter::new(value))
+    }
+
+    fn histogram(&mut self, labels: &Labels<'_>, times: &LatencySnapshot) -> fmt::Result {
+        let bounds = LATENCY_BOUNDS_US.iter().map(|us| *us as f64 / 1e6);
+        let buckets: Vec<_> =
+            bounds.chain([f64::INFINITY]).zip(times.buckets.iter().copied()).collect();
+        let (sum_s, count) = (times.sum_ns as f64 / 1e9, times.buckets.iter().sum());
+        let exemplars = None::<&HashMap<usize, NoExemplar>>;
+        self.0.encode_family(labels)?.encode_histogram(sum_s, count, &buckets, exemplars)
+    }
+}
+
+/// Encodes one family over all `items`. The library appends the unit, and `_total` to counters.
+fn each<T>(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, unit, kind): (&str, Option<&Unit>, MetricType),
+    help: &str,
+    items: &[(Labels<'_>, T)],
+    mut sample: impl FnMut(&mut Samples<'_>, &Labels<'_>, &T) -> fmt::Result,
+) -> fmt::Result {
+    let mut samples = Samples(encoder.encode_descriptor(name, help, unit, kind)?);
+    items.iter().try_for_each(|(labels, item)| sample(&mut samples, labels, item))
+}
+
+const SECONDS: Option<&Unit> = Some(&Unit::Seconds);
+const BYTES: Option<&Unit> = Some(&Unit::Bytes);
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Self(status) = self;
+        let groups: Vec<_> =
+            status.groups.iter().map(|group| (vec![("group", &*group.name)], group)).collect();
+        let mut writers = Vec::new();
+        let mut gates = Vec::new();
+        for (labels, group) in &groups {
+            for member in &group.members {
+                let labels = [labels.as_slice(), &[("member", &*member.name)]].concat();
+                writers.extend(member.writer.as_ref().map(|writer| (labels.clone(), writer)));
+                gates.extend(member.gate.as_ref().map(|gate| (labels, gate)));
+            }
+        }
+        encode_daemon(&mut encoder, status)?;
+        encode_groups(&mut encoder, &groups)?;
+        encode_lag(&mut encoder, &writers)?;
+        encode_guest_io(&mut encoder, &writers)?;
+        encode_gates(&mut encoder, &gates)
+    }
+}
+
+fn encode_daemon(e: &mut DescriptorEncoder<'_>, status: &Status) -> fmt::Result {
+    let all = [(vec![("host", &*status.host)], status)];
+    let help = "How long the daemon has been running";
+    each(e, ("tidelock_uptime", SECONDS, Gauge), help, &all, |f, l, s| f.seconds(l, s.uptime_ms))?;
+    let help = "1 while the backup is connected";
+    each(e, ("tidelock_link_up", None, Gauge), help, &all, |f, l, s| {
+        f.gauge(l, u64::from(s.link.state == LinkState::Connected))
+    })?;
+    let help = "1 if the link is encrypted and both sides are authenticated";
+    each(e, ("tidelock_link_tls", None, Gauge), help, &all, |f, l, s| {
+        f.gauge(l, u64::from(s.link.tls))
+    })?;
+    let help = "Connections to the backup made since the start";
+    each(e, ("tidelock_link_connects", None, Counter), help, &all, |f, l, s| {
+        f.counter(l, s.link.connects)
+    })
+}
+
+fn encode_groups(
+    e: &mut DescriptorEncoder<'_>,
+    groups: &[(Labels<'_>, &GroupStatus)],
+) -> fmt::Result {
+    let help = "1 for the state that the group is in, 0 for the others";
+    each(e, ("tidelock_group_state", None, Gauge), help, groups, |f, l, g| {
+        GroupState::ALL.iter().try_for_each(|state| {
+            let labels = [l.as_slice(), &[("state", state.name())]].concat();
+            f.gauge(&labels, u64::from(g.state == *state))
+        })
+    })?;
+    let help = "1 for the mode in force, 0 for the others";
+    each(e, ("tidelock_group_mode", None, Gauge), help, groups, |f, l, g| {
+        [Mode::Sync, Mode::Pipelined, Mode::Async].iter().try_for_each(|mode| {
+            let name = mode.to_string();
+            let labels: Vec<_> = l.iter().copied().chain([("mode", &*name)]).collect();
+            f.gauge(&labels, u64::from(g.mode == *mode))
+        })
+    })?;
+    let help = "For how long clients may have seen what a disaster would undo; 0 if they have not";
+    each(e, ("tidelock_unprotected", SECONDS, Gauge), help, groups, |f, l, g| {
+        f.seconds(l, g.unprotected_for_ms.unwrap_or(0))
+    })?;
+    let help = "How long replies may still leave if the backup is not heard again; 0 if not at all";
+    each(e, ("tidelock_lease_left", SECONDS, Gauge), help, groups, |f, l, g| {
+        f.seconds(l, if g.lease.held { g.lease.left_ms } else { 0 })
+    })?;
+    let help = "The fencing number granted by the backup";
+    each(e, ("tidelock_epoch", None, Gauge), help, groups, |f, l, g| f.gauge(l, g.epoch.0))
+}
+
+fn encode_lag(
+    e: &mut DescriptorEncoder<'_>,
+    writers: &[(Labels<'_>, &WriterStatus)],
+) -> fmt::Result {
+    let help = "P: the last guest write admitted";
+    each(e, ("tidelock_pending_seq", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.pending.0)
+    })?;
+    let help = "C: the last write durable at the backup, contiguously";
+    each(e, ("tidelock_committed_seq", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.committed.0)
+    })?;
+    let help = "Records that the backup does not have yet";
+    each(e, ("tidelock_lag_writes", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.lag.writes)
+    })?;
+    let help = "Bytes of the records that the backup does not have yet";
+    each(e, ("tidelock_lag", BYTES, Gauge), help, writers, |f, l, w| f.gauge(l, w.lag.bytes))?;
+    let help = "Age of the oldest guest write that the backup does not have yet";
+    each(e, ("tidelock_lag", SECONDS, Gauge), help, writers, |f, l, w| f.seconds(l, w.lag.ms))?;
+    let help = "Bytes in the backlog";
+    each(e, ("tidelock_backlog_used", BYTES, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.backlog.used_bytes)
+    })?;
+    let help = "The backlog's limit";
+    each(e, ("tidelock_backlog_limit", BYTES, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.backlog.limit_bytes)
+    })?;
+    let help = "1 while guests' writes wait for room in the backlog";
+    each(e, ("tidelock_backlog_writes_wait", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, u64::from(w.backlog.writes_wait))
+    })?;
+    let help = "How often the backlog has become full";
+    each(e, ("tidelock_backlog_full", None, Counter), help, writers, |f, l, w| {
+        f.counter(l, w.backlog.full_count)
+    })?;
+    let help = "Bytes done by the initial copy or resync under way";
+    each(e, ("tidelock_copy_done", BYTES, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.copy.map_or(0, |copy| copy.done_bytes))
+    })?;
+    let help = "Bytes of the initial copy or resync under way; 0 if none is";
+    each(e, ("tidelock_copy_size", BYTES, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.copy.map_or(0, |copy| copy.total_bytes))
+    })?;
+    let help = "From a write's admission to the backup's acknowledgement";
+    each(e, ("tidelock_commit_latency", SECONDS, Histogram), help, writers, |f, l, w| {
+        f.histogram(l, &w.commit_latency)
+    })
+}
+
+fn encode_guest_io(
+    e: &mut DescriptorEncoder<'_>,
+    writers: &[(Labels<'_>, &WriterStatus)],
+) -> fmt::Result {
+    type Field = fn(&GuestIo) -> u64;
+    let counters: [(&str, Option<&Unit>, &str, Field); 6] = [
+        ("tidelock_guest_reads", None, "Guests' reads", |io| io.reads),
+        ("tidelock_guest_read", BYTES, "Bytes that guests have read", |io| io.read_bytes),
+        ("tidelock_guest_writes", None, "Guests' writes and zeroings", |io| io.writes),
+        ("tidelock_guest_written", BYTES, "Bytes that guests have written", |io| io.written_bytes),
+        ("tidelock_guest_flushes", None, "Guests' flushes", |io| io.flushes),
+        ("tidelock_disk_errors", None, "Requests that failed on the local disk", |io| {
+            io.disk_errors
+        }),
+    ];
+    for (name, unit, help, value) in counters {
+        each(e, (name, unit, Counter), help, writers, |f, l, w| f.counter(l, value(&w.guest_io)))?;
+    }
+    let help = "Open NBD connections";
+    each(e, ("tidelock_nbd_connections", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.guest_io.connections)
+    })
+}
+
+fn encode_gates(e: &mut DescriptorEncoder<'_>, gates: &[(Labels<'_>, &GateStatus)]) -> fmt::Result {
+    let help = "1 while covered packets leave";
+    each(e, ("tidelock_gate_open", None, Gauge), help, gates, |f, l, g| {
+        f.gauge(l, u64::from(g.open))
+    })?;
+    let help = "Packets held now";
+    each(e, ("tidelock_held_packets", None, Gauge), help, gates, |f, l, g| {
+        f.gauge(l, g.held_packets)
+    })?;
+    let help = "Bytes of the packets held now";
+    each(e, ("tidelock_held", BYTES, Gauge), help, gates, |f, l, g| f.gauge(l, g.held_bytes))?;
+    let help = "How long the oldest of the packets held now has been held";
+    each(e, ("tidelock_oldest_hold", SECONDS, Gauge), help, gates, |f, l, g| {
+        f.seconds(l, g.oldest_hold_ms)
+    })?;
+    let help = "Packets that were held and released";
+    each(e, ("tidelock_released_packets", None, Counter), help, gates, |f, l, g| {
+        f.counter(l, g.released_packets)
+    })?;
+    let help = "Packets that were covered on arrival, or need no hold";
+    each(e, ("tidelock_passed_packets", None, Counter), help, gates, |f, l, g| {
+        f.counter(l, g.passed_packets)
+    })?;
+    let help = "Packets dropped because a queue was full; TCP sends them again";
+    each(e, ("tidelock_dropped_packets", None, Counter), help, gates, |f, l, g| {
+        f.counter(l, g.dropped_packets)
+    })?;
+    let help = "How long released packets were held";
+    each(e, ("tidelock_hold_time", SECONDS, Histogram), help, gates, |f, l, g| {
+        f.histogram(l, &g.hold_time)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{ControlError, ModeChange};
+    use crate::status::example::status;
+    use std::collections::BTreeSet;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn values_and_units_are_right() {
+        let text = encode(&status());
+        for line in [
+            "tidelock_link_up{host=\"host-a\"} 1",
+            "tidelock_group_state{group=\"shop\",state=\"protected\"} 1",
+            "tidelock_group_state{group=\"shop\",state=\"fenced\"} 0",
+            "tidelock_group_mode{group=\"shop\",mode=\"pipelined\"} 1",
+            "tidelock_lag_bytes{group=\"shop\",member=\"db\"} 49152",
+            "tidelock_lag_seconds{group=\"shop\",member=\"db\"} 0.052",
+            "tidelock_lag_writes{group=\"shop\",member=\"db\"} 12",
+            "tidelock_held_packets{group=\"shop\",member=\"db\"} 4",
+            "tidelock_guest_writes_total{group=\"shop\",member=\"db\"} 1012",
+            "tidelock_hold_time_seconds_count{group=\"shop\",member=\"db\"} 2",
+            "tidelock_hold_time_seconds_sum{group=\"shop\",member=\"db\"} 0.12",
+            // Cumulative: 50 ms is within its own bound, both are within 75 ms and without bound.
+            "tidelock_hold_time_seconds_bucket{le=\"0.025\",group=\"shop\",member=\"db\"} 0",
+            "tidelock_hold_time_seconds_bucket{le=\"0.05\",group=\"shop\",member=\"db\"} 1",
+            "tidelock_hold_time_seconds_bucket{le=\"0.075\",group=\"shop\",member=\"db\"} 2",
+            "tidelock_hold_time_seconds_bucket{le=\"+Inf\",group=\"shop\",member=\"db\"} 2",
+            "# UNIT tidelock_lag_bytes bytes",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is missing:\n{text}");
+        }
+    }
+
+    /// Every family is in the table of `docs/operations.md`, and nothing else is.
+    #[test]
+    fn the_documented_metrics_are_the_metrics() {
+        let text = encode(&status());
+        let type_of = |line: &str| -> Option<String> {
+            let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+            Some(format!("{name}{}", if kind == "counter" { "_total" } else { "" }))
+        };
+        let families: Vec<_> = text.lines().filter_map(type_of).collect();
+        let distinct: BTreeSet<_> = families.iter().cloned().collect();
+        assert_eq!(families.len(), distinct.len(), "each family stands in one piece");
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
+        let docs = std::fs::read_to_string(docs).unwrap();
+        let documented: BTreeSet<_> = docs
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `tidelock_")?.split(['`', '{']).next())
+            .map(|name| format!("tidelock_{name}"))
+            .collect();
+        assert_eq!(documented, distinct);
+    }
+
+    struct Fixed;
+
+    impl ControlTarget for Fixed {
+        fn status(&self) -> Status {
+            status()
+        }
+
+        fn set_mode(&self, _: &str, _: Mode) -> Result<ModeChange, ControlError> {
+            unreachable!("metrics switch nothing")
+        }
+
+        fn stop(&self) -> Result<(), ControlError> {
+            unreachable!("metrics stop nothing")
+        }
+    }
+
+    fn fetch(address: SocketAddr, path: &str) -> String {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    #[test]
+    fn a_scrape_over_http() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (address, serving) = runtime.block_on(bind(any, Arc::new(Fixed))).unwrap();
+        runtime.spawn(serving);
+        let answer = fetch(address, "/metrics");
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+        assert!(answer.contains("application/openmetrics-text"), "{answer}");
+        assert!(answer.contains("tidelock_link_up{host=\"host-a\"} 1"), "{answer}");
+        assert!(fetch(address, "/").contains("/metrics"));
+        assert!(fetch(address, "/x").starts_with("HTTP/1.1 404"));
+        let taken = runtime.block_on(bind(address, Arc::new(Fixed))).err().unwrap();
+        assert!(taken.to_string().contains("[metrics] listen"), "{taken}");
+    }
+}
