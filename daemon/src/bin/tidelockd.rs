@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use tidelock_daemon::config::{self, Config, LogFormat};
 use tidelock_daemon::control;
 use tidelock_daemon::host::{Host, SOFTWARE};
+use tidelock_daemon::metrics;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -79,11 +80,16 @@ fn run(config: Config) -> anyhow::Result<()> {
 async fn serve(config: Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let control_socket = config.host.control_socket();
+    let (control_socket, metrics_at) = (config.host.control_socket(), config.metrics);
     let host = Arc::new(Host::start(config)?);
     let watch = tokio::spawn(host.clone().watch());
     let control = control::server::serve(&control_socket, host.clone())
         .with_context(|| format!("cannot serve the control socket {}", control_socket.display()))?;
+    if let Some(address) = metrics_at {
+        let (address, serve) = metrics::bind(address, host.clone()).await?;
+        tracing::info!(%address, "metrics");
+        tokio::spawn(serve);
+    }
     tracing::info!(software = SOFTWARE, "ready");
     let failure = tokio::select! {
         _ = terminate.recv() => None,
