@@ -436,3 +436,38 @@ fn the_certificate_must_be_this_hosts() {
     let role = check(&config);
     assert!(role[0].contains("not for a host"), "{role:?}");
 }
+
+proptest::proptest! {
+    /// Whatever is done to a file, it is read or explained; and what is explained has a line of
+    /// the file and something to write.
+    #[test]
+    fn a_mangled_file_is_read_or_explained(
+        edits in proptest::collection::vec(
+            (proptest::prelude::any::<proptest::sample::Index>(), 0usize..6, ".{0,3}"), 1..8),
+    ) {
+        let text = std::fs::read_to_string(example("host-all-keys.toml")).unwrap();
+        let mut lines: Vec<String> =
+            text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect();
+        for (at, kind, noise) in edits {
+            let at = at.index(lines.len());
+            match kind {
+                0 => drop(lines.remove(at)),
+                1 => lines.insert(at, lines[at].clone()),
+                2 => lines[at].push_str(&noise),
+                3 => lines[at].insert_str(0, &noise),
+                4 => lines[at] = lines[at].replace('"', &noise),
+                _ => lines[at] = lines[at].split('=').next().unwrap_or("").to_owned() + "= 7",
+            }
+            if lines.is_empty() {
+                break;
+            }
+        }
+        if let Err(found) = parse("f", &lines.join("\n")) {
+            for diagnostic in found.iter() {
+                proptest::prop_assert!(diagnostic.place.line() <= lines.len().max(1));
+                proptest::prop_assert!(!diagnostic.instead.is_empty());
+            }
+            proptest::prop_assert!(!found.to_string().is_empty());
+        }
+    }
+}

@@ -111,4 +111,18 @@ mod tests {
             assert!(!found.to_string().is_empty());
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_diagnosed(text in "[a-z\\[\\]=\".,#{}\\\\é\n\t 0-9-]{0,60}") {
+            let read_root = |root: &mut Section<'_>| {
+                root.or("a", 1u16);
+                root.tables("b", |b| b.required::<String>("c", "c = \"x\"").map(drop));
+                Some(())
+            };
+            if let Err(found) = read("f", &text, read_root) {
+                proptest::prop_assert!(!found.to_string().is_empty());
+            }
+        }
+    }
 }
