@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tidelock_netfilter::gate::{Gate, GateError, GateHandle, RulesAtStop, RulesLeft};
 use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_protocol::limits;
@@ -233,7 +233,26 @@ impl Host {
 
     /// Follows the link and every group, and logs what changes. Runs as long as the daemon does.
     pub async fn watch(self: Arc<Self>) {
-        tokio::join!(self.link_history.follow(self.link_state.clone()), self.monitor());
+        tokio::join!(
+            self.link_history.follow(self.link_state.clone()),
+            self.monitor(),
+            self.watch_certificate()
+        );
+    }
+
+    /// Warns in time of a certificate that ends: now, and once a day.
+    async fn watch_certificate(&self) {
+        let Security::Tls { files, .. } = &self.config.backup.security else { return };
+        loop {
+            // What is wrong with the files is said by each attempt to connect.
+            if let Ok(credentials) = files.load()
+                && let Some(text) =
+                    config::certificate_warning(credentials.valid_for(SystemTime::now()))
+            {
+                tracing::warn!("{text}");
+            }
+            tokio::time::sleep(Duration::from_secs(86_400)).await;
+        }
     }
 
     /// Waits until somebody has asked for a clean stop over the control API.
