@@ -51,6 +51,10 @@ pub const BATCH_TARGET_BYTES: usize = 8 << 20;
 /// The largest body of a batch: the target and one largest entry.
 pub const BATCH_BODY_MAX_BYTES: usize = 48 << 20;
 
+/// The largest segment index and batch number: far beyond what can be written, and counting on
+/// from it does not overflow.
+pub const COUNT_MAX: u64 = 1 << 62;
+
 const _: () =
     assert!(BATCH_TARGET_BYTES + limits::FRAME_BODY_MAX_BYTES as usize <= BATCH_BODY_MAX_BYTES);
 
@@ -174,6 +178,10 @@ impl SegmentHeader {
         if raw.version.get() != VERSION {
             return Err(Damage::Version(raw.version.get()));
         }
+        let counts = [raw.index.get(), raw.first_batch.get()];
+        if counts.iter().any(|count| !(1..=COUNT_MAX).contains(count)) {
+            return Err(Damage::Chain("a segment header is out of bounds"));
+        }
         Ok(Self {
             index: raw.index.get(),
             id: raw.id.get(),
@@ -262,7 +270,10 @@ impl BatchHeader {
             chain: raw.chain.get(),
             body_crc: raw.body_crc.get(),
         };
-        if header.body_len as usize > BATCH_BODY_MAX_BYTES || header.durable >= header.number {
+        if header.body_len as usize > BATCH_BODY_MAX_BYTES
+            || header.durable >= header.number
+            || header.number > COUNT_MAX
+        {
             return Err(Damage::Chain("a batch header is out of bounds"));
         }
         Ok((header, raw.crc.get()))
@@ -383,6 +394,27 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(SegmentHeader::decode(&bad).is_err());
         }
+    }
+
+    #[test]
+    fn counts_from_which_counting_on_would_overflow_are_refused() {
+        let decode = |index, first_batch| {
+            let (id, prev_id, prev_len, chain) = (3, 0, 0, 0);
+            let header = SegmentHeader { index, id, prev_id, prev_len, first_batch, chain };
+            SegmentHeader::decode(&header.encode())
+        };
+        assert!(decode(COUNT_MAX, COUNT_MAX).is_ok());
+        for (index, first_batch) in [(0, 1), (1, 0), (COUNT_MAX + 1, 1), (1, u64::MAX)] {
+            assert!(matches!(decode(index, first_batch), Err(Damage::Chain(_))));
+        }
+        let (segment, durable, entries, chain, body_crc) = (3, 0, 0, 0, 0);
+        let decode = |number| {
+            let body_len = 0;
+            let header =
+                BatchHeader { body_len, segment, number, durable, entries, chain, body_crc };
+            BatchHeader::decode(&header.encode().0)
+        };
+        assert!(decode(COUNT_MAX).is_ok() && decode(COUNT_MAX + 1).is_err() && decode(0).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //!
 //! The body is the note's fields in postcard's encoding.
 
+use super::format::COUNT_MAX;
 use super::state::State;
 use bytes::{BufMut, BytesMut};
 use serde::de::DeserializeOwned;
@@ -132,12 +133,24 @@ impl Note {
             return Err(NoteError::Checksum);
         }
         let note = match raw.kind {
-            128 => Note::Checkpoint(parse(body)?),
+            128 => {
+                let state: Box<State> = parse(body)?;
+                if !state.is_in_bounds() {
+                    return Err(NoteError::Malformed("checkpoint out of bounds"));
+                }
+                Note::Checkpoint(state)
+            }
             129 => {
                 let (writer, copy) = parse(body)?;
                 Note::Copy { writer, copy }
             }
-            130 => Note::EpochStart(parse(body)?),
+            130 => {
+                let start: EpochStart = parse(body)?;
+                if start.epoch.0 > COUNT_MAX {
+                    return Err(NoteError::Malformed("epoch out of bounds"));
+                }
+                Note::EpochStart(start)
+            }
             131 if body.is_empty() => Note::CleanEnd,
             _ => return Err(NoteError::Malformed("unknown kind")),
         };
@@ -156,6 +169,23 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, NoteError> {
 mod tests {
     use super::*;
     use tidelock_protocol::ids::Seq;
+
+    #[test]
+    fn a_checkpoint_from_which_counting_would_overflow_is_refused() {
+        let decode = |change: &dyn Fn(&mut State)| {
+            let mut state = State::new(64);
+            change(&mut state);
+            let mut bytes = BytesMut::new();
+            Note::Checkpoint(Box::new(state)).encode(&mut bytes);
+            Note::decode(&bytes)
+        };
+        assert!(decode(&|s| s.writers[63].seq = Seq(COUNT_MAX)).is_ok());
+        assert!(decode(&|s| s.epoch = Epoch(COUNT_MAX)).is_ok());
+        let refused = Err(NoteError::Malformed("checkpoint out of bounds"));
+        assert_eq!(decode(&|s| s.writers[63].seq = Seq(COUNT_MAX + 1)), refused);
+        assert_eq!(decode(&|s| s.epoch = Epoch(u64::MAX)), refused);
+        assert_eq!(decode(&|s| s.writers.push(s.writers[0])), refused);
+    }
 
     #[test]
     fn notes_survive_and_flips_are_noticed() {

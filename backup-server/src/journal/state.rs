@@ -5,12 +5,14 @@
 //! from the one before it. The same functions run when entries are written and when a journal is
 //! opened, so a journal that was written can be opened.
 
+use super::format::COUNT_MAX;
 use super::note::{EpochStart, Note};
 use crate::planted::{self, Bug};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::limits::WRITERS_MAX;
 use tidelock_protocol::message::CopyState;
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
@@ -95,6 +97,14 @@ impl State {
     pub fn new(writers: usize) -> Self {
         let writer = WriterState { seq: Seq::ZERO, committed: Seq::ZERO, copy: CopyState::Empty };
         Self { epoch: Epoch(1), writers: vec![writer; writers], ..Self::default() }
+    }
+
+    /// Whether counting on from here cannot overflow. A checkpoint beyond is not believed.
+    pub(super) fn is_in_bounds(&self) -> bool {
+        self.epoch.0 <= COUNT_MAX
+            && self.writers.len() <= WRITERS_MAX.into()
+            && self.writers.iter().all(|writer| writer.seq.0 <= COUNT_MAX)
+            && self.recoveries.len() <= EPOCHS_MAX
     }
 
     /// A writer of the group.
