@@ -6,19 +6,19 @@
 //! ```
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tidelock_netfilter::rules::Topology;
 
 /// Far more than anything here takes; only a failure lasts so long.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The host's interface to the guest.
 pub const INTERFACE: &str = "gh0";
 /// A packet that the host itself sends, ungated: what arrives before it was let out.
@@ -37,12 +37,25 @@ fn look_for_obstacle() -> Option<&'static str> {
     if unsafe { libc::geteuid() } != 0 {
         return Some("needs root");
     }
+    sweep();
     let probe = format!("tlg{}-probe", std::process::id());
     if !quiet(&["ip", "netns", "add", &probe]) {
         return Some("needs iproute2 and the right to make network namespaces");
     }
     quiet(&["ip", "netns", "del", &probe]);
     None
+}
+
+/// Removes the namespaces of runs that were killed.
+fn sweep() {
+    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
+    for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+        let Some(rest) = name.strip_prefix("tlg") else { continue };
+        let pid: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        if !pid.is_empty() && !Path::new("/proc").join(pid).exists() {
+            quiet(&["ip", "netns", "del", &name]);
+        }
+    }
 }
 
 fn quiet(command: &[&str]) -> bool {
@@ -143,6 +156,10 @@ impl Lab {
         format!("{}-c", self.prefix)
     }
 
+    pub fn topology(&self) -> Topology {
+        self.topology
+    }
+
     pub fn client_ip(&self) -> &'static str {
         match self.topology {
             Topology::Routed => "10.72.0.2",
@@ -161,21 +178,6 @@ impl Lab {
     pub fn on_host(&self, command: &str) -> String {
         let host = self.host();
         in_namespace(&host, || run(command))
-    }
-
-    /// Starts a gate in the host's namespace.
-    pub fn gate(&self, backend: &str, queue: u16, len: u32, lease_ms: u64) -> Drive {
-        let topology = match self.topology {
-            Topology::Routed => "routed",
-            Topology::Bridged => "bridged",
-        };
-        let mut drive = Drive::spawn(&self.host());
-        let said = drive.tell(&format!(
-            "start member=web interface={INTERFACE} topology={topology} queue={queue} len={len} \
-             mode=pipelined lease_ms={lease_ms} backend={backend}"
-        ));
-        assert!(said.contains("backend="), "{said}");
-        drive
     }
 
     /// How many packets came to the rules that queue.
@@ -242,77 +244,4 @@ pub fn nothing_came(socket: &UdpSocket) {
         other => panic!("{other:?} came: {:?}", &buffer[..16]),
     }
     socket.set_nonblocking(false).expect("a socket");
-}
-
-/// A gate in a process of its own.
-pub struct Drive {
-    process: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Drive {
-    pub fn spawn(namespace: &str) -> Drive {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gate-drive"));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process =
-            in_namespace(namespace, move || command.spawn()).expect("gate-drive starts");
-        let input = process.stdin.take().expect("piped");
-        let output = BufReader::new(process.stdout.take().expect("piped"));
-        Drive { process, input, output }
-    }
-
-    /// One command and what is answered to it.
-    pub fn tell(&mut self, command: &str) -> String {
-        writeln!(self.input, "{command}").expect("gate-drive lives");
-        let mut answer = String::new();
-        self.output.read_line(&mut answer).expect("gate-drive answers");
-        let ok = answer.strip_prefix("ok").unwrap_or_else(|| panic!("{command}: {answer}"));
-        ok.trim().to_owned()
-    }
-
-    /// As [`tell`](Self::tell), for what must be refused.
-    pub fn tell_refused(&mut self, command: &str) -> String {
-        writeln!(self.input, "{command}").expect("gate-drive lives");
-        let mut answer = String::new();
-        self.output.read_line(&mut answer).expect("gate-drive answers");
-        let error = answer.strip_prefix("error").unwrap_or_else(|| panic!("{command}: {answer}"));
-        error.trim().to_owned()
-    }
-
-    pub fn stats(&mut self) -> HashMap<String, u64> {
-        let said = self.tell("stats");
-        let pairs = said.split_whitespace().filter_map(|pair| pair.split_once('='));
-        pairs.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()
-    }
-
-    pub fn stat(&mut self, name: &str) -> u64 {
-        self.stats()[name]
-    }
-
-    /// Waits until a counter has a value.
-    pub fn until_stat(&mut self, name: &str, wanted: impl Fn(u64) -> bool) {
-        let end = Instant::now() + PATIENCE;
-        while !wanted(self.stat(name)) {
-            assert!(Instant::now() < end, "{name} does not get there: {:?}", self.stats());
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// kill -9.
-    pub fn kill(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        // Both fail only if the process has ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl Drop for Drive {
-    fn drop(&mut self) {
-        self.end();
-    }
 }

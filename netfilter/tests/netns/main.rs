@@ -4,9 +4,13 @@
 //! by a marker that the host sends afterwards and that must be the first to arrive. So no test
 //! waits for something not to happen.
 
+mod drive;
 mod lab;
 
-use lab::{INTERFACE, Lab, MARKER, in_namespace, next, nothing_came, obstacle, udp, until};
+use drive::Drive;
+use lab::{
+    INTERFACE, Lab, MARKER, PATIENCE, in_namespace, next, nothing_came, obstacle, udp, until,
+};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +62,7 @@ fn a_packet_is_held_until_its_writes_are_committed_and_order_is_kept() {
     for topology in TOPOLOGIES {
         for backend in backends("held_until_committed", &Lab::new(topology)) {
             let lab = Lab::new(topology);
-            let mut gate = lab.gate(backend, 11, 1024, 600_000);
+            let mut gate = Drive::start(&lab, backend, 11, 1024, 600_000);
             let (guest, client) =
                 (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
             let to = to_client(&lab);
@@ -109,7 +113,7 @@ fn packets_to_the_host_itself_are_held_too() {
     }
     for topology in TOPOLOGIES {
         let lab = Lab::new(topology);
-        let mut gate = lab.gate("any", 11, 1024, 600_000);
+        let mut gate = Drive::start(&lab, "any", 11, 1024, 600_000);
         let (guest, host) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.host(), "0.0.0.0:7000"));
         guest.send_to(b"to the host", "10.71.0.1:7000").unwrap();
         gate.until_stat("held_packets", |n| n == 1);
@@ -126,12 +130,15 @@ fn pure_acks_pass_beside_held_packets_but_not_in_their_own_flow() {
     }
     for topology in TOPOLOGIES {
         let lab = Lab::new(topology);
-        let mut gate = lab.gate("any", 11, 4096, 600_000);
+        let mut gate = Drive::start(&lab, "any", 11, 4096, 600_000);
         gate.tell("lease");
         let listener = in_namespace(&lab.guest(), || TcpListener::bind("0.0.0.0:7000")).unwrap();
         let mut client =
             in_namespace(&lab.client(), || TcpStream::connect("10.71.0.2:7000")).unwrap();
         let (mut guest, _) = listener.accept().unwrap();
+        guest.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.set_write_timeout(Some(PATIENCE)).unwrap();
 
         gate.tell("pending 0 1");
         let other = udp(&lab.guest(), "0.0.0.0:0");
@@ -172,7 +179,7 @@ fn the_gate_shuts_when_the_lease_ends_and_for_good_when_fenced() {
         return;
     }
     let lab = Lab::new(Topology::Routed);
-    let mut gate = lab.gate("any", 11, 1024, 300);
+    let mut gate = Drive::start(&lab, "any", 11, 1024, 300);
     let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
     let to = to_client(&lab);
     gate.tell("lease");
@@ -207,7 +214,7 @@ fn a_stop_with_uncommitted_writes_leaves_the_member_silent() {
         return;
     }
     let lab = Lab::new(Topology::Routed);
-    let mut gate = lab.gate("any", 11, 1024, 600_000);
+    let mut gate = Drive::start(&lab, "any", 11, 1024, 600_000);
     let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
     gate.tell("lease");
     gate.tell("pending 0 7");
@@ -227,7 +234,7 @@ fn killed_at_any_time_nothing_leaks_not_even_while_a_new_gate_takes_over() {
     for topology in TOPOLOGIES {
         for backend in backends("killed", &Lab::new(topology)) {
             let lab = Lab::new(topology);
-            let mut gate = lab.gate(backend, 11, 1 << 16, 600_000);
+            let mut gate = Drive::start(&lab, backend, 11, 1 << 16, 600_000);
             let (guest, client) =
                 (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
             let to = to_client(&lab);
@@ -249,7 +256,7 @@ fn killed_at_any_time_nothing_leaks_not_even_while_a_new_gate_takes_over() {
                 for queue in 12..17 {
                     // Another queue each time, so the rules differ, and a kill in between.
                     drop(last.take());
-                    let mut gate = lab.gate(backend, queue, 1 << 16, 600_000);
+                    let mut gate = Drive::start(&lab, backend, queue, 1 << 16, 600_000);
                     gate.until_stat("held_packets", |n| n > 0);
                     last = Some(gate);
                 }
@@ -271,7 +278,7 @@ fn a_full_queue_drops_at_its_tail_and_counts() {
         return;
     }
     let lab = Lab::new(Topology::Routed);
-    let mut gate = lab.gate("any", 11, 32, 600_000);
+    let mut gate = Drive::start(&lab, "any", 11, 32, 600_000);
     let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
     gate.tell("lease");
     gate.tell("pending 0 1");
@@ -296,12 +303,14 @@ fn a_stream_of_large_segments_passes_whole() {
     }
     for topology in TOPOLOGIES {
         let lab = Lab::new(topology);
-        let mut gate = lab.gate("any", 11, 1 << 16, 600_000);
+        let mut gate = Drive::start(&lab, "any", 11, 1 << 16, 600_000);
         gate.tell("lease");
         let listener = in_namespace(&lab.client(), || TcpListener::bind("0.0.0.0:7000")).unwrap();
         let to = to_client(&lab);
         let mut guest = in_namespace(&lab.guest(), || TcpStream::connect(to)).unwrap();
         let (mut client, _) = listener.accept().unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        guest.set_write_timeout(Some(PATIENCE)).unwrap();
         gate.tell("tide 10");
         let sent: Vec<u8> = (0u32..8 << 20).flat_map(u32::to_le_bytes).collect();
         std::thread::scope(|scope| {
@@ -326,7 +335,7 @@ fn ipv6_is_held_and_neighbour_discovery_is_not() {
     for topology in TOPOLOGIES {
         for backend in backends("ipv6", &Lab::new(topology)) {
             let lab = Lab::new(topology);
-            let mut gate = lab.gate(backend, 11, 1024, 600_000);
+            let mut gate = Drive::start(&lab, backend, 11, 1024, 600_000);
             lab.guest_speaks_ipv6();
             let (guest, client) = (udp(&lab.guest(), "[::]:7000"), udp(&lab.client(), "[::]:7000"));
             let to: SocketAddr = format!("[{}]:{PORT}", lab.client_ip6()).parse().unwrap();
@@ -357,7 +366,7 @@ fn frames_that_the_queue_cannot_judge_do_not_cross_the_bridge() {
         return;
     }
     let lab = Lab::new(Topology::Bridged);
-    let _gate = lab.gate("any", 11, 1024, 600_000);
+    let _gate = Drive::start(&lab, "any", 11, 1024, 600_000);
     // EtherType 0x88b5 is for local experiments. The host's own frame is the marker.
     let python = |what: &str| {
         format!(
@@ -461,7 +470,7 @@ fn a_packet_that_is_let_through_still_meets_the_users_own_rules() {
     }
     let lab = Lab::new(Topology::Routed);
     lab.on_host("iptables -A FORWARD -p udp --dport 7001 -j DROP");
-    let mut gate = lab.gate("any", 11, 1024, 600_000);
+    let mut gate = Drive::start(&lab, "any", 11, 1024, 600_000);
     let guest = udp(&lab.guest(), "0.0.0.0:0");
     let (open, barred) = (udp(&lab.client(), "0.0.0.0:7000"), udp(&lab.client(), "0.0.0.0:7001"));
     guest.send_to(b"barred", (lab.client_ip(), 7001)).unwrap();
@@ -478,7 +487,7 @@ fn what_is_missing_is_said() {
         return;
     }
     let lab = Lab::new(Topology::Bridged);
-    let _first = lab.gate("any", 11, 64, 1_000);
+    let _first = Drive::start(&lab, "any", 11, 64, 1_000);
     let second = Lab::new(Topology::Bridged);
     let start = |queue| {
         format!(
@@ -486,12 +495,12 @@ fn what_is_missing_is_said() {
              mode=pipelined lease_ms=1000 backend=any"
         )
     };
-    let mut same = lab::Drive::spawn(&lab.host());
+    let mut same = Drive::spawn(&lab.host());
     let said = same.tell_refused(&start(11));
     assert!(said.contains("queue 11 is in use by another process"), "{said}");
     second.on_host("sysctl -qw net.bridge.bridge-nf-call-ip6tables=0");
     if !in_namespace(&second.host(), || Firewall::detect().unwrap().name().starts_with("nft")) {
-        let mut unseen = lab::Drive::spawn(&second.host());
+        let mut unseen = Drive::spawn(&second.host());
         let said = unseen.tell_refused(&start(12));
         assert!(said.contains("sysctl -w net.bridge.bridge-nf-call-ip6tables=1"), "{said}");
     }
