@@ -9,6 +9,7 @@
 //! | [`view`] | a disk with what is not folded yet |
 //! | [`cut`] | the greatest downward-closed cut |
 //! | [`manifest`] | the small files beside a journal |
+//! | `server` | threads, sockets and files around all that |
 //! | [`planted`] | known faults, for the simulator |
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,8 @@ pub mod journal;
 pub mod manifest;
 pub mod names;
 pub mod planted;
+#[cfg(feature = "server")]
+pub mod server;
 pub mod storage;
 pub mod text;
 pub mod view;

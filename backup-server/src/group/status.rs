@@ -67,6 +67,27 @@ pub struct GroupStatus {
     pub broken: Option<String>,
 }
 
+impl GroupStatus {
+    /// Of a group that cannot be opened.
+    #[must_use]
+    pub fn of_broken(group: &str, reason: &str) -> Self {
+        Self {
+            group: group.to_owned(),
+            epoch: Epoch(0),
+            recoverable: false,
+            writers: Vec::new(),
+            recovered: None,
+            grace_remaining_ms: 0,
+            journal_bytes: 0,
+            unfolded_bytes: 0,
+            journal_segments: 0,
+            fold_error: None,
+            stalled: None,
+            broken: Some(reason.to_owned()),
+        }
+    }
+}
+
 impl<S: Storage> Group<S> {
     /// Its status now.
     #[must_use]

@@ -1,0 +1,227 @@
+//! The configuration file (`docs/backup-server.md`), checked as a whole.
+
+use crate::group::GroupOptions;
+use crate::journal;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use tidelock_config::{Diagnostics, Name, Section, Size};
+
+/// The longest path of a Unix socket.
+pub const SOCKET_PATH_MAX_BYTES: usize = 107;
+
+/// How hosts prove who they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// TLS with certificates on both sides.
+    Tls(tidelock_tls::Files),
+    /// Nothing: only on a link for tests.
+    Plaintext,
+}
+
+/// The whole configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This server's name.
+    pub name: String,
+    /// Where hosts connect to.
+    pub listen: SocketAddr,
+    /// How they prove who they are.
+    pub security: Security,
+    /// Where everything is kept.
+    pub data_dir: PathBuf,
+    /// The command line's socket.
+    pub control: PathBuf,
+    /// Where disks are offered: `GROUP/MEMBER.DISK.sock`.
+    pub exports_dir: PathBuf,
+    /// Offer them here, too.
+    pub exports_tcp: Option<SocketAddr>,
+    /// Prometheus.
+    pub metrics: Option<SocketAddr>,
+    /// What is logged.
+    pub log: String,
+    /// Log as JSON.
+    pub log_json: bool,
+    /// Bytes that wait for one group's owner at most.
+    pub input_max_bytes: u64,
+    options: GroupOptions,
+    hosts: BTreeMap<String, Vec<String>>,
+}
+
+impl Config {
+    /// How this group is kept.
+    #[must_use]
+    pub fn options(&self, group: &str) -> GroupOptions {
+        GroupOptions { hosts: self.hosts.get(group).cloned(), ..self.options.clone() }
+    }
+
+    /// Reads a configuration. `file` is its name in messages.
+    pub fn parse(file: &str, text: &str) -> Result<Self, Diagnostics> {
+        tidelock_config::read(file, text, read)
+    }
+}
+
+fn read(root: &mut Section<'_>) -> Option<Config> {
+    let security = read_security(root);
+    let server = root.table("server", |server| {
+        let name = server.required::<Name>("name", "name = \"backup-a\"");
+        let listen = server.or("listen", SocketAddr::from(([0, 0, 0, 0], 9640)));
+        let data_dir =
+            server.required::<PathBuf>("data_dir", "data_dir = \"/var/lib/tidelock-backup\"");
+        let control = server.optional::<PathBuf>("control");
+        let exports_dir = server.optional::<PathBuf>("exports_dir");
+        let exports_tcp = server.optional::<SocketAddr>("exports_tcp");
+        let metrics = server.optional::<SocketAddr>("metrics");
+        let log = server.or("log", "info".to_owned());
+        let json =
+            server.choice("log_format", &[("text", false), ("json", true)]).is_some_and(|j| *j);
+        if let Some(tcp) = exports_tcp.as_ref().filter(|tcp| !tcp.ip().is_loopback()) {
+            let what = "`exports_tcp` is not a loopback address, and NBD has no passwords";
+            server.fail(&tcp.place, what, "\"127.0.0.1:10809\", and a tunnel to elsewhere");
+        }
+        let data_dir = data_dir?.value;
+        let control = control.map_or_else(|| data_dir.join("control.sock"), |c| c.value);
+        let exports_dir = exports_dir.map_or_else(|| data_dir.join("exports"), |e| e.value);
+        let place = server.place();
+        check_socket(server, &place, &control);
+        // The longest name that can be put below it.
+        check_socket(server, &place, &exports_dir.join("group/member.disk.sock"));
+        Some((
+            name?.value.to_string(),
+            listen.value,
+            data_dir,
+            control,
+            exports_dir,
+            exports_tcp.map(|tcp| tcp.value),
+            metrics.map(|m| m.value),
+            log.value,
+            json,
+        ))
+    });
+    let options = root.optional_table("journal", read_journal).unwrap_or_default();
+    let input = root
+        .optional_table("limits", |limits| {
+            let input = limits.or("input", Size::mib(64));
+            if input.bytes < 40 << 20 {
+                let what = "`input` is less than the largest record and some room";
+                limits.fail(&input.place, what, "\"40MiB\" or more");
+            }
+            Some(input.bytes)
+        })
+        .unwrap_or(Size::mib(64).bytes);
+    let groups = root.tables("group", |group| {
+        let name = group.required::<Name>("name", "name = \"shop\"");
+        let hosts = group.required::<Vec<Name>>("hosts", "hosts = [\"host-a\"]");
+        let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
+        Some((name?.value.to_string(), hosts))
+    });
+    let (name, listen, data_dir, control, exports_dir, exports_tcp, metrics, log, log_json) =
+        server?;
+    Some(Config {
+        name,
+        listen,
+        security: security?,
+        data_dir,
+        control,
+        exports_dir,
+        exports_tcp,
+        metrics,
+        log,
+        log_json,
+        input_max_bytes: input,
+        options,
+        hosts: groups.into_iter().collect(),
+    })
+}
+
+fn check_socket(section: &Section<'_>, place: &tidelock_config::Place, path: &Path) {
+    if path.as_os_str().len() > SOCKET_PATH_MAX_BYTES {
+        let what = format!("the path of the socket {} is too long", path.display());
+        section.fail(place, what, format!("at most {SOCKET_PATH_MAX_BYTES} bytes"));
+    }
+}
+
+fn read_security(root: &mut Section<'_>) -> Option<Security> {
+    let has_tls = root.has("tls");
+    let tls = root.optional_table("tls", |tls| {
+        let ca = tls.required::<PathBuf>("ca", "ca = \"/etc/tidelock/ca.pem\"");
+        let certificate =
+            tls.required::<PathBuf>("certificate", "certificate = \"/etc/tidelock/backup.pem\"");
+        let key = tls.required::<PathBuf>("key", "key = \"/etc/tidelock/backup.key\"");
+        Some(tidelock_tls::Files {
+            ca: ca?.value,
+            certificate: certificate?.value,
+            key: key?.value,
+        })
+    });
+    let plaintext = root.or("plaintext", false);
+    match (has_tls, plaintext.value) {
+        (true, false) => tls.map(Security::Tls),
+        (false, true) => Some(Security::Plaintext),
+        (true, true) => {
+            let what = "plaintext and [tls] at once: one of them is not meant";
+            root.fail(&plaintext.place, what, "remove this line, or the section [tls]");
+            None
+        }
+        (false, false) => {
+            let what = "the link would be neither encrypted nor authenticated";
+            let instead = "[tls] with ca, certificate and key (`tidelock pki` makes them), or \
+                           plaintext = true at the top for a link for tests";
+            root.fail(&root.place(), what, instead);
+            None
+        }
+    }
+}
+
+fn read_journal(section: &mut Section<'_>) -> Option<GroupOptions> {
+    let default = GroupOptions::default();
+    let segment = section.or("segment", Size { bytes: default.journal.segment_bytes });
+    let unfolded = section.or("unfolded_max", Size { bytes: default.unfolded_max_bytes });
+    let fold_min = section.or("fold_min", Size { bytes: default.fold_min_bytes });
+    if !(1 << 20..=1 << 32).contains(&segment.bytes) {
+        section.fail(&segment.place, "`segment` is out of bounds", "\"1MiB\" to \"4GiB\"");
+    }
+    if unfolded.bytes < 4 * segment.bytes.max(fold_min.bytes) {
+        let what = "`unfolded_max` is less than four times `segment` or `fold_min`";
+        section.fail(&unfolded.place, what, "\"8GiB\"");
+    }
+    Some(GroupOptions {
+        journal: journal::Options { segment_bytes: segment.bytes },
+        unfolded_max_bytes: unfolded.bytes,
+        fold_min_bytes: fold_min.bytes,
+        hosts: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_examples_are_right() {
+        for file in ["backup.toml", "backup-all-keys.toml"] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(file);
+            let text = std::fs::read_to_string(path).unwrap();
+            Config::parse(file, &text).unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+
+    #[test]
+    fn everything_wrong_is_told_at_once() {
+        let text = "[server]\nname = \"b\"\ndata_dir = \"/d\"\nexports_tcp = \"1.2.3.4:1\"\n\
+                    [journal]\nsegment = \"1KiB\"\nunfoldd_max = \"1GiB\"\n";
+        let found = Config::parse("b.toml", text).unwrap_err().to_string();
+        for part in ["loopback", "out of bounds", "unfoldd_max", "neither encrypted"] {
+            assert!(found.contains(part), "{part} in {found}");
+        }
+    }
+
+    #[test]
+    fn a_group_without_a_list_belongs_to_the_host_that_creates_it() {
+        let text = "plaintext = true\n[server]\nname = \"b\"\ndata_dir = \"/d\"\n\
+                    [[group]]\nname = \"g\"\nhosts = [\"x\", \"y\"]\n";
+        let config = Config::parse("b.toml", text).unwrap();
+        assert_eq!(config.options("g").hosts, Some(vec!["x".into(), "y".into()]));
+        assert_eq!(config.options("other").hosts, None);
+    }
+}

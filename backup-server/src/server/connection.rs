@@ -1,0 +1,316 @@
+//! One host's connection: hello first, then channels, each for one attached member.
+//!
+//! Frames are decoded here and given to the owners of their groups, a whole read at a time;
+//! payloads are slices of the buffer that they were read into. A peer that breaks the protocol is
+//! told so and cut off: nothing of the damaged frame is used, everything before it counts.
+
+use super::inbox::{Event, Inbox};
+use super::outbox::Outbox;
+use super::registry::Registry;
+use crate::group::{ConnectionId, Link};
+use bytes::BytesMut;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use thiserror::Error;
+use tidelock_protocol::frame::{self, Frame, FrameError};
+use tidelock_protocol::ids::Channel;
+use tidelock_protocol::message::{Attach, Message, PROTOCOL, RefusalKind};
+use tidelock_tls::PeerIdentity;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// How much one read asks for at least.
+const READ_BYTES: usize = 256 << 10;
+/// A host that says nothing for so long is gone; attached ones send beacons.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
+/// The hello must come within this.
+const HELLO_MAX: Duration = Duration::from_secs(10);
+/// A host that takes nothing for so long is gone.
+const WRITE_MAX: Duration = Duration::from_secs(60);
+const SOFTWARE: &str = concat!("tidelock-backup ", env!("CARGO_PKG_VERSION"));
+
+static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(1);
+
+/// Why a connection ended.
+#[derive(Debug, Error)]
+pub enum ConnectionError {
+    /// The network.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// Not frames.
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    /// The peer breaks the protocol, or may not do what it asks for.
+    #[error("{1}")]
+    Refused(RefusalKind, String),
+    /// Nothing was heard.
+    #[error("nothing was heard for {} s", .0.as_secs())]
+    Silent(Duration),
+}
+
+fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, ConnectionError> {
+    Err(ConnectionError::Refused(kind, reason.into()))
+}
+
+/// Serves one connection to its end. `peer` is whom the certificate names; `None` on a plaintext
+/// link.
+pub async fn serve<T>(
+    stream: T,
+    peer: Option<PeerIdentity>,
+    registry: Arc<Registry>,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<(), ConnectionError>
+where
+    T: AsyncRead + AsyncWrite + Send + 'static,
+{
+    let id = ConnectionId(NEXT_CONNECTION.fetch_add(1, Ordering::Relaxed));
+    let outbox = Arc::new(Outbox::default());
+    let (reader, writer) = tokio::io::split(stream);
+    let sender = tokio::spawn(send(writer, Arc::clone(&outbox)));
+    let mut connection = Connection {
+        id,
+        reader,
+        peer,
+        registry,
+        outbox,
+        host: String::new(),
+        channels: BTreeMap::new(),
+    };
+    let ended = tokio::select! {
+        ended = connection.receive() => ended,
+        _ = stopping.wait_for(|stop| *stop) => {
+            // The owners have told each attached member, or will before they end.
+            refuse(RefusalKind::Stopping, "the backup server is stopping")
+        }
+    };
+    for inbox in connection.channels.values() {
+        inbox.push(Event::ConnectionLost(id));
+    }
+    if let Err(error) = &ended {
+        let (kind, reason) = match error {
+            ConnectionError::Refused(kind, reason) => (*kind, reason.clone()),
+            ConnectionError::Frame(FrameError::Version(_)) => {
+                (RefusalKind::Version, error.to_string())
+            }
+            _ => (RefusalKind::Invalid, error.to_string()),
+        };
+        connection.outbox.send(Channel(0), Message::Refused { kind, reason });
+    }
+    connection.outbox.close();
+    // The refusal gets its chance to be read.
+    let _ = timeout(Duration::from_secs(2), sender).await;
+    ended
+}
+
+struct Connection<R> {
+    id: ConnectionId,
+    reader: R,
+    peer: Option<PeerIdentity>,
+    registry: Arc<Registry>,
+    outbox: Arc<Outbox>,
+    host: String,
+    channels: BTreeMap<Channel, Arc<Inbox>>,
+}
+
+/// Frames of one channel that follow each other.
+struct Run {
+    channel: Channel,
+    frames: Vec<Frame>,
+    bytes: u64,
+}
+
+impl<R: AsyncRead + Unpin> Connection<R> {
+    async fn receive(&mut self) -> Result<(), ConnectionError> {
+        let mut input = BytesMut::new();
+        match timeout(HELLO_MAX, self.hello(&mut input)).await {
+            Ok(greeted) => greeted?,
+            Err(_) => return Err(ConnectionError::Silent(HELLO_MAX)),
+        }
+        loop {
+            self.take_frames(&mut input).await?;
+            match timeout(SILENCE_MAX, self.read(&mut input)).await {
+                Ok(Ok(true)) => {}
+                Ok(Ok(false)) => return Ok(()),
+                Ok(Err(error)) => return Err(error.into()),
+                Err(_) => return Err(ConnectionError::Silent(SILENCE_MAX)),
+            }
+        }
+    }
+
+    /// `false`: the peer has closed.
+    async fn read(&mut self, input: &mut BytesMut) -> std::io::Result<bool> {
+        // Room for the rest of a large frame at once: growing step by step would copy it.
+        let missing = frame::bytes_missing(input);
+        if input.capacity() - input.len() < missing.max(1) {
+            input.reserve(missing.max(READ_BYTES));
+        }
+        Ok(self.reader.read_buf(input).await? > 0)
+    }
+
+    async fn hello(&mut self, input: &mut BytesMut) -> Result<(), ConnectionError> {
+        let first = loop {
+            if let Some(first) = frame::decode(input)? {
+                break first;
+            }
+            if !self.read(input).await? {
+                return refuse(RefusalKind::Invalid, "the connection ended before the hello");
+            }
+        };
+        let Frame::Control(Channel(0), Message::Hello { oldest, newest, host, software }) = first
+        else {
+            return refuse(RefusalKind::Invalid, "the first message must be a hello");
+        };
+        if newest < PROTOCOL.0 || oldest > PROTOCOL.1 || oldest > newest {
+            return refuse(
+                RefusalKind::Version,
+                format!(
+                    "the host speaks the protocol from {oldest} to {newest}, this server from {} \
+                     to {}: upgrade the older side",
+                    PROTOCOL.0, PROTOCOL.1
+                ),
+            );
+        }
+        if let Some(peer) = &self.peer
+            && !peer.speaks_for(&host)
+        {
+            return refuse(
+                RefusalKind::Forbidden,
+                format!("the certificate is for {}, not for {host}", peer.names().join(", ")),
+            );
+        }
+        if !crate::names::is_valid(&host) {
+            return refuse(RefusalKind::Invalid, "the host's name is not one");
+        }
+        tracing::info!(host, software, "host connected");
+        self.host = host;
+        let welcome = Message::Welcome {
+            protocol: newest.min(PROTOCOL.1),
+            server: self.registry.config().name.clone(),
+            software: SOFTWARE.to_owned(),
+        };
+        self.outbox.send(Channel(0), welcome);
+        Ok(())
+    }
+
+    /// Gives every whole frame in the buffer to its group.
+    async fn take_frames(&mut self, input: &mut BytesMut) -> Result<(), ConnectionError> {
+        let mut run: Option<Run> = None;
+        loop {
+            let before = input.len();
+            let frame = match frame::decode(input) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return self.deliver(run).await,
+                Err(error) => {
+                    self.deliver(run).await?;
+                    return Err(error.into());
+                }
+            };
+            let bytes = (before - input.len()) as u64;
+            let channel = match &frame {
+                Frame::Record(channel, _) | Frame::Control(channel, _) => *channel,
+            };
+            match frame {
+                Frame::Control(_, Message::Attach(attach)) => {
+                    self.deliver(run.take()).await?;
+                    self.attach(channel, attach)?;
+                }
+                Frame::Control(_, Message::Beacon { sent_at }) => {
+                    let link = self.link(channel);
+                    self.inbox(channel)?.push(Event::Beacon { link, sent_at });
+                }
+                frame => match &mut run {
+                    Some(run) if run.channel == channel => {
+                        run.frames.push(frame);
+                        run.bytes += bytes;
+                    }
+                    _ => {
+                        self.deliver(run.take()).await?;
+                        run = Some(Run { channel, frames: vec![frame], bytes });
+                    }
+                },
+            }
+        }
+    }
+
+    async fn deliver(&self, run: Option<Run>) -> Result<(), ConnectionError> {
+        let Some(run) = run else { return Ok(()) };
+        let inbox = self.inbox(run.channel)?;
+        let link = self.link(run.channel);
+        let stopping = || ConnectionError::Refused(RefusalKind::Stopping, "the group stops".into());
+        let permit = inbox.room_for(run.bytes).await.ok_or_else(stopping)?;
+        inbox.push(Event::Frames { link, frames: run.frames, permit });
+        Ok(())
+    }
+
+    fn link(&self, channel: Channel) -> Link {
+        Link { connection: self.id, channel }
+    }
+
+    fn inbox(&self, channel: Channel) -> Result<&Arc<Inbox>, ConnectionError> {
+        match self.channels.get(&channel) {
+            Some(inbox) => Ok(inbox),
+            None => refuse(RefusalKind::Invalid, format!("channel {channel} is not attached")),
+        }
+    }
+
+    fn attach(&mut self, channel: Channel, attach: Box<Attach>) -> Result<(), ConnectionError> {
+        if channel == Channel(0) {
+            return refuse(RefusalKind::Invalid, "channel 0 is the connection's own");
+        }
+        let owner = match self.registry.get_or_spawn(&attach.group) {
+            Ok(owner) => owner,
+            Err(error) => {
+                let kind = if crate::names::is_valid(&attach.group) {
+                    RefusalKind::Stopping
+                } else {
+                    RefusalKind::Invalid
+                };
+                let refused = Message::Refused { kind, reason: error.to_string() };
+                self.outbox.send(channel, refused);
+                return Ok(());
+            }
+        };
+        if let Some(other) = self.channels.get(&channel)
+            && !Arc::ptr_eq(other, &owner.inbox)
+            && !other.is_closed()
+        {
+            return refuse(RefusalKind::Invalid, "the channel is another group's");
+        }
+        let event = Event::Attach {
+            link: self.link(channel),
+            host: self.host.clone(),
+            attach,
+            outbox: Arc::clone(&self.outbox),
+        };
+        if owner.inbox.push(event) {
+            self.channels.insert(channel, owner.inbox);
+        } else {
+            // It ended this very moment: the host asks again.
+            let reason = "the group is being closed, ask again".to_owned();
+            let refused = Message::Refused { kind: RefusalKind::Stopping, reason };
+            self.outbox.send(channel, refused);
+        }
+        Ok(())
+    }
+}
+
+async fn send<W: AsyncWrite + Unpin>(mut writer: W, outbox: Arc<Outbox>) {
+    let mut bytes = BytesMut::new();
+    while let Some(messages) = outbox.take().await {
+        for (channel, message) in messages {
+            frame::encode_control(channel, &message, &mut bytes);
+        }
+        let written = async {
+            writer.write_all(&bytes).await?;
+            writer.flush().await
+        };
+        if !matches!(timeout(WRITE_MAX, written).await, Ok(Ok(()))) {
+            return;
+        }
+        bytes.clear();
+    }
+    let _ = timeout(Duration::from_secs(2), writer.shutdown()).await;
+}

@@ -1,0 +1,224 @@
+//! Where disks are offered: one Unix socket for each, and all of them on a loopback port if so
+//! configured. Whoever may open the socket may use the disk, so the directory is the owner's only.
+
+use super::inbox::Event;
+use super::nbd::{self, ServedDisk};
+use super::registry::Registry;
+use crate::group::Pin;
+use crate::storage::files::OpenFile;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinSet};
+
+/// Clients of one export at once.
+const CLIENTS_MAX: usize = 64;
+
+/// A disk that can be connected to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportedDisk {
+    /// `member.disk`, also the export's name.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// The NBD socket.
+    pub socket: PathBuf,
+}
+
+impl ExportedDisk {
+    /// What NBD clients take.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///{}?socket={}", self.name, self.socket.display())
+    }
+}
+
+/// All that is offered.
+#[derive(Debug)]
+pub struct Exports {
+    registry: Arc<Registry>,
+    groups: Mutex<BTreeMap<String, Offer>>,
+}
+
+/// Some disks on sockets; they go with it.
+#[derive(Debug)]
+pub struct Offer {
+    /// The disks.
+    pub disks: Vec<ExportedDisk>,
+    dir: PathBuf,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        for disk in &self.disks {
+            let _ = fs::remove_file(&disk.socket);
+        }
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+impl Exports {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(registry: Arc<Registry>) -> Self {
+        Self { registry, groups: Mutex::default() }
+    }
+
+    /// Offers the disks of a recovered group; once. `None`: it is not recovered.
+    pub async fn offer(&self, group: &str) -> io::Result<Option<Vec<ExportedDisk>>> {
+        let Some(disks) = live_disks(&self.registry, group).await else { return Ok(None) };
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(offer) = groups.get(group) {
+            return Ok(Some(offer.disks.clone()));
+        }
+        let dir = self.registry.config().exports_dir.join(group);
+        let registry = Arc::clone(&self.registry);
+        let name = group.to_owned();
+        let offer = offer(&dir, &disks, move |disk| {
+            let (registry, name, disk) = (Arc::clone(&registry), name.clone(), disk.to_owned());
+            // Looked up for each client: the group may have been opened again since.
+            async move {
+                let disks = live_disks(&registry, &name).await?;
+                disks.into_iter().find(|d| d.name() == disk)
+            }
+        })?;
+        let disks = offer.disks.clone();
+        groups.insert(group.to_owned(), offer);
+        Ok(Some(disks))
+    }
+
+    /// Offers the disks of a pinned cut until the offer is dropped.
+    pub fn offer_pin(&self, pin: Pin<OpenFile>) -> io::Result<Offer> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let name = format!("view-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let dir = self.registry.config().exports_dir.join(name);
+        let disks = ServedDisk::pinned(pin);
+        let all = disks.clone();
+        offer(&dir, &disks, move |disk| {
+            let found = all.iter().find(|d| d.name() == disk).cloned();
+            async move { found }
+        })
+    }
+
+    /// Ends all offers.
+    pub fn close(&self) {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Sockets of an earlier run are in the way and serve nobody.
+pub fn remove_stale(exports_dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(exports_dir)?;
+    fs::set_permissions(exports_dir, fs::Permissions::from_mode(0o700))?;
+    for dir in fs::read_dir(exports_dir)? {
+        let dir = dir?.path();
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension().is_some_and(|e| e == "sock") {
+                fs::remove_file(path)?;
+            }
+        }
+        // Other people's files stay.
+        let _ = fs::remove_dir(&dir);
+    }
+    Ok(())
+}
+
+async fn live_disks(registry: &Registry, group: &str) -> Option<Vec<ServedDisk>> {
+    let owner = registry.get(group)?;
+    let (done, answer) = oneshot::channel();
+    owner.inbox.push(Event::Disks { done });
+    let live = answer.await.ok()??;
+    Some(ServedDisk::live(live, &owner.inbox))
+}
+
+fn offer<F, Fut>(dir: &Path, disks: &[ServedDisk], find: F) -> io::Result<Offer>
+where
+    F: Fn(&str) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Option<ServedDisk>> + Send + 'static,
+{
+    fs::create_dir_all(dir)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    let mut offer = Offer { disks: Vec::new(), dir: dir.to_owned(), tasks: Vec::new() };
+    for disk in disks {
+        let socket = dir.join(format!("{}.sock", disk.name()));
+        match fs::remove_file(&socket) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&socket)?;
+        let (name, size_bytes) = (disk.name().to_owned(), disk.size_bytes());
+        let (find, wanted) = (find.clone(), name.clone());
+        let task = tokio::spawn(async move {
+            let mut clients = JoinSet::new();
+            loop {
+                let accepted = tokio::select! {
+                    accepted = listener.accept(), if clients.len() < CLIENTS_MAX => accepted,
+                    Some(_) = clients.join_next() => continue,
+                };
+                let Ok((stream, _)) = accepted else {
+                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                    continue;
+                };
+                let (find, wanted) = (find.clone(), wanted.clone());
+                clients.spawn(async move {
+                    if let Some(disk) = find(&wanted).await {
+                        serve(stream, vec![disk]).await;
+                    }
+                });
+            }
+        });
+        offer.tasks.push(task.abort_handle());
+        offer.disks.push(ExportedDisk { name, size_bytes, socket });
+    }
+    Ok(offer)
+}
+
+async fn serve<T>(stream: T, disks: Vec<ServedDisk>)
+where
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + 'static,
+{
+    let result = match nbd::exports(&disks) {
+        Ok(exports) => nbd::serve(stream, exports, Arc::new(disks)).await,
+        Err(error) => Err(io::Error::other(error)),
+    };
+    if let Err(error) = result {
+        tracing::warn!("NBD client: {error}");
+    }
+}
+
+/// Offers the disks of all recovered groups to each client of a loopback port, as
+/// `group/member.disk`.
+pub async fn run_tcp(listener: TcpListener, registry: Arc<Registry>) {
+    let mut clients = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept(), if clients.len() < CLIENTS_MAX => accepted,
+            Some(_) = clients.join_next() => continue,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            continue;
+        };
+        let registry = Arc::clone(&registry);
+        clients.spawn(async move {
+            let mut all = Vec::new();
+            for owner in registry.all() {
+                let disks = live_disks(&registry, &owner.group).await.unwrap_or_default();
+                all.extend(disks.into_iter().map(|d| d.named_in(&owner.group)));
+            }
+            let _ = stream.set_nodelay(true);
+            serve(stream, all).await;
+        });
+    }
+}

@@ -1,0 +1,206 @@
+//! What waits for a group's owner.
+//!
+//! Everything that arrived while the owner made a batch durable is taken at once and forms the
+//! next batch. Frames are bounded in bytes by permits that the connection acquires before it puts
+//! them in, so that a full inbox turns into backpressure on the socket; everything else is bounded
+//! by who sends it (one answer at a time).
+
+use crate::fold::{FoldError, Folded};
+use crate::group::{
+    ConnectionId, GroupStatus, GuestEffect, Link, NamedView, Pin, RecoverError, Recovery,
+};
+use crate::server::outbox::Outbox;
+use crate::storage::files::OpenFile;
+use crate::view::DiskKey;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tidelock_protocol::frame::Frame;
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::{Attach, Machine};
+use tidelock_protocol::vector::CountVector;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// Permits are counted in these.
+const PERMIT_BYTES: u64 = 1024;
+
+/// An event for a group's owner.
+#[derive(Debug)]
+pub enum Event {
+    /// A member attaches.
+    Attach {
+        /// On this link.
+        link: Link,
+        /// Its host, authenticated.
+        host: String,
+        /// What it says.
+        attach: Box<Attach>,
+        /// Where answers go.
+        outbox: Arc<Outbox>,
+    },
+    /// Frames of one attached member, in order.
+    Frames {
+        /// The link.
+        link: Link,
+        /// The frames.
+        frames: Vec<Frame>,
+        /// Their bytes, given back when they are in the journal.
+        permit: OwnedSemaphorePermit,
+    },
+    /// A beacon. It does not wait behind frames that the group cannot take.
+    Beacon {
+        /// The link.
+        link: Link,
+        /// The host's clock.
+        sent_at: MonoNanos,
+    },
+    /// A connection is gone.
+    ConnectionLost(ConnectionId),
+    /// A write to a disk of a recovered group.
+    GuestWrite {
+        /// The disk.
+        key: DiskKey,
+        /// Where.
+        offset: u64,
+        /// What.
+        effect: GuestEffect,
+        /// Answer when it is durable, not only when it is readable.
+        durable: bool,
+        /// The answer.
+        done: oneshot::Sender<io::Result<()>>,
+    },
+    /// Makes all writes that were answered durable.
+    GuestFlush {
+        /// The answer.
+        done: oneshot::Sender<io::Result<()>>,
+    },
+    /// Recovers the group.
+    Recover {
+        /// The operator states that the primary is dead.
+        primary_declared_dead: bool,
+        /// The answer.
+        done: oneshot::Sender<Result<Recovery, RecoverError>>,
+    },
+    /// The disks of a recovered group; `None` if it is not recovered.
+    Disks {
+        /// The answer.
+        done: oneshot::Sender<Option<LiveDisks>>,
+    },
+    /// A view at the cut.
+    Pin {
+        /// The answer.
+        done: oneshot::Sender<Result<Pin<OpenFile>, RecoverError>>,
+    },
+    /// What to boot.
+    Machine {
+        /// Of which member.
+        member: String,
+        /// The answer.
+        done: oneshot::Sender<Result<Option<Machine>, String>>,
+    },
+    /// The status; `None`: there is no group.
+    Status {
+        /// The answer.
+        done: oneshot::Sender<Option<GroupStatus>>,
+    },
+    /// A fold has ended.
+    FoldDone {
+        /// Of which opening of the group.
+        generation: u64,
+        /// Under which cut.
+        cut: CountVector,
+        /// How.
+        result: Result<Folded, FoldError>,
+    },
+    /// The server stops.
+    Stop,
+}
+
+/// The disks of a recovered group.
+#[derive(Debug)]
+pub struct LiveDisks {
+    /// By name.
+    pub disks: Vec<NamedView<OpenFile>>,
+    /// Whether the views are still true: no longer when the group had to be opened again.
+    pub alive: Arc<AtomicBool>,
+}
+
+/// The inbox.
+#[derive(Debug)]
+pub struct Inbox {
+    state: Mutex<State>,
+    ready: Condvar,
+    budget: Arc<Semaphore>,
+    budget_permits: u32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<Event>,
+    closed: bool,
+}
+
+impl Inbox {
+    /// An inbox that holds frames of so many bytes.
+    #[must_use]
+    pub fn new(max_bytes: u64) -> Self {
+        let budget_permits = u32::try_from(max_bytes / PERMIT_BYTES).unwrap_or(u32::MAX / 2);
+        let budget = Arc::new(Semaphore::new(budget_permits as usize));
+        Self { state: Mutex::default(), ready: Condvar::new(), budget, budget_permits }
+    }
+
+    /// Waits for room for frames of so many bytes. `None`: the owner has ended.
+    pub async fn room_for(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
+        let permits = permits.clamp(1, self.budget_permits);
+        Arc::clone(&self.budget).acquire_many_owned(permits).await.ok()
+    }
+
+    /// Puts an event in. `false`: the owner has ended, and the event is dropped.
+    pub fn push(&self, event: Event) -> bool {
+        let mut state = self.lock();
+        if state.closed {
+            return false;
+        }
+        state.events.push_back(event);
+        if state.events.len() == 1 {
+            self.ready.notify_one();
+        }
+        true
+    }
+
+    /// Takes everything, waiting for at least one event or for the time to pass.
+    #[must_use]
+    pub fn take(&self, timeout: Option<Duration>) -> VecDeque<Event> {
+        let empty = |state: &mut State| state.events.is_empty();
+        let state = self.lock();
+        let mut state = match timeout {
+            None => self.ready.wait_while(state, empty).unwrap_or_else(PoisonError::into_inner),
+            Some(timeout) => {
+                let waited = self.ready.wait_timeout_while(state, timeout, empty);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        std::mem::take(&mut state.events)
+    }
+
+    /// The owner ends: what is in it and what comes is dropped.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        state.events.clear();
+        self.budget.close();
+    }
+
+    /// Whether the owner has ended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,31 @@
+//! The running server: threads, sockets and files around the groups' state machines.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`config`] | the configuration file |
+//! | [`inbox`] | what waits for a group's owner, bounded in bytes |
+//! | [`owner`] | one thread for each group, which alone touches its state |
+//! | [`registry`] | the groups by name, and the lock on the data directory |
+//! | [`outbox`] | what waits to be sent to a host |
+//! | [`connection`] | one host's connection |
+//! | [`listener`] | accepting hosts, TLS |
+//! | [`nbd`] | disks of recovered groups and pinned views as NBD exports |
+//! | [`exports`] | where those are offered |
+//! | [`control`] | the socket of the command line |
+//! | [`metrics`] | Prometheus over HTTP |
+
+pub mod clock;
+pub mod config;
+pub mod connection;
+pub mod control;
+pub mod exports;
+pub mod inbox;
+pub mod listener;
+pub mod metrics;
+pub mod nbd;
+pub mod outbox;
+pub mod owner;
+pub mod registry;
+mod run;
+
+pub use run::{Role, Server, StartError};

@@ -1,0 +1,365 @@
+//! Disks at the backup site as NBD exports: those of a recovered group, writable, and those of a
+//! pinned cut, read-only. The protocol itself is `tidelock-nbd`'s.
+
+use super::inbox::{Event, Inbox, LiveDisks};
+use crate::group::{GuestEffect, Pin};
+use crate::storage::files::OpenFile;
+use crate::view::{Content, DiskKey, View};
+use bytes::{Buf, Bytes, BytesMut};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_nbd::{
+    BlockSize, Command, Errno, Event as NbdEvent, Export, ExportError, ExportTable, Extent,
+    ExtentState, Features, ReplyEncoder, Request, Session,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+/// Bytes of requests that are under way on one connection.
+const IN_FLIGHT_BYTES: usize = 128 << 20;
+/// Replies that wait to be sent on one connection.
+const REPLIES_MAX: usize = 256;
+const READ_BYTES: usize = 128 << 10;
+/// Extents that one block status looks at.
+const EXTENTS_MAX: usize = 4096;
+
+/// Where a disk's writes go.
+#[derive(Clone, Debug)]
+enum Backing {
+    /// To the owner of the recovered group.
+    Live { inbox: Arc<Inbox>, key: DiskKey, alive: Arc<AtomicBool> },
+    /// Nowhere: a view of a cut, which must still be there.
+    Pinned(Arc<Pin<OpenFile>>),
+}
+
+/// One disk to be offered.
+#[derive(Clone, Debug)]
+pub struct ServedDisk {
+    name: String,
+    view: View<OpenFile>,
+    backing: Backing,
+}
+
+impl ServedDisk {
+    /// The disks of a recovered group.
+    #[must_use]
+    pub fn live(live: LiveDisks, inbox: &Arc<Inbox>) -> Vec<Self> {
+        let LiveDisks { disks, alive } = live;
+        let disk = |(name, key, view)| {
+            let (inbox, alive) = (Arc::clone(inbox), Arc::clone(&alive));
+            Self { name, view, backing: Backing::Live { inbox, key, alive } }
+        };
+        disks.into_iter().map(disk).collect()
+    }
+
+    /// The disks of a pinned cut.
+    #[must_use]
+    pub fn pinned(pin: Pin<OpenFile>) -> Vec<Self> {
+        let pin = Arc::new(pin);
+        let disk = |(name, view): &(String, View<OpenFile>)| Self {
+            name: name.clone(),
+            view: view.clone(),
+            backing: Backing::Pinned(Arc::clone(&pin)),
+        };
+        pin.disks.iter().map(disk).collect()
+    }
+
+    /// The same with the group's name before its own.
+    #[must_use]
+    pub fn named_in(mut self, group: &str) -> Self {
+        self.name = format!("{group}/{}", self.name);
+        self
+    }
+
+    /// Its name: `member.disk`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.view.size_bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        matches!(self.backing, Backing::Live { .. })
+    }
+
+    fn read(&self, offset: u64, len: u32) -> io::Result<Bytes> {
+        let mut data = vec![0; len as usize];
+        self.view.read(offset, &mut data)?;
+        self.check_view()?;
+        Ok(data.into())
+    }
+
+    fn extents(&self, offset: u64, len: u32) -> io::Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        self.view.describe(offset..offset + u64::from(len), |len, content| {
+            let state = match content {
+                Content::Data => ExtentState::DATA,
+                Content::Zero => ExtentState::HOLE_ZERO,
+            };
+            extents.push(Extent { len, state });
+            extents.len() < EXTENTS_MAX
+        })?;
+        self.check_view()?;
+        Ok(extents)
+    }
+
+    fn check_view(&self) -> io::Result<()> {
+        match &self.backing {
+            // The images may have moved on under what was just read.
+            Backing::Pinned(pin) if pin.is_revoked() => {
+                Err(io::Error::other("the journal reached its limit: this view is gone"))
+            }
+            Backing::Live { alive, .. } if !alive.load(Ordering::Acquire) => Err(gone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The owner's answer to a change or flush.
+    async fn change(&self, request: &Request, data: Bytes) -> io::Result<()> {
+        let Backing::Live { inbox, key, .. } = &self.backing else {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        };
+        let (done, answer) = oneshot::channel();
+        let zero = |no_hole| GuestEffect::Zero { len_bytes: request.len, no_hole };
+        let effect = match request.command {
+            Command::Write => GuestEffect::Write(data),
+            Command::WriteZeroes => zero(request.flags.no_hole()),
+            Command::Trim => zero(false),
+            Command::Flush => {
+                return ask(inbox, Event::GuestFlush { done }, answer).await;
+            }
+            Command::Read | Command::BlockStatus | Command::Cache => return Ok(()),
+        };
+        let durable = request.flags.fua();
+        let offset = request.offset;
+        ask(inbox, Event::GuestWrite { key: *key, offset, effect, durable, done }, answer).await
+    }
+}
+
+/// The owner has ended, or the group was opened again: clients connect anew.
+fn gone() -> io::Error {
+    const ESHUTDOWN: i32 = 108;
+    io::Error::from_raw_os_error(ESHUTDOWN)
+}
+
+async fn ask(
+    inbox: &Inbox,
+    event: Event,
+    answer: oneshot::Receiver<io::Result<()>>,
+) -> io::Result<()> {
+    if !inbox.push(event) {
+        return Err(gone());
+    }
+    answer.await.map_err(|_| gone())?
+}
+
+/// The exports of some disks, by their names.
+pub fn exports(disks: &[ServedDisk]) -> Result<ExportTable, ExportError> {
+    let export = |disk: &ServedDisk| Export {
+        name: disk.name.clone(),
+        description: String::new(),
+        size_bytes: disk.size_bytes(),
+        read_only: !disk.is_writable(),
+        block_size: BlockSize::default(),
+        features: Features {
+            flush: true,
+            fua: disk.is_writable(),
+            trim: true,
+            write_zeroes: true,
+            // A zeroing is one small record.
+            fast_zero: true,
+            cache: false,
+            // All connections write through one journal.
+            multi_conn: true,
+        },
+    };
+    ExportTable::new(disks.iter().map(export).collect())
+}
+
+struct Reply {
+    head: Bytes,
+    data: Bytes,
+}
+
+/// Serves one client to its end. `disks` are in the order of the exports.
+pub async fn serve<T>(
+    stream: T,
+    exports: ExportTable,
+    disks: Arc<Vec<ServedDisk>>,
+) -> io::Result<()>
+where
+    T: AsyncRead + AsyncWrite + Send + 'static,
+{
+    let (mut reader, writer) = tokio::io::split(stream);
+    let (replies, waiting) = mpsc::channel(REPLIES_MAX);
+    let sender = tokio::spawn(send(writer, waiting));
+    let mut client = Client {
+        session: Session::new(exports),
+        disks,
+        replies,
+        in_flight: Arc::new(Semaphore::new(IN_FLIGHT_BYTES)),
+    };
+    let mut input = BytesMut::new();
+    let ended = client.run(&mut reader, &mut input).await;
+    drop(client);
+    // Requests under way hold the channel open until they are answered.
+    let _ = sender.await;
+    ended
+}
+
+struct Client {
+    session: Session,
+    disks: Arc<Vec<ServedDisk>>,
+    replies: mpsc::Sender<Reply>,
+    in_flight: Arc<Semaphore>,
+}
+
+impl Client {
+    async fn run(
+        &mut self,
+        reader: &mut (impl AsyncRead + Unpin),
+        input: &mut BytesMut,
+    ) -> io::Result<()> {
+        loop {
+            let step = self.session.next(input);
+            self.send_output().await?;
+            let step = step.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+            input.advance(step.consumed);
+            match step.event {
+                Some(NbdEvent::Request(request)) => self.request(request, reader, input).await?,
+                Some(NbdEvent::Disconnected) => return Ok(()),
+                Some(NbdEvent::Opened { .. } | NbdEvent::OutputFull) => {}
+                None => {
+                    if !fill(reader, input, 1).await? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn send_output(&mut self) -> io::Result<()> {
+        let head = self.session.output().split().freeze();
+        if head.is_empty() {
+            return Ok(());
+        }
+        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        self.replies.send(Reply { head, data: Bytes::new() }).await.map_err(gone)
+    }
+
+    async fn request(
+        &mut self,
+        request: Request,
+        reader: &mut (impl AsyncRead + Unpin),
+        input: &mut BytesMut,
+    ) -> io::Result<()> {
+        let owed = self.session.payload_owed();
+        // A zeroing carries no data however long it is.
+        let holds = if matches!(request.command, Command::Read | Command::Write) {
+            request.len.max(4096)
+        } else {
+            4096
+        };
+        let permit = Arc::clone(&self.in_flight)
+            .acquire_many_owned(holds)
+            .await
+            .map_err(|_| io::ErrorKind::BrokenPipe)?;
+        if !fill(reader, input, owed as usize).await? {
+            return Ok(());
+        }
+        let data = input.split_to(owed as usize).freeze();
+        self.session.payload_taken(owed);
+        let (Some(encoder), Some(export)) = (self.session.encoder(), self.session.export()) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let disks = Arc::clone(&self.disks);
+        let replies = self.replies.clone();
+        tokio::spawn(async move {
+            let reply = execute(disks, export, request, data, encoder).await;
+            let _ = replies.send(reply).await;
+            drop(permit);
+        });
+        Ok(())
+    }
+}
+
+async fn execute(
+    disks: Arc<Vec<ServedDisk>>,
+    export: usize,
+    request: Request,
+    data: Bytes,
+    encoder: ReplyEncoder,
+) -> Reply {
+    let mut head = BytesMut::new();
+    let outcome = match request.command {
+        Command::Read | Command::BlockStatus => {
+            // Files are read in threads that may wait.
+            let work = tokio::task::spawn_blocking(move || {
+                let disk = &disks[export];
+                if request.command == Command::Read {
+                    return disk.read(request.offset, request.len).map(|d| (d, Vec::new()));
+                }
+                disk.extents(request.offset, request.len).map(|e| (Bytes::new(), e))
+            });
+            work.await.unwrap_or_else(|e| Err(io::Error::other(e)))
+        }
+        _ => disks[export].change(&request, data).await.map(|()| (Bytes::new(), Vec::new())),
+    };
+    let data = match outcome {
+        Ok((data, _)) if request.command == Command::Read => {
+            head.extend_from_slice(&encoder.read(&request));
+            data
+        }
+        Ok((_, extents)) if request.command == Command::BlockStatus => {
+            encoder.block_status(&request, extents, &mut head);
+            Bytes::new()
+        }
+        Ok(_) => {
+            head.extend_from_slice(&encoder.done(&request));
+            Bytes::new()
+        }
+        Err(error) => {
+            encoder.error(&request, Errno::from(&error), &error.to_string(), &mut head);
+            Bytes::new()
+        }
+    };
+    Reply { head: head.freeze(), data }
+}
+
+/// Reads until there are at least so many bytes. `false`: the client has closed before.
+async fn fill(
+    reader: &mut (impl AsyncRead + Unpin),
+    input: &mut BytesMut,
+    bytes: usize,
+) -> io::Result<bool> {
+    while input.len() < bytes {
+        let missing = bytes - input.len();
+        input.reserve(missing.max(READ_BYTES));
+        if reader.read_buf(input).await? == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+async fn send<W: AsyncWrite + Unpin>(mut writer: W, mut replies: mpsc::Receiver<Reply>) {
+    while let Some(reply) = replies.recv().await {
+        let written = async {
+            writer.write_all(&reply.head).await?;
+            writer.write_all(&reply.data).await
+        };
+        if written.await.is_err() {
+            break;
+        }
+    }
+    // Whoever still answers must not wait for room here.
+    replies.close();
+    while replies.recv().await.is_some() {}
+    let _ = writer.shutdown().await;
+}

@@ -1,0 +1,113 @@
+//! What waits to be sent to a host. Acknowledgements are cumulative, so one that was not sent yet
+//! is replaced by the next; with that the queue stays short, and a host that does not read what
+//! it asked for is cut off.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tidelock_protocol::ids::Channel;
+use tidelock_protocol::message::Message;
+use tokio::sync::Notify;
+
+/// Messages that may wait.
+const MESSAGES_MAX: usize = 4096;
+
+/// The outbox of one connection.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    state: Mutex<State>,
+    ready: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    messages: VecDeque<(Channel, Message)>,
+    closed: bool,
+    overflowed: bool,
+}
+
+impl Outbox {
+    /// Puts a message in.
+    pub fn send(&self, channel: Channel, message: Message) {
+        let mut state = self.lock();
+        if state.closed {
+            return;
+        }
+        let cumulative = matches!(message, Message::Committed { .. });
+        let full = state.messages.len() >= MESSAGES_MAX;
+        match state.messages.back_mut() {
+            Some((last, old @ Message::Committed { .. })) if cumulative && *last == channel => {
+                *old = message;
+            }
+            _ if full => {
+                state.overflowed = true;
+                state.closed = true;
+            }
+            _ => state.messages.push_back((channel, message)),
+        }
+        drop(state);
+        self.ready.notify_one();
+    }
+
+    /// Nothing more will come: what is in it is sent, then the connection ends.
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.ready.notify_one();
+    }
+
+    /// Waits for messages and takes them. `None`: closed and empty, or overflowed.
+    pub async fn take(&self) -> Option<VecDeque<(Channel, Message)>> {
+        loop {
+            {
+                let mut state = self.lock();
+                if state.overflowed {
+                    return None;
+                }
+                if !state.messages.is_empty() {
+                    return Some(std::mem::take(&mut state.messages));
+                }
+                if state.closed {
+                    return None;
+                }
+            }
+            self.ready.notified().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidelock_protocol::ids::{MonoNanos, Seq};
+    use tidelock_protocol::vector::CountVector;
+
+    fn committed(seq: u64) -> Message {
+        Message::Committed { durable: Seq(seq), committed: CountVector::new() }
+    }
+
+    #[tokio::test]
+    async fn acknowledgements_are_merged_and_order_is_kept() {
+        let outbox = Outbox::default();
+        let lease = Message::Lease { sent_at: MonoNanos(1) };
+        for message in [committed(1), committed(2), lease.clone(), committed(3)] {
+            outbox.send(Channel(1), message);
+        }
+        outbox.send(Channel(2), committed(9));
+        let taken: Vec<_> = outbox.take().await.unwrap().into_iter().map(|(_, m)| m).collect();
+        assert_eq!(taken, [committed(2), lease, committed(3), committed(9)]);
+        outbox.close();
+        assert!(outbox.take().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_host_that_does_not_read_is_cut_off() {
+        let outbox = Outbox::default();
+        for n in 0..=MESSAGES_MAX as u64 {
+            outbox.send(Channel(0), Message::Lease { sent_at: MonoNanos(n) });
+        }
+        assert!(outbox.take().await.is_none());
+    }
+}

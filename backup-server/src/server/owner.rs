@@ -1,0 +1,514 @@
+//! One thread for each group, which alone touches its state: no locks.
+//!
+//! ```text
+//!  Absent ──attach──▶ Live ◀──opened── Broken
+//!                      └──journal failed──▶
+//! ```
+//!
+//! Each turn takes everything from the inbox, lets the group write it as one batch, syncs, and
+//! sends what follows from that. The next batch forms meanwhile: group commit without a timer.
+//! Only what has to be tried again (no room, a failed disk) is tried once a second.
+
+use super::clock;
+use super::inbox::{Event, Inbox, LiveDisks};
+use super::outbox::Outbox;
+use crate::fold::FoldJob;
+use crate::group::{
+    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Output, RecoverError,
+};
+use crate::manifest;
+use crate::storage::files::{Files, OpenFile};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tidelock_protocol::frame::Frame;
+use tidelock_protocol::message::{Attach, Message, RefusalKind};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+const RETRY: Duration = Duration::from_secs(1);
+/// Guests' writes that no flush has covered are made durable at this point anyway, so that they
+/// can be folded.
+const UNSYNCED_MAX_BYTES: u64 = 64 << 20;
+
+/// A group's owner, from outside.
+#[derive(Clone, Debug)]
+pub struct OwnerHandle {
+    /// The group's name.
+    pub group: Arc<str>,
+    /// Its inbox.
+    pub inbox: Arc<Inbox>,
+}
+
+enum Phase {
+    /// There is no group yet.
+    Absent,
+    Live(Box<Group<Files>>),
+    Broken {
+        kind: RefusalKind,
+        reason: String,
+        retry_at: Instant,
+    },
+}
+
+/// What the group could not take yet, in order.
+enum Deferred {
+    Frames { link: Link, frames: VecDeque<Frame>, _permit: OwnedSemaphorePermit },
+    Guest(Event),
+}
+
+struct Waiting {
+    done: oneshot::Sender<io::Result<()>>,
+    durable: bool,
+}
+
+struct Owner {
+    group: Arc<str>,
+    dir: PathBuf,
+    options: GroupOptions,
+    inbox: Arc<Inbox>,
+    phase: Phase,
+    generation: u64,
+    outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
+    deferred: VecDeque<Deferred>,
+    waiting: Vec<Waiting>,
+    unsynced_bytes: u64,
+    folder: Option<mpsc::Sender<(u64, FoldJob<OpenFile>)>>,
+    fold_not_before: Option<Instant>,
+    /// Of the views that were handed out since the group was opened.
+    alive: Arc<AtomicBool>,
+    stopping: bool,
+}
+
+/// Starts the owner of a group whose directory is `dir`; it need not exist yet.
+pub fn spawn(
+    group: &str,
+    dir: &Path,
+    options: GroupOptions,
+    input_max_bytes: u64,
+) -> io::Result<(OwnerHandle, JoinHandle<()>)> {
+    let group: Arc<str> = group.into();
+    let inbox = Arc::new(Inbox::new(input_max_bytes));
+    let mut owner = Owner {
+        group: Arc::clone(&group),
+        dir: dir.to_owned(),
+        options,
+        inbox: Arc::clone(&inbox),
+        phase: Phase::Absent,
+        generation: 0,
+        outboxes: BTreeMap::new(),
+        deferred: VecDeque::new(),
+        waiting: Vec::new(),
+        unsynced_bytes: 0,
+        folder: None,
+        fold_not_before: None,
+        alive: Arc::default(),
+        stopping: false,
+    };
+    let handle = OwnerHandle { group: Arc::clone(&group), inbox };
+    let thread = std::thread::Builder::new().name(format!("group-{group}")).spawn(move || {
+        // Whatever happens here, nobody waits for an answer that never comes.
+        let _closer = Closer(Arc::clone(&owner.inbox));
+        owner.open();
+        owner.run();
+    })?;
+    Ok((handle, thread))
+}
+
+struct Closer(Arc<Inbox>);
+
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Owner {
+    fn run(&mut self) {
+        while !self.stopping {
+            let events = self.inbox.take(self.timeout());
+            for event in events {
+                self.handle(event);
+            }
+            self.turn();
+            if matches!(self.phase, Phase::Absent) && self.outboxes.is_empty() {
+                // An attachment that was refused: no group came of it.
+                return;
+            }
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let retry = match &self.phase {
+            Phase::Broken { .. } => true,
+            Phase::Live(group) => !group.accepts(),
+            Phase::Absent => false,
+        };
+        (retry || self.fold_not_before.is_some() || !self.deferred.is_empty()).then_some(RETRY)
+    }
+
+    fn open(&mut self) {
+        self.generation += 1;
+        self.alive = Arc::new(AtomicBool::new(true));
+        if !self.dir.join("group.json").exists() {
+            self.phase = Phase::Absent;
+            return;
+        }
+        let storage = Files::new(self.dir.clone());
+        match Group::open(storage, clock::now(), self.options.clone()) {
+            Ok(None) => self.phase = Phase::Absent,
+            Ok(Some((group, torn))) => {
+                if let Some(torn) = torn {
+                    tracing::warn!(
+                        group = &*self.group,
+                        segment = torn.file,
+                        offset = torn.offset,
+                        bytes = torn.len_bytes,
+                        "the last write was not finished when the server stopped; nothing of it \
+                         was acknowledged, and it is cut off"
+                    );
+                }
+                tracing::info!(
+                    group = &*self.group,
+                    epoch = %group.epoch(),
+                    committed = %group.committed(),
+                    recovered = group.recovery().is_some(),
+                    unfolded_bytes = group.unfolded_bytes(),
+                    "opened"
+                );
+                self.phase = Phase::Live(Box::new(group));
+            }
+            Err(error) => self.broken(&error),
+        }
+    }
+
+    fn broken(&mut self, error: &GroupError) {
+        let kind = match error {
+            GroupError::Journal(error)
+                if matches!(
+                    error,
+                    crate::journal::JournalError::Corrupt { .. }
+                        | crate::journal::JournalError::Missing { .. }
+                ) =>
+            {
+                RefusalKind::Damaged
+            }
+            _ => RefusalKind::Stopping,
+        };
+        self.break_down(kind, error.to_string());
+    }
+
+    fn break_down(&mut self, kind: RefusalKind, reason: String) {
+        let told = matches!(&self.phase, Phase::Broken { reason: old, .. } if *old == reason);
+        if !told {
+            tracing::error!(group = &*self.group, reason, "the group does not work");
+        }
+        for waiting in self.waiting.drain(..) {
+            let _ = waiting.done.send(Err(io::Error::other(reason.clone())));
+        }
+        self.deferred.clear();
+        self.alive.store(false, Ordering::Release);
+        self.phase = Phase::Broken { kind, reason, retry_at: Instant::now() + RETRY };
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Attach { link, host, attach, outbox } => {
+                self.attach(link, &host, &attach, outbox);
+            }
+            Event::Frames { link, frames, permit } => {
+                let frames = VecDeque::from(frames);
+                self.deferred.push_back(Deferred::Frames { link, frames, _permit: permit });
+                self.take_deferred();
+            }
+            Event::Beacon { link, sent_at } => {
+                if let Phase::Live(group) = &mut self.phase {
+                    group.beacon(clock::now(), link, sent_at);
+                }
+            }
+            Event::ConnectionLost(connection) => {
+                self.take_deferred();
+                if let Phase::Live(group) = &mut self.phase {
+                    group.connection_lost(connection);
+                }
+                self.outboxes.remove(&connection);
+            }
+            event @ (Event::GuestWrite { .. } | Event::GuestFlush { .. }) => {
+                self.deferred.push_back(Deferred::Guest(event));
+                self.take_deferred();
+            }
+            Event::FoldDone { generation, cut, result } => {
+                self.fold_not_before = result.is_err().then(|| Instant::now() + RETRY);
+                if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
+                {
+                    group.fold_done(cut, result);
+                }
+            }
+            Event::Stop => self.stop(),
+            query => self.answer(query),
+        }
+    }
+
+    fn answer(&mut self, query: Event) {
+        let now = clock::now();
+        // An answer that nobody waits for any more is dropped.
+        match (query, &mut self.phase) {
+            (Event::Recover { primary_declared_dead, done }, Phase::Live(group)) => {
+                let _ = done.send(group.recover(now, primary_declared_dead));
+            }
+            (Event::Recover { done, .. }, phase) => {
+                let _ = done.send(Err(phase.unavailable()));
+            }
+            (Event::Pin { done }, Phase::Live(group)) => {
+                let _ = done.send(group.pin());
+            }
+            (Event::Pin { done }, phase) => {
+                let _ = done.send(Err(phase.unavailable()));
+            }
+            (Event::Disks { done }, Phase::Live(group)) if group.recovery().is_some() => {
+                let disks = group.recovered_disks();
+                let failed = |e| tracing::error!(group = &*self.group, "recovered disks: {e}");
+                let alive = Arc::clone(&self.alive);
+                let live = disks.map_err(failed).map(|disks| LiveDisks { disks, alive });
+                let _ = done.send(live.ok());
+            }
+            (Event::Disks { done }, _) => {
+                let _ = done.send(None);
+            }
+            (Event::Machine { member, done }, Phase::Live(group)) => {
+                let machine = manifest::read_machine(group.storage(), &member);
+                let _ = done.send(machine.map_err(|e| e.to_string()));
+            }
+            (Event::Machine { done, .. }, phase) => {
+                let _ = done.send(Err(phase.unavailable().to_string()));
+            }
+            (Event::Status { done }, Phase::Live(group)) => {
+                let _ = done.send(Some(group.status(now)));
+            }
+            (Event::Status { done }, Phase::Broken { reason, .. }) => {
+                let status = crate::group::GroupStatus::of_broken(&self.group, reason);
+                let _ = done.send(Some(status));
+            }
+            (Event::Status { done }, Phase::Absent) => {
+                let _ = done.send(None);
+            }
+            (other, _) => unreachable!("handled before: {other:?}"),
+        }
+    }
+
+    fn attach(&mut self, link: Link, host: &str, attach: &Attach, outbox: Arc<Outbox>) {
+        let refuse = |kind, reason| {
+            outbox.send(link.channel, Message::Refused { kind, reason });
+        };
+        if matches!(self.phase, Phase::Absent)
+            && let Err((kind, reason)) = self.create(host, attach)
+        {
+            return refuse(kind, reason);
+        }
+        match &mut self.phase {
+            Phase::Live(group) => {
+                self.outboxes.insert(link.connection, outbox);
+                group.attach(clock::now(), link, host, attach);
+            }
+            Phase::Broken { kind, reason, .. } => refuse(*kind, reason.clone()),
+            Phase::Absent => refuse(RefusalKind::Stopping, "the group was not created".into()),
+        }
+    }
+
+    fn create(&mut self, host: &str, attach: &Attach) -> Result<(), (RefusalKind, String)> {
+        let made = std::fs::create_dir_all(&self.dir).and_then(|()| {
+            let parent = self.dir.parent().unwrap_or(Path::new("."));
+            std::fs::File::open(parent)?.sync_all()
+        });
+        made.map_err(|e| (RefusalKind::Stopping, format!("the group's directory: {e}")))?;
+        let storage = Files::new(self.dir.clone());
+        let options = self.options.clone();
+        match Group::create(storage, host, attach, clock::now(), options) {
+            Ok(group) => {
+                tracing::info!(group = &*self.group, host, "created");
+                self.phase = Phase::Live(Box::new(group));
+                Ok(())
+            }
+            Err(error) => {
+                if let GroupCreateError::Group(error) = &error {
+                    tracing::error!(group = &*self.group, "not created: {error}");
+                }
+                // Empty unless something went wrong half-way, and then it is cleared next time.
+                let _ = std::fs::remove_dir(&self.dir);
+                Err(error.refusal())
+            }
+        }
+    }
+
+    /// Gives the group what it can take, in order.
+    fn take_deferred(&mut self) {
+        while let Some(first) = self.deferred.front_mut() {
+            let Phase::Live(group) = &mut self.phase else {
+                self.deferred.clear();
+                return;
+            };
+            match first {
+                Deferred::Frames { link, frames, .. } => {
+                    while let Some(frame) = frames.pop_front() {
+                        if let Some(back) = group.receive(clock::now(), *link, frame) {
+                            frames.push_front(back);
+                            return;
+                        }
+                    }
+                    self.deferred.pop_front();
+                }
+                Deferred::Guest(_) => {
+                    if group.broken().is_none() && !group.accepts() {
+                        return;
+                    }
+                    let Some(Deferred::Guest(event)) = self.deferred.pop_front() else { return };
+                    self.guest(event);
+                }
+            }
+        }
+    }
+
+    fn guest(&mut self, event: Event) {
+        let Phase::Live(group) = &mut self.phase else { return };
+        match event {
+            Event::GuestWrite { key, offset, effect, durable, done } => {
+                let bytes = match &effect {
+                    crate::group::GuestEffect::Write(data) => data.len() as u64,
+                    crate::group::GuestEffect::Zero { .. } => 0,
+                };
+                if group.guest_write(clock::now(), key, offset, effect) {
+                    self.unsynced_bytes += bytes + 64;
+                    self.waiting.push(Waiting { done, durable });
+                } else {
+                    let refused = io::Error::from(io::ErrorKind::PermissionDenied);
+                    let _ = done.send(Err(refused));
+                }
+            }
+            Event::GuestFlush { done } => self.waiting.push(Waiting { done, durable: true }),
+            other => unreachable!("not a guest's: {other:?}"),
+        }
+    }
+
+    /// What follows from a batch of events.
+    fn turn(&mut self) {
+        if let Phase::Broken { retry_at, .. } = &self.phase
+            && Instant::now() >= *retry_at
+        {
+            self.open();
+        }
+        if let Phase::Live(group) = &mut self.phase {
+            group.retry();
+        }
+        self.take_deferred();
+        self.commit();
+        self.send_outputs();
+        self.start_fold();
+        let broken = match &self.phase {
+            Phase::Live(group) => group.broken().map(str::to_owned),
+            _ => None,
+        };
+        if let Some(reason) = broken {
+            self.break_down(RefusalKind::Stopping, reason);
+        }
+    }
+
+    fn commit(&mut self) {
+        let Phase::Live(group) = &mut self.phase else { return };
+        if group.recovery().is_none() {
+            group.flush();
+            return;
+        }
+        // A recovered group's guests decide when something must be durable.
+        if !group.guest_written() {
+            return;
+        }
+        let sync =
+            self.waiting.iter().any(|w| w.durable) || self.unsynced_bytes >= UNSYNCED_MAX_BYTES;
+        if sync {
+            group.flush();
+            self.unsynced_bytes = 0;
+        }
+        // If the flush found no room, those who wait go on waiting.
+        if group.accepts() {
+            for waiting in self.waiting.drain(..) {
+                let _ = waiting.done.send(Ok(()));
+            }
+        }
+    }
+
+    fn send_outputs(&mut self) {
+        let Phase::Live(group) = &mut self.phase else { return };
+        for output in group.take_outputs() {
+            let (link, message) = match output {
+                Output::Send(link, message) => (link, message),
+                Output::Refuse(link, kind, reason) => {
+                    tracing::warn!(group = &*self.group, ?kind, reason, "refused");
+                    (link, Message::Refused { kind, reason })
+                }
+            };
+            if let Some(outbox) = self.outboxes.get(&link.connection) {
+                outbox.send(link.channel, message);
+            }
+        }
+    }
+
+    fn start_fold(&mut self) {
+        if self.fold_not_before.is_some_and(|at| Instant::now() < at) {
+            return;
+        }
+        let Phase::Live(group) = &mut self.phase else { return };
+        let Some(job) = group.fold_job() else { return };
+        self.fold_not_before = None;
+        let folder = match &self.folder {
+            Some(folder) => folder,
+            None => self.folder.insert(spawn_folder(&self.group, Arc::clone(&self.inbox))),
+        };
+        // The thread ends only with this sender.
+        let _ = folder.send((self.generation, job));
+    }
+
+    fn stop(&mut self) {
+        self.turn();
+        if let Phase::Live(group) = &mut self.phase {
+            group.close();
+        }
+        self.send_outputs();
+        self.stopping = true;
+    }
+}
+
+impl Phase {
+    fn unavailable(&self) -> RecoverError {
+        match self {
+            Phase::Broken { reason, .. } => RecoverError::Journal(reason.clone()),
+            _ => RecoverError::Group(GroupError::Unknown),
+        }
+    }
+}
+
+/// The fold's thread: jobs one after the other, with less claim on the processor than what
+/// acknowledges. Not none: a fold that starves stops everything at the limit of unfolded bytes.
+fn spawn_folder(group: &str, inbox: Arc<Inbox>) -> mpsc::Sender<(u64, FoldJob<OpenFile>)> {
+    const NICE: i32 = 10;
+    let (sender, jobs) = mpsc::channel::<(u64, FoldJob<OpenFile>)>();
+    let spawned = std::thread::Builder::new().name(format!("fold-{group}")).spawn(move || {
+        let tid = rustix::thread::gettid();
+        if let Err(error) = rustix::process::setpriority_process(Some(tid), NICE) {
+            tracing::debug!("the fold runs at normal priority: {error}");
+        }
+        while let Ok((generation, job)) = jobs.recv() {
+            let cut = job.cut.clone();
+            let result = job.run();
+            if !inbox.push(Event::FoldDone { generation, cut, result }) {
+                return;
+            }
+        }
+    });
+    if let Err(error) = spawned {
+        tracing::error!("no thread for the fold: {error}");
+    }
+    sender
+}

@@ -1,0 +1,152 @@
+//! Starting and stopping everything.
+
+use super::config::Config;
+use super::exports::{self, Exports};
+use super::registry::{Registry, RegistryError};
+use super::{control, listener, metrics};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use thiserror::Error;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// What the process is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Hosts connect to it.
+    Serve,
+    /// Only the command line does: there is no server, and a group is to be recovered.
+    Alone,
+}
+
+/// Why the server does not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The data directory.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A certificate.
+    #[error(transparent)]
+    Tls(#[from] tidelock_tls::TlsError),
+    /// An address or socket.
+    #[error("cannot listen on {on}: {source}")]
+    Listen {
+        /// Which.
+        on: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    registry: Arc<Registry>,
+    exports: Arc<Exports>,
+    address: Option<SocketAddr>,
+    stop: watch::Sender<bool>,
+    hosts: Option<JoinHandle<()>>,
+    others: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts. Recovered groups are offered again at once.
+    pub async fn start(config: Config, role: Role) -> Result<Self, StartError> {
+        if let (super::config::Security::Tls(files), Role::Serve) = (&config.security, role) {
+            // What would be refused at each connection is told now.
+            files.load()?.backup_config(std::time::SystemTime::now())?;
+        }
+        let registry = Arc::new(Registry::open(config.clone())?);
+        let exports = Arc::new(Exports::new(Arc::clone(&registry)));
+        let listen = |on: String| move |source| StartError::Listen { on, source };
+        let exports_dir = config.exports_dir.display().to_string();
+        exports::remove_stale(&config.exports_dir).map_err(listen(exports_dir.clone()))?;
+        let control = bind_control(&config)?;
+        let (stop, stopping) = watch::channel(false);
+        let mut server = Self {
+            registry: Arc::clone(&registry),
+            exports: Arc::clone(&exports),
+            address: None,
+            stop,
+            hosts: None,
+            others: Vec::new(),
+        };
+        server.others.push(tokio::spawn(control::run(
+            control,
+            Arc::clone(&registry),
+            Arc::clone(&exports),
+        )));
+        if role == Role::Serve {
+            let on = || listen(config.listen.to_string());
+            let hosts = TcpListener::bind(config.listen).await.map_err(on())?;
+            server.address = Some(hosts.local_addr().map_err(on())?);
+            let run = listener::run(hosts, Arc::clone(&registry), stopping);
+            server.hosts = Some(tokio::spawn(run));
+            if let Some(address) = config.metrics {
+                let on = listen(address.to_string());
+                let http = TcpListener::bind(address).await.map_err(on)?;
+                server.others.push(tokio::spawn(metrics::run(http, Arc::clone(&registry))));
+            }
+        }
+        if let Some(address) = config.exports_tcp {
+            let nbd = TcpListener::bind(address).await.map_err(listen(address.to_string()))?;
+            server.others.push(tokio::spawn(exports::run_tcp(nbd, Arc::clone(&registry))));
+        }
+        for owner in registry.all() {
+            let exports = Arc::clone(&exports);
+            // In the background: a long journal must not keep the other groups waiting.
+            server.others.push(tokio::spawn(async move {
+                match exports.offer(&owner.group).await {
+                    Ok(Some(disks)) => {
+                        tracing::info!(group = &*owner.group, ?disks, "recovered disks offered");
+                    }
+                    Ok(None) => {}
+                    Err(error) => tracing::error!(group = &*owner.group, "exports: {error}"),
+                }
+            }));
+        }
+        Ok(server)
+    }
+
+    /// Where hosts connect to.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// Stops: what was received is made durable and acknowledged, hosts are told, and the
+    /// journals end cleanly.
+    pub async fn stop(mut self) {
+        let registry = Arc::clone(&self.registry);
+        // The owners first: their last acknowledgements still go out.
+        let _ = tokio::task::spawn_blocking(move || registry.stop()).await;
+        self.stop.send_replace(true);
+        if let Some(hosts) = self.hosts.take() {
+            let _ = hosts.await;
+        }
+        self.exports.close();
+        self.others.iter().for_each(JoinHandle::abort);
+        let _ = std::fs::remove_file(&self.registry.config().control);
+    }
+}
+
+fn bind_control(config: &Config) -> Result<UnixListener, StartError> {
+    use std::os::unix::fs::PermissionsExt;
+    let path = &config.control;
+    let bind = || {
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        // The data directory is locked, so whoever left it there is gone.
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        Ok(listener)
+    };
+    bind().map_err(|source| StartError::Listen { on: path.display().to_string(), source })
+}
