@@ -10,9 +10,15 @@
 //! | [`cut`] | the greatest downward-closed cut |
 //! | [`manifest`] | the small files beside a journal |
 //! | `server` | threads, sockets and files around all that |
+//! | `boot` | QEMU on recovered disks |
+//! | `cli` | the command line |
 //! | [`planted`] | known faults, for the simulator |
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "server")]
+pub mod boot;
+#[cfg(feature = "server")]
+pub mod cli;
 pub mod cut;
 pub mod extents;
 pub mod fold;

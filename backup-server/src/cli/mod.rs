@@ -1,0 +1,72 @@
+//! The command line: `serve`, `status`, `recover`, `export`.
+//!
+//! All but `serve` talk to the running server. When none runs, they open the data directory
+//! themselves, with the same code, and serve what must be served until they are ended.
+
+mod args;
+mod client;
+mod export;
+mod recover;
+mod serve;
+mod status;
+
+pub use args::Args;
+
+use crate::server::config::Config;
+use anyhow::{Context, Result};
+use args::Command;
+use std::path::Path;
+use tracing_subscriber::EnvFilter;
+
+/// Runs a command to its end.
+pub async fn run(args: Args) -> Result<()> {
+    let config = load(&args.config)?;
+    match args.command {
+        Command::Serve { check: true } => {
+            println!("{} is good", args.config.display());
+            Ok(())
+        }
+        Command::Serve { check: false } => {
+            start_log(&config, None);
+            serve::run(config).await
+        }
+        Command::Status { json } => {
+            start_log(&config, Some("warn"));
+            status::run(config, json).await
+        }
+        Command::Recover(recover) => {
+            start_log(&config, Some("warn"));
+            recover::run(config, recover).await
+        }
+        Command::Export(export) => {
+            start_log(&config, Some("warn"));
+            export::run(config, export).await
+        }
+    }
+}
+
+fn load(path: &Path) -> Result<Config> {
+    let text = std::fs::read_to_string(path).with_context(|| {
+        format!("cannot read the configuration {} (see --config)", path.display())
+    })?;
+    Ok(Config::parse(&path.display().to_string(), &text)?)
+}
+
+/// `RUST_LOG` wins over the command's own level, and that over the configuration's.
+fn start_log(config: &Config, level: Option<&str>) {
+    let wanted = level.unwrap_or(&config.log);
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(wanted));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if config.log_json { log.json().init() } else { log.init() }
+}
+
+/// Waits for SIGINT or SIGTERM.
+async fn asked_to_end() -> std::io::Result<&'static str> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => Ok("SIGINT"),
+        _ = terminate.recv() => Ok("SIGTERM"),
+    }
+}

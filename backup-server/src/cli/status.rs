@@ -1,0 +1,126 @@
+//! `tidelock-backup status`.
+
+use super::client::Client;
+use crate::group::{GroupStatus, WriterStatus};
+use crate::server::config::Config;
+use crate::server::control::{Reply, Request};
+use crate::text;
+use anyhow::{Result, bail};
+use serde_json::json;
+use std::fmt::Write;
+use tidelock_protocol::message::CopyState;
+
+pub(super) async fn run(config: Config, json: bool) -> Result<()> {
+    let client = Client::connect(config).await?;
+    let Reply::Status { server, groups } = client.ask(&Request::Status).await? else {
+        bail!("the server answered something else");
+    };
+    if json {
+        let running = !client.is_alone();
+        let status = json!({ "server": server, "running": running, "groups": groups });
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        if client.is_alone() {
+            println!("no server runs; this is what the data directory says");
+        }
+        if groups.is_empty() {
+            println!("no groups yet: hosts create them when they attach");
+        }
+        groups.iter().for_each(|group| print!("{}", render(group)));
+    }
+    client.end().await;
+    Ok(())
+}
+
+fn copy(writer: &WriterStatus) -> &'static str {
+    match writer.copy {
+        CopyState::Empty => "nothing has arrived yet: nothing can be recovered",
+        CopyState::Partial => "initialising: nothing can be recovered yet",
+        CopyState::Whole => "whole",
+        CopyState::Resyncing => "resyncing: recoverable as it was before the resync",
+    }
+}
+
+fn render(group: &GroupStatus) -> String {
+    let mut out = format!("group {}\n", group.group);
+    let mut line = |name: &str, value: String| {
+        // A string takes everything.
+        let _ = writeln!(out, "  {name:<12} {value}");
+    };
+    if let Some(broken) = &group.broken {
+        line("BROKEN", broken.clone());
+        return out;
+    }
+    line("epoch", group.epoch.to_string());
+    match &group.recovered {
+        Some(recovery) => {
+            let at = text::utc(recovery.at_unix_ms);
+            line("recovered", format!("{at}: this site is the primary, the old one is fenced"));
+        }
+        None if group.recoverable && group.grace_remaining_ms > 0 => line(
+            "recoverable",
+            format!("yes; `recover` would wait {:.1} s", group.grace_remaining_ms as f64 / 1e3),
+        ),
+        None => line("recoverable", if group.recoverable { "yes" } else { "no" }.to_owned()),
+    }
+    if let Some(reason) = &group.stalled {
+        line("STALLED", reason.clone());
+    }
+    let (journal, unfolded) = (text::bytes(group.journal_bytes), text::bytes(group.unfolded_bytes));
+    line("journal", format!("{journal}, of which {unfolded} are not in the images yet"));
+    if let Some(error) = &group.fold_error {
+        line("FOLD", error.clone());
+    }
+    for writer in &group.writers {
+        let mode = writer.mode.map_or_else(String::new, |m| format!(", {m}"));
+        line("member", format!("{}{mode}", writer.member));
+        line("  copy", copy(writer).to_owned());
+        let durable = match writer.durable == writer.committed {
+            true => format!("seq {}", writer.durable),
+            false => format!("seq {}, committed {}", writer.durable, writer.committed),
+        };
+        line("  durable", durable);
+        let host = writer.host.as_deref().unwrap_or("none yet");
+        match writer.connected_since_unix_ms {
+            Some(since) => line("  host", format!("{host}, since {}", text::utc(since))),
+            None => line("  host", format!("{host}, not connected")),
+        }
+        for disk in &writer.disks {
+            line("  disk", format!("{} ({})", disk.name, text::bytes(disk.size_bytes)));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidelock_protocol::ids::{Epoch, Seq};
+
+    #[test]
+    fn what_is_wrong_stands_out() {
+        let broken = GroupStatus::of_broken("shop", "segment 1 is damaged");
+        assert!(render(&broken).contains("BROKEN"));
+        let writer = WriterStatus {
+            member: "db".into(),
+            host: Some("host-a".into()),
+            mode: None,
+            durable: Seq(9),
+            committed: Seq(5),
+            copy: CopyState::Resyncing,
+            connected_since_unix_ms: None,
+            disks: vec![],
+        };
+        let stalled = GroupStatus {
+            broken: None,
+            stalled: Some("no room".into()),
+            epoch: Epoch(1),
+            writers: vec![writer],
+            ..broken
+        };
+        let text = render(&stalled);
+        for part in ["STALLED", "no room", "seq 9, committed 5", "not connected", "resyncing"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+}
