@@ -1,7 +1,7 @@
 //! The rules in nftables: one table per member and family, replaced in one transaction.
 //!
 //! A table of our own needs no place among the user's rules: every table's chains see the packet,
-//! and ours see it before the usual filter priority.
+//! and ours see it before the usual filter priority. Counters show the operator that packets come.
 
 use super::names::table;
 use super::tool::{find, run};
@@ -120,10 +120,10 @@ fn routed(rules: &MemberRules) -> String {
     let discovery = discovery();
     format!(
         " chain forward {{ type filter hook forward priority {PRIORITY_INET};\n\
-         \x20 iifname \"{interface}\" queue num {queue}\n }}\n\
+         \x20 iifname \"{interface}\" counter queue num {queue}\n }}\n\
          \x20chain input {{ type filter hook input priority {PRIORITY_INET};\n\
          \x20 iifname \"{interface}\" {discovery}\n\
-         \x20 iifname \"{interface}\" queue num {queue}\n }}\n"
+         \x20 iifname \"{interface}\" counter queue num {queue}\n }}\n"
     )
 }
 
@@ -135,7 +135,7 @@ fn bridged(rules: &MemberRules) -> String {
             " chain {hook} {{ type filter hook {hook} priority {PRIORITY_BRIDGE};\n\
              \x20 iifname \"{interface}\" ether type arp accept\n\
              \x20 iifname \"{interface}\" ether type ip6 {discovery}\n\
-             \x20 iifname \"{interface}\" ether type {{ ip, ip6 }} queue num {queue}\n\
+             \x20 iifname \"{interface}\" ether type {{ ip, ip6 }} counter queue num {queue}\n\
              \x20 iifname \"{interface}\" drop\n }}\n"
         )
     };

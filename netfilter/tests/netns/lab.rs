@@ -180,12 +180,13 @@ impl Lab {
         in_namespace(&host, || run(command))
     }
 
-    /// How many packets came to the rules that queue.
+    /// How many packets came to the rules that queue. `nft` also shows those of iptables-nft.
     pub fn came_to_queue_rules(&self) -> u64 {
-        let saved = self.on_host("iptables-save -c -t mangle");
-        let queueing = saved.lines().filter(|line| line.contains("-j NFQUEUE"));
+        let listed = self.on_host("nft list ruleset");
+        let queueing = listed.lines().filter(|line| line.contains(" queue "));
         queueing
-            .filter_map(|line| line.strip_prefix('[')?.split(':').next()?.parse::<u64>().ok())
+            .filter_map(|line| line.split_once("counter packets ")?.1.split(' ').next())
+            .map(|packets| packets.parse::<u64>().expect("a count"))
             .sum()
     }
 
