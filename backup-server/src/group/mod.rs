@@ -125,6 +125,19 @@ pub enum GroupError {
     Unknown,
 }
 
+impl GroupError {
+    /// What hosts are told.
+    #[must_use]
+    pub fn refusal_kind(&self) -> RefusalKind {
+        match self {
+            Self::Journal(JournalError::Corrupt { .. } | JournalError::Missing { .. }) => {
+                RefusalKind::Damaged
+            }
+            _ => RefusalKind::Stopping,
+        }
+    }
+}
+
 /// One writer's stream.
 #[derive(Debug)]
 struct WriterSlot {
@@ -388,12 +401,7 @@ impl<S: Storage> Group<S> {
             return;
         }
         let reason = error.to_string();
-        let kind = match error {
-            GroupError::Journal(JournalError::Corrupt { .. } | JournalError::Missing { .. }) => {
-                RefusalKind::Damaged
-            }
-            _ => RefusalKind::Stopping,
-        };
+        let kind = error.refusal_kind();
         for slot in &mut self.slots {
             if let Some(link) = slot.link.take() {
                 self.outputs.push(Output::Refuse(link, kind, reason.clone()));

@@ -186,18 +186,7 @@ impl Owner {
     }
 
     fn broken(&mut self, error: &GroupError) {
-        let kind = match error {
-            GroupError::Journal(error)
-                if matches!(
-                    error,
-                    crate::journal::JournalError::Corrupt { .. }
-                        | crate::journal::JournalError::Missing { .. }
-                ) =>
-            {
-                RefusalKind::Damaged
-            }
-            _ => RefusalKind::Stopping,
-        };
+        let kind = error.refusal_kind();
         self.break_down(kind, error.to_string());
     }
 

@@ -1,0 +1,280 @@
+//! A host that is played by the test, and the real server as a process.
+#![allow(dead_code)] // Each test uses its part.
+
+use bytes::{Bytes, BytesMut};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tidelock_protocol::frame::{self, Frame};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Seq, WriterId};
+use tidelock_protocol::message::{Attach, Attached, DiskSpec, LastRun, Machine, Message, Mode};
+use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::vector::CountVector;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+pub const DISK_BYTES: u64 = 4 << 20;
+pub const CHANNEL: Channel = Channel(1);
+/// Nothing here takes this long unless it hangs.
+pub const HANG: Duration = Duration::from_secs(60);
+
+pub fn config(dir: &Path, extra: &str) -> PathBuf {
+    let path = dir.join("backup.toml");
+    let data = dir.join("data");
+    let text = format!(
+        "plaintext = true\n[server]\nname = \"backup\"\nlisten = \"127.0.0.1:0\"\n\
+         data_dir = \"{}\"\n{extra}",
+        data.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// The server process. Killed when dropped.
+pub struct Process {
+    pub child: Child,
+    pub address: SocketAddr,
+}
+
+impl Process {
+    /// Starts it and waits until it listens.
+    pub fn start(config: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tidelock-backup"))
+            .args(["--config", config.to_str().unwrap(), "serve"])
+            .env("RUST_LOG", "info")
+            .env("NO_COLOR", "1")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        use std::io::BufRead;
+        let mut log = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        let address = loop {
+            line.clear();
+            assert!(log.read_line(&mut line).unwrap() > 0, "the server ended");
+            if let Some(at) = line.find("address=") {
+                let rest = line[at + 8..].trim_start_matches("Some(").trim_start_matches('"');
+                let end = rest.find(['"', ' ', '\n']).unwrap_or(rest.len());
+                break rest[..end].parse().unwrap_or_else(|e| panic!("{e}: {line}"));
+            }
+        };
+        // Its log must not fill the pipe.
+        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        Self { child, address }
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM; it must end by itself with success.
+    pub fn terminate(mut self) {
+        let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs the command line.
+pub fn cli(config: &Path, args: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_tidelock-backup"))
+        .args(["--config", config.to_str().unwrap()])
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+pub fn cli_json(config: &Path, args: &[&str]) -> serde_json::Value {
+    let output = cli(config, args);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {errors}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
+}
+
+/// Whether a program is there; says so if not, and the test ends without a result.
+pub fn has(program: &str) -> bool {
+    let found = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).exists()));
+    if !found {
+        eprintln!("SKIPPED: {program} is not installed");
+    }
+    found
+}
+
+/// A host on any stream.
+pub struct Host<T> {
+    pub stream: T,
+    input: BytesMut,
+}
+
+impl Host<TcpStream> {
+    pub async fn plain(address: SocketAddr) -> Self {
+        Self::new(TcpStream::connect(address).await.unwrap())
+    }
+
+    /// Connected, greeted, attached.
+    pub async fn attached(address: SocketAddr, incarnation: u64, run: LastRun) -> (Self, Attached) {
+        let mut host = Self::plain(address).await;
+        host.hello("host-a").await;
+        let attached = host.attach(attach(incarnation, run)).await.unwrap();
+        (host, attached)
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Host<T> {
+    pub fn new(stream: T) -> Self {
+        Self { stream, input: BytesMut::new() }
+    }
+
+    pub async fn send(&mut self, channel: Channel, message: &Message) {
+        let mut bytes = BytesMut::new();
+        frame::encode_control(channel, message, &mut bytes);
+        self.stream.write_all(&bytes).await.unwrap();
+    }
+
+    pub async fn record(&mut self, record: &Record) -> std::io::Result<()> {
+        let mut bytes = BytesMut::new();
+        encode(record, &mut bytes);
+        self.stream.write_all(&bytes).await
+    }
+
+    /// The next message; `None`: the server has closed.
+    pub async fn next(&mut self) -> Option<(Channel, Message)> {
+        let next = async {
+            loop {
+                match frame::decode(&mut self.input).unwrap() {
+                    Some(Frame::Control(channel, message)) => return Some((channel, message)),
+                    Some(other) => panic!("{other:?}"),
+                    None => {}
+                }
+                match self.stream.read_buf(&mut self.input).await {
+                    Ok(1..) => {}
+                    Ok(0) | Err(_) => return None,
+                }
+            }
+        };
+        tokio::time::timeout(HANG, next).await.expect("an answer")
+    }
+
+    /// The next byte, whatever it is.
+    pub async fn next_raw(&mut self) -> Option<u8> {
+        let read = tokio::time::timeout(HANG, self.stream.read_u8()).await;
+        read.expect("an answer or the end").ok()
+    }
+
+    pub async fn hello(&mut self, name: &str) {
+        let hello =
+            Message::Hello { oldest: 1, newest: 1, host: name.into(), software: "test".into() };
+        self.send(Channel(0), &hello).await;
+        let answer = self.next().await;
+        assert!(matches!(answer, Some((_, Message::Welcome { .. }))), "{answer:?}");
+    }
+
+    pub async fn attach(&mut self, attach: Attach) -> Result<Attached, Message> {
+        self.send(CHANNEL, &Message::Attach(Box::new(attach))).await;
+        match self.next().await.expect("an answer") {
+            (CHANNEL, Message::Attached(attached)) => Ok(attached),
+            (_, other) => Err(other),
+        }
+    }
+
+    /// Reads until this seq is durable. Returns C.
+    pub async fn durable(&mut self, seq: u64) -> u64 {
+        loop {
+            match self.next().await {
+                Some((_, Message::Committed { durable, committed })) if durable.0 >= seq => {
+                    return committed.get(WriterId(0)).0;
+                }
+                Some((_, Message::Committed { .. })) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Reads to the end. Returns the last refusal.
+    pub async fn refused(&mut self) -> Option<Message> {
+        let mut last = None;
+        while let Some((_, message)) = self.next().await {
+            if matches!(message, Message::Refused { .. }) {
+                last = Some(message);
+            }
+        }
+        last
+    }
+}
+
+pub fn encode(record: &Record, bytes: &mut BytesMut) {
+    frame::encode_record_head(CHANNEL, record, bytes);
+    bytes.extend_from_slice(record.payload().map_or(&[][..], |p| p.data()));
+}
+
+pub fn attach(incarnation: u64, last_run: LastRun) -> Attach {
+    Attach {
+        group: "shop".into(),
+        member: "db".into(),
+        writer: WriterId(0),
+        writers: vec!["db".into()],
+        disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: DISK_BYTES }],
+        incarnation: Incarnation(incarnation),
+        epoch: Epoch(0),
+        last_run,
+        mode: Mode::Pipelined,
+        lease_ms: 400,
+        grace_ms: 600,
+        machine: Some(Machine::Json(r#"{"memory_mib": 64}"#.into())),
+    }
+}
+
+/// The record of a seq: the same each time, so that it can be sent again.
+pub fn record(seq: u64) -> Record {
+    let mix = seq.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let len = 512 * (1 + mix % 8);
+    let offset = (mix >> 20) % ((DISK_BYTES - len) / 512) * 512;
+    let data: Bytes = vec![(seq % 251) as u8; len as usize].into();
+    let effect = if seq.is_multiple_of(17) {
+        Effect::Zero { len_bytes: len as u32, no_hole: false }
+    } else {
+        Effect::Write(Payload::new(data))
+    };
+    Record {
+        writer: WriterId(0),
+        seq: Seq(seq),
+        epoch: Epoch(1),
+        hlc: Hlc(seq << 16),
+        deps: CountVector::new(),
+        disk: DiskId(0),
+        offset,
+        copy: false,
+        effect,
+    }
+}
+
+pub fn copy_done(seq: u64) -> Record {
+    Record { offset: 0, copy: true, effect: Effect::CopyDone, ..record(seq) }
+}
+
+/// The disk after the records up to a seq, of which the first is a `CopyDone`.
+pub fn disk_after(seq: u64) -> Vec<u8> {
+    let mut disk = vec![0; DISK_BYTES as usize];
+    for record in (2..=seq).map(record) {
+        let range = record.offset as usize..(record.offset as usize + record.len_bytes() as usize);
+        match record.payload() {
+            Some(payload) => disk[range].copy_from_slice(payload.data()),
+            None => disk[range].fill(0),
+        }
+    }
+    disk
+}
