@@ -170,6 +170,9 @@ where
                 while let Some(frame) = frame::decode(&mut input)? {
                     receive(frame, members)?;
                 }
+                for member in members.iter_mut().filter(|member| member.wants_lease()) {
+                    member.beacon(clock::mono_now(), &mut out);
+                }
             }
             pushed = push(&mut writer, &mut out, &mut must_flush),
                 if must_flush || !out.is_empty() => pushed?,

@@ -66,6 +66,8 @@ pub struct Member<T> {
     /// Guests' writes whose commit latency is being measured: the last seq of each batch.
     admitted: VecDeque<(Seq, MonoNanos)>,
     refusal_is_final: bool,
+    /// Attached since the last beacon.
+    wants_lease: bool,
 }
 
 /// What a member is made of.
@@ -108,6 +110,7 @@ impl<T> Member<T> {
             stats,
             admitted: VecDeque::new(),
             refusal_is_final: false,
+            wants_lease: false,
         }
     }
 
@@ -227,6 +230,7 @@ impl<T> Member<T> {
             .attached(attached.durable)
             .map_err(|source| MemberError::Stream { member: member(), source })?;
         self.phase = Phase::Attached;
+        self.wants_lease = true;
         self.gate.committed(&attached.committed);
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
         self.port.send((self.to_owner)(FromLink::Attached { attached, first }));
@@ -304,11 +308,19 @@ impl<T> Member<T> {
 
     /// Asks for the lease to be renewed; a member that was refused for now asks to be attached.
     pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
+        self.wants_lease = false;
         if self.phase == Phase::Refused {
             self.connected(out);
         } else {
             self.control(Message::Beacon { sent_at: now }, out);
         }
+    }
+
+    /// Whether a beacon is due at once: replies are held since before the attachment, and a quarter
+    /// of a lease is long for the clients that wait for them.
+    #[must_use]
+    pub fn wants_lease(&self) -> bool {
+        self.wants_lease
     }
 
     /// The lease that this member asks for.

@@ -200,6 +200,26 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
 }
 
 #[test]
+fn the_first_lease_is_asked_for_at_once() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    assert!(!b.member.wants_lease());
+    for _ in 0..2 {
+        b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+        assert!(b.member.wants_lease());
+        let mut out = BytesMut::new();
+        b.member.beacon(NOW, &mut out);
+        assert!(matches!(
+            frame::decode(&mut out),
+            Ok(Some(Frame::Control(_, Message::Beacon { sent_at: NOW })))
+        ));
+        assert!(!b.member.wants_lease());
+        b.member.disconnected();
+        b.connect();
+    }
+}
+
+#[test]
 fn acknowledgements_reach_the_gate_first_and_are_never_for_what_was_not_sent() {
     let mut b = bench(LastRun::Unknown);
     b.connect();
