@@ -10,7 +10,7 @@
 //!   TCP acknowledgement, or the mode is async, or it is never held at all (rule 1).
 //! - While the gate is shut, nothing passes but what is never held (rule 4).
 //! - Within one TCP flow nothing overtakes.
-//! - No more than `capacity` packets wait (rule 10).
+//! - No more than `capacity` packets and [`HELD_BYTES_MAX`] bytes wait (rule 10).
 //!
 //! | gate | mode | what passes on arrival |
 //! |---|---|---|
@@ -28,6 +28,11 @@ use tidelock_protocol::vector::CountVector;
 mod planted;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
+
+/// The most bytes of one member that wait. The kernel counts its queue in packets only, and a GSO
+/// packet has up to 64 KiB: a long queue of those would take the host's memory. At 10 Gb/s this
+/// is 0.8 s of traffic.
+pub const HELD_BYTES_MAX: u64 = 1 << 30;
 
 /// The kernel's number of a queued packet: counts up and wraps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -168,6 +173,7 @@ struct Run {
 #[derive(Debug)]
 pub struct ReleaseQueue {
     capacity: usize,
+    bytes_max: u64,
     gate: GateState,
     mode: Mode,
     committed: CountVector,
@@ -186,6 +192,7 @@ impl ReleaseQueue {
     pub fn new(capacity: usize, mode: Mode) -> Self {
         Self {
             capacity,
+            bytes_max: HELD_BYTES_MAX,
             gate: GateState::Shut(ShutWhy::NoLease),
             mode,
             committed: CountVector::new(),
@@ -197,6 +204,13 @@ impl ReleaseQueue {
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
+    }
+
+    /// The same with another limit in bytes.
+    #[must_use]
+    pub fn with_bytes_max(mut self, bytes_max: u64) -> Self {
+        self.bytes_max = bytes_max;
+        self
     }
 
     /// Breaks the queue on purpose, for tests of those who check it.
@@ -245,7 +259,8 @@ impl ReleaseQueue {
                 _ => {}
             },
         }
-        if self.held.len() >= self.capacity {
+        let bytes = self.held_bytes + u64::from(packet.len_bytes);
+        if self.held.len() >= self.capacity || bytes > self.bytes_max {
             return Arrival::Refused;
         }
         self.hold(packet, now);
@@ -485,6 +500,17 @@ mod tests {
         queue.set_committed(&stamp(1));
         assert_eq!(release(&mut queue, 9), [1, 2]);
         assert_eq!(arrive(&mut queue, 5, DATA, 2), Arrival::Held);
+    }
+
+    #[test]
+    fn bytes_are_limited_too() {
+        let mut queue = open(8).with_bytes_max(20);
+        assert_eq!(arrive(&mut queue, 1, DATA, 1), Arrival::Held);
+        assert_eq!(arrive(&mut queue, 2, DATA, 1), Arrival::Held);
+        assert_eq!(arrive(&mut queue, 3, DATA, 1), Arrival::Refused);
+        queue.set_committed(&stamp(1));
+        assert_eq!(release(&mut queue, 9), [1, 2]);
+        assert_eq!(arrive(&mut queue, 4, DATA, 2), Arrival::Held);
     }
 
     #[test]

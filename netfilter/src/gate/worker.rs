@@ -203,6 +203,11 @@ impl Worker {
     /// Runs until it is told to stop.
     pub(super) fn run(mut self) -> Result<Vec<End>, GateError> {
         let mut ready = Vec::new();
+        // What came while the queues were being bound has been read already: nothing would wake
+        // us for it.
+        for nth in 0..self.groups.iter().map(|group| group.members.len() as u64).sum() {
+            self.take_up(nth)?;
+        }
         loop {
             for group in &mut self.groups {
                 group.follow(now())?;

@@ -297,6 +297,32 @@ fn a_full_queue_drops_at_its_tail_and_counts() {
 }
 
 #[test]
+fn an_interface_that_goes_down_takes_its_packets_along_and_no_others() {
+    if !can_run("interface_down") {
+        return;
+    }
+    let lab = Lab::new(Topology::Routed);
+    let mut gate = Drive::start(&lab, "any", 11, 1024, 600_000);
+    let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+    gate.tell("lease");
+    gate.tell("pending 0 1");
+    guest.send_to(b"lost with the link", to_client(&lab)).unwrap();
+    gate.until_stat("held_packets", |n| n == 1);
+    lab.on_host(&format!("ip link set {INTERFACE} down; ip link set {INTERFACE} up"));
+    gate.until_stat("kernel_queued", |n| n == 0);
+    gate.tell("commit 0 1");
+    // The kernel's refusal of the verdict is read with the next packet at the latest. The link
+    // itself may take a moment to come up.
+    client.set_nonblocking(true).unwrap();
+    until("a packet arrives", || {
+        guest.send_to(b"next", to_client(&lab)).unwrap();
+        client.recv(&mut [0; 16]).is_ok_and(|len| len == 4)
+    });
+    gate.until_stat("late_verdicts", |n| n == 1);
+    assert_eq!(gate.stat("held_packets"), 0);
+}
+
+#[test]
 fn a_stream_of_large_segments_passes_whole() {
     if !can_run("gso_stream") {
         return;
