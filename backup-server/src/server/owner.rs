@@ -76,7 +76,7 @@ struct Owner {
     deferred: VecDeque<Deferred>,
     waiting: Vec<Waiting>,
     unsynced_bytes: u64,
-    folder: Option<mpsc::Sender<(u64, FoldJob<OpenFile>)>>,
+    folder: Option<Folder>,
     fold_not_before: Option<Instant>,
     /// Of the views that were handed out since the group was opened.
     alive: Arc<AtomicBool>,
@@ -453,10 +453,10 @@ impl Owner {
         self.fold_not_before = None;
         let folder = match &self.folder {
             Some(folder) => folder,
-            None => self.folder.insert(spawn_folder(&self.group, Arc::clone(&self.inbox))),
+            None => self.folder.insert(Folder::spawn(&self.group, Arc::clone(&self.inbox))),
         };
         // The thread ends only with this sender.
-        let _ = folder.send((self.generation, job));
+        let _ = folder.jobs.send((self.generation, job));
     }
 
     fn stop(&mut self) {
@@ -466,6 +466,11 @@ impl Owner {
         }
         self.send_outputs();
         self.stopping = true;
+        if let Some(folder) = self.folder.take() {
+            // Whoever opens the group next must be the only one who writes to its images. What
+            // the job did is not put on record, and done again.
+            folder.end();
+        }
     }
 }
 
@@ -480,24 +485,37 @@ impl Phase {
 
 /// The fold's thread: jobs one after the other, with less claim on the processor than what
 /// acknowledges. Not none: a fold that starves stops everything at the limit of unfolded bytes.
-fn spawn_folder(group: &str, inbox: Arc<Inbox>) -> mpsc::Sender<(u64, FoldJob<OpenFile>)> {
-    const NICE: i32 = 10;
-    let (sender, jobs) = mpsc::channel::<(u64, FoldJob<OpenFile>)>();
-    let spawned = std::thread::Builder::new().name(format!("fold-{group}")).spawn(move || {
-        let tid = rustix::thread::gettid();
-        if let Err(error) = rustix::process::setpriority_process(Some(tid), NICE) {
-            tracing::debug!("the fold runs at normal priority: {error}");
-        }
-        while let Ok((generation, job)) = jobs.recv() {
-            let cut = job.cut.clone();
-            let result = job.run();
-            if !inbox.push(Event::FoldDone { generation, cut, result }) {
-                return;
+struct Folder {
+    jobs: mpsc::Sender<(u64, FoldJob<OpenFile>)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Folder {
+    fn spawn(group: &str, inbox: Arc<Inbox>) -> Self {
+        const NICE: i32 = 10;
+        let (jobs, waiting) = mpsc::channel::<(u64, FoldJob<OpenFile>)>();
+        let builder = std::thread::Builder::new().name(format!("fold-{group}"));
+        let spawned = builder.spawn(move || {
+            let tid = rustix::thread::gettid();
+            if let Err(error) = rustix::process::setpriority_process(Some(tid), NICE) {
+                tracing::debug!("the fold runs at normal priority: {error}");
             }
-        }
-    });
-    if let Err(error) = spawned {
-        tracing::error!("no thread for the fold: {error}");
+            while let Ok((generation, job)) = waiting.recv() {
+                let cut = job.cut.clone();
+                let result = job.run();
+                if !inbox.push(Event::FoldDone { generation, cut, result }) {
+                    return;
+                }
+            }
+        });
+        let failed = |error| tracing::error!("no thread for the fold: {error}");
+        Self { jobs, thread: spawned.map_err(failed).ok() }
     }
-    sender
+
+    fn end(self) {
+        drop(self.jobs);
+        if self.thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the fold ended by a fault");
+        }
+    }
 }
