@@ -360,7 +360,6 @@ impl ControlTarget for Host {
         let mut current = group.mode.lock().expect("no panic while held");
         let before = std::mem::replace(&mut *current, mode);
         if before != mode {
-            tracing::warn!(group = name, from = %before, to = %mode, "mode changed");
             // The gate first: towards async nothing is lost by it; away from async nothing that
             // depends on later writes can leave any more.
             if let Some(gate) = &group.gate {

@@ -141,8 +141,8 @@ impl Host {
             unprotected_for_ms: past.unprotected_since.map(|at| ms(now.since_ns(at))),
             epoch: epoch.max().unwrap_or_default(),
             lease: LeaseStatus {
-                held: left_ms > 0,
-                left_ms,
+                held: left_ms > 0 && state != GroupState::Fenced,
+                left_ms: if state == GroupState::Fenced { 0 } else { left_ms },
                 period_ms,
                 grace_ms: group.config.grace.as_millis() as u64,
             },
