@@ -1,11 +1,13 @@
 """Concurrent clients that insert numbered rows and keep a ledger of what they were told.
 
-    python -m tidelock_testbed.clients postgres|rowstore HOST PORT LEDGER --clients N [--first K] [--pause-ms P]
+    python -m tidelock_testbed.clients postgres|rowstore HOST PORT LEDGER --clients N [--read] [--pause-ms P]
 
 Each client sends its next row when the last one was answered. When an answer does not come, or the
 connection breaks, that row is given up (`gone`: it may or may not be there), the client connects again for as
 long as it takes, and goes on with the row after it. So the program survives the disaster and finds the
 recovered server at the same address. It runs until it is killed.
+
+With --read, each request only asks how many rows there are, and nothing is written.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ class PostgresClient:
     async def connect(self) -> None:
         """Opens a connection and makes sure that the table is there."""
         self._connection = await psycopg.AsyncConnection.connect(self._target, autocommit=True)
+        # One at a time: of two that create the table at once, one fails.
         await self._connection.execute(
-            "SET client_min_messages = error;"
-            "CREATE TABLE IF NOT EXISTS rows (client int, n bigint, PRIMARY KEY (client, n))"
+            "SET client_min_messages = error; BEGIN; SELECT pg_advisory_xact_lock(1);"
+            "CREATE TABLE IF NOT EXISTS rows (client int, n bigint, PRIMARY KEY (client, n)); COMMIT"
         )
 
     async def insert(self, client: int, n: int) -> None:
@@ -46,6 +49,11 @@ class PostgresClient:
                 await self._connection.execute(self._insert, (client, n))
         else:
             await self._connection.execute(self._insert, (client, n))
+
+    async def read(self, client: int, n: int) -> None:
+        """Returns when the server has said how many rows there are."""
+        del client, n
+        await self._connection.execute("SELECT count(*) FROM rows")
 
     async def close(self) -> None:
         """Gives the connection up without a word to the server, which may not be there."""
@@ -73,6 +81,14 @@ class RowstoreClient:
         if answer != b"OK %d %d\n" % (client, n):
             raise ConnectionError(answer.decode(errors="replace") or "closed")
 
+    async def read(self, client: int, n: int) -> None:
+        """Returns when the server has said how many rows there are."""
+        del client, n
+        self._writer.write(b"COUNT\n")
+        answer = await self._reader.readline()
+        if not answer.startswith(b"COUNT "):
+            raise ConnectionError(answer.decode(errors="replace") or "closed")
+
     async def close(self) -> None:
         """Gives the connection up."""
         writer, self._writer = self._writer, None
@@ -83,8 +99,9 @@ class RowstoreClient:
 CLIENTS = {"postgres": PostgresClient, "rowstore": RowstoreClient}
 
 
-async def insert_rows(number: int, client, ledger, pause_s: float, patience_s: float) -> None:
+async def ask_on(number: int, client, ledger, reads: bool, pause_s: float, patience_s: float) -> None:
     """One client, for ever."""
+    request = client.read if reads else client.insert
 
     def note(event: str, n: int) -> None:
         ledger.write(f"{time.monotonic():.6f} {event} {number} {n}\n")
@@ -97,7 +114,7 @@ async def insert_rows(number: int, client, ledger, pause_s: float, patience_s: f
                 n += 1
                 note("sent", n)
                 try:
-                    await asyncio.wait_for(client.insert(number, n), patience_s)
+                    await asyncio.wait_for(request(number, n), patience_s)
                 except BaseException:
                     note("gone", n)
                     raise
@@ -120,16 +137,18 @@ async def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="number of the first client")
     parser.add_argument("--pause-ms", type=float, default=0, help="between an answer and the next request")
     parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer")
+    parser.add_argument("--read", action="store_true", help="only read")
     parser.add_argument("--locked", action="store_true", help="each insert locks the table")
     options = parser.parse_args()
     # Line buffering: what a client was told is in the ledger before it does anything else.
     with open(options.ledger, "a", buffering=1) as ledger:
         await asyncio.gather(
             *(
-                insert_rows(
+                ask_on(
                     number,
                     CLIENTS[options.kind](options.host, options.port, options.locked),
                     ledger,
+                    options.read,
                     options.pause_ms / 1e3,
                     options.patience_s,
                 )

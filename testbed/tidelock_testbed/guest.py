@@ -1,7 +1,7 @@
 """Guests: a QEMU VM with PostgreSQL, and a process in a namespace that stands for one in quick tests.
 
 Both name the steps of their start on their console (`TIDELOCK-GUEST <step>`); `phases` has the time of each.
-Both forget everything but their disks when they are killed.
+Both can say there how many rows they have; `rows` is the last number. Both forget everything but their disks when they are killed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,20 @@ class Guest:
         self.net = net
         self.name = name
         self.phases: dict[str, float] = {}
+        self.rows = 0
         self.started_at = 0.0
 
-    def _on_line(self, at: float, line: str) -> None:
+    def hear(self, at: float, line: str) -> None:
+        """Takes a line of its console."""
         _, mark, step = line.partition(MARK)
-        if mark:
-            self.phases.setdefault(step.split(":")[0].split(" ")[0], at)
+        if not mark:
+            return
+        name, _, value = step.partition(":")
+        if name == "rows":
+            if value.strip().isdigit():  # not psql's last words
+                self.rows = int(value)
+        else:
+            self.phases.setdefault(name.split(" ")[0], at)
 
     def wait_ready(self, timeout_s: float = 120) -> float:
         """Waits until it serves clients; returns the seconds since its start."""
@@ -64,52 +72,35 @@ class VmGuest(Guest):
     port = 5432
 
     def boot(
-        self, site: Site, image: GuestImage, disks: list[str], memory_mib: int = 512, reconnect_s: int = 0
+        self,
+        site: Site,
+        image: GuestImage,
+        disks: list[str],
+        memory_mib: int = 512,
+        reconnect_s: int = 0,
+        say_rows: bool = False,
     ) -> None:
         """Starts it at a site. `disks` are NBD URIs or paths of raw images: the data disk, then the log's, if any."""
-        argv = vm_command(self.net, image, disks, memory_mib, reconnect_s)
+        argv = vm_command(self.net, image, disks, memory_mib, reconnect_s, say_rows)
         site.add_tap(self.net)
         self.started_at = time.monotonic()
-        self.process = Process(self.run, self.name, argv, site.netns, on_line=self._on_line)
+        self.process = Process(self.run, self.name, argv, site.netns, on_line=self.hear)
 
 
 def vm_command(
-    net: GuestNet, image: GuestImage, disks: list[str], memory_mib: int = 512, reconnect_s: int = 0
+    net: GuestNet,
+    image: GuestImage,
+    disks: list[str],
+    memory_mib: int = 512,
+    reconnect_s: int = 0,
+    say_rows: bool = False,
 ) -> list[str]:
     """QEMU's command line for such a guest."""
-    accelerator = ["-accel", "tcg,thread=multi", "-cpu", "max"]
-    if kvm_boots(image):
-        accelerator = ["-accel", "kvm", "-cpu", "host"]
-    options = (
-        f"console=ttyS0 panic=-1 quiet tidelock.ip4={net.ip4}/24 tidelock.gw4={net.gateway4} "
-        f"tidelock.ip6={net.ip6}/64 tidelock.gw6={net.gateway6}"
-    )
-    argv = [
-        "qemu-system-x86_64",
-        *accelerator,
-        "-M",
-        "q35",
-        "-smp",
-        "1",
-        "-m",
-        str(memory_mib),
-        "-nodefaults",
-        "-no-reboot",
-        "-display",
-        "none",
-        "-serial",
-        "stdio",
-        "-kernel",
-        str(image.kernel),
-        "-initrd",
-        str(image.initrd),
-        "-append",
-        options,
-        "-blockdev",
-        f"driver=raw,node-name=root,read-only=on,file.driver=file,file.filename={image.root}",
-        "-device",
-        "virtio-blk-pci,drive=root",
-    ]
+    argv = ["qemu-system-x86_64", *accelerator(image)]
+    argv += ["-M", "q35", "-smp", "1", "-m", str(memory_mib)]
+    argv += ["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]
+    argv += ["-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", kernel_options(net, say_rows)]
+    argv += root_disk(image)
     for number, disk in enumerate(disks):
         argv += [
             "-blockdev",
@@ -122,6 +113,29 @@ def vm_command(
         f"tap,id=net0,ifname={net.interface},script=no,downscript=no",
         "-device",
         f"virtio-net-pci,netdev=net0,mac={net.mac}",
+    ]
+
+
+def accelerator(image: GuestImage) -> list[str]:
+    """KVM if a guest boots with it here, else TCG."""
+    if kvm_boots(image):
+        return ["-accel", "kvm", "-cpu", "host"]
+    return ["-accel", "tcg,thread=multi", "-cpu", "max"]
+
+
+def kernel_options(net: GuestNet, say_rows: bool = False) -> str:
+    """The kernel's command line: also what the guest's init is told."""
+    return (
+        f"console=ttyS0 panic=-1 quiet tidelock.ip4={net.ip4}/24 tidelock.gw4={net.gateway4} "
+        f"tidelock.ip6={net.ip6}/64 tidelock.gw6={net.gateway6}" + (" tidelock.rows=1" if say_rows else "")
+    )
+
+
+def root_disk(image: GuestImage) -> list[str]:
+    """The root disk, read-only and not protected, as a device."""
+    return [
+        *("-blockdev", f"driver=raw,node-name=rootfs,read-only=on,file.driver=file,file.filename={image.root}"),
+        *("-device", "virtio-blk-pci,drive=rootfs"),
     ]
 
 
@@ -194,15 +208,10 @@ class ProcessGuest(Guest):
         super().__init__(run, net, name)
         self.netns = Netns(run, name)
 
-    def boot(self, site: Site, disks: list[str]) -> None:
+    def boot(self, site: Site, disks: list[str], reconnect_s: float = 0) -> None:
         """Starts it at a site, on disks that are NBD URIs."""
         site.add_veth(self.net, self.netns)
         program = Path(__file__).with_name("rowstore.py")
+        argv = [SYSTEM_PYTHON, "-u", program, "--port", self.port, "--reconnect-s", reconnect_s, *disks]
         self.started_at = time.monotonic()
-        self.process = Process(
-            self.run,
-            self.name,
-            [SYSTEM_PYTHON, "-u", program, "--port", self.port, *disks],
-            self.netns,
-            on_line=self._on_line,
-        )
+        self.process = Process(self.run, self.name, argv, self.netns, on_line=self.hear)

@@ -252,7 +252,7 @@ def _module_order(modules: Path) -> list[Path]:
 def _configure(root: Path) -> None:
     for directory in ["data", "wal", "dev", "proc", "sys", "run", "tmp", "var", "root", "etc/tidelock"]:
         (root / directory).mkdir(parents=True, exist_ok=True)
-    for name in ["postgresql.conf", "pg_hba.conf", "pg_ident.conf", "initdb"]:
+    for name in ["postgresql.conf", "pg_hba.conf", "pg_ident.conf", "initdb", "rows.sql"]:
         shutil.copy(RECIPE / name, root / "etc" / "tidelock" / name)
     (root / "etc" / "tidelock" / "initdb").chmod(0o755)
     shutil.copy(RECIPE / "root-init", root / "sbin" / "tidelock-init")

@@ -45,6 +45,11 @@ class Ledger:
                 self.confirmed[row] = float(at)
         return self
 
+    def sent_before(self, end: float) -> "Ledger":
+        """The rows that were asked for before this time, and what became of them since."""
+        sent = {row: at for row, at in self.sent.items() if at < end}
+        return Ledger(self.path, sent, {row: at for row, at in self.confirmed.items() if row in sent})
+
     def confirmed_between(self, begin: float, end: float) -> int:
         """How many confirmations arrived in this time."""
         return sum(begin <= at < end for at in self.confirmed.values())
@@ -67,6 +72,9 @@ class Verdict:
     foreign: list[Row]
     """Rows that nobody ever sent: damage."""
 
+    out_of_order: list[Row]
+    """Lost rows that had been confirmed before a row was even sent that is there: not a prefix, so never allowed."""
+
     rpo_ms: float
     """How long before the disaster the first lost confirmation was given; 0 if none was lost."""
 
@@ -74,6 +82,7 @@ class Verdict:
 def compare(ledger: Ledger, recovered: set[Row], disaster_at: float) -> Verdict:
     """Compares what clients were told with what there is after recovery."""
     lost = sorted(row for row in ledger.confirmed if row not in recovered)
+    newest = max((ledger.sent[row] for row in recovered if row in ledger.sent), default=0.0)
     first_lost = min((ledger.confirmed[row] for row in lost), default=disaster_at)
     return Verdict(
         confirmed=len(ledger.confirmed),
@@ -81,5 +90,6 @@ def compare(ledger: Ledger, recovered: set[Row], disaster_at: float) -> Verdict:
         lost=lost,
         recovered_unconfirmed=sum(row not in ledger.confirmed for row in recovered),
         foreign=sorted(row for row in recovered if row not in ledger.sent),
+        out_of_order=[row for row in lost if ledger.confirmed[row] < newest],
         rpo_ms=max(0.0, (disaster_at - first_lost) * 1e3),
     )

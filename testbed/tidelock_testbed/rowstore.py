@@ -2,7 +2,7 @@
 
 It is run by Debian's /usr/bin/python3, which alone has the `nbd` module, so it imports nothing of this package.
 
-    rowstore.py --port PORT URI...
+    rowstore.py --port PORT [--reconnect-s S] URI...
 
 Clients speak lines over TCP:
 
@@ -20,6 +20,11 @@ recovery reads blocks in order until the first that is not what it must be, and 
 disk while a later one is present on another shows as rows that are lost. Each block names the one before it by its
 checksum, so a block of an earlier life, beyond where recovery ended then, is never taken for a later one's.
 
+With --reconnect-s, a disk whose server went away is connected again, as QEMU's reconnect-delay does, and the blocks
+of the commit under way are written again; what had been flushed is the server's to keep.
+
+Each number of rows is said on the console at most every ROWS_EVERY_S, for the drill's views over time.
+
 Invariant: a reply is sent only after a flush of every disk that has a block of its commit, and a
 block is written once. Requests that arrive while a commit is under way form the next one (group commit).
 """
@@ -28,6 +33,7 @@ import argparse
 import asyncio
 import struct
 import sys
+import time
 import zlib
 
 import nbd
@@ -39,6 +45,8 @@ ROW = struct.Struct("<IQ")
 TAIL = struct.Struct("<I")
 ROWS_PER_BLOCK = (BLOCK - HEAD.size - TAIL.size) // ROW.size
 READ_AHEAD = 1 << 20
+ROWS_EVERY_S = 0.05
+RETRY_S = 0.1
 
 
 def encode(sequence, before, rows):
@@ -65,10 +73,15 @@ class Disk:
     """One NBD disk."""
 
     def __init__(self, uri):
-        self.handle = nbd.NBD()
-        self.handle.connect_uri(uri)
+        self.uri = uri
+        self.connect()
         self.size = self.handle.get_size()
         self.cache_at, self.cache = 0, b""
+
+    def connect(self):
+        """Opens a new connection."""
+        self.handle = nbd.NBD()
+        self.handle.connect_uri(self.uri)
 
     def read_block(self, place):
         """A block for recovery, which reads in order."""
@@ -83,8 +96,9 @@ class Disk:
 class Store:
     """The rows, and the one thread that commits."""
 
-    def __init__(self, disks):
+    def __init__(self, disks, reconnect_s):
         self.disks = disks
+        self.reconnect_s = reconnect_s
         self.rows = []
         self.sequence = 1
         self.before = 0
@@ -110,19 +124,45 @@ class Store:
 
     def commit(self, rows):
         """Makes rows durable; runs on a thread of its own."""
-        touched = set()
+        blocks = []
         for at in range(0, len(rows), ROWS_PER_BLOCK):
             if self.sequence > self.blocks_max:
                 raise OSError("the disks are full")
             disk, place = self.place(self.sequence)
             block = encode(self.sequence, self.before, rows[at : at + ROWS_PER_BLOCK])
-            self.disks[disk].handle.pwrite(block, place * BLOCK)
+            blocks.append((self.disks[disk], place * BLOCK, block))
             self.before = checksum(block)
             self.sequence += 1
-            touched.add(disk)
-        for disk in touched:
-            self.disks[disk].handle.flush()
+        end = time.monotonic() + self.reconnect_s
+        while True:
+            try:
+                self.write(blocks)
+                break
+            except nbd.Error:
+                if time.monotonic() > end:
+                    raise
+            self.reconnect(end)
         self.rows += rows
+
+    @staticmethod
+    def write(blocks):
+        """Writes blocks and flushes their disks."""
+        for disk, offset, block in blocks:
+            disk.handle.pwrite(block, offset)
+        for disk in {id(disk): disk for disk, _, _ in blocks}.values():
+            disk.handle.flush()
+
+    def reconnect(self, end):
+        """Connects every disk again, which may take until their server is back."""
+        for disk in self.disks:
+            while True:
+                try:
+                    disk.connect()
+                    break
+                except nbd.Error:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(RETRY_S)
 
 
 class Server:
@@ -151,6 +191,15 @@ class Server:
             for (client, n), writer in batch:
                 writer.write(b"OK %d %d\n" % (client, n))
 
+    async def say_rows(self):
+        """Says how many rows there are, whenever that has changed."""
+        said = -1
+        while True:
+            if len(self.store.rows) != said:
+                said = len(self.store.rows)
+                print(f"TIDELOCK-GUEST rows: {said}", flush=True)
+            await asyncio.sleep(ROWS_EVERY_S)
+
     async def serve(self, reader, writer):
         """One connection."""
         try:
@@ -178,10 +227,11 @@ async def main():
     """Recovers, then serves until it is killed."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--port", type=int, required=True)
+    arguments.add_argument("--reconnect-s", type=float, default=0)
     arguments.add_argument("uris", nargs="+")
     options = arguments.parse_args()
     print("TIDELOCK-GUEST kernel", flush=True)
-    store = Store([Disk(uri) for uri in options.uris])
+    store = Store([Disk(uri) for uri in options.uris], options.reconnect_s)
     print("TIDELOCK-GUEST disks", flush=True)
     store.recover()
     print(f"TIDELOCK-GUEST recovered: {len(store.rows)} rows", flush=True)
@@ -189,8 +239,9 @@ async def main():
     commits = asyncio.create_task(server.commit_loop())
     listener = await asyncio.start_server(server.serve, None, options.port)
     print("TIDELOCK-GUEST ready", flush=True)
+    rows = asyncio.create_task(server.say_rows())
     async with listener:
-        await commits
+        await asyncio.gather(commits, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The three views over time, as in PipeCloud's figure 15: rows at the primary, at the secondary, at the client.
 
-The client's view is the ledger. The primary's is the database itself, asked from inside its site, where nothing
+The client's view is the ledger. The primary's is what the database itself says on the guest's console, where nothing
 is held. The secondary cannot be asked while it is a secondary, so its view is derived: at each sample the daemon says
 how many writes there are (pending) and how many the backup holds durably (committed), and the rows that
 the backup holds are those that the primary had when its pending count was what is committed now.
@@ -9,6 +9,7 @@ the backup holds are those that the primary had when its pending count was what 
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import dataclass, field
 
 from .ledger import Ledger
@@ -25,7 +26,13 @@ class Views:
     committed: list[int] = field(default_factory=list)
 
     def add(self, at: float, rows: int, pending: int, committed: int) -> None:
-        """Adds a sample: `rows` must have been asked for before `pending` was, so that its writes are counted."""
+        """Adds a sample: `rows` must have been asked for before `pending` was, so that its writes are counted.
+
+        A daemon that counts anew, after it was killed, ends the usefulness of older samples.
+        """
+        if self.pending and pending < self.pending[-1]:
+            for samples in (self.times, self.rows, self.pending, self.committed):
+                samples.clear()
         self.times.append(at)
         self.rows.append(rows)
         self.pending.append(pending)
@@ -57,3 +64,19 @@ class Views:
             client,
         ]
         return line_chart(title, "seconds before the disaster", "rows", series, [Marker(0, "disaster")])
+
+
+def answers_chart(
+    title: str, ledger: Ledger, disaster_at: float, events: list[tuple[float, str]], bin_s: float = 1.0
+) -> str:
+    """How many rows were confirmed in each second of the run, as an `<svg>`; times are relative to the disaster."""
+    if not ledger.confirmed:
+        return line_chart(title, "", "", [])
+    first, last = min(ledger.confirmed.values()) - disaster_at, max(ledger.confirmed.values()) - disaster_at
+    low, high = math.floor(first / bin_s), math.ceil(last / bin_s)
+    counts = dict.fromkeys(range(low, high + 1), 0)
+    for at in ledger.confirmed.values():
+        counts[math.floor((at - disaster_at) / bin_s)] += 1
+    points = [(number * bin_s, count / bin_s) for number, count in counts.items()]
+    markers = [Marker(at - disaster_at, name) for at, name in events]
+    return line_chart(title, "seconds after the disaster", "rows/s", [Series("confirmed", points, step=True)], markers)

@@ -1,0 +1,66 @@
+"""The backup server of a run: an ordinary process without any privilege, and its command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from .hostdaemon import BACKUP_PORT, GROUP, MEMBER
+from .netns import Netns
+from .paths import BIN
+from .pki import TlsFiles
+from .process import Process, run_command, wait_until
+from .run import Run
+
+UNPRIVILEGED = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all", "--no-new-privs"]
+"""Even as root: without a capability, root is the user that owns the run's files and nothing more."""
+
+
+class BackupServer:
+    """`tidelock-backup` in the backup site's namespace."""
+
+    def __init__(self, run: Run, netns: Netns, directory: Path, tls: TlsFiles):
+        self.run, self.netns = run, netns
+        self.exports = run.sockets / "exports"
+        self.config = directory / "backup.toml"
+        lines = [
+            "[server]",
+            'name = "backup-a"',
+            f'listen = "0.0.0.0:{BACKUP_PORT}"',
+            f'data_dir = "{directory / "data"}"',
+            f'control = "{run.sockets / "backup.sock"}"',
+            f'exports_dir = "{self.exports}"',
+            tls.toml(),
+        ]
+        self.config.write_text("\n".join(lines) + "\n")
+        self.process: Process | None = None
+
+    def _command(self, *words: object) -> list:
+        return [*UNPRIVILEGED, BIN / "tidelock-backup", *words, "--config", self.config]
+
+    def start(self) -> None:
+        """Starts it and waits until its command line gets an answer."""
+        self.process = Process(self.run, "tidelock-backup", self._command("serve"), self.netns)
+        wait_until("tidelock-backup answers", self._answers, 30, [self.process], every_s=0.1)
+
+    def _answers(self) -> bool:
+        try:
+            self.status()
+        except RuntimeError:
+            return False
+        return True
+
+    def status(self) -> dict:
+        """What it says of itself."""
+        return json.loads(run_command(self._command("status", "--json"), "ask the backup server", self.netns))
+
+    def recover(
+        self, *options: str, name: str = "recover", on_line: Callable[[float, str], None] | None = None
+    ) -> Process:
+        """Begins a recovery: the process of the command, which is over when it says so."""
+        return Process(self.run, name, self._command("recover", GROUP, *options), self.netns, on_line=on_line)
+
+    def uri(self, disk: str) -> str:
+        """Where a recovered disk is served."""
+        return f"nbd+unix:///{MEMBER}.{disk}?socket={self.exports / GROUP / MEMBER}.{disk}.sock"

@@ -1,0 +1,90 @@
+"""(a) The NBD path without replication, beside qemu-nbd and nbdkit on the same image."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from ..progress import say
+from ..run import Run
+from .fio import WORKLOADS, FioResult, Workload, run_fio
+from .images import disk_directory, filled_image, forget_cache, memory_directory
+from .servers import NBDKIT, NBDKIT_NO_CACHE, OURS, QEMU_NATIVE, QEMU_URING, Server
+from .settings import Settings
+from .spread import Spread, ratio
+
+PLACES = {
+    "disk": [OURS, QEMU_NATIVE, QEMU_URING, NBDKIT_NO_CACHE, NBDKIT],
+    "memory": [OURS, QEMU_NATIVE, QEMU_URING, NBDKIT],
+}
+"""Where the image lies, and who serves it there. In memory there is no disk to wait for and no cache to be before
+others with: what is left is the path itself."""
+
+NOT_COMPARED = {"disk": {NBDKIT.key}, "memory": set()}
+"""On a disk, a server that answers from the page cache does not do what the others do; it is shown, not compared."""
+
+
+def measure(settings: Settings) -> dict:
+    """All servers take turns at each workload, in both places."""
+    with Run("bench-nbd") as run:
+        places = {
+            "disk": filled_image(disk_directory(run) / "nbd.img", settings.image_mib),
+            "memory": filled_image(memory_directory(run) / "nbd.img", settings.image_mib),
+        }
+        return {place: _measure_place(run, settings, place, image) for place, image in places.items()}
+
+
+def _measure_place(run: Run, settings: Settings, place: str, image: Path) -> dict:
+    rows = []
+    for workload in WORKLOADS:
+        turns: dict[str, list[FioResult]] = {server.key: [] for server in PLACES[place]}
+        for _ in range(settings.rounds):
+            for server in PLACES[place]:
+                turns[server.key].append(_turn(run, settings, server, image, workload))
+        row = compare(workload, turns, NOT_COMPARED[place])
+        say(
+            f"(a) {place:6} {workload.name:43} {row['servers'][OURS.key]['iops']['median']:9,.0f}/s  "
+            f"x{row['ratio']['median']:.2f} of {row['best_other']}"
+        )
+        rows.append(row)
+    return {"servers": [_describe(server, place) for server in PLACES[place]], "workloads": rows}
+
+
+def _turn(run: Run, settings: Settings, server: Server, image: Path, workload: Workload) -> FioResult:
+    forget_cache(image)
+    process, uri = server.start(run, image)
+    try:
+        return run_fio(run, uri, workload, settings)
+    finally:
+        process.stop()
+
+
+def _describe(server: Server, place: str) -> dict:
+    return {
+        "key": server.key,
+        "name": server.name,
+        "caching": server.caching if place == "disk" else "the image is in memory",
+        "compared": server.key not in NOT_COMPARED[place],
+    }
+
+
+def compare(workload: Workload, turns: dict[str, list[FioResult]], not_compared: set[str]) -> dict:
+    """Our turns beside those of the best of the others."""
+    iops = {key: [turn.iops for turn in results] for key, results in turns.items()}
+    others = [key for key in turns if key != OURS.key and key not in not_compared]
+    best = max(others, key=lambda key: Spread.of(iops[key]).median)
+    return {
+        "workload": workload.name,
+        "best_other": best,
+        "ratio": ratio(iops[OURS.key], iops[best]).json(),
+        "servers": {
+            key: {
+                **{
+                    field: Spread.of([asdict(turn)[field] for turn in results]).json()
+                    for field in ("iops", "mib_per_s", "p50_us", "p99_us")
+                },
+                "ratio_of_ours": ratio(iops[OURS.key], iops[key]).json(),
+            }
+            for key, results in turns.items()
+        },
+    }

@@ -1,0 +1,57 @@
+"""How long and how often things are measured, and where the results go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..paths import OUT, ROOT
+
+DOCS = ROOT / "docs" / "bench"
+"""Results of full runs: they are part of the documentation."""
+
+LEVEL = 0.95
+"""Two medians whose ratio is at least this are called level: repeated turns of one thing differ by more."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A full run, or a quick one that only shows that everything works."""
+
+    quick: bool = False
+    results: Path = DOCS
+    rounds: int = 3
+    fio_s: float = 2.0
+    """One turn of fio, after `fio_ramp_s` that is not counted."""
+    fio_ramp_s: float = 0.5
+    image_mib: int = 1024
+    """Size of the disks that fio works on."""
+    pgbench_s: float = 4.0
+    """One turn of pgbench."""
+    pgbench_rounds: int = 3
+    rtts_ms: tuple[int, ...] = (0, 50, 100, 200)
+    client_counts: tuple[int, ...] = (1, 4, 16, 64)
+    gate_s: int = 2
+    memory_s: float = 60.0
+    profile_s: float = 4.0
+
+    @staticmethod
+    def of(quick: bool) -> Settings:
+        """Quick results go to `out/`, not into the documentation."""
+        if not quick:
+            return Settings()
+        return Settings(
+            quick=True,
+            results=OUT / "bench-quick",
+            rounds=2,
+            fio_s=1.0,
+            fio_ramp_s=0.2,
+            image_mib=256,
+            pgbench_s=2.0,
+            pgbench_rounds=1,
+            rtts_ms=(0, 50),
+            client_counts=(1, 16),
+            gate_s=1,
+            memory_s=8.0,
+            profile_s=2.0,
+        )

@@ -1,0 +1,97 @@
+"""`make drill`: runs drills, says how they go, and reports what they found.
+
+The exit status says whether each run kept the promise of its mode: 0 if so, 1 if not, 2 if the knobs are wrong, 130
+after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import traceback
+
+from .drilling import PROMISES, Drill, Knobs
+from .paths import OUT
+from .progress import say
+from .report import Report, summary
+from .run import Run
+from .scenarios import SCENARIOS
+
+SEEDS = 1_000_000
+
+
+def main(words: list[str] | None = None) -> int:
+    """Runs what the command line asks for."""
+    options = parse(words)
+    seed = random.randrange(SEEDS) if options.seed is None else options.seed
+    report = Report(OUT / "drill-report.html", OUT / "drill-report.json")
+    held = 0
+    for number in range(options.runs):
+        knobs = Knobs(options.scenario, options.mode, options.guest, options.rtt_ms, seed + number, options.hurry)
+        say(f"run {number + 1} of {options.runs}: {knobs.scenario}, {knobs.mode}, seed {knobs.seed}")
+        say(SCENARIOS[knobs.scenario].about)
+        drill = perform(knobs, f"drill/{number + 1}")
+        if drill is None:
+            return 1
+        report.add(drill)
+        print(summary(drill.entry), flush=True)
+        held += drill.entry.promise_held
+    say(f"the promise held in {held} of {options.runs}: see {report.html} and {report.json}")
+    return 0 if held == options.runs else 1
+
+
+def perform(knobs: Knobs, directory: str) -> Drill | None:
+    """One run, from nothing to nothing. `None` if there could not even be two sites."""
+    drill = None
+    with Run(directory) as run:
+        try:
+            drill = SCENARIOS[knobs.scenario](run, knobs)
+            drill.execute()
+        except Exception as error:  # what went wrong is the run's result
+            traceback.print_exc()
+            say(f"this run failed; its logs are in {run.directory}")
+            if drill is None:
+                return None
+            drill.entry.error = str(error)
+            drill.entry.promise_held = False
+    if drill.entry.promise_held:
+        for large in ("primary", "backup"):
+            shutil.rmtree(run.directory / large, ignore_errors=True)
+    return drill
+
+
+def parse(words: list[str] | None) -> argparse.Namespace:
+    """The command line, checked."""
+    parser = argparse.ArgumentParser(prog="make drill", description=__doc__)
+    parser.add_argument("--scenario", default="primary-dies", help=f"SCENARIO: {', '.join(SCENARIOS)}")
+    parser.add_argument("--mode", default="pipelined", help=f"MODE: {', '.join(PROMISES)}")
+    parser.add_argument("--guest", default="vm", choices=["vm", "process"], help="GUEST")
+    parser.add_argument("--rtt-ms", type=float, default=50, help="RTT, in milliseconds")
+    parser.add_argument("--runs", type=int, default=1, help="RUNS: how many, each with the next seed")
+    parser.add_argument("--seed", type=int, help="SEED of the first run; random if not given, and printed")
+    parser.add_argument("--hurry", action="store_true", help="shorter leases and cuts, for the test suite")
+    options = parser.parse_args(words)
+    if options.scenario not in SCENARIOS:
+        known = "\n".join(f"  {name:<15} {drill.about}" for name, drill in SCENARIOS.items())
+        parser.error(f"there is no SCENARIO={options.scenario}; there is\n{known}")
+    modes = SCENARIOS[options.scenario].modes
+    if options.mode not in modes:
+        parser.error(f"MODE={options.mode} with SCENARIO={options.scenario}: use one of {', '.join(modes)}")
+    if options.runs < 1:
+        parser.error("RUNS must be 1 or more")
+    if not 0 <= options.rtt_ms <= 2000:
+        parser.error("RTT must be from 0 to 2000 (milliseconds)")
+    if os.geteuid() != 0:
+        parser.error("the testbed makes network namespaces: run it as root")
+    return options
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        say("stopped; everything that the run had made is gone again")
+        sys.exit(130)

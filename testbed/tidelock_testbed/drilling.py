@@ -1,0 +1,351 @@
+"""One drill: a protected guest, clients, a disaster, a recovery, and what the clients say to it.
+
+    protect -> load -> trouble -> disaster -> recover -> serve again -> judge
+
+`Drill` is the plain disaster; `scenarios.py` has those that put something before it or in its place.
+
+Invariant: whatever a run ends with is an `Entry`, made from the clients' ledger and the recovered database alone;
+nothing that Tidelock says of itself can make a promise look kept.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from .guest import accelerator
+from .hostdaemon import Protection, writer_of
+from .ledger import Ledger, Row, compare
+from .process import wait_until
+from .progress import say
+from .rig import Recovery, Rig
+from .run import Run
+from .sampler import Sampler
+from .views import answers_chart
+from .workload import Clients, rows_in
+
+CLIENTS = 8
+CONFIRMED_MIN = 20
+"""Below this a run proves nothing and fails."""
+SERVED_AGAIN = 2 * CLIENTS
+"""Rows that must be confirmed by the recovered guest."""
+NEVER_MIND_S = 300
+"""What takes longer than this will not happen any more."""
+
+PROMISES = {
+    "sync": "nothing that a client was told is lost",
+    "pipelined": "nothing that a client was told is lost",
+    "async": "what is there is a prefix of what was done; what clients lost is counted",
+}
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What a run is asked for."""
+
+    scenario: str = "primary-dies"
+    mode: str = "pipelined"
+    guest: str = "vm"
+    rtt_ms: float = 50
+    seed: int = 1
+    hurry: bool = False
+    """Shorter leases and cuts, for the test suite."""
+
+
+@dataclass
+class Entry:
+    """What a run found. The report's JSON is a list of these, as they are."""
+
+    scenario: str
+    mode: str
+    guest: str
+    seed: int
+    rtt_ms: float
+    wan: str = ""
+    promise: str = ""
+    promise_held: bool = False
+    confirmed: int = 0
+    recovered: int = 0
+    lost: int = 0
+    recovered_unconfirmed: int = 0
+    foreign: int = 0
+    out_of_order: int = 0
+    lost_after_recovery: int = 0
+    rpo_ms: float = 0
+    rto_ms: dict[str, float] | None = None
+    commits_per_s: float = 0
+    reply_ms: dict[str, float] = field(default_factory=dict)
+    longest_hold_ms: float = 0
+    held_packets_max: int = 0
+    lag_ms_max: float = 0
+    lag_writes_max: int = 0
+    copy_s: float = 0
+    checks: list[dict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+class Drill:
+    """The primary site is gone from one moment to the next."""
+
+    name = "primary-dies"
+    about = "guest, daemon, links and disks of the primary site are gone at a random moment under load"
+    disks = 1
+    modes = ("sync", "pipelined", "async")
+    copy_rate = {"vm": "", "process": ""}
+    load_s = {"vm": (8.0, 14.0), "process": (2.0, 5.0)}
+    patience_s = {"vm": 3.0, "process": 1.0}
+    """How long a client waits for an answer before it tries again: a part of the time to recovery."""
+
+    def __init__(self, run: Run, knobs: Knobs):
+        self.run, self.knobs = run, knobs
+        self.random = random.Random(f"{knobs.scenario} {knobs.seed}")
+        self.entry = Entry(knobs.scenario, knobs.mode, knobs.guest, knobs.seed, knobs.rtt_ms)
+        self.entry.promise = PROMISES[knobs.mode]
+        self.charts: list[str] = []
+        self.events: list[tuple[float, str]] = []
+        self.sampler: Sampler | None = None
+        self.ledger: Ledger | None = None
+        self.disaster_at = self.gone_at = self.load_from = self.load_to = 0.0
+        protection = Protection(
+            mode=knobs.mode,
+            lease_s=2 if knobs.hurry else 10,
+            grace_s=3 if knobs.hurry else 15,
+            copy_rate=self.copy_rate[knobs.guest],
+        )
+        self.rig = Rig(run, knobs.guest, knobs.rtt_ms, knobs.seed, self.disks, protection)
+        self.entry.wan = self.rig.net.wan.kind
+        say(f"two sites, {knobs.rtt_ms:g} ms apart ({self.entry.wan}); certificates for both")
+
+    def execute(self) -> None:
+        """The whole drill, one step after the other."""
+        self.protect()
+        self.load()
+        self.trouble()
+        self.disaster()
+        self.recover()
+        self.serve_again()
+        self.judge()
+
+    # -- before the disaster ---------------------------------------------------------------------------------------
+
+    def protect(self) -> None:
+        """Both sites up, the guest booted, the initial copy made."""
+        self.start_sites()
+        began = time.monotonic()
+        watch = CopyWatch()
+        self.rig.daemon.wait_state(self.settled, NEVER_MIND_S, [self.rig.guest.process], watch.show)
+        self.entry.copy_s = round(time.monotonic() - began, 2)
+        seconds = self.rig.guest.wait_ready()
+        say(f"primary: the guest serves clients, {seconds:.1f} s after its start; the group is {self.settled}")
+
+    def start_sites(self) -> None:
+        """Starts everything but the clients."""
+        rig = self.rig
+        rig.backup.start()
+        say("backup: tidelock-backup runs, without privileges")
+        rig.daemon.start()
+        say("primary: tidelockd runs")
+        rig.boot_guest()
+        kind = f"QEMU, {'KVM' if accelerator(rig.image)[1] == 'kvm' else 'TCG'}" if rig.image else "process"
+        say(f"primary: the guest is booting ({kind}) while its disks are copied")
+        self.sampler = Sampler(rig.daemon, rig.guest)
+
+    @property
+    def settled(self) -> str:
+        """The state of a group that is as protected as its mode allows."""
+        return "replicating" if self.knobs.mode == "async" else "protected"
+
+    def load(self) -> None:
+        """Clients at work for a random while."""
+        self.start_clients()
+        self.work(self.random.uniform(*self.load_s[self.knobs.guest]))
+        self.load_to = time.monotonic()
+
+    def start_clients(self) -> None:
+        """Starts the clients and waits for their first rows."""
+        rig = self.rig
+        patience = ["--patience-s", str(self.patience_s[self.knobs.guest])]
+        self.clients = Clients(self.run, rig.net, rig.guest, CLIENTS, options=patience)
+        self.ledger = self.clients.ledger
+        needs = [self.clients.process, rig.guest.process]
+        wait_until("the first rows are confirmed", lambda: len(self.ledger.follow().confirmed) >= CLIENTS, 60, needs)
+        self.load_from = time.monotonic()
+        say(f"clients: {CLIENTS} insert numbered rows")
+
+    def work(self, seconds: float, every_s: float = 2.0) -> None:
+        """Lets the clients work, and says how it goes."""
+        end = time.monotonic() + seconds
+        shown_at, shown = time.monotonic(), len(self.ledger.follow().confirmed)
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, every_s))
+            now, confirmed = time.monotonic(), len(self.ledger.follow().confirmed)
+            if now - shown_at >= every_s or now >= end:
+                rate = (confirmed - shown) / (now - shown_at)
+                say(f"clients: {confirmed} rows confirmed, {rate:.0f}/s{self._primary_says()}")
+                shown_at, shown = now, confirmed
+            for process in (self.clients.process, self.rig.guest.process):
+                if not process.alive():
+                    raise RuntimeError(f"{process.name} ended under load\n{process.tail()}")
+
+    def _primary_says(self) -> str:
+        group = self.sampler.group
+        if group is None:
+            return ""
+        lag = writer_of(group)["lag"]
+        held = group["members"][0]["gate"]["held_packets"]
+        return f"; {group['state']}, lag {lag['writes']} writes / {lag['ms']} ms, {held} packets held"
+
+    def trouble(self) -> None:
+        """What happens before the disaster, if anything."""
+
+    # -- the disaster and after it ---------------------------------------------------------------------------------
+
+    def disaster(self) -> None:
+        """The primary site is gone."""
+        cut_first = self.random.random() < 0.5
+        self.disaster_at, self.gone_at = self.rig.destroy_primary(cut_first)
+        self.event("disaster", self.disaster_at)
+        self.sampler.stop()
+        order = "links, then guest and daemon" if cut_first else "guest and daemon, then links"
+        say(f"DISASTER: the primary site is gone ({order}, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms)")
+
+    def recover(self, *options: str) -> None:
+        """`tidelock-backup recover`, and the clients' way to the backup site."""
+        self.recovery = Recovery(self.rig, *(options or ("--primary-is-dead",)))
+        self.recovery.wait_recovered(NEVER_MIND_S)
+        self.rig.net.route_clients_to(self.rig.net.backup, self.rig.guest_net)
+        self.event("recovered", self.recovery.recovered_at)
+        seconds = self.recovery.recovered_at - self.disaster_at
+        say(f"backup: recovered {seconds:.2f} s after the disaster: epoch raised, disks served")
+
+    def serve_again(self) -> None:
+        """The guest at the backup site answers the clients."""
+        self.recovery.wait_ready()
+        guest = self.recovery.guest
+        say(f"backup: the guest is ready {guest.phases['ready'] - self.disaster_at:.2f} s after the disaster")
+
+        def again() -> list[float]:
+            confirmed = self.ledger.follow().confirmed
+            return sorted(at for at in confirmed.values() if at > self.recovery.recovered_at)
+
+        wait_until(
+            "clients are served by the recovered guest",
+            lambda: len(again()) >= SERVED_AGAIN,
+            60,
+            [self.clients.process, guest.process],
+        )
+        first = again()[0]
+        say(f"clients: first reply from the backup site {first - self.disaster_at:.2f} s after the disaster")
+        self.entry.rto_ms = self._rto(first)
+
+    def _rto(self, first_reply: float) -> dict[str, float]:
+        guest = self.recovery.guest
+        moments = {
+            # When to recover is a human's or a monitor's decision; the drill has taken it beforehand.
+            "decide": self.disaster_at,
+            "recover": self.recovery.recovered_at,
+            "boot": guest.phases["kernel"],
+            "disks": guest.phases["disks"],
+            "database": guest.phases["ready"],
+            "first_reply": first_reply,
+        }
+        phases, before = {}, self.disaster_at
+        for name, at in moments.items():
+            phases[name] = round(max(0.0, at - before) * 1e3, 1)
+            before = max(before, at)
+        return {"total": round((before - self.disaster_at) * 1e3, 1), **phases}
+
+    # -- the judgement ---------------------------------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """Compares the ledger with what the recovered database has."""
+        ledger = self.clients.stop()
+        say("clients: stopped; reading every row of the recovered database")
+        rows = rows_in(self.rig.net, self.recovery.guest)
+        self.compare(ledger, rows)
+        self.measure(ledger)
+        entry = self.entry
+        self.check("no row is there that nobody sent", entry.foreign == 0)
+        self.check("what is there is a prefix of what was done: no earlier row is missing", entry.out_of_order == 0)
+        self.check("the recovered guest kept everything that it confirmed", entry.lost_after_recovery == 0)
+        if self.knobs.mode != "async":
+            self.check("no confirmed row is lost", entry.lost == 0)
+        elif entry.lost == 0:
+            entry.notes.append("this disaster happened to lose nothing; async does not promise that")
+        self.conclude()
+
+    def compare(self, ledger: Ledger, rows: set[Row]) -> None:
+        """Rows that were asked for before the disaster are what it is about; later ones are the recovered guest's."""
+        before = ledger.sent_before(self.gone_at)
+        verdict = compare(before, {row for row in rows if ledger.sent.get(row, 0) < self.gone_at}, self.disaster_at)
+        later = set(ledger.confirmed) - set(before.confirmed)
+        entry = self.entry
+        entry.confirmed, entry.recovered = verdict.confirmed, verdict.recovered
+        entry.lost, entry.foreign = len(verdict.lost), len(verdict.foreign)
+        entry.recovered_unconfirmed = verdict.recovered_unconfirmed - entry.foreign
+        entry.out_of_order = len(verdict.out_of_order)
+        entry.lost_after_recovery = len(later - rows)
+        entry.rpo_ms = round(verdict.rpo_ms, 1)
+        if entry.confirmed < CONFIRMED_MIN:
+            raise RuntimeError(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
+
+    def measure(self, ledger: Ledger) -> None:
+        """Figures of the time under load."""
+        entry, top = self.entry, self.sampler.extremes
+        if self.load_to > self.load_from:
+            confirmed = ledger.confirmed_between(self.load_from, self.load_to)
+            entry.commits_per_s = round(confirmed / (self.load_to - self.load_from), 1)
+        times = ledger.reply_times_ms(self.load_from, self.load_to)
+        if len(times) > 1:
+            centiles = statistics.quantiles(times, n=100)
+            figures = {"least": times[0], "median": centiles[49], "p99": centiles[98]}
+            entry.reply_ms = {name: round(value, 1) for name, value in figures.items()}
+            if self.knobs.mode != "async":
+                text = "no reply came sooner than the backup could have had the row (one round trip)"
+                self.check(text, times[0] >= self.knobs.rtt_ms)
+        entry.longest_hold_ms = round(top.hold_ms, 1)
+        entry.held_packets_max, entry.lag_writes_max = top.held_packets, top.lag_writes
+        entry.lag_ms_max = round(top.lag_ms, 1)
+        self.charts = [
+            self.sampler.views.chart("Rows as each side sees them, before the disaster", ledger, self.disaster_at),
+            answers_chart("Rows confirmed to clients, each second", ledger, self.disaster_at, self.events),
+        ]
+
+    def event(self, name: str, at: float | None = None) -> float:
+        """Notes a moment for the charts; now, unless another is given. Returns it."""
+        at = time.monotonic() if at is None else at
+        self.events.append((at, name))
+        return at
+
+    def states(self) -> list[tuple[float, str]]:
+        """The states that the group went through before the disaster."""
+        return self.sampler.states if self.sampler else []
+
+    def check(self, what: str, held: bool) -> None:
+        """Notes something that must hold."""
+        self.entry.checks.append({"what": what, "held": held})
+
+    def conclude(self) -> None:
+        """The promise held if every check did."""
+        checks = self.entry.checks
+        self.entry.promise_held = bool(checks) and all(check["held"] for check in checks)
+
+
+class CopyWatch:
+    """Shows how the initial copy goes, about once a second."""
+
+    def __init__(self) -> None:
+        self._shown_at = time.monotonic()
+
+    def show(self, group: dict) -> None:
+        """Looks at a status."""
+        copy = writer_of(group)["copy"]
+        if copy is None or time.monotonic() - self._shown_at < 1:
+            return
+        self._shown_at = time.monotonic()
+        left = f", {copy['left_ms'] / 1e3:.0f} s left" if copy["left_ms"] else ""
+        done, total = copy["done_bytes"] >> 20, copy["total_bytes"] >> 20
+        say(f"primary: {group['state']}, {done} of {total} MiB, {copy['rate_bytes_per_s'] / 1e6:.0f} MB/s{left}")

@@ -1,0 +1,153 @@
+"""What drills found, as text, JSON and HTML."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+
+from .drilling import Drill, Entry
+
+PHASES = {
+    "decide": "decide (0: the drill knew)",
+    "recover": "recover: epoch raised, disks served",
+    "boot": "boot, up to the guest's kernel",
+    "disks": "the guest has checked its disks",
+    "database": "the database has recovered",
+    "first_reply": "a client gets its first reply",
+    "total": "total",
+}
+
+STYLE = """
+body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 62em; padding: 0 1em; color: #222 }
+table { border-collapse: collapse; margin: 1em 0 } td, th { border-bottom: 1px solid #ddd; padding: .25em .8em }
+td { text-align: right } td.text, th { text-align: left }
+.good { color: #2b8a3e } .bad { color: #c00; font-weight: bold }
+svg { display: block; margin: 1.5em 0; max-width: 100% } pre { background: #f6f6f6; padding: 1em; overflow: auto }
+.small { color: #555; font-size: 13px }
+"""
+
+
+@dataclass
+class Report:
+    """Written anew after each run, so that a run that is stopped does not take the earlier ones with it."""
+
+    html: Path
+    json: Path
+    entries: list[Entry] = field(default_factory=list)
+    sections: list[str] = field(default_factory=list)
+
+    def add(self, drill: Drill) -> None:
+        """Adds a run and writes both files."""
+        self.entries.append(drill.entry)
+        self.sections.append(_section(len(self.entries), drill))
+        self.html.parent.mkdir(exist_ok=True)
+        self.json.write_text(json.dumps([asdict(entry) for entry in self.entries], indent=2) + "\n")
+        self.html.write_text(self._page())
+
+    def _page(self) -> str:
+        heads = ["run", "scenario", "mode", "guest", "seed", "confirmed", "recovered", "lost", "RPO", "RTO"]
+        heads += ["commits/s", "longest hold", "promise"]
+        rows = "".join(_row(number, entry) for number, entry in enumerate(self.entries, 1))
+        made = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+        machine = f"Linux {platform.release()}, {os.cpu_count()} processors"
+        return (
+            f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>Tidelock drill</title>"
+            f"<style>{STYLE}</style></head><body>\n<h1>Tidelock drill</h1>\n<p class='small'>{made}, {machine}</p>\n"
+            f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>\n{rows}</table>\n"
+            + "\n".join(self.sections)
+            + "\n</body></html>\n"
+        )
+
+
+def _row(number: int, entry: Entry) -> str:
+    cells = [
+        entry.confirmed,
+        entry.recovered,
+        f"<span class='{'bad' if entry.lost and entry.mode != 'async' else ''}'>{entry.lost}</span>",
+        _ms(entry.rpo_ms),
+        _ms(entry.rto_ms["total"]) if entry.rto_ms else "none",
+        f"{entry.commits_per_s:g}",
+        _ms(entry.longest_hold_ms),
+        _held(entry),
+    ]
+    words = [f"<a href='#run{number}'>{number}</a>", escape(entry.scenario), entry.mode, entry.guest, entry.seed]
+    return (
+        "<tr>"
+        + "".join(f"<td class='text'>{word}</td>" for word in words)
+        + "".join(f"<td>{cell}</td>" for cell in cells)
+        + "</tr>\n"
+    )
+
+
+def _held(entry: Entry) -> str:
+    return "<span class='good'>held</span>" if entry.promise_held else "<span class='bad'>BROKEN</span>"
+
+
+def _ms(value: float) -> str:
+    return f"{value / 1e3:.2f} s" if value >= 1000 else f"{value:.0f} ms"
+
+
+def _figures(entry: Entry) -> list[tuple[str, str]]:
+    """What a run found, in the order in which a reader wants to know it."""
+    figures = [
+        ("confirmed rows", f"{entry.confirmed}"),
+        ("recovered rows", f"{entry.recovered}"),
+        ("lost rows (confirmed, not recovered)", f"{entry.lost}"),
+        ("recovered rows that no client was told of", f"{entry.recovered_unconfirmed}"),
+        ("RPO: age of the oldest confirmed row that was lost", _ms(entry.rpo_ms)),
+    ]
+    if entry.rto_ms:
+        figures += [(f"RTO, {name}", _ms(entry.rto_ms[key])) for key, name in PHASES.items()]
+    figures.append(("commits per second before the disaster", f"{entry.commits_per_s:g}"))
+    if entry.reply_ms:
+        times = ", ".join(f"{name} {value:.0f}" for name, value in entry.reply_ms.items())
+        figures.append(("reply times, ms", times))
+    figures += [
+        ("longest hold", _ms(entry.longest_hold_ms)),
+        ("packets held at once, most", f"{entry.held_packets_max}"),
+        ("lag, most", f"{entry.lag_writes_max} writes, {_ms(entry.lag_ms_max)}"),
+    ]
+    if entry.copy_s:
+        figures.append(("initial copy, while the guest booted", f"{entry.copy_s:g} s"))
+    return figures
+
+
+def _section(number: int, drill: Drill) -> str:
+    entry = drill.entry
+    checks = "".join(
+        f"<li class='{'good' if check['held'] else 'bad'}'>{'held' if check['held'] else 'BROKEN'}: "
+        f"{escape(check['what'])}</li>"
+        for check in entry.checks
+    )
+    figures = "".join(f"<tr><td class='text'>{name}</td><td>{value}</td></tr>" for name, value in _figures(entry))
+    states = ", ".join(f"{name} at {at - drill.disaster_at:.1f} s" for at, name in drill.states())
+    return (
+        f"<h2 id='run{number}'>Run {number}: {escape(entry.scenario)}, {entry.mode}, seed {entry.seed}</h2>\n"
+        f"<p>{escape(drill.about)}. {entry.rtt_ms:g} ms round trip ({entry.wan}), guest: {entry.guest}.</p>\n"
+        f"<p>The promise: {escape(entry.promise)}. {_held(entry)}</p>\n<ul>{checks}</ul>\n"
+        + (f"<pre>{escape(entry.error)}</pre>\n" if entry.error else "")
+        + "".join(f"<p>{escape(note)}</p>\n" for note in entry.notes)
+        + f"<table>{figures}</table>\n"
+        + "\n".join(drill.charts)
+        + "<p class='small'>Measured: rows at the client (the clients' ledger) and at the primary (what the database "
+        "says on the guest's console, which nothing holds). Derived: rows at the secondary, which cannot be asked "
+        "while it is one: the rows that the primary had when the daemon's count of writes (P) was what the backup "
+        "now holds durably (C), both sampled from the daemon's status every 50 ms. It can be shown late, never early. "
+        f"States of the group, relative to the disaster: {escape(states)}.</p>"
+    )
+
+
+def summary(entry: Entry) -> str:
+    """A run, as text."""
+    lines = [f"  {name:<58}{value:>14}" for name, value in _figures(entry)]
+    lines += [f"  {'held  ' if check['held'] else 'BROKEN'}  {check['what']}" for check in entry.checks]
+    lines += [f"  note    {note}" for note in entry.notes]
+    if entry.error:
+        lines.append(f"  FAILED  {entry.error.splitlines()[0]}")
+    verdict = "HELD" if entry.promise_held else "BROKEN"
+    return "\n".join(["", *lines, f"  promise {verdict}: {entry.promise}", ""])

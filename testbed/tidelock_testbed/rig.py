@@ -1,0 +1,191 @@
+"""A protected guest between two sites: everything that a drill needs, and nothing that it does with it.
+
+    out/<run>/primary/   what the primary site has: disks, configuration, certificates, the daemon's state
+    out/<run>/backup/    what the backup site has: certificates, the journal and images, kernel and root disk
+
+Invariant: after `destroy_primary` no process, link or file of the primary site is left to recover from.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from .backupserver import BackupServer
+from .guest import Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
+from .hostdaemon import HOST, HostDaemon, Protection
+from .image import GuestImage, guest_image
+from .net import GuestNet, Net
+from .pki import Pki
+from .process import kill_at_once
+from .run import Run
+
+MEMORY_MIB = 512
+PROCESS_DISK_MIB = 48
+"""A process guest's disk, filled with noise before it is protected: the initial copy has something to bring across."""
+
+DISKS = ["data", "wal"]
+
+
+class Rig:
+    """Two sites, a backup server, a host daemon and a guest of either kind, made but not started."""
+
+    def __init__(
+        self,
+        run: Run,
+        kind: str = "vm",
+        rtt_ms: float = 0,
+        seed: int = 1,
+        disks: int = 1,
+        protection: Protection = Protection(),
+    ):
+        self.run, self.kind, self.protection = run, kind, protection
+        self.random = random.Random(f"rig {seed}")
+        self.image: GuestImage | None = guest_image() if kind == "vm" else None
+        self.net = Net(run, rtt_ms, seed)
+        self.guest_net = GuestNet(0)
+        self.net.route_clients_to(self.net.primary, self.guest_net)
+        self.primary, self.backup_dir = run.directory / "primary", run.directory / "backup"
+        for directory in (self.primary, self.backup_dir):
+            directory.mkdir()
+        pki = Pki(run.directory / "authority")
+        backup_tls = pki.issue("backup", self.net.BACKUP4, self.backup_dir / "tls")
+        host_tls = pki.issue("host", HOST, self.primary / "tls")
+        self.backup = BackupServer(run, self.net.backup.netns, self.backup_dir, backup_tls)
+        self.daemon = HostDaemon(
+            run,
+            self.net.primary.netns,
+            self.primary,
+            self._make_disks(disks),
+            self.guest_net,
+            self.net.BACKUP4,
+            host_tls,
+            protection,
+            self._describe_machine(disks) if self.image else None,
+        )
+        kinds = {"vm": VmGuest, "process": ProcessGuest}
+        self.guest: Guest = kinds[kind](run, self.guest_net, "guest")
+
+    def _make_disks(self, count: int) -> dict[str, Path]:
+        paths = {name: self.primary / f"{name}.img" for name in DISKS[:count]}
+        if self.image:
+            templates = [self.image.data] if count == 1 else [self.image.data_split, self.image.wal]
+            for template, path in zip(templates, paths.values(), strict=True):
+                subprocess.run(["cp", "--sparse=always", template, path], check=True)
+        else:
+            for path in paths.values():
+                path.write_bytes(self.random.randbytes(PROCESS_DISK_MIB << 20))
+        return paths
+
+    def _describe_machine(self, disks: int) -> Path:
+        """Writes what is to be booted at the backup, and puts what it names there: kernel, initramfs and root disk."""
+        boot = self.backup_dir / "data" / "boot"
+        boot.mkdir(parents=True)
+        for file in (self.image.kernel, self.image.initrd, self.image.root):
+            (boot / file.name).symlink_to(file)
+        description = {
+            "memory_mib": MEMORY_MIB,
+            "disks": [{"name": name} for name in DISKS[:disks]],
+            "networks": [{"name": "lan", "mac": self.guest_net.mac}],
+            "kernel": self.image.kernel.name,
+            "initrd": self.image.initrd.name,
+            "append": kernel_options(self.guest_net),
+            "extra_arguments": [
+                *("-display", "none", "-serial", "stdio", "-no-reboot"),
+                *root_disk(GuestImage(boot)),
+            ],
+        }
+        path = self.primary / "machine.json"
+        path.write_text(json.dumps(description, indent=2))
+        return path
+
+    def boot_guest(self, reconnect_s: int = 60) -> None:
+        """Starts the guest at the primary site, on the daemon's disks."""
+        disks = self.daemon.uris()
+        if isinstance(self.guest, VmGuest):
+            self.guest.boot(self.net.primary, self.image, disks, MEMORY_MIB, reconnect_s, say_rows=True)
+        else:
+            self.guest.boot(self.net.primary, disks, reconnect_s)
+
+    def destroy_primary(self, cut_first: bool) -> tuple[float, float]:
+        """The disaster. Returns when it began and when nothing of the site was left.
+
+        Links and processes go as close to each other as can be; which go first makes a difference to what is still on
+        its way, so both orders are to be tried.
+        """
+        began = time.monotonic()
+        if cut_first:
+            self.net.cut_off_primary()
+        kill_at_once([self.guest.process, self.daemon.process])
+        if not cut_first:
+            self.net.cut_off_primary()
+        ended = time.monotonic()
+        shutil.rmtree(self.primary)
+        return began, ended
+
+
+class Recovery:
+    """`tidelock-backup recover` under way, and the guest that it brings back at the backup site.
+
+    A VM is booted by the command itself, from the description that the backup kept. A process guest is started on
+    the recovered disks as soon as the command has ended.
+    """
+
+    def __init__(self, rig: Rig, *options: str):
+        self.rig = rig
+        self.lines: list[str] = []
+        self.recovered_at: float | None = None
+        """When the epoch was raised and the disks could be used."""
+        self.guest: Guest = (VmGuest if rig.image else ProcessGuest)(rig.run, rig.guest_net, "guest-recovered")
+        if rig.image:
+            rig.net.backup.add_tap(rig.guest_net)
+            options = (
+                "--boot",
+                *("--network", f"lan=tap:{rig.guest_net.interface}"),
+                *("--accelerator", accelerator(rig.image)[1]),
+                *options,
+            )
+        self.began_at = self.guest.started_at = time.monotonic()
+        self.command = self.guest.process = rig.backup.recover(*options, on_line=self._hear)
+
+    def _hear(self, at: float, line: str) -> None:
+        self.lines.append(line)
+        if line.startswith("group ") and " is recovered" in line:
+            self.recovered_at = at
+        self.guest.hear(at, line)
+
+    def wait_recovered(self, timeout_s: float) -> None:
+        """Waits until the disks can be used."""
+
+        end = time.monotonic() + timeout_s
+        while not self.wait_some(1):
+            if time.monotonic() > end:
+                raise TimeoutError(f"not recovered within {timeout_s:.0f} s\n{self.command.tail()}")
+
+    def wait_some(self, seconds: float) -> bool:
+        """Waits for so long at most; returns whether the disks can be used."""
+        end = time.monotonic() + seconds
+        while self.recovered_at is None and time.monotonic() < end:
+            if self.command.popen.poll() not in (None, 0):
+                raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
+            time.sleep(0.01)
+        return self.recovered_at is not None
+
+    def wait_ready(self, timeout_s: float = 120) -> None:
+        """Waits until the guest serves clients again."""
+        if isinstance(self.guest, ProcessGuest):
+            if self.command.wait(timeout_s) != 0:
+                raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
+            uris = [self.rig.backup.uri(disk) for disk in self.rig.daemon.disks]
+            self.guest.boot(self.rig.net.backup, uris)
+        self.guest.wait_ready(timeout_s)
+
+    def refusal(self, timeout_s: float) -> str:
+        """Waits for its end, which must be a refusal, and returns its reason."""
+        if self.command.wait(timeout_s) == 0:
+            raise RuntimeError(f"the recovery was not refused\n{self.command.tail()}")
+        return "\n".join(self.lines)

@@ -1,0 +1,82 @@
+"""What the primary site says of itself while a run goes on: sampled by a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from .guest import Guest
+from .hostdaemon import ControlClient, HostDaemon, gate_of, writer_of
+from .views import Views
+
+EVERY_S = 0.05
+
+
+@dataclass
+class Extremes:
+    """The largest value of each kind that any sample had."""
+
+    hold_ms: float = 0
+    held_packets: int = 0
+    lag_ms: float = 0
+    lag_writes: int = 0
+    backlog_bytes: int = 0
+
+
+@dataclass
+class Sampler:
+    """Samples the guest's rows and the daemon's status until `stop`.
+
+    The daemon may be away for a while: it is asked again. The order matters: rows are read before the status, so
+    that the pending count of a sample covers its rows.
+    """
+
+    daemon: HostDaemon
+    guest: Guest
+    views: Views = field(default_factory=Views)
+    extremes: Extremes = field(default_factory=Extremes)
+    states: list[tuple[float, str]] = field(default_factory=list)
+    """Each state of the group, with the time at which it was first seen."""
+
+    group: dict | None = None
+    """The last status of the group."""
+
+    def __post_init__(self) -> None:
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stopping.set()
+        self._thread.join(15)
+
+    def _run(self) -> None:
+        client = None
+        while not self._stopping.wait(EVERY_S):
+            try:
+                client = client or ControlClient(self.daemon.control_socket)
+                rows = self.guest.rows
+                status = client.ask(command="status")["status"]
+            except OSError:
+                if client:
+                    client.close()
+                client = None
+                continue
+            self._take(time.monotonic(), rows, status["groups"][0])
+        if client:
+            client.close()
+
+    def _take(self, at: float, rows: int, group: dict) -> None:
+        self.group = group
+        if not self.states or self.states[-1][1] != group["state"]:
+            self.states.append((at, group["state"]))
+        writer, gate = writer_of(group), gate_of(group)
+        self.views.add(at, rows, writer["pending"], writer["committed"])
+        top = self.extremes
+        top.hold_ms = max(top.hold_ms, gate["oldest_hold_ms"], gate["hold_time"]["max_ns"] / 1e6)
+        top.held_packets = max(top.held_packets, gate["held_packets"])
+        top.lag_ms = max(top.lag_ms, writer["lag"]["ms"])
+        top.lag_writes = max(top.lag_writes, writer["lag"]["writes"])
+        top.backlog_bytes = max(top.backlog_bytes, writer["backlog"]["used_bytes"])
