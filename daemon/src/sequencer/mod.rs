@@ -218,7 +218,7 @@ pub struct Sequencer {
     unacked_cost_bytes: u64,
     unacked_payload_bytes: u64,
     durable: Seq,
-    /// The guest's last admitted seq, and the last one published.
+    /// The last seq that a guest may know the effect of, and the last one published.
     guest_seq: Seq,
     published: Seq,
     /// Locally done, waiting for the backup (mode sync).
@@ -374,7 +374,12 @@ impl Sequencer {
             (Stage::Repairing { request, error }, result) => {
                 let (request, error) = (*request, *error);
                 match result {
-                    Ok(data) => self.send_copy(extent, data, now, wall_ms),
+                    Ok(data) => {
+                        self.send_copy(extent, data, now, wall_ms);
+                        // The guest may read what its failed write has left, and tell it: this
+                        // copy is part of the guest's write, unlike those of a copy job.
+                        self.guest_seq = self.last_seq();
+                    }
                     Err(_) => self.actions.push_back(Action::Suspect(extent)),
                 }
                 self.publish_all();

@@ -1,1 +1,47 @@
-//! Placeholder.
+//! The seeded simulator.
+//!
+//! It runs production's state machines, single-threaded, on simulated time, disks, network and
+//! guests, breaks everything that can break, and checks the rules of DESIGN 3 after every step. A
+//! failing seed is the bug report: the same seed gives the same run.
+//!
+//! | production's | simulated |
+//! |---|---|
+//! | sequencer, copies, what an owner's turn does, the link's members and senders | the ring, NBD, the local disks, the guest |
+//! | the gate's release queue, its state and lease | the kernel's queue |
+//! | frames, encoded and decoded | connections: delay, partitions, cuts at any byte, damage |
+//! | the backup's groups with journal, attachment, fold, views and recovery | its disk (live and durable kept apart), the threads and sockets of its server |
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`scenario`] | what a seed is made of |
+//! | [`world`] | everything, and the loop |
+//! | [`host`], [`link`], [`gate`] | the daemon |
+//! | [`backup`] | the backup server |
+//! | [`guest`], [`disk`], [`net`] | what is simulated |
+//! | [`faults`] | what goes wrong |
+//! | [`oracle`], [`probe`], [`failure`] | the checkers |
+//! | [`plant`] | bugs that the checkers must catch |
+//! | [`run`] | one seed from beginning to end |
+
+#![forbid(unsafe_code)]
+
+pub mod backup;
+pub mod disk;
+pub mod failure;
+pub mod faults;
+pub mod gate;
+pub mod guest;
+pub mod host;
+pub mod link;
+pub mod net;
+pub mod oracle;
+pub mod plant;
+pub mod probe;
+pub mod rng;
+pub mod run;
+pub mod scenario;
+pub mod schedule;
+pub mod trace;
+pub mod world;
+
+pub use run::{Options, Outcome, run};

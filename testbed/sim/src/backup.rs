@@ -1,0 +1,736 @@
+//! The backup server: production's groups on a disk in memory, with simulated connections, a
+//! thread for each group that is busy while it syncs, and the fold beside it.
+
+use crate::failure::{Checked, Checker, check, fail};
+use crate::net::{ConnId, Way};
+use crate::probe::Recovered;
+use crate::scenario::Scenario;
+use crate::schedule::MS;
+use crate::world::{Event, Run, World, note};
+use bytes::BytesMut;
+use std::collections::{BTreeMap, VecDeque};
+use tidelock_backup_server::fold::{FoldError, Folded};
+use tidelock_backup_server::group::{ConnectionId, Group, GroupOptions, Link, Output};
+use tidelock_backup_server::journal;
+use tidelock_backup_server::storage::memory::{Faults, Memory};
+use tidelock_protocol::frame::{self, Frame};
+use tidelock_protocol::ids::{Channel, Epoch, Seq, WriterId};
+use tidelock_protocol::message::{Attach, Message, PROTOCOL, RefusalKind};
+use tidelock_protocol::vector::CountVector;
+
+/// Frames of one group that wait for its thread: beyond it connections are not read.
+const INBOX_MAX_BYTES: usize = 512 << 10;
+
+/// The outcome of a fold.
+#[derive(Debug)]
+pub struct FoldEnd {
+    opening: u64,
+    cut: CountVector,
+    result: Result<Folded, FoldError>,
+}
+
+/// One connection.
+#[derive(Debug, Default)]
+struct ServerConn {
+    input: BytesMut,
+    host: Option<String>,
+    /// The group of each attached channel.
+    channels: BTreeMap<Channel, usize>,
+    /// A record that is kept back to be swapped with the next one.
+    swapped: Option<Frame>,
+}
+
+/// What its thread is given.
+#[derive(Debug)]
+enum Input {
+    Attach(Link, String, Box<Attach>),
+    Frame(Link, Frame),
+    Lost(ConnectionId),
+}
+
+impl Input {
+    fn bytes(&self) -> usize {
+        match self {
+            Input::Frame(_, Frame::Record(_, record)) => record.encoded_len(),
+            _ => 64,
+        }
+    }
+}
+
+/// One group at the backup.
+#[derive(Debug)]
+pub struct GroupSlot {
+    /// Its disk.
+    pub storage: Memory,
+    /// Its state, while the server runs and it is open.
+    pub group: Option<Group<Memory>>,
+    inbox: VecDeque<Input>,
+    inbox_bytes: usize,
+    /// Frames that came while it did not accept, by link.
+    kept: BTreeMap<Link, VecDeque<Frame>>,
+    /// Its thread waits for the disk.
+    busy: bool,
+    due: bool,
+    /// Something came while it was busy.
+    again: bool,
+    folding: bool,
+    /// How often it was opened: a fold belongs to one opening.
+    opening: u64,
+    outputs: Vec<Output>,
+    /// Its disk is full.
+    pub full: bool,
+    /// The power is about to fail: from some operation on everything does.
+    pub dying: bool,
+    /// For the checkers: C as it was told to any host.
+    pub told: CountVector,
+    /// What was acknowledged.
+    pub told_durable: CountVector,
+    /// What has arrived without a gap.
+    contiguous: CountVector,
+    /// Since when and how it is recovered.
+    pub recovered: Option<Recovered>,
+    /// Links of this boot, to know whose they are.
+    pub writers: BTreeMap<Link, WriterId>,
+}
+
+/// The server.
+#[derive(Debug)]
+pub struct Backup {
+    /// This run; `None` while it is down.
+    boot: Option<Run>,
+    conns: BTreeMap<ConnId, ServerConn>,
+    /// Its groups, by number.
+    pub groups: Vec<GroupSlot>,
+    /// The disk is so much slower.
+    pub slow_factor: u64,
+}
+
+impl Backup {
+    /// A server with an empty disk.
+    #[must_use]
+    pub fn new(plan: &Scenario) -> Self {
+        let slot = |_| GroupSlot {
+            storage: Memory::new(),
+            group: None,
+            inbox: VecDeque::new(),
+            inbox_bytes: 0,
+            kept: BTreeMap::new(),
+            busy: false,
+            due: false,
+            again: false,
+            folding: false,
+            opening: 0,
+            outputs: Vec::new(),
+            full: false,
+            dying: false,
+            told: CountVector::new(),
+            told_durable: CountVector::new(),
+            contiguous: CountVector::new(),
+            recovered: None,
+            writers: BTreeMap::new(),
+        };
+        Self {
+            boot: None,
+            conns: BTreeMap::new(),
+            groups: plan.groups.iter().map(slot).collect(),
+            slow_factor: 1,
+        }
+    }
+
+    /// Whether it runs.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.boot.is_some()
+    }
+
+    /// Its run, while it runs.
+    #[must_use]
+    pub fn run(&self) -> Option<Run> {
+        self.boot
+    }
+
+    /// A host connects.
+    pub fn accept(&mut self, conn: ConnId) {
+        self.conns.insert(conn, ServerConn::default());
+    }
+
+    /// Its end of a connection is closed.
+    pub fn forget(&mut self, conn: ConnId) {
+        self.conns.remove(&conn);
+    }
+}
+
+impl GroupSlot {
+    /// What waits, for the bound.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        let kept = self.kept.values().flatten();
+        let record = |frame: &Frame| match frame {
+            Frame::Record(_, record) => record.encoded_len(),
+            Frame::Control(..) => 64,
+        };
+        self.inbox_bytes + kept.map(record).sum::<usize>()
+    }
+}
+
+/// How a group is kept.
+#[must_use]
+pub fn options(plan: &Scenario, group: usize) -> GroupOptions {
+    let of = &plan.groups[group];
+    GroupOptions {
+        journal: journal::Options { segment_bytes: of.segment_bytes },
+        unfolded_max_bytes: of.unfolded_max_bytes,
+        fold_min_bytes: of.fold_min_bytes,
+        hosts: Some((0..plan.hosts.len()).map(|h| format!("h{h}")).collect()),
+    }
+}
+
+impl World {
+    /// The server starts, and opens its groups.
+    pub fn start_backup(&mut self) -> Checked {
+        if self.backup.is_up() {
+            return Ok(());
+        }
+        let boot = self.new_run();
+        self.backup.boot = Some(boot);
+        note!(self, "backup starts");
+        for group in 0..self.backup.groups.len() {
+            self.open_group(group)?;
+        }
+        Ok(())
+    }
+
+    fn open_group(&mut self, group: usize) -> Checked {
+        let (now, options) = (self.backup_now(), options(&self.plan, group));
+        let slot = &mut self.backup.groups[group];
+        slot.opening += 1;
+        slot.storage.set_faults(slot.faults());
+        match Group::open(slot.storage.clone(), now, options) {
+            Ok(None) => {
+                let told = slot.told_durable.entries().next().is_some();
+                check(!told, Checker::OpensAgain, || format!("group {group} has vanished"))
+            }
+            Ok(Some((opened, torn))) => {
+                let journaled = opened.state().journaled();
+                note!(
+                    self,
+                    "group {group} opens: {journaled} epoch {} torn {}",
+                    opened.epoch(),
+                    torn.is_some()
+                );
+                let slot = &mut self.backup.groups[group];
+                slot.contiguous.clone_from(&journaled);
+                slot.group = Some(opened);
+                self.check_reopened(group, &journaled)
+            }
+            Err(error) if slot.full => {
+                // It is tried again.
+                note!(self, "group {group} does not open: {error}");
+                Ok(())
+            }
+            Err(error) => fail(Checker::OpensAgain, format!("group {group}: {error}")),
+        }
+    }
+
+    /// The server is gone. `power`: with what its disk had not made durable.
+    pub fn end_backup(&mut self, power: bool) {
+        if self.backup.boot.take().is_none() {
+            return;
+        }
+        note!(self, "backup ends, power loss {power}");
+        let conns: Vec<_> = self.backup.conns.keys().copied().collect();
+        for conn in conns {
+            // A machine without power says nothing.
+            if power && let Some(conn) = self.net.conns.get_mut(&conn) {
+                conn.down.clear();
+            }
+            self.backup_closes(conn);
+        }
+        self.backup.conns.clear();
+        let keep_percent = *self.rng.pick(&[0, 30, 50, 90, 100]);
+        let rng = &mut self.rng;
+        for slot in &mut self.backup.groups {
+            slot.reset();
+            slot.inbox.clear();
+            slot.inbox_bytes = 0;
+            slot.dying = false;
+            slot.storage = if power {
+                slot.storage.crash(&mut || rng.chance(keep_percent, 100))
+            } else {
+                slot.storage.killed()
+            };
+        }
+    }
+
+    // ---- connections
+
+    /// A connection has bytes for the server.
+    pub fn backup_reads(&mut self, id: ConnId) -> Checked {
+        if !self.backup.is_up() {
+            return Ok(());
+        }
+        let Some(server) = self.backup.conns.get_mut(&id) else { return Ok(()) };
+        let Some(conn) = self.net.conns.get_mut(&id) else { return Ok(()) };
+        let mangled = conn.mangled;
+        let full = |groups: &[GroupSlot], server: &ServerConn| {
+            server.channels.values().any(|g| groups[*g].waiting_bytes() >= INBOX_MAX_BYTES)
+        };
+        if full(&self.backup.groups, server) {
+            // The network is not read: it fills up, and the host waits.
+            return Ok(());
+        }
+        server.input.extend_from_slice(&std::mem::take(&mut conn.up.arrived));
+        let mut frames = Vec::new();
+        let mut broken = None;
+        loop {
+            match frame::decode(&mut server.input) {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => break,
+                Err(error) => {
+                    broken = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        if let Some(error) = &broken {
+            check(mangled, Checker::Stream, || format!("a host sends garbage: {error}"))?;
+        }
+        for frame in frames {
+            if !self.backup.conns.contains_key(&id) {
+                return Ok(());
+            }
+            for frame in self.mangle(id, mangled, frame) {
+                self.server_frame(id, frame)?;
+            }
+        }
+        if let Some(error) = broken {
+            note!(self, "the backup closes {id}: {error}");
+            self.backup_loses(id);
+            self.backup_closes(id);
+        }
+        Ok(())
+    }
+
+    /// What becomes of a frame on a connection that something in between damages.
+    fn mangle(&mut self, id: ConnId, mangled: bool, frame: Frame) -> Vec<Frame> {
+        if !mangled || !matches!(frame, Frame::Record(..)) {
+            return vec![frame];
+        }
+        let server = self.backup.conns.get_mut(&id).expect("looked up by the caller");
+        if let Some(first) = server.swapped.take() {
+            return vec![frame, first];
+        }
+        match self.rng.below(12) {
+            0 => Vec::new(),
+            1 => vec![frame.clone(), frame],
+            2 => {
+                server.swapped = Some(frame);
+                Vec::new()
+            }
+            _ => vec![frame],
+        }
+    }
+
+    fn server_frame(&mut self, id: ConnId, frame: Frame) -> Checked {
+        let server = self.backup.conns.get_mut(&id).expect("looked up by the caller");
+        let Some(host) = server.host.clone() else {
+            if let Frame::Control(Channel(0), Message::Hello { host, .. }) = frame {
+                server.host = Some(host);
+                let (protocol, _) = PROTOCOL;
+                let welcome =
+                    Message::Welcome { protocol, server: "b".into(), software: "sim".into() };
+                self.tell(id, Channel(0), &welcome);
+                return Ok(());
+            }
+            return fail(Checker::Stream, format!("{frame:?} before a hello"));
+        };
+        let channel = match &frame {
+            Frame::Control(channel, _) | Frame::Record(channel, _) => *channel,
+        };
+        let link = Link { connection: ConnectionId(id), channel };
+        match frame {
+            Frame::Control(_, Message::Attach(attach)) => {
+                let known = self.plan.groups.iter().position(|g| g.name == attach.group);
+                let Some(group) = known else {
+                    return fail(Checker::Stream, format!("no group {}", attach.group));
+                };
+                server.channels.insert(channel, group);
+                self.give(group, Input::Attach(link, host, attach));
+            }
+            frame => {
+                let Some(group) = server.channels.get(&channel) else {
+                    return fail(Checker::Stream, format!("{frame:?} on a channel of nobody"));
+                };
+                let group = *group;
+                self.give(group, Input::Frame(link, frame));
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, conn: ConnId, channel: Channel, message: &Message) {
+        let mut out = BytesMut::new();
+        frame::encode_control(channel, message, &mut out);
+        self.send(conn, Way::Down, &out);
+    }
+
+    /// The server has learnt that a connection is gone.
+    pub fn backup_loses(&mut self, id: ConnId) {
+        let Some(server) = self.backup.conns.remove(&id) else { return };
+        let mut groups: Vec<_> = server.channels.into_values().collect();
+        groups.sort_unstable();
+        groups.dedup();
+        for group in groups {
+            self.give(group, Input::Lost(ConnectionId(id)));
+        }
+    }
+
+    fn give(&mut self, group: usize, input: Input) {
+        let Some(boot) = self.backup.boot else { return };
+        let slot = &mut self.backup.groups[group];
+        slot.inbox_bytes += input.bytes();
+        slot.inbox.push_back(input);
+        let after = self.rng.range(1..MS / 10);
+        self.wake_group(group, boot, after);
+    }
+
+    fn wake_group(&mut self, group: usize, boot: Run, after_ns: u64) {
+        let slot = &mut self.backup.groups[group];
+        if slot.busy {
+            slot.again = true;
+        } else if !slot.due {
+            slot.due = true;
+            self.schedule.after(after_ns, Event::Group { group, boot });
+        }
+    }
+
+    // ---- a group's thread
+
+    /// The thread of a group takes a turn.
+    pub fn group_event(&mut self, group: usize, boot: Run) -> Checked {
+        if self.backup.boot != Some(boot) {
+            return Ok(());
+        }
+        self.backup.groups[group].due = false;
+        if self.backup.groups[group].busy {
+            return Ok(());
+        }
+        let slot = &self.backup.groups[group];
+        if slot.group.is_none() && !slot.dying && self.exists(group) {
+            self.open_group(group)?;
+        }
+        self.take_kept(group)?;
+        while let Some(input) = self.backup.groups[group].inbox.pop_front() {
+            self.backup.groups[group].inbox_bytes -= input.bytes();
+            match input {
+                Input::Attach(link, host, attach) => self.attach(group, link, &host, &attach)?,
+                Input::Frame(link, frame) => self.take_frame(group, link, frame),
+                Input::Lost(connection) => {
+                    let slot = &mut self.backup.groups[group];
+                    slot.kept.retain(|link, _| link.connection != connection);
+                    if let Some(of) = &mut slot.group {
+                        of.connection_lost(connection);
+                    }
+                }
+            }
+        }
+        let slot = &mut self.backup.groups[group];
+        if let Some(of) = &mut slot.group {
+            if !of.accepts() {
+                of.retry();
+            }
+            of.flush();
+            slot.outputs.extend(of.take_outputs());
+        }
+        slot.busy = true;
+        let mean = self.plan.sync_ns * self.backup.slow_factor;
+        let after = self.rng.span(mean);
+        self.schedule.after(after, Event::Synced { group, boot });
+        Ok(())
+    }
+
+    fn exists(&self, group: usize) -> bool {
+        use tidelock_backup_server::manifest::Manifest;
+        matches!(Manifest::read(&self.backup.groups[group].storage), Ok(Some(_)))
+    }
+
+    fn attach(&mut self, group: usize, link: Link, host: &str, attach: &Attach) -> Checked {
+        let now = self.backup_now();
+        let options = options(&self.plan, group);
+        let exists = self.exists(group);
+        let slot = &mut self.backup.groups[group];
+        slot.kept.remove(&link);
+        if slot.group.is_none() && exists {
+            let reason = "the group does not open".to_owned();
+            slot.outputs.push(Output::Refuse(link, RefusalKind::Stopping, reason));
+            return Ok(());
+        }
+        if slot.group.is_none() {
+            match Group::create(slot.storage.clone(), host, attach, now, options) {
+                Ok(created) => slot.group = Some(created),
+                Err(error) => {
+                    let (kind, reason) = error.refusal();
+                    slot.outputs.push(Output::Refuse(link, kind, reason));
+                    return Ok(());
+                }
+            }
+        }
+        let of = slot.group.as_mut().expect("just made");
+        slot.writers.insert(link, attach.writer);
+        of.attach(now, link, host, attach);
+        note!(
+            self,
+            "group {group} is asked to attach writer {} ({:?}, run {})",
+            attach.writer,
+            attach.last_run,
+            attach.incarnation
+        );
+        Ok(())
+    }
+
+    fn take_frame(&mut self, group: usize, link: Link, frame: Frame) {
+        let now = self.backup_now();
+        let slot = &mut self.backup.groups[group];
+        let Some(of) = &mut slot.group else { return };
+        if let Frame::Control(_, Message::Beacon { sent_at }) = frame {
+            // Answered also while the group is stalled.
+            return of.beacon(now, link, sent_at);
+        }
+        if let Some(kept) = slot.kept.get_mut(&link) {
+            return kept.push_back(frame);
+        }
+        slot.receive(now, link, frame);
+    }
+
+    /// What waited while the group did not accept, in order.
+    fn take_kept(&mut self, group: usize) -> Checked {
+        let now = self.backup_now();
+        let slot = &mut self.backup.groups[group];
+        for (link, frames) in std::mem::take(&mut slot.kept) {
+            for frame in frames {
+                match slot.kept.get_mut(&link) {
+                    Some(kept) => kept.push_back(frame),
+                    None => slot.receive(now, link, frame),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sync has ended: what it made certain is told.
+    pub fn synced(&mut self, group: usize, boot: Run) -> Checked {
+        if self.backup.boot != Some(boot) {
+            return Ok(());
+        }
+        self.backup.groups[group].busy = false;
+        self.send_outputs(group)?;
+        let slot = &mut self.backup.groups[group];
+        let broken = slot.group.as_ref().and_then(|g| g.broken().map(str::to_owned));
+        if let Some(reason) = broken {
+            note!(self, "group {group} is broken: {reason}");
+            self.backup.groups[group].reset();
+        }
+        let slot = &mut self.backup.groups[group];
+        let stalled = slot.group.as_ref().is_some_and(|g| !g.accepts());
+        let waits = stalled || slot.group.is_none();
+        if std::mem::take(&mut slot.again)
+            || !slot.inbox.is_empty()
+            || !slot.kept.is_empty()
+            || waits
+        {
+            let after = if waits { self.rng.range(5 * MS..50 * MS) } else { 1000 };
+            self.wake_group(group, boot, after);
+        }
+        // Connections that were not read because too much waited.
+        let conns: Vec<_> = self.backup.conns.keys().copied().collect();
+        for conn in conns {
+            if self.net.conns.get(&conn).is_some_and(|c| !c.up.arrived.is_empty()) {
+                self.backup_reads(conn)?;
+                let host = self.net.conns.get(&conn).map(|c| c.host);
+                if let Some(host) = host {
+                    self.link_turn(host)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what the group says, past the checkers.
+    pub fn send_outputs(&mut self, group: usize) -> Checked {
+        for output in std::mem::take(&mut self.backup.groups[group].outputs) {
+            match output {
+                Output::Send(link, message) => {
+                    self.check_told(group, link, &message)?;
+                    note!(
+                        self,
+                        "group {group} to {}.{}: {}",
+                        link.connection.0,
+                        link.channel,
+                        brief(&message)
+                    );
+                    self.tell(link.connection.0, link.channel, &message);
+                }
+                Output::Refuse(link, kind, reason) => {
+                    note!(
+                        self,
+                        "group {group} refuses {}.{}: {kind:?}",
+                        link.connection.0,
+                        link.channel
+                    );
+                    self.tell(link.connection.0, link.channel, &Message::Refused { kind, reason });
+                    if kind == RefusalKind::Invalid {
+                        // The stream is damaged: a connection made anew repeats it.
+                        let conn = link.connection.0;
+                        let mangled = self.net.conns.get(&conn).is_none_or(|c| c.mangled);
+                        check(mangled, Checker::Stream, || "a host sends nonsense".to_owned())?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rules 3 and 4, on everything that is told to a host.
+    fn check_told(&mut self, group: usize, link: Link, message: &Message) -> Checked {
+        let slot = &mut self.backup.groups[group];
+        let Some(writer) = slot.writers.get(&link).copied() else {
+            return fail(Checker::Stream, format!("{message:?} to nobody"));
+        };
+        let (durable, committed) = match message {
+            Message::Committed { durable, committed } => (*durable, committed),
+            Message::Attached(attached) => (attached.durable, &attached.committed),
+            Message::Lease { .. } => {
+                return check(slot.recovered.is_none(), Checker::OneEpoch, || {
+                    format!("group {group} renews a lease after its recovery")
+                });
+            }
+            _ => return Ok(()),
+        };
+        check(slot.recovered.is_none(), Checker::OneEpoch, || {
+            format!("group {group} tells {message:?} to the old primary after its recovery")
+        })?;
+        let arrived = slot.contiguous.get(writer);
+        check(durable <= arrived, Checker::AckContiguous, || {
+            format!("group {group} acknowledges {durable}, without a gap is only {arrived}")
+        })?;
+        check(slot.contiguous.covers(committed), Checker::AckContiguous, || {
+            format!("group {group} calls {committed} committed, of {}", slot.contiguous)
+        })?;
+        slot.told_durable.raise(writer, durable);
+        slot.told.merge(committed);
+        if self.rng.chance(1, self.plan.probe_one_in) {
+            self.probe(group)?;
+        }
+        Ok(())
+    }
+
+    // ---- the fold
+
+    /// Looks for work of the fold now and then.
+    pub fn schedule_fold(&mut self, group: usize) {
+        let boot = self.backup.boot.unwrap_or(0);
+        let after = self.rng.range(MS..150 * MS);
+        self.schedule.after(after, Event::Fold { group, boot });
+    }
+
+    /// The fold looks.
+    pub fn fold(&mut self, group: usize, boot: Run) -> Checked {
+        if self.backup.boot != Some(boot) {
+            self.schedule_fold(group);
+            return Ok(());
+        }
+        let after = self.rng.range(MS..30 * MS) * self.backup.slow_factor;
+        let slot = &mut self.backup.groups[group];
+        let job = slot.group.as_mut().filter(|_| !slot.folding).and_then(Group::fold_job);
+        let Some(job) = job else {
+            self.schedule_fold(group);
+            return Ok(());
+        };
+        slot.folding = true;
+        let cut = job.cut.clone();
+        let end = Box::new(FoldEnd { opening: slot.opening, cut, result: job.run() });
+        self.schedule.after(after, Event::FoldDone { group, boot, end });
+        Ok(())
+    }
+
+    /// The fold has ended.
+    pub fn fold_done(&mut self, group: usize, boot: Run, end: FoldEnd) -> Checked {
+        self.schedule_fold(group);
+        if self.backup.boot != Some(boot) {
+            return Ok(());
+        }
+        let slot = &mut self.backup.groups[group];
+        if slot.opening != end.opening {
+            return Ok(());
+        }
+        slot.folding = false;
+        let Some(of) = &mut slot.group else { return Ok(()) };
+        of.fold_done(end.cut, end.result);
+        self.wake_group(group, boot, 1000);
+        Ok(())
+    }
+}
+
+impl GroupSlot {
+    /// Whether its thread waits for the disk: it does nothing else meanwhile.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// What goes out next.
+    pub fn outputs_now(&mut self, outputs: Vec<Output>) {
+        self.outputs.extend(outputs);
+    }
+
+    /// What its disk does to it now.
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        Faults { capacity_bytes: self.full.then_some(0), ..Faults::default() }
+    }
+
+    fn receive(&mut self, now: tidelock_backup_server::group::Now, link: Link, frame: Frame) {
+        let Some(of) = &mut self.group else { return };
+        let arrived = match &frame {
+            Frame::Record(_, record) => Some((record.writer, record.seq, record.epoch)),
+            Frame::Control(..) => None,
+        };
+        let before = of.epoch();
+        match of.receive(now, link, frame) {
+            None => {
+                if let Some((writer, seq, epoch)) = arrived {
+                    self.note_arrival(writer, seq, epoch, before);
+                }
+            }
+            Some(frame) => self.kept.entry(link).or_default().push_back(frame),
+        }
+    }
+
+    /// The checker's own count of what came without a gap.
+    fn note_arrival(&mut self, writer: WriterId, seq: Seq, epoch: Epoch, granted: Epoch) {
+        if epoch == granted && seq == self.contiguous.get(writer).next() {
+            self.contiguous.raise(writer, seq);
+        }
+    }
+
+    /// The group is shut: everything in memory is gone.
+    fn reset(&mut self) {
+        self.group = None;
+        self.kept.clear();
+        self.busy = false;
+        self.due = false;
+        self.again = false;
+        self.folding = false;
+        self.outputs.clear();
+        self.writers.clear();
+    }
+}
+
+fn brief(message: &Message) -> String {
+    match message {
+        Message::Attached(a) => format!("attached {} C {} {:?}", a.durable, a.committed, a.copy),
+        Message::Committed { durable, committed } => format!("durable {durable} C {committed}"),
+        Message::Refused { kind, .. } => format!("refused {kind:?}"),
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,107 @@
+//! What the checkers find. Each has a name that reports and tests use, and the rule of DESIGN 3
+//! that it watches over.
+
+use std::fmt;
+
+/// A checker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Checker {
+    /// Rule 1: P names a write before it is completed.
+    PublishBeforeComplete,
+    /// Rule 1: what a released packet depends on is committed.
+    OutputCommit,
+    /// Rule 1: rows that a client was told of are in the recovered disks, byte by byte.
+    ToldRows,
+    /// Rule 2: recovered disks equal the initial state and a prefix of the writes, byte by byte.
+    Prefix,
+    /// Rule 2: what a record of one writer depends on of another is recovered with it.
+    Closed,
+    /// Rule 2: overlapping operations are not in flight together.
+    Overlap,
+    /// Rule 2: a copy is what the disk holds, never older.
+    CopyIsCurrent,
+    /// Rule 3: an acknowledgement never goes beyond what arrived without a gap.
+    AckContiguous,
+    /// Rules 3 and 9: what was acknowledged is there after the worst crash.
+    AckDurable,
+    /// Rule 4: after a recovery the backup takes nothing of the old primary.
+    OneEpoch,
+    /// Rule 4: no packet leaves without a lease.
+    Lease,
+    /// Rule 4: no packet of the old primary leaves after a recovery.
+    Fence,
+    /// Mode sync: a write is complete only when the backup has it.
+    SyncWaits,
+    /// The guest reads what it wrote.
+    ReadOwnWrites,
+    /// Rule 8: after the faults, lag returns to zero and everything is protected again.
+    ComesBack,
+    /// Rules 6 and 8: when nothing is under way, both sites hold the same.
+    SitesEqual,
+    /// Rule 9: a group can be opened after any crash, and a recovered one keeps what its guest
+    /// made durable.
+    OpensAgain,
+    /// Rule 10: every queue keeps within its limit.
+    Bounded,
+    /// Both ends of the link understand each other.
+    Stream,
+    /// Production code has panicked.
+    Panic,
+}
+
+impl Checker {
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Checker::PublishBeforeComplete => "publish-before-complete",
+            Checker::OutputCommit => "output-commit",
+            Checker::ToldRows => "told-rows",
+            Checker::Prefix => "prefix",
+            Checker::Closed => "closed",
+            Checker::Overlap => "overlap",
+            Checker::CopyIsCurrent => "copy-is-current",
+            Checker::AckContiguous => "ack-contiguous",
+            Checker::AckDurable => "ack-durable",
+            Checker::OneEpoch => "one-epoch",
+            Checker::Lease => "lease",
+            Checker::Fence => "fence",
+            Checker::SyncWaits => "sync-waits",
+            Checker::ReadOwnWrites => "read-own-writes",
+            Checker::ComesBack => "comes-back",
+            Checker::SitesEqual => "sites-equal",
+            Checker::OpensAgain => "opens-again",
+            Checker::Bounded => "bounded",
+            Checker::Stream => "stream",
+            Checker::Panic => "panic",
+        }
+    }
+}
+
+impl fmt::Display for Checker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A rule was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Who noticed.
+    pub checker: Checker,
+    /// What.
+    pub what: String,
+}
+
+/// What every step returns.
+pub type Checked<T = ()> = Result<T, Failure>;
+
+/// Fails.
+pub fn fail<T>(checker: Checker, what: impl Into<String>) -> Checked<T> {
+    Err(Failure { checker, what: what.into() })
+}
+
+/// Fails unless it holds.
+pub fn check(holds: bool, checker: Checker, what: impl FnOnce() -> String) -> Checked {
+    if holds { Ok(()) } else { fail(checker, what()) }
+}

@@ -1,0 +1,362 @@
+//! What goes wrong, and how it ends.
+
+use crate::failure::Checked;
+use crate::host::ToOwner;
+use crate::net::{ConnId, Path};
+use crate::scenario::{FAULTS, Fault};
+use crate::schedule::{MS, S};
+use crate::world::{Event, Run, World, note};
+use tidelock_backup_server::storage::memory::Faults;
+use tidelock_protocol::message::Mode;
+
+/// The end of a fault, or its second act.
+#[allow(missing_docs)] // The fields are what their names say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Later {
+    /// A daemon is started.
+    DaemonStarts { host: usize },
+    /// A daemon that was told to stop has stopped, or was given up.
+    DaemonEnds { host: usize, run: Run },
+    /// A guest boots again.
+    GuestBoots { vm: usize },
+    /// A host has power again.
+    PowerOn { host: usize },
+    /// The backup's power fails now.
+    BackupDies { run: u64 },
+    /// The server is started.
+    BackupStarts,
+    /// The network of a host goes on.
+    PathHeals { host: usize },
+    /// A link is quick again.
+    LinkFast { host: usize },
+    /// A connection that was damaged breaks.
+    MangledBreaks { conn: ConnId },
+    /// There is room again.
+    BackupRoom { group: usize },
+    /// Disks work again.
+    DisksHeal { vm: usize },
+    /// The backup's disk is quick again.
+    BackupFast,
+}
+
+impl World {
+    /// Something goes wrong.
+    pub fn fault(&mut self) -> Checked {
+        if !self.faulty {
+            return Ok(());
+        }
+        let after = self.rng.span(self.plan.fault_ns);
+        self.schedule.after(after, Event::Fault);
+        if self.plan.fault_weights.iter().all(|w| *w == 0) {
+            return Ok(());
+        }
+        let fault = FAULTS[self.rng.weighted(&self.plan.fault_weights)];
+        self.counts.faults += 1;
+        note!(self, "FAULT {fault:?}");
+        let host = self.rng.index(self.hosts.len());
+        let vm = self.rng.index(self.vms.len());
+        let group = self.rng.index(self.plan.groups.len());
+        let span = self.rng.span(600 * MS);
+        match fault {
+            Fault::Break => return self.break_link(host),
+            Fault::Partition => self.partition(host, span * 3),
+            Fault::SlowLink => {
+                self.net.paths[host].slow_factor = self.rng.range(2..20);
+                self.later(Later::LinkFast { host }, span * 2);
+            }
+            Fault::Mangle => {
+                if let Some(conn) = self.hosts[host].daemon.as_ref().and_then(|d| d.link.conn())
+                    && let Some(of) = self.net.conns.get_mut(&conn)
+                {
+                    of.mangled = true;
+                    let after = self.rng.range(50 * MS..2 * S);
+                    self.later(Later::MangledBreaks { conn }, after);
+                }
+            }
+            Fault::KillDaemon => {
+                self.end_daemon(host);
+                self.later(Later::DaemonStarts { host }, span);
+            }
+            Fault::StopDaemon => self.stop_daemon(host),
+            Fault::KillGuest => {
+                if self.vms[vm].guest.alive {
+                    self.kill_guest(vm);
+                    let after = self.draw_reboot_ns();
+                    self.later(Later::GuestBoots { vm }, after);
+                }
+            }
+            Fault::PowerHost => {
+                self.power_off(host);
+                self.later(Later::PowerOn { host }, span * 2);
+            }
+            Fault::KillBackup => {
+                self.end_backup(false);
+                self.later(Later::BackupStarts, span);
+            }
+            Fault::PowerBackup => self.backup_power_fails(span),
+            Fault::BackupFull => {
+                let slot = &mut self.backup.groups[group];
+                slot.full = true;
+                slot.storage.set_faults(slot.faults());
+                self.later(Later::BackupRoom { group }, span);
+            }
+            Fault::BackupSyncFails => {
+                let slot = &mut self.backup.groups[group];
+                // Until the group is opened again.
+                slot.storage.set_faults(Faults { sync_fails: true, ..slot.faults() });
+            }
+            Fault::SlowDisk => {
+                self.vms[vm].slow_factor = self.rng.range(2..100);
+                self.later(Later::DisksHeal { vm }, span);
+            }
+            Fault::LocalErrors => {
+                self.vms[vm].errors_one_in = self.rng.range(2..30);
+                self.later(Later::DisksHeal { vm }, span);
+            }
+            Fault::SlowBackup => {
+                self.backup.slow_factor = self.rng.range(2..60);
+                self.later(Later::BackupFast, span);
+            }
+            Fault::Mode => self.change_mode(group),
+            Fault::WallClock => {
+                let step = self.rng.range(0..10_000) as i64 - 5_000;
+                self.plan.hosts[host].wall_offset_ms += step;
+            }
+            Fault::Disaster => self.disaster(group),
+        }
+        Ok(())
+    }
+
+    fn later(&mut self, what: Later, after_ns: u64) {
+        self.schedule.after(after_ns, Event::After(what));
+    }
+
+    /// A connection breaks: either end may notice first, or only one of them soon.
+    fn break_link(&mut self, host: usize) -> Checked {
+        let Some(conn) = self.hosts[host].daemon.as_ref().and_then(|d| d.link.conn()) else {
+            return Ok(());
+        };
+        if self.rng.chance(2, 3) {
+            return self.host_hangup(conn);
+        }
+        self.backup_loses(conn);
+        self.backup_closes(conn);
+        Ok(())
+    }
+
+    fn partition(&mut self, host: usize, span_ns: u64) {
+        let path = &mut self.net.paths[host];
+        match self.rng.below(4) {
+            0 => path.up_stopped = true,
+            1 => path.down_stopped = true,
+            _ => (path.up_stopped, path.down_stopped) = (true, true),
+        }
+        self.later(Later::PathHeals { host }, span_ns);
+    }
+
+    fn stop_daemon(&mut self, host: usize) {
+        let Some(daemon) = &self.hosts[host].daemon else { return };
+        let run = daemon.run;
+        for vm in self.vms_of(host) {
+            if let Some(member) = &self.vms[vm].run {
+                member.port.send(ToOwner::Drain);
+            }
+        }
+        // What cannot be drained in time is given up, and the next run compares the sites.
+        let patience = self.rng.range(100 * MS..3 * S);
+        self.later(Later::DaemonEnds { host, run }, patience);
+    }
+
+    fn power_off(&mut self, host: usize) {
+        note!(self, "host {host} loses power");
+        self.end_daemon(host);
+        self.hosts[host].power = false;
+        for vm in self.vms_of(host) {
+            self.kill_guest(vm);
+            for disk in &mut self.vms[vm].disks {
+                disk.power_loss(&mut self.rng);
+            }
+        }
+    }
+
+    /// The power fails in the middle of something: after a few more operations of the disk, of
+    /// which the last one is done in part.
+    fn backup_power_fails(&mut self, span_ns: u64) {
+        let Some(run) = self.backup.run() else { return };
+        for slot in &mut self.backup.groups {
+            slot.dying = true;
+            let at = slot.storage.ops() + self.rng.below(12);
+            slot.storage.set_faults(Faults { power_off_at: Some(at), ..slot.faults() });
+        }
+        let after = self.rng.range(0..40 * MS);
+        self.later(Later::BackupDies { run }, after);
+        self.later(Later::BackupStarts, after + span_ns);
+    }
+
+    fn change_mode(&mut self, group: usize) {
+        let mode = *self.rng.pick(&[Mode::Sync, Mode::Pipelined, Mode::Pipelined, Mode::Async]);
+        note!(self, "group {group} goes to {mode}");
+        self.modes[group] = mode;
+        let runs: Vec<_> = self.plan.groups[group]
+            .vms
+            .iter()
+            .filter_map(|vm| self.vms[*vm].run.as_ref())
+            .collect();
+        // The gate first, as production does.
+        for run in &runs {
+            run.gate.set_mode(mode);
+        }
+        for run in runs {
+            run.port.send(ToOwner::SetMode(mode));
+        }
+    }
+
+    /// The primary site is gone, or cut off and alive, or only believed to be: recover the group.
+    fn disaster(&mut self, group: usize) {
+        let early = !self.is_recoverable(group) && !self.rng.chance(1, 10);
+        if self.backup.groups[group].recovered.is_some() || early {
+            return;
+        }
+        let mut hosts: Vec<_> =
+            self.plan.groups[group].vms.iter().map(|vm| self.plan.vms[*vm].host).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let kind = self.rng.below(5);
+        let away = self.rng.range(S..6 * S);
+        for host in hosts {
+            match kind {
+                0 | 1 => {
+                    self.power_off(host);
+                    if kind == 0 {
+                        self.hosts[host].lost = true;
+                    } else {
+                        self.later(Later::PowerOn { host }, away);
+                    }
+                }
+                2 | 3 => self.partition(host, away),
+                _ => {}
+            }
+        }
+        let after = self.rng.range(MS..S);
+        self.schedule.after(after, Event::Recover { group });
+    }
+
+    /// Whether everything of the group at the primary site is certain not to run.
+    #[must_use]
+    pub fn is_dead(&self, group: usize) -> bool {
+        self.plan.groups[group].vms.iter().all(|vm| !self.hosts[self.plan.vms[*vm].host].power)
+    }
+
+    /// Whether it will not come back.
+    #[must_use]
+    pub fn is_lost(&self, group: usize) -> bool {
+        self.plan.groups[group].vms.iter().any(|vm| self.hosts[self.plan.vms[*vm].host].lost)
+    }
+
+    /// A fault ends, or goes on.
+    pub fn later_event(&mut self, later: Later) -> Checked {
+        note!(self, "{later:?}");
+        match later {
+            Later::DaemonStarts { host } => self.start_daemon(host),
+            Later::DaemonEnds { host, run } => {
+                if self.hosts[host].daemon.as_ref().is_some_and(|d| d.run == run) {
+                    self.end_daemon(host);
+                    let after = self.rng.range(MS..500 * MS);
+                    self.later(Later::DaemonStarts { host }, after);
+                }
+            }
+            Later::GuestBoots { vm } => {
+                if !self.vms[vm].guest.alive && self.hosts[self.plan.vms[vm].host].power {
+                    self.boot_guest(vm);
+                }
+            }
+            Later::PowerOn { host } => self.power_on(host),
+            Later::BackupDies { run } => {
+                if self.backup.run() == Some(run) {
+                    self.end_backup(true);
+                }
+            }
+            Later::BackupStarts => return self.start_backup(),
+            Later::PathHeals { host } => self.heal_path(host),
+            Later::LinkFast { host } => self.net.paths[host].slow_factor = 1,
+            Later::MangledBreaks { conn } => {
+                self.backup_loses(conn);
+                self.backup_closes(conn);
+            }
+            Later::BackupRoom { group } => {
+                let slot = &mut self.backup.groups[group];
+                slot.full = false;
+                if !slot.dying {
+                    slot.storage.set_faults(slot.faults());
+                }
+            }
+            Later::DisksHeal { vm } => {
+                self.vms[vm].slow_factor = 1;
+                self.vms[vm].errors_one_in = 0;
+            }
+            Later::BackupFast => self.backup.slow_factor = 1,
+        }
+        Ok(())
+    }
+
+    fn heal_path(&mut self, host: usize) {
+        let slow_factor = self.net.paths[host].slow_factor;
+        self.net.paths[host] = Path { slow_factor, ..Path::default() };
+        self.network_goes_on(host);
+    }
+
+    fn power_on(&mut self, host: usize) {
+        if self.hosts[host].power || self.hosts[host].lost {
+            return;
+        }
+        self.hosts[host].power = true;
+        self.start_daemon(host);
+        for vm in self.vms_of(host) {
+            if !self.vms[vm].guest.alive {
+                self.boot_guest(vm);
+            }
+        }
+    }
+
+    /// No more faults, and everything that was broken works again.
+    pub fn heal(&mut self) -> Checked {
+        note!(self, "no more faults");
+        self.faulty = false;
+        if self.backup.groups.iter().any(|slot| slot.dying) {
+            self.end_backup(true);
+        }
+        self.backup.slow_factor = 1;
+        for slot in &mut self.backup.groups {
+            slot.full = false;
+            slot.storage.set_faults(slot.faults());
+        }
+        self.start_backup()?;
+        let mangled: Vec<_> =
+            self.net.conns.iter().filter(|(_, c)| c.mangled).map(|(id, _)| *id).collect();
+        for conn in mangled {
+            self.backup_loses(conn);
+            self.backup_closes(conn);
+        }
+        for vm in 0..self.vms.len() {
+            self.vms[vm].slow_factor = 1;
+            self.vms[vm].errors_one_in = 0;
+        }
+        for host in 0..self.hosts.len() {
+            self.net.paths[host].slow_factor = 1;
+            self.heal_path(host);
+            self.power_on(host);
+            self.start_daemon(host);
+        }
+        for vm in 0..self.vms.len() {
+            if !self.vms[vm].guest.alive && self.hosts[self.plan.vms[vm].host].power {
+                self.boot_guest(vm);
+            }
+        }
+        for group in 0..self.plan.groups.len() {
+            if self.is_lost(group) && self.backup.groups[group].recovered.is_none() {
+                self.schedule.after(MS, Event::Recover { group });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,214 @@
+//! The gate of one member: production's release queue and its decision whether to open, with a
+//! kernel queue in front and the checkers of rules 1 and 4 behind.
+
+use crate::failure::{Checked, Checker, check};
+use crate::guest::{Packet, learn};
+use crate::world::{Run, World, note};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard};
+use tidelock_daemon::link::GateControl;
+use tidelock_netfilter::gate::GroupState;
+use tidelock_netfilter::release_queue::{Arrival, GateState, Kind, Packet as Queued, PacketId};
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::Mode;
+use tidelock_protocol::vector::CountVector;
+
+/// What the link tells the gate of a group on one host. Production's handle keeps the same state
+/// behind the same kind of lock.
+#[derive(Debug)]
+pub struct SimGate {
+    state: Mutex<GroupState>,
+    now: AtomicU64,
+    /// Members whose gate's thread must look, by bit.
+    dirty: AtomicU64,
+    members: u64,
+    /// For the checker: when the last beacon that was answered had been sent.
+    answered: AtomicU64,
+}
+
+impl SimGate {
+    /// A shut gate for these VMs.
+    #[must_use]
+    pub fn new(mode: Mode, lease_ms: u64, vms: &[usize]) -> Self {
+        Self {
+            state: Mutex::new(GroupState::new(mode, lease_ms)),
+            now: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
+            members: vms.iter().map(|vm| 1 << vm).sum(),
+            answered: AtomicU64::new(0),
+        }
+    }
+
+    /// The host's clock, for what the link tells next.
+    pub fn set_now(&self, now: MonoNanos) {
+        self.now.store(now.0, Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GroupState> {
+        self.state.lock().expect("one thread")
+    }
+
+    fn change(&self, change: impl FnOnce(&mut GroupState)) {
+        change(&mut self.lock());
+        self.dirty.fetch_or(self.members, Relaxed);
+    }
+
+    /// Whether something has changed since the last time.
+    pub fn take_dirty(&self, vm: usize) -> bool {
+        self.dirty.fetch_and(!(1 << vm), Relaxed) & 1 << vm != 0
+    }
+
+    /// The operator changes the mode.
+    pub fn set_mode(&self, mode: Mode) {
+        self.change(|state| state.mode = mode);
+    }
+
+    /// A copy of the state.
+    #[must_use]
+    pub fn state(&self) -> GroupState {
+        self.lock().clone()
+    }
+
+    /// Whether it is open.
+    #[must_use]
+    pub fn is_open(&self, now: MonoNanos) -> bool {
+        self.lock().gate_state(now) == GateState::Open
+    }
+
+    /// For the checker: the end of the lease by its definition.
+    #[must_use]
+    pub fn lease_end(&self, lease_ms: u64) -> Option<MonoNanos> {
+        let sent_at = self.answered.load(Relaxed);
+        (sent_at > 0).then(|| MonoNanos(sent_at).plus_ms(lease_ms))
+    }
+}
+
+impl GateControl for SimGate {
+    fn committed(&self, committed: &CountVector) {
+        self.change(|state| {
+            state.committed.merge(committed);
+        });
+    }
+
+    fn lease_renewed(&self, sent_at: MonoNanos) {
+        self.answered.fetch_max(sent_at.0, Relaxed);
+        let now = MonoNanos(self.now.load(Relaxed));
+        self.change(|state| state.lease.renewed(now, sent_at));
+    }
+
+    fn fence(&self) {
+        self.change(GroupState::fence);
+    }
+
+    fn hold_for_resync(&self, hold: bool) {
+        self.change(|state| state.resyncing = hold);
+    }
+}
+
+impl World {
+    /// The gate's thread was woken.
+    pub fn gate_event(&mut self, vm: usize, run: Run) -> Checked {
+        match &mut self.vms[vm].run {
+            Some(member) if member.run == run => member.gate_due = false,
+            _ => return Ok(()),
+        }
+        self.gate_turn(vm)
+    }
+
+    /// One turn of the gate's thread: follow what has changed, take packets up, and only then read
+    /// P for them.
+    pub fn gate_turn(&mut self, vm: usize) -> Checked {
+        let now = self.host_now(self.plan.vms[vm].host);
+        let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
+        let state = run.gate.state();
+        run.queue.set_committed(&state.committed);
+        run.queue.set_mode(state.mode);
+        run.queue.set_gate(state.gate_state(now));
+        let mut left = Vec::new();
+        let mut ids = Vec::new();
+        let up_to = run.queue.release(now, |packet| ids.push(packet.id));
+        debug_assert_eq!(up_to, ids.last().copied());
+        for id in ids {
+            left.push(run.held.remove(&id.0).expect("a packet that was held"));
+        }
+        let taken: Vec<_> = run.kernel_queue.drain(..).collect();
+        run.stamp.merge(&run.pending.read());
+        for packet in taken {
+            run.next_packet = run.next_packet.wrapping_add(1);
+            let id = PacketId(run.next_packet);
+            let queued = Queued { id, kind: packet.kind, len_bytes: 100 };
+            match run.queue.arrive(queued, &run.stamp, now) {
+                Arrival::Pass(_) => left.push(packet),
+                Arrival::Held => {
+                    run.held.insert(id.0, packet);
+                }
+                Arrival::Refused => {}
+            }
+        }
+        let capacity = self.plan.vms[vm].gate_capacity;
+        check(run.held.len() <= capacity, Checker::Bounded, || {
+            format!("{} packets wait in a queue for {capacity}", run.held.len())
+        })?;
+        for packet in left {
+            self.leave(vm, &packet, now)?;
+        }
+        Ok(())
+    }
+
+    /// A packet leaves for its client.
+    fn leave(&mut self, vm: usize, packet: &Packet, now: MonoNanos) -> Checked {
+        self.counts.packets += 1;
+        let group = self.plan.vms[vm].group;
+        let run = self.vms[vm].run.as_ref().expect("its gate has just let it go");
+        let (mode, gate) = (run.queue.mode(), run.gate.state());
+        if packet.kind == Kind::NeverHeld {
+            return Ok(());
+        }
+        check(!gate.fenced, Checker::Fence, || format!("vm {vm}: a packet left a fenced gate"))?;
+        if mode == Mode::Async {
+            note!(self, "packet of vm {vm} leaves (async)");
+            return Ok(());
+        }
+        note!(self, "packet of vm {vm} leaves: knows {:?} row {:?}", packet.known, packet.row);
+        check(self.backup.groups[group].recovered.is_none(), Checker::Fence, || {
+            format!("vm {vm}: a packet left although the group was recovered")
+        })?;
+        let end = run.gate.lease_end(self.plan.groups[group].lease_ms);
+        check(end.is_some_and(|end| now < end), Checker::Lease, || {
+            format!("vm {vm}: a packet left at {now}, the lease ended at {end:?}")
+        })?;
+        if matches!(packet.kind, Kind::PureAck { .. }) {
+            return Ok(());
+        }
+        if self.is_recoverable(group) {
+            for (peer, point) in self.plan.groups[group].vms.iter().zip(&packet.known) {
+                let writer = tidelock_protocol::ids::WriterId(self.plan.vms[*peer].writer);
+                let committed = self.backup.groups[group].told.get(writer);
+                let has = self.vms[*peer].oracle.has(*point, committed);
+                check(has, Checker::OutputCommit, || {
+                    format!(
+                        "vm {vm}: a packet left that depends on {point:?} of vm {peer}, \
+                         committed is {committed}"
+                    )
+                })?;
+            }
+        }
+        let client = &mut self.vms[vm].client;
+        learn(&mut client.known, &packet.known);
+        if let Some(row) = packet.row {
+            let newest = client.rows.entry(row.slot).or_insert(0);
+            *newest = (*newest).max(row.version);
+        }
+        Ok(())
+    }
+
+    /// Whether the backup has told of a whole copy of every member.
+    #[must_use]
+    pub fn is_recoverable(&self, group: usize) -> bool {
+        let told = &self.backup.groups[group].told;
+        self.plan.groups[group].vms.iter().all(|vm| {
+            let writer = tidelock_protocol::ids::WriterId(self.plan.vms[*vm].writer);
+            self.vms[*vm].oracle.is_whole_at(told.get(writer))
+        })
+    }
+}

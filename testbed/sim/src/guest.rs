@@ -1,0 +1,399 @@
+//! Guests and their clients.
+//!
+//! A guest writes, flushes and reads, and tells clients outside what it has seen. It keeps a
+//! ledger of rows: a row is written, flushed, and only then is its client told. What a client was
+//! told must be in the recovered disks.
+
+use crate::disk::SECTOR_BYTES;
+use crate::failure::{Checked, Checker, check};
+use crate::oracle::Point;
+use crate::scenario::ROW_BYTES;
+use crate::schedule::{MS, US};
+use crate::world::{Event, Run, World, note};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use tidelock_daemon::sequencer::Extent;
+use tidelock_netfilter::release_queue::{Flow, Kind};
+use tidelock_protocol::ids::DiskId;
+use tidelock_protocol::record::{Effect, Payload};
+
+/// What a guest knows of each writer of its group.
+pub type Known = Vec<Point>;
+
+/// Raises `known` to `other`.
+pub fn learn(known: &mut Known, other: &Known) {
+    for (mine, theirs) in known.iter_mut().zip(other) {
+        *mine = (*mine).max(*theirs);
+    }
+}
+
+/// A row of the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Where.
+    pub slot: u64,
+    /// Which write of that place.
+    pub version: u64,
+}
+
+/// A packet.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// What the guest knew.
+    pub known: Known,
+    /// What it tells of the ledger.
+    pub row: Option<Row>,
+    /// Its kind.
+    pub kind: Kind,
+}
+
+/// What a guest has asked of a disk.
+#[derive(Clone, Debug)]
+pub enum Ask {
+    /// A write or zeroing.
+    Write {
+        /// Where.
+        extent: Extent,
+        /// What.
+        effect: Effect,
+        /// On stable storage.
+        fua: bool,
+        /// It is a row.
+        row: Option<Row>,
+    },
+    /// A read. What it must return, unless it is overwritten meanwhile.
+    Read {
+        /// Where.
+        extent: Extent,
+        /// What.
+        expected: Option<Vec<u8>>,
+    },
+    /// A flush.
+    Flush {
+        /// Which disk.
+        disk: DiskId,
+        /// The row that waits for it.
+        row: Option<Row>,
+    },
+}
+
+/// A guest.
+#[derive(Debug)]
+pub struct Guest {
+    /// Whether it runs.
+    pub alive: bool,
+    /// Its boot.
+    pub boot: Run,
+    /// What it has seen.
+    pub known: Known,
+    /// What is under way, by number.
+    pub asked: BTreeMap<u64, Ask>,
+    /// Numbers of requests.
+    pub next: u64,
+    /// Version of the last row that was begun, by slot.
+    pub rows: BTreeMap<u64, u64>,
+    /// Rows that are being written: one at a time for each place.
+    pub busy_slots: Vec<u64>,
+}
+
+impl Guest {
+    /// A guest that is off.
+    #[must_use]
+    pub fn new(writers: usize) -> Self {
+        Self {
+            alive: false,
+            boot: 0,
+            known: vec![Point::default(); writers],
+            asked: BTreeMap::new(),
+            next: 0,
+            rows: BTreeMap::new(),
+            busy_slots: Vec::new(),
+        }
+    }
+}
+
+/// What a guest's clients were told while the mode promised that it lasts.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// What any packet depended on.
+    pub known: Known,
+    /// The newest version of each row.
+    pub rows: BTreeMap<u64, u64>,
+}
+
+impl Client {
+    /// Was told nothing.
+    #[must_use]
+    pub fn new(writers: usize) -> Self {
+        Self { known: vec![Point::default(); writers], rows: BTreeMap::new() }
+    }
+}
+
+/// What a row looks like on the disk.
+#[must_use]
+pub fn row_bytes(vm: usize, row: Row) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(ROW_BYTES as usize);
+    bytes.extend_from_slice(&row.slot.to_le_bytes());
+    bytes.extend_from_slice(&row.version.to_le_bytes());
+    let mut filler = crate::rng::Rng::new((vm as u64) << 48 ^ row.slot << 32 ^ row.version);
+    while bytes.len() < ROW_BYTES as usize {
+        bytes.extend_from_slice(&filler.next().to_le_bytes());
+    }
+    bytes
+}
+
+impl World {
+    /// A guest boots: it knows what its disks hold.
+    pub fn boot_guest(&mut self, vm: usize) {
+        let boot = self.new_run();
+        let guest = &mut self.vms[vm].guest;
+        guest.alive = true;
+        guest.boot = boot;
+        note!(self, "guest {vm} boots");
+        let after = self.rng.span(self.plan.vms[vm].think_ns);
+        self.schedule.after(after, Event::Think { vm, boot });
+    }
+
+    /// A guest dies with all that it had under way.
+    pub fn kill_guest(&mut self, vm: usize) {
+        note!(self, "guest {vm} dies");
+        let guest = &mut self.vms[vm].guest;
+        guest.alive = false;
+        guest.asked.clear();
+        guest.busy_slots.clear();
+    }
+
+    /// A guest does the next thing.
+    pub fn think(&mut self, vm: usize, boot: Run) -> Checked {
+        let guest = &self.vms[vm].guest;
+        if !guest.alive || guest.boot != boot || !self.busy {
+            return Ok(());
+        }
+        let full = guest.asked.len() >= self.plan.vms[vm].queue_depth;
+        let after = self.rng.span(self.plan.vms[vm].think_ns);
+        self.schedule.after(after, Event::Think { vm, boot });
+        match self.rng.weighted(&self.plan.vms[vm].weights) {
+            5 => {
+                let kind = self.draw_kind();
+                self.send_packet(vm, None, kind)
+            }
+            6 => self.send_message(vm),
+            _ if full => Ok(()),
+            0 => self.begin_write(vm),
+            1 => self.begin_zeroes(vm),
+            2 => self.begin_read(vm),
+            3 => {
+                let disk = DiskId(self.rng.index(self.vms[vm].disks.len()) as u16);
+                self.ask(vm, Ask::Flush { disk, row: None })
+            }
+            _ => self.begin_row(vm),
+        }
+    }
+
+    fn draw_kind(&mut self) -> Kind {
+        let flow = Flow(self.rng.below(3));
+        match self.rng.below(8) {
+            0 => Kind::PureAck { flow },
+            1 => Kind::NeverHeld,
+            2 => Kind::Data { flow: None },
+            _ => Kind::Data { flow: Some(flow) },
+        }
+    }
+
+    /// Somewhere before the ledger.
+    fn draw_extent(&mut self, vm: usize) -> Extent {
+        let disk = self.rng.index(self.vms[vm].disks.len());
+        let mut size = self.vms[vm].disks[disk].size_bytes();
+        if disk == 0 {
+            size -= self.plan.vms[vm].rows * ROW_BYTES;
+        }
+        // A small place where much happens, so that writes overlap.
+        let size = if self.rng.chance(1, 2) { size.min(8 << 10) } else { size };
+        let (offset, len) = if self.rng.chance(2, 3) {
+            let sectors = size / SECTOR_BYTES;
+            let at = self.rng.below(sectors);
+            let most = if self.rng.chance(1, 16) { 64 } else { 8 };
+            let len = self.rng.range(1..most + 1).min(sectors - at);
+            (at * SECTOR_BYTES, len * SECTOR_BYTES)
+        } else {
+            let at = self.rng.below(size);
+            (at, self.rng.range(1..1500).min(size - at))
+        };
+        Extent { disk: DiskId(disk as u16), offset, len_bytes: len }
+    }
+
+    fn begin_write(&mut self, vm: usize) -> Checked {
+        let extent = self.draw_extent(vm);
+        let fill = self.rng.next();
+        let mut data: Vec<u8> = Vec::with_capacity(extent.len_bytes as usize + 8);
+        while data.len() < extent.len_bytes as usize {
+            data.extend_from_slice(&fill.wrapping_add(data.len() as u64).to_le_bytes());
+        }
+        data.truncate(extent.len_bytes as usize);
+        let effect = Effect::Write(Payload::new(Bytes::from(data)));
+        let fua = self.rng.chance(1, 8);
+        self.ask(vm, Ask::Write { extent, effect, fua, row: None })
+    }
+
+    fn begin_zeroes(&mut self, vm: usize) -> Checked {
+        let extent = self.draw_extent(vm);
+        let no_hole = self.rng.chance(1, 2);
+        let effect = Effect::Zero { len_bytes: extent.len_bytes as u32, no_hole };
+        self.ask(vm, Ask::Write { extent, effect, fua: false, row: None })
+    }
+
+    fn begin_read(&mut self, vm: usize) -> Checked {
+        let extent = self.draw_extent(vm);
+        let state = &self.vms[vm];
+        let in_flight = state.guest.asked.values().any(|ask| match ask {
+            Ask::Write { extent: other, .. } => other.overlaps(&extent),
+            _ => false,
+        });
+        let stable = !in_flight && !state.oracle.is_damaged(extent);
+        let expected = stable.then(|| state.oracle.logical(extent).to_vec());
+        self.ask(vm, Ask::Read { extent, expected })
+    }
+
+    fn begin_row(&mut self, vm: usize) -> Checked {
+        let slot = self.rng.below(self.plan.vms[vm].rows);
+        let guest = &mut self.vms[vm].guest;
+        if guest.busy_slots.contains(&slot) {
+            return Ok(());
+        }
+        guest.busy_slots.push(slot);
+        let version = guest.rows.entry(slot).or_insert(0);
+        *version += 1;
+        let row = Row { slot, version: *version };
+        let extent = self.row_extent(vm, slot);
+        let effect = Effect::Write(Payload::new(row_bytes(vm, row).into()));
+        let fua = self.rng.chance(1, 4);
+        self.ask(vm, Ask::Write { extent, effect, fua, row: Some(row) })
+    }
+
+    /// Where a row is.
+    #[must_use]
+    pub fn row_extent(&self, vm: usize, slot: u64) -> Extent {
+        let size = self.vms[vm].disks[0].size_bytes();
+        let offset = size - (self.plan.vms[vm].rows - slot) * ROW_BYTES;
+        Extent { disk: DiskId(0), offset, len_bytes: ROW_BYTES }
+    }
+
+    fn ask(&mut self, vm: usize, ask: Ask) -> Checked {
+        let guest = &mut self.vms[vm].guest;
+        if let Ask::Write { extent, .. } = &ask {
+            for other in guest.asked.values_mut() {
+                // Which of the two it returns is open now.
+                if let Ask::Read { extent: read, expected } = other
+                    && read.overlaps(extent)
+                {
+                    *expected = None;
+                }
+            }
+        }
+        guest.next += 1;
+        let request = guest.next;
+        guest.asked.insert(request, ask);
+        self.submit(vm, request)
+    }
+
+    /// A write has ended, as the guest sees it.
+    pub fn guest_write_done(&mut self, vm: usize, request: u64, ok: bool, point: Point) -> Checked {
+        let writer = usize::from(self.plan.vms[vm].writer);
+        let guest = &mut self.vms[vm].guest;
+        guest.known[writer] = guest.known[writer].max(point);
+        let Some(Ask::Write { extent, fua, row, .. }) = guest.asked.remove(&request) else {
+            return Ok(());
+        };
+        self.counts.writes += 1;
+        if let Some(row) = row {
+            if !ok {
+                self.vms[vm].guest.busy_slots.retain(|s| *s != row.slot);
+            } else if fua {
+                self.row_is_safe(vm, row)?;
+            } else {
+                self.ask(vm, Ask::Flush { disk: extent.disk, row: Some(row) })?;
+            }
+        }
+        // A guest answers on another processor at once: what it sends may be taken up before
+        // whoever completed the write does anything else.
+        if self.busy && self.vms[vm].guest.alive && self.rng.chance(1, 4) {
+            self.send_packet(vm, None, Kind::Data { flow: None })?;
+            self.gate_turn(vm)?;
+        }
+        Ok(())
+    }
+
+    fn row_is_safe(&mut self, vm: usize, row: Row) -> Checked {
+        self.vms[vm].guest.busy_slots.retain(|s| *s != row.slot);
+        let kind = Kind::Data { flow: Some(Flow(row.slot % 3)) };
+        self.send_packet(vm, Some(row), kind)
+    }
+
+    /// A flush has ended, as the guest sees it.
+    pub fn guest_flush_done(&mut self, vm: usize, request: u64, ok: bool) -> Checked {
+        let Some(Ask::Flush { row, .. }) = self.vms[vm].guest.asked.remove(&request) else {
+            return Ok(());
+        };
+        match row {
+            Some(row) if ok => self.row_is_safe(vm, row),
+            Some(row) => {
+                self.vms[vm].guest.busy_slots.retain(|s| *s != row.slot);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A read has ended, as the guest sees it.
+    pub fn guest_read_done(&mut self, vm: usize, request: u64, data: Option<&[u8]>) -> Checked {
+        let Some(Ask::Read { extent, expected }) = self.vms[vm].guest.asked.remove(&request) else {
+            return Ok(());
+        };
+        let (Some(expected), Some(data)) = (expected, data) else { return Ok(()) };
+        check(expected == data, Checker::ReadOwnWrites, || {
+            format!("guest {vm} reads something else at {extent:?} than it wrote")
+        })
+    }
+
+    /// A guest sends a packet to a client: it comes to the gate a little later.
+    pub fn send_packet(&mut self, vm: usize, row: Option<Row>, kind: Kind) -> Checked {
+        let known = self.vms[vm].guest.known.clone();
+        let packet = Packet { known, row, kind };
+        // Fail closed: while no daemon runs, the rules drop it.
+        let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
+        if run.kernel_queue.len() < self.plan.vms[vm].gate_capacity {
+            run.kernel_queue.push_back(packet);
+            if !run.gate_due {
+                run.gate_due = true;
+                let after = self.rng.range(1..300 * US);
+                self.schedule.after(after, Event::Gate { vm, run: run.run });
+            }
+        }
+        Ok(())
+    }
+
+    /// A guest tells another member of its group what it knows. The message carries P as a tag,
+    /// which is merged before the other guest hears of it (DESIGN 2.8).
+    fn send_message(&mut self, vm: usize) -> Checked {
+        let peers = self.plan.groups[self.plan.vms[vm].group].vms.clone();
+        let to = *self.rng.pick(&peers);
+        let Some(run) = &self.vms[vm].run else { return Ok(()) };
+        if to == vm || !run.gate.is_open(self.host_now(self.plan.vms[vm].host)) {
+            return Ok(());
+        }
+        // The tag is read after the message was sent.
+        let known = self.vms[vm].guest.known.clone();
+        let tag = run.pending.read();
+        let Some(peer) = &mut self.vms[to].run else { return Ok(()) };
+        peer.pending.merge(&tag);
+        peer.sequencer.depends_on(&tag);
+        learn(&mut self.vms[to].guest.known, &known);
+        note!(self, "guest {vm} tells guest {to}, tag {tag}");
+        Ok(())
+    }
+
+    /// How long a guest that died is away.
+    pub fn draw_reboot_ns(&mut self) -> u64 {
+        self.rng.range(10 * MS..800 * MS)
+    }
+}

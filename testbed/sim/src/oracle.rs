@@ -1,0 +1,329 @@
+//! What must be true of one writer's disks at any cut: the slow, obvious record of everything that
+//! its guest did.
+//!
+//! It knows nothing of copies, journals or images. A *life* is a run of the daemon: it begins with
+//! what the local disks hold then, and goes on with the guest's writes in the order of their seqs.
+//! The recovered state at a cut is the base of the last life that was wholly at the backup by then,
+//! with the guest's writes of that life up to the cut.
+
+use crate::failure::{Checked, Checker, check, fail};
+use bytes::Bytes;
+use tidelock_daemon::sequencer::Extent;
+use tidelock_protocol::ids::{DiskId, Seq};
+use tidelock_protocol::record::{Effect, Record};
+
+/// A point in a writer's history, across lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Point {
+    /// Which life.
+    pub life: usize,
+    /// A seq of that life.
+    pub seq: Seq,
+}
+
+/// What a write left in its extent.
+#[derive(Clone, Debug)]
+enum Content {
+    Data(Bytes),
+    Zero(u64),
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    seq: Seq,
+    disk: DiskId,
+    offset: u64,
+    content: Content,
+}
+
+impl Entry {
+    fn apply(&self, images: &mut [Vec<u8>]) {
+        let image = &mut images[usize::from(self.disk.0)];
+        let from = self.offset as usize;
+        match &self.content {
+            Content::Data(data) => image[from..from + data.len()].copy_from_slice(data),
+            Content::Zero(len) => image[from..from + *len as usize].fill(0),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Life {
+    base: Vec<Vec<u8>>,
+    base_seq: Seq,
+    /// From this seq on the backup has all of it.
+    complete_at: Option<Seq>,
+    log: Vec<Entry>,
+}
+
+#[derive(Clone, Debug)]
+struct Rolled {
+    point: Point,
+    images: Vec<Vec<u8>>,
+}
+
+/// The record of one writer.
+#[derive(Clone, Debug)]
+pub struct WriterOracle {
+    lives: Vec<Life>,
+    /// What the disks should hold when nothing is in flight.
+    logical: Vec<Vec<u8>>,
+    /// Where a failed write may have left anything.
+    damaged: Vec<Extent>,
+    /// Somewhere that the search for a state begins.
+    rolled: Option<Rolled>,
+}
+
+impl WriterOracle {
+    /// Before the first run of the daemon.
+    #[must_use]
+    pub fn new(disks: Vec<Vec<u8>>) -> Self {
+        Self { lives: Vec::new(), logical: disks, damaged: Vec::new(), rolled: None }
+    }
+
+    /// The last run is over: whatever the disks hold now is what the guest reads.
+    pub fn disks_hold(&mut self, disks: Vec<Vec<u8>>) {
+        self.logical = disks;
+        self.damaged.clear();
+    }
+
+    /// A run of the daemon begins to admit writes after `base_seq`, with disks that hold this.
+    pub fn begin_life(&mut self, base: Vec<Vec<u8>>, base_seq: Seq) {
+        for life in &mut self.lives {
+            // What was not durable when the next life began never was.
+            life.log.retain(|e| e.seq <= base_seq);
+            life.complete_at = life.complete_at.filter(|seq| *seq <= base_seq);
+        }
+        self.logical.clone_from(&base);
+        self.damaged.clear();
+        self.lives.push(Life { base, base_seq, complete_at: None, log: Vec::new() });
+    }
+
+    /// The backup says that it has everything up to where this life began.
+    pub fn continues_whole(&mut self) -> Checked {
+        let at = self.lives.len() - 1;
+        if self.lives[at].complete_at.is_some() {
+            return Ok(());
+        }
+        let base_seq = self.lives[at].base_seq;
+        if at > 0 {
+            let before = self.state_at(base_seq)?;
+            check(before == self.lives[at].base, Checker::SitesEqual, || {
+                format!("the backup is taken for whole at {base_seq}, but the disks differ")
+            })?;
+        }
+        self.lives[at].complete_at = Some(base_seq);
+        Ok(())
+    }
+
+    /// The life that goes on.
+    #[must_use]
+    pub fn life(&self) -> usize {
+        self.lives.len() - 1
+    }
+
+    /// Whether any life has begun.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        !self.lives.is_empty()
+    }
+
+    /// Where the life that goes on began.
+    #[must_use]
+    pub fn base_seq(&self) -> Seq {
+        self.lives.last().map_or(Seq::ZERO, |l| l.base_seq)
+    }
+
+    /// A guest's write was admitted.
+    pub fn wrote(&mut self, record: &Record) {
+        self.push(record);
+        let written = extent_of(record);
+        self.damaged.retain(|d| !contains(&written, d));
+    }
+
+    /// Tidelock sends what a disk holds: `live` is what it really holds there.
+    pub fn copied(&mut self, record: &Record, live: &[u8]) -> Checked {
+        if record.effect == Effect::CopyDone {
+            let life = self.lives.last_mut().expect("begun");
+            life.complete_at.get_or_insert(record.seq);
+            return Ok(());
+        }
+        let extent = extent_of(record);
+        let sent = match &record.effect {
+            Effect::Write(payload) => payload.data().clone(),
+            _ => Bytes::from(vec![0; extent.len_bytes as usize]),
+        };
+        check(sent == live, Checker::CopyIsCurrent, || {
+            format!("copy {} of {extent:?} is not what the disk holds", record.seq)
+        })?;
+        if self.damaged.iter().any(|d| d.overlaps(&extent)) {
+            // From here on this is what the disk holds.
+            self.push(record);
+            self.damaged.retain(|d| !contains(&extent, d));
+            return Ok(());
+        }
+        check(sent == self.logical(extent), Checker::CopyIsCurrent, || {
+            format!("copy {} of {extent:?} is not what the guest wrote last", record.seq)
+        })
+    }
+
+    fn push(&mut self, record: &Record) {
+        let content = match &record.effect {
+            Effect::Write(payload) => Content::Data(payload.data().clone()),
+            Effect::Zero { len_bytes, .. } => Content::Zero(u64::from(*len_bytes)),
+            Effect::CopyDone => unreachable!("not a write"),
+        };
+        let (seq, disk, offset) = (record.seq, record.disk, record.offset);
+        let entry = Entry { seq, disk, offset, content };
+        entry.apply(&mut self.logical);
+        self.lives.last_mut().expect("begun").log.push(entry);
+    }
+
+    /// A write failed: its extent may hold anything until it is written again.
+    pub fn damage(&mut self, extent: Extent) {
+        self.damaged.push(extent);
+    }
+
+    /// Whether the extent may hold anything.
+    #[must_use]
+    pub fn is_damaged(&self, extent: Extent) -> bool {
+        self.damaged.iter().any(|d| d.overlaps(&extent))
+    }
+
+    /// What the guest wrote last there.
+    #[must_use]
+    pub fn logical(&self, extent: Extent) -> &[u8] {
+        let image = &self.logical[usize::from(extent.disk.0)];
+        &image[extent.offset as usize..extent.end() as usize]
+    }
+
+    /// Compares the local disks with what they should hold, when nothing is in flight.
+    #[must_use]
+    pub fn equals(&self, disks: &[&[u8]]) -> bool {
+        self.damaged.is_empty() && self.logical.iter().zip(disks).all(|(a, b)| a == b)
+    }
+
+    /// Whether the state at `cut` has the guest's write at `point`.
+    #[must_use]
+    pub fn has(&self, point: Point, cut: Seq) -> bool {
+        if point.seq == Seq::ZERO {
+            return true;
+        }
+        let end = self.lives.get(point.life + 1).map(|l| l.base_seq);
+        let in_its_life = point.seq <= cut && end.is_none_or(|end| point.seq <= end);
+        let in_a_later_base = self
+            .lives
+            .iter()
+            .skip(point.life + 1)
+            .any(|life| life.complete_at.is_some_and(|at| at <= cut));
+        in_its_life || in_a_later_base
+    }
+
+    /// Whether the backup can have a whole copy by this seq.
+    #[must_use]
+    pub fn is_whole_at(&self, cut: Seq) -> bool {
+        self.lives.iter().any(|l| l.complete_at.is_some_and(|at| at <= cut))
+    }
+
+    /// The disks at a cut.
+    pub fn state_at(&mut self, cut: Seq) -> Checked<Vec<Vec<u8>>> {
+        let whole = |l: &Life| l.complete_at.is_some_and(|at| at <= cut);
+        let Some(at) = self.lives.iter().rposition(whole) else {
+            return fail(Checker::Prefix, format!("nothing was whole at {cut}"));
+        };
+        if let Some(later) = self.lives[at + 1..].iter().find(|l| l.base_seq < cut) {
+            let base = later.base_seq;
+            let what = format!("cut {cut} is inside the copy that began after {base}");
+            return fail(Checker::Prefix, what);
+        }
+        let from = match self.rolled.take() {
+            Some(rolled) if rolled.point.life == at && rolled.point.seq <= cut => rolled,
+            _ => {
+                let life = &self.lives[at];
+                let point = Point { life: at, seq: life.base_seq };
+                Rolled { point, images: life.base.clone() }
+            }
+        };
+        let Rolled { point, mut images } = from;
+        let log = &self.lives[at].log;
+        let first = log.partition_point(|e| e.seq <= point.seq);
+        for entry in log[first..].iter().take_while(|e| e.seq <= cut) {
+            entry.apply(&mut images);
+        }
+        let point = Point { life: at, seq: cut };
+        self.rolled = Some(Rolled { point, images: images.clone() });
+        Ok(images)
+    }
+}
+
+fn extent_of(record: &Record) -> Extent {
+    Extent { disk: record.disk, offset: record.offset, len_bytes: record.len_bytes().into() }
+}
+
+fn contains(outer: &Extent, inner: &Extent) -> bool {
+    outer.disk == inner.disk && outer.offset <= inner.offset && inner.end() <= outer.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::{Epoch, WriterId};
+    use tidelock_protocol::record::Payload;
+    use tidelock_protocol::vector::CountVector;
+
+    fn write(seq: u64, offset: u64, byte: u8) -> Record {
+        Record {
+            writer: WriterId(0),
+            seq: Seq(seq),
+            epoch: Epoch(1),
+            hlc: Hlc(seq),
+            deps: CountVector::new(),
+            disk: DiskId(0),
+            offset,
+            copy: false,
+            effect: Effect::Write(Payload::new(vec![byte; 2].into())),
+        }
+    }
+
+    fn done(seq: u64) -> Record {
+        Record { effect: Effect::CopyDone, copy: true, ..write(seq, 0, 0) }
+    }
+
+    #[test]
+    fn a_state_is_a_base_and_a_prefix() {
+        let mut o = WriterOracle::new(vec![vec![0; 4]]);
+        o.begin_life(vec![vec![9; 4]], Seq(0));
+        o.wrote(&write(1, 0, 1));
+        assert!(!o.is_whole_at(Seq(1)) && o.state_at(Seq(1)).is_err());
+        o.copied(&done(2), &[]).unwrap();
+        o.wrote(&write(3, 1, 3));
+        assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
+        assert_eq!(o.state_at(Seq(3)).unwrap(), [[1, 3, 3, 9]]);
+        assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]], "backwards, too");
+        let point = Point { life: 0, seq: Seq(3) };
+        assert!(o.has(point, Seq(3)) && !o.has(point, Seq(2)));
+        // A run that ended uncleanly: 3 was durable here and never at the backup.
+        o.begin_life(vec![vec![7; 4]], Seq(2));
+        assert!(!o.has(point, Seq(3)), "a 3 of the new life is another write");
+        o.wrote(&write(3, 0, 5));
+        assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
+        assert!(o.state_at(Seq(3)).is_err(), "inside the resync");
+        o.copied(&done(4), &[]).unwrap();
+        assert_eq!(o.state_at(Seq(4)).unwrap(), [[5, 5, 7, 7]]);
+        assert!(o.has(point, Seq(4)), "the base has it");
+    }
+
+    #[test]
+    fn a_copy_must_be_what_the_disk_holds() {
+        let mut o = WriterOracle::new(vec![vec![0; 4]]);
+        o.begin_life(vec![vec![0; 4]], Seq(0));
+        o.wrote(&write(1, 0, 1));
+        let copy = |seq, byte| Record { copy: true, ..write(seq, 0, byte) };
+        assert!(o.copied(&copy(2, 0), &[0, 0]).is_err(), "older than the guest's write");
+        assert!(o.copied(&copy(2, 1), &[1, 1]).is_ok());
+        o.damage(Extent { disk: DiskId(0), offset: 0, len_bytes: 2 });
+        assert!(o.copied(&copy(3, 4), &[4, 4]).is_ok());
+        assert!(o.equals(&[&[4, 4, 0, 0]]));
+    }
+}

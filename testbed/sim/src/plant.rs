@@ -1,0 +1,54 @@
+//! Bugs that are planted on purpose, to show that the checkers bite.
+
+use tidelock_backup_server::planted::Bug;
+use tidelock_daemon::sequencer;
+use tidelock_netfilter::release_queue;
+
+/// A planted bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plant {
+    /// In the sequencer.
+    Sequencer(sequencer::PlantedBug),
+    /// In the gate's release queue.
+    Gate(release_queue::PlantedBug),
+    /// In the backup.
+    Backup(Bug),
+}
+
+/// All of them, by name.
+pub const PLANTS: [(&str, Plant); 12] = [
+    ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
+    ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
+    ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
+    ("publish-after-completion", Plant::Sequencer(sequencer::PlantedBug::PublishAfterCompletion)),
+    ("overlap-not-ordered", Plant::Sequencer(sequencer::PlantedBug::OverlapNotOrdered)),
+    ("unbounded-backlog", Plant::Sequencer(sequencer::PlantedBug::UnboundedBacklog)),
+    ("any-entry-covers", Plant::Gate(release_queue::PlantedBug::AnyEntryCovers)),
+    ("first-entry-only", Plant::Gate(release_queue::PlantedBug::FirstEntryOnly)),
+    ("one-too-early", Plant::Gate(release_queue::PlantedBug::OneTooEarly)),
+    ("sum-covers", Plant::Gate(release_queue::PlantedBug::SumCovers)),
+    ("lease-ignored", Plant::Gate(release_queue::PlantedBug::LeaseIgnored)),
+    ("fence-ignored-in-async", Plant::Gate(release_queue::PlantedBug::FenceIgnoredInAsync)),
+];
+
+impl Plant {
+    /// The bug of this name.
+    #[must_use]
+    pub fn of(name: &str) -> Option<Self> {
+        PLANTS.iter().find(|(n, _)| *n == name).map(|(_, plant)| *plant)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        PLANTS.iter().find(|(_, plant)| *plant == self).expect("all are listed").0
+    }
+}
+
+/// Plants what is not planted in an object but in a thread.
+pub fn in_this_thread(plant: Option<Plant>) {
+    tidelock_backup_server::planted::plant(match plant {
+        Some(Plant::Backup(bug)) => Some(bug),
+        _ => None,
+    });
+}

@@ -1,0 +1,367 @@
+//! Recoveries, real ones and rehearsed ones, and what must be true of them.
+//!
+//! A *probe* asks what would be if the backup lost power right now and the group was recovered:
+//! the worst that the disk may keep is opened by production's code in a copy, recovered, and
+//! compared byte by byte with the oracle and with what clients were told.
+
+use crate::backup::options;
+use crate::failure::{Checked, Checker, check, fail};
+use crate::guest::{Row, row_bytes};
+use crate::schedule::{MS, S};
+use crate::world::{Event, World, note};
+use bytes::Bytes;
+use tidelock_backup_server::group::{Group, GuestEffect, RecoverError};
+use tidelock_backup_server::storage::memory::Memory;
+use tidelock_backup_server::view::DiskKey;
+use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
+use tidelock_protocol::vector::CountVector;
+
+/// The disks of one writer.
+type Images = Vec<Vec<u8>>;
+
+/// A recovered group, as it must be.
+#[derive(Clone, Debug)]
+pub struct Recovered {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// The cut.
+    pub cut: CountVector,
+    /// The disks at the cut, by writer index.
+    base: Vec<Images>,
+    /// What its guests wrote since, by writer index.
+    log: Vec<Vec<GuestWrite>>,
+    /// How far that is durable.
+    flushed: CountVector,
+}
+
+#[derive(Clone, Debug)]
+struct GuestWrite {
+    seq: Seq,
+    disk: DiskId,
+    offset: u64,
+    data: Vec<u8>,
+}
+
+impl Recovered {
+    /// The disks when so much of what was written since counts.
+    fn images(&self, writer: usize, up_to: Seq) -> Images {
+        let mut images = self.base[writer].clone();
+        for write in self.log[writer].iter().take_while(|w| w.seq <= up_to) {
+            let from = write.offset as usize;
+            images[usize::from(write.disk.0)][from..from + write.data.len()]
+                .copy_from_slice(&write.data);
+        }
+        images
+    }
+}
+
+impl World {
+    /// What would be if the worst happened now?
+    pub fn probe(&mut self, group: usize) -> Checked {
+        let storage = self.backup.groups[group].storage.crash(&mut || false);
+        self.rehearse(group, storage)
+    }
+
+    fn rehearse(&mut self, group: usize, storage: Memory) -> Checked {
+        let (now, options) = (self.backup_now(), options(&self.plan, group));
+        let told_durable = self.backup.groups[group].told_durable.clone();
+        let mut copy = match Group::open(storage, now, options) {
+            Ok(Some((copy, _))) => copy,
+            Ok(None) => {
+                let told = told_durable.entries().next().is_some();
+                return check(!told, Checker::AckDurable, || {
+                    format!("after a crash there is no group {group}, told was {told_durable}")
+                });
+            }
+            Err(error) => {
+                return fail(Checker::OpensAgain, format!("after a crash, group {group}: {error}"));
+            }
+        };
+        self.counts.probes += 1;
+        let journaled = copy.state().journaled();
+        self.check_reopened(group, &journaled)?;
+        if self.backup.groups[group].recovered.is_some() {
+            return self.check_recovered_disks(group, &mut copy);
+        }
+        match copy.recover(now, true) {
+            Ok(recovery) => {
+                let entries = recovery.writers.iter().enumerate();
+                let cut: CountVector =
+                    entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
+                self.check_cut(group, &cut)?;
+                self.check_images(group, &mut copy, &cut).map(drop)
+            }
+            Err(RecoverError::Initialising { member, copy }) => {
+                check(!self.is_recoverable(group), Checker::Prefix, || {
+                    format!("{member} was whole, and cannot be recovered now: {copy}")
+                })
+            }
+            Err(error) => fail(Checker::OpensAgain, format!("a rehearsed recovery: {error}")),
+        }
+    }
+
+    /// Rules 3 and 9: what was acknowledged is there.
+    pub fn check_reopened(&mut self, group: usize, journaled: &CountVector) -> Checked {
+        let slot = &self.backup.groups[group];
+        if let Some(recovered) = &slot.recovered {
+            return check(journaled.covers(&recovered.flushed), Checker::OpensAgain, || {
+                let flushed = &recovered.flushed;
+                format!("recovered group {group} has {journaled}, its guest flushed {flushed}")
+            });
+        }
+        check(journaled.covers(&slot.told_durable), Checker::AckDurable, || {
+            let told = &slot.told_durable;
+            format!("group {group} has {journaled} after a crash, acknowledged was {told}")
+        })
+    }
+
+    /// Rules 1 and 2 of a cut: everything that was told is in it, and what depends is closed.
+    fn check_cut(&mut self, group: usize, cut: &CountVector) -> Checked {
+        let vms = self.plan.groups[group].vms.clone();
+        for vm in &vms {
+            let known = self.vms[*vm].client.known.clone();
+            for (peer, point) in vms.iter().zip(known) {
+                let seq = cut.get(WriterId(self.plan.vms[*peer].writer));
+                check(self.vms[*peer].oracle.has(point, seq), Checker::OutputCommit, || {
+                    format!("a client of vm {vm} knows {point:?} of vm {peer}, recovered is {seq}")
+                })?;
+            }
+            // What the recovered writes of this one depend on.
+            let writer = WriterId(self.plan.vms[*vm].writer);
+            for (seq, deps) in &self.vms[*vm].sent_deps {
+                check(*seq > cut.get(writer) || cut.covers(deps), Checker::Closed, || {
+                    format!("write {seq} of vm {vm} depends on {deps}, recovered is {cut}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rule 2, byte by byte, and rule 1 for the ledger.
+    fn check_images(
+        &mut self,
+        group: usize,
+        of: &mut Group<Memory>,
+        cut: &CountVector,
+    ) -> Checked<Vec<Images>> {
+        let mut all = Vec::new();
+        for vm in self.plan.groups[group].vms.clone() {
+            let writer = WriterId(self.plan.vms[vm].writer);
+            let expected = self.vms[vm].oracle.state_at(cut.get(writer))?;
+            let found = read_disks(of, writer, &expected)?;
+            compare(vm, cut, &expected, &found)?;
+            self.check_rows(vm, &found)?;
+            all.push(found);
+        }
+        Ok(all)
+    }
+
+    /// Everything that a client was told is on the disk, or something newer.
+    fn check_rows(&self, vm: usize, disks: &Images) -> Checked {
+        for (slot, told) in &self.vms[vm].client.rows {
+            let extent = self.row_extent(vm, *slot);
+            let found = &disks[0][extent.offset as usize..extent.end() as usize];
+            let version = u64::from_le_bytes(found[8..16].try_into().expect("8 bytes"));
+            let row = Row { slot: *slot, version };
+            check(version >= *told && found == row_bytes(vm, row), Checker::ToldRows, || {
+                format!(
+                    "a client of vm {vm} was told of version {told} of row {slot}, found is {version}"
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The operator recovers a group.
+    pub fn recover(&mut self, group: usize) -> Checked {
+        let now = self.backup_now();
+        if self.backup.groups[group].recovered.is_some() || !self.faulty && !self.is_lost(group) {
+            return Ok(());
+        }
+        if self.backup.groups[group].is_busy() {
+            self.schedule.after(MS, Event::Recover { group });
+            return Ok(());
+        }
+        let dead = self.is_dead(group);
+        let Some(of) = &mut self.backup.groups[group].group else {
+            self.schedule.after(200 * MS, Event::Recover { group });
+            return Ok(());
+        };
+        match of.recover(now, dead) {
+            Ok(recovery) => {
+                let entries = recovery.writers.iter().enumerate();
+                let cut: CountVector =
+                    entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
+                note!(self, "group {group} is recovered: cut {cut} epoch {}", recovery.epoch);
+                self.counts.recoveries += 1;
+                self.is_recovered(group, cut, recovery.epoch)
+            }
+            Err(RecoverError::Grace { remaining_ms }) => {
+                note!(self, "group {group}: the grace has {remaining_ms} ms left");
+                self.schedule.after(remaining_ms.max(1) * MS, Event::Recover { group });
+                Ok(())
+            }
+            Err(RecoverError::Initialising { .. }) => {
+                check(!self.is_recoverable(group), Checker::Prefix, || {
+                    format!("group {group} was whole, and cannot be recovered")
+                })
+            }
+            Err(error) => {
+                note!(self, "group {group} cannot be recovered now: {error}");
+                self.schedule.after(S, Event::Recover { group });
+                Ok(())
+            }
+        }
+    }
+
+    fn is_recovered(&mut self, group: usize, cut: CountVector, epoch: Epoch) -> Checked {
+        // What was acknowledged right before it, and the refusals that follow it.
+        let slot = &mut self.backup.groups[group];
+        let outputs = slot.group.as_mut().expect("has just been recovered").take_outputs();
+        slot.outputs_now(outputs);
+        self.send_outputs(group)?;
+        self.check_cut(group, &cut)?;
+        let slot = &mut self.backup.groups[group];
+        check(cut.covers(&slot.told), Checker::AckDurable, || {
+            format!("group {group} is recovered at {cut}, committed was {}", slot.told)
+        })?;
+        let mut of = slot.group.take().expect("has just been recovered");
+        let images = self.check_images(group, &mut of, &cut);
+        let slot = &mut self.backup.groups[group];
+        slot.group = Some(of);
+        let base = images?;
+        let log = vec![Vec::new(); base.len()];
+        slot.recovered = Some(Recovered { epoch, flushed: cut.clone(), cut, base, log });
+        self.schedule.after(MS, Event::BackupGuest { group });
+        Ok(())
+    }
+
+    /// The guest of a recovered group writes, and flushes now and then.
+    pub fn backup_guest(&mut self, group: usize) -> Checked {
+        if !self.busy {
+            return Ok(());
+        }
+        let after = self.rng.span(4 * MS);
+        self.schedule.after(after, Event::BackupGuest { group });
+        let now = self.backup_now();
+        let vm = *self.rng.pick(&self.plan.groups[group].vms);
+        let writer = WriterId(self.plan.vms[vm].writer);
+        let disk = self.rng.index(self.plan.vms[vm].disks.len());
+        let size = self.plan.vms[vm].disks[disk].content.len() as u64;
+        let offset = self.rng.below(size);
+        let len = self.rng.range(1..2000).min(size - offset);
+        let zero = self.rng.chance(1, 4);
+        let byte = self.rng.next() as u8;
+        let flush = self.rng.chance(1, 4);
+        let slot = &mut self.backup.groups[group];
+        let (Some(of), Some(recovered)) = (&mut slot.group, &mut slot.recovered) else {
+            return Ok(());
+        };
+        let key = DiskKey { writer, disk: DiskId(disk as u16) };
+        let data = vec![if zero { 0 } else { byte }; len as usize];
+        let effect = if zero {
+            GuestEffect::Zero { len_bytes: len as u32, no_hole: false }
+        } else {
+            GuestEffect::Write(Bytes::from(data.clone()))
+        };
+        // The journal numbers what was taken, also if it is not written yet.
+        let log = &mut recovered.log[usize::from(writer.0)];
+        if of.guest_write(now, key, offset, effect) {
+            let seq = of.state().journaled().get(writer);
+            log.retain(|w| w.seq < seq);
+            log.push(GuestWrite { seq, disk: key.disk, offset, data });
+        }
+        let written = of.guest_written();
+        if flush && written {
+            of.flush();
+            if of.accepts() {
+                recovered.flushed.merge(&of.state().journaled());
+            }
+        }
+        Ok(())
+    }
+
+    /// A recovered group's disks are its base and a prefix of what its guest wrote.
+    pub fn check_recovered_disks(&mut self, group: usize, of: &mut Group<Memory>) -> Checked {
+        let journaled = of.state().journaled();
+        let epoch = of.epoch();
+        for vm in self.plan.groups[group].vms.clone() {
+            let writer = WriterId(self.plan.vms[vm].writer);
+            let recovered = self.backup.groups[group].recovered.as_ref().expect("asked for it");
+            check(epoch == recovered.epoch, Checker::OneEpoch, || {
+                format!("group {group} is in epoch {epoch} after its recovery")
+            })?;
+            let expected = recovered.images(usize::from(writer.0), journaled.get(writer));
+            let found = read_disks(of, writer, &expected)?;
+            for (nth, (want, have)) in expected.iter().zip(&found).enumerate() {
+                check(want == have, Checker::OpensAgain, || {
+                    let at = first_difference(want, have);
+                    format!("recovered disk {nth} of vm {vm} differs at {at}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rule 10: queues that no single place bounds.
+    pub fn check_bounds(&self) -> Checked {
+        for (vm, state) in self.vms.iter().enumerate() {
+            let Some(run) = &state.run else { continue };
+            // A guest has so many requests, and copies so many reads under way.
+            let most = self.plan.vms[vm].queue_depth + 2 + tidelock_daemon::copy_job::ASKED_MAX;
+            check(run.queued() <= 2 * most, Checker::Bounded, || {
+                format!("vm {vm}: {} operations at the sequencer", run.queued())
+            })?;
+        }
+        for (nth, host) in self.hosts.iter().enumerate() {
+            let Some(daemon) = &host.daemon else { continue };
+            let out = daemon.link.out_bytes();
+            check(out <= 2 << 20, Checker::Bounded, || {
+                format!("host {nth}: {out} bytes encoded ahead of the network")
+            })?;
+        }
+        for (nth, slot) in self.backup.groups.iter().enumerate() {
+            let waits = slot.waiting_bytes();
+            check(waits <= 4 << 20, Checker::Bounded, || {
+                format!("group {nth}: {waits} bytes wait at the backup")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the disks of a writer as the backup has them now.
+pub fn read_disks(of: &mut Group<Memory>, writer: WriterId, like: &Images) -> Checked<Images> {
+    let mut found = Vec::new();
+    for (nth, image) in like.iter().enumerate() {
+        let key = DiskKey { writer, disk: DiskId(nth as u16) };
+        let mut content = vec![0; image.len()];
+        let read = of
+            .view(key)
+            .map_err(|e| e.to_string())
+            .and_then(|view| view.read(0, &mut content).map_err(|e| e.to_string()));
+        if let Err(error) = read {
+            return fail(Checker::OpensAgain, format!("disk {nth} of {writer}: {error}"));
+        }
+        found.push(content);
+    }
+    Ok(found)
+}
+
+fn compare(vm: usize, cut: &CountVector, expected: &Images, found: &Images) -> Checked {
+    for (nth, (want, have)) in expected.iter().zip(found).enumerate() {
+        check(want == have, Checker::Prefix, || {
+            let at = first_difference(want, have);
+            format!(
+                "disk {nth} of vm {vm} at cut {cut} differs from byte {at} on: {:02x?} instead of {:02x?}",
+                &have[at..have.len().min(at + 8)],
+                &want[at..want.len().min(at + 8)]
+            )
+        })?;
+    }
+    Ok(())
+}
+
+fn first_difference(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()))
+}

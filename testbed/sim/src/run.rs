@@ -1,0 +1,184 @@
+//! One seed from beginning to end: faults for so many steps, then none, and then everything must
+//! come back.
+
+use crate::failure::{Checked, Checker, Failure, check, fail};
+use crate::plant::{self, Plant};
+use crate::schedule::S;
+use crate::world::{Counts, World};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tidelock_daemon::owner::Phase;
+use tidelock_protocol::ids::WriterId;
+
+/// How long guests go on after the last fault.
+const CALM_S: u64 = 3;
+/// Within this everything must have come back.
+const PATIENCE_S: u64 = 240;
+
+/// How to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Events until the faults stop.
+    pub steps: u64,
+    /// A bug to plant.
+    pub plant: Option<Plant>,
+    /// Print every line of the trace as it comes.
+    pub live_trace: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { steps: 6_000, plant: None, live_trace: false }
+    }
+}
+
+/// What came of a seed.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// What was broken, if anything.
+    pub failure: Option<Failure>,
+    /// Counts.
+    pub counts: Counts,
+    /// The trace's hash.
+    pub hash: u64,
+    /// Its last lines.
+    pub tail: Vec<String>,
+}
+
+/// Runs a seed. A panic of production code is a failure like any other, where panics unwind.
+#[must_use]
+pub fn run(seed: u64, options: &Options) -> Outcome {
+    plant::in_this_thread(options.plant);
+    let mut world = World::new(seed, options.plant, options.live_trace);
+    let result = catch_unwind(AssertUnwindSafe(|| live(&mut world, options)));
+    plant::in_this_thread(None);
+    let failure = match result {
+        Ok(result) => result.err(),
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied());
+            let what = text.unwrap_or("a panic without a message").to_owned();
+            Some(Failure { checker: Checker::Panic, what })
+        }
+    };
+    let (counts, hash) = (world.counts, world.trace.hash());
+    Outcome { seed, failure, counts, hash, tail: world.trace.into_tail() }
+}
+
+fn live(world: &mut World, options: &Options) -> Checked {
+    world.boot()?;
+    while world.counts.events < options.steps {
+        world.step()?;
+    }
+    world.heal()?;
+    let calm_until = world.schedule.now_ns() + CALM_S * S;
+    while world.schedule.now_ns() < calm_until {
+        world.step()?;
+    }
+    world.busy = false;
+    let until = world.schedule.now_ns() + PATIENCE_S * S;
+    let mut restless = world.restless()?;
+    while let Some(why) = &restless {
+        let late = world.schedule.now_ns() >= until;
+        check(!late, Checker::ComesBack, || format!("{PATIENCE_S} s after the faults: {why}"))?;
+        // The answer costs more than a step.
+        for _ in 0..64 {
+            world.step()?;
+        }
+        restless = world.restless()?;
+    }
+    world.check_end()
+}
+
+impl World {
+    /// Why not everything is as it should be, if so (rule 8).
+    fn restless(&mut self) -> Checked<Option<String>> {
+        for vm in 0..self.vms.len() {
+            // Loops that nobody has to wake know of the last acknowledgements in their next turn.
+            self.owner_turn(vm)?;
+            self.gate_turn(vm)?;
+        }
+        for group in 0..self.plan.groups.len() {
+            for vm in self.plan.groups[group].vms.clone() {
+                if let Some(why) = self.restless_vm(group, vm) {
+                    return Ok(Some(format!("vm {vm}: {why}")));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn restless_vm(&mut self, group: usize, vm: usize) -> Option<String> {
+        let host = self.plan.vms[vm].host;
+        let slot = &self.backup.groups[group];
+        if self.hosts[host].lost {
+            let must = slot.recovered.is_none() && self.is_recoverable(group);
+            return must.then(|| "the group was not recovered".to_owned());
+        }
+        let Some(run) = &self.vms[vm].run else { return Some("no daemon runs".to_owned()) };
+        if slot.recovered.is_some() {
+            let fenced = run.refusal.as_ref().is_some_and(|r| r.is_final());
+            let knows = fenced && run.gate.state().fenced;
+            return (!knows).then(|| "the old primary does not know of the recovery".to_owned());
+        }
+        let writer = WriterId(self.plan.vms[vm].writer);
+        let (last, told) = (run.sequencer.last_seq(), slot.told.get(writer));
+        if let Some(refusal) = &run.refusal {
+            return Some(format!("refused: {:?}: {}", refusal.kind, refusal.reason));
+        }
+        if run.phase() != Phase::Replicating {
+            let progress = run.copying.progress(self.host_now(host));
+            return Some(format!("{:?} {progress:?}", run.phase()));
+        }
+        if !run.is_settled() {
+            let (waiting, lag) = (run.sequencer.waiting(), run.sequencer.lag());
+            return Some(format!("{waiting} requests wait, lag {lag:?}"));
+        }
+        if told != last {
+            return Some(format!("committed {told} of {last}"));
+        }
+        if run.queue.mode() != self.modes[group] {
+            return Some(format!("the gate is in mode {}", run.queue.mode()));
+        }
+        if !run.queue.is_empty() || !run.kernel_queue.is_empty() {
+            return Some(format!("{} packets wait", run.queue.len()));
+        }
+        if !run.gate.is_open(self.host_now(host)) {
+            return Some("the gate is shut".to_owned());
+        }
+        let asked = self.vms[vm].guest.asked.len();
+        (asked > 0).then(|| format!("{asked} requests have no answer"))
+    }
+
+    /// Nothing is under way any more: both sites hold the same, and what would be recovered now
+    /// is all of it.
+    fn check_end(&mut self) -> Checked {
+        for group in 0..self.plan.groups.len() {
+            self.probe(group)?;
+            if self.backup.groups[group].recovered.is_some() {
+                continue;
+            }
+            let lost = self.is_lost(group);
+            check(lost || self.is_recoverable(group), Checker::ComesBack, || {
+                format!("group {group} is not whole")
+            })?;
+            if lost {
+                continue;
+            }
+            for vm in self.plan.groups[group].vms.clone() {
+                let state = &self.vms[vm];
+                let disks: Vec<_> = state.disks.iter().map(|d| d.live()).collect();
+                if !state.oracle.equals(&disks) {
+                    return fail(
+                        Checker::SitesEqual,
+                        format!("the local disks of vm {vm} are not what its guest wrote"),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}

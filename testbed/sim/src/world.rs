@@ -1,0 +1,320 @@
+//! Everything that is simulated, and the one loop that moves it: an event, what follows from it,
+//! the checkers.
+
+use crate::backup::{Backup, FoldEnd};
+use crate::disk::LocalDisk;
+use crate::failure::Checked;
+use crate::guest::{Client, Guest};
+use crate::host::{Daemon, MemberRun, StateFile};
+use crate::net::{ConnId, Net, Way};
+use crate::oracle::WriterOracle;
+use crate::plant::Plant;
+use crate::rng::Rng;
+use crate::scenario::Scenario;
+use crate::schedule::{S, Schedule, US};
+use crate::trace::Trace;
+use std::sync::{Arc, Mutex};
+use tidelock_backup_server::group::Now;
+use tidelock_daemon::owner::replication::Clocks;
+use tidelock_daemon::sequencer::OpId;
+use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_protocol::message::Mode;
+use tidelock_protocol::vector::CountVector;
+
+/// Adds a line to the trace.
+macro_rules! note {
+    ($world:expr, $($arg:tt)*) => {
+        $world.trace.line($world.schedule.now_ns(), format_args!($($arg)*))
+    };
+}
+pub(crate) use note;
+
+/// A run of a daemon or a server; never used twice.
+pub type Run = u64;
+
+/// What happens.
+#[allow(missing_docs)] // The fields are what their names say.
+#[derive(Debug)]
+pub enum Event {
+    /// A guest does the next thing.
+    Think { vm: usize, boot: Run },
+    /// A guest's read of the local disk has ended.
+    ReadDone { vm: usize, run: Run, request: u64 },
+    /// A guest's flush of the local disk has ended.
+    FlushDone { vm: usize, run: Run, request: u64 },
+    /// A step of one of the sequencer's operations has ended.
+    LocalDone { vm: usize, run: Run, op: OpId },
+    /// The owner loop was woken.
+    Owner { vm: usize, run: Run },
+    /// Its tick.
+    Tick { vm: usize, run: Run },
+    /// The gate's thread looks.
+    Gate { vm: usize, run: Run },
+    /// The link's loop looks.
+    Link { host: usize, run: Run },
+    /// It tries to connect.
+    Connect { host: usize, run: Run },
+    /// It sends beacons.
+    Beacon { host: usize, run: Run, conn: ConnId },
+    /// Bytes may have arrived.
+    Deliver { conn: ConnId, way: Way },
+    /// One end learns that the connection is gone.
+    HostHangup { conn: ConnId },
+    /// The other one does.
+    BackupHangup { conn: ConnId },
+    /// A group's thread at the backup looks.
+    Group { group: usize, boot: Run },
+    /// Its sync has ended.
+    Synced { group: usize, boot: Run },
+    /// The fold looks.
+    Fold { group: usize, boot: Run },
+    /// The fold has ended.
+    FoldDone { group: usize, boot: Run, end: Box<FoldEnd> },
+    /// Something goes wrong.
+    Fault,
+    /// It is over, or goes on: see [`crate::faults`].
+    After(crate::faults::Later),
+    /// The operator recovers a group.
+    Recover { group: usize },
+    /// The guest of a recovered group writes.
+    BackupGuest { group: usize },
+}
+
+/// One VM with all that is its own.
+#[derive(Debug)]
+pub struct Vm {
+    /// Its local disks, which outlive everything.
+    pub disks: Vec<LocalDisk>,
+    /// The guest.
+    pub guest: Guest,
+    /// Who talks with it from outside.
+    pub client: Client,
+    /// What the daemon keeps of it between runs.
+    pub state: Arc<Mutex<StateFile>>,
+    /// What must be true of its disks.
+    pub oracle: WriterOracle,
+    /// While the daemon runs.
+    pub run: Option<MemberRun>,
+    /// Records that name what they depend on of others.
+    pub sent_deps: Vec<(Seq, CountVector)>,
+    /// Local requests fail in one of so many cases; 0: never.
+    pub errors_one_in: u64,
+    /// The local disks are so much slower.
+    pub slow_factor: u64,
+}
+
+/// One host.
+#[derive(Debug)]
+pub struct Host {
+    /// Whether it has power.
+    pub power: bool,
+    /// Its daemon.
+    pub daemon: Option<Daemon>,
+    /// Gone for good, or until the end of the run.
+    pub lost: bool,
+}
+
+/// Counts, for reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    /// Events.
+    pub events: u64,
+    /// Guests' writes completed.
+    pub writes: u64,
+    /// Packets that left for clients.
+    pub packets: u64,
+    /// Faults injected.
+    pub faults: u64,
+    /// Runs of daemons.
+    pub daemon_runs: u64,
+    /// Recoveries on copies of the backup's disk, compared byte by byte.
+    pub probes: u64,
+    /// Recoveries of groups.
+    pub recoveries: u64,
+    /// Copies completed.
+    pub copies: u64,
+}
+
+/// The world.
+pub struct World {
+    /// What the seed has drawn.
+    pub plan: Scenario,
+    /// Chance.
+    pub rng: Rng,
+    /// Time.
+    pub schedule: Schedule<Event>,
+    /// What happened.
+    pub trace: Trace,
+    /// The bug that is planted, if any.
+    pub plant: Option<Plant>,
+    /// Hosts.
+    pub hosts: Vec<Host>,
+    /// VMs.
+    pub vms: Vec<Vm>,
+    /// The mode of each group, as its operator wants it.
+    pub modes: Vec<Mode>,
+    /// The network.
+    pub net: Net,
+    /// The backup site.
+    pub backup: Backup,
+    /// Faults come.
+    pub faulty: bool,
+    /// Guests begin new things.
+    pub busy: bool,
+    /// Numbers of runs.
+    pub runs: Run,
+    /// Counts.
+    pub counts: Counts,
+}
+
+impl World {
+    /// The world of a seed, before anything runs.
+    #[must_use]
+    pub fn new(seed: u64, plant: Option<Plant>, live_trace: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let plan = Scenario::draw(&mut rng);
+        let vms = plan
+            .vms
+            .iter()
+            .map(|vm| {
+                let contents: Vec<_> = vm.disks.iter().map(|d| d.content.clone()).collect();
+                let writers = plan.groups[vm.group].vms.len();
+                Vm {
+                    disks: contents.iter().cloned().map(LocalDisk::new).collect(),
+                    guest: Guest::new(writers),
+                    client: Client::new(writers),
+                    state: Arc::default(),
+                    oracle: WriterOracle::new(contents),
+                    run: None,
+                    sent_deps: Vec::new(),
+                    errors_one_in: 0,
+                    slow_factor: 1,
+                }
+            })
+            .collect();
+        let hosts =
+            plan.hosts.iter().map(|_| Host { power: true, daemon: None, lost: false }).collect();
+        Self {
+            net: Net::new(plan.hosts.len()),
+            backup: Backup::new(&plan),
+            modes: plan.groups.iter().map(|g| g.mode).collect(),
+            hosts,
+            vms,
+            rng,
+            schedule: Schedule::new(),
+            trace: Trace::new(live_trace),
+            plant,
+            faulty: true,
+            busy: true,
+            runs: 0,
+            counts: Counts::default(),
+            plan,
+        }
+    }
+
+    /// Everything starts.
+    pub fn boot(&mut self) -> Checked {
+        self.start_backup()?;
+        for host in 0..self.hosts.len() {
+            self.start_daemon(host);
+        }
+        for vm in 0..self.vms.len() {
+            self.boot_guest(vm);
+        }
+        for group in 0..self.plan.groups.len() {
+            self.schedule_fold(group);
+        }
+        let after = self.rng.span(self.plan.fault_ns);
+        self.schedule.after(after, Event::Fault);
+        Ok(())
+    }
+
+    /// A number for a new run.
+    pub fn new_run(&mut self) -> Run {
+        self.runs += 1;
+        self.runs
+    }
+
+    /// One step. False when nothing is to come.
+    pub fn step(&mut self) -> Checked<bool> {
+        let Some(event) = self.schedule.next() else { return Ok(false) };
+        self.counts.events += 1;
+        self.dispatch(event)?;
+        self.notice_wakeups();
+        self.check_bounds()?;
+        Ok(true)
+    }
+
+    fn dispatch(&mut self, event: Event) -> Checked {
+        match event {
+            Event::Think { vm, boot } => self.think(vm, boot),
+            Event::ReadDone { vm, run, request } => self.read_done(vm, run, request),
+            Event::FlushDone { vm, run, request } => self.flush_done(vm, run, request),
+            Event::LocalDone { vm, run, op } => self.local_done(vm, run, op),
+            Event::Owner { vm, run } => self.owner_woken(vm, run),
+            Event::Tick { vm, run } => self.tick(vm, run),
+            Event::Gate { vm, run } => self.gate_event(vm, run),
+            Event::Link { host, run } => self.link_event(host, run),
+            Event::Connect { host, run } => self.connect(host, run),
+            Event::Beacon { host, run, conn } => self.beacon(host, run, conn),
+            Event::Deliver { conn, way } => self.deliver(conn, way),
+            Event::HostHangup { conn } => self.host_hangup(conn),
+            Event::BackupHangup { conn } => {
+                self.backup_hangup(conn);
+                Ok(())
+            }
+            Event::Group { group, boot } => self.group_event(group, boot),
+            Event::Synced { group, boot } => self.synced(group, boot),
+            Event::Fold { group, boot } => self.fold(group, boot),
+            Event::FoldDone { group, boot, end } => self.fold_done(group, boot, *end),
+            Event::Fault => self.fault(),
+            Event::After(later) => self.later_event(later),
+            Event::Recover { group } => self.recover(group),
+            Event::BackupGuest { group } => self.backup_guest(group),
+        }
+    }
+
+    /// Loops that were woken get a turn soon.
+    fn notice_wakeups(&mut self) {
+        for vm in 0..self.vms.len() {
+            let Some(run) = &mut self.vms[vm].run else { continue };
+            if run.wake.take() {
+                let after = self.rng.range(1..60 * US);
+                self.schedule.after(after, Event::Owner { vm, run: run.run });
+            }
+            if run.gate.take_dirty(vm) && !run.gate_due {
+                run.gate_due = true;
+                let after = self.rng.range(1..200 * US);
+                self.schedule.after(after, Event::Gate { vm, run: run.run });
+            }
+        }
+    }
+
+    /// The clocks of a host.
+    #[must_use]
+    pub fn clocks(&self, host: usize) -> Clocks {
+        let clock = &self.plan.hosts[host];
+        let now_ns = self.schedule.now_ns();
+        Clocks { now: clock.mono(now_ns), wall_ms: clock.wall_ms(now_ns) }
+    }
+
+    /// A host's clock.
+    #[must_use]
+    pub fn host_now(&self, host: usize) -> MonoNanos {
+        self.clocks(host).now
+    }
+
+    /// The backup's clocks.
+    #[must_use]
+    pub fn backup_now(&self) -> Now {
+        let now_ns = self.schedule.now_ns();
+        let clock = &self.plan.backup;
+        Now { mono: clock.mono(now_ns), unix_ms: clock.wall_ms(now_ns) }
+    }
+
+    /// Seconds since the beginning.
+    #[must_use]
+    pub fn elapsed_s(&self) -> u64 {
+        (self.schedule.now_ns() - S) / S
+    }
+}
