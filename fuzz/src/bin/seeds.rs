@@ -1,0 +1,245 @@
+//! Writes the seeds of the corpus: `cargo run --manifest-path fuzz/Cargo.toml --bin seeds`.
+//!
+//! They are made with the product's own encoders, so they are to be made again when a format
+//! changes. Each begins with the bytes that its target takes off the front.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use std::path::Path;
+use std::{fs, io};
+use tidelock_backup_server::journal::{EpochStart, Journal, Note, Options, State};
+use tidelock_backup_server::storage::StorageFile;
+use tidelock_backup_server::storage::memory::Memory;
+use tidelock_protocol::frame;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
+use tidelock_protocol::limits::WRITERS_MAX;
+use tidelock_protocol::message::{
+    Attach, Attached, CopyState, DiskSpec, LastRun, Machine, Message, Mode, RefusalKind,
+};
+use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::vector::CountVector;
+
+fn main() -> io::Result<()> {
+    write("nbd_session", nbd_session())?;
+    write("frame_decoder", frame_decoder())?;
+    write("journal_open", journal_open())
+}
+
+type Seeds = Vec<(&'static str, Vec<u8>)>;
+
+fn write(target: &str, seeds: Seeds) -> io::Result<()> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    fs::create_dir_all(&directory)?;
+    for (name, bytes) in seeds {
+        fs::write(directory.join(name), bytes)?;
+    }
+    Ok(())
+}
+
+/// Programs as [`tidelock_fuzz::nbd::conversation`] reads them, and what the first one makes.
+fn nbd_session() -> Seeds {
+    const FIXED: u8 = 3;
+    const STRUCTURED: u8 = 8;
+    const SELECT: [u8; 4] = [0x80 | 9, 0, 1, 0];
+    const GO: [u8; 7] = [11, 0, 4, 0, 1, 2, 3];
+    // Flags, offset and length, as (byte, shift) each.
+    let request = |command: u8, flags: u8| vec![command, flags, 1, 12, 1, 9];
+    let open = |name: u8| {
+        let mut program = vec![FIXED, STRUCTURED];
+        program.extend(SELECT);
+        program[3] = name;
+        program.extend(GO);
+        program[7] = name;
+        program
+    };
+    let every_command = |flags: [u8; 8]| -> Vec<u8> {
+        [0, 1, 3, 4, 5, 6, 7, 2]
+            .iter()
+            .flat_map(|&command| match command {
+                3 => vec![3, flags[3], 0, 0, 0, 0],
+                _ => request(command, flags[usize::from(command)]),
+            })
+            .collect()
+    };
+    let piecewise = |mode: u8, program: &[&[u8]]| [&[mode, 7, 40], &program.concat()[..]].concat();
+    let all = [&open(0)[..], &every_command([4, 1, 0, 1, 1, 0, 0x13, 8])];
+    vec![
+        ("all-commands", piecewise(0, &all)),
+        (
+            "all-commands-as-bytes",
+            piecewise(1, &[&tidelock_fuzz::nbd::conversation(&all.concat())]),
+        ),
+        ("sectors", piecewise(0, &[&open(1), &every_command([0; 8])])),
+        ("read-only", piecewise(0, &[&open(2), &every_command([0; 8])])),
+        ("export-name", piecewise(0, &[&[0, 12, 0], &request(0, 0)])),
+        (
+            "haggling",
+            piecewise(
+                0,
+                &[&[1, 13, 10, 1, 2, 3, 1, 9, 2, 2, 0, 1, 14, 5, 0, 14, 99, 3, 1, 2, 3, 14, 2, 0]],
+            ),
+        ),
+        (
+            "beyond-the-end",
+            piecewise(0, &[&open(0), &[1, 0, 1, 20, 1, 9, 0, 0, 1, 63, 1, 63, 0, 0, 1, 20, 0, 0]]),
+        ),
+    ]
+}
+
+fn record(effect: Effect, copy: bool, deps: &[(u16, u64)]) -> Record {
+    Record {
+        writer: WriterId(1),
+        seq: Seq(7),
+        epoch: Epoch(2),
+        hlc: Hlc(3 << 16),
+        deps: deps.iter().map(|&(writer, seq)| (WriterId(writer), Seq(seq))).collect(),
+        disk: DiskId(0),
+        offset: 4096,
+        copy,
+        effect,
+    }
+}
+
+fn records() -> Vec<Record> {
+    let data = |bytes: &'static [u8]| Effect::Write(Payload::new(Bytes::from_static(bytes)));
+    let zero = |no_hole| Effect::Zero { len_bytes: 65536, no_hole };
+    vec![
+        record(data(b"a short write"), false, &[]),
+        record(data(&[0xa5; 512]), true, &[(0, 5), (3, 9)]),
+        record(zero(false), false, &[(2, 1)]),
+        record(zero(true), true, &[]),
+        record(Effect::CopyDone, false, &[]),
+    ]
+}
+
+fn messages() -> Vec<Message> {
+    let vector: CountVector =
+        [(WriterId(0), Seq(300)), (WriterId(2), Seq(1))].into_iter().collect();
+    vec![
+        Message::Hello { oldest: 1, newest: 1, host: "host".into(), software: "tidelock".into() },
+        Message::Welcome { protocol: 1, server: "backup".into(), software: "tidelock".into() },
+        Message::Attach(Box::new(Attach {
+            group: "group".into(),
+            member: "db".into(),
+            writer: WriterId(1),
+            writers: vec!["web".into(), "db".into()],
+            disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: 1 << 30 }],
+            incarnation: Incarnation(5),
+            epoch: Epoch(1),
+            last_run: LastRun::Clean { seq: Seq(9) },
+            mode: Mode::Pipelined,
+            lease_ms: 10_000,
+            grace_ms: 15_000,
+            machine: Some(Machine::Json("{}".into())),
+        })),
+        Message::Attached(Attached {
+            epoch: Epoch(2),
+            durable: Seq(9),
+            committed: vector.clone(),
+            last_hlc: Hlc(1 << 20),
+            copy: CopyState::Whole,
+        }),
+        Message::Refused { kind: RefusalKind::Fenced, reason: "epoch 3".into() },
+        Message::Committed { durable: Seq(300), committed: vector },
+        Message::Committed {
+            durable: Seq(1),
+            committed: (0..WRITERS_MAX).map(|writer| (WriterId(writer), Seq(1))).collect(),
+        },
+        Message::Beacon { sent_at: MonoNanos(1 << 40) },
+        Message::Lease { sent_at: MonoNanos(1 << 40) },
+        Message::DigestCheck { disk: DiskId(0), offset: 0, len_bytes: 4096, digest: [7; 32] },
+        Message::DigestResult { disk: DiskId(0), offset: 0, equal: true },
+        Message::ModeChanged { mode: Mode::Sync },
+        Message::Stalled { reason: Some("disk full".into()) },
+        Message::Detach,
+    ]
+}
+
+fn frame_decoder() -> Seeds {
+    let head = [0, 9, 30];
+    let mut controls = BytesMut::from(&head[..]);
+    for message in messages() {
+        frame::encode_control(Channel(1), &message, &mut controls);
+    }
+    let mut contents = BytesMut::from(&head[..]);
+    for record in records() {
+        frame::encode_record_head(Channel(1), &record, &mut contents);
+        contents.put_slice(record.payload().map_or(&[], |payload| payload.data()));
+    }
+    let with_mode = |mode: u8, bytes: &[u8]| [&[mode], &bytes[1..]].concat();
+    vec![
+        ("control", with_mode(3, &controls)),
+        ("control-as-it-is", with_mode(0, &controls)),
+        ("records", with_mode(3, &contents)),
+        ("records-with-their-lengths", with_mode(1, &contents)),
+        ("records-as-they-are", with_mode(0, &contents)),
+    ]
+}
+
+fn journal(writers: usize, fill: impl FnOnce(&mut Journal<Memory>)) -> Vec<u8> {
+    let mut state = State::new(writers);
+    state.epoch = Epoch(2);
+    let options = Options::default();
+    let mut journal =
+        Journal::create(Memory::new(), "journal", state, options).expect("memory does not fail");
+    fill(&mut journal);
+    let segment = journal.segments().last().expect("a journal has a segment");
+    let mut content = vec![0; segment.len_bytes as usize];
+    segment.file.read_at(&mut content, 0).expect("memory does not fail");
+    content
+}
+
+fn commit(journal: &mut Journal<Memory>) {
+    journal.write(|_| {}).expect("memory does not fail");
+    journal.sync().expect("memory does not fail");
+}
+
+/// The first batch of records, each following the one before.
+fn stage_records(journal: &mut Journal<Memory>) {
+    for (at, record) in records().into_iter().enumerate() {
+        let seq = Seq(at as u64 + 1);
+        journal.stage_record(Record { seq, ..record }).expect("in order");
+    }
+}
+
+fn journal_open() -> Seeds {
+    let empty = journal(1, |_| {});
+    let filled = journal(4, |journal| {
+        stage_records(journal);
+        commit(journal);
+        journal
+            .stage_note(&Note::Copy { writer: WriterId(1), copy: CopyState::Resyncing })
+            .expect("a known writer");
+        journal.stage_note(&Note::CleanEnd).expect("always allowed");
+        commit(journal);
+    });
+    let recovered = journal(4, |journal| {
+        stage_records(journal);
+        commit(journal);
+        let state = journal.state();
+        let start = EpochStart {
+            epoch: Epoch(3),
+            cut: state.committed(),
+            journaled: state.journaled(),
+            resyncing: vec![],
+            at_unix_ms: 0,
+            primary_declared_dead: true,
+        };
+        journal.stage_note(&Note::EpochStart(start)).expect("a later epoch");
+        commit(journal);
+    });
+    let with_mode = |mode: u8, bytes: &[u8]| [&[mode], bytes].concat();
+    vec![
+        ("empty", with_mode(3, &empty)),
+        ("filled", with_mode(3, &filled)),
+        ("filled-without-help", with_mode(0, &filled)),
+        ("recovered", with_mode(1, &recovered)),
+        ("torn", with_mode(0, &filled[..filled.len() - 20])),
+        // The first batch is damaged, and the second one knows it as durable.
+        ("corrupt-middle", {
+            let mut bytes = with_mode(0, &filled);
+            bytes[400] ^= 1;
+            bytes
+        }),
+    ]
+}

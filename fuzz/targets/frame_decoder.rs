@@ -1,0 +1,114 @@
+//! The link: no peer can make the frame decoder panic, take more than it announced, or hand on
+//! something out of bounds; pieces make no difference; what is decoded encodes to the same again.
+//!
+//! Input: mode (bit 0: checksums are made right first, bit 1: lengths too), two bytes for the
+//! pieces, the stream.
+#![no_main]
+
+use bytes::{BufMut, BytesMut};
+use libfuzzer_sys::fuzz_target;
+use tidelock_protocol::frame::{self, Frame, FrameError};
+use tidelock_protocol::limits::{
+    DISKS_MAX, RECORD_DEPS_MAX, RECORD_PAYLOAD_MAX_BYTES, WRITERS_MAX,
+};
+use tidelock_protocol::message::Message;
+use tidelock_protocol::record::Record;
+use tidelock_protocol::vector::CountVector;
+
+fuzz_target!(|data: &[u8]| {
+    let [mode, first, second, rest @ ..] = data else { return };
+    let mut stream = rest.to_vec();
+    if mode & 1 != 0 {
+        tidelock_fuzz::seal::frames(&mut stream, mode & 2 != 0);
+    }
+    let (whole, end) = decode(&stream, &[stream.len().max(1)]);
+    let (pieced, pieced_end) = decode(&stream, &tidelock_fuzz::pieces(*first, *second));
+    assert_eq!(whole, pieced);
+    // How much of a wrong magic has arrived depends on the pieces.
+    assert_eq!(
+        end.as_ref().err().map(std::mem::discriminant),
+        pieced_end.as_ref().err().map(std::mem::discriminant)
+    );
+    whole.iter().for_each(|(frame, bytes)| check(frame, bytes));
+});
+
+/// A frame, and the bytes that it was decoded from.
+type WithBytes<'a> = (Frame, &'a [u8]);
+
+/// Decode a stream that arrives in pieces of these lengths, over and over.
+fn decode<'a>(stream: &'a [u8], pieces: &[usize]) -> (Vec<WithBytes<'a>>, Result<(), FrameError>) {
+    let mut frames = vec![];
+    let mut unread = stream;
+    let mut buffer = BytesMut::new();
+    let mut rest = stream;
+    let mut pieces = pieces.iter().cycle();
+    while !rest.is_empty() {
+        let len = pieces.next().map_or(1, |&len| len.min(rest.len()));
+        let (piece, later) = rest.split_at(len);
+        rest = later;
+        buffer.extend_from_slice(piece);
+        loop {
+            let before = buffer.len();
+            match frame::decode(&mut buffer) {
+                Ok(Some(frame)) => {
+                    let (bytes, later) = unread.split_at(before - buffer.len());
+                    unread = later;
+                    frames.push((frame, bytes));
+                }
+                Ok(None) => {
+                    assert!(frame::bytes_missing(&buffer) > 0, "nothing is missing");
+                    break;
+                }
+                Err(error) => return (frames, Err(error)),
+            }
+        }
+    }
+    (frames, Ok(()))
+}
+
+fn check(frame: &Frame, bytes: &[u8]) {
+    let mut again = BytesMut::new();
+    match frame {
+        Frame::Control(channel, message) => {
+            check_message(message);
+            frame::encode_control(*channel, message, &mut again);
+        }
+        Frame::Record(channel, record) => {
+            check_record(record);
+            frame::encode_record_head(*channel, record, &mut again);
+            again.put_slice(record.payload().map_or(&[], |payload| payload.data()));
+            assert_eq!(again.len(), frame::HEADER_BYTES + record.encoded_len());
+            // The journal keeps what it makes of a record, and its checksum is end to end.
+            assert_eq!(again, bytes, "one record has one encoding");
+        }
+    }
+    let decoded = frame::decode(&mut again).expect("what was encoded is decoded");
+    assert_eq!(decoded.as_ref(), Some(frame));
+    assert!(again.is_empty());
+}
+
+fn check_record(record: &Record) {
+    assert!(record.writer.0 < WRITERS_MAX && record.disk.0 < DISKS_MAX);
+    assert!(record.seq.0 > 0 && record.epoch.0 > 0);
+    assert!(record.offset.checked_add(record.len_bytes().into()).is_some());
+    assert!(record.deps.entries().count() <= RECORD_DEPS_MAX.into());
+    check_vector(&record.deps);
+    if let Some(payload) = record.payload() {
+        assert!(!payload.data().is_empty());
+        assert!(payload.data().len() <= RECORD_PAYLOAD_MAX_BYTES as usize);
+    }
+}
+
+fn check_message(message: &Message) {
+    let _ = format!("{message:?}");
+    match message {
+        Message::Committed { committed, .. } => check_vector(committed),
+        Message::Attached(attached) => check_vector(&attached.committed),
+        _ => {}
+    }
+}
+
+/// The gate's shared memory has this many places.
+fn check_vector(vector: &CountVector) {
+    assert!(vector.entries().all(|(writer, _)| writer.0 < WRITERS_MAX));
+}
