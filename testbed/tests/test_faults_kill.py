@@ -1,0 +1,182 @@
+"""kill -9 at random moments under load, and what both sites hold afterwards (DESIGN rules 2, 3, 8 and 9)."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+
+from tidelock_testbed.hostdaemon import writer_of
+from tidelock_testbed.oracle import BLOCK, Oracle
+from tidelock_testbed.pair import MIB, Options, Pair
+from tidelock_testbed.process import wait_until
+
+
+def random_moment(chance: random.Random, load) -> None:
+    """Waits for a random number of replies and a random moment after them."""
+    wanted = load.replies + chance.randrange(50, 1500)
+    wait_until("the load goes on", lambda: load.replies >= wanted or not load.alive(), 60, every_s=0.001)
+    assert load.alive()
+    time.sleep(chance.random() * 0.01)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_daemon_killed_under_load(run, seed: int):
+    """Every completed write is at both sites after the comparison, and status says `resyncing` until then."""
+    chance = random.Random(f"kill daemon {seed}")
+    pair = Pair(run, Options(copy_rate_mib=24))
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    for lap in range(3):
+        load = pair.load(oracle, f"{seed} {lap}", depth=chance.choice([1, 16, 64]))
+        random_moment(chance, load)
+        pair.kill(pair.daemon)
+        load.vanish()
+        oracle.server_died()
+        pair.start_daemon()
+        group = pair.wait_state("resyncing")
+        assert writer_of(group)["copy"]["kind"] == "resync"
+        # A guest may write while the sites are compared.
+        load = pair.load(oracle, f"{seed} {lap} meanwhile", depth=4)
+        pair.wait_state("protected")
+        load.finish()
+        pair.check_sites(oracle)
+
+
+def test_resync_finds_what_was_never_sent(run):
+    """The backup takes nothing in while the guest writes and the daemon dies: only a comparison can find it."""
+    pair = Pair(run, Options(copy_rate_mib=16))
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    load = pair.load(oracle, "before")
+    wait_until("some writes", lambda: load.replies > 500, 60)
+    load.finish()
+    pair.wait_settled()
+    before = pair.export()
+
+    pair.backup.signal(signal.SIGSTOP)
+    load = pair.load(oracle, "unsent")
+    # More than what the sockets between the two hold: some of it certainly stayed in the daemon.
+    wait_until("writes that the backup cannot have", lambda: pair_backlog(pair) > 24 * MIB, 60)
+    pair.kill(pair.daemon)
+    load.vanish()
+    oracle.server_died()
+    pair.backup.signal(signal.SIGCONT)
+    # The backup has at most what its socket held; it differs from the local disk now, and knows nothing of it.
+    wait_until("the backup has seen the end", lambda: not connected(pair), 60)
+    stale = pair.export()
+    assert oracle.violations(stale), "the case is not the one that is to be tested"
+    assert not oracle.violations(pair.disk)
+    assert before.stat().st_size == stale.stat().st_size
+
+    pair.start_daemon()
+    pair.wait_state("resyncing")
+    # Until the comparison ends, the backup stands at its last whole state.
+    pair.wait_state("protected")
+    pair.check_sites(oracle)
+    log = pair.daemon.log.read_text()
+    sent = int(log.split("sent_bytes=")[1].split()[0])
+    assert sent > 0, "the comparison found nothing"
+
+
+def pair_backlog(pair: Pair) -> int:
+    return writer_of(pair.group())["backlog"]["used_bytes"]
+
+
+def connected(pair: Pair) -> bool:
+    return pair.backup_group()["writers"][0]["connected_since_unix_ms"] is not None
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_backup_killed_under_load(run, seed: int):
+    """The daemon has everything since the last acknowledgement: the stream goes on, nothing is compared."""
+    chance = random.Random(f"kill backup {seed}")
+    pair = Pair(run)
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    load = pair.load(oracle, str(seed))
+    for _ in range(4):
+        random_moment(chance, load)
+        connects = pair.status()["link"]["connects"]
+        pair.kill(pair.backup)
+        pair.wait_state("disconnected")
+        pair.start_backup()
+        wait_until("the link is back", lambda: pair.status()["link"]["connects"] > connects, 60, [pair.daemon])
+    load.finish()
+    pair.check_sites(oracle)
+    assert "purpose=Compare" not in pair.daemon.log.read_text()
+    assert load.errors == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_both_killed_at_once(run, seed: int):
+    """A power cut at both sites: comparison, then equal, with all that was completed."""
+    chance = random.Random(f"kill both {seed}")
+    pair = Pair(run)
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    for lap in range(3):
+        load = pair.load(oracle, f"{seed} {lap}", depth=32)
+        random_moment(chance, load)
+        both = [pair.daemon, pair.backup]
+        chance.shuffle(both)
+        pair.kill(*both)
+        load.vanish()
+        oracle.server_died()
+        # In any order: the daemon waits for its backup.
+        starts = [pair.start_backup, pair.start_daemon]
+        chance.shuffle(starts)
+        for start in starts:
+            start()
+        pair.check_sites(oracle)
+
+
+def test_daemon_killed_during_the_initial_copy(run):
+    """An initial copy that was cut short is gone on with by comparison; nothing is recoverable before its end."""
+    pair = Pair(run, Options(copy_rate_mib=8))
+    oracle = Oracle(32 * MIB)
+    data = random.Random("initial").randbytes(BLOCK)
+    with pair.disk.open("r+b") as disk:
+        disk.write(data * (32 * MIB // BLOCK))
+    pair.start_backup()
+    pair.start_daemon()
+    pair.wait_state("initialising")
+    wait_until("the copy has begun", lambda: copied(pair) > 8 * MIB, 60)
+    pair.kill(pair.daemon)
+    assert not pair.backup_group()["recoverable"]
+    pair.start_daemon()
+    pair.wait_state("initialising")
+    pair.wait_state("protected")
+    pair.check_sites()
+    assert pair.backup_group()["recoverable"]
+    del oracle
+
+
+def copied(pair: Pair) -> int:
+    copy = writer_of(pair.group())["copy"]
+    return copy["done_bytes"] if copy else 0
+
+
+def test_clean_stop_with_lag_drains_and_the_next_start_is_immediate(run):
+    """SIGTERM: what guests have written is sent first; then nothing needs to be compared."""
+    pair = Pair(run)
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    pair.backup.signal(signal.SIGSTOP)
+    load = pair.load(oracle, "lag")
+    wait_until("there is lag", lambda: pair_backlog(pair) > 8 * MIB, 60)
+    load.vanish()
+    pair.daemon.popen.terminate()
+    wait_until("it drains", lambda: "draining" in pair.daemon.log.read_text(), 60)
+    assert pair.daemon.alive()
+    pair.backup.signal(signal.SIGCONT)
+    assert pair.daemon.wait(60) == 0
+    assert "clean=true" in pair.daemon.log.read_text()
+    assert not pair.control_socket.exists()
+    assert not pair.socket.exists()
+    pair.start_daemon()
+    pair.check_sites(oracle)
+    log = pair.daemon.log.read_text()
+    assert "purpose=" not in log and "resyncing" not in log

@@ -1,0 +1,185 @@
+"""What a disk may hold: a guest's own memory of what it wrote, and the load that it writes.
+
+Invariant: for each block the oracle has every version that the disk may hold, and no other. A version
+leaves only when a write that was issued after its completion has completed (so it was overwritten for
+certain); a version whose reply never came stays, because it may have arrived or not.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .nbdwire import FLUSH, FUA, WRITE, WRITE_ZEROES, Connection
+
+BLOCK = 4096
+HOT_BLOCKS = 64
+"""Blocks at the beginning that get a third of all writes."""
+ZEROES = 0
+"""The version of a block that was never written, or zeroed."""
+
+
+def block_data(version: int, block: int) -> bytes:
+    """What a write of this version puts into a block."""
+    return struct.pack("<QQ", version, block) * (BLOCK // 16)
+
+
+@dataclass
+class _Write:
+    version: int
+    blocks: range
+    overwrites: dict[int, frozenset[int]]
+    """For each block, what had completed before this write was issued."""
+
+
+class Oracle:
+    """The memory of one disk's guest; outlives its connections."""
+
+    def __init__(self, size_bytes: int):
+        self.blocks = size_bytes // BLOCK
+        self.completed = 0
+        self._settled: dict[int, set[int]] = {}
+        self._in_doubt: dict[int, set[int]] = {}
+        self._version = 0
+
+    def issue(self, blocks: range, zero: bool) -> _Write:
+        """A write is about to be sent."""
+        self._version += 1
+        # A zeroing gets a number of its own, too: it may be in doubt beside an older one. Its sign tells it apart.
+        version = -self._version if zero else self._version
+        overwrites = {block: frozenset(self._settled.get(block, {ZEROES})) for block in blocks}
+        for block in blocks:
+            self._in_doubt.setdefault(block, set()).add(version)
+        return _Write(version, blocks, overwrites)
+
+    def complete(self, write: _Write) -> None:
+        """Its reply has come, without an error."""
+        self.completed += 1
+        for block in write.blocks:
+            settled = self._settled.setdefault(block, {ZEROES})
+            settled -= write.overwrites[block]
+            settled.add(write.version)
+            self._in_doubt[block].discard(write.version)
+
+    def server_died(self) -> None:
+        """What had no reply has arrived or never will: a later write overwrites it for certain."""
+        for block, versions in self._in_doubt.items():
+            self._settled.setdefault(block, {ZEROES}).update(versions)
+        self._in_doubt.clear()
+
+    def violations(self, image: Path) -> list[str]:
+        """Blocks of an image that hold what they cannot hold."""
+        found = []
+        with image.open("rb") as file:
+            for block in range(self.blocks):
+                data = file.read(BLOCK)
+                versions = self._settled.get(block, {ZEROES}) | self._in_doubt.get(block, set())
+                # Zeroings have a negative version.
+                if not any(data == (block_data(v, block) if v > 0 else bytes(BLOCK)) for v in versions):
+                    held = struct.unpack("<QQ", data[:16])
+                    found.append(f"block {block} holds {held}, may hold {sorted(versions)}")
+        return found
+
+
+class Load:
+    """Random writes, zeroings and flushes at a queue depth, on threads of its own, until the connection ends.
+
+    A few blocks are hot, so that writes overlap others in flight: the order of these must be the same at both sites.
+    """
+
+    def __init__(self, path: Path, export: str, oracle: Oracle, seed: str, depth: int = 16):
+        self.oracle = oracle
+        self.errors: list[int] = []
+        self.replies = 0
+        self._random = random.Random(f"load {seed}")
+        self._depth = depth
+        self._connection = Connection(path, export, timeout_s=300)
+        self._changed = threading.Condition()
+        self._in_flight: dict[int, _Write | None] = {}
+        self._stopping = self._broken = False
+        self._threads = [threading.Thread(target=self._run, args=(what,)) for what in (self._send, self._receive)]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def _run(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except OSError:  # the server was killed: what has no reply stays in doubt
+            with self._changed:
+                self._broken = True
+                self._changed.notify_all()
+
+    def _send(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ends or len(self._in_flight) < self._depth)
+                if self._ends:
+                    return
+                request, payload, flags = self._next_request()
+            self._connection.send(*request, payload, flags)
+
+    @property
+    def _ends(self) -> bool:
+        return self._stopping or self._broken
+
+    def _next_request(self) -> tuple[tuple[int, int, int], bytes, int]:
+        dice = self._random.random()
+        cookie = self._connection.next_cookie
+        if dice < 0.03:
+            self._in_flight[cookie] = None
+            return (FLUSH, 0, 0), b"", 0
+        length = self._random.choice([1, 1, 1, 2, 8, 32])
+        within = HOT_BLOCKS if self._random.random() < 0.3 else self.oracle.blocks
+        first = self._random.randrange(within - length + 1)
+        zero = dice < 0.10
+        write = self._in_flight[cookie] = self.oracle.issue(range(first, first + length), zero)
+        payload = b"" if zero else b"".join(block_data(write.version, block) for block in write.blocks)
+        command = WRITE_ZEROES if zero else WRITE
+        return (command, first * BLOCK, length * BLOCK), payload, FUA if dice > 0.95 else 0
+
+    def _receive(self) -> None:
+        while True:
+            error, cookie = self._connection.reply()
+            with self._changed:
+                write = self._in_flight.pop(cookie)
+                if error:
+                    self.errors.append(error)
+                elif write is not None:
+                    self.oracle.complete(write)
+                self.replies += 1
+                self._changed.notify_all()
+
+    def in_flight(self) -> int:
+        """Requests without a reply."""
+        with self._changed:
+            return len(self._in_flight)
+
+    def alive(self) -> bool:
+        """Whether the connection stands."""
+        return not self._broken
+
+    def finish(self, timeout_s: float = 60) -> None:
+        """Sends nothing more, waits for every reply, and ends."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._broken or not self._in_flight, timeout_s)
+            unanswered, broken = len(self._in_flight), self._broken
+        self.vanish()
+        if unanswered or broken:
+            raise ConnectionError(f"{unanswered} requests have no reply; the connection broke: {broken}")
+
+    def vanish(self) -> None:
+        """Ends without a word; what has no reply stays in doubt."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._connection.abort()
+        for thread in self._threads:
+            thread.join(10)
+        self._connection.close()

@@ -1,0 +1,261 @@
+"""A host daemon and a backup server without a guest: for tests that kill, stop, starve and lie to them.
+
+On the loopback interface, or at both ends of a WAN. The test itself is the guest, over NBD (`oracle.py`).
+"""
+
+from __future__ import annotations
+
+import filecmp
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from .hostdaemon import ControlClient, writer_of
+from .net import Net
+from .oracle import Load, Oracle
+from .paths import BIN
+from .pki import Pki, TlsFiles
+from .process import Process, run_command, wait_until
+from .run import Run
+
+GROUP, MEMBER, DISK, HOST = "shop", "db", "root", "host-a"
+MIB = 1 << 20
+LONG_S = 90
+"""Longer than anything takes that works: what is not done by then never will be."""
+
+
+def free_port() -> int:
+    """A TCP port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a test wants otherwise; see `docs/operations.md` for each."""
+
+    mode: str = "pipelined"
+    lease_ms: int = 2000
+    grace_ms: int = 3000
+    backlog_mib: int = 64
+    copy_rate_mib: int = 0
+    """0: no limit."""
+    disk_mib: int = 32
+    configured_size: str = ""
+    disk: Path | None = None
+    """A block device, or an image that exists."""
+    backup_tmpfs_mib: int = 0
+    """The backup's data on a file system of this size, in a mount namespace of its own; 0: an ordinary directory."""
+
+
+class Pair:
+    """Both processes and all that they need. Nothing is started yet."""
+
+    def __init__(self, run: Run, options: Options = Options(), net: Net | None = None):
+        self.run, self.options, self.net = run, options, net
+        self._names = itertools.count()
+        self.directory = run.directory / "pair"
+        self.directory.mkdir()
+        self.runtime = run.sockets / "host"
+        self.socket = self.runtime / GROUP / MEMBER / f"{DISK}.sock"
+        self.control_socket = self.runtime / "control.sock"
+        self.state_file = self.directory / "state" / GROUP / f"{MEMBER}.json"
+        self.data_dir = self.directory / "data"
+        self.data_dir.mkdir()
+        self.disk = options.disk or self._blank_disk()
+        self.address = net.BACKUP4 if net else "127.0.0.1"
+        self.port = 9640 if net else free_port()
+        self.pki = Pki(self.directory / "authority")
+        self.backup_tls = self.pki.issue("backup", self.address, self.directory / "backup-tls")
+        self.host_tls = self.pki.issue("host", HOST, self.directory / "host-tls")
+        self.host_config, self.backup_config = self.directory / "host.toml", self.directory / "backup.toml"
+        self.write_host_config(self.host_tls)
+        self._write_backup_config()
+        self.daemon: Process | None = None
+        self.backup: Process | None = None
+
+    def _blank_disk(self) -> Path:
+        path = self.directory / "disk.img"
+        with path.open("wb") as file:
+            file.truncate(self.options.disk_mib * MIB)
+        return path
+
+    def write_host_config(self, tls: TlsFiles, name: str = HOST) -> None:
+        """The daemon's configuration, for its next start."""
+        o = self.options
+        size = f'size = "{o.configured_size}"\n' if o.configured_size else ""
+        copy = f'copy = {{ rate = "{o.copy_rate_mib}MiB/s" }}\n' if o.copy_rate_mib else ""
+        self.host_config.write_text(
+            f'[host]\nname = "{name}"\nruntime_dir = "{self.runtime}"\nstate_dir = "{self.directory / "state"}"\n'
+            f'[backup]\naddress = "{self.address}:{self.port}"\n{tls.toml()}'
+            f'[[group]]\nname = "{GROUP}"\nmode = "{o.mode}"\nbacklog = "{o.backlog_mib}MiB"\n'
+            f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n{copy}'
+            f'[[group.member]]\nname = "{MEMBER}"\nroles = ["writer"]\n'
+            f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
+        )
+
+    def _write_backup_config(self) -> None:
+        self.backup_config.write_text(
+            f'[server]\nname = "backup-a"\nlisten = "{self.address}:{self.port}"\ndata_dir = "{self.data_dir}"\n'
+            f'control = "{self.run.sockets / "backup.sock"}"\nexports_dir = "{self.run.sockets / "exports"}"\n'
+            + self.backup_tls.toml()
+        )
+
+    # The backup server.
+
+    def start_backup(self) -> None:
+        """Starts it and waits until it answers."""
+        words = [BIN / "tidelock-backup", "serve", "--config", self.backup_config]
+        if self.options.backup_tmpfs_mib:
+            mount = f"mount -t tmpfs -o size={self.options.backup_tmpfs_mib}m tmpfs {self.data_dir}"
+            words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} && exec "$@"', "-", *words]
+        netns = self.net.backup.netns if self.net else None
+        self.backup = Process(self.run, f"backup-{next(self._names)}", words, netns)
+        wait_until("tidelock-backup answers", self._backup_runs, LONG_S, [self.backup], every_s=0.05)
+
+    def _backup_runs(self) -> bool:
+        try:
+            return bool(self.backup_command("status", "--json") and self.backup_status()["running"])
+        except RuntimeError:
+            return False
+
+    def backup_command(self, *words: object) -> str:
+        """Runs `tidelock-backup` and returns what it prints."""
+        argv = [BIN / "tidelock-backup", *words, "--config", self.backup_config]
+        if self.options.backup_tmpfs_mib:
+            argv = ["nsenter", f"--mount=/proc/{self.backup.pid}/ns/mnt", "--", *argv]
+        return run_command(argv, f"run tidelock-backup {words[0]}", self.net.backup.netns if self.net else None)
+
+    def backup_status(self) -> dict:
+        """What the server says of itself."""
+        return json.loads(self.backup_command("status", "--json"))
+
+    def backup_group(self) -> dict:
+        """What it says of the group."""
+        return self.backup_status()["groups"][0]
+
+    def export(self) -> Path:
+        """The backup's disk as an image."""
+        out = self.directory / f"export-{next(self._names)}.img"
+        self.backup_command("export", GROUP, f"{MEMBER}.{DISK}", "--format", "raw", out)
+        return out
+
+    # The host daemon.
+
+    def start_daemon(self, wait: bool = True) -> None:
+        """Starts it and waits until it answers."""
+        words = [BIN / "tidelockd", "--config", self.host_config]
+        self.daemon = Process(
+            self.run, f"tidelockd-{next(self._names)}", words, self.net.primary.netns if self.net else None
+        )
+        if wait:
+            wait_until("tidelockd answers", self._daemon_runs, LONG_S, [self.daemon])
+
+    def _daemon_runs(self) -> bool:
+        try:
+            return bool(self.status())
+        except OSError:
+            return False
+
+    def status(self) -> dict:
+        """What the daemon says of itself."""
+        client = ControlClient(self.control_socket)
+        try:
+            return client.ask(command="status")["status"]
+        finally:
+            client.close()
+
+    def group(self) -> dict:
+        """What it says of the group."""
+        return self.status()["groups"][0]
+
+    def status_text(self) -> str:
+        """What an operator reads."""
+        return run_command([BIN / "tidelock", "status", "--socket", self.control_socket], "ask for the status")
+
+    def set_mode(self, mode: str) -> None:
+        """As an operator does."""
+        words = [BIN / "tidelock", "mode", GROUP, mode, "--yes", "--socket", self.control_socket]
+        run_command(words, f"switch to {mode}")
+
+    def wait_state(self, *states: str) -> dict:
+        """Waits until the group is in one of these states, and returns what it says then."""
+        seen: list[dict] = []
+
+        def reached() -> bool:
+            seen[:] = [self.group()]
+            return seen[0]["state"] in states
+
+        try:
+            wait_until(f"the group is {' or '.join(states)}", reached, LONG_S, [self.daemon])
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\nthe group: {json.dumps(seen, indent=1)}") from None
+        return seen[0]
+
+    def start(self) -> None:
+        """Both, until the group is protected."""
+        self.start_backup()
+        self.start_daemon()
+        self.wait_state("protected", "replicating")
+
+    def load(self, oracle: Oracle, seed: str, depth: int = 16) -> Load:
+        """A guest that writes."""
+        return Load(self.socket, DISK, oracle, seed, depth)
+
+    def wait_settled(self) -> None:
+        """Waits until the backup has everything, and nothing is being compared."""
+
+        def settled() -> bool:
+            group = self.group()
+            writer = writer_of(group)
+            return group["state"] in ("protected", "replicating") and writer["lag"]["writes"] == 0
+
+        try:
+            wait_until("the stream settles", settled, LONG_S, [self.daemon])
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\nthe group: {json.dumps(self.group(), indent=1)}") from None
+
+    def check_sites(self, *oracles: Oracle) -> None:
+        """Both sites hold the same bytes, and these are bytes that the guest may find."""
+        self.wait_settled()
+        exported = self.export()
+        with self.disk.open("rb") as local:
+            size = local.seek(0, os.SEEK_END)
+        assert exported.stat().st_size == size
+        local = self._plain_copy() if self.disk.is_block_device() else self.disk
+        if not filecmp.cmp(local, exported, shallow=False):
+            raise AssertionError(f"the sites differ: {different_blocks(local, exported)}")
+        for oracle in oracles:
+            found = oracle.violations(exported)
+            assert not found, f"{len(found)} blocks: {found[:5]}"
+        exported.unlink()
+
+    def _plain_copy(self) -> Path:
+        copy = self.directory / f"local-{next(self._names)}.img"
+        # Past any cache of the block device.
+        subprocess.run(["dd", f"if={self.disk}", f"of={copy}", "bs=1M", "iflag=direct", "status=none"], check=True)
+        return copy
+
+    def kill(self, *processes: Process) -> None:
+        """A power cut: SIGKILL to all of them before it waits for any."""
+        for process in processes:
+            process.signal(signal.SIGKILL)
+        for process in processes:
+            process.kill()
+
+
+def different_blocks(one: Path, other: Path, block: int = 4096) -> str:
+    """Where two images differ, for people."""
+    places = []
+    with one.open("rb") as a, other.open("rb") as b:
+        for number in range(one.stat().st_size // block):
+            x, y = a.read(block), b.read(block)
+            if x != y:
+                places.append(f"block {number}: {x[:16].hex()} and {y[:16].hex()}")
+    return f"{len(places)} blocks; {'; '.join(places[:5])}"
