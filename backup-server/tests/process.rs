@@ -117,12 +117,12 @@ async fn a_recovered_group_is_written_to_survives_a_restart_and_fences_the_old_p
     // Killed right after a flush: it is there.
     server.kill();
     let server = Process::start(&config);
+    let again = cli_json(&config, &["recover", "shop", "--json", "--primary-is-dead"]);
+    assert_eq!(again["recovery"], recovered["recovery"], "the same answer");
     qemu_io(&["read -P 7 4096 4096", "read -P 0 8192 4096", "read -P 7 12288 57344"]);
     qemu_io(&["write -f -P 9 1048576 512"]);
     expected[1 << 20..(1 << 20) + 512].fill(9);
 
-    let again = cli_json(&config, &["recover", "shop", "--json", "--primary-is-dead"]);
-    assert_eq!(again["recovery"], recovered["recovery"], "the same answer");
     let mut host = Host::plain(server.address).await;
     host.hello("host-a").await;
     let refused = host.attach(attach(1, LastRun::Continues { from: Seq(901) })).await;

@@ -3,11 +3,17 @@
 use clap::Parser;
 use std::process::ExitCode;
 use tidelock_backup_server::cli;
+use tidelock_config::Diagnostics;
 
 #[tokio::main]
 async fn main() -> ExitCode {
     match cli::run(cli::Args::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
+        // A mistake in the configuration: starting again does not help, and says the same.
+        Err(error) if error.is::<Diagnostics>() => {
+            eprint!("{error}");
+            ExitCode::from(2)
+        }
         Err(error) => {
             eprintln!("tidelock-backup: {error:#}");
             ExitCode::FAILURE

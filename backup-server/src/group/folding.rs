@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use tidelock_protocol::message::CopyState;
 
 /// About how much one job folds: its images are synced once for all of it.
-const JOB_BYTES: u64 = 64 << 20;
+const JOB_BYTES: u64 = 256 << 20;
 
 impl<S: Storage> Group<S> {
     /// Work for the fold, if there is any. Its outcome goes to [`Group::fold_done`]; there is one

@@ -206,6 +206,34 @@ mod tests {
         }
     }
 
+    /// The documented keys are those of the example with all keys, which parses.
+    #[test]
+    fn the_documented_keys_are_the_keys() {
+        let read = |path: &str| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+            std::fs::read_to_string(path).unwrap()
+        };
+        let (docs, example) =
+            (read("../docs/backup-server.md"), read("examples/backup-all-keys.toml"));
+        let rows = docs.lines().filter(|l| l.starts_with("| `"));
+        let cells: String = rows.filter_map(|l| l.split('|').nth(1)).collect();
+        let (mut section, mut keys) = (String::new(), 0);
+        for line in example.lines() {
+            if let Some(title) = line.strip_prefix('[') {
+                section = title.trim_matches(['[', ']']).to_owned();
+            } else if let Some((key, _)) = line.split_once(" = ") {
+                let key = key.trim_start_matches("# ");
+                let name = match key {
+                    "plaintext" => key.to_owned(),
+                    key => format!("{section}.{key}"),
+                };
+                assert!(cells.contains(&format!("`{name}`")), "{name} is not documented");
+                keys += 1;
+            }
+        }
+        assert_eq!(cells.matches('.').count() + 1, keys, "documented, but not in the example");
+    }
+
     #[test]
     fn everything_wrong_is_told_at_once() {
         let text = "[server]\nname = \"b\"\ndata_dir = \"/d\"\nexports_tcp = \"1.2.3.4:1\"\n\

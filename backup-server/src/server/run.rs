@@ -7,10 +7,15 @@ use super::{control, listener, metrics};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+/// How long a starting server waits for the data directory.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What the process is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +63,7 @@ impl Server {
             // What would be refused at each connection is told now.
             files.load()?.backup_config(std::time::SystemTime::now())?;
         }
-        let registry = Arc::new(Registry::open(config.clone())?);
+        let registry = Arc::new(open(&config, role).await?);
         let exports = Arc::new(Exports::new(Arc::clone(&registry)));
         let listen = |on: String| move |source| StartError::Listen { on, source };
         let exports_dir = config.exports_dir.display().to_string();
@@ -129,6 +134,23 @@ impl Server {
         self.exports.close();
         self.others.iter().for_each(JoinHandle::abort);
         let _ = std::fs::remove_file(&self.registry.config().control);
+    }
+}
+
+/// A command that found no server may hold the data directory for a moment.
+async fn open(config: &Config, role: Role) -> Result<Registry, RegistryError> {
+    let patience = match role {
+        Role::Serve => LOCK_PATIENCE,
+        Role::Alone => Duration::ZERO,
+    };
+    let since = Instant::now();
+    loop {
+        match Registry::open(config.clone()) {
+            Err(RegistryError::InUse { .. }) if since.elapsed() < patience => {
+                sleep(Duration::from_millis(50)).await;
+            }
+            opened => return opened,
+        }
     }
 }
 
