@@ -271,7 +271,8 @@ impl Client {
             .await
             .map_err(|_| io::ErrorKind::BrokenPipe)?;
         if !fill(reader, input, owed as usize).await? {
-            return Ok(());
+            // The client vanished in the middle of a write: it never was one.
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let data = input.split_to(owed as usize).freeze();
         self.session.payload_taken(owed);
