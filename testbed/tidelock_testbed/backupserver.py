@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,13 +24,14 @@ class BackupServer:
     def __init__(self, run: Run, netns: Netns, directory: Path, tls: TlsFiles):
         self.run, self.netns = run, netns
         self.exports = run.sockets / "exports"
+        self.control_socket = run.sockets / "backup.sock"
         self.config = directory / "backup.toml"
         lines = [
             "[server]",
             'name = "backup-a"',
             f'listen = "0.0.0.0:{BACKUP_PORT}"',
             f'data_dir = "{directory / "data"}"',
-            f'control = "{run.sockets / "backup.sock"}"',
+            f'control = "{self.control_socket}"',
             f'exports_dir = "{self.exports}"',
             tls.toml(),
         ]
@@ -40,15 +42,17 @@ class BackupServer:
         return [*UNPRIVILEGED, BIN / "tidelock-backup", *words, "--config", self.config]
 
     def start(self) -> None:
-        """Starts it and waits until its command line gets an answer."""
-        self.process = Process(self.run, "tidelock-backup", self._command("serve"), self.netns)
-        wait_until("tidelock-backup answers", self._answers, 30, [self.process], every_s=0.1)
+        """Starts it and waits until it listens for its command line."""
+        self.process = Process(self.run, "tidelock-backup", self._command("serve"), self.netns, env={"NO_COLOR": "1"})
+        wait_until("tidelock-backup listens", self._listens, 30, [self.process])
 
-    def _answers(self) -> bool:
-        try:
-            self.status()
-        except RuntimeError:
-            return False
+    def _listens(self) -> bool:
+        # Not by asking for the status: without a server, that opens the data directory itself.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+            try:
+                control.connect(str(self.control_socket))
+            except OSError:
+                return False
         return True
 
     def status(self) -> dict:

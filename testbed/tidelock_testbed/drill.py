@@ -7,11 +7,13 @@ after Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import random
 import shutil
 import sys
 import traceback
+from typing import IO
 
 from .drilling import PROMISES, Drill, Knobs
 from .paths import OUT
@@ -28,6 +30,7 @@ def main(words: list[str] | None = None) -> int:
     options = parse(words)
     seed = random.randrange(SEEDS) if options.seed is None else options.seed
     report = Report(OUT / "drill-report.html", OUT / "drill-report.json")
+    lock = alone()
     held = 0
     for number in range(options.runs):
         knobs = Knobs(options.scenario, options.mode, options.guest, options.rtt_ms, seed + number, options.hurry)
@@ -39,8 +42,21 @@ def main(words: list[str] | None = None) -> int:
         report.add(drill)
         print(summary(drill.entry), flush=True)
         held += drill.entry.promise_held
+    lock.close()
     say(f"the promise held in {held} of {options.runs}: see {report.html} and {report.json}")
     return 0 if held == options.runs else 1
+
+
+def alone() -> IO[str]:
+    """Waits until no other drill runs in this checkout: they would write the same files. Holds as long as it is open."""
+    OUT.mkdir(exist_ok=True)
+    lock = (OUT / ".drill.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("another drill runs in this checkout: waiting for its end")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def perform(knobs: Knobs, directory: str) -> Drill | None:

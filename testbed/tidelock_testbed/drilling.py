@@ -136,7 +136,8 @@ class Drill:
         self.start_sites()
         began = time.monotonic()
         watch = CopyWatch()
-        self.rig.daemon.wait_state(self.settled, NEVER_MIND_S, [self.rig.guest.process], watch.show)
+        needs = [self.rig.guest.process, self.rig.backup.process]
+        self.rig.daemon.wait_state(self.settled, NEVER_MIND_S, needs, watch.show)
         self.entry.copy_s = round(time.monotonic() - began, 2)
         seconds = self.rig.guest.wait_ready()
         say(f"primary: the guest serves clients, {seconds:.1f} s after its start; the group is {self.settled}")

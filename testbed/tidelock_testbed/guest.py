@@ -1,7 +1,8 @@
 """Guests: a QEMU VM with PostgreSQL, and a process in a namespace that stands for one in quick tests.
 
 Both name the steps of their start on their console (`TIDELOCK-GUEST <step>`); `phases` has the time of each.
-Both can say there how many rows they have; `rows` is the last number. Both forget everything but their disks when they are killed.
+Both can say there how many rows they have; `rows` is the last number. Both forget everything but their disks when
+they are killed.
 """
 
 from __future__ import annotations

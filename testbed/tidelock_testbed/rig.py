@@ -177,7 +177,7 @@ class Recovery:
 
     def wait_ready(self, timeout_s: float = 120) -> None:
         """Waits until the guest serves clients again."""
-        if isinstance(self.guest, ProcessGuest):
+        if isinstance(self.guest, ProcessGuest) and self.guest.process is self.command:
             if self.command.wait(timeout_s) != 0:
                 raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
             uris = [self.rig.backup.uri(disk) for disk in self.rig.daemon.disks]

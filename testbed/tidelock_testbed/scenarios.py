@@ -201,6 +201,8 @@ class Grace(Drill):
         seconds = self.gone_at - self.disaster_at
         self.event("recovered", self.gone_at)
         say(f"backup: recovered {seconds:.2f} s after the cut")
+        self.recovery.wait_ready()
+        say("backup: the guest is ready; the clients stay with the old primary for a while")
         time.sleep(1)
         rig.net.wan.mend()
         say("the WAN is whole again, and the old primary must learn that it is fenced")
@@ -213,6 +215,7 @@ class Grace(Drill):
         self.check("the old primary knows that it is fenced", rig.daemon.group()["state"] == "fenced")
         note = f"the old primary's last answer to a reader came {last - self.disaster_at:.1f} s after the cut"
         self.entry.notes.append(f"{note}, the recovery {seconds:.1f} s after it")
+        self.entry.notes.append("clients were kept with the old primary for some seconds more: part of the first reply")
         say(note)
         rig.net.route_clients_to(rig.net.backup, rig.guest_net)
         self.clients.process.signal(signal.SIGCONT)
