@@ -117,13 +117,8 @@ class Pair:
             words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} && exec "$@"', "-", *words]
         netns = self.net.backup.netns if self.net else None
         self.backup = Process(self.run, f"backup-{next(self._names)}", words, netns)
-        wait_until("tidelock-backup answers", self._backup_runs, LONG_S, [self.backup], every_s=0.05)
-
-    def _backup_runs(self) -> bool:
-        try:
-            return bool(self.backup_command("status", "--json") and self.backup_status()["running"])
-        except RuntimeError:
-            return False
+        # Not by asking: without a server, the command opens the data directory itself.
+        wait_until("tidelock-backup is ready", lambda: " ready " in self.backup.log.read_text(), LONG_S, [self.backup])
 
     def backup_command(self, *words: object) -> str:
         """Runs `tidelock-backup` and returns what it prints."""
@@ -145,6 +140,11 @@ class Pair:
         out = self.directory / f"export-{next(self._names)}.img"
         self.backup_command("export", GROUP, f"{MEMBER}.{DISK}", "--format", "raw", out)
         return out
+
+    def start_recovery(self, *options: str) -> Process:
+        """`recover`, under way."""
+        words = [BIN / "tidelock-backup", "recover", GROUP, *options, "--config", self.backup_config]
+        return Process(self.run, f"recover-{next(self._names)}", words, self.net.backup.netns if self.net else None)
 
     # The host daemon.
 

@@ -1,0 +1,160 @@
+"""The WAN is cut, the backup is full, the operator switches modes: what waits, what is said, and that it comes back
+(DESIGN rules 3, 8 and 10)."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from tidelock_testbed.hostdaemon import writer_of
+from tidelock_testbed.nbdwire import Connection
+from tidelock_testbed.net import Net
+from tidelock_testbed.oracle import BLOCK, Oracle, block_data
+from tidelock_testbed.pair import DISK, MIB, Options, Pair
+from tidelock_testbed.process import wait_until
+
+
+def stands_still(load) -> bool:
+    """Whether no reply came for a moment. Only ever waited for: a busy machine makes it true later, not wrongly."""
+    before = load.replies
+    time.sleep(0.3)
+    return load.replies == before and load.in_flight() > 0
+
+
+def test_wan_cut_under_load_with_a_small_backlog(run):
+    """Writes go on until the backlog is full, then wait and say so; after it heals everything arrives."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, Options(backlog_mib=32, disk_mib=64), net)
+    pair.start()
+    oracle = Oracle(64 * MIB)
+    load = pair.load(oracle, "cut", depth=32)
+    for _ in range(2):
+        wanted = load.replies + 500
+        wait_until("the load goes on", lambda wanted=wanted: load.replies > wanted, 60)
+        net.wan.cut()
+        group = pair.wait_state("disconnected")
+        wait_until("writes wait", lambda: writer_of(pair.group())["backlog"]["writes_wait"], 90, [pair.daemon])
+        wait_until("no write completes", lambda: stands_still(load), 60)
+        group = pair.group()
+        assert "the backlog is full" in group["detail"]
+        backlog = writer_of(group)["backlog"]
+        assert backlog["used_bytes"] <= backlog["limit_bytes"], "the bound is a bound"
+        assert "FULL" in pair.status_text()
+        # Reads never wait for the link.
+        reader = Connection(pair.socket, DISK)
+        assert len(reader.read(0, MIB)) == MIB
+        reader.close()
+        net.wan.mend()
+        pair.wait_state("protected")
+    load.finish()
+    assert load.errors == []
+    pair.check_sites(oracle)
+    log = pair.daemon.log.read_text()
+    assert "purpose=Compare" not in log, "the daemon still had every record"
+
+
+def test_short_interruptions_and_loss(run):
+    """A WAN that loses frames, repeats them, and is cut again and again: the stream stays whole."""
+    net = Net(run, rtt_ms=4)
+    pair = Pair(run, net=net)
+    pair.start()
+    net.wan.set(loss=0.01, duplicate=0.01, jitter_ms=1)
+    oracle = Oracle(32 * MIB)
+    load = pair.load(oracle, "lossy")
+    for _ in range(3):
+        connects = pair.status()["link"]["connects"]
+        net.wan.cut()
+        pair.wait_state("disconnected")
+        net.wan.mend()
+        wait_until("the link is back", lambda n=connects: pair.status()["link"]["connects"] > n, 60, [pair.daemon])
+    net.wan.set(loss=0, duplicate=0)
+    load.finish()
+    pair.check_sites(oracle)
+    assert "purpose=Compare" not in pair.daemon.log.read_text()
+
+
+def test_modes_are_switched_under_load(run):
+    """All three modes in turn, with writes in flight; in `sync` a write completes when the backup has it."""
+    pair = Pair(run)
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    load = pair.load(oracle, "modes")
+    for mode in ["sync", "async", "pipelined", "async", "sync", "pipelined"]:
+        pair.set_mode(mode)
+        group = pair.wait_state("degraded" if mode == "async" else "protected")
+        assert group["mode"] == mode and group["configured_mode"] == "pipelined"
+        if mode == "async":
+            assert group["unprotected_for_ms"] is not None
+        wanted = load.replies + 200
+        wait_until("the load goes on", lambda wanted=wanted: load.replies > wanted, 60)
+    load.finish()
+    assert load.errors == []
+    pair.check_sites(oracle)
+
+
+def test_a_sync_write_completes_when_the_backup_has_it(run):
+    """With the backup stopped a write has no reply; in `pipelined` it has. Switching lets what waits go."""
+    pair = Pair(run, Options(mode="sync", lease_ms=20_000, grace_ms=30_000))
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    guest = Connection(pair.socket, DISK)
+    write = oracle.issue(range(1), zero=False)
+    guest.write(0, block_data(write.version, 0))
+    oracle.complete(write)
+    assert writer_of(pair.group())["lag"]["writes"] == 0, "it is at the backup, or it would not have completed"
+
+    pair.backup.signal(signal.SIGSTOP)
+    load = pair.load(oracle, "sync", depth=8)
+    wait_until("writes are under way", lambda: writer_of(pair.group())["lag"]["writes"] > 0, 60, [pair.daemon])
+    wait_until("no write completes", lambda: stands_still(load), 60)
+    assert oracle.completed == 1, "nothing that the backup does not have has completed"
+    assert guest.read(0, BLOCK) is not None, "reads do not wait"
+    pair.backup.signal(signal.SIGCONT)
+    wait_until("they complete", lambda: oracle.completed > 100, 60)
+
+    pair.backup.signal(signal.SIGSTOP)
+    wait_until("no write completes", lambda: stands_still(load), 60)
+    completed = oracle.completed
+    pair.set_mode("pipelined")
+    wait_until("they complete locally", lambda: oracle.completed > completed + 8, 60)
+    pair.backup.signal(signal.SIGCONT)
+    load.finish()
+    guest.close()
+    pair.check_sites(oracle)
+
+
+def test_disk_full_at_the_backup(run):
+    """It stops acknowledging and says so at both sites; with room it goes on, and nothing is lost."""
+    pair = Pair(run, Options(backlog_mib=32, backup_tmpfs_mib=160))
+    pair.start()
+    data_dir = Path(f"/proc/{pair.backup.pid}/root{pair.data_dir}")
+    oracle = Oracle(32 * MIB)
+    load = pair.load(oracle, "full", depth=32)
+    wait_until("the load goes on", lambda: load.replies > 300, 60)
+    ballast = data_dir / "ballast"
+    fill(ballast)
+    group = pair.wait_state("stalled")
+    assert "No space left" in group["detail"] or "full" in group["detail"], group["detail"]
+    assert pair.backup_group()["stalled"], "the backup's own status says it"
+    wait_until("no write completes", lambda: stands_still(load), 90)
+    assert load.alive() and load.errors == []
+    ballast.unlink()
+    pair.wait_state("protected")
+    wanted = load.replies + 300
+    wait_until("the load goes on", lambda: load.replies > wanted, 60)
+    assert pair.backup_group()["stalled"] is None
+    load.finish()
+    pair.check_sites(oracle)
+    assert "purpose=Compare" not in pair.daemon.log.read_text()
+
+
+def fill(ballast: Path) -> None:
+    """Takes all the room that there is."""
+    with ballast.open("wb", buffering=0) as file:
+        for size in (MIB, 4096):
+            try:
+                while file.write(b"\xba" * size) == size:
+                    pass
+            except OSError:
+                pass
