@@ -12,7 +12,7 @@ mod status;
 
 pub use args::Args;
 
-use crate::server::config::Config;
+use crate::server::config::{Config, Security};
 use anyhow::{Context, Result};
 use args::Command;
 use std::path::Path;
@@ -23,6 +23,9 @@ pub async fn run(args: Args) -> Result<()> {
     let config = load(&args.config)?;
     match args.command {
         Command::Serve { check: true } => {
+            if let Security::Tls(files) = &config.security {
+                files.load()?.backup_config(std::time::SystemTime::now())?;
+            }
             println!("{} is good", args.config.display());
             Ok(())
         }

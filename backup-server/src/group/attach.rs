@@ -11,7 +11,7 @@
 
 use super::{Group, GroupError, GroupOptions, Link, Now, Output, WriterSlot};
 use crate::cut::CutTracker;
-use crate::journal::{Journal, Note, Position, State};
+use crate::journal::{self, Journal, Note, Position, State};
 use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
 use crate::names;
 use crate::planted::{self, Bug};
@@ -25,6 +25,7 @@ use tidelock_protocol::message::{
     Attach, Attached, CopyState, LastRun, Machine, Message, RefusalKind,
 };
 use tidelock_protocol::receiver::Receiver;
+use tidelock_protocol::vector::CountVector;
 
 /// The longest grace that a host may ask for: an hour.
 const GRACE_MAX_MS: u64 = 3_600_000;
@@ -133,9 +134,15 @@ impl<S: Storage> Group<S> {
             members: attach.writers.iter().map(|_| None).collect(),
             grace_ms: attach.grace_ms,
         };
-        clear(&storage).map_err(|source| {
-            GroupCreateError::Group(GroupError::Image { path: "directory".into(), source })
-        })?;
+        let wrong = |source| GroupError::Image { path: "directory".into(), source };
+        if holds_data(&storage, options.journal).map_err(wrong)? {
+            let reason = format!(
+                "group {} has no group.json at the backup, but its directory holds data: restore                  that file, or move the directory away to begin anew",
+                attach.group
+            );
+            return Err(GroupCreateError::Refused((RefusalKind::Damaged, reason)));
+        }
+        clear(&storage).map_err(wrong)?;
         let state = State::new(manifest.writers.len());
         let journal = Journal::create(storage.clone(), "journal", state, options.journal)
             .map_err(|e| GroupCreateError::Group(e.into()))?;
@@ -381,6 +388,18 @@ fn forbidden(host: &str, group: &str) -> String {
         "host {host} may not attach members of group {group}: list it under groups.{group}.hosts \
          in the backup server's configuration"
     )
+}
+
+/// Whether a directory without a `group.json` holds more than an unfinished creation leaves: that
+/// makes an empty journal, and no images.
+fn holds_data<S: Storage>(storage: &S, options: journal::Options) -> io::Result<bool> {
+    for dir in ["journal", "images"] {
+        storage.create_dir(dir)?;
+    }
+    let segments = storage.list("journal")?.len();
+    let opened = Journal::open(storage.clone(), "journal", Position::default(), options);
+    let written = opened.is_ok_and(|o| o.journal.state().journaled() != CountVector::new());
+    Ok(segments > 1 || written || !storage.list("images")?.is_empty())
 }
 
 /// Empties a directory in which a group was begun and never came to be.

@@ -23,10 +23,10 @@ impl<S: Storage> Group<S> {
         if self.unfolded_bytes() < self.options.fold_min_bytes.max(1) || from >= to {
             return None;
         }
-        let cut = self.cut.cut().clone();
-        if self.fold.blocked.as_ref().is_some_and(|(at, under)| *at == from && *under == cut) {
+        if self.fold_is_blocked() {
             return None;
         }
+        let cut = self.cut.cut().clone();
         self.fold.running = true;
         Some(FoldJob {
             reader: self.journal.reader(from, to),
@@ -93,20 +93,28 @@ impl<S: Storage> Group<S> {
         self.fold.position
     }
 
-    /// At the limit of unfolded bytes nothing more is taken until the fold has caught up. A
-    /// resync is let through: its records cannot be folded before its end, so stopping it would be
-    /// for ever; its bound is the disk's room.
+    /// Whether what comes next for the fold is beyond the cut, which only more records can raise.
+    fn fold_is_blocked(&self) -> bool {
+        let blocked = self.fold.blocked.as_ref();
+        blocked.is_some_and(|(at, under)| *at == self.fold.position && under == self.cut.cut())
+    }
+
+    /// At the limit of unfolded bytes nothing more is taken until the fold has caught up. Two
+    /// kinds of records are let through, because stopping them would be for ever: those of a
+    /// resync, which cannot be folded before its end, and those that come while what is next
+    /// depends on another writer's records that have not arrived. Their bound is the disk's room.
     pub(super) fn check_unfolded(&mut self) {
         let (unfolded, max) = (self.unfolded_bytes(), self.options.unfolded_max_bytes);
         let resyncing = self.journal.state().writers.iter().any(|w| w.copy == CopyState::Resyncing);
-        if self.stall.is_none() && unfolded >= max && !resyncing {
+        let blocked = self.fold_is_blocked();
+        if self.stall.is_none() && unfolded >= max && !resyncing && !blocked {
             let pinned = !self.fold.pins.is_empty();
             // An export must not stop replication: it ends with an error instead.
             self.revoke_pins();
             if !pinned {
                 self.stall(Stall::FoldBehind);
             }
-        } else if self.stall == Some(Stall::FoldBehind) && unfolded < max - max / 8 {
+        } else if self.stall == Some(Stall::FoldBehind) && (unfolded < max - max / 8 || blocked) {
             self.stall = None;
             self.tell_stall();
         }

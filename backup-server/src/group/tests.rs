@@ -275,6 +275,58 @@ fn strangers_and_other_shapes_are_refused() {
 }
 
 #[test]
+fn the_cut_of_two_writers_is_downward_closed_also_for_the_fold() {
+    let disk = Memory::new();
+    let of = |member: &str, writer| Attach {
+        member: member.into(),
+        writer: WriterId(writer),
+        writers: vec!["vm".into(), "app".into()],
+        ..attach_message(1, 0, LastRun::Unknown)
+    };
+    let mut group =
+        Group::create(disk.clone(), "host-a", &of("vm", 0), at_ms(0), options()).unwrap();
+    group.attach(at_ms(0), LINK, "host-a", &of("vm", 0));
+    send(&mut group, LINK, copy_done(1));
+    let missing = group.recover(at_ms(0), true).unwrap_err();
+    assert!(missing.to_string().contains("app"), "{missing}");
+    group.attach(at_ms(0), OTHER, "host-a", &of("app", 1));
+    send(&mut group, OTHER, Record { writer: WriterId(1), ..copy_done(1) });
+    // The first writer's second record depends on one of the other that has not arrived.
+    let deps = CountVector::of(WriterId(1), Seq(2));
+    send(&mut group, LINK, Record { deps, ..write(2, 0, 7, 100) });
+    send(&mut group, LINK, write(3, 100, 8, 100));
+    group.flush();
+    assert_eq!(group.committed().get(WRITER), Seq(3), "durable for each writer by itself");
+    while fold(&mut group) {}
+    let mut image = [9; 200];
+    disk.open("images/vm.root.img").unwrap().read_at(&mut image, 0).unwrap();
+    assert_eq!(image, [0; 200], "not in the cut");
+    for crashed in [disk.crash(&mut || true), disk.crash(&mut || false)] {
+        let mut group = reopen(&crashed);
+        let recovery = group.recover(at_ms(0), true).unwrap();
+        assert_eq!((recovery.writers[0].recovered, recovery.writers[0].left_out), (Seq(1), 2));
+        assert!(recovery.writers[0].why.as_ref().unwrap().contains("depend"));
+        assert_eq!(read_disk(&mut group)[..200], [0; 200]);
+    }
+    send(&mut group, OTHER, Record { writer: WriterId(1), ..write(2, 0, 5, 10) });
+    group.flush();
+    while fold(&mut group) {}
+    disk.open("images/vm.root.img").unwrap().read_at(&mut image, 0).unwrap();
+    assert_eq!((image[0], image[199]), (7, 8));
+    assert_eq!(group.recover(at_ms(0), true).unwrap().writers[0].recovered, Seq(3));
+}
+
+#[test]
+fn a_lost_manifest_never_makes_the_next_attachment_erase_the_data() {
+    let disk = Memory::new();
+    drop(whole(&disk));
+    disk.remove("group.json").unwrap();
+    let refused = create(&disk).map(|_| ()).unwrap_err();
+    assert_eq!(refused.refusal().0, RefusalKind::Damaged, "{refused}");
+    assert!(!disk.list("images").unwrap().is_empty() && !disk.list("journal").unwrap().is_empty());
+}
+
+#[test]
 fn a_resync_holds_c_and_the_images_until_it_is_done() {
     let disk = Memory::new();
     let mut group = whole(&disk);

@@ -215,11 +215,13 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             match frame {
                 Frame::Control(_, Message::Attach(attach)) => {
                     self.deliver(run.take()).await?;
-                    self.attach(channel, attach)?;
+                    self.attach(channel, attach, bytes).await?;
                 }
                 Frame::Control(_, Message::Beacon { sent_at }) => {
-                    let link = self.link(channel);
-                    self.inbox(channel)?.push(Event::Beacon { link, sent_at });
+                    let (link, inbox) = (self.link(channel), self.inbox(channel)?);
+                    if let Some(permit) = inbox.room_for_beacon() {
+                        inbox.push(Event::Beacon { link, sent_at, permit });
+                    }
                 }
                 frame => match &mut run {
                     Some(run) if run.channel == channel => {
@@ -256,7 +258,12 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         }
     }
 
-    fn attach(&mut self, channel: Channel, attach: Box<Attach>) -> Result<(), ConnectionError> {
+    async fn attach(
+        &mut self,
+        channel: Channel,
+        attach: Box<Attach>,
+        bytes: u64,
+    ) -> Result<(), ConnectionError> {
         if channel == Channel(0) {
             return refuse(RefusalKind::Invalid, "channel 0 is the connection's own");
         }
@@ -279,13 +286,14 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         {
             return refuse(RefusalKind::Invalid, "the channel is another group's");
         }
-        let event = Event::Attach {
+        let event = owner.inbox.room_for(bytes).await.map(|permit| Event::Attach {
             link: self.link(channel),
             host: self.host.clone(),
             attach,
             outbox: Arc::clone(&self.outbox),
-        };
-        if owner.inbox.push(event) {
+            permit,
+        });
+        if event.is_some_and(|event| owner.inbox.push(event)) {
             self.channels.insert(channel, owner.inbox);
         } else {
             // It ended this very moment: the host asks again.

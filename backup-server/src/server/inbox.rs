@@ -2,8 +2,9 @@
 //!
 //! Everything that arrived while the owner made a batch durable is taken at once and forms the
 //! next batch. Frames are bounded in bytes by permits that the connection acquires before it puts
-//! them in, so that a full inbox turns into backpressure on the socket; everything else is bounded
-//! by who sends it (one answer at a time).
+//! them in, so that a full inbox turns into backpressure on the socket. Beacons have a little room
+//! of their own, so that a stall does not end the lease. Everything else is bounded by who sends
+//! it (one answer at a time).
 
 use crate::fold::{FoldError, Folded};
 use crate::group::{
@@ -25,6 +26,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Permits are counted in these.
 const PERMIT_BYTES: u64 = 1024;
+/// Beacons that may wait. One that finds no room is dropped: another follows soon.
+const BEACONS_MAX: usize = 1024;
 
 /// An event for a group's owner.
 #[derive(Debug)]
@@ -39,6 +42,8 @@ pub enum Event {
         attach: Box<Attach>,
         /// Where answers go.
         outbox: Arc<Outbox>,
+        /// Its bytes.
+        permit: OwnedSemaphorePermit,
     },
     /// Frames of one attached member, in order.
     Frames {
@@ -55,6 +60,8 @@ pub enum Event {
         link: Link,
         /// The host's clock.
         sent_at: MonoNanos,
+        /// One of the few that may wait.
+        permit: OwnedSemaphorePermit,
     },
     /// A connection is gone.
     ConnectionLost(ConnectionId),
@@ -134,6 +141,7 @@ pub struct Inbox {
     ready: Condvar,
     budget: Arc<Semaphore>,
     budget_permits: u32,
+    beacons: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
@@ -148,7 +156,8 @@ impl Inbox {
     pub fn new(max_bytes: u64) -> Self {
         let budget_permits = u32::try_from(max_bytes / PERMIT_BYTES).unwrap_or(u32::MAX / 2);
         let budget = Arc::new(Semaphore::new(budget_permits as usize));
-        Self { state: Mutex::default(), ready: Condvar::new(), budget, budget_permits }
+        let beacons = Arc::new(Semaphore::new(BEACONS_MAX));
+        Self { state: Mutex::default(), ready: Condvar::new(), budget, budget_permits, beacons }
     }
 
     /// Waits for room for frames of so many bytes. `None`: the owner has ended.
@@ -156,6 +165,12 @@ impl Inbox {
         let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
         let permits = permits.clamp(1, self.budget_permits);
         Arc::clone(&self.budget).acquire_many_owned(permits).await.ok()
+    }
+
+    /// Room for a beacon, if there is.
+    #[must_use]
+    pub fn room_for_beacon(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.beacons).try_acquire_owned().ok()
     }
 
     /// Puts an event in. `false`: the owner has ended, and the event is dropped.

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Bytes of requests that are under way on one connection.
-const IN_FLIGHT_BYTES: usize = 128 << 20;
+const IN_FLIGHT_BYTES: usize = 64 << 20;
 /// Replies that wait to be sent on one connection.
 const REPLIES_MAX: usize = 256;
 const READ_BYTES: usize = 128 << 10;

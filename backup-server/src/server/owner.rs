@@ -205,7 +205,7 @@ impl Owner {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Attach { link, host, attach, outbox } => {
+            Event::Attach { link, host, attach, outbox, permit: _permit } => {
                 self.attach(link, &host, &attach, outbox);
             }
             Event::Frames { link, frames, permit } => {
@@ -213,7 +213,7 @@ impl Owner {
                 self.deferred.push_back(Deferred::Frames { link, frames, _permit: permit });
                 self.take_deferred();
             }
-            Event::Beacon { link, sent_at } => {
+            Event::Beacon { link, sent_at, permit: _permit } => {
                 if let Phase::Live(group) = &mut self.phase {
                     group.beacon(clock::now(), link, sent_at);
                 }
