@@ -12,24 +12,29 @@ use tidelock_netfilter::rules::{self, Firewall};
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::vector::CountVector;
 
-/// A group's gate, told by the link.
-pub struct HeldGate(pub GateHandle);
+/// A group's gate, told by the link of one of its writers.
+pub struct HeldGate {
+    /// The gate.
+    pub handle: GateHandle,
+    /// The writer.
+    pub writer: WriterId,
+}
 
 impl GateControl for HeldGate {
     fn committed(&self, committed: &CountVector) {
-        self.0.set_committed(committed);
+        self.handle.set_committed(committed);
     }
 
     fn lease_renewed(&self, sent_at: MonoNanos) {
-        self.0.lease_renewed(clock::mono_now(), sent_at);
+        self.handle.lease_renewed(clock::mono_now(), sent_at);
     }
 
     fn fence(&self) {
-        self.0.fence();
+        self.handle.fence();
     }
 
     fn hold_for_resync(&self, hold: bool) {
-        self.0.hold_for_resync(hold);
+        self.handle.hold_for_resync(self.writer, hold);
     }
 }
 

@@ -161,10 +161,10 @@ impl Host {
             for member in &group.members {
                 let writer = match group.writer_id(&member.name.value) {
                     None => None,
-                    Some(_) => {
+                    Some(writer) => {
                         let channel = Channel(link_members.len() as u16 + 1);
                         let control: Arc<dyn GateControl> = match &gate_handle {
-                            Some(handle) => Arc::new(HeldGate(handle.clone())),
+                            Some(handle) => Arc::new(HeldGate { handle: handle.clone(), writer }),
                             None => Arc::new(NoGate),
                         };
                         let launch = Launch {

@@ -74,8 +74,8 @@ pub struct GroupState {
     pub mode: Mode,
     /// The backup has ended this primary's epoch.
     pub fenced: bool,
-    /// A resync after an unclean stop runs.
-    pub resyncing: bool,
+    /// Writers for whom a resync after an unclean stop runs, by bit.
+    pub resyncing: u64,
 }
 
 impl GroupState {
@@ -87,7 +87,7 @@ impl GroupState {
             lease: Lease::new(lease_period_ms),
             mode,
             fenced: false,
-            resyncing: false,
+            resyncing: 0,
         }
     }
 
@@ -96,13 +96,19 @@ impl GroupState {
     pub fn gate_state(&self, now: MonoNanos) -> GateState {
         if self.fenced {
             GateState::Shut(ShutWhy::Fenced)
-        } else if self.resyncing {
+        } else if self.resyncing != 0 {
             GateState::Shut(ShutWhy::Resyncing)
         } else if self.lease.holds(now) {
             GateState::Open
         } else {
             GateState::Shut(ShutWhy::NoLease)
         }
+    }
+
+    /// A resync of a writer has begun or ended. One that goes on keeps the gate shut for all.
+    pub fn hold_for_resync(&mut self, writer: WriterId, hold: bool) {
+        let bit = 1 << writer.index();
+        self.resyncing = if hold { self.resyncing | bit } else { self.resyncing & !bit };
     }
 
     /// The backup has ended this primary's epoch: shut for good, in every mode.
@@ -202,10 +208,10 @@ impl GateHandle {
         self.change(GroupState::fence);
     }
 
-    /// A resync after an unclean stop has begun or ended: nothing leaves during it, because what
+    /// A resync of a writer after an unclean stop has begun or ended: nothing leaves during it, because what
     /// clients may have been shown before the stop has no stamp.
-    pub fn hold_for_resync(&self, hold: bool) {
-        self.change(|state| state.resyncing = hold);
+    pub fn hold_for_resync(&self, writer: WriterId, hold: bool) {
+        self.change(|state| state.hold_for_resync(writer, hold));
     }
 
     /// Whether the gate's thread acts on everything that was told so far.
@@ -271,6 +277,19 @@ mod tests {
         assert_eq!(state.committed.get(WriterId(0)), Seq(4));
         handle.set_committed(&CountVector::of(WriterId(0), Seq(2)));
         assert!(handle.group.newer_than(seen).is_none());
+    }
+
+    #[test]
+    fn the_last_resync_that_ends_opens_the_gate() {
+        let mut state = GroupState::new(Mode::Pipelined, 10_000);
+        state.lease.renewed(MonoNanos(10), MonoNanos(10));
+        for writer in [WriterId(0), WriterId(63), WriterId(63)] {
+            state.hold_for_resync(writer, true);
+        }
+        state.hold_for_resync(WriterId(63), false);
+        assert_eq!(state.gate_state(MonoNanos(11)), GateState::Shut(ShutWhy::Resyncing));
+        state.hold_for_resync(WriterId(0), false);
+        assert_eq!(state.gate_state(MonoNanos(11)), GateState::Open);
     }
 
     #[test]

@@ -394,6 +394,13 @@ impl World {
         self.wake_group(group, boot, after);
     }
 
+    /// The thread of a group looks soon.
+    pub fn wake_group_now(&mut self, group: usize) {
+        if let Some(boot) = self.backup.boot {
+            self.wake_group(group, boot, 1000);
+        }
+    }
+
     fn wake_group(&mut self, group: usize, boot: Run, after_ns: u64) {
         let slot = &mut self.backup.groups[group];
         if slot.busy {

@@ -221,7 +221,12 @@ impl World {
             self.plan.groups[group].vms.iter().map(|vm| self.plan.vms[*vm].host).collect();
         hosts.sort_unstable();
         hosts.dedup();
-        let kind = self.rng.below(5);
+        // Groups of several members must not start anew: see `scenario::forgets_tags`.
+        let several = self.plan.groups[group].vms.len() > 1;
+        let kind = match self.rng.below(5) {
+            1 if several => 0,
+            kind => kind,
+        };
         let away = self.rng.range(S..6 * S);
         for host in hosts {
             match kind {

@@ -5,11 +5,11 @@ use crate::failure::{Checked, Checker, check};
 use crate::guest::{Packet, learn};
 use crate::world::{Run, World, note};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use tidelock_daemon::link::GateControl;
 use tidelock_netfilter::gate::GroupState;
 use tidelock_netfilter::release_queue::{Arrival, GateState, Kind, Packet as Queued, PacketId};
-use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::ids::{MonoNanos, WriterId};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
 
@@ -83,25 +83,34 @@ impl SimGate {
     }
 }
 
-impl GateControl for SimGate {
+/// The gate as one writer's half of the link tells it.
+#[derive(Clone, Debug)]
+pub struct WriterGate {
+    /// The gate.
+    pub gate: Arc<SimGate>,
+    /// The writer.
+    pub writer: WriterId,
+}
+
+impl GateControl for WriterGate {
     fn committed(&self, committed: &CountVector) {
-        self.change(|state| {
+        self.gate.change(|state| {
             state.committed.merge(committed);
         });
     }
 
     fn lease_renewed(&self, sent_at: MonoNanos) {
-        self.answered.fetch_max(sent_at.0, Relaxed);
-        let now = MonoNanos(self.now.load(Relaxed));
-        self.change(|state| state.lease.renewed(now, sent_at));
+        self.gate.answered.fetch_max(sent_at.0, Relaxed);
+        let now = MonoNanos(self.gate.now.load(Relaxed));
+        self.gate.change(|state| state.lease.renewed(now, sent_at));
     }
 
     fn fence(&self) {
-        self.change(GroupState::fence);
+        self.gate.change(GroupState::fence);
     }
 
     fn hold_for_resync(&self, hold: bool) {
-        self.change(|state| state.resyncing = hold);
+        self.gate.change(|state| state.hold_for_resync(self.writer, hold));
     }
 }
 
@@ -182,7 +191,7 @@ impl World {
         }
         if self.is_recoverable(group) {
             for (peer, point) in self.plan.groups[group].vms.iter().zip(&packet.known) {
-                let writer = tidelock_protocol::ids::WriterId(self.plan.vms[*peer].writer);
+                let writer = WriterId(self.plan.vms[*peer].writer);
                 let committed = self.backup.groups[group].told.get(writer);
                 let has = self.vms[*peer].oracle.has(*point, committed);
                 check(has, Checker::OutputCommit, || {
@@ -207,7 +216,7 @@ impl World {
     pub fn is_recoverable(&self, group: usize) -> bool {
         let told = &self.backup.groups[group].told;
         self.plan.groups[group].vms.iter().all(|vm| {
-            let writer = tidelock_protocol::ids::WriterId(self.plan.vms[*vm].writer);
+            let writer = WriterId(self.plan.vms[*vm].writer);
             self.vms[*vm].oracle.is_whole_at(told.get(writer))
         })
     }

@@ -169,7 +169,8 @@ impl World {
         if !guest.alive || guest.boot != boot || !self.busy {
             return Ok(());
         }
-        let full = guest.asked.len() >= self.plan.vms[vm].queue_depth;
+        let orphans = self.vms[vm].run.as_ref().map_or(0, crate::host::MemberRun::open_writes);
+        let full = guest.asked.len().max(orphans) >= self.plan.vms[vm].queue_depth;
         let after = self.rng.span(self.plan.vms[vm].think_ns);
         self.schedule.after(after, Event::Think { vm, boot });
         match self.rng.weighted(&self.plan.vms[vm].weights) {

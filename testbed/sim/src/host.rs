@@ -4,7 +4,7 @@
 use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::faults::Later;
-use crate::gate::SimGate;
+use crate::gate::{SimGate, WriterGate};
 use crate::guest::{Ask, Packet};
 use crate::link::LinkLoop;
 use crate::oracle::Point;
@@ -233,6 +233,7 @@ impl World {
         };
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);
+        let writer = WriterId(self.plan.vms[vm].writer);
         let last_run = clean.map_or(LastRun::Unknown, |(seq, _)| LastRun::Clean { seq });
         let mut sequencer = Sequencer::new(Settings {
             writer: WriterId(plan.writer),
@@ -258,7 +259,7 @@ impl World {
             crate::link::attach_of(&self.plan, vm, incarnation, epoch, last_run, mode),
             channel,
             port.clone(),
-            gate.clone() as Arc<dyn GateControl>,
+            Arc::new(WriterGate { gate: gate.clone(), writer }) as Arc<dyn GateControl>,
             Box::new(Keeper(self.vms[vm].state.clone())),
         );
         if let Some((seq, hlc)) = clean {
@@ -531,11 +532,13 @@ impl World {
             return Ok(());
         }
         let clocks = self.clocks(self.plan.vms[vm].host);
+        let writer = WriterId(self.plan.vms[vm].writer);
         let was_active = {
             let run = self.vms[vm].run.as_mut().expect("runs");
-            let MemberRun { sequencer, copying, port, gate, .. } = run;
+            let gate = WriterGate { gate: run.gate.clone(), writer };
+            let MemberRun { sequencer, copying, port, .. } = run;
             let was_active = copying.is_active();
-            replication::take_acks("", sequencer, copying, port, gate.as_ref(), clocks);
+            replication::take_acks("", sequencer, copying, port, &gate, clocks);
             replication::drive_copies(sequencer, copying, port, clocks);
             was_active
         };
@@ -826,6 +829,12 @@ impl MemberRun {
     #[must_use]
     pub fn phase(&self) -> tidelock_daemon::owner::Phase {
         self.copying.phase(self.attached)
+    }
+
+    /// Guests' writes that are not completed, also those of a guest that has died since.
+    #[must_use]
+    pub fn open_writes(&self) -> usize {
+        self.submitted.len()
     }
 
     /// Operations in flight and waiting, for the bound.

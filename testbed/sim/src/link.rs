@@ -380,7 +380,11 @@ impl World {
                     };
                     let vm = *vm;
                     let told = format!("{message:?}");
-                    if let Err(error) = member.receive(message, now) {
+                    let result = member.receive(message, now);
+                    if member.wants_lease() {
+                        member.beacon(now, &mut link.out);
+                    }
+                    if let Err(error) = result {
                         return fail(Checker::Stream, format!("vm {vm}: {error} ({told})"));
                     }
                 }

@@ -208,6 +208,7 @@ impl World {
             }
             Err(error) => {
                 note!(self, "group {group} cannot be recovered now: {error}");
+                self.wake_group_now(group);
                 self.schedule.after(S, Event::Recover { group });
                 Ok(())
             }

@@ -177,6 +177,8 @@ impl Scenario {
         let mut vms = Vec::new();
         let mut groups = Vec::new();
         let big = rng.chance(1, 6);
+        let delay_ns = rng.range(50 * US..60 * MS);
+        let bytes_per_ms = rng.range(256..65536);
         for group in 0..group_count {
             let members = if two_members && group == 0 { 2 } else { 1 };
             let mut of_group = Vec::new();
@@ -186,7 +188,9 @@ impl Scenario {
                 let big = big && vms.is_empty();
                 vms.push(draw_vm(rng, group, writer, members > 1, host, big));
             }
-            let lease_ms = rng.range(200..1200);
+            // A lease must outlast the largest record on a slow link: beacons queue behind it.
+            let lease_ms =
+                rng.range(200..1200) + 4 * (2 * delay_ns / MS + (256 << 10) / bytes_per_ms);
             groups.push(GroupPlan {
                 name: format!("g{group}"),
                 vms: of_group,
@@ -213,10 +217,10 @@ impl Scenario {
             backup: clock(rng),
             groups,
             vms,
-            delay_ns: rng.range(50 * US..60 * MS),
+            delay_ns,
             jitter_ns: rng.range(0..5 * MS),
             window_bytes: rng.range(2 << 10..128 << 10) as usize,
-            bytes_per_ms: rng.range(256..65536),
+            bytes_per_ms,
             local_ns: rng.range(20 * US..MS),
             sync_ns: rng.range(20 * US..4 * MS),
             fault_ns: if calm { 5_000 * MS } else { rng.range(60 * MS..900 * MS) },
