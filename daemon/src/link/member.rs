@@ -68,6 +68,9 @@ pub struct Member<T> {
     refusal_is_final: bool,
     /// Attached since the last beacon.
     wants_lease: bool,
+    /// The backup has said that it takes no records for now. Sending on would only fill its
+    /// buffers, and the beacons that keep the gate open for reads would queue behind.
+    is_stalled: bool,
 }
 
 /// What a member is made of.
@@ -111,6 +114,7 @@ impl<T> Member<T> {
             admitted: VecDeque::new(),
             refusal_is_final: false,
             wants_lease: false,
+            is_stalled: false,
         }
     }
 
@@ -171,6 +175,7 @@ impl<T> Member<T> {
             self.port.send((self.to_owner)(FromLink::Detached));
         }
         self.phase = Phase::Detached;
+        self.is_stalled = false;
         self.stats.set_stalled(None);
         self.publish_stats();
     }
@@ -202,6 +207,7 @@ impl<T> Member<T> {
                         tracing::info!(member = self.attach.member, "the backup goes on");
                     }
                 }
+                self.is_stalled = reason.is_some();
                 self.stats.set_stalled(reason);
                 Ok(())
             }
@@ -286,7 +292,7 @@ impl<T> Member<T> {
     pub fn fill(&mut self, out: &mut BytesMut, limit_bytes: usize) -> bool {
         let before = out.len();
         if let Some(sender) = &mut self.sender {
-            while out.len() < limit_bytes {
+            while out.len() < limit_bytes && !self.is_stalled {
                 match sender.poll_transmit() {
                     Some(Transmit::Record(record)) => {
                         out.reserve(frame::HEADER_BYTES + record.encoded_len());

@@ -220,6 +220,26 @@ fn the_first_lease_is_asked_for_at_once() {
 }
 
 #[test]
+fn nothing_is_sent_to_a_backup_that_takes_nothing_but_beacons_are() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    b.member.receive(Message::Stalled { reason: Some("full".into()) }, NOW).unwrap();
+    b.admit(1..=2);
+    assert_eq!(b.sent(), [0; 0]);
+    let mut out = BytesMut::new();
+    b.member.beacon(NOW, &mut out);
+    assert!(!out.is_empty());
+    b.member.receive(Message::Stalled { reason: None }, NOW).unwrap();
+    assert_eq!(b.sent(), [1, 2]);
+    b.member.receive(Message::Stalled { reason: Some("full".into()) }, NOW).unwrap();
+    b.member.disconnected();
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    assert_eq!(b.sent(), [1, 2], "a new attachment says anew if it is still so");
+}
+
+#[test]
 fn acknowledgements_reach_the_gate_first_and_are_never_for_what_was_not_sent() {
     let mut b = bench(LastRun::Unknown);
     b.connect();
