@@ -59,7 +59,11 @@ fn load(path: &Path) -> Result<Config> {
 fn start_log(config: &Config, level: Option<&str>) {
     let wanted = level.unwrap_or(&config.log);
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(wanted));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_target(false)
+        .with_writer(std::io::stderr);
     if config.log_json { log.json().init() } else { log.init() }
 }
 
