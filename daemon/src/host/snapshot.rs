@@ -271,7 +271,11 @@ fn writer_status(
             ms: ms(writer.link_stats.lag_ns(now)),
         },
         backlog: BacklogStatus {
-            used_bytes: get(&stats.backlog_bytes),
+            // An idle loop has not looked at the last acknowledgements.
+            used_bytes: match writer.link_stats.lag_writes() {
+                0 => 0,
+                _ => get(&stats.backlog_bytes),
+            },
             limit_bytes: group.config.backlog.bytes,
             writes_wait: stats.backlog_full.load(Ordering::Relaxed),
             waiting_requests: get(&stats.waiting),
