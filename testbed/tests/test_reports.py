@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 from tidelock_testbed.ledger import Ledger
 from tidelock_testbed.svg import Marker, Series, line_chart
-from tidelock_testbed.views import Views
+from tidelock_testbed.views import Views, answers_chart
 
 
 def test_a_chart_is_well_formed_and_has_every_series():
@@ -24,21 +24,39 @@ def test_a_chart_of_nothing_says_so():
 
 def test_the_secondary_has_the_rows_whose_writes_it_holds():
     views = Views()
-    views.add(1.0, rows=0, pending=10, committed=0)
-    views.add(2.0, rows=5, pending=30, committed=10)
-    views.add(3.0, rows=9, pending=50, committed=29)
-    views.add(4.0, rows=9, pending=50, committed=50)
-    assert views.secondary_rows() == [0, 0, 0, 9]
-    views.add(5.0, rows=12, pending=60, committed=55)
-    assert views.secondary_rows()[-1] == 9
+    views.add(1.0, pending=10, committed=0)
+    views.add(2.0, pending=30, committed=10)
+    views.add_rows(4, pending=30)
+    views.add(3.0, pending=50, committed=40)
+    views.add_rows(8, pending=50)
+    views.add(4.0, pending=55, committed=50)
+    assert views.secondary_rows() == [0, 0, 6, 8]
+    assert views.primary_rows() == [0, 4, 8, 8]
+
+
+def test_counts_from_before_a_daemon_that_counts_anew_are_forgotten():
+    views = Views()
+    views.add(1.0, pending=100, committed=90)
+    views.add_rows(7, pending=100)
+    views.add(2.0, pending=3, committed=0)
+    assert (views.times, views.said) == ([2.0], [])
 
 
 def test_the_views_chart_ends_at_the_disaster(tmp_path):
     views = Views()
-    for second in range(10):
-        views.add(float(second), second * 10, second * 100, second * 100)
+    for tenth in range(100):
+        views.add(tenth / 10, tenth * 100, tenth * 100)
+        views.add_rows(tenth * 10, tenth * 100)
     path = tmp_path / "ledger"
     path.write_text("".join(f"{n}.2 sent 1 {n}\n{n}.5 ok 1 {n}\n" for n in range(1, 9)))
     svg = views.chart("views", Ledger(path).follow(), disaster_at=7.0)
     ElementTree.fromstring(svg)
     assert "disaster" in svg
+
+
+def test_the_answers_chart_shows_every_second_and_event(tmp_path):
+    path = tmp_path / "ledger"
+    path.write_text("1.0 sent 1 1\n1.5 ok 1 1\n8.0 sent 1 2\n8.5 ok 1 2\n")
+    svg = answers_chart("answers", Ledger(path).follow(), 4.0, [(4.0, "disaster"), (5.0, "recovered")])
+    words = [node.text for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"disaster", "recovered"} <= set(words)

@@ -48,7 +48,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def alone() -> IO[str]:
-    """Waits until no other drill runs in this checkout: they would write the same files. Holds as long as it is open."""
+    """Waits until no other drill runs in this checkout: they would write the same files. Let go when closed."""
     OUT.mkdir(exist_ok=True)
     lock = (OUT / ".drill.lock").open("w")
     try:

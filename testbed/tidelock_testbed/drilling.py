@@ -15,7 +15,6 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from .guest import accelerator
 from .hostdaemon import Protection, writer_of
 from .ledger import Ledger, Row, compare
 from .process import wait_until
@@ -133,8 +132,7 @@ class Drill:
 
     def protect(self) -> None:
         """Both sites up, the guest booted, the initial copy made."""
-        self.start_sites()
-        began = time.monotonic()
+        began = self.start_sites()
         watch = CopyWatch()
         needs = [self.rig.guest.process, self.rig.backup.process]
         self.rig.daemon.wait_state(self.settled, NEVER_MIND_S, needs, watch.show)
@@ -142,17 +140,19 @@ class Drill:
         seconds = self.rig.guest.wait_ready()
         say(f"primary: the guest serves clients, {seconds:.1f} s after its start; the group is {self.settled}")
 
-    def start_sites(self) -> None:
-        """Starts everything but the clients."""
+    def start_sites(self) -> float:
+        """Starts everything but the clients; returns when the daemon was started."""
         rig = self.rig
         rig.backup.start()
         say("backup: tidelock-backup runs, without privileges")
+        began = time.monotonic()
         rig.daemon.start()
         say("primary: tidelockd runs")
         rig.boot_guest()
-        kind = f"QEMU, {'KVM' if accelerator(rig.image)[1] == 'kvm' else 'TCG'}" if rig.image else "process"
+        kind = f"QEMU, {'KVM' if 'kvm' in rig.accelerator else 'TCG'}" if rig.image else "process"
         say(f"primary: the guest is booting ({kind}) while its disks are copied")
         self.sampler = Sampler(rig.daemon, rig.guest)
+        return began
 
     @property
     def settled(self) -> str:

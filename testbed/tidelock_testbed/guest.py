@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -36,6 +37,8 @@ class Guest:
         self.name = name
         self.phases: dict[str, float] = {}
         self.rows = 0
+        self.on_rows: Callable[[int], None] | None = None
+        """Is told at once, on the console's thread, when the guest says how many rows it has."""
         self.started_at = 0.0
 
     def hear(self, at: float, line: str) -> None:
@@ -47,6 +50,8 @@ class Guest:
         if name == "rows":
             if value.strip().isdigit():  # not psql's last words
                 self.rows = int(value)
+                if self.on_rows:
+                    self.on_rows(self.rows)
         else:
             self.phases.setdefault(name.split(" ")[0], at)
 

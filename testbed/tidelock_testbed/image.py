@@ -252,9 +252,10 @@ def _module_order(modules: Path) -> list[Path]:
 def _configure(root: Path) -> None:
     for directory in ["data", "wal", "dev", "proc", "sys", "run", "tmp", "var", "root", "etc/tidelock"]:
         (root / directory).mkdir(parents=True, exist_ok=True)
-    for name in ["postgresql.conf", "pg_hba.conf", "pg_ident.conf", "initdb", "rows.sql"]:
+    for name in ["postgresql.conf", "pg_hba.conf", "pg_ident.conf", "initdb", "rows.sql", "say-rows"]:
         shutil.copy(RECIPE / name, root / "etc" / "tidelock" / name)
-    (root / "etc" / "tidelock" / "initdb").chmod(0o755)
+    for program in ["initdb", "say-rows"]:
+        (root / "etc" / "tidelock" / program).chmod(0o755)
     shutil.copy(RECIPE / "root-init", root / "sbin" / "tidelock-init")
     (root / "sbin" / "tidelock-init").chmod(0o755)
     (root / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\npostgres:x:999:999::/data:/bin/sh\n")

@@ -134,10 +134,11 @@ def _section(number: int, drill: Drill) -> str:
         + "".join(f"<p>{escape(note)}</p>\n" for note in entry.notes)
         + f"<table>{figures}</table>\n"
         + "\n".join(drill.charts)
-        + "<p class='small'>Measured: rows at the client (the clients' ledger) and at the primary (what the database "
-        "says on the guest's console, which nothing holds). Derived: rows at the secondary, which cannot be asked "
-        "while it is one: the rows that the primary had when the daemon's count of writes (P) was what the backup "
-        "now holds durably (C), both sampled from the daemon's status every 50 ms. It can be shown late, never early. "
+        + "<p class='small'>Measured: rows at the client (the clients' ledger); rows at the primary about every 50 ms "
+        "(what the database says on the guest's console, where nothing is held), each with the daemon's count of "
+        "writes (P) at that moment. Derived: rows at the primary in between, in proportion to P; rows at the "
+        "secondary, which cannot be asked while it is one, in the same way from the count of writes that the backup "
+        "holds durably (C). P and C are sampled every 5 ms, so the secondary can be shown late by that much. "
         f"States of the group, relative to the disaster: {escape(states)}.</p>"
     )
 

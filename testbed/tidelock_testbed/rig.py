@@ -46,6 +46,8 @@ class Rig:
         self.run, self.kind, self.protection = run, kind, protection
         self.random = random.Random(f"rig {seed}")
         self.image: GuestImage | None = guest_image() if kind == "vm" else None
+        self.accelerator = accelerator(self.image) if self.image else []
+        """How QEMU runs guests here; finding that out takes a while, once."""
         self.net = Net(run, rtt_ms, seed)
         self.guest_net = GuestNet(0)
         self.net.route_clients_to(self.net.primary, self.guest_net)
@@ -146,7 +148,7 @@ class Recovery:
             options = (
                 "--boot",
                 *("--network", f"lan=tap:{rig.guest_net.interface}"),
-                *("--accelerator", accelerator(rig.image)[1]),
+                *("--accelerator", rig.accelerator[1]),
                 *options,
             )
         self.began_at = self.guest.started_at = time.monotonic()

@@ -45,7 +45,7 @@ ROW = struct.Struct("<IQ")
 TAIL = struct.Struct("<I")
 ROWS_PER_BLOCK = (BLOCK - HEAD.size - TAIL.size) // ROW.size
 READ_AHEAD = 1 << 20
-ROWS_EVERY_S = 0.05
+ROWS_EVERY_S = 0.005
 RETRY_S = 0.1
 
 

@@ -30,13 +30,15 @@ class Marker:
     name: str
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: list[Series], markers: list[Marker] = ()) -> str:
-    """An `<svg>` element."""
+def line_chart(
+    title: str, x_label: str, y_label: str, series: list[Series], markers: list[Marker] = (), from_zero: bool = True
+) -> str:
+    """An `<svg>` element. The y axis has its zero, or begins where the values do."""
     xs = [x for line in series for x, _ in line.points] + [marker.x for marker in markers]
     ys = [y for line in series for _, y in line.points]
     if not xs or not ys:
         return f"<p>{escape(title)}: nothing was measured.</p>"
-    x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(min(0, *ys), max(ys))
+    x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(min(ys + [0] * from_zero), max(ys))
 
     def at_x(x: float) -> float:
         return LEFT + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
@@ -61,9 +63,11 @@ def line_chart(title: str, x_label: str, y_label: str, series: list[Series], mar
     parts.append(
         f'<text x="16" y="{middle}" text-anchor="middle" transform="rotate(-90 16 {middle})">{escape(y_label)}</text>'
     )
-    for marker in markers:
-        parts.append(f'<path d="M{at_x(marker.x):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#900" stroke-dasharray="4 3"/>')
-        parts.append(f'<text x="{at_x(marker.x) + 4:.1f}" y="{TOP + 10}" fill="#900">{escape(marker.name)}</text>')
+    for number, marker in enumerate(markers):
+        x, y = at_x(marker.x), TOP + 10 + 14 * number  # one below the other: events come close together
+        words = f'x="{x + 4:.1f}"' if x < WIDTH - 150 else f'x="{x - 4:.1f}" text-anchor="end"'
+        parts.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#900" stroke-dasharray="4 3"/>')
+        parts.append(f'<text {words} y="{y}" fill="#900">{escape(marker.name)}</text>')
     for number, line in enumerate(series):
         colour = COLOURS[number % len(COLOURS)]
         parts.append(

@@ -1,15 +1,16 @@
 """The three views over time, as in PipeCloud's figure 15: rows at the primary, at the secondary, at the client.
 
 The client's view is the ledger. The primary's is what the database itself says on the guest's console, where nothing
-is held. The secondary cannot be asked while it is a secondary, so its view is derived: at each sample the daemon says
-how many writes there are (pending) and how many the backup holds durably (committed), and the rows that
-the backup holds are those that the primary had when its pending count was what is committed now.
+is held. The secondary cannot be asked while it is one, so its view is derived: the daemon says how many writes there
+are (P) and how many the backup holds durably (C), and each time that the database says how many rows it has, P is
+asked for at once. That gives rows as a function of writes; the rows of the secondary are that function of C.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
+import threading
 from dataclasses import dataclass, field
 
 from .ledger import Ledger
@@ -18,52 +19,73 @@ from .svg import Marker, Series, line_chart
 
 @dataclass
 class Views:
-    """Samples of a run, in the order of their times."""
+    """Samples of a run, in the order of their times. They may be added by several threads."""
 
     times: list[float] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
+    said: list[tuple[int, int]] = field(default_factory=list)
+    """(P, rows): the database had said that it has so many rows just before there were so many writes."""
 
-    def add(self, at: float, rows: int, pending: int, committed: int) -> None:
-        """Adds a sample: `rows` must have been asked for before `pending` was, so that its writes are counted.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, at: float, pending: int, committed: int) -> None:
+        """Adds a sample of the daemon's counts.
 
         A daemon that counts anew, after it was killed, ends the usefulness of older samples.
         """
-        if self.pending and pending < self.pending[-1]:
-            for samples in (self.times, self.rows, self.pending, self.committed):
-                samples.clear()
-        self.times.append(at)
-        self.rows.append(rows)
-        self.pending.append(pending)
-        self.committed.append(committed)
+        with self._lock:
+            if self.pending and pending < self.pending[-1]:
+                for samples in (self.times, self.pending, self.committed, self.said):
+                    samples.clear()
+            self.times.append(at)
+            self.pending.append(pending)
+            self.committed.append(committed)
 
-    def secondary_rows(self) -> list[int]:
+    def add_rows(self, rows: int, pending: int) -> None:
+        """Adds what the database said, and P as asked for after that."""
+        with self._lock:
+            if not self.said or pending > self.said[-1][0]:
+                self.said.append((pending, rows))
+
+    def rows_after(self, writes: int) -> float:
+        """Rows that there were after so many writes; between two times at which they were said, in proportion."""
+        place = bisect.bisect_right(self.said, (writes, math.inf))
+        if place == 0:
+            return 0
+        before_writes, before_rows = self.said[place - 1]
+        if place == len(self.said):
+            return before_rows
+        after_writes, after_rows = self.said[place]
+        share = (writes - before_writes) / (after_writes - before_writes)
+        return before_rows + share * (after_rows - before_rows)
+
+    def primary_rows(self) -> list[float]:
+        """For each sample, rows at the primary."""
+        return [self.rows_after(writes) for writes in self.pending]
+
+    def secondary_rows(self) -> list[float]:
         """For each sample, rows whose writes are all durable at the backup."""
-        rows = []
-        for committed in self.committed:
-            covered = bisect.bisect_right(self.pending, committed)
-            rows.append(self.rows[covered - 1] if covered else 0)
-        return rows
+        return [self.rows_after(writes) for writes in self.committed]
 
-    def chart(self, title: str, ledger: Ledger, disaster_at: float, window_s: float = 4.0) -> str:
-        """The last seconds before the disaster, as an `<svg>`; times are relative to it."""
-        begin = disaster_at - window_s
+    def chart(self, title: str, ledger: Ledger, disaster_at: float, window_s: float = 1.0) -> str:
+        """The last moments before the disaster, as an `<svg>`; times are relative to it."""
 
-        def line(name: str, times: list[float], values: list[int]) -> Series:
+        def line(name: str, times: list[float], values: list[float]) -> Series:
             points = [
-                (at - disaster_at, value) for at, value in zip(times, values, strict=True) if begin <= at <= disaster_at
+                ((at - disaster_at) * 1e3, value)
+                for at, value in zip(times, values, strict=True)
+                if disaster_at - window_s <= at <= disaster_at
             ]
             return Series(name, points, step=True)
 
         confirmed = sorted(ledger.confirmed.values())
-        client = line("client: rows confirmed", confirmed, list(range(1, len(confirmed) + 1)))
         series = [
-            line("primary: rows committed", self.times, self.rows),
+            line("primary: rows committed", self.times, self.primary_rows()),
             line("secondary: rows durable", self.times, self.secondary_rows()),
-            client,
+            line("client: rows confirmed", confirmed, list(range(1, len(confirmed) + 1))),
         ]
-        return line_chart(title, "seconds before the disaster", "rows", series, [Marker(0, "disaster")])
+        return line_chart(title, "ms before the disaster", "rows", series, [Marker(0, "disaster")], from_zero=False)
 
 
 def answers_chart(

@@ -9,6 +9,6 @@ BEGIN
             RAISE NOTICE 'ROWS %', count;
         END IF;
         COMMIT;
-        PERFORM pg_sleep(0.1 + coalesce(count, 0) / 1e5);
+        PERFORM pg_sleep(0.05 + coalesce(count, 0) / 1e5);
     END LOOP;
 END $$;

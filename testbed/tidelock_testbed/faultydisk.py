@@ -1,0 +1,59 @@
+"""A block device that fails when it is told to: nbdkit's `error` filter, seen through nbdfuse and a loop device.
+
+Nothing of it outlives its processes: the FUSE mount stands in a mount namespace of theirs, and the loop device
+goes away with its last user once `detach` was called.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .process import Process, run_command, wait_until
+from .run import Run
+
+
+class FaultyDisk:
+    """`device` works like `image` until `fail` is called."""
+
+    def __init__(self, run: Run, size_bytes: int):
+        directory = run.directory / "faulty"
+        directory.mkdir()
+        self.image = directory / "backing.img"
+        with self.image.open("wb") as file:
+            file.truncate(size_bytes)
+        self._triggers = {kind: directory / f"fail-{kind}" for kind in ("pread", "pwrite")}
+        mount = directory / "mount"
+        mount.mkdir()
+        errors = [f"error-{kind}-{what}" for kind in self._triggers for what in self._how(kind)]
+        self.process = Process(
+            run,
+            "faulty-disk",
+            [
+                *("unshare", "--mount", "--propagation", "private"),
+                *("nbdfuse", mount / "disk", "[", "nbdkit", "--filter=error", "file", self.image, *errors, "]"),
+            ],
+        )
+        # The mount is seen from inside only; a file there can be opened from anywhere.
+        file = Path(f"/proc/{self.process.pid}/root{mount}/disk")
+        wait_until("nbdfuse serves the disk", lambda: file.exists() and file.stat().st_size, 30, [self.process])
+        # Direct: a page cache below the device would answer reads, and hide what became of a failed write.
+        losetup = ["losetup", "--find", "--show", "--direct-io=on", file]
+        self.device = Path(run_command(losetup, "make a loop device").strip())
+        self._attached = True
+        run.on_close(f"detach {self.device}", self.detach)
+
+    def _how(self, kind: str) -> list[str]:
+        # Every read, and every other write: requests that fail stand between some that do not.
+        rate = "100%" if kind == "pread" else "50%"
+        return [f"rate={rate}", f"file={self._triggers[kind]}"]
+
+    def detach(self) -> None:
+        """Lets the device go away with its last user."""
+        if self._attached:
+            self._attached = False
+            run_command(["losetup", "--detach", self.device], f"detach {self.device}")
+
+    def fail(self, *kinds: str) -> None:
+        """From now on only these kinds of requests fail: `pread`, `pwrite`, or nothing."""
+        for kind, trigger in self._triggers.items():
+            trigger.touch() if kind in kinds else trigger.unlink(missing_ok=True)
