@@ -44,6 +44,9 @@ pub const SOFTWARE: &str = concat!("tidelockd ", env!("CARGO_PKG_VERSION"));
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a clean stop waits for the link to say goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a start waits for a disk's socket to be let go of by a daemon that was killed.
+const SOCKET_WAIT_MAX: Duration = Duration::from_secs(2);
+const SOCKET_RETRY_EVERY: Duration = Duration::from_millis(10);
 
 /// Why the daemon cannot start, or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -548,11 +551,18 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        // Nobody listens: it was left behind. The disk's lock is ours, so no daemon lives.
-        Err(_) => std::fs::remove_file(path)?,
+    let deadline = Instant::now() + SOCKET_WAIT_MAX;
+    loop {
+        match UnixStream::connect(path) {
+            // Killed with an accept in flight: the kernel lets go of that a moment after the process.
+            Ok(_) if Instant::now() < deadline => std::thread::sleep(SOCKET_RETRY_EVERY),
+            Ok(_) => {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            // Nobody listens: it was left behind. The disk's lock is ours, so no daemon lives.
+            Err(_) => break std::fs::remove_file(path)?,
+        }
     }
     let listener = UnixListener::bind(path)?;
     // The directory says who may come; the hypervisor may run under another user of the group.
