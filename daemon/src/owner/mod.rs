@@ -56,6 +56,9 @@ const RING_ENTRIES: u32 = 512;
 const POOL_RETAIN_BYTES: usize = 64 << 20;
 /// How often what cannot go on by itself is tried again (throttled copies, unreadable extents).
 const TICK: std::time::Duration = std::time::Duration::from_millis(100);
+/// Where the link is the limit the backlog fills again many times a second: said once in so long,
+/// and counted each time.
+const FULL_SAID_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// What the owner loop is asked.
 #[derive(Debug)]
@@ -208,6 +211,7 @@ pub struct Owner {
     draining: Option<oneshot::Sender<Drained>>,
     stopped: bool,
     tick_armed: bool,
+    full_said_at: Option<MonoNanos>,
     now: MonoNanos,
     wall_ms: u64,
 }
@@ -250,6 +254,7 @@ impl Owner {
             draining: None,
             stopped: false,
             tick_armed: false,
+            full_said_at: None,
             now,
             wall_ms,
         })
@@ -686,7 +691,12 @@ impl Owner {
         let was_full = self.stats.backlog_full.swap(full, Ordering::Relaxed);
         if full && !was_full {
             self.stats.backlog_full_count.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(member = self.member, "the backlog is full: guests' writes wait");
+            let is_news =
+                |said: MonoNanos| self.now.since_ns(said) >= FULL_SAID_EVERY.as_nanos() as u64;
+            if self.full_said_at.is_none_or(is_news) {
+                self.full_said_at = Some(self.now);
+                tracing::warn!(member = self.member, "the backlog is full: guests' writes wait");
+            }
         }
         self.stats.backlog_bytes.store(self.sequencer.backlog_bytes(), Ordering::Relaxed);
         self.stats.waiting.store(self.sequencer.waiting() as u64, Ordering::Relaxed);
