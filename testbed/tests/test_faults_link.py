@@ -63,6 +63,7 @@ def test_short_interruptions_and_loss(run):
     oracle = Oracle(32 * MIB)
     load = pair.load(oracle, "lossy")
     for _ in range(3):
+        pair.wait_state("protected")
         connects = pair.status()["link"]["connects"]
         net.wan.cut()
         pair.wait_state("disconnected")
