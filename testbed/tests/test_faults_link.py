@@ -129,11 +129,10 @@ def test_disk_full_at_the_backup(run):
     """It stops acknowledging and says so at both sites; with room it goes on, and nothing is lost."""
     pair = Pair(run, Options(backlog_mib=32, backup_tmpfs_mib=160))
     pair.start()
-    data_dir = Path(f"/proc/{pair.backup.pid}/root{pair.data_dir}")
     oracle = Oracle(32 * MIB)
     load = pair.load(oracle, "full", depth=32)
     wait_until("the load goes on", lambda: load.replies > 300, 60)
-    ballast = data_dir / "ballast"
+    ballast = pair.backup_files() / "ballast"
     fill(ballast)
     group = pair.wait_state("stalled")
     assert "No space left" in group["detail"] or "full" in group["detail"], group["detail"]
@@ -159,3 +158,28 @@ def fill(ballast: Path) -> None:
                     pass
             except OSError:
                 pass
+
+
+def test_backup_killed_while_its_disk_is_full(run):
+    """It starts on a full disk, too, says so again, and goes on when there is room."""
+    pair = Pair(run, Options(backlog_mib=32, backup_tmpfs_mib=160))
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    load = pair.load(oracle, "full and killed", depth=32)
+    wait_until("the load goes on", lambda: load.replies > 300, 60)
+    ballast = pair.backup_files() / "ballast"
+    fill(ballast)
+    pair.wait_state("stalled")
+    pair.kill(pair.backup)
+    pair.wait_state("disconnected")
+    pair.start_backup()
+    pair.wait_state("stalled")
+    assert pair.backup_group()["stalled"]
+    ballast.unlink()
+    pair.wait_state("protected")
+    wanted = load.replies + 300
+    wait_until("the load goes on", lambda: load.replies > wanted, 60)
+    load.finish()
+    assert load.errors == []
+    pair.check_sites(oracle)
+    assert "purpose=Compare" not in pair.daemon.log.read_text()

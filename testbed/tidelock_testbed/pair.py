@@ -68,6 +68,7 @@ class Pair:
         self.state_file = self.directory / "state" / GROUP / f"{MEMBER}.json"
         self.data_dir = self.directory / "data"
         self.data_dir.mkdir()
+        self._mounts = self._small_file_system(options.backup_tmpfs_mib) if options.backup_tmpfs_mib else None
         self.disk = options.disk or self._blank_disk()
         self.address = net.BACKUP4 if net else "127.0.0.1"
         self.port = 9640 if net else free_port()
@@ -111,20 +112,32 @@ class Pair:
 
     def start_backup(self) -> None:
         """Starts it and waits until it answers."""
-        words = [BIN / "tidelock-backup", "serve", "--config", self.backup_config]
-        if self.options.backup_tmpfs_mib:
-            mount = f"mount -t tmpfs -o size={self.options.backup_tmpfs_mib}m tmpfs {self.data_dir}"
-            words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} && exec "$@"', "-", *words]
+        words = self._in_mounts([BIN / "tidelock-backup", "serve", "--config", self.backup_config])
         netns = self.net.backup.netns if self.net else None
         self.backup = Process(self.run, f"backup-{next(self._names)}", words, netns)
         # Not by asking: without a server, the command opens the data directory itself.
         wait_until("tidelock-backup is ready", lambda: " ready " in self.backup.log.read_text(), LONG_S, [self.backup])
 
+    def _in_mounts(self, argv: list) -> list:
+        """The command as the backup site sees its file systems."""
+        return ["nsenter", f"--mount=/proc/{self._mounts.pid}/ns/mnt", "--", *argv] if self._mounts else argv
+
+    def _small_file_system(self, size_mib: int) -> Process:
+        """A file system for the backup's data, in the mount namespace of a process that only keeps it."""
+        keep = f"mount -t tmpfs -o size={size_mib}m tmpfs {self.data_dir} && echo mounted && exec sleep infinity"
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", keep]
+        keeper = Process(self.run, "backup-mounts", words)
+        wait_until("the file system is there", lambda: "\nmounted" in keeper.log.read_text(), LONG_S, [keeper])
+        return keeper
+
+    def backup_files(self) -> Path:
+        """The backup's data, as seen from outside."""
+        return Path(f"/proc/{self._mounts.pid}/root{self.data_dir}") if self._mounts else self.data_dir
+
     def backup_command(self, *words: object) -> str:
         """Runs `tidelock-backup` and returns what it prints."""
         argv = [BIN / "tidelock-backup", *words, "--config", self.backup_config]
-        if self.options.backup_tmpfs_mib:
-            argv = ["nsenter", f"--mount=/proc/{self.backup.pid}/ns/mnt", "--", *argv]
+        argv = self._in_mounts(argv)
         return run_command(argv, f"run tidelock-backup {words[0]}", self.net.backup.netns if self.net else None)
 
     def backup_status(self) -> dict:
