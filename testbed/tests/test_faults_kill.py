@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import random
 import signal
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.oracle import BLOCK, Oracle
-from tidelock_testbed.pair import MIB, Options, Pair
+from tidelock_testbed.pair import MIB, Options, Pair, different_blocks
 from tidelock_testbed.process import wait_until
 
 
@@ -26,7 +27,7 @@ def random_moment(chance: random.Random, load) -> None:
 def test_daemon_killed_under_load(run, seed: int):
     """Every completed write is at both sites after the comparison, and status says `resyncing` until then."""
     chance = random.Random(f"kill daemon {seed}")
-    pair = Pair(run, Options(copy_rate_mib=24))
+    pair = Pair(run, Options(copy_rate_mib=12))
     pair.start()
     oracle = Oracle(32 * MIB)
     for lap in range(3):
@@ -47,14 +48,13 @@ def test_daemon_killed_under_load(run, seed: int):
 
 def test_resync_finds_what_was_never_sent(run):
     """The backup takes nothing in while the guest writes and the daemon dies: only a comparison can find it."""
-    pair = Pair(run, Options(copy_rate_mib=16))
+    pair = Pair(run, Options(copy_rate_mib=8))
     pair.start()
     oracle = Oracle(32 * MIB)
     load = pair.load(oracle, "before")
     wait_until("some writes", lambda: load.replies > 500, 60)
     load.finish()
     pair.wait_settled()
-    before = pair.export()
 
     pair.backup.signal(signal.SIGSTOP)
     load = pair.load(oracle, "unsent")
@@ -69,12 +69,17 @@ def test_resync_finds_what_was_never_sent(run):
     stale = pair.export()
     assert oracle.violations(stale), "the case is not the one that is to be tested"
     assert not oracle.violations(pair.disk)
-    assert before.stat().st_size == stale.stat().st_size
 
     pair.start_daemon()
     pair.wait_state("resyncing")
-    # Until the comparison ends, the backup stands at its last whole state.
+    # Until the comparison ends the backup stands at its last whole state, whatever it has received meanwhile.
+    load = pair.load(oracle, "meanwhile")
+    wait_until("some writes", lambda: load.replies > 200, 60)
+    during = pair.export()
+    if pair.group()["state"] == "resyncing":
+        assert filecmp.cmp(stale, during, shallow=False), different_blocks(stale, during)
     pair.wait_state("protected")
+    load.finish()
     pair.check_sites(oracle)
     log = pair.daemon.log.read_text()
     sent = int(log.split("sent_bytes=")[1].split()[0])
@@ -87,6 +92,35 @@ def pair_backlog(pair: Pair) -> int:
 
 def connected(pair: Pair) -> bool:
     return pair.backup_group()["writers"][0]["connected_since_unix_ms"] is not None
+
+
+def test_killed_again_while_the_sites_are_compared(run):
+    """The daemon, then the backup, during the comparison: it begins again, or goes on; equal in the end."""
+    pair = Pair(run, Options(copy_rate_mib=16))
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    load = pair.load(oracle, "first")
+    wait_until("some writes", lambda: load.replies > 500, 60)
+    for victim in ["daemon", "daemon", "backup"]:
+        if victim == "daemon":
+            pair.kill(pair.daemon)
+            load.vanish()
+            oracle.server_died()
+            pair.start_daemon()
+            pair.wait_state("resyncing")
+            load = pair.load(oracle, f"after {victim}")
+        else:
+            pair.kill(pair.backup)
+            pair.start_backup()
+            wait_until("the link is back", lambda: pair.status()["link"]["connects"] > 1, 60, [pair.daemon])
+        wait_until("the comparison goes on", lambda: copied(pair) > 4 * MIB or not is_resyncing(pair), 60)
+    pair.wait_state("protected")
+    load.finish()
+    pair.check_sites(oracle)
+
+
+def is_resyncing(pair: Pair) -> bool:
+    return pair.group()["state"] == "resyncing"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -103,7 +137,7 @@ def test_backup_killed_under_load(run, seed: int):
         pair.kill(pair.backup)
         pair.wait_state("disconnected")
         pair.start_backup()
-        wait_until("the link is back", lambda: pair.status()["link"]["connects"] > connects, 60, [pair.daemon])
+        wait_until("the link is back", lambda n=connects: pair.status()["link"]["connects"] > n, 60, [pair.daemon])
     load.finish()
     pair.check_sites(oracle)
     assert "purpose=Compare" not in pair.daemon.log.read_text()
@@ -136,7 +170,6 @@ def test_both_killed_at_once(run, seed: int):
 def test_daemon_killed_during_the_initial_copy(run):
     """An initial copy that was cut short is gone on with by comparison; nothing is recoverable before its end."""
     pair = Pair(run, Options(copy_rate_mib=8))
-    oracle = Oracle(32 * MIB)
     data = random.Random("initial").randbytes(BLOCK)
     with pair.disk.open("r+b") as disk:
         disk.write(data * (32 * MIB // BLOCK))
@@ -151,7 +184,6 @@ def test_daemon_killed_during_the_initial_copy(run):
     pair.wait_state("protected")
     pair.check_sites()
     assert pair.backup_group()["recoverable"]
-    del oracle
 
 
 def copied(pair: Pair) -> int:
