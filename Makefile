@@ -25,9 +25,10 @@ sim: ## the seeded simulator; SEEDS=n (2000)
 	@scripts/setup --no-build
 	@. .cache/env && cargo run --release -p tidelock-sim -- --seeds $(SEEDS)
 
-bench: ## measure speed against others side by side, into docs/bench/
+bench: ## measure speed against others side by side, into docs/bench/; QUICK=1, ONLY=a,c
 	@scripts/setup
-	@$(PY) -m tidelock_testbed.bench $(BENCH)
+	@. .cache/env && cargo build --release -q -p tidelock-daemon -p tidelock-netfilter --examples
+	@$(PY) -m tidelock_testbed.bench $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 fuzz: ## feed hostile bytes to the decoders for longer; SECONDS_EACH=n (60)
 	@scripts/setup --no-build

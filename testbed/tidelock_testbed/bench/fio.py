@@ -20,6 +20,8 @@ class Workload:
     block: str
     depth: int
     connections: int = 1
+    writes_per_flush: int = 0
+    """After how many writes a flush is asked for and waited for; 0: never."""
 
     @property
     def writes(self) -> bool:
@@ -32,6 +34,8 @@ WORKLOADS = [
     Workload("4 KiB random write, QD 32", "randwrite", "4k", 32),
     Workload("4 KiB random read, QD 1", "randread", "4k", 1),
     Workload("4 KiB random read, QD 32", "randread", "4k", 32),
+    Workload("4 KiB random write, each flushed, QD 1", "randwrite", "4k", 1, writes_per_flush=1),
+    Workload("4 KiB random write, a flush for 32, QD 32", "randwrite", "4k", 32, writes_per_flush=32),
     Workload("1 MiB sequential write, QD 4", "write", "1m", 4),
     Workload("1 MiB sequential read, QD 4", "read", "1m", 4),
     Workload("4 KiB random write, 4 connections of QD 16", "randwrite", "4k", 16, 4),
@@ -92,6 +96,7 @@ def fio_command(uri: str, workload: Workload, settings: Settings, seconds: float
         f"--runtime={seconds}",
         f"--ramp_time={settings.fio_ramp_s}",
         "--group_reporting",
+        *([f"--fsync={workload.writes_per_flush}"] if workload.writes_per_flush else []),
         *([f"--rate_iops={rate_iops // workload.connections}"] if rate_iops else []),
     ]
 

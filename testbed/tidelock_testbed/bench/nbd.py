@@ -20,8 +20,18 @@ PLACES = {
 """Where the image lies, and who serves it there. In memory there is no disk to wait for and no cache to be before
 others with: what is left is the path itself."""
 
-NOT_COMPARED = {"disk": {NBDKIT.key}, "memory": set()}
-"""On a disk, a server that answers from the page cache does not do what the others do; it is shown, not compared."""
+
+def is_compared(place: str, server: Server, workload: Workload) -> bool:
+    """Whether the server does the same work as the others in this workload.
+
+    On a disk nbdkit, which has no O_DIRECT, answers a write when it is in the page cache: only where a flush is asked
+    for does the data get to the disk before the answer. Its reads are of the disk with `cache=none` only.
+    """
+    if place == "memory" or workload.writes_per_flush:
+        return True
+    if workload.writes:
+        return server not in (NBDKIT, NBDKIT_NO_CACHE)
+    return server != NBDKIT
 
 
 def measure(settings: Settings) -> dict:
@@ -41,7 +51,8 @@ def _measure_place(run: Run, settings: Settings, place: str, image: Path) -> dic
         for _ in range(settings.rounds):
             for server in PLACES[place]:
                 turns[server.key].append(_turn(run, settings, server, image, workload))
-        row = compare(workload, turns, NOT_COMPARED[place])
+        compared = {server.key for server in PLACES[place] if is_compared(place, server, workload)}
+        row = compare(workload, turns, compared)
         say(
             f"(a) {place:6} {workload.name:43} {row['servers'][OURS.key]['iops']['median']:9,.0f}/s  "
             f"x{row['ratio']['median']:.2f} of {row['best_other']}"
@@ -64,14 +75,13 @@ def _describe(server: Server, place: str) -> dict:
         "key": server.key,
         "name": server.name,
         "caching": server.caching if place == "disk" else "the image is in memory",
-        "compared": server.key not in NOT_COMPARED[place],
     }
 
 
-def compare(workload: Workload, turns: dict[str, list[FioResult]], not_compared: set[str]) -> dict:
-    """Our turns beside those of the best of the others."""
+def compare(workload: Workload, turns: dict[str, list[FioResult]], compared: set[str]) -> dict:
+    """Our turns beside those of the best of the others that do the same work."""
     iops = {key: [turn.iops for turn in results] for key, results in turns.items()}
-    others = [key for key in turns if key != OURS.key and key not in not_compared]
+    others = [key for key in turns if key != OURS.key and key in compared]
     best = max(others, key=lambda key: Spread.of(iops[key]).median)
     return {
         "workload": workload.name,
@@ -83,6 +93,7 @@ def compare(workload: Workload, turns: dict[str, list[FioResult]], not_compared:
                     field: Spread.of([asdict(turn)[field] for turn in results]).json()
                     for field in ("iops", "mib_per_s", "p50_us", "p99_us")
                 },
+                "compared": key in compared,
                 "ratio_of_ours": ratio(iops[OURS.key], iops[key]).json(),
             }
             for key, results in turns.items()

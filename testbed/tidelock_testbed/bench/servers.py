@@ -57,7 +57,7 @@ QEMU_URING = Server("qemu-nbd-uring", "qemu-nbd, aio=io_uring", "O_DIRECT", _qem
 NBDKIT_NO_CACHE = Server(
     "nbdkit-none",
     "nbdkit file cache=none",
-    "through the page cache, which it writes out and drops behind itself",
+    "through the page cache, which it writes out later and drops behind itself",
     _nbdkit("cache=none"),
 )
 NBDKIT = Server("nbdkit", "nbdkit file", "the page cache; the disk gets the data later", _nbdkit())

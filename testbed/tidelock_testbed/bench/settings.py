@@ -21,12 +21,12 @@ class Settings:
     quick: bool = False
     results: Path = DOCS
     rounds: int = 3
-    fio_s: float = 2.0
+    fio_s: float = 1.5
     """One turn of fio, after `fio_ramp_s` that is not counted."""
     fio_ramp_s: float = 0.5
     image_mib: int = 1024
     """Size of the disks that fio works on."""
-    pgbench_s: float = 4.0
+    pgbench_s: float = 3.0
     """One turn of pgbench."""
     pgbench_rounds: int = 3
     rtts_ms: tuple[int, ...] = (0, 50, 100, 200)

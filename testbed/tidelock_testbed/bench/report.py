@@ -1,0 +1,354 @@
+"""The pages in `docs/bench/`: raw results as JSON, charts as SVG, one page for a reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..svg import Series, line_chart
+from .charts import bar_chart, on_white
+from .commits import MODES
+from .targets import Verdict, command, verdicts
+
+PARTS = {
+    "a": "nbd",
+    "b": "replication",
+    "c": "commits",
+    "d": "gate",
+    "e": "memory",
+}
+"""Each part's name in file names."""
+
+
+def save(directory: Path, part: str, machine: dict, load: float, result: dict) -> None:
+    """Keeps a part's raw results."""
+    directory.mkdir(parents=True, exist_ok=True)
+    whole = {
+        "part": part,
+        "command": command(part),
+        "machine": machine,
+        "load_before": round(load, 2),
+        "result": result,
+    }
+    (directory / f"{part}-{PARTS[part]}.json").write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def load_all(directory: Path) -> dict[str, dict]:
+    """Every part that was ever measured there, as `save` kept it."""
+    paths = {part: directory / f"{part}-{name}.json" for part, name in PARTS.items()}
+    return {part: json.loads(path.read_text()) for part, path in paths.items() if path.exists()}
+
+
+def table(directory: Path) -> str:
+    """The summary as Markdown, for the README."""
+    lines = ["| | target | measured | |", "|---|---|---|---|"]
+    results = {part: whole["result"] for part, whole in load_all(directory).items()}
+    for verdict in verdicts(results):
+        lines.append(f"| {verdict.part} | {verdict.target} | {verdict.measured} | {verdict.word} |")
+    return "\n".join(lines) + "\n"
+
+
+def summary(found: list[Verdict]) -> str:
+    """The summary for a terminal."""
+    return "\n".join(f"  ({v.part}) {v.word:8} {v.target}\n               {v.measured}" for v in found)
+
+
+def write(directory: Path) -> None:
+    """Writes the page and its charts from the raw results."""
+    parts = load_all(directory)
+    writers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
+    machine = next(iter(parts.values()))["machine"]
+    page = [
+        "# How fast",
+        "",
+        "Measured by `make bench`, which wrote this page, the charts and the JSON files beside it. Machines differ, so "
+        "what is compared took turns in one run, and each claim is a ratio of turns that stood beside each other: the "
+        "median, and in brackets the least and the greatest. Both sites, the clients and the WAN share the cores of "
+        "this one machine.",
+        "",
+        "| machine | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in machine.items()),
+        "",
+        "## Summary",
+        "",
+        table(directory),
+        "Each part can be measured alone: `make bench ONLY=a,c`. `make bench QUICK=1` tries everything in a few "
+        "minutes and writes to `out/bench-quick/`.",
+        "",
+    ]
+    for part, whole in parts.items():
+        page += writers[part](directory, whole["result"])
+        page += [
+            f"Command: `{whole['command']}`. Raw results: [{part}-{PARTS[part]}.json]({part}-{PARTS[part]}.json).",
+            "",
+        ]
+    (directory / "README.md").write_text("\n".join(page).rstrip() + "\n")
+
+
+def _chart(directory: Path, name: str, svg: str) -> str:
+    (directory / f"{name}.svg").write_text(on_white(svg) + "\n")
+    return f"![{name}]({name}.svg)"
+
+
+def _spread(spread: dict, digits: int = 2) -> str:
+    low, middle, high = (f"{spread[name]:,.{digits}f}" for name in ("min", "median", "max"))
+    return f"{middle} ({low} to {high})"
+
+
+NBD_WORDS = """## (a) The NBD path without replication
+
+`tidelock` here is the daemon's tap, sequencer and local disk (`daemon/examples/unreplicated.rs`), whose records count
+as replicated at once. fio's `nbd` engine asks all servers the same on the same image, one server at a time. The ratio
+is tidelock's operations per second over those of the best of the others **that do the same work**: nbdkit has no
+`O_DIRECT`, so on a disk it answers a write when the page cache has it (also with `cache=none`, which writes out and drops
+behind itself). There its figures are in brackets, and it is compared where each write or batch is flushed, and where it
+reads from the disk. With the image in memory (tmpfs) nobody waits for a disk and all are compared: what is left is the
+path itself.
+"""
+
+
+def _nbd(directory: Path, result: dict) -> list[str]:
+    lines = NBD_WORDS.splitlines() + [""]
+    for place, title in (("disk", "The image on the disk"), ("memory", "The image in memory")):
+        servers = result[place]["servers"]
+        rows = result[place]["workloads"]
+        names = {server["key"]: server["name"] for server in servers}
+        lines += [f"### {title}", ""]
+        if place == "disk":
+            lines += ["| server | how it uses the page cache |", "|---|---|"]
+            lines += [f"| {server['name']} | {server['caching']} |" for server in servers]
+            lines += [""]
+        lines += ["| workload | ratio | best other | " + " | ".join(names.values()) + " |"]
+        lines += ["|---|---|---|" + "---|" * len(names)]
+        for row in rows:
+            figures = [_iops(row["servers"][key]) for key in names]
+            other = names[row["best_other"]]
+            lines.append(f"| {row['workload']} | {_spread(row['ratio'])} | {other} | " + " | ".join(figures) + " |")
+        groups = [
+            (row["workload"], [(_share(row["servers"][key]), f"{_iops(row['servers'][key])}/s") for key in names])
+            for row in rows
+        ]
+        svg = bar_chart(f"{title}: operations per second", "length: share of tidelock's", list(names.values()), groups)
+        lines += ["", "Operations per second, medians.", "", _chart(directory, f"a-{place}", svg), ""]
+    lines += _nbd_words(result)
+    return lines
+
+
+def _iops(server: dict) -> str:
+    text = f"{server['iops']['median']:,.0f}"
+    return text if server["compared"] else f"({text})"
+
+
+def _share(server: dict) -> float:
+    ours = server["ratio_of_ours"]["median"]
+    return 1 / ours if ours else 0.0
+
+
+def _nbd_words(result: dict) -> list[str]:
+    """Which of qemu-nbd's two ways was the better one, and what several connections are bound by."""
+    better = {"native": 0, "uring": 0}
+    for place in result.values():
+        for row in place["workloads"]:
+            native, uring = (row["servers"][f"qemu-nbd-{aio}"]["iops"]["median"] for aio in better)
+            better["native" if native >= uring else "uring"] += 1
+    return [
+        f"qemu-nbd was quicker with `--aio=native` in {better['native']} and with `--aio=io_uring` in {better['uring']} "
+        "of these workloads; both are measured, and the better one counts.",
+        "",
+        "One owner thread serves all connections of a VM's disks: it is what keeps the order of writes without locks. "
+        "So several connections at once are bound by one core, while nbdkit, which keeps no order, uses a thread for "
+        "each request. QEMU uses one connection for each disk.",
+        "",
+    ]
+
+
+def _replication(directory: Path, result: dict) -> list[str]:
+    rtt = result["rtt_ms"]
+    lines = [
+        "## (b) With replication",
+        "",
+        f"The same path, `pipelined`, with a backup server at the other end of a WAN of {rtt} ms RTT (TLS, journal, "
+        "image), beside the path without. After each turn the backup is waited for. `cores` is what each program kept "
+        "busy in a turn; the machine's cores are shared by fio, the daemon, the backup server and, where the kernel has "
+        "no netem, the program that delays the packets, which a real WAN does not cost.",
+        "",
+        f"The first copy of the disk ran at {result['initial_copy_mib_per_s']:,.0f} MiB/s.",
+        "",
+    ]
+    programs = [name for name in result["workloads"][0]["cores"] if name not in ("everything", "idle")]
+    lines += ["| workload | ratio | without | with | added, median µs | cores: " + ", ".join(programs) + " | idle |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for row in result["workloads"]:
+        cores = ", ".join(f"{row['cores'][name]:.2f}" for name in programs)
+        lines.append(f"| {row['workload']} | {_with_and_without(row)} | {cores} | {row['cores']['idle']:.2f} |")
+    short = [row for row in result["workloads"] if "half_load" in row]
+    if short:
+        lines += [
+            "",
+            "Where the ratio is short of 0.95, the same workload held to half of the plain path's speed, so that "
+            "there are cores for both sites:",
+            "",
+            "| workload | ratio | without | with | added, median µs | idle cores |",
+            "|---|---|---|---|---|---|",
+        ]
+        for row in short:
+            half = row["half_load"]
+            lines.append(f"| {row['workload']} | {_with_and_without(half)} | {half['cores']['idle']:.2f} |")
+        lines += ["", "What bounds them at full speed, from `perf record -g` on all programs but fio:", ""]
+        for row in short:
+            if row.get("profile"):
+                lines += [
+                    f"<details><summary>{row['workload']}</summary>",
+                    "",
+                    "| % | thread | function |",
+                    "|---|---|---|",
+                ]
+                for top in row["profile"]:
+                    where = " (kernel)" if top["kernel"] else ""
+                    lines.append(f"| {top['percent']:.1f} | {top['thread']} | `{top['function']}`{where} |")
+                lines += ["", "</details>", ""]
+    groups = [
+        (
+            row["workload"],
+            [
+                (1.0, f"{row['plain']['iops']['median']:,.0f}/s"),
+                (row["ratio"]["median"], f"{row['replicated']['iops']['median']:,.0f}/s"),
+            ],
+        )
+        for row in result["workloads"]
+    ]
+    svg = bar_chart("Operations per second", "length: share of the path without", ["without", "replicated"], groups)
+    return [*lines, "", _chart(directory, "b-replication", svg), ""]
+
+
+def _with_and_without(row: dict) -> str:
+    return (
+        f"{_spread(row['ratio'])} | {row['plain']['iops']['median']:,.0f}/s | "
+        f"{row['replicated']['iops']['median']:,.0f}/s | {row['added_p50_us']:,.0f}"
+    )
+
+
+def _commits(directory: Path, result: dict) -> list[str]:
+    lines = [
+        "## (c) PostgreSQL",
+        "",
+        "PostgreSQL 15 with `fsync = on` runs on this machine's kernel in a guest's network namespace, its files on ext4 "
+        "on the protected disk (through FUSE and a loop device, `bench/postgres.py`), and pgbench in the clients' "
+        "namespace asks it through the gate. *unprotected* is a second database on the same stack without a backup and "
+        "without a gate. A client sends its next transaction when the last was answered, so with few clients a mode that "
+        "holds replies is bound by clients per round trip; that is the reply time's price, not the server's. RTTs are the "
+        "WAN's; clients are near.",
+        "",
+    ]
+    for title, cells, name in (
+        ("Each commit inserts a row", result["insert"], "insert"),
+        ("Each commit locks the one table (PipeCloud 6.1, figure 9)", result["locked"], "locked"),
+    ):
+        if not cells:
+            continue
+        lines += [
+            f"### {title}",
+            "",
+            "| RTT ms | clients | "
+            + " | ".join(f"{m} /s" for m in MODES)
+            + " | "
+            + " | ".join(f"{m} ms" for m in MODES)
+            + " | pipelined / sync |",
+        ]
+        lines += ["|---|---|" + "---|" * (2 * len(MODES) + 1)]
+        for cell in sorted(cells, key=lambda cell: (cell["rtt_ms"], cell["clients"])):
+            tps = [f"{cell['modes'][mode]['tps']['median']:,.0f}" for mode in MODES]
+            reply = [f"{cell['modes'][mode]['p50_ms']['median']:,.1f}" for mode in MODES]
+            lines.append(
+                f"| {cell['rtt_ms']} | {cell['clients']} | "
+                + " | ".join(tps + reply)
+                + f" | ×{cell['pipelined_to_sync']['median']:,.1f} |"
+            )
+        lines += ["", "Commits per second and median reply times, medians over the turns.", ""]
+        for rtt in sorted({cell["rtt_ms"] for cell in cells}):
+            of_rtt = sorted((cell for cell in cells if cell["rtt_ms"] == rtt), key=lambda cell: cell["clients"])
+            for figure, label in (("tps", "commits per second"), ("p50_ms", "median reply, ms")):
+                series = [
+                    Series(mode, [(cell["clients"], cell["modes"][mode][figure]["median"]) for cell in of_rtt])
+                    for mode in MODES
+                ]
+                svg = line_chart(f"{title}, RTT {rtt} ms", "clients", label, series)
+                lines.append(_chart(directory, f"c-{name}-{figure.split('_')[0]}-{rtt}", svg))
+        lines.append("")
+    full = result["full"]
+    if full:
+        lines += [
+            f"### With enough clients ({full['clients']}, RTT {full['rtt_ms']} ms)",
+            "",
+            "| mode | commits/s | median reply ms | 99 % ms |",
+            "|---|---|---|---|",
+            *(
+                f"| {mode} | {_spread(of_mode['tps'], 0)} | {_spread(of_mode['p50_ms'], 1)} | "
+                f"{of_mode['p99_ms']['median']:,.1f} |"
+                for mode, of_mode in full["modes"].items()
+            ),
+            "",
+            f"pipelined / async: {_spread(full['pipelined_to_async'])}.",
+            "",
+        ]
+    return lines
+
+
+def _gate(directory: Path, result: dict) -> list[str]:
+    lines = [
+        "## (d) The gate",
+        "",
+        "Real packets between namespaces of guest, host and client (`netfilter/examples/gate-bench.rs`): 64-byte datagrams "
+        "as fast as the guest can send them, one TCP stream, round trips. *covered*: queued, and let out at once because "
+        "C covers the stamp. *uncovered*: held until C has risen; what the gate adds is the time from the moment that C is "
+        f"told to the packet's arrival at the client. Packet filter: {result['packet_filter']}.",
+        "",
+        "| path | traffic | packets/s | of unprotected | added µs | TCP Gb/s | lost in the kernel's queue |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        added = "" if row["traffic"] == "unprotected" else _spread(row["added_us"], 1)
+        lines.append(
+            f"| {row['path']} | {row['traffic']} | {_spread(row['packets_per_s'], 0)} | "
+            f"{row['packets_ratio']['median']:.2f} | {added} | {_spread(row['tcp_gbit_per_s'], 1)} | "
+            f"{row['dropped_by_kernel']:,} |"
+        )
+    names = ["unprotected", "covered", "uncovered"]
+    groups = [
+        (
+            path,
+            [
+                (row["packets_per_s"]["median"], f"{row['packets_per_s']['median']:,.0f}/s")
+                for row in result["rows"]
+                if row["path"] == path
+            ],
+        )
+        for path in ("routed", "bridged")
+    ]
+    svg = bar_chart("Packets per second through the gate", "64-byte datagrams", names, groups)
+    return [*lines, "", _chart(directory, "d-gate", svg), ""]
+
+
+def _memory(directory: Path, result: dict) -> list[str]:
+    lines = [
+        "## (e) Memory",
+        "",
+        f"Resident memory of both processes in {result['seconds']:.0f} s at full speed over {result['rtt_ms']} ms. The "
+        "daemon holds what the backup has not acknowledged, up to the configured backlog; beyond it guests' writes wait.",
+        "",
+        "| load | process | at rest MiB | most MiB | after MiB | backlog's limit MiB | written MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    charts = []
+    for number, (name, load) in enumerate(result["loads"].items()):
+        for process in load["max_mib"]:
+            lines.append(
+                f"| {name} | {process} | {load['at_rest_mib'][process]:,.0f} | {load['max_mib'][process]:,.0f} | "
+                f"{load['after_mib'][process]:,.0f} | {load['backlog_limit_mib']:,.0f} | {load['written_mib']:,} |"
+            )
+        series = [Series(process, [tuple(p) for p in points]) for process, points in load["rss_mib"].items()]
+        series.append(Series("backlog", [tuple(p) for p in load["backlog_mib"]]))
+        svg = line_chart(f"Memory under {name}", "seconds", "MiB", series)
+        charts.append(_chart(directory, f"e-memory-{number + 1}", svg))
+    return [*lines, "", *charts, ""]

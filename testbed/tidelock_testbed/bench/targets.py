@@ -1,0 +1,168 @@
+"""What was asked for beside what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .settings import LEVEL
+
+SYNC_FACTOR = 12
+"""PipeCloud 6.1, figure 9."""
+REPLY_OVER_RTT_MS = 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the summary."""
+
+    part: str
+    target: str
+    measured: str
+    reached: bool | None
+    """`None`: there is no target, only a figure."""
+    command: str
+
+    @property
+    def word(self) -> str:
+        """For tables."""
+        return {True: "reached", False: "short", None: ""}[self.reached]
+
+
+def verdicts(results: dict[str, dict]) -> list[Verdict]:
+    """Of the parts that were measured, in their order."""
+    makers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
+    return [verdict for part, make in makers.items() if part in results for verdict in make(results[part])]
+
+
+def command(part: str) -> str:
+    """What measures a part again."""
+    return f"make bench ONLY={part}"
+
+
+def _spread(ratio: dict) -> str:
+    return f"×{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+
+
+def _nbd(result: dict) -> list[Verdict]:
+    made = []
+    for place, where in (("disk", "image on the disk"), ("memory", "image in memory")):
+        rows = result[place]["workloads"]
+        for one, rows_of in (
+            ("one connection, as QEMU uses", [row for row in rows if "connections" not in row["workload"]]),
+            ("4 connections", [row for row in rows if "connections" in row["workload"]]),
+        ):
+            worst = min(rows_of, key=lambda row: row["ratio"]["median"])
+            level = sum(row["ratio"]["median"] >= LEVEL for row in rows_of)
+            made.append(
+                Verdict(
+                    "a",
+                    f"NBD path, {where}, {one}: level with the better of qemu-nbd and nbdkit",
+                    f"{level} of {len(rows_of)} workloads; least {_spread(worst['ratio'])}: {worst['workload']}",
+                    level == len(rows_of),
+                    command("a"),
+                )
+            )
+    return made
+
+
+def _replication(result: dict) -> list[Verdict]:
+    rows = result["workloads"]
+    worst = min(rows, key=lambda row: row["ratio"]["median"])
+    level = sum(row["ratio"]["median"] >= LEVEL for row in rows)
+    made = [
+        Verdict(
+            "b",
+            f"replicated, pipelined over {result['rtt_ms']} ms: at least 0.95 of the path without",
+            f"{level} of {len(rows)} workloads; least {_spread(worst['ratio'])}: {worst['workload']}",
+            level == len(rows),
+            command("b"),
+        )
+    ]
+    halves = [row for row in rows if "half_load" in row]
+    if halves:
+        worst = min(halves, key=lambda row: row["half_load"]["ratio"]["median"])
+        level = sum(row["half_load"]["ratio"]["median"] >= LEVEL for row in halves)
+        made.append(
+            Verdict(
+                "b",
+                "the workloads that are short of it, at half of the plain path's speed, where this machine has cores"
+                " for both sites",
+                f"{level} of {len(halves)}; least {_spread(worst['half_load']['ratio'])}: {worst['workload']}",
+                level == len(halves),
+                command("b"),
+            )
+        )
+    return made
+
+
+def _commits(result: dict) -> list[Verdict]:
+    made = []
+    full = result["full"]
+    if full:
+        ratio = full["pipelined_to_async"]
+        made.append(
+            Verdict(
+                "c",
+                f"PostgreSQL, commits per second with {full['clients']} clients over {full['rtt_ms']} ms: pipelined"
+                " within 5 % of async",
+                f"{_spread(ratio)}: {full['modes']['pipelined']['tps']['median']:,.0f} and "
+                f"{full['modes']['async']['tps']['median']:,.0f}/s",
+                ratio["median"] >= LEVEL,
+                command("c"),
+            )
+        )
+    low = [cell for cell in result["insert"] if cell["clients"] == 1 and cell["rtt_ms"] > 0]
+    over = {cell["rtt_ms"]: cell["modes"]["pipelined"]["p50_ms"]["median"] - cell["rtt_ms"] for cell in low}
+    if over:
+        made.append(
+            Verdict(
+                "c",
+                "median reply time at low load: RTT + 2 ms or less",
+                ", ".join(f"{rtt} ms + {more:.1f}" for rtt, more in sorted(over.items())),
+                max(over.values()) <= REPLY_OVER_RTT_MS,
+                command("c"),
+            )
+        )
+    if result["locked"]:
+        best = {
+            mode: max(cell["modes"][mode]["tps"]["median"] for cell in result["locked"])
+            for mode in ("pipelined", "sync")
+        }
+        factor = best["pipelined"] / best["sync"]
+        made.append(
+            Verdict(
+                "c",
+                f"commits that lock one table, {result['locked'][0]['rtt_ms']} ms: at least 12 times sync",
+                f"×{factor:.0f}: {best['pipelined']:,.0f} and {best['sync']:,.0f}/s, the greatest over all numbers of"
+                " clients",
+                factor >= SYNC_FACTOR,
+                command("c"),
+            )
+        )
+    return made
+
+
+def _gate(result: dict) -> list[Verdict]:
+    made = []
+    for row in result["rows"]:
+        if row["path"] != "routed":
+            continue
+        measured = f"{row['packets_per_s']['median']:,.0f} packets/s"
+        if row["traffic"] != "unprotected":
+            measured += f", {row['added_us']['median']:.0f} µs added"
+        made.append(Verdict("d", f"gate, {row['traffic']} traffic", measured, None, command("d")))
+    return made
+
+
+def _memory(result: dict) -> list[Verdict]:
+    names = next(iter(result["loads"].values()))["max_mib"]
+    return [
+        Verdict(
+            "e",
+            f"memory of {name} in {result['seconds']:.0f} s at full speed",
+            ", ".join(f"{load['max_mib'][name]:,.0f} MiB ({what})" for what, load in result["loads"].items()),
+            None,
+            command("e"),
+        )
+        for name in names
+    ]
