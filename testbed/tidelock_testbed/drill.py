@@ -13,6 +13,7 @@ import random
 import shutil
 import sys
 import traceback
+from pathlib import Path
 from typing import IO
 
 from .drilling import PROMISES, Drill, Knobs
@@ -29,7 +30,7 @@ def main(words: list[str] | None = None) -> int:
     """Runs what the command line asks for."""
     options = parse(words)
     seed = random.randrange(SEEDS) if options.seed is None else options.seed
-    report = Report(OUT / "drill-report.html", OUT / "drill-report.json")
+    report = Report(options.out / "drill-report.html", options.out / "drill-report.json")
     lock = alone()
     held = 0
     for number in range(options.runs):
@@ -89,6 +90,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=1, help="RUNS: how many, each with the next seed")
     parser.add_argument("--seed", type=int, help="SEED of the first run; random if not given, and printed")
     parser.add_argument("--hurry", action="store_true", help="shorter leases and cuts, for the test suite")
+    parser.add_argument("--out", type=Path, default=OUT, help="where the report goes")
     options = parser.parse_args(words)
     if options.scenario not in SCENARIOS:
         known = "\n".join(f"  {name:<15} {drill.about}" for name, drill in SCENARIOS.items())

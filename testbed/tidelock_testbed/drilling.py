@@ -250,7 +250,8 @@ class Drill:
             "recover": self.recovery.recovered_at,
             "boot": guest.phases["kernel"],
             "disks": guest.phases["disks"],
-            "database": guest.phases["ready"],
+            # The guest asks its database now and then whether it is ready; a client may know sooner.
+            "database": min(guest.phases["ready"], first_reply),
             "first_reply": first_reply,
         }
         phases, before = {}, self.disaster_at
@@ -281,7 +282,7 @@ class Drill:
     def compare(self, ledger: Ledger, rows: set[Row]) -> None:
         """Rows that were asked for before the disaster are what it is about; later ones are the recovered guest's."""
         before = ledger.sent_before(self.gone_at)
-        verdict = compare(before, {row for row in rows if ledger.sent.get(row, 0) < self.gone_at}, self.disaster_at)
+        verdict = compare(before, {row for row in rows if ledger.sent.get(row, 0) < self.gone_at}, self.gone_at)
         later = set(ledger.confirmed) - set(before.confirmed)
         entry = self.entry
         entry.confirmed, entry.recovered = verdict.confirmed, verdict.recovered
@@ -338,8 +339,8 @@ class Drill:
 class CopyWatch:
     """Shows how the initial copy goes, about once a second."""
 
-    def __init__(self) -> None:
-        self._shown_at = time.monotonic()
+    def __init__(self, at_once: bool = False) -> None:
+        self._shown_at = 0.0 if at_once else time.monotonic()
 
     def show(self, group: dict) -> None:
         """Looks at a status."""

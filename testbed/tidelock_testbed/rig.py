@@ -165,6 +165,7 @@ class Recovery:
 
         end = time.monotonic() + timeout_s
         while not self.wait_some(1):
+            self.check_alive()
             if time.monotonic() > end:
                 raise TimeoutError(f"not recovered within {timeout_s:.0f} s\n{self.command.tail()}")
 
@@ -173,9 +174,14 @@ class Recovery:
         end = time.monotonic() + seconds
         while self.recovered_at is None and time.monotonic() < end:
             if self.command.popen.poll() not in (None, 0):
-                raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
+                break
             time.sleep(0.01)
         return self.recovered_at is not None
+
+    def check_alive(self) -> None:
+        """Fails if the recovery has failed."""
+        if self.command.popen.poll() not in (None, 0):
+            raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
 
     def wait_ready(self, timeout_s: float = 120) -> None:
         """Waits until the guest serves clients again."""
@@ -188,6 +194,9 @@ class Recovery:
 
     def refusal(self, timeout_s: float) -> str:
         """Waits for its end, which must be a refusal, and returns its reason."""
-        if self.command.wait(timeout_s) == 0:
+        if self.wait_some(timeout_s):
             raise RuntimeError(f"the recovery was not refused\n{self.command.tail()}")
+        if self.command.popen.poll() in (None, 0):
+            raise RuntimeError(f"the recovery was neither done nor refused\n{self.command.tail()}")
+        self.command.wait(1)
         return "\n".join(self.lines)

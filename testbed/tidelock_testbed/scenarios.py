@@ -6,7 +6,6 @@ import signal
 import time
 
 from .drilling import NEVER_MIND_S, CopyWatch, Drill
-from .hostdaemon import writer_of
 from .process import wait_until
 from .progress import say
 from .rig import Recovery
@@ -108,7 +107,7 @@ class DuringCopy(Drill):
 
     name = "during-copy"
     about = "the primary site is gone before the initial copy has ended: recovery must refuse, clearly"
-    copy_rate = {"vm": "2MiB/s", "process": "8MiB/s"}
+    copy_rate = {"vm": "1MiB/s", "process": "6MiB/s"}
 
     def __init__(self, run, knobs):
         super().__init__(run, knobs)
@@ -120,18 +119,11 @@ class DuringCopy(Drill):
         self.rig.guest.wait_ready()
         say("primary: the guest serves clients")
         self.start_clients()
-        share = self.random.uniform(0.3, 0.7)
-        watch = CopyWatch()
-
-        def copied() -> bool:
-            group = self.rig.daemon.group()
-            watch.show(group)
-            copy = writer_of(group)["copy"]
-            return copy is None or copy["done_bytes"] >= share * copy["total_bytes"]
-
-        wait_until("a part of the disks is copied", copied, NEVER_MIND_S, [self.rig.daemon.process], every_s=0.1)
+        self.work(self.random.uniform(0.5, 3), every_s=1)
         self.load_to = time.monotonic()
-        state = self.rig.daemon.group()["state"]
+        group = self.rig.daemon.group()
+        CopyWatch(at_once=True).show(group)
+        state = group["state"]
         self.disaster()
         say("backup: asked to recover, it must refuse")
         reason = Recovery(self.rig, "--primary-is-dead").refusal(60)
@@ -195,6 +187,7 @@ class Grace(Drill):
         self.recovery = Recovery(rig, *options)
         say(f"backup: recover waits (lease {protection.lease_s:g} s, grace {protection.grace_s:g} s)")
         while not self.recovery.wait_some(2):
+            self.recovery.check_alive()
             answered = self.last_answer()
             say(f"readers: last answer of the old primary {answered - self.disaster_at:.1f} s after the cut")
         self.gone_at = self.recovery.recovered_at
