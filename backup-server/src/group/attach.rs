@@ -242,6 +242,10 @@ impl<S: Storage> Group<S> {
             return Ok(());
         }
         if let Some(reason) = self.fenced_reason() {
+            if !self.promoted {
+                let reason = "a recovery of the group is being put on record".to_owned();
+                return refuse(RefusalKind::Stopping, reason);
+            }
             return refuse(RefusalKind::Fenced, reason);
         }
         let epoch = self.epoch();

@@ -172,6 +172,7 @@ impl<S: Storage> Group<S> {
                 slot.link = None;
             }
         }
+        self.fenced.retain(|link| link.connection != connection);
     }
 
     /// Makes everything received durable, and then, and only then, acknowledges it.

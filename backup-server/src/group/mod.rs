@@ -189,6 +189,8 @@ pub struct Group<S: Storage> {
     durable_copies: Vec<CopyState>,
     /// The recovery is durable, and receivers are its epoch's.
     promoted: bool,
+    /// Members of the old primary that are told of it once it is.
+    fenced: Vec<Link>,
     outputs: Vec<Output>,
 }
 
@@ -270,6 +272,7 @@ impl<S: Storage> Group<S> {
             broken: None,
             durable_copies: Vec::new(),
             promoted: false,
+            fenced: Vec::new(),
             outputs: Vec::new(),
         };
         group.restart_receivers();
@@ -402,10 +405,9 @@ impl<S: Storage> Group<S> {
         }
         let reason = error.to_string();
         let kind = error.refusal_kind();
-        for slot in &mut self.slots {
-            if let Some(link) = slot.link.take() {
-                self.outputs.push(Output::Refuse(link, kind, reason.clone()));
-            }
+        let attached = self.slots.iter_mut().filter_map(|slot| slot.link.take());
+        for link in attached.chain(self.fenced.drain(..)) {
+            self.outputs.push(Output::Refuse(link, kind, reason.clone()));
         }
         self.revoke_pins();
         self.broken = Some(reason);

@@ -159,13 +159,11 @@ impl<S: Storage> Group<S> {
         let cut = start.cut.clone();
         let note = Note::EpochStart(start);
         self.journal.stage_note(&note).map_err(|e| RecoverError::Journal(e.to_string()))?;
-        // From here on the old primary is refused, whatever happens next.
-        let reason = self.fenced_reason().expect("recovered");
+        // From here on nothing of the old primary is taken. That it is fenced it hears when this
+        // is durable: it never forgets, and so must this site.
         for slot in &mut self.slots {
             slot.receiver = None;
-            if let Some(link) = slot.link.take() {
-                self.outputs.push(Output::Refuse(link, RefusalKind::Fenced, reason.clone()));
-            }
+            self.fenced.extend(slot.link.take());
         }
         self.commit = GroupCommit::new(cut);
         self.cut = CutTracker::default();
@@ -184,6 +182,10 @@ impl<S: Storage> Group<S> {
         self.overlay = None;
         self.overlay()?;
         self.promoted = true;
+        let reason = self.fenced_reason().expect("recovered");
+        for link in self.fenced.drain(..) {
+            self.outputs.push(Output::Refuse(link, RefusalKind::Fenced, reason.clone()));
+        }
         Ok(())
     }
 

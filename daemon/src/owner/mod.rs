@@ -681,9 +681,26 @@ impl Owner {
         let _ = reply.send(Drained {
             seq: self.sequencer.last_seq(),
             hlc: self.sequencer.last_hlc(),
-            whole: self.sequencer.is_started() && self.copying.is_whole(),
+            whole: self.sequencer.is_started() && self.copying.is_whole() && self.sync_disks(),
         });
         self.stopped = true;
+    }
+
+    /// Makes durable what the backup has. A clean end says that the sites are equal, and must
+    /// stay true if the host loses power right after it.
+    fn sync_disks(&self) -> bool {
+        self.disks.iter().all(|disk| {
+            let synced = rustix::fs::fdatasync(disk.fd());
+            if let Err(error) = &synced {
+                tracing::error!(
+                    member = self.member,
+                    disk = disk.name(),
+                    %error,
+                    "the local disk failed its last flush: the next start compares the sites"
+                );
+            }
+            synced.is_ok() && disk.poisoned().is_none()
+        })
     }
 
     fn publish_stats(&mut self) {

@@ -220,7 +220,12 @@ impl World {
                 );
                 let slot = &mut self.backup.groups[group];
                 slot.contiguous.clone_from(&journaled);
+                let start = opened.state().recovered().cloned();
                 slot.group = Some(opened);
+                if let (Some(start), None) = (start, &slot.recovered) {
+                    // A recovery that the operator was told had failed, and that had not.
+                    return self.is_recovered(group, start.cut, start.epoch);
+                }
                 self.check_reopened(group, &journaled)
             }
             Err(error) if slot.full => {

@@ -222,7 +222,7 @@ impl World {
         hosts.sort_unstable();
         hosts.dedup();
         // Groups of several members must not start anew: see `scenario::forgets_tags`.
-        let several = self.plan.groups[group].vms.len() > 1;
+        let several = self.plan.groups.iter().any(|g| g.vms.len() > 1);
         let kind = match self.rng.below(5) {
             1 if several => 0,
             kind => kind,

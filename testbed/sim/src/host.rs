@@ -568,10 +568,18 @@ impl World {
     }
 
     fn drained(&mut self, vm: usize) {
+        let fails = self.local_fails(vm);
         let run = self.vms[vm].run.as_mut().expect("runs");
         run.ended = true;
         let (seq, hlc) = (run.sequencer.last_seq(), run.sequencer.last_hlc());
-        let whole = run.sequencer.is_started() && run.copying.is_whole();
+        let poisoned = !run.poisoned.is_empty();
+        let whole = run.sequencer.is_started() && run.copying.is_whole() && !poisoned;
+        // The mark must not outlive what it speaks of: a power loss may follow.
+        let synced = whole && !fails;
+        if synced {
+            self.vms[vm].disks.iter_mut().for_each(crate::disk::LocalDisk::sync);
+        }
+        let whole = synced;
         if whole {
             self.vms[vm].state.lock().expect("one thread").clean = Some((seq, hlc));
         }
@@ -835,6 +843,12 @@ impl MemberRun {
     #[must_use]
     pub fn open_writes(&self) -> usize {
         self.submitted.len()
+    }
+
+    /// Whether one of them overlaps this.
+    #[must_use]
+    pub fn is_writing(&self, extent: Extent) -> bool {
+        self.submitted.values().any(|s| s.extent.overlaps(&extent))
     }
 
     /// Operations in flight and waiting, for the bound.

@@ -12,6 +12,8 @@ use tidelock_protocol::message::Mode;
 /// The bytes of one row of the guest's ledger.
 pub const ROW_BYTES: u64 = SECTOR_BYTES;
 
+const COPY_MAX_BYTES: u64 = tidelock_protocol::limits::COPY_MAX_BYTES as u64;
+
 /// One disk at the beginning.
 #[derive(Clone, Debug)]
 pub struct DiskPlan {
@@ -179,6 +181,7 @@ impl Scenario {
         let big = rng.chance(1, 6);
         let delay_ns = rng.range(50 * US..60 * MS);
         let bytes_per_ms = rng.range(256..65536);
+        let window_bytes = rng.range(12 << 10..256 << 10);
         for group in 0..group_count {
             let members = if two_members && group == 0 { 2 } else { 1 };
             let mut of_group = Vec::new();
@@ -189,8 +192,10 @@ impl Scenario {
                 vms.push(draw_vm(rng, group, writer, members > 1, host, big));
             }
             // A lease must outlast the largest record on a slow link: beacons queue behind it.
-            let lease_ms =
-                rng.range(200..1200) + 4 * (2 * delay_ns / MS + (256 << 10) / bytes_per_ms);
+            let round_ms = 2 * delay_ns / MS + 20;
+            let record_ms =
+                COPY_MAX_BYTES / bytes_per_ms + round_ms * COPY_MAX_BYTES / window_bytes;
+            let lease_ms = rng.range(200..1200) + 2 * (round_ms + record_ms);
             groups.push(GroupPlan {
                 name: format!("g{group}"),
                 vms: of_group,
@@ -219,7 +224,7 @@ impl Scenario {
             vms,
             delay_ns,
             jitter_ns: rng.range(0..5 * MS),
-            window_bytes: rng.range(2 << 10..128 << 10) as usize,
+            window_bytes: window_bytes as usize,
             bytes_per_ms,
             local_ns: rng.range(20 * US..MS),
             sync_ns: rng.range(20 * US..4 * MS),

@@ -215,6 +215,7 @@ impl World {
     /// Everything starts.
     pub fn boot(&mut self) -> Checked {
         self.start_backup()?;
+        self.describe();
         for host in 0..self.hosts.len() {
             self.start_daemon(host);
         }
@@ -227,6 +228,51 @@ impl World {
         let after = self.rng.span(self.plan.fault_ns);
         self.schedule.after(after, Event::Fault);
         Ok(())
+    }
+
+    fn describe(&mut self) {
+        let p = &self.plan;
+        note!(
+            self,
+            "{} hosts, delay {} us + {} us, window {} bytes, {} bytes/ms, local {} us, sync {} us",
+            p.hosts.len(),
+            p.delay_ns / US,
+            p.jitter_ns / US,
+            p.window_bytes,
+            p.bytes_per_ms,
+            p.local_ns / US,
+            p.sync_ns / US
+        );
+        for g in &p.groups {
+            note!(
+                self,
+                "group {}: {} of {} members, lease {} ms, fold from {}, at most {}, segments of {}",
+                g.name,
+                g.mode,
+                g.vms.len(),
+                g.lease_ms,
+                g.fold_min_bytes,
+                g.unfolded_max_bytes,
+                g.segment_bytes
+            );
+        }
+        for v in &p.vms {
+            let disks: Vec<_> = v.disks.iter().map(|d| d.content.len()).collect();
+            note!(
+                self,
+                "{} on host {}: disks {disks:?}, backlog {}, gate {}, depth {}, think {} us, does \
+                 {:?}, copies {} at {}/s",
+                v.name,
+                v.host,
+                v.backlog_limit_bytes,
+                v.gate_capacity,
+                v.queue_depth,
+                v.think_ns / US,
+                v.weights,
+                v.copy_window_bytes,
+                v.copy_rate_bytes_per_s
+            );
+        }
     }
 
     /// A number for a new run.
