@@ -18,8 +18,6 @@ import time
 
 import psycopg
 
-CONNECT_S = 2.0
-"""An attempt to connect is given up after this, so that a recovered server is found soon."""
 RETRY_S = 0.2
 
 
@@ -99,9 +97,9 @@ class RowstoreClient:
 CLIENTS = {"postgres": PostgresClient, "rowstore": RowstoreClient}
 
 
-async def ask_on(number: int, client, ledger, reads: bool, pause_s: float, patience_s: float) -> None:
+async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> None:
     """One client, for ever."""
-    request = client.read if reads else client.insert
+    request = client.read if options.read else client.insert
 
     def note(event: str, n: int) -> None:
         ledger.write(f"{time.monotonic():.6f} {event} {number} {n}\n")
@@ -109,18 +107,18 @@ async def ask_on(number: int, client, ledger, reads: bool, pause_s: float, patie
     n = 0
     while True:
         try:
-            await asyncio.wait_for(client.connect(), CONNECT_S)
+            await asyncio.wait_for(client.connect(), options.connect_s)
             while True:
                 n += 1
                 note("sent", n)
                 try:
-                    await asyncio.wait_for(request(number, n), patience_s)
+                    await asyncio.wait_for(request(number, n), options.patience_s)
                 except BaseException:
                     note("gone", n)
                     raise
                 note("ok", n)
-                if pause_s:
-                    await asyncio.sleep(pause_s)
+                if options.pause_ms:
+                    await asyncio.sleep(options.pause_ms / 1e3)
         except (TimeoutError, OSError, psycopg.Error):
             await client.close()
             await asyncio.sleep(RETRY_S)
@@ -137,6 +135,7 @@ async def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="number of the first client")
     parser.add_argument("--pause-ms", type=float, default=0, help="between an answer and the next request")
     parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer")
+    parser.add_argument("--connect-s", type=float, default=2, help="how long an attempt to connect may take")
     parser.add_argument("--read", action="store_true", help="only read")
     parser.add_argument("--locked", action="store_true", help="each insert locks the table")
     options = parser.parse_args()
@@ -144,14 +143,7 @@ async def main() -> None:
     with open(options.ledger, "a", buffering=1) as ledger:
         await asyncio.gather(
             *(
-                ask_on(
-                    number,
-                    CLIENTS[options.kind](options.host, options.port, options.locked),
-                    ledger,
-                    options.read,
-                    options.pause_ms / 1e3,
-                    options.patience_s,
-                )
+                ask_on(number, CLIENTS[options.kind](options.host, options.port, options.locked), ledger, options)
                 for number in range(options.first, options.first + options.clients)
             )
         )

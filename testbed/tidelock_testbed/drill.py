@@ -32,6 +32,7 @@ def main(words: list[str] | None = None) -> int:
     seed = random.randrange(SEEDS) if options.seed is None else options.seed
     report = Report(options.out / "drill-report.html", options.out / "drill-report.json")
     lock = alone()
+    shutil.rmtree(OUT / "drill", ignore_errors=True)
     held = 0
     for number in range(options.runs):
         knobs = Knobs(options.scenario, options.mode, options.guest, options.rtt_ms, seed + number, options.hurry)

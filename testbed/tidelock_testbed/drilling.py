@@ -95,8 +95,8 @@ class Drill:
     modes = ("sync", "pipelined", "async")
     copy_rate = {"vm": "", "process": ""}
     load_s = {"vm": (8.0, 14.0), "process": (2.0, 5.0)}
-    patience_s = {"vm": 3.0, "process": 1.0}
-    """How long a client waits for an answer before it tries again: a part of the time to recovery."""
+    patience_s = {"vm": 2.5, "process": 0.5}
+    """How long a client waits for an answer before it tries again, and some round trips more."""
 
     def __init__(self, run: Run, knobs: Knobs):
         self.run, self.knobs = run, knobs
@@ -168,13 +168,18 @@ class Drill:
     def start_clients(self) -> None:
         """Starts the clients and waits for their first rows."""
         rig = self.rig
-        patience = ["--patience-s", str(self.patience_s[self.knobs.guest])]
-        self.clients = Clients(self.run, rig.net, rig.guest, CLIENTS, options=patience)
+        self.clients = Clients(self.run, rig.net, rig.guest, CLIENTS, options=self.patience())
         self.ledger = self.clients.ledger
         needs = [self.clients.process, rig.guest.process]
         wait_until("the first rows are confirmed", lambda: len(self.ledger.follow().confirmed) >= CLIENTS, 60, needs)
         self.load_from = time.monotonic()
         say(f"clients: {CLIENTS} insert numbered rows")
+
+    def patience(self) -> list[str]:
+        """How long clients wait: for a server that is gone not long, but for as many round trips as it may take."""
+        round_trips_s = 10 * self.knobs.rtt_ms / 1e3
+        answer_s = self.patience_s[self.knobs.guest] + round_trips_s
+        return ["--patience-s", str(answer_s), "--connect-s", str(2 + round_trips_s)]
 
     def work(self, seconds: float, every_s: float = 2.0) -> None:
         """Lets the clients work, and says how it goes."""

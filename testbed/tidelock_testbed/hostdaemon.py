@@ -134,13 +134,15 @@ class HostDaemon:
 
     def status(self) -> dict:
         """What it says of itself now; an OSError if it does not answer."""
+        fresh = self._control is None
         try:
-            if self._control is None:
-                self._control = ControlClient(self.control_socket)
+            self._control = self._control or ControlClient(self.control_socket)
             return self._control.ask(command="status")["status"]
         except OSError:
             self.close_control()
-            raise
+            if fresh:
+                raise
+        return self.status()  # the daemon ends connections that are silent for a minute
 
     def close_control(self) -> None:
         """Forgets the connection to the control socket."""

@@ -107,7 +107,7 @@ class DuringCopy(Drill):
 
     name = "during-copy"
     about = "the primary site is gone before the initial copy has ended: recovery must refuse, clearly"
-    copy_rate = {"vm": "1MiB/s", "process": "6MiB/s"}
+    copy_rate = {"vm": "512KiB/s", "process": "6MiB/s"}
 
     def __init__(self, run, knobs):
         super().__init__(run, knobs)
@@ -165,7 +165,7 @@ class Grace(Drill):
         """Writers stop, readers start, so that replies depend on nothing that the backup lacks."""
         rig = self.rig
         self.clients.process.signal(signal.SIGSTOP)
-        options = ["--read", "--pause-ms", "20", "--patience-s", "1"]
+        options = ["--read", "--pause-ms", "20", *self.patience()]
         self.readers = Clients(self.run, rig.net, rig.guest, 4, name="readers", options=options)
 
         def read() -> bool:
