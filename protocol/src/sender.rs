@@ -63,6 +63,8 @@ pub struct Sender {
     /// Index into `queue` of what goes out next.
     next: usize,
     durable: Seq,
+    /// The last that was ever sent: what came by a connection that is gone may be durable only
+    /// after the next attachment.
     sent: Seq,
     admitted: Seq,
     backlog_bytes: u64,
@@ -132,7 +134,6 @@ impl Sender {
     fn rewind(&mut self) {
         self.queue.retain(|item| matches!(item, Transmit::Record(_)));
         self.next = 0;
-        self.sent = self.durable;
     }
 
     /// What to send now, if anything.
@@ -255,6 +256,20 @@ mod tests {
         assert_eq!(s.attached(Seq(8)), Ok(Released { records: 2, bytes: 20 }));
         assert_eq!(drain(&mut s), [9, 10]);
         assert_eq!(s.backlog_bytes(), 20);
+    }
+
+    #[test]
+    fn what_an_older_connection_brought_may_become_durable_late() {
+        let mut s = Sender::new(Seq(0));
+        s.attached(Seq(0)).unwrap();
+        (1..=2).for_each(|n| s.push(record(n)));
+        assert_eq!(drain(&mut s), [1, 2]);
+        s.detached();
+        s.push(record(3));
+        s.attached(Seq(0)).unwrap();
+        assert_eq!(s.committed(Seq(2)), Ok(Released { records: 2, bytes: 20 }));
+        assert!(matches!(s.committed(Seq(3)), Err(SenderError::Unsent { .. })));
+        assert_eq!(drain(&mut s), [3]);
     }
 
     #[test]

@@ -237,6 +237,10 @@ impl<T> Member<T> {
             .map_err(|source| MemberError::Stream { member: member(), source })?;
         self.phase = Phase::Attached;
         self.wants_lease = true;
+        // A group that was opened anew since it stalled does not say that it goes on; one that
+        // is still stalled says so right after this.
+        self.is_stalled = false;
+        self.stats.set_stalled(None);
         self.gate.committed(&attached.committed);
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
         self.port.send((self.to_owner)(FromLink::Attached { attached, first }));
