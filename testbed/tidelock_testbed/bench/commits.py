@@ -39,8 +39,9 @@ FULL_RTT_MS = 50
 FULL_CLIENTS = 800
 """Enough that the machine, not the number of clients, is the limit: 800 clients that each wait 50 ms ask for up to
 16000 commits a second."""
-FULL_TURNS = 3
-"""A turn with so many clients is as much longer: their servers have to warm up."""
+FULL_WARM_UP_S = 4.0
+FULL_S = 6.0
+WARM_UP_S = 0.5
 
 
 class Bench:
@@ -70,14 +71,14 @@ class Bench:
             self.pgbench.script(name, text)
         self.mode = "pipelined"
 
-    def turn(self, mode: str, script: str, clients: int, seconds: float) -> Turn:
+    def turn(self, mode: str, script: str, clients: int, seconds: float, warm_up_s: float) -> Turn:
         """One turn in a mode; what it left to the backup is waited for."""
         if mode == "unprotected":
-            return self.pgbench.turn(self.guests["plain"].net, script, clients, seconds)
+            return self.pgbench.turn(self.guests["plain"].net, script, clients, seconds, warm_up_s)
         if mode != self.mode:
             self.pair.set_mode(mode)
             self.mode = mode
-        turn = self.pgbench.turn(self.guests["protected"].net, script, clients, seconds)
+        turn = self.pgbench.turn(self.guests["protected"].net, script, clients, seconds, warm_up_s)
         self.pair.settle()
         return turn
 
@@ -95,33 +96,44 @@ def measure(settings: Settings) -> dict:
             if rtt == LOCKED_RTT_MS:
                 locked = _cells(bench, settings, rtt, "locked", settings.client_counts, MODES)
             if rtt == FULL_RTT_MS:
-                seconds = settings.pgbench_s * FULL_TURNS
-                full = _cells(bench, settings, rtt, "insert", [FULL_CLIENTS], ("async", "pipelined"), seconds)[0]
+                full = _full(bench, settings, rtt)
         return {"insert": cells, "locked": locked, "full": full}
 
 
+def _full(bench: Bench, settings: Settings, rtt: int) -> dict:
+    modes = ("async", "pipelined")
+    return _cell(bench, settings, rtt, "insert", FULL_CLIENTS, modes, FULL_S, FULL_WARM_UP_S)
+
+
 def _cells(
+    bench: Bench, settings: Settings, rtt: int, script: str, client_counts: Iterable[int], modes: tuple[str, ...]
+) -> list[dict]:
+    return [
+        _cell(bench, settings, rtt, script, clients, modes, settings.pgbench_s, WARM_UP_S) for clients in client_counts
+    ]
+
+
+def _cell(
     bench: Bench,
     settings: Settings,
     rtt: int,
     script: str,
-    client_counts: Iterable[int],
+    clients: int,
     modes: tuple[str, ...],
-    seconds: float = 0,
-) -> list[dict]:
-    cells = []
-    for clients in client_counts:
-        turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
-        for _ in range(settings.pgbench_rounds):
-            for mode in modes:
-                turns[mode].append(bench.turn(mode, script, clients, seconds or settings.pgbench_s))
-        cells.append(cell(rtt, clients, turns))
-        figures = ", ".join(
-            f"{mode} {figures['tps']['median']:,.0f}/s {figures['p50_ms']['median']:.1f} ms"
-            for mode, figures in cells[-1]["modes"].items()
-        )
-        say(f"(c) {script}, RTT {rtt} ms, {clients} clients: {figures}")
-    return cells
+    seconds: float,
+    warm_up_s: float,
+) -> dict:
+    turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
+    for _ in range(settings.pgbench_rounds):
+        for mode in modes:
+            turns[mode].append(bench.turn(mode, script, clients, seconds, warm_up_s))
+    made = cell(rtt, clients, turns)
+    figures = ", ".join(
+        f"{mode} {figures['tps']['median']:,.0f}/s {figures['p50_ms']['median']:.1f} ms"
+        for mode, figures in made["modes"].items()
+    )
+    say(f"(c) {script}, RTT {rtt} ms, {clients} clients: {figures}")
+    return made
 
 
 def cell(rtt: int, clients: int, turns: dict[str, list[Turn]]) -> dict:

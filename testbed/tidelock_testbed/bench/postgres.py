@@ -10,6 +10,7 @@ ended before it, which turns what waits into I/O errors.
 
 from __future__ import annotations
 
+import math
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,21 +135,38 @@ class Pgbench:
         """Keeps a script for `turn`."""
         (self.shared / f"{name}.sql").write_text(text)
 
-    def turn(self, net: GuestNet, script: str, clients: int, seconds: float) -> Turn:
-        """All clients at full speed, each sending its next transaction when the last was answered."""
+    def turn(self, net: GuestNet, script: str, clients: int, seconds: float, warm_up_s: float) -> Turn:
+        """All clients at full speed, each sending its next transaction when the last was answered.
+
+        What is answered in the first `warm_up_s`, while each new server process fills its caches, is not counted.
+        """
         for old in self.shared.glob("log.*"):
             old.unlink()
-        whole = max(1, round(seconds))
+        whole = math.ceil(seconds + warm_up_s)
         argv = self._enter(
             *(f"{PGBIN}/pgbench", "-h", net.ip4, "-U", "postgres", "-n", "-M", "simple"),
             *("-f", f"/tmp/{script}.sql", "-c", str(clients), "-j", "1", "-T", str(whole)),
             *("--log", "--log-prefix=/tmp/log", "postgres"),
         )
-        text = run_command(argv, "run pgbench", self.netns, timeout_s=seconds + 180)
-        speeds = [float(line.split()[2]) for line in text.splitlines() if line.startswith("tps = ")]
-        times_ms = [
-            int(line.split()[2]) / 1e3 for log in self.shared.glob("log.*") for line in log.read_text().splitlines()
-        ]
-        if not times_ms or not speeds:
-            raise RuntimeError(f"pgbench had no answer within {whole} s:\n{text}\n{self.run.directory}")
-        return Turn(speeds[0], percentile(times_ms, 50), percentile(times_ms, 99), len(times_ms))
+        text = run_command(argv, "run pgbench", self.netns, timeout_s=whole + 180)
+        lines = [line for log in self.shared.glob("log.*") for line in log.read_text().splitlines()]
+        turn = read_log(lines, warm_up_s, whole)
+        if turn is None:
+            raise RuntimeError(f"pgbench had no answer within {whole} s:\n{text}")
+        return turn
+
+
+def read_log(lines: list[str], warm_up_s: float, seconds: float) -> Turn | None:
+    """What pgbench's log says of the time from `warm_up_s` to `seconds` after its first request."""
+    answers = []
+    for line in lines:
+        _client, _number, took_us, _script, at_s, at_us = map(int, line.split()[:6])
+        answers.append((at_s + at_us / 1e6, took_us / 1e3))
+    if not answers:
+        return None
+    first = min(at - took_ms / 1e3 for at, took_ms in answers)
+    times_ms = [took_ms for at, took_ms in answers if warm_up_s <= at - first <= seconds]
+    if not times_ms:
+        return None
+    tps = len(times_ms) / (seconds - warm_up_s)
+    return Turn(tps, percentile(times_ms, 50), percentile(times_ms, 99), len(times_ms))

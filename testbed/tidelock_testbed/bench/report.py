@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ..svg import Series, line_chart
+from . import words
 from .charts import bar_chart, on_white
 from .commits import MODES
 from .targets import Verdict, command, verdicts
@@ -59,12 +60,7 @@ def write(directory: Path) -> None:
     writers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     machine = next(iter(parts.values()))["machine"]
     page = [
-        "# How fast",
-        "",
-        "Measured by `make bench`, which wrote this page, the charts and the JSON files beside it. Machines differ, so "
-        "what is compared took turns in one run, and each claim is a ratio of turns that stood beside each other: the "
-        "median, and in brackets the least and the greatest. Both sites, the clients and the WAN share the cores of "
-        "this one machine.",
+        *words.PAGE.splitlines(),
         "",
         "| machine | |",
         "|---|---|",
@@ -73,8 +69,7 @@ def write(directory: Path) -> None:
         "## Summary",
         "",
         table(directory),
-        "Each part can be measured alone: `make bench ONLY=a,c`. `make bench QUICK=1` tries everything in a few "
-        "minutes and writes to `out/bench-quick/`.",
+        *words.ALONE.splitlines(),
         "",
     ]
     for part, whole in parts.items():
@@ -96,20 +91,8 @@ def _spread(spread: dict, digits: int = 2) -> str:
     return f"{middle} ({low} to {high})"
 
 
-NBD_WORDS = """## (a) The NBD path without replication
-
-`tidelock` here is the daemon's tap, sequencer and local disk (`daemon/examples/unreplicated.rs`), whose records count
-as replicated at once. fio's `nbd` engine asks all servers the same on the same image, one server at a time. The ratio
-is tidelock's operations per second over those of the best of the others **that do the same work**: nbdkit has no
-`O_DIRECT`, so on a disk it answers a write when the page cache has it (also with `cache=none`, which writes out and drops
-behind itself). There its figures are in brackets, and it is compared where each write or batch is flushed, and where it
-reads from the disk. With the image in memory (tmpfs) nobody waits for a disk and all are compared: what is left is the
-path itself.
-"""
-
-
 def _nbd(directory: Path, result: dict) -> list[str]:
-    lines = NBD_WORDS.splitlines() + [""]
+    lines = [*words.NBD.splitlines(), ""]
     for place, title in (("disk", "The image on the disk"), ("memory", "The image in memory")):
         servers = result[place]["servers"]
         rows = result[place]["workloads"]
@@ -152,30 +135,11 @@ def _nbd_words(result: dict) -> list[str]:
         for row in place["workloads"]:
             native, uring = (row["servers"][f"qemu-nbd-{aio}"]["iops"]["median"] for aio in better)
             better["native" if native >= uring else "uring"] += 1
-    return [
-        f"qemu-nbd was quicker with `--aio=native` in {better['native']} and with `--aio=io_uring` in {better['uring']} "
-        "of these workloads; both are measured, and the better one counts.",
-        "",
-        "One owner thread serves all connections of a VM's disks: it is what keeps the order of writes without locks. "
-        "So several connections at once are bound by one core, while nbdkit, which keeps no order, uses a thread for "
-        "each request. QEMU uses one connection for each disk.",
-        "",
-    ]
+    return [*words.QEMU_AIO.format(**better).splitlines(), ""]
 
 
 def _replication(directory: Path, result: dict) -> list[str]:
-    rtt = result["rtt_ms"]
-    lines = [
-        "## (b) With replication",
-        "",
-        f"The same path, `pipelined`, with a backup server at the other end of a WAN of {rtt} ms RTT (TLS, journal, "
-        "image), beside the path without. After each turn the backup is waited for. `cores` is what each program kept "
-        "busy in a turn; the machine's cores are shared by fio, the daemon, the backup server and, where the kernel has "
-        "no netem, the program that delays the packets, which a real WAN does not cost.",
-        "",
-        f"The first copy of the disk ran at {result['initial_copy_mib_per_s']:,.0f} MiB/s.",
-        "",
-    ]
+    lines = [*words.REPLICATION.format(**result).splitlines(), ""]
     programs = [name for name in result["workloads"][0]["cores"] if name not in ("everything", "idle")]
     lines += ["| workload | ratio | without | with | added, median µs | cores: " + ", ".join(programs) + " | idle |"]
     lines += ["|---|---|---|---|---|---|---|"]
@@ -185,9 +149,7 @@ def _replication(directory: Path, result: dict) -> list[str]:
     short = [row for row in result["workloads"] if "half_load" in row]
     if short:
         lines += [
-            "",
-            "Where the ratio is short of 0.95, the same workload held to half of the plain path's speed, so that "
-            "there are cores for both sites:",
+            *words.HALF_LOAD.splitlines(),
             "",
             "| workload | ratio | without | with | added, median µs | idle cores |",
             "|---|---|---|---|---|---|",
@@ -230,17 +192,7 @@ def _with_and_without(row: dict) -> str:
 
 
 def _commits(directory: Path, result: dict) -> list[str]:
-    lines = [
-        "## (c) PostgreSQL",
-        "",
-        "PostgreSQL 15 with `fsync = on` runs on this machine's kernel in a guest's network namespace, its files on ext4 "
-        "on the protected disk (through FUSE and a loop device, `bench/postgres.py`), and pgbench in the clients' "
-        "namespace asks it through the gate. *unprotected* is a second database on the same stack without a backup and "
-        "without a gate. A client sends its next transaction when the last was answered, so with few clients a mode that "
-        "holds replies is bound by clients per round trip; that is the reply time's price, not the server's. RTTs are the "
-        "WAN's; clients are near.",
-        "",
-    ]
+    lines = [*words.COMMITS.splitlines(), ""]
     for title, cells, name in (
         ("Each commit inserts a row", result["insert"], "insert"),
         ("Each commit locks the one table (PipeCloud 6.1, figure 9)", result["locked"], "locked"),
@@ -297,12 +249,7 @@ def _commits(directory: Path, result: dict) -> list[str]:
 
 def _gate(directory: Path, result: dict) -> list[str]:
     lines = [
-        "## (d) The gate",
-        "",
-        "Real packets between namespaces of guest, host and client (`netfilter/examples/gate-bench.rs`): 64-byte datagrams "
-        "as fast as the guest can send them, one TCP stream, round trips. *covered*: queued, and let out at once because "
-        "C covers the stamp. *uncovered*: held until C has risen; what the gate adds is the time from the moment that C is "
-        f"told to the packet's arrival at the client. Packet filter: {result['packet_filter']}.",
+        *words.GATE.format(**result).splitlines(),
         "",
         "| path | traffic | packets/s | of unprotected | added µs | TCP Gb/s | lost in the kernel's queue |",
         "|---|---|---|---|---|---|---|",
@@ -332,10 +279,7 @@ def _gate(directory: Path, result: dict) -> list[str]:
 
 def _memory(directory: Path, result: dict) -> list[str]:
     lines = [
-        "## (e) Memory",
-        "",
-        f"Resident memory of both processes in {result['seconds']:.0f} s at full speed over {result['rtt_ms']} ms. The "
-        "daemon holds what the backup has not acknowledged, up to the configured backlog; beyond it guests' writes wait.",
+        *words.MEMORY.format(**result).splitlines(),
         "",
         "| load | process | at rest MiB | most MiB | after MiB | backlog's limit MiB | written MiB |",
         "|---|---|---|---|---|---|---|",

@@ -20,18 +20,18 @@ class Settings:
 
     quick: bool = False
     results: Path = DOCS
-    rounds: int = 3
-    fio_s: float = 1.5
+    rounds: int = 5
+    fio_s: float = 1.0
     """One turn of fio, after `fio_ramp_s` that is not counted."""
-    fio_ramp_s: float = 0.5
+    fio_ramp_s: float = 0.3
     image_mib: int = 1024
     """Size of the disks that fio works on."""
-    pgbench_s: float = 3.0
+    pgbench_s: float = 2.5
     """One turn of pgbench."""
     pgbench_rounds: int = 3
     rtts_ms: tuple[int, ...] = (0, 50, 100, 200)
     client_counts: tuple[int, ...] = (1, 4, 16, 64)
-    gate_s: int = 2
+    gate_s: int = 1
     memory_s: float = 60.0
     profile_s: float = 4.0
 

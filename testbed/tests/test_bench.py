@@ -1,0 +1,136 @@
+"""What the benchmark does with its measurements: nothing here measures."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from tidelock_testbed.bench.charts import bar_chart, on_white
+from tidelock_testbed.bench.commits import cell
+from tidelock_testbed.bench.fio import WORKLOADS, FioResult, Workload
+from tidelock_testbed.bench.gate import summarise
+from tidelock_testbed.bench.nbd import PLACES, compare, is_compared
+from tidelock_testbed.bench.postgres import Turn, read_log
+from tidelock_testbed.bench.servers import NBDKIT, NBDKIT_NO_CACHE, OURS, QEMU_NATIVE, QEMU_URING
+from tidelock_testbed.bench.spread import Spread, percentile, ratio
+from tidelock_testbed.bench.targets import verdicts
+from tidelock_testbed.svg import Series, line_chart
+
+WRITE = Workload("write", "randwrite", "4k", 1)
+READ = Workload("read", "randread", "4k", 1)
+FLUSHED = Workload("flushed", "randwrite", "4k", 1, writes_per_flush=1)
+
+
+def turns(*iops: float) -> list[FioResult]:
+    """Turns that differ in nothing else."""
+    return [FioResult(value, value / 256, 10, 20) for value in iops]
+
+
+def test_a_ratio_pairs_turns_that_stood_beside_each_other():
+    # The machine became twice as slow in the middle; no ratio shows it.
+    assert ratio([200, 100, 100], [100, 50, 50]) == Spread(2, 2, 2)
+    with pytest.raises(ValueError, match="shorter"):
+        ratio([1, 2], [1])
+
+
+def test_percentiles_are_values_that_were_measured():
+    assert [percentile([3, 1, 2], percent) for percent in (0, 50, 99, 100)] == [1, 2, 3, 3]
+
+
+def test_nbdkit_is_compared_where_it_does_the_same_work():
+    assert not is_compared("disk", NBDKIT_NO_CACHE, WRITE)
+    assert not is_compared("disk", NBDKIT, READ)
+    assert is_compared("disk", NBDKIT_NO_CACHE, READ)
+    assert is_compared("disk", NBDKIT, FLUSHED)
+    assert is_compared("memory", NBDKIT, WRITE)
+    for server in (OURS, QEMU_NATIVE, QEMU_URING):
+        assert all(is_compared(place, server, workload) for place in PLACES for workload in WORKLOADS)
+
+
+def test_ours_is_compared_with_the_best_of_those_that_are_compared():
+    row = compare(
+        WRITE,
+        {OURS.key: turns(90, 100), "slow": turns(50, 50), "good": turns(100, 100), "cached": turns(900, 900)},
+        {OURS.key, "slow", "good"},
+    )
+    assert row["best_other"] == "good"
+    assert row["ratio"] == {"min": 0.9, "median": 0.95, "max": 1.0}
+    assert not row["servers"]["cached"]["compared"]
+
+
+def log_line(at_s: float, took_ms: float) -> str:
+    """A line as pgbench writes it."""
+    return f"0 1 {took_ms * 1e3:.0f} 0 {int(at_s)} {round(at_s % 1 * 1e6)}"
+
+
+def test_what_was_answered_while_warming_up_or_after_the_end_is_not_counted():
+    lines = [log_line(100 + tenth / 10, 50) for tenth in range(1, 60)]
+    turn = read_log(lines, warm_up_s=1, seconds=3)
+    # The first request left at 100.05; counted are the answers from 101.05 to 103.05.
+    assert turn == Turn(tps=10.0, p50_ms=50, p99_ms=50, transactions=20)
+    assert read_log([], 1, 3) is None
+    assert read_log(lines[:2], 1, 3) is None
+
+
+def results(pipelined_tps: float, reply_ms: float, sync_tps: float) -> dict:
+    """Results of PostgreSQL's part, with what matters to its targets."""
+
+    def modes(pipelined: float) -> dict[str, list[Turn]]:
+        return {
+            "unprotected": [Turn(100, 1, 2, 100)],
+            "async": [Turn(100, 1, 2, 100)],
+            "pipelined": [Turn(pipelined, reply_ms, 60, 100)],
+            "sync": [Turn(sync_tps, 60, 70, 100)],
+        }
+
+    return {
+        "c": {
+            "insert": [cell(50, 1, modes(19))],
+            "locked": [cell(50, clients, modes(clients * 10)) for clients in (1, 24)],
+            "full": cell(50, 800, modes(pipelined_tps)),
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [((95, 52, 20), [True, True, True]), ((94, 52.1, 21), [False, False, False])],
+)
+def test_targets_are_reached_at_their_limit_and_short_one_step_past_it(given, expected):
+    assert [verdict.reached for verdict in verdicts(results(*given))] == expected
+
+
+def test_the_gates_rounds_are_compared_within_themselves():
+    def one(slow: float) -> dict:
+        figures = {"unprotected": (400, 6.0, None), "covered": (200, 8.0, None), "uncovered": (100, None, 5.0)}
+        return {
+            "packet_filter": "any",
+            "rows": [
+                {
+                    "path": path,
+                    "traffic": traffic,
+                    "packets_per_s": packets / slow,
+                    "round_trip_us_median": trip and trip * slow,
+                    "round_trip_us_p99": trip,
+                    "release_us_median": release,
+                    "tcp_gbit_per_s": 10,
+                    "dropped_by_kernel": None if traffic == "unprotected" else 1,
+                }
+                for path in ("routed", "bridged")
+                for traffic, (packets, trip, release) in figures.items()
+            ],
+        }
+
+    rows = summarise([one(1), one(2)])["rows"]
+    assert [row["packets_ratio"]["median"] for row in rows] == [1, 0.5, 0.25] * 2
+    assert rows[1]["added_us"] == {"min": 2, "median": 3, "max": 4}
+    assert rows[2]["added_us"]["median"] == 5
+    assert rows[2]["dropped_by_kernel"] == 2
+
+
+def test_charts_are_whole_documents():
+    bars = bar_chart("a < b", "unit", ["x", "y"], [("group & co", [(1.0, "1/s"), (0.0, "0/s")])])
+    lines = on_white(line_chart("t", "x", "y", [Series("s", [(0, 1), (2, 3)])]))
+    for svg in (bars, lines):
+        assert ElementTree.fromstring(svg).tag.endswith("svg")
