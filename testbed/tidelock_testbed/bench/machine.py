@@ -23,7 +23,7 @@ def machine() -> dict[str, str]:
         "memory": f"{memory_kib / (1 << 20):.0f} GiB",
         "kernel": "Linux " + re.sub(r"-.*", "", platform.release()),
         "system": _os_name(),
-        "file system": _first_line(["stat", "-f", "-c", "%T", str(OUT)]),
+        "file system": _first_line(["findmnt", "-n", "-o", "FSTYPE", "-T", str(OUT)]),
         "fio": fio_version(),
         "qemu-nbd": _first_line(["qemu-nbd", "--version"]),
         "nbdkit": _first_line(["nbdkit", "--version"]),

@@ -20,7 +20,7 @@ class Settings:
 
     quick: bool = False
     results: Path = DOCS
-    rounds: int = 5
+    rounds: int = 3
     fio_s: float = 1.0
     """One turn of fio, after `fio_ramp_s` that is not counted."""
     fio_ramp_s: float = 0.3
