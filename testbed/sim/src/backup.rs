@@ -220,12 +220,8 @@ impl World {
                 );
                 let slot = &mut self.backup.groups[group];
                 slot.contiguous.clone_from(&journaled);
-                let start = opened.state().recovered().cloned();
                 slot.group = Some(opened);
-                if let (Some(start), None) = (start, &slot.recovered) {
-                    // A recovery that the operator was told had failed, and that had not.
-                    return self.is_recovered(group, start.cut, start.epoch);
-                }
+                self.notice_recovery(group)?;
                 self.check_reopened(group, &journaled)
             }
             Err(error) if slot.full => {
@@ -234,6 +230,18 @@ impl World {
                 Ok(())
             }
             Err(error) => fail(Checker::OpensAgain, format!("group {group}: {error}")),
+        }
+    }
+
+    /// A recovery that the operator was told had failed may be put on record later: when there is
+    /// room again, or when the journal is opened again.
+    fn notice_recovery(&mut self, group: usize) -> Checked {
+        let slot = &self.backup.groups[group];
+        let durable = slot.group.as_ref().filter(|g| g.recovery().is_some());
+        let start = durable.and_then(|g| g.state().recovered().cloned());
+        match (start, &slot.recovered) {
+            (Some(start), None) => self.is_recovered(group, start.cut, start.epoch),
+            _ => Ok(()),
         }
     }
 
@@ -454,6 +462,8 @@ impl World {
             of.flush();
             slot.outputs.extend(of.take_outputs());
         }
+        self.notice_recovery(group)?;
+        let slot = &mut self.backup.groups[group];
         slot.busy = true;
         let mean = self.plan.sync_ns * self.backup.slow_factor;
         let after = self.rng.span(mean);
@@ -539,6 +549,10 @@ impl World {
         let slot = &mut self.backup.groups[group];
         let broken = slot.group.as_ref().and_then(|g| g.broken().map(str::to_owned));
         if let Some(reason) = broken {
+            // The fold may have broken it meanwhile: its members are told.
+            let outputs = slot.group.as_mut().map(Group::take_outputs).unwrap_or_default();
+            slot.outputs_now(outputs);
+            self.send_outputs(group)?;
             note!(self, "group {group} is broken: {reason}");
             self.backup.groups[group].reset();
         }

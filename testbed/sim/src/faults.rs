@@ -323,10 +323,26 @@ impl World {
         }
     }
 
+    /// A group that has lost a host for good moves to the backup site as a whole: the operator
+    /// shuts down what is left of it.
+    fn give_up_lost_groups(&mut self) {
+        loop {
+            let half_lost = (0..self.vms.len()).find(|vm| {
+                let host = self.plan.vms[*vm].host;
+                !self.hosts[host].lost && self.is_lost(self.plan.vms[*vm].group)
+            });
+            let Some(vm) = half_lost else { return };
+            let host = self.plan.vms[vm].host;
+            self.power_off(host);
+            self.hosts[host].lost = true;
+        }
+    }
+
     /// No more faults, and everything that was broken works again.
     pub fn heal(&mut self) -> Checked {
         note!(self, "no more faults");
         self.faulty = false;
+        self.give_up_lost_groups();
         if self.backup.groups.iter().any(|slot| slot.dying) {
             self.end_backup(true);
         }

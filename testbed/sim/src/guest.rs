@@ -250,8 +250,8 @@ impl World {
             Ask::Write { extent: other, .. } => other.overlaps(&extent),
             _ => false,
         });
-        // A write of a guest that has died may still be under way.
-        let orphan = state.run.as_ref().is_some_and(|run| run.is_writing(extent));
+        // A write of a guest that has died may still be under way, or lost with a daemon.
+        let orphan = state.run.as_ref().is_none_or(|run| run.is_writing(extent));
         let stable = !in_flight && !orphan && !state.oracle.is_damaged(extent);
         let expected = stable.then(|| state.oracle.logical(extent).to_vec());
         self.ask(vm, Ask::Read { extent, expected })

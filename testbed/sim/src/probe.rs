@@ -193,7 +193,6 @@ impl World {
                 let entries = recovery.writers.iter().enumerate();
                 let cut: CountVector =
                     entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
-                note!(self, "group {group} is recovered: cut {cut} epoch {}", recovery.epoch);
                 self.counts.recoveries += 1;
                 self.is_recovered(group, cut, recovery.epoch)
             }
@@ -218,6 +217,7 @@ impl World {
 
     /// A recovery is on record.
     pub fn is_recovered(&mut self, group: usize, cut: CountVector, epoch: Epoch) -> Checked {
+        note!(self, "group {group} is recovered: cut {cut} epoch {epoch}");
         // What was acknowledged right before it, and the refusals that follow it.
         let slot = &mut self.backup.groups[group];
         let outputs = slot.group.as_mut().expect("has just been recovered").take_outputs();
