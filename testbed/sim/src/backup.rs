@@ -2,24 +2,21 @@
 //! thread for each group that is busy while it syncs, and the fold beside it.
 
 use crate::failure::{Checked, Checker, check, fail};
-use crate::net::{ConnId, Way};
+use crate::net::ConnId;
 use crate::probe::Recovered;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
+use crate::server::{Input, ServerConn};
 use crate::world::{Event, Run, World, note};
-use bytes::BytesMut;
 use std::collections::{BTreeMap, VecDeque};
 use tidelock_backup_server::fold::{FoldError, Folded};
-use tidelock_backup_server::group::{ConnectionId, Group, GroupOptions, Link, Output};
+use tidelock_backup_server::group::{Group, GroupOptions, Link, Now, Output};
 use tidelock_backup_server::journal;
 use tidelock_backup_server::storage::memory::{Faults, Memory};
-use tidelock_protocol::frame::{self, Frame};
-use tidelock_protocol::ids::{Channel, Epoch, Seq, WriterId};
-use tidelock_protocol::message::{Attach, Message, PROTOCOL, RefusalKind};
+use tidelock_protocol::frame::Frame;
+use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::message::{Attach, Message, RefusalKind};
 use tidelock_protocol::vector::CountVector;
-
-/// Frames of one group that wait for its thread: beyond it connections are not read.
-const INBOX_MAX_BYTES: usize = 512 << 10;
 
 /// The outcome of a fold.
 #[derive(Debug)]
@@ -29,34 +26,6 @@ pub struct FoldEnd {
     result: Result<Folded, FoldError>,
 }
 
-/// One connection.
-#[derive(Debug, Default)]
-struct ServerConn {
-    input: BytesMut,
-    host: Option<String>,
-    /// The group of each attached channel.
-    channels: BTreeMap<Channel, usize>,
-    /// A record that is kept back to be swapped with the next one.
-    swapped: Option<Frame>,
-}
-
-/// What its thread is given.
-#[derive(Debug)]
-enum Input {
-    Attach(Link, String, Box<Attach>),
-    Frame(Link, Frame),
-    Lost(ConnectionId),
-}
-
-impl Input {
-    fn bytes(&self) -> usize {
-        match self {
-            Input::Frame(_, Frame::Record(_, record)) => record.encoded_len(),
-            _ => 64,
-        }
-    }
-}
-
 /// One group at the backup.
 #[derive(Debug)]
 pub struct GroupSlot {
@@ -64,8 +33,8 @@ pub struct GroupSlot {
     pub storage: Memory,
     /// Its state, while the server runs and it is open.
     pub group: Option<Group<Memory>>,
-    inbox: VecDeque<Input>,
-    inbox_bytes: usize,
+    pub(crate) inbox: VecDeque<Input>,
+    pub(crate) inbox_bytes: usize,
     /// Frames that came while it did not accept, by link.
     kept: BTreeMap<Link, VecDeque<Frame>>,
     /// Its thread waits for the disk.
@@ -97,8 +66,8 @@ pub struct GroupSlot {
 #[derive(Debug)]
 pub struct Backup {
     /// This run; `None` while it is down.
-    boot: Option<Run>,
-    conns: BTreeMap<ConnId, ServerConn>,
+    pub(crate) boot: Option<Run>,
+    pub(crate) conns: BTreeMap<ConnId, ServerConn>,
     /// Its groups, by number.
     pub groups: Vec<GroupSlot>,
     /// The disk is so much slower.
@@ -275,138 +244,6 @@ impl World {
         }
     }
 
-    // ---- connections
-
-    /// A connection has bytes for the server.
-    pub fn backup_reads(&mut self, id: ConnId) -> Checked {
-        if !self.backup.is_up() {
-            return Ok(());
-        }
-        let Some(server) = self.backup.conns.get_mut(&id) else { return Ok(()) };
-        let Some(conn) = self.net.conns.get_mut(&id) else { return Ok(()) };
-        let mangled = conn.mangled;
-        let full = |groups: &[GroupSlot], server: &ServerConn| {
-            server.channels.values().any(|g| groups[*g].waiting_bytes() >= INBOX_MAX_BYTES)
-        };
-        if full(&self.backup.groups, server) {
-            // The network is not read: it fills up, and the host waits.
-            return Ok(());
-        }
-        server.input.extend_from_slice(&std::mem::take(&mut conn.up.arrived));
-        let mut frames = Vec::new();
-        let mut broken = None;
-        loop {
-            match frame::decode(&mut server.input) {
-                Ok(Some(frame)) => frames.push(frame),
-                Ok(None) => break,
-                Err(error) => {
-                    broken = Some(error.to_string());
-                    break;
-                }
-            }
-        }
-        if let Some(error) = &broken {
-            check(mangled, Checker::Stream, || format!("a host sends garbage: {error}"))?;
-        }
-        for frame in frames {
-            if !self.backup.conns.contains_key(&id) {
-                return Ok(());
-            }
-            for frame in self.mangle(id, mangled, frame) {
-                self.server_frame(id, frame)?;
-            }
-        }
-        if let Some(error) = broken {
-            note!(self, "the backup closes {id}: {error}");
-            self.backup_loses(id);
-            self.backup_closes(id);
-        }
-        Ok(())
-    }
-
-    /// What becomes of a frame on a connection that something in between damages.
-    fn mangle(&mut self, id: ConnId, mangled: bool, frame: Frame) -> Vec<Frame> {
-        if !mangled || !matches!(frame, Frame::Record(..)) {
-            return vec![frame];
-        }
-        let server = self.backup.conns.get_mut(&id).expect("looked up by the caller");
-        if let Some(first) = server.swapped.take() {
-            return vec![frame, first];
-        }
-        match self.rng.below(12) {
-            0 => Vec::new(),
-            1 => vec![frame.clone(), frame],
-            2 => {
-                server.swapped = Some(frame);
-                Vec::new()
-            }
-            _ => vec![frame],
-        }
-    }
-
-    fn server_frame(&mut self, id: ConnId, frame: Frame) -> Checked {
-        let server = self.backup.conns.get_mut(&id).expect("looked up by the caller");
-        let Some(host) = server.host.clone() else {
-            if let Frame::Control(Channel(0), Message::Hello { host, .. }) = frame {
-                server.host = Some(host);
-                let (protocol, _) = PROTOCOL;
-                let welcome =
-                    Message::Welcome { protocol, server: "b".into(), software: "sim".into() };
-                self.tell(id, Channel(0), &welcome);
-                return Ok(());
-            }
-            return fail(Checker::Stream, format!("{frame:?} before a hello"));
-        };
-        let channel = match &frame {
-            Frame::Control(channel, _) | Frame::Record(channel, _) => *channel,
-        };
-        let link = Link { connection: ConnectionId(id), channel };
-        match frame {
-            Frame::Control(_, Message::Attach(attach)) => {
-                let known = self.plan.groups.iter().position(|g| g.name == attach.group);
-                let Some(group) = known else {
-                    return fail(Checker::Stream, format!("no group {}", attach.group));
-                };
-                server.channels.insert(channel, group);
-                self.give(group, Input::Attach(link, host, attach));
-            }
-            frame => {
-                let Some(group) = server.channels.get(&channel) else {
-                    return fail(Checker::Stream, format!("{frame:?} on a channel of nobody"));
-                };
-                let group = *group;
-                self.give(group, Input::Frame(link, frame));
-            }
-        }
-        Ok(())
-    }
-
-    fn tell(&mut self, conn: ConnId, channel: Channel, message: &Message) {
-        let mut out = BytesMut::new();
-        frame::encode_control(channel, message, &mut out);
-        self.send(conn, Way::Down, &out);
-    }
-
-    /// The server has learnt that a connection is gone.
-    pub fn backup_loses(&mut self, id: ConnId) {
-        let Some(server) = self.backup.conns.remove(&id) else { return };
-        let mut groups: Vec<_> = server.channels.into_values().collect();
-        groups.sort_unstable();
-        groups.dedup();
-        for group in groups {
-            self.give(group, Input::Lost(ConnectionId(id)));
-        }
-    }
-
-    fn give(&mut self, group: usize, input: Input) {
-        let Some(boot) = self.backup.boot else { return };
-        let slot = &mut self.backup.groups[group];
-        slot.inbox_bytes += input.bytes();
-        slot.inbox.push_back(input);
-        let after = self.rng.range(1..MS / 10);
-        self.wake_group(group, boot, after);
-    }
-
     /// The thread of a group looks soon.
     pub fn wake_group_now(&mut self, group: usize) {
         if let Some(boot) = self.backup.boot {
@@ -414,7 +251,7 @@ impl World {
         }
     }
 
-    fn wake_group(&mut self, group: usize, boot: Run, after_ns: u64) {
+    pub(crate) fn wake_group(&mut self, group: usize, boot: Run, after_ns: u64) {
         let slot = &mut self.backup.groups[group];
         if slot.busy {
             slot.again = true;
@@ -647,6 +484,9 @@ impl World {
         if self.rng.chance(1, self.plan.probe_one_in) {
             self.probe(group)?;
         }
+        if self.rng.chance(1, self.plan.probe_one_in) {
+            self.check_pin(group)?;
+        }
         Ok(())
     }
 
@@ -715,7 +555,7 @@ impl GroupSlot {
         Faults { capacity_bytes: self.full.then_some(0), ..Faults::default() }
     }
 
-    fn receive(&mut self, now: tidelock_backup_server::group::Now, link: Link, frame: Frame) {
+    fn receive(&mut self, now: Now, link: Link, frame: Frame) {
         let Some(of) = &mut self.group else { return };
         let arrived = match &frame {
             Frame::Record(_, record) => Some((record.writer, record.seq, record.epoch)),

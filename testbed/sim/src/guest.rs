@@ -137,7 +137,7 @@ pub fn row_bytes(vm: usize, row: Row) -> Vec<u8> {
     bytes.extend_from_slice(&row.version.to_le_bytes());
     let mut filler = crate::rng::Rng::new((vm as u64) << 48 ^ row.slot << 32 ^ row.version);
     while bytes.len() < ROW_BYTES as usize {
-        bytes.extend_from_slice(&filler.next().to_le_bytes());
+        bytes.extend_from_slice(&filler.number().to_le_bytes());
     }
     bytes
 }
@@ -169,7 +169,7 @@ impl World {
         if !guest.alive || guest.boot != boot || !self.busy {
             return Ok(());
         }
-        let orphans = self.vms[vm].run.as_ref().map_or(0, crate::host::MemberRun::open_writes);
+        let orphans = self.vms[vm].run.as_ref().map_or(0, crate::owner::MemberRun::open_writes);
         let full = guest.asked.len().max(orphans) >= self.plan.vms[vm].queue_depth;
         let after = self.rng.span(self.plan.vms[vm].think_ns);
         self.schedule.after(after, Event::Think { vm, boot });
@@ -225,7 +225,7 @@ impl World {
 
     fn begin_write(&mut self, vm: usize) -> Checked {
         let extent = self.draw_extent(vm);
-        let fill = self.rng.next();
+        let fill = self.rng.number();
         let mut data: Vec<u8> = Vec::with_capacity(extent.len_bytes as usize + 8);
         while data.len() < extent.len_bytes as usize {
             data.extend_from_slice(&fill.wrapping_add(data.len() as u64).to_le_bytes());

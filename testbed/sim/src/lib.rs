@@ -15,8 +15,8 @@
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
-//! | [`host`], [`link`], [`gate`] | the daemon |
-//! | [`backup`] | the backup server |
+//! | [`host`], [`owner`], [`local`], [`link`], [`gate`] | the daemon |
+//! | [`backup`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`net`] | what is simulated |
 //! | [`faults`] | what goes wrong |
 //! | [`oracle`], [`probe`], [`failure`] | the checkers |
@@ -33,14 +33,17 @@ pub mod gate;
 pub mod guest;
 pub mod host;
 pub mod link;
+pub mod local;
 pub mod net;
 pub mod oracle;
+pub mod owner;
 pub mod plant;
 pub mod probe;
 pub mod rng;
 pub mod run;
 pub mod scenario;
 pub mod schedule;
+pub mod server;
 pub mod trace;
 pub mod world;
 

@@ -100,7 +100,7 @@ impl LinkLoop {
             began_ns: 0,
             last_heard_ns: 0,
             pause_ns: PAUSE_FIRST_NS,
-            lease_ms: u64::MAX,
+            lease_ms: 10_000,
         }
     }
 
@@ -113,7 +113,8 @@ impl LinkLoop {
         gate: Arc<dyn GateControl>,
         keeper: Box<dyn EpochKeeper>,
     ) {
-        self.lease_ms = self.lease_ms.min(attach.lease_ms);
+        let least = if self.members.is_empty() { u64::MAX } else { self.lease_ms };
+        self.lease_ms = least.min(attach.lease_ms);
         self.members.push(Member::new(MemberParts {
             attach,
             channel,

@@ -64,7 +64,12 @@ fn main() -> ExitCode {
             }
         },
     };
-    let options = Options { steps: args.steps, plant, live_trace: args.trace.is_some() };
+    let options = Options {
+        steps: args.steps,
+        plant,
+        live_trace: args.trace.is_some(),
+        ..Options::default()
+    };
     report_panics(options);
     if let Some(seed) = args.trace {
         SEED.set(seed);
@@ -82,7 +87,7 @@ fn main() -> ExitCode {
     if args.json {
         print_json(&args, &done, &failed, elapsed_s);
     } else {
-        print_text(&args, &done, &failed, elapsed_s);
+        print_text(&args, &options, &done, &failed, elapsed_s);
     }
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -170,13 +175,12 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.faults += one.faults;
     sum.daemon_runs += one.daemon_runs;
     sum.probes += one.probes;
+    sum.pins += one.pins;
     sum.recoveries += one.recoveries;
     sum.copies += one.copies;
 }
 
-fn print_text(args: &Args, done: &Done, failed: &[Outcome], elapsed_s: f64) {
-    let options = Options { steps: args.steps, plant: None, live_trace: false };
-    let options = Options { plant: args.plant.as_deref().and_then(Plant::of), ..options };
+fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
     for outcome in failed {
         let failure = outcome.failure.as_ref().expect("it failed");
         println!("seed {} breaks {}: {}", outcome.seed, failure.checker, failure.what);
@@ -185,12 +189,12 @@ fn print_text(args: &Args, done: &Done, failed: &[Outcome], elapsed_s: f64) {
                 println!("  {line}");
             }
         }
-        println!("  {}", replay(outcome.seed, &options));
+        println!("  {}", replay(outcome.seed, options));
     }
     let c = &done.counts;
     println!(
         "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} faults, \
-         {} daemon runs, {} copies, {} recoveries and {} rehearsed ones compared byte by byte",
+         {} daemon runs, {} copies, {} recoveries, {} rehearsed ones and {} pinned views compared byte by byte",
         failed.len(),
         done.seeds,
         c.events,
@@ -200,7 +204,8 @@ fn print_text(args: &Args, done: &Done, failed: &[Outcome], elapsed_s: f64) {
         c.daemon_runs,
         c.copies,
         c.recoveries,
-        c.probes
+        c.probes,
+        c.pins
     );
 }
 

@@ -10,8 +10,8 @@ use crate::guest::{Row, row_bytes};
 use crate::schedule::{MS, S};
 use crate::world::{Event, World, note};
 use bytes::Bytes;
-use tidelock_backup_server::group::{Group, GuestEffect, RecoverError};
-use tidelock_backup_server::storage::memory::Memory;
+use tidelock_backup_server::group::{Group, GuestEffect, Pin, RecoverError};
+use tidelock_backup_server::storage::memory::{Memory, MemoryFile};
 use tidelock_backup_server::view::DiskKey;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::vector::CountVector;
@@ -98,6 +98,43 @@ impl World {
             }
             Err(error) => fail(Checker::OpensAgain, format!("a rehearsed recovery: {error}")),
         }
+    }
+
+    /// Rules 2 and 5: a view at the cut, while everything goes on, is a prefix, too.
+    pub fn check_pin(&mut self, group: usize) -> Checked {
+        let Some(mut of) = self.backup.groups[group].group.take() else { return Ok(()) };
+        let result = match of.pin() {
+            Ok(pin) if self.backup.groups[group].recovered.is_none() => {
+                self.check_pinned(group, &pin)
+            }
+            // The disk may be full or fail; initialising has nothing to show.
+            _ => Ok(()),
+        };
+        let slot = &mut self.backup.groups[group];
+        slot.outputs_now(of.take_outputs());
+        slot.group = Some(of);
+        self.wake_group_now(group);
+        result
+    }
+
+    fn check_pinned(&mut self, group: usize, pin: &Pin<MemoryFile>) -> Checked {
+        self.counts.pins += 1;
+        let mut views = pin.disks.iter();
+        for vm in self.plan.groups[group].vms.clone() {
+            let writer = WriterId(self.plan.vms[vm].writer);
+            let expected = self.vms[vm].oracle.state_at(pin.cut.get(writer))?;
+            let mut found = Vec::new();
+            for image in &expected {
+                let mut content = vec![0; image.len()];
+                let (_, view) = views.next().expect("a view of each disk");
+                if let Err(error) = view.read(0, &mut content) {
+                    return fail(Checker::Prefix, format!("a pinned disk of vm {vm}: {error}"));
+                }
+                found.push(content);
+            }
+            compare(vm, &pin.cut, &expected, &found)?;
+        }
+        Ok(())
     }
 
     /// Rules 3 and 9: what was acknowledged is there.
@@ -256,7 +293,7 @@ impl World {
         let offset = self.rng.below(size);
         let len = self.rng.range(1..2000).min(size - offset);
         let zero = self.rng.chance(1, 4);
-        let byte = self.rng.next() as u8;
+        let byte = self.rng.number() as u8;
         let flush = self.rng.chance(1, 4);
         let slot = &mut self.backup.groups[group];
         let (Some(of), Some(recovered)) = (&mut slot.group, &mut slot.recovered) else {

@@ -12,12 +12,12 @@ impl Rng {
     pub fn new(seed: u64) -> Self {
         // Neighbouring seeds must not give sequences that are shifted copies of each other.
         let mut rng = Self(seed.wrapping_mul(0xd134_2543_de82_ef95) ^ 0x5851_f42d_4c95_7f2d);
-        rng.next();
+        rng.number();
         rng
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,7 +27,7 @@ impl Rng {
 
     /// A number below `n`, which is not 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+        ((u128::from(self.number()) * u128::from(n)) >> 64) as u64
     }
 
     /// A number of the range.
@@ -78,9 +78,9 @@ mod tests {
     #[test]
     fn a_seed_is_a_sequence_and_ranges_hold() {
         let (mut a, mut b, mut c) = (Rng::new(7), Rng::new(7), Rng::new(8));
-        let numbers: Vec<_> = (0..100).map(|_| a.next()).collect();
-        assert!(numbers.iter().all(|n| *n == b.next()));
-        assert!(numbers.iter().any(|n| *n != c.next()));
+        let numbers: Vec<_> = (0..100).map(|_| a.number()).collect();
+        assert!(numbers.iter().all(|n| *n == b.number()));
+        assert!(numbers.iter().any(|n| *n != c.number()));
         let mut seen = [false; 5];
         for _ in 0..1000 {
             seen[a.index(5)] = true;

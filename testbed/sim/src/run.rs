@@ -1,7 +1,7 @@
 //! One seed from beginning to end: faults for so many steps, then none, and then everything must
 //! come back.
 
-use crate::failure::{Checked, Checker, Failure, check, fail};
+use crate::failure::{self, Checked, Checker, Failure, check, fail};
 use crate::plant::{self, Plant};
 use crate::schedule::S;
 use crate::world::{Counts, World};
@@ -23,11 +23,13 @@ pub struct Options {
     pub plant: Option<Plant>,
     /// Print every line of the trace as it comes.
     pub live_trace: bool,
+    /// A checker that looks away: to see whether those behind it notice, too.
+    pub without: Option<Checker>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { steps: 6_000, plant: None, live_trace: false }
+        Self { steps: 12_000, plant: None, live_trace: false, without: None }
     }
 }
 
@@ -50,9 +52,11 @@ pub struct Outcome {
 #[must_use]
 pub fn run(seed: u64, options: &Options) -> Outcome {
     plant::in_this_thread(options.plant);
+    failure::look_away(options.without);
     let mut world = World::new(seed, options.plant, options.live_trace);
     let result = catch_unwind(AssertUnwindSafe(|| live(&mut world, options)));
     plant::in_this_thread(None);
+    failure::look_away(None);
     let failure = match result {
         Ok(result) => result.err(),
         Err(panic) => {

@@ -311,7 +311,7 @@ fn draw_disk(rng: &mut Rng, size_bytes: u64) -> DiskPlan {
             0 => continue,
             1 => {
                 for chunk in content[range.start as usize..range.end as usize].chunks_mut(8) {
-                    chunk.copy_from_slice(&rng.next().to_le_bytes()[..chunk.len()]);
+                    chunk.copy_from_slice(&rng.number().to_le_bytes()[..chunk.len()]);
                 }
             }
             // Allocated, and zeroes all the same.

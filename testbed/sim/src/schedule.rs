@@ -40,6 +40,12 @@ impl<E> Ord for Slot<E> {
     }
 }
 
+impl<E> Default for Schedule<E> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<E> Schedule<E> {
     /// Nothing is to come.
     #[must_use]
@@ -61,7 +67,7 @@ impl<E> Schedule<E> {
     }
 
     /// The next event; time moves on to it.
-    pub fn next(&mut self) -> Option<E> {
+    pub fn advance(&mut self) -> Option<E> {
         let Reverse((at, _, Slot(event))) = self.heap.pop()?;
         self.now_ns = at;
         Some(event)
@@ -108,7 +114,7 @@ mod tests {
         schedule.after(1, 'a');
         schedule.after(5, 'd');
         schedule.after(3, 'b');
-        let order: String = std::iter::from_fn(|| schedule.next()).collect();
+        let order: String = std::iter::from_fn(|| schedule.advance()).collect();
         assert_eq!(order, "abcd");
         assert_eq!(schedule.now_ns(), S + 5);
     }

@@ -5,9 +5,10 @@ use crate::backup::{Backup, FoldEnd};
 use crate::disk::LocalDisk;
 use crate::failure::Checked;
 use crate::guest::{Client, Guest};
-use crate::host::{Daemon, MemberRun, StateFile};
+use crate::host::{Daemon, StateFile};
 use crate::net::{ConnId, Net, Way};
 use crate::oracle::WriterOracle;
+use crate::owner::MemberRun;
 use crate::plant::Plant;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
@@ -129,6 +130,8 @@ pub struct Counts {
     pub daemon_runs: u64,
     /// Recoveries on copies of the backup's disk, compared byte by byte.
     pub probes: u64,
+    /// Views at a cut of a group that went on, compared byte by byte.
+    pub pins: u64,
     /// Recoveries of groups.
     pub recoveries: u64,
     /// Copies completed.
@@ -283,7 +286,7 @@ impl World {
 
     /// One step. False when nothing is to come.
     pub fn step(&mut self) -> Checked<bool> {
-        let Some(event) = self.schedule.next() else { return Ok(false) };
+        let Some(event) = self.schedule.advance() else { return Ok(false) };
         self.counts.events += 1;
         self.dispatch(event)?;
         self.notice_wakeups();
