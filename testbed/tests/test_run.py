@@ -40,6 +40,8 @@ def test_a_run_that_is_stopped_leaves_nothing(run, number):
         stderr=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "testbed")},
+        # A test run in the background of a script has SIGINT ignored, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     prefix, pid, sockets = child.stdout.readline().split()
     started = start_time(int(pid))
