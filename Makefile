@@ -10,7 +10,8 @@ PY := PYTHONPATH=testbed .venv/bin/python
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "drill's knobs: MODE=pipelined|sync|async RTT=50 RUNS=1 SEED=n GUEST=vm|process SCENARIO=..."
+	@echo "drill's knobs: MODE=pipelined|sync|async RTT=50 RUNS=1 SEED=n GUEST=vm|process"
+	@echo "    SCENARIO=primary-dies|two-disks|link-cut|backup-restart|daemon-crash|during-copy|grace"
 
 drill: ## two sites, a VM with a database, a disaster, a recovery, and what the clients lost
 	@scripts/setup
