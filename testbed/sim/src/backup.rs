@@ -191,7 +191,8 @@ impl World {
                 slot.contiguous.clone_from(&journaled);
                 slot.group = Some(opened);
                 self.notice_recovery(group)?;
-                self.check_reopened(group, &journaled)
+                self.check_reopened(group, &journaled)?;
+                self.probe(group)
             }
             Err(error) if slot.full => {
                 // It is tried again.

@@ -37,6 +37,8 @@ pub enum Checker {
     ReadOwnWrites,
     /// Rule 8: after the faults, lag returns to zero and everything is protected again.
     ComesBack,
+    /// Rule 6: a member is not called replicating before the backup has a whole copy.
+    NoFalseSync,
     /// Rules 6 and 8: when nothing is under way, both sites hold the same.
     SitesEqual,
     /// Rule 9: a group can be opened after any crash, and a recovered one keeps what its guest
@@ -70,6 +72,7 @@ impl Checker {
             Checker::SyncWaits => "sync-waits",
             Checker::ReadOwnWrites => "read-own-writes",
             Checker::ComesBack => "comes-back",
+            Checker::NoFalseSync => "no-false-sync",
             Checker::SitesEqual => "sites-equal",
             Checker::OpensAgain => "opens-again",
             Checker::Bounded => "bounded",

@@ -225,6 +225,14 @@ impl WriterOracle {
         self.lives.iter().any(|l| l.complete_at.is_some_and(|at| at <= cut))
     }
 
+    /// Whether the backup has this life from its base on: both sites hold the same, but for what
+    /// is on its way.
+    #[must_use]
+    pub fn is_in_sync_at(&self, committed: Seq) -> bool {
+        let complete_at = self.lives.last().and_then(|l| l.complete_at);
+        complete_at.is_some_and(|at| at <= committed)
+    }
+
     /// The disks at a cut.
     pub fn state_at(&mut self, cut: Seq) -> Checked<Vec<Vec<u8>>> {
         let whole = |l: &Life| l.complete_at.is_some_and(|at| at <= cut);

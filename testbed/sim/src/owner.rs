@@ -17,6 +17,7 @@ use std::sync::mpsc::Receiver;
 use tidelock_daemon::copy_job::Purpose;
 use tidelock_daemon::link::Refusal;
 use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
+use tidelock_daemon::owner::Phase;
 use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::replication;
 use tidelock_daemon::sequencer::{Action, DiskError, Extent, OpId, RequestId, Sequencer};
@@ -328,7 +329,24 @@ impl World {
             let id = run.run;
             self.schedule.after(TICK_NS, Event::Tick { vm, run: id });
         }
+        self.check_phase(vm)?;
         self.check_backlog(vm)
+    }
+
+    /// Rule 6: what status would say.
+    fn check_phase(&self, vm: usize) -> Checked {
+        let state = &self.vms[vm];
+        let run = state.run.as_ref().expect("runs");
+        let writer = WriterId(self.plan.vms[vm].writer);
+        let told = self.backup.groups[self.plan.vms[vm].group].told.get(writer);
+        // A daemon that ends says so first, and no copy is begun any more.
+        let false_sync = run.refusal.is_none()
+            && !run.draining
+            && run.phase() == Phase::Replicating
+            && !state.oracle.is_in_sync_at(told);
+        check(!false_sync, Checker::NoFalseSync, || {
+            format!("vm {vm} says that it replicates, committed is only {told}")
+        })
     }
 
     fn act(&mut self, vm: usize) -> Checked {
@@ -472,7 +490,7 @@ impl MemberRun {
 
     /// Where the member stands.
     #[must_use]
-    pub fn phase(&self) -> tidelock_daemon::owner::Phase {
+    pub fn phase(&self) -> Phase {
         self.copying.phase(self.attached)
     }
 
