@@ -66,6 +66,8 @@ pub struct Member<T> {
     /// Guests' writes whose commit latency is being measured: the last seq of each batch.
     admitted: VecDeque<(Seq, MonoNanos)>,
     refusal_is_final: bool,
+    /// By the backup, in this run.
+    was_attached: bool,
     /// Attached since the last beacon.
     wants_lease: bool,
     /// The backup has said that it takes no records for now. Sending on would only fill its
@@ -113,6 +115,7 @@ impl<T> Member<T> {
             stats,
             admitted: VecDeque::new(),
             refusal_is_final: false,
+            was_attached: false,
             wants_lease: false,
             is_stalled: false,
         }
@@ -158,8 +161,9 @@ impl<T> Member<T> {
         self.phase = Phase::Attaching;
         let mut attach = self.attach.clone();
         attach.last_run = match (&self.sender, attach.last_run) {
-            // Nothing was admitted since the clean stop: say so, the backup can check it.
-            (Some(sender), LastRun::Clean { seq }) if sender.admitted() == seq => attach.last_run,
+            // Nothing was sent since the clean stop, and what was admitted since is here: say
+            // so, the backup can check it.
+            (Some(_), LastRun::Clean { .. }) if !self.was_attached => attach.last_run,
             (Some(sender), _) => sender.last_run(),
             (None, last_run) => last_run,
         };
@@ -236,6 +240,7 @@ impl<T> Member<T> {
             .attached(attached.durable)
             .map_err(|source| MemberError::Stream { member: member(), source })?;
         self.phase = Phase::Attached;
+        self.was_attached = true;
         self.wants_lease = true;
         // A group that was opened anew since it stalled does not say that it goes on; one that
         // is still stalled says so right after this.
