@@ -144,6 +144,10 @@ fn run_all(args: &Args, options: &Options) -> (Done, Vec<Outcome>, f64) {
                     shared.0.seeds += 1;
                     add(&mut shared.0.counts, &outcome.counts);
                     bar.inc(1);
+                    let tenth = (args.seeds / 10).max(1);
+                    if bar.is_hidden() && !args.json && shared.0.seeds.is_multiple_of(tenth) {
+                        eprintln!("{} of {} seeds", shared.0.seeds, args.seeds);
+                    }
                     if outcome.failure.is_some() {
                         shared.1.push(outcome);
                         if !args.keep_going {
@@ -178,6 +182,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.pins += one.pins;
     sum.recoveries += one.recoveries;
     sum.copies += one.copies;
+    sum.clean_starts += one.clean_starts;
 }
 
 fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
@@ -194,7 +199,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     let c = &done.counts;
     println!(
         "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} faults, \
-         {} daemon runs, {} copies, {} recoveries, {} rehearsed ones and {} pinned views compared byte by byte",
+         {} daemon runs ({} after a clean end), {} copies, {} recoveries, {} rehearsed ones and {} pinned views compared byte by byte",
         failed.len(),
         done.seeds,
         c.events,
@@ -202,6 +207,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.packets,
         c.faults,
         c.daemon_runs,
+        c.clean_starts,
         c.copies,
         c.recoveries,
         c.probes,

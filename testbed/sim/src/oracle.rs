@@ -100,10 +100,12 @@ impl WriterOracle {
     }
 
     /// The backup says that it has everything up to where this life began.
-    pub fn continues_whole(&mut self) -> Checked {
+    ///
+    /// Returns whether that was news.
+    pub fn continues_whole(&mut self) -> Checked<bool> {
         let at = self.lives.len() - 1;
         if self.lives[at].complete_at.is_some() {
-            return Ok(());
+            return Ok(false);
         }
         let base_seq = self.lives[at].base_seq;
         if at > 0 {
@@ -113,7 +115,7 @@ impl WriterOracle {
             })?;
         }
         self.lives[at].complete_at = Some(base_seq);
-        Ok(())
+        Ok(true)
     }
 
     /// The life that goes on.

@@ -236,8 +236,8 @@ impl World {
                     self.begin_life(vm, attached.durable);
                 }
                 let state = &mut self.vms[vm];
-                if attached.copy == CopyState::Whole {
-                    state.oracle.continues_whole()?;
+                if attached.copy == CopyState::Whole && state.oracle.continues_whole()? {
+                    self.counts.clean_starts += 1;
                 }
                 let run = state.run.as_mut().expect("runs");
                 run.attached = true;

@@ -134,8 +134,10 @@ pub struct Counts {
     pub pins: u64,
     /// Recoveries of groups.
     pub recoveries: u64,
-    /// Copies completed.
+    /// Initial copies and resyncs completed.
     pub copies: u64,
+    /// Runs of daemons that went on after a clean end, with nothing compared.
+    pub clean_starts: u64,
 }
 
 /// The world.

@@ -21,16 +21,18 @@ fn report(outcome: &Outcome) -> String {
 #[test]
 fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
-    let (mut probes, mut recoveries, mut copies) = (0, 0, 0);
+    let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
     for seed in 1..=150 {
         let outcome = run(seed, &options);
         assert!(outcome.failure.is_none(), "{}", report(&outcome));
         probes += outcome.counts.probes;
         recoveries += outcome.counts.recoveries;
         copies += outcome.counts.copies;
+        clean += outcome.counts.clean_starts;
     }
     // A run in which nothing happened would prove nothing.
-    assert!(probes > 100 && recoveries > 5 && copies > 30, "{probes} {recoveries} {copies}");
+    assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
+    assert!(clean > 5, "{clean} clean starts");
 }
 
 #[test]
