@@ -276,8 +276,12 @@ impl Owner {
             self.take_acks();
             self.drive_copies();
             self.act();
-            self.hand_over();
             self.send_replies();
+            if !self.admitted.is_empty() {
+                // Waking the link can cost more than a local write: disk and guest go first.
+                self.ring.submit_and_wait(0)?;
+                self.hand_over();
+            }
             self.finish_drain();
             self.publish_stats();
         }
@@ -638,7 +642,6 @@ impl Owner {
             if connection.has_room_again() {
                 self.take_input(id);
                 self.act();
-                self.hand_over();
                 // It is touched again: the loop comes back to it.
                 continue;
             }
