@@ -60,7 +60,7 @@ class Unfaithful(CutThenDie):
         super().trouble()
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [name for name, kind in SCENARIOS.items() if not kind.several_guests])
 def test_a_pipelined_guest_keeps_its_promise(run, scenario):
     entry = drilled(run, SCENARIOS[scenario], seed=1)
     assert entry.promise_held, entry
@@ -107,6 +107,7 @@ def test_knobs_that_make_no_sense_are_refused(capsys):
     wrong = [
         (["--scenario", "no-such"], "grace"),
         (["--scenario", "grace", "--mode", "async"], "use one of sync, pipelined"),
+        (["--tagging", "off"], "or three-tier or"),
         (["--runs", "0"], "1 or more"),
         (["--rtt-ms", "-1"], "0 to 2000"),
     ]

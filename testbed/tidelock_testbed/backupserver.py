@@ -60,11 +60,15 @@ class BackupServer:
         return json.loads(run_command(self._command("status", "--json"), "ask the backup server", self.netns))
 
     def recover(
-        self, *options: str, name: str = "recover", on_line: Callable[[float, str], None] | None = None
+        self,
+        *options: str,
+        name: str = "recover",
+        on_line: Callable[[float, str], None] | None = None,
+        group: str = GROUP,
     ) -> Process:
         """Begins a recovery: the process of the command, which is over when it says so."""
-        return Process(self.run, name, self._command("recover", GROUP, *options), self.netns, on_line=on_line)
+        return Process(self.run, name, self._command("recover", group, *options), self.netns, on_line=on_line)
 
-    def uri(self, disk: str) -> str:
+    def uri(self, disk: str, group: str = GROUP, member: str = MEMBER) -> str:
         """Where a recovered disk is served."""
-        return f"nbd+unix:///{MEMBER}.{disk}?socket={self.exports / GROUP / MEMBER}.{disk}.sock"
+        return f"nbd+unix:///{member}.{disk}?socket={self.exports / group / member}.{disk}.sock"

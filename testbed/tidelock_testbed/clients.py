@@ -1,13 +1,14 @@
 """Concurrent clients that insert numbered rows and keep a ledger of what they were told.
 
-    python -m tidelock_testbed.clients postgres|rowstore HOST PORT LEDGER --clients N [--read] [--pause-ms P]
+    python -m tidelock_testbed.clients postgres|rowstore|web HOST PORT LEDGER --clients N [--read] [--pause-ms P]
 
 Each client sends its next row when the last one was answered. When an answer does not come, or the
 connection breaks, that row is given up (`gone`: it may or may not be there), the client connects again for as
 long as it takes, and goes on with the row after it. So the program survives the disaster and finds the
 recovered server at the same address. It runs until it is killed.
 
-With --read, each request only asks how many rows there are, and nothing is written.
+With --read, each request only asks how many rows there are, or for a static page, and nothing is written. With
+--every-ms, requests leave at that pace, as long as each client's last one was answered.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import time
 
+import h11
 import psycopg
 
 RETRY_S = 0.2
@@ -24,10 +26,10 @@ RETRY_S = 0.2
 class PostgresClient:
     """Inserts into table `rows` by PostgreSQL's own protocol; each insert is a transaction of its own."""
 
-    def __init__(self, host: str, port: int, locked: bool):
+    def __init__(self, host: str, port: int, options: argparse.Namespace):
         self._target = f"host={host} port={port} user=postgres dbname=postgres"
         self._insert = "INSERT INTO rows (client, n) VALUES (%s, %s)"
-        self._locked = locked
+        self._locked = options.locked
         self._connection: psycopg.AsyncConnection | None = None
 
     async def connect(self) -> None:
@@ -36,7 +38,8 @@ class PostgresClient:
         # One at a time: of two that create the table at once, one fails.
         await self._connection.execute(
             "SET client_min_messages = error; BEGIN; SELECT pg_advisory_xact_lock(1);"
-            "CREATE TABLE IF NOT EXISTS rows (client int, n bigint, PRIMARY KEY (client, n)); COMMIT"
+            "CREATE TABLE IF NOT EXISTS rows (client int, n bigint, refers_client int, refers_n bigint,"
+            " PRIMARY KEY (client, n)); COMMIT"
         )
 
     async def insert(self, client: int, n: int) -> None:
@@ -63,8 +66,8 @@ class PostgresClient:
 class RowstoreClient:
     """Inserts by the process guest's line protocol."""
 
-    def __init__(self, host: str, port: int, locked: bool):
-        del locked  # the row store has one table and one commit at a time
+    def __init__(self, host: str, port: int, options: argparse.Namespace):
+        del options  # the row store has one table and one commit at a time
         self._host, self._port = host, port
         self._writer: asyncio.StreamWriter | None = None
 
@@ -94,7 +97,57 @@ class RowstoreClient:
             writer.transport.abort()
 
 
-CLIENTS = {"postgres": PostgresClient, "rowstore": RowstoreClient}
+class WebClient:
+    """Asks the front tier of an application (`guest/tier.py`) over one HTTP connection."""
+
+    def __init__(self, host: str, port: int, options: argparse.Namespace):
+        self._host, self._port = host, port
+        self._query = "" if options.work_ms is None else f"?work_ms={options.work_ms:g}"
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def connect(self) -> None:
+        """Opens a connection."""
+        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def insert(self, client: int, n: int) -> None:
+        """Returns when the application has confirmed the row."""
+        await self._ask("POST", f"/rows/{client}/{n}{self._query}")
+
+    async def read(self, client: int, n: int) -> None:
+        """Returns when the static page has come."""
+        del client, n
+        await self._ask("GET", "/")
+
+    async def _ask(self, method: str, target: str) -> None:
+        headers = [("Host", self._host), ("Content-Length", "0")]
+        request = h11.Request(method=method, target=target, headers=headers)
+        self._writer.write(self._http.send(request) + self._http.send(h11.EndOfMessage()))
+        status, text = None, b""
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                self._http.receive_data(await self._reader.read(65536))
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                text += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                break
+            else:
+                raise ConnectionError("the front tier closed the connection")
+        if status != 200:
+            raise ConnectionError(f"the front tier says: {status} {text.decode(errors='replace')}")
+        self._http.start_next_cycle()
+
+    async def close(self) -> None:
+        """Gives the connection up."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.transport.abort()
+
+
+CLIENTS = {"postgres": PostgresClient, "rowstore": RowstoreClient, "web": WebClient}
 
 
 async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> None:
@@ -105,10 +158,15 @@ async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> No
         ledger.write(f"{time.monotonic():.6f} {event} {number} {n}\n")
 
     n = 0
+    # Clients that keep a pace begin one after the other, not all at once.
+    due = time.monotonic() + options.every_ms / 1e3 * (number - options.first) / options.clients
     while True:
         try:
             await asyncio.wait_for(client.connect(), options.connect_s)
             while True:
+                if options.every_ms:
+                    await asyncio.sleep(due - time.monotonic())
+                    due = max(due + options.every_ms / 1e3, time.monotonic())
                 n += 1
                 note("sent", n)
                 try:
@@ -119,7 +177,7 @@ async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> No
                 note("ok", n)
                 if options.pause_ms:
                     await asyncio.sleep(options.pause_ms / 1e3)
-        except (TimeoutError, OSError, psycopg.Error):
+        except (TimeoutError, OSError, psycopg.Error, h11.RemoteProtocolError):
             await client.close()
             await asyncio.sleep(RETRY_S)
 
@@ -134,6 +192,8 @@ async def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--first", type=int, default=1, help="number of the first client")
     parser.add_argument("--pause-ms", type=float, default=0, help="between an answer and the next request")
+    parser.add_argument("--every-ms", type=float, default=0, help="each client's pace")
+    parser.add_argument("--work-ms", type=float, help="work in the front tier, for each row")
     parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer")
     parser.add_argument("--connect-s", type=float, default=2, help="how long an attempt to connect may take")
     parser.add_argument("--read", action="store_true", help="only read")
@@ -143,7 +203,7 @@ async def main() -> None:
     with open(options.ledger, "a", buffering=1) as ledger:
         await asyncio.gather(
             *(
-                ask_on(number, CLIENTS[options.kind](options.host, options.port, options.locked), ledger, options)
+                ask_on(number, CLIENTS[options.kind](options.host, options.port, options), ledger, options)
                 for number in range(options.first, options.first + options.clients)
             )
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from .drilling import PROMISES, Drill, Knobs
+from .fleet import BOUNDARIES, HOSTS
 from .paths import OUT
 from .progress import say
 from .report import Report, summary
@@ -35,7 +36,16 @@ def main(words: list[str] | None = None) -> int:
     shutil.rmtree(OUT / "drill", ignore_errors=True)
     held = 0
     for number in range(options.runs):
-        knobs = Knobs(options.scenario, options.mode, options.guest, options.rtt_ms, seed + number, options.hurry)
+        knobs = Knobs(
+            scenario=options.scenario,
+            mode=options.mode,
+            guest=options.guest,
+            rtt_ms=options.rtt_ms,
+            seed=seed + number,
+            boundary=options.boundary,
+            tagging=options.tagging == "on",
+            hurry=options.hurry,
+        )
         say(f"run {number + 1} of {options.runs}: {knobs.scenario}, {knobs.mode}, seed {knobs.seed}")
         say(SCENARIOS[knobs.scenario].about)
         drill = perform(knobs, f"drill/{number + 1}")
@@ -76,7 +86,7 @@ def perform(knobs: Knobs, directory: str) -> Drill | None:
             drill.entry.error = str(error)
             drill.entry.promise_held = False
     if drill.entry.promise_held:
-        for large in ("primary", "backup"):
+        for large in ("primary", "backup", *HOSTS):
             shutil.rmtree(run.directory / large, ignore_errors=True)
     return drill
 
@@ -90,6 +100,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rtt-ms", type=float, default=50, help="RTT, in milliseconds")
     parser.add_argument("--runs", type=int, default=1, help="RUNS: how many, each with the next seed")
     parser.add_argument("--seed", type=int, help="SEED of the first run; random if not given, and printed")
+    parser.add_argument("--boundary", default="group", choices=BOUNDARIES, help="BOUNDARY, with several guests")
+    parser.add_argument("--tagging", default="on", choices=["on", "off"], help="TAGGING, with several guests")
     parser.add_argument("--hurry", action="store_true", help="shorter leases and cuts, for the test suite")
     parser.add_argument("--out", type=Path, default=OUT, help="where the report goes")
     options = parser.parse_args(words)
@@ -99,6 +111,9 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     modes = SCENARIOS[options.scenario].modes
     if options.mode not in modes:
         parser.error(f"MODE={options.mode} with SCENARIO={options.scenario}: use one of {', '.join(modes)}")
+    several = sorted(name for name, drill in SCENARIOS.items() if drill.several_guests)
+    if options.scenario not in several and (options.boundary, options.tagging) != ("group", "on"):
+        parser.error(f"BOUNDARY and TAGGING are for several guests: use SCENARIO={' or '.join(several)}")
     if options.runs < 1:
         parser.error("RUNS must be 1 or more")
     if not 0 <= options.rtt_ms <= 2000:

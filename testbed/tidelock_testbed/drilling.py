@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from .hostdaemon import Protection, writer_of
 from .ledger import Ledger, Row, compare
-from .process import wait_until
+from .process import Process, wait_until
 from .progress import say
 from .rig import Recovery, Rig
 from .run import Run
@@ -49,6 +49,10 @@ class Knobs:
     guest: str = "vm"
     rtt_ms: float = 50
     seed: int = 1
+    boundary: str = "group"
+    """Where packets are held, in drills with several guests: see `fleet.BOUNDARIES`."""
+    tagging: bool = True
+    """Whether packets between members are tagged. Without tags the promise must be seen to break."""
     hurry: bool = False
     """Shorter leases and cuts, for the test suite."""
 
@@ -81,6 +85,15 @@ class Entry:
     lag_ms_max: float = 0
     lag_writes_max: int = 0
     copy_s: float = 0
+    tiers: dict[str, dict] | None = None
+    """With several databases, for each: rows confirmed to clients, recovered, lost and so on."""
+    dangling: int = 0
+    """Rows that depend on a row that is not there."""
+    dangling_rows: list[str] = field(default_factory=list)
+    """The first of them."""
+    cut: dict[str, int] | None = None
+    """The cut that was recovered: a count of writes for each writer."""
+    left_out: list[str] = field(default_factory=list)
     checks: list[dict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
@@ -92,6 +105,7 @@ class Drill:
     name = "primary-dies"
     about = "guest, daemon, links and disks of the primary site are gone at a random moment under load"
     disks = 1
+    several_guests = False
     modes = ("sync", "pipelined", "async")
     copy_rate = {"vm": "", "process": ""}
     load_s = {"vm": (8.0, 14.0), "process": (2.0, 5.0)}
@@ -114,9 +128,13 @@ class Drill:
             grace_s=3 if knobs.hurry else 15,
             copy_rate=self.copy_rate[knobs.guest],
         )
-        self.rig = Rig(run, knobs.guest, knobs.rtt_ms, knobs.seed, self.disks, protection)
+        self.rig = self.make_rig(protection)
         self.entry.wan = self.rig.net.wan.kind
         say(f"two sites, {knobs.rtt_ms:g} ms apart ({self.entry.wan}); certificates for both")
+
+    def make_rig(self, protection: Protection) -> Rig:
+        """Two sites and what is in them."""
+        return Rig(self.run, self.knobs.guest, self.knobs.rtt_ms, self.knobs.seed, self.disks, protection)
 
     def execute(self) -> None:
         """The whole drill, one step after the other."""
@@ -155,6 +173,11 @@ class Drill:
         return began
 
     @property
+    def round_trip_ms(self) -> float:
+        """What a reply takes at least that waits for the backup."""
+        return self.knobs.rtt_ms
+
+    @property
     def settled(self) -> str:
         """The state of a group that is as protected as its mode allows."""
         return "replicating" if self.knobs.mode == "async" else "protected"
@@ -190,13 +213,17 @@ class Drill:
             now, confirmed = time.monotonic(), len(self.ledger.follow().confirmed)
             if now - shown_at >= every_s or now >= end:
                 rate = (confirmed - shown) / (now - shown_at)
-                say(f"clients: {confirmed} rows confirmed, {rate:.0f}/s{self._primary_says()}")
+                say(f"clients: {confirmed} rows confirmed, {rate:.0f}/s{self.primary_says()}")
                 shown_at, shown = now, confirmed
-            for process in (self.clients.process, self.rig.guest.process):
+            for process in (self.clients.process, *self.guest_processes()):
                 if not process.alive():
                     raise RuntimeError(f"{process.name} ended under load\n{process.tail()}")
 
-    def _primary_says(self) -> str:
+    def guest_processes(self) -> list[Process]:
+        """What runs as long as the guest does."""
+        return [self.rig.guest.process]
+
+    def primary_says(self) -> str:
         group = self.sampler.group
         if group is None:
             return ""
@@ -233,6 +260,12 @@ class Drill:
         guest = self.recovery.guest
         say(f"backup: the guest is ready {guest.phases['ready'] - self.disaster_at:.2f} s after the disaster")
 
+        first = self.first_reply([guest.process])
+        self.entry.rto_ms = self.rto(guest.phases, first)
+
+    def first_reply(self, needs: list[Process]) -> float:
+        """Waits until clients are served by what was recovered; returns when the first one was."""
+
         def again() -> list[float]:
             confirmed = self.ledger.follow().confirmed
             return sorted(at for at in confirmed.values() if at > self.recovery.recovered_at)
@@ -241,22 +274,22 @@ class Drill:
             "clients are served by the recovered guest",
             lambda: len(again()) >= SERVED_AGAIN,
             60,
-            [self.clients.process, guest.process],
+            [self.clients.process, *needs],
         )
         first = again()[0]
         say(f"clients: first reply from the backup site {first - self.disaster_at:.2f} s after the disaster")
-        self.entry.rto_ms = self._rto(first)
+        return first
 
-    def _rto(self, first_reply: float) -> dict[str, float]:
-        guest = self.recovery.guest
+    def rto(self, guest_phases: dict[str, float], first_reply: float) -> dict[str, float]:
+        """How long each phase took, from the disaster to the first reply."""
         moments = {
             # When to recover is a human's or a monitor's decision; the drill has taken it beforehand.
             "decide": self.disaster_at,
             "recover": self.recovery.recovered_at,
-            "boot": guest.phases["kernel"],
-            "disks": guest.phases["disks"],
+            "boot": guest_phases["kernel"],
+            "disks": guest_phases["disks"],
             # The guest asks its database now and then whether it is ready; a client may know sooner.
-            "database": min(guest.phases["ready"], first_reply),
+            "database": min(guest_phases["ready"], first_reply),
             "first_reply": first_reply,
         }
         phases, before = {}, self.disaster_at
@@ -312,11 +345,15 @@ class Drill:
             entry.reply_ms = {name: round(value, 1) for name, value in figures.items()}
             if self.knobs.mode != "async":
                 text = "no reply came sooner than the backup could have had the row (one round trip)"
-                self.check(text, times[0] >= self.knobs.rtt_ms)
+                self.check(text, times[0] >= self.round_trip_ms)
         entry.longest_hold_ms = round(top.hold_ms, 1)
         entry.held_packets_max, entry.lag_writes_max = top.held_packets, top.lag_writes
         entry.lag_ms_max = round(top.lag_ms, 1)
-        self.charts = [
+        self.charts = self.draw(ledger)
+
+    def draw(self, ledger: Ledger) -> list[str]:
+        """The report's charts."""
+        return [
             self.sampler.views.chart("Rows as each side sees them, before the disaster", ledger, self.disaster_at),
             answers_chart("Rows confirmed to clients, each second", ledger, self.disaster_at, self.events),
         ]

@@ -1,4 +1,7 @@
-"""Prints every row of a guest's database: `dump.py postgres|rowstore HOST PORT`, run where the clients are."""
+"""Prints every row of a guest's database: `dump.py postgres|rowstore HOST PORT`, run where the clients are.
+
+A line for each row: its client and n, and those of the row that it refers to, if any.
+"""
 
 import socket
 import sys
@@ -12,8 +15,8 @@ def dump_postgres(host: str, port: int) -> None:
         # Through the table, not its index: a row that only one of them has must show.
         connection.execute("SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off")
         if connection.execute("SELECT to_regclass('rows')").fetchone()[0] is not None:
-            for client, n in connection.execute("SELECT client, n FROM rows"):
-                print(client, n)
+            for row in connection.execute("SELECT client, n, refers_client, refers_n FROM rows"):
+                print(*(word for word in row if word is not None))
 
 
 def dump_rowstore(host: str, port: int) -> None:

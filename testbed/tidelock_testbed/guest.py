@@ -1,4 +1,6 @@
-"""Guests: a QEMU VM with PostgreSQL, and a process in a namespace that stands for one in quick tests.
+"""Guests: a QEMU VM with PostgreSQL, and processes in a namespace that stand for one in quick tests.
+
+Both may run a tier's web service beside their database, or in place of one (`guest/tier.py`).
 
 Both name the steps of their start on their console (`TIDELOCK-GUEST <step>`); `phases` has the time of each.
 Both can say there how many rows they have; `rows` is the last number. Both forget everything but their disks when
@@ -18,28 +20,50 @@ from .image import GuestImage
 from .net import GuestNet, Site
 from .netns import Netns
 from .paths import CACHE, SYSTEM_PYTHON
-from .process import Process, wait_until
+from .process import Process, kill_at_once, wait_until
 from .progress import say
 from .run import Run
 
 MARK = "TIDELOCK-GUEST "
+WEB_PORT = 8000
 
 
 class Guest:
     """What both kinds have in common: a process and the phases that it reports."""
 
     process: Process
-    port: int
+    database: str
+    """What its database speaks: a kind of client."""
+    database_port: int
 
-    def __init__(self, run: Run, net: GuestNet, name: str):
+    def __init__(self, run: Run, net: GuestNet, name: str, web: list[str] | None = None):
         self.run = run
         self.net = net
         self.name = name
+        self.web = web
+        """The arguments of its web service, if it has one."""
         self.phases: dict[str, float] = {}
+        self.steps_to_ready = {"ready"} if web is None else {"ready", "web"}
+        """What it must have said before it serves clients."""
         self.rows = 0
         self.on_rows: Callable[[int], None] | None = None
         """Is told at once, on the console's thread, when the guest says how many rows it has."""
         self.started_at = 0.0
+
+    @property
+    def speaks(self) -> str:
+        """What kind of client it serves."""
+        return self.database if self.web is None else "web"
+
+    @property
+    def port(self) -> int:
+        """Where it serves clients."""
+        return self.database_port if self.web is None else WEB_PORT
+
+    @property
+    def processes(self) -> list[Process]:
+        """All that it consists of."""
+        return [self.process]
 
     def hear(self, at: float, line: str) -> None:
         """Takes a line of its console."""
@@ -59,23 +83,29 @@ class Guest:
         """Waits until it serves clients; returns the seconds since its start."""
         wait_until(
             f"{self.name} is ready",
-            lambda: "ready" in self.phases or "failed" in self.phases,
+            lambda: self.steps_to_ready <= self.phases.keys() or "failed" in self.phases,
             timeout_s,
-            [self.process],
+            self.processes,
         )
         if "failed" in self.phases:
             raise RuntimeError(f"{self.name} could not start\n{self.process.tail()}")
-        return self.phases["ready"] - self.started_at
+        return self.ready_at - self.started_at
+
+    @property
+    def ready_at(self) -> float:
+        """When it was first able to serve clients."""
+        return max(self.phases[step] for step in self.steps_to_ready)
 
     def kill(self) -> None:
         """Ends it at once, as a power cut would."""
-        self.process.kill()
+        kill_at_once(self.processes)
 
 
 class VmGuest(Guest):
-    """A QEMU VM: PostgreSQL 15 on a data disk that is attached over NBD or is a file."""
+    """A QEMU VM: PostgreSQL 15 on a data disk that is attached over NBD or is a file. Without a disk, no database."""
 
-    port = 5432
+    database = "postgres"
+    database_port = 5432
 
     def boot(
         self,
@@ -87,7 +117,7 @@ class VmGuest(Guest):
         say_rows: bool = False,
     ) -> None:
         """Starts it at a site. `disks` are NBD URIs or paths of raw images: the data disk, then the log's, if any."""
-        argv = vm_command(self.net, image, disks, memory_mib, reconnect_s, say_rows)
+        argv = vm_command(self.net, image, disks, memory_mib, reconnect_s, say_rows, self.web)
         site.add_tap(self.net)
         self.started_at = time.monotonic()
         self.process = Process(self.run, self.name, argv, site.netns, on_line=self.hear)
@@ -100,12 +130,14 @@ def vm_command(
     memory_mib: int = 512,
     reconnect_s: int = 0,
     say_rows: bool = False,
+    web: list[str] | None = None,
 ) -> list[str]:
     """QEMU's command line for such a guest."""
     argv = ["qemu-system-x86_64", *accelerator(image)]
     argv += ["-M", "q35", "-smp", "1", "-m", str(memory_mib)]
     argv += ["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]
-    argv += ["-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", kernel_options(net, say_rows)]
+    argv += ["-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append"]
+    argv += [kernel_options(net, say_rows, web)]
     argv += root_disk(image)
     for number, disk in enumerate(disks):
         argv += [
@@ -129,11 +161,13 @@ def accelerator(image: GuestImage) -> list[str]:
     return ["-accel", "tcg,thread=multi", "-cpu", "max"]
 
 
-def kernel_options(net: GuestNet, say_rows: bool = False) -> str:
+def kernel_options(net: GuestNet, say_rows: bool = False, web: list[str] | None = None) -> str:
     """The kernel's command line: also what the guest's init is told."""
     return (
         f"console=ttyS0 panic=-1 quiet tidelock.ip4={net.ip4}/24 tidelock.gw4={net.gateway4} "
-        f"tidelock.ip6={net.ip6}/64 tidelock.gw6={net.gateway6}" + (" tidelock.rows=1" if say_rows else "")
+        f"tidelock.ip6={net.ip6}/64 tidelock.gw6={net.gateway6}"
+        + (" tidelock.rows=1" if say_rows else "")
+        + (f" tidelock.web={','.join(web)}" if web is not None else "")
     )
 
 
@@ -208,16 +242,32 @@ def _kvm_probe(image: GuestImage) -> bool:
 class ProcessGuest(Guest):
     """A namespace with a small row store that uses its disks through libnbd: ready in a fraction of a second."""
 
-    port = 7000
+    database = "rowstore"
+    database_port = 7000
 
-    def __init__(self, run: Run, net: GuestNet, name: str):
-        super().__init__(run, net, name)
+    def __init__(self, run: Run, net: GuestNet, name: str, web: list[str] | None = None):
+        super().__init__(run, net, name, web)
         self.netns = Netns(run, name)
+        self._processes: list[Process] = []
 
     def boot(self, site: Site, disks: list[str], reconnect_s: float = 0) -> None:
         """Starts it at a site, on disks that are NBD URIs."""
         site.add_veth(self.net, self.netns)
-        program = Path(__file__).with_name("rowstore.py")
-        argv = [SYSTEM_PYTHON, "-u", program, "--port", self.port, "--reconnect-s", reconnect_s, *disks]
         self.started_at = time.monotonic()
-        self.process = Process(self.run, self.name, argv, self.netns, on_line=self.hear)
+        self.steps_to_ready = set()
+        here = Path(__file__).parent
+        if disks:
+            options = ["--port", self.database_port, "--reconnect-s", reconnect_s, *disks]
+            self._start(self.name, [here / "rowstore.py", *options], "ready")
+        if self.web is not None:
+            self._start(f"{self.name}-web", [here / "guest" / "tier.py", "--port", WEB_PORT, *self.web], "web")
+        self.process = self._processes[0]
+
+    def _start(self, name: str, program: list, up: str) -> None:
+        self.steps_to_ready.add(up)
+        self._processes.append(Process(self.run, name, [SYSTEM_PYTHON, "-u", *program], self.netns, on_line=self.hear))
+
+    @property
+    def processes(self) -> list[Process]:
+        """Its row store, and its web service."""
+        return self._processes

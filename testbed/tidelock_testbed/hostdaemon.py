@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .net import GuestNet
@@ -16,7 +16,7 @@ from .process import Process, wait_until
 from .run import Run
 
 GROUP, MEMBER, HOST = "drill", "db", "host-a"
-"""Names of the configuration: one group with one VM on one host."""
+"""Names of the configuration where there is one group with one VM on one host."""
 
 BACKUP_PORT = 9640
 
@@ -31,6 +31,63 @@ class Protection:
     backlog: str = "256MiB"
     copy_rate: str = ""
     """The most that the initial copy sends, or nothing for no limit."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A VM of a group, as the configuration describes it."""
+
+    name: str
+    net: GuestNet
+    disks: dict[str, Path]
+    outbound: bool = True
+    machine: Path | None = None
+    host: str | None = None
+    """Where it runs; only needed in a group that is spread over several hosts."""
+
+    def toml(self, alone: bool) -> list[str]:
+        """Its section. What only members of a larger group need is left out if it is `alone`."""
+        roles = ["writer"] * bool(self.disks) + ["outbound" if self.outbound or alone else "intermediate"]
+        lines = ["[[group.member]]", f'name = "{self.name}"', f"roles = {json.dumps(roles)}"]
+        if self.machine:
+            lines.append(f'machine = "{self.machine}"')
+        if self.host and not alone:
+            lines.append(f'host = "{self.host}"')
+        for name, path in self.disks.items():
+            lines += ["[[group.member.disk]]", f'name = "{name}"', f'path = "{path}"']
+        topology = "bridged" if self.net.segment else "routed"
+        lines += ["[group.member.network]", f'interface = "{self.net.interface}"', f'topology = "{topology}"']
+        if not alone:
+            lines.append(f'addresses = ["{self.net.ip4}", "{self.net.ip6}"]')
+        return lines
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group, as the configuration of every host that has members of it describes it."""
+
+    name: str
+    members: list[Member]
+    protection: Protection
+    keys: dict[str, object] = field(default_factory=dict)
+    """Further keys of the section."""
+
+    def toml(self) -> list[str]:
+        """Its section."""
+        protection = self.protection
+        lines = [
+            "[[group]]",
+            f'name = "{self.name}"',
+            f'mode = "{protection.mode}"',
+            f'backlog = "{protection.backlog}"',
+            f'lease = "{protection.lease_s * 1e3:.0f}ms"',
+            f'grace = "{protection.grace_s * 1e3:.0f}ms"',
+            *(f"{key} = {json.dumps(value)}" for key, value in self.keys.items()),
+            *(["[group.copy]", f'rate = "{protection.copy_rate}"'] if protection.copy_rate else []),
+        ]
+        for member in self.members:
+            lines += member.toml(alone=len(self.members) == 1)
+        return lines
 
 
 class ControlClient:
@@ -60,62 +117,50 @@ class ControlClient:
 
 
 class HostDaemon:
-    """`tidelockd` in a site's namespace, for one group with one member."""
+    """`tidelockd` in a host's namespace."""
 
     def __init__(
         self,
         run: Run,
         netns: Netns,
         directory: Path,
-        disks: dict[str, Path],
-        guest: GuestNet,
+        groups: list[Group],
         backup_address: str,
         tls: TlsFiles,
-        protection: Protection,
-        machine: Path | None = None,
+        host: str = HOST,
+        server_name: str | None = None,
+        env: dict[str, str] | None = None,
     ):
-        self.run, self.netns = run, netns
-        self.runtime = run.sockets / "host"
+        self.run, self.netns, self.host = run, netns, host
+        self.groups = groups
+        self.runtime = run.sockets / host
         self.control_socket = self.runtime / "control.sock"
-        self.disks = disks
-        self.config = directory / "host.toml"
-        self.config.write_text(self._render(directory, guest, backup_address, tls, protection, machine))
-        self.process: Process | None = None
-        self._control: ControlClient | None = None
-
-    def _render(
-        self, directory: Path, guest: GuestNet, backup: str, tls: TlsFiles, protection: Protection, machine: Path | None
-    ) -> str:
+        self.env = env or {}
         lines = [
             "[host]",
-            f'name = "{HOST}"',
+            f'name = "{host}"',
             f'runtime_dir = "{self.runtime}"',
             f'state_dir = "{directory / "state"}"',
             'log = "info"',
             "[backup]",
-            f'address = "{backup}:{BACKUP_PORT}"',
+            f'address = "{backup_address}:{BACKUP_PORT}"',
+            *([f'server_name = "{server_name}"'] if server_name else []),
             tls.toml(),
-            "[[group]]",
-            f'name = "{GROUP}"',
-            f'mode = "{protection.mode}"',
-            f'backlog = "{protection.backlog}"',
-            f'lease = "{protection.lease_s * 1e3:.0f}ms"',
-            f'grace = "{protection.grace_s * 1e3:.0f}ms"',
-            *(["[group.copy]", f'rate = "{protection.copy_rate}"'] if protection.copy_rate else []),
-            "[[group.member]]",
-            f'name = "{MEMBER}"',
-            *([f'machine = "{machine}"'] if machine else []),
         ]
-        for name, path in self.disks.items():
-            lines += ["[[group.member.disk]]", f'name = "{name}"', f'path = "{path}"']
-        lines += ["[group.member.network]", f'interface = "{guest.interface}"', 'topology = "routed"']
-        return "\n".join(lines) + "\n"
+        for group in groups:
+            lines += group.toml()
+        self.config = directory / "host.toml"
+        self.config.write_text("\n".join(lines) + "\n")
+        self.process: Process | None = None
+        self._control: ControlClient | None = None
 
     def start(self) -> None:
         """Starts it and waits until it answers."""
         self.close_control()
-        self.process = Process(self.run, "tidelockd", [BIN / "tidelockd", "--config", self.config], self.netns)
-        wait_until("tidelockd answers on its control socket", self._answers, 30, [self.process])
+        name = "tidelockd" if self.host == HOST else f"tidelockd-{self.host}"
+        argv = [BIN / "tidelockd", "--config", self.config]
+        self.process = Process(self.run, name, argv, self.netns, env=self.env)
+        wait_until(f"{name} answers on its control socket", self._answers, 30, [self.process])
 
     def _answers(self) -> bool:
         try:
@@ -124,13 +169,9 @@ class HostDaemon:
             return False
         return True
 
-    def uri(self, disk: str) -> str:
+    def uri(self, disk: str, group: str = GROUP, member: str = MEMBER) -> str:
         """Where a disk is served."""
-        return f"nbd+unix:///{disk}?socket={self.runtime / GROUP / MEMBER / disk}.sock"
-
-    def uris(self) -> list[str]:
-        """Where the disks are served, in their order."""
-        return [self.uri(disk) for disk in self.disks]
+        return f"nbd+unix:///{disk}?socket={self.runtime / group / member / disk}.sock"
 
     def status(self) -> dict:
         """What it says of itself now; an OSError if it does not answer."""
@@ -150,17 +191,23 @@ class HostDaemon:
             self._control.close()
             self._control = None
 
-    def group(self) -> dict:
-        """Its one group's status."""
-        return self.status()["groups"][0]
+    def group(self, name: str | None = None) -> dict:
+        """A group's status; without a name, its one group's."""
+        groups = self.status()["groups"]
+        return next(group for group in groups if name in (None, group["name"]))
 
     def wait_state(
-        self, state: str, timeout_s: float, needs: list[Process] = (), on_group: Callable[[dict], None] | None = None
+        self,
+        state: str,
+        timeout_s: float,
+        needs: list[Process] = (),
+        on_group: Callable[[dict], None] | None = None,
+        name: str | None = None,
     ) -> None:
-        """Waits until its group is in this state; `on_group` is shown each status on the way there."""
+        """Waits until a group is in this state; `on_group` is shown each status on the way there."""
 
         def reached() -> bool:
-            group = self.group()
+            group = self.group(name)
             if on_group:
                 on_group(group)
             return group["state"] == state
@@ -168,15 +215,15 @@ class HostDaemon:
         try:
             wait_until(f"the group is {state}", reached, timeout_s, [self.process, *needs], every_s=0.1)
         except TimeoutError as error:
-            group = self.group()
+            group = self.group(name)
             raise TimeoutError(f"{error}\nthe group is {group['state']}: {group['detail']}") from None
 
 
 def writer_of(group: dict) -> dict:
-    """The writer's status of a group's status."""
+    """The status of a group's one writer."""
     return group["members"][0]["writer"]
 
 
 def gate_of(group: dict) -> dict:
-    """The gate's status of a group's status."""
+    """The status of the gate of a group's one member."""
     return group["members"][0]["gate"]

@@ -33,6 +33,7 @@ PACKAGES = [
     "e2fsprogs",
     "linux-image-cloud-amd64",
     "postgresql-15",
+    "python3-psycopg2",
 ]
 
 LEFT_OUT = re.compile(
@@ -51,6 +52,9 @@ PRUNED = [
     "usr/share/bash-completion",
     "usr/lib/postgresql/15/lib/bitcode",
     "usr/lib/postgresql/15/lib/llvmjit.so",
+    "usr/lib/python3.11/lib2to3",
+    "usr/lib/python3.11/pydoc_data",
+    "usr/lib/python3.11/unittest",
 ]
 
 MODULES = ["virtio_pci", "virtio_blk", "virtio_net", "crc32c_generic", "ext4"]
@@ -252,12 +256,15 @@ def _module_order(modules: Path) -> list[Path]:
 def _configure(root: Path) -> None:
     for directory in ["data", "wal", "dev", "proc", "sys", "run", "tmp", "var", "root", "etc/tidelock"]:
         (root / directory).mkdir(parents=True, exist_ok=True)
-    for name in ["postgresql.conf", "pg_hba.conf", "pg_ident.conf", "initdb", "rows.sql", "say-rows"]:
+    for name in ["postgresql.conf", "pg_hba.conf", "pg_ident.conf", "initdb", "rows.sql", "say-rows", "tier.py"]:
         shutil.copy(RECIPE / name, root / "etc" / "tidelock" / name)
     for program in ["initdb", "say-rows"]:
         (root / "etc" / "tidelock" / program).chmod(0o755)
     shutil.copy(RECIPE / "root-init", root / "sbin" / "tidelock-init")
     (root / "sbin" / "tidelock-init").chmod(0o755)
+    # The root is mounted read-only: what Python does not find compiled, it compiles at each start.
+    compiled = ["chroot", root, "/usr/bin/python3", "-m", "compileall", "-q", "/usr/lib/python3.11", "/usr/lib/python3"]
+    _run(compiled, "compile the guest's Python")
     (root / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\npostgres:x:999:999::/data:/bin/sh\n")
     (root / "etc" / "group").write_text("root:x:0:\npostgres:x:999:\n")
     if not (root / "bin" / "sh").exists():

@@ -4,6 +4,15 @@
        │                 ║ wan (delayed, can be cut)
        └────── lan ── backup ── vm0 ── guest again, after recovery
 
+Or, for guests that talk to each other, a segment that all of them are on, which may reach over two hosts:
+
+    clients ── lan ── primary ── br0 ─┬─ vm0 ── guest
+       │  │              ║ wan        ├─ vm1 ── guest
+       │  │              ║            └─ host-lan ─┐
+       │  └──── lan ── primary-b ── br0 ─┬─ host-lan
+       │                 ║ wan-b          └─ vm2 ── guest
+       └─────── lan ── backup ── br0 ─── vm0, vm1, vm2 ── guests again, after recovery
+
 A guest keeps its address wherever it runs; the clients' route says at which site that is.
 """
 
@@ -15,12 +24,19 @@ from .netns import Netns, add_addresses, veth
 from .run import Run
 from .wan import Wan, WanParams
 
+BRIDGE = "br0"
+HOST_LAN = "host-lan"
+HOSTS_MAX = 2
+
 
 @dataclass(frozen=True)
 class GuestNet:
-    """Addresses of guest number `index`, the same at both sites."""
+    """Addresses of guest number `index`, the same at both sites. By itself behind its host, or on the segment."""
 
     index: int
+    segment: bool = False
+    host: int = 0
+    """Which of the primary hosts it runs on; its gateway on the segment is that host."""
 
     @property
     def interface(self) -> str:
@@ -28,24 +44,31 @@ class GuestNet:
         return f"vm{self.index}"
 
     @property
+    def _place(self) -> tuple[int, int]:
+        """The number of its network, and its own there."""
+        return (100, 10 + self.index) if self.segment else (100 + self.index, 2)
+
+    @property
     def ip4(self) -> str:
         """The guest's own address."""
-        return f"10.77.{100 + self.index}.2"
+        network, own = self._place
+        return f"10.77.{network}.{own}"
 
     @property
     def ip6(self) -> str:
         """The guest's own IPv6 address."""
-        return f"fd77:{100 + self.index}::2"
+        network, own = self._place
+        return f"fd77:{network}::{own}"
 
     @property
     def gateway4(self) -> str:
-        """Its host's address on the guest's interface."""
-        return f"10.77.{100 + self.index}.1"
+        """Its host's address on the guest's interface, or on the segment."""
+        return f"10.77.{self._place[0]}.{1 + self.host}"
 
     @property
     def gateway6(self) -> str:
-        """Its host's IPv6 address on the guest's interface."""
-        return f"fd77:{100 + self.index}::1"
+        """Its host's IPv6 address there."""
+        return f"fd77:{self._place[0]}::{1 + self.host}"
 
     @property
     def mac(self) -> str:
@@ -54,7 +77,7 @@ class GuestNet:
 
 
 class Site:
-    """One site: a namespace that forwards between its guests and the clients."""
+    """One site, or one of its hosts: a namespace that forwards between its guests and the clients."""
 
     def __init__(self, run: Run, name: str):
         self.run = run
@@ -70,45 +93,110 @@ class Site:
     def add_veth(self, guest: GuestNet, netns: Netns) -> None:
         """A cable to a process guest's namespace, `eth0` there."""
         veth(self.netns, guest.interface, netns, "eth0")
+        netns.ip(f"link set eth0 address {guest.mac}")
         self._set_up(guest)
         add_addresses(netns, "eth0", f"{guest.ip4}/24", f"{guest.ip6}/64")
         netns.ip(f"route add default via {guest.gateway4}")
         netns.ip(f"-6 route add default via {guest.gateway6}")
 
+    def add_bridge(self, *hosts: int) -> None:
+        """The segment's bridge, and on it the gateways of these hosts' guests."""
+        self.netns.ip(f"link add {BRIDGE} type bridge")
+        # Packets between ports pass FORWARD, too: the gate stands there.
+        self.netns.sysctl({"net.bridge.bridge-nf-call-iptables": 1, "net.bridge.bridge-nf-call-ip6tables": 1})
+        self.netns.ip(f"link set {BRIDGE} up")
+        for host in hosts:
+            of = GuestNet(0, segment=True, host=host)
+            add_addresses(self.netns, BRIDGE, f"{of.gateway4}/24", f"{of.gateway6}/64")
+
     def _set_up(self, guest: GuestNet) -> None:
         self.netns.ip(f"link set {guest.interface} up")
-        add_addresses(self.netns, guest.interface, f"{guest.gateway4}/24", f"{guest.gateway6}/64")
+        if guest.segment:
+            self.netns.ip(f"link set {guest.interface} master {BRIDGE}")
+        else:
+            add_addresses(self.netns, guest.interface, f"{guest.gateway4}/24", f"{guest.gateway6}/64")
 
 
 class Net:
-    """Namespaces `primary`, `backup` and `clients`, and what connects them."""
+    """Namespaces `primary`, `backup` and `clients`, and what connects them; with two hosts, also `primary-b`."""
 
     PRIMARY4, BACKUP4 = "10.77.3.1", "10.77.3.2"
     """Addresses of the sites on the WAN."""
     PRIMARY6, BACKUP6 = "fd77:3::1", "fd77:3::2"
 
-    def __init__(self, run: Run, rtt_ms: float = 0, seed: int = 1, wan: WanParams = WanParams()):
+    def __init__(
+        self,
+        run: Run,
+        rtt_ms: float = 0,
+        seed: int = 1,
+        wan: WanParams = WanParams(),
+        hosts: int = 1,
+        segment: bool = False,
+    ):
         self.run = run
         self.primary = Site(run, "primary")
         self.backup = Site(run, "backup")
         self.clients = Netns(run, "clients")
-        for number, site in [(1, self.primary), (2, self.backup)]:
+        self.hosts = [self.primary, *(Site(run, f"primary-{chr(ord('a') + n)}") for n in range(1, hosts))]
+        """The hosts of the primary site."""
+        self._lan = {
+            site.name: number
+            for number, site in zip((1, 2, 5), [self.primary, self.backup, *self.hosts[1:]], strict=False)
+        }
+        for site in [self.backup, *self.hosts]:
+            number = self._lan[site.name]
             lan = f"lan-{site.name}"
             veth(self.clients, lan, site.netns, "lan")
             add_addresses(site.netns, "lan", f"10.77.{number}.1/24", f"fd77:{number}::1/64")
             add_addresses(self.clients, lan, f"10.77.{number}.2/24", f"fd77:{number}::2/64")
         params = WanParams(**{**wan.__dict__, "delay_ms": rtt_ms / 2}) if rtt_ms else wan
-        self.wan = Wan(run, self.primary.netns, self.backup.netns, params, seed)
-        add_addresses(self.primary.netns, self.wan.interface, f"{self.PRIMARY4}/24", f"{self.PRIMARY6}/64")
-        add_addresses(self.backup.netns, self.wan.interface, f"{self.BACKUP4}/24", f"{self.BACKUP6}/64")
+        self.wans = [self._add_wan(number, params, seed) for number in range(hosts)]
+        """Each host's own WAN to the backup."""
+        if segment:
+            self._join_hosts()
+
+    @property
+    def wan(self) -> Wan:
+        """The WAN between the sites; with two hosts, the first host's."""
+        return self.wans[0]
+
+    def backup_address(self, host: int = 0) -> str:
+        """The backup's address on a host's WAN."""
+        return f"10.77.{3 + host}.2"
+
+    def _add_wan(self, number: int, params: WanParams, seed: int) -> Wan:
+        host = self.hosts[number].netns
+        interface = "wan" if number == 0 else f"wan-{chr(ord('a') + number)}"
+        wan = Wan(self.run, host, self.backup.netns, params, seed + number, interface=interface)
+        add_addresses(host, interface, f"10.77.{3 + number}.1/24", f"fd77:{3 + number}::1/64")
+        add_addresses(self.backup.netns, interface, f"10.77.{3 + number}.2/24", f"fd77:{3 + number}::2/64")
+        return wan
+
+    def _join_hosts(self) -> None:
+        """One segment over all primary hosts, one at the backup."""
+        for number, host in enumerate(self.hosts):
+            host.add_bridge(number)
+        self.backup.add_bridge(*range(len(self.hosts)))
+        if len(self.hosts) == HOSTS_MAX:
+            veth(self.hosts[0].netns, HOST_LAN, self.hosts[1].netns, HOST_LAN)
+            for host in self.hosts:
+                host.netns.ip(f"link set {HOST_LAN} master {BRIDGE}")
 
     def route_clients_to(self, site: Site, guest: GuestNet) -> None:
         """From now on the clients find the guest at this site."""
-        number = 1 if site is self.primary else 2
+        number = self._lan[site.name]
         self.clients.ip(f"route replace {guest.ip4}/32 via 10.77.{number}.1")
         self.clients.ip(f"-6 route replace {guest.ip6}/128 via fd77:{number}::1")
 
     def cut_off_primary(self) -> None:
         """No packet enters or leaves the primary site any more, on any cable."""
-        self.primary.netns.ip("link set lan down")
-        self.wan.cut()
+        for number in range(len(self.hosts)):
+            self.cut_off(number)
+
+    def cut_off(self, host: int) -> None:
+        """No packet enters or leaves this host any more, on any cable."""
+        netns = self.hosts[host].netns
+        netns.ip("link set lan down")
+        if len(self.hosts) == HOSTS_MAX:
+            netns.ip(f"link set {HOST_LAN} down")
+        self.wans[host].cut()

@@ -99,6 +99,7 @@ def _figures(entry: Entry) -> list[tuple[str, str]]:
         ("recovered rows", f"{entry.recovered}"),
         ("lost rows (confirmed, not recovered)", f"{entry.lost}"),
         ("recovered rows that no client was told of", f"{entry.recovered_unconfirmed}"),
+        *_tier_figures(entry),
         ("RPO: age of the oldest confirmed row that was lost", _ms(entry.rpo_ms)),
     ]
     if entry.rto_ms:
@@ -117,6 +118,26 @@ def _figures(entry: Entry) -> list[tuple[str, str]]:
     return figures
 
 
+def _tier_figures(entry: Entry) -> list[tuple[str, str]]:
+    """With several databases, what each of them has, and what they say of each other."""
+    if entry.tiers is None:
+        return []
+    figures = [
+        (f"{name}: confirmed, recovered, lost", f"{tier['confirmed']}, {tier['recovered']}, {tier['lost']}")
+        for name, tier in entry.tiers.items()
+    ]
+    figures.append(("rows that depend on a row that is not there", f"{entry.dangling}"))
+    return figures
+
+
+def _cut(entry: Entry) -> list[str]:
+    """The cut, what it leaves out, and the first rows that dangle."""
+    if entry.cut is None:
+        return []
+    lines = ["recovered at the cut " + ", ".join(f"{name} {count}" for name, count in entry.cut.items())]
+    return lines + entry.left_out + [f"dangling: {text}" for text in entry.dangling_rows]
+
+
 def _section(number: int, drill: Drill) -> str:
     entry = drill.entry
     checks = "".join(
@@ -131,23 +152,32 @@ def _section(number: int, drill: Drill) -> str:
         f"<p>{escape(drill.about)}. {entry.rtt_ms:g} ms round trip ({entry.wan}), guest: {entry.guest}.</p>\n"
         f"<p>The promise: {escape(entry.promise)}. {_held(entry)}</p>\n<ul>{checks}</ul>\n"
         + (f"<pre>{escape(entry.error)}</pre>\n" if entry.error else "")
-        + "".join(f"<p>{escape(note)}</p>\n" for note in entry.notes)
+        + "".join(f"<p>{escape(note)}</p>\n" for note in entry.notes + _cut(entry))
         + f"<table>{figures}</table>\n"
         + "\n".join(drill.charts)
-        + "<p class='small'>Measured: rows at the client (the clients' ledger); rows at the primary about every 50 ms "
-        "(what the database says on the guest's console, where nothing is held), each with the daemon's count of "
-        "writes (P) at that moment. Derived: rows at the primary in between, in proportion to P; rows at the "
-        "secondary, which cannot be asked while it is one, in the same way from the count of writes that the backup "
-        "holds durably (C). P and C are sampled every 5 ms, so the secondary can be shown late by that much. "
+        + f"<p class='small'>{METHOD_SEVERAL if entry.tiers else METHOD} "
         f"States of the group, relative to the disaster: {escape(states)}.</p>"
     )
+
+
+METHOD = (
+    "Measured: rows at the client (the clients' ledger); rows at the primary about every 50 ms "
+    "(what the database says on the guest's console, where nothing is held), each with the daemon's count of "
+    "writes (P) at that moment. Derived: rows at the primary in between, in proportion to P; rows at the "
+    "secondary, which cannot be asked while it is one, in the same way from the count of writes that the backup "
+    "holds durably (C). P and C are sampled every 5 ms, so the secondary can be shown late by that much."
+)
+METHOD_SEVERAL = (
+    "Measured: rows at the client (the clients' ledger), and after the recovery in each database. A row is recovered "
+    "if every database has it, and lost if a client was told of it and one database lacks it."
+)
 
 
 def summary(entry: Entry) -> str:
     """A run, as text."""
     lines = [f"  {name:<58}{value:>14}" for name, value in _figures(entry)]
     lines += [f"  {'held  ' if check['held'] else 'BROKEN'}  {check['what']}" for check in entry.checks]
-    lines += [f"  note    {note}" for note in entry.notes]
+    lines += [f"  note    {note}" for note in entry.notes + _cut(entry)]
     if entry.error:
         lines.append(f"  FAILED  {entry.error.splitlines()[0]}")
     verdict = "HELD" if entry.promise_held else "BROKEN"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .backupserver import BackupServer
 from .guest import Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
-from .hostdaemon import HOST, HostDaemon, Protection
+from .hostdaemon import GROUP, HOST, MEMBER, Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
 from .net import GuestNet, Net
 from .pki import Pki
@@ -58,16 +58,16 @@ class Rig:
         backup_tls = pki.issue("backup", self.net.BACKUP4, self.backup_dir / "tls")
         host_tls = pki.issue("host", HOST, self.primary / "tls")
         self.backup = BackupServer(run, self.net.backup.netns, self.backup_dir, backup_tls)
+        self.disks = self._make_disks(disks)
+        machine = self._describe_machine(disks) if self.image else None
+        member = Member(MEMBER, self.guest_net, self.disks, machine=machine)
         self.daemon = HostDaemon(
             run,
             self.net.primary.netns,
             self.primary,
-            self._make_disks(disks),
-            self.guest_net,
+            [Group(GROUP, [member], protection)],
             self.net.BACKUP4,
             host_tls,
-            protection,
-            self._describe_machine(disks) if self.image else None,
         )
         kinds = {"vm": VmGuest, "process": ProcessGuest}
         self.guest: Guest = kinds[kind](run, self.guest_net, "guest")
@@ -107,7 +107,7 @@ class Rig:
 
     def boot_guest(self, reconnect_s: int = 60) -> None:
         """Starts the guest at the primary site, on the daemon's disks."""
-        disks = self.daemon.uris()
+        disks = [self.daemon.uri(disk) for disk in self.disks]
         if isinstance(self.guest, VmGuest):
             self.guest.boot(self.net.primary, self.image, disks, MEMORY_MIB, reconnect_s, say_rows=True)
         else:
@@ -188,7 +188,7 @@ class Recovery:
         if isinstance(self.guest, ProcessGuest) and self.guest.process is self.command:
             if self.command.wait(timeout_s) != 0:
                 raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
-            uris = [self.rig.backup.uri(disk) for disk in self.rig.daemon.disks]
+            uris = [self.rig.backup.uri(disk) for disk in self.rig.disks]
             self.guest.boot(self.rig.net.backup, uris)
         self.guest.wait_ready(timeout_s)
 

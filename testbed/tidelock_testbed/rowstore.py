@@ -6,19 +6,22 @@ It is run by Debian's /usr/bin/python3, which alone has the `nbd` module, so it 
 
 Clients speak lines over TCP:
 
-    INSERT <client> <n>  ->  OK <client> <n>     the row is on stable storage on its disk
-    COUNT                ->  COUNT <rows>
-    DUMP                 ->  ROW <client> <n> for each row, then END
+    INSERT <client> <n> [<client> <n>]  ->  OK <client> <n>     the row is on stable storage on its disk
+    COUNT                               ->  COUNT <rows>
+    DUMP                                ->  ROW <client> <n> [<client> <n>] for each row, then END
+
+The second client and n are those of a row, in this store or another, that this one refers to.
 
 Bytes on disk: commits of one or more 512-byte blocks, each block
 
     magic u32 | rows in it u32 | sequence u64 | CRC of the block before u32 |
-    (client u32, n u64) * 40 | zeros | CRC-32 of all before u32
+    (client u32, n u64, of the row referred to: client u32, n u64) * 20 | zeros | CRC-32 of all before u32
 
-Sequence numbers start at 1 and have no gap; block k stands at place k // disks of disk k % disks. So
-recovery reads blocks in order until the first that is not what it must be, and a write that is missing on one
-disk while a later one is present on another shows as rows that are lost. Each block names the one before it by its
-checksum, so a block of an earlier life, beyond where recovery ended then, is never taken for a later one's.
+Clients and their rows are numbered from 1; zeros refer to no row. Sequence numbers start at 1 and have no gap;
+block k stands at place k // disks of disk k % disks. So recovery reads blocks in order until the first that is not
+what it must be, and a write that is missing on one disk while a later one is present on another shows as rows that
+are lost. Each block names the one before it by its checksum, so a block of an earlier life, beyond where recovery
+ended then, is never taken for a later one's.
 
 With --reconnect-s, a disk whose server went away is connected again, as QEMU's reconnect-delay does, and the blocks
 of the commit under way are written again; what had been flushed is the server's to keep.
@@ -41,8 +44,9 @@ import nbd
 MAGIC = 0x54444C52
 BLOCK = 512
 HEAD = struct.Struct("<IIQI")
-ROW = struct.Struct("<IQ")
+ROW = struct.Struct("<IQIQ")
 TAIL = struct.Struct("<I")
+NOTHING = (0, 0)
 ROWS_PER_BLOCK = (BLOCK - HEAD.size - TAIL.size) // ROW.size
 READ_AHEAD = 1 << 20
 ROWS_EVERY_S = 0.005
@@ -188,7 +192,7 @@ class Server:
                 for _, writer in batch:
                     writer.write(f"ERR {error}\n".encode())
                 sys.exit(1)
-            for (client, n), writer in batch:
+            for (client, n, *_), writer in batch:
                 writer.write(b"OK %d %d\n" % (client, n))
 
     async def say_rows(self):
@@ -205,19 +209,21 @@ class Server:
         try:
             while line := await reader.readline():
                 words = line.split()
-                if words[:1] == [b"INSERT"] and len(words) == 3:
-                    self.waiting.append(((int(words[1]), int(words[2])), writer))
+                if words[:1] == [b"INSERT"] and len(words) in (3, 5):
+                    row = (*map(int, words[1:3]), *(map(int, words[3:]) if words[3:] else NOTHING))
+                    ROW.pack(*row)  # numbers that do not fit are this client's mistake alone
+                    self.waiting.append((row, writer))
                     self.arrived.set()
                 elif words == [b"COUNT"]:
                     writer.write(b"COUNT %d\n" % len(self.store.rows))
                 elif words == [b"DUMP"]:
                     for row in list(self.store.rows):
-                        writer.write(b"ROW %d %d\n" % row)
+                        writer.write(b"ROW " + b" ".join(b"%d" % word for word in row[: 4 if row[2] else 2]) + b"\n")
                         await writer.drain()
                     writer.write(b"END\n")
                 else:
                     writer.write(b"ERR unknown request\n")
-        except (OSError, ValueError):
+        except (OSError, ValueError, struct.error):
             pass  # a client that vanished or talks nonsense ends its own connection only
         finally:
             writer.close()

@@ -1,4 +1,7 @@
-"""What the primary site says of itself while a run goes on: sampled by a thread of its own."""
+"""What the primary site says of itself while a run goes on: sampled by a thread of its own.
+
+`Sampler` is for one guest, `FleetSampler` for several, on one host or two.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from .hostdaemon import ControlClient, HostDaemon, gate_of, writer_of
 from .views import Views
 
 EVERY_S = 0.005
+FLEET_EVERY_S = 0.02
 
 
 @dataclass
@@ -22,6 +26,16 @@ class Extremes:
     lag_ms: float = 0
     lag_writes: int = 0
     backlog_bytes: int = 0
+
+    def take(self, writer: dict | None, gate: dict | None) -> None:
+        """Takes what a member's status says, of what it has."""
+        if gate:
+            self.hold_ms = max(self.hold_ms, gate["oldest_hold_ms"], gate["hold_time"]["max_ns"] / 1e6)
+            self.held_packets = max(self.held_packets, gate["held_packets"])
+        if writer:
+            self.lag_ms = max(self.lag_ms, writer["lag"]["ms"])
+            self.lag_writes = max(self.lag_writes, writer["lag"]["writes"])
+            self.backlog_bytes = max(self.backlog_bytes, writer["backlog"]["used_bytes"])
 
 
 @dataclass
@@ -73,12 +87,45 @@ class Sampler:
             self.states.append((at, group["state"]))
         writer, gate = writer_of(group), gate_of(group)
         self.views.add(at, writer["pending"], writer["committed"])
-        top = self.extremes
-        top.hold_ms = max(top.hold_ms, gate["oldest_hold_ms"], gate["hold_time"]["max_ns"] / 1e6)
-        top.held_packets = max(top.held_packets, gate["held_packets"])
-        top.lag_ms = max(top.lag_ms, writer["lag"]["ms"])
-        top.lag_writes = max(top.lag_writes, writer["lag"]["writes"])
-        top.backlog_bytes = max(top.backlog_bytes, writer["backlog"]["used_bytes"])
+        self.extremes.take(writer, gate)
+
+
+class FleetSampler:
+    """Samples the status of every daemon until `stop`, each member's for itself."""
+
+    def __init__(self, daemons: list[HostDaemon]):
+        self.extremes = Extremes()
+        self.states: list[tuple[float, str]] = []
+        """Each state of each group as a host sees it, with the time at which it was first seen."""
+        self.members: dict[str, dict] = {}
+        """The last status of each member, as its own host says it."""
+        self._daemons = daemons
+        self._last: dict[tuple[str, str], str] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stopping.set()
+        self._thread.join(15)
+
+    def _run(self) -> None:
+        askers = [(daemon.host, _Asker(daemon)) for daemon in self._daemons]
+        while not self._stopping.wait(FLEET_EVERY_S):
+            for host, asker in askers:
+                for group in asker.groups():
+                    self._take(host, group)
+
+    def _take(self, host: str, group: dict) -> None:
+        where = (group["name"], host)
+        if self._last.get(where) != group["state"]:
+            self._last[where] = group["state"]
+            self.states.append((time.monotonic(), f"{group['name']} on {host} {group['state']}"))
+        for member in group["members"]:
+            if member["writer"] or member["gate"]:
+                self.members[member["name"]] = member
+                self.extremes.take(member["writer"], member["gate"])
 
 
 class _Asker:
@@ -89,12 +136,16 @@ class _Asker:
         self._client: ControlClient | None = None
 
     def group(self) -> dict | None:
-        """The group's status, or `None` if the daemon does not answer."""
+        """The first group's status, or `None` if the daemon does not answer."""
+        return next(iter(self.groups()), None)
+
+    def groups(self) -> list[dict]:
+        """The status of all groups, or of none if the daemon does not answer."""
         try:
             self._client = self._client or ControlClient(self._path)
-            return self._client.ask(command="status")["status"]["groups"][0]
+            return self._client.ask(command="status")["status"]["groups"]
         except OSError:
             if self._client:
                 self._client.close()
             self._client = None
-            return None
+            return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
+from .appdrill import APP_DRILLS
 from .drilling import NEVER_MIND_S, CopyWatch, Drill
 from .process import wait_until
 from .progress import say
@@ -219,5 +220,6 @@ class Grace(Drill):
 
 
 SCENARIOS: dict[str, type[Drill]] = {
-    drill.name: drill for drill in (Drill, TwoDisks, LinkCut, BackupRestart, DaemonCrash, DuringCopy, Grace)
+    drill.name: drill
+    for drill in (Drill, TwoDisks, LinkCut, BackupRestart, DaemonCrash, DuringCopy, Grace, *APP_DRILLS)
 }

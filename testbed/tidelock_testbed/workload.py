@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .guest import Guest, VmGuest
+from .guest import Guest
 from .ledger import Ledger, Row
 from .net import Net
 from .paths import ROOT
@@ -19,7 +19,6 @@ class Clients:
     def __init__(
         self, run: Run, net: Net, guest: Guest, clients: int = 8, name: str = "clients", options: list[str] = ()
     ):
-        kind = "postgres" if isinstance(guest, VmGuest) else "rowstore"
         self.ledger = Ledger(run.directory / f"{name}.ledger")
         self.process = Process(
             run,
@@ -28,7 +27,7 @@ class Clients:
                 sys.executable,
                 "-m",
                 "tidelock_testbed.clients",
-                kind,
+                guest.speaks,
                 guest.net.ip4,
                 guest.port,
                 self.ledger.path,
@@ -47,15 +46,22 @@ class Clients:
 
 
 def rows_in(net: Net, guest: Guest) -> set[Row]:
-    """Every row that the guest has, asked for from the clients' namespace."""
-    kind = "postgres" if isinstance(guest, VmGuest) else "rowstore"
+    """Every row that the guest has."""
+    return set(references_in(net, guest))
+
+
+def references_in(net: Net, guest: Guest) -> dict[Row, Row | None]:
+    """Every row that the guest's database has, asked for from the clients' namespace, with the row it refers to."""
     text = run_command(
-        [sys.executable, Path(__file__).with_name("dump.py"), kind, guest.net.ip4, guest.port],
+        [sys.executable, Path(__file__).with_name("dump.py"), guest.database, guest.net.ip4, guest.database_port],
         "read the guest's rows",
         net.clients,
         timeout_s=120,
     )
-    rows = [tuple(map(int, line.split())) for line in text.splitlines()]
-    if len(rows) != len(set(rows)):
-        raise RuntimeError("the guest has a row twice")
-    return set(rows)
+    found: dict[Row, Row | None] = {}
+    for line in text.splitlines():
+        client, n, *refers = map(int, line.split())
+        if (client, n) in found:
+            raise RuntimeError("the guest has a row twice")
+        found[client, n] = tuple(refers) or None
+    return found

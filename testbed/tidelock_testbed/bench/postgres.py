@@ -63,7 +63,8 @@ def database_disk(run: Run, image: GuestImage, path: Path, size_mib: int) -> Pat
 class PostgresGuest(Guest):
     """PostgreSQL on an NBD disk, in a guest's network namespace."""
 
-    port = 5432
+    database = "postgres"
+    database_port = 5432
 
     def boot(self, netns: Netns, image: GuestImage, uri: str) -> None:
         """Starts it."""

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ..backupserver import BackupServer
-from ..hostdaemon import GROUP, HOST, ControlClient, HostDaemon, Protection, writer_of
+from ..hostdaemon import GROUP, HOST, MEMBER, ControlClient, Group, HostDaemon, Member, Protection, writer_of
 from ..net import GuestNet, Net
 from ..netns import Netns
 from ..pki import Pki
@@ -38,11 +38,9 @@ class Protected:
             run,
             self.net.primary.netns,
             primary,
-            {DISK: image},
-            self.guest_net,
+            [Group(GROUP, [Member(MEMBER, self.guest_net, {DISK: image})], Protection())],
             self.net.BACKUP4,
             host_tls,
-            Protection(),
         )
         self.backup.start()
         self.daemon.start()

@@ -1,0 +1,52 @@
+"""Drills of applications with process guests: every scenario, and drills that must find a promise broken."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from tidelock_testbed.appdrill import APP_DRILLS, AppDrill, ThreeTier, TwoHosts
+from tidelock_testbed.drilling import Knobs
+from tidelock_testbed.report import Report, summary
+from tidelock_testbed.run import Run
+
+BOUNDARY = "apart"
+
+
+def drilled(run: Run, kind: type[AppDrill], **knobs) -> AppDrill:
+    this = kind(run, Knobs(**{"scenario": kind.name, "guest": "process", "boundary": BOUNDARY, "hurry": True, **knobs}))
+    this.execute()
+    return this
+
+
+@pytest.mark.parametrize("kind", APP_DRILLS, ids=lambda kind: kind.name)
+def test_an_application_keeps_its_promise(run, kind):
+    entry = drilled(run, kind, rtt_ms=20, seed=1).entry
+    assert entry.promise_held, entry
+    assert set(entry.tiers) == set(entry.cut) == set(kind.application.databases)
+    assert all(tier["recovered"] >= entry.confirmed for tier in entry.tiers.values())
+
+
+def test_the_report_has_every_tier_and_the_cut(run):
+    this = drilled(run, ThreeTier, rtt_ms=20, seed=2)
+    report = Report(run.directory / "drill-report.html", run.directory / "drill-report.json")
+    report.add(this)
+    assert json.loads(report.json.read_text()) == [asdict(this.entry)]
+    for text in (report.html.read_text(), summary(this.entry)):
+        for name, count in this.entry.cut.items():
+            assert f"{name} {count}" in text
+            assert f"{name}: confirmed, recovered, lost" in text
+
+
+def test_a_drill_finds_rows_that_dangle_and_rows_that_are_lost(run):
+    """Each guest in a group of its own, nothing held, and links that differ: the databases end at different moments."""
+    entry = drilled(run, TwoHosts, mode="async", boundary="apart", rtt_ms=50, seed=3).entry
+    assert entry.lost > 0
+    assert entry.dangling > 0
+    assert len(entry.dangling_rows) > 0
+    assert not entry.promise_held
+    assert [check["what"] for check in entry.checks if not check["held"]] == [
+        "no row depends on a row that is not there"
+    ]

@@ -1,0 +1,294 @@
+"""Drills of applications: several protected guests, on one host or two, that are recovered as one thing.
+
+Invariant: as for all drills, what a run ends with is judged from the clients' ledger and the recovered databases alone.
+"""
+
+from __future__ import annotations
+
+import time
+
+from .applications import THREE_TIER, TWO_WRITERS, Application
+from .drilling import CLIENTS, CONFIRMED_MIN, NEVER_MIND_S, Drill
+from .fleet import Fleet, FleetRecovery, Shape
+from .hostdaemon import Protection
+from .invariants import Rows, examine
+from .ledger import Ledger, Row
+from .process import Process, wait_until
+from .progress import say
+from .sampler import FleetSampler
+from .views import answers_chart
+from .workload import Clients, references_in
+
+DANGLING_SHOWN = 10
+SLOW_LINK_FACTOR = 3
+"""How much longer the first host's way to the backup is than the second's."""
+
+
+class AppDrill(Drill):
+    """The primary site, with all guests of an application, is gone from one moment to the next."""
+
+    several_guests = True
+    application: Application
+    hosts: dict[str, int] = {}
+    """On which host each guest runs: the first, if not named here."""
+    load_s = {"vm": (10.0, 15.0), "process": (2.0, 4.0)}
+    patience_s = {"vm": 5.0, "process": 1.0}
+
+    def make_rig(self, protection: Protection) -> Fleet:
+        """Two sites, and the application's guests."""
+        knobs = self.knobs
+        if not knobs.tagging:
+            self.entry.notes.append("packets between members were not tagged: the promise must be seen to break")
+        hosts = {place.name: self.hosts.get(place.name, 0) for place in self.application.places}
+        shape = Shape(self.application, hosts, self.round_trips_ms, knobs.boundary, knobs.tagging)
+        return Fleet(self.run, knobs.guest, shape, knobs.seed, protection)
+
+    @property
+    def round_trips_ms(self) -> tuple[float, ...]:
+        """Between each host and the backup."""
+        return (self.knobs.rtt_ms,)
+
+    @property
+    def round_trip_ms(self) -> float:
+        """Each request writes on every host."""
+        return max(self.round_trips_ms)
+
+    # -- before the disaster ---------------------------------------------------------------------------------------
+
+    def protect(self) -> None:
+        """Both sites up, all guests booted, the initial copies made."""
+        fleet = self.rig
+        fleet.backup.start()
+        began = time.monotonic()
+        for daemon in fleet.daemons:
+            daemon.start()
+            say(f"{daemon.host}: tidelockd runs")
+        self.sampler = FleetSampler(fleet.daemons)
+        fleet.boot()
+        say(f"primary: {len(fleet.guests)} guests are booting while their disks are copied")
+        fleet.wait_state(self.settled, NEVER_MIND_S)
+        self.entry.copy_s = round(time.monotonic() - began, 2)
+        for name, guest in fleet.guests.items():
+            say(f"primary: {name} is ready, {guest.wait_ready(240):.1f} s after its start")
+
+    def start_clients(self) -> None:
+        """Starts the clients and waits for their first rows."""
+        fleet = self.rig
+        self.clients = Clients(self.run, fleet.net, fleet.front, CLIENTS, options=self.patience())
+        self.ledger = self.clients.ledger
+        needs = [self.clients.process, *self.guest_processes()]
+        wait_until("the first rows are confirmed", lambda: len(self.ledger.follow().confirmed) >= CLIENTS, 90, needs)
+        self.load_from = time.monotonic()
+        say(f"clients: {CLIENTS} ask {self.application.front} for numbered rows")
+
+    def guest_processes(self) -> list[Process]:
+        """Of all guests."""
+        return [process for guest in self.rig.guests.values() for process in guest.processes]
+
+    def primary_says(self) -> str:
+        """What the daemons say of all members."""
+        members = self.sampler.members.values()
+        lag = max((member["writer"]["lag"]["ms"] for member in members if member["writer"]), default=0)
+        held = sum(member["gate"]["held_packets"] for member in members if member["gate"])
+        return f"; lag {lag} ms, {held} packets held"
+
+    # -- the disaster and after it ---------------------------------------------------------------------------------
+
+    def disaster(self) -> None:
+        """All hosts of the primary site are gone."""
+        hosts = list(range(len(self.rig.daemons)))
+        cut_first = self.random.random() < 0.5
+        self.disaster_at, self.gone_at = self.rig.destroy(hosts, cut_first)
+        self.event("disaster", self.disaster_at)
+        self.sampler.stop()
+        say(f"DISASTER: the primary site is gone, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms")
+
+    def recover(self, *options: str) -> None:
+        """Recovers every group, and starts the guests."""
+        self.recovery = FleetRecovery(self.rig, *(options or ("--primary-is-dead",)))
+        self.recovery.recover(NEVER_MIND_S)
+        self.recovery.boot()
+        self.event("recovered", self.recovery.recovered_at)
+        self.entry.cut, self.entry.left_out = self.recovery.cut(), self.recovery.left_out()
+        seconds = self.recovery.recovered_at - self.disaster_at
+        cut = ", ".join(f"{name} {count}" for name, count in self.entry.cut.items())
+        say(f"backup: recovered {seconds:.2f} s after the disaster, at the cut {cut}")
+
+    def serve_again(self) -> None:
+        """The application answers the clients from the backup site."""
+        ready_at = self.recovery.wait_ready()
+        say(f"backup: all guests are ready {ready_at - self.disaster_at:.2f} s after the disaster")
+        needs = [process for guest in self.recovery.guests.values() for process in guest.processes]
+        self.entry.rto_ms = self.rto(self.recovery.phases(), self.first_reply(needs))
+
+    def judge(self) -> None:
+        """Compares the ledger with what the recovered databases have, and these with each other."""
+        ledger = self.clients.stop()
+        say("clients: stopped; reading every row of the recovered databases")
+        databases = {name: references_in(self.rig.net, self.recovery.guests[name]) for name in self.databases}
+        self.compare_all(ledger, databases)
+        self.measure(ledger)
+        entry, tiers = self.entry, self.entry.tiers
+        self.check("no row is there that nobody sent", not any(tier["foreign"] for tier in tiers.values()))
+        text = "what is there is a prefix of what was done: no earlier row is missing"
+        self.check(text, not any(tier["out_of_order"] for tier in tiers.values()))
+        self.check("no row depends on a row that is not there", entry.dangling == 0)
+        self.check("the recovered databases kept everything that was confirmed", entry.lost_after_recovery == 0)
+        if self.knobs.mode != "async":
+            self.check("no confirmed row is missing in any database", entry.lost == 0)
+        self.conclude()
+
+    @property
+    def databases(self) -> list[str]:
+        """The guests that have one."""
+        return self.application.databases
+
+    def compare_all(self, ledger: Ledger, databases: dict[str, Rows]) -> None:
+        """Rows that were asked for before the disaster are what it is about; what they depend on may be any row."""
+
+        def before(row: Row) -> bool:
+            return ledger.sent.get(row, 0) < self.gone_at
+
+        asked = ledger.sent_before(self.gone_at)
+        found = examine(self.application, databases, asked, self.gone_at, before)
+        entry = self.entry
+        entry.tiers = {
+            name: {
+                "confirmed": verdict.confirmed,
+                "recovered": verdict.recovered,
+                "lost": len(verdict.lost),
+                "recovered_unconfirmed": verdict.recovered_unconfirmed - len(verdict.foreign),
+                "foreign": len(verdict.foreign),
+                "out_of_order": len(verdict.out_of_order),
+            }
+            for name, verdict in found.verdicts.items()
+        }
+        whole = set.intersection(*(set(rows) for rows in databases.values()))
+        entry.confirmed, entry.lost = len(asked.confirmed), len(found.lost())
+        entry.recovered = sum(map(before, whole))
+        entry.recovered_unconfirmed = sum(before(row) and row not in asked.confirmed for row in whole)
+        entry.foreign = sum(tier["foreign"] for tier in entry.tiers.values())
+        entry.out_of_order = sum(tier["out_of_order"] for tier in entry.tiers.values())
+        entry.dangling = len(found.dangling)
+        entry.dangling_rows = [str(one) for one in found.dangling[:DANGLING_SHOWN]]
+        later = set(ledger.confirmed) - set(asked.confirmed)
+        entry.lost_after_recovery = len(later - whole)
+        entry.rpo_ms = round(max(verdict.rpo_ms for verdict in found.verdicts.values()), 1)
+        if entry.confirmed < CONFIRMED_MIN:
+            raise RuntimeError(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
+
+    def draw(self, ledger: Ledger) -> list[str]:
+        """Several writers have no common count to draw."""
+        return [answers_chart("Rows confirmed to clients, each second", ledger, self.disaster_at, self.events)]
+
+
+class ThreeTier(AppDrill):
+    """A row in each of three tiers."""
+
+    name = "three-tier"
+    about = (
+        "three tiers, each a web service with a database of its own: a request writes in each; the primary site is gone"
+    )
+    application = THREE_TIER
+
+
+class TwoWriters(AppDrill):
+    """Two databases that depend on each other."""
+
+    name = "two-writers"
+    about = "a front end writes transfers into two databases, in either order; the primary site is gone"
+    application = TWO_WRITERS
+
+
+class TwoHosts(AppDrill):
+    """The guests are spread over two hosts, whose ways to the backup differ."""
+
+    name = "two-hosts"
+    about = (
+        "as two-writers, with the databases on two hosts, each with a daemon and a link of its own, one of them slow; "
+        "both hosts are gone"
+    )
+    application = TWO_WRITERS
+    hosts = {"b": 1, "front": 1}
+
+    @property
+    def round_trips_ms(self) -> tuple[float, ...]:
+        """The first host's link is the slow one."""
+        return (self.knobs.rtt_ms * SLOW_LINK_FACTOR, self.knobs.rtt_ms)
+
+
+class OneHostDies(TwoHosts):
+    """What depends on a dead host stays held."""
+
+    name = "one-host-dies"
+    about = (
+        "as two-hosts, but one host dies before the other, which goes on: its packets that depend on the dead one stay "
+        "held"
+    )
+
+    def trouble(self) -> None:
+        """The first host dies."""
+        self.died_at, _ = self.rig.destroy([0], cut_first=self.random.random() < 0.5)
+        self.event("host-a dies", self.died_at)
+        say("TROUBLE: host-a is gone; host-b goes on, and clients still reach it")
+        self.go_on(self.random.uniform(1, 2) + self.round_trip_ms / 1e3)
+
+    def go_on(self, seconds: float) -> None:
+        """Time in which host-b answers what it may."""
+        time.sleep(seconds)
+        if not self.rig.daemons[1].process.alive():
+            raise RuntimeError(f"tidelockd ended with the other host\n{self.rig.daemons[1].process.tail()}")
+        # Every transfer writes on host-a, too.
+        ledger = self.ledger.follow()
+        told = [row for row in ledger.confirmed if ledger.sent[row] > self.died_at]
+        self.check("once host-a was gone, no client was told of a transfer that it asked for then", not told)
+
+    def disaster(self) -> None:
+        """Then the second host is gone as well."""
+        self.load_to = self.died_at
+        self.disaster_at, self.gone_at = self.rig.destroy([1], cut_first=self.random.random() < 0.5)
+        self.event("disaster", self.disaster_at)
+        self.sampler.stop()
+        say("DISASTER: host-b is gone as well")
+
+
+class OneLinkCut(TwoHosts):
+    """What depends on a host that the backup does not hear stays held, and leaves when it is heard again."""
+
+    name = "one-link-cut"
+    about = (
+        "as two-hosts, but first one host loses its link to the backup while the other goes on: what depends on the "
+        "first stays held; the link heals; then both hosts are gone"
+    )
+
+    def trouble(self) -> None:
+        """Cuts the first host's link, heals it, and waits for answers."""
+        wan = self.rig.net.wans[0]
+        wan.cut()
+        cut_at = self.event("link of host-a cut")
+        cut_s = 3 if self.knobs.hurry else 20
+        say(f"TROUBLE: host-a has no link to the backup, for {cut_s} s; host-b has")
+        self.work(cut_s)
+        # Before it is mended: a packet that leaves in between is the healed link's.
+        healed_at = self.event("link heals")
+        wan.mend()
+        say("the link is whole again")
+
+        def answered() -> bool:
+            ledger = self.ledger.follow()
+            return sum(at > healed_at and ledger.sent[row] > healed_at for row, at in ledger.confirmed.items()) > 0
+
+        wait_until("clients get answers again", answered, 120, [self.clients.process, *self.guest_processes()])
+        seconds = time.monotonic() - healed_at
+        say(f"clients get answers {seconds:.1f} s after the link healed")
+        self.entry.notes.append(f"clients got answers again {seconds:.1f} s after the link had healed")
+        self.rig.wait_state(self.settled, NEVER_MIND_S)
+        self.work(self.random.uniform(1, 3))
+        if self.knobs.mode != "async":
+            ledger = self.ledger.follow()
+            too_early = [row for row, at in ledger.confirmed.items() if ledger.sent[row] > cut_at and at < healed_at]
+            text = "while host-a had no link, no client was told of a transfer that it asked for then"
+            self.check(text, not too_early)
+
+
+APP_DRILLS: tuple[type[AppDrill], ...] = (ThreeTier, TwoWriters, TwoHosts, OneHostDies, OneLinkCut)

@@ -1,0 +1,242 @@
+"""An application of several protected guests between two sites: everything that a drill needs, as `rig.py` for one.
+
+    out/<run>/host-a/, host-b/   what each host of the primary site has: disks, configuration, certificates, state
+    out/<run>/backup/            what the backup site has
+
+Invariant: after `destroy` no process, link or file of these hosts is left to recover from.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .applications import Application
+from .backupserver import BackupServer
+from .guest import Guest, ProcessGuest, VmGuest, accelerator
+from .hostdaemon import Group, HostDaemon, Member, Protection
+from .image import GuestImage, guest_image
+from .net import GuestNet, Net, Site
+from .pki import Pki
+from .process import Process, kill_at_once
+from .run import Run
+
+MEMORY_MIB = 320
+PROCESS_DISK_MIB = 16
+DISK = "data"
+GROUP = "app"
+HOSTS = ("host-a", "host-b")
+
+BOUNDARIES = ("group", "member", "apart")
+"""Where packets are held: where they leave the group, where they leave any member of it (PipeCloud's naive variant),
+or, with each guest in a group of its own, where they leave that."""
+
+
+TAGGING_OFF: dict[str, str] = {}
+"""Tells the daemon, for tests only, to tag no packet."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How an application is laid out and protected."""
+
+    application: Application
+    hosts: dict[str, int]
+    """On which host each guest runs."""
+    rtts_ms: tuple[float, ...]
+    """Of each host's WAN."""
+    boundary: str = "group"
+    tagging: bool = True
+
+
+class Fleet:
+    """Two sites, a backup server, and on each host of the primary site a daemon and guests: made, not started."""
+
+    def __init__(self, run: Run, kind: str, shape: Shape, seed: int, protection: Protection):
+        self.run, self.kind, self.shape, self.protection = run, kind, shape, protection
+        self.random = random.Random(f"fleet {seed}")
+        self.image: GuestImage | None = guest_image() if kind == "vm" else None
+        self.accelerator = accelerator(self.image) if self.image else []
+        self.net = Net(run, seed=seed, hosts=len(shape.rtts_ms), segment=True)
+        for wan, rtt_ms in zip(self.net.wans, shape.rtts_ms, strict=True):
+            wan.set(delay_ms=rtt_ms / 2)
+        places = shape.application.places
+        self.nets = {p.name: GuestNet(n, True, shape.hosts[p.name]) for n, p in enumerate(places)}
+        self.guests = {place.name: self.make_guest(place.name, place.name) for place in places}
+        self.directories = [run.directory / HOSTS[number] for number in range(len(shape.rtts_ms))]
+        backup_dir = run.directory / "backup"
+        for directory in (*self.directories, backup_dir):
+            directory.mkdir()
+        pki = Pki(run.directory / "authority")
+        backup_tls = pki.issue("backup", self.net.BACKUP4, backup_dir / "tls")
+        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls)
+        self.groups = self._make_groups()
+        self.daemons = [
+            HostDaemon(
+                run,
+                self.net.hosts[number].netns,
+                directory,
+                [group for group in self.groups if self.is_on(group, number)],
+                self.net.backup_address(number),
+                pki.issue("host", HOSTS[number], directory / "tls"),
+                host=HOSTS[number],
+                server_name=self.net.BACKUP4,
+                env={} if shape.tagging else TAGGING_OFF,
+            )
+            for number, directory in enumerate(self.directories)
+        ]
+
+    def make_guest(self, place: str, name: str) -> Guest:
+        """The guest of a place, for either site."""
+        kind = VmGuest if self.kind == "vm" else ProcessGuest
+        web = self.shape.application.web(place, kind.database, self.nets)
+        return kind(self.run, self.nets[place], name, web)
+
+    def _make_groups(self) -> list[Group]:
+        members = []
+        for place in self.shape.application.places:
+            host = self.shape.hosts[place.name]
+            disks = {DISK: self._make_disk(self.directories[host], place.name)} if place.database else {}
+            members.append(Member(place.name, self.nets[place.name], disks, place.front, host=HOSTS[host]))
+        if self.shape.boundary == "apart":
+            # What a guest without a disk hears has been held before: it needs no gate.
+            return [Group(member.name, [member], self.protection) for member in members if member.disks]
+        return [Group(GROUP, members, self.protection, {"boundary": self.shape.boundary})]
+
+    def _make_disk(self, directory: Path, name: str) -> Path:
+        path = directory / f"{name}.img"
+        if self.image:
+            subprocess.run(["cp", "--sparse=always", self.image.data, path], check=True)
+        else:
+            path.write_bytes(self.random.randbytes(PROCESS_DISK_MIB << 20))
+        return path
+
+    def is_on(self, group: Group, host: int) -> bool:
+        """Whether a host has a member of a group."""
+        return any(member.host == HOSTS[host] for member in group.members)
+
+    def group_of(self, place: str) -> str:
+        """The name of the group that a guest is in."""
+        return next(group.name for group in self.groups if any(member.name == place for member in group.members))
+
+    @property
+    def front(self) -> Guest:
+        """The guest that clients talk to."""
+        return self.guests[self.shape.application.front]
+
+    def boot(self, reconnect_s: int = 60) -> None:
+        """Starts all guests at the primary site, and shows the clients the way."""
+        for name, guest in self.guests.items():
+            host = self.shape.hosts[name]
+            disks = []
+            if name in self.shape.application.databases:
+                disks.append(self.daemons[host].uri(DISK, self.group_of(name), name))
+            self.boot_at(guest, self.net.hosts[host], disks, reconnect_s)
+            self.net.route_clients_to(self.net.hosts[host], guest.net)
+
+    def boot_at(self, guest: Guest, site: Site, disks: list[str], reconnect_s: int = 0) -> None:
+        """Starts a guest of either kind."""
+        if isinstance(guest, VmGuest):
+            guest.boot(site, self.image, disks, MEMORY_MIB, reconnect_s)
+        else:
+            guest.boot(site, disks, reconnect_s)
+
+    def processes(self, hosts: list[int] | None = None) -> list[Process]:
+        """Guests and daemons of these hosts, or of all."""
+        chosen = range(len(self.daemons)) if hosts is None else hosts
+        guests = [guest for name, guest in self.guests.items() if self.shape.hosts[name] in chosen]
+        return [p for guest in guests for p in guest.processes] + [self.daemons[host].process for host in chosen]
+
+    def wait_state(self, state: str, timeout_s: float) -> None:
+        """Waits until every group is in this state on every host that has members of it."""
+        for number, daemon in enumerate(self.daemons):
+            for group in self.groups:
+                if self.is_on(group, number):
+                    daemon.wait_state(state, timeout_s, [self.backup.process], name=group.name)
+
+    def destroy(self, hosts: list[int], cut_first: bool) -> tuple[float, float]:
+        """The disaster of these hosts. Returns when it began and when nothing of them was left."""
+        began = time.monotonic()
+        if cut_first:
+            self.cut_off(hosts)
+        kill_at_once(self.processes(hosts))
+        if not cut_first:
+            self.cut_off(hosts)
+        ended = time.monotonic()
+        for host in hosts:
+            shutil.rmtree(self.directories[host])
+        return began, ended
+
+    def cut_off(self, hosts: list[int]) -> None:
+        """No packet enters or leaves these hosts any more."""
+        for host in hosts:
+            self.net.cut_off(host)
+
+
+class FleetRecovery:
+    """Every group of the application recovered, and its guests brought back at the backup site."""
+
+    def __init__(self, fleet: Fleet, *options: str):
+        self.fleet = fleet
+        self.recovered_at = 0.0
+        """When the disks of all groups could be used."""
+        self.answers: dict[str, dict] = {}
+        """What `recover --json` said of each group."""
+        self._options = options
+        self.guests: dict[str, Guest] = {}
+
+    def recover(self, timeout_s: float) -> None:
+        """Recovers every group."""
+        for group in self.fleet.groups:
+            command = self.fleet.backup.recover(
+                "--json", *self._options, name=f"recover-{group.name}", on_line=self._hear, group=group.name
+            )
+            if command.wait(timeout_s) != 0:
+                raise RuntimeError(f"the recovery of {group.name} failed\n{command.tail()}")
+            if group.name not in self.answers:
+                raise RuntimeError(f"the recovery of {group.name} said nothing\n{command.tail()}")
+
+    def _hear(self, at: float, line: str) -> None:
+        if line.startswith("{"):
+            answer = json.loads(line)
+            self.answers[answer["recovery"]["group"]] = answer["recovery"]
+            self.recovered_at = at
+
+    def cut(self) -> dict[str, int]:
+        """What was recovered of each writer."""
+        writers = [writer for answer in self.answers.values() for writer in answer["writers"]]
+        return {writer["member"]: writer["recovered"] for writer in writers}
+
+    def left_out(self) -> list[str]:
+        """Records that the backup had and that are not part of the cut, and why."""
+        writers = [writer for answer in self.answers.values() for writer in answer["writers"]]
+        return [f"{w['member']}: {w['left_out']} later records left out: {w['why']}" for w in writers if w["why"]]
+
+    def boot(self) -> None:
+        """Starts every guest at the backup site, and shows the clients the way."""
+        fleet = self.fleet
+        for name in fleet.guests:
+            guest = self.guests[name] = fleet.make_guest(name, f"{name}-recovered")
+            database = name in fleet.shape.application.databases
+            disks = [fleet.backup.uri(DISK, fleet.group_of(name), name)] if database else []
+            fleet.boot_at(guest, fleet.net.backup, disks)
+            fleet.net.route_clients_to(fleet.net.backup, guest.net)
+
+    def wait_ready(self, timeout_s: float = 180) -> float:
+        """Waits until all guests are ready; returns when the last one was."""
+        for guest in self.guests.values():
+            guest.wait_ready(timeout_s)
+        return max(guest.ready_at for guest in self.guests.values())
+
+    def phases(self) -> dict[str, float]:
+        """When the last guest had done each step of its start."""
+        last: dict[str, float] = {}
+        for guest in self.guests.values():
+            for step, at in {**guest.phases, "ready": guest.ready_at}.items():
+                last[step] = max(at, last.get(step, at))
+        return last
