@@ -26,6 +26,7 @@ def test_an_application_keeps_its_promise(run, kind):
     entry = drilled(run, kind, rtt_ms=20, seed=1).entry
     assert entry.promise_held, entry
     assert set(entry.tiers) == set(entry.cut) == set(kind.application.databases)
+    assert entry.told_by_pages > 0
     assert all(tier["recovered"] >= entry.confirmed for tier in entry.tiers.values())
 
 
@@ -45,6 +46,7 @@ def test_a_drill_finds_rows_that_dangle_and_rows_that_are_lost(run):
     entry = drilled(run, TwoHosts, mode="async", boundary="apart", rtt_ms=50, seed=3).entry
     assert entry.lost > 0
     assert entry.dangling > 0
+    assert entry.told_by_pages_lost > 0
     assert len(entry.dangling_rows) > 0
     assert not entry.promise_held
     assert [check["what"] for check in entry.checks if not check["held"]] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidelock_testbed.applications import THREE_TIER, TWO_WRITERS
-from tidelock_testbed.invariants import dangling_rows, examine
+from tidelock_testbed.invariants import dangling_rows, examine, told_and_missing
 from tidelock_testbed.ledger import Ledger
 from tidelock_testbed.net import GuestNet
 
@@ -103,6 +103,17 @@ def test_rows_that_are_not_judged_may_be_under_way_but_may_be_depended_on(tmp_pa
     found = examine(THREE_TIER, databases, ledger, DISASTER, judged=lambda row: row[1] < 10)
     assert (found.dangling, found.lost()) == ([], set())
     assert all(verdict.foreign == [] for verdict in found.verdicts.values())
+
+
+def test_a_row_that_a_page_told_of_must_be_there(tmp_path):
+    path = tmp_path / "pages"
+    path.write_text("1.0 sent 1 1\n1.1 ok 1 1\n1.1 told 0 1 4\n1.1 told 1 1 4\n2.1 told 0 1 5\n9.0 told 0 1 6\n")
+    pages = Ledger(path).follow()
+    databases = transfers(4)
+    assert told_and_missing(TWO_WRITERS, databases, pages, before=2.0) == []
+    assert told_and_missing(TWO_WRITERS, databases, pages, before=3.0) == [("a", (1, 5))]
+    del databases["b"][1, 4]
+    assert told_and_missing(TWO_WRITERS, databases, pages, before=2.0) == [("b", (1, 4))]
 
 
 def test_a_database_that_was_not_read_is_no_database_without_rows(tmp_path):

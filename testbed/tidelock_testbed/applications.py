@@ -36,6 +36,8 @@ class Application:
     """In whose database the rows are that a database's rows refer to."""
     follows: dict[str, str]
     """Each row of this database was written after the same row of that one."""
+    tells: tuple[str, ...]
+    """The databases, in their order, whose newest rows the front's page tells of."""
     work_ms: dict[str, float]
     """Work in each web service, for each request."""
 
@@ -76,6 +78,7 @@ THREE_TIER = Application(
     chain=True,
     refers={"front": "middle", "middle": "back"},
     follows={"middle": "front", "back": "middle"},
+    tells=("middle",),
     work_ms={"front": 1, "middle": 10, "back": 10},
 )
 """PipeCloud's CompDB: a row in each tier, and none of them may be missing once the front has answered."""
@@ -90,6 +93,7 @@ TWO_WRITERS = Application(
     chain=False,
     refers={"a": "b", "b": "a"},
     follows={},
+    tells=("a", "b"),
     work_ms={"front": 1},
 )
 """A transfer ledger in two databases: each transfer is written into one and then into the other."""

@@ -7,8 +7,9 @@ connection breaks, that row is given up (`gone`: it may or may not be there), th
 long as it takes, and goes on with the row after it. So the program survives the disaster and finds the
 recovered server at the same address. It runs until it is killed.
 
-With --read, each request only asks how many rows there are, or for a static page, and nothing is written. With
---every-ms, requests leave at that pace, as long as each client's last one was answered.
+With --read, each request only asks how many rows there are, or for the page that --page names, and nothing is
+written; rows that the page tells of are noted (`told`). With --every-ms, requests leave at that pace, as long as each
+client's last one was answered.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import h11
 import psycopg
 
 RETRY_S = 0.2
+NEWEST = "/newest"
+"""The page that tells of rows, `<database> <client> <n>` in each line."""
 
 
 class PostgresClient:
@@ -102,6 +105,7 @@ class WebClient:
 
     def __init__(self, host: str, port: int, options: argparse.Namespace):
         self._host, self._port = host, port
+        self._page = options.page
         self._query = "" if options.work_ms is None else f"?work_ms={options.work_ms:g}"
         self._writer: asyncio.StreamWriter | None = None
 
@@ -114,12 +118,12 @@ class WebClient:
         """Returns when the application has confirmed the row."""
         await self._ask("POST", f"/rows/{client}/{n}{self._query}")
 
-    async def read(self, client: int, n: int) -> None:
-        """Returns when the static page has come."""
+    async def read(self, client: int, n: int) -> str:
+        """Returns the page when it has come."""
         del client, n
-        await self._ask("GET", "/")
+        return await self._ask("GET", self._page)
 
-    async def _ask(self, method: str, target: str) -> None:
+    async def _ask(self, method: str, target: str) -> str:
         headers = [("Host", self._host), ("Content-Length", "0")]
         request = h11.Request(method=method, target=target, headers=headers)
         self._writer.write(self._http.send(request) + self._http.send(h11.EndOfMessage()))
@@ -139,6 +143,7 @@ class WebClient:
         if status != 200:
             raise ConnectionError(f"the front tier says: {status} {text.decode(errors='replace')}")
         self._http.start_next_cycle()
+        return text.decode()
 
     async def close(self) -> None:
         """Gives the connection up."""
@@ -170,11 +175,14 @@ async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> No
                 n += 1
                 note("sent", n)
                 try:
-                    await asyncio.wait_for(request(number, n), options.patience_s)
+                    page = await asyncio.wait_for(request(number, n), options.patience_s)
                 except BaseException:
                     note("gone", n)
                     raise
                 note("ok", n)
+                if options.page == NEWEST:
+                    for line in page.splitlines():
+                        ledger.write(f"{time.monotonic():.6f} told {line}\n")
                 if options.pause_ms:
                     await asyncio.sleep(options.pause_ms / 1e3)
         except (TimeoutError, OSError, psycopg.Error, h11.RemoteProtocolError):
@@ -197,6 +205,7 @@ async def main() -> None:
     parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer")
     parser.add_argument("--connect-s", type=float, default=2, help="how long an attempt to connect may take")
     parser.add_argument("--read", action="store_true", help="only read")
+    parser.add_argument("--page", default="/", help="what to read of a web service")
     parser.add_argument("--locked", action="store_true", help="each insert locks the table")
     options = parser.parse_args()
     # Line buffering: what a client was told is in the ledger before it does anything else.

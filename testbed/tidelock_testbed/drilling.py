@@ -91,6 +91,10 @@ class Entry:
     """Rows that depend on a row that is not there."""
     dangling_rows: list[str] = field(default_factory=list)
     """The first of them."""
+    told_by_pages: int = 0
+    """Rows that pages told clients of."""
+    told_by_pages_lost: int = 0
+    """Those of them that are not there."""
     cut: dict[str, int] | None = None
     """The cut that was recovered: a count of writes for each writer."""
     left_out: list[str] = field(default_factory=list)

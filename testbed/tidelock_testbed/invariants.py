@@ -61,6 +61,14 @@ def examine(
     return Findings(verdicts, dangling)
 
 
+def told_and_missing(
+    application: Application, databases: dict[str, Rows], pages: Ledger, before: float
+) -> list[tuple[str, Row]]:
+    """Rows that a page told a client of before this time, and that are not there."""
+    told = [(application.tells[number], row) for (number, row), at in pages.told.items() if at < before]
+    return sorted((name, row) for name, row in told if row not in databases[name])
+
+
 def dangling_rows(application: Application, databases: dict[str, Rows]) -> list[Dangling]:
     """Every row whose cause is missing: the row that it names, or the same row where it was written first."""
     found = []

@@ -5,7 +5,11 @@ One line for each event, appended by the client program as it happens:
     <CLOCK_MONOTONIC seconds> <event> <client> <n>
 
 `sent` before a request leaves, `ok` when its confirmation has arrived, `gone` when the request was given up
-without one: nobody knows then whether the row is there. The clock is the machine's, so the times of all
+without one: nobody knows then whether the row is there. A page may tell of other clients' rows:
+
+    <CLOCK_MONOTONIC seconds> told <database> <client> <n>
+
+The clock is the machine's, so the times of all
 processes of a run compare.
 """
 
@@ -25,6 +29,8 @@ class Ledger:
     path: Path
     sent: dict[Row, float] = field(default_factory=dict)
     confirmed: dict[Row, float] = field(default_factory=dict)
+    told: dict[tuple[int, Row], float] = field(default_factory=dict)
+    """Rows that a page told of: the number of the database and the row, and when that was first."""
     _read_to: int = 0
 
     def follow(self) -> "Ledger":
@@ -37,12 +43,14 @@ class Ledger:
         complete = data[: data.rfind(b"\n") + 1]
         self._read_to += len(complete)
         for line in complete.splitlines():
-            at, event, client, n = line.split()
+            at, event, *database, client, n = line.split()
             row = (int(client), int(n))
             if event == b"sent":
                 self.sent[row] = float(at)
             elif event == b"ok":
                 self.confirmed[row] = float(at)
+            elif event == b"told":
+                self.told.setdefault((int(database[0]), row), float(at))
         return self
 
     def sent_before(self, end: float) -> "Ledger":

@@ -127,6 +127,8 @@ def _tier_figures(entry: Entry) -> list[tuple[str, str]]:
         for name, tier in entry.tiers.items()
     ]
     figures.append(("rows that depend on a row that is not there", f"{entry.dangling}"))
+    told = f"{entry.told_by_pages}, {entry.told_by_pages_lost}"
+    figures.append(("rows that pages told readers of, and of these lost", told))
     return figures
 
 

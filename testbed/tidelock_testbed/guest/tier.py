@@ -6,6 +6,8 @@ It runs inside guests, with nothing but Debian's Python and its `psycopg2`.
 
     POST /rows/<client>/<n>[?work_ms=W]   works, writes, asks the next tier; 200 when all of that is done
     GET /                                 a static page: no work, no row
+    GET /newest                           a line for each database that this tier asks, with the newest row that it is
+                                          known to have: <number> <client> <n>
 
 What is written where:
 
@@ -138,10 +140,8 @@ class Tier:
     def __init__(self, stores, next_tier, work_ms):
         self.stores, self.next_tier, self.work_ms = stores, next_tier, work_ms
         self.links = Links()
-        self.newest_next = NOTHING
-        """The newest row that the next tier is known to have."""
-        self.newest = [NOTHING] * len(stores)
-        """The newest row that each store is known to have."""
+        self.newest = [NOTHING] * (1 if next_tier else len(stores))
+        """The newest row that the next tier, or else each store, is known to have."""
 
     def perform(self, row, work_ms):
         """Everything that a request asks for."""
@@ -158,10 +158,10 @@ class Tier:
     def chain(self, row):
         """A row here, then the next tier's part."""
         if self.stores:
-            self.store(0).insert(row, self.newest_next)
+            self.store(0).insert(row, self.newest[0] if self.next_tier else NOTHING)
         if self.next_tier:
             self.links.get("next", lambda: NextTier(*self.next_tier)).ask(row)
-            self.newest_next = row
+            self.newest[0] = row
 
     def transfer(self, row):
         """A row in each store, the second because of the first."""
@@ -193,8 +193,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     wbufsize = -1  # a reply is one packet
 
     def do_GET(self):
-        """The static page."""
-        self.answer(200, b"static\n")
+        """A page."""
+        if self.path == "/newest":
+            known = [(number, *row) for number, row in enumerate(self.tier.newest) if row != NOTHING]
+            self.answer(200, "".join(f"{number} {client} {n}\n" for number, client, n in known).encode())
+        else:
+            self.answer(200, b"static\n")
 
     def do_POST(self):
         """A row."""
