@@ -6,7 +6,9 @@
 //! | [`description`] | Tidelock's own JSON (`docs/backup-server.md`) |
 //! | [`libvirt`] | the useful part of a libvirt domain |
 //! | [`qemu`] | QEMU's command line |
+//! | [`accelerator`] | whether KVM works here |
 
+pub mod accelerator;
 pub mod description;
 pub mod libvirt;
 pub mod qemu;

@@ -10,7 +10,7 @@ use thiserror::Error;
 pub struct Overrides {
     /// QEMU.
     pub qemu: Option<PathBuf>,
-    /// The accelerator: `kvm` or `tcg`.
+    /// The accelerator: `kvm` or `tcg`, which works everywhere.
     pub accelerator: Option<String>,
     /// Another memory size.
     pub memory_mib: Option<u64>,
@@ -20,6 +20,14 @@ pub struct Overrides {
     pub networks: Vec<(String, String)>,
     /// More arguments, at the end.
     pub arguments: Vec<String>,
+}
+
+impl Overrides {
+    /// QEMU.
+    #[must_use]
+    pub fn qemu(&self) -> PathBuf {
+        self.qemu.clone().unwrap_or_else(|| "qemu-system-x86_64".into())
+    }
 }
 
 /// Why a machine cannot be booted.
@@ -79,15 +87,12 @@ pub fn command_line(
     disks: &[(String, ExportedDisk)],
     overrides: &Overrides,
 ) -> Result<Vec<String>, BootError> {
-    let accelerator = overrides.accelerator.clone().unwrap_or_else(|| {
-        let kvm = Path::new("/dev/kvm").exists();
-        if kvm { "kvm".to_owned() } else { "tcg".to_owned() }
-    });
+    let accelerator = overrides.accelerator.clone().unwrap_or_else(|| "tcg".to_owned());
     let cpu = description.cpu.clone().unwrap_or_else(|| {
         if accelerator.starts_with("kvm") { "host".to_owned() } else { "max".to_owned() }
     });
     let memory_mib = overrides.memory_mib.unwrap_or(description.memory_mib);
-    let qemu = overrides.qemu.clone().unwrap_or_else(|| "qemu-system-x86_64".into());
+    let qemu = overrides.qemu();
     let mut line = vec![qemu.display().to_string()];
     let mut push = |parts: &[&str]| line.extend(parts.iter().map(|p| (*p).to_owned()));
     push(&["-name", member, "-accel", &accelerator, "-cpu", &cpu]);

@@ -30,6 +30,8 @@ pub(crate) enum Command {
     },
     /// Make this site the primary of a group: fence the old primary, serve the disks
     Recover(Recover),
+    /// Take a member out of a group for good: nothing waits for it any more, and it is not recovered
+    Remove(Remove),
     /// Copy a disk of a group into an image, before or after a recovery, without stopping anything
     Export(Export),
 }
@@ -56,7 +58,7 @@ pub(crate) struct Recover {
     /// Where kernels and the like are that the description names [default: DATA_DIR/boot]
     #[arg(long, value_name = "DIR", requires = "boot")]
     pub(crate) boot_dir: Option<PathBuf>,
-    /// QEMU's accelerator: kvm or tcg [default: kvm where /dev/kvm is]
+    /// QEMU's accelerator: kvm or tcg [default: kvm where a machine really starts with it]
     #[arg(long, value_name = "NAME", requires = "boot")]
     pub(crate) accelerator: Option<String>,
     /// Another memory size
@@ -71,6 +73,14 @@ pub(crate) struct Recover {
     /// More arguments for QEMU, after `--`
     #[arg(last = true, requires = "boot")]
     pub(crate) qemu_arguments: Vec<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Remove {
+    /// The group
+    pub(crate) group: String,
+    /// The member
+    pub(crate) member: String,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

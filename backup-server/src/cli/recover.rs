@@ -37,7 +37,7 @@ async fn recover(client: &Client, args: &Recover, networks: Vec<(String, String)
         }
         return Ok(());
     }
-    let overrides = Overrides {
+    let mut overrides = Overrides {
         qemu: args.qemu.clone(),
         accelerator: args.accelerator.clone(),
         memory_mib: args.memory_mib,
@@ -45,15 +45,23 @@ async fn recover(client: &Client, args: &Recover, networks: Vec<(String, String)
         networks,
         arguments: args.qemu_arguments.clone(),
     };
+    if overrides.accelerator.is_none() {
+        let chosen = boot::accelerator::choose(&overrides.qemu()).await;
+        if let Some(why) = chosen.why {
+            eprintln!("KVM does not work here, so machines run without it, slowly: {why}");
+        }
+        overrides.accelerator = Some(chosen.name.to_owned());
+    }
     let mut lines = Vec::new();
-    for writer in &recovery.writers {
-        let description = describe(client, args, &writer.member).await?;
-        let prefix = format!("{}.", writer.member);
+    let writers = recovery.writers.iter().filter(|writer| writer.is_recovered);
+    for member in writers.map(|writer| &writer.member).chain(&recovery.followers) {
+        let description = describe(client, args, member).await?;
+        let prefix = format!("{member}.");
         let own: Vec<_> = disks
             .iter()
             .filter_map(|d| Some((d.name.strip_prefix(&prefix)?.to_owned(), d.clone())))
             .collect();
-        lines.push(boot::command_line(&writer.member, &description, &own, &overrides)?);
+        lines.push(boot::command_line(member, &description, &own, &overrides)?);
     }
     if args.dry_run {
         lines.iter().for_each(|line| println!("{}", shell(line)));
@@ -143,10 +151,17 @@ fn tell(
         println!("  on the statement that the old primary is dead");
     }
     for writer in &recovery.writers {
-        println!("  {}: everything up to seq {}", writer.member, writer.recovered);
-        if let Some(why) = &writer.why {
-            println!("    {} later records are left out: {why}", writer.left_out);
+        if writer.is_recovered {
+            println!("  {}: everything up to seq {}", writer.member, writer.recovered);
+        } else {
+            println!("  {}: not recovered", writer.member);
         }
+        if let Some(why) = &writer.why {
+            println!("    {} records are left out: {why}", writer.left_out);
+        }
+    }
+    for member in &recovery.followers {
+        println!("  {member}: has no disks here");
     }
     println!("the old primary is fenced: it can commit nothing and its gate stays shut");
     println!("disks, writable at once:");
