@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from ..process import Process
 from ..progress import say
 from ..run import Run
-from .fio import WORKLOADS, FioResult, Workload, run_fio
+from .fio import WORKLOADS, FioResult, Workload, fio_command, run_fio
 from .images import disk_directory, filled_image, forget_cache, memory_directory
 from .servers import NBDKIT, NBDKIT_NO_CACHE, OURS, QEMU_NATIVE, QEMU_URING, Server
-from .settings import Settings
+from .settings import LEVEL, Settings
 from .spread import Spread, ratio
+from .usage import CpuMeter, Profile
 
 PLACES = {
     "disk": [OURS, QEMU_NATIVE, QEMU_URING, NBDKIT_NO_CACHE, NBDKIT],
@@ -53,6 +55,8 @@ def _measure_place(run: Run, settings: Settings, place: str, image: Path) -> dic
                 turns[server.key].append(_turn(run, settings, server, image, workload))
         compared = {server.key for server in PLACES[place] if is_compared(place, server, workload)}
         row = compare(workload, turns, compared)
+        if row["ratio"]["median"] < LEVEL:
+            row["profile"] = _profile(run, settings, image, workload)
         say(
             f"(a) {place:6} {workload.name:43} {row['servers'][OURS.key]['iops']['median']:9,.0f}/s  "
             f"x{row['ratio']['median']:.2f} of {row['best_other']}"
@@ -67,6 +71,20 @@ def _turn(run: Run, settings: Settings, server: Server, image: Path, workload: W
     try:
         return run_fio(run, uri, workload, settings)
     finally:
+        process.stop()
+
+
+def _profile(run: Run, settings: Settings, image: Path, workload: Workload) -> dict:
+    """Where our server spends its time under this load, and how much of a core it takes."""
+    forget_cache(image)
+    process, uri = OURS.start(run, image)
+    load = Process(run, "fio-profiled", fio_command(uri, workload, settings, settings.profile_s + 1))
+    try:
+        profile, meter = Profile(run, "nbd", {"server": process.pid}), CpuMeter({"server": process.pid})
+        load.wait(settings.profile_s + 60)
+        return {"cores": meter.read(), "top": profile.top()}
+    finally:
+        load.kill()
         process.stop()
 
 

@@ -19,15 +19,16 @@ COPY_S = 600
 
 
 class Protected:
-    """Both sites, running, and a guest's namespace behind the gate. Everything shares this machine's cores."""
+    """Both sites, running, and a guest's namespace behind the gate. Everything shares this machine's cores, and its
+    disk, unless the backup is given a directory elsewhere."""
 
-    def __init__(self, run: Run, image: Path, rtt_ms: float, directory: Path):
+    def __init__(self, run: Run, image: Path, rtt_ms: float, directory: Path, backup_directory: Path | None = None):
         self.net = Net(run, rtt_ms)
         self.guest_net = GuestNet(0)
         self.guest_netns = Netns(run, "guest")
         self.net.primary.add_veth(self.guest_net, self.guest_netns)
         self.net.route_clients_to(self.net.primary, self.guest_net)
-        primary, backup = directory / "primary", directory / "backup"
+        primary, backup = directory / "primary", (backup_directory or directory) / "backup"
         primary.mkdir()
         backup.mkdir()
         pki = Pki(directory / "authority")

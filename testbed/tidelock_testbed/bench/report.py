@@ -114,6 +114,13 @@ def _nbd(directory: Path, result: dict) -> list[str]:
         ]
         svg = bar_chart(f"{title}: operations per second", "length: share of tidelock's", list(names.values()), groups)
         lines += ["", "Operations per second, medians.", "", _chart(directory, f"a-{place}", svg), ""]
+        short = [row for row in rows if "profile" in row]
+        if short:
+            lines += [*words.NBD_PROFILES.splitlines(), ""]
+        for row in short:
+            cores = row["profile"]["cores"]
+            title = f"{row['workload']}: takes {cores['server']:.2f} cores, idle are {cores['idle']:.2f}"
+            lines += _profile(title, row["profile"]["top"])
     lines += _nbd_words(result)
     return lines
 
@@ -159,17 +166,15 @@ def _replication(directory: Path, result: dict) -> list[str]:
             lines.append(f"| {row['workload']} | {_with_and_without(half)} | {half['cores']['idle']:.2f} |")
         lines += ["", "What bounds them at full speed, from `perf record -g` on all programs but fio:", ""]
         for row in short:
-            if row.get("profile"):
-                lines += [
-                    f"<details><summary>{row['workload']}</summary>",
-                    "",
-                    "| % | thread | function |",
-                    "|---|---|---|",
-                ]
-                for top in row["profile"]:
-                    where = " (kernel)" if top["kernel"] else ""
-                    lines.append(f"| {top['percent']:.1f} | {top['thread']} | `{top['function']}`{where} |")
-                lines += ["", "</details>", ""]
+            lines += _profile(row["workload"], row.get("profile", []))
+    lines += [
+        *words.ONE_DISK.format(**result["one_disk"]).splitlines(),
+        "",
+        "| workload | ratio | without | with | added, median µs |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [f"| {row['workload']} | {_with_and_without(row)} |" for row in result["one_disk"]["workloads"]]
+    lines += [""]
     groups = [
         (
             row["workload"],
@@ -182,6 +187,18 @@ def _replication(directory: Path, result: dict) -> list[str]:
     ]
     svg = bar_chart("Operations per second", "length: share of the path without", ["without", "replicated"], groups)
     return [*lines, "", _chart(directory, "b-replication", svg), ""]
+
+
+def _profile(title: str, top: list[dict]) -> list[str]:
+    """A table that opens on demand; nothing where there is no profile."""
+    if not top:
+        return []
+    rows = [
+        f"| {row['percent']:.1f} | {row['thread']} | `{row['function']}`{' (kernel)' if row['kernel'] else ''} |"
+        for row in top
+    ]
+    head = [f"<details><summary>{title}</summary>", "", "| % | thread | function |", "|---|---|---|"]
+    return [*head, *rows, "", "</details>", ""]
 
 
 def _with_and_without(row: dict) -> str:

@@ -22,6 +22,10 @@ where it reads from the disk. With the image in memory (tmpfs) nobody waits for 
 left is the path itself.
 """
 
+NBD_PROFILES = """What bounds those that are short, from `perf record` on tidelock's server. Where it takes much less
+than a core, it waits: for the disk, for the client, and for being woken.
+"""
+
 QEMU_AIO = """qemu-nbd was quicker with `--aio=native` in {native} and with `--aio=io_uring` in {uring} of these
 workloads; both are measured, and the better one counts.
 
@@ -33,11 +37,17 @@ one connection for each disk.
 REPLICATION = """## (b) With replication
 
 The same path, `pipelined`, with a backup server at the other end of a WAN of {rtt_ms} ms RTT (TLS, journal, image),
-beside the path without. After each turn the backup is waited for. `cores` is what each program kept busy in a turn; the
-machine's cores are shared by fio, the daemon, the backup server and, where the kernel has no netem, the program that
-delays the packets, which a real WAN does not cost.
+beside the path without. A far site has a disk of its own and this machine has only one, so the backup's files are in
+memory here; see below for everything on one disk. After each turn the backup is waited for. `cores` is what each
+program kept busy in a turn; the machine's cores are shared by fio, the daemon, the backup server and, where the kernel
+has no netem, the program that delays the packets, which a real WAN does not cost.
 
 The first copy of the disk ran at {initial_copy_mib_per_s:,.0f} MiB/s.
+"""
+
+ONE_DISK = """
+With the backup's journal and images on the same disk as the guest's image, each write goes to that disk three times.
+The first copy ran at {initial_copy_mib_per_s:,.0f} MiB/s.
 """
 
 HALF_LOAD = """
