@@ -142,3 +142,46 @@ def test_a_disk_that_can_neither_be_written_nor_read(run):
     wait_until("nothing differs any more", lambda: pair.group()["detail"] is None, 60, [pair.daemon])
     guest.close()
     pair.check_sites(oracle)
+
+
+def test_a_disk_that_fails_a_flush(run):
+    """Nobody knows what such a disk has kept, so no later flush is answered as if all were well, also once it works
+    again. Writes are at the backup as ever, and the next start compares the sites."""
+    disk = FaultyDisk(run, 8 * MIB, with_flush=True)
+    pair = Pair(run, Options(disk=disk.device, disk_mib=8))
+    pair.start()
+    oracle = Oracle(8 * MIB)
+    guest = Connection(pair.socket, DISK)
+
+    def write(block: int) -> None:
+        issued = oracle.issue(range(block, block + 1), zero=False)
+        guest.write(block * BLOCK, block_data(issued.version, block))
+        oracle.complete(issued)
+
+    def flush_fails() -> None:
+        with pytest.raises(NbdError) as error:
+            guest.flush()
+        assert error.value.errno == EIO
+
+    write(1)
+    guest.flush()
+    disk.fail("flush")
+    write(2)
+    flush_fails()
+    detail = pair.group()["detail"]
+    assert f"disk {DISK} failed a flush" in detail, detail
+    disk.fail()
+    flush_fails()
+    write(3)
+    guest.close()
+    pair.wait_settled()
+    pair.daemon.stop()
+    assert "clean=false" in pair.daemon.log.read_text()
+
+    pair.start_daemon()
+    pair.wait_state("protected")
+    disk.detach()
+    guest = Connection(pair.socket, DISK)
+    guest.flush()
+    guest.close()
+    pair.check_sites(oracle)

@@ -13,24 +13,29 @@ from .run import Run
 
 
 class FaultyDisk:
-    """`device` works like `image` until `fail` is called."""
+    """`device` works like `image` until `fail` is called.
 
-    def __init__(self, run: Run, size_bytes: int):
+    The filter knows nothing of flushes. A disk whose flushes are to fail is a few shell commands instead of nbdkit's
+    own plugin for files, and slow.
+    """
+
+    def __init__(self, run: Run, size_bytes: int, with_flush: bool = False):
         directory = run.directory / "faulty"
         directory.mkdir()
         self.image = directory / "backing.img"
         with self.image.open("wb") as file:
             file.truncate(size_bytes)
-        self._triggers = {kind: directory / f"fail-{kind}" for kind in ("pread", "pwrite")}
+        self._triggers = {kind: directory / f"fail-{kind}" for kind in ("pread", "pwrite", "flush")}
+        plugin = self._commands(size_bytes) if with_flush else ["file", self.image]
         mount = directory / "mount"
         mount.mkdir()
-        errors = [f"error-{kind}-{what}" for kind in self._triggers for what in self._how(kind)]
+        errors = [f"error-{kind}-{what}" for kind in ("pread", "pwrite") for what in self._how(kind)]
         self.process = Process(
             run,
             "faulty-disk",
             [
                 *("unshare", "--mount", "--propagation", "private"),
-                *("nbdfuse", mount / "disk", "[", "nbdkit", "--filter=error", "file", self.image, *errors, "]"),
+                *("nbdfuse", mount / "disk", "[", "nbdkit", "--filter=error", *plugin, *errors, "]"),
             ],
         )
         # The mount is seen from inside only; a file there can be opened from anywhere.
@@ -41,6 +46,16 @@ class FaultyDisk:
         self.device = Path(run_command(losetup, "make a loop device").strip())
         self._attached = True
         run.on_close(f"detach {self.device}", self.detach)
+
+    def _commands(self, size_bytes: int) -> list[str]:
+        trigger, image = self._triggers["flush"], self.image
+        return [
+            "eval",
+            f"get_size=echo {size_bytes}",
+            f"pread=dd if={image} skip=$4 count=$3 iflag=skip_bytes,count_bytes status=none",
+            f"pwrite=dd of={image} seek=$4 conv=notrunc oflag=seek_bytes status=none",
+            f"flush=if [ -e {trigger} ]; then echo EIO no flush >&2; exit 1; fi; sync -d {image}",
+        ]
 
     def _how(self, kind: str) -> list[str]:
         # Every read, and every other write: requests that fail stand between some that do not.
@@ -54,6 +69,6 @@ class FaultyDisk:
             run_command(["losetup", "--detach", self.device], f"detach {self.device}")
 
     def fail(self, *kinds: str) -> None:
-        """From now on only these kinds of requests fail: `pread`, `pwrite`, or nothing."""
+        """From now on only these kinds of requests fail: `pread`, `pwrite`, `flush`, or nothing."""
         for kind, trigger in self._triggers.items():
             trigger.touch() if kind in kinds else trigger.unlink(missing_ok=True)
