@@ -6,6 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tidelock_testbed.bench import reads, report, tiers, work
+from tidelock_testbed.bench.application import Replies
 from tidelock_testbed.bench.charts import bar_chart, on_white
 from tidelock_testbed.bench.commits import cell
 from tidelock_testbed.bench.fio import WORKLOADS, FioResult, Workload
@@ -15,6 +17,7 @@ from tidelock_testbed.bench.postgres import Turn, read_log
 from tidelock_testbed.bench.servers import NBDKIT, NBDKIT_NO_CACHE, OURS, QEMU_NATIVE, QEMU_URING
 from tidelock_testbed.bench.spread import Spread, percentile, ratio
 from tidelock_testbed.bench.targets import verdicts
+from tidelock_testbed.ledger import Ledger
 from tidelock_testbed.svg import Series, line_chart
 
 WRITE = Workload("write", "randwrite", "4k", 1)
@@ -127,6 +130,73 @@ def test_the_gates_rounds_are_compared_within_themselves():
     assert rows[1]["added_us"] == {"min": 2, "median": 3, "max": 4}
     assert rows[2]["added_us"]["median"] == 5
     assert rows[2]["dropped_by_kernel"] == 2
+
+
+def replies(mean_ms: float) -> Replies:
+    """A turn of an application's clients."""
+    return Replies(mean_ms, mean_ms, 1, 100)
+
+
+@pytest.mark.parametrize(("joint_ms", "reached"), [(64.9, True), (65.1, False)])
+def test_what_tiers_add_is_counted_within_a_round_and_beyond_one_round_trip(joint_ms, reached):
+    means = {"sync": 110, "pipelined": joint_ms, "async": 10}
+    # The machine was slower by a second in the second round: no difference shows it.
+    turns = {
+        (count, mode): [replies(mean), replies(1000 + mean), replies(mean)]
+        for count in (1, 2, 3)
+        for mode, mean in means.items()
+    }
+    result = tiers.summarise(turns)
+    assert [row["added_ms"]["sync"]["max"] for row in result["rows"]] == [100, 100, 100]
+    joint, sync = verdicts({"g": result})
+    assert joint.reached is reached
+    assert sync.measured == "1: 2.0, 2: 2.0, 3: 2.0"
+
+
+def test_replies_are_counted_between_the_times_given_and_after_the_warm_up(tmp_path):
+    path = tmp_path / "ledger"
+    lines = [f"{n}.0 sent 1 {n}\n{n}.{n} ok 1 {n}\n" for n in range(1, 9)]
+    path.write_text("".join(lines))
+    found = Replies.of(Ledger(path).follow(), begin=2, end=7)
+    # Rows 4, 5 and 6: three were warming up, and row 7 was too late.
+    assert (found.mean_ms, found.p50_ms, found.per_s) == (pytest.approx(500), pytest.approx(500), pytest.approx(0.6))
+    with pytest.raises(RuntimeError, match="only 1 replies"):
+        Replies.of(Ledger(path).follow(), begin=2, end=5)
+
+
+def test_pages_of_applications_have_every_figure(tmp_path):
+    spread = {"min": 1.0, "median": 2.0, "max": 3.0}
+    of_reads = dict.fromkeys(("mean_ms", "deviation_ms", "reads_per_s", "writes_per_s"), spread)
+    results = {
+        "f": {
+            "rtt_ms": 50,
+            "points": [{"work_ms": w, "mean_ms": dict.fromkeys(work.VARIANTS, spread)} for w in (0, 75)],
+        },
+        "g": {
+            "rtt_ms": 50,
+            "rows": [
+                {
+                    "protected": n,
+                    "mean_ms": dict.fromkeys(tiers.MODES, spread),
+                    "added_ms": dict.fromkeys(tiers.MODES, spread),
+                }
+                for n in (1, 2, 3)
+            ],
+        },
+        "h": {
+            "rtt_ms": 50,
+            "reads_per_s": 100,
+            "points": [{"write_rate": n, "modes": dict.fromkeys(reads.MODES, of_reads)} for n in (0, 100)],
+        },
+    }
+    for part, result in results.items():
+        report.save(tmp_path, part, {"processors": 2}, 0.0, result)
+    report.write(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    charts = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert charts == ["f-work.svg", "g-tiers.svg", "h-reads-deviation.svg", "h-reads-mean.svg"]
+    assert all(f"({chart})" in page for chart in charts)
+    assert page.count("2.0 (1.0 to 3.0)") == 2 * 4 + 3 * 5 + 2 * 3
 
 
 def test_charts_are_whole_documents():

@@ -106,7 +106,7 @@ class WebClient:
     def __init__(self, host: str, port: int, options: argparse.Namespace):
         self._host, self._port = host, port
         self._page = options.page
-        self._query = "" if options.work_ms is None else f"?work_ms={options.work_ms:g}"
+        self._query = f"?render_ms={options.render_ms:g}" if options.render_ms else ""
         self._writer: asyncio.StreamWriter | None = None
 
     async def connect(self) -> None:
@@ -201,7 +201,7 @@ async def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="number of the first client")
     parser.add_argument("--pause-ms", type=float, default=0, help="between an answer and the next request")
     parser.add_argument("--every-ms", type=float, default=0, help="each client's pace")
-    parser.add_argument("--work-ms", type=float, help="work in the front tier, for each row")
+    parser.add_argument("--render-ms", type=float, default=0, help="work of the front tier on each answer")
     parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer")
     parser.add_argument("--connect-s", type=float, default=2, help="how long an attempt to connect may take")
     parser.add_argument("--read", action="store_true", help="only read")

@@ -52,6 +52,8 @@ class Shape:
     """Of each host's WAN."""
     boundary: str = "group"
     tagging: bool = True
+    unprotected: frozenset[str] = frozenset()
+    """Databases whose disks are not replicated."""
 
 
 class Fleet:
@@ -60,8 +62,9 @@ class Fleet:
     def __init__(self, run: Run, kind: str, shape: Shape, seed: int, protection: Protection):
         self.run, self.kind, self.shape, self.protection = run, kind, shape, protection
         self.random = random.Random(f"fleet {seed}")
-        self.image: GuestImage | None = guest_image() if kind == "vm" else None
-        self.accelerator = accelerator(self.image) if self.image else []
+        self.image: GuestImage | None = None if kind == "process" else guest_image()
+        if kind == "vm":
+            accelerator(self.image)  # finding that out takes a while, once
         self.net = Net(run, seed=seed, hosts=len(shape.rtts_ms), segment=True)
         for wan, rtt_ms in zip(self.net.wans, shape.rtts_ms, strict=True):
             wan.set(delay_ms=rtt_ms / 2)
@@ -101,20 +104,26 @@ class Fleet:
         members = []
         for place in self.shape.application.places:
             host = self.shape.hosts[place.name]
-            disks = {DISK: self._make_disk(self.directories[host], place.name)} if place.database else {}
+            disks = {DISK: self.make_disk(self.directories[host], place.name)} if self.is_writer(place.name) else {}
             members.append(Member(place.name, self.nets[place.name], disks, place.front, host=HOSTS[host]))
         if self.shape.boundary == "apart":
             # What a guest without a disk hears has been held before: it needs no gate.
             return [Group(member.name, [member], self.protection) for member in members if member.disks]
-        return [Group(GROUP, members, self.protection, {"boundary": self.shape.boundary})]
+        keys = {"boundary": "member"} if self.shape.boundary == "member" else {}
+        return [Group(GROUP, members, self.protection, keys)]
 
-    def _make_disk(self, directory: Path, name: str) -> Path:
+    def make_disk(self, directory: Path, name: str) -> Path:
+        """A database's disk."""
         path = directory / f"{name}.img"
         if self.image:
             subprocess.run(["cp", "--sparse=always", self.image.data, path], check=True)
         else:
             path.write_bytes(self.random.randbytes(PROCESS_DISK_MIB << 20))
         return path
+
+    def is_writer(self, place: str) -> bool:
+        """Whether a guest has a protected disk."""
+        return place in self.shape.application.databases and place not in self.shape.unprotected
 
     def is_on(self, group: Group, host: int) -> bool:
         """Whether a host has a member of a group."""
@@ -133,9 +142,7 @@ class Fleet:
         """Starts all guests at the primary site, and shows the clients the way."""
         for name, guest in self.guests.items():
             host = self.shape.hosts[name]
-            disks = []
-            if name in self.shape.application.databases:
-                disks.append(self.daemons[host].uri(DISK, self.group_of(name), name))
+            disks = [self.daemons[host].uri(DISK, self.group_of(name), name)] if self.is_writer(name) else []
             self.boot_at(guest, self.net.hosts[host], disks, reconnect_s)
             self.net.route_clients_to(self.net.hosts[host], guest.net)
 

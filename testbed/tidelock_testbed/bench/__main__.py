@@ -7,7 +7,7 @@ import sys
 import time
 
 from ..progress import say
-from . import commits, gate, memory, nbd, replication, report
+from . import commits, gate, memory, nbd, reads, replication, report
 from .machine import busy, machine
 from .servers import EXAMPLES
 from .settings import Settings
@@ -19,6 +19,7 @@ MEASURES = {
     "c": commits.measure,
     "d": gate.measure,
     "e": memory.measure,
+    "h": reads.measure,
 }
 
 

@@ -61,7 +61,7 @@ def database_disk(run: Run, image: GuestImage, path: Path, size_mib: int) -> Pat
 
 
 class PostgresGuest(Guest):
-    """PostgreSQL on an NBD disk, in a guest's network namespace."""
+    """PostgreSQL on an NBD disk, in a guest's network namespace, and perhaps a tier's web service beside it."""
 
     database = "postgres"
     database_port = 5432
@@ -78,7 +78,7 @@ class PostgresGuest(Guest):
         argv = [
             *("nsenter", f"--mount=/proc/{self.fuse.pid}/ns/mnt", "--"),
             *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
-            *("sh", script, image.root, work / "fuse" / "disk", work, CONNECTIONS_MAX),
+            *("sh", script, image.root, work / "fuse" / "disk", work, CONNECTIONS_MAX, *(self.web or [])),
         ]
         self.process = Process(self.run, self.name, argv, netns, on_line=self.hear)
         self.run.on_close(f"end {self.name}", self.end)

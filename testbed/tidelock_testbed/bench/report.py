@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..svg import Series, line_chart
-from . import words
+from . import figures, words
 from .charts import bar_chart, on_white
 from .commits import MODES
 from .targets import Verdict, command, verdicts
@@ -17,6 +17,9 @@ PARTS = {
     "c": "commits",
     "d": "gate",
     "e": "memory",
+    "f": "work",
+    "g": "tiers",
+    "h": "reads",
 }
 """Each part's name in file names."""
 
@@ -58,6 +61,7 @@ def write(directory: Path) -> None:
     """Writes the page and its charts from the raw results."""
     parts = load_all(directory)
     writers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
+    writers |= {"f": figures.write_work, "g": figures.write_tiers, "h": figures.write_reads}
     machine = next(iter(parts.values()))["machine"]
     page = [
         *words.PAGE.splitlines(),

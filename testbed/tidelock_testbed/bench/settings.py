@@ -33,6 +33,11 @@ class Settings:
     client_counts: tuple[int, ...] = (1, 4, 16, 64)
     gate_s: int = 1
     memory_s: float = 60.0
+    application_s: float = 3.0
+    """One turn of clients of an application."""
+    application_rounds: int = 3
+    front_work_ms: tuple[float, ...] = (0, 10, 25, 50, 75, 100)
+    write_rates: tuple[int, ...] = (0, 10, 25, 50, 100, 150, 200)
     profile_s: float = 4.0
 
     @staticmethod
@@ -53,5 +58,9 @@ class Settings:
             client_counts=(1, 16),
             gate_s=1,
             memory_s=8.0,
+            application_s=1.5,
+            application_rounds=1,
+            front_work_ms=(0, 25, 75),
+            write_rates=(0, 25, 100),
             profile_s=2.0,
         )

@@ -9,6 +9,8 @@ from .settings import LEVEL
 SYNC_FACTOR = 12
 """PipeCloud 6.1, figure 9."""
 REPLY_OVER_RTT_MS = 2
+JOINT_OVER_RTT_MS = 5
+"""What joint pipelining may add to one round trip, however many tiers are protected."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Verdict:
 def verdicts(results: dict[str, dict]) -> list[Verdict]:
     """Of the parts that were measured, in their order."""
     makers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
+    makers |= {"f": _work, "g": _tiers, "h": _reads}
     return [verdict for part, make in makers.items() if part in results for verdict in make(results[part])]
 
 
@@ -166,3 +169,44 @@ def _memory(result: dict) -> list[Verdict]:
         )
         for name in names
     ]
+
+
+def _work(result: dict) -> list[Verdict]:
+    """Where there is more work than a round trip, joint pipelining costs nothing."""
+    long = [point for point in result["points"] if point["work_ms"] > result["rtt_ms"]]
+    words = ", ".join(
+        f"{p['work_ms']:g} ms: {p['mean_ms']['joint']['median']:.0f} and {p['mean_ms']['async']['median']:.0f} ms"
+        for p in long
+    )
+    target = "front tier's work longer than the round trip: reply times of joint and async"
+    return [Verdict("f", target, words, None, command("f"))]
+
+
+def _tiers(result: dict) -> list[Verdict]:
+    """One round trip and 5 ms for joint pipelining, at least a round trip for each tier for sync."""
+    rtt_ms = result["rtt_ms"]
+    over = {row["protected"]: row["added_ms"]["pipelined"]["median"] - rtt_ms for row in result["rows"]}
+    sync = {row["protected"]: row["added_ms"]["sync"]["median"] / rtt_ms for row in result["rows"]}
+    return [
+        Verdict(
+            "g",
+            f"tiers protected: joint pipelining adds less than {JOINT_OVER_RTT_MS} ms to one RTT",
+            ", ".join(f"{count}: {more:+.1f} ms" for count, more in over.items()),
+            max(over.values()) < JOINT_OVER_RTT_MS,
+            command("g"),
+        ),
+        Verdict(
+            "g",
+            "tiers protected: round trips that sync adds",
+            ", ".join(f"{count}: {trips:.1f}" for count, trips in sync.items()),
+            None,
+            command("g"),
+        ),
+    ]
+
+
+def _reads(result: dict) -> list[Verdict]:
+    """What a read takes at the highest rate."""
+    last = result["points"][-1]
+    words = ", ".join(f"{mode} {figures['mean_ms']['median']:.0f} ms" for mode, figures in last["modes"].items())
+    return [Verdict("h", f"reads beside {last['write_rate']} writes a second", words, None, command("h"))]

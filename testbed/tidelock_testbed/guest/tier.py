@@ -4,7 +4,9 @@ It runs inside guests, with nothing but Debian's Python and its `psycopg2`.
 
     tier.py --port 8000 [--store KIND:HOST[:PORT]] [--store ...] [--next HOST:PORT] [--work-ms W]
 
-    POST /rows/<client>/<n>[?work_ms=W]   works, writes, asks the next tier; 200 when all of that is done
+    POST /rows/<client>/<n>[?work_ms=W&render_ms=R]
+                                          works, writes, asks the next tier, works on the answer for R ms; 200 when all
+                                          of that is done
     GET /                                 a static page: no work, no row
     GET /newest                           a line for each database that this tier asks, with the newest row that it is
                                           known to have: <number> <client> <n>
@@ -146,7 +148,7 @@ class Tier:
     def perform(self, row, work_ms):
         """Everything that a request asks for."""
         try:
-            work(self.work_ms if work_ms is None else work_ms)
+            work(work_ms)
             if len(self.stores) == 2:
                 self.transfer(row)
             else:
@@ -208,9 +210,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(404, b"write /rows/CLIENT/N\n")
             return
         row = tuple(map(int, match.groups()))
-        work_ms = parse_qs(url.query).get("work_ms")
+        query = {name: float(values[0]) for name, values in parse_qs(url.query).items()}
         try:
-            self.tier.perform(row, float(work_ms[0]) if work_ms else None)
+            self.tier.perform(row, query.get("work_ms", self.tier.work_ms))
+            work(query.get("render_ms", 0))
         except Exception as error:  # whatever it was, this request is not confirmed
             self.answer(503, f"{type(error).__name__}: {error}\n".encode())
         else:

@@ -1,0 +1,92 @@
+"""The pages of parts (f), (g) and (h): PipeCloud's figures of applications with several tiers, measured here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..svg import Series, line_chart
+from . import reads, tiers, work
+from .charts import on_white
+
+APPLICATIONS = """Each tier is a web service of Python's own and a PostgreSQL 15 with `fsync = on`, in a guest's network
+namespace on this machine's kernel, its files on ext4 on the protected disk; clients ask the front tier over HTTP. All
+tiers, both sites and the clients share the cores of this one machine.
+"""
+
+WORK = f"""## (f) Work that is hidden behind the round trip
+
+As PipeCloud's figure 13, at {{rtt_ms}} ms RTT: the back tier inserts a row, then the front tier works on the answer.
+*joint* holds packets where they leave the group, *naive* where they leave each member (`boundary = "member"`), so that
+the front begins its work only when the backup has the row. One client; mean reply times.
+
+{APPLICATIONS}"""
+
+TIERS = """## (g) One, two and three tiers protected
+
+As PipeCloud's figure 14, at {rtt_ms} ms RTT: a request inserts a row in each of three tiers, of which the innermost
+one, two or all three are protected; the others are members without a protected disk. One client; mean reply times.
+*added* is the difference to `async` in the same round.
+"""
+
+READS = """## (h) Reads beside writes
+
+As PipeCloud's figure 12, at {rtt_ms} ms RTT: one guest, {reads_per_s} static pages a second, and rows at a rate that
+rises. A packet cannot be told from one that depends on a write, so a page waits for the writes before it.
+"""
+
+
+def write_work(directory: Path, result: dict) -> list[str]:
+    """Part (f)."""
+    names = list(work.VARIANTS)
+    lines = [*WORK.format(**result).splitlines(), "", "| work ms | " + " | ".join(f"{n} ms" for n in names) + " |"]
+    lines.append("|---|" + "---|" * len(names))
+    for point in result["points"]:
+        cells = [_spread(point["mean_ms"][name]) for name in names]
+        lines.append(f"| {point['work_ms']:g} | " + " | ".join(cells) + " |")
+    series = [Series(n, [(p["work_ms"], p["mean_ms"][n]["median"]) for p in result["points"]]) for n in names]
+    chart = line_chart(f"Reply time, RTT {result['rtt_ms']} ms", "work in the front tier, ms", "mean reply, ms", series)
+    return [*lines, "", _chart(directory, "f-work", chart), ""]
+
+
+def write_tiers(directory: Path, result: dict) -> list[str]:
+    """Part (g)."""
+    modes = tiers.MODES
+    heads = [*(f"{mode} ms" for mode in modes), *(f"{mode}, added ms" for mode in modes if mode != "async")]
+    lines = [*TIERS.format(**result).splitlines(), "", "| protected | " + " | ".join(heads) + " |"]
+    lines.append("|---|" + "---|" * len(heads))
+    for row in result["rows"]:
+        cells = [_spread(row["mean_ms"][mode]) for mode in modes]
+        cells += [_spread(row["added_ms"][mode]) for mode in modes if mode != "async"]
+        lines.append(f"| {row['protected']} | " + " | ".join(cells) + " |")
+    series = [Series(m, [(r["protected"], r["mean_ms"][m]["median"]) for r in result["rows"]]) for m in modes]
+    chart = line_chart(f"Reply time, RTT {result['rtt_ms']} ms", "tiers protected", "mean reply, ms", series)
+    return [*lines, "", _chart(directory, "g-tiers", chart), ""]
+
+
+def write_reads(directory: Path, result: dict) -> list[str]:
+    """Part (h)."""
+    modes, points = reads.MODES, result["points"]
+    heads = [f"{mode}: mean, deviation ms; writes/s done" for mode in modes]
+    lines = [*READS.format(**result).splitlines(), "", "| writes/s asked | " + " | ".join(heads) + " |"]
+    lines.append("|---|" + "---|" * len(heads))
+    for point in points:
+        cells = []
+        for mode in modes:
+            mean, deviation, done = (point["modes"][mode][k] for k in ("mean_ms", "deviation_ms", "writes_per_s"))
+            cells.append(f"{_spread(mean)}, {deviation['median']:.1f}; {done['median']:.0f}")
+        lines.append(f"| {point['write_rate']} | " + " | ".join(cells) + " |")
+    charts = []
+    for key, label in (("mean_ms", "mean reply of a read, ms"), ("deviation_ms", "its standard deviation, ms")):
+        series = [Series(m, [(p["write_rate"], p["modes"][m][key]["median"]) for p in points]) for m in modes]
+        chart = line_chart(f"Reads, RTT {result['rtt_ms']} ms", "writes each second", label, series)
+        charts.append(_chart(directory, f"h-reads-{key.partition('_')[0]}", chart))
+    return [*lines, "", *charts, ""]
+
+
+def _spread(spread: dict) -> str:
+    return f"{spread['median']:.1f} ({spread['min']:.1f} to {spread['max']:.1f})"
+
+
+def _chart(directory: Path, name: str, svg: str) -> str:
+    (directory / f"{name}.svg").write_text(on_white(svg) + "\n")
+    return f"![{name}]({name}.svg)"
