@@ -114,6 +114,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     several = sorted(name for name, drill in SCENARIOS.items() if drill.several_guests)
     if options.scenario not in several and (options.boundary, options.tagging) != ("group", "on"):
         parser.error(f"BOUNDARY and TAGGING are for several guests: use SCENARIO={' or '.join(several)}")
+    if options.boundary == "apart" and options.tagging == "off":
+        parser.error("TAGGING=off with BOUNDARY=apart: groups of one guest have nobody to tag for")
     if options.runs < 1:
         parser.error("RUNS must be 1 or more")
     if not 0 <= options.rtt_ms <= 2000:

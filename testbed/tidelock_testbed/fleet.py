@@ -37,8 +37,8 @@ BOUNDARIES = ("group", "member", "apart")
 or, with each guest in a group of its own, where they leave that."""
 
 
-TAGGING_OFF: dict[str, str] = {}
-"""Tells the daemon, for tests only, to tag no packet."""
+TAGGING_OFF = {"tagging": "off-for-a-demonstration"}
+"""Tells the daemon, in a group's section, to tag no packet between members: a drill must notice."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,6 @@ class Fleet:
                 pki.issue("host", HOSTS[number], directory / "tls"),
                 host=HOSTS[number],
                 server_name=self.net.BACKUP4,
-                env={} if shape.tagging else TAGGING_OFF,
             )
             for number, directory in enumerate(self.directories)
         ]
@@ -110,6 +109,7 @@ class Fleet:
             # What a guest without a disk hears has been held before: it needs no gate.
             return [Group(member.name, [member], self.protection) for member in members if member.disks]
         keys = {"boundary": "member"} if self.shape.boundary == "member" else {}
+        keys |= {} if self.shape.tagging else TAGGING_OFF
         return [Group(GROUP, members, self.protection, keys)]
 
     def make_disk(self, directory: Path, name: str) -> Path:

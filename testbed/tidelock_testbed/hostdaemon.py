@@ -129,13 +129,11 @@ class HostDaemon:
         tls: TlsFiles,
         host: str = HOST,
         server_name: str | None = None,
-        env: dict[str, str] | None = None,
     ):
         self.run, self.netns, self.host = run, netns, host
         self.groups = groups
         self.runtime = run.sockets / host
         self.control_socket = self.runtime / "control.sock"
-        self.env = env or {}
         lines = [
             "[host]",
             f'name = "{host}"',
@@ -159,7 +157,7 @@ class HostDaemon:
         self.close_control()
         name = "tidelockd" if self.host == HOST else f"tidelockd-{self.host}"
         argv = [BIN / "tidelockd", "--config", self.config]
-        self.process = Process(self.run, name, argv, self.netns, env=self.env)
+        self.process = Process(self.run, name, argv, self.netns)
         wait_until(f"{name} answers on its control socket", self._answers, 30, [self.process])
 
     def _answers(self) -> bool:

@@ -1,0 +1,52 @@
+"""Networks: guests that talk to each other, on one host or two, and what is cut off when a host dies."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tidelock_testbed.net import GuestNet, Net
+from tidelock_testbed.netns import Netns
+
+
+def reaches(netns: Netns, address: str) -> bool:
+    argv = netns.enter(["ping", "-c", "1", "-W", "1", address])
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
+def add_guest(run, net: Net, index: int, host: int, site=None) -> tuple[Netns, GuestNet]:
+    guest = GuestNet(index, segment=True, host=host)
+    site = site or net.hosts[host]
+    netns = Netns(run, f"guest{index}-{site.name}")
+    site.add_veth(guest, netns)
+    net.route_clients_to(site, guest)
+    return netns, guest
+
+
+def test_guests_of_two_hosts_are_on_one_segment_and_clients_reach_all(run):
+    net = Net(run, hosts=2, segment=True)
+    (a, a_net), (b, b_net), (c, c_net) = (add_guest(run, net, n, host) for n, host in ((0, 0), (1, 0), (2, 1)))
+    for netns, other in ((a, b_net), (a, c_net), (c, a_net)):
+        assert reaches(netns, other.ip4)
+        assert reaches(netns, other.ip6)
+    for guest in (a_net, b_net, c_net):
+        assert reaches(net.clients, guest.ip4)
+        assert reaches(net.clients, guest.ip6)
+    # Each host has a WAN of its own.
+    assert all(reaches(net.hosts[host].netns, net.backup_address(host)) for host in (0, 1))
+    net.wans[0].cut()
+    assert not reaches(net.hosts[0].netns, net.backup_address(0))
+    assert reaches(net.hosts[1].netns, net.backup_address(1))
+
+
+def test_a_host_that_is_cut_off_takes_only_its_own_guests_with_it(run):
+    net = Net(run, hosts=2, segment=True)
+    (_, a_net), (b, b_net) = (add_guest(run, net, n, n) for n in (0, 1))
+    net.cut_off(0)
+    assert not reaches(net.clients, a_net.ip4)
+    assert not reaches(b, a_net.ip4)
+    assert reaches(net.clients, b_net.ip4)
+    assert reaches(net.hosts[1].netns, net.backup_address(1))
+    # At the backup site they are on one segment again, wherever they were before.
+    (_, again_net), (b_again, _) = (add_guest(run, net, n, n, net.backup) for n in (0, 1))
+    assert reaches(b_again, again_net.ip4)
+    assert reaches(net.clients, again_net.ip4)
