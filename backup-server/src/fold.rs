@@ -85,7 +85,7 @@ impl<F: StorageFile> FoldJob<F> {
                 }
                 let key = DiskKey::of(record);
                 let len_bytes = u64::from(head.extent_len_bytes());
-                if record.effect == Effect::CopyDone {
+                if matches!(record.effect, Effect::CopyDone | Effect::Idle) {
                     continue;
                 }
                 let image = self.images.get(&key).ok_or_else(|| FoldError::Image {
@@ -97,7 +97,7 @@ impl<F: StorageFile> FoldJob<F> {
                     Effect::Zero { no_hole, .. } => {
                         image.zero_at(record.offset, len_bytes, no_hole)
                     }
-                    Effect::CopyDone => Ok(()),
+                    Effect::CopyDone | Effect::Idle => Ok(()),
                 };
                 written.map_err(|e| image_error(key, e))?;
                 touched.insert(key);

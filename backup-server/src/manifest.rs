@@ -12,13 +12,16 @@ use crate::journal::Position;
 use crate::storage::{self, Storage};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
 use tidelock_protocol::ids::{DiskId, Incarnation, WriterId};
 use tidelock_protocol::message::{DiskSpec, Machine, Mode};
 
 /// The version of these files.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
+/// The oldest version that is read.
+const FORMAT_MIN: u32 = 1;
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +55,12 @@ pub struct Manifest {
     pub members: Vec<Option<Member>>,
     /// The longest grace that any host asked for: waited out by every recovery.
     pub grace_ms: u64,
+    /// All members and their addresses, as every host's configuration has them.
+    #[serde(default)]
+    pub peers: Vec<String>,
+    /// Members without disks, and the host that said so last.
+    #[serde(default)]
+    pub followers: BTreeMap<String, String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -84,7 +93,9 @@ pub enum ManifestError {
         reason: String,
     },
     /// It is a newer version's.
-    #[error("{file} has format {found}, this program knows {FORMAT}: use a newer one")]
+    #[error(
+        "{file} has format {found}, this program knows {FORMAT_MIN} to {FORMAT}: use a newer one"
+    )]
     Version {
         /// Which.
         file: String,
@@ -229,7 +240,7 @@ fn read_json<S: Storage, T: DeserializeOwned>(
     // The format comes first: what a newer one means by its other fields is not known.
     let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
     let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
-    if format != u64::from(FORMAT) {
+    if !(u64::from(FORMAT_MIN)..=u64::from(FORMAT)).contains(&format) {
         let found = u32::try_from(format).unwrap_or(u32::MAX);
         return Err(ManifestError::Version { file: file.to_owned(), found });
     }
@@ -264,9 +275,9 @@ mod tests {
         let position = Position { segment: 3, offset: 99 };
         write_fold_position(&disk, position).unwrap();
         assert_eq!(read_fold_position(&disk.crash(&mut || false)).unwrap(), position);
-        storage::replace(&disk, "", "group.json", br#"{"format": 2, "new": true}"#).unwrap();
+        storage::replace(&disk, "", "group.json", br#"{"format": 3, "new": true}"#).unwrap();
         let error = Manifest::read(&disk).unwrap_err();
-        assert!(matches!(error, ManifestError::Version { found: 2, .. }), "{error}");
+        assert!(matches!(error, ManifestError::Version { found: 3, .. }), "{error}");
         let json = Machine::Json("{}".into());
         write_machine(&disk, "vm", &json).unwrap();
         assert_eq!(read_machine(&disk, "vm").unwrap(), Some(json));

@@ -110,7 +110,7 @@ impl<F: StorageFile> Overlay<F> {
                         PlacedEffect::Write { at: batch.body_at + payload_at as u64 }
                     }
                     Effect::Zero { .. } => PlacedEffect::Zero,
-                    Effect::CopyDone => PlacedEffect::None,
+                    Effect::CopyDone | Effect::Idle => PlacedEffect::None,
                 };
                 let range = record.offset..record.offset + u64::from(head.extent_len_bytes());
                 let segment = (batch.segment.index, &batch.segment.file);

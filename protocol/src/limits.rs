@@ -12,6 +12,10 @@ pub const FRAME_BODY_MAX_BYTES: u32 = RECORD_PAYLOAD_MAX_BYTES
     + RECORD_DEPS_MAX as u32 * crate::record::DEP_BYTES as u32;
 /// The most writers of one group.
 pub const WRITERS_MAX: u16 = 64;
+/// The most members of one group, with and without disks.
+pub const MEMBERS_MAX: usize = 256;
+/// The longest line that names a member with its addresses.
+pub const PEER_MAX_BYTES: usize = 512;
 /// The most disks of one writer.
 pub const DISKS_MAX: u16 = 64;
 /// The longest group, member, disk or host name.
@@ -25,5 +29,7 @@ pub const COPY_MAX_BYTES: u32 = 256 << 10;
 
 const _: () = assert!(CONTROL_MAX_BYTES <= FRAME_BODY_MAX_BYTES);
 const _: () = assert!(MACHINE_MAX_BYTES < CONTROL_MAX_BYTES as usize);
+const _: () =
+    assert!(MACHINE_MAX_BYTES + MEMBERS_MAX * PEER_MAX_BYTES < CONTROL_MAX_BYTES as usize / 2);
 const _: () = assert!(RECORD_DEPS_MAX <= WRITERS_MAX);
 const _: () = assert!(COPY_MAX_BYTES <= RECORD_PAYLOAD_MAX_BYTES);

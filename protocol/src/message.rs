@@ -15,7 +15,30 @@ use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
 /// The versions of the protocol that this build speaks, oldest and newest.
-pub const PROTOCOL: (u16, u16) = (1, 1);
+pub const PROTOCOL: (u16, u16) = (1, 2);
+/// From this version on the two sides speak of groups with several members: [`Message::Join`] and
+/// what follows it.
+pub const PROTOCOL_OF_GROUPS: u16 = 2;
+
+/// How packets inside a group say what they depend on, and so how the backup finds its cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// By count vectors: exact. Records carry the entries that changed.
+    #[default]
+    Vector,
+    /// By the hybrid logical clock: eight bytes for any number of writers.
+    Hlc,
+}
+
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Form::Vector => "vector",
+            Form::Hlc => "hlc",
+        })
+    }
+}
 
 /// How a group treats writes and packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -149,6 +172,66 @@ pub struct Attached {
     pub copy: CopyState,
 }
 
+/// The attachment of one writer of a group that may have several members (version 2).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// As in version 1.
+    pub attach: Attach,
+    /// The form in which this host tags packets.
+    pub form: Form,
+    /// All members and their addresses, one line each, as this host's configuration has them: a
+    /// host that does not know a member would not merge its tags.
+    pub peers: Vec<String>,
+}
+
+/// A member without protected disks is there (version 2): it has no stream, but its packets wait
+/// for C like any other's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Follow {
+    /// The group.
+    pub group: String,
+    /// The member.
+    pub member: String,
+    /// All writers of the group, by index.
+    pub writers: Vec<String>,
+    /// The form in which this host tags packets.
+    pub form: Form,
+    /// As for a writer.
+    pub peers: Vec<String>,
+    /// The epoch that this host was granted; 0 if it knows of none.
+    pub epoch: Epoch,
+    /// As for a writer.
+    pub lease_ms: u64,
+    /// As for a writer.
+    pub grace_ms: u64,
+    /// What to boot after a disaster.
+    pub machine: Option<Machine>,
+}
+
+/// The backup's answer to [`Follow`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Followed {
+    /// The epoch in force.
+    pub epoch: Epoch,
+    /// How far the group is.
+    pub progress: Progress,
+}
+
+/// How far a group is at the backup (version 2). Each part only ever grows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The attached writer's durable seq: its host may forget records up to it. 0 for a follower.
+    pub durable: Seq,
+    /// C: the cut that a recovery would take now, or one below it. A writer that was removed has
+    /// the greatest seq there is: nothing waits for it any more.
+    pub committed: CountVector,
+    /// The group's watermark: every record up to this time is in the cut. 0 in the vector form.
+    pub watermark: Hlc,
+    /// The greatest time of any record that is not idle. A writer whose last record is older
+    /// holds the watermark back.
+    pub frontier: Hlc,
+}
+
 /// Why the backup refuses. Stable: tools may match on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -255,4 +338,37 @@ pub enum Message {
     },
     /// Host: the member ends cleanly; everything it admitted has been committed.
     Detach,
+    /// Host: attaches a writer on this channel (version 2).
+    Join(Box<Join>),
+    /// Host: a member without disks is there (version 2).
+    Follow(Box<Follow>),
+    /// Backup: it is followed.
+    Followed(Followed),
+    /// Backup: what [`Message::Attached`] leaves out, right after it, and from then on in the
+    /// place of [`Message::Committed`].
+    Progress(Progress),
+    /// Backup: say now what this member depends on and has admitted. Another writer resyncs, and
+    /// what it knew before its stop is at most that.
+    Sound {
+        /// Grows; comes back as it is.
+        id: u64,
+    },
+    /// Host: P of the member at a moment after the question arrived, its own entry as far as any
+    /// record was admitted.
+    Sounded {
+        /// The question's.
+        id: u64,
+        /// P.
+        pending: CountVector,
+        /// The same in the HLC form: no record that the member knows of has a greater time.
+        hlc: Hlc,
+    },
+    /// Backup: what this resyncing writer may have known before its stop. Its copy is not done
+    /// before a record that depends on all of it.
+    Floor {
+        /// What the others have said. The writer's own entry: a seq that somebody waits for.
+        pending: CountVector,
+        /// The same in the HLC form.
+        hlc: Hlc,
+    },
 }

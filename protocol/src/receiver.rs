@@ -124,7 +124,7 @@ impl Receiver {
         if record.seq != expected {
             return Err(ReceiveError::Gap { expected, found: record.seq });
         }
-        if record.effect != Effect::CopyDone {
+        if !matches!(record.effect, Effect::CopyDone | Effect::Idle) {
             self.check_extent(record)?;
         }
         self.received = record.seq;

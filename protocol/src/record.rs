@@ -8,7 +8,7 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 write, 2 zero, 3 copy-done; 128 and above: notes of the journal, never on a link |
+//! | 0 | 1 | kind: 1 write, 2 zero, 3 copy-done, 4 idle; 128 and above: notes of the journal, never on a link |
 //! | 1 | 1 | flags: 1 COPY, 2 NO_HOLE; the others must be 0 |
 //! | 2 | 2 | writer |
 //! | 4 | 2 | disk |
@@ -91,6 +91,9 @@ pub enum Effect {
     /// Every copy of an initial copy or a resync is before this record: from here on the
     /// writer's disks at the backup equal those at the primary.
     CopyDone,
+    /// Nothing. It says that the writer has no record with a smaller HLC any more, so that the
+    /// watermark can move past a writer that has nothing to write. Never in P.
+    Idle,
 }
 
 /// Data with the checksum that was taken when it was copied.
@@ -182,7 +185,7 @@ impl Record {
         match &self.effect {
             Effect::Write(payload) => payload.data.len() as u32,
             Effect::Zero { len_bytes, .. } => *len_bytes,
-            Effect::CopyDone => 0,
+            Effect::CopyDone | Effect::Idle => 0,
         }
     }
 
@@ -209,6 +212,7 @@ impl Record {
             Effect::Write(payload) => (1, 0, Some(payload)),
             Effect::Zero { no_hole, .. } => (2, if *no_hole { FLAG_NO_HOLE } else { 0 }, None),
             Effect::CopyDone => (3, 0, None),
+            Effect::Idle => (4, 0, None),
         };
         let start = out.len();
         let mut header = RawHeader {
@@ -315,6 +319,7 @@ impl Head {
             1 => FLAG_COPY,
             2 => FLAG_COPY | FLAG_NO_HOLE,
             3 => FLAG_COPY,
+            4 => 0,
             _ => return malformed("unknown kind"),
         };
         if raw.flags & !allowed != 0 {
@@ -332,10 +337,12 @@ impl Head {
             }
             2 if len == 0 => return malformed("zeroing of nothing"),
             2 => Effect::Zero { len_bytes: len, no_hole: raw.flags & FLAG_NO_HOLE != 0 },
-            _ if len != 0 || raw.offset.get() != 0 || raw.flags & FLAG_COPY == 0 => {
-                return malformed("copy-done with an extent, or not a copy");
+            _ if len != 0 || raw.offset.get() != 0 => {
+                return malformed("copy-done or idle with an extent");
             }
-            _ => Effect::CopyDone,
+            3 if raw.flags & FLAG_COPY == 0 => return malformed("copy-done that is not a copy"),
+            3 => Effect::CopyDone,
+            _ => Effect::Idle,
         };
         let record = Record {
             writer: WriterId(raw.writer.get()),
@@ -413,18 +420,21 @@ pub(crate) mod tests {
             writer in 0..limits::WRITERS_MAX, seq in 1u64.., epoch in 1u64.., hlc: u64,
             deps in prop::collection::vec((0..limits::WRITERS_MAX, 1u64..), 0..5),
             disk in 0..limits::DISKS_MAX, offset in 0u64..1 << 40, copy: bool, no_hole: bool,
-            kind in 0..3, data in prop::collection::vec(any::<u8>(), 1..300), len in 1u32..,
+            kind in 0..4, data in prop::collection::vec(any::<u8>(), 1..300), len in 1u32..,
         ) -> Record {
             let effect = match kind {
                 0 => Effect::Write(Payload::new(data.into())),
                 1 => Effect::Zero { len_bytes: len, no_hole },
-                _ => Effect::CopyDone,
+                2 => Effect::CopyDone,
+                _ => Effect::Idle,
             };
             let done = effect == Effect::CopyDone;
+            let idle = effect == Effect::Idle;
             Record {
                 writer: WriterId(writer), seq: Seq(seq), epoch: Epoch(epoch), hlc: Hlc(hlc),
                 deps: deps.into_iter().map(|(w, s)| (WriterId(w), Seq(s))).collect(),
-                disk: DiskId(disk), offset: if done { 0 } else { offset }, copy: copy || done, effect,
+                disk: DiskId(disk), offset: if done || idle { 0 } else { offset },
+                copy: done || copy && !idle, effect,
             }
         }
     }

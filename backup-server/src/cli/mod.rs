@@ -1,4 +1,4 @@
-//! The command line: `serve`, `status`, `recover`, `export`.
+//! The command line: `serve`, `status`, `recover`, `remove`, `export`.
 //!
 //! All but `serve` talk to the running server. When none runs, they open the data directory
 //! themselves, with the same code, and serve what must be served until they are ended.
@@ -7,6 +7,7 @@ mod args;
 mod client;
 mod export;
 mod recover;
+mod remove;
 mod serve;
 mod status;
 
@@ -40,6 +41,10 @@ pub async fn run(args: Args) -> Result<()> {
         Command::Recover(recover) => {
             start_log(&config, Some("warn"));
             recover::run(config, recover).await
+        }
+        Command::Remove(remove) => {
+            start_log(&config, Some("warn"));
+            remove::run(config, remove).await
         }
         Command::Export(export) => {
             start_log(&config, Some("warn"));

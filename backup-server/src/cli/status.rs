@@ -2,13 +2,14 @@
 
 use super::client::Client;
 use crate::group::{GroupStatus, WriterStatus};
+use crate::journal::Standing;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::text;
 use anyhow::{Result, bail};
 use serde_json::json;
 use std::fmt::Write;
-use tidelock_protocol::message::CopyState;
+use tidelock_protocol::message::{CopyState, Form};
 
 pub(super) async fn run(config: Config, json: bool) -> Result<()> {
     let client = Client::connect(config).await?;
@@ -71,10 +72,27 @@ fn render(group: &GroupStatus) -> String {
     if let Some(error) = &group.fold_error {
         line("FOLD", error.clone());
     }
+    if group.writers.len() > 1 || group.form == Form::Hlc {
+        let beyond = match group.beyond_the_cut {
+            0 => "everything durable is in the cut".to_owned(),
+            n => format!("{n} durable records are not in the cut: they wait for others"),
+        };
+        line("cut", format!("{} ({} form); {beyond}", group.cut, group.form));
+    }
+    if group.form == Form::Hlc {
+        let at = text::utc(group.watermark.physical_ms());
+        line("watermark", format!("{at}, {} ms behind the newest record", group.watermark_lag_ms));
+    }
     for writer in &group.writers {
         let mode = writer.mode.map_or_else(String::new, |m| format!(", {m}"));
         line("member", format!("{}{mode}", writer.member));
-        line("  copy", copy(writer).to_owned());
+        match writer.standing {
+            Standing::Member => line("  copy", copy(writer).to_owned()),
+            Standing::Joining => {
+                line("  copy", format!("{}; recovery goes without it so far", copy(writer)));
+            }
+            Standing::Removed => line("  REMOVED", "nothing waits for it".to_owned()),
+        }
         let durable = match writer.durable == writer.committed {
             true => format!("seq {}", writer.durable),
             false => format!("seq {}, committed {}", writer.durable, writer.committed),
@@ -88,6 +106,12 @@ fn render(group: &GroupStatus) -> String {
         for disk in &writer.disks {
             line("  disk", format!("{} ({})", disk.name, text::bytes(disk.size_bytes)));
         }
+    }
+    for follower in &group.followers {
+        let since = follower.connected_since_unix_ms;
+        let how = since.map_or("not connected".to_owned(), |at| format!("since {}", text::utc(at)));
+        line("member", format!("{} (no disks)", follower.member));
+        line("  host", format!("{}, {how}", follower.host));
     }
     out
 }
@@ -110,6 +134,8 @@ mod tests {
             copy: CopyState::Resyncing,
             connected_since_unix_ms: None,
             disks: vec![],
+            standing: Standing::Member,
+            hlc_ms: 0,
         };
         let stalled = GroupStatus {
             broken: None,

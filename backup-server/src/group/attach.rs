@@ -11,7 +11,7 @@
 
 use super::{Group, GroupError, GroupOptions, Link, Now, Output, WriterSlot};
 use crate::cut::CutTracker;
-use crate::journal::{self, Journal, Note, Position, State};
+use crate::journal::{self, Journal, Note, Position, Standing, State};
 use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
 use crate::names;
 use crate::planted::{self, Bug};
@@ -22,7 +22,7 @@ use std::io;
 use tidelock_protocol::ids::{Epoch, Seq};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{
-    Attach, Attached, CopyState, LastRun, Machine, Message, RefusalKind,
+    Attach, Attached, CopyState, Follow, Join, LastRun, Machine, Message, RefusalKind,
 };
 use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::vector::CountVector;
@@ -30,9 +30,9 @@ use tidelock_protocol::vector::CountVector;
 /// The longest grace that a host may ask for: an hour.
 const GRACE_MAX_MS: u64 = 3_600_000;
 
-type Refusal = (RefusalKind, String);
+pub(super) type Refusal = (RefusalKind, String);
 
-fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, Refusal> {
+pub(super) fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, Refusal> {
     Err((kind, reason.into()))
 }
 
@@ -57,23 +57,12 @@ pub(super) fn after_attach(
 fn check(attach: &Attach) -> Result<(), Refusal> {
     let invalid = |reason: &str| refuse(RefusalKind::Invalid, reason);
     let writers = &attach.writers;
-    if !names::is_valid(&attach.group)
-        || !writers.iter().chain(attach.disks.iter().map(|d| &d.name)).all(|n| names::is_valid(n))
-    {
-        return invalid(
-            "a group, member or disk name is not 1 to 64 letters, digits, '.', '_', '-'",
-        );
+    check_group(&attach.group, writers, attach.lease_ms, attach.grace_ms)?;
+    if !attach.disks.iter().all(|disk| names::is_valid(&disk.name)) {
+        return invalid(BAD_NAME);
     }
-    if writers.is_empty() || writers.len() > usize::from(limits::WRITERS_MAX) {
-        return invalid("a group has 1 to 64 writers");
-    }
-    let unique = |mut names: Vec<&String>| {
-        names.sort_unstable();
-        names.windows(2).all(|pair| pair[0] != pair[1])
-    };
-    if !unique(writers.iter().collect()) || !unique(attach.disks.iter().map(|d| &d.name).collect())
-    {
-        return invalid("two writers or two disks have the same name");
+    if !are_unique(attach.disks.iter().map(|d| &d.name)) {
+        return invalid("two disks have the same name");
     }
     if writers.get(attach.writer.index()) != Some(&attach.member) {
         return invalid("the member is not the writer of that index");
@@ -89,15 +78,68 @@ fn check(attach: &Attach) -> Result<(), Refusal> {
             return invalid("disk numbers are not different, or not below 64");
         }
     }
-    if attach.lease_ms >= attach.grace_ms || attach.grace_ms > GRACE_MAX_MS {
+    check_machine(attach.machine.as_ref())
+}
+
+/// The same for a member without disks.
+pub(super) fn check_follow(follow: &Follow) -> Result<(), Refusal> {
+    check_group(&follow.group, &follow.writers, follow.lease_ms, follow.grace_ms)?;
+    check_peers(&follow.peers)?;
+    if !names::is_valid(&follow.member) {
+        return refuse(RefusalKind::Invalid, BAD_NAME);
+    }
+    if follow.writers.contains(&follow.member) {
+        return refuse(RefusalKind::Invalid, "a writer does not follow, it attaches");
+    }
+    check_machine(follow.machine.as_ref())
+}
+
+const BAD_NAME: &str = "a group, member or disk name is not 1 to 64 letters, digits, '.', '_', '-'";
+
+fn are_unique<'a>(names: impl Iterator<Item = &'a String>) -> bool {
+    let mut names: Vec<_> = names.collect();
+    names.sort_unstable();
+    names.windows(2).all(|pair| pair[0] != pair[1])
+}
+
+fn check_group(
+    group: &str,
+    writers: &[String],
+    lease_ms: u64,
+    grace_ms: u64,
+) -> Result<(), Refusal> {
+    let invalid = |reason: &str| refuse(RefusalKind::Invalid, reason);
+    if !names::is_valid(group) || !writers.iter().all(|name| names::is_valid(name)) {
+        return invalid(BAD_NAME);
+    }
+    if writers.is_empty() || writers.len() > usize::from(limits::WRITERS_MAX) {
+        return invalid("a group has 1 to 64 writers");
+    }
+    if !are_unique(writers.iter()) {
+        return invalid("two writers have the same name");
+    }
+    if lease_ms >= grace_ms || grace_ms > GRACE_MAX_MS {
         return invalid("the lease must be shorter than the grace, and the grace at most an hour");
     }
-    let text = match &attach.machine {
+    Ok(())
+}
+
+fn check_peers(peers: &[String]) -> Result<(), Refusal> {
+    let fits = |peer: &String| peer.len() <= limits::PEER_MAX_BYTES;
+    if peers.len() > limits::MEMBERS_MAX || !peers.iter().all(fits) {
+        return refuse(RefusalKind::Invalid, "a group has at most 256 members, of 512 bytes each");
+    }
+    Ok(())
+}
+
+fn check_machine(machine: Option<&Machine>) -> Result<(), Refusal> {
+    let text = match machine {
         Some(Machine::Json(text) | Machine::Libvirt(text)) => text.len(),
         None => 0,
     };
     if text > limits::MACHINE_MAX_BYTES {
-        return invalid("the machine description is larger than 256 KiB");
+        let reason = "the machine description is larger than 256 KiB";
+        return refuse(RefusalKind::Invalid, reason);
     }
     Ok(())
 }
@@ -133,6 +175,8 @@ impl<S: Storage> Group<S> {
             writers: attach.writers.clone(),
             members: attach.writers.iter().map(|_| None).collect(),
             grace_ms: attach.grace_ms,
+            peers: Vec::new(),
+            followers: BTreeMap::new(),
         };
         let wrong = |source| GroupError::Image { path: "directory".into(), source };
         if holds_data(&storage, options.journal).map_err(wrong)? {
@@ -144,6 +188,7 @@ impl<S: Storage> Group<S> {
         }
         clear(&storage).map_err(wrong)?;
         let state = State::new(manifest.writers.len());
+        let cut = CutTracker::new(&state);
         let journal = Journal::create(storage.clone(), "journal", state, options.journal)
             .map_err(|e| GroupCreateError::Group(e.into()))?;
         manifest.write(&storage).map_err(|e| GroupCreateError::Group(e.into()))?;
@@ -152,7 +197,7 @@ impl<S: Storage> Group<S> {
             options,
             manifest,
             journal,
-            CutTracker::default(),
+            cut,
             BTreeMap::new(),
             Position::default(),
             now,
@@ -160,17 +205,36 @@ impl<S: Storage> Group<S> {
         .map_err(GroupCreateError::Group)
     }
 
-    /// A member attaches: the answer is among the outputs.
+    /// A member attaches with version 1 of the protocol: the answer is among the outputs.
     pub fn attach(&mut self, now: Now, link: Link, host: &str, attach: &Attach) {
-        match self.try_attach(now, link, host, attach) {
+        match self.try_attach(now, link, host, attach, None) {
             Ok(attached) => {
                 self.outputs.push(Output::Send(link, Message::Attached(attached)));
-                if let Some(reason) = self.stall_reason() {
-                    let message = Message::Stalled { reason: Some(reason) };
-                    self.outputs.push(Output::Send(link, message));
-                }
+                self.say_stalled(link);
             }
             Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),
+        }
+    }
+
+    /// A writer of a group that may have several members attaches (version 2).
+    pub fn join(&mut self, now: Now, link: Link, host: &str, join: &Join) {
+        match self.try_attach(now, link, host, &join.attach, Some(join)) {
+            Ok(attached) => {
+                let (copy, durable) = (attached.copy, attached.durable);
+                self.outputs.push(Output::Send(link, Message::Attached(attached)));
+                let progress = Message::Progress(self.progress(durable, &self.told()));
+                self.outputs.push(Output::Send(link, progress));
+                self.say_stalled(link);
+                self.sound(join.attach.writer, copy);
+            }
+            Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),
+        }
+    }
+
+    pub(super) fn say_stalled(&mut self, link: Link) {
+        if let Some(reason) = self.stall_reason() {
+            let message = Message::Stalled { reason: Some(reason) };
+            self.outputs.push(Output::Send(link, message));
         }
     }
 
@@ -180,16 +244,17 @@ impl<S: Storage> Group<S> {
         link: Link,
         host: &str,
         attach: &Attach,
+        join: Option<&Join>,
     ) -> Result<Attached, Refusal> {
         check(attach)?;
+        join.map_or(Ok(()), |join| check_peers(&join.peers))?;
         self.check_host(host)?;
-        self.check_epoch(attach)?;
-        self.check_shape(attach)?;
+        self.check_epoch(attach.epoch)?;
+        self.check_disks(attach)?;
         if self.links().any(|(i, other)| other == link && i != attach.writer.index()) {
             return refuse(RefusalKind::Invalid, "the channel is another member's");
         }
-        let known = self.manifest.member(attach.writer);
-        let last = known.map(|m| m.incarnation);
+        let last = self.manifest.member(attach.writer).map(|m| m.incarnation);
         if last.is_some_and(|last| attach.incarnation < last) {
             return refuse(
                 RefusalKind::Superseded,
@@ -197,6 +262,10 @@ impl<S: Storage> Group<S> {
             );
         }
         self.flush();
+        match join {
+            Some(join) => self.reshape(now, host, &attach.writers, &join.peers, join.form)?,
+            None => self.check_alone(attach)?,
+        }
         if let Some(reason) = self.broken.clone() {
             return refuse(RefusalKind::Stopping, reason);
         }
@@ -208,25 +277,34 @@ impl<S: Storage> Group<S> {
         }
         let writer = attach.writer;
         let was = self.journal.state().writers[writer.index()];
-        let copy =
+        if was.standing == Standing::Removed {
+            let reason = format!("{} was removed from this group", attach.member);
+            return refuse(RefusalKind::Mismatch, reason);
+        }
+        let known = self.manifest.member(writer);
+        let has_new_disk = known.is_some_and(|member| member.disks.len() < attach.disks.len());
+        let mut copy =
             after_attach(was.copy, attach.last_run, same_run, self.commit.durable_of(writer));
+        if has_new_disk && copy == CopyState::Whole {
+            copy = CopyState::Resyncing;
+        }
         if copy != was.copy {
             self.begin_resync(attach)?;
         }
         self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
-        self.take_over(now, link, attach);
+        self.take_over(now, link, attach, join.is_some());
         let state = self.journal.state();
         Ok(Attached {
             epoch: state.epoch,
             durable: self.commit.durable_of(writer),
-            committed: self.commit.committed().clone(),
+            committed: self.told(),
             last_hlc: state.last_hlc,
             copy,
         })
     }
 
-    fn check_host(&self, host: &str) -> Result<(), Refusal> {
+    pub(super) fn check_host(&self, host: &str) -> Result<(), Refusal> {
         let allowed = match &self.options.hosts {
             Some(hosts) => hosts.iter().any(|h| h == host),
             None => self.manifest.created_by == host,
@@ -237,7 +315,7 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    fn check_epoch(&self, attach: &Attach) -> Result<(), Refusal> {
+    pub(super) fn check_epoch(&self, granted: Epoch) -> Result<(), Refusal> {
         if planted::is(Bug::OldEpochAccepted) {
             return Ok(());
         }
@@ -249,13 +327,13 @@ impl<S: Storage> Group<S> {
             return refuse(RefusalKind::Fenced, reason);
         }
         let epoch = self.epoch();
-        if attach.epoch != Epoch(0) && attach.epoch != epoch {
+        if granted != Epoch(0) && granted != epoch {
             return refuse(
                 RefusalKind::Mismatch,
                 format!(
                     "the host was granted epoch {}, but group {} is in epoch {epoch} here: is \
                      this the backup server that it was protected by?",
-                    attach.epoch, attach.group
+                    granted, self.manifest.group
                 ),
             );
         }
@@ -276,19 +354,14 @@ impl<S: Storage> Group<S> {
         ))
     }
 
-    fn check_shape(&self, attach: &Attach) -> Result<(), Refusal> {
+    /// Disks are added at the end; everything else about them stays.
+    fn check_disks(&self, attach: &Attach) -> Result<(), Refusal> {
         let mismatch = |reason| refuse(RefusalKind::Mismatch, reason);
         if attach.group != self.manifest.group {
             return mismatch(format!("this is group {}", self.manifest.group));
         }
-        if attach.writers != self.manifest.writers {
-            return mismatch(format!(
-                "the host's configuration has the writers {:?}, the backup {:?}",
-                attach.writers, self.manifest.writers
-            ));
-        }
         let Some(member) = self.manifest.member(attach.writer) else { return Ok(()) };
-        if member.disks != attach.disks {
+        if !attach.disks.starts_with(&member.disks) {
             let list = |disks: &[tidelock_protocol::message::DiskSpec]| {
                 let one = |d: &tidelock_protocol::message::DiskSpec| {
                     format!("{} ({} bytes)", d.name, d.size_bytes)
@@ -296,7 +369,8 @@ impl<S: Storage> Group<S> {
                 disks.iter().map(one).collect::<Vec<_>>().join(", ")
             };
             return mismatch(format!(
-                "the host's configuration gives {} the disks {}, the backup has {}",
+                "the host's configuration gives {} the disks {}, the backup has {}. Disks are \
+                 added at the end, and stay as they are",
                 attach.member,
                 list(&attach.disks),
                 list(&member.disks)
@@ -307,14 +381,8 @@ impl<S: Storage> Group<S> {
 
     /// Keeps what the attachment says, durably, with images for new disks.
     fn remember(&mut self, host: &str, attach: &Attach) -> Result<(), GroupError> {
-        if let Some(machine) = &attach.machine
-            && manifest::read_machine(&self.storage, &attach.member)?.as_ref() != Some(machine)
-        {
-            manifest::write_machine(&self.storage, &attach.member, machine)?;
-        }
-        if self.manifest.member(attach.writer).is_none() {
-            self.create_images(attach)?;
-        }
+        self.remember_machine(&attach.member, attach.machine.as_ref())?;
+        self.create_images(attach)?;
         let mut manifest = self.manifest.clone();
         manifest.grace_ms = manifest.grace_ms.max(attach.grace_ms);
         manifest.members[attach.writer.index()] = Some(Member {
@@ -331,8 +399,24 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
+    pub(super) fn remember_machine(
+        &self,
+        member: &str,
+        machine: Option<&Machine>,
+    ) -> Result<(), ManifestError> {
+        let Some(machine) = machine else { return Ok(()) };
+        if manifest::read_machine(&self.storage, member)?.as_ref() == Some(machine) {
+            return Ok(());
+        }
+        manifest::write_machine(&self.storage, member, machine)
+    }
+
+    /// For disks that have none.
     fn create_images(&mut self, attach: &Attach) -> Result<(), GroupError> {
         for disk in &attach.disks {
+            if self.manifest.disk(attach.writer, disk.id).is_some() {
+                continue;
+            }
             let path = self.manifest.image_path(attach.writer, disk);
             let create = || {
                 match self.storage.remove(&path) {
@@ -366,7 +450,7 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    fn take_over(&mut self, now: Now, link: Link, attach: &Attach) {
+    fn take_over(&mut self, now: Now, link: Link, attach: &Attach, speaks_of_groups: bool) {
         let state = self.journal.state();
         let epoch = if planted::is(Bug::OldEpochAccepted) && attach.epoch != Epoch(0) {
             attach.epoch
@@ -378,7 +462,13 @@ impl<S: Storage> Group<S> {
         let slot = &mut self.slots[attach.writer.index()];
         let old = std::mem::replace(
             slot,
-            WriterSlot { receiver: Some(receiver), link: Some(link), attached_at: Some(now) },
+            WriterSlot {
+                receiver: Some(receiver),
+                link: Some(link),
+                attached_at: Some(now),
+                speaks_of_groups,
+                has_left: false,
+            },
         );
         if let Some(old) = old.link.filter(|old| *old != link) {
             let reason = format!("{} was attached again by its daemon", attach.member);

@@ -6,11 +6,12 @@ use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use crate::view::DiskKey;
 use tidelock_protocol::frame::Frame;
-use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{CopyState, Message, Mode, RefusalKind};
+use tidelock_protocol::message::{CopyState, Form, Message, Mode, Progress, RefusalKind};
 use tidelock_protocol::receiver::{Admission, ReceiveError, Receiver};
-use tidelock_protocol::record::Record;
+use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::vector::CountVector;
 
 impl<S: Storage> Group<S> {
     /// A frame of an attached member. While the group does not accept, it comes back: keep it,
@@ -18,7 +19,8 @@ impl<S: Storage> Group<S> {
     #[must_use = "a frame that comes back is not taken"]
     pub fn receive(&mut self, now: Now, link: Link, frame: Frame) -> Option<Frame> {
         let Some(i) = self.slots.iter().position(|slot| slot.link == Some(link)) else {
-            // What a connection that was just refused or superseded had under way.
+            // A follower, or what a connection that was just refused or superseded had under way.
+            self.receive_follower(now, link, frame);
             return None;
         };
         match frame {
@@ -45,7 +47,15 @@ impl<S: Storage> Group<S> {
             }
             Err(error) => return self.refuse_member(link, &error),
         }
-        self.cut.record(&record);
+        let state = self.journal.state();
+        if state.form == Form::Hlc && record.hlc <= state.writers[i].hlc {
+            let reason = format!("record {} does not have a later time than the last", record.seq);
+            return self.end_link(link, RefusalKind::Invalid, reason);
+        }
+        self.cut.record(state, &record);
+        if record.effect != Effect::Idle {
+            self.frontier = self.frontier.max(record.hlc);
+        }
         if let Err(error) = self.journal.stage_record(record) {
             // The receiver has checked the same: this is a fault of ours, so stop.
             let reason = format!("the journal refuses what the receiver admitted: {error}");
@@ -66,7 +76,8 @@ impl<S: Storage> Group<S> {
         self.end_link(link, kind, reason);
     }
 
-    fn end_link(&mut self, link: Link, kind: RefusalKind, reason: String) {
+    pub(super) fn end_link(&mut self, link: Link, kind: RefusalKind, reason: String) {
+        self.followers.retain(|follower| follower.link != link);
         for slot in &mut self.slots {
             if slot.link == Some(link) {
                 slot.link = None;
@@ -88,9 +99,14 @@ impl<S: Storage> Group<S> {
             }
             Message::DigestCheck { .. } => return self.digest_check(i, link, message),
             Message::ModeChanged { mode } => self.mode_changed(WriterId(i as u16), mode),
+            Message::Sounded { id, pending, hlc } => {
+                self.sounded(WriterId(i as u16), id, &pending, hlc);
+            }
             Message::Detach => {
                 self.flush();
                 self.slots[i].link = None;
+                self.slots[i].has_left = true;
+                self.tell_floors();
             }
             _ => {
                 let reason = "a message that hosts do not send".to_owned();
@@ -103,9 +119,10 @@ impl<S: Storage> Group<S> {
     /// A beacon asks for the lease to be renewed. Answered also while the group is stalled: the
     /// lease says who is primary, not how far the copy is.
     pub fn beacon(&mut self, now: Now, link: Link, sent_at: tidelock_protocol::ids::MonoNanos) {
-        let attached = self.slots.iter().any(|slot| slot.link == Some(link));
+        let attached = self.all_links().contains(&link);
         if attached && self.broken.is_none() {
             self.grace.heard(now.mono);
+            self.heard(link, now);
             self.outputs.push(Output::Send(link, Message::Lease { sent_at }));
         }
     }
@@ -172,6 +189,7 @@ impl<S: Storage> Group<S> {
                 slot.link = None;
             }
         }
+        self.followers.retain(|follower| follower.link.connection != connection);
         self.fenced.retain(|link| link.connection != connection);
     }
 
@@ -216,13 +234,27 @@ impl<S: Storage> Group<S> {
         self.check_unfolded();
     }
 
-    fn tell_committed(&mut self) {
-        for i in 0..self.slots.len() {
-            let Some(link) = self.slots[i].link else { continue };
+    pub(super) fn tell_committed(&mut self) {
+        let committed = self.told();
+        for (i, slot) in self.slots.iter().enumerate() {
+            let Some(link) = slot.link else { continue };
             let durable = self.commit.durable_of(WriterId(i as u16));
-            let committed = self.commit.committed().clone();
-            self.outputs.push(Output::Send(link, Message::Committed { durable, committed }));
+            let message = if slot.speaks_of_groups {
+                Message::Progress(self.progress(durable, &committed))
+            } else {
+                Message::Committed { durable, committed: committed.clone() }
+            };
+            self.outputs.push(Output::Send(link, message));
         }
+        for follower in &self.followers {
+            let message = Message::Progress(self.progress(Seq::ZERO, &committed));
+            self.outputs.push(Output::Send(follower.link, message));
+        }
+    }
+
+    pub(super) fn progress(&self, durable: Seq, committed: &CountVector) -> Progress {
+        let (committed, watermark) = (committed.clone(), self.cut.watermark());
+        Progress { durable, committed, watermark, frontier: self.frontier }
     }
 
     pub(super) fn journal_failed(&mut self, error: JournalError) {
@@ -242,11 +274,9 @@ impl<S: Storage> Group<S> {
     /// The server stops: the journal's end is no torn tail.
     pub fn close(&mut self) {
         self.flush();
-        for i in 0..self.slots.len() {
-            if let Some(link) = self.slots[i].link {
-                let reason = "the backup server is stopping".to_owned();
-                self.end_link(link, RefusalKind::Stopping, reason);
-            }
+        for link in self.all_links() {
+            let reason = "the backup server is stopping".to_owned();
+            self.end_link(link, RefusalKind::Stopping, reason);
         }
         if self.accepts() && self.journal.stage_note(&Note::CleanEnd).is_ok() {
             self.flush();

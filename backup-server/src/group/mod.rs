@@ -5,7 +5,8 @@
 //! simulator runs the same code on a disk in memory and simulated time.
 //!
 //! ```text
-//!  attach ─▶ receive* ─▶ flush ─▶ Committed ─▶ ...           (attach.rs, ingest.rs)
+//!  attach ─▶ receive* ─▶ flush ─▶ Committed ─▶ ...           (attach.rs, shape.rs, follow.rs, ingest.rs)
+//!  resync ─▶ Sound, Sounded* ─▶ Floor                        (floor.rs)
 //!                          │
 //!                          └─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
 //!  recover ─▶ guest_write* ─▶ guest_flush                     (recovery.rs)
@@ -16,20 +17,26 @@
 //! is broken for good: it must be dropped and opened again, which finds out what is durable.
 
 mod attach;
+mod floor;
 mod folding;
+mod follow;
 mod ingest;
 mod recovery;
+mod shape;
 mod status;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_several;
 
 pub use attach::GroupCreateError;
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery, RecoveryWriter};
-pub use status::{DiskStatus, GroupStatus, WriterStatus};
+pub use shape::RemoveError;
+pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 
 use crate::cut::CutTracker;
 use crate::fold::FoldError;
-use crate::journal::{self, Journal, JournalError, Position, TornTail};
+use crate::journal::{self, Journal, JournalError, Position, Shown, Standing, TornTail};
 use crate::manifest::{self, Manifest, ManifestError};
 use crate::storage::{Storage, StorageFile};
 use crate::view::{DiskKey, Overlay, SharedOverlay, View};
@@ -39,11 +46,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
-use tidelock_protocol::hlc::HlcClock;
-use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, WriterId};
+use tidelock_protocol::hlc::{Hlc, HlcClock};
+use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Grace;
 use tidelock_protocol::message::{CopyState, Message, RefusalKind};
 use tidelock_protocol::receiver::Receiver;
+use tidelock_protocol::vector::CountVector;
 
 /// One connection of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,6 +153,28 @@ struct WriterSlot {
     receiver: Option<Receiver>,
     link: Option<Link>,
     attached_at: Option<Now>,
+    /// Its host speaks of groups (version 2 of the protocol).
+    speaks_of_groups: bool,
+    /// Its last run has ended with everything durable.
+    has_left: bool,
+}
+
+/// A member without disks that is connected.
+#[derive(Clone, Debug)]
+struct Follower {
+    member: String,
+    link: Link,
+    attached_at: Now,
+}
+
+impl WriterSlot {
+    const EMPTY: Self = Self {
+        receiver: None,
+        link: None,
+        attached_at: None,
+        speaks_of_groups: false,
+        has_left: false,
+    };
 }
 
 /// Why the group does not acknowledge for now.
@@ -161,7 +191,7 @@ struct FoldState {
     position: Position,
     running: bool,
     /// Folding from here under this cut leads nowhere.
-    blocked: Option<(Position, tidelock_protocol::vector::CountVector)>,
+    blocked: Option<(Position, CountVector)>,
     last_error: Option<String>,
     /// Views that need the images to stay at a cut; set: revoked.
     pins: Vec<Arc<AtomicBool>>,
@@ -177,11 +207,20 @@ pub struct Group<S: Storage> {
     commit: GroupCommit,
     cut: CutTracker,
     slots: Vec<WriterSlot>,
+    followers: Vec<Follower>,
+    /// What resyncing writers may have known before their stops, as far as the others have said.
+    floors: Vec<floor::Floor>,
+    last_sound: u64,
+    /// The greatest time of any record that is not idle.
+    frontier: Hlc,
     images: BTreeMap<DiskKey, S::File>,
     /// Kept while something reads disks as of now: digest checks, a recovered group's exports.
     overlay: Option<SharedOverlay<S::File>>,
     fold: FoldState,
     grace: Grace,
+    opened_at: MonoNanos,
+    /// When each host was heard last, since then.
+    heard: BTreeMap<String, MonoNanos>,
     clock: HlcClock,
     stall: Option<Stall>,
     broken: Option<String>,
@@ -201,23 +240,45 @@ impl<S: Storage> Group<S> {
         now: Now,
         options: GroupOptions,
     ) -> Result<Option<(Self, Option<TornTail>)>, GroupError> {
-        let Some(manifest) = Manifest::read(&storage)? else { return Ok(None) };
+        let Some(mut manifest) = Manifest::read(&storage)? else { return Ok(None) };
         let position = manifest::read_fold_position(&storage)?;
-        let mut cut = CutTracker::default();
-        let mut deps = Vec::new();
+        let mut beyond = None::<CutTracker>;
         let opened = Journal::open_with(
             storage.clone(),
             "journal",
             position,
             options.journal,
-            |start, record| {
-                if start >= position && record.deps.entries().next().is_some() {
-                    deps.push(record.clone());
+            |start, before, shown| {
+                if start < position {
+                    return;
+                }
+                // What is before was folded, so it is in the cut.
+                let tracker = beyond.get_or_insert_with(|| CutTracker::new(before));
+                match shown {
+                    Shown::Record(record) => tracker.record(before, record),
+                    Shown::Note(note @ journal::Note::Shape(_)) => {
+                        let mut after = before.clone();
+                        // What cannot follow is damage, and told so next.
+                        if after.apply_note(note).is_ok() {
+                            tracker.reshape(&after);
+                        }
+                    }
+                    Shown::Note(_) => {}
                 }
             },
         )?;
         let state = opened.journal.state();
-        deps.iter().filter(|r| !state.is_void(r)).for_each(|r| cut.record(r));
+        // A recovery's cut was closed, and what came after it depends on nothing else.
+        let beyond = beyond.filter(|_| state.recovered().is_none());
+        let cut = beyond.unwrap_or_else(|| CutTracker::new(state));
+        if manifest.writers.len() < state.writers.len() {
+            let reason = "the journal has more writers than it lists".to_owned();
+            let file = "group.json".to_owned();
+            return Err(ManifestError::Content { file, reason }.into());
+        }
+        // Writers that were being added when the server stopped: their hosts ask again.
+        manifest.writers.truncate(state.writers.len());
+        manifest.members.truncate(state.writers.len());
         let mut images = BTreeMap::new();
         for (writer, disk) in manifest.disks() {
             let path = manifest.image_path(writer, disk);
@@ -248,17 +309,19 @@ impl<S: Storage> Group<S> {
         position: Position,
         now: Now,
     ) -> Result<Self, GroupError> {
-        let slots = manifest
-            .writers
-            .iter()
-            .map(|_| WriterSlot { receiver: None, link: None, attached_at: None })
-            .collect();
+        let slots = manifest.writers.iter().map(|_| WriterSlot::EMPTY).collect();
         let state = journal.state();
         let mut group = Self {
             commit: GroupCommit::new(state.committed()),
             clock: HlcClock::after(state.last_hlc),
+            frontier: state.last_hlc,
+            followers: Vec::new(),
+            floors: Vec::new(),
+            last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),
+            opened_at: now.mono,
+            heard: BTreeMap::new(),
             storage,
             options,
             manifest,
@@ -343,10 +406,27 @@ impl<S: Storage> Group<S> {
         self.journal.state()
     }
 
-    /// C.
+    /// What is durable and whole for each writer by itself.
     #[must_use]
-    pub fn committed(&self) -> &tidelock_protocol::vector::CountVector {
+    pub fn committed(&self) -> &CountVector {
         self.commit.committed()
+    }
+
+    /// What a recovery would take now.
+    #[must_use]
+    pub fn cut(&self) -> &CountVector {
+        self.cut.cut()
+    }
+
+    /// C as hosts are told it: the cut. Nothing waits for a writer that was removed.
+    fn told(&self) -> CountVector {
+        let mut told = self.cut.cut().clone();
+        for (i, writer) in self.journal.state().writers.iter().enumerate() {
+            if writer.standing == Standing::Removed {
+                told.raise(WriterId(i as u16), Seq(u64::MAX));
+            }
+        }
+        told
     }
 
     /// The journal, for checkers.
@@ -406,7 +486,8 @@ impl<S: Storage> Group<S> {
         let reason = error.to_string();
         let kind = error.refusal_kind();
         let attached = self.slots.iter_mut().filter_map(|slot| slot.link.take());
-        for link in attached.chain(self.fenced.drain(..)) {
+        let followers = self.followers.drain(..).map(|follower| follower.link);
+        for link in attached.chain(followers).chain(self.fenced.drain(..)) {
             self.outputs.push(Output::Refuse(link, kind, reason.clone()));
         }
         self.revoke_pins();
@@ -417,6 +498,12 @@ impl<S: Storage> Group<S> {
         for pin in self.fold.pins.drain(..) {
             pin.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Every link, of writers and of followers.
+    fn all_links(&self) -> Vec<Link> {
+        let writers = self.slots.iter().filter_map(|slot| slot.link);
+        writers.chain(self.followers.iter().map(|follower| follower.link)).collect()
     }
 
     fn links(&self) -> impl Iterator<Item = (usize, Link)> + '_ {
@@ -445,8 +532,7 @@ impl<S: Storage> Group<S> {
 
     fn tell_stall(&mut self) {
         let reason = self.stall_reason();
-        let links: Vec<_> = self.links().collect();
-        for (_, link) in links {
+        for link in self.all_links() {
             let message = Message::Stalled { reason: reason.clone() };
             self.outputs.push(Output::Send(link, message));
         }

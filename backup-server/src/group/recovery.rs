@@ -2,7 +2,7 @@
 
 use super::{Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
-use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note};
+use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
 use crate::storage::Storage;
 use crate::view::{DiskKey, Overlay, View};
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use std::sync::{Arc, RwLock};
 use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::message::{CopyState, RefusalKind};
+use tidelock_protocol::message::{CopyState, Form, RefusalKind};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
@@ -27,6 +27,8 @@ pub struct RecoveryWriter {
     pub left_out: u64,
     /// Why they were.
     pub why: Option<String>,
+    /// Whether its disks are part of the recovery.
+    pub is_recovered: bool,
 }
 
 /// A recovery that has happened.
@@ -42,6 +44,10 @@ pub struct Recovery {
     pub primary_declared_dead: bool,
     /// By writer.
     pub writers: Vec<RecoveryWriter>,
+    /// How the cut was found.
+    pub form: Form,
+    /// Members without disks: they are booted like the others.
+    pub followers: Vec<String>,
 }
 
 /// Why a group cannot be recovered.
@@ -101,22 +107,35 @@ impl<S: Storage> Group<S> {
     /// The recovery that made this site the primary, if it is.
     #[must_use]
     pub fn recovery(&self) -> Option<Recovery> {
-        let start = self.journal.state().recovered().filter(|_| self.promoted)?;
+        let state = self.journal.state();
+        let start = state.recovered().filter(|_| self.promoted)?;
         let writers = self.manifest.writers.iter().enumerate().map(|(i, member)| {
             let writer = WriterId(i as u16);
             let recovered = start.cut.get(writer);
             let left_out = start.journaled.get(writer).0.saturating_sub(recovered.0);
-            let why = if left_out == 0 {
+            let of = &state.writers[i];
+            let why = if of.standing == Standing::Removed {
+                Some("it was removed from the group".to_owned())
+            } else if of.copy != CopyState::Whole {
+                Some("its initial copy was not complete: it is not recovered".to_owned())
+            } else if left_out == 0 {
                 None
             } else if start.resyncing.contains(&writer) {
                 Some(
                     "they belong to a resync that had not ended: the disks were whole before it"
                         .to_owned(),
                 )
+            } else if state.form == Form::Hlc {
+                Some(
+                    "they are later than the watermark: some member had not said that it has \
+                     nothing older"
+                        .to_owned(),
+                )
             } else {
                 Some("they depend on records of other members that had not arrived".to_owned())
             };
-            RecoveryWriter { member: member.clone(), recovered, left_out, why }
+            let is_recovered = self.is_served(writer);
+            RecoveryWriter { member: member.clone(), recovered, left_out, why, is_recovered }
         });
         Some(Recovery {
             group: self.manifest.group.clone(),
@@ -124,6 +143,8 @@ impl<S: Storage> Group<S> {
             at_unix_ms: start.at_unix_ms,
             primary_declared_dead: start.primary_declared_dead,
             writers: writers.collect(),
+            form: state.form,
+            followers: self.manifest.followers.keys().cloned().collect(),
         })
     }
 
@@ -161,12 +182,14 @@ impl<S: Storage> Group<S> {
         self.journal.stage_note(&note).map_err(|e| RecoverError::Journal(e.to_string()))?;
         // From here on nothing of the old primary is taken. That it is fenced it hears when this
         // is durable: it never forgets, and so must this site.
+        self.fenced.extend(self.followers.drain(..).map(|follower| follower.link));
         for slot in &mut self.slots {
             slot.receiver = None;
             self.fenced.extend(slot.link.take());
         }
+        self.floors.clear();
         self.commit = GroupCommit::new(cut);
-        self.cut = CutTracker::default();
+        self.cut = CutTracker::new(self.journal.state());
         self.flush();
         self.check_journal()?;
         Ok(self.recovery().expect("durable"))
@@ -189,9 +212,25 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
+    /// Whether `recover` would work, but for the grace.
+    pub(super) fn is_recoverable(&self) -> bool {
+        self.broken.is_none() && self.check_whole().is_ok()
+    }
+
+    /// Whether a writer's disks are those of a recovered group.
+    fn is_served(&self, writer: WriterId) -> bool {
+        let of = self.journal.state().writer(writer);
+        of.is_some_and(|of| of.standing != Standing::Removed && of.copy == CopyState::Whole)
+    }
+
     fn check_whole(&self) -> Result<(), RecoverError> {
-        for (i, copy) in self.durable_copies.iter().enumerate() {
+        let writers = &self.journal.state().writers;
+        for (i, (copy, of)) in self.durable_copies.iter().zip(writers).enumerate() {
             let copy = match copy {
+                _ if of.standing != Standing::Member => continue,
+                CopyState::Whole if self.cut.is_copying(WriterId(i as u16)) => {
+                    "its end depends on records of other members that have not arrived"
+                }
                 CopyState::Whole | CopyState::Resyncing => continue,
                 CopyState::Empty => "nothing has arrived",
                 CopyState::Partial => "a part has arrived",
@@ -215,6 +254,7 @@ impl<S: Storage> Group<S> {
         let disks: Vec<_> = self
             .manifest
             .disks()
+            .filter(|(writer, _)| self.is_served(*writer))
             .map(|(writer, disk)| {
                 let name = format!("{}.{}", self.manifest.name_of(writer), disk.name);
                 (name, DiskKey { writer, disk: disk.id })
@@ -284,7 +324,11 @@ impl<S: Storage> Group<S> {
         let overlay =
             Overlay::build(reader, self.journal.state(), Some(&cut)).map_err(GroupError::from)?;
         let overlay = Arc::new(RwLock::new(overlay));
-        let disks = self.manifest.disks().map(|(writer, disk)| {
+        let served = self.manifest.disks().filter(|(writer, _)| {
+            let of = self.journal.state().writer(*writer);
+            of.is_some_and(|of| of.standing == Standing::Member)
+        });
+        let disks = served.map(|(writer, disk)| {
             let key = DiskKey { writer, disk: disk.id };
             let name = format!("{}.{}", self.manifest.name_of(writer), disk.name);
             let image = self.images[&key].clone();

@@ -1,10 +1,13 @@
 //! What a group says of itself: from what is durable, never from a flag (rule 6).
 
 use super::{Group, Now};
+use crate::journal::Standing;
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Mode};
+use tidelock_protocol::message::{CopyState, Form, Mode};
+use tidelock_protocol::vector::CountVector;
 
 use super::recovery::Recovery;
 
@@ -36,6 +39,21 @@ pub struct WriterStatus {
     pub connected_since_unix_ms: Option<u64>,
     /// Its disks.
     pub disks: Vec<DiskStatus>,
+    /// Whether the group waits for it, is recoverable without it yet, or has done with it.
+    pub standing: Standing,
+    /// Its last durable record's time, as the milliseconds of an HLC.
+    pub hlc_ms: u64,
+}
+
+/// A member without disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FollowerStatus {
+    /// Its name.
+    pub member: String,
+    /// The host that said last that it is there.
+    pub host: String,
+    /// Since when it is connected, in milliseconds since the Unix epoch.
+    pub connected_since_unix_ms: Option<u64>,
 }
 
 /// One group.
@@ -49,6 +67,18 @@ pub struct GroupStatus {
     pub recoverable: bool,
     /// Its writers.
     pub writers: Vec<WriterStatus>,
+    /// Its members without disks.
+    pub followers: Vec<FollowerStatus>,
+    /// How records say what they depend on.
+    pub form: Form,
+    /// What a recovery would take now.
+    pub cut: CountVector,
+    /// In the HLC form every record up to this time is in the cut; 0 else.
+    pub watermark: Hlc,
+    /// By how much the watermark is behind the newest record.
+    pub watermark_lag_ms: u64,
+    /// Records that are durable and not in the cut yet.
+    pub beyond_the_cut: u64,
     /// The recovery that made this site the primary.
     pub recovered: Option<Recovery>,
     /// Until a recovery need not wait any more.
@@ -76,6 +106,12 @@ impl GroupStatus {
             epoch: Epoch(0),
             recoverable: false,
             writers: Vec::new(),
+            followers: Vec::new(),
+            form: Form::Vector,
+            cut: CountVector::new(),
+            watermark: Hlc(0),
+            watermark_lag_ms: 0,
+            beyond_the_cut: 0,
             recovered: None,
             grace_remaining_ms: 0,
             journal_bytes: 0,
@@ -109,20 +145,41 @@ impl<S: Storage> Group<S> {
                     .link
                     .and(slot.attached_at)
                     .map(|attached| attached.unix_ms),
+                standing: state.writers[i].standing,
+                hlc_ms: state.writers[i].hlc.physical_ms(),
                 disks: disks
                     .map(|d| DiskStatus { name: d.name.clone(), size_bytes: d.size_bytes })
                     .collect(),
             }
         });
+        let followers = self.manifest.followers.iter().map(|(member, host)| {
+            let connected = self.followers.iter().find(|f| f.member == *member);
+            FollowerStatus {
+                member: member.clone(),
+                host: host.clone(),
+                connected_since_unix_ms: connected.map(|f| f.attached_at.unix_ms),
+            }
+        });
+        let durable = |i: u16| self.commit.durable_of(WriterId(i)).0;
+        let beyond_the_cut = (0..state.writers.len() as u16)
+            .map(|i| durable(i).saturating_sub(self.cut.cut().get(WriterId(i)).0))
+            .sum();
         GroupStatus {
             group: self.manifest.group.clone(),
             epoch: state.epoch,
-            recoverable: self.broken.is_none()
-                && self
-                    .durable_copies
-                    .iter()
-                    .all(|copy| matches!(copy, CopyState::Whole | CopyState::Resyncing)),
+            recoverable: self.is_recoverable(),
             writers: writers.collect(),
+            followers: followers.collect(),
+            form: state.form,
+            cut: self.cut.cut().clone(),
+            watermark: self.cut.watermark(),
+            watermark_lag_ms: match state.form {
+                Form::Vector => 0,
+                Form::Hlc => {
+                    (self.frontier.physical_ms()).saturating_sub(self.cut.watermark().physical_ms())
+                }
+            },
+            beyond_the_cut,
             recovered: self.recovery(),
             grace_remaining_ms: self.grace.remaining_ms(now.mono),
             journal_bytes: self.journal.bytes(),

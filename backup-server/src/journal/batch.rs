@@ -126,7 +126,7 @@ impl Batch {
                 let effect = match record.effect {
                     Effect::Write(_) => PlacedEffect::Write { at },
                     Effect::Zero { .. } => PlacedEffect::Zero,
-                    Effect::CopyDone => PlacedEffect::None,
+                    Effect::CopyDone | Effect::Idle => PlacedEffect::None,
                 };
                 f(Placed { record, effect, segment });
             }

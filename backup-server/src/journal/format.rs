@@ -8,7 +8,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `TLKJRNL` and a zero byte |
-//! | 8 | 4 | version of the format: 1 |
+//! | 8 | 4 | version of the format: 2; 1 is read |
 //! | 12 | 4 | 0 |
 //! | 16 | 8 | index of the segment: 1, 2, ... |
 //! | 24 | 8 | id of the segment, random |
@@ -45,7 +45,9 @@ pub const SEGMENT_HEADER_BYTES: usize = 64;
 /// Bytes of a batch's header.
 pub const BATCH_HEADER_BYTES: usize = 48;
 /// The version of the journal's format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// The oldest version that is read.
+pub const VERSION_MIN: u32 = 1;
 /// A batch takes no more entries when its body has reached this.
 pub const BATCH_TARGET_BYTES: usize = 8 << 20;
 /// The largest body of a batch: the target and one largest entry.
@@ -81,7 +83,7 @@ pub enum Damage {
         computed: u32,
     },
     /// A format that this version does not know.
-    #[error("journal format {0} is not supported, only {VERSION}")]
+    #[error("journal format {0} is not supported, only {VERSION_MIN} to {VERSION}")]
     Version(u32),
     /// Checksums are right, but it does not continue what is before it.
     #[error("it does not continue what is before it: {0}")]
@@ -175,7 +177,7 @@ impl SegmentHeader {
             return Err(Damage::Magic("journal segment"));
         }
         check("segment header", raw.crc, &raw.as_bytes()[..SEGMENT_HEADER_BYTES - 4])?;
-        if raw.version.get() != VERSION {
+        if !(VERSION_MIN..=VERSION).contains(&raw.version.get()) {
             return Err(Damage::Version(raw.version.get()));
         }
         let counts = [raw.index.get(), raw.first_batch.get()];
@@ -368,7 +370,7 @@ mod tests {
         let segment =
             SegmentHeader { index: 2, id: 3, prev_id: 4, prev_len: 5, first_batch: 6, chain: 7 };
         let bytes = segment.encode();
-        assert_eq!(&bytes[..16], b"TLKJRNL\0\x01\0\0\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"TLKJRNL\0\x02\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..24], 2u64.to_le_bytes());
         assert_eq!(bytes[40..48], 5u64.to_le_bytes());
         assert_eq!(SegmentHeader::decode(&bytes), Ok(segment));

@@ -30,14 +30,14 @@ mod tests;
 pub use batch::{Placed, PlacedEffect};
 pub use format::{
     BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_TARGET_BYTES, BatchHeader, Damage, Entries,
-    Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION,
+    Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION, VERSION_MIN,
 };
-pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError};
+pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError, Shape};
 #[cfg(any(test, feature = "memory-storage"))]
 pub use open::open_from_bytes;
-pub use open::{Opened, TornTail};
+pub use open::{Opened, Shown, TornTail};
 pub use reader::{JournalBatch, Reader};
-pub use state::{State, StateError, WriterState};
+pub use state::{Standing, State, StateError, WriterState};
 
 use crate::storage::{self, Storage, StorageFile};
 use batch::Batch;

@@ -2,7 +2,7 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end |
+//! | 0 | 1 | kind: 129 copy state, 130 epoch start, 131 clean end, 132 checkpoint, 133 shape; 128 is format 1's checkpoint |
 //! | 1 | 3 | 0 |
 //! | 4 | 4 | bytes of the body |
 //! | 8 | 4 | CRC-32C of the body |
@@ -11,13 +11,14 @@
 //! The body is the note's fields in postcard's encoding.
 
 use super::format::COUNT_MAX;
-use super::state::State;
+use super::state::{State, WriterState};
 use bytes::{BufMut, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tidelock_protocol::ids::{Epoch, WriterId};
-use tidelock_protocol::message::CopyState;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::message::{CopyState, Form};
 use tidelock_protocol::record::crc32c;
 use tidelock_protocol::vector::CountVector;
 use zerocopy::byteorder::little_endian::U32;
@@ -45,6 +46,44 @@ pub enum Note {
     EpochStart(EpochStart),
     /// The server stopped cleanly: this is no torn tail.
     CleanEnd,
+    /// The group's writers or its form have changed.
+    Shape(Shape),
+}
+
+/// What a group is from here on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// How many writers it has ever had: new ones are added at the end.
+    pub writers: u16,
+    /// Those that were removed.
+    pub removed: Vec<WriterId>,
+    /// The group could be recovered when these were added, and still can be without them.
+    pub joining: bool,
+    /// How records say what they depend on. It changes only while every record is in the cut.
+    pub form: Form,
+}
+
+/// A state as checkpoints of format 1 have it.
+#[derive(Deserialize)]
+struct StateV1 {
+    epoch: Epoch,
+    writers: Vec<(Seq, Seq, CopyState)>,
+    last_hlc: Hlc,
+    recoveries: Vec<EpochStart>,
+}
+
+impl From<StateV1> for State {
+    fn from(old: StateV1) -> Self {
+        let mut state = State::new(old.writers.len());
+        for (writer, (seq, committed, copy)) in state.writers.iter_mut().zip(old.writers) {
+            // Format 1 has no times of writers. They matter to the HLC form alone, which such a
+            // group changes to while all of its records are in the cut.
+            let (hlc, committed_hlc) = (old.last_hlc, old.last_hlc);
+            *writer = WriterState { seq, committed, copy, hlc, committed_hlc, ..*writer };
+        }
+        let (epoch, last_hlc, recoveries) = (old.epoch, old.last_hlc, old.recoveries);
+        State { epoch, last_hlc, recoveries, is_format_1: true, ..state }
+    }
 }
 
 /// The beginning of an epoch: what belongs to older ones is void beyond its cut.
@@ -97,10 +136,11 @@ impl Note {
     /// Appends the note.
     pub fn encode(&self, out: &mut BytesMut) {
         let (kind, body) = match self {
-            Note::Checkpoint(state) => (128, postcard::to_stdvec(state)),
+            Note::Checkpoint(state) => (132, postcard::to_stdvec(state)),
             Note::Copy { writer, copy } => (129, postcard::to_stdvec(&(writer, copy))),
             Note::EpochStart(start) => (130, postcard::to_stdvec(start)),
             Note::CleanEnd => (131, Ok(Vec::new())),
+            Note::Shape(shape) => (133, postcard::to_stdvec(shape)),
         };
         let body = body.expect("notes are plain data");
         assert!(body.len() <= NOTE_BODY_MAX_BYTES, "a note's parts are bounded where they arise");
@@ -133,8 +173,11 @@ impl Note {
             return Err(NoteError::Checksum);
         }
         let note = match raw.kind {
-            128 => {
-                let state: Box<State> = parse(body)?;
+            128 | 132 => {
+                let state: Box<State> = match raw.kind {
+                    128 => Box::new(parse::<StateV1>(body)?.into()),
+                    _ => parse(body)?,
+                };
                 if !state.is_in_bounds() {
                     return Err(NoteError::Malformed("checkpoint out of bounds"));
                 }
@@ -152,6 +195,7 @@ impl Note {
                 Note::EpochStart(start)
             }
             131 if body.is_empty() => Note::CleanEnd,
+            133 => Note::Shape(parse(body)?),
             _ => return Err(NoteError::Malformed("unknown kind")),
         };
         Ok((note, NOTE_HEADER_BYTES + len))
@@ -201,6 +245,12 @@ mod tests {
                 primary_declared_dead: true,
             }),
             Note::CleanEnd,
+            Note::Shape(Shape {
+                writers: 3,
+                removed: vec![WriterId(1)],
+                joining: true,
+                form: Form::Hlc,
+            }),
         ];
         for note in notes {
             let mut bytes = BytesMut::new();
@@ -216,5 +266,24 @@ mod tests {
                 assert!(Note::decode(&bytes[..cut]).is_err());
             }
         }
+    }
+
+    /// A checkpoint of format 1, byte by byte: epoch 2, one writer at seq 9 and committed seq 7,
+    /// resyncing, HLC 300, no recoveries.
+    #[test]
+    fn a_checkpoint_of_format_1_is_read() {
+        let body = [2, 1, 9, 7, 3, 0xac, 2, 0];
+        let mut bytes = vec![128, 0, 0, 0];
+        bytes.extend((body.len() as u32).to_le_bytes());
+        bytes.extend(crc32c(&body).to_le_bytes());
+        bytes.extend(crc32c(&bytes).to_le_bytes());
+        bytes.extend(body);
+        let (note, len) = Note::decode(&bytes).unwrap();
+        assert_eq!(len, bytes.len());
+        let Note::Checkpoint(state) = note else { panic!("{note:?}") };
+        let writer = state.writers[0];
+        assert_eq!((state.epoch, state.last_hlc), (Epoch(2), Hlc(300)));
+        assert_eq!((writer.seq, writer.committed), (Seq(9), Seq(7)));
+        assert_eq!((writer.copy, writer.hlc), (CopyState::Resyncing, Hlc(300)));
     }
 }

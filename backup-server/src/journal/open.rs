@@ -16,6 +16,15 @@ use super::{Batch, Journal, JournalError, Note, Options, Position, Segment, Stat
 use crate::storage::{self, Storage, StorageFile};
 use tidelock_protocol::record::Record;
 
+/// An entry that opening a journal shows.
+#[derive(Clone, Copy, Debug)]
+pub enum Shown<'a> {
+    /// A record.
+    Record(&'a Record),
+    /// A note.
+    Note(&'a Note),
+}
+
 /// What was cut off the end. None of it was ever acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TornTail {
@@ -61,16 +70,17 @@ impl<S: Storage> Journal<S> {
         floor: Position,
         options: Options,
     ) -> Result<Opened<S>, JournalError> {
-        Self::open_with(storage, dir, floor, options, |_, _| {})
+        Self::open_with(storage, dir, floor, options, |_, _, _| {})
     }
 
-    /// Opens it and shows each record that it holds, with the beginning of its batch.
+    /// Opens it and shows each entry that it holds, with the beginning of its batch and the state
+    /// before it. The first entry is a checkpoint, which is the state before what follows.
     pub fn open_with(
         storage: S,
         dir: &str,
         floor: Position,
         options: Options,
-        mut visit: impl FnMut(Position, &Record),
+        mut visit: impl FnMut(Position, &State, Shown<'_>),
     ) -> Result<Opened<S>, JournalError> {
         let (segments, tail_removed) = find_segments(&storage, dir, floor)?;
         let mut journal = Self {
@@ -262,7 +272,7 @@ impl Replay {
         next: Option<&SegmentHeader>,
         may_be_torn: bool,
         floor: Position,
-        visit: &mut impl FnMut(Position, &Record),
+        visit: &mut impl FnMut(Position, &State, Shown<'_>),
     ) -> Result<(Segment<F>, Option<TornTail>), JournalError> {
         let mut segment = segment.clone();
         if let Some(before) = before {
@@ -288,7 +298,7 @@ impl Replay {
             match scan.next() {
                 Ok(Some(batch)) => {
                     let at = Position { segment: segment.index, offset: batch.offset };
-                    self.batch(&batch, |record| visit(at, record))
+                    self.batch(&batch, |state, entry| visit(at, state, entry))
                         .map_err(|damage| corrupt(&segment, batch.offset, damage))?;
                 }
                 Ok(None) => return Ok((segment, None)),
@@ -331,7 +341,11 @@ impl Replay {
             .map_err(JournalError::io("read the journal"))
     }
 
-    fn batch(&mut self, batch: &Scanned, mut visit: impl FnMut(&Record)) -> Result<(), Damage> {
+    fn batch(
+        &mut self,
+        batch: &Scanned,
+        mut visit: impl FnMut(&State, Shown<'_>),
+    ) -> Result<(), Damage> {
         if batch.header.number != self.number + 1 || batch.header.chain != self.chain {
             return Err(Damage::Chain("the batch before it differs"));
         }
@@ -344,12 +358,17 @@ impl Replay {
                 return Err(Damage::Chain("a checkpoint stands where none must, or is missing"));
             }
             match (entry, &mut self.state) {
-                (Entry::Note(Note::Checkpoint(state)), slot @ None) => *slot = Some(*state),
-                (Entry::Note(note), Some(state)) => state.apply_note(&note)?,
+                (Entry::Note(Note::Checkpoint(state)), slot @ None) => {
+                    *slot = Some(State { is_format_1: false, ..*state });
+                }
+                (Entry::Note(note), Some(state)) => {
+                    visit(state, Shown::Note(&note));
+                    state.apply_note(&note)?;
+                }
                 (Entry::Record { head, payload, .. }, Some(state)) => {
                     let record = head.finish(payload)?;
+                    visit(state, Shown::Record(&record));
                     state.apply_record(&record)?;
-                    visit(&record);
                 }
                 (_, None) => return Err(Damage::Chain("no checkpoint")),
             }

@@ -6,19 +6,32 @@
 //! opened, so a journal that was written can be opened.
 
 use super::format::COUNT_MAX;
-use super::note::{EpochStart, Note};
+use super::note::{EpochStart, Note, Shape};
 use crate::planted::{self, Bug};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::limits::WRITERS_MAX;
-use tidelock_protocol::message::CopyState;
+use tidelock_protocol::message::{CopyState, Form};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 
 /// Most epoch starts that are kept: one for each recovery of the group.
 const EPOCHS_MAX: usize = 256;
+
+/// What a writer is to its group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Standing {
+    /// The group cannot be recovered without it.
+    #[default]
+    Member,
+    /// It was added to a group that could be recovered; until its disks are whole the group still
+    /// can be, without it.
+    Joining,
+    /// It was removed: nothing waits for it, and it is not recovered. What it wrote stays.
+    Removed,
+}
 
 /// One writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +42,23 @@ pub struct WriterState {
     pub committed: Seq,
     /// How much of its disks is here.
     pub copy: CopyState,
+    /// The HLC of its last record.
+    pub hlc: Hlc,
+    /// The HLC of the record at `committed`.
+    pub committed_hlc: Hlc,
+    /// What it is to its group.
+    pub standing: Standing,
+}
+
+impl WriterState {
+    const NEW: Self = Self {
+        seq: Seq::ZERO,
+        committed: Seq::ZERO,
+        copy: CopyState::Empty,
+        hlc: Hlc(0),
+        committed_hlc: Hlc(0),
+        standing: Standing::Member,
+    };
 }
 
 /// The state after some entry of the journal.
@@ -42,6 +72,11 @@ pub struct State {
     pub last_hlc: Hlc,
     /// The recoveries so far, oldest first. Not empty: this site is the primary now.
     pub recoveries: Vec<EpochStart>,
+    /// How records say what they depend on.
+    pub form: Form,
+    /// Read from a checkpoint of format 1, which has no times of writers.
+    #[serde(skip)]
+    pub(super) is_format_1: bool,
 }
 
 /// Why an entry cannot follow.
@@ -89,14 +124,16 @@ pub enum StateError {
         /// After.
         to: Epoch,
     },
+    /// A change of the group's members that cannot follow.
+    #[error("the group's members cannot change like this: {0}")]
+    Shape(&'static str),
 }
 
 impl State {
     /// A group with this many writers and nothing of their disks.
     #[must_use]
     pub fn new(writers: usize) -> Self {
-        let writer = WriterState { seq: Seq::ZERO, committed: Seq::ZERO, copy: CopyState::Empty };
-        Self { epoch: Epoch(1), writers: vec![writer; writers], ..Self::default() }
+        Self { epoch: Epoch(1), writers: vec![WriterState::NEW; writers], ..Self::default() }
     }
 
     /// Whether counting on from here cannot overflow. A checkpoint beyond is not believed.
@@ -158,13 +195,18 @@ impl State {
             return Err(StateError::Gap { writer, expected, found: record.seq });
         }
         state.seq = record.seq;
+        state.hlc = record.hlc;
         if record.effect == Effect::CopyDone {
             state.copy = CopyState::Whole;
+            if state.standing == Standing::Joining {
+                state.standing = Standing::Member;
+            }
         } else if state.copy == CopyState::Empty {
             state.copy = CopyState::Partial;
         }
         if state.copy != CopyState::Resyncing {
             state.committed = state.seq;
+            state.committed_hlc = state.hlc;
         }
         self.last_hlc = self.last_hlc.max(record.hlc);
         Ok(())
@@ -173,10 +215,11 @@ impl State {
     /// The next entry is this note.
     pub fn apply_note(&mut self, note: &Note) -> Result<(), StateError> {
         match note {
-            Note::Checkpoint(state) if **state != *self => Err(StateError::Checkpoint),
+            Note::Checkpoint(state) if !self.equals(state) => Err(StateError::Checkpoint),
             Note::Checkpoint(_) | Note::CleanEnd => Ok(()),
             Note::Copy { writer, copy } => self.apply_copy(*writer, *copy),
             Note::EpochStart(start) => self.apply_epoch_start(start),
+            Note::Shape(shape) => self.apply_shape(shape),
         }
     }
 
@@ -205,9 +248,50 @@ impl State {
         for (i, state) in self.writers.iter_mut().enumerate() {
             let cut = start.cut.get(WriterId(i as u16));
             // What is cut off never was: the next record takes its seq.
-            *state = WriterState { seq: cut, committed: cut, copy: CopyState::Whole };
+            (state.seq, state.committed, state.hlc) = (cut, cut, state.committed_hlc);
+            if state.copy == CopyState::Resyncing {
+                state.copy = CopyState::Whole;
+            }
         }
         self.recoveries.push(start.clone());
+        Ok(())
+    }
+}
+
+impl State {
+    /// Whether a checkpoint stands for this state, as far as its format can tell.
+    fn equals(&self, checkpoint: &State) -> bool {
+        if !checkpoint.is_format_1 {
+            return *self == *checkpoint;
+        }
+        let timeless = |state: &State| {
+            let mut state = State { is_format_1: false, ..state.clone() };
+            for writer in &mut state.writers {
+                (writer.hlc, writer.committed_hlc) = (Hlc(0), Hlc(0));
+            }
+            state
+        };
+        timeless(self) == timeless(checkpoint)
+    }
+
+    fn apply_shape(&mut self, shape: &Shape) -> Result<(), StateError> {
+        let writers = usize::from(shape.writers);
+        if writers < self.writers.len() || shape.writers > WRITERS_MAX {
+            return Err(StateError::Shape("writers are added at the end, and at most 64"));
+        }
+        let is_removed = |i: usize| shape.removed.contains(&WriterId(i as u16));
+        let old = self.writers.iter().enumerate();
+        if old.into_iter().any(|(i, w)| w.standing == Standing::Removed && !is_removed(i)) {
+            return Err(StateError::Shape("who was removed stays removed"));
+        }
+        let standing = if shape.joining { Standing::Joining } else { Standing::Member };
+        self.writers.resize(writers, WriterState { standing, ..WriterState::NEW });
+        for (i, writer) in self.writers.iter_mut().enumerate() {
+            if is_removed(i) {
+                writer.standing = Standing::Removed;
+            }
+        }
+        self.form = shape.form;
         Ok(())
     }
 }
@@ -259,6 +343,29 @@ pub(crate) mod tests {
         let other = Record { writer: WriterId(1), ..record(1, 1, ZERO) };
         assert_eq!(s.apply_record(&other), Err(StateError::Writer(WriterId(1))));
         assert_eq!(s, State::new(1), "what is refused changes nothing");
+    }
+
+    #[test]
+    fn writers_are_added_at_the_end_and_who_was_removed_stays_removed() {
+        let mut s = State::new(1);
+        let shape = |writers, removed: &[u16], form| {
+            let removed = removed.iter().map(|w| WriterId(*w)).collect();
+            Note::Shape(Shape { writers, removed, joining: true, form })
+        };
+        s.apply_note(&shape(3, &[0], Form::Hlc)).unwrap();
+        assert_eq!(s.form, Form::Hlc);
+        let standings: Vec<_> = s.writers.iter().map(|w| w.standing).collect();
+        assert_eq!(standings, [Standing::Removed, Standing::Joining, Standing::Joining]);
+        let done = Record { writer: WriterId(1), ..record(1, 1, Effect::CopyDone) };
+        s.apply_record(&done).unwrap();
+        assert_eq!(s.writers[1].standing, Standing::Member, "whole");
+        for wrong in
+            [shape(2, &[0], Form::Hlc), shape(3, &[], Form::Hlc), shape(65, &[0], Form::Hlc)]
+        {
+            let before = s.clone();
+            assert!(s.apply_note(&wrong).is_err());
+            assert_eq!(s, before);
+        }
     }
 
     #[test]

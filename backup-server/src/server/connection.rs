@@ -4,7 +4,7 @@
 //! payloads are slices of the buffer that they were read into. A peer that breaks the protocol is
 //! told so and cut off: nothing of the damaged frame is used, everything before it counts.
 
-use super::inbox::{Event, Inbox};
+use super::inbox::{AttachRequest, Event, Inbox};
 use super::outbox::Outbox;
 use super::registry::Registry;
 use crate::group::{ConnectionId, Link};
@@ -16,7 +16,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tidelock_protocol::frame::{self, Frame, FrameError};
 use tidelock_protocol::ids::Channel;
-use tidelock_protocol::message::{Attach, Message, PROTOCOL, RefusalKind};
+use tidelock_protocol::message::{Message, PROTOCOL, RefusalKind};
 use tidelock_tls::PeerIdentity;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
@@ -215,7 +215,15 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             match frame {
                 Frame::Control(_, Message::Attach(attach)) => {
                     self.deliver(run.take()).await?;
-                    self.attach(channel, attach, bytes).await?;
+                    self.attach(channel, AttachRequest::Attach(attach), bytes).await?;
+                }
+                Frame::Control(_, Message::Join(join)) => {
+                    self.deliver(run.take()).await?;
+                    self.attach(channel, AttachRequest::Join(join), bytes).await?;
+                }
+                Frame::Control(_, Message::Follow(follow)) => {
+                    self.deliver(run.take()).await?;
+                    self.attach(channel, AttachRequest::Follow(follow), bytes).await?;
                 }
                 Frame::Control(_, Message::Beacon { sent_at }) => {
                     let (link, inbox) = (self.link(channel), self.inbox(channel)?);
@@ -261,16 +269,27 @@ impl<R: AsyncRead + Unpin> Connection<R> {
     async fn attach(
         &mut self,
         channel: Channel,
-        attach: Box<Attach>,
+        request: AttachRequest,
         bytes: u64,
     ) -> Result<(), ConnectionError> {
         if channel == Channel(0) {
             return refuse(RefusalKind::Invalid, "channel 0 is the connection's own");
         }
-        let owner = match self.registry.get_or_spawn(&attach.group) {
+        if let AttachRequest::Attach(attach) = &request
+            && attach.writers.len() > 1
+        {
+            let reason = format!(
+                "group {} has several writers, and this host speaks version 1 of the protocol, \
+                 which knows nothing of what they depend on: upgrade it",
+                attach.group
+            );
+            self.outbox.send(channel, Message::Refused { kind: RefusalKind::Version, reason });
+            return Ok(());
+        }
+        let owner = match self.registry.get_or_spawn(request.group()) {
             Ok(owner) => owner,
             Err(error) => {
-                let kind = if crate::names::is_valid(&attach.group) {
+                let kind = if crate::names::is_valid(request.group()) {
                     RefusalKind::Stopping
                 } else {
                     RefusalKind::Invalid
@@ -289,7 +308,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         let event = owner.inbox.room_for(bytes).await.map(|permit| Event::Attach {
             link: self.link(channel),
             host: self.host.clone(),
-            attach,
+            request,
             outbox: Arc::clone(&self.outbox),
             permit,
         });

@@ -5,6 +5,7 @@
 //! | `{"do": "status"}` | `{"is": "status", "server": ..., "groups": [...]}` |
 //! | `{"do": "recover", "group": G, "primary_is_dead": false}` | `{"is": "waiting", "remaining_ms": n}` ..., then `{"is": "recovered", ...}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
+//! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G}` | `{"is": "view", "cut": ..., "disks": [...]}`; the view goes when the connection is closed |
 //!
 //! Any of them may be answered by `{"is": "error", "reason": ...}`.
@@ -51,6 +52,13 @@ pub enum Request {
         /// Which member.
         member: String,
     },
+    /// Remove a member from a group.
+    Remove {
+        /// From which.
+        group: String,
+        /// Which.
+        member: String,
+    },
     /// A read-only view at the cut.
     View {
         /// Of which group.
@@ -81,6 +89,8 @@ pub enum Reply {
         /// Its disks.
         disks: Vec<ExportedDisk>,
     },
+    /// The member is removed.
+    Removed,
     /// What to boot, if the host sent it.
     Machine {
         /// The description.
@@ -131,6 +141,7 @@ async fn serve(stream: UnixStream, registry: &Registry, exports: &Exports) -> io
         Request::Recover { group, primary_is_dead } => {
             recover(registry, exports, &group, primary_is_dead, &mut writer).await?
         }
+        Request::Remove { group, member } => remove(registry, &group, member).await,
         Request::Machine { group, member } => {
             match ask(registry, &group, |done| Event::Machine { member, done }).await {
                 Ok(Ok(machine)) => Reply::Machine { machine },
@@ -204,6 +215,14 @@ pub async fn statuses(registry: &Registry) -> Vec<GroupStatus> {
 
 async fn status(registry: &Registry) -> Reply {
     Reply::Status { server: registry.config().name.clone(), groups: statuses(registry).await }
+}
+
+async fn remove(registry: &Registry, group: &str, member: String) -> Reply {
+    match ask(registry, group, |done| Event::Remove { member, done }).await {
+        Ok(Ok(())) => Reply::Removed,
+        Ok(Err(error)) => Reply::Error { reason: error.to_string() },
+        Err(reason) => Reply::Error { reason },
+    }
 }
 
 async fn recover(

@@ -9,6 +9,7 @@
 use crate::fold::{FoldError, Folded};
 use crate::group::{
     ConnectionId, GroupStatus, GuestEffect, Link, NamedView, Pin, RecoverError, Recovery,
+    RemoveError,
 };
 use crate::server::outbox::Outbox;
 use crate::storage::files::OpenFile;
@@ -20,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::{Attach, Machine};
+use tidelock_protocol::message::{Attach, Follow, Join, Machine};
 use tidelock_protocol::vector::CountVector;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -28,6 +29,29 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 const PERMIT_BYTES: u64 = 1024;
 /// Beacons that may wait. One that finds no room is dropped: another follows soon.
 const BEACONS_MAX: usize = 1024;
+
+/// How a member attaches.
+#[derive(Debug)]
+pub enum AttachRequest {
+    /// A writer, with version 1 of the protocol.
+    Attach(Box<Attach>),
+    /// A writer.
+    Join(Box<Join>),
+    /// A member without disks.
+    Follow(Box<Follow>),
+}
+
+impl AttachRequest {
+    /// The group.
+    #[must_use]
+    pub fn group(&self) -> &str {
+        match self {
+            Self::Attach(attach) => &attach.group,
+            Self::Join(join) => &join.attach.group,
+            Self::Follow(follow) => &follow.group,
+        }
+    }
+}
 
 /// An event for a group's owner.
 #[derive(Debug)]
@@ -39,7 +63,7 @@ pub enum Event {
         /// Its host, authenticated.
         host: String,
         /// What it says.
-        attach: Box<Attach>,
+        request: AttachRequest,
         /// Where answers go.
         outbox: Arc<Outbox>,
         /// Its bytes.
@@ -94,6 +118,13 @@ pub enum Event {
     Disks {
         /// The answer.
         done: oneshot::Sender<Option<LiveDisks>>,
+    },
+    /// Removes a member.
+    Remove {
+        /// Which.
+        member: String,
+        /// The answer.
+        done: oneshot::Sender<Result<(), RemoveError>>,
     },
     /// A view at the cut.
     Pin {

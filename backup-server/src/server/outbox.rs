@@ -32,10 +32,10 @@ impl Outbox {
         if state.closed {
             return;
         }
-        let cumulative = matches!(message, Message::Committed { .. });
+        let cumulative = is_cumulative(&message);
         let full = state.messages.len() >= MESSAGES_MAX;
         match state.messages.back_mut() {
-            Some((last, old @ Message::Committed { .. })) if cumulative && *last == channel => {
+            Some((last, old)) if cumulative && is_cumulative(old) && *last == channel => {
                 *old = message;
             }
             _ if full => {
@@ -76,6 +76,11 @@ impl Outbox {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the next one of its kind says all that this one does.
+fn is_cumulative(message: &Message) -> bool {
+    matches!(message, Message::Committed { .. } | Message::Progress(_))
 }
 
 #[cfg(test)]

@@ -10,11 +10,12 @@
 //! Only what has to be tried again (no room, a failed disk) is tried once a second.
 
 use super::clock;
-use super::inbox::{Event, Inbox, LiveDisks};
+use super::inbox::{AttachRequest, Event, Inbox, LiveDisks};
 use super::outbox::Outbox;
 use crate::fold::FoldJob;
 use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Output, RecoverError,
+    RemoveError,
 };
 use crate::manifest;
 use crate::storage::files::{Files, OpenFile};
@@ -205,8 +206,8 @@ impl Owner {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Attach { link, host, attach, outbox, permit: _permit } => {
-                self.attach(link, &host, &attach, outbox);
+            Event::Attach { link, host, request, outbox, permit: _permit } => {
+                self.attach(link, &host, &request, outbox);
             }
             Event::Frames { link, frames, permit } => {
                 let frames = VecDeque::from(frames);
@@ -251,6 +252,17 @@ impl Owner {
             (Event::Recover { done, .. }, phase) => {
                 let _ = done.send(Err(phase.unavailable()));
             }
+            (Event::Remove { member, done }, Phase::Live(group)) => {
+                let removed = group.remove(&member);
+                if removed.is_ok() {
+                    tracing::warn!(group = &*self.group, member, "removed by the operator");
+                }
+                let _ = done.send(removed);
+            }
+            (Event::Remove { done, .. }, phase) => {
+                let reason = phase.unavailable().to_string();
+                let _ = done.send(Err(RemoveError::Journal(reason)));
+            }
             (Event::Pin { done }, Phase::Live(group)) => {
                 let _ = done.send(group.pin());
             }
@@ -288,19 +300,36 @@ impl Owner {
         }
     }
 
-    fn attach(&mut self, link: Link, host: &str, attach: &Attach, outbox: Arc<Outbox>) {
+    fn attach(&mut self, link: Link, host: &str, request: &AttachRequest, outbox: Arc<Outbox>) {
         let refuse = |kind, reason| {
             outbox.send(link.channel, Message::Refused { kind, reason });
         };
-        if matches!(self.phase, Phase::Absent)
-            && let Err((kind, reason)) = self.create(host, attach)
-        {
-            return refuse(kind, reason);
+        let first = match request {
+            AttachRequest::Attach(attach) => Some(&**attach),
+            AttachRequest::Join(join) => Some(&join.attach),
+            AttachRequest::Follow(_) => None,
+        };
+        if matches!(self.phase, Phase::Absent) {
+            let made = match first {
+                Some(attach) => self.create(host, attach),
+                None => Err((
+                    RefusalKind::Stopping,
+                    format!("group {} is not there yet: its first writer makes it", self.group),
+                )),
+            };
+            if let Err((kind, reason)) = made {
+                return refuse(kind, reason);
+            }
         }
         match &mut self.phase {
             Phase::Live(group) => {
                 self.outboxes.insert(link.connection, outbox);
-                group.attach(clock::now(), link, host, attach);
+                let now = clock::now();
+                match request {
+                    AttachRequest::Attach(attach) => group.attach(now, link, host, attach),
+                    AttachRequest::Join(join) => group.join(now, link, host, join),
+                    AttachRequest::Follow(follow) => group.follow(now, link, host, follow),
+                }
             }
             Phase::Broken { kind, reason, .. } => refuse(*kind, reason.clone()),
             Phase::Absent => refuse(RefusalKind::Stopping, "the group was not created".into()),

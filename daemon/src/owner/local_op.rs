@@ -77,7 +77,7 @@ impl LocalOp {
                 Some(mode) => Step::Zero { mode },
                 None => Step::Fill { at: extent.offset },
             },
-            Effect::CopyDone => unreachable!("not an operation on a disk"),
+            Effect::CopyDone | Effect::Idle => unreachable!("not an operation on a disk"),
         };
         Self { extent, fd: disk.fd().clone(), fua, step }
     }

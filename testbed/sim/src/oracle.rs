@@ -173,7 +173,7 @@ impl WriterOracle {
         let content = match &record.effect {
             Effect::Write(payload) => Content::Data(payload.data().clone()),
             Effect::Zero { len_bytes, .. } => Content::Zero(u64::from(*len_bytes)),
-            Effect::CopyDone => unreachable!("not a write"),
+            Effect::CopyDone | Effect::Idle => unreachable!("not a write"),
         };
         let (seq, disk, offset) = (record.seq, record.disk, record.offset);
         let entry = Entry { seq, disk, offset, content };

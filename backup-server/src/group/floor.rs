@@ -1,0 +1,116 @@
+//! What a resyncing writer may have known before its stop (`docs/causality.md`).
+//!
+//! After an unclean stop a writer's disk, and its guest if that lives on, may hold what followed
+//! from other writers' records, and nothing says from which: P of the old run may be lost, and so
+//! are the records that carried it. So every other writer is asked how far it has admitted. The
+//! question is asked after the new run has attached, and so after the old one has ended: the
+//! answers are an upper bound of what the old run can have heard of. The record that ends the copy
+//! depends on them, and a resync is in the cut as a whole or not at all.
+//!
+//! A writer that is resyncing itself has lost the numbers of its old run. Its answer stands for
+//! its whole resync: the first record of that, because it is in the cut only with the last.
+
+use super::{Group, Output};
+use crate::journal::Standing;
+use crate::storage::Storage;
+use std::collections::BTreeMap;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::message::{CopyState, Message};
+use tidelock_protocol::vector::CountVector;
+
+/// The questions of one resync.
+#[derive(Debug)]
+pub(super) struct Floor {
+    writer: WriterId,
+    /// Answers to this question or a later one count.
+    id: u64,
+    answers: BTreeMap<WriterId, (CountVector, Hlc)>,
+}
+
+impl Floor {
+    pub(super) fn is_of(&self, writer: WriterId) -> bool {
+        self.writer == writer
+    }
+}
+
+impl<S: Storage> Group<S> {
+    /// A writer has attached. If its copy must end with a record that depends on what it may have
+    /// known, the others are asked; and it is asked for others that wait for it.
+    pub(super) fn sound(&mut self, writer: WriterId, copy: CopyState) {
+        self.floors.retain(|floor| floor.writer != writer);
+        if matches!(copy, CopyState::Partial | CopyState::Resyncing) {
+            self.last_sound += 1;
+            let (id, answers) = (self.last_sound, BTreeMap::new());
+            self.floors.push(Floor { writer, id, answers });
+            (0..self.slots.len()).for_each(|i| self.ask(WriterId(i as u16)));
+        } else {
+            self.ask(writer);
+        }
+        self.tell_floors();
+    }
+
+    fn ask(&mut self, writer: WriterId) {
+        let is_waited_for =
+            |floor: &Floor| floor.writer != writer && !floor.answers.contains_key(&writer);
+        let slot = &self.slots[writer.index()];
+        let Some(link) = slot.link.filter(|_| slot.speaks_of_groups) else { return };
+        if self.floors.iter().any(is_waited_for) {
+            let message = Message::Sound { id: self.last_sound };
+            self.outputs.push(Output::Send(link, message));
+        }
+    }
+
+    /// A writer has answered.
+    pub(super) fn sounded(&mut self, writer: WriterId, id: u64, pending: &CountVector, hlc: Hlc) {
+        for floor in self.floors.iter_mut().filter(|f| f.writer != writer && f.id <= id) {
+            floor.answers.insert(writer, (pending.clone(), hlc));
+        }
+        self.tell_floors();
+    }
+
+    /// Tells each resyncing writer its floor as soon as everybody has answered.
+    pub(super) fn tell_floors(&mut self) {
+        let mut floors = std::mem::take(&mut self.floors);
+        floors.retain(|floor| {
+            let Some((pending, hlc)) = self.floor_of(floor) else { return true };
+            if let Some(link) = self.slots[floor.writer.index()].link {
+                self.outputs.push(Output::Send(link, Message::Floor { pending, hlc }));
+            }
+            false
+        });
+        self.floors = floors;
+    }
+
+    fn floor_of(&self, floor: &Floor) -> Option<(CountVector, Hlc)> {
+        let state = self.journal.state();
+        let (mut pending, mut hlc) = (CountVector::new(), state.last_hlc);
+        for (i, of) in state.writers.iter().enumerate() {
+            let writer = WriterId(i as u16);
+            if writer == floor.writer || of.standing == Standing::Removed {
+                continue;
+            }
+            match floor.answers.get(&writer) {
+                Some((said, at)) => {
+                    pending.merge(said);
+                    hlc = hlc.max(*at);
+                }
+                // Everything that it ever admitted is here.
+                None if self.slots[i].has_left => {}
+                None => return None,
+            }
+            pending.raise(writer, of.seq);
+            if let Some(from) = self.resync_from(writer) {
+                pending.raise(writer, from.next());
+            }
+        }
+        Some((pending, hlc))
+    }
+
+    /// The last seq before a resync that is not in the cut.
+    fn resync_from(&self, writer: WriterId) -> Option<Seq> {
+        let of = self.journal.state().writers[writer.index()];
+        let begun = (of.copy == CopyState::Resyncing).then_some(of.committed);
+        begun.or_else(|| self.cut.resync_from(writer))
+    }
+}

@@ -1,0 +1,275 @@
+//! What a group is: its writers, the members that each host knows, the form. How it changes.
+//!
+//! A host that does not know a member takes its packets for an outsider's and merges no tag of
+//! theirs, so two hosts that differ in this must never both answer clients. So a change is taken
+//! from the first host that brings it when no member of another host is attached and no other
+//! host's lease can hold any more; from then on whoever brings the old one is refused. Writers are
+//! added at the end, and removed by the operator ([`Group::remove`]): their numbers stay.
+//!
+//! The form changes only while every record is in the cut: the records before it say what they
+//! depend on in another way than those after it.
+
+use super::attach::{Refusal, refuse};
+use super::{Group, GroupError, Link, Now, WriterSlot};
+use crate::journal::{Note, Shape, Standing};
+use crate::storage::Storage;
+use thiserror::Error;
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::lease::Grace;
+use tidelock_protocol::message::{Attach, Form, RefusalKind};
+
+/// Why a member is not removed.
+#[derive(Debug, Error)]
+pub enum RemoveError {
+    /// There is none of this name.
+    #[error("group {group} has no member {member}; it has: {known}")]
+    Unknown {
+        /// The group.
+        group: String,
+        /// As asked for.
+        member: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// Its host is connected.
+    #[error("{member} is attached by {host}: take it out of the configuration there first")]
+    Attached {
+        /// The member.
+        member: String,
+        /// Its host.
+        host: String,
+    },
+    /// It is the last one.
+    #[error("{member} is the group's last writer: remove the group's directory instead")]
+    Last {
+        /// The member.
+        member: String,
+    },
+    /// It cannot be put on record.
+    #[error("the removal cannot be put on record: {0}")]
+    Journal(String),
+    /// The group does not work.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+impl<S: Storage> Group<S> {
+    /// A host attaches with this shape: the group's, or a change that can be taken now.
+    pub(super) fn reshape(
+        &mut self,
+        now: Now,
+        host: &str,
+        writers: &[String],
+        peers: &[String],
+        form: Form,
+    ) -> Result<(), Refusal> {
+        let state = self.journal.state();
+        let known = &self.manifest.writers;
+        if writers == known && peers == self.manifest.peers && form == state.form {
+            return Ok(());
+        }
+        let mismatch = |reason| refuse(RefusalKind::Mismatch, reason);
+        if !writers.starts_with(known) {
+            return mismatch(format!(
+                "the host's configuration has the writers {writers:?}, the backup {known:?}. \
+                 Writers are added at the end; to remove one, use `tidelock-backup remove` here \
+                 and removed = true in every host's configuration"
+            ));
+        }
+        let others = self.other_hosts(host);
+        if let Some(other) = others.iter().find(|other| self.is_connected(other)) {
+            return mismatch(format!(
+                "host {host} has other members, addresses or another form (now {form}) in its \
+                 configuration than host {other}, which is connected: both must have the same. \
+                 Stop the daemon of {other}, change its configuration, and start it again"
+            ));
+        }
+        let remaining_ms = others.iter().map(|other| self.lease_of(other, now)).max().unwrap_or(0);
+        if remaining_ms > 0 {
+            let reason = format!(
+                "the group's members change, and the leases of the hosts that do not know it yet \
+                 may hold for another {remaining_ms} ms"
+            );
+            return refuse(RefusalKind::Stopping, reason);
+        }
+        if form != state.form && !self.is_all_in_the_cut() {
+            return mismatch(format!(
+                "the group is in the {} form and has records that depend on others that have not \
+                 arrived: let all of its hosts catch up in this form first",
+                state.form
+            ));
+        }
+        self.put_on_record(writers, peers, form).map_err(|e| (RefusalKind::Stopping, e))
+    }
+
+    /// A host of version 1 knows of writers, and of nothing else.
+    pub(super) fn check_alone(&self, attach: &Attach) -> Result<(), Refusal> {
+        if attach.writers != self.manifest.writers {
+            return refuse(
+                RefusalKind::Mismatch,
+                format!(
+                    "the host's configuration has the writers {:?}, the backup {:?}",
+                    attach.writers, self.manifest.writers
+                ),
+            );
+        }
+        if self.manifest.peers.len() > 1 || self.journal.state().form != Form::Vector {
+            let reason = "the group has several members, and this host speaks version 1 of the \
+                          protocol: upgrade it";
+            return refuse(RefusalKind::Version, reason);
+        }
+        Ok(())
+    }
+
+    fn put_on_record(
+        &mut self,
+        writers: &[String],
+        peers: &[String],
+        form: Form,
+    ) -> Result<(), String> {
+        // The journal last: writers that only the manifest has do not exist yet.
+        let mut manifest = self.manifest.clone();
+        manifest.writers = writers.to_vec();
+        manifest.members.resize(writers.len(), None);
+        manifest.peers = peers.to_vec();
+        manifest.write(&self.storage).map_err(|e| e.to_string())?;
+        self.manifest = manifest;
+        let shape = Shape {
+            writers: writers.len() as u16,
+            removed: self.removed(),
+            joining: self.is_recoverable(),
+            form,
+        };
+        self.shaped(shape)
+    }
+
+    fn shaped(&mut self, shape: Shape) -> Result<(), String> {
+        let state = self.journal.state();
+        let same = state.form == shape.form
+            && state.writers.len() == usize::from(shape.writers)
+            && self.removed() == shape.removed;
+        if same {
+            return Ok(());
+        }
+        self.journal.stage_note(&Note::Shape(shape)).map_err(|e| e.to_string())?;
+        let state = self.journal.state();
+        self.slots.resize_with(state.writers.len(), || WriterSlot::EMPTY);
+        self.cut.reshape(state);
+        self.flush();
+        match self.journal.staged_bytes() {
+            0 if self.broken.is_none() => Ok(()),
+            _ => Err(self.broken.clone().or_else(|| self.stall_reason()).unwrap_or_default()),
+        }
+    }
+
+    fn removed(&self) -> Vec<WriterId> {
+        let writers = (0..).map(WriterId).zip(&self.journal.state().writers);
+        writers.filter(|(_, w)| w.standing == Standing::Removed).map(|(w, _)| w).collect()
+    }
+
+    fn is_all_in_the_cut(&self) -> bool {
+        self.journal.staged_bytes() == 0
+            && self.floors.is_empty()
+            && self.cut.cut().covers(&self.journal.state().journaled())
+    }
+
+    /// Hosts that have members of this group, but for this one.
+    fn other_hosts(&self, host: &str) -> Vec<String> {
+        let state = self.journal.state();
+        let writers = self.manifest.members.iter().zip(&state.writers);
+        let writers = writers.filter(|(_, w)| w.standing != Standing::Removed);
+        let hosts = writers.filter_map(|(member, _)| Some(&member.as_ref()?.host));
+        let mut hosts: Vec<_> = hosts.chain(self.manifest.followers.values()).cloned().collect();
+        hosts.retain(|other| other != host);
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts
+    }
+
+    /// How long a host's lease may hold still.
+    fn lease_of(&self, host: &str, now: Now) -> u64 {
+        let heard = self.heard.get(host).copied().unwrap_or(self.opened_at);
+        Grace::new(heard, self.manifest.grace_ms).remaining_ms(now.mono)
+    }
+
+    /// The host behind a link was heard.
+    pub(super) fn heard(&mut self, link: Link, now: Now) {
+        let writer = self.links().find(|(_, other)| *other == link).map(|(i, _)| i);
+        let host = match writer {
+            Some(i) => self.manifest.members[i].as_ref().map(|m| m.host.clone()),
+            None => {
+                let follower = self.followers.iter().find(|f| f.link == link);
+                follower.and_then(|f| self.manifest.followers.get(&f.member).cloned())
+            }
+        };
+        if let Some(host) = host {
+            self.heard.insert(host, now.mono);
+        }
+    }
+
+    fn is_connected(&self, host: &str) -> bool {
+        let writer = |i: usize| self.manifest.members[i].as_ref().is_some_and(|m| m.host == host);
+        self.links().any(|(i, _)| writer(i))
+            || self
+                .followers
+                .iter()
+                .any(|f| self.manifest.followers.get(&f.member).is_some_and(|of| of == host))
+    }
+
+    /// Removes a member: nothing waits for it any more, and it is not recovered. What it wrote
+    /// stays in the journal and its image; what of it had not arrived is given up, also where
+    /// others depend on it.
+    pub fn remove(&mut self, member: &str) -> Result<(), RemoveError> {
+        self.flush();
+        let host = self.host_of(member).ok_or_else(|| RemoveError::Unknown {
+            group: self.manifest.group.clone(),
+            member: member.to_owned(),
+            known: self.known_members().join(", "),
+        })?;
+        let index = self.manifest.writers.iter().position(|name| name == member);
+        let attached = index.is_some_and(|i| self.slots[i].link.is_some())
+            || self.followers.iter().any(|f| f.member == member);
+        let member = || member.to_owned();
+        if attached {
+            return Err(RemoveError::Attached { member: member(), host });
+        }
+        let Some(index) = index else {
+            let mut manifest = self.manifest.clone();
+            manifest.followers.remove(&member());
+            manifest.write(&self.storage).map_err(GroupError::from)?;
+            self.manifest = manifest;
+            return Ok(());
+        };
+        let mut removed = self.removed();
+        let writer = WriterId(index as u16);
+        if !removed.contains(&writer) {
+            removed.push(writer);
+            removed.sort_unstable();
+        }
+        let state = self.journal.state();
+        if removed.len() == state.writers.len() {
+            return Err(RemoveError::Last { member: member() });
+        }
+        let (writers, form) = (state.writers.len() as u16, state.form);
+        self.shaped(Shape { writers, removed, joining: false, form })
+            .map_err(RemoveError::Journal)?;
+        self.floors.retain(|floor| !floor.is_of(writer));
+        self.tell_floors();
+        self.tell_committed();
+        Ok(())
+    }
+
+    fn host_of(&self, member: &str) -> Option<String> {
+        if let Some(host) = self.manifest.followers.get(member) {
+            return Some(host.clone());
+        }
+        let index = self.manifest.writers.iter().position(|name| name == member)?;
+        let host = self.manifest.members[index].as_ref().map(|m| m.host.clone());
+        Some(host.unwrap_or_else(|| "no host yet".to_owned()))
+    }
+
+    fn known_members(&self) -> Vec<String> {
+        let followers = self.manifest.followers.keys();
+        self.manifest.writers.iter().chain(followers).cloned().collect()
+    }
+}
