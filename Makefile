@@ -13,14 +13,14 @@ help: ## list the targets
 	@echo "drill's knobs: MODE=pipelined|sync|async RTT=50 RUNS=1 SEED=n GUEST=vm|process"
 	@echo "    SCENARIO=primary-dies|two-disks|link-cut|backup-restart|daemon-crash|during-copy|grace"
 	@echo "    with several VMs: SCENARIO=three-tier|two-writers|two-hosts|one-host-dies|one-link-cut"
-	@echo "        BOUNDARY=group|member|apart TAGGING=on|off (off must be seen to break the promise)"
+	@echo "        BOUNDARY=group|member|apart FORM=auto|vector|hlc TAGGING=on|off (off must be seen to break the promise)"
 
 drill: ## two sites, a VM with a database, a disaster, a recovery, and what the clients lost
 	@scripts/setup
 	@$(PY) -m tidelock_testbed.drill $(if $(MODE),--mode $(MODE)) $(if $(RTT),--rtt-ms $(RTT)) \
 	    $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED)) $(if $(GUEST),--guest $(GUEST)) \
 	    $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(BOUNDARY),--boundary $(BOUNDARY)) \
-	    $(if $(TAGGING),--tagging $(TAGGING))
+	    $(if $(FORM),--form $(FORM)) $(if $(TAGGING),--tagging $(TAGGING))
 
 test: ## every test: crates, decoders, simulator, two sites on this machine
 	@scripts/test

@@ -43,7 +43,7 @@ class AppDrill(Drill):
         if not knobs.tagging:
             self.entry.notes.append("packets between members were not tagged: the promise must be seen to break")
         hosts = {place.name: self.hosts.get(place.name, 0) for place in self.application.places}
-        shape = Shape(self.application, hosts, self.round_trips_ms, knobs.boundary, knobs.tagging)
+        shape = Shape(self.application, hosts, self.round_trips_ms, knobs.boundary, knobs.form, knobs.tagging)
         return Fleet(self.run, knobs.guest, shape, knobs.seed, protection)
 
     @property

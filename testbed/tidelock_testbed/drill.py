@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from .drilling import PROMISES, Drill, Knobs
-from .fleet import BOUNDARIES, HOSTS
+from .fleet import BOUNDARIES, FORMS, HOSTS
 from .paths import OUT
 from .progress import say
 from .report import Report, summary
@@ -43,6 +43,7 @@ def main(words: list[str] | None = None) -> int:
             rtt_ms=options.rtt_ms,
             seed=seed + number,
             boundary=options.boundary,
+            form=options.form,
             tagging=options.tagging == "on",
             hurry=options.hurry,
         )
@@ -55,6 +56,9 @@ def main(words: list[str] | None = None) -> int:
         print(summary(drill.entry), flush=True)
         held += drill.entry.promise_held
     lock.close()
+    if options.tagging == "off":
+        violated = sum(entry.violated for entry in report.entries)
+        say(f"without tags, the promise was seen to break in {violated} of {options.runs}")
     say(f"the promise held in {held} of {options.runs}: see {report.html} and {report.json}")
     return 0 if held == options.runs else 1
 
@@ -101,6 +105,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=1, help="RUNS: how many, each with the next seed")
     parser.add_argument("--seed", type=int, help="SEED of the first run; random if not given, and printed")
     parser.add_argument("--boundary", default="group", choices=BOUNDARIES, help="BOUNDARY, with several guests")
+    parser.add_argument("--form", default="auto", choices=FORMS, help="FORM of tags, with several guests")
     parser.add_argument("--tagging", default="on", choices=["on", "off"], help="TAGGING, with several guests")
     parser.add_argument("--hurry", action="store_true", help="shorter leases and cuts, for the test suite")
     parser.add_argument("--out", type=Path, default=OUT, help="where the report goes")
@@ -112,8 +117,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     if options.mode not in modes:
         parser.error(f"MODE={options.mode} with SCENARIO={options.scenario}: use one of {', '.join(modes)}")
     several = sorted(name for name, drill in SCENARIOS.items() if drill.several_guests)
-    if options.scenario not in several and (options.boundary, options.tagging) != ("group", "on"):
-        parser.error(f"BOUNDARY and TAGGING are for several guests: use SCENARIO={' or '.join(several)}")
+    if options.scenario not in several and (options.boundary, options.form, options.tagging) != ("group", "auto", "on"):
+        parser.error(f"BOUNDARY, FORM and TAGGING are for several guests: use SCENARIO={' or '.join(several)}")
     if options.boundary == "apart" and options.tagging == "off":
         parser.error("TAGGING=off with BOUNDARY=apart: groups of one guest have nobody to tag for")
     if options.runs < 1:

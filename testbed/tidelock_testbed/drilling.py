@@ -51,6 +51,8 @@ class Knobs:
     seed: int = 1
     boundary: str = "group"
     """Where packets are held, in drills with several guests: see `fleet.BOUNDARIES`."""
+    form: str = "auto"
+    """What tags say, in drills with several guests: see `fleet.FORMS`."""
     tagging: bool = True
     """Whether packets between members are tagged. Without tags the promise must be seen to break."""
     hurry: bool = False
@@ -69,6 +71,8 @@ class Entry:
     wan: str = ""
     promise: str = ""
     promise_held: bool = False
+    violated: bool = False
+    """Whether the promise was seen to break: a run that failed for another reason shows nothing."""
     confirmed: int = 0
     recovered: int = 0
     lost: int = 0
@@ -380,6 +384,7 @@ class Drill:
         """The promise held if every check did."""
         checks = self.entry.checks
         self.entry.promise_held = bool(checks) and all(check["held"] for check in checks)
+        self.entry.violated = bool(checks) and not self.entry.promise_held
 
 
 class CopyWatch:

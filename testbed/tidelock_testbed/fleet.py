@@ -37,6 +37,9 @@ BOUNDARIES = ("group", "member", "apart")
 or, with each guest in a group of its own, where they leave that."""
 
 
+FORMS = ("auto", "vector", "hlc")
+"""What a tag says: a count for each writer, a time, or vectors while they fit."""
+
 TAGGING_OFF = {"tagging": "off-for-a-demonstration"}
 """Tells the daemon, in a group's section, to tag no packet between members: a drill must notice."""
 
@@ -51,6 +54,7 @@ class Shape:
     rtts_ms: tuple[float, ...]
     """Of each host's WAN."""
     boundary: str = "group"
+    form: str = "auto"
     tagging: bool = True
     unprotected: frozenset[str] = frozenset()
     """Databases whose disks are not replicated."""
@@ -109,6 +113,7 @@ class Fleet:
             # What a guest without a disk hears has been held before: it needs no gate.
             return [Group(member.name, [member], self.protection) for member in members if member.disks]
         keys = {"boundary": "member"} if self.shape.boundary == "member" else {}
+        keys |= {} if self.shape.form == "auto" else {"form": self.shape.form}
         keys |= {} if self.shape.tagging else TAGGING_OFF
         return [Group(GROUP, members, self.protection, keys)]
 
