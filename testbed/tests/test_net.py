@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
+from tidelock_testbed.guest import ProcessGuest
 from tidelock_testbed.net import GuestNet, Net
 from tidelock_testbed.netns import Netns
+from tidelock_testbed.process import wait_until
+
+SEND_WITH_OPTIONS = """
+import socket, sys
+four = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+four.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, bytes([158, 4, 1, 2]))
+four.sendto(b"x", (sys.argv[1], 9))
+six = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+six.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_DSTOPTS, bytes([0, 0, 0x1E, 4, 1, 2, 3, 4]))
+six.sendto(b"x", (sys.argv[2], 9))
+"""
 
 
 def reaches(netns: Netns, address: str) -> bool:
@@ -50,3 +63,19 @@ def test_a_host_that_is_cut_off_takes_only_its_own_guests_with_it(run):
     (_, again_net), (b_again, _) = (add_guest(run, net, n, n, net.backup) for n in (0, 1))
     assert reaches(b_again, again_net.ip4)
     assert reaches(net.clients, again_net.ip4)
+
+
+def test_a_guest_says_so_if_a_packet_with_an_option_reaches_it(run):
+    net = Net(run, hosts=1, segment=True)
+    sender, _ = add_guest(run, net, 0, 0)
+    guest = ProcessGuest(run, GuestNet(1, segment=True), "guest", web=[], capture=True)
+    guest.boot(net.primary, [])
+    guest.wait_ready(20)
+    assert reaches(sender, guest.net.ip4)
+    assert guest.options_seen == []
+    argv = sender.enter([sys.executable, "-c", SEND_WITH_OPTIONS, guest.net.ip4, guest.net.ip6])
+    subprocess.run(argv, check=True)
+    wait_until("both options are seen", lambda: len(guest.options_seen) == 2, 10, guest.processes)
+    four, six = sorted(guest.options_seen)
+    assert (four[:2], four[40:48]) == ("46", "9e040102")
+    assert (six[:1], six[12:14], six[84:96]) == ("6", "3c", "1e0401020304")

@@ -23,6 +23,7 @@ from .workload import Clients, references_in
 READERS = 2
 """Clients that only read, and so hear of writes that are not theirs."""
 DANGLING_SHOWN = 10
+OPTIONS_SHOWN = 3
 SLOW_LINK_FACTOR = 3
 """How much longer the first host's way to the backup is than the second's."""
 
@@ -137,6 +138,9 @@ class AppDrill(Drill):
         self.entry.told_by_pages_lost = len(missing)
         self.measure(ledger)
         entry, tiers = self.entry, self.entry.tiers
+        seen = [header for guest in self.rig.guests.values() for header in guest.options_seen]
+        entry.notes += [f"a guest received the header {header}" for header in seen[:OPTIONS_SHOWN]]
+        self.check("no guest received a packet with an IP option: tags are for hosts alone", not seen)
         self.check("no row is there that nobody sent", not any(tier["foreign"] for tier in tiers.values()))
         text = "what is there is a prefix of what was done: no earlier row is missing"
         self.check(text, not any(tier["out_of_order"] for tier in tiers.values()))

@@ -101,7 +101,7 @@ class Fleet:
         """The guest of a place, for either site."""
         kind = VmGuest if self.kind == "vm" else ProcessGuest
         web = self.shape.application.web(place, kind.database, self.nets)
-        return kind(self.run, self.nets[place], name, web)
+        return kind(self.run, self.nets[place], name, web, capture=True)
 
     def _make_groups(self) -> list[Group]:
         members = []

@@ -36,14 +36,18 @@ class Guest:
     """What its database speaks: a kind of client."""
     database_port: int
 
-    def __init__(self, run: Run, net: GuestNet, name: str, web: list[str] | None = None):
+    def __init__(self, run: Run, net: GuestNet, name: str, web: list[str] | None = None, capture: bool = False):
         self.run = run
         self.net = net
         self.name = name
         self.web = web
         """The arguments of its web service, if it has one."""
+        self.capture = capture
+        """Whether it watches what it receives for IP options."""
+        self.options_seen: list[str] = []
+        """The headers of packets with options that it has received: it should never see any."""
         self.phases: dict[str, float] = {}
-        self.steps_to_ready = {"ready"} if web is None else {"ready", "web"}
+        self.steps_to_ready = {"ready"} | ({"web"} if web is not None else set()) | ({"capture"} if capture else set())
         """What it must have said before it serves clients."""
         self.rows = 0
         self.on_rows: Callable[[int], None] | None = None
@@ -76,6 +80,8 @@ class Guest:
                 self.rows = int(value)
                 if self.on_rows:
                     self.on_rows(self.rows)
+        elif name == "option":
+            self.options_seen.append(value.strip())
         else:
             self.phases.setdefault(name.split(" ")[0], at)
 
@@ -117,7 +123,7 @@ class VmGuest(Guest):
         say_rows: bool = False,
     ) -> None:
         """Starts it at a site. `disks` are NBD URIs or paths of raw images: the data disk, then the log's, if any."""
-        argv = vm_command(self.net, image, disks, memory_mib, reconnect_s, say_rows, self.web)
+        argv = vm_command(self.net, image, disks, memory_mib, reconnect_s, say_rows, self.web, self.capture)
         site.add_tap(self.net)
         self.started_at = time.monotonic()
         self.process = Process(self.run, self.name, argv, site.netns, on_line=self.hear)
@@ -131,13 +137,14 @@ def vm_command(
     reconnect_s: int = 0,
     say_rows: bool = False,
     web: list[str] | None = None,
+    capture: bool = False,
 ) -> list[str]:
     """QEMU's command line for such a guest."""
     argv = ["qemu-system-x86_64", *accelerator(image)]
     argv += ["-M", "q35", "-smp", "1", "-m", str(memory_mib)]
     argv += ["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]
     argv += ["-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append"]
-    argv += [kernel_options(net, say_rows, web)]
+    argv += [kernel_options(net, say_rows, web, capture)]
     argv += root_disk(image)
     for number, disk in enumerate(disks):
         argv += [
@@ -161,13 +168,14 @@ def accelerator(image: GuestImage) -> list[str]:
     return ["-accel", "tcg,thread=multi", "-cpu", "max"]
 
 
-def kernel_options(net: GuestNet, say_rows: bool = False, web: list[str] | None = None) -> str:
+def kernel_options(net: GuestNet, say_rows: bool = False, web: list[str] | None = None, capture: bool = False) -> str:
     """The kernel's command line: also what the guest's init is told."""
     return (
         f"console=ttyS0 panic=-1 quiet tidelock.ip4={net.ip4}/24 tidelock.gw4={net.gateway4} "
         f"tidelock.ip6={net.ip6}/64 tidelock.gw6={net.gateway6}"
         + (" tidelock.rows=1" if say_rows else "")
         + (f" tidelock.web={','.join(web)}" if web is not None else "")
+        + (" tidelock.capture=1" if capture else "")
     )
 
 
@@ -245,8 +253,8 @@ class ProcessGuest(Guest):
     database = "rowstore"
     database_port = 7000
 
-    def __init__(self, run: Run, net: GuestNet, name: str, web: list[str] | None = None):
-        super().__init__(run, net, name, web)
+    def __init__(self, run: Run, net: GuestNet, name: str, web: list[str] | None = None, capture: bool = False):
+        super().__init__(run, net, name, web, capture)
         self.netns = Netns(run, name)
         self._processes: list[Process] = []
 
@@ -261,6 +269,8 @@ class ProcessGuest(Guest):
             self._start(self.name, [here / "rowstore.py", *options], "ready")
         if self.web is not None:
             self._start(f"{self.name}-web", [here / "guest" / "tier.py", "--port", WEB_PORT, *self.web], "web")
+        if self.capture:
+            self._start(f"{self.name}-capture", [here / "guest" / "capture.py"], "capture")
         self.process = self._processes[0]
 
     def _start(self, name: str, program: list, up: str) -> None:

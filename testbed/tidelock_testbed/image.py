@@ -256,7 +256,16 @@ def _module_order(modules: Path) -> list[Path]:
 def _configure(root: Path) -> None:
     for directory in ["data", "wal", "dev", "proc", "sys", "run", "tmp", "var", "root", "etc/tidelock"]:
         (root / directory).mkdir(parents=True, exist_ok=True)
-    for name in ["postgresql.conf", "pg_hba.conf", "pg_ident.conf", "initdb", "rows.sql", "say-rows", "tier.py"]:
+    for name in [
+        "postgresql.conf",
+        "pg_hba.conf",
+        "pg_ident.conf",
+        "initdb",
+        "rows.sql",
+        "say-rows",
+        "tier.py",
+        "capture.py",
+    ]:
         shutil.copy(RECIPE / name, root / "etc" / "tidelock" / name)
     for program in ["initdb", "say-rows"]:
         (root / "etc" / "tidelock" / program).chmod(0o755)
