@@ -35,6 +35,8 @@ def test_the_report_has_every_tier_and_the_cut(run):
     report = Report(run.directory / "drill-report.html", run.directory / "drill-report.json")
     report.add(this)
     assert json.loads(report.json.read_text()) == [asdict(this.entry)]
+    # Views of each database, and answers.
+    assert report.html.read_text().count("<svg") == len(this.entry.tiers) + 1
     for text in (report.html.read_text(), summary(this.entry)):
         for name, count in this.entry.cut.items():
             assert f"{name} {count}" in text

@@ -67,7 +67,7 @@ class AppDrill(Drill):
         for daemon in fleet.daemons:
             daemon.start()
             say(f"{daemon.host}: tidelockd runs")
-        self.sampler = FleetSampler(fleet.daemons)
+        self.sampler = FleetSampler(fleet.daemons, fleet.writers())
         fleet.boot()
         say(f"primary: {len(fleet.guests)} guests are booting while their disks are copied")
         fleet.wait_state(self.settled, NEVER_MIND_S)
@@ -191,8 +191,12 @@ class AppDrill(Drill):
             raise RuntimeError(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
 
     def draw(self, ledger: Ledger) -> list[str]:
-        """Several writers have no common count to draw."""
-        return [answers_chart("Rows confirmed to clients, each second", ledger, self.disaster_at, self.events)]
+        """Each database has views of its own, as in PipeCloud's figure 16."""
+        charts = [
+            views.chart(f"Rows of {name} as each side sees them, before the disaster", ledger, self.disaster_at)
+            for name, views in self.sampler.views.items()
+        ]
+        return [*charts, answers_chart("Rows confirmed to clients, each second", ledger, self.disaster_at, self.events)]
 
 
 class ThreeTier(AppDrill):

@@ -138,6 +138,11 @@ class Fleet:
         """The name of the group that a guest is in."""
         return next(group.name for group in self.groups if any(member.name == place for member in group.members))
 
+    def writers(self) -> dict[str, tuple[Guest, HostDaemon]]:
+        """Every guest with a protected database, with its host's daemon."""
+        hosts = self.shape.hosts
+        return {name: (self.guests[name], self.daemons[hosts[name]]) for name in self.guests if self.is_writer(name)}
+
     @property
     def front(self) -> Guest:
         """The guest that clients talk to."""
@@ -148,13 +153,13 @@ class Fleet:
         for name, guest in self.guests.items():
             host = self.shape.hosts[name]
             disks = [self.daemons[host].uri(DISK, self.group_of(name), name)] if self.is_writer(name) else []
-            self.boot_at(guest, self.net.hosts[host], disks, reconnect_s)
+            self.boot_at(guest, self.net.hosts[host], disks, reconnect_s, say_rows=bool(disks))
             self.net.route_clients_to(self.net.hosts[host], guest.net)
 
-    def boot_at(self, guest: Guest, site: Site, disks: list[str], reconnect_s: int = 0) -> None:
-        """Starts a guest of either kind."""
+    def boot_at(self, guest: Guest, site: Site, disks: list[str], reconnect_s: int = 0, say_rows: bool = False) -> None:
+        """Starts a guest of either kind. A process guest says how many rows it has in any case."""
         if isinstance(guest, VmGuest):
-            guest.boot(site, self.image, disks, MEMORY_MIB, reconnect_s)
+            guest.boot(site, self.image, disks, MEMORY_MIB, reconnect_s, say_rows)
         else:
             guest.boot(site, disks, reconnect_s)
 

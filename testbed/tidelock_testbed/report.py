@@ -167,11 +167,12 @@ METHOD = (
     "(what the database says on the guest's console, where nothing is held), each with the daemon's count of "
     "writes (P) at that moment. Derived: rows at the primary in between, in proportion to P; rows at the "
     "secondary, which cannot be asked while it is one, in the same way from the count of writes that the backup "
-    "holds durably (C). P and C are sampled every 5 ms, so the secondary can be shown late by that much."
+    "holds durably (C). P and C are sampled every 5 ms, or 10 ms with several guests, so the secondary can be shown "
+    "late by that much."
 )
 METHOD_SEVERAL = (
-    "Measured: rows at the client (the clients' ledger), and after the recovery in each database. A row is recovered "
-    "if every database has it, and lost if a client was told of it and one database lacks it."
+    "A row is recovered if every database has it, and lost if a client was told of it and one database lacks it. "
+    + METHOD
 )
 
 

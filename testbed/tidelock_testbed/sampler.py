@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from .guest import Guest
 from .hostdaemon import ControlClient, HostDaemon, gate_of, writer_of
 from .views import Views
 
 EVERY_S = 0.005
-FLEET_EVERY_S = 0.02
+FLEET_EVERY_S = 0.01
 
 
 @dataclass
@@ -91,22 +92,31 @@ class Sampler:
 
 
 class FleetSampler:
-    """Samples the status of every daemon until `stop`, each member's for itself."""
+    """Samples the status of every daemon until `stop`, each member's for itself.
 
-    def __init__(self, daemons: list[HostDaemon]):
+    `writers` are guests with a protected database, each with the daemon of its host: that one is asked whenever the
+    guest says how many rows it has.
+    """
+
+    def __init__(self, daemons: list[HostDaemon], writers: dict[str, tuple[Guest, HostDaemon]]):
         self.extremes = Extremes()
         self.states: list[tuple[float, str]] = []
         """Each state of each group as a host sees it, with the time at which it was first seen."""
         self.members: dict[str, dict] = {}
         """The last status of each member, as its own host says it."""
-        self._daemons = daemons
+        self.views = {name: Views() for name in writers}
+        self._daemons, self._guests = daemons, [guest for guest, _ in writers.values()]
         self._last: dict[tuple[str, str], str] = {}
         self._stopping = threading.Event()
+        for name, (guest, daemon) in writers.items():
+            guest.on_rows = partial(self._take_rows, name, _Asker(daemon))
         self._thread = threading.Thread(target=self._run, daemon=True, name="sampler")
         self._thread.start()
 
     def stop(self) -> None:
         """Ends it."""
+        for guest in self._guests:
+            guest.on_rows = None
         self._stopping.set()
         self._thread.join(15)
 
@@ -114,18 +124,27 @@ class FleetSampler:
         askers = [(daemon.host, _Asker(daemon)) for daemon in self._daemons]
         while not self._stopping.wait(FLEET_EVERY_S):
             for host, asker in askers:
+                before = time.monotonic()
                 for group in asker.groups():
-                    self._take(host, group)
+                    self._take((before + time.monotonic()) / 2, host, group)
 
-    def _take(self, host: str, group: dict) -> None:
+    def _take(self, at: float, host: str, group: dict) -> None:
         where = (group["name"], host)
         if self._last.get(where) != group["state"]:
             self._last[where] = group["state"]
-            self.states.append((time.monotonic(), f"{group['name']} on {host} {group['state']}"))
+            self.states.append((at, f"{group['name']} on {host} {group['state']}"))
         for member in group["members"]:
-            if member["writer"] or member["gate"]:
-                self.members[member["name"]] = member
-                self.extremes.take(member["writer"], member["gate"])
+            name, writer, gate = member["name"], member["writer"], member["gate"]
+            if writer or gate:
+                self.members[name] = member
+                self.extremes.take(writer, gate)
+            if writer and name in self.views:
+                self.views[name].add(at, writer["pending"], writer["committed"])
+
+    def _take_rows(self, name: str, asker: _Asker, rows: int) -> None:
+        members = [member for group in asker.groups() for member in group["members"] if member["name"] == name]
+        for writer in filter(None, (member["writer"] for member in members)):
+            self.views[name].add_rows(rows, writer["pending"])
 
 
 class _Asker:

@@ -49,7 +49,7 @@ class BenchFleet(Fleet):
         """An initialised database on ext4."""
         return database_disk(self.run, self.image, directory / f"{name}.img", DISK_MIB)
 
-    def boot_at(self, guest: Guest, site: Site, disks: list[str], reconnect_s: int = 0) -> None:
+    def boot_at(self, guest: Guest, site: Site, disks: list[str], reconnect_s: int = 0, say_rows: bool = False) -> None:
         """Starts a tier; a database that is not protected is on the same server without a backup."""
         if isinstance(guest, ProcessGuest):
             guest.boot(site, [])
