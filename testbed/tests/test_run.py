@@ -23,6 +23,7 @@ PROGRAM = textwrap.dedent("""
     with Run(sys.argv[1]) as run:
         net = Net(run)
         child = Process(run, "child", ["sleep", "1000"], net.primary.netns)
+        run.remove_at_close(sys.argv[2] + "/*mine*")
         print(run.prefix, child.pid, run.sockets, flush=True)
         time.sleep(1000)
 """)
@@ -33,9 +34,11 @@ def namespaces() -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-def test_a_run_that_is_stopped_leaves_nothing(run, number):
+def test_a_run_that_is_stopped_leaves_nothing(run, number, tmp_path):
+    for name in ("this-is-mine-1", "this-is-not"):
+        (tmp_path / name).touch()
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, f"{run.directory.relative_to(ROOT / 'out')}/inner"],
+        [sys.executable, "-c", PROGRAM, f"{run.directory.relative_to(ROOT / 'out')}/inner", tmp_path],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -53,6 +56,7 @@ def test_a_run_that_is_stopped_leaves_nothing(run, number):
         reap_dead_runs()
     assert prefix not in namespaces()
     assert not Path(sockets).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["this-is-not"]
     wait_until("the child is gone", lambda: start_time(int(pid)) != started, 5)
 
 

@@ -29,7 +29,8 @@ from .run import Run
 MEMORY_MIB = 320
 PROCESS_DISK_MIB = 16
 DISK = "data"
-GROUP = "app"
+PINS = "/sys/fs/bpf/tidelock"
+"""Where daemons keep what must outlive them, by the names of group and member."""
 HOSTS = ("host-a", "host-b")
 
 BOUNDARIES = ("group", "member", "apart")
@@ -82,6 +83,9 @@ class Fleet:
         pki = Pki(run.directory / "authority")
         backup_tls = pki.issue("backup", self.net.BACKUP4, backup_dir / "tls")
         self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls)
+        self.name = f"app{run.prefix}"
+        """The group's name: no other run's, so that nothing of another run is ever taken up from the kernel."""
+        run.remove_at_close(f"{PINS}/*{self.name}*")
         self.groups = self._make_groups()
         self.daemons = [
             HostDaemon(
@@ -115,7 +119,7 @@ class Fleet:
         keys = {"boundary": "member"} if self.shape.boundary == "member" else {}
         keys |= {} if self.shape.form == "auto" else {"form": self.shape.form}
         keys |= {} if self.shape.tagging else TAGGING_OFF
-        return [Group(GROUP, members, self.protection, keys)]
+        return [Group(self.name, members, self.protection, keys)]
 
     def make_disk(self, directory: Path, name: str) -> Path:
         """A database's disk."""

@@ -61,6 +61,11 @@ class Run:
         """Calls `undo` when the run is closed; what was made last is undone first."""
         self._undo.append((name, undo))
 
+    def remove_at_close(self, pattern: str) -> None:
+        """Removes files that others will make for this run, by a pattern for their names."""
+        self.note(files=pattern)
+        self.on_close(f"remove {pattern}", lambda: _remove_files(pattern))
+
     def close(self, well: bool = True) -> None:
         """Undoes everything. One step that fails does not keep the others from being done."""
         if self not in _open_runs:
@@ -120,6 +125,19 @@ def _undo_note(note: dict) -> None:
         subprocess.run(["ip", "netns", "delete", note["netns"]], capture_output=True)
     if "directory" in note:
         shutil.rmtree(note["directory"], ignore_errors=True)
+    if "files" in note:
+        _remove_files(note["files"])
+
+
+def _remove_files(pattern: str) -> None:
+    """Removes files by a pattern for their names, and their directory if it is empty then."""
+    directory, _, names = pattern.rpartition("/")
+    for path in Path(directory).glob(names):
+        path.unlink(missing_ok=True)
+    try:
+        Path(directory).rmdir()
+    except OSError:  # not there, or others have files in it
+        pass
 
 
 def kill_group(pid: int) -> None:
