@@ -126,6 +126,7 @@ impl Bench {
                 mode: Mode::Pipelined,
                 lease_period_ms: 3_600_000,
                 members: vec![member],
+                tagging: None,
             };
             let firewall = Firewall::detect().expect("a packet filter");
             let gate = Gate::start(firewall, vec![group]).expect("a gate");

@@ -16,10 +16,15 @@
 
 mod shared;
 mod stats;
+mod tagging;
 mod worker;
 
 pub use shared::{GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
+pub use tagging::{
+    HLC_AHEAD_MAX_MS, MemberTagging, PASS_MARK, PIN_DIRECTORY, TaggedMember, TaggingConfig,
+    TaggingStats, TaggingSwitch,
+};
 
 use crate::nfqueue::{KernelCounters, Nfqueue, QueueError, QueueNumber, kernel_counters};
 use crate::release_queue::ReleaseQueue;
@@ -32,9 +37,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
-use worker::{End, GroupWorker, Member, Worker};
+use tidelock_tagging::{GroupTags, TaggingError};
+use worker::{Crossing, End, GroupWorker, Member, Worker};
 
 /// A group to guard.
 #[derive(Clone, Debug)]
@@ -45,8 +52,11 @@ pub struct GroupConfig {
     pub mode: Mode,
     /// How long a lease lasts.
     pub lease_period_ms: u64,
-    /// Its members on this host that may talk to clients.
+    /// Its members on this host that may talk to clients or to each other.
     pub members: Vec<MemberConfig>,
+    /// How packets between members are tagged. `None`: there is one member, or each is protected
+    /// by itself (everything that leaves a member waits).
+    pub tagging: Option<TaggingConfig>,
 }
 
 /// A member to guard.
@@ -86,6 +96,18 @@ pub enum GateError {
         /// What is wrong.
         #[source]
         source: RulesError,
+    },
+    /// A group of several members needs tags, and there are none.
+    #[error(
+        "group \"{group}\" has several members, and their packets cannot be tagged; protect each \
+         member by itself (boundary = \"member\"), or mend this"
+    )]
+    Tagging {
+        /// Whose packets.
+        group: String,
+        /// What is wrong.
+        #[source]
+        source: TaggingError,
     },
     /// The thread cannot wait for events.
     #[error("gate: cannot wait for events")]
@@ -133,9 +155,16 @@ pub struct MemberGate {
     queue: QueueNumber,
     stats: Arc<GateStats>,
     installed: Installed,
+    tagging: MemberTagging,
 }
 
 impl MemberGate {
+    /// Whether its packets are tagged, and what was done to them.
+    #[must_use]
+    pub fn tagging(&self) -> &MemberTagging {
+        &self.tagging
+    }
+
     /// The member's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -179,8 +208,17 @@ impl Gate {
         let stop = Arc::new(AtomicBool::new(false));
         let (mut handles, mut members, mut workers) = (Vec::new(), Vec::new(), Vec::new());
         for config in groups {
-            let shared =
-                Arc::new(Group::new(config.name.clone(), config.mode, config.lease_period_ms));
+            let (tags, without) = match tagging::start_group(&config.name, config.tagging.as_ref())?
+            {
+                Ok(tags) => (tags, None),
+                Err(why) => (None, Some(why)),
+            };
+            let shared = Arc::new(Group::new(
+                config.name.clone(),
+                config.mode,
+                config.lease_period_ms,
+                tags.as_ref().map(|tags| Arc::clone(tags.committed())),
+            ));
             let (_, state) = shared.newer_than(0).expect("the first version is 1");
             let mut group = GroupWorker {
                 shared: Arc::clone(&shared),
@@ -189,9 +227,15 @@ impl Gate {
                 gate: None,
                 lease_timer: TimerFd::new().map_err(GateError::Wait)?,
                 members: Vec::new(),
+                refresh_at: MonoNanos(0),
             };
+            let with = config.tagging.as_ref().zip(tags.as_ref());
             for member in config.members {
-                let (worker, view) = start_member(&firewall, member, config.mode)?;
+                let tagging = match with {
+                    Some((tagging, tags)) => Tagging::With(&config.name, tagging, tags),
+                    None => Tagging::Without(without.clone()),
+                };
+                let (worker, view) = start_member(&firewall, member, config.mode, tagging)?;
                 group.members.push(worker);
                 members.push(view);
             }
@@ -255,13 +299,27 @@ impl Gate {
                 (RulesAtStop::Leave, _) => RulesLeft::InPlace("they were to be left"),
                 (RulesAtStop::RemoveWhenSettled, Some(why)) => RulesLeft::InPlace(why),
                 (RulesAtStop::RemoveWhenSettled, None) => match self.firewall.remove(&end.member) {
-                    Ok(()) => RulesLeft::Removed,
+                    Ok(()) => {
+                        self.remove_tagging(&end.member);
+                        RulesLeft::Removed
+                    }
                     Err(e) => RulesLeft::Failed(e),
                 },
             };
             stopped.push(Stopped { member: end.member, dropped_packets: end.dropped, rules });
         }
         Ok(stopped)
+    }
+
+    /// What is left of it does no harm to an unprotected member: said, not refused.
+    fn remove_tagging(&mut self, member: &str) {
+        let view = self.members.iter_mut().find(|view| view.name == member);
+        let tagging = view.map(|view| std::mem::replace(&mut view.tagging, MemberTagging::Off));
+        if let Some(MemberTagging::On(tags)) = tagging
+            && let Err(e) = tags.remove()
+        {
+            tracing::warn!(member, "gate: the tagging programs are still attached: {e}");
+        }
     }
 
     fn end_thread(&mut self) -> Result<Vec<End>, GateError> {
@@ -294,17 +352,40 @@ fn refuse_doubles(groups: &[GroupConfig]) -> Result<(), GateError> {
     Ok(())
 }
 
+/// What a member's start is told of tags.
+enum Tagging<'a> {
+    /// The group's name, what is configured, and its C.
+    With(&'a str, &'a TaggingConfig, &'a GroupTags),
+    /// Why not, if it was asked for.
+    Without(Option<String>),
+}
+
 fn start_member(
     firewall: &Firewall,
     config: MemberConfig,
     mode: Mode,
+    tagging: Tagging<'_>,
 ) -> Result<(Member, MemberGate), GateError> {
     let nfqueue = Nfqueue::bind(config.queue, config.queue_len_max)?;
+    // Before the rules let marked packets pass: the programs clear the mark of what others marked.
+    let (tagging, marks, is_hlc) = match tagging {
+        Tagging::With(group, tagging, tags) => {
+            let started =
+                tagging::start_member((group, tags), tagging, &config.name, &config.interface)?;
+            (started, Some(tagging.pass_mark), tagging.is_hlc())
+        }
+        Tagging::Without(Some(why)) => (MemberTagging::Unavailable(why), None, false),
+        Tagging::Without(None) => (MemberTagging::Off, None, false),
+    };
+    if let Some(tags) = tagging.tags() {
+        config.pending.move_to(Arc::clone(tags.pending()));
+    }
     let rules = MemberRules {
         member: config.name.clone(),
         interface: config.interface,
         topology: config.topology,
         queue: config.queue,
+        pass_mark: marks.filter(|_| tagging.tags().is_some()),
     };
     let installed = firewall
         .install(&rules)
@@ -315,6 +396,7 @@ fn start_member(
         queue: config.queue,
         stats: Arc::clone(&stats),
         installed,
+        tagging,
     };
     let worker = Member {
         name: config.name,
@@ -323,7 +405,9 @@ fn start_member(
         pending: config.pending,
         stats,
         stamp: CountVector::new(),
+        is_hlc,
         verdicts: Verdicts::new(),
+        crossing: view.tagging.tags().map(|tags| Crossing::new(Arc::clone(tags.crossing()))),
     };
     Ok((worker, view))
 }

@@ -5,8 +5,11 @@
 //! grow, so the queue is a FIFO and whatever may leave is at its front: "accept all ids up to n"
 //! releases it.
 //!
+//! A stamp is a count vector, or, for a group whose tags are in HLC form, a time: covered when the
+//! watermark has reached it. A member's time only grows too, so all of this holds for both.
+//!
 //! Invariants:
-//! - A packet that was passed or released had a stamp that C covers in every entry, or was a pure
+//! - A packet that was passed or released had a stamp that is covered (in every entry), or was a pure
 //!   TCP acknowledgement, or the mode is async, or it is never held at all (rule 1).
 //! - While the gate is shut, nothing passes but what is never held (rule 4).
 //! - Within one TCP flow nothing overtakes.
@@ -20,6 +23,7 @@
 //! | open, no lease, resyncing | async | everything |
 
 use std::collections::{HashMap, VecDeque};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
@@ -162,10 +166,23 @@ struct Held {
     flow: Option<Flow>,
 }
 
+/// A vector and a time; the one that the group does not use stays at its beginning.
+#[derive(Clone, Debug, Default)]
+struct Stamp {
+    vector: CountVector,
+    hlc: Hlc,
+}
+
+impl Stamp {
+    fn covers(&self, other: &Stamp) -> bool {
+        self.hlc >= other.hlc && self.vector.covers(&other.vector)
+    }
+}
+
 /// Packets in a row that carry one stamp.
 #[derive(Debug)]
 struct Run {
-    stamp: CountVector,
+    stamp: Stamp,
     packets: usize,
 }
 
@@ -176,8 +193,8 @@ pub struct ReleaseQueue {
     bytes_max: u64,
     gate: GateState,
     mode: Mode,
-    committed: CountVector,
-    newest_stamp: CountVector,
+    committed: Stamp,
+    newest_stamp: Stamp,
     held: VecDeque<Held>,
     runs: VecDeque<Run>,
     held_bytes: u64,
@@ -195,8 +212,8 @@ impl ReleaseQueue {
             bytes_max: HELD_BYTES_MAX,
             gate: GateState::Shut(ShutWhy::NoLease),
             mode,
-            committed: CountVector::new(),
-            newest_stamp: CountVector::new(),
+            committed: Stamp::default(),
+            newest_stamp: Stamp::default(),
             held: VecDeque::new(),
             runs: VecDeque::new(),
             held_bytes: 0,
@@ -221,7 +238,12 @@ impl ReleaseQueue {
 
     /// C has risen. [`release`](Self::release) afterwards.
     pub fn set_committed(&mut self, committed: &CountVector) {
-        self.committed.merge(committed);
+        self.committed.vector.merge(committed);
+    }
+
+    /// The watermark has risen. [`release`](Self::release) afterwards.
+    pub fn set_watermark(&mut self, watermark: Hlc) {
+        self.committed.hlc = self.committed.hlc.max(watermark);
     }
 
     /// The lease was got, has ended, or will never come again. [`release`](Self::release)
@@ -239,9 +261,20 @@ impl ReleaseQueue {
 
     /// Decides about a packet that was taken up before `stamp` was read from P.
     pub fn arrive(&mut self, packet: Packet, stamp: &CountVector, now: MonoNanos) -> Arrival {
-        debug_assert!(stamp.covers(&self.newest_stamp), "P of one member only grows");
+        debug_assert!(stamp.covers(&self.newest_stamp.vector), "P of one member only grows");
         // Behind the assertion, the later of the two stamps is the safe one.
-        self.newest_stamp.merge(stamp);
+        self.newest_stamp.vector.merge(stamp);
+        self.decide(packet, now)
+    }
+
+    /// As [`arrive`](Self::arrive), in a group whose stamps are times.
+    pub fn arrive_at(&mut self, packet: Packet, stamp: Hlc, now: MonoNanos) -> Arrival {
+        debug_assert!(stamp >= self.newest_stamp.hlc, "P of one member only grows");
+        self.newest_stamp.hlc = self.newest_stamp.hlc.max(stamp);
+        self.decide(packet, now)
+    }
+
+    fn decide(&mut self, packet: Packet, now: MonoNanos) -> Arrival {
         if packet.kind == Kind::NeverHeld {
             return Arrival::Pass(PassWhy::NeverHeld);
         }
@@ -346,10 +379,12 @@ impl ReleaseQueue {
         }
     }
 
-    fn covered(&self, stamp: &CountVector) -> bool {
+    fn covered(&self, stamp: &Stamp) -> bool {
         #[cfg(feature = "planted-bugs")]
-        if let Some(covered) = self.bug.and_then(|bug| bug.covered(&self.committed, stamp)) {
-            return covered;
+        if let Some(covered) =
+            self.bug.and_then(|bug| bug.covered(&self.committed.vector, &stamp.vector))
+        {
+            return covered && self.committed.hlc >= stamp.hlc;
         }
         self.committed.covers(stamp)
     }
@@ -441,6 +476,26 @@ mod tests {
         assert_eq!(release(&mut queue, 1), []);
         queue.set_committed(&CountVector::of(WriterId(1), Seq(2)));
         assert_eq!(release(&mut queue, 1), [1]);
+    }
+
+    #[test]
+    fn a_time_is_covered_when_the_watermark_has_reached_it() {
+        let mut queue = open(8);
+        let arrive = |queue: &mut ReleaseQueue, id, hlc| {
+            let packet = Packet { id: PacketId(id), kind: DATA, len_bytes: 10 };
+            queue.arrive_at(packet, Hlc(hlc), at_ms(0))
+        };
+        assert_eq!(arrive(&mut queue, 1, 0), Arrival::Pass(PassWhy::Covered));
+        assert_eq!(arrive(&mut queue, 2, 5), Arrival::Held);
+        assert_eq!(arrive(&mut queue, 3, 6), Arrival::Held);
+        queue.set_committed(&stamp(1_000));
+        queue.set_watermark(Hlc(5));
+        assert_eq!(release(&mut queue, 1), [2]);
+        queue.set_watermark(Hlc(4));
+        assert_eq!(release(&mut queue, 1), []);
+        queue.set_watermark(Hlc(6));
+        assert_eq!(release(&mut queue, 1), [3]);
+        assert_eq!(arrive(&mut queue, 4, 6), Arrival::Pass(PassWhy::Covered));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! - IPv6 neighbour discovery returns before the queue, where it can be genuine: on the bridge and
 //!   to the host itself, never across a router. ARP does not come by here at all.
 //! - In a bridged topology, what is neither IP nor ARP is dropped: the queue cannot judge it.
+//! - A member with tags: packets that its kernel programs have marked return before the queue.
 //! - Rules sit ahead of the user's own filter rules and take none of them away: a packet that is
 //!   let through goes on to the filter table (iptables: ours are in mangle; nftables: a table of
 //!   our own with an earlier priority).
@@ -47,6 +48,9 @@ pub struct MemberRules {
     pub topology: Topology,
     /// Where its packets go.
     pub queue: QueueNumber,
+    /// The bit of a packet's mark that lets it pass beside the queue: set by the kernel programs of
+    /// a member whose packets are tagged, and cleared by them if anybody else has set it.
+    pub pass_mark: Option<u32>,
 }
 
 /// What can go wrong with rules.

@@ -13,6 +13,7 @@
 //! | [`message`] | control messages |
 //! | [`sender`] | backlog, transmission and resumption, at the primary |
 //! | [`receiver`] | contiguity, epoch and checksum checks, at the backup |
+//! | [`tag`] | what a packet between two members carries (PipeCloud 4.2) |
 //! | [`commit`] | the committed vector C as a host sees it |
 //! | [`lease`] | who may answer clients, and until when (PacificA 2.3) |
 //! | [`limits`] | every bound of the protocol in one place |
@@ -28,4 +29,5 @@ pub mod message;
 pub mod receiver;
 pub mod record;
 pub mod sender;
+pub mod tag;
 pub mod vector;

@@ -87,6 +87,7 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
             mode: group.mode,
             lease_period_ms: group.lease.as_millis() as u64,
             members: group.members.iter().filter_map(|m| member(group, m, unread)).collect(),
+            tagging: None,
         })
         .filter(|group| !group.members.is_empty())
         .collect();

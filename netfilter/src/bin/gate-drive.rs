@@ -3,7 +3,11 @@
 //!
 //! ```text
 //! start member=M interface=I topology=routed|bridged queue=N len=N mode=M lease_ms=N backend=B|any
-//! pending WRITER SEQ        commit WRITER SEQ
+//!       [tagging=WRITERS|hlc members=NAME@IP,IP/NAME@IP pin=DIRECTORY [mtu=N] [strips=yes] [off=yes]]
+//!                           several members: commas between names, interfaces, queue numbers
+//! pending WRITER SEQ [HLC]  commit WRITER SEQ        watermark HLC
+//! on MEMBER COMMAND         pending, stats or tags of another member than the first
+//! tags                      P, and what the kernel programs have done
 //! tide DELAY_MS             P rises every millisecond, C follows DELAY_MS later; 0: C = P
 //! lease                     mode sync|pipelined|async        fence
 //! stats                     verify         stop
@@ -19,11 +23,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tidelock_netfilter::gate::{
-    Gate, GateHandle, GroupConfig, MemberConfig, Pending, RulesAtStop, RulesLeft,
+    Gate, GateHandle, GroupConfig, MemberConfig, MemberTagging, Pending, RulesAtStop, RulesLeft,
+    TaggedMember, TaggingConfig, TaggingSwitch,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::tag::Form;
 use tidelock_protocol::vector::CountVector;
 
 type Answer = Result<String, Box<dyn Error>>;
@@ -70,7 +77,8 @@ fn chain(error: &dyn Error) -> String {
 struct Drive {
     gate: Gate,
     handle: GateHandle,
-    pending: Arc<Pending>,
+    /// Of each member, in the order of the gate's members.
+    pending: Vec<Arc<Pending>>,
     tide: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
@@ -79,42 +87,93 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
     let get = |name: &str| options.get(name).copied().ok_or(format!("{name}= is missing"));
     let backend = get("backend")?;
     let firewall = Firewall::detect_only(|name| backend == "any" || backend == name)?;
-    let pending = Arc::new(Pending::new());
-    let member = MemberConfig {
-        name: get("member")?.to_owned(),
-        interface: get("interface")?.to_owned(),
-        topology: match get("topology")? {
-            "routed" => Topology::Routed,
-            "bridged" => Topology::Bridged,
-            _ => return Err("topology is routed or bridged".into()),
-        },
-        queue: QueueNumber(get("queue")?.parse()?),
-        queue_len_max: get("len")?.parse()?,
-        pending: Arc::clone(&pending),
+    let topology = match get("topology")? {
+        "routed" => Topology::Routed,
+        "bridged" => Topology::Bridged,
+        _ => return Err("topology is routed or bridged".into()),
     };
+    let mut members = Vec::new();
+    let (names, interfaces) = (get("member")?.split(','), get("interface")?.split(','));
+    for ((name, interface), queue) in names.zip(interfaces).zip(get("queue")?.split(',')) {
+        members.push(MemberConfig {
+            name: name.to_owned(),
+            interface: interface.to_owned(),
+            topology,
+            queue: QueueNumber(queue.parse()?),
+            queue_len_max: get("len")?.parse()?,
+            pending: Arc::new(Pending::new()),
+        });
+    }
+    let pending = members.iter().map(|member| Arc::clone(&member.pending)).collect();
     let group = GroupConfig {
         name: GROUP.to_owned(),
         mode: get("mode")?.parse()?,
         lease_period_ms: get("lease_ms")?.parse()?,
-        members: vec![member],
+        members,
+        tagging: tagging(&options)?,
     };
     let gate = Gate::start(firewall, vec![group])?;
     let notes = gate.members()[0].installed().notes.join("; ");
-    let said = format!("backend={} notes={notes}", gate.firewall().name());
+    let found: Vec<&str> = gate
+        .members()
+        .iter()
+        .map(|member| match member.tagging() {
+            MemberTagging::On(tags) if tags.found_pending() => "found",
+            MemberTagging::On(_) => "new",
+            MemberTagging::Off => "off",
+            MemberTagging::Unavailable(_) => "unavailable",
+        })
+        .collect();
+    let said =
+        format!("backend={} tagging={} notes={notes}", gate.firewall().name(), found.join(","));
     let handle = gate.handle(GROUP).ok_or("the group is there")?;
     Ok((Drive { gate, handle, pending, tide: None }, said))
 }
 
+fn tagging(options: &HashMap<&str, &str>) -> Result<Option<TaggingConfig>, Box<dyn Error>> {
+    let Some(form) = options.get("tagging") else { return Ok(None) };
+    let form = match *form {
+        "hlc" => Form::Hlc,
+        writers => Form::Vector { writers: writers.parse()? },
+    };
+    let mut members = Vec::new();
+    for member in options.get("members").ok_or("members= is missing")?.split('/') {
+        let (name, addresses) = member.split_once('@').ok_or("a member is NAME@IP,IP")?;
+        let addresses = addresses.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        members.push(TaggedMember { name: name.to_owned(), addresses });
+    }
+    let mut config = TaggingConfig::new(form, Vec::new(), members);
+    config.pin_directory = options.get("pin").ok_or("pin= is missing")?.into();
+    config.path_mtu = options.get("mtu").map(|mtu| mtu.parse()).transpose()?;
+    config.path_strips_options = options.contains_key("strips");
+    if options.contains_key("off") {
+        config.switch = TaggingSwitch::OffForADemonstration;
+    }
+    Ok(Some(config))
+}
+
 impl Drive {
     fn command(&mut self, words: &[&str]) -> Answer {
+        let (nth, words) = match words {
+            ["on", name, words @ ..] => {
+                let nth = self.gate.members().iter().position(|member| member.name() == *name);
+                (nth.ok_or("no such member")?, words)
+            }
+            words => (0, words),
+        };
         match words {
             ["pending", writer, seq] => {
-                self.pending.publish(WriterId(writer.parse()?), Seq(seq.parse()?));
+                self.pending[nth].publish(WriterId(writer.parse()?), Seq(seq.parse()?));
+            }
+            ["pending", writer, seq, hlc] => {
+                let (writer, seq) = (WriterId(writer.parse()?), Seq(seq.parse()?));
+                self.pending[nth].publish_at(writer, seq, Hlc(hlc.parse()?));
             }
             ["commit", writer, seq] => {
                 let c = CountVector::of(WriterId(writer.parse()?), Seq(seq.parse()?));
                 self.handle.set_committed(&c);
             }
+            ["watermark", hlc] => self.handle.set_watermark(Hlc(hlc.parse()?)),
             ["tide", delay_ms] => self.tide(delay_ms.parse()?),
             ["lease"] => {
                 let now = tidelock_netfilter::now();
@@ -122,7 +181,8 @@ impl Drive {
             }
             ["mode", mode] => self.handle.set_mode(mode.parse()?),
             ["fence"] => self.handle.fence(),
-            ["stats"] => return self.stats(),
+            ["stats"] => return self.stats(nth),
+            ["tags"] => return self.tags(nth),
             ["verify"] => self.gate.verify_rules()?,
             _ => return Err("unknown command".into()),
         }
@@ -137,6 +197,14 @@ impl Drive {
         Ok(String::new())
     }
 
+    fn tags(&self, nth: usize) -> Answer {
+        let stats = self.gate.members()[nth].tagging().stats().ok_or("no tagging")??;
+        let p = self.pending[nth].read();
+        let entries = (0..4).map(|w| format!("p{w}={} ", p.get(WriterId(w)))).collect::<String>();
+        let counters: Vec<String> = stats.named().map(|(name, n)| format!("{name}={n}")).collect();
+        Ok(format!("{entries}hlc={} {}", self.pending[nth].read_hlc().0, counters.join(" ")))
+    }
+
     fn end_tide(&mut self) {
         if let Some((stop, thread)) = self.tide.take() {
             stop.store(true, Ordering::SeqCst);
@@ -148,12 +216,12 @@ impl Drive {
     fn tide(&mut self, delay_ms: u64) {
         self.end_tide();
         if delay_ms == 0 {
-            self.handle.set_committed(&self.pending.read());
+            self.handle.set_committed(&self.pending[0].read());
             return;
         }
         let stop = Arc::new(AtomicBool::new(false));
         let (pending, handle, flag) =
-            (Arc::clone(&self.pending), self.handle.clone(), Arc::clone(&stop));
+            (Arc::clone(&self.pending[0]), self.handle.clone(), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             let first = pending.read().get(WriterId(0)).0;
             for tick in 1.. {
@@ -171,8 +239,8 @@ impl Drive {
         self.tide = Some((stop, thread));
     }
 
-    fn stats(&self) -> Answer {
-        let member = &self.gate.members()[0];
+    fn stats(&self, nth: usize) -> Answer {
+        let member = &self.gate.members()[nth];
         let s = member.stats().snapshot();
         let kernel = member.kernel_counters()?;
         Ok(format!(
@@ -204,11 +272,13 @@ impl Drive {
     fn stop(mut self) -> Answer {
         self.end_tide();
         let stopped = self.gate.stop(RulesAtStop::RemoveWhenSettled)?;
-        let member = stopped.into_iter().next().ok_or("there is one member")?;
-        Ok(match member.rules {
-            RulesLeft::Removed => format!("removed dropped={}", member.dropped_packets),
-            RulesLeft::InPlace(why) => format!("left dropped={} {why}", member.dropped_packets),
-            RulesLeft::Failed(e) => return Err(e.into()),
-        })
+        let words = stopped.into_iter().map(|member| {
+            Ok(match member.rules {
+                RulesLeft::Removed => format!("removed dropped={}", member.dropped_packets),
+                RulesLeft::InPlace(why) => format!("left dropped={} {why}", member.dropped_packets),
+                RulesLeft::Failed(e) => return Err(e.into()),
+            })
+        });
+        Ok(words.collect::<Result<Vec<_>, Box<dyn Error>>>()?.join(", "))
     }
 }

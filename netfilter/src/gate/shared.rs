@@ -5,22 +5,36 @@
 //! after a change, so it sits behind a mutex and a version.
 
 use crate::release_queue::{GateState, ShutWhy};
-use crate::sys::EventFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sys::{EventFd, now, wall_ns};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Lease;
 use tidelock_protocol::limits::WRITERS_MAX;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
+use tidelock_tagging::{CommittedCells, Mapped, PendingCells};
+
+/// For so long the programs write and believe tags after they last heard of this process: see
+/// `tidelock_protocol::tag`, "Why 32 bits are enough". A writer would need a million writes a
+/// second to get 2^31 ahead in it.
+const TRUST_MS: u64 = 30 * 60 * 1000;
 
 /// P of one member: what anything it sends may depend on (PipeCloud 3.2.2).
 ///
 /// A sequencer publishes a write here **before** the write can be completed to the guest. The gate
 /// reads P **after** it took a packet up. So the stamp of a packet that the guest sent because of
 /// a completion names that write.
+///
+/// Where packets are tagged, the kernel programs read the same memory, and raise it by what the
+/// tags of other members say.
 #[derive(Debug)]
-pub struct Pending([AtomicU64; WRITERS_MAX as usize]);
+pub struct Pending {
+    own: PendingCells,
+    /// The kernel's map, from the gate's start on.
+    mapped: OnceLock<Arc<Mapped<PendingCells>>>,
+}
 
 impl Default for Pending {
     fn default() -> Self {
@@ -32,12 +46,18 @@ impl Pending {
     /// P before any write.
     #[must_use]
     pub fn new() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+        Self { own: PendingCells::new(), mapped: OnceLock::new() }
     }
 
     /// Raises a writer's entry. Entries never fall.
     pub fn publish(&self, writer: WriterId, seq: Seq) {
-        self.0[writer.index()].fetch_max(seq.0, Ordering::SeqCst);
+        self.raise(|cells| &cells.entries[writer.index()], seq.0);
+    }
+
+    /// Raises a writer's entry, and the member's time to that of the write.
+    pub fn publish_at(&self, writer: WriterId, seq: Seq, hlc: Hlc) {
+        self.publish(writer, seq);
+        self.raise(|cells| &cells.hlc, hlc.0);
     }
 
     /// Raises every entry to that of `other`: what another member told this one.
@@ -55,10 +75,44 @@ impl Pending {
         p
     }
 
+    /// The greatest time of anything that this member may depend on.
+    #[must_use]
+    pub fn read_hlc(&self) -> Hlc {
+        Hlc(self.cells().hlc.load(Ordering::SeqCst))
+    }
+
     /// Raises `p` to P.
     pub(super) fn read_into(&self, p: &mut CountVector) {
-        for (writer, entry) in (0..WRITERS_MAX).zip(&self.0) {
+        for (writer, entry) in (0..WRITERS_MAX).zip(&self.cells().entries) {
             p.raise(WriterId(writer), Seq(entry.load(Ordering::SeqCst)));
+        }
+    }
+
+    /// From now on P is in the kernel's map, raised by what it was here. Nothing is lost that is
+    /// published meanwhile: whoever writes to the old place looks afterwards whether it still is
+    /// the place, and this looks at the old place after it has said that it is not.
+    pub(super) fn move_to(&self, mapped: Arc<Mapped<PendingCells>>) {
+        let mapped = self.mapped.get_or_init(|| mapped);
+        fence(Ordering::SeqCst);
+        for (to, from) in mapped.entries.iter().zip(&self.own.entries) {
+            to.fetch_max(from.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+        mapped.hlc.fetch_max(self.own.hlc.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    fn cells(&self) -> &PendingCells {
+        self.mapped.get().map_or(&self.own, |mapped| mapped)
+    }
+
+    fn raise(&self, cell: impl Fn(&PendingCells) -> &AtomicU64, to: u64) {
+        if let Some(mapped) = self.mapped.get() {
+            cell(mapped).fetch_max(to, Ordering::SeqCst);
+            return;
+        }
+        cell(&self.own).fetch_max(to, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if let Some(mapped) = self.mapped.get() {
+            cell(mapped).fetch_max(to, Ordering::SeqCst);
         }
     }
 }
@@ -68,6 +122,10 @@ impl Pending {
 pub struct GroupState {
     /// C.
     pub committed: CountVector,
+    /// What every writer has committed, by time.
+    pub watermark: Hlc,
+    /// The backup has told C at least once.
+    pub heard: bool,
     /// The lease.
     pub lease: Lease,
     /// The mode.
@@ -84,6 +142,8 @@ impl GroupState {
     pub fn new(mode: Mode, lease_period_ms: u64) -> Self {
         Self {
             committed: CountVector::new(),
+            watermark: Hlc::default(),
+            heard: false,
             lease: Lease::new(lease_period_ms),
             mode,
             fenced: false,
@@ -102,6 +162,16 @@ impl GroupState {
             GateState::Open
         } else {
             GateState::Shut(ShutWhy::NoLease)
+        }
+    }
+
+    /// Until when, on the clock of [`crate::now`], a covered packet may leave; 0: the gate is shut.
+    fn open_until(&self) -> u64 {
+        match (self.fenced, self.mode, self.resyncing, self.lease.until()) {
+            (true, ..) => 0,
+            (false, Mode::Async, ..) => u64::MAX,
+            (false, _, 0, Some(until)) => until.0,
+            _ => 0,
         }
     }
 
@@ -127,17 +197,72 @@ pub(super) struct Group {
     applied: AtomicU64,
     /// The gate's thread holds packets of this group: it wants to hear of a higher C.
     wants_committed: AtomicBool,
+    /// What the kernel programs know of the state, where there are any.
+    told: Option<Arc<Mapped<CommittedCells>>>,
+    /// The gate's thread has ended: the programs let nothing out any more.
+    ended: AtomicBool,
 }
 
 impl Group {
-    pub(super) fn new(name: String, mode: Mode, lease_period_ms: u64) -> Self {
-        Self {
+    pub(super) fn new(
+        name: String,
+        mode: Mode,
+        lease_period_ms: u64,
+        told: Option<Arc<Mapped<CommittedCells>>>,
+    ) -> Self {
+        let group = Self {
             name,
             state: Mutex::new(GroupState::new(mode, lease_period_ms)),
             version: AtomicU64::new(1),
             applied: AtomicU64::new(0),
             wants_committed: AtomicBool::new(false),
+            told,
+            ended: AtomicBool::new(false),
+        };
+        group.tell_programs(&group.lock());
+        group
+    }
+
+    /// Called with the state's lock held, after every change: what the programs know is then as
+    /// new as what the gate's thread will read.
+    fn tell_programs(&self, state: &GroupState) {
+        let Some(told) = &self.told else { return };
+        for (writer, seq) in state.committed.entries() {
+            told.entries[writer.index()].fetch_max(seq.0, Ordering::SeqCst);
         }
+        told.watermark.fetch_max(state.watermark.0, Ordering::SeqCst);
+        let ended = self.ended.load(Ordering::SeqCst);
+        let open_until = if ended { 0 } else { state.open_until() };
+        let is_async = u64::from(state.mode == Mode::Async);
+        // In an order in which no moment lets out more than the old state or the new one.
+        if is_async == 0 {
+            told.open_until.store(open_until, Ordering::SeqCst);
+            told.is_async.store(is_async, Ordering::SeqCst);
+        } else {
+            told.is_async.store(is_async, Ordering::SeqCst);
+            told.open_until.store(open_until, Ordering::SeqCst);
+        }
+        let now = now();
+        told.wall_minus_boot.store(wall_ns().wrapping_sub(now.0), Ordering::SeqCst);
+        if state.heard && !ended {
+            told.trusted_until.store(now.plus_ms(TRUST_MS).0, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether kernel programs want to hear from this process from time to time.
+    pub(super) fn has_programs(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// Lets the programs know that this process lives, and how its clocks stand.
+    pub(super) fn refresh_programs(&self) {
+        self.tell_programs(&self.lock());
+    }
+
+    /// Shuts the way past the queue for good.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.tell_programs(&self.lock());
     }
 
     fn lock(&self) -> MutexGuard<'_, GroupState> {
@@ -182,9 +307,26 @@ impl GateHandle {
 
     /// C has risen, or an old message repeats it.
     pub fn set_committed(&self, committed: &CountVector) {
+        self.more_is_committed(|state| state.committed.merge(committed));
+    }
+
+    /// Every writer of the group has committed everything up to this time. It has risen, or an old
+    /// message repeats it.
+    pub fn set_watermark(&self, watermark: Hlc) {
+        self.more_is_committed(|state| {
+            let rose = state.watermark < watermark;
+            state.watermark = state.watermark.max(watermark);
+            rose
+        });
+    }
+
+    /// `raise` says whether anything rose.
+    fn more_is_committed(&self, raise: impl FnOnce(&mut GroupState) -> bool) {
         let mut state = self.group.lock();
-        if state.committed.merge(committed) {
+        let first = !std::mem::replace(&mut state.heard, true);
+        if raise(&mut state) || first {
             self.group.version.fetch_add(1, Ordering::SeqCst);
+            self.group.tell_programs(&state);
             drop(state);
             if self.group.wants_committed.load(Ordering::SeqCst) {
                 self.wake();
@@ -241,6 +383,7 @@ impl GateHandle {
         let mut state = self.group.lock();
         change(&mut state);
         self.group.version.fetch_add(1, Ordering::SeqCst);
+        self.group.tell_programs(&state);
         drop(state);
         self.wake();
     }
@@ -251,7 +394,7 @@ mod tests {
     use super::*;
 
     fn handle() -> GateHandle {
-        let group = Arc::new(Group::new("g".into(), Mode::Pipelined, 10_000));
+        let group = Arc::new(Group::new("g".into(), Mode::Pipelined, 10_000, None));
         GateHandle::new(group, Arc::new(EventFd::new().unwrap()))
     }
 
@@ -263,6 +406,31 @@ mod tests {
         pending.merge(&CountVector::of(WriterId(63), Seq(2)));
         let p = pending.read();
         assert_eq!((p.get(WriterId(0)), p.get(WriterId(63))), (Seq(5), Seq(2)));
+    }
+
+    #[test]
+    fn the_watermark_and_the_time_of_p_only_grow() {
+        let (handle, pending) = (handle(), Pending::new());
+        for hlc in [7, 5] {
+            handle.set_watermark(Hlc(hlc));
+            pending.publish_at(WriterId(1), Seq(hlc), Hlc(hlc));
+        }
+        assert_eq!(handle.group.newer_than(0).unwrap().1.watermark, Hlc(7));
+        assert_eq!((pending.read_hlc(), pending.read().get(WriterId(1))), (Hlc(7), Seq(7)));
+    }
+
+    #[test]
+    fn covered_packets_leave_while_the_lease_holds_and_in_async_always() {
+        let mut state = GroupState::new(Mode::Pipelined, 10_000);
+        assert_eq!(state.open_until(), 0);
+        state.lease.renewed(MonoNanos(10), MonoNanos(10));
+        assert_eq!(state.open_until(), MonoNanos(10).plus_ms(10_000).0);
+        state.hold_for_resync(WriterId(0), true);
+        assert_eq!(state.open_until(), 0);
+        state.mode = Mode::Async;
+        assert_eq!(state.open_until(), u64::MAX);
+        state.fence();
+        assert_eq!(state.open_until(), 0);
     }
 
     #[test]

@@ -3,6 +3,10 @@
 //! Each turn first acts on what has changed (C, lease, mode), so that a packet whose stamp is
 //! covered passes at once; then takes packets up, and only after that reads P for them. It sleeps
 //! in epoll, and the only timer is the lease's end.
+//!
+//! Where kernel programs let covered packets pass by themselves, they do so only while nothing
+//! waits here, so that nothing overtakes. They count what they leave to the queue; once as many
+//! have come and gone, the thread says so: see [`Crossing`].
 
 use super::GateError;
 use super::shared::{Group, GroupState, Pending};
@@ -17,10 +21,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
+use tidelock_tagging::{CrossingCells, Mapped};
 
 const TOKEN_WAKE: u64 = 0;
 const TOKEN_LEASE: u64 = 1;
 const TOKEN_FIRST_MEMBER: u64 = 2;
+/// How often the kernel programs hear that this process lives, and how its clocks stand.
+const REFRESH_MS: u64 = 60_000;
+/// How long a packet may take from the programs to the queue: both run in one turn of the kernel.
+const MISSING_MS: u64 = 1;
 /// So many receives of one member before the others get their turn.
 const ROUNDS_MAX: usize = 16;
 
@@ -42,10 +51,64 @@ pub(super) struct Member {
     pub(super) pending: Arc<Pending>,
     pub(super) stats: Arc<GateStats>,
     pub(super) stamp: CountVector,
+    /// Stamps are times.
+    pub(super) is_hlc: bool,
     pub(super) verdicts: Verdicts,
+    /// The way past the queue, where there are kernel programs.
+    pub(super) crossing: Option<Crossing>,
+}
+
+/// What a member's gate shares with its kernel programs, so that nothing overtakes.
+///
+/// A packet is counted before it comes to the queue, and may be lost in between (no route, another
+/// rule) or be doubled (a bridge that floods). So if the numbers differ while nothing comes, they
+/// are made equal after a moment; until then packets go through the queue.
+pub(super) struct Crossing {
+    cells: Arc<Mapped<CrossingCells>>,
+    /// How many packets have come, as the programs count.
+    arrived: u64,
+    /// A count that was not reached, and since when.
+    missing: (u64, MonoNanos),
+}
+
+impl Crossing {
+    pub(super) fn new(cells: Arc<Mapped<CrossingCells>>) -> Self {
+        Self { cells, arrived: 0, missing: (0, MonoNanos(0)) }
+    }
+
+    /// How many packets the programs have left to the queue so far.
+    fn queued(&self) -> u64 {
+        self.cells.queued.load(Ordering::SeqCst)
+    }
+
+    /// The queue was found empty after the programs had counted up to `queued`.
+    fn found_empty(&mut self, queued: u64, now: MonoNanos) {
+        if self.arrived != queued {
+            if self.missing.0 != queued {
+                self.missing = (queued, now);
+            }
+            if now.since_ns(self.missing.1) < MISSING_MS * 1_000_000 {
+                return;
+            }
+            self.arrived = queued;
+        }
+        self.cells.decided.store(queued, Ordering::SeqCst);
+    }
+
+    fn waiting(&self, waits: bool) {
+        self.cells.waiting.store(u64::from(waits), Ordering::SeqCst);
+    }
 }
 
 impl Member {
+    /// Whether the kernel programs know that nothing waits here, if nothing does.
+    fn is_settled(&self) -> bool {
+        self.crossing.as_ref().is_none_or(|crossing| {
+            !self.queue.is_empty()
+                || crossing.queued() == crossing.cells.decided.load(Ordering::SeqCst)
+        })
+    }
+
     fn release(&mut self, now: MonoNanos) -> Result<(), GateError> {
         let stats = &self.stats;
         if let Some(up_to) = self.queue.release(now, |left| stats.left(left)) {
@@ -60,11 +123,18 @@ impl Member {
     fn arrivals(&mut self, now: MonoNanos) -> Result<(), GateError> {
         // After the packets were taken up: a late stamp is safe, an early one is not.
         self.pending.read_into(&mut self.stamp);
+        let time = self.is_hlc.then(|| self.pending.read_hlc());
         let Self { nfqueue, queue, stamp, stats, verdicts, .. } = self;
+        let mut arrived = 0;
         nfqueue.packets(|queued| {
+            arrived += 1;
             let kind = classify(queued.ethertype, queued.head, queued.len_bytes);
             let packet = Packet { id: queued.id, kind, len_bytes: queued.len_bytes };
-            match queue.arrive(packet, stamp, now) {
+            let arrival = match time {
+                None => queue.arrive(packet, stamp, now),
+                Some(time) => queue.arrive_at(packet, time, now),
+            };
+            match arrival {
                 Arrival::Pass(why) => {
                     stats.passed(why);
                     verdicts.pass(queued.id, queue.is_empty());
@@ -76,6 +146,9 @@ impl Member {
                 }
             }
         });
+        if let Some(crossing) = &mut self.crossing {
+            crossing.arrived = crossing.arrived.wrapping_add(arrived);
+        }
         stats.netlink(nfqueue.refused_verdicts(), nfqueue.unread());
         self.tell_kernel()?;
         self.publish_waiting();
@@ -90,6 +163,9 @@ impl Member {
 
     fn publish_waiting(&self) {
         let queue = &self.queue;
+        if let Some(crossing) = &self.crossing {
+            crossing.waiting(!queue.is_empty());
+        }
         self.stats.waiting(queue.len() as u64, queue.held_bytes(), queue.oldest_arrival());
     }
 }
@@ -102,11 +178,24 @@ pub(super) struct GroupWorker {
     pub(super) gate: Option<GateState>,
     pub(super) lease_timer: TimerFd,
     pub(super) members: Vec<Member>,
+    /// When the kernel programs hear from us next.
+    pub(super) refresh_at: MonoNanos,
+}
+
+impl Drop for GroupWorker {
+    /// However the thread ends, the way past the queue ends with it.
+    fn drop(&mut self) {
+        self.shared.end();
+    }
 }
 
 impl GroupWorker {
     /// Acts on what has changed since the last time, and on the lease's end.
     fn follow(&mut self, now: MonoNanos) -> Result<(), GateError> {
+        if self.shared.has_programs() && now >= self.refresh_at {
+            self.shared.refresh_programs();
+            self.refresh_at = now.plus_ms(REFRESH_MS);
+        }
         let mut changed = false;
         if let Some((version, state)) = self.shared.newer_than(self.seen) {
             self.seen = version;
@@ -132,6 +221,7 @@ impl GroupWorker {
             };
             for member in &mut self.members {
                 member.queue.set_committed(&self.state.committed);
+                member.queue.set_watermark(self.state.watermark);
                 member.queue.set_mode(self.state.mode);
                 member.queue.set_gate(gate);
                 member.stats.shut(why, now);
@@ -162,6 +252,14 @@ impl GroupWorker {
         }
     }
 
+    fn covers(&self, member: &Member) -> bool {
+        if member.is_hlc {
+            self.state.watermark >= member.pending.read_hlc()
+        } else {
+            self.state.committed.covers(&member.pending.read())
+        }
+    }
+
     fn unsettled(&self, member: &Member, now: MonoNanos) -> Option<&'static str> {
         match (self.state.gate_state(now), self.state.mode) {
             (GateState::Shut(ShutWhy::Fenced), _) => {
@@ -170,7 +268,7 @@ impl GroupWorker {
             (_, Mode::Async) => None,
             (GateState::Shut(ShutWhy::NoLease), _) => Some("the host holds no lease"),
             (GateState::Shut(ShutWhy::Resyncing), _) => Some("a resync has not ended"),
-            (GateState::Open, _) if !self.state.committed.covers(&member.pending.read()) => {
+            (GateState::Open, _) if !self.covers(member) => {
                 Some("the backup does not have every write yet")
             }
             (GateState::Open, _) => None,
@@ -215,7 +313,10 @@ impl Worker {
             if self.stop.load(Ordering::SeqCst) {
                 return Ok(self.end());
             }
-            let timeout_ms = if self.may_sleep() { -1 } else { 0 };
+            for nth in self.unsettled_members() {
+                self.take_up(nth)?;
+            }
+            let timeout_ms = if self.may_sleep() { self.sleep_max_ms() } else { 0 };
             self.epoll.wait(&mut ready, timeout_ms).map_err(GateError::Wait)?;
             for token in &ready {
                 match *token {
@@ -237,6 +338,19 @@ impl Worker {
         self.groups.iter().all(|group| group.shared.version() == group.seen)
     }
 
+    fn sleep_max_ms(&self) -> i32 {
+        if !self.unsettled_members().is_empty() {
+            return MISSING_MS as i32;
+        }
+        let must_refresh = self.groups.iter().any(|group| group.shared.has_programs());
+        if must_refresh { REFRESH_MS as i32 } else { -1 }
+    }
+
+    fn unsettled_members(&self) -> Vec<u64> {
+        let members = (0..).zip(self.groups.iter().flat_map(|group| &group.members));
+        members.filter(|(_, member)| !member.is_settled()).map(|(nth, _)| nth).collect()
+    }
+
     fn take_up(&mut self, nth: u64) -> Result<(), GateError> {
         let mut at = usize::try_from(nth).expect("tokens count members");
         for group in &mut self.groups {
@@ -245,8 +359,17 @@ impl Worker {
                 continue;
             }
             for _ in 0..ROUNDS_MAX {
+                let queued = group.members[at].crossing.as_ref().map(Crossing::queued);
                 match group.members[at].nfqueue.receive()? {
-                    Received::Nothing => break,
+                    Received::Nothing => {
+                        let member = &mut group.members[at];
+                        if let (Some(crossing), true) =
+                            (&mut member.crossing, member.queue.is_empty())
+                        {
+                            crossing.found_empty(queued.expect("it is there"), now());
+                        }
+                        return Ok(());
+                    }
                     Received::Overrun => group.members[at].stats.socket_overrun(),
                     Received::Some => {
                         let now = now();
@@ -254,6 +377,12 @@ impl Worker {
                         group.members[at].arrivals(now)?;
                     }
                 }
+            }
+            // Packets come as fast as they are passed: without this, they would for ever. A run of
+            // them is overtaken once.
+            let member = &group.members[at];
+            if let (Some(crossing), true) = (&member.crossing, member.queue.is_empty()) {
+                crossing.cells.decided.store(crossing.queued(), Ordering::SeqCst);
             }
             return Ok(());
         }
@@ -264,6 +393,8 @@ impl Worker {
         let now = now();
         let mut ends = Vec::new();
         for group in &self.groups {
+            // Before P is looked at for the last time.
+            group.shared.end();
             for member in &group.members {
                 ends.push(End {
                     member: member.name.clone(),

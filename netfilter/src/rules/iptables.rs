@@ -188,6 +188,9 @@ fn install_script(family: Family, rules: &MemberRules, saved: &str) -> String {
                 );
             }
         }
+        if let Some(mark) = rules.pass_mark {
+            line(&mut script, &format!("-A {chain} -m mark --mark {mark:#x}/{mark:#x} -j RETURN"));
+        }
         line(&mut script, &format!("-A {chain} -j NFQUEUE --queue-num {}", rules.queue));
     }
     for jump in jumps(saved, &rules.member) {
@@ -263,6 +266,7 @@ mod tests {
             interface: "tap0".into(),
             topology,
             queue: QueueNumber(40),
+            pass_mark: None,
         }
     }
 
@@ -296,6 +300,16 @@ mod tests {
         assert_eq!(count(Topology::Routed, Family::V4), 0);
         assert_eq!(count(Topology::Routed, Family::V6), 5, "to the host itself");
         assert_eq!(count(Topology::Bridged, Family::V6), 10);
+    }
+
+    #[test]
+    fn marked_packets_return_before_the_queue() {
+        let rules = MemberRules { pass_mark: Some(0x10), ..rules(Topology::Routed) };
+        let script = install_script(Family::V4, &rules, "");
+        for chain in [forward_chain("web"), input_chain("web")] {
+            let at = |what: &str| script.find(&format!("-A {chain} {what}")).expect(what);
+            assert!(at("-m mark --mark 0x10/0x10 -j RETURN\n") < at("-j NFQUEUE"));
+        }
     }
 
     #[test]

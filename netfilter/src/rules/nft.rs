@@ -115,26 +115,34 @@ fn discovery() -> String {
     format!("icmpv6 type {first}-{last} accept")
 }
 
+/// What the member's kernel programs have let pass.
+fn marked(rules: &MemberRules) -> String {
+    let interface = &rules.interface;
+    rules.pass_mark.map_or(String::new(), |mark| {
+        format!("  iifname \"{interface}\" meta mark & {mark:#x} == {mark:#x} accept\n")
+    })
+}
+
 fn routed(rules: &MemberRules) -> String {
     let MemberRules { interface, queue, .. } = rules;
-    let discovery = discovery();
+    let (discovery, marked) = (discovery(), marked(rules));
     format!(
-        " chain forward {{ type filter hook forward priority {PRIORITY_INET};\n\
+        " chain forward {{ type filter hook forward priority {PRIORITY_INET};\n{marked}\
          \x20 iifname \"{interface}\" counter queue num {queue}\n }}\n\
          \x20chain input {{ type filter hook input priority {PRIORITY_INET};\n\
-         \x20 iifname \"{interface}\" {discovery}\n\
+         \x20 iifname \"{interface}\" {discovery}\n{marked}\
          \x20 iifname \"{interface}\" counter queue num {queue}\n }}\n"
     )
 }
 
 fn bridged(rules: &MemberRules) -> String {
     let MemberRules { interface, queue, .. } = rules;
-    let discovery = discovery();
+    let (discovery, marked) = (discovery(), marked(rules));
     let chain = |hook: &str| {
         format!(
             " chain {hook} {{ type filter hook {hook} priority {PRIORITY_BRIDGE};\n\
              \x20 iifname \"{interface}\" ether type arp accept\n\
-             \x20 iifname \"{interface}\" ether type ip6 {discovery}\n\
+             \x20 iifname \"{interface}\" ether type ip6 {discovery}\n{marked}\
              \x20 iifname \"{interface}\" ether type {{ ip, ip6 }} counter queue num {queue}\n\
              \x20 iifname \"{interface}\" drop\n }}\n"
         )
@@ -164,6 +172,7 @@ mod tests {
             interface: "tap0".into(),
             topology,
             queue: QueueNumber(40),
+            pass_mark: None,
         }
     }
 
@@ -181,6 +190,20 @@ mod tests {
         assert!(!script.contains("bypass"));
         let bridge_less = Nft { bridge: false, ..nft };
         assert!(!bridge_less.clear("web").contains("bridge"));
+    }
+
+    #[test]
+    fn marked_packets_are_accepted_before_the_queue() {
+        for (topology, build) in
+            [(Topology::Routed, routed as fn(&MemberRules) -> String), (Topology::Bridged, bridged)]
+        {
+            assert!(!build(&rules(topology)).contains("mark"));
+            let script = build(&MemberRules { pass_mark: Some(0x10), ..rules(topology) });
+            for chain in script.split(" chain ").skip(1) {
+                let at = |what: &str| chain.find(what).expect(what);
+                assert!(at("meta mark & 0x10 == 0x10 accept\n") < at("queue num 40"), "{chain}");
+            }
+        }
     }
 
     #[test]

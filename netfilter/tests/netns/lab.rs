@@ -58,13 +58,13 @@ fn sweep() {
     }
 }
 
-fn quiet(command: &[&str]) -> bool {
+pub fn quiet(command: &[&str]) -> bool {
     let mut run = Command::new(command[0]);
     run.args(&command[1..]).stdout(Stdio::null()).stderr(Stdio::null());
     run.status().is_ok_and(|status| status.success())
 }
 
-fn run(command: &str) -> String {
+pub fn run(command: &str) -> String {
     let output = Command::new("sh").args(["-ec", command]).output().expect("a shell");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command}: {said}");

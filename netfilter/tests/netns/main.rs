@@ -6,6 +6,8 @@
 
 mod drive;
 mod lab;
+mod tagging;
+mod town;
 
 use drive::Drive;
 use lab::{
@@ -454,6 +456,7 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
                     interface: interface.into(),
                     topology,
                     queue: QueueNumber(queue),
+                    pass_mark: None,
                 };
                 firewall.install(&rules("stale0", 3)).unwrap();
                 let first = firewall.install(&rules(INTERFACE, 4)).unwrap();

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the programs share with user space: src/layout.rs of netfilter/tagging says the same in Rust.
+ */
+#ifndef TIDELOCK_TAG_H
+#define TIDELOCK_TAG_H
+
+#define WRITERS_MAX 64
+#define ADDRESSES_MAX 4096
+
+/* Fixed when the programs are loaded, so that the verifier sees what is left of them. */
+struct config {
+	__u64 hlc_ahead_max_ms;
+	__u32 pass_mark;
+	__u32 path_mtu;
+	__u32 writers;		/* 0 in HLC form */
+	__u32 is_hlc;
+	__u32 path_strips_options;
+	__u32 off;		/* no tag is written and none merged: for a demonstration */
+	__u8 context;
+	__u8 ipv4_option;
+	__u8 ipv6_option;
+	__u8 filling[5];
+};
+
+/* P of one member. It is pinned: a daemon that starts again finds it. */
+struct pending {
+	__u64 entries[WRITERS_MAX];
+	__u64 hlc;
+};
+
+/* C of the group and what goes with it. Written by user space alone. Times: CLOCK_BOOTTIME, ns. */
+struct committed {
+	__u64 entries[WRITERS_MAX];
+	__u64 watermark;
+	__u64 open_until;	/* covered packets may leave until then; 0: shut */
+	__u64 trusted_until;	/* C is recent enough to write and to read tags; 0: never heard */
+	__u64 wall_minus_boot;	/* what turns CLOCK_BOOTTIME into the wall clock */
+	__u64 is_async;		/* everything may leave until open_until */
+};
+
+/* How far user space has got with the packets that were sent to its queue. */
+struct crossing {
+	__u64 queued;		/* packets that were left to the queue */
+	__u64 filling[7];
+	__u64 decided;		/* the value of queued at which the queue was last seen empty */
+	__u64 waiting;		/* packets wait in the queue */
+};
+
+/* Values of the map of addresses. */
+#define ADDRESS_OWN 1
+#define ADDRESS_PEER 2
+
+enum counter {
+	/* from the guest */
+	TAGGED,
+	TAGGED_GSO_LOWERED,
+	UNTAGGED_ACKS,
+	COVERED,
+	LEFT_TO_QUEUE,
+	GATED_NO_ROOM,
+	GATED_FRAGMENT,
+	GATED_MTU,
+	GATED_PATH,
+	GATED_UNREADABLE,
+	GATED_REFUSED,
+	GATED_UNTRUSTED,
+	DROPPED_GUESTS_OWN,
+	MSS_LOWERED,
+	UNTAGGED_FOR_A_DEMONSTRATION,
+	/* to the guest */
+	MERGED,
+	STRIPPED_FOREIGN,
+	DROPPED_MALFORMED,
+	DROPPED_UNREADABLE,
+	DROPPED_AHEAD,
+	DROPPED_UNTRUSTED,
+	DROPPED_FAILED,
+	COUNTERS
+};
+
+#endif

@@ -1,0 +1,221 @@
+//! Tags between the members of a group: what is configured, and what became of it.
+
+use super::GateError;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, IPV4_WRITERS_MAX};
+use tidelock_tagging::{GroupTags, MemberTags, Pinned, Settings, TaggingError, interface_mtu};
+
+pub use tidelock_tagging::TaggingStats;
+
+/// Where kernel maps are pinned unless configured otherwise.
+pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/tidelock";
+/// A bit of a packet's mark that is rarely used otherwise.
+pub const PASS_MARK: u32 = 1 << 27;
+/// How far a member's time may be ahead of this host's clock.
+pub const HLC_AHEAD_MAX_MS: u64 = 10_000;
+
+/// How the packets of a group are tagged. With this, covered packets also leave without a way
+/// through user space, so it is worth having for a group of one member, too.
+#[derive(Clone, Debug)]
+pub struct TaggingConfig {
+    /// What a tag says.
+    pub form: Form,
+    /// The group's writers, in the order of their ids: tags of a host that has another order are
+    /// refused.
+    pub writers: Vec<String>,
+    /// Every member of the group, on whatever host.
+    pub members: Vec<TaggedMember>,
+    /// The number of the IPv4 option.
+    pub ipv4_option: u8,
+    /// The longest packet, in bytes from its network header on, that every way between members
+    /// takes. `None`: as long as the member's interface on this host.
+    pub path_mtu: Option<u32>,
+    /// Something between the members takes options away: packets between them wait like those to
+    /// the outside.
+    pub path_strips_options: bool,
+    /// How far a member's time may be ahead of this host's clock.
+    pub hlc_ahead_max_ms: u64,
+    /// One bit, or several, of a packet's mark that nothing else on this host uses.
+    pub pass_mark: u32,
+    /// A directory on a file system for kernel maps; it is mounted if it is not there.
+    pub pin_directory: PathBuf,
+    /// Whether packets are tagged at all.
+    pub switch: TaggingSwitch,
+}
+
+/// Whether packets between members are tagged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TaggingSwitch {
+    /// They are.
+    #[default]
+    On,
+    /// They pass untagged and unheld, and nothing is merged: clients learn what a disaster
+    /// undoes. So that a drill can show that it would notice.
+    OffForADemonstration,
+}
+
+/// A member of the group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaggedMember {
+    /// Its name.
+    pub name: String,
+    /// What it sends from. Packets from other addresses of it are not tagged, but held.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl TaggingConfig {
+    /// With what is usual.
+    #[must_use]
+    pub fn new(form: Form, writers: Vec<String>, members: Vec<TaggedMember>) -> Self {
+        Self {
+            form,
+            writers,
+            members,
+            ipv4_option: IPV4_OPTION,
+            path_mtu: None,
+            path_strips_options: false,
+            hlc_ahead_max_ms: HLC_AHEAD_MAX_MS,
+            pass_mark: PASS_MARK,
+            pin_directory: PIN_DIRECTORY.into(),
+            switch: TaggingSwitch::On,
+        }
+    }
+
+    /// Whether anybody depends on tags. A member alone has nobody to tell.
+    fn is_needed(&self) -> bool {
+        self.members.len() > 1
+    }
+
+    pub(super) fn is_hlc(&self) -> bool {
+        self.form == Form::Hlc
+    }
+
+    /// Its own addresses, and those of the other members.
+    fn addresses_for(&self, member: &str) -> (Vec<IpAddr>, Vec<IpAddr>) {
+        let of = |own: bool| {
+            let members = self.members.iter().filter(move |m| (m.name == member) == own);
+            members.flat_map(|m| m.addresses.clone()).collect()
+        };
+        (of(true), of(false))
+    }
+
+    fn settings(&self, group: &str, interface: &str) -> Result<Settings, TaggingError> {
+        let codec = Codec::new(self.form, group, self.writers.iter().map(String::as_str));
+        if let Form::Vector { writers } = self.form
+            && !codec.fits_ipv4()
+            && self.members.iter().flat_map(|m| &m.addresses).any(IpAddr::is_ipv4)
+        {
+            let (most, why) = (IPV4_WRITERS_MAX, " in an IPv4 header");
+            return Err(TaggingError::TooManyWriters { writers, most, why });
+        }
+        let path_mtu = match self.path_mtu {
+            Some(mtu) => mtu,
+            None => interface_mtu(interface)?,
+        };
+        Ok(Settings {
+            codec,
+            ipv4_option: self.ipv4_option,
+            pass_mark: self.pass_mark,
+            path_mtu,
+            path_strips_options: self.path_strips_options,
+            hlc_ahead_max_ms: self.hlc_ahead_max_ms,
+            off_for_a_demonstration: self.switch == TaggingSwitch::OffForADemonstration,
+        })
+    }
+}
+
+/// Whether a member's packets are tagged.
+#[derive(Debug)]
+pub enum MemberTagging {
+    /// They are, and covered ones leave without a way through user space.
+    On(MemberTags),
+    /// It was not asked for.
+    Off,
+    /// It was asked for, but the member is alone in its group and does well without: its packets
+    /// all go through the queue.
+    Unavailable(String),
+}
+
+impl MemberTagging {
+    /// What the kernel programs have done. `None` without any.
+    pub fn stats(&self) -> Option<Result<TaggingStats, TaggingError>> {
+        match self {
+            MemberTagging::On(tags) => Some(tags.stats()),
+            MemberTagging::Off | MemberTagging::Unavailable(_) => None,
+        }
+    }
+
+    pub(super) fn tags(&self) -> Option<&MemberTags> {
+        match self {
+            MemberTagging::On(tags) => Some(tags),
+            MemberTagging::Off | MemberTagging::Unavailable(_) => None,
+        }
+    }
+}
+
+/// A group's C in a kernel map. `Err` if there is none, but no member depends on it.
+pub(super) fn start_group(
+    group: &str,
+    config: Option<&TaggingConfig>,
+) -> Result<Result<Option<GroupTags>, String>, GateError> {
+    let Some(config) = config else { return Ok(Ok(None)) };
+    if config.switch == TaggingSwitch::OffForADemonstration {
+        tracing::error!(
+            group,
+            "TAGGING IS OFF FOR A DEMONSTRATION: clients can see what a disaster undoes"
+        );
+    }
+    match GroupTags::new() {
+        Ok(tags) => Ok(Ok(Some(tags))),
+        Err(source) => refuse_or_do_without(group, "", config, source).map(Err),
+    }
+}
+
+/// Loads and attaches a member's programs.
+pub(super) fn start_member(
+    group: (&str, &GroupTags),
+    config: &TaggingConfig,
+    member: &str,
+    interface: &str,
+) -> Result<MemberTagging, GateError> {
+    let load = || {
+        let settings = config.settings(group.0, interface)?;
+        let pinned = Pinned { directory: &config.pin_directory, group: group.0, member };
+        let mut tags = MemberTags::load(&settings, group.1, Some(pinned))?;
+        let (own, peers) = config.addresses_for(member);
+        tags.set_addresses(&own, &peers)?;
+        tags.attach(interface)?;
+        Ok(tags)
+    };
+    match load() {
+        Ok(tags) => {
+            let found_pending = tags.found_pending();
+            tracing::info!(group = group.0, member, found_pending, "gate: tagging programs loaded");
+            Ok(MemberTagging::On(tags))
+        }
+        Err(source) => {
+            refuse_or_do_without(group.0, member, config, source).map(MemberTagging::Unavailable)
+        }
+    }
+}
+
+fn refuse_or_do_without(
+    group: &str,
+    member: &str,
+    config: &TaggingConfig,
+    source: TaggingError,
+) -> Result<String, GateError> {
+    if config.is_needed() {
+        return Err(GateError::Tagging { group: group.to_owned(), source });
+    }
+    let why = source.to_string();
+    tracing::warn!(
+        group,
+        member,
+        why,
+        "gate: covered packets take the way through user space, too: the kernel programs that \
+         would let them pass cannot be used"
+    );
+    Ok(why)
+}

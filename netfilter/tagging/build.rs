@@ -1,0 +1,39 @@
+//! Compiles the kernel programs with clang.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bpf");
+    println!("cargo:rerun-if-changed={}", programs.display());
+    println!("cargo:rerun-if-env-changed=CLANG");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("tag.bpf.o");
+    let headers = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys tells where its headers are");
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
+    let endian = match env::var("CARGO_CFG_TARGET_ENDIAN").as_deref() {
+        Ok("big") => "bpfeb",
+        _ => "bpfel",
+    };
+    let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
+    let status = Command::new(&clang)
+        .args(["-target", endian, "-mcpu=v3", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
+        .args(["-Wno-unused-parameter", "-Wno-sign-compare"])
+        .arg("-c")
+        .arg(programs.join("tag.bpf.c"))
+        .arg("-o")
+        .arg(&out)
+        .arg("-I")
+        .arg(headers)
+        // Where Debian keeps the asm/ headers that linux/ ones ask for.
+        .arg("-idirafter")
+        .arg(format!("/usr/include/{arch}-linux-gnu"))
+        .status();
+    match status {
+        Ok(status) if status.success() => {}
+        Ok(status) => panic!("{clang} could not compile tag.bpf.c: {status}"),
+        Err(e) => panic!(
+            "{clang} is needed to compile the kernel programs (scripts/setup installs it): {e}"
+        ),
+    }
+}

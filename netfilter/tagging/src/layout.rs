@@ -1,0 +1,174 @@
+//! What the kernel programs share with user space: `netfilter/bpf/tag.h` says the same in C.
+
+use std::sync::atomic::AtomicU64;
+use tidelock_protocol::limits::WRITERS_MAX;
+
+/// Places in a vector.
+pub const ENTRIES: usize = WRITERS_MAX as usize;
+
+/// Fixed when the programs are loaded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Config {
+    pub hlc_ahead_max_ms: u64,
+    pub pass_mark: u32,
+    pub path_mtu: u32,
+    pub writers: u32,
+    pub is_hlc: u32,
+    pub path_strips_options: u32,
+    pub off: u32,
+    pub context: u8,
+    pub ipv4_option: u8,
+    pub ipv6_option: u8,
+    pub filling: [u8; 5],
+}
+
+impl Config {
+    /// The bytes as the programs see them.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let words = [
+            self.pass_mark,
+            self.path_mtu,
+            self.writers,
+            self.is_hlc,
+            self.path_strips_options,
+            self.off,
+        ];
+        let mut bytes = self.hlc_ahead_max_ms.to_ne_bytes().to_vec();
+        bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+        bytes.extend([self.context, self.ipv4_option, self.ipv6_option]);
+        bytes.extend(self.filling);
+        bytes
+    }
+}
+
+const _: () = assert!(size_of::<Config>() == 40);
+
+/// P of one member.
+#[repr(C)]
+#[derive(Debug)]
+pub struct PendingCells {
+    /// One for each writer of the group.
+    pub entries: [AtomicU64; ENTRIES],
+    /// The member's time.
+    pub hlc: AtomicU64,
+}
+
+impl PendingCells {
+    /// P before any write.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { entries: [const { AtomicU64::new(0) }; ENTRIES], hlc: AtomicU64::new(0) }
+    }
+}
+
+impl Default for PendingCells {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// C of a group and what goes with it. Times are `CLOCK_BOOTTIME` in nanoseconds.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CommittedCells {
+    /// One for each writer of the group.
+    pub entries: [AtomicU64; ENTRIES],
+    /// What every writer has committed, in HLC form.
+    pub watermark: AtomicU64,
+    /// Covered packets may leave until then; 0: shut.
+    pub open_until: AtomicU64,
+    /// C is recent enough to write and to read tags until then; 0: never heard.
+    pub trusted_until: AtomicU64,
+    /// What turns `CLOCK_BOOTTIME` into the wall clock.
+    pub wall_minus_boot: AtomicU64,
+    /// Everything may leave until `open_until`.
+    pub is_async: AtomicU64,
+}
+
+/// How far user space has got with the packets that were sent to its queue.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CrossingCells {
+    /// Packets that were left to the queue.
+    pub queued: AtomicU64,
+    /// Keeps the kernel's line apart from ours.
+    filling: [AtomicU64; 7],
+    /// The value of `queued` at which the queue was last seen empty.
+    pub decided: AtomicU64,
+    /// Packets wait in the queue.
+    pub waiting: AtomicU64,
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What the programs have done since they were loaded.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct TaggingStats {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl TaggingStats {
+            /// How many counters there are.
+            pub(crate) const COUNT: u32 = [$(stringify!($name)),*].len() as u32;
+
+            /// From the counters in the order of `enum counter`.
+            pub(crate) fn of(values: [u64; Self::COUNT as usize]) -> Self {
+                let [$($name),*] = values;
+                Self { $($name),* }
+            }
+
+            /// Each counter by its name.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets to members that got a tag.
+    tagged,
+    /// GSO packets whose segments were made smaller, so that the tag fits.
+    tagged_gso_lowered,
+    /// Pure TCP acknowledgements to members, which need no tag.
+    untagged_acks,
+    /// Packets that were covered, or let out by mode async, without a way through user space.
+    covered,
+    /// Packets that were left to the queue.
+    left_to_queue,
+    /// Packets to members that went the way to the outside: the header has no room for a tag.
+    gated_no_room,
+    /// The same: a fragment that cannot hold a tag.
+    gated_fragment,
+    /// The same: as large as the path takes.
+    gated_mtu,
+    /// The same: the path strips options.
+    gated_path,
+    /// Packets that could not be read.
+    gated_unreadable,
+    /// The same as `gated_no_room`: the kernel refused to make room.
+    gated_refused,
+    /// The same: C is not known.
+    gated_untrusted,
+    /// The guest sent a tag of its own: dropped.
+    dropped_guests_own,
+    /// TCP connections whose segments were made smaller, so that the tag fits.
+    mss_lowered,
+    /// Packets to members without a tag, because tagging is off for a demonstration.
+    untagged_for_a_demonstration,
+    /// Packets from members whose tag was merged and stripped.
+    merged,
+    /// Packets from others whose tags were stripped and not merged.
+    stripped_foreign,
+    /// Packets from members with a tag that is wrong: dropped, what they depend on is unknown.
+    dropped_malformed,
+    /// Packets whose header could not be read: dropped.
+    dropped_unreadable,
+    /// Packets from members whose time is too far ahead of this host's clock: dropped.
+    dropped_ahead,
+    /// Packets from members that came before C was known: dropped.
+    dropped_untrusted,
+    /// Packets that were dropped because the kernel could not do what had to be done.
+    dropped_failed,
+}

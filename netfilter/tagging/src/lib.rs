@@ -1,0 +1,486 @@
+//! Tags in the packets between the members of a group: the kernel programs, and what loads them.
+//!
+//! The programs (`netfilter/bpf/`) run on the host's side of a member's interface, as clsact
+//! filters, which outlive the process. What they share with it are kernel maps that both have in
+//! memory:
+//!
+//! | map | of | written by | outlives the daemon |
+//! |---|---|---|---|
+//! | P ([`PendingCells`]) | a member | the sequencer, the programs | pinned: found again at the next start |
+//! | C ([`CommittedCells`]) | a group | the gate | with the old programs, until new ones take over |
+//! | crossing ([`CrossingCells`]) | a member | the programs count, the gate follows | the same |
+//!
+//! A packet that may leave gets a bit of its mark set, and rules in front of the queue let marked
+//! packets through. Whether a packet to the outside is covered is judged by a program that is
+//! reached only through a map of this process: once it has ended, nothing is covered.
+//!
+//! Needs Linux 5.17, for `bpf_loop`.
+
+mod layout;
+mod mapped;
+mod pins;
+
+pub use layout::{CommittedCells, CrossingCells, ENTRIES, PendingCells, TaggingStats};
+pub use mapped::{Cells, Mapped};
+
+/// The MTU of an interface in the calling thread's network namespace.
+pub fn interface_mtu(interface: &str) -> Result<u32, TaggingError> {
+    mapped::interface_mtu(interface).map_err(|_| TaggingError::NoInterface(interface.to_owned()))
+}
+
+use layout::Config;
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, PrintLevel, Program, TC_EGRESS,
+    TC_INGRESS, TcHook, TcHookBuilder,
+};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use tidelock_protocol::tag::{Codec, Form, IPV6_OPTION, IPV6_WRITERS_MAX};
+
+/// As `build.rs` compiled it.
+static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tag.bpf.o"));
+
+/// Other filters of the interface come before or after by their number.
+const PRIORITY: u32 = 100;
+const HANDLE: u32 = 1;
+const OWN: u32 = 1;
+const PEER: u32 = 2;
+
+/// What can go wrong. The gate says what follows from it.
+#[derive(Debug, thiserror::Error)]
+pub enum TaggingError {
+    /// The process may not do this.
+    #[error(
+        "not allowed to load kernel programs: run tidelockd as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
+    )]
+    NotAllowed,
+    /// The kernel does not take the programs.
+    #[error(
+        "the kernel does not take the tagging programs; they need Linux 5.17 with CONFIG_BPF_SYSCALL, \
+         CONFIG_BPF_JIT, CONFIG_NET_CLS_BPF and CONFIG_NET_CLS_ACT ({doing}: {said})"
+    )]
+    Kernel {
+        /// What was tried.
+        doing: &'static str,
+        /// What the loader said.
+        said: String,
+    },
+    /// There is no such interface.
+    #[error("there is no network interface \"{0}\" in the network namespace of tidelockd")]
+    NoInterface(String),
+    /// The file system for pinned maps.
+    #[error(
+        "cannot keep P at {path}: mount the file system for kernel maps with `mount -t bpf bpf {USUAL}`, or \
+         configure a directory of one",
+        path = path.display(), USUAL = "/sys/fs/bpf"
+    )]
+    Pin {
+        /// The place.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// More writers than a tag has room for.
+    #[error(
+        "vector tags have room for {most} writers{why}, and the group has {writers}: use HLC tags"
+    )]
+    TooManyWriters {
+        /// How many there are.
+        writers: u16,
+        /// How many there may be.
+        most: u16,
+        /// On what way.
+        why: &'static str,
+    },
+}
+
+/// What a group's programs are told when they are loaded.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How its tags are written.
+    pub codec: Codec,
+    /// The number of the IPv4 option.
+    pub ipv4_option: u8,
+    /// The bit of a packet's mark that lets it pass the rules.
+    pub pass_mark: u32,
+    /// The longest packet, in bytes from its network header on, that every way between members takes.
+    pub path_mtu: u32,
+    /// Something between the members takes options away: nothing is tagged.
+    pub path_strips_options: bool,
+    /// How far a member's time may be ahead of this host's clock.
+    pub hlc_ahead_max_ms: u64,
+    /// Packets between members pass untagged, and nothing is merged. Breaks what Tidelock
+    /// promises; to show that a test notices.
+    pub off_for_a_demonstration: bool,
+}
+
+impl Settings {
+    fn config(&self) -> Config {
+        let writers = match self.codec.form() {
+            Form::Vector { writers } => writers.into(),
+            Form::Hlc => 0,
+        };
+        Config {
+            hlc_ahead_max_ms: self.hlc_ahead_max_ms,
+            pass_mark: self.pass_mark,
+            path_mtu: self.path_mtu,
+            writers,
+            is_hlc: u32::from(self.codec.form() == Form::Hlc),
+            path_strips_options: u32::from(self.path_strips_options),
+            off: u32::from(self.off_for_a_demonstration),
+            context: self.codec.context(),
+            ipv4_option: self.ipv4_option,
+            ipv6_option: IPV6_OPTION,
+            filling: [0; 5],
+        }
+    }
+}
+
+/// What a group's members share: C.
+pub struct GroupTags {
+    map: MapHandle,
+    committed: Arc<Mapped<CommittedCells>>,
+}
+
+impl GroupTags {
+    /// C before anything is known: shut, and no tag is written or believed.
+    pub fn new() -> Result<Self, TaggingError> {
+        hear_libbpf();
+        let map = array("tl_committed", size_of::<CommittedCells>())?;
+        let committed = Arc::new(map_it(&map)?);
+        Ok(Self { map, committed })
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn committed(&self) -> &Arc<Mapped<CommittedCells>> {
+        &self.committed
+    }
+}
+
+/// The programs of one member.
+pub struct MemberTags {
+    object: Object,
+    pending: Arc<Mapped<PendingCells>>,
+    crossing: Arc<Mapped<CrossingCells>>,
+    found_pending: bool,
+    pin: Option<PathBuf>,
+    /// The index of the interface that they are attached to.
+    attached_to: Option<i32>,
+}
+
+/// Which of the two programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// What the guest sends.
+    FromGuest,
+    /// What the guest receives.
+    ToGuest,
+}
+
+impl Direction {
+    fn program(self) -> &'static str {
+        match self {
+            Direction::FromGuest => "from_guest",
+            Direction::ToGuest => "to_guest",
+        }
+    }
+}
+
+impl std::fmt::Debug for MemberTags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemberTags").field("pin", &self.pin).finish_non_exhaustive()
+    }
+}
+
+/// Where a member's P is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Pinned<'a> {
+    /// A directory for pinned maps.
+    pub directory: &'a Path,
+    /// The group's name.
+    pub group: &'a str,
+    /// The member's name.
+    pub member: &'a str,
+}
+
+impl MemberTags {
+    /// Loads the programs, with the P that an earlier daemon has left if there is one. Nothing
+    /// reaches them before [`attach`](Self::attach). Without `pinned`, P ends with the programs.
+    pub fn load(
+        settings: &Settings,
+        group: &GroupTags,
+        pinned: Option<Pinned<'_>>,
+    ) -> Result<Self, TaggingError> {
+        hear_libbpf();
+        if let Form::Vector { writers } = settings.codec.form()
+            && writers > IPV6_WRITERS_MAX
+        {
+            let most = IPV6_WRITERS_MAX;
+            return Err(TaggingError::TooManyWriters { writers, most, why: "" });
+        }
+        let mut pin = None;
+        let mut found_pending = false;
+        let pending_map = match pinned {
+            None => array("tl_pending", size_of::<PendingCells>())?,
+            Some(pinned) => {
+                pins::prepare(pinned.directory)?;
+                let path = pins::path_of(pinned.directory, pinned.group, pinned.member);
+                let map = if path.exists() {
+                    found_pending = true;
+                    MapHandle::from_pinned_path(&path)
+                        .map_err(|e| cannot("open the P of an earlier run", &e))?
+                } else {
+                    let mut map = array("tl_pending", size_of::<PendingCells>())?;
+                    map.pin(&path).map_err(|e| cannot("pin P", &e))?;
+                    map
+                };
+                pin = Some(path);
+                map
+            }
+        };
+        let crossing_map = array("tl_crossing", size_of::<CrossingCells>())?;
+        let (pending, crossing) =
+            (Arc::new(map_it(&pending_map)?), Arc::new(map_it(&crossing_map)?));
+
+        let mut open = ObjectBuilder::default()
+            .name("tidelock")
+            .and_then(|builder| builder.open_memory(PROGRAMS))
+            .map_err(|e| cannot("read the programs", &e))?;
+        for mut map in open.maps_mut() {
+            let shared = match map.name().to_str() {
+                Some("pending") => &pending_map,
+                Some("crossing") => &crossing_map,
+                Some("committed") => &group.map,
+                Some(".rodata.config") => {
+                    map.set_initial_value(&settings.config().bytes())
+                        .map_err(|e| cannot("set their configuration", &e))?;
+                    continue;
+                }
+                _ => continue,
+            };
+            map.reuse_fd(shared.as_fd()).map_err(|e| cannot("share a map", &e))?;
+        }
+        let object = open.load().map_err(|e| cannot("load the programs", &e))?;
+        let this = Self { object, pending, crossing, found_pending, pin, attached_to: None };
+        let judge = this.program("judge")?.as_fd().as_raw_fd().to_ne_bytes();
+        this.map("judges")?
+            .update(&0u32.to_ne_bytes(), &judge, MapFlags::ANY)
+            .map_err(|e| cannot("install the judge", &e))?;
+        Ok(this)
+    }
+
+    /// Whether P is that of an earlier run.
+    #[must_use]
+    pub fn found_pending(&self) -> bool {
+        self.found_pending
+    }
+
+    /// P.
+    #[must_use]
+    pub fn pending(&self) -> &Arc<Mapped<PendingCells>> {
+        &self.pending
+    }
+
+    /// How far the queue is behind the programs.
+    #[must_use]
+    pub fn crossing(&self) -> &Arc<Mapped<CrossingCells>> {
+        &self.crossing
+    }
+
+    /// Whose packets are the member's own, and whose tags are believed. What is not named any
+    /// more is forgotten first.
+    pub fn set_addresses(&self, own: &[IpAddr], peers: &[IpAddr]) -> Result<(), TaggingError> {
+        let map = self.map("addresses")?;
+        let wanted: Vec<([u8; 16], u32)> = peers
+            .iter()
+            .map(|peer| (key_of(*peer), PEER))
+            .chain(own.iter().map(|own| (key_of(*own), OWN)))
+            .collect();
+        for key in map.keys().collect::<Vec<_>>() {
+            if !wanted.iter().any(|(wanted, _)| wanted[..] == key[..]) {
+                map.delete(&key).map_err(|e| cannot("forget an address", &e))?;
+            }
+        }
+        for (key, whose) in wanted {
+            map.update(&key, &whose.to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| cannot("set an address", &e))?;
+        }
+        Ok(())
+    }
+
+    /// Attaches the programs to an interface of the calling thread's network namespace. Those of
+    /// an earlier run give way in one step, and the new ones stay when the process ends.
+    pub fn attach(&mut self, interface: &str) -> Result<(), TaggingError> {
+        let index = mapped::interface_index(interface)
+            .map_err(|_| TaggingError::NoInterface(interface.to_owned()))?;
+        // What is merged comes first: the guest must not answer what it was never seen to hear.
+        for direction in [Direction::ToGuest, Direction::FromGuest] {
+            let mut hook = self.hook(direction, index)?;
+            hook.create().map_err(|e| cannot("make a clsact qdisc", &e))?;
+            hook.attach().map_err(|e| cannot("attach the programs", &e))?;
+        }
+        self.attached_to = Some(index);
+        Ok(())
+    }
+
+    fn hook(&self, direction: Direction, interface: i32) -> Result<TcHook, TaggingError> {
+        let point = match direction {
+            Direction::FromGuest => TC_INGRESS,
+            Direction::ToGuest => TC_EGRESS,
+        };
+        Ok(TcHookBuilder::new(self.program(direction.program())?.as_fd())
+            .ifindex(interface)
+            .replace(true)
+            .handle(HANDLE)
+            .priority(PRIORITY)
+            .hook(point))
+    }
+
+    /// Takes the programs off the interface and forgets P. Only for a member whose every packet
+    /// may pass: see the gate. A hook that went with its interface is not missed.
+    pub fn remove(self) -> Result<(), TaggingError> {
+        for direction in [Direction::FromGuest, Direction::ToGuest] {
+            let Some(interface) = self.attached_to else { break };
+            let mut hook = self.hook(direction, interface)?;
+            if hook.query().is_ok() {
+                hook.detach().map_err(|e| cannot("detach the programs", &e))?;
+            }
+        }
+        match &self.pin {
+            Some(pin) => pins::remove(pin),
+            None => Ok(()),
+        }
+    }
+
+    /// What the programs have done since they were loaded.
+    pub fn stats(&self) -> Result<TaggingStats, TaggingError> {
+        let map = self.map("counters")?;
+        let mut values = [0; TaggingStats::COUNT as usize];
+        for (which, value) in (0u32..).zip(&mut values) {
+            let each_cpu = map
+                .lookup_percpu(&which.to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| cannot("read a counter", &e))?;
+            *value = each_cpu
+                .into_iter()
+                .flatten()
+                .filter_map(|bytes| bytes.get(..8)?.try_into().ok())
+                .fold(0u64, |sum, bytes| sum.wrapping_add(u64::from_ne_bytes(bytes)));
+        }
+        Ok(TaggingStats::of(values))
+    }
+
+    /// Gives the kernel's test facility an Ethernet frame for one of the programs.
+    pub fn try_frame(
+        &self,
+        direction: Direction,
+        frame: &[u8],
+        gso_bytes: u32,
+    ) -> Result<Tried, TaggingError> {
+        let mut context = [0u8; CONTEXT_BYTES];
+        context[CONTEXT_GSO..CONTEXT_GSO + 4].copy_from_slice(&gso_bytes.to_ne_bytes());
+        let (mut context_out, mut out) = ([0u8; CONTEXT_BYTES], vec![0; frame.len() + 512]);
+        let name = direction.program();
+        let program = self.object.progs_mut().find(|program| program.name() == name);
+        let result = program
+            .ok_or_else(|| missing("a program"))?
+            .test_run(libbpf_rs::ProgramInput {
+                context_in: Some(&mut context),
+                context_out: Some(&mut context_out),
+                data_in: Some(frame),
+                data_out: Some(&mut out),
+                ..Default::default()
+            })
+            .map_err(|e| cannot("try a frame", &e))?;
+        let (verdict, len) = (result.return_value, result.data.map_or(0, |data| data.len()));
+        let mark = context_out[CONTEXT_MARK..CONTEXT_MARK + 4].try_into().expect("four bytes");
+        out.truncate(len);
+        Ok(Tried { passed: verdict == u32::MAX, mark: u32::from_ne_bytes(mark), frame: out })
+    }
+
+    fn map(&self, name: &str) -> Result<libbpf_rs::Map<'_>, TaggingError> {
+        self.object.maps().find(|map| map.name() == name).ok_or_else(|| missing("a map"))
+    }
+
+    fn program(&self, name: &str) -> Result<Program<'_>, TaggingError> {
+        self.object
+            .progs()
+            .find(|program| program.name() == name)
+            .ok_or_else(|| missing("a program"))
+    }
+}
+
+/// `struct __sk_buff` of linux/bpf.h, and where two of its members lie.
+const CONTEXT_BYTES: usize = 192;
+const CONTEXT_MARK: usize = 8;
+const CONTEXT_GSO: usize = 176;
+
+/// What became of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// It goes on, to other filters and the network; else it was dropped.
+    pub passed: bool,
+    /// Its mark.
+    pub mark: u32,
+    /// Its bytes.
+    pub frame: Vec<u8>,
+}
+
+fn key_of(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+fn array(name: &str, bytes: usize) -> Result<MapHandle, TaggingError> {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        map_flags: libbpf_sys::BPF_F_MMAPABLE,
+        ..Default::default()
+    };
+    let bytes = u32::try_from(bytes).expect("cells are small");
+    MapHandle::create(MapType::Array, Some(name), 4, bytes, 1, &options)
+        .map_err(|e| cannot("make a map", &e))
+}
+
+fn map_it<T: Cells>(map: &MapHandle) -> Result<Mapped<T>, TaggingError> {
+    if map.value_size() as usize != size_of::<T>() {
+        return Err(missing("a map of this size"));
+    }
+    Mapped::new(map.as_fd())
+        .map_err(|e| cannot("map a map into memory", &libbpf_rs::Error::from(e)))
+}
+
+fn missing(what: &str) -> TaggingError {
+    TaggingError::Kernel { doing: "look into the programs", said: format!("{what} is missing") }
+}
+
+/// The last lines that libbpf wrote: its errors are bare numbers.
+static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+const SAID_LINES_MAX: usize = 12;
+
+fn hear_libbpf() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        libbpf_rs::set_print(Some((PrintLevel::Warn, |_, line| {
+            let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+            if said.len() == SAID_LINES_MAX {
+                said.remove(0);
+            }
+            said.push(line.trim().to_owned());
+        })));
+    });
+}
+
+fn cannot(doing: &'static str, error: &libbpf_rs::Error) -> TaggingError {
+    let said = std::mem::take(&mut *SAID.lock().unwrap_or_else(PoisonError::into_inner));
+    if error.kind() == libbpf_rs::ErrorKind::PermissionDenied {
+        return TaggingError::NotAllowed;
+    }
+    let said: Vec<String> = std::iter::once(error.to_string()).chain(said).collect();
+    TaggingError::Kernel { doing, said: said.join("; ") }
+}

@@ -1,0 +1,692 @@
+//! The kernel programs against the Rust codec, by the kernel's own test facility: no interface,
+//! no packet leaves.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::sync::atomic::Ordering::SeqCst;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, IPV6_OPTION, Stamp, find_ipv4, find_ipv6};
+use tidelock_protocol::vector::CountVector;
+use tidelock_tagging::{Direction, GroupTags, MemberTags, Settings, TaggingError, Tried};
+
+const MARK: u32 = 1 << 27;
+const MTU: u32 = 1500;
+const OWN: [u8; 4] = [10, 0, 0, 1];
+const PEER: [u8; 4] = [10, 0, 0, 2];
+const STRANGER: [u8; 4] = [10, 0, 0, 9];
+const OWN6: &str = "fd00::1";
+const PEER6: &str = "fd00::2";
+const STRANGER6: &str = "fd00::9";
+const ETHERNET: usize = 14;
+
+const UDP: u8 = 17;
+const TCP: u8 = 6;
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+struct Member {
+    group: GroupTags,
+    tags: MemberTags,
+    codec: Codec,
+}
+
+fn settings(form: Form) -> Settings {
+    Settings {
+        codec: Codec::new(form, "shop", ["db", "web", "files"]),
+        ipv4_option: IPV4_OPTION,
+        pass_mark: MARK,
+        path_mtu: MTU,
+        path_strips_options: false,
+        hlc_ahead_max_ms: 1000,
+        off_for_a_demonstration: false,
+    }
+}
+
+fn load(settings: &Settings) -> Option<Member> {
+    let group = match GroupTags::new() {
+        Ok(group) => group,
+        Err(e @ TaggingError::NotAllowed) => {
+            // Not by eprintln: the test harness swallows that of a test that passes.
+            let _ = writeln!(std::io::stderr(), "SKIP kernel programs: {e}");
+            return None;
+        }
+        Err(e) => panic!("{e}"),
+    };
+    let tags = MemberTags::load(settings, &group, None).unwrap_or_else(|e| panic!("{e}"));
+    let ips = |texts: &[&str]| texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<IpAddr>>();
+    tags.set_addresses(&ips(&["10.0.0.1", OWN6]), &ips(&["10.0.0.2", PEER6])).unwrap();
+    group.committed().trusted_until.store(u64::MAX, SeqCst);
+    Some(Member { group, tags, codec: settings.codec })
+}
+
+fn vector(writers: u16) -> Form {
+    Form::Vector { writers }
+}
+
+impl Member {
+    fn pend(&self, seqs: &[u64]) {
+        for (entry, seq) in self.tags.pending().entries.iter().zip(seqs) {
+            entry.store(*seq, SeqCst);
+        }
+    }
+
+    fn pending(&self) -> Vec<u64> {
+        self.tags.pending().entries[..3].iter().map(|e| e.load(SeqCst)).collect()
+    }
+
+    fn commit(&self, seqs: &[u64]) {
+        for (entry, seq) in self.group.committed().entries.iter().zip(seqs) {
+            entry.store(*seq, SeqCst);
+        }
+    }
+
+    fn open(&self) {
+        self.group.committed().open_until.store(u64::MAX, SeqCst);
+    }
+
+    fn send(&self, frame: &[u8]) -> Tried {
+        self.tags.try_frame(Direction::FromGuest, frame, 0).unwrap()
+    }
+
+    fn receive(&self, frame: &[u8]) -> Tried {
+        self.tags.try_frame(Direction::ToGuest, frame, 0).unwrap()
+    }
+
+    /// What has been counted since.
+    fn counted(&self, what: &str) -> u64 {
+        let stats = self.tags.stats().unwrap();
+        stats.named().find(|(name, _)| *name == what).expect("a counter").1
+    }
+
+    fn tag4(&self, stamp: &Stamp) -> Vec<u8> {
+        let mut option = vec![];
+        self.codec.encode_ipv4(IPV4_OPTION, stamp, &mut option);
+        option
+    }
+
+    #[track_caller]
+    fn is_passed(&self, tried: &Tried, counter: &str) {
+        assert!(tried.passed && tried.mark & MARK != 0, "{:?}", self.tags.stats());
+        assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
+    }
+
+    #[track_caller]
+    fn is_left(&self, tried: &Tried, frame: &[u8], counter: &str) {
+        assert!(tried.passed && tried.mark & MARK == 0, "{:?}", self.tags.stats());
+        assert_eq!(tried.frame, frame, "a packet that is queued is as it was");
+        assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
+    }
+
+    #[track_caller]
+    fn is_dropped(&self, tried: &Tried, counter: &str) {
+        assert!(!tried.passed, "{:?}", self.tags.stats());
+        assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
+    }
+}
+
+fn stamp(seqs: &[u64]) -> Stamp {
+    Stamp::Vector((0..).map(WriterId).zip(seqs.iter().map(|s| Seq(*s))).collect())
+}
+
+fn sum(bytes: &[u8]) -> u16 {
+    let mut sum = bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0)))
+        .sum::<u32>();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+fn ip4(
+    source: [u8; 4],
+    destination: [u8; 4],
+    protocol: u8,
+    options: &[u8],
+    body: &[u8],
+) -> Vec<u8> {
+    ip4_fragment(source, destination, protocol, options, body, 0)
+}
+
+fn ip4_fragment(
+    source: [u8; 4],
+    destination: [u8; 4],
+    protocol: u8,
+    options: &[u8],
+    body: &[u8],
+    fragment: u16,
+) -> Vec<u8> {
+    assert_eq!(options.len() % 4, 0);
+    let header_len = 20 + options.len();
+    let total = u16::try_from(header_len + body.len()).unwrap();
+    let mut h = vec![0x40 | u8::try_from(header_len / 4).unwrap(), 0];
+    h.extend(total.to_be_bytes());
+    h.extend([0x12, 0x34]);
+    h.extend(fragment.to_be_bytes());
+    h.extend([64, protocol, 0, 0]);
+    h.extend(source);
+    h.extend(destination);
+    h.extend(options);
+    let check = !sum(&h);
+    h[10..12].copy_from_slice(&check.to_be_bytes());
+    let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+    frame.extend(h);
+    frame.extend(body);
+    frame
+}
+
+fn ip6(source: &str, destination: &str, next: u8, body: &[u8]) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x86, 0xdd, 0x60, 1, 2, 3];
+    frame.extend(u16::try_from(body.len()).unwrap().to_be_bytes());
+    frame.extend([next, 64]);
+    frame.extend(source.parse::<std::net::Ipv6Addr>().unwrap().octets());
+    frame.extend(destination.parse::<std::net::Ipv6Addr>().unwrap().octets());
+    frame.extend(body);
+    frame
+}
+
+fn segment(flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut tcp = vec![0x13, 0x88, 0x13, 0x89, 0, 0, 0, 1, 0, 0, 0, 2];
+    tcp.extend([u8::try_from((20 + options.len()) / 4).unwrap() << 4, flags, 1, 0, 0, 0, 0, 0]);
+    tcp.extend(options);
+    tcp.extend(payload);
+    tcp
+}
+
+/// With the right checksum over the IPv4 pseudo header.
+fn summed(source: [u8; 4], destination: [u8; 4], mut tcp: Vec<u8>) -> Vec<u8> {
+    let check = !tcp_sum(source, destination, &tcp);
+    tcp[16..18].copy_from_slice(&check.to_be_bytes());
+    tcp
+}
+
+fn tcp_sum(source: [u8; 4], destination: [u8; 4], tcp: &[u8]) -> u16 {
+    let mut all = [&source[..], &destination[..], &[0, TCP][..]].concat();
+    all.extend(u16::try_from(tcp.len()).unwrap().to_be_bytes());
+    all.extend(tcp);
+    sum(&all)
+}
+
+/// Everything that an IPv4 receiver looks at.
+#[track_caller]
+fn options_of(frame: &[u8]) -> &[u8] {
+    let h = &frame[ETHERNET..];
+    let header_len = usize::from(h[0] & 15) * 4;
+    assert_eq!(h[0] >> 4, 4);
+    assert_eq!(usize::from(u16::from_be_bytes([h[2], h[3]])), h.len(), "total length");
+    assert_eq!(sum(&h[..header_len]), 0xffff, "header checksum");
+    &h[20..header_len]
+}
+
+#[test]
+fn to_a_member_the_tag_is_what_the_codec_writes() {
+    for (form, seqs) in [
+        (vector(3), &[5, 0x1_0000_0007, u64::from(u32::MAX)][..]),
+        (vector(1), &[0][..]),
+        (vector(9), &[1, 2, 3, 4, 5, 6, 7, 8, 9][..]),
+        (vector(0), &[][..]),
+    ] {
+        let Some(m) = load(&settings(form)) else { return };
+        m.pend(seqs);
+        let frame = ip4(OWN, PEER, UDP, &[], b"hello");
+        let sent = m.send(&frame);
+        m.is_passed(&sent, "tagged");
+        assert_eq!(options_of(&sent.frame), m.tag4(&stamp(seqs)));
+        let end = sent.frame.len();
+        assert_eq!(&sent.frame[end - 5..], b"hello");
+
+        // And back again: another member's program merges it and gives the guest its packet.
+        let Some(other) = load(&settings(form)) else { return };
+        other.commit(seqs);
+        let flipped = ip4(PEER, OWN, UDP, options_of(&sent.frame), b"hello");
+        let received = other.receive(&flipped);
+        assert!(received.passed);
+        assert_eq!(received.frame, ip4(PEER, OWN, UDP, &[], b"hello"));
+        assert_eq!(other.counted("merged"), 1);
+        for (entry, seq) in other.tags.pending().entries.iter().zip(seqs) {
+            assert_eq!(entry.load(SeqCst), *seq);
+        }
+    }
+}
+
+#[test]
+fn entries_are_rebuilt_around_what_is_known_here_and_only_rise() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let far = 5 << 32;
+    m.pend(&[far + 10, 0, 77]);
+    m.commit(&[0, far - 3, 0]);
+    let tag = m.tag4(&stamp(&[far + 4, far + 2, 78]));
+    assert!(m.receive(&ip4(PEER, OWN, UDP, &tag, b"x")).passed);
+    assert_eq!(m.pending(), [far + 10, far + 2, 78]);
+    // An entry below 0 is nobody's.
+    let tag = m.tag4(&stamp(&[far, far, u64::from(u32::MAX)]));
+    m.is_dropped(&m.receive(&ip4(PEER, OWN, UDP, &tag, b"x")), "dropped_malformed");
+}
+
+#[test]
+fn what_is_sent_is_never_older_than_c() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[3, 9, 0]);
+    m.commit(&[7, 4, 1 << 33]);
+    let sent = m.send(&ip4(OWN, PEER, UDP, &[], b"x"));
+    assert_eq!(options_of(&sent.frame), m.tag4(&stamp(&[7, 9, 1 << 33])));
+}
+
+#[test]
+fn before_c_is_known_nothing_is_tagged_and_no_tag_believed() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    m.group.committed().trusted_until.store(0, SeqCst);
+    let frame = ip4(OWN, PEER, UDP, &[], b"x");
+    m.is_left(&m.send(&frame), &frame, "gated_untrusted");
+    let tag = m.tag4(&stamp(&[1, 2, 3]));
+    m.is_dropped(&m.receive(&ip4(PEER, OWN, UDP, &tag, b"x")), "dropped_untrusted");
+    assert_eq!(m.pending(), [0, 0, 0]);
+}
+
+#[test]
+fn hlc_tags_carry_the_time_and_one_too_far_ahead_is_dropped() {
+    let Some(m) = load(&settings(Form::Hlc)) else { return };
+    m.group.committed().wall_minus_boot.store(1_000_000_000_000_000, SeqCst);
+    let wall_ms = 1_000_000_000 + boot_ms();
+    let now = Hlc::new(wall_ms, 7);
+    m.tags.pending().hlc.store(now.0, SeqCst);
+    let sent = m.send(&ip4(OWN, PEER, UDP, &[], b"x"));
+    assert_eq!(options_of(&sent.frame), m.tag4(&Stamp::Hlc(now)));
+
+    let from_peer = |hlc| ip4(PEER, OWN, UDP, &m.tag4(&Stamp::Hlc(hlc)), b"x");
+    let ahead = Hlc::new(wall_ms + 900, 3);
+    assert!(m.receive(&from_peer(ahead)).passed);
+    assert_eq!(m.tags.pending().hlc.load(SeqCst), ahead.0);
+    assert!(m.receive(&from_peer(now)).passed);
+    assert_eq!(m.tags.pending().hlc.load(SeqCst), ahead.0, "a time never falls");
+    let jumped = Hlc::new(wall_ms + 3_600_000, 0);
+    m.is_dropped(&m.receive(&from_peer(jumped)), "dropped_ahead");
+    assert_eq!(m.tags.pending().hlc.load(SeqCst), ahead.0);
+}
+
+fn boot_ms() -> u64 {
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+    (uptime.split_whitespace().next().unwrap().parse::<f64>().unwrap() * 1000.0) as u64
+}
+
+#[test]
+fn to_outside_covered_packets_pass_while_the_gate_is_open() {
+    for form in [vector(2), Form::Hlc] {
+        let Some(m) = load(&settings(form)) else { return };
+        let frame = ip4(OWN, STRANGER, UDP, &[], b"x");
+        m.is_left(&m.send(&frame), &frame, "left_to_queue");
+        let settle = || {
+            let crossing = m.tags.crossing();
+            crossing.decided.store(crossing.queued.load(SeqCst), SeqCst);
+        };
+        settle();
+        m.open();
+        let sent = m.send(&frame);
+        m.is_passed(&sent, "covered");
+        assert_eq!(sent.frame, frame);
+
+        let raise = || match form {
+            Form::Hlc => m.tags.pending().hlc.store(9, SeqCst),
+            _ => m.pend(&[0, 9]),
+        };
+        let cover = || match form {
+            Form::Hlc => m.group.committed().watermark.store(9, SeqCst),
+            _ => m.commit(&[0, 9]),
+        };
+        raise();
+        assert_eq!(m.send(&frame).mark & MARK, 0, "not covered");
+        cover();
+        assert_eq!(m.send(&frame).mark & MARK, 0, "one waits in the queue, as far as is known");
+        settle();
+        assert_ne!(m.send(&frame).mark & MARK, 0);
+        m.tags.crossing().waiting.store(1, SeqCst);
+        assert_eq!(m.send(&frame).mark & MARK, 0);
+        m.tags.crossing().waiting.store(0, SeqCst);
+        settle();
+        m.group.committed().open_until.store(1, SeqCst);
+        assert_eq!(m.send(&frame).mark & MARK, 0, "the lease has ended");
+        settle();
+        raise();
+        m.group.committed().is_async.store(1, SeqCst);
+        m.open();
+        assert_ne!(m.send(&frame).mark & MARK, 0, "async holds nothing");
+    }
+}
+
+#[test]
+fn pure_acks_need_no_tag_and_other_segments_do() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let ack = ip4(OWN, PEER, TCP, &[], &segment(ACK, &[1; 12], b""));
+    let sent = m.send(&ack);
+    m.is_passed(&sent, "untagged_acks");
+    assert_eq!(sent.frame, ack);
+    for (flags, payload) in [(ACK, &b"data"[..]), (ACK | 1, b""), (ACK | 4, b""), (SYN, b"")] {
+        let sent = m.send(&ip4(OWN, PEER, TCP, &[], &segment(flags, &[], payload)));
+        assert!(!options_of(&sent.frame).is_empty());
+    }
+    let behind = [&ip4(OWN, PEER, TCP, &[], &segment(ACK, &[1; 12], b""))[..], b"more"].concat();
+    assert_eq!(m.send(&behind).mark & MARK, 0, "bytes behind the end");
+}
+
+#[test]
+fn a_syn_announces_segments_that_leave_room() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let mss = |mss: u16| {
+        let [high, low] = mss.to_be_bytes();
+        let tcp = segment(SYN, &[1, 1, 1, 1, 2, 4, high, low], b"");
+        let sent = m.send(&ip4(OWN, PEER, TCP, &[], &summed(OWN, PEER, tcp)));
+        let tcp = &sent.frame[ETHERNET + 20 + m.codec.ipv4_bytes()..];
+        assert_eq!(tcp_sum(OWN, PEER, tcp), 0xffff, "TCP checksum");
+        u16::from_be_bytes([tcp[26], tcp[27]])
+    };
+    assert_eq!(mss(1460), 1460 - 16);
+    assert_eq!(mss(1444), 1444);
+    assert_eq!(mss(536), 536);
+    assert_eq!(m.counted("mss_lowered"), 1);
+    let body = segment(SYN, &[2, 4, 5, 0xa0], b"");
+    let sent = m.send(&ip6(OWN6, PEER6, TCP, &body));
+    let end = sent.frame.len();
+    assert_eq!(&sent.frame[end - 2..], (1500u16 - 60 - 24).to_be_bytes());
+}
+
+#[test]
+fn what_cannot_be_tagged_is_left_to_the_queue() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let full = vec![0; MTU as usize - 20 - 15];
+    let frame = ip4(OWN, PEER, UDP, &[], &full);
+    m.is_left(&m.send(&frame), &frame, "gated_mtu");
+    let fits = ip4(OWN, PEER, UDP, &[], &full[1..]);
+    m.is_passed(&m.send(&fits), "tagged");
+    let frame = ip4_fragment(OWN, PEER, UDP, &[], &full, 0x2000);
+    m.is_left(&m.send(&frame), &frame, "gated_fragment");
+    let frame = ip4(OWN, PEER, UDP, &[1; 28], b"x");
+    m.is_left(&m.send(&frame), &frame, "gated_no_room");
+    for (nth, broken) in [&[7u8, 0, 0, 0], &[7, 9, 0, 0], &[1, 1, 1, 7]].into_iter().enumerate() {
+        let frame = ip4(OWN, PEER, UDP, broken, b"x");
+        let sent = m.send(&frame);
+        assert_eq!((sent.mark & MARK, sent.frame), (0, frame));
+        assert_eq!(m.counted("gated_unreadable"), nth as u64 + 1);
+    }
+    let mut short = ip4(OWN, PEER, UDP, &[], b"x");
+    short[ETHERNET + 3] = 200;
+    assert_eq!(m.send(&short).mark & MARK, 0, "shorter than it says");
+    // Without the type of a GSO packet, the kernel makes no room in one: gated, not lost.
+    let frame = ip4(OWN, PEER, UDP, &[], &[0; 2000]);
+    let sent = m.tags.try_frame(Direction::FromGuest, &frame, 1000).unwrap();
+    m.is_left(&sent, &frame, "gated_refused");
+
+    let Some(m) = load(&Settings { path_strips_options: true, ..settings(vector(3)) }) else {
+        return;
+    };
+    let frame = ip4(OWN, PEER, UDP, &[], b"x");
+    m.is_left(&m.send(&frame), &frame, "gated_path");
+}
+
+#[test]
+fn a_guests_own_options_stay_behind_ours_and_come_out_alone() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let alert = [148, 4, 0, 0];
+    let sent = m.send(&ip4(OWN, PEER, UDP, &alert, b"x"));
+    m.is_passed(&sent, "tagged");
+    assert_eq!(options_of(&sent.frame), [&m.tag4(&stamp(&[0, 0, 0]))[..], &alert].concat());
+    let received = m.receive(&ip4(PEER, OWN, UDP, options_of(&sent.frame), b"x"));
+    assert_eq!(received.frame, ip4(PEER, OWN, UDP, &alert, b"x"));
+}
+
+#[test]
+fn a_guest_that_sends_a_tag_itself_is_not_heard() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let tag = m.tag4(&stamp(&[1, 2, 3]));
+    for to in [PEER, STRANGER] {
+        assert!(!m.send(&ip4(OWN, to, UDP, &tag, b"x")).passed);
+    }
+    assert!(!m.send(&ip4(OWN, PEER, UDP, &[1, 1, 158, 2], b"x")).passed);
+    let mut six = vec![];
+    m.codec.encode_ipv6(UDP, &stamp(&[1, 2, 3]), &mut six);
+    assert!(!m.send(&ip6(OWN6, PEER6, 60, &[&six[..], b"x"].concat())).passed);
+    assert_eq!(m.counted("dropped_guests_own"), 4);
+}
+
+#[test]
+fn from_an_address_that_is_not_the_members_a_packet_goes_the_way_to_outside() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let frame = ip4(STRANGER, PEER, UDP, &[], b"x");
+    m.is_left(&m.send(&frame), &frame, "left_to_queue");
+    let frame = ip6(STRANGER6, PEER6, UDP, b"12345678");
+    assert_eq!(m.send(&frame).mark & MARK, 0);
+}
+
+#[test]
+fn tags_of_strangers_are_stripped_wherever_they_are_and_never_merged() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let tag = m.tag4(&stamp(&[1, 2, 3]));
+    let plain = ip4(STRANGER, OWN, UDP, &[], b"x");
+    assert_eq!(m.receive(&ip4(STRANGER, OWN, UDP, &tag, b"x")).frame, plain);
+    assert_eq!(m.receive(&ip4(STRANGER, OWN, UDP, &[158, 4, 9, 9], b"x")).frame, plain);
+    for (options, left) in [
+        (&[1u8, 158, 3, 0][..], &[1u8, 1, 1, 1][..]),
+        (&[158, 2, 158, 2], &[1, 1, 1, 1]),
+        (&[148, 4, 0, 0, 158, 4, 1, 2], &[148, 4, 0, 0, 1, 1, 1, 1]),
+        (&[158, 3, 7, 158, 4, 1, 2, 0], &[1, 1, 1, 1, 1, 1, 1, 0]),
+    ] {
+        let received = m.receive(&ip4(STRANGER, OWN, UDP, options, b"x"));
+        assert_eq!(options_of(&received.frame), left);
+    }
+    assert_eq!(m.counted("stripped_foreign"), 6);
+    assert_eq!(m.pending(), [0, 0, 0]);
+}
+
+#[test]
+fn a_wrong_tag_from_a_member_is_dropped() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let tag = m.tag4(&stamp(&[1, 2, 3]));
+    let mut dropped = 0;
+    let mut wrong = |options: &[u8], why: &str| {
+        assert!(!m.receive(&ip4(PEER, OWN, UDP, options, b"x")).passed, "{why}");
+        dropped += 1;
+        assert_eq!(m.counted("dropped_malformed"), dropped, "{why}");
+    };
+    for at in 2..tag.len() {
+        let mut damaged = tag.clone();
+        damaged[at] ^= 0x40;
+        wrong(&damaged, "damage");
+    }
+    wrong(&[&tag[..], &[158, 4, 0, 0]].concat(), "twice");
+    wrong(&[&[1, 1, 1, 1], &tag[..]].concat(), "not the first");
+    wrong(&[158, 4, 0x11, 0], "too short");
+    wrong(&[158, 2, 1, 1], "empty");
+    let other = Codec::new(vector(3), "shop", ["web", "db", "files"]);
+    let mut option = vec![];
+    other.encode_ipv4(IPV4_OPTION, &stamp(&[1, 2, 3]), &mut option);
+    wrong(&option, "other writers");
+    let hlc = Codec::new(Form::Hlc, "shop", ["db", "web", "files"]);
+    let mut option = vec![];
+    hlc.encode_ipv4(IPV4_OPTION, &Stamp::Hlc(Hlc(7)), &mut option);
+    wrong(&option, "another form");
+    for unreadable in [&[158u8, 0, 0, 0], &[158, 5, 0, 0], &[1, 1, 1, 158]] {
+        assert!(!m.receive(&ip4(PEER, OWN, UDP, unreadable, b"x")).passed);
+        assert!(!m.receive(&ip4(STRANGER, OWN, UDP, unreadable, b"x")).passed);
+    }
+    assert_eq!(m.counted("dropped_unreadable"), 6);
+    assert_eq!(m.pending(), [0, 0, 0], "nothing was merged");
+}
+
+#[test]
+fn fragments_carry_and_lose_their_tags_like_whole_packets() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[4, 5, 6]);
+    for fragment in [0x2000, 0x2010, 0x0020] {
+        let plain = ip4_fragment(OWN, PEER, UDP, &[], b"part of it", fragment);
+        let sent = m.send(&plain);
+        assert_eq!(options_of(&sent.frame), m.tag4(&stamp(&[4, 5, 6])));
+        let tagged = ip4_fragment(PEER, OWN, UDP, options_of(&sent.frame), b"part of it", fragment);
+        let received = m.receive(&tagged);
+        assert_eq!(received.frame, ip4_fragment(PEER, OWN, UDP, &[], b"part of it", fragment));
+    }
+}
+
+#[test]
+fn ipv6_tags_are_what_the_codec_writes_and_come_out_again() {
+    for writers in [1, 2, 3, 10, 63] {
+        let Some(m) = load(&settings(vector(writers))) else { return };
+        let seqs: Vec<u64> = (1..=u64::from(writers)).collect();
+        m.pend(&seqs);
+        let plain = ip6(OWN6, PEER6, UDP, b"12345678hello");
+        let sent = m.send(&plain);
+        m.is_passed(&sent, "tagged");
+        let mut header = vec![];
+        m.codec.encode_ipv6(UDP, &stamp(&seqs), &mut header);
+        let tagged = ip6(OWN6, PEER6, 60, &[&header[..], b"12345678hello"].concat());
+        assert_eq!(sent.frame, tagged);
+
+        let Some(other) = load(&settings(vector(writers))) else { return };
+        let tagged = ip6(PEER6, OWN6, 60, &[&header[..], b"12345678hello"].concat());
+        let received = other.receive(&tagged);
+        assert_eq!(received.frame, ip6(PEER6, OWN6, UDP, b"12345678hello"));
+        let merged: Vec<u64> =
+            other.tags.pending().entries.iter().map(|e| e.load(SeqCst)).collect();
+        assert_eq!(merged[..seqs.len()], seqs);
+    }
+}
+
+#[test]
+fn ipv6_extension_headers_are_walked() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let mut tag = vec![];
+    m.codec.encode_ipv6(UDP, &stamp(&[1, 2, 3]), &mut tag);
+    let body = b"12345678";
+    let from = |source: &str, next: u8, parts: &[&[u8]]| {
+        m.receive(&ip6(source, OWN6, next, &parts.concat()))
+    };
+    // A stranger's, behind another header, with others: turned into filling.
+    let hop = [60u8, 0, 1, 4, 0, 0, 0, 0];
+    let received = from(STRANGER6, 0, &[&hop, &tag, body]);
+    assert_eq!(received.frame.len(), 14 + 40 + 8 + tag.len() + 8);
+    let options = &received.frame[14 + 40 + 8 + 2..14 + 40 + 8 + tag.len()];
+    assert_eq!(find_ipv6(options), Ok(None));
+    assert_eq!(options[..16], [&[1, 14][..], &[0; 14]].concat(), "no entry is left");
+    assert_eq!(m.counted("stripped_foreign"), 1);
+    assert_eq!(m.pending(), [0, 0, 0]);
+
+    // A member's must be where ours are, and only once.
+    let mut second = tag.clone();
+    second[0] = 60;
+    assert!(!from(PEER6, 0, &[&hop, &tag, body]).passed);
+    assert!(!from(PEER6, 60, &[&second, &tag, body]).passed);
+    let mut damaged = tag.clone();
+    damaged[7] ^= 1;
+    assert!(!from(PEER6, 60, &[&damaged, body]).passed);
+    assert_eq!(m.counted("dropped_malformed"), 3);
+    for unreadable in [
+        &[17u8, 9, IPV6_OPTION, 4, 0, 0, 0, 0][..],
+        &[17, 0, IPV6_OPTION, 9, 0, 0, 0, 0],
+        &[17, 0, 1, 3, 0, 0, 0, IPV6_OPTION],
+    ] {
+        assert!(!from(PEER6, 60, &[unreadable, body]).passed);
+    }
+    assert_eq!(m.counted("dropped_unreadable"), 3);
+
+    // The guest's own headers: ours comes first, but never before hop-by-hop.
+    let own = [17u8, 0, 1, 4, 0, 0, 0, 0];
+    let sent = m.send(&ip6(OWN6, PEER6, 60, &[&own[..], body].concat()));
+    m.is_passed(&sent, "tagged");
+    let received = from(PEER6, 60, &[&sent.frame[14 + 40..]]);
+    assert_eq!(received.frame, ip6(PEER6, OWN6, 60, &[&own[..], body].concat()));
+    let frame = ip6(OWN6, PEER6, 0, &[&own[..], body].concat());
+    m.is_left(&m.send(&frame), &frame, "gated_no_room");
+}
+
+#[test]
+fn neighbour_discovery_and_what_is_not_ip_are_left_alone() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let solicitation = ip6(OWN6, PEER6, 58, &[135, 0, 0, 0, 0, 0, 0, 0]);
+    let mut arp = ip4(OWN, PEER, UDP, &[], b"x");
+    arp[12..14].copy_from_slice(&[8, 6]);
+    for frame in [solicitation, arp] {
+        assert_eq!(m.send(&frame), Tried { passed: true, mark: 0, frame: frame.clone() });
+        assert_eq!(m.receive(&frame).frame, frame);
+    }
+    assert_eq!(m.tags.stats().unwrap(), Default::default());
+}
+
+#[test]
+fn switched_off_for_a_demonstration_nothing_is_tagged_or_merged() {
+    let off = Settings { off_for_a_demonstration: true, ..settings(vector(3)) };
+    let Some(m) = load(&off) else { return };
+    m.pend(&[1, 2, 3]);
+    let frame = ip4(OWN, PEER, UDP, &[], b"x");
+    let sent = m.send(&frame);
+    m.is_passed(&sent, "untagged_for_a_demonstration");
+    assert_eq!(sent.frame, frame);
+    let tag = m.tag4(&stamp(&[9, 9, 9]));
+    let received = m.receive(&ip4(PEER, OWN, UDP, &tag, b"x"));
+    assert_eq!(received.frame, ip4(PEER, OWN, UDP, &[], b"x"));
+    assert_eq!(m.pending(), [1, 2, 3]);
+}
+
+/// Noise and damaged packets: the program and the codec agree on what is a tag, and nothing else
+/// is ever merged.
+#[test]
+fn any_options_are_read_alike_by_the_program_and_the_codec() {
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, TestRunner};
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let base = CountVector::new();
+    let good = m.tag4(&stamp(&[7, 8, 9]));
+    let byte = prop_oneof![3 => any::<u8>(), 1 => Just(158), 1 => 0u8..6];
+    let noise = prop::collection::vec(byte, 0..=40).prop_map(|mut bytes| {
+        bytes.truncate(bytes.len() / 4 * 4);
+        bytes
+    });
+    let damaged = (prop::collection::vec((0usize..24, any::<u8>()), 0..3), 0usize..3).prop_map(
+        move |(damage, more)| {
+            let mut options = good.clone();
+            options.extend(vec![1; more * 4]);
+            for (at, byte) in damage {
+                if let Some(b) = options.get_mut(at) {
+                    *b = byte;
+                }
+            }
+            options
+        },
+    );
+    TestRunner::new(Config { cases: 2000, failure_persistence: None, ..Config::default() })
+        .run(&(prop_oneof![noise, damaged], any::<bool>()), |(options, peer)| {
+            m.pend(&[0, 0, 0]);
+            let source = if peer { PEER } else { STRANGER };
+            let received = m.receive(&ip4(source, OWN, UDP, &options, b"payload"));
+            let found = find_ipv4(&options, IPV4_OPTION);
+            let decoded = match found {
+                Ok(Some(body)) if peer => {
+                    let first = options[0] == IPV4_OPTION;
+                    m.codec.decode(body, &base).ok().filter(|_| first)
+                }
+                _ => None,
+            };
+            let passes = match found {
+                Ok(None) => true,
+                Ok(Some(_)) => !peer || decoded.is_some(),
+                Err(tidelock_protocol::tag::TagError::Twice) => {
+                    // The codec stops at the second; what follows may be broken.
+                    prop_assert!(!peer || !received.passed);
+                    received.passed
+                }
+                Err(_) => false,
+            };
+            prop_assert_eq!(received.passed, passes, "{:?}", options);
+            let wanted = match decoded {
+                Some(Stamp::Vector(v)) => (0..3).map(|w| v.get(WriterId(w)).0).collect(),
+                _ => vec![0, 0, 0],
+            };
+            prop_assert_eq!(m.pending(), wanted);
+            if received.passed {
+                let left = find_ipv4(options_of(&received.frame), IPV4_OPTION);
+                prop_assert_eq!(left, Ok(None), "the guest saw a tag");
+                prop_assert!(received.frame.ends_with(b"payload"));
+            }
+            Ok(())
+        })
+        .unwrap();
+}

@@ -1,0 +1,434 @@
+//! Tags on real packets: two members of a group and a client outside.
+
+use crate::can_run;
+use crate::lab::{PATIENCE, in_namespace, next, nothing_came, udp, until};
+use crate::town::{Gates, Plan, Town};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const PORT: u16 = 7000;
+
+fn any(port: u16) -> String {
+    format!("[::]:{port}")
+}
+
+/// A socket for both families at a fixed port.
+fn socket(town: &Town, who: &str) -> UdpSocket {
+    udp(&town.ns(who), &any(PORT))
+}
+
+fn at(ip: IpAddr) -> SocketAddr {
+    // The sockets speak IPv6; an IPv4 address is one of theirs, too.
+    let ip = match ip {
+        IpAddr::V4(v4) => IpAddr::V6(v4.to_ipv6_mapped()),
+        v6 => v6,
+    };
+    SocketAddr::new(ip, PORT)
+}
+
+fn until_stat(gates: &mut Gates, member: &str, name: &str, wanted: impl Fn(u64) -> bool) {
+    until(&format!("{name} of {member}"), || wanted(gates.stats(member)[name]));
+}
+
+#[test]
+fn what_a_member_depends_on_goes_with_its_packets() {
+    if !can_run("tag_carries") {
+        return;
+    }
+    for plan in Plan::ALL {
+        for (form, own, commit) in
+            [("2", "pending 0 5", "commit 0 5"), ("hlc", "pending 0 5 700", "watermark 700")]
+        {
+            for six in [false, true] {
+                let town = Town::new(plan);
+                let ip = |who: &str| at(if six { town.ip6(who) } else { town.ip(who) });
+                let mut gates = town.gates(form);
+                let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+                web.send_to(b"before", ip("db")).unwrap();
+                assert_eq!(next(&db), b"before");
+                gates.tell("web", own);
+                web.send_to(b"hello", ip("db")).unwrap();
+                assert_eq!(next(&db), b"hello", "{plan:?} {form}");
+                let tags = gates.tags("db");
+                let learnt = if form == "hlc" { tags["hlc"] } else { tags["p0"] };
+                assert_eq!(learnt, if form == "hlc" { 700 } else { 5 });
+                assert!(gates.tags("web")["tagged"] >= 2 && tags["merged"] >= 2);
+
+                // What db tells outsiders now may depend on web's write.
+                db.send_to(b"answer", ip("client")).unwrap();
+                until_stat(&mut gates, "db", "held_packets", |n| n >= 1);
+                nothing_came(&client);
+                gates.of("db").tell(commit);
+                assert_eq!(next(&client), b"answer", "{plan:?} {form}");
+            }
+        }
+    }
+}
+
+#[test]
+fn full_size_packets_cross_both_ways() {
+    if !can_run("full_size") {
+        return;
+    }
+    for plan in Plan::ALL {
+        for (headroom, tagging) in [(false, "9"), (true, "9"), (false, "hlc")] {
+            let town = Town::new(plan);
+            if headroom {
+                town.widen(1600);
+            }
+            let mut gates = town.gates(tagging);
+            let sockets = ["web", "db"].map(|who| socket(&town, who));
+            for (from, to) in [(0, 1), (1, 0)] {
+                let name = ["web", "db"][to];
+                // Exactly the guests' MTU; then in fragments of it.
+                for bytes in [1472, 5000] {
+                    let datagram: Vec<u8> = (0..bytes).map(|n| n as u8).collect();
+                    sockets[from].send_to(&datagram, at(town.ip(name))).unwrap();
+                    let mut buffer = [0; 8192];
+                    let len = sockets[to].recv(&mut buffer).expect("it came through");
+                    assert!(buffer[..len] == datagram[..], "{plan:?} {headroom} {bytes}");
+                    sockets[from].send_to(&datagram[..1400], at(town.ip6(name))).unwrap();
+                    assert_eq!(next(&sockets[to]).len(), 1400);
+                }
+            }
+            for (from, to) in [("web", "db"), ("db", "web")] {
+                for ip in [town.ip(to), town.ip6(to)] {
+                    stream(&town, from, to, ip);
+                }
+            }
+            let tags = gates.tags("web");
+            let gated = tags["gated_mtu"] + tags["gated_fragment"];
+            assert_eq!(gated > 0, !headroom, "{tags:?}");
+            let lowered = tags["mss_lowered"];
+            assert_eq!(lowered > 0, !headroom, "{tags:?}");
+            for member in ["web", "db"] {
+                let tags = gates.tags(member);
+                assert!(tags["merged"] > 100 && tags["untagged_acks"] > 0, "{tags:?}");
+                let lost = tags.iter().filter(|(name, n)| name.starts_with("dropped") && **n > 0);
+                assert_eq!(lost.count(), 0, "{tags:?}");
+                assert_eq!(tags["gated_refused"] + tags["gated_unreadable"], 0, "{tags:?}");
+            }
+        }
+    }
+}
+
+fn stream(town: &Town, from: &str, to: &str, ip: IpAddr) {
+    let listener = in_namespace(&town.ns(to), || TcpListener::bind("[::]:7100")).unwrap();
+    let to = SocketAddr::new(ip, 7100);
+    let mut sender = in_namespace(&town.ns(from), || TcpStream::connect(to)).unwrap();
+    let (mut receiver, _) = listener.accept().unwrap();
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    sender.set_write_timeout(Some(PATIENCE)).unwrap();
+    let sent: Vec<u8> = (0u32..6 << 20).flat_map(u32::to_le_bytes).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| sender.write_all(&sent).unwrap());
+        let mut received = vec![0; sent.len()];
+        receiver.read_exact(&mut received).unwrap();
+        assert!(received == sent);
+    });
+}
+
+#[test]
+fn a_capture_inside_the_guest_shows_no_option() {
+    if !can_run("capture") {
+        return;
+    }
+    for plan in Plan::ALL {
+        let town = Town::new(plan);
+        let mut gates = town.gates("3");
+        gates.tell("web", "pending 0 5");
+        let mut tcpdump = in_namespace(&town.ns("db"), || {
+            Command::new("tcpdump")
+                .args(["-l", "-nn", "-v", "--immediate-mode", "-i", "e0"])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("tcpdump")
+        });
+        let mut errors = BufReader::new(tcpdump.stderr.take().unwrap()).lines();
+        assert!(errors.any(|line| line.unwrap().contains("listening")));
+        let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+        for ip in [town.ip("db"), town.ip6("db")] {
+            web.send_to(b"udp", at(ip)).unwrap();
+            assert_eq!(next(&db), b"udp");
+            let listener = in_namespace(&town.ns("db"), || TcpListener::bind("[::]:7100")).unwrap();
+            let mut from =
+                in_namespace(&town.ns("web"), || TcpStream::connect((ip, 7100))).unwrap();
+            from.write_all(b"tcp").unwrap();
+            let mut got = [0; 3];
+            listener.accept().unwrap().0.read_exact(&mut got).unwrap();
+        }
+        spoof(&town, "client", "db", &[158, 12, 0x11, 9, 9, 9, 9, 9, 9, 9, 9, 9]);
+        assert_eq!(next(&db), b"spoofed");
+        client.send_to(b"the end", at(town.ip("db"))).unwrap();
+        assert_eq!(next(&db), b"the end");
+        let mut seen = String::new();
+        let mut output = BufReader::new(tcpdump.stdout.take().unwrap());
+        let last = format!("{}.{PORT} > {}.{PORT}:", town.ip("client"), town.ip("db"));
+        while !seen.contains(&last) {
+            assert_ne!(output.read_line(&mut seen).unwrap(), 0, "tcpdump ended");
+        }
+        tcpdump.kill().unwrap();
+        tcpdump.wait().unwrap();
+        for ip in ["web", "db"].map(|who| (town.ip(who), town.ip6(who))) {
+            assert!(seen.contains(&format!("{}.", ip.0)) && seen.contains(&format!("{}.", ip.1)));
+        }
+        assert!(seen.contains("Flags [P.]"), "{seen}");
+        for option in ["options (", "DSTOPT", "unknown 158"] {
+            assert!(!seen.contains(option), "{seen}");
+        }
+        let tags = gates.tags("db");
+        assert!(tags["merged"] > 0 && tags["stripped_foreign"] == 1, "{tags:?}");
+        assert_eq!(tags["p0"], 5);
+    }
+}
+
+/// A datagram with options of the sender's choice, from its own address and port.
+fn spoof(town: &Town, from: &str, to: &str, options: &[u8]) {
+    let to = town.ip(to);
+    let hex: String = options.iter().map(|b| format!("{b:02x}")).collect();
+    town.on(
+        from,
+        &format!(
+            "python3 -c 'import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n\
+             s.setsockopt(0, socket.IP_OPTIONS, bytes.fromhex(\"{hex}\"))\n\
+             s.setsockopt(socket.SOL_SOCKET, 15, 1)\n\
+             s.bind((\"{}\", {}))\ns.sendto(b\"spoofed\", (\"{to}\", {PORT}))'",
+            town.ip(from),
+            PORT + 1,
+        ),
+    );
+}
+
+/// A datagram whose whole IPv4 packet the client makes up: here with a member's address.
+fn forge(town: &Town, pretended: &str, to: &str, options: &[u8]) {
+    let hex: String = options.iter().map(|b| format!("{b:02x}")).collect();
+    let (source, to) = (town.ip(pretended), town.ip(to));
+    town.on(
+        "client",
+        &format!(
+            "python3 -c 'import socket, struct\n\
+             s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)\n\
+             o = bytes.fromhex(\"{hex}\")\n\
+             b = struct.pack(\">HHHH\", {PORT}, {PORT}, 14, 0) + b\"forged\"\n\
+             h = struct.pack(\">BBHHHBBH4s4s\", 0x45 + len(o) // 4, 0, 20 + len(o) + len(b), 7, 0, 64, 17, 0, \
+             socket.inet_aton(\"{source}\"), socket.inet_aton(\"{to}\"))\n\
+             s.sendto(h + o + b, (\"{to}\", 0))'"
+        ),
+    );
+}
+
+#[test]
+fn tags_from_outside_are_not_merged_and_wrong_ones_in_a_members_name_are_dropped() {
+    if !can_run("spoofed") {
+        return;
+    }
+    for plan in Plan::ALL {
+        let town = Town::new(plan);
+        let mut gates = town.gates("3");
+        let [web, db] = ["web", "db"].map(|who| socket(&town, who));
+        // As good as a member would make it: the context is that of a group without named writers.
+        web.send_to(b"real", at(town.ip("db"))).unwrap();
+        assert_eq!(next(&db), b"real");
+        for options in [
+            &[158u8, 16, 0x11, 0, 0, 0, 0, 9, 0, 0, 0, 9, 0, 0, 0, 9][..],
+            &[1, 158, 3, 0],
+            &[158, 4, 0, 0, 158, 4, 0, 0],
+        ] {
+            spoof(&town, "client", "db", options);
+            assert_eq!(next(&db), b"spoofed");
+        }
+        let tags = gates.tags("db");
+        assert_eq!(tags["stripped_foreign"], 3, "{tags:?}");
+        assert_eq!((tags["p0"], tags["p1"], tags["p2"]), (0, 0, 0));
+
+        for options in
+            [&[158u8, 4, 0, 0][..], &[158, 16, 0x11, 0, 0, 0, 0, 9, 0, 0, 0, 9, 0, 0, 0, 8]]
+        {
+            let before = gates.tags("db")["dropped_malformed"];
+            forge(&town, "web", "db", options);
+            until("it is dropped", || gates.tags("db")["dropped_malformed"] > before);
+        }
+        nothing_came(&db);
+        let tags = gates.tags("db");
+        assert_eq!((tags["p0"], tags["p1"], tags["p2"]), (0, 0, 0));
+    }
+}
+
+#[test]
+fn covered_packets_leave_by_themselves_until_the_gate_is_killed() {
+    if !can_run("covered_by_itself") {
+        return;
+    }
+    for plan in Plan::ALL {
+        let town = Town::new(plan);
+        let mut gates = town.gates("2");
+        let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+        let to = at(town.ip("client"));
+        gates.tell("web", "pending 0 3");
+        web.send_to(b"uncovered", to).unwrap();
+        until_stat(&mut gates, "web", "held_packets", |n| n == 1);
+        gates.tell_all("commit 0 3");
+        assert_eq!(next(&client), b"uncovered");
+        // The gate's thread says that the queue is empty; until then packets go through it.
+        until("a packet passes by itself", || {
+            web.send_to(b"covered", to).unwrap();
+            assert_eq!(next(&client), b"covered");
+            gates.tags("web")["covered"] > 0
+        });
+        gates.tell("web", "pending 0 4");
+        web.send_to(b"known to db", at(town.ip("db"))).unwrap();
+        assert_eq!(next(&db), b"known to db");
+
+        // Its lease would last for minutes, and everything is covered.
+        gates.tell_all("commit 0 4");
+        assert_eq!(gates.tags("db")["p0"], 4);
+        drop(gates);
+        let silent = |socket: &UdpSocket, text: &[u8]| {
+            // The kernel empties the map of the judge shortly after the process is gone.
+            let mut passed = true;
+            until("the gate is shut", || {
+                let was = std::mem::replace(&mut passed, false);
+                socket.send_to(text, to).unwrap();
+                client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+                passed = client.recv(&mut [0; 64]).is_ok();
+                client.set_read_timeout(Some(PATIENCE)).unwrap();
+                let _ = was;
+                !passed
+            });
+        };
+        silent(&web, b"nobody is there");
+        silent(&db, b"nobody is there");
+        for _ in 0..100 {
+            web.send_to(b"nobody is there", to).unwrap();
+            db.send_to(b"nobody is there", to).unwrap();
+        }
+        // Members still hear each other, and of what each depends on.
+        web.send_to(b"still here", at(town.ip("db"))).unwrap();
+        assert_eq!(next(&db), b"still here");
+        nothing_came(&client);
+
+        let mut gates = town.gates("2");
+        assert!(gates.said.contains("tagging=found"), "{}", gates.said);
+        for member in ["web", "db"] {
+            assert_eq!(gates.tags(member)["p0"], 4, "P of {member} has outlived the gate");
+        }
+        nothing_came(&client);
+        db.send_to(b"after the crash", to).unwrap();
+        until_stat(&mut gates, "db", "held_packets", |n| n == 1);
+        gates.tell_all("commit 0 4");
+        assert_eq!(next(&client), b"after the crash");
+    }
+}
+
+#[test]
+fn nothing_overtakes_at_the_change_from_held_to_covered() {
+    if !can_run("no_overtaking") {
+        return;
+    }
+    let town = Town::new(Plan::OneRouter);
+    let mut gates = town.gates("1");
+    let [web, client] = ["web", "client"].map(|who| socket(&town, who));
+    let to = at(town.ip("client"));
+    let mut sent = 0u32;
+    for round in 1..=300u32 {
+        gates.tell("web", &format!("pending 0 {round}"));
+        for _ in 0..3 {
+            web.send_to(&sent.to_be_bytes(), to).unwrap();
+            sent += 1;
+        }
+        gates.tell_all(&format!("commit 0 {round}"));
+        for _ in 0..3 {
+            web.send_to(&sent.to_be_bytes(), to).unwrap();
+            sent += 1;
+        }
+        for wanted in sent - 6..sent {
+            assert_eq!(next(&client), wanted.to_be_bytes());
+        }
+    }
+    let tags = gates.tags("web");
+    assert!(tags["covered"] > 0 && tags["left_to_queue"] >= 900, "{tags:?}");
+}
+
+#[test]
+fn a_fenced_gate_and_one_without_lease_let_nothing_pass_by_itself() {
+    if !can_run("shut_for_programs") {
+        return;
+    }
+    let town = Town::new(Plan::OneBridge);
+    let mut gates = town.gates("1");
+    let [web, client] = ["web", "client"].map(|who| socket(&town, who));
+    let to = at(town.ip("client"));
+    gates.tell_all("mode async");
+    gates.tell("web", "pending 0 3");
+    until("async lets it pass by itself", || {
+        web.send_to(b"async", to).unwrap();
+        assert_eq!(next(&client), b"async");
+        gates.tags("web")["covered"] > 0
+    });
+    gates.tell_all("mode pipelined");
+    web.send_to(b"held", to).unwrap();
+    until_stat(&mut gates, "web", "held_packets", |n| n == 1);
+    gates.tell_all("fence");
+    gates.tell_all("commit 0 9");
+    web.send_to(b"held", to).unwrap();
+    until_stat(&mut gates, "web", "held_packets", |n| n == 2);
+    nothing_came(&client);
+}
+
+#[test]
+fn a_clean_stop_leaves_no_program_and_no_map() {
+    if !can_run("clean_stop") {
+        return;
+    }
+    let town = Town::new(Plan::OneBridge);
+    let mut gates = town.gates("2");
+    let filters = "tc filter show dev w0 ingress; tc filter show dev w0 egress";
+    assert!(town.on("host", filters).contains("bpf"));
+    assert_eq!(gates.host.tell("stop"), "removed dropped=0, removed dropped=0");
+    assert_eq!(town.on("host", filters), "");
+    let again = town.gates("2");
+    assert!(again.said.contains("tagging=new,new"), "P was left: {}", again.said);
+}
+
+#[test]
+fn a_path_that_strips_options_gates_members_from_each_other() {
+    if !can_run("stripping_path") {
+        return;
+    }
+    let town = Town::new(Plan::OneRouter);
+    let mut gates = town.gates("2 strips=yes");
+    let [web, db] = ["web", "db"].map(|who| socket(&town, who));
+    gates.tell("web", "pending 0 1");
+    web.send_to(b"waits", at(town.ip("db"))).unwrap();
+    until_stat(&mut gates, "web", "held_packets", |n| n == 1);
+    nothing_came(&db);
+    gates.tell_all("commit 0 1");
+    assert_eq!(next(&db), b"waits");
+    assert_eq!(gates.tags("web")["gated_path"], 1);
+}
+
+#[test]
+fn with_tagging_off_a_client_learns_what_is_not_committed() {
+    if !can_run("off") {
+        return;
+    }
+    for off in [false, true] {
+        let town = Town::new(Plan::OneRouter);
+        let mut gates = town.gates(if off { "2 off=yes" } else { "2" });
+        let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+        gates.tell("web", "pending 0 1");
+        web.send_to(b"written", at(town.ip("db"))).unwrap();
+        assert_eq!(next(&db), b"written");
+        db.send_to(b"it is written", at(town.ip("client"))).unwrap();
+        if off {
+            assert_eq!(next(&client), b"it is written", "the promise is broken");
+        } else {
+            until_stat(&mut gates, "db", "held_packets", |n| n == 1);
+            nothing_came(&client);
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! Tags: what a packet between two members of a group carries (PipeCloud 4.2), byte by byte.
+//!
+//! The kernel programs under `netfilter/bpf/` write and read the same bytes; this is what they are
+//! tested against.
+//!
+//! # The bytes
+//! IPv4: one option, the first of the header, a multiple of four bytes long.
+//! ```text
+//! 0        type      158 by default (RFC 4727, experimental; its first bit has it copied into fragments)
+//! 1        length    of the whole option
+//! 2        form      0x11: version 1, vector; 0x12: version 1, HLC
+//! 3        check     XOR of byte 2, of every byte from 4 on, and of the group's context
+//! 4 ..     entries   vector: the low 32 bits of each writer's entry, big endian, in the order of the
+//!                    group's writers; HLC: 64 bits, big endian
+//! ```
+//! IPv6: a destination options header right behind the fixed header, of this one option and filling.
+//! ```text
+//! 0        next header            1        length of this header / 8 - 1
+//! 2        type 0x1e              3        length of bytes 4 to the end of the entries
+//! 4        form                   5        check                    6 ..  entries
+//! then PadN up to a multiple of 8
+//! ```
+//!
+//! # Why 32 bits are enough
+//! A sender writes max(P, C), not P: what C covers is nobody's worry any more, and an entry of a
+//! writer that it has not heard of for long is then not a number from long ago. So each entry e of
+//! writer w lies between the sender's C and w's newest seq. The receiver's base b = max(P, C) does
+//! too, with its own C. The two differ by less than what w has in its backlog, plus what it writes
+//! while C travels. Both are bounded far below 2^31, and [`rebuild`] is right as long as |e - b| < 2^31.
+//! A host that has never heard C, or whose daemon has been away for so long that 2^31 writes might
+//! have gone by, neither tags nor believes tags.
+//!
+//! # What the check byte is for
+//! An IPv6 header has no checksum, and two hosts whose configurations name the group's writers in
+//! different orders must not merge each other's entries. The context is a digest of that.
+
+use crate::hlc::Hlc;
+use crate::ids::{Seq, WriterId};
+use crate::limits::WRITERS_MAX;
+use crate::record::crc32c;
+use crate::vector::CountVector;
+
+/// RFC 4727's experimental IPv4 option, copied into fragments.
+pub const IPV4_OPTION: u8 = 158;
+/// RFC 4727's experimental IPv6 option that is skipped by whoever does not know it.
+pub const IPV6_OPTION: u8 = 0x1e;
+/// An IPv4 header holds this many bytes of options.
+pub const IPV4_OPTIONS_MAX_BYTES: usize = 40;
+/// The most writers of a vector in an IPv4 option.
+pub const IPV4_WRITERS_MAX: u16 = 9;
+/// The most writers of a vector in an IPv6 option, whose length is one byte.
+pub const IPV6_WRITERS_MAX: u16 = 63;
+
+const FORM_VECTOR: u8 = 0x11;
+const FORM_HLC: u8 = 0x12;
+const ENTRY_BYTES: usize = 4;
+const HLC_BYTES: usize = 8;
+/// Form and check.
+const BODY_HEAD_BYTES: usize = 2;
+/// Type and length.
+const OPTION_HEAD_BYTES: usize = 2;
+/// Next header and length.
+const IPV6_HEAD_BYTES: usize = 2;
+
+const IPV4_END: u8 = 0;
+const IPV4_NOTHING: u8 = 1;
+const IPV6_PAD_1: u8 = 0;
+const IPV6_PAD_N: u8 = 1;
+
+const _: () = assert!(
+    OPTION_HEAD_BYTES + BODY_HEAD_BYTES + IPV4_WRITERS_MAX as usize * ENTRY_BYTES
+        == IPV4_OPTIONS_MAX_BYTES
+);
+const _: () = assert!(BODY_HEAD_BYTES + IPV6_WRITERS_MAX as usize * ENTRY_BYTES <= 255);
+const _: () = assert!(IPV6_WRITERS_MAX < WRITERS_MAX);
+
+/// What a group's tags say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// One entry for each of the group's writers.
+    Vector {
+        /// How many writers the group has.
+        writers: u16,
+    },
+    /// One time of the hybrid logical clock, for any number of writers.
+    Hlc,
+}
+
+impl Form {
+    /// Vectors while they fit into an IPv4 header, else HLC.
+    #[must_use]
+    pub fn auto(writers: u16) -> Form {
+        if writers <= IPV4_WRITERS_MAX { Form::Vector { writers } } else { Form::Hlc }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            Form::Vector { .. } => FORM_VECTOR,
+            Form::Hlc => FORM_HLC,
+        }
+    }
+
+    fn entries_bytes(self) -> usize {
+        match self {
+            Form::Vector { writers } => usize::from(writers) * ENTRY_BYTES,
+            Form::Hlc => HLC_BYTES,
+        }
+    }
+}
+
+/// What a tag said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stamp {
+    /// What the sender depended on, or less than what is committed.
+    Vector(CountVector),
+    /// The sender's time.
+    Hlc(Hlc),
+}
+
+/// Why a tag is not believed: what its packet depends on is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TagError {
+    /// An option's length is 0, or reaches beyond the header.
+    #[error("an option does not end within its header")]
+    BadOptions,
+    /// More than one tag.
+    #[error("more than one tag")]
+    Twice,
+    /// Not as long as the group's tags are.
+    #[error("a tag of {found} bytes where the group's have {wanted}")]
+    WrongLength {
+        /// Its length.
+        found: usize,
+        /// What it should have been.
+        wanted: usize,
+    },
+    /// Another version, or another form than the group's.
+    #[error("a tag of form {0:#04x} is not the group's")]
+    WrongForm(u8),
+    /// Damaged, or made with other writers in mind.
+    #[error("a tag whose check byte is wrong")]
+    WrongCheck,
+    /// An entry that no writer can have.
+    #[error("a tag with an entry below 0")]
+    BelowZero,
+}
+
+/// How a group writes its tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Codec {
+    form: Form,
+    context: u8,
+}
+
+impl Codec {
+    /// For a group with these writers, in the order of their ids.
+    #[must_use]
+    pub fn new<'a>(form: Form, group: &str, writers: impl IntoIterator<Item = &'a str>) -> Codec {
+        let mut text = group.to_owned();
+        for writer in writers {
+            text.push('\n');
+            text.push_str(writer);
+        }
+        let crc = crc32c(text.as_bytes());
+        Codec { form, context: crc.to_le_bytes().iter().fold(0, |x, b| x ^ b) }
+    }
+
+    /// What its tags say.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// The digest of the group and its writers.
+    #[must_use]
+    pub fn context(&self) -> u8 {
+        self.context
+    }
+
+    /// The length of the IPv4 option.
+    #[must_use]
+    pub fn ipv4_bytes(&self) -> usize {
+        OPTION_HEAD_BYTES + BODY_HEAD_BYTES + self.form.entries_bytes()
+    }
+
+    /// The length of the IPv6 destination options header.
+    #[must_use]
+    pub fn ipv6_bytes(&self) -> usize {
+        (IPV6_HEAD_BYTES + self.ipv4_bytes()).next_multiple_of(8)
+    }
+
+    /// Whether an IPv4 header can hold it.
+    #[must_use]
+    pub fn fits_ipv4(&self) -> bool {
+        self.ipv4_bytes() <= IPV4_OPTIONS_MAX_BYTES
+    }
+
+    /// The IPv4 option.
+    pub fn encode_ipv4(&self, option: u8, stamp: &Stamp, out: &mut Vec<u8>) {
+        out.push(option);
+        out.push(u8::try_from(self.ipv4_bytes()).expect("it fits IPv4"));
+        self.encode_body(stamp, out);
+    }
+
+    /// The IPv6 destination options header.
+    pub fn encode_ipv6(&self, next_header: u8, stamp: &Stamp, out: &mut Vec<u8>) {
+        let start = out.len();
+        let body = BODY_HEAD_BYTES + self.form.entries_bytes();
+        out.push(next_header);
+        out.push(u8::try_from(self.ipv6_bytes() / 8 - 1).expect("at most 63 writers"));
+        out.push(IPV6_OPTION);
+        out.push(u8::try_from(body).expect("at most 63 writers"));
+        self.encode_body(stamp, out);
+        let filling = start + self.ipv6_bytes() - out.len();
+        if filling > 0 {
+            // Entries leave room for 2 or 6 bytes, never for one alone.
+            out.push(IPV6_PAD_N);
+            out.push(u8::try_from(filling - 2).expect("less than 8"));
+            out.resize(start + self.ipv6_bytes(), 0);
+        }
+    }
+
+    fn encode_body(&self, stamp: &Stamp, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend([self.form.code(), 0]);
+        match (self.form, stamp) {
+            (Form::Vector { writers }, Stamp::Vector(vector)) => {
+                for writer in 0..writers {
+                    out.extend((vector.get(WriterId(writer)).0 as u32).to_be_bytes());
+                }
+            }
+            (Form::Hlc, Stamp::Hlc(hlc)) => out.extend(hlc.0.to_be_bytes()),
+            _ => panic!("a stamp of another form than the group's"),
+        }
+        out[start + 1] = self.check(&out[start..]);
+    }
+
+    fn check(&self, body: &[u8]) -> u8 {
+        body.iter().skip(BODY_HEAD_BYTES).fold(self.context ^ body[0], |x, b| x ^ b)
+    }
+
+    /// What a tag says, from its form byte on. `base`: max(P, C) of whoever received it.
+    pub fn decode(&self, body: &[u8], base: &CountVector) -> Result<Stamp, TagError> {
+        let wanted = BODY_HEAD_BYTES + self.form.entries_bytes();
+        if body.len() != wanted {
+            return Err(TagError::WrongLength { found: body.len(), wanted });
+        }
+        if body[0] != self.form.code() {
+            return Err(TagError::WrongForm(body[0]));
+        }
+        if body[1] != self.check(body) {
+            return Err(TagError::WrongCheck);
+        }
+        let entries = &body[BODY_HEAD_BYTES..];
+        match self.form {
+            Form::Vector { writers } => {
+                let mut vector = CountVector::new();
+                for (writer, low) in (0..writers).zip(entries.chunks_exact(ENTRY_BYTES)) {
+                    let low = u32::from_be_bytes(low.try_into().expect("four bytes"));
+                    let base = base.get(WriterId(writer)).0;
+                    let seq = rebuild(low, base).ok_or(TagError::BelowZero)?;
+                    vector.raise(WriterId(writer), Seq(seq));
+                }
+                Ok(Stamp::Vector(vector))
+            }
+            Form::Hlc => {
+                let hlc = u64::from_be_bytes(entries.try_into().expect("eight bytes"));
+                Ok(Stamp::Hlc(Hlc(hlc)))
+            }
+        }
+    }
+}
+
+/// The number with these low bits that lies next to `base`; `None` if that is below 0.
+#[must_use]
+pub fn rebuild(low: u32, base: u64) -> Option<u64> {
+    let ahead = low.wrapping_sub(base as u32).cast_signed();
+    base.checked_add_signed(ahead.into())
+}
+
+/// The one tag among the options of an IPv4 header, from its form byte on.
+pub fn find_ipv4(options: &[u8], option: u8) -> Result<Option<&[u8]>, TagError> {
+    let (mut rest, mut tag) = (options, None);
+    loop {
+        let size = match rest {
+            [] | [IPV4_END, ..] => return Ok(tag),
+            [IPV4_NOTHING, ..] => 1,
+            [_, len, ..] if *len >= 2 => usize::from(*len),
+            _ => return Err(TagError::BadOptions),
+        };
+        let this = rest.get(..size).ok_or(TagError::BadOptions)?;
+        if this[0] == option && tag.replace(&this[OPTION_HEAD_BYTES..]).is_some() {
+            return Err(TagError::Twice);
+        }
+        rest = &rest[size..];
+    }
+}
+
+/// The one tag among the options of an IPv6 destination options header (from its first option
+/// on), from its form byte on.
+pub fn find_ipv6(options: &[u8]) -> Result<Option<&[u8]>, TagError> {
+    let (mut rest, mut tag) = (options, None);
+    loop {
+        let size = match rest {
+            [] => return Ok(tag),
+            [IPV6_PAD_1, ..] => 1,
+            [_, len, ..] => OPTION_HEAD_BYTES + usize::from(*len),
+            _ => return Err(TagError::BadOptions),
+        };
+        let this = rest.get(..size).ok_or(TagError::BadOptions)?;
+        if this[0] == IPV6_OPTION && tag.replace(&this[OPTION_HEAD_BYTES..]).is_some() {
+            return Err(TagError::Twice);
+        }
+        rest = &rest[size..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn vector(seqs: &[u64]) -> CountVector {
+        (0..).map(WriterId).zip(seqs.iter().map(|s| Seq(*s))).collect()
+    }
+
+    fn codec(form: Form) -> Codec {
+        Codec::new(form, "shop", ["db", "web"])
+    }
+
+    #[test]
+    fn the_bytes_are_as_documented() {
+        let codec = codec(Form::Vector { writers: 2 });
+        let mut v4 = vec![];
+        codec.encode_ipv4(IPV4_OPTION, &Stamp::Vector(vector(&[0x1_0203_0405, 7])), &mut v4);
+        let check = codec.context() ^ 0x11 ^ 2 ^ 3 ^ 4 ^ 5 ^ 7;
+        assert_eq!(v4, [158, 12, 0x11, check, 2, 3, 4, 5, 0, 0, 0, 7]);
+        let mut v6 = vec![];
+        codec.encode_ipv6(6, &Stamp::Vector(vector(&[0x1_0203_0405, 7])), &mut v6);
+        assert_eq!(v6, [6, 1, 0x1e, 10, 0x11, check, 2, 3, 4, 5, 0, 0, 0, 7, 1, 0]);
+        let hlc = Codec { form: Form::Hlc, ..codec };
+        let mut v4 = vec![];
+        hlc.encode_ipv4(94, &Stamp::Hlc(Hlc(0x0102_0304_0506_0708)), &mut v4);
+        // 1 to 7 cancel each other out.
+        let check = hlc.context() ^ 0x12 ^ 8;
+        assert_eq!(v4, [94, 12, 0x12, check, 1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn nine_writers_fill_an_ipv4_header_and_a_tenth_does_not_fit() {
+        assert_eq!(codec(Form::Vector { writers: 9 }).ipv4_bytes(), IPV4_OPTIONS_MAX_BYTES);
+        assert!(!codec(Form::Vector { writers: 10 }).fits_ipv4());
+        assert_eq!(Form::auto(9), Form::Vector { writers: 9 });
+        assert_eq!(Form::auto(10), Form::Hlc);
+    }
+
+    #[test]
+    fn another_order_of_writers_is_another_context() {
+        let form = Form::Vector { writers: 2 };
+        let (ours, theirs) = (codec(form), Codec::new(form, "shop", ["web", "db"]));
+        let mut option = vec![];
+        theirs.encode_ipv4(IPV4_OPTION, &Stamp::Vector(vector(&[1, 2])), &mut option);
+        assert_eq!(ours.decode(&option[2..], &vector(&[])), Err(TagError::WrongCheck));
+    }
+
+    #[test]
+    fn entries_wrap_and_none_is_below_zero() {
+        assert_eq!(rebuild(5, u64::from(u32::MAX)), Some((1 << 32) + 5));
+        assert_eq!(rebuild(u32::MAX, 1 << 32), Some((1 << 32) - 1));
+        assert_eq!(rebuild(0, 0), Some(0));
+        assert_eq!(rebuild(u32::MAX, 3), None);
+        assert_eq!(rebuild(u32::MAX, u64::MAX), Some(u64::MAX));
+        assert_eq!(rebuild(3, u64::MAX), None, "nor beyond 64 bits");
+    }
+
+    #[test]
+    fn options_that_do_not_end_are_refused() {
+        fn find(options: &[u8]) -> Result<Option<&[u8]>, TagError> {
+            find_ipv4(options, IPV4_OPTION)
+        }
+        assert_eq!(find(&[]), Ok(None));
+        assert_eq!(find(&[1, 1, 158, 4, 9, 9, 0, 0]), Ok(Some([9u8, 9].as_slice())));
+        assert_eq!(find(&[0, 158, 4, 9]), Ok(None), "what follows the end is filling");
+        for bad in [&[158u8, 0, 0, 0][..], &[158, 1], &[158], &[1, 1, 1, 158], &[7, 5, 0, 0]] {
+            assert_eq!(find(bad), Err(TagError::BadOptions), "{bad:?}");
+        }
+        assert_eq!(find(&[158, 2, 158, 2]), Err(TagError::Twice));
+        assert_eq!(find_ipv6(&[0, 1, 0, 0x1e, 1, 9]), Ok(Some([9u8].as_slice())));
+        for bad in [&[0x1eu8][..], &[0x1e, 1], &[1, 9, 0]] {
+            assert_eq!(find_ipv6(bad), Err(TagError::BadOptions), "{bad:?}");
+        }
+        assert_eq!(find_ipv6(&[0x1e, 0, 0x1e, 0]), Err(TagError::Twice));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(
+            six in any::<bool>(),
+            entries in prop::collection::vec((0u64..1 << 40, -(1i64 << 31) + 1..1 << 31), 0..=9),
+            next_header in any::<u8>(),
+        ) {
+            let codec = codec(Form::Vector { writers: entries.len() as u16 });
+            let seqs: Vec<u64> = entries.iter().map(|(seq, _)| *seq).collect();
+            // The receiver's base is near the truth, on either side.
+            let base: Vec<u64> =
+                entries.iter().map(|(seq, off)| seq.saturating_add_signed(*off)).collect();
+            let stamp = Stamp::Vector(vector(&seqs));
+            let mut bytes = vec![];
+            let body = if six {
+                codec.encode_ipv6(next_header, &stamp, &mut bytes);
+                prop_assert_eq!(bytes.len(), codec.ipv6_bytes());
+                prop_assert_eq!(bytes.len(), (usize::from(bytes[1]) + 1) * 8);
+                find_ipv6(&bytes[2..])
+            } else {
+                codec.encode_ipv4(IPV4_OPTION, &stamp, &mut bytes);
+                prop_assert_eq!(bytes.len(), codec.ipv4_bytes());
+                find_ipv4(&bytes, IPV4_OPTION)
+            };
+            prop_assert_eq!(codec.decode(body?.expect("one tag"), &vector(&base)), Ok(stamp));
+        }
+
+        #[test]
+        fn damage_of_one_byte_is_seen(
+            at in 2usize..12, change in 1u8..=255, hlc in any::<u64>(),
+        ) {
+            let codec = codec(Form::Hlc);
+            let mut bytes = vec![];
+            codec.encode_ipv4(IPV4_OPTION, &Stamp::Hlc(Hlc(hlc)), &mut bytes);
+            bytes[at] ^= change;
+            prop_assert!(codec.decode(&bytes[2..], &vector(&[])).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_survived(
+            options in prop::collection::vec(any::<u8>(), 0..80),
+            writers in 0u16..=9,
+            base in any::<u64>(),
+        ) {
+            for form in [Form::Vector { writers }, Form::Hlc] {
+                for found in [find_ipv4(&options, IPV4_OPTION), find_ipv6(&options)] {
+                    if let Ok(Some(body)) = found {
+                        let _ = codec(form).decode(body, &vector(&[base]));
+                    }
+                }
+                let _ = codec(form).decode(&options, &vector(&[base]));
+            }
+        }
+    }
+}
