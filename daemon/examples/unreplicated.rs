@@ -20,7 +20,7 @@ use tidelock_uring::{EventFd, LocalFile, OpenRequest};
 struct Nowhere;
 
 impl PublishPending for Nowhere {
-    fn publish(&self, _: Seq) {}
+    fn publish(&self, _: Seq, _: Hlc) {}
 }
 
 fn main() -> anyhow::Result<()> {
@@ -68,6 +68,9 @@ fn main() -> anyhow::Result<()> {
         view: Arc::default(),
         copy_bounds: Bounds { window_bytes: 16 << 20, rate_bytes_per_s: 0 },
         resume: Some(Resume { epoch: Epoch(1), seq: Seq(0), hlc: Hlc(0) }),
+        several: None,
+        hlc_floor: Hlc(0),
+        max_clock_lead: std::time::Duration::from_secs(1),
     })?;
     owner.run()?;
     Ok(())

@@ -16,6 +16,8 @@ use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::message::LastRun;
 
 const FORMAT: u32 = 1;
+/// How far the ceiling of times is put ahead: one write of the file for half of it.
+const CEILING_AHEAD_MS: u64 = 10_000;
 
 /// Why the state of a member cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +63,9 @@ struct Content {
     epoch: Epoch,
     incarnation: Incarnation,
     clean: Option<CleanMark>,
+    /// No time that was given out follows the clock beyond this: the next run begins here.
+    #[serde(default)]
+    hlc_ceiling_ms: u64,
 }
 
 /// The state file of one member, for the loops that write it.
@@ -84,6 +89,10 @@ pub struct Opened {
     pub last_run: LastRun,
     /// Where to go on without asking it.
     pub resume: Option<Resume>,
+    /// No time of this run is below.
+    pub hlc_floor: Hlc,
+    /// Nor does one follow the clock beyond this.
+    pub hlc_ceiling_ms: u64,
 }
 
 impl MemberState {
@@ -94,14 +103,22 @@ impl MemberState {
         // Larger than any before, also if the file was lost.
         let incarnation = Incarnation(wall_us.max(last.0 + 1));
         let epoch = old.as_ref().map_or(Epoch(0), |c| c.epoch);
+        let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
+        let hlc_ceiling_ms = floor_ms.max(wall_us / 1000) + CEILING_AHEAD_MS;
         let clean = old.and_then(|c| c.clean);
-        let content = Content { format: FORMAT, epoch, incarnation, clean: None };
+        let content = Content { format: FORMAT, epoch, incarnation, clean: None, hlc_ceiling_ms };
         let state = Inner { path, content };
         state.write()?;
         let opened = Opened {
             incarnation,
             epoch,
             last_run: clean.map_or(LastRun::Unknown, |mark| LastRun::Clean { seq: mark.seq }),
+            // After a clean end the last time itself is known.
+            hlc_floor: match clean {
+                Some(_) => Hlc(0),
+                None => Hlc::new(floor_ms, 0),
+            },
+            hlc_ceiling_ms,
             resume: clean.map(|mark| Resume { epoch, seq: mark.seq, hlc: mark.hlc }),
         };
         Ok((Self(Arc::new(Mutex::new(state))), opened))
@@ -110,6 +127,18 @@ impl MemberState {
     /// The run has ended with everything up to `seq` at the backup, and equal disks.
     pub fn ended_cleanly(&self, seq: Seq, hlc: Hlc) -> Result<(), StateError> {
         self.change(|content| content.clean = Some(CleanMark { seq, hlc }))
+    }
+
+    /// Moves the ceiling when the last time that was given out comes near it. Returns it: what is
+    /// on record.
+    pub fn keep_ahead_of(&self, hlc: Hlc) -> Result<u64, StateError> {
+        let ceiling_ms = self.lock().content.hlc_ceiling_ms;
+        if hlc.physical_ms() + CEILING_AHEAD_MS / 2 <= ceiling_ms {
+            return Ok(ceiling_ms);
+        }
+        let raised_ms = hlc.physical_ms() + CEILING_AHEAD_MS;
+        self.change(|content| content.hlc_ceiling_ms = raised_ms)?;
+        Ok(raised_ms)
     }
 
     /// The epoch in force.
@@ -197,6 +226,22 @@ mod tests {
         let (_, third) = MemberState::open(path, 2000).unwrap();
         assert_eq!(third.last_run, LastRun::Unknown, "the second run did not end cleanly");
         assert_eq!(third.epoch, Epoch(4));
+    }
+
+    #[test]
+    fn no_time_of_the_next_run_is_below_one_that_was_given_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.json");
+        let (state, first) = MemberState::open(path.clone(), 50_000_000).unwrap();
+        assert_eq!((first.hlc_floor, first.hlc_ceiling_ms), (Hlc(0), 60_000));
+        assert_eq!(state.keep_ahead_of(Hlc::new(54_000, 3)).unwrap(), 60_000);
+        assert_eq!(state.keep_ahead_of(Hlc::new(56_000, 3)).unwrap(), 66_000);
+        // Killed, and the wall clock has gone back by years.
+        let (state, second) = MemberState::open(path.clone(), 0).unwrap();
+        assert_eq!((second.hlc_floor, second.hlc_ceiling_ms), (Hlc::new(66_000, 0), 76_000));
+        state.ended_cleanly(Seq(1), Hlc::new(66_000, 9)).unwrap();
+        let (_, third) = MemberState::open(path, 0).unwrap();
+        assert_eq!(third.resume.unwrap().hlc, Hlc::new(66_000, 9));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! Each value is written by one loop and read by anyone; no reader ever makes a loop wait.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 
 use Ordering::Relaxed;
@@ -84,6 +85,8 @@ pub struct LinkStats {
     /// When the oldest record that is not durable was admitted; 0: none.
     oldest_ns: AtomicU64,
     lease_sent_ns: AtomicU64,
+    watermark: AtomicU64,
+    frontier: AtomicU64,
     commit_latency: LatencyHistogram,
     stalled: Mutex<Option<String>>,
     refusal: Mutex<Option<String>>,
@@ -105,6 +108,17 @@ impl LinkStats {
 
     pub(crate) fn lease_renewed(&self, sent_at: MonoNanos) {
         self.lease_sent_ns.fetch_max(sent_at.0, Relaxed);
+    }
+
+    pub(crate) fn set_watermark(&self, watermark: Hlc, frontier: Hlc) {
+        self.watermark.fetch_max(watermark.0, Relaxed);
+        self.frontier.fetch_max(frontier.0, Relaxed);
+    }
+
+    /// The group's watermark and its newest record's time, as the backup said last.
+    #[must_use]
+    pub fn watermark(&self) -> (Hlc, Hlc) {
+        (Hlc(self.watermark.load(Relaxed)), Hlc(self.frontier.load(Relaxed)))
     }
 
     pub(crate) fn commit_latency(&self, ns: u64) {
@@ -196,6 +210,12 @@ pub struct OwnerStats {
     pub backlog_full_count: AtomicU64,
     /// Open NBD connections.
     pub connections: AtomicU64,
+    /// The time of the last record, as an HLC.
+    pub last_hlc: AtomicU64,
+    /// By how much the wall clock is off what is believed, in milliseconds; 0: it is believed.
+    pub clock_refused_ms: AtomicI64,
+    /// How far this member's clock was brought ahead by others', in milliseconds.
+    pub clock_lead_ms: AtomicU64,
 }
 
 #[cfg(test)]

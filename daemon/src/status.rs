@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 use tidelock_protocol::ids::{Epoch, Seq};
-use tidelock_protocol::message::Mode;
+use tidelock_protocol::message::{Form, Mode};
 
 /// The version of the JSON form.
 pub const SCHEMA: u16 = 1;
@@ -89,6 +89,25 @@ pub struct GroupStatus {
     pub lease: LeaseStatus,
     /// Its members on this host.
     pub members: Vec<MemberStatus>,
+    /// Its members on other hosts.
+    #[serde(default)]
+    pub elsewhere: Vec<ElsewhereStatus>,
+    /// How packets between members say what they depend on; `None`: there is one member.
+    #[serde(default)]
+    pub form: Option<Form>,
+    /// In the HLC form: by how much the time up to which everything is at the backup is behind
+    /// the group's newest record.
+    #[serde(default)]
+    pub watermark_lag_ms: Option<u64>,
+}
+
+/// A member on another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ElsewhereStatus {
+    /// Its name.
+    pub name: String,
+    /// Its host; `None`: it was removed.
+    pub host: Option<String>,
 }
 
 /// The lease that the backup renews (DESIGN rule 4).
@@ -285,6 +304,12 @@ pub struct WriterStatus {
     pub commit_latency: LatencySnapshot,
     /// What guests have done.
     pub guest_io: GuestIo,
+    /// By how much the host's wall clock is off what is believed, if it is not believed.
+    #[serde(default)]
+    pub clock_refused_ms: Option<i64>,
+    /// How far others' clocks have brought this member's ahead.
+    #[serde(default)]
+    pub clock_lead_ms: u64,
 }
 
 /// How far the backup is behind.
@@ -457,6 +482,8 @@ pub(crate) mod example {
             copy: None,
             commit_latency: times(&[52, 52, 60]),
             guest_io: GuestIo { reads: 5, writes: 1_012, connections: 1, ..GuestIo::default() },
+            clock_refused_ms: None,
+            clock_lead_ms: 0,
         };
         let gate = GateStatus {
             interface: "tap0".into(),
@@ -485,6 +512,9 @@ pub(crate) mod example {
                 writer: Some(writer),
                 gate: Some(gate),
             }],
+            elsewhere: vec![ElsewhereStatus { name: "web".into(), host: Some("host-b".into()) }],
+            form: Some(Form::Hlc),
+            watermark_lag_ms: Some(60),
         };
         Status {
             schema: SCHEMA,

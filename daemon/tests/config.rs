@@ -10,7 +10,7 @@ use tidelock_daemon::config::{
     Config, LogFormat, Security, Topology, check_machine, load, parse, read_machine,
 };
 use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_protocol::message::{Machine, Mode};
+use tidelock_protocol::message::{Form, Machine, Mode};
 use tidelock_tls::Role;
 use tidelock_tls::pki::Authority;
 
@@ -213,14 +213,9 @@ fn each_mistake_gets_its_words() {
             "8:1 a member that is no writer has a disk, which would not be protected -> \"writer\" among its roles, or no disk",
         ),
         (
-            "name = \"m\"",
-            "name = \"m\"\nroles = [\"writer\"]",
-            "8:1 a member that is not outbound has a network -> \"outbound\" among its roles, or no [group.member.network]",
-        ),
-        (
             "[[group.member.disk]]\nname = \"d\"\npath = \"/d.img\"\n",
             "",
-            "8:1 a writer has no disk -> [[group.member.disk]] with name and path, or roles without \"writer\"",
+            "6:1 no member of this group has a disk: there is nothing to protect -> [[group.member.disk]] below one of its members",
         ),
         (
             "[group.member.network]\ninterface = \"tap0\"\ntopology = \"routed\"\n",
@@ -269,8 +264,38 @@ fn each_mistake_gets_its_words() {
         ),
         (
             "topology = \"routed\"",
-            "topology = \"routed\"\n[[group.member]]\nname = \"m2\"\nroles = [\"writer\"]\n[[group.member.disk]]\nname = \"d\"\npath = \"/e\"",
-            "17:8 group g has 2 members: this version does not tag the packets between them yet (it comes with multi-VM groups) -> a [[group]] of its own for m2",
+            "topology = \"routed\"\naddresses = [\"10.0.0.1\"]\n[[group.member]]\nname = \"m2\"\nroles = [\"writer\"]\n[[group.member.disk]]\nname = \"d\"\npath = \"/e\"",
+            "18:8 m2 is one of several members and has no network -> [group.member.network] with interface, topology and addresses: what it sends to the others must be seen",
+        ),
+        (
+            "topology = \"routed\"",
+            "topology = \"routed\"\naddresses = [\"10.0.0.1\"]\n[[group.member]]\nname = \"m2\"\nhost = \"other\"",
+            "18:8 m2 is one of several members and has no addresses -> addresses = [\"10.0.0.1\"] in its [group.member.network], on every host",
+        ),
+        (
+            "topology = \"routed\"",
+            "topology = \"routed\"\naddresses = [\"10.0.0.1\"]\n[[group.member]]\nname = \"m2\"\nhost = \"other\"\n[group.member.network]\naddresses = [\"10.0.0.1\"]",
+            "18:8 the address 10.0.0.1 of m2 is already that of m in line 9 -> another one",
+        ),
+        (
+            "topology = \"routed\"",
+            "topology = \"routed\"\naddresses = [\"10.0.0\"]",
+            "16:13 `addresses` in [group.member.network]: \"10.0.0\" is not an IP address -> a list: each entry an address such as \"10.0.0.1\" or \"fd00::1\"",
+        ),
+        (
+            "name = \"m\"",
+            "name = \"m\"\nhost = \"other\"",
+            "6:1 no member of this group is on this host -> host = \"NAME\" of [host] in one of them, or no such group here",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\nmax_clock_lead = \"2m\"",
+            "8:18 `max_clock_lead` in [[group]]: 2m is not between 1ms and 1m -> \"1s\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.tag]\noption = 30",
+            "9:10 `option` in [group.tag]: 30 is no IPv4 option that is copied into fragments -> 158, or another from 128 to 255",
         ),
     ];
     for (from, to, expected) in cases {
@@ -284,6 +309,89 @@ fn each_mistake_gets_its_words() {
     assert_eq!(shown(&found), ["1:1 missing section [[group]] -> [[group]] and its keys"]);
     let long = GOOD.replace("\"h\"", &format!("\"h\"\nruntime_dir = \"/{}\"", "x".repeat(100)));
     assert!(shown(&parse("f", &long).unwrap_err())[0].contains("Linux takes 107"));
+}
+
+/// A group of three writers on two hosts and a front end, as it stands on each host.
+const SEVERAL: &str = r#"[backup]
+address = "b:1"
+plaintext = true
+[[group]]
+name = "g"
+[[group.member]]
+name = "a"
+host = "h"
+[[group.member.disk]]
+name = "d"
+path = "/a.img"
+[group.member.network]
+interface = "tap0"
+topology = "bridged"
+addresses = ["10.0.0.1", "fd00::1"]
+[[group.member]]
+name = "b"
+host = "other"
+[[group.member.disk]]
+name = "d"
+path = "/a.img"
+[group.member.network]
+interface = "tap0"
+topology = "bridged"
+addresses = ["10.0.0.2"]
+[[group.member]]
+name = "gone"
+removed = true
+roles = ["writer"]
+[[group.member]]
+name = "web"
+host = "other"
+[group.member.network]
+interface = "tap1"
+topology = "bridged"
+addresses = ["10.0.0.3"]
+"#;
+
+#[test]
+fn one_group_section_stands_on_all_of_its_hosts() {
+    let on = |host: &str| parse("f", &format!("[host]\nname = \"{host}\"\n{SEVERAL}")).unwrap();
+    let (here, there) = (on("h"), on("other"));
+    let names = |config: &Config| {
+        config.groups[0].members.iter().map(|m| m.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!((names(&here), names(&there)), (vec!["a".into()], vec!["b".into(), "web".into()]));
+    for config in [&here, &there] {
+        let group = &config.groups[0];
+        assert_eq!(group.writers(), ["a", "b", "gone"], "places stay");
+        assert!(group.is_tagged() && group.has_several_writers());
+        assert_eq!(group.peers(), ["a=10.0.0.1,fd00::1", "b=10.0.0.2", "web=10.0.0.3"]);
+        assert_eq!(group.form, Form::Vector);
+    }
+    let web = &there.groups[0].members[1];
+    assert!(!web.roles.writer && web.roles.outbound);
+    assert_eq!(web.network.as_ref().unwrap().queue.value, 7101);
+    let apart = SEVERAL.replace("name = \"g\"", "name = \"g\"\nboundary = \"member\"");
+    let apart = parse("f", &format!("[host]\nname = \"h\"\n{apart}")).unwrap();
+    assert!(!apart.groups[0].is_tagged());
+}
+
+#[test]
+fn vectors_are_taken_while_they_fit() {
+    let of = |writers: usize, form: &str| {
+        let more: String = (2..=writers)
+            .map(|n| {
+                format!(
+                    "[[group.member]]\nname = \"w{n}\"\nhost = \"o\"\nroles = [\"writer\"]\n\
+                     [group.member.network]\naddresses = [\"10.0.1.{n}\"]\n"
+                )
+            })
+            .collect();
+        let first = GOOD.replace("name = \"g\"", &format!("name = \"g\"\n{form}"));
+        parse("f", &format!("{first}addresses = [\"10.0.0.1\"]\n{more}"))
+    };
+    assert_eq!(of(9, "").unwrap().groups[0].form, Form::Vector);
+    assert_eq!(of(10, "").unwrap().groups[0].form, Form::Hlc);
+    assert_eq!(of(2, "form = \"hlc\"").unwrap().groups[0].form, Form::Hlc);
+    let found = of(10, "form = \"vector\"").unwrap_err();
+    assert!(shown(&found)[0].contains("vectors of 10 writers do not fit"), "{found}");
 }
 
 #[test]

@@ -1,16 +1,19 @@
 //! `[[group]]`, `[[group.member]]` and `[[group.member.disk]]`.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidelock_config::{Located, Name, Rate, Section, Size, format_duration};
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::limits;
-use tidelock_protocol::message::Mode;
+use tidelock_protocol::message::{Form, Mode};
+use tidelock_protocol::tag;
 
 use super::network::read_network;
-use super::read::Counters;
-use super::{CopySettings, Disk, Group, Member, Roles};
+use super::read::FileContext;
+use super::{Boundary, CopySettings, Disk, Group, Member, Peer, Roles, TagSettings};
 
 const MODES: [(&str, Mode); 3] =
     [("sync", Mode::Sync), ("pipelined", Mode::Pipelined), ("async", Mode::Async)];
@@ -32,11 +35,24 @@ const WINDOW_MAX: Size = Size::mib(1024);
 /// Linux's `sun_path` holds 108 bytes with its end mark.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
-pub(super) fn read_group(
-    group: &mut Section<'_>,
-    runtime_dir: &Path,
-    count: &Counters,
-) -> Option<Group> {
+const BOUNDARIES: [(&str, Boundary); 2] =
+    [("group", Boundary::Group), ("member", Boundary::Member)];
+/// `None`: vectors while they fit.
+const FORMS: [(&str, Option<Form>); 3] =
+    [("auto", None), ("vector", Some(Form::Vector)), ("hlc", Some(Form::Hlc))];
+
+const CLOCK_LEAD_DEFAULT: Duration = Duration::from_secs(1);
+const CLOCK_LEAD_MAX: Duration = Duration::from_secs(60);
+const IDLE_DEFAULT: Duration = Duration::from_millis(10);
+const IDLE_MIN: Duration = Duration::from_millis(1);
+const IDLE_MAX: Duration = Duration::from_secs(10);
+
+/// The least MTU of IPv4, with room for the longest option.
+const MTU_MIN: u32 = 576;
+/// Numbers below are not experimental, or not copied into fragments.
+const COPIED: u8 = 0x80;
+
+pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Option<Group> {
     let name = group.required::<Name>("name", "name = \"shop\"");
     let mode = group.choice("mode", &MODES).map_or(Mode::Pipelined, |mode| mode.value);
     let backlog = group.or("backlog", BACKLOG_DEFAULT);
@@ -49,13 +65,43 @@ pub(super) fn read_group(
     }
     let (lease, grace) = read_lease(group);
     let copy = group.optional_table("copy", read_copy);
+    let form = group.choice("form", &FORMS).and_then(|form| form.value);
+    let boundary = group.choice("boundary", &BOUNDARIES).map_or(Boundary::Group, |b| b.value);
+    let max_clock_lead = read_span(
+        group,
+        "max_clock_lead",
+        CLOCK_LEAD_DEFAULT,
+        (Duration::from_millis(1), CLOCK_LEAD_MAX),
+    );
+    let idle_interval = read_span(group, "idle_interval", IDLE_DEFAULT, (IDLE_MIN, IDLE_MAX));
+    let tagging = group.choice("tagging", &[("on", false), ("off-for-a-demonstration", true)]);
+    let off_for_a_demonstration = tagging.is_some_and(|off| off.value);
+    let tag = group.optional_table("tag", read_tag).unwrap_or(TagSettings {
+        option: tag::IPV4_OPTION,
+        mtu: None,
+        strip_path: false,
+        off_for_a_demonstration,
+    });
     let group_name = name.as_ref().map_or("", |name| name.as_str()).to_owned();
-    let members =
-        group.tables("member", |member| read_member(member, &runtime_dir.join(&group_name), count));
+    let directory = file.runtime_dir.join(&group_name);
+    let read = group.tables("member", |member| read_member(member, &directory, file));
     if !group.has("member") {
         let what = "a group without a member protects nothing";
         group.fail(&group.place(), what, "[[group.member]] and its keys below this group");
     }
+    let (roster, members): (Vec<_>, Vec<_>) = read.into_iter().unzip();
+    let members: Vec<Member> = members.into_iter().flatten().collect();
+    if !roster.is_empty() && members.is_empty() {
+        let what = "no member of this group is on this host";
+        let instead = "host = \"NAME\" of [host] in one of them, or no such group here";
+        group.fail(&group.place(), what, instead);
+    }
+    let writers = roster.iter().filter(|peer| peer.writer).count();
+    let form = form.unwrap_or(match tag::Form::auto(writers.try_into().unwrap_or(u16::MAX)) {
+        tag::Form::Vector { .. } => Form::Vector,
+        tag::Form::Hlc => Form::Hlc,
+    });
+    check_several(group, &roster, &members, boundary, form);
     Some(Group {
         name: name?,
         mode,
@@ -64,7 +110,119 @@ pub(super) fn read_group(
         grace,
         copy: copy.unwrap_or(CopySettings { rate: None, window: WINDOW_DEFAULT }),
         members,
+        roster,
+        form,
+        boundary,
+        tag: TagSettings { off_for_a_demonstration, ..tag },
+        max_clock_lead,
+        idle_interval,
     })
+}
+
+fn read_span(
+    group: &mut Section<'_>,
+    key: &'static str,
+    default: Duration,
+    (min, max): (Duration, Duration),
+) -> Duration {
+    let span = group.or(key, default);
+    if !(min..=max).contains(&span.value) {
+        let what = format!(
+            "`{key}` in [[group]]: {} is not between {} and {}",
+            format_duration(span.value),
+            format_duration(min),
+            format_duration(max)
+        );
+        group.fail(&span.place, what, format!("\"{}\"", format_duration(default)));
+    }
+    span.value
+}
+
+fn read_tag(tag: &mut Section<'_>) -> Option<TagSettings> {
+    let option = tag.or("option", u16::from(tag::IPV4_OPTION));
+    let number = u8::try_from(option.value).unwrap_or(0);
+    if number & COPIED == 0 {
+        let what = format!(
+            "`option` in [group.tag]: {} is no IPv4 option that is copied into fragments",
+            option.value
+        );
+        tag.fail(&option.place, what, format!("{}, or another from 128 to 255", tag::IPV4_OPTION));
+    }
+    let mtu = tag.optional::<u32>("mtu");
+    if let Some(mtu) = mtu.as_ref().filter(|mtu| mtu.value < MTU_MIN) {
+        let what = format!("`mtu` in [group.tag]: {} is less than {MTU_MIN}", mtu.value);
+        tag.fail(&mtu.place, what, "1500, or what every way between the members takes");
+    }
+    let strip_path = tag.or("strip_path", false);
+    Some(TagSettings {
+        option: number,
+        mtu: mtu.map(|m| m.value),
+        strip_path: strip_path.value,
+        off_for_a_demonstration: false,
+    })
+}
+
+/// What a group of several members needs: each is known by its addresses, and none sends unseen.
+fn check_several(
+    group: &Section<'_>,
+    roster: &[Peer],
+    members: &[Member],
+    boundary: Boundary,
+    form: Form,
+) {
+    let present: Vec<_> = roster.iter().filter(|peer| !peer.removed).collect();
+    let writers = roster.iter().filter(|peer| peer.writer).count();
+    if roster.len() > limits::MEMBERS_MAX || writers > usize::from(limits::WRITERS_MAX) {
+        let what = format!("the group has {} members, {writers} of them writers", roster.len());
+        let instead =
+            format!("at most {} members and {} writers", limits::MEMBERS_MAX, limits::WRITERS_MAX);
+        group.fail(&group.place(), what, instead);
+    }
+    let is_bare = members.iter().all(|member| member.disks.is_empty());
+    if !present.is_empty() && is_bare && !present.iter().any(|peer| peer.writer) {
+        let what = "no member of this group has a disk: there is nothing to protect";
+        group.fail(&group.place(), what, "[[group.member.disk]] below one of its members");
+    }
+    if present.len() < 2 {
+        return;
+    }
+    for member in members.iter().filter(|member| member.network.is_none()) {
+        let what = format!("{} is one of several members and has no network", member.name.value);
+        let instead = "[group.member.network] with interface, topology and addresses: what it \
+                       sends to the others must be seen";
+        group.fail(&member.name.place, what, instead);
+    }
+    if boundary == Boundary::Member {
+        return;
+    }
+    let mut taken: HashMap<IpAddr, &Peer> = HashMap::new();
+    for peer in &present {
+        if peer.addresses.is_empty() {
+            let what =
+                format!("{} is one of several members and has no addresses", peer.name.value);
+            let instead = "addresses = [\"10.0.0.1\"] in its [group.member.network], on every host";
+            group.fail(&peer.name.place, what, instead);
+        }
+        for address in &peer.addresses {
+            if let Some(other) = taken.insert(*address, peer) {
+                let what = format!(
+                    "the address {address} of {} is already that of {} in line {}",
+                    peer.name.value,
+                    other.name.value,
+                    other.name.place.line()
+                );
+                group.fail(&peer.name.place, what, "another one");
+            }
+        }
+    }
+    let has_ipv4 = taken.keys().any(IpAddr::is_ipv4);
+    let most = if has_ipv4 { tag::IPV4_WRITERS_MAX } else { tag::IPV6_WRITERS_MAX };
+    if form == Form::Vector && writers > usize::from(most) {
+        let way = if has_ipv4 { "an IPv4 header" } else { "an IPv6 option" };
+        let what =
+            format!("vectors of {writers} writers do not fit into {way}, which holds {most}");
+        group.fail(&group.place(), what, "form = \"hlc\", or no `form`");
+    }
 }
 
 fn read_lease(group: &mut Section<'_>) -> (Duration, Duration) {
@@ -106,8 +264,17 @@ fn read_copy(copy: &mut Section<'_>) -> Option<CopySettings> {
     Some(CopySettings { rate: rate.map(|rate| rate.value), window: window.value })
 }
 
-fn read_member(member: &mut Section<'_>, runtime_dir: &Path, count: &Counters) -> Option<Member> {
+/// The member as every host knows it, and what this host needs if it is here.
+fn read_member(
+    member: &mut Section<'_>,
+    runtime_dir: &Path,
+    file: &FileContext<'_>,
+) -> Option<(Peer, Option<Member>)> {
     let name = member.required::<Name>("name", "name = \"db\"");
+    let host = member.optional::<Name>("host").map(|host| host.value);
+    let host = host.filter(|host| file.host.as_ref() != Some(host));
+    let removed = member.or("removed", false).value;
+    let is_here = host.is_none() && !removed;
     let roles = read_roles(member);
     let machine = member.optional::<PathBuf>("machine");
     let directory = runtime_dir.join(name.as_ref().map_or("", |name| name.as_str()));
@@ -117,13 +284,25 @@ fn read_member(member: &mut Section<'_>, runtime_dir: &Path, count: &Counters) -
         next_id = next_id.saturating_add(1);
         read_disk(disk, id, &directory)
     });
-    let network = member.optional_table("network", |network| read_network(network, count));
-    check_roles(member, roles);
+    let network =
+        member.optional_table("network", |network| read_network(network, &file.count, is_here));
+    if is_here {
+        check_roles(member, roles);
+    }
     if usize::from(next_id) > usize::from(limits::DISKS_MAX) {
         let what = format!("a member has at most {} disks, this has {next_id}", limits::DISKS_MAX);
         member.fail(&member.place(), what, "fewer [[group.member.disk]]");
     }
-    Some(Member { name: name?, roles, machine, disks, network })
+    let (name, writer) = (name?, roles.writer);
+    let (addresses, network) = match network {
+        Some((addresses, network)) => (addresses, network),
+        // What is wrong with it has been noted.
+        None if member.has("network") => return None,
+        None => (Vec::new(), None),
+    };
+    let peer = Peer { name: name.clone(), host, writer, removed, addresses };
+    let here = is_here.then_some(Member { name, roles, machine, disks, network });
+    Some((peer, here))
 }
 
 fn read_roles(member: &mut Section<'_>) -> Roles {
@@ -133,7 +312,9 @@ fn read_roles(member: &mut Section<'_>) -> Roles {
         ("intermediate", only(false, true, false)),
         ("outbound", only(false, false, true)),
     ];
-    let Some(list) = member.choices("roles", &choices) else { return only(true, false, true) };
+    let Some(list) = member.choices("roles", &choices) else {
+        return only(member.has("disk"), false, true);
+    };
     if list.value.is_empty() {
         let what = "`roles` in [[group.member]]: a member without a role does nothing";
         member.fail(&list.place, what, "roles = [\"writer\", \"outbound\"]");
@@ -163,18 +344,11 @@ fn check_roles(member: &Section<'_>, roles: Roles) {
         }
         _ => {}
     }
-    match (roles.outbound, member.has("network")) {
-        (true, false) => {
-            let what = "an outbound member has no network: its packets would leave unheld";
-            let instead = "[group.member.network] with interface and topology, or roles = \
-                           [\"writer\"] if it talks to no client";
-            member.fail(&place, what, instead);
-        }
-        (false, true) => {
-            let what = "a member that is not outbound has a network";
-            member.fail(&place, what, "\"outbound\" among its roles, or no [group.member.network]");
-        }
-        _ => {}
+    if roles.outbound && !member.has("network") {
+        let what = "an outbound member has no network: its packets would leave unheld";
+        let instead = "[group.member.network] with interface and topology, or roles = \
+                       [\"writer\"] if it talks to no client";
+        member.fail(&place, what, instead);
     }
 }
 

@@ -15,12 +15,13 @@ mod network;
 mod read;
 mod rules;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidelock_config::{Diagnostics, HostPort, Located, Name, Place, Rate, Size};
 use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_protocol::message::Mode;
+use tidelock_protocol::message::{Form, Mode};
 
 pub use machine::{certificate_warning, check_machine, disk_size, read_machine};
 pub use read::parse;
@@ -148,26 +149,107 @@ pub struct Group {
     pub grace: Duration,
     /// Limits of the initial copy and of a resync.
     pub copy: CopySettings,
-    /// Its members.
+    /// Its members on this host.
     pub members: Vec<Member>,
+    /// Every member on whatever host, in the order of the file.
+    pub roster: Vec<Peer>,
+    /// How packets between members say what they depend on.
+    pub form: Form,
+    /// Where packets wait.
+    pub boundary: Boundary,
+    /// How they are tagged.
+    pub tag: TagSettings,
+    /// By how much a wall clock may jump, or another member's be ahead, before it is an error.
+    pub max_clock_lead: Duration,
+    /// How often a writer that has nothing to write says so, in the HLC form.
+    pub idle_interval: Duration,
+}
+
+/// One member of a group, as every host must know it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its name.
+    pub name: Located<Name>,
+    /// The host that it is on; `None`: this one.
+    pub host: Option<Name>,
+    /// It has protected disks, and so a place in the count vectors.
+    pub writer: bool,
+    /// It has been removed; a writer's place stays taken.
+    pub removed: bool,
+    /// What it sends from.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Where a group's packets wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Boundary {
+    /// Where they leave the group; inside it they are tagged.
+    Group,
+    /// Where they leave a member: each is protected by itself (PipeCloud's naive variant).
+    Member,
+}
+
+/// How packets inside a group are tagged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagSettings {
+    /// The number of the IPv4 option.
+    pub option: u8,
+    /// The longest packet that every way between members takes, if it is not the interface's.
+    pub mtu: Option<u32>,
+    /// Something on the way takes options out: members' packets to each other wait, too.
+    pub strip_path: bool,
+    /// Nothing is tagged or merged, and packets inside the group pass: clients see what a disaster
+    /// undoes. For drills that must notice.
+    pub off_for_a_demonstration: bool,
 }
 
 impl Group {
     /// The names of all writers: a writer's index in the count vectors is its place here.
     #[must_use]
     pub fn writers(&self) -> Vec<String> {
-        self.writing().map(|member| member.name.to_string()).collect()
+        self.writing().map(|peer| peer.name.to_string()).collect()
+    }
+
+    /// Whether packets between members carry tags.
+    #[must_use]
+    pub fn is_tagged(&self) -> bool {
+        self.boundary == Boundary::Group && self.present().count() > 1
+    }
+
+    /// Whether it has other writers than one.
+    #[must_use]
+    pub fn has_several_writers(&self) -> bool {
+        self.present().filter(|peer| peer.writer).count() > 1
+    }
+
+    /// Every member that was not removed.
+    pub fn present(&self) -> impl Iterator<Item = &Peer> {
+        self.roster.iter().filter(|peer| !peer.removed)
+    }
+
+    /// What every host of the group must agree on, one line for each member.
+    #[must_use]
+    pub fn peers(&self) -> Vec<String> {
+        let line = |peer: &Peer| {
+            let addresses: Vec<_> = peer.addresses.iter().map(IpAddr::to_string).collect();
+            format!("{}={}", peer.name.value, addresses.join(","))
+        };
+        let inside = match self.boundary {
+            Boundary::Group => Vec::new(),
+            Boundary::Member => vec!["boundary=member".to_owned()],
+        };
+        inside.into_iter().chain(self.present().map(line)).collect()
     }
 
     /// A member's index in the count vectors, if it writes.
     #[must_use]
     pub fn writer_id(&self, member: &Name) -> Option<WriterId> {
-        let index = self.writing().position(|writer| writer.name.value == *member)?;
+        let index = self.writing().position(|peer| peer.name.value == *member)?;
         Some(WriterId(u16::try_from(index).expect("fewer writers than 65536")))
     }
 
-    fn writing(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.roles.writer)
+    fn writing(&self) -> impl Iterator<Item = &Peer> {
+        self.roster.iter().filter(|peer| peer.writer)
     }
 }
 

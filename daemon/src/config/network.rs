@@ -1,5 +1,7 @@
 //! `[group.member.network]`: where a member's packets are held.
 
+use std::net::IpAddr;
+
 use tidelock_config::{Located, Section};
 
 use super::read::Counters;
@@ -13,7 +15,25 @@ const HELD_PACKETS_DEFAULT: u32 = 1 << 16;
 /// The kernel's queue is made this long.
 const HELD_PACKETS_MAX: u32 = 1 << 20;
 
-pub(super) fn read_network(network: &mut Section<'_>, count: &Counters) -> Option<Network> {
+/// The section of a member: its addresses, and where its packets are held if it is on this host.
+pub(super) fn read_network(
+    network: &mut Section<'_>,
+    count: &Counters,
+    is_here: bool,
+) -> Option<(Vec<IpAddr>, Option<Network>)> {
+    let addresses = network.optional::<Vec<IpAddr>>("addresses").map_or(Vec::new(), |a| a.value);
+    if is_here {
+        return Some((addresses, Some(read_held(network, count)?)));
+    }
+    // One section stands on all hosts: what only the member's own host uses may be there.
+    network.optional::<String>("interface");
+    network.optional::<String>("topology");
+    network.optional::<u16>("queue");
+    network.optional::<u32>("held_packets_max");
+    Some((addresses, None))
+}
+
+fn read_held(network: &mut Section<'_>, count: &Counters) -> Option<Network> {
     let interface = network.required::<String>("interface", "interface = \"tap0\"");
     if let Some(interface) = &interface {
         check_interface(network, interface);

@@ -20,8 +20,10 @@ pub fn parse(file: &str, text: &str) -> Result<Config, Diagnostics> {
         let metrics = root.optional_table("metrics", |metrics| {
             metrics.required::<SocketAddr>("listen", "listen = \"127.0.0.1:9641\"")
         });
-        let count = Counters::default();
-        let groups = root.tables("group", |group| read_group(group, &runtime_dir, &count));
+        let here = host.as_ref().map(|host| host.name.value.clone());
+        let place =
+            FileContext { runtime_dir: &runtime_dir, host: here, count: Counters::default() };
+        let groups = root.tables("group", |group| read_group(group, &place));
         if !root.has("group") {
             let (what, instead) = ("missing section [[group]]", "[[group]] and its keys");
             root.fail(&root.place(), what, instead);
@@ -29,6 +31,15 @@ pub fn parse(file: &str, text: &str) -> Result<Config, Diagnostics> {
         rules::check(root, &groups);
         Some(Config { host: host?, backup: backup?, metrics: metrics.map(|m| m.value), groups })
     })
+}
+
+/// What a group's section is read with.
+#[derive(Debug)]
+pub(super) struct FileContext<'a> {
+    pub(super) runtime_dir: &'a std::path::Path,
+    /// This host; `None`: its name is missing, which has been noted.
+    pub(super) host: Option<Name>,
+    pub(super) count: Counters,
 }
 
 /// What is counted over the whole file for defaults.

@@ -6,7 +6,7 @@ use std::hash::Hash;
 
 use tidelock_config::{Place, Section};
 
-use super::{Group, Member};
+use super::Group;
 
 pub(super) fn check(root: &Section<'_>, groups: &[Group]) {
     let mut groups_by_name = Unique::new(root, "group");
@@ -33,22 +33,15 @@ pub(super) fn check(root: &Section<'_>, groups: &[Group]) {
                 queues.take(network.queue.value, &network.queue.place);
             }
         }
-        check_members_served(root, group);
+        let mut roster = Unique::new(root, "member of the group");
+        let (here, elsewhere): (Vec<_>, Vec<_>) =
+            group.roster.iter().partition(|peer| peer.host.is_none() && !peer.removed);
+        // Those that are here are looked at below: one complaint is enough.
+        here.iter().for_each(|peer| roster.know(peer.name.value.clone(), &peer.name.place));
+        for peer in elsewhere {
+            roster.take(peer.name.value.clone(), &peer.name.place);
+        }
     }
-}
-
-/// Between members, packets must carry what they depend on, and nothing tags them yet: a group of
-/// several would look protected and not be.
-fn check_members_served(root: &Section<'_>, group: &Group) {
-    let [_, second, ..] = group.members.as_slice() else { return };
-    let Member { name, .. } = second;
-    let what = format!(
-        "group {} has {} members: this version does not tag the packets between them yet \
-         (it comes with multi-VM groups)",
-        group.name.value,
-        group.members.len()
-    );
-    root.fail(&name.place, what, format!("a [[group]] of its own for {}", name.value));
 }
 
 /// Things of one kind of which no two may be the same.
@@ -61,6 +54,10 @@ struct Unique<'s, 'd, T> {
 impl<'s, 'd, T: Eq + Hash + Display> Unique<'s, 'd, T> {
     fn new(root: &'s Section<'d>, what: &'static str) -> Self {
         Self { root, what, seen: HashMap::new() }
+    }
+
+    fn know(&mut self, value: T, place: &Place) {
+        self.seen.entry(value).or_insert_with(|| place.clone());
     }
 
     /// Whether it was free.

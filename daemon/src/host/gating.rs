@@ -6,35 +6,61 @@ use crate::config::{Config, Group, Member, Topology};
 use crate::link::GateControl;
 use crate::owner::PublishPending;
 use std::sync::Arc;
-use tidelock_netfilter::gate::{Gate, GateHandle, GroupConfig, MemberConfig, Pending};
+use tidelock_netfilter::gate::{
+    Gate, GateHandle, GroupConfig, MemberConfig, Pending, TaggedMember, TaggingConfig,
+    TaggingSwitch,
+};
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{self, Firewall};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::Form;
+use tidelock_protocol::tag;
 use tidelock_protocol::vector::CountVector;
 
-/// A group's gate, told by the link of one of its writers.
+/// A group's gate, told by the link of one of its members on this host.
 pub struct HeldGate {
-    /// The gate.
-    pub handle: GateHandle,
-    /// The writer.
-    pub writer: WriterId,
+    /// The gate; `None`: no member of the group here has a network.
+    pub handle: Option<GateHandle>,
+    /// The member, if it is a writer.
+    pub writer: Option<WriterId>,
+    /// Its P.
+    pub pending: Arc<Pending>,
 }
 
 impl GateControl for HeldGate {
     fn committed(&self, committed: &CountVector) {
-        self.handle.set_committed(committed);
+        if let Some(handle) = &self.handle {
+            handle.set_committed(committed);
+        }
     }
 
     fn lease_renewed(&self, sent_at: MonoNanos) {
-        self.handle.lease_renewed(clock::mono_now(), sent_at);
+        if let Some(handle) = &self.handle {
+            handle.lease_renewed(clock::mono_now(), sent_at);
+        }
     }
 
     fn fence(&self) {
-        self.handle.fence();
+        if let Some(handle) = &self.handle {
+            handle.fence();
+        }
     }
 
     fn hold_for_resync(&self, hold: bool) {
-        self.handle.hold_for_resync(self.writer, hold);
+        if let (Some(handle), Some(writer)) = (&self.handle, self.writer) {
+            handle.hold_for_resync(writer, hold);
+        }
+    }
+
+    fn watermark(&self, watermark: Hlc) {
+        if let Some(handle) = &self.handle {
+            handle.set_watermark(watermark);
+        }
+    }
+
+    fn pending(&self) -> (CountVector, Hlc) {
+        (self.pending.read(), self.pending.read_hlc())
     }
 }
 
@@ -45,8 +71,18 @@ pub struct PendingEntry {
 }
 
 impl PublishPending for PendingEntry {
-    fn publish(&self, seq: Seq) {
-        self.pending.publish(self.writer, seq);
+    fn publish(&self, seq: Seq, hlc: Hlc) {
+        self.pending.publish_at(self.writer, seq, hlc);
+    }
+
+    fn read(&self, p: &mut CountVector) -> Hlc {
+        p.merge(&self.pending.read());
+        self.pending.read_hlc()
+    }
+
+    fn raise(&self, p: &CountVector, hlc: Hlc) {
+        self.pending.merge(p);
+        self.pending.publish_at(self.writer, Seq::ZERO, hlc);
     }
 }
 
@@ -64,7 +100,8 @@ impl Unread {
         )
     }
 
-    fn get(&self, group: &Group, member: &Member) -> Arc<Pending> {
+    /// P of a member.
+    pub fn get(&self, group: &Group, member: &Member) -> Arc<Pending> {
         let found =
             self.0.iter().find(|(g, m, _)| *g == group.name.as_str() && *m == member.name.as_str());
         found.expect("made from the same configuration").2.clone()
@@ -87,7 +124,7 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
             mode: group.mode,
             lease_period_ms: group.lease.as_millis() as u64,
             members: group.members.iter().filter_map(|m| member(group, m, unread)).collect(),
-            tagging: None,
+            tagging: group.is_tagged().then(|| tagging(group)),
         })
         .filter(|group| !group.members.is_empty())
         .collect();
@@ -98,6 +135,29 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
     let firewall = Firewall::detect()?;
     tracing::info!(packet_filter = firewall.name(), "gate");
     Ok(Some(Gate::start(firewall, groups)?))
+}
+
+fn tagging(group: &Group) -> TaggingConfig {
+    let writers = group.writers();
+    let form = match group.form {
+        Form::Vector => tag::Form::Vector { writers: writers.len() as u16 },
+        Form::Hlc => tag::Form::Hlc,
+    };
+    let members = group.present().map(|peer| TaggedMember {
+        name: peer.name.to_string(),
+        addresses: peer.addresses.clone(),
+    });
+    TaggingConfig {
+        ipv4_option: group.tag.option,
+        path_mtu: group.tag.mtu,
+        path_strips_options: group.tag.strip_path,
+        hlc_ahead_max_ms: group.max_clock_lead.as_millis() as u64,
+        switch: match group.tag.off_for_a_demonstration {
+            false => TaggingSwitch::On,
+            true => TaggingSwitch::OffForADemonstration,
+        },
+        ..TaggingConfig::new(form, writers, members.collect())
+    }
 }
 
 fn member(group: &Group, member: &Member, unread: &Unread) -> Option<MemberConfig> {

@@ -14,12 +14,14 @@ use crate::control::{ControlError, ControlTarget, ModeChange};
 use crate::copy_job::Bounds;
 use crate::link::connection::Hello;
 use crate::link::connector::{self, Endpoint};
-use crate::link::member::{Member as LinkMember, MemberError, MemberParts};
+use crate::link::member::{Member as LinkMember, MemberError, MemberParts, Presence};
 use crate::link::port::OwnerPort;
-use crate::link::{GateControl, LinkState, NoGate};
-use crate::owner::{DiskSetup, Drained, Owner, OwnerParts, OwnerView, PublishPending, ToOwner};
+use crate::link::{GateControl, LinkState};
+use crate::owner::{
+    DiskSetup, Drained, Owner, OwnerParts, OwnerView, PublishPending, Several, ToOwner,
+};
 use crate::sequencer::Settings;
-use crate::state::{MemberState, StateError};
+use crate::state::{MemberState, Opened, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use crate::status::Status;
 use gating::{HeldGate, PendingEntry, Unread};
@@ -32,9 +34,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 use tidelock_netfilter::gate::{Gate, GateError, GateHandle, RulesAtStop, RulesLeft};
-use tidelock_protocol::ids::{Channel, MonoNanos};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, MonoNanos, WriterId};
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{Attach, DiskSpec, Mode};
+use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Mode};
 use tidelock_uring::{EventFd, FileError, LocalFile, OpenRequest, SizeRule};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -42,6 +45,8 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 pub const SOFTWARE: &str = concat!("tidelockd ", env!("CARGO_PKG_VERSION"));
 /// How long a clean stop waits for the backup.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the ceilings of times are looked at: far oftener than they are reached.
+const CEILING_LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a clean stop waits for the link to say goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a start waits for a disk's socket to be let go of by a daemon that was killed.
@@ -124,6 +129,14 @@ struct Writer {
 struct HostMember {
     config: Member,
     writer: Option<Writer>,
+    /// The link's side of a member without disks.
+    follower: Option<Follower>,
+}
+
+/// A member without disks, as the host sees it.
+struct Follower {
+    link_stats: Arc<LinkStats>,
+    state: MemberState,
 }
 
 struct HostGroup {
@@ -162,14 +175,23 @@ impl Host {
             let gate_handle = gate.as_ref().and_then(|gate| gate.handle(group.name.as_str()));
             let mut members = Vec::new();
             for member in &group.members {
-                let writer = match group.writer_id(&member.name.value) {
-                    None => None,
-                    Some(writer) => {
-                        let channel = Channel(link_members.len() as u16 + 1);
-                        let control: Arc<dyn GateControl> = match &gate_handle {
-                            Some(handle) => Arc::new(HeldGate { handle: handle.clone(), writer }),
-                            None => Arc::new(NoGate),
-                        };
+                let channel = Channel(link_members.len() as u16 + 1);
+                let id = group.writer_id(&member.name.value);
+                let control: Arc<dyn GateControl> = Arc::new(HeldGate {
+                    handle: gate_handle.clone(),
+                    writer: id,
+                    pending: unread.get(group, member),
+                });
+                let mut follower = None;
+                let writer = match id {
+                    None => {
+                        let (stats, link_member) =
+                            follow(&config, group, member, channel, control)?;
+                        link_members.push(link_member);
+                        follower = Some(stats);
+                        None
+                    }
+                    Some(_) => {
                         let launch = Launch {
                             config: &config,
                             group,
@@ -185,7 +207,7 @@ impl Host {
                         Some(writer)
                     }
                 };
-                members.push(HostMember { config: member.clone(), writer });
+                members.push(HostMember { config: member.clone(), writer, follower });
             }
             groups.push(HostGroup {
                 mode: Mutex::new(group.mode),
@@ -239,8 +261,28 @@ impl Host {
         tokio::join!(
             self.link_history.follow(self.link_state.clone()),
             self.monitor(),
+            self.keep_ceilings(),
             self.watch_certificate()
         );
+    }
+
+    /// Keeps what is on record of each writer's times ahead of those that it gives out.
+    async fn keep_ceilings(&self) {
+        let mut said = false;
+        loop {
+            for (name, writer) in self.writers() {
+                let last = Hlc(writer.owner_stats.last_hlc.load(Ordering::Relaxed));
+                match writer.state.keep_ahead_of(last) {
+                    Ok(ceiling_ms) => writer.view.set_hlc_ceiling_ms(ceiling_ms),
+                    Err(_) if said => {}
+                    Err(error) => {
+                        said = true;
+                        tracing::error!(member = name, %error, "times no longer follow the clock");
+                    }
+                }
+            }
+            tokio::time::sleep(CEILING_LOOK_EVERY).await;
+        }
     }
 
     /// Warns in time of a certificate that ends: now, and once a day.
@@ -415,12 +457,7 @@ impl Launch<'_> {
         let Launch { config, group, member, channel, gate, pending, link, failed } = self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
-        let state_path = config
-            .host
-            .state_dir
-            .join(group.name.as_str())
-            .join(format!("{}.json", member.name.as_str()));
-        let (state, opened) = MemberState::open(state_path, clock::wall_ms() * 1000)?;
+        let (state, opened) = open_state(config, group, member)?;
         let machine = match &member.machine {
             Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
             None => None,
@@ -448,6 +485,7 @@ impl Launch<'_> {
             disks.iter().map(|d| u64::from(d.file.alignment().offset_bytes)).max().unwrap_or(1);
         let disk_sizes_bytes = disks.iter().map(|d| d.spec.size_bytes).collect();
         let view = Arc::<OwnerView>::default();
+        view.set_hlc_ceiling_ms(opened.hlc_ceiling_ms);
         let parts = OwnerParts {
             member: name.clone(),
             settings: Settings {
@@ -471,6 +509,10 @@ impl Launch<'_> {
                 rate_bytes_per_s: group.copy.rate.map_or(0, |rate| rate.bytes_per_s),
             },
             resume: opened.resume,
+            several: is_one_of_several(group)
+                .then_some(Several { form: group.form, idle_interval: group.idle_interval }),
+            hlc_floor: opened.hlc_floor,
+            max_clock_lead: group.max_clock_lead,
         };
         let thread = spawn(&format!("owner {name}"), move || {
             let result = Owner::new(parts)
@@ -480,7 +522,12 @@ impl Launch<'_> {
                 report(&failed, HostError::Loop(format!("the loop of {name} ended: {error}")));
             }
         })?;
+        let presence = match is_one_of_several(group) {
+            false => Presence::Alone,
+            true => Presence::Writer { form: group.form, peers: group.peers() },
+        };
         let link_member = LinkMember::new(MemberParts {
+            presence,
             attach,
             channel,
             port: port.clone(),
@@ -503,6 +550,66 @@ impl Launch<'_> {
         };
         Ok((writer, link_member))
     }
+}
+
+/// Whether a group has other members than one, or ever had: then version 1 of the protocol does
+/// not do.
+fn is_one_of_several(group: &Group) -> bool {
+    group.roster.len() > 1
+}
+
+/// A member without disks: its host hears of C for it, and gets a lease.
+fn follow(
+    config: &Config,
+    group: &Group,
+    member: &Member,
+    channel: Channel,
+    gate: Arc<dyn GateControl>,
+) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
+    let (state, opened) = open_state(config, group, member)?;
+    let machine = match &member.machine {
+        Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
+        None => None,
+    };
+    let attach = Attach {
+        group: group.name.to_string(),
+        member: member.name.to_string(),
+        // It has no place in the vectors, and this is not sent.
+        writer: WriterId(0),
+        writers: group.writers(),
+        disks: Vec::new(),
+        incarnation: opened.incarnation,
+        epoch: opened.epoch,
+        last_run: LastRun::Unknown,
+        mode: group.mode,
+        lease_ms: group.lease.as_millis() as u64,
+        grace_ms: group.grace.as_millis() as u64,
+        machine,
+    };
+    // There is no owner loop behind it: what is sent there goes nowhere.
+    let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
+    let link_stats = Arc::<LinkStats>::default();
+    let link_member = LinkMember::new(MemberParts {
+        presence: Presence::Follower { form: group.form, peers: group.peers() },
+        attach,
+        channel,
+        port: Arc::new(port),
+        to_owner: ToOwner::Link,
+        gate,
+        keeper: Box::new(state.clone()),
+        stats: link_stats.clone(),
+    });
+    Ok((Follower { link_stats, state }, link_member))
+}
+
+fn open_state(
+    config: &Config,
+    group: &Group,
+    member: &Member,
+) -> Result<(MemberState, Opened), StateError> {
+    let directory = config.host.state_dir.join(group.name.as_str());
+    let path = directory.join(format!("{}.json", member.name.as_str()));
+    MemberState::open(path, clock::wall_ms() * 1000)
 }
 
 fn report(failed: &watch::Sender<Option<Arc<HostError>>>, error: HostError) {

@@ -10,11 +10,12 @@ use crate::config::Security;
 use crate::copy_job::Purpose;
 use crate::link::LinkState;
 use crate::owner::Phase;
-use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot};
+use crate::state::MemberState;
+use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats};
 use crate::status::{
-    BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, Facts, GateStatus, GroupState,
-    GroupStatus, GuestIo, LagStatus, LeaseStatus, LinkState as LinkWord, LinkStatus, MemberStatus,
-    SCHEMA, Status, WriterStatus, judge,
+    BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, ElsewhereStatus, Facts, GateStatus,
+    GroupState, GroupStatus, GuestIo, LagStatus, LeaseStatus, LinkState as LinkWord, LinkStatus,
+    MemberStatus, SCHEMA, Status, WriterStatus, judge,
 };
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -22,7 +23,7 @@ use std::time::Duration;
 use tidelock_netfilter::gate::{GateSnapshot, HOLD_BUCKETS_MS, MemberGate};
 use tidelock_netfilter::release_queue::ShutWhy;
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::Mode;
+use tidelock_protocol::message::{Form, Mode};
 use tokio::sync::watch;
 
 /// How often the monitor looks.
@@ -125,12 +126,15 @@ impl Host {
             None => group
                 .members
                 .iter()
-                .filter_map(|m| m.writer.as_ref()?.link_stats.lease_sent_at())
+                .filter_map(|m| m.link_stats()?.lease_sent_at())
                 .max()
                 .map(|sent_at| sent_at.plus_ms(period_ms)),
         };
         let left_ms = until.map_or(0, |until| ms(until.since_ns(now)));
-        let epoch = group.members.iter().filter_map(|m| Some(m.writer.as_ref()?.state.epoch()));
+        let epoch = group.members.iter().filter_map(|m| Some(m.state()?.epoch()));
+        let is_alone = group.config.roster.len() < 2;
+        let told = group.members.iter().filter_map(|m| Some(m.link_stats()?.watermark()));
+        let (watermark, frontier) = told.max().unwrap_or_default();
         GroupStatus {
             name: group.config.name.to_string(),
             state,
@@ -151,13 +155,24 @@ impl Host {
                 .iter()
                 .map(|member| self.member_status(group, member, now))
                 .collect(),
+            elsewhere: (group.config.roster.iter())
+                .filter(|peer| peer.removed || peer.host.is_some())
+                .map(|peer| ElsewhereStatus {
+                    name: peer.name.to_string(),
+                    host: peer.host.as_ref().filter(|_| !peer.removed).map(ToString::to_string),
+                })
+                .collect(),
+            form: (!is_alone).then_some(group.config.form),
+            watermark_lag_ms: (!is_alone && group.config.form == Form::Hlc)
+                .then(|| frontier.physical_ms().saturating_sub(watermark.physical_ms())),
         }
     }
 
     fn judge(&self, group: &HostGroup, mode: Mode, now: MonoNanos) -> (GroupState, GroupPast) {
         let writers = || group.members.iter().filter_map(|m| m.writer.as_ref());
         let phase = |phase| writers().any(|w| w.view.phase() == phase);
-        let attached = writers().all(|w| w.link_stats.is_attached());
+        let links = || group.members.iter().filter_map(HostMember::link_stats);
+        let attached = links().all(LinkStats::is_attached);
         let mut past = group.history.0.lock().expect("no panic while held");
         past.ever_attached |= attached;
         // What clients were told while nothing was held must have arrived before this ends.
@@ -171,8 +186,7 @@ impl Host {
             ever_attached: past.ever_attached,
             attached,
             stalled: phase(Phase::Refused)
-                || writers()
-                    .any(|w| w.link_stats.stalled().is_some() || w.link_stats.refusal().is_some()),
+                || links().any(|link| link.stalled().is_some() || link.refusal().is_some()),
             initial_copy: phase(Phase::Initialising) || phase(Phase::WaitingForBackup),
             resync: phase(Phase::Resyncing) || phase(Phase::DiskFailing),
             mode: if catching_up { Mode::Async } else { mode },
@@ -217,10 +231,26 @@ impl Host {
     }
 }
 
+impl HostMember {
+    fn link_stats(&self) -> Option<&LinkStats> {
+        let writer = self.writer.as_ref().map(|w| &w.link_stats);
+        writer.or_else(|| Some(&self.follower.as_ref()?.link_stats)).map(|stats| &**stats)
+    }
+
+    fn state(&self) -> Option<&MemberState> {
+        let writer = self.writer.as_ref().map(|w| &w.state);
+        writer.or_else(|| Some(&self.follower.as_ref()?.state))
+    }
+}
+
 /// More about the state, for people.
 fn detail(group: &HostGroup) -> Option<String> {
     let mut parts = Vec::new();
     for member in &group.members {
+        if let Some(follower) = &member.follower {
+            let said = follower.link_stats.stalled().or_else(|| follower.link_stats.refusal());
+            parts.extend(said.map(|text| format!("{}: {text}", member.config.name.as_str())));
+        }
         let Some(writer) = &member.writer else { continue };
         let trouble = writer.view.trouble();
         let mut say = |text: String| parts.push(format!("{}: {text}", member.config.name.as_str()));
@@ -229,6 +259,14 @@ fn detail(group: &HostGroup) -> Option<String> {
         trouble.refusal.into_iter().for_each(|refusal| say(refusal.reason));
         if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
             say("the backlog is full, guests' writes wait".to_owned());
+        }
+        let refused_ms = writer.owner_stats.clock_refused_ms.load(Ordering::Relaxed);
+        if refused_ms != 0 {
+            say(format!("the wall clock has jumped by {refused_ms} ms and is not believed"));
+        }
+        let lead_ms = writer.owner_stats.clock_lead_ms.load(Ordering::Relaxed);
+        if u128::from(lead_ms) > group.config.max_clock_lead.as_millis() {
+            say(format!("another member's clock is {lead_ms} ms ahead of this host's"));
         }
         let suspect_bytes = writer.view.suspect_bytes();
         if suspect_bytes > 0 {
@@ -301,6 +339,9 @@ fn writer_status(
             disk_errors: get(&stats.disk_errors),
             connections: get(&stats.connections),
         },
+        clock_refused_ms: Some(stats.clock_refused_ms.load(Ordering::Relaxed))
+            .filter(|off| *off != 0),
+        clock_lead_ms: get(&stats.clock_lead_ms),
     }
 }
 

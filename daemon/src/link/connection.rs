@@ -39,6 +39,8 @@ pub struct Greeting {
     pub server: String,
     /// Name and version of its software.
     pub software: String,
+    /// The version that both speak.
+    pub protocol: u16,
 }
 
 /// Why a connection ended.
@@ -109,7 +111,7 @@ where
         Ok(Err(error)) => Err(error),
         Ok(Ok(Frame::Control(Channel(0), Message::Welcome { protocol, server, software }))) => {
             if (oldest..=newest).contains(&protocol) {
-                Ok(Greeting { server, software })
+                Ok(Greeting { server, software, protocol })
             } else {
                 Err(ConnectionError::Unexpected("protocol version"))
             }

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, MonoNanos, Seq};
 use tidelock_protocol::message::{
-    Attach, Attached, CopyState, LastRun, Message, Mode, RefusalKind,
+    Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode, Progress,
+    RefusalKind,
 };
+use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
 
 /// Why the daemon cannot go on with a member in this run. A new run resyncs.
@@ -51,8 +53,32 @@ enum Phase {
     Refused,
 }
 
+/// How a member is on the link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The only member of its group: version 1 of the protocol says all there is to say.
+    Alone,
+    /// A writer among several members.
+    Writer {
+        /// How packets are tagged.
+        form: Form,
+        /// All members and their addresses.
+        peers: Vec<String>,
+    },
+    /// A member without disks: there is no stream.
+    Follower {
+        /// How packets are tagged.
+        form: Form,
+        /// All members and their addresses.
+        peers: Vec<String>,
+    },
+}
+
 /// One member on the link.
 pub struct Member<T> {
+    presence: Presence,
+    /// Answers to the backup's questions.
+    answers: VecDeque<Message>,
     attach: Attach,
     channel: Channel,
     phase: Phase,
@@ -77,6 +103,8 @@ pub struct Member<T> {
 
 /// What a member is made of.
 pub struct MemberParts<T> {
+    /// How it is there.
+    pub presence: Presence,
     /// The attachment as at the start of this run. `LastRun::Clean` lets writes be admitted at
     /// once, after that seq; `Unknown` lets them wait for the backup.
     pub attach: Attach,
@@ -98,12 +126,15 @@ impl<T> Member<T> {
     /// A member that is not attached yet.
     #[must_use]
     pub fn new(parts: MemberParts<T>) -> Self {
-        let MemberParts { attach, channel, port, to_owner, gate, keeper, stats } = parts;
-        let sender = match attach.last_run {
-            LastRun::Clean { seq } => Some(Sender::new(seq)),
+        let MemberParts { presence, attach, channel, port, to_owner, gate, keeper, stats } = parts;
+        let sender = match (&presence, attach.last_run) {
+            (Presence::Follower { .. }, _) => None,
+            (_, LastRun::Clean { seq }) => Some(Sender::new(seq)),
             _ => None,
         };
         Self {
+            presence,
+            answers: VecDeque::new(),
             attach,
             channel,
             phase: Phase::Detached,
@@ -126,7 +157,8 @@ impl<T> Member<T> {
         match message {
             ToLink::Records { records, admitted_at } => {
                 let sender = self.sender.as_mut().expect("admitted after the start");
-                if let Some(last) = records.iter().rev().find(|r| !r.copy) {
+                let is_guests = |r: &&Record| !r.copy && r.effect != Effect::Idle;
+                if let Some(last) = records.iter().rev().find(is_guests) {
                     self.admitted.push_back((last.seq, admitted_at));
                 }
                 for record in records {
@@ -167,7 +199,31 @@ impl<T> Member<T> {
             (Some(sender), _) => sender.last_run(),
             (None, last_run) => last_run,
         };
-        frame::encode_control(self.channel, &Message::Attach(Box::new(attach)), out);
+        self.answers.clear();
+        let message = match self.presence.clone() {
+            Presence::Alone => Message::Attach(Box::new(attach)),
+            Presence::Writer { form, peers } => {
+                Message::Join(Box::new(Join { attach, form, peers }))
+            }
+            Presence::Follower { form, peers } => Message::Follow(Box::new(Follow {
+                group: attach.group,
+                member: attach.member,
+                writers: attach.writers,
+                form,
+                peers,
+                epoch: attach.epoch,
+                lease_ms: attach.lease_ms,
+                grace_ms: attach.grace_ms,
+                machine: attach.machine,
+            })),
+        };
+        frame::encode_control(self.channel, &message, out);
+    }
+
+    /// Whether it can only be served by a backup that knows of groups with several members.
+    #[must_use]
+    pub fn needs_groups(&self) -> bool {
+        self.presence != Presence::Alone
     }
 
     /// The connection is gone.
@@ -190,6 +246,18 @@ impl<T> Member<T> {
             (Message::Attached(attached), Phase::Attaching) => self.attached(attached),
             (Message::Committed { durable, committed }, Phase::Attached) => {
                 self.committed(durable, &committed, now)
+            }
+            (Message::Followed(followed), Phase::Attaching) if self.is_follower() => {
+                self.followed(&followed)
+            }
+            (Message::Progress(progress), Phase::Attached) => self.progress(&progress, now),
+            (Message::Sound { id }, Phase::Attached) => {
+                self.sounded(id);
+                Ok(())
+            }
+            (Message::Floor { pending, hlc }, Phase::Attached) => {
+                self.port.send((self.to_owner)(FromLink::Floor { pending, hlc }));
+                Ok(())
             }
             (Message::Lease { sent_at }, Phase::Attached) => {
                 self.gate.lease_renewed(sent_at);
@@ -224,6 +292,50 @@ impl<T> Member<T> {
         }
     }
 
+    fn is_follower(&self) -> bool {
+        matches!(self.presence, Presence::Follower { .. })
+    }
+
+    fn followed(&mut self, followed: &Followed) -> Result<(), MemberError> {
+        let member = || self.attach.member.clone();
+        self.keeper
+            .keep(followed.epoch)
+            .map_err(|source| MemberError::Epoch { member: member(), source })?;
+        self.attach.epoch = followed.epoch;
+        self.phase = Phase::Attached;
+        self.wants_lease = true;
+        self.stats.set_stalled(None);
+        self.publish_stats();
+        self.heard_progress(&followed.progress);
+        Ok(())
+    }
+
+    fn progress(&mut self, progress: &Progress, now: MonoNanos) -> Result<(), MemberError> {
+        self.heard_progress(progress);
+        if self.is_follower() {
+            return Ok(());
+        }
+        self.committed(progress.durable, &progress.committed, now)
+    }
+
+    fn heard_progress(&self, progress: &Progress) {
+        self.gate.committed(&progress.committed);
+        self.gate.watermark(progress.watermark);
+        self.stats.set_watermark(progress.watermark, progress.frontier);
+        self.port.set_frontier(progress.frontier);
+        self.port.set_told(&progress.committed, progress.watermark);
+    }
+
+    /// Another writer resyncs: what may it have known of this one? What was published was handed
+    /// to a guest, what was admitted may have been.
+    fn sounded(&mut self, id: u64) {
+        let (mut pending, hlc) = self.gate.pending();
+        if let Some(sender) = &self.sender {
+            pending.raise(self.attach.writer, sender.admitted());
+        }
+        self.answers.push_back(Message::Sounded { id, pending, hlc });
+    }
+
     fn attached(&mut self, attached: Attached) -> Result<(), MemberError> {
         let member = || self.attach.member.clone();
         self.keeper
@@ -231,7 +343,9 @@ impl<T> Member<T> {
             .map_err(|source| MemberError::Epoch { member: member(), source })?;
         self.attach.epoch = attached.epoch;
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
-        if attached.copy == CopyState::Resyncing {
+        let must_compare = attached.copy == CopyState::Resyncing
+            || (self.needs_groups() && attached.copy == CopyState::Partial);
+        if must_compare {
             self.gate.hold_for_resync(true);
         }
         let first = self.sender.is_none();
@@ -300,6 +414,11 @@ impl<T> Member<T> {
     /// was appended.
     pub fn fill(&mut self, out: &mut BytesMut, limit_bytes: usize) -> bool {
         let before = out.len();
+        if self.phase == Phase::Attached {
+            while let Some(answer) = self.answers.pop_front() {
+                frame::encode_control(self.channel, &answer, out);
+            }
+        }
         if let Some(sender) = &mut self.sender {
             while out.len() < limit_bytes && !self.is_stalled {
                 match sender.poll_transmit() {

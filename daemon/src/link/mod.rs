@@ -22,6 +22,7 @@ pub mod port;
 #[cfg(test)]
 mod tests;
 
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::RefusalKind;
 use tidelock_protocol::vector::CountVector;
@@ -40,6 +41,12 @@ pub trait GateControl: Send + Sync {
     /// While true nothing passes, whatever its stamp: what local clients may have seen before an
     /// unclean stop is not known to be at the backup until the resync has ended.
     fn hold_for_resync(&self, hold: bool);
+    /// The group's watermark rose (HLC form).
+    fn watermark(&self, _watermark: Hlc) {}
+    /// P of the member: what it may depend on, and the greatest time of that.
+    fn pending(&self) -> (CountVector, Hlc) {
+        (CountVector::new(), Hlc(0))
+    }
 }
 
 /// For a member that talks to nobody outside.

@@ -6,10 +6,12 @@
 
 use super::Refusal;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq};
 use tidelock_protocol::message::{Attached, Message, Mode};
 use tidelock_protocol::record::Record;
+use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 
 /// From the owner loop to the link.
@@ -52,6 +54,14 @@ pub enum FromLink {
         /// Whether it needs no copy.
         equal: bool,
     },
+    /// What the member may have known before its stop: the record that ends its copy depends on
+    /// all of it.
+    Floor {
+        /// Writes of others; its own entry: a seq that somebody waits for.
+        pending: CountVector,
+        /// The greatest time of them.
+        hlc: Hlc,
+    },
     /// The backup refuses the member.
     Refused(Refusal),
 }
@@ -66,6 +76,9 @@ pub struct OwnerPort<T> {
     wants_acks: AtomicBool,
     unsent: AtomicUsize,
     wants_room: AtomicBool,
+    frontier: AtomicU64,
+    wants_frontier: AtomicBool,
+    told: Mutex<(CountVector, Hlc)>,
 }
 
 impl<T> OwnerPort<T> {
@@ -81,6 +94,9 @@ impl<T> OwnerPort<T> {
             wants_acks: AtomicBool::new(false),
             unsent: AtomicUsize::new(0),
             wants_room: AtomicBool::new(false),
+            frontier: AtomicU64::new(0),
+            wants_frontier: AtomicBool::new(false),
+            told: Mutex::default(),
         };
         (port, outbox)
     }
@@ -119,6 +135,43 @@ impl<T> OwnerPort<T> {
         if self.wants_acks.load(Ordering::Relaxed) != wants {
             self.wants_acks.store(wants, Ordering::SeqCst);
         }
+    }
+
+    /// The link: the greatest time of any record of the group.
+    pub fn set_frontier(&self, frontier: Hlc) {
+        let before = self.frontier.fetch_max(frontier.0, Ordering::SeqCst);
+        if before < frontier.0 && self.wants_frontier.swap(false, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The owner: that time.
+    #[must_use]
+    pub fn frontier(&self) -> Hlc {
+        Hlc(self.frontier.load(Ordering::SeqCst))
+    }
+
+    /// The link: C and the watermark, in a group of several members.
+    pub fn set_told(&self, committed: &CountVector, watermark: Hlc) {
+        let mut told = self.told.lock().expect("no panic while held");
+        told.0.merge(committed);
+        told.1 = told.1.max(watermark);
+        drop(told);
+        if self.wants_acks.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The owner: C and the watermark as last heard.
+    #[must_use]
+    pub fn told(&self) -> (CountVector, Hlc) {
+        self.told.lock().expect("no panic while held").clone()
+    }
+
+    /// The owner: to be woken, once, when it rises. Read [`frontier`](Self::frontier) again after
+    /// this.
+    pub fn wake_at_frontier(&self) {
+        self.wants_frontier.store(true, Ordering::SeqCst);
     }
 
     /// The link: how many items have not been handed to the connection.

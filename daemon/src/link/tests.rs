@@ -65,6 +65,7 @@ fn bench(last_run: LastRun) -> Bench {
     let (port, heard) = OwnerPort::new(EventFd::new().unwrap());
     let port = Arc::new(port);
     let member = Member::new(MemberParts {
+        presence: super::member::Presence::Alone,
         attach: Attach {
             group: "g".into(),
             member: "m".into(),

@@ -27,6 +27,9 @@ pub struct Copying {
     suspects_due: bool,
     ticks: u32,
     stopped: bool,
+    /// What the copy's end must depend on is not known yet; then, up to where seqs must go.
+    awaits_floor: bool,
+    pad_to: Seq,
 }
 
 impl Copying {
@@ -42,6 +45,8 @@ impl Copying {
             suspects_due: false,
             ticks: 0,
             stopped: false,
+            awaits_floor: false,
+            pad_to: Seq::ZERO,
         }
     }
 
@@ -78,6 +83,23 @@ impl Copying {
             "bringing the disks across; not protected until this is done"
         );
         self.job = Some(job);
+    }
+
+    /// The copy, if there is one, must not end before the other writers have said what this one
+    /// may have known ([`floor_heard`](Self::floor_heard)).
+    pub fn await_floor(&mut self) {
+        self.awaits_floor = self.job.as_ref().is_some_and(|job| job.marker().is_none());
+    }
+
+    /// They have, and it has been taken over. Its end comes after the seq `pad_to`.
+    pub fn floor_heard(&mut self, pad_to: Seq) {
+        self.awaits_floor = false;
+        self.pad_to = self.pad_to.max(pad_to);
+    }
+
+    /// A seq that the copy's end must come after.
+    pub fn pad_to(&self) -> Seq {
+        self.pad_to
     }
 
     /// C has reached this seq of the member's. Returns whether the job ended by it.
@@ -160,7 +182,7 @@ impl Copying {
 
     /// Whether a copy is complete but for the record that says so.
     pub fn wants_marker(&self) -> bool {
-        !self.stopped && self.job.as_ref().is_some_and(CopyJob::is_complete)
+        !self.stopped && !self.awaits_floor && self.job.as_ref().is_some_and(CopyJob::is_complete)
     }
 
     /// That record was admitted as `marker`.

@@ -18,6 +18,7 @@
 mod connection;
 pub mod copying;
 mod disk;
+pub mod idling;
 mod local_op;
 pub mod replication;
 mod requests;
@@ -35,6 +36,7 @@ use crate::stats::OwnerStats;
 use connection::{Connection, ConnectionId, Input};
 use copying::Copying;
 use disk::Disk;
+use idling::Idling;
 use local_op::{LocalOp, Progress};
 use replication::Clocks;
 use requests::{Requests, Slot};
@@ -42,11 +44,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 use tidelock_nbd::{Command, Errno, Request};
-use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq};
-use tidelock_protocol::message::Mode;
+use tidelock_protocol::hlc::{Hlc, WallClock};
+use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{CopyState, Form, Mode};
 use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::vector::CountVector;
 use tidelock_uring::{BufPool, Buffer, Completion, EventFd, Ring, SyncKind};
 use tokio::sync::{mpsc, oneshot};
 
@@ -87,8 +91,24 @@ pub struct Drained {
 
 /// Where P\[self\] is stored for the gate.
 pub trait PublishPending: Send + Sync {
-    /// From now on every packet may depend on writes up to `seq`.
-    fn publish(&self, seq: Seq);
+    /// From now on every packet may depend on writes up to `seq`, the last of them of time `hlc`.
+    fn publish(&self, seq: Seq, hlc: Hlc);
+    /// Raises `p` to P of the member, with what tags of others have brought, and returns the
+    /// greatest time of it.
+    fn read(&self, _p: &mut CountVector) -> Hlc {
+        Hlc(0)
+    }
+    /// From now on every packet may depend on this, too.
+    fn raise(&self, _p: &CountVector, _hlc: Hlc) {}
+}
+
+/// What a writer among several members needs besides.
+#[derive(Clone, Copy, Debug)]
+pub struct Several {
+    /// How records say what they depend on.
+    pub form: Form,
+    /// How often it says that it has nothing to write, in the HLC form.
+    pub idle_interval: Duration,
 }
 
 /// Where the stream goes on after a clean stop.
@@ -132,6 +152,12 @@ pub struct OwnerParts {
     pub copy_bounds: Bounds,
     /// Where to go on without asking the backup.
     pub resume: Option<Resume>,
+    /// If the group has other members.
+    pub several: Option<Several>,
+    /// No time that this run gives out is below.
+    pub hlc_floor: Hlc,
+    /// By how much the wall clock may jump.
+    pub max_clock_lead: Duration,
 }
 
 /// The operations of the ring, as tokens: kind in the upper byte.
@@ -145,6 +171,7 @@ enum Token {
     Read(Slot),
     Flush(Slot),
     Local(OpId),
+    Idle,
 }
 
 impl Token {
@@ -160,6 +187,7 @@ impl Token {
             Token::Read(slot) => (5, u64::from(slot.0)),
             Token::Flush(slot) => (6, u64::from(slot.0)),
             Token::Local(op) => (7, op.0),
+            Token::Idle => (8, 0),
         };
         debug_assert!(id < 1 << Self::KIND_SHIFT);
         kind << Self::KIND_SHIFT | id
@@ -176,6 +204,7 @@ impl Token {
             5 => Token::Read(Slot(id as u32)),
             6 => Token::Flush(Slot(id as u32)),
             7 => Token::Local(OpId(id)),
+            8 => Token::Idle,
             kind => unreachable!("token of kind {kind}"),
         }
     }
@@ -186,6 +215,7 @@ pub struct Owner {
     member: String,
     ring: Ring,
     pool: BufPool,
+    writer: WriterId,
     sequencer: Sequencer,
     disks: Vec<Disk>,
     connections: HashMap<ConnectionId, Connection>,
@@ -212,6 +242,15 @@ pub struct Owner {
     stopped: bool,
     tick_armed: bool,
     full_said_at: Option<MonoNanos>,
+    several: Option<Several>,
+    idling: Idling,
+    /// P with what tags have brought, as last looked at.
+    observed: CountVector,
+    observed_hlc: Hlc,
+    /// Guests are served. In a group of several, after an unclean stop: from the attachment on,
+    /// because until then no tag says what the disk may hold.
+    serving: bool,
+    wall: WallClock,
     now: MonoNanos,
     wall_ms: u64,
 }
@@ -222,7 +261,10 @@ impl Owner {
         let ring = Ring::new(RING_ENTRIES)?;
         tracing::debug!(member = parts.member, ring = ?ring.mode(), "owner loop");
         let mut sequencer = Sequencer::new(parts.settings);
-        let (now, wall_ms) = (clock::mono_now(), clock::wall_ms());
+        let mut wall = WallClock::new(parts.max_clock_lead.as_millis() as u64);
+        let now = clock::mono_now();
+        let wall_ms = wall.read(clock::wall_ms(), now);
+        sequencer.observe(parts.hlc_floor);
         if let Some(Resume { epoch, seq, hlc }) = parts.resume {
             sequencer.start(epoch, seq, hlc, now, wall_ms);
         }
@@ -230,6 +272,7 @@ impl Owner {
             member: parts.member,
             ring,
             pool: BufPool::new(POOL_RETAIN_BYTES),
+            writer: parts.settings.writer,
             sequencer,
             disks: parts.disks.into_iter().map(Disk::new).collect(),
             connections: HashMap::new(),
@@ -255,6 +298,12 @@ impl Owner {
             stopped: false,
             tick_armed: false,
             full_said_at: None,
+            serving: parts.several.is_none() || parts.resume.is_some(),
+            several: parts.several,
+            idling: Idling::default(),
+            observed: CountVector::new(),
+            observed_hlc: Hlc(0),
+            wall,
             now,
             wall_ms,
         })
@@ -263,18 +312,19 @@ impl Owner {
     /// Runs until it is drained or stopped.
     pub fn run(mut self) -> std::io::Result<()> {
         self.ring.wait_event(Token::Wake.to_u64(), &self.wake);
-        for (index, disk) in self.disks.iter().enumerate() {
-            self.ring.accept(Token::Accept(index).to_u64(), disk.listener());
+        if self.serving {
+            self.accept_all();
         }
         while !self.stopped {
             self.ring.submit_and_wait(1)?;
             self.now = clock::mono_now();
-            self.wall_ms = clock::wall_ms();
+            self.read_clock();
             while let Some(completion) = self.ring.next_completion() {
                 self.complete(completion);
             }
             self.take_acks();
             self.drive_copies();
+            self.drive_idle();
             self.act();
             self.send_replies();
             if !self.admitted.is_empty() {
@@ -305,6 +355,7 @@ impl Owner {
                 self.tick_armed = false;
                 self.copying.tick();
             }
+            Token::Idle => self.idle_due(),
             Token::Accept(disk) => self.accepted(disk, result, buffer),
             Token::Receive(id) => self.received(id, result, buffer),
             Token::Send(id) => self.sent(id, result, buffer),
@@ -342,9 +393,30 @@ impl Owner {
                         self.wall_ms,
                     );
                 }
+                let must_compare =
+                    matches!(attached.copy, CopyState::Partial | CopyState::Resyncing);
+                if self.several.is_some() && must_compare {
+                    // Whatever leaves before the copy has ended may tell what this run cannot
+                    // name. C stands still below this until then.
+                    let next = CountVector::of(self.writer, attached.durable.next());
+                    self.pending.raise(&next, Hlc(attached.last_hlc.0 + 1));
+                }
                 let Self { member, copying, disks, .. } = self;
                 let ranges = |purpose| copied_ranges(member, disks, purpose);
                 copying.attached(member, attached.copy, ranges, self.now);
+                if self.several.is_some() && must_compare {
+                    self.copying.await_floor();
+                }
+                if !self.serving {
+                    self.serving = true;
+                    self.accept_all();
+                }
+            }
+            FromLink::Floor { pending, hlc } => {
+                let pad_to = pending.get(self.writer);
+                self.pending.raise(&pending, hlc);
+                self.observe_tags();
+                self.copying.floor_heard(pad_to);
             }
             FromLink::Detached => self.attached = false,
             FromLink::Digest { disk, offset, equal } => {
@@ -396,7 +468,7 @@ impl Owner {
     fn act(&mut self) {
         while let Some(action) = self.sequencer.poll_action() {
             match action {
-                Action::Publish(seq) => self.pending.publish(seq),
+                Action::Publish(seq, hlc) => self.pending.publish(seq, hlc),
                 Action::Send(record) => self.admitted.push(record),
                 Action::SendInOrder(message) => {
                     self.hand_over();
@@ -562,7 +634,80 @@ impl Owner {
         }
     }
 
+    fn accept_all(&mut self) {
+        for (index, disk) in self.disks.iter().enumerate() {
+            self.ring.accept(Token::Accept(index).to_u64(), disk.listener());
+        }
+    }
+
+    // ---- other members
+
+    /// What the member has heard of others before it sent the request at hand: its record depends
+    /// on it.
+    fn observe_tags(&mut self) {
+        let Some(several) = self.several else { return };
+        self.observed_hlc = self.pending.read(&mut self.observed);
+        match several.form {
+            Form::Vector => self.sequencer.depends_on(&self.observed),
+            Form::Hlc => self.sequencer.observe(self.observed_hlc),
+        }
+    }
+
+    fn read_clock(&mut self) {
+        self.wall_ms = self.wall.read(clock::wall_ms(), self.now);
+        let refused_ms = self.wall.refused_ms().unwrap_or(0);
+        let before = self.stats.clock_refused_ms.swap(refused_ms, Ordering::Relaxed);
+        if refused_ms != 0 && before == 0 {
+            tracing::error!(
+                member = self.member,
+                jump_ms = refused_ms,
+                "the wall clock has jumped and is not believed until it comes back; after a \
+                 correction that is meant, start the daemon again"
+            );
+        }
+        let ceiling_ms = self.view.hlc_ceiling_ms();
+        if ceiling_ms > 0 {
+            self.sequencer.set_ceiling(ceiling_ms);
+        }
+    }
+
+    /// In the HLC form a writer that has nothing to write says so, while others write.
+    fn drive_idle(&mut self) {
+        let Some(Several { form: Form::Hlc, idle_interval }) = self.several else { return };
+        if !self.attached || !self.sequencer.is_started() || self.draining.is_some() {
+            return;
+        }
+        let frontier = self.port.frontier().max(self.observed_hlc);
+        self.idling.heard(frontier, self.now);
+        if self.idling.armed {
+            return;
+        }
+        if !self.idling.wants(self.sequencer.record_hlc(), self.now) {
+            self.port.wake_at_frontier();
+            // It may have risen between the look and the wish.
+            if self.port.frontier() <= frontier {
+                return;
+            }
+        }
+        self.idling.armed = true;
+        self.ring.timeout(Token::Idle.to_u64(), idle_interval);
+    }
+
+    fn idle_due(&mut self) {
+        self.idling.armed = false;
+        let Some(Several { form: Form::Hlc, idle_interval }) = self.several else { return };
+        self.idling.heard(self.port.frontier(), self.now);
+        let last = self.sequencer.record_hlc();
+        let quiet_since = last.physical_ms() + idle_interval.as_millis() as u64;
+        let is_due = self.idling.frontier > last || quiet_since <= self.wall_ms;
+        if self.attached && self.draining.is_none() && is_due && self.idling.wants(last, self.now) {
+            self.sequencer.observe(self.idling.frontier);
+            self.sequencer.idle(self.now, self.wall_ms);
+        }
+    }
+
     fn sequence(&mut self, slot: Slot, disk: usize, request: &Request, effect: Effect) {
+        self.observe_tags();
         self.sequencer.submit(
             requests::request_of(slot),
             self.disks[disk].extent(request),
@@ -672,11 +817,27 @@ impl Owner {
         self.copying.stop();
     }
 
+    /// Whether everything that this member may depend on is in C, also of other writers: the next
+    /// run begins with a P that does not name it.
+    fn is_covered(&mut self) -> bool {
+        self.observe_tags();
+        let (committed, watermark) = self.port.told();
+        match self.several {
+            None => true,
+            Some(Several { form: Form::Vector, .. }) => committed.covers(&self.observed),
+            Some(Several { form: Form::Hlc, .. }) => watermark >= self.observed_hlc,
+        }
+    }
+
     fn finish_drain(&mut self) {
+        if self.draining.is_none() {
+            return;
+        }
         let done = self.requests.is_empty()
             && self.connections.values().all(Connection::is_flushed)
-            && replication::is_settled(&self.sequencer);
-        if self.draining.is_none() || !done {
+            && replication::is_settled(&self.sequencer)
+            && self.is_covered();
+        if !done {
             return;
         }
         let reply = self.draining.take().expect("just seen");
@@ -718,6 +879,9 @@ impl Owner {
                 tracing::warn!(member = self.member, "the backlog is full: guests' writes wait");
             }
         }
+        self.stats.last_hlc.store(self.sequencer.last_hlc().0, Ordering::Relaxed);
+        let lead_ms = self.sequencer.clock_lead_ms(self.wall_ms);
+        self.stats.clock_lead_ms.store(lead_ms, Ordering::Relaxed);
         self.stats.backlog_bytes.store(self.sequencer.backlog_bytes(), Ordering::Relaxed);
         self.stats.waiting.store(self.sequencer.waiting() as u64, Ordering::Relaxed);
         self.view.set(self.phase(), self.sequencer.published(), self.copying.suspect_bytes());
@@ -779,6 +943,7 @@ mod tests {
             Token::Read(Slot(u32::MAX)),
             Token::Flush(Slot(0)),
             Token::Local(OpId(id)),
+            Token::Idle,
         ] {
             assert_eq!(Token::from_u64(token.to_u64()), token);
         }

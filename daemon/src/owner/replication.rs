@@ -55,7 +55,7 @@ pub fn drive_copies<T>(
         let Some((extent, kind)) = copying.next(clocks.now) else { break };
         sequencer.submit_copy(extent, kind, clocks.now, clocks.wall_ms);
     }
-    if copying.wants_marker() {
+    if copying.wants_marker() && sequencer.pad_to(copying.pad_to(), clocks.now, clocks.wall_ms) {
         let marker = sequencer.copy_done(clocks.now, clocks.wall_ms);
         copying.set_marker(marker);
     }

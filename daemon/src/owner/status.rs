@@ -60,6 +60,8 @@ pub struct OwnerView {
     phase: AtomicU8,
     published: AtomicU64,
     suspect_bytes: AtomicU64,
+    /// What the state file has: times do not follow the clock beyond. 0: none is kept.
+    hlc_ceiling_ms: AtomicU64,
     /// The copy that runs; changes with every piece of it.
     copy: Mutex<Option<copy_job::Progress>>,
     trouble: Mutex<Trouble>,
@@ -71,6 +73,7 @@ impl Default for OwnerView {
             phase: AtomicU8::new(Phase::WaitingForBackup as u8),
             published: AtomicU64::new(0),
             suspect_bytes: AtomicU64::new(0),
+            hlc_ceiling_ms: AtomicU64::new(0),
             copy: Mutex::new(None),
             trouble: Mutex::default(),
         }
@@ -108,6 +111,17 @@ impl OwnerView {
     #[must_use]
     pub fn suspect_bytes(&self) -> u64 {
         self.suspect_bytes.load(Relaxed)
+    }
+
+    /// A ceiling is on record.
+    pub fn set_hlc_ceiling_ms(&self, ceiling_ms: u64) {
+        self.hlc_ceiling_ms.fetch_max(ceiling_ms, Relaxed);
+    }
+
+    /// It.
+    #[must_use]
+    pub fn hlc_ceiling_ms(&self) -> u64 {
+        self.hlc_ceiling_ms.load(Relaxed)
     }
 
     /// The initial copy or resync that runs.

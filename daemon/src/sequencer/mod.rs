@@ -71,8 +71,8 @@ pub enum CopyKind {
 /// What is to be done, in order.
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// Store P\[self\] where the gate reads it.
-    Publish(Seq),
+    /// Store P\[self\] where the gate reads it, with the time of that write.
+    Publish(Seq, Hlc),
     /// Start the local write; then call [`Sequencer::written`].
     Write {
         /// To be named when done.
@@ -138,7 +138,7 @@ struct Waiting {
 #[derive(Debug)]
 enum Stage {
     /// The local write of a guest's request is in flight.
-    Writing { request: RequestId, seq: Seq },
+    Writing { request: RequestId, seq: Seq, hlc: Hlc },
     /// It failed; the extent is being read back to be sent as it is now.
     Repairing { request: RequestId, error: DiskError },
     /// Tidelock's own read.
@@ -220,9 +220,12 @@ pub struct Sequencer {
     durable: Seq,
     /// The last seq that a guest may know the effect of, and the last one published.
     guest_seq: Seq,
+    guest_hlc: Hlc,
+    /// The time of the last record.
+    record_hlc: Hlc,
     published: Seq,
     /// Locally done, waiting for the backup (mode sync).
-    sync_waiting: VecDeque<(Seq, RequestId)>,
+    sync_waiting: VecDeque<(Seq, Hlc, RequestId)>,
     actions: VecDeque<Action>,
     #[cfg(feature = "planted-bugs")]
     bug: Option<PlantedBug>,
@@ -249,6 +252,8 @@ impl Sequencer {
             unacked_payload_bytes: 0,
             durable: Seq::ZERO,
             guest_seq: Seq::ZERO,
+            guest_hlc: Hlc(0),
+            record_hlc: Hlc(0),
             published: Seq::ZERO,
             sync_waiting: VecDeque::new(),
             actions: VecDeque::new(),
@@ -280,7 +285,8 @@ impl Sequencer {
         assert!(self.started.is_none(), "started twice");
         self.started = Some((epoch, durable));
         self.durable = durable;
-        self.clock = HlcClock::after(last_hlc);
+        // What was observed or bounded before stays.
+        self.clock.observe(last_hlc);
         self.admit_waiting(now, wall_ms);
     }
 
@@ -300,7 +306,7 @@ impl Sequencer {
         now: MonoNanos,
         wall_ms: u64,
     ) {
-        assert!(effect != Effect::CopyDone);
+        assert!(matches!(effect, Effect::Write(_) | Effect::Zero { .. }));
         self.enqueue(extent, Work::Guest { request, effect, fua }, now, wall_ms);
     }
 
@@ -314,6 +320,49 @@ impl Sequencer {
     pub fn copy_done(&mut self, now: MonoNanos, wall_ms: u64) -> Seq {
         let disk = DiskId(0);
         self.send_record(disk, 0, Effect::CopyDone, true, now, wall_ms)
+    }
+
+    /// The next run of this member begins above this time (see [`HlcClock::set_ceiling`]).
+    pub fn set_ceiling(&mut self, physical_ms: u64) {
+        self.clock.set_ceiling(physical_ms);
+    }
+
+    /// The member has merged a tag of this time: what follows is later.
+    pub fn observe(&mut self, hlc: Hlc) {
+        self.clock.observe(hlc);
+    }
+
+    /// A record that says only that there is nothing older to come. Not while the backlog is
+    /// full: whatever waits for room will say the same.
+    pub fn idle(&mut self, now: MonoNanos, wall_ms: u64) {
+        if self.started.is_some() && !self.is_backlog_full() {
+            self.send_record(DiskId(0), 0, Effect::Idle, false, now, wall_ms);
+        }
+    }
+
+    /// Idle records until `seq` is given out, as far as the backlog has room now. Returns whether
+    /// it is. Somebody waits for a seq of an earlier run that was lost with it.
+    pub fn pad_to(&mut self, seq: Seq, now: MonoNanos, wall_ms: u64) -> bool {
+        while self.last_seq() < seq {
+            let room = self.settings.backlog_limit_bytes.saturating_sub(self.unacked_cost_bytes);
+            if room < RECORD_OVERHEAD_BYTES && !self.unacked.is_empty() {
+                return false;
+            }
+            self.send_record(DiskId(0), 0, Effect::Idle, false, now, wall_ms);
+        }
+        true
+    }
+
+    /// How far the member's clock is ahead of the wall clock, because others' are.
+    #[must_use]
+    pub fn clock_lead_ms(&self, wall_ms: u64) -> u64 {
+        self.clock.lead_ms(wall_ms)
+    }
+
+    /// The time of the last record.
+    #[must_use]
+    pub fn record_hlc(&self) -> Hlc {
+        self.record_hlc
     }
 
     /// The member has merged a tag: its next record depends on these writes of others.
@@ -334,12 +383,12 @@ impl Sequencer {
         wall_ms: u64,
     ) {
         let op_state = self.in_flight.get_mut(&op).expect("an operation that was started");
-        let Stage::Writing { request, seq } = op_state.stage else {
+        let Stage::Writing { request, seq, hlc } = op_state.stage else {
             panic!("{op:?} is not a write")
         };
         match result {
             Ok(()) => {
-                self.complete_write(request, seq);
+                self.complete_write(request, seq, hlc);
                 self.end(op, now, wall_ms);
             }
             // Too much to read back under one hold: it is copied in pieces later.
@@ -379,6 +428,7 @@ impl Sequencer {
                         // The guest may read what its failed write has left, and tell it: this
                         // copy is part of the guest's write, unlike those of a copy job.
                         self.guest_seq = self.last_seq();
+                        self.guest_hlc = self.record_hlc;
                     }
                     Err(_) => self.actions.push_back(Action::Suspect(extent)),
                 }
@@ -571,12 +621,13 @@ impl Sequencer {
                     now,
                     wall_ms,
                 );
-                self.guest_seq = seq;
+                let hlc = self.record_hlc;
+                (self.guest_seq, self.guest_hlc) = (seq, hlc);
                 if self.mode != Mode::Sync {
                     self.publish_all();
                 }
                 self.actions.push_back(Action::Write { op, extent, effect, fua });
-                Stage::Writing { request, seq }
+                Stage::Writing { request, seq, hlc }
             }
             Work::Copy(kind) => {
                 self.actions.push_back(Action::Read { op, extent });
@@ -608,13 +659,14 @@ impl Sequencer {
             copy,
             effect,
         };
+        self.record_hlc = record.hlc;
         let payload_bytes = record.payload().map_or(0, |p| p.data().len() as u64);
         let unacked = Unacked {
             seq: record.seq,
             cost_bytes: payload_bytes + RECORD_OVERHEAD_BYTES,
             payload_bytes,
             admitted_at: now,
-            copy,
+            copy: copy || record.effect == Effect::Idle,
         };
         self.unacked_cost_bytes += unacked.cost_bytes;
         self.unacked_payload_bytes += payload_bytes;
@@ -665,43 +717,43 @@ impl Sequencer {
         if self.has_bug(PlantedBug::PublishAfterCompletion) {
             return;
         }
-        self.publish(self.guest_seq);
+        self.publish(self.guest_seq, self.guest_hlc);
     }
 
-    fn publish(&mut self, seq: Seq) {
+    fn publish(&mut self, seq: Seq, hlc: Hlc) {
         if seq > self.published {
             self.published = seq;
-            self.actions.push_back(Action::Publish(seq));
+            self.actions.push_back(Action::Publish(seq, hlc));
         }
     }
 
-    fn complete_write(&mut self, request: RequestId, seq: Seq) {
+    fn complete_write(&mut self, request: RequestId, seq: Seq, hlc: Hlc) {
         if self.mode == Mode::Sync && seq > self.durable {
-            let at = self.sync_waiting.partition_point(|(s, _)| *s < seq);
-            self.sync_waiting.insert(at, (seq, request));
+            let at = self.sync_waiting.partition_point(|(s, ..)| *s < seq);
+            self.sync_waiting.insert(at, (seq, hlc, request));
             return;
         }
-        self.complete(request, seq);
+        self.complete(request, seq, hlc);
     }
 
-    fn complete(&mut self, request: RequestId, seq: Seq) {
+    fn complete(&mut self, request: RequestId, seq: Seq, hlc: Hlc) {
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::PublishAfterCompletion) {
             self.actions.push_back(Action::Complete(request, Ok(())));
-            return self.publish(seq);
+            return self.publish(seq, hlc);
         }
-        self.publish(seq);
+        self.publish(seq, hlc);
         self.actions.push_back(Action::Complete(request, Ok(())));
     }
 
     /// Completes what only waited for the backup, or no longer has to.
     fn complete_synced(&mut self) {
-        while let Some((seq, request)) = self.sync_waiting.front().copied() {
+        while let Some((seq, hlc, request)) = self.sync_waiting.front().copied() {
             if self.mode == Mode::Sync && seq > self.durable {
                 break;
             }
             self.sync_waiting.pop_front();
-            self.complete(request, seq);
+            self.complete(request, seq, hlc);
         }
     }
 

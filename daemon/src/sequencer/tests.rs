@@ -32,7 +32,7 @@ fn write(s: &mut Sequencer, request: u64, offset: u64, len: u64) {
 fn short(s: &mut Sequencer) -> String {
     std::iter::from_fn(|| s.poll_action())
         .map(|a| match a {
-            Action::Publish(seq) => format!("P{seq}"),
+            Action::Publish(seq, _) => format!("P{seq}"),
             Action::Send(r) if r.copy => format!("K{}", r.seq),
             Action::Send(r) => format!("S{}", r.seq),
             Action::SendInOrder(_) => "D".into(),

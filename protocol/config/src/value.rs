@@ -1,7 +1,7 @@
 //! Values of the file and what they are turned into.
 
 use std::borrow::Cow;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -130,6 +130,17 @@ impl FromToml for PathBuf {
         }
         // A daemon's working directory is nothing that an operator should have to know.
         Err(Wrong::new(format!("\"{}\" is not an absolute path", path.display())))
+    }
+}
+
+impl FromToml for IpAddr {
+    fn wanted() -> Cow<'static, str> {
+        "an address such as \"10.0.0.1\" or \"fd00::1\"".into()
+    }
+
+    fn from_toml(value: &Value<'_>) -> Result<Self, Wrong> {
+        let text = text::<Self>(value)?;
+        text.parse().map_err(|_| Wrong::new(format!("\"{text}\" is not an IP address")))
     }
 }
 

@@ -116,6 +116,7 @@ impl LinkLoop {
         let least = if self.members.is_empty() { u64::MAX } else { self.lease_ms };
         self.lease_ms = least.min(attach.lease_ms);
         self.members.push(Member::new(MemberParts {
+            presence: tidelock_daemon::link::member::Presence::Alone,
             attach,
             channel,
             port,

@@ -224,6 +224,8 @@ impl World {
     fn hear_link(&mut self, vm: usize, message: FromLink) -> Checked {
         let clocks = self.clocks(self.plan.vms[vm].host);
         match message {
+            // The groups here attach with version 1 of the protocol, which has none.
+            FromLink::Floor { .. } => {}
             FromLink::Attached { attached, first } => {
                 note!(
                     self,
@@ -354,7 +356,7 @@ impl World {
             let run = self.vms[vm].run.as_mut().expect("runs");
             let Some(action) = run.sequencer.poll_action() else { return Ok(()) };
             match action {
-                Action::Publish(seq) => {
+                Action::Publish(seq, _) => {
                     run.pending.publish(WriterId(self.plan.vms[vm].writer), seq);
                 }
                 Action::Send(record) => self.admit(vm, record)?,

@@ -1,0 +1,294 @@
+//! Two hosts of one group against the real server process: one dies or its link is slow, and what
+//! depends on it waits, at every host, while the rest goes on.
+
+mod common;
+
+use bytes::BytesMut;
+use common::{CHANNEL, Host, Process, attach, cli, cli_json, config, encode};
+use std::path::Path;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{
+    Attach, CopyState, Follow, Form, Join, LastRun, Message, PROTOCOL, Progress, RefusalKind,
+};
+use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::vector::CountVector;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+const HOSTS: &str = "[[group]]\nname = \"shop\"\nhosts = [\"host-0\", \"host-1\", \"host-2\"]\n";
+const MEMBERS: [&str; 2] = ["db", "app"];
+
+fn peers() -> Vec<String> {
+    vec!["db=10.0.0.1".into(), "app=10.0.0.2".into(), "web=10.0.0.3".into()]
+}
+
+/// One member on its host.
+struct Member {
+    host: Host<TcpStream>,
+    writer: u16,
+    progress: Progress,
+}
+
+impl Member {
+    async fn connect(server: &Process, host: &str) -> Host<TcpStream> {
+        let mut link = Host::plain(server.address).await;
+        let (oldest, newest) = PROTOCOL;
+        let hello = Message::Hello { oldest, newest, host: host.into(), software: "test".into() };
+        link.send(Channel(0), &hello).await;
+        let welcome = link.next().await;
+        assert!(matches!(welcome, Some((_, Message::Welcome { protocol: 2, .. }))), "{welcome:?}");
+        link
+    }
+
+    /// Attaches a writer; what it was told until its first progress.
+    async fn join(
+        server: &Process,
+        writer: u16,
+        run: u64,
+        form: Form,
+        last: LastRun,
+    ) -> (Self, CopyState) {
+        let mut host = Self::connect(server, &format!("host-{writer}")).await;
+        let attach = Attach {
+            member: MEMBERS[usize::from(writer)].into(),
+            writer: WriterId(writer),
+            writers: MEMBERS.map(str::to_owned).to_vec(),
+            ..attach(run, last)
+        };
+        let join = Join { attach, form, peers: peers() };
+        host.send(CHANNEL, &Message::Join(Box::new(join))).await;
+        let mut member = Self { host, writer, progress: Progress::default() };
+        let copy = match member.host.next().await {
+            Some((_, Message::Attached(attached))) => attached.copy,
+            other => panic!("{other:?}"),
+        };
+        member.next_progress().await;
+        (member, copy)
+    }
+
+    async fn send(&mut self, record: Record) {
+        let mut bytes = BytesMut::new();
+        encode(&record, &mut bytes);
+        self.host.stream.write_all(&bytes).await.unwrap();
+    }
+
+    async fn next_progress(&mut self) {
+        loop {
+            match self.host.next().await {
+                Some((_, Message::Progress(progress))) => {
+                    self.progress = progress;
+                    return;
+                }
+                Some((_, Message::Lease { .. })) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Until this is durable; C by then.
+    async fn durable(&mut self, seq: u64) -> CountVector {
+        while self.progress.durable < Seq(seq) {
+            self.next_progress().await;
+        }
+        self.progress.committed.clone()
+    }
+
+    async fn until_committed(&mut self, writer: u16, seq: u64) {
+        while self.progress.committed.get(WriterId(writer)) < Seq(seq) {
+            self.next_progress().await;
+        }
+    }
+
+    fn record(&self, seq: u64, hlc: u64, deps: &[(u16, u64)]) -> Record {
+        Record {
+            writer: WriterId(self.writer),
+            hlc: Hlc(hlc),
+            deps: deps.iter().map(|(w, s)| (WriterId(*w), Seq(*s))).collect(),
+            ..common::record(seq)
+        }
+    }
+
+    fn done(&self, seq: u64, hlc: u64) -> Record {
+        let record = self.record(seq, hlc, &[]);
+        Record { offset: 0, copy: true, effect: Effect::CopyDone, ..record }
+    }
+}
+
+async fn two(server: &Process, form: Form) -> (Member, Member) {
+    let (mut db, copy) = Member::join(server, 0, 1, form, LastRun::Unknown).await;
+    assert_eq!(copy, CopyState::Empty);
+    let (mut app, _) = Member::join(server, 1, 1, form, LastRun::Unknown).await;
+    let (of_db, of_app) = (db.done(1, 10), app.done(1, 11));
+    db.send(of_db).await;
+    app.send(of_app).await;
+    db.durable(1).await;
+    app.durable(1).await;
+    (db, app)
+}
+
+fn vector(seqs: [u64; 2]) -> CountVector {
+    (0..).map(WriterId).zip(seqs.map(Seq)).collect()
+}
+
+fn recovered(config: &Path) -> (Vec<u64>, Vec<u64>, serde_json::Value) {
+    let json = cli_json(config, &["recover", "shop", "--primary-is-dead", "--json"]);
+    let writers = json["recovery"]["writers"].as_array().unwrap().clone();
+    let of = |key: &str| writers.iter().map(|w| w[key].as_u64().unwrap()).collect();
+    (of("recovered"), of("left_out"), json)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_depends_on_a_dead_host_waits_at_the_other_and_the_rest_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), HOSTS);
+    let server = Process::start(&config);
+    let (mut db, mut app) = two(&server, Form::Vector).await;
+    // db has admitted its second record and told app of it; its host dies before it is sent.
+    drop(db.host.stream.shutdown().await);
+    let first = app.record(2, 20, &[]);
+    app.send(first).await;
+    assert_eq!(app.durable(2).await, vector([1, 2]), "it depends on nobody");
+    let told = app.record(3, 21, &[(0, 2)]);
+    app.send(told).await;
+    assert_eq!(app.durable(3).await, vector([1, 2]), "durable, and in nobody's C");
+    // Nor after the server was killed.
+    server.kill();
+    let server = Process::start(&config);
+    let last = LastRun::Continues { from: Seq(1) };
+    let (app, copy) = Member::join(&server, 1, 1, Form::Vector, last).await;
+    assert_eq!((copy, &app.progress.committed), (CopyState::Whole, &vector([1, 2])));
+    let status = cli_json(&config, &["status", "--json"]);
+    assert_eq!(status["groups"][0]["beyond_the_cut"], 1);
+    let text = cli(&config, &["status"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("1 durable records are not in the cut"), "{text}");
+    let (seqs, left_out, json) = recovered(&config);
+    assert_eq!((seqs, left_out), (vec![1, 2], vec![0, 1]));
+    let why = json["recovery"]["writers"][1]["why"].as_str().unwrap();
+    assert!(why.contains("depend on records of other members"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn crossing_dependencies_with_one_slow_link_come_in_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), HOSTS);
+    let server = Process::start(&config);
+    let (mut db, mut app) = two(&server, Form::Vector).await;
+    // Each of app's writes follows one of db's, and the other way round; db's link is slow, so
+    // app is always ahead.
+    const ROUNDS: u64 = 50;
+    for n in 0..ROUNDS {
+        let deps = [(0, 2 + n)];
+        let record = app.record(2 + n, 100 + 2 * n, &deps);
+        app.send(record).await;
+    }
+    assert_eq!(app.durable(1 + ROUNDS).await, vector([1, 1]), "all of it waits for db");
+    for n in 0..ROUNDS {
+        let deps = if n == 0 { vec![] } else { vec![(1, 1 + n)] };
+        let record = db.record(2 + n, 101 + 2 * n, &deps);
+        db.send(record).await;
+        app.until_committed(0, 2 + n).await;
+        let c = &app.progress.committed;
+        assert_eq!(c.get(WriterId(1)), Seq(2 + n), "each of db's lets one of app's in: {c}");
+    }
+    db.until_committed(1, 1 + ROUNDS).await;
+    server.terminate();
+    let _server = Process::start(&config);
+    let (seqs, left_out, _) = recovered(&config);
+    assert_eq!((seqs, left_out), (vec![1 + ROUNDS; 2], vec![0, 0]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_host_holds_the_watermark_until_it_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), HOSTS);
+    let server = Process::start(&config);
+    let (mut db, app) = two(&server, Form::Hlc).await;
+    let record = db.record(2, 1000, &[]);
+    db.send(record).await;
+    db.durable(2).await;
+    assert_eq!(db.progress.watermark, Hlc(11), "app has said nothing since 11");
+    assert_eq!(db.progress.frontier, Hlc(1000));
+    let attached = cli(&config, &["remove", "shop", "app"]);
+    assert!(!attached.status.success());
+    let reason = String::from_utf8(attached.stderr).unwrap();
+    assert!(reason.contains("attached by host-1"), "{reason}");
+    drop(app);
+    // The server hears of the end of the connection by itself.
+    loop {
+        let removed = cli(&config, &["remove", "shop", "app"]);
+        if removed.status.success() {
+            break;
+        }
+        let reason = String::from_utf8(removed.stderr).unwrap();
+        assert!(reason.contains("attached"), "{reason}");
+    }
+    while db.progress.watermark < Hlc(1000) {
+        db.next_progress().await;
+    }
+    assert_eq!(db.progress.committed, vector([2, u64::MAX]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_without_disks_follow_and_a_resync_asks_every_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), HOSTS);
+    let server = Process::start(&config);
+    let (db, mut app) = two(&server, Form::Vector).await;
+    let mut web = Member::connect(&server, "host-2").await;
+    let follow = |form| Follow {
+        group: "shop".into(),
+        member: "web".into(),
+        writers: MEMBERS.map(str::to_owned).to_vec(),
+        form,
+        peers: peers(),
+        epoch: Epoch(1),
+        lease_ms: 400,
+        grace_ms: 600,
+        machine: None,
+    };
+    // Another form than the other hosts', which are connected.
+    web.send(CHANNEL, &Message::Follow(Box::new(follow(Form::Hlc)))).await;
+    let refused = web.next().await;
+    let Some((_, Message::Refused { kind: RefusalKind::Mismatch, reason })) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(reason.contains("both must have the same"), "{reason}");
+    web.send(CHANNEL, &Message::Follow(Box::new(follow(Form::Vector)))).await;
+    let followed = web.next().await;
+    assert!(matches!(followed, Some((_, Message::Followed(_)))), "{followed:?}");
+    web.send(CHANNEL, &Message::Beacon { sent_at: MonoNanos(5) }).await;
+    assert_eq!(web.next().await, Some((CHANNEL, Message::Lease { sent_at: MonoNanos(5) })));
+    // db's daemon is killed, and starts again.
+    drop(db);
+    let (mut db, copy) = Member::join(&server, 0, 2, Form::Vector, LastRun::Unknown).await;
+    assert_eq!(copy, CopyState::Resyncing);
+    let id = loop {
+        match app.host.next().await {
+            Some((_, Message::Sound { id })) => break id,
+            Some((_, Message::Progress(_))) => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    let sounded = Message::Sounded { id, pending: vector([7, 3]), hlc: Hlc(99) };
+    app.host.send(CHANNEL, &sounded).await;
+    loop {
+        match db.host.next().await {
+            Some((_, Message::Floor { pending, hlc })) => {
+                assert_eq!((pending, hlc), (vector([7, 3]), Hlc(99)));
+                break;
+            }
+            Some((_, Message::Progress(_))) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let status = cli_json(&config, &["status", "--json"]);
+    assert_eq!(status["groups"][0]["followers"][0]["member"], "web");
+    // An old host knows nothing of dependencies.
+    let mut old = Host::plain(server.address).await;
+    old.hello("host-0").await;
+    let writers = MEMBERS.map(str::to_owned).to_vec();
+    let refused = old.attach(Attach { writers, ..attach(9, LastRun::Unknown) }).await.unwrap_err();
+    assert!(matches!(refused, Message::Refused { kind: RefusalKind::Version, .. }), "{refused:?}");
+}
