@@ -50,6 +50,10 @@
 #define NEXT_ICMPV6 58
 #define NEXT_DESTINATION 60
 
+/* Loose and strict source route: the packet goes elsewhere than its destination says. */
+#define IPV4_LOOSE_ROUTE 131
+#define IPV4_STRICT_ROUTE 137
+
 #define MSS_KIND 2
 #define MSS_BYTES 4
 /* Below this a segment is all header. */
@@ -113,8 +117,45 @@ struct {
 	__type(value, __u32);
 } judges SEC(".maps");
 
-/* Too large for the stack. */
+enum style { IPV4_STYLE, IPV6_STYLE };
+
+/* A walk through options: of an IPv4, TCP or IPv6 extension header. */
+struct walk {
+	__u32 at;
+	__u32 end;
+	__u32 style;
+	__u32 wanted;
+	__u32 blanks;		/* turn each one that is wanted into filling */
+	__u32 found;
+	__u32 found_at;		/* the first one */
+	__u32 found_bytes;
+	__u32 routed;		/* by the sender, and so to somewhere else */
+	__u32 bad;
+	__u32 ended;
+};
+
+/* The extension headers of an IPv6 packet, and tags in any of them. */
+struct extensions {
+	__u32 at;		/* of the next header */
+	__u32 end;
+	__u32 next;
+	__u32 found;
+	__u32 found_at;
+	__u32 found_bytes;
+	__u32 routed;
+	__u32 bad;
+	__u32 fragment;
+	__u32 later_fragment;
+	__u32 blanks;
+};
+
+/*
+ * Too large for the stack; and what loops leave here the verifier takes for any number, so that
+ * it looks at each loop once instead of in every state that the loop can get into.
+ */
 struct scratch {
+	struct walk walk;
+	struct extensions extensions;
 	__u8 tag[264];
 	__u8 old[IPV4_MAX_BYTES - IPV4_MIN_BYTES];
 	__u8 blank[256];
@@ -287,35 +328,27 @@ ALWAYS struct address from_ipv4(__be32 ipv4)
 
 /* ---- options ---- */
 
-enum style { IPV4_STYLE, IPV6_STYLE };
-
-/* A walk through options: of an IPv4, TCP or IPv6 extension header. */
-struct walk {
+/* What the loops are told; a pointer to a packet cannot be kept in a map. */
+struct subject {
 	struct __sk_buff *skb;
-	__u32 at;
-	__u32 end;
-	__u32 style;
-	__u32 wanted;
-	__u32 blanks;		/* turn each one that is wanted into filling */
-	__u32 found;
-	__u32 found_at;		/* the first one */
-	__u32 found_bytes;
-	__u32 bad;
-	__u32 ended;
 };
 
 static long walk_step(__u32 step, void *context)
 {
-	struct walk *w = context;
-	struct scratch *s;
+	struct __sk_buff *skb = ((struct subject *)context)->skb;
+	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
 	__u8 head[2] = {};
+	struct walk *w;
 	__u32 size;
 
+	if (!s)
+		return 1;
+	w = &s->walk;
 	if (w->at >= w->end) {
 		w->ended = 1;
 		return 1;
 	}
-	if (bpf_skb_load_bytes(w->skb, w->at, head, 1))
+	if (bpf_skb_load_bytes(skb, w->at, head, 1))
 		goto bad;
 	if (head[0] == 0 || (w->style == IPV4_STYLE && head[0] == 1)) {
 		if (w->style == IPV4_STYLE && head[0] == 0) {
@@ -325,13 +358,15 @@ static long walk_step(__u32 step, void *context)
 		w->at++;
 		return 0;
 	}
-	if (w->at + 2 > w->end || bpf_skb_load_bytes(w->skb, w->at, head, 2))
+	if (w->at + 2 > w->end || bpf_skb_load_bytes(skb, w->at, head, 2))
 		goto bad;
 	size = head[1];
 	if (w->style == IPV6_STYLE)
 		size += 2;
 	if (size < 2 || w->at + size > w->end)
 		goto bad;
+	if (w->style == IPV4_STYLE && (head[0] == IPV4_LOOSE_ROUTE || head[0] == IPV4_STRICT_ROUTE))
+		w->routed = 1;
 	if (head[0] == w->wanted) {
 		if (!w->found) {
 			w->found_at = w->at;
@@ -339,25 +374,22 @@ static long walk_step(__u32 step, void *context)
 		}
 		w->found++;
 		if (w->blanks) {
-			s = bpf_map_lookup_elem(&scratch, &zero);
-			if (!s)
-				goto bad;
 			if (w->style == IPV6_STYLE) {
 				/* PadN of the same length, of zeros. */
 				head[0] = 1;
-				if (bpf_skb_store_bytes(w->skb, w->at, head, 1, BPF_F_RECOMPUTE_CSUM))
+				if (bpf_skb_store_bytes(skb, w->at, head, 1, BPF_F_RECOMPUTE_CSUM))
 					goto bad;
 				__builtin_memset(s->blank, 0, sizeof(s->blank));
 				size -= 2;
 				if (size > 0 && size < sizeof(s->blank) &&
-				    bpf_skb_store_bytes(w->skb, w->at + 2, s->blank, size,
+				    bpf_skb_store_bytes(skb, w->at + 2, s->blank, size,
 							BPF_F_RECOMPUTE_CSUM))
 					goto bad;
 				size += 2;
 			} else {
 				__builtin_memset(s->blank, 1, sizeof(s->blank));
 				if (size >= sizeof(s->blank) ||
-				    bpf_skb_store_bytes(w->skb, w->at, s->blank, size,
+				    bpf_skb_store_bytes(skb, w->at, s->blank, size,
 							BPF_F_RECOMPUTE_CSUM))
 					goto bad;
 			}
@@ -370,9 +402,11 @@ bad:
 	return 1;
 }
 
-ALWAYS void walk(struct walk *w, __u32 steps_max)
+ALWAYS void walk(struct __sk_buff *skb, struct walk *w, __u32 steps_max)
 {
-	bpf_loop(steps_max, walk_step, w, 0);
+	struct subject subject = { skb };
+
+	bpf_loop(steps_max, walk_step, &subject, 0);
 	if (!w->ended && w->at < w->end)
 		w->bad = 1;
 }
@@ -380,37 +414,27 @@ ALWAYS void walk(struct walk *w, __u32 steps_max)
 ALWAYS void walk_ipv4(struct __sk_buff *skb, struct walk *w, __u32 header, __u32 blanks)
 {
 	__builtin_memset(w, 0, sizeof(*w));
-	w->skb = skb;
 	w->at = NET + IPV4_MIN_BYTES;
 	w->end = NET + header;
 	w->style = IPV4_STYLE;
 	w->wanted = CONFIG.ipv4_option;
 	w->blanks = blanks;
-	walk(w, IPV4_MAX_BYTES - IPV4_MIN_BYTES + 1);
+	walk(skb, w, IPV4_MAX_BYTES - IPV4_MIN_BYTES + 1);
 }
-
-/* The extension headers of an IPv6 packet, and tags in any of them. */
-struct extensions {
-	struct walk walk;	/* of the options of one header at a time */
-	__u32 at;		/* of the next header */
-	__u32 end;
-	__u32 next;
-	__u32 found;
-	__u32 found_at;
-	__u32 found_bytes;
-	__u32 bad;
-	__u32 fragment;
-	__u32 later_fragment;
-	__u32 blanks;
-};
 
 static long extension_step(__u32 step, void *context)
 {
-	struct extensions *e = context;
-	struct walk *w = &e->walk;
+	struct __sk_buff *skb = ((struct subject *)context)->skb;
+	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	struct extensions *e;
+	struct walk *w;
 	__u8 head[4];
 	__u32 size;
 
+	if (!s)
+		return 1;
+	e = &s->extensions;
+	w = &s->walk;
 	switch (e->next) {
 	case NEXT_HOP_BY_HOP:
 	case NEXT_DESTINATION:
@@ -423,7 +447,7 @@ static long extension_step(__u32 step, void *context)
 	}
 	if (e->later_fragment)
 		return 1;
-	if (e->at + 8 > e->end || bpf_skb_load_bytes(e->walk.skb, e->at, head, 4))
+	if (e->at + 8 > e->end || bpf_skb_load_bytes(skb, e->at, head, 4))
 		goto bad;
 	if (e->next == NEXT_FRAGMENT) {
 		size = 8;
@@ -436,16 +460,19 @@ static long extension_step(__u32 step, void *context)
 	}
 	if (e->at + size > e->end)
 		goto bad;
+	if (e->next == NEXT_ROUTING)
+		e->routed = 1;
 	if (e->next == NEXT_HOP_BY_HOP || e->next == NEXT_DESTINATION) {
 		if (size > EXTENSION_MAX_BYTES)
 			goto bad;
+		__builtin_memset(w, 0, sizeof(*w));
 		w->at = e->at + 2;
 		w->end = e->at + size;
-		w->found = 0;
-		w->ended = 0;
+		w->style = IPV6_STYLE;
+		w->wanted = CONFIG.ipv6_option;
 		w->blanks = e->blanks;
-		bpf_loop(EXTENSION_MAX_BYTES, walk_step, w, 0);
-		if (w->bad || (!w->ended && w->at < w->end))
+		walk(skb, w, EXTENSION_MAX_BYTES);
+		if (w->bad)
 			goto bad;
 		if (w->found && !e->found) {
 			e->found_at = w->found_at;
@@ -464,15 +491,14 @@ bad:
 ALWAYS void walk_ipv6(struct __sk_buff *skb, struct extensions *e, const struct ipv6 *h,
 		      __u32 blanks)
 {
+	struct subject subject = { skb };
+
 	__builtin_memset(e, 0, sizeof(*e));
-	e->walk.skb = skb;
-	e->walk.style = IPV6_STYLE;
-	e->walk.wanted = CONFIG.ipv6_option;
 	e->at = NET + IPV6_BYTES;
 	e->end = e->at + bpf_ntohs(h->payload);
 	e->next = h->next;
 	e->blanks = blanks;
-	bpf_loop(EXTENSION_HEADERS_MAX, extension_step, e, 0);
+	bpf_loop(EXTENSION_HEADERS_MAX, extension_step, &subject, 0);
 	if (e->later_fragment)
 		return;
 	switch (e->next) {
@@ -551,29 +577,28 @@ ALWAYS __s64 room_flags(struct __sk_buff *skb, __u32 total, __u32 headers, __u32
 }
 
 /* The other side must leave room for the tag. `at`: the TCP header of a SYN. */
-ALWAYS void lower_mss(struct __sk_buff *skb, const struct tcp *tcp, __u32 at, __u32 network_bytes,
-		      __u32 room)
+ALWAYS void lower_mss(struct __sk_buff *skb, struct walk *w, const struct tcp *tcp, __u32 at,
+		      __u32 network_bytes, __u32 room)
 {
 	__u32 bytes = (tcp->offset >> 4) * 4, most = network_bytes + TCP_MIN_BYTES + room;
-	struct walk w = {};
 	__be16 old, new;
 
 	if (bytes <= TCP_MIN_BYTES || CONFIG.path_mtu <= most)
 		return;
 	most = CONFIG.path_mtu - most;
-	w.skb = skb;
-	w.at = at + TCP_MIN_BYTES;
-	w.end = at + bytes;
-	w.style = IPV4_STYLE;
-	w.wanted = MSS_KIND;
-	walk(&w, 41);
-	if (w.bad || w.found != 1 || w.found_bytes != MSS_BYTES || ((w.found_at - at) & 1))
+	__builtin_memset(w, 0, sizeof(*w));
+	w->at = at + TCP_MIN_BYTES;
+	w->end = at + bytes;
+	w->style = IPV4_STYLE;
+	w->wanted = MSS_KIND;
+	walk(skb, w, 41);
+	if (w->bad || w->found != 1 || w->found_bytes != MSS_BYTES || ((w->found_at - at) & 1))
 		return;
-	if (bpf_skb_load_bytes(skb, w.found_at + 2, &old, 2) || bpf_ntohs(old) <= most)
+	if (bpf_skb_load_bytes(skb, w->found_at + 2, &old, 2) || bpf_ntohs(old) <= most)
 		return;
 	new = bpf_htons(most);
 	if (bpf_l4_csum_replace(skb, at + 16, old, new, 2) ||
-	    bpf_skb_store_bytes(skb, w.found_at + 2, &new, 2, BPF_F_RECOMPUTE_CSUM))
+	    bpf_skb_store_bytes(skb, w->found_at + 2, &new, 2, BPF_F_RECOMPUTE_CSUM))
 		return;
 	count(MSS_LOWERED);
 }
@@ -615,11 +640,12 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	struct address source, destination;
 	struct ipv4 h, grown;
 	struct tcp tcp = {};
-	struct walk w;
+	struct walk *w;
 	__s64 flags, sum;
 
 	if (!p || !c || !s)
 		return drop(DROPPED_FAILED);
+	w = &s->walk;
 	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)))
 		return gate(skb, GATED_UNREADABLE);
 	header = (h.version_ihl & 0x0f) * 4;
@@ -628,10 +654,10 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	    !ends_where_it_says(skb, total))
 		return gate(skb, GATED_UNREADABLE);
 	if (header > IPV4_MIN_BYTES) {
-		walk_ipv4(skb, &w, header, 0);
-		if (w.found)
+		walk_ipv4(skb, w, header, 0);
+		if (w->found)
 			return drop(DROPPED_GUESTS_OWN);
-		if (w.bad)
+		if (w->bad || w->routed)
 			return gate(skb, GATED_UNREADABLE);
 	}
 	destination = from_ipv4(h.destination);
@@ -653,7 +679,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 			return let_pass(skb, UNTAGGED_ACKS);
 		headers = header + (tcp.offset >> 4) * 4;
 		if ((tcp.flags & FLAG_SYN) && !CONFIG.off)
-			lower_mss(skb, &tcp, at, IPV4_MIN_BYTES, room);
+			lower_mss(skb, &s->walk, &tcp, at, IPV4_MIN_BYTES, room);
 	}
 	if (CONFIG.off)
 		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
@@ -692,7 +718,7 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
 	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
 	__u32 total, headers, why, room = TAG6_BYTES;
-	struct extensions e;
+	struct extensions *e;
 	struct tcp tcp = {};
 	struct ipv6 h;
 	__u8 icmp = 0;
@@ -701,6 +727,7 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 
 	if (!p || !c || !s)
 		return drop(DROPPED_FAILED);
+	e = &s->extensions;
 	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)))
 		return gate(skb, GATED_UNREADABLE);
 	total = IPV6_BYTES + bpf_ntohs(h.payload);
@@ -712,24 +739,24 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	if (h.next == NEXT_ICMPV6 && !bpf_skb_load_bytes(skb, NET + IPV6_BYTES, &icmp, 1) &&
 	    icmp >= 133 && icmp <= 137)
 		return go_on();
-	walk_ipv6(skb, &e, &h, 0);
-	if (e.found)
+	walk_ipv6(skb, e, &h, 0);
+	if (e->found)
 		return drop(DROPPED_GUESTS_OWN);
-	if (e.bad)
+	if (e->bad || e->routed)
 		return gate(skb, GATED_UNREADABLE);
 	if (whose(&h.destination) != ADDRESS_PEER || whose(&h.source) != ADDRESS_OWN)
 		return ask_judge(skb);
 
-	is_tcp = e.next == IPPROTO_TCP && !e.later_fragment;
-	headers = e.at - NET + UDP_BYTES;
+	is_tcp = e->next == IPPROTO_TCP && !e->later_fragment;
+	headers = e->at - NET + UDP_BYTES;
 	if (is_tcp) {
-		if (bpf_skb_load_bytes(skb, e.at, &tcp, sizeof(tcp)))
+		if (bpf_skb_load_bytes(skb, e->at, &tcp, sizeof(tcp)))
 			return gate(skb, GATED_UNREADABLE);
-		if (!e.fragment && is_pure_ack(&tcp, e.end - e.at))
+		if (!e->fragment && is_pure_ack(&tcp, e->end - e->at))
 			return let_pass(skb, UNTAGGED_ACKS);
-		headers = e.at - NET + (tcp.offset >> 4) * 4;
+		headers = e->at - NET + (tcp.offset >> 4) * 4;
 		if ((tcp.flags & FLAG_SYN) && !CONFIG.off)
-			lower_mss(skb, &tcp, e.at, IPV6_BYTES, room);
+			lower_mss(skb, &s->walk, &tcp, e->at, IPV6_BYTES, room);
 	}
 	if (CONFIG.off)
 		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
@@ -740,7 +767,7 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 		return gate(skb, GATED_NO_ROOM);
 	if (!is_trusted(c))
 		return gate(skb, GATED_UNTRUSTED);
-	flags = room_flags(skb, total, headers, room, is_tcp, e.fragment, &why);
+	flags = room_flags(skb, total, headers, room, is_tcp, e->fragment, &why);
 	if (flags < 0)
 		return gate(skb, why);
 	if (bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_NET, flags))
@@ -882,12 +909,13 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	__u32 header, total, size, is_peer;
 	struct address source;
 	struct ipv4 h, shrunk;
-	struct walk w;
+	struct walk *w;
 	__s64 sum;
 	int refused;
 
 	if (!p || !c || !s)
 		return drop(DROPPED_FAILED);
+	w = &s->walk;
 	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)))
 		return drop(DROPPED_UNREADABLE);
 	header = (h.version_ihl & 0x0f) * 4;
@@ -898,15 +926,15 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 		return go_on();
 	if (total < header || total > skb->len - NET)
 		return drop(DROPPED_UNREADABLE);
-	walk_ipv4(skb, &w, header, 0);
-	if (w.bad)
+	walk_ipv4(skb, w, header, 0);
+	if (w->bad)
 		return drop(DROPPED_UNREADABLE);
-	if (!w.found)
+	if (!w->found)
 		return go_on();
 	source = from_ipv4(h.source);
 	is_peer = whose(&source) == ADDRESS_PEER && !CONFIG.off;
 	if (is_peer) {
-		if (w.found != 1 || w.found_at != NET + IPV4_MIN_BYTES || w.found_bytes != TAG4_BYTES)
+		if (w->found != 1 || w->found_at != NET + IPV4_MIN_BYTES || w->found_bytes != TAG4_BYTES)
 			return drop(DROPPED_MALFORMED);
 		if (bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->tag, TAG4_BYTES))
 			return drop(DROPPED_FAILED);
@@ -915,8 +943,8 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 			return drop(refused);
 	}
 	shrunk = h;
-	if (w.found == 1 && w.found_at == NET + IPV4_MIN_BYTES && !(w.found_bytes & 3)) {
-		size = w.found_bytes;
+	if (w->found == 1 && w->found_at == NET + IPV4_MIN_BYTES && !(w->found_bytes & 3)) {
+		size = w->found_bytes;
 		if (size < 4 || size > IPV4_MAX_BYTES - IPV4_MIN_BYTES)
 			return drop(DROPPED_UNREADABLE);
 		if (bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->old, size) ||
@@ -933,8 +961,8 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 			return drop(DROPPED_UNREADABLE);
 		if (bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->old, size))
 			return drop(DROPPED_FAILED);
-		walk_ipv4(skb, &w, header, 1);
-		if (w.bad || bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->tag, size))
+		walk_ipv4(skb, w, header, 1);
+		if (w->bad || bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->tag, size))
 			return drop(DROPPED_FAILED);
 		sum = bpf_csum_diff((__be32 *)s->old, size & ~3u, (__be32 *)s->tag, size & ~3u,
 				    (__u16)~h.check);
@@ -951,7 +979,7 @@ ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
 	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
 	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
 	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
-	struct extensions e;
+	struct extensions *e;
 	__u8 head[2] = {};
 	struct ipv6 h;
 	__u32 total;
@@ -959,28 +987,29 @@ ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
 
 	if (!p || !c || !s)
 		return drop(DROPPED_FAILED);
+	e = &s->extensions;
 	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)) ||
 	    (bpf_ntohl(h.version_class_flow) >> 28) != 6)
 		return drop(DROPPED_UNREADABLE);
 	total = IPV6_BYTES + bpf_ntohs(h.payload);
 	if (total > skb->len - NET)
 		return drop(DROPPED_UNREADABLE);
-	walk_ipv6(skb, &e, &h, 0);
-	if (e.bad)
+	walk_ipv6(skb, e, &h, 0);
+	if (e->bad)
 		return drop(DROPPED_UNREADABLE);
-	if (!e.found)
+	if (!e->found)
 		return go_on();
 	if (whose(&h.source) != ADDRESS_PEER || CONFIG.off) {
-		walk_ipv6(skb, &e, &h, 1);
-		if (e.bad)
+		walk_ipv6(skb, e, &h, 1);
+		if (e->bad)
 			return drop(DROPPED_FAILED);
 		count(STRIPPED_FOREIGN);
 		return go_on();
 	}
 	if (bpf_skb_load_bytes(skb, NET + IPV6_BYTES, head, 2))
 		return drop(DROPPED_FAILED);
-	if (e.found != 1 || h.next != NEXT_DESTINATION || head[1] != TAG6_BYTES / 8 - 1 ||
-	    e.found_at != NET + IPV6_BYTES + 2 || e.found_bytes != 2 + BODY_BYTES)
+	if (e->found != 1 || h.next != NEXT_DESTINATION || head[1] != TAG6_BYTES / 8 - 1 ||
+	    e->found_at != NET + IPV6_BYTES + 2 || e->found_bytes != 2 + BODY_BYTES)
 		return drop(DROPPED_MALFORMED);
 	if (bpf_skb_load_bytes(skb, NET + IPV6_BYTES, s->tag, TAG6_BYTES))
 		return drop(DROPPED_FAILED);

@@ -17,12 +17,14 @@ use tidelock_protocol::message::{
     Attach, Attached, CopyState, DiskSpec, LastRun, Machine, Message, Mode, RefusalKind,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp};
 use tidelock_protocol::vector::CountVector;
 
 fn main() -> io::Result<()> {
     write("nbd_session", nbd_session())?;
     write("frame_decoder", frame_decoder())?;
-    write("journal_open", journal_open())
+    write("journal_open", journal_open())?;
+    write("tag", tags())
 }
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
@@ -241,5 +243,30 @@ fn journal_open() -> Seeds {
             bytes[400] ^= 1;
             bytes
         }),
+    ]
+}
+
+/// A tag of either form in either header, alone and among other options.
+fn tags() -> Seeds {
+    let base = 7u64 << 32;
+    let vector = |writers| (0..writers).map(|w| (WriterId(w), Seq(base + u64::from(w)))).collect();
+    let with = |shape: u8, options: Vec<u8>| [&[shape], &base.to_be_bytes()[..], &options].concat();
+    let codec = |form| Codec::new(form, "fuzz", ["a", "b"]);
+    let option = |form, stamp: &Stamp| {
+        let mut out = vec![];
+        codec(form).encode_ipv4(IPV4_OPTION, stamp, &mut out);
+        out
+    };
+    let two = option(Form::Vector { writers: 2 }, &Stamp::Vector(vector(2)));
+    let mut many = vec![];
+    let stamp = Stamp::Vector(vector(20));
+    codec(Form::Vector { writers: 20 }).encode_ipv6(6, &stamp, &mut many);
+    vec![
+        ("vector", with(2, two.clone())),
+        ("vector-among-others", with(2, [&[1, 148, 4, 0, 0], &two[..], &[0, 0, 0]].concat())),
+        ("vector-twice", with(2, [&two[..], &two].concat())),
+        ("hlc", with(63, option(Form::Hlc, &Stamp::Hlc(Hlc(base))))),
+        ("ipv6", with(0x80 | 20, many[2..].to_vec())),
+        ("body", with(0x40 | 2, two[2..].to_vec())),
     ]
 }

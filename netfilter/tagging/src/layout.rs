@@ -145,7 +145,7 @@ counters! {
     gated_mtu,
     /// The same: the path strips options.
     gated_path,
-    /// Packets that could not be read.
+    /// Packets that could not be read, or that name a route of their own.
     gated_unreadable,
     /// The same as `gated_no_room`: the kernel refused to make room.
     gated_refused,

@@ -412,6 +412,11 @@ fn what_cannot_be_tagged_is_left_to_the_queue() {
     let mut short = ip4(OWN, PEER, UDP, &[], b"x");
     short[ETHERNET + 3] = 200;
     assert_eq!(m.send(&short).mark & MARK, 0, "shorter than it says");
+    // To a member by way of somebody else.
+    let frame = ip4(OWN, PEER, UDP, &[131, 7, 4, 10, 0, 0, 9, 0], b"x");
+    assert_eq!(m.send(&frame), Tried { passed: true, mark: 0, frame: frame.clone() });
+    let frame = ip6(OWN6, PEER6, 43, &[&[UDP, 0, 4, 1, 0, 0, 0, 0], &b"12345678"[..]].concat());
+    assert_eq!(m.send(&frame), Tried { passed: true, mark: 0, frame: frame.clone() });
     // Without the type of a GSO packet, the kernel makes no room in one: gated, not lost.
     let frame = ip4(OWN, PEER, UDP, &[], &[0; 2000]);
     let sent = m.tags.try_frame(Direction::FromGuest, &frame, 1000).unwrap();

@@ -5,6 +5,7 @@
 //! waits for something not to happen.
 
 mod drive;
+mod gates;
 mod lab;
 mod tagging;
 mod town;

@@ -1,12 +1,12 @@
 //! Tags on real packets: two members of a group and a client outside.
 
 use crate::can_run;
-use crate::lab::{PATIENCE, in_namespace, next, nothing_came, udp, until};
-use crate::town::{Gates, Plan, Town};
+use crate::gates::Gates;
+use crate::lab::{MARKER, PATIENCE, in_namespace, next, nothing_came, udp, until};
+use crate::town::{Plan, Town};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 const PORT: u16 = 7000;
 
@@ -28,6 +28,7 @@ fn at(ip: IpAddr) -> SocketAddr {
     SocketAddr::new(ip, PORT)
 }
 
+/// At least: the guests' kernels send by themselves, too (multicast listener reports).
 fn until_stat(gates: &mut Gates, member: &str, name: &str, wanted: impl Fn(u64) -> bool) {
     until(&format!("{name} of {member}"), || wanted(gates.stats(member)[name]));
 }
@@ -270,7 +271,7 @@ fn covered_packets_leave_by_themselves_until_the_gate_is_killed() {
         let to = at(town.ip("client"));
         gates.tell("web", "pending 0 3");
         web.send_to(b"uncovered", to).unwrap();
-        until_stat(&mut gates, "web", "held_packets", |n| n == 1);
+        until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
         gates.tell_all("commit 0 3");
         assert_eq!(next(&client), b"uncovered");
         // The gate's thread says that the queue is empty; until then packets go through it.
@@ -287,17 +288,15 @@ fn covered_packets_leave_by_themselves_until_the_gate_is_killed() {
         gates.tell_all("commit 0 4");
         assert_eq!(gates.tags("db")["p0"], 4);
         drop(gates);
+        let host = udp(&town.ns("host"), &any(PORT));
         let silent = |socket: &UdpSocket, text: &[u8]| {
             // The kernel empties the map of the judge shortly after the process is gone.
-            let mut passed = true;
             until("the gate is shut", || {
-                let was = std::mem::replace(&mut passed, false);
                 socket.send_to(text, to).unwrap();
-                client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-                passed = client.recv(&mut [0; 64]).is_ok();
-                client.set_read_timeout(Some(PATIENCE)).unwrap();
-                let _ = was;
-                !passed
+                // What the host sends passes, and after what the guest has sent before.
+                host.send_to(MARKER, to).unwrap();
+                let first = next(&client);
+                first == MARKER || next(&client) != MARKER
             });
         };
         silent(&web, b"nobody is there");
@@ -318,7 +317,7 @@ fn covered_packets_leave_by_themselves_until_the_gate_is_killed() {
         }
         nothing_came(&client);
         db.send_to(b"after the crash", to).unwrap();
-        until_stat(&mut gates, "db", "held_packets", |n| n == 1);
+        until_stat(&mut gates, "db", "held_packets", |n| n >= 1);
         gates.tell_all("commit 0 4");
         assert_eq!(next(&client), b"after the crash");
     }
@@ -371,11 +370,11 @@ fn a_fenced_gate_and_one_without_lease_let_nothing_pass_by_itself() {
     });
     gates.tell_all("mode pipelined");
     web.send_to(b"held", to).unwrap();
-    until_stat(&mut gates, "web", "held_packets", |n| n == 1);
+    until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
     gates.tell_all("fence");
     gates.tell_all("commit 0 9");
     web.send_to(b"held", to).unwrap();
-    until_stat(&mut gates, "web", "held_packets", |n| n == 2);
+    until_stat(&mut gates, "web", "held_packets", |n| n >= 2);
     nothing_came(&client);
 }
 
@@ -404,7 +403,7 @@ fn a_path_that_strips_options_gates_members_from_each_other() {
     let [web, db] = ["web", "db"].map(|who| socket(&town, who));
     gates.tell("web", "pending 0 1");
     web.send_to(b"waits", at(town.ip("db"))).unwrap();
-    until_stat(&mut gates, "web", "held_packets", |n| n == 1);
+    until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
     nothing_came(&db);
     gates.tell_all("commit 0 1");
     assert_eq!(next(&db), b"waits");
@@ -427,7 +426,7 @@ fn with_tagging_off_a_client_learns_what_is_not_committed() {
         if off {
             assert_eq!(next(&client), b"it is written", "the promise is broken");
         } else {
-            until_stat(&mut gates, "db", "held_packets", |n| n == 1);
+            until_stat(&mut gates, "db", "held_packets", |n| n >= 1);
             nothing_came(&client);
         }
     }
