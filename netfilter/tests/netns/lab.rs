@@ -46,16 +46,31 @@ fn look_for_obstacle() -> Option<&'static str> {
     None
 }
 
-/// Removes the namespaces of runs that were killed.
+/// Removes the namespaces of runs that were killed, and where they had pinned maps.
 fn sweep() {
-    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
-    for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-        let Some(rest) = name.strip_prefix("tlg") else { continue };
-        let pid: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        if !pid.is_empty() && !Path::new("/proc").join(pid).exists() {
-            quiet(&["ip", "netns", "del", &name]);
-        }
+    for name in left_in(Path::new("/run/netns")) {
+        quiet(&["ip", "netns", "del", &name]);
     }
+    let temporary = std::env::temp_dir();
+    for name in left_in(&temporary) {
+        let pins = temporary.join(name);
+        quiet(&["umount", &pins.display().to_string()]);
+        // Not empty: then it is nothing of ours.
+        let _ = std::fs::remove_dir(pins);
+    }
+}
+
+/// Names of ours whose process is gone.
+fn left_in(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter(|name| {
+            let digits = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect();
+            let pid: String = name.strip_prefix("tlg").map(digits).unwrap_or_default();
+            !pid.is_empty() && !Path::new("/proc").join(pid).exists()
+        })
+        .collect()
 }
 
 pub fn quiet(command: &[&str]) -> bool {
