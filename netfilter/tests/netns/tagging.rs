@@ -177,8 +177,12 @@ fn a_capture_inside_the_guest_shows_no_option() {
             assert!(seen.contains(&format!("{}.", ip.0)) && seen.contains(&format!("{}.", ip.1)));
         }
         assert!(seen.contains("Flags [P.]"), "{seen}");
-        for option in ["options (", "DSTOPT", "unknown 158"] {
-            assert!(!seen.contains(option), "{seen}");
+        // Kernels have options of their own in their multicast reports.
+        let lines = seen.lines().filter(|line| !line.contains("options (RA)"));
+        for line in lines {
+            for option in ["options (", "DSTOPT", "unknown 158"] {
+                assert!(!line.contains(option), "{line}");
+            }
         }
         let tags = gates.tags("db");
         assert!(tags["merged"] > 0 && tags["stripped_foreign"] == 1, "{tags:?}");
