@@ -124,7 +124,7 @@ def test_a_database_that_was_not_read_is_no_database_without_rows(tmp_path):
 def test_each_tier_asks_the_next_and_the_front_of_transfers_both_databases():
     nets = {name: GuestNet(n, segment=True) for n, name in enumerate(["front", "middle", "back"])}
     words = THREE_TIER.web("middle", "postgres", nets)
-    assert words == ["--work-ms", "10", "--store", "postgres:127.0.0.1", "--next", "10.77.100.12:8000"]
+    assert words == ["--work-ms", "25", "--store", "postgres:127.0.0.1", "--next", "10.77.100.12:8000"]
     assert "--next" not in THREE_TIER.web("back", "postgres", nets)
     nets = {name: GuestNet(n, segment=True) for n, name in enumerate(["a", "b", "front"])}
     words = TWO_WRITERS.web("front", "rowstore", nets)

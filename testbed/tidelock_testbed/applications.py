@@ -79,7 +79,7 @@ THREE_TIER = Application(
     refers={"front": "middle", "middle": "back"},
     follows={"middle": "front", "back": "middle"},
     tells=("middle",),
-    work_ms={"front": 1, "middle": 10, "back": 10},
+    work_ms={"front": 1, "middle": 25, "back": 25},
 )
 """PipeCloud's CompDB: a row in each tier, and none of them may be missing once the front has answered."""
 

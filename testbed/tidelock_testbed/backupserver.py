@@ -21,7 +21,9 @@ UNPRIVILEGED = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--ambient-
 class BackupServer:
     """`tidelock-backup` in the backup site's namespace."""
 
-    def __init__(self, run: Run, netns: Netns, directory: Path, tls: TlsFiles):
+    def __init__(
+        self, run: Run, netns: Netns, directory: Path, tls: TlsFiles, hosts: dict[str, list[str]] | None = None
+    ):
         self.run, self.netns = run, netns
         self.exports = run.sockets / "exports"
         self.control_socket = run.sockets / "backup.sock"
@@ -35,6 +37,8 @@ class BackupServer:
             f'exports_dir = "{self.exports}"',
             tls.toml(),
         ]
+        for group, names in (hosts or {}).items():  # only a group of several hosts must be named
+            lines += ["[[group]]", f'name = "{group}"', f"hosts = {json.dumps(names)}"]
         self.config.write_text("\n".join(lines) + "\n")
         self.process: Process | None = None
 

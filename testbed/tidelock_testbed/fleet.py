@@ -82,11 +82,12 @@ class Fleet:
             directory.mkdir()
         pki = Pki(run.directory / "authority")
         backup_tls = pki.issue("backup", self.net.BACKUP4, backup_dir / "tls")
-        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls)
         self.name = f"app{run.prefix}"
         """The group's name: no other run's, so that nothing of another run is ever taken up from the kernel."""
         run.remove_at_close(f"{PINS}/*{self.name}*")
         self.groups = self._make_groups()
+        spread = {} if len(self.directories) == 1 else {group.name: list(HOSTS) for group in self.groups}
+        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread)
         self.daemons = [
             HostDaemon(
                 run,
@@ -151,6 +152,11 @@ class Fleet:
     def front(self) -> Guest:
         """The guest that clients talk to."""
         return self.guests[self.shape.application.front]
+
+    def plug_in(self) -> None:
+        """Gives all guests their interfaces at the primary site: the daemons want to see them when they start."""
+        for name, guest in self.guests.items():
+            guest.plug_in(self.net.hosts[self.shape.hosts[name]])
 
     def boot(self, reconnect_s: int = 60) -> None:
         """Starts all guests at the primary site, and shows the clients the way."""

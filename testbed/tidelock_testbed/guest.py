@@ -53,6 +53,16 @@ class Guest:
         self.on_rows: Callable[[int], None] | None = None
         """Is told at once, on the console's thread, when the guest says how many rows it has."""
         self.started_at = 0.0
+        self._plugged_in: Site | None = None
+
+    def plug_in(self, site: Site) -> None:
+        """Gives it its interface at a site, if it has none there yet: what watches the interface may want it early."""
+        if self._plugged_in is not site:
+            self._plugged_in = site
+            self._add_interface(site)
+
+    def _add_interface(self, site: Site) -> None:
+        raise NotImplementedError
 
     @property
     def speaks(self) -> str:
@@ -124,9 +134,12 @@ class VmGuest(Guest):
     ) -> None:
         """Starts it at a site. `disks` are NBD URIs or paths of raw images: the data disk, then the log's, if any."""
         argv = vm_command(self.net, image, disks, memory_mib, reconnect_s, say_rows, self.web, self.capture)
-        site.add_tap(self.net)
+        self.plug_in(site)
         self.started_at = time.monotonic()
         self.process = Process(self.run, self.name, argv, site.netns, on_line=self.hear)
+
+    def _add_interface(self, site: Site) -> None:
+        site.add_tap(self.net)
 
 
 def vm_command(
@@ -260,7 +273,7 @@ class ProcessGuest(Guest):
 
     def boot(self, site: Site, disks: list[str], reconnect_s: float = 0) -> None:
         """Starts it at a site, on disks that are NBD URIs."""
-        site.add_veth(self.net, self.netns)
+        self.plug_in(site)
         self.started_at = time.monotonic()
         self.steps_to_ready = set()
         here = Path(__file__).parent
@@ -272,6 +285,9 @@ class ProcessGuest(Guest):
         if self.capture:
             self._start(f"{self.name}-capture", [here / "guest" / "capture.py"], "capture")
         self.process = self._processes[0]
+
+    def _add_interface(self, site: Site) -> None:
+        site.add_veth(self.net, self.netns)
 
     def _start(self, name: str, program: list, up: str) -> None:
         self.steps_to_ready.add(up)

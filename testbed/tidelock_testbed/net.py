@@ -195,8 +195,8 @@ class Net:
 
     def cut_off(self, host: int) -> None:
         """No packet enters or leaves this host any more, on any cable."""
+        self.wans[host].cut()
         netns = self.hosts[host].netns
         netns.ip("link set lan down")
         if len(self.hosts) == HOSTS_MAX:
             netns.ip(f"link set {HOST_LAN} down")
-        self.wans[host].cut()

@@ -31,6 +31,9 @@ class TierGuest(PostgresGuest):
         super().__init__(run, net, name, web)
         self.netns = Netns(run, name)
 
+    def _add_interface(self, site: Site) -> None:
+        site.add_veth(self.net, self.netns)
+
 
 class BenchFleet(Fleet):
     """Tiers as processes: real databases on replicated disks, quick enough to measure. They are not recovered."""
@@ -57,12 +60,13 @@ class BenchFleet(Fleet):
         if not disks:
             image = self.make_disk(self.run.directory, f"plain-{guest.name}")
             disks = [replace(OURS, key=f"plain-{guest.name}").start(self.run, image)[1]]
-        site.add_veth(guest.net, guest.netns)
+        guest.plug_in(site)
         guest.boot(guest.netns, self.image, disks[0])
 
     def start(self) -> None:
         """Everything up, and the first copies made."""
         self.backup.start()
+        self.plug_in()
         for daemon in self.daemons:
             daemon.start()
         self.wait_state("protected", 300)
