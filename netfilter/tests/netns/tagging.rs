@@ -116,8 +116,8 @@ fn full_size_packets_cross_both_ways() {
 }
 
 fn stream(town: &Town, from: &str, to: &str, ip: IpAddr) {
-    let listener = in_namespace(&town.ns(to), || TcpListener::bind("[::]:7100")).unwrap();
-    let to = SocketAddr::new(ip, 7100);
+    let listener = in_namespace(&town.ns(to), || TcpListener::bind(any(0))).unwrap();
+    let to = SocketAddr::new(ip, listener.local_addr().unwrap().port());
     let mut sender = in_namespace(&town.ns(from), || TcpStream::connect(to)).unwrap();
     let (mut receiver, _) = listener.accept().unwrap();
     receiver.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -154,9 +154,10 @@ fn a_capture_inside_the_guest_shows_no_option() {
         for ip in [town.ip("db"), town.ip6("db")] {
             web.send_to(b"udp", at(ip)).unwrap();
             assert_eq!(next(&db), b"udp");
-            let listener = in_namespace(&town.ns("db"), || TcpListener::bind("[::]:7100")).unwrap();
+            let listener = in_namespace(&town.ns("db"), || TcpListener::bind(any(0))).unwrap();
+            let port = listener.local_addr().unwrap().port();
             let mut from =
-                in_namespace(&town.ns("web"), || TcpStream::connect((ip, 7100))).unwrap();
+                in_namespace(&town.ns("web"), || TcpStream::connect((ip, port))).unwrap();
             from.write_all(b"tcp").unwrap();
             let mut got = [0; 3];
             listener.accept().unwrap().0.read_exact(&mut got).unwrap();
