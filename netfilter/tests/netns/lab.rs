@@ -247,8 +247,14 @@ pub fn udp(namespace: &str, address: &str) -> UdpSocket {
 /// The next datagram.
 pub fn next(socket: &UdpSocket) -> Vec<u8> {
     let mut buffer = [0; 2048];
-    let len = socket.recv(&mut buffer).expect("a datagram");
-    buffer[..len].to_vec()
+    loop {
+        match socket.recv(&mut buffer) {
+            Ok(len) => return buffer[..len].to_vec(),
+            // A wait with a time limit is not taken up again by itself.
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => panic!("no datagram: {e}"),
+        }
+    }
 }
 
 /// Nothing has come so far.
