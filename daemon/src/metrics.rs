@@ -7,7 +7,7 @@
 use crate::control::ControlTarget;
 use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot};
 use crate::status::{
-    GateStatus, GroupState, GroupStatus, GuestIo, LinkState, Status, WriterStatus,
+    GateStatus, GroupState, GroupStatus, GuestIo, LinkState, Status, TaggingStatus, WriterStatus,
 };
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
@@ -19,13 +19,13 @@ use prometheus_client::metrics::MetricType::{self, Counter, Gauge, Histogram};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tidelock_protocol::message::Mode;
+use tidelock_protocol::message::{Form, Mode};
 use tokio::net::TcpListener;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -120,18 +120,21 @@ impl Collector for Snapshot {
             status.groups.iter().map(|group| (vec![("group", &*group.name)], group)).collect();
         let mut writers = Vec::new();
         let mut gates = Vec::new();
+        let mut tagging = Vec::new();
         for (labels, group) in &groups {
             for member in &group.members {
                 let labels = [labels.as_slice(), &[("member", &*member.name)]].concat();
                 writers.extend(member.writer.as_ref().map(|writer| (labels.clone(), writer)));
-                gates.extend(member.gate.as_ref().map(|gate| (labels, gate)));
+                gates.extend(member.gate.as_ref().map(|gate| (labels.clone(), gate)));
+                tagging.extend(member.tagging.as_ref().map(|tags| (labels, tags)));
             }
         }
         encode_daemon(&mut encoder, status)?;
         encode_groups(&mut encoder, &groups)?;
         encode_lag(&mut encoder, &writers)?;
         encode_guest_io(&mut encoder, &writers)?;
-        encode_gates(&mut encoder, &gates)
+        encode_gates(&mut encoder, &gates)?;
+        encode_tagging(&mut encoder, &tagging)
     }
 }
 
@@ -181,7 +184,20 @@ fn encode_groups(
         f.seconds(l, if g.lease.held { g.lease.left_ms } else { 0 })
     })?;
     let help = "The fencing number granted by the backup";
-    each(e, ("tidelock_epoch", None, Gauge), help, groups, |f, l, g| f.gauge(l, g.epoch.0))
+    each(e, ("tidelock_epoch", None, Gauge), help, groups, |f, l, g| f.gauge(l, g.epoch.0))?;
+    let help = "In a group of several members: 1 for the form in which they tell each other what \
+                they depend on, 0 for the other";
+    each(e, ("tidelock_group_form", None, Gauge), help, groups, |f, l, g| {
+        let Some(form) = g.form else { return Ok(()) };
+        [("vector", Form::Vector), ("hlc", Form::Hlc)].iter().try_for_each(|(name, each)| {
+            let labels = [l.as_slice(), &[("form", *name)]].concat();
+            f.gauge(&labels, u64::from(form == *each))
+        })
+    })?;
+    let help = "In the HLC form: by how much the watermark is behind the group's newest record";
+    each(e, ("tidelock_watermark_lag", SECONDS, Gauge), help, groups, |f, l, g| {
+        g.watermark_lag_ms.map_or(Ok(()), |lag_ms| f.seconds(l, lag_ms))
+    })
 }
 
 fn encode_lag(
@@ -291,6 +307,38 @@ fn encode_gates(e: &mut DescriptorEncoder<'_>, gates: &[(Labels<'_>, &GateStatus
     })
 }
 
+fn encode_tagging(
+    e: &mut DescriptorEncoder<'_>,
+    tagging: &[(Labels<'_>, &TaggingStatus)],
+) -> fmt::Result {
+    let help = "Packets to members that got a tag";
+    each(e, ("tidelock_tagged_packets", None, Counter), help, tagging, |f, l, t| {
+        f.counter(l, t.tagged_packets)
+    })?;
+    let help = "Packets from members whose tag was merged and taken out";
+    each(e, ("tidelock_merged_packets", None, Counter), help, tagging, |f, l, t| {
+        f.counter(l, t.merged_packets)
+    })?;
+    let help = "Packets from outsiders whose tag was taken out and not believed";
+    each(e, ("tidelock_foreign_tag_packets", None, Counter), help, tagging, |f, l, t| {
+        f.counter(l, t.foreign_packets)
+    })?;
+    let by_reason = |f: &mut Samples<'_>, l: &Labels<'_>, counts: &BTreeMap<String, u64>| {
+        counts.iter().try_for_each(|(reason, count)| {
+            let labels: Vec<_> = l.iter().copied().chain([("reason", reason.as_str())]).collect();
+            f.counter(&labels, *count)
+        })
+    };
+    let help = "Packets to members that could not be tagged and waited like those to clients";
+    each(e, ("tidelock_gated_packets", None, Counter), help, tagging, |f, l, t| {
+        by_reason(f, l, &t.gated_packets)
+    })?;
+    let help = "Packets dropped because nobody can know what they depend on";
+    each(e, ("tidelock_tagging_dropped_packets", None, Counter), help, tagging, |f, l, t| {
+        by_reason(f, l, &t.dropped_packets)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,6 +367,12 @@ mod tests {
             "tidelock_hold_time_seconds_bucket{le=\"0.05\",group=\"shop\",member=\"db\"} 1",
             "tidelock_hold_time_seconds_bucket{le=\"0.075\",group=\"shop\",member=\"db\"} 2",
             "tidelock_hold_time_seconds_bucket{le=\"+Inf\",group=\"shop\",member=\"db\"} 2",
+            "tidelock_group_form{group=\"shop\",form=\"hlc\"} 1",
+            "tidelock_group_form{group=\"shop\",form=\"vector\"} 0",
+            "tidelock_watermark_lag_seconds{group=\"shop\"} 0.06",
+            "tidelock_tagged_packets_total{group=\"shop\",member=\"db\"} 700",
+            "tidelock_gated_packets_total{group=\"shop\",member=\"db\",reason=\"mtu\"} 3",
+            "tidelock_tagging_dropped_packets_total{group=\"shop\",member=\"db\",reason=\"malformed\"} 0",
             "# UNIT tidelock_lag_bytes bytes",
             "# EOF",
         ] {

@@ -10,6 +10,7 @@
 
 use crate::stats::LatencySnapshot;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use tidelock_protocol::ids::{Epoch, Seq};
@@ -95,6 +96,9 @@ pub struct GroupStatus {
     /// How packets between members say what they depend on; `None`: there is one member.
     #[serde(default)]
     pub form: Option<Form>,
+    /// Whether packets between members carry that: not if each is protected by itself.
+    #[serde(default)]
+    pub tagged: bool,
     /// In the HLC form: by how much the time up to which everything is at the backup is behind
     /// the group's newest record.
     #[serde(default)]
@@ -108,6 +112,31 @@ pub struct ElsewhereStatus {
     pub name: String,
     /// Its host; `None`: it was removed.
     pub host: Option<String>,
+    /// What it does.
+    #[serde(default)]
+    pub roles: Vec<Role>,
+}
+
+/// What a member does in its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// It has protected disks.
+    Writer,
+    /// It passes on what it hears from other members.
+    Intermediate,
+    /// It talks to clients.
+    Outbound,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Writer => "writer",
+            Role::Intermediate => "intermediate",
+            Role::Outbound => "outbound",
+        })
+    }
 }
 
 /// The lease that the backup renews (DESIGN rule 4).
@@ -283,6 +312,28 @@ pub struct MemberStatus {
     pub writer: Option<WriterStatus>,
     /// Its network's side, if it is held at a gate.
     pub gate: Option<GateStatus>,
+    /// What it does.
+    #[serde(default)]
+    pub roles: Vec<Role>,
+    /// What became of its packets to and from other members, if they are tagged.
+    #[serde(default)]
+    pub tagging: Option<TaggingStatus>,
+}
+
+/// What the kernel programs at a member's interface have done since they were loaded. Reasons are
+/// those of `TaggingStats`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaggingStatus {
+    /// Packets to members that got a tag.
+    pub tagged_packets: u64,
+    /// Packets from members whose tag was merged and taken out.
+    pub merged_packets: u64,
+    /// Packets from others whose tag was taken out, and believed by nobody.
+    pub foreign_packets: u64,
+    /// Packets to members that could not be tagged and waited like those to clients, by reason.
+    pub gated_packets: BTreeMap<String, u64>,
+    /// Packets that were dropped because nobody can know what they depend on, by reason.
+    pub dropped_packets: BTreeMap<String, u64>,
 }
 
 /// A writer's disks and their way to the backup.
@@ -497,6 +548,13 @@ pub(crate) mod example {
             dropped_packets: 0,
             hold_time: times(&[50, 70]),
         };
+        let tagging = TaggingStatus {
+            tagged_packets: 700,
+            merged_packets: 650,
+            foreign_packets: 0,
+            gated_packets: BTreeMap::from([("no_room".into(), 0), ("mtu".into(), 3)]),
+            dropped_packets: BTreeMap::from([("malformed".into(), 0)]),
+        };
         let group = GroupStatus {
             name: "shop".into(),
             state: GroupState::Protected,
@@ -511,9 +569,16 @@ pub(crate) mod example {
                 name: "db".into(),
                 writer: Some(writer),
                 gate: Some(gate),
+                roles: vec![Role::Writer],
+                tagging: Some(tagging),
             }],
-            elsewhere: vec![ElsewhereStatus { name: "web".into(), host: Some("host-b".into()) }],
+            elsewhere: vec![ElsewhereStatus {
+                name: "web".into(),
+                host: Some("host-b".into()),
+                roles: vec![Role::Outbound],
+            }],
             form: Some(Form::Hlc),
+            tagged: true,
             watermark_lag_ms: Some(60),
         };
         Status {

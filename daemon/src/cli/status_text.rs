@@ -4,10 +4,12 @@ use super::human;
 use super::paint::{Paint, Tone, tone_of};
 use crate::stats::LatencySnapshot;
 use crate::status::{
-    CopyStatus, DiskStatus, GateStatus, GroupStatus, LinkState, LinkStatus, MemberStatus, Status,
-    WriterStatus,
+    CopyStatus, DiskStatus, ElsewhereStatus, GateStatus, GroupStatus, LinkState, LinkStatus,
+    MemberStatus, Role, Status, TaggingStatus, WriterStatus,
 };
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use tidelock_protocol::message::Form;
 
 /// The whole status.
 #[must_use]
@@ -79,19 +81,89 @@ fn render_group(out: &mut String, group: &GroupStatus, paint: Paint) {
         format!("{} {of}", paint.tone(Tone::Bad, "not held: nothing leaves for clients"))
     };
     line(out, 2, "lease", &text);
+    if let Some((text, tone)) = tags(group) {
+        line(out, 2, "tags", &paint.tone(tone, &text));
+    }
     for member in &group.members {
         render_member(out, member, paint);
     }
+    for member in &group.elsewhere {
+        line(out, 2, "member", &elsewhere(member, paint));
+    }
+}
+
+/// How the group's members tell each other what they depend on, and whether that keeps up.
+pub(super) fn tags(group: &GroupStatus) -> Option<(String, Tone)> {
+    let form = group.form?;
+    if !group.tagged {
+        let text = "none: what leaves a member waits, also to other members";
+        return Some((text.to_owned(), Tone::Good));
+    }
+    let Some(lag_ms) = group.watermark_lag_ms.filter(|_| form == Form::Hlc) else {
+        return Some(("vectors".to_owned(), Tone::Good));
+    };
+    let behind = format!("HLC, watermark {} behind the newest record", human::ms(lag_ms));
+    // Idle writers speak many times in a lease: one that is silent for so long is gone.
+    Some(match lag_ms > group.lease.period_ms {
+        false => (behind, Tone::Good),
+        true => {
+            let why = "some writer is silent or resyncs, and held replies of all members wait \
+                       for it; `tidelock-backup status` says which";
+            (format!("{behind}: {why}"), Tone::Bad)
+        }
+    })
+}
+
+/// A member that is not here, in one line.
+pub(super) fn elsewhere(member: &ElsewhereStatus, paint: Paint) -> String {
+    let name = paint.tone(Tone::Strong, &member.name);
+    match &member.host {
+        Some(host) => format!("{name}: {} on {host}, which says how it is", roles(&member.roles)),
+        None => format!("{name}: removed"),
+    }
+}
+
+fn roles(roles: &[Role]) -> String {
+    roles.iter().map(Role::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn render_member(out: &mut String, member: &MemberStatus, paint: Paint) {
-    line(out, 2, "member", &paint.tone(Tone::Strong, &member.name));
+    let name = paint.tone(Tone::Strong, &member.name);
+    line(out, 2, "member", &format!("{name}: {} here", roles(&member.roles)));
     if let Some(writer) = &member.writer {
         render_writer(out, writer, paint);
     }
     if let Some(gate) = &member.gate {
         line(out, 4, "gate", &render_gate(gate, paint));
     }
+    if let Some(tagging) = &member.tagging {
+        line(out, 4, "tags", &render_tagging(tagging, paint));
+    }
+}
+
+fn render_tagging(tagging: &TaggingStatus, paint: Paint) -> String {
+    let mut text = human::count(tagging.tagged_packets, "packet") + " tagged";
+    write!(text, ", {} merged", tagging.merged_packets).expect("a String takes everything");
+    if let Some(reasons) = by_reason(&tagging.gated_packets) {
+        write!(text, ", held instead: {reasons}").expect("a String takes everything");
+    }
+    if tagging.foreign_packets > 0 {
+        let foreign = format!("{} with tags of outsiders", tagging.foreign_packets);
+        write!(text, ", {}", paint.tone(Tone::Watch, &foreign)).expect("a String takes all");
+    }
+    if let Some(reasons) = by_reason(&tagging.dropped_packets) {
+        let dropped = paint.tone(Tone::Watch, &format!("dropped: {reasons}"));
+        write!(text, ", {dropped}").expect("a String takes everything");
+    }
+    text
+}
+
+/// `3 mtu, 1 no room`; `None` if there are none.
+fn by_reason(counts: &BTreeMap<String, u64>) -> Option<String> {
+    let some = counts.iter().filter(|(_, count)| **count > 0);
+    let each: Vec<_> =
+        some.map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect();
+    (!each.is_empty()).then(|| each.join(", "))
 }
 
 fn render_writer(out: &mut String, writer: &WriterStatus, paint: Paint) {
@@ -204,12 +276,15 @@ group    shop: PROTECTED for 3 h 10 min
            a disaster now would undo nothing that a client was told
   mode     pipelined, epoch 1
   lease    held, 8.1 s left (of 10 s, grace 15 s)
-  member   db
+  tags     HLC, watermark 60 ms behind the newest record
+  member   db: writer here
     lag      12 writes, 48 KiB, oldest 52 ms
     backlog  1 MiB of 256 MiB
     commits  half within 60 ms, 99 % within 60 ms, longest 60 ms
     disk     root, 40 GiB, /var/lib/vms/db.img, NBD at /run/tidelock/shop/db/root.sock
     gate     tap0 open, 4 packets held, oldest 48 ms, holds: half within 50 ms, 99 % within 70 ms, longest 70 ms
+    tags     700 packets tagged, 650 merged, held instead: 3 mtu
+  member   web: outbound on host-b, which says how it is
 ";
         assert_eq!(render(&status(), Paint::PLAIN), expected);
     }
@@ -226,6 +301,8 @@ group    shop: PROTECTED for 3 h 10 min
         group.mode = Mode::Async;
         group.unprotected_for_ms = Some(61_000);
         group.lease.held = false;
+        group.watermark_lag_ms = Some(61_000);
+        group.elsewhere[0].host = None;
         let member = &mut group.members[0];
         let writer = member.writer.as_mut().unwrap();
         writer.backlog.writes_wait = true;
@@ -243,6 +320,9 @@ group    shop: PROTECTED for 3 h 10 min
         gate.open = false;
         gate.shut_because = Some("the lease has ended".into());
         gate.dropped_packets = 1;
+        let tagging = member.tagging.as_mut().unwrap();
+        tagging.foreign_packets = 2;
+        tagging.dropped_packets.insert("guests_own".into(), 4);
         let text = render(&status, Paint::PLAIN);
         for part in [
             "DISCONNECTED from backup.example.org:9640 for 3 h 12 min, PLAINTEXT, next attempt in 1.5 s\n         connection refused",
@@ -256,6 +336,9 @@ group    shop: PROTECTED for 3 h 10 min
             "1 request failed on the local disk",
             "tap0 SHUT (the lease has ended)",
             "1 packet dropped",
+            "watermark 1 min 1 s behind the newest record: some writer is silent or resyncs",
+            "2 with tags of outsiders, dropped: 4 guests own",
+            "web: removed",
         ] {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }

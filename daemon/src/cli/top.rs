@@ -3,8 +3,8 @@
 //! [`View`] takes snapshots and keys and draws itself; the loop around it does the I/O.
 
 use super::human;
-use super::paint::{Tone, tone_of};
-use super::status_text::latency;
+use super::paint::{Paint, Tone, tone_of};
+use super::status_text::{elsewhere, latency, tags};
 use crate::control::Client;
 use crate::status::{GroupStatus, LinkState, MemberStatus, Status};
 use anyhow::Context;
@@ -297,9 +297,12 @@ fn detail_lines(group: &GroupStatus) -> Vec<Line<'static>> {
         );
         lines.push(Line::styled(text, style(Tone::Bad)));
     }
+    lines
+        .extend(tags(group).map(|(text, tone)| Line::styled(format!("tags  {text}"), style(tone))));
     for member in &group.members {
         lines.extend(member_line(member).map(Line::from));
     }
+    lines.extend(group.elsewhere.iter().map(|member| elsewhere(member, Paint::PLAIN).into()));
     lines
 }
 
@@ -402,6 +405,8 @@ mod tests {
             "lag, ms (most 52)",
             "held packets (most 4)",
             "gate tap0 open",
+            "tags  HLC, watermark 60 ms behind",
+            "web: outbound on host-b",
             "q quit",
         ] {
             assert!(screen.contains(text), "{text} is missing:\n{screen}");

@@ -96,7 +96,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         let instead = "host = \"NAME\" of [host] in one of them, or no such group here";
         group.fail(&group.place(), what, instead);
     }
-    let writers = roster.iter().filter(|peer| peer.writer).count();
+    let writers = roster.iter().filter(|peer| peer.roles.writer).count();
     let form = form.unwrap_or(match tag::Form::auto(writers.try_into().unwrap_or(u16::MAX)) {
         tag::Form::Vector { .. } => Form::Vector,
         tag::Form::Hlc => Form::Hlc,
@@ -171,7 +171,7 @@ fn check_several(
     form: Form,
 ) {
     let present: Vec<_> = roster.iter().filter(|peer| !peer.removed).collect();
-    let writers = roster.iter().filter(|peer| peer.writer).count();
+    let writers = roster.iter().filter(|peer| peer.roles.writer).count();
     if roster.len() > limits::MEMBERS_MAX || writers > usize::from(limits::WRITERS_MAX) {
         let what = format!("the group has {} members, {writers} of them writers", roster.len());
         let instead =
@@ -179,7 +179,7 @@ fn check_several(
         group.fail(&group.place(), what, instead);
     }
     let is_bare = members.iter().all(|member| member.disks.is_empty());
-    if !present.is_empty() && is_bare && !present.iter().any(|peer| peer.writer) {
+    if !present.is_empty() && is_bare && !present.iter().any(|peer| peer.roles.writer) {
         let what = "no member of this group has a disk: there is nothing to protect";
         group.fail(&group.place(), what, "[[group.member.disk]] below one of its members");
     }
@@ -293,14 +293,14 @@ fn read_member(
         let what = format!("a member has at most {} disks, this has {next_id}", limits::DISKS_MAX);
         member.fail(&member.place(), what, "fewer [[group.member.disk]]");
     }
-    let (name, writer) = (name?, roles.writer);
+    let name = name?;
     let (addresses, network) = match network {
         Some((addresses, network)) => (addresses, network),
         // What is wrong with it has been noted.
         None if member.has("network") => return None,
         None => (Vec::new(), None),
     };
-    let peer = Peer { name: name.clone(), host, writer, removed, addresses };
+    let peer = Peer { name: name.clone(), host, roles, removed, addresses };
     let here = is_here.then_some(Member { name, roles, machine, disks, network });
     Some((peer, here))
 }

@@ -172,8 +172,8 @@ pub struct Peer {
     pub name: Located<Name>,
     /// The host that it is on; `None`: this one.
     pub host: Option<Name>,
-    /// It has protected disks, and so a place in the count vectors.
-    pub writer: bool,
+    /// What it does; a writer has a place in the count vectors.
+    pub roles: Roles,
     /// It has been removed; a writer's place stays taken.
     pub removed: bool,
     /// What it sends from.
@@ -219,7 +219,7 @@ impl Group {
     /// Whether it has other writers than one.
     #[must_use]
     pub fn has_several_writers(&self) -> bool {
-        self.present().filter(|peer| peer.writer).count() > 1
+        self.present().filter(|peer| peer.roles.writer).count() > 1
     }
 
     /// Every member that was not removed.
@@ -249,7 +249,7 @@ impl Group {
     }
 
     fn writing(&self) -> impl Iterator<Item = &Peer> {
-        self.roster.iter().filter(|peer| peer.writer)
+        self.roster.iter().filter(|peer| peer.roles.writer)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
 use crate::clock;
-use crate::config::Security;
+use crate::config::{Roles, Security};
 use crate::copy_job::Purpose;
 use crate::link::LinkState;
 use crate::owner::Phase;
@@ -15,12 +15,12 @@ use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats};
 use crate::status::{
     BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, ElsewhereStatus, Facts, GateStatus,
     GroupState, GroupStatus, GuestIo, LagStatus, LeaseStatus, LinkState as LinkWord, LinkStatus,
-    MemberStatus, SCHEMA, Status, WriterStatus, judge,
+    MemberStatus, Role, SCHEMA, Status, TaggingStatus, WriterStatus, judge,
 };
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidelock_netfilter::gate::{GateSnapshot, HOLD_BUCKETS_MS, MemberGate};
+use tidelock_netfilter::gate::{GateSnapshot, HOLD_BUCKETS_MS, MemberGate, TaggingStats};
 use tidelock_netfilter::release_queue::ShutWhy;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{Form, Mode};
@@ -160,9 +160,11 @@ impl Host {
                 .map(|peer| ElsewhereStatus {
                     name: peer.name.to_string(),
                     host: peer.host.as_ref().filter(|_| !peer.removed).map(ToString::to_string),
+                    roles: roles(peer.roles),
                 })
                 .collect(),
             form: (!is_alone).then_some(group.config.form),
+            tagged: group.config.is_tagged(),
             watermark_lag_ms: (!is_alone && group.config.form == Form::Hlc)
                 .then(|| frontier.physical_ms().saturating_sub(watermark.physical_ms())),
         }
@@ -227,6 +229,11 @@ impl Host {
             name: name.to_owned(),
             writer: member.writer.as_ref().map(|writer| writer_status(group, member, writer, now)),
             gate: gate_member.map(|gate| gate_status(member, gate, now)),
+            roles: roles(member.config.roles),
+            // Counters that cannot be read are said to be unknown, not 0.
+            tagging: gate_member
+                .filter(|_| group.config.is_tagged())
+                .and_then(|gate| Some(tagging_status(&gate.tagging().stats()?.ok()?))),
         }
     }
 }
@@ -360,6 +367,8 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
         ..
     } = gate.stats().snapshot();
     let kernel = gate.kernel_counters().unwrap_or_default();
+    // Covered packets that the kernel programs let out never come to the queue.
+    let covered = gate.tagging().stats().and_then(Result::ok).map_or(0, |stats| stats.covered);
     let interface = member.config.network.as_ref().map(|n| n.interface.to_string());
     GateStatus {
         interface: interface.unwrap_or_default(),
@@ -376,10 +385,40 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
         held_bytes,
         oldest_hold_ms: oldest_arrival.map_or(0, |at| ms(now.since_ns(at))),
         released_packets,
-        passed_packets: passed_covered + passed_pure_acks + passed_never_held + passed_async,
+        passed_packets: covered
+            + passed_covered
+            + passed_pure_acks
+            + passed_never_held
+            + passed_async,
         dropped_packets: refused + kernel.dropped_full + kernel.dropped_socket,
         hold_time: hold_times(&gate.stats().snapshot()),
     }
+}
+
+fn tagging_status(stats: &TaggingStats) -> TaggingStatus {
+    let mut status = TaggingStatus {
+        tagged_packets: stats.tagged,
+        merged_packets: stats.merged,
+        foreign_packets: stats.stripped_foreign,
+        ..TaggingStatus::default()
+    };
+    for (name, count) in stats.named() {
+        if let Some(reason) = name.strip_prefix("gated_") {
+            status.gated_packets.insert(reason.to_owned(), count);
+        } else if let Some(reason) = name.strip_prefix("dropped_") {
+            status.dropped_packets.insert(reason.to_owned(), count);
+        }
+    }
+    status
+}
+
+fn roles(roles: Roles) -> Vec<Role> {
+    let all = [
+        (roles.writer, Role::Writer),
+        (roles.intermediate, Role::Intermediate),
+        (roles.outbound, Role::Outbound),
+    ];
+    all.into_iter().filter_map(|(has, role)| has.then_some(role)).collect()
 }
 
 /// The gate's histogram in the form that status uses for all latencies.
@@ -397,4 +436,30 @@ fn hold_times(gate: &GateSnapshot) -> LatencySnapshot {
 
 fn ms(ns: u64) -> u64 {
     ns / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each counter of the programs that a packet's fate depends on is in the status.
+    #[test]
+    fn counters_come_by_reason() {
+        let stats = TaggingStats {
+            tagged: 1,
+            merged: 2,
+            stripped_foreign: 3,
+            gated_mtu: 4,
+            gated_path: 5,
+            dropped_malformed: 6,
+            ..TaggingStats::default()
+        };
+        let status = tagging_status(&stats);
+        let few = (status.tagged_packets, status.merged_packets, status.foreign_packets);
+        assert_eq!(few, (1, 2, 3));
+        assert_eq!((status.gated_packets["mtu"], status.gated_packets["path"]), (4, 5));
+        assert_eq!(status.gated_packets.values().sum::<u64>(), 9);
+        assert_eq!(status.dropped_packets["malformed"], 6);
+        assert_eq!(status.dropped_packets.values().sum::<u64>(), 6);
+    }
 }
