@@ -14,6 +14,7 @@
 //! cut that was told before. The fold goes up to it, too.
 
 use crate::journal::{Standing, State};
+use crate::planted::{self, Bug};
 use std::collections::VecDeque;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
@@ -119,10 +120,13 @@ impl CutTracker {
 
     /// The cut under what is committed for each writer by itself.
     pub fn settle(&mut self, committed: &CountVector) -> &CountVector {
-        let cut = match self.form {
+        let mut cut = match self.form {
             Form::Vector => self.settle_vectors(committed),
             Form::Hlc => self.settle_times(committed),
         };
+        if planted::is(Bug::CutOfEachMaximum) {
+            cut.clone_from(committed);
+        }
         for (i, track) in self.tracks.iter_mut().enumerate() {
             let have = cut.get(WriterId(i as u16));
             while let Some(first) = track.waiting.front().filter(|w| w.seq <= have) {
@@ -179,7 +183,11 @@ impl CutTracker {
         // From above, as with vectors: a resync is in only if every other writer has reached the
         // time of its end.
         let watermark = loop {
-            let reached = self.tracks.iter().zip(&limit).filter(|(track, _)| !track.removed);
+            let speaks = |track: &Track| {
+                !track.waiting.is_empty() || !planted::is(Bug::WatermarkIgnoresIdle)
+            };
+            let reached = self.tracks.iter().zip(&limit);
+            let reached = reached.filter(|(track, _)| !track.removed && speaks(track));
             let least = reached.map(|(track, seq)| track.hlc_at(*seq)).min().unwrap_or_default();
             let mut fell = false;
             for (track, limit) in self.tracks.iter().zip(&mut limit) {
@@ -221,6 +229,13 @@ impl CutTracker {
     #[must_use]
     pub fn resync_from(&self, writer: WriterId) -> Option<Seq> {
         Some(self.tracks.get(writer.index())?.resync?.from)
+    }
+
+    /// The greatest seq of this writer that a record beyond the cut depends on.
+    #[must_use]
+    pub fn waited_for(&self, writer: WriterId) -> Seq {
+        let waiting = self.tracks.iter().flat_map(|track| &track.waiting);
+        waiting.map(|w| w.deps.get(writer)).max().unwrap_or_default()
     }
 
     /// Whether the end of its initial copy is still beyond the cut.

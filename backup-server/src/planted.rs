@@ -8,6 +8,10 @@ pub enum Bug {
     AckBeforeDurable,
     /// Breaks rule 3: takes a record that is not the next one.
     AckOverGap,
+    /// Breaks rule 2: the cut is what is durable for each writer by itself.
+    CutOfEachMaximum,
+    /// Breaks rule 1: the watermark does not wait for a writer that has nothing beyond the cut.
+    WatermarkIgnoresIdle,
     /// Breaks rule 4: goes on taking records of an epoch that has ended.
     OldEpochAccepted,
 }

@@ -85,6 +85,8 @@ impl<S: Storage> Group<S> {
     fn floor_of(&self, floor: &Floor) -> Option<(CountVector, Hlc)> {
         let state = self.journal.state();
         let (mut pending, mut hlc) = (CountVector::new(), state.last_hlc);
+        // Who has heard of its old run may have forgotten it since, but has said so in records.
+        pending.raise(floor.writer, self.cut.waited_for(floor.writer));
         for (i, of) in state.writers.iter().enumerate() {
             let writer = WriterId(i as u16);
             if writer == floor.writer || of.standing == Standing::Removed {

@@ -228,7 +228,9 @@ impl<S: Storage> Group<S> {
         for (i, (copy, of)) in self.durable_copies.iter().zip(writers).enumerate() {
             let copy = match copy {
                 _ if of.standing != Standing::Member => continue,
-                CopyState::Whole if self.cut.is_copying(WriterId(i as u16)) => {
+                CopyState::Whole | CopyState::Resyncing
+                    if self.cut.is_copying(WriterId(i as u16)) =>
+                {
                     "its end depends on records of other members that have not arrived"
                 }
                 CopyState::Whole | CopyState::Resyncing => continue,
