@@ -14,8 +14,9 @@ use tidelock_backup_server::group::{Group, GroupOptions, Link, Now, Output};
 use tidelock_backup_server::journal;
 use tidelock_backup_server::storage::memory::{Faults, Memory};
 use tidelock_protocol::frame::Frame;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::message::{Attach, Message, RefusalKind};
+use tidelock_protocol::message::{Attach, Message, Progress, RefusalKind};
 use tidelock_protocol::vector::CountVector;
 
 /// The outcome of a fold.
@@ -52,14 +53,16 @@ pub struct GroupSlot {
     pub dying: bool,
     /// For the checkers: C as it was told to any host.
     pub told: CountVector,
+    /// The watermark as it was told to any host.
+    pub told_watermark: Hlc,
     /// What was acknowledged.
     pub told_durable: CountVector,
     /// What has arrived without a gap.
     contiguous: CountVector,
     /// Since when and how it is recovered.
     pub recovered: Option<Recovered>,
-    /// Links of this boot, to know whose they are.
-    pub writers: BTreeMap<Link, WriterId>,
+    /// Links of this boot, to know whose they are; `None`: a follower's.
+    pub writers: BTreeMap<Link, Option<WriterId>>,
 }
 
 /// The server.
@@ -93,6 +96,7 @@ impl Backup {
             full: false,
             dying: false,
             told: CountVector::new(),
+            told_watermark: Hlc(0),
             told_durable: CountVector::new(),
             contiguous: CountVector::new(),
             recovered: None,
@@ -278,10 +282,25 @@ impl World {
             self.open_group(group)?;
         }
         self.take_kept(group)?;
+        let now = self.backup_now();
         while let Some(input) = self.backup.groups[group].inbox.pop_front() {
             self.backup.groups[group].inbox_bytes -= input.bytes();
             match input {
-                Input::Attach(link, host, attach) => self.attach(group, link, &host, &attach)?,
+                Input::Attach(link, host, attach) => {
+                    if let Some(of) = self.attached_group(group, link, &host, Some(&attach))? {
+                        of.attach(now, link, &host, &attach);
+                    }
+                }
+                Input::Join(link, host, join) => {
+                    if let Some(of) = self.attached_group(group, link, &host, Some(&join.attach))? {
+                        of.join(now, link, &host, &join);
+                    }
+                }
+                Input::Follow(link, host, follow) => {
+                    if let Some(of) = self.attached_group(group, link, &host, None)? {
+                        of.follow(now, link, &host, &follow);
+                    }
+                }
                 Input::Frame(link, frame) => self.take_frame(group, link, frame),
                 Input::Lost(connection) => {
                     let slot = &mut self.backup.groups[group];
@@ -314,38 +333,48 @@ impl World {
         matches!(Manifest::read(&self.backup.groups[group].storage), Ok(Some(_)))
     }
 
-    fn attach(&mut self, group: usize, link: Link, host: &str, attach: &Attach) -> Checked {
+    /// The group that a member is attached to: the first writer makes it.
+    fn attached_group(
+        &mut self,
+        group: usize,
+        link: Link,
+        host: &str,
+        attach: Option<&Attach>,
+    ) -> Checked<Option<&mut Group<Memory>>> {
         let now = self.backup_now();
         let options = options(&self.plan, group);
         let exists = self.exists(group);
+        match attach {
+            Some(attach) => note!(
+                self,
+                "group {group} is asked to attach writer {} ({:?}, run {})",
+                attach.writer,
+                attach.last_run,
+                attach.incarnation
+            ),
+            None => note!(self, "group {group} is asked to attach a follower on {host}"),
+        }
         let slot = &mut self.backup.groups[group];
         slot.kept.remove(&link);
-        if slot.group.is_none() && exists {
-            let reason = "the group does not open".to_owned();
-            slot.outputs.push(Output::Refuse(link, RefusalKind::Stopping, reason));
-            return Ok(());
-        }
-        if slot.group.is_none() {
-            match Group::create(slot.storage.clone(), host, attach, now, options) {
-                Ok(created) => slot.group = Some(created),
-                Err(error) => {
-                    let (kind, reason) = error.refusal();
-                    slot.outputs.push(Output::Refuse(link, kind, reason));
-                    return Ok(());
+        let refusal = match (&slot.group, attach) {
+            (Some(_), _) => None,
+            (None, Some(attach)) if !exists => {
+                match Group::create(slot.storage.clone(), host, attach, now, options) {
+                    Ok(created) => {
+                        slot.group = Some(created);
+                        None
+                    }
+                    Err(error) => Some(error.refusal()),
                 }
             }
+            _ => Some((RefusalKind::Stopping, "the group is not open".to_owned())),
+        };
+        if let Some((kind, reason)) = refusal {
+            slot.outputs.push(Output::Refuse(link, kind, reason));
+            return Ok(None);
         }
-        let of = slot.group.as_mut().expect("just made");
-        slot.writers.insert(link, attach.writer);
-        of.attach(now, link, host, attach);
-        note!(
-            self,
-            "group {group} is asked to attach writer {} ({:?}, run {})",
-            attach.writer,
-            attach.last_run,
-            attach.incarnation
-        );
-        Ok(())
+        slot.writers.insert(link, attach.map(|attach| attach.writer));
+        Ok(slot.group.as_mut())
     }
 
     fn take_frame(&mut self, group: usize, link: Link, frame: Frame) {
@@ -460,9 +489,11 @@ impl World {
         let Some(writer) = slot.writers.get(&link).copied() else {
             return fail(Checker::Stream, format!("{message:?} to nobody"));
         };
-        let (durable, committed) = match message {
-            Message::Committed { durable, committed } => (*durable, committed),
-            Message::Attached(attached) => (attached.durable, &attached.committed),
+        let (durable, committed, watermark) = match message {
+            Message::Committed { durable, committed } => (*durable, committed, Hlc(0)),
+            Message::Attached(attached) => (attached.durable, &attached.committed, Hlc(0)),
+            Message::Progress(progress) => parts_of(progress),
+            Message::Followed(followed) => parts_of(&followed.progress),
             Message::Lease { .. } => {
                 return check(slot.recovered.is_none(), Checker::OneEpoch, || {
                     format!("group {group} renews a lease after its recovery")
@@ -473,20 +504,44 @@ impl World {
         check(slot.recovered.is_none(), Checker::OneEpoch, || {
             format!("group {group} tells {message:?} to the old primary after its recovery")
         })?;
-        let arrived = slot.contiguous.get(writer);
-        check(durable <= arrived, Checker::AckContiguous, || {
-            format!("group {group} acknowledges {durable}, without a gap is only {arrived}")
-        })?;
+        if let Some(writer) = writer {
+            let arrived = slot.contiguous.get(writer);
+            check(durable <= arrived, Checker::AckContiguous, || {
+                format!("group {group} acknowledges {durable}, without a gap is only {arrived}")
+            })?;
+            slot.told_durable.raise(writer, durable);
+        }
         check(slot.contiguous.covers(committed), Checker::AckContiguous, || {
             format!("group {group} calls {committed} committed, of {}", slot.contiguous)
         })?;
-        slot.told_durable.raise(writer, durable);
         slot.told.merge(committed);
+        slot.told_watermark = slot.told_watermark.max(watermark);
+        self.check_watermark(group)?;
         if self.rng.chance(1, self.plan.probe_one_in) {
             self.probe(group)?;
         }
         if self.rng.chance(1, self.plan.probe_one_in) {
             self.check_pin(group)?;
+        }
+        Ok(())
+    }
+
+    /// What packets wait for in the HLC form: every record up to the watermark is in the cut.
+    fn check_watermark(&mut self, group: usize) -> Checked {
+        if !self.is_recoverable(group) {
+            return Ok(());
+        }
+        let slot = &self.backup.groups[group];
+        let (told, watermark) = (slot.told.clone(), slot.told_watermark);
+        for vm in &self.plan.groups[group].vms {
+            let committed = told.get(WriterId(self.plan.vms[*vm].writer));
+            let outside = self.vms[*vm].oracle.outside_of(committed, watermark);
+            check(outside.is_none(), Checker::Watermark, || {
+                let (point, hlc) = outside.expect("just seen");
+                format!(
+                    "the watermark is {watermark}, {point:?} of vm {vm} at {hlc} is not in {told}"
+                )
+            })?;
         }
         Ok(())
     }
@@ -593,10 +648,18 @@ impl GroupSlot {
     }
 }
 
+fn parts_of(progress: &Progress) -> (Seq, &CountVector, Hlc) {
+    (progress.durable, &progress.committed, progress.watermark)
+}
+
 fn brief(message: &Message) -> String {
     match message {
         Message::Attached(a) => format!("attached {} C {} {:?}", a.durable, a.committed, a.copy),
         Message::Committed { durable, committed } => format!("durable {durable} C {committed}"),
+        Message::Progress(p) => {
+            let Progress { durable, committed, watermark, frontier } = p;
+            format!("durable {durable} C {committed} watermark {watermark} of {frontier}")
+        }
         Message::Refused { kind, .. } => format!("refused {kind:?}"),
         other => format!("{other:?}"),
     }

@@ -33,6 +33,14 @@ pub enum Checker {
     Fence,
     /// Mode sync: a write is complete only when the backup has it.
     SyncWaits,
+    /// A tag says what its sender depends on, whoever reads it.
+    Tag,
+    /// P names nothing but what writers of the group have written.
+    Outsider,
+    /// Every record up to the watermark is in the cut.
+    Watermark,
+    /// A writer's times grow, across restarts.
+    HlcGrows,
     /// The guest reads what it wrote.
     ReadOwnWrites,
     /// Rule 8: after the faults, lag returns to zero and everything is protected again.
@@ -70,6 +78,10 @@ impl Checker {
             Checker::Lease => "lease",
             Checker::Fence => "fence",
             Checker::SyncWaits => "sync-waits",
+            Checker::Tag => "tag",
+            Checker::Outsider => "outsider",
+            Checker::Watermark => "watermark",
+            Checker::HlcGrows => "hlc-grows",
             Checker::ReadOwnWrites => "read-own-writes",
             Checker::ComesBack => "comes-back",
             Checker::NoFalseSync => "no-false-sync",

@@ -6,7 +6,9 @@ use crate::net::{ConnId, Path};
 use crate::scenario::{FAULTS, Fault};
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
+use std::sync::Arc;
 use tidelock_backup_server::storage::memory::Faults;
+use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::message::Mode;
 
 /// The end of a fault, or its second act.
@@ -88,6 +90,10 @@ impl World {
             Fault::PowerHost => {
                 self.power_off(host);
                 self.later(Later::PowerOn { host }, span * 2);
+            }
+            Fault::RestartHost => {
+                self.hosts[host].restarts = true;
+                self.stop_daemon(host);
             }
             Fault::KillBackup => {
                 self.end_backup(false);
@@ -171,8 +177,11 @@ impl World {
         note!(self, "host {host} loses power");
         self.end_daemon(host);
         self.hosts[host].power = false;
+        self.hosts[host].restarts = false;
         for vm in self.vms_of(host) {
             self.kill_guest(vm);
+            self.vms[vm].pending = Arc::new(Pending::new());
+            self.vms[vm].kernel = None;
             for disk in &mut self.vms[vm].disks {
                 disk.power_loss(&mut self.rng);
             }
@@ -197,11 +206,8 @@ impl World {
         let mode = *self.rng.pick(&[Mode::Sync, Mode::Pipelined, Mode::Pipelined, Mode::Async]);
         note!(self, "group {group} goes to {mode}");
         self.modes[group] = mode;
-        let runs: Vec<_> = self.plan.groups[group]
-            .vms
-            .iter()
-            .filter_map(|vm| self.vms[*vm].run.as_ref())
-            .collect();
+        let runs: Vec<_> =
+            self.plan.groups[group].members().filter_map(|vm| self.vms[vm].run.as_ref()).collect();
         // The gate first, as production does.
         for run in &runs {
             run.gate.set_mode(mode);
@@ -218,15 +224,10 @@ impl World {
             return;
         }
         let mut hosts: Vec<_> =
-            self.plan.groups[group].vms.iter().map(|vm| self.plan.vms[*vm].host).collect();
+            self.plan.groups[group].members().map(|vm| self.plan.vms[vm].host).collect();
         hosts.sort_unstable();
         hosts.dedup();
-        // Groups of several members must not start anew: see `scenario::forgets_tags`.
-        let several = self.plan.groups.iter().any(|g| g.vms.len() > 1);
-        let kind = match self.rng.below(5) {
-            1 if several => 0,
-            kind => kind,
-        };
+        let kind = self.rng.below(5);
         let away = self.rng.range(S..6 * S);
         for host in hosts {
             match kind {
@@ -249,24 +250,28 @@ impl World {
     /// Whether everything of the group at the primary site is certain not to run.
     #[must_use]
     pub fn is_dead(&self, group: usize) -> bool {
-        self.plan.groups[group].vms.iter().all(|vm| !self.hosts[self.plan.vms[*vm].host].power)
+        self.plan.groups[group].members().all(|vm| !self.hosts[self.plan.vms[vm].host].power)
     }
 
     /// Whether it will not come back.
     #[must_use]
     pub fn is_lost(&self, group: usize) -> bool {
-        self.plan.groups[group].vms.iter().any(|vm| self.hosts[self.plan.vms[*vm].host].lost)
+        self.plan.groups[group].members().any(|vm| self.hosts[self.plan.vms[vm].host].lost)
     }
 
     /// A fault ends, or goes on.
     pub fn later_event(&mut self, later: Later) -> Checked {
         note!(self, "{later:?}");
         match later {
-            Later::DaemonStarts { host } => self.start_daemon(host),
+            Later::DaemonStarts { host } => return self.start_daemon(host),
             Later::DaemonEnds { host, run } => {
                 if self.hosts[host].daemon.as_ref().is_some_and(|d| d.run == run) {
                     self.end_daemon(host);
                     let after = self.rng.range(MS..500 * MS);
+                    if self.hosts[host].restarts {
+                        self.power_off(host);
+                        self.later(Later::PowerOn { host }, after);
+                    }
                     self.later(Later::DaemonStarts { host }, after);
                 }
             }
@@ -275,7 +280,7 @@ impl World {
                     self.boot_guest(vm);
                 }
             }
-            Later::PowerOn { host } => self.power_on(host),
+            Later::PowerOn { host } => return self.power_on(host),
             Later::BackupDies { run } => {
                 if self.backup.run() == Some(run) {
                     self.end_backup(true);
@@ -310,17 +315,18 @@ impl World {
         self.network_goes_on(host);
     }
 
-    fn power_on(&mut self, host: usize) {
+    fn power_on(&mut self, host: usize) -> Checked {
         if self.hosts[host].power || self.hosts[host].lost {
-            return;
+            return Ok(());
         }
         self.hosts[host].power = true;
-        self.start_daemon(host);
+        self.start_daemon(host)?;
         for vm in self.vms_of(host) {
             if !self.vms[vm].guest.alive {
                 self.boot_guest(vm);
             }
         }
+        Ok(())
     }
 
     /// A group that has lost a host for good moves to the backup site as a whole: the operator
@@ -365,8 +371,8 @@ impl World {
         for host in 0..self.hosts.len() {
             self.net.paths[host].slow_factor = 1;
             self.heal_path(host);
-            self.power_on(host);
-            self.start_daemon(host);
+            self.power_on(host)?;
+            self.start_daemon(host)?;
         }
         for vm in 0..self.vms.len() {
             if !self.vms[vm].guest.alive && self.hosts[self.plan.vms[vm].host].power {

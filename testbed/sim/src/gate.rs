@@ -4,13 +4,14 @@
 use crate::failure::{Checked, Checker, check};
 use crate::guest::{Packet, learn};
 use crate::world::{Run, World, note};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidelock_daemon::link::GateControl;
-use tidelock_netfilter::gate::GroupState;
+use tidelock_netfilter::gate::{GroupState, Pending};
 use tidelock_netfilter::release_queue::{Arrival, GateState, Kind, Packet as Queued, PacketId};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, WriterId};
-use tidelock_protocol::message::Mode;
+use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::vector::CountVector;
 
 /// What the link tells the gate of a group on one host. Production's handle keeps the same state
@@ -22,6 +23,8 @@ pub struct SimGate {
     /// Members whose gate's thread must look, by bit.
     dirty: AtomicU64,
     members: u64,
+    /// The backup has told C: from then on the kernel programs tag packets and believe tags.
+    heard: AtomicBool,
     /// For the checker: when the last beacon that was answered had been sent.
     answered: AtomicU64,
 }
@@ -35,6 +38,7 @@ impl SimGate {
             now: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             members: vms.iter().map(|vm| 1 << vm).sum(),
+            heard: AtomicBool::new(false),
             answered: AtomicU64::new(0),
         }
     }
@@ -69,6 +73,12 @@ impl SimGate {
         self.lock().clone()
     }
 
+    /// Whether the backup has told C.
+    #[must_use]
+    pub fn has_heard(&self) -> bool {
+        self.heard.load(Relaxed)
+    }
+
     /// Whether it is open.
     #[must_use]
     pub fn is_open(&self, now: MonoNanos) -> bool {
@@ -83,17 +93,20 @@ impl SimGate {
     }
 }
 
-/// The gate as one writer's half of the link tells it.
+/// The gate as one member's half of the link tells it.
 #[derive(Clone, Debug)]
-pub struct WriterGate {
+pub struct MemberGate {
     /// The gate.
     pub gate: Arc<SimGate>,
-    /// The writer.
-    pub writer: WriterId,
+    /// The member, if it is a writer.
+    pub writer: Option<WriterId>,
+    /// Its P.
+    pub pending: Arc<Pending>,
 }
 
-impl GateControl for WriterGate {
+impl GateControl for MemberGate {
     fn committed(&self, committed: &CountVector) {
+        self.gate.heard.store(true, Relaxed);
         self.gate.change(|state| {
             state.committed.merge(committed);
         });
@@ -110,7 +123,17 @@ impl GateControl for WriterGate {
     }
 
     fn hold_for_resync(&self, hold: bool) {
-        self.gate.change(|state| state.hold_for_resync(self.writer, hold));
+        if let Some(writer) = self.writer {
+            self.gate.change(|state| state.hold_for_resync(writer, hold));
+        }
+    }
+
+    fn watermark(&self, watermark: Hlc) {
+        self.gate.change(|state| state.watermark = state.watermark.max(watermark));
+    }
+
+    fn pending(&self) -> (CountVector, Hlc) {
+        (self.pending.read(), self.pending.read_hlc())
     }
 }
 
@@ -131,6 +154,7 @@ impl World {
         let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
         let state = run.gate.state();
         run.queue.set_committed(&state.committed);
+        run.queue.set_watermark(state.watermark);
         run.queue.set_mode(state.mode);
         run.queue.set_gate(state.gate_state(now));
         let mut left = Vec::new();
@@ -142,11 +166,19 @@ impl World {
         }
         let taken: Vec<_> = run.kernel_queue.drain(..).collect();
         run.stamp.merge(&run.pending.read());
+        let time = run.pending.read_hlc();
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        let by_time = group.has_several() && group.form == Form::Hlc;
         for packet in taken {
             run.next_packet = run.next_packet.wrapping_add(1);
             let id = PacketId(run.next_packet);
             let queued = Queued { id, kind: packet.kind, len_bytes: 100 };
-            match run.queue.arrive(queued, &run.stamp, now) {
+            let arrival = if by_time {
+                run.queue.arrive_at(queued, time, now)
+            } else {
+                run.queue.arrive(queued, &run.stamp, now)
+            };
+            match arrival {
                 Arrival::Pass(_) => left.push(packet),
                 Arrival::Held => {
                     run.held.insert(id.0, packet);
@@ -164,7 +196,7 @@ impl World {
         Ok(())
     }
 
-    /// A packet leaves for its client.
+    /// A packet leaves for its client, or untagged for another member.
     fn leave(&mut self, vm: usize, packet: &Packet, now: MonoNanos) -> Checked {
         self.counts.packets += 1;
         let group = self.plan.vms[vm].group;
@@ -176,6 +208,7 @@ impl World {
         check(!gate.fenced, Checker::Fence, || format!("vm {vm}: a packet left a fenced gate"))?;
         if mode == Mode::Async {
             note!(self, "packet of vm {vm} leaves (async)");
+            // Nothing is promised of it, also not to whom another member passes it on.
             return Ok(());
         }
         note!(self, "packet of vm {vm} leaves: knows {:?} row {:?}", packet.known, packet.row);
@@ -190,17 +223,18 @@ impl World {
             return Ok(());
         }
         if self.is_recoverable(group) {
-            for (peer, point) in self.plan.groups[group].vms.iter().zip(&packet.known) {
-                let writer = WriterId(self.plan.vms[*peer].writer);
-                let committed = self.backup.groups[group].told.get(writer);
-                let has = self.vms[*peer].oracle.has(*point, committed);
-                check(has, Checker::OutputCommit, || {
-                    format!(
-                        "vm {vm}: a packet left that depends on {point:?} of vm {peer}, \
-                         committed is {committed}"
-                    )
-                })?;
-            }
+            let told = &self.backup.groups[group].told;
+            let missing = self.missing(group, told, &packet.known);
+            check(missing.is_none(), Checker::OutputCommit, || {
+                let (peer, point) = missing.expect("just seen");
+                format!(
+                    "vm {vm}: a packet left that depends on {point:?} of vm {peer}, C is {told}"
+                )
+            })?;
+        }
+        if let Some(to) = packet.to {
+            self.send_untagged(vm, to, packet.known.clone());
+            return Ok(());
         }
         let client = &mut self.vms[vm].client;
         learn(&mut client.known, &packet.known);

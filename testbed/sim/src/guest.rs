@@ -14,7 +14,7 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 use tidelock_daemon::sequencer::Extent;
 use tidelock_netfilter::release_queue::{Flow, Kind};
-use tidelock_protocol::ids::DiskId;
+use tidelock_protocol::ids::{DiskId, Seq};
 use tidelock_protocol::record::{Effect, Payload};
 
 /// What a guest knows of each writer of its group.
@@ -45,6 +45,8 @@ pub struct Packet {
     pub row: Option<Row>,
     /// Its kind.
     pub kind: Kind,
+    /// The member that it is for; `None`: a client.
+    pub to: Option<usize>,
 }
 
 /// What a guest has asked of a disk.
@@ -60,6 +62,8 @@ pub enum Ask {
         fua: bool,
         /// It is a row.
         row: Option<Row>,
+        /// What the guest knew: what the write truly depends on.
+        known: Known,
     },
     /// A read. What it must return, unless it is overwritten meanwhile.
     Read {
@@ -84,8 +88,12 @@ pub struct Guest {
     pub alive: bool,
     /// Its boot.
     pub boot: Run,
+    /// It has read its disks since: from then on what it says depends on them.
+    pub awake: bool,
     /// What it has seen.
     pub known: Known,
+    /// What its disks may tell it after a boot.
+    on_disk: Known,
     /// What is under way, by number.
     pub asked: BTreeMap<u64, Ask>,
     /// Numbers of requests.
@@ -103,11 +111,22 @@ impl Guest {
         Self {
             alive: false,
             boot: 0,
+            awake: false,
             known: vec![Point::default(); writers],
+            on_disk: vec![Point::default(); writers],
             asked: BTreeMap::new(),
             next: 0,
             rows: BTreeMap::new(),
             busy_slots: Vec::new(),
+        }
+    }
+
+    /// A write of its own begins, which came of this.
+    pub fn stores(&mut self, writer: u16, point: Point, known: &Known) {
+        learn(&mut self.on_disk, known);
+        let own = &mut self.on_disk[usize::from(writer)];
+        if point.seq > Seq::ZERO {
+            *own = (*own).max(point);
         }
     }
 }
@@ -146,7 +165,10 @@ impl World {
     /// A guest boots: it knows what its disks hold.
     pub fn boot_guest(&mut self, vm: usize) {
         let boot = self.new_run();
+        let follows = !self.plan.vms[vm].is_writer();
         let guest = &mut self.vms[vm].guest;
+        guest.awake = follows;
+        guest.known.clone_from(&guest.on_disk);
         guest.alive = true;
         guest.boot = boot;
         note!(self, "guest {vm} boots");
@@ -163,6 +185,15 @@ impl World {
         guest.busy_slots.clear();
     }
 
+    /// Whether a guest says anything. Among several members it must have read its disks first,
+    /// which it can while its daemon serves it.
+    pub fn is_awake(&mut self, vm: usize) -> bool {
+        let several = self.plan.groups[self.plan.vms[vm].group].has_several();
+        let state = &mut self.vms[vm];
+        state.guest.awake |= !several || state.run.as_ref().is_some_and(|run| run.serving);
+        state.guest.awake
+    }
+
     /// A guest does the next thing.
     pub fn think(&mut self, vm: usize, boot: Run) -> Checked {
         let guest = &self.vms[vm].guest;
@@ -173,12 +204,19 @@ impl World {
         let full = guest.asked.len().max(orphans) >= self.plan.vms[vm].queue_depth;
         let after = self.rng.span(self.plan.vms[vm].think_ns);
         self.schedule.after(after, Event::Think { vm, boot });
+        if !self.is_awake(vm) {
+            return Ok(());
+        }
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        if group.has_several() && self.rng.chance(self.plan.lan.forged, 1000) {
+            self.forge(vm);
+        }
         match self.rng.weighted(&self.plan.vms[vm].weights) {
             5 => {
                 let kind = self.draw_kind();
                 self.send_packet(vm, None, kind)
             }
-            6 => self.send_message(vm),
+            6 => self.send_to_peer(vm),
             _ if full => Ok(()),
             0 => self.begin_write(vm),
             1 => self.begin_zeroes(vm),
@@ -233,14 +271,14 @@ impl World {
         data.truncate(extent.len_bytes as usize);
         let effect = Effect::Write(Payload::new(Bytes::from(data)));
         let fua = self.rng.chance(1, 8);
-        self.ask(vm, Ask::Write { extent, effect, fua, row: None })
+        self.ask_write(vm, extent, effect, fua, None)
     }
 
     fn begin_zeroes(&mut self, vm: usize) -> Checked {
         let extent = self.draw_extent(vm);
         let no_hole = self.rng.chance(1, 2);
         let effect = Effect::Zero { len_bytes: extent.len_bytes as u32, no_hole };
-        self.ask(vm, Ask::Write { extent, effect, fua: false, row: None })
+        self.ask_write(vm, extent, effect, false, None)
     }
 
     fn begin_read(&mut self, vm: usize) -> Checked {
@@ -270,7 +308,29 @@ impl World {
         let extent = self.row_extent(vm, slot);
         let effect = Effect::Write(Payload::new(row_bytes(vm, row).into()));
         let fua = self.rng.chance(1, 4);
-        self.ask(vm, Ask::Write { extent, effect, fua, row: Some(row) })
+        self.ask_write(vm, extent, effect, fua, Some(row))
+    }
+
+    /// What a guest writes because of what it has heard.
+    pub fn begin_row_or_write(&mut self, vm: usize) -> Checked {
+        let orphans = self.vms[vm].run.as_ref().map_or(0, crate::owner::MemberRun::open_writes);
+        let asked = self.vms[vm].guest.asked.len();
+        if asked.max(orphans) >= self.plan.vms[vm].queue_depth {
+            return Ok(());
+        }
+        if self.rng.chance(1, 2) { self.begin_row(vm) } else { self.begin_write(vm) }
+    }
+
+    fn ask_write(
+        &mut self,
+        vm: usize,
+        extent: Extent,
+        effect: Effect,
+        fua: bool,
+        row: Option<Row>,
+    ) -> Checked {
+        let known = self.vms[vm].guest.known.clone();
+        self.ask(vm, Ask::Write { extent, effect, fua, row, known })
     }
 
     /// Where a row is.
@@ -304,6 +364,7 @@ impl World {
         let writer = usize::from(self.plan.vms[vm].writer);
         let guest = &mut self.vms[vm].guest;
         guest.known[writer] = guest.known[writer].max(point);
+        guest.on_disk[writer] = guest.on_disk[writer].max(point);
         let Some(Ask::Write { extent, fua, row, .. }) = guest.asked.remove(&request) else {
             return Ok(());
         };
@@ -361,7 +422,11 @@ impl World {
     /// A guest sends a packet to a client: it comes to the gate a little later.
     pub fn send_packet(&mut self, vm: usize, row: Option<Row>, kind: Kind) -> Checked {
         let known = self.vms[vm].guest.known.clone();
-        let packet = Packet { known, row, kind };
+        self.queue_packet(vm, Packet { known, row, kind, to: None })
+    }
+
+    /// A packet comes to the kernel's queue.
+    pub fn queue_packet(&mut self, vm: usize, packet: Packet) -> Checked {
         // Fail closed: while no daemon runs, the rules drop it.
         let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
         if run.kernel_queue.len() < self.plan.vms[vm].gate_capacity {
@@ -372,31 +437,6 @@ impl World {
                 self.schedule.after(after, Event::Gate { vm, run: run.run });
             }
         }
-        Ok(())
-    }
-
-    /// A guest tells another member of its group what it knows. The message carries P as a tag,
-    /// which is merged before the other guest hears of it (DESIGN 2.8).
-    fn send_message(&mut self, vm: usize) -> Checked {
-        let peers = self.plan.groups[self.plan.vms[vm].group].vms.clone();
-        let to = *self.rng.pick(&peers);
-        let Some(run) = &self.vms[vm].run else { return Ok(()) };
-        // A cut inside a copy that has ended is not told from a good one yet, so that nothing of a
-        // copy may depend on another writer (see `scenario::forgets_tags` for the same gap).
-        if !self.is_recoverable(self.plan.vms[vm].group) {
-            return Ok(());
-        }
-        if to == vm || !run.gate.is_open(self.host_now(self.plan.vms[vm].host)) {
-            return Ok(());
-        }
-        // The tag is read after the message was sent.
-        let known = self.vms[vm].guest.known.clone();
-        let tag = run.pending.read();
-        let Some(peer) = &mut self.vms[to].run else { return Ok(()) };
-        peer.pending.merge(&tag);
-        peer.sequencer.depends_on(&tag);
-        learn(&mut self.vms[to].guest.known, &known);
-        note!(self, "guest {vm} tells guest {to}, tag {tag}");
         Ok(())
     }
 

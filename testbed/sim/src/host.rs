@@ -1,12 +1,13 @@
 //! The daemon of a host: how it starts, what it keeps between runs, and how it ends.
 
 use crate::disk::SECTOR_BYTES;
+use crate::failure::Checked;
 use crate::faults::Later;
-use crate::gate::{SimGate, WriterGate};
-use crate::link::{LinkLoop, attach_of};
+use crate::gate::{MemberGate, SimGate};
+use crate::link::{LinkLoop, attach_of, presence_of};
 use crate::local::LocalOp;
 use crate::owner::MemberRun;
-use crate::plant::Plant;
+use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,10 +16,11 @@ use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::copying::Copying;
+use tidelock_daemon::owner::idling::Idling;
 use tidelock_daemon::sequencer::{Sequencer, Settings};
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
-use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::message::{LastRun, Mode};
 use tidelock_protocol::vector::CountVector;
@@ -43,7 +45,24 @@ pub struct StateFile {
     pub incarnation: Incarnation,
     /// Where a run ended cleanly.
     pub clean: Option<(Seq, Hlc)>,
+    /// No time that was given out follows the clock beyond this.
+    pub hlc_ceiling_ms: u64,
 }
+
+impl StateFile {
+    /// Moves the ceiling when times come near it.
+    pub fn keep_ahead_of(&mut self, hlc: Hlc) -> u64 {
+        if hlc.physical_ms() + CEILING_AHEAD_MS / 2 > self.hlc_ceiling_ms {
+            self.hlc_ceiling_ms = hlc.physical_ms() + CEILING_AHEAD_MS;
+        }
+        self.hlc_ceiling_ms
+    }
+}
+
+/// As in production.
+const CEILING_AHEAD_MS: u64 = 10_000;
+/// By how much a wall clock may jump.
+const CLOCK_LEAD_MS: u64 = 500;
 
 struct Keeper(Arc<Mutex<StateFile>>);
 
@@ -75,9 +94,9 @@ impl World {
     }
 
     /// A daemon starts. Guests that live ask again what was not answered.
-    pub fn start_daemon(&mut self, host: usize) {
+    pub fn start_daemon(&mut self, host: usize) -> Checked {
         if !self.hosts[host].power || self.hosts[host].lost || self.hosts[host].daemon.is_some() {
-            return;
+            return Ok(());
         }
         let run = self.new_run();
         self.counts.daemon_runs += 1;
@@ -101,12 +120,18 @@ impl World {
         let after = self.rng.range(0..20 * MS);
         self.schedule.after(after, Event::Connect { host, run });
         for vm in vms {
-            let again: Vec<_> = self.vms[vm].guest.asked.keys().copied().collect();
-            for request in again {
-                // A fresh run cannot break a rule by taking a request.
-                self.submit(vm, request).expect("nothing was completed yet");
-            }
+            self.ask_again(vm)?;
         }
+        Ok(())
+    }
+
+    /// A guest asks again what was not answered.
+    pub(crate) fn ask_again(&mut self, vm: usize) -> Checked {
+        let again: Vec<_> = self.vms[vm].guest.asked.keys().copied().collect();
+        for request in again {
+            self.submit(vm, request)?;
+        }
+        Ok(())
     }
 
     fn start_member(
@@ -118,17 +143,31 @@ impl World {
         link: &mut LinkLoop,
     ) {
         let plan = &self.plan.vms[vm];
-        let clocks = self.clocks(plan.host);
+        let mut clocks = self.clocks(plan.host);
+        let mut wall = WallClock::new(CLOCK_LEAD_MS);
+        clocks.wall_ms = wall.read(clocks.wall_ms, clocks.now);
         let mode = self.modes[plan.group];
-        let (incarnation, epoch, clean) = {
+        let several = self.plan.groups[plan.group].has_several();
+        let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
+        let (incarnation, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");
             let next = (clocks.wall_ms * 1000).max(state.incarnation.0 + 1);
             state.incarnation = Incarnation(next);
-            (state.incarnation, state.epoch, state.clean.take())
+            let floor_ms = std::mem::take(&mut state.hlc_ceiling_ms);
+            state.hlc_ceiling_ms = floor_ms.max(clocks.wall_ms) + CEILING_AHEAD_MS;
+            let clean = state.clean.take();
+            let known = clean.is_some() || goes_back;
+            let floor = if known { Hlc(0) } else { Hlc::new(floor_ms, 0) };
+            (state.incarnation, state.epoch, clean, floor, state.hlc_ceiling_ms)
         };
+        // The kernel's maps outlive the daemon, its own memory does not.
+        if !several {
+            self.vms[vm].pending = Arc::new(Pending::new());
+        }
+        self.vms[vm].kernel = several.then(|| gate.clone());
+        let plan = &self.plan.vms[vm];
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);
-        let writer = WriterId(self.plan.vms[vm].writer);
         let last_run = clean.map_or(LastRun::Unknown, |(seq, _)| LastRun::Clean { seq });
         let mut sequencer = Sequencer::new(Settings {
             writer: WriterId(plan.writer),
@@ -139,6 +178,8 @@ impl World {
         if let Some(Plant::Sequencer(bug)) = self.plant {
             sequencer.plant(bug);
         }
+        sequencer.observe(hlc_floor);
+        sequencer.set_ceiling(hlc_ceiling_ms);
         let mut queue = ReleaseQueue::new(plan.gate_capacity, mode);
         if let Some(Plant::Gate(bug)) = self.plant {
             queue.plant(bug);
@@ -150,14 +191,19 @@ impl World {
             window_bytes: plan.copy_window_bytes,
             rate_bytes_per_s: plan.copy_rate_bytes_per_s,
         };
+        let pending = self.vms[vm].pending.clone();
+        let held =
+            MemberGate { gate: gate.clone(), writer: plan.writer_id(), pending: pending.clone() };
         link.add_member(
+            presence_of(&self.plan, vm),
             attach_of(&self.plan, vm, incarnation, epoch, last_run, mode),
             channel,
             port.clone(),
-            Arc::new(WriterGate { gate: gate.clone(), writer }) as Arc<dyn GateControl>,
+            Arc::new(held) as Arc<dyn GateControl>,
             Box::new(Keeper(self.vms[vm].state.clone())),
         );
         if let Some((seq, hlc)) = clean {
+            let hlc = if goes_back { Hlc(0) } else { hlc };
             sequencer.start(epoch, seq, hlc, clocks.now, clocks.wall_ms);
             self.begin_life(vm, seq);
         }
@@ -171,7 +217,11 @@ impl World {
             wake,
             gate,
             queue,
-            pending: Arc::new(Pending::new()),
+            pending,
+            wall,
+            serving: !several || clean.is_some() || self.plan.vms[vm].disks.is_empty(),
+            observed: CountVector::new(),
+            idling: Idling::default(),
             stamp: CountVector::new(),
             held: BTreeMap::new(),
             kernel_queue: VecDeque::new(),

@@ -7,7 +7,8 @@
 //! | production's | simulated |
 //! |---|---|
 //! | sequencer, copies, what an owner's turn does, the link's members and senders | the ring, NBD, the local disks, the guest |
-//! | the gate's release queue, its state and lease | the kernel's queue |
+//! | the gate's release queue, its state and lease, P | the kernel's queue |
+//! | tags, encoded and decoded | the network between members, what kernel programs do with tags |
 //! | frames, encoded and decoded | connections: delay, partitions, cuts at any byte, damage |
 //! | the backup's groups with journal, attachment, fold, views and recovery | its disk (live and durable kept apart), the threads and sockets of its server |
 //!
@@ -17,7 +18,7 @@
 //! | [`world`] | everything, and the loop |
 //! | [`host`], [`owner`], [`local`], [`link`], [`gate`] | the daemon |
 //! | [`backup`], [`server`] | the backup server |
-//! | [`guest`], [`disk`], [`net`] | what is simulated |
+//! | [`guest`], [`disk`], [`net`], [`lan`] | what is simulated |
 //! | [`faults`] | what goes wrong |
 //! | [`oracle`], [`probe`], [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
@@ -32,6 +33,7 @@ pub mod faults;
 pub mod gate;
 pub mod guest;
 pub mod host;
+pub mod lan;
 pub mod link;
 pub mod local;
 pub mod net;

@@ -13,7 +13,7 @@ use bytes::BytesMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_daemon::link::GateControl;
-use tidelock_daemon::link::member::{Member, MemberParts};
+use tidelock_daemon::link::member::{Member, MemberParts, Presence};
 use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
@@ -84,6 +84,19 @@ pub fn attach_of(
     }
 }
 
+/// How it is on the link.
+#[must_use]
+pub fn presence_of(plan: &Scenario, vm: usize) -> Presence {
+    let group = &plan.groups[plan.vms[vm].group];
+    let peers = group.members().map(|vm| format!("{}=10.0.0.{vm}", plan.vms[vm].name)).collect();
+    let form = group.form;
+    match plan.vms[vm].is_writer() {
+        _ if !group.has_several() => Presence::Alone,
+        true => Presence::Writer { form, peers },
+        false => Presence::Follower { form, peers },
+    }
+}
+
 impl LinkLoop {
     /// A link for these VMs, which are added in this order.
     #[must_use]
@@ -107,6 +120,7 @@ impl LinkLoop {
     /// Adds a member.
     pub fn add_member(
         &mut self,
+        presence: Presence,
         attach: Attach,
         channel: Channel,
         port: Arc<OwnerPort<ToOwner>>,
@@ -116,7 +130,7 @@ impl LinkLoop {
         let least = if self.members.is_empty() { u64::MAX } else { self.lease_ms };
         self.lease_ms = least.min(attach.lease_ms);
         self.members.push(Member::new(MemberParts {
-            presence: tidelock_daemon::link::member::Presence::Alone,
+            presence,
             attach,
             channel,
             port,

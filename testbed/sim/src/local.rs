@@ -84,7 +84,7 @@ impl World {
         if !self.runs_as(vm, run) {
             return Ok(());
         }
-        let clocks = self.clocks(self.plan.vms[vm].host);
+        let clocks = self.member_clocks(vm);
         let fails = self.local_fails(vm);
         let (latency, part) = (self.local_latency(vm), self.rng.number());
         let state = &mut self.vms[vm];

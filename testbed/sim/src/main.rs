@@ -176,6 +176,9 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.events += one.events;
     sum.writes += one.writes;
     sum.packets += one.packets;
+    sum.merged += one.merged;
+    sum.untagged += one.untagged;
+    sum.idles += one.idles;
     sum.faults += one.faults;
     sum.daemon_runs += one.daemon_runs;
     sum.probes += one.probes;
@@ -198,13 +201,16 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} faults, \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} faults, \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries, {} rehearsed ones and {} pinned views compared byte by byte",
         failed.len(),
         done.seeds,
         c.events,
         c.writes,
         c.packets,
+        c.merged,
+        c.untagged,
+        c.idles,
         c.faults,
         c.daemon_runs,
         c.clean_starts,

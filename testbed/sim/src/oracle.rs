@@ -7,8 +7,10 @@
 //! with the guest's writes of that life up to the cut.
 
 use crate::failure::{Checked, Checker, check, fail};
+use crate::guest::Known;
 use bytes::Bytes;
 use tidelock_daemon::sequencer::Extent;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Seq};
 use tidelock_protocol::record::{Effect, Record};
 
@@ -72,13 +74,33 @@ pub struct WriterOracle {
     damaged: Vec<Extent>,
     /// Somewhere that the search for a state begins.
     rolled: Option<Rolled>,
+    /// Every record of any life, in the order in which they were admitted, which is that of their
+    /// times.
+    admitted: Vec<(Point, Hlc)>,
+    /// So many of them are known to be in every cut from now on.
+    below_watermark: usize,
+    newest_seq: Seq,
+    /// The last record that is not idle.
+    last_effect: Seq,
+    /// What each guest's write truly depends on.
+    deps: Vec<(Point, Known)>,
 }
 
 impl WriterOracle {
     /// Before the first run of the daemon.
     #[must_use]
     pub fn new(disks: Vec<Vec<u8>>) -> Self {
-        Self { lives: Vec::new(), logical: disks, damaged: Vec::new(), rolled: None }
+        Self {
+            lives: Vec::new(),
+            logical: disks,
+            damaged: Vec::new(),
+            rolled: None,
+            admitted: Vec::new(),
+            below_watermark: 0,
+            newest_seq: Seq::ZERO,
+            last_effect: Seq::ZERO,
+            deps: Vec::new(),
+        }
     }
 
     /// The last run is over: whatever the disks hold now is what the guest reads.
@@ -96,6 +118,7 @@ impl WriterOracle {
         }
         self.logical.clone_from(&base);
         self.damaged.clear();
+        self.last_effect = self.last_effect.min(base_seq);
         self.lives.push(Life { base, base_seq, complete_at: None, log: Vec::new() });
     }
 
@@ -136,8 +159,55 @@ impl WriterOracle {
         self.lives.last().map_or(Seq::ZERO, |l| l.base_seq)
     }
 
-    /// A guest's write was admitted.
-    pub fn wrote(&mut self, record: &Record) {
+    /// A record was admitted, of whatever kind: a writer's times grow, across restarts.
+    pub fn admitted(&mut self, record: &Record) -> Checked {
+        let newest = self.newest_hlc();
+        check(record.hlc > newest, Checker::HlcGrows, || {
+            format!("record {} has time {}, an earlier one has {newest}", record.seq, record.hlc)
+        })?;
+        self.admitted.push((Point { life: self.life(), seq: record.seq }, record.hlc));
+        self.newest_seq = self.newest_seq.max(record.seq);
+        if record.effect != Effect::Idle {
+            self.last_effect = record.seq;
+        }
+        Ok(())
+    }
+
+    /// The greatest seq of any life.
+    #[must_use]
+    pub fn newest_seq(&self) -> Seq {
+        self.newest_seq
+    }
+
+    /// The last record of this life that is not idle, or where it began.
+    #[must_use]
+    pub fn last_effect(&self) -> Seq {
+        self.last_effect
+    }
+
+    /// The greatest time of any record.
+    #[must_use]
+    pub fn newest_hlc(&self) -> Hlc {
+        self.admitted.last().map_or(Hlc(0), |(_, hlc)| *hlc)
+    }
+
+    /// A record up to the watermark that is not in the cut, if there is one.
+    pub fn outside_of(&mut self, cut: Seq, watermark: Hlc) -> Option<(Point, Hlc)> {
+        let up_to = self.admitted.partition_point(|(_, hlc)| *hlc <= watermark);
+        let new = self.admitted.get(self.below_watermark..up_to).unwrap_or_default();
+        let outside = new.iter().find(|(point, _)| !self.has(*point, cut)).copied();
+        self.below_watermark = self.below_watermark.max(up_to);
+        outside
+    }
+
+    /// Guests' writes that the state at `cut` has, with what they truly depend on.
+    pub fn deps_in(&self, cut: Seq) -> impl Iterator<Item = &(Point, Known)> {
+        self.deps.iter().filter(move |(point, _)| self.has(*point, cut))
+    }
+
+    /// A guest's write was admitted, which knew this when it asked.
+    pub fn wrote(&mut self, record: &Record, known: Known) {
+        self.deps.push((Point { life: self.life(), seq: record.seq }, known));
         self.push(record);
         let written = extent_of(record);
         self.damaged.retain(|d| !contains(&written, d));
@@ -228,11 +298,13 @@ impl WriterOracle {
     }
 
     /// Whether the backup has this life from its base on: both sites hold the same, but for what
-    /// is on its way.
+    /// is on its way, or waits for other writers.
     #[must_use]
-    pub fn is_in_sync_at(&self, committed: Seq) -> bool {
-        let complete_at = self.lives.last().and_then(|l| l.complete_at);
-        complete_at.is_some_and(|at| at <= committed)
+    pub fn is_in_sync_at(&self, durable: Seq, committed: Seq) -> bool {
+        self.lives.last().is_some_and(|life| {
+            let goes_on = life.complete_at == Some(life.base_seq) && life.base_seq <= durable;
+            goes_on || life.complete_at.is_some_and(|at| at <= committed)
+        })
     }
 
     /// The disks at a cut.
@@ -304,10 +376,10 @@ mod tests {
     fn a_state_is_a_base_and_a_prefix() {
         let mut o = WriterOracle::new(vec![vec![0; 4]]);
         o.begin_life(vec![vec![9; 4]], Seq(0));
-        o.wrote(&write(1, 0, 1));
+        o.wrote(&write(1, 0, 1), Vec::new());
         assert!(!o.is_whole_at(Seq(1)) && o.state_at(Seq(1)).is_err());
         o.copied(&done(2), &[]).unwrap();
-        o.wrote(&write(3, 1, 3));
+        o.wrote(&write(3, 1, 3), Vec::new());
         assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
         assert_eq!(o.state_at(Seq(3)).unwrap(), [[1, 3, 3, 9]]);
         assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]], "backwards, too");
@@ -316,7 +388,7 @@ mod tests {
         // A run that ended uncleanly: 3 was durable here and never at the backup.
         o.begin_life(vec![vec![7; 4]], Seq(2));
         assert!(!o.has(point, Seq(3)), "a 3 of the new life is another write");
-        o.wrote(&write(3, 0, 5));
+        o.wrote(&write(3, 0, 5), Vec::new());
         assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
         assert!(o.state_at(Seq(3)).is_err(), "inside the resync");
         o.copied(&done(4), &[]).unwrap();
@@ -328,7 +400,7 @@ mod tests {
     fn a_copy_must_be_what_the_disk_holds() {
         let mut o = WriterOracle::new(vec![vec![0; 4]]);
         o.begin_life(vec![vec![0; 4]], Seq(0));
-        o.wrote(&write(1, 0, 1));
+        o.wrote(&write(1, 0, 1), Vec::new());
         let copy = |seq, byte| Record { copy: true, ..write(seq, 0, byte) };
         assert!(o.copied(&copy(2, 0), &[0, 0]).is_err(), "older than the guest's write");
         assert!(o.copied(&copy(2, 1), &[1, 1]).is_ok());

@@ -4,11 +4,12 @@
 
 use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check, fail};
-use crate::gate::{SimGate, WriterGate};
-use crate::guest::{Ask, Packet};
+use crate::gate::{MemberGate, SimGate};
+use crate::guest::{Ask, Known, Packet};
 use crate::host::ToOwner;
 use crate::local::LocalOp;
 use crate::oracle::Point;
+use crate::plant::{OnTheWay, Plant};
 use crate::schedule::{MS, US};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -19,18 +20,23 @@ use tidelock_daemon::link::Refusal;
 use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::Phase;
 use tidelock_daemon::owner::copying::Copying;
-use tidelock_daemon::owner::replication;
+use tidelock_daemon::owner::idling::Idling;
+use tidelock_daemon::owner::replication::{self, Clocks};
 use tidelock_daemon::sequencer::{Action, DiskError, Extent, OpId, RequestId, Sequencer};
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
+use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Mode};
+use tidelock_protocol::message::{CopyState, Form, Mode};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 
 /// How often what cannot go on by itself is tried again, as in production.
 const TICK_NS: u64 = 100 * MS;
+/// How often a writer says that it has nothing to write.
+const IDLE_NS: u64 = 20 * MS;
+
 /// What became of a guest's request at the sequencer.
 #[derive(Debug)]
 pub(crate) struct Submitted {
@@ -41,6 +47,8 @@ pub(crate) struct Submitted {
     /// The copy that repairs a failed write.
     pub(crate) repair: Option<Seq>,
     pub(crate) failed: bool,
+    /// What the guest knew when it asked.
+    pub(crate) known: Known,
 }
 
 /// One member while the daemon runs.
@@ -66,6 +74,13 @@ pub struct MemberRun {
     pub queue: ReleaseQueue,
     /// P.
     pub pending: Arc<Pending>,
+    /// The wall clock, as far as it is believed.
+    pub wall: WallClock,
+    /// Guests are served. Among several members, after an unclean stop: from the attachment on.
+    pub serving: bool,
+    /// P as last looked at, with what tags have brought.
+    pub(crate) observed: CountVector,
+    pub(crate) idling: Idling,
     /// What packets that are taken up now are stamped with.
     pub stamp: CountVector,
     /// Packets that wait, by id.
@@ -99,22 +114,24 @@ impl World {
 
     /// A guest's request comes to the owner loop, if one runs.
     pub fn submit(&mut self, vm: usize, request: u64) -> Checked {
-        let clocks = self.clocks(self.plan.vms[vm].host);
         let latency = self.local_latency(vm);
-        let state = &mut self.vms[vm];
-        let Some(run) = &mut state.run else { return Ok(()) };
-        if run.draining {
+        if self.vms[vm].run.as_ref().is_none_or(|run| run.draining || !run.serving) {
             // It stays in the socket, and the next daemon is asked.
             return Ok(());
         }
+        let clocks = self.member_clocks(vm);
+        self.observe_tags(vm);
+        let state = &mut self.vms[vm];
+        let run = state.run.as_mut().expect("runs");
         let id = run.run;
         match state.guest.asked[&request].clone() {
-            Ask::Write { extent, effect, fua, .. } => {
+            Ask::Write { extent, effect, fua, known, .. } => {
                 let data = match &effect {
                     Effect::Write(payload) => Some(payload.data().as_ptr()),
                     _ => None,
                 };
-                let submitted = Submitted { extent, data, seq: None, repair: None, failed: false };
+                let (seq, repair) = (None, None);
+                let submitted = Submitted { extent, data, seq, repair, failed: false, known };
                 run.submitted.insert(RequestId(request), submitted);
                 run.sequencer.submit(
                     RequestId(request),
@@ -139,6 +156,37 @@ impl World {
                 self.schedule.after(latency * 2, Event::FlushDone { vm, run: id, request });
                 Ok(())
             }
+        }
+    }
+
+    /// The clocks of a host as its daemon believes them.
+    pub(crate) fn member_clocks(&mut self, vm: usize) -> Clocks {
+        let clocks = self.clocks(self.plan.vms[vm].host);
+        let Some(run) = &mut self.vms[vm].run else { return clocks };
+        Clocks { wall_ms: run.wall.read(clocks.wall_ms, clocks.now), ..clocks }
+    }
+
+    /// What the member has heard of others before it sent the request at hand.
+    fn observe_tags(&mut self, vm: usize) {
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        let Some(run) = self.vms[vm].run.as_mut().filter(|_| group.has_several()) else { return };
+        run.observed.merge(&run.pending.read());
+        match group.form {
+            Form::Vector => run.sequencer.depends_on(&run.observed),
+            Form::Hlc => run.sequencer.observe(run.pending.read_hlc()),
+        }
+    }
+
+    /// Whether everything that a member may depend on is in C: it may end cleanly.
+    fn is_covered(&mut self, vm: usize) -> bool {
+        self.observe_tags(vm);
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        let run = self.vms[vm].run.as_ref().expect("runs");
+        let (committed, watermark) = run.port.told();
+        match group.form {
+            _ if !group.has_several() || !self.plan.vms[vm].is_writer() => true,
+            Form::Vector => committed.covers(&run.observed),
+            Form::Hlc => watermark >= run.pending.read_hlc(),
         }
     }
 
@@ -222,10 +270,11 @@ impl World {
 
     /// What production's loop does with the same messages.
     fn hear_link(&mut self, vm: usize, message: FromLink) -> Checked {
-        let clocks = self.clocks(self.plan.vms[vm].host);
+        let clocks = self.member_clocks(vm);
+        let several = self.plan.groups[self.plan.vms[vm].group].has_several();
+        let writer = WriterId(self.plan.vms[vm].writer);
         match message {
             // The groups here attach with version 1 of the protocol, which has none.
-            FromLink::Floor { .. } => {}
             FromLink::Attached { attached, first } => {
                 note!(
                     self,
@@ -246,12 +295,33 @@ impl World {
                 run.refusal = None;
                 if first {
                     let (epoch, durable) = (attached.epoch, attached.durable);
-                    let hlc = attached.last_hlc;
+                    let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
+                    let hlc = if goes_back { Hlc(0) } else { attached.last_hlc };
                     run.sequencer.start(epoch, durable, hlc, clocks.now, clocks.wall_ms);
+                }
+                let must_compare =
+                    matches!(attached.copy, CopyState::Partial | CopyState::Resyncing);
+                if several && must_compare {
+                    run.pending.publish(writer, attached.durable.next());
+                    run.pending.publish_at(writer, Seq::ZERO, Hlc(attached.last_hlc.0 + 1));
                 }
                 let disks = &self.plan.vms[vm].disks;
                 let ranges = |purpose| ranges_of(disks, &state.disks, purpose);
                 run.copying.attached("", attached.copy, ranges, clocks.now);
+                if several && must_compare {
+                    run.copying.await_floor();
+                }
+                if !std::mem::replace(&mut run.serving, true) {
+                    self.ask_again(vm)?;
+                }
+            }
+            FromLink::Floor { pending, hlc } => {
+                note!(self, "vm {vm} may have known {pending}, {hlc}");
+                let run = self.vms[vm].run.as_mut().expect("runs");
+                run.pending.merge(&pending);
+                run.pending.publish_at(writer, Seq::ZERO, hlc);
+                run.copying.floor_heard(pending.get(writer));
+                self.observe_tags(vm);
             }
             FromLink::Detached => self.vms[vm].run.as_mut().expect("runs").attached = false,
             FromLink::Digest { disk, offset, equal } => {
@@ -298,20 +368,26 @@ impl World {
         if ended || self.hosts[self.plan.vms[vm].host].daemon.is_none() {
             return Ok(());
         }
-        let clocks = self.clocks(self.plan.vms[vm].host);
-        let writer = WriterId(self.plan.vms[vm].writer);
+        let clocks = self.member_clocks(vm);
+        let writer = self.plan.vms[vm].writer_id();
         let was_active = {
             let run = self.vms[vm].run.as_mut().expect("runs");
-            let gate = WriterGate { gate: run.gate.clone(), writer };
+            let pending = run.pending.clone();
+            let gate = MemberGate { gate: run.gate.clone(), writer, pending };
             let MemberRun { sequencer, copying, port, .. } = run;
             let was_active = copying.is_active();
             replication::take_acks("", sequencer, copying, port, &gate, clocks);
             replication::drive_copies(sequencer, copying, port, clocks);
             was_active
         };
+        self.drive_idle(vm, clocks);
         self.act(vm)?;
         self.hand_over(vm);
         let run = self.vms[vm].run.as_mut().expect("runs");
+        let last = run.sequencer.last_hlc();
+        let ceiling_ms = self.vms[vm].state.lock().expect("one thread").keep_ahead_of(last);
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        run.sequencer.set_ceiling(ceiling_ms);
         if was_active && !run.copying.is_active() && run.copying.is_whole() {
             self.counts.copies += 1;
         }
@@ -319,7 +395,9 @@ impl World {
             && run.submitted.is_empty()
             && run.reads.is_empty()
             && run.flushes.is_empty()
-            && replication::is_settled(&run.sequencer);
+            && replication::is_settled(&run.sequencer)
+            && self.is_covered(vm);
+        let run = self.vms[vm].run.as_mut().expect("runs");
         if done {
             self.drained(vm);
             return Ok(());
@@ -335,17 +413,64 @@ impl World {
         self.check_backlog(vm)
     }
 
+    /// In the HLC form a writer that has nothing to write says so, while others write.
+    fn drive_idle(&mut self, vm: usize, clocks: Clocks) {
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        let hlc_form = group.has_several() && group.form == Form::Hlc;
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        if !hlc_form || !run.attached || !run.sequencer.is_started() || run.draining {
+            return;
+        }
+        let frontier = run.port.frontier().max(run.pending.read_hlc());
+        run.idling.heard(frontier, clocks.now);
+        if run.idling.armed {
+            return;
+        }
+        if !run.idling.wants(run.sequencer.record_hlc(), clocks.now) {
+            run.port.wake_at_frontier();
+            if run.port.frontier() <= frontier {
+                return;
+            }
+        }
+        run.idling.armed = true;
+        let id = run.run;
+        self.schedule.after(IDLE_NS, Event::Idle { vm, run: id });
+    }
+
+    /// The time for an idle record has come, if it is needed.
+    pub fn idle_due(&mut self, vm: usize, run: Run) -> Checked {
+        if !self.runs_as(vm, run) {
+            return Ok(());
+        }
+        let clocks = self.member_clocks(vm);
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        run.idling.armed = false;
+        run.idling.heard(run.port.frontier(), clocks.now);
+        let last = run.sequencer.record_hlc();
+        let quiet_since = last.physical_ms() + IDLE_NS / MS;
+        let is_due = run.idling.frontier > last || quiet_since <= clocks.wall_ms;
+        if run.attached && !run.draining && is_due && run.idling.wants(last, clocks.now) {
+            run.sequencer.observe(run.idling.frontier);
+            run.sequencer.idle(clocks.now, clocks.wall_ms);
+        }
+        self.owner_turn(vm)
+    }
+
     /// Rule 6: what status would say.
     fn check_phase(&self, vm: usize) -> Checked {
         let state = &self.vms[vm];
+        if !self.plan.vms[vm].is_writer() {
+            return Ok(());
+        }
         let run = state.run.as_ref().expect("runs");
         let writer = WriterId(self.plan.vms[vm].writer);
-        let told = self.backup.groups[self.plan.vms[vm].group].told.get(writer);
+        let slot = &self.backup.groups[self.plan.vms[vm].group];
+        let (durable, told) = (slot.told_durable.get(writer), slot.told.get(writer));
         // A daemon that ends says so first, and no copy is begun any more.
         let false_sync = run.refusal.is_none()
             && !run.draining
             && run.phase() == Phase::Replicating
-            && !state.oracle.is_in_sync_at(told);
+            && !state.oracle.is_in_sync_at(durable, told);
         check(!false_sync, Checker::NoFalseSync, || {
             format!("vm {vm} says that it replicates, committed is only {told}")
         })
@@ -356,8 +481,8 @@ impl World {
             let run = self.vms[vm].run.as_mut().expect("runs");
             let Some(action) = run.sequencer.poll_action() else { return Ok(()) };
             match action {
-                Action::Publish(seq, _) => {
-                    run.pending.publish(WriterId(self.plan.vms[vm].writer), seq);
+                Action::Publish(seq, hlc) => {
+                    run.pending.publish_at(WriterId(self.plan.vms[vm].writer), seq, hlc);
                 }
                 Action::Send(record) => self.admit(vm, record)?,
                 Action::SendInOrder(message) => {
@@ -398,7 +523,10 @@ impl World {
             len_bytes: record.len_bytes().into(),
         };
         let run = state.run.as_mut().expect("runs");
-        if record.copy {
+        state.oracle.admitted(&record)?;
+        if record.effect == Effect::Idle {
+            self.counts.idles += 1;
+        } else if record.copy {
             let disk = state.disks[usize::from(record.disk.0)].live();
             let live = &disk[extent.offset as usize..extent.end() as usize];
             state.oracle.copied(&record, live)?;
@@ -414,18 +542,25 @@ impl World {
                 return fail(Checker::Prefix, format!("record {} of no request", record.seq));
             };
             submitted.seq = Some(record.seq);
-            state.oracle.wrote(&record);
+            state.oracle.wrote(&record, submitted.known.clone());
+            // In mode sync P does not name a write before the backup has it. A guest that dies with
+            // one under way and reads it after its boot is left out here.
+            let named = run.sequencer.mode() != Mode::Sync;
+            let seq = if named { record.seq } else { Seq::ZERO };
+            let point = Point { life: state.oracle.life(), seq };
+            state.guest.stores(self.plan.vms[vm].writer, point, &submitted.known);
             let cost = record.payload().map_or(0, |p| p.data().len() as u64)
                 + tidelock_daemon::sequencer::RECORD_OVERHEAD_BYTES;
             run.unacked.push_back((record.seq, cost));
         }
-        let what = if record.copy { "copies" } else { "writes" };
-        let (seq, deps) = (record.seq, record.deps.clone());
+        let what = match record.effect {
+            Effect::Idle => "idles",
+            _ if record.copy => "copies",
+            _ => "writes",
+        };
+        let (seq, hlc, deps) = (record.seq, record.hlc, record.deps.clone());
         run.admitted.push(record);
-        if deps.entries().next().is_some() {
-            state.sent_deps.push((seq, deps.clone()));
-        }
-        note!(self, "vm {vm} {what} seq {seq} {extent:?} deps {deps}");
+        note!(self, "vm {vm} {what} seq {seq} {extent:?} deps {deps} at {hlc}");
         Ok(())
     }
 

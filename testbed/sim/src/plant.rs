@@ -13,10 +13,25 @@ pub enum Plant {
     Gate(release_queue::PlantedBug),
     /// In the backup.
     Backup(Bug),
+    /// In what the simulator does in the place of kernel programs and of the daemon's start.
+    OnTheWay(OnTheWay),
+}
+
+/// Bugs of the glue between production's parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnTheWay {
+    /// A tag is read and not merged.
+    MergeForgotten,
+    /// A tag is taken away before anybody has read it.
+    StripBeforeMerge,
+    /// A stranger's tag is merged.
+    OutsiderMerged,
+    /// A daemon starts its clock anew.
+    HlcGoesBack,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 12] = [
+pub const PLANTS: [(&str, Plant); 18] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -29,6 +44,12 @@ pub const PLANTS: [(&str, Plant); 12] = [
     ("sum-covers", Plant::Gate(release_queue::PlantedBug::SumCovers)),
     ("lease-ignored", Plant::Gate(release_queue::PlantedBug::LeaseIgnored)),
     ("fence-ignored-in-async", Plant::Gate(release_queue::PlantedBug::FenceIgnoredInAsync)),
+    ("cut-of-each-maximum", Plant::Backup(Bug::CutOfEachMaximum)),
+    ("watermark-ignores-idle", Plant::Backup(Bug::WatermarkIgnoresIdle)),
+    ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
+    ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
+    ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),
+    ("hlc-goes-back", Plant::OnTheWay(OnTheWay::HlcGoesBack)),
 ];
 
 impl Plant {

@@ -6,7 +6,8 @@
 
 use crate::backup::options;
 use crate::failure::{Checked, Checker, check, fail};
-use crate::guest::{Row, row_bytes};
+use crate::guest::{Known, Row, row_bytes};
+use crate::oracle::Point;
 use crate::schedule::{MS, S};
 use crate::world::{Event, World, note};
 use bytes::Bytes;
@@ -93,6 +94,10 @@ impl World {
                 let cut: CountVector =
                     entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
                 self.check_cut(group, &cut)?;
+                let told = &self.backup.groups[group].told;
+                check(cut.covers(told), Checker::OutputCommit, || {
+                    format!("group {group} would be recovered at {cut}, C was told as {told}")
+                })?;
                 self.check_images(group, &mut copy, &cut).map(drop)
             }
             Err(RecoverError::Initialising { member, copy }) => {
@@ -123,6 +128,7 @@ impl World {
 
     fn check_pinned(&mut self, group: usize, pin: &Pin<MemoryFile>) -> Checked {
         self.counts.pins += 1;
+        self.check_closed(group, &pin.cut)?;
         let mut views = pin.disks.iter();
         for vm in self.plan.groups[group].vms.clone() {
             let writer = WriterId(self.plan.vms[vm].writer);
@@ -158,24 +164,45 @@ impl World {
 
     /// Rules 1 and 2 of a cut: everything that was told is in it, and what depends is closed.
     fn check_cut(&mut self, group: usize, cut: &CountVector) -> Checked {
-        let vms = self.plan.groups[group].vms.clone();
-        for vm in &vms {
-            let known = self.vms[*vm].client.known.clone();
-            for (peer, point) in vms.iter().zip(known) {
-                let seq = cut.get(WriterId(self.plan.vms[*peer].writer));
-                check(self.vms[*peer].oracle.has(point, seq), Checker::OutputCommit, || {
-                    format!("a client of vm {vm} knows {point:?} of vm {peer}, recovered is {seq}")
-                })?;
-            }
-            // What the recovered writes of this one depend on.
-            let writer = WriterId(self.plan.vms[*vm].writer);
-            for (seq, deps) in &self.vms[*vm].sent_deps {
-                check(*seq > cut.get(writer) || cut.covers(deps), Checker::Closed, || {
-                    format!("write {seq} of vm {vm} depends on {deps}, recovered is {cut}")
+        for vm in self.plan.groups[group].members() {
+            let missing = self.missing(group, cut, &self.vms[vm].client.known);
+            check(missing.is_none(), Checker::OutputCommit, || {
+                let (peer, point) = missing.expect("just seen");
+                format!("a client of vm {vm} knows {point:?} of vm {peer}, recovered is {cut}")
+            })?;
+        }
+        self.check_closed(group, cut)
+    }
+
+    /// Rule 2 under what really depends on what.
+    fn check_closed(&self, group: usize, cut: &CountVector) -> Checked {
+        for vm in &self.plan.groups[group].vms {
+            let have = cut.get(WriterId(self.plan.vms[*vm].writer));
+            for (write, known) in self.vms[*vm].oracle.deps_in(have) {
+                let missing = self.missing(group, cut, known);
+                check(missing.is_none(), Checker::Closed, || {
+                    let (peer, point) = missing.expect("just seen");
+                    format!(
+                        "{write:?} of vm {vm} depends on {point:?} of vm {peer}, the cut is {cut}"
+                    )
                 })?;
             }
         }
         Ok(())
+    }
+
+    /// Something of this that is not in the cut.
+    pub fn missing(
+        &self,
+        group: usize,
+        cut: &CountVector,
+        known: &Known,
+    ) -> Option<(usize, Point)> {
+        let writers = self.plan.groups[group].vms.iter().copied();
+        writers.zip(known.iter().copied()).find(|(peer, point)| {
+            let have = cut.get(WriterId(self.plan.vms[*peer].writer));
+            !self.vms[*peer].oracle.has(*point, have)
+        })
     }
 
     /// Rule 2, byte by byte, and rule 1 for the ledger.
@@ -266,9 +293,7 @@ impl World {
         self.send_outputs(group)?;
         self.check_cut(group, &cut)?;
         let slot = &mut self.backup.groups[group];
-        // With several writers the cut is what of C is downward-closed.
-        let whole = cut.covers(&slot.told) || self.plan.groups[group].vms.len() > 1;
-        check(whole, Checker::AckDurable, || {
+        check(cut.covers(&slot.told), Checker::AckDurable, || {
             format!("group {group} is recovered at {cut}, committed was {}", slot.told)
         })?;
         let mut of = slot.group.take().expect("has just been recovered");

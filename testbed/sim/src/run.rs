@@ -8,6 +8,7 @@ use crate::world::{Counts, World};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tidelock_daemon::owner::Phase;
 use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::message::Form;
 
 /// How long guests go on after the last fault.
 const CALM_S: u64 = 3;
@@ -106,7 +107,7 @@ impl World {
             self.gate_turn(vm)?;
         }
         for group in 0..self.plan.groups.len() {
-            for vm in self.plan.groups[group].vms.clone() {
+            for vm in self.plan.groups[group].members().collect::<Vec<_>>() {
                 if let Some(why) = self.restless_vm(group, vm) {
                     return Ok(Some(format!("vm {vm}: {why}")));
                 }
@@ -128,24 +129,31 @@ impl World {
             let knows = fenced && run.gate.state().fenced;
             return (!knows).then(|| "the old primary does not know of the recovery".to_owned());
         }
-        let writer = WriterId(self.plan.vms[vm].writer);
-        let (last, told) = (run.sequencer.last_seq(), slot.told.get(writer));
-        if let Some(refusal) = &run.refusal {
+        let writer = self.plan.vms[vm].writer_id();
+        // A follower is not told that it is taken back: its gate is.
+        if let Some(refusal) = run.refusal.as_ref().filter(|_| writer.is_some()) {
             return Some(format!("refused: {:?}: {}", refusal.kind, refusal.reason));
         }
-        if run.phase() != Phase::Replicating {
+        if writer.is_some() && run.phase() != Phase::Replicating {
             let progress = run.copying.progress(self.host_now(host));
             return Some(format!("{:?} {progress:?}", run.phase()));
         }
-        if !run.is_settled() {
-            let (waiting, lag) = (run.sequencer.waiting(), run.sequencer.lag());
-            return Some(format!("{waiting} requests wait, lag {lag:?}"));
-        }
-        if told != last {
-            return Some(format!("committed {told} of {last}"));
+        if let Some(writer) = writer {
+            if !run.is_settled() {
+                let (waiting, lag) = (run.sequencer.waiting(), run.sequencer.lag());
+                return Some(format!("{waiting} requests wait, lag {lag:?}"));
+            }
+            // Nobody waits for what a writer says last only because others have written.
+            let (last, told) = (self.vms[vm].oracle.last_effect(), slot.told.get(writer));
+            if told < last {
+                return Some(format!("committed {told} of {last}"));
+            }
         }
         if run.queue.mode() != self.modes[group] {
             return Some(format!("the gate is in mode {}", run.queue.mode()));
+        }
+        if self.waits_for_lost_seqs(vm) {
+            return None;
         }
         if !run.queue.is_empty() || !run.kernel_queue.is_empty() {
             return Some(format!("{} packets wait", run.queue.len()));
@@ -155,6 +163,19 @@ impl World {
         }
         let asked = self.vms[vm].guest.asked.len();
         (asked > 0).then(|| format!("{asked} requests have no answer"))
+    }
+
+    /// A member that has heard of seqs that were lost with a run of their writer, and is not asked
+    /// when that resyncs because it follows: it waits until the writer gets there by writing.
+    fn waits_for_lost_seqs(&self, vm: usize) -> bool {
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        let p = self.vms[vm].pending.read();
+        !group.followers.is_empty()
+            && group.form == Form::Vector
+            && group.vms.iter().any(|peer| {
+                let last = self.vms[*peer].run.as_ref().map(|run| run.sequencer.last_seq());
+                last.is_some_and(|last| p.get(WriterId(self.plan.vms[*peer].writer)) > last)
+            })
     }
 
     /// Nothing is under way any more: both sites hold the same, and what would be recovered now

@@ -7,7 +7,8 @@ use crate::disk::SECTOR_BYTES;
 use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use std::ops::Range;
-use tidelock_protocol::message::Mode;
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::message::{Form, Mode};
 
 /// The bytes of one row of the guest's ledger.
 pub const ROW_BYTES: u64 = SECTOR_BYTES;
@@ -30,11 +31,11 @@ pub struct VmPlan {
     pub name: String,
     /// Its group.
     pub group: usize,
-    /// Its writer index there.
+    /// Its number there. Those with disks come first: for them it is their writer index.
     pub writer: u16,
     /// The host that it runs on.
     pub host: usize,
-    /// Its disks.
+    /// Its disks. None: it follows.
     pub disks: Vec<DiskPlan>,
     /// Rows of the ledger, at the end of disk 0.
     pub rows: u64,
@@ -54,13 +55,31 @@ pub struct VmPlan {
     pub copy_rate_bytes_per_s: u64,
 }
 
+impl VmPlan {
+    /// Whether it has disks, and so a stream.
+    #[must_use]
+    pub fn is_writer(&self) -> bool {
+        !self.disks.is_empty()
+    }
+
+    /// Whose records are its.
+    #[must_use]
+    pub fn writer_id(&self) -> Option<WriterId> {
+        self.is_writer().then_some(WriterId(self.writer))
+    }
+}
+
 /// One group.
 #[derive(Clone, Debug)]
 pub struct GroupPlan {
     /// Its name.
     pub name: String,
-    /// Its VMs, by writer index.
+    /// Its writers, by index.
     pub vms: Vec<usize>,
+    /// Its members without disks.
+    pub followers: Vec<usize>,
+    /// How its packets are tagged.
+    pub form: Form,
     /// The mode at the beginning.
     pub mode: Mode,
     /// The lease.
@@ -73,6 +92,36 @@ pub struct GroupPlan {
     pub unfolded_max_bytes: u64,
     /// The size of a journal segment.
     pub segment_bytes: u64,
+}
+
+impl GroupPlan {
+    /// Writers and followers.
+    pub fn members(&self) -> impl Iterator<Item = usize> + '_ {
+        self.vms.iter().chain(&self.followers).copied()
+    }
+
+    /// Whether packets between members need tags.
+    #[must_use]
+    pub fn has_several(&self) -> bool {
+        self.vms.len() + self.followers.len() > 1
+    }
+}
+
+/// The network between members.
+#[derive(Clone, Copy, Debug)]
+pub struct LanPlan {
+    /// One way.
+    pub delay_ns: u64,
+    /// On top of it, at most: what makes packets overtake each other.
+    pub jitter_ns: u64,
+    /// Packets of a thousand that are lost.
+    pub lost: u64,
+    /// Packets of a thousand that come twice.
+    pub doubled: u64,
+    /// Packets of a thousand that have no room for a tag.
+    pub untaggable: u64,
+    /// Packets of a thousand that a stranger sends, with a tag that looks like the group's.
+    pub forged: u64,
 }
 
 /// What can go wrong.
@@ -94,6 +143,8 @@ pub enum Fault {
     KillGuest,
     /// A host loses power and comes back.
     PowerHost,
+    /// A host is shut down cleanly, its daemon before its power, and started again.
+    RestartHost,
     /// The backup server is killed; its page cache lives on.
     KillBackup,
     /// The backup loses power.
@@ -117,7 +168,7 @@ pub enum Fault {
 }
 
 /// All of them.
-pub const FAULTS: [Fault; 18] = [
+pub const FAULTS: [Fault; 19] = [
     Fault::Break,
     Fault::Partition,
     Fault::SlowLink,
@@ -126,6 +177,7 @@ pub const FAULTS: [Fault; 18] = [
     Fault::StopDaemon,
     Fault::KillGuest,
     Fault::PowerHost,
+    Fault::RestartHost,
     Fault::KillBackup,
     Fault::PowerBackup,
     Fault::BackupFull,
@@ -149,7 +201,9 @@ pub struct Scenario {
     pub groups: Vec<GroupPlan>,
     /// The VMs.
     pub vms: Vec<VmPlan>,
-    /// One way.
+    /// The network between them.
+    pub lan: LanPlan,
+    /// One way to the backup.
     pub delay_ns: u64,
     /// On top of it, at most.
     pub jitter_ns: u64,
@@ -173,9 +227,9 @@ impl Scenario {
     /// The world of a seed.
     #[must_use]
     pub fn draw(rng: &mut Rng) -> Self {
-        let two_members = rng.chance(1, 5);
+        let several = rng.chance(1, 2);
         let group_count = if rng.chance(1, 4) { 2 } else { 1 };
-        let host_count = rng.range(1..3) as usize;
+        let host_count = rng.range(1..if several { 5 } else { 3 }) as usize;
         let mut vms = Vec::new();
         let mut groups = Vec::new();
         let big = rng.chance(1, 6);
@@ -183,14 +237,24 @@ impl Scenario {
         let bytes_per_ms = rng.range(256..65536);
         let window_bytes = rng.range(12 << 10..256 << 10);
         for group in 0..group_count {
-            let members = if two_members && group == 0 { 2 } else { 1 };
+            let (writers, followers) = if several && group == 0 {
+                (*rng.pick(&[1, 2, 2, 3]), *rng.pick(&[0, 1, 1, 2]))
+            } else {
+                (1, 0)
+            };
+            let members = writers + followers;
             let mut of_group = Vec::new();
-            for writer in 0..members {
+            for nth in 0..members {
                 of_group.push(vms.len());
                 let host = rng.index(host_count);
-                let big = big && vms.is_empty();
-                vms.push(draw_vm(rng, group, writer, members > 1, host, big));
+                let kind = VmKind {
+                    follows: nth >= writers,
+                    has_peers: members > 1,
+                    big: big && vms.is_empty(),
+                };
+                vms.push(draw_vm(rng, group, nth, kind, host));
             }
+            let followers = of_group.split_off(writers.into());
             // A lease must outlast the largest record on a slow link: beacons queue behind it.
             let round_ms = 2 * delay_ns / MS + 20;
             let record_ms =
@@ -199,6 +263,8 @@ impl Scenario {
             groups.push(GroupPlan {
                 name: format!("g{group}"),
                 vms: of_group,
+                followers,
+                form: *rng.pick(&[Form::Vector, Form::Hlc]),
                 mode: *rng.pick(&[Mode::Pipelined, Mode::Pipelined, Mode::Sync, Mode::Async]),
                 lease_ms,
                 grace_ms: lease_ms * 3 / 2,
@@ -213,7 +279,7 @@ impl Scenario {
                 Fault::Break | Fault::Partition | Fault::Mode => 3,
                 _ => 1,
             };
-            let left_out = rng.chance(1, 3) || two_members && forgets_tags(fault);
+            let left_out = rng.chance(1, 3);
             *weight = if left_out { 0 } else { rng.range(1..5) as u32 * common };
         }
         let calm = rng.chance(1, 10);
@@ -222,6 +288,7 @@ impl Scenario {
             backup: clock(rng),
             groups,
             vms,
+            lan: draw_lan(rng),
             delay_ns,
             jitter_ns: rng.range(0..5 * MS),
             window_bytes: window_bytes as usize,
@@ -235,33 +302,41 @@ impl Scenario {
     }
 }
 
-/// A daemon that starts anew forgets the tags that its member has merged, and its resync says
-/// nothing of them. Tags inside a group are not built yet (DESIGN 2.8), and until they are, groups
-/// of several members live without these faults.
-fn forgets_tags(fault: Fault) -> bool {
-    matches!(fault, Fault::KillDaemon | Fault::StopDaemon | Fault::KillGuest | Fault::PowerHost)
+fn draw_lan(rng: &mut Rng) -> LanPlan {
+    let mut per_mille = |most| if rng.chance(1, 2) { 0 } else { rng.below(most) };
+    let (lost, doubled, untaggable, forged) =
+        (per_mille(200), per_mille(200), per_mille(200), per_mille(100));
+    LanPlan {
+        delay_ns: rng.range(20 * US..2 * MS),
+        jitter_ns: rng.range(1..10 * MS),
+        lost,
+        doubled,
+        untaggable,
+        forged,
+    }
 }
 
 fn clock(rng: &mut Rng) -> MachineClock {
     MachineClock {
         offset_ns: rng.range(1..1 << 44),
         fast_ppm: rng.range(0..2001) as i64 - 1000,
-        wall_offset_ms: rng.range(0..20_000) as i64 - 10_000,
+        wall_offset_ms: rng.range(0..4_000) as i64 - 2_000,
     }
 }
 
-fn draw_vm(
-    rng: &mut Rng,
-    group: usize,
-    writer: u16,
+#[derive(Clone, Copy)]
+struct VmKind {
+    follows: bool,
     has_peers: bool,
-    host: usize,
     big: bool,
-) -> VmPlan {
+}
+
+fn draw_vm(rng: &mut Rng, group: usize, writer: u16, kind: VmKind, host: usize) -> VmPlan {
     let rows = rng.range(4..24);
-    let disks: Vec<DiskPlan> = (0..rng.range(1..4))
+    let disk_count = if kind.follows { 0 } else { rng.range(1..4) };
+    let disks: Vec<DiskPlan> = (0..disk_count)
         .map(|nth| {
-            let sectors = if big && nth == 0 {
+            let sectors = if kind.big && nth == 0 {
                 rng.range(512..2700)
             } else {
                 rng.range(24 + if nth == 0 { rows } else { 0 }..160)
@@ -273,12 +348,14 @@ fn draw_vm(
     let mut weights = [0; 7];
     for (i, weight) in weights.iter_mut().enumerate() {
         *weight = match i {
+            0..=4 if kind.follows => 0,
             0 if quiet => 1,
             0 => rng.range(2..20) as u32,
             // Packets that depend on nothing new are what a lease is for.
             5 if quiet => 20,
             5 => rng.range(1..10) as u32,
-            6 if !has_peers => 0,
+            6 if !kind.has_peers => 0,
+            6 => rng.range(2..16) as u32,
             _ => rng.range(0..6) as u32,
         };
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use tidelock_backup_server::group::{ConnectionId, Link};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::Channel;
-use tidelock_protocol::message::{Attach, Message, PROTOCOL};
+use tidelock_protocol::message::{Attach, Follow, Join, Message, PROTOCOL};
 
 /// Frames of one group that wait for its thread: beyond it connections are not read.
 const INBOX_MAX_BYTES: usize = 512 << 10;
@@ -30,6 +30,8 @@ pub(crate) struct ServerConn {
 #[derive(Debug)]
 pub(crate) enum Input {
     Attach(Link, String, Box<Attach>),
+    Join(Link, String, Box<Join>),
+    Follow(Link, String, Box<Follow>),
     Frame(Link, Frame),
     Lost(ConnectionId),
 }
@@ -116,7 +118,7 @@ impl World {
         let Some(host) = server.host.clone() else {
             if let Frame::Control(Channel(0), Message::Hello { host, .. }) = frame {
                 server.host = Some(host);
-                let (protocol, _) = PROTOCOL;
+                let (_, protocol) = PROTOCOL;
                 let welcome =
                     Message::Welcome { protocol, server: "b".into(), software: "sim".into() };
                 self.tell(id, Channel(0), &welcome);
@@ -130,12 +132,16 @@ impl World {
         let link = Link { connection: ConnectionId(id), channel };
         match frame {
             Frame::Control(_, Message::Attach(attach)) => {
-                let known = self.plan.groups.iter().position(|g| g.name == attach.group);
-                let Some(group) = known else {
-                    return fail(Checker::Stream, format!("no group {}", attach.group));
-                };
-                server.channels.insert(channel, group);
+                let group = self.channel_of(id, channel, &attach.group)?;
                 self.give(group, Input::Attach(link, host, attach));
+            }
+            Frame::Control(_, Message::Join(join)) => {
+                let group = self.channel_of(id, channel, &join.attach.group)?;
+                self.give(group, Input::Join(link, host, join));
+            }
+            Frame::Control(_, Message::Follow(follow)) => {
+                let group = self.channel_of(id, channel, &follow.group)?;
+                self.give(group, Input::Follow(link, host, follow));
             }
             frame => {
                 let Some(group) = server.channels.get(&channel) else {
@@ -146,6 +152,16 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The channel is a member's of this group from now on.
+    fn channel_of(&mut self, id: ConnId, channel: Channel, name: &str) -> Checked<usize> {
+        let Some(group) = self.plan.groups.iter().position(|g| g.name == name) else {
+            return fail(Checker::Stream, format!("no group {name}"));
+        };
+        let server = self.backup.conns.get_mut(&id).expect("looked up by the caller");
+        server.channels.insert(channel, group);
+        Ok(group)
     }
 
     pub(crate) fn tell(&mut self, conn: ConnId, channel: Channel, message: &Message) {

@@ -4,8 +4,10 @@
 use crate::backup::{Backup, FoldEnd};
 use crate::disk::LocalDisk;
 use crate::failure::Checked;
+use crate::gate::SimGate;
 use crate::guest::{Client, Guest};
 use crate::host::{Daemon, StateFile};
+use crate::lan::Lan;
 use crate::net::{ConnId, Net, Way};
 use crate::oracle::WriterOracle;
 use crate::owner::MemberRun;
@@ -18,9 +20,9 @@ use std::sync::{Arc, Mutex};
 use tidelock_backup_server::group::Now;
 use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::sequencer::OpId;
-use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_netfilter::gate::Pending;
+use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
-use tidelock_protocol::vector::CountVector;
 
 /// Adds a line to the trace.
 macro_rules! note {
@@ -49,8 +51,12 @@ pub enum Event {
     Owner { vm: usize, run: Run },
     /// Its tick.
     Tick { vm: usize, run: Run },
+    /// A writer may have to say that it has nothing to write.
+    Idle { vm: usize, run: Run },
     /// The gate's thread looks.
     Gate { vm: usize, run: Run },
+    /// A packet of one member comes to another one.
+    Packet { number: u64 },
     /// The link's loop looks.
     Link { host: usize, run: Run },
     /// It tries to connect.
@@ -96,8 +102,10 @@ pub struct Vm {
     pub oracle: WriterOracle,
     /// While the daemon runs.
     pub run: Option<MemberRun>,
-    /// Records that name what they depend on of others.
-    pub sent_deps: Vec<(Seq, CountVector)>,
+    /// P. Where packets are tagged it is in a kernel map, which outlives the daemon.
+    pub pending: Arc<Pending>,
+    /// What the kernel programs know of the group's state: of the last daemon's gate.
+    pub kernel: Option<Arc<SimGate>>,
     /// Local requests fail in one of so many cases; 0: never.
     pub errors_one_in: u64,
     /// The local disks are so much slower.
@@ -113,6 +121,8 @@ pub struct Host {
     pub daemon: Option<Daemon>,
     /// Gone for good, or until the end of the run.
     pub lost: bool,
+    /// It is being shut down cleanly.
+    pub restarts: bool,
 }
 
 /// Counts, for reports.
@@ -124,6 +134,12 @@ pub struct Counts {
     pub writes: u64,
     /// Packets that left for clients.
     pub packets: u64,
+    /// Packets of members whose tag was merged.
+    pub merged: u64,
+    /// Packets of members that could not be tagged, and waited instead.
+    pub untagged: u64,
+    /// Idle records.
+    pub idles: u64,
     /// Faults injected.
     pub faults: u64,
     /// Runs of daemons.
@@ -158,8 +174,10 @@ pub struct World {
     pub vms: Vec<Vm>,
     /// The mode of each group, as its operator wants it.
     pub modes: Vec<Mode>,
-    /// The network.
+    /// The network to the backup.
     pub net: Net,
+    /// The network between members.
+    pub lan: Lan,
     /// The backup site.
     pub backup: Backup,
     /// Faults come.
@@ -191,16 +209,21 @@ impl World {
                     state: Arc::default(),
                     oracle: WriterOracle::new(contents),
                     run: None,
-                    sent_deps: Vec::new(),
+                    pending: Arc::new(Pending::new()),
+                    kernel: None,
                     errors_one_in: 0,
                     slow_factor: 1,
                 }
             })
             .collect();
-        let hosts =
-            plan.hosts.iter().map(|_| Host { power: true, daemon: None, lost: false }).collect();
+        let hosts = plan
+            .hosts
+            .iter()
+            .map(|_| Host { power: true, daemon: None, lost: false, restarts: false })
+            .collect();
         Self {
             net: Net::new(plan.hosts.len()),
+            lan: Lan::new(&plan),
             backup: Backup::new(&plan),
             modes: plan.groups.iter().map(|g| g.mode).collect(),
             hosts,
@@ -222,7 +245,7 @@ impl World {
         self.start_backup()?;
         self.describe();
         for host in 0..self.hosts.len() {
-            self.start_daemon(host);
+            self.start_daemon(host)?;
         }
         for vm in 0..self.vms.len() {
             self.boot_guest(vm);
@@ -251,10 +274,12 @@ impl World {
         for g in &p.groups {
             note!(
                 self,
-                "group {}: {} of {} members, lease {} ms, fold from {}, at most {}, segments of {}",
+                "group {}: {} of {} writers and {} followers, tags {}, lease {} ms, fold from {}, at most {}, segments of {}",
                 g.name,
                 g.mode,
                 g.vms.len(),
+                g.followers.len(),
+                g.form,
                 g.lease_ms,
                 g.fold_min_bytes,
                 g.unfolded_max_bytes,
@@ -304,7 +329,9 @@ impl World {
             Event::LocalDone { vm, run, op } => self.local_done(vm, run, op),
             Event::Owner { vm, run } => self.owner_woken(vm, run),
             Event::Tick { vm, run } => self.tick(vm, run),
+            Event::Idle { vm, run } => self.idle_due(vm, run),
             Event::Gate { vm, run } => self.gate_event(vm, run),
+            Event::Packet { number } => self.arrives(number),
             Event::Link { host, run } => self.link_event(host, run),
             Event::Connect { host, run } => self.connect(host, run),
             Event::Beacon { host, run, conn } => self.beacon(host, run, conn),

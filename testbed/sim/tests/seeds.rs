@@ -22,6 +22,7 @@ fn report(outcome: &Outcome) -> String {
 fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
     let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
+    let (mut merged, mut untagged, mut idles) = (0, 0, 0);
     for seed in 1..=150 {
         let outcome = run(seed, &options);
         assert!(outcome.failure.is_none(), "{}", report(&outcome));
@@ -29,10 +30,14 @@ fn no_rule_is_broken() {
         recoveries += outcome.counts.recoveries;
         copies += outcome.counts.copies;
         clean += outcome.counts.clean_starts;
+        merged += outcome.counts.merged;
+        untagged += outcome.counts.untagged;
+        idles += outcome.counts.idles;
     }
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
     assert!(clean > 5, "{clean} clean starts");
+    assert!(merged > 10_000 && untagged > 1_000 && idles > 500, "{merged} {untagged} {idles}");
 }
 
 #[test]
@@ -75,6 +80,12 @@ fn every_planted_bug_is_caught() {
             }
             "lease-ignored" => &[Checker::Lease, Checker::Fence],
             "fence-ignored-in-async" => &[Checker::Fence],
+            "merge-forgotten" | "strip-before-merge" => &[Checker::OutputCommit, Checker::Closed],
+            "outsider-merged" => &[Checker::Outsider],
+            "cut-of-each-maximum" | "watermark-ignores-idle" => {
+                &[Checker::OutputCommit, Checker::Closed, Checker::Watermark]
+            }
+            "hlc-goes-back" => &[Checker::HlcGrows],
             _ => panic!("{name}: say here who must catch it"),
         };
         assert!(expected.contains(&checker), "{name} was caught by {checker}");
@@ -120,6 +131,14 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ),
         ("lease-ignored", Checker::Lease, &[Checker::Fence, Checker::OutputCommit]),
         ("one-too-early", Checker::OutputCommit, &[Checker::ToldRows]),
+        ("merge-forgotten", Checker::OutputCommit, &[Checker::Closed]),
+        ("watermark-ignores-idle", Checker::Watermark, &[Checker::OutputCommit, Checker::Closed]),
+        ("outsider-merged", Checker::Outsider, &[Checker::ComesBack, Checker::Watermark]),
+        (
+            "hlc-goes-back",
+            Checker::HlcGrows,
+            &[Checker::Stream, Checker::OutputCommit, Checker::Closed, Checker::Watermark],
+        ),
     ] {
         let plant = Plant::of(name).expect("it is listed");
         let Some((_, checker)) = caught(plant, Some(blind)) else {

@@ -1,0 +1,256 @@
+//! The network between members: packets are lost, doubled and overtake each other. What the kernel
+//! programs of both hosts do to them is done here in the same order, with protocol's codec
+//! (production: `netfilter/bpf/`, tested against the same codec).
+
+use crate::failure::{Checked, Checker, check};
+use crate::guest::{Known, Packet, learn};
+use crate::plant::{OnTheWay, Plant};
+use crate::scenario::Scenario;
+use crate::world::{Event, World, note};
+use std::collections::BTreeMap;
+use tidelock_netfilter::gate::HLC_AHEAD_MAX_MS;
+use tidelock_netfilter::release_queue::Kind;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::message::Form;
+use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp, TagError};
+use tidelock_protocol::vector::CountVector;
+
+/// Who sent a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Member(usize),
+    /// Nobody of the group, with a tag all the same.
+    Stranger,
+}
+
+/// A packet under way.
+#[derive(Clone, Debug)]
+struct Flying {
+    from: Source,
+    to: usize,
+    /// The options of its header.
+    options: Vec<u8>,
+    /// For the checker: what its tag says.
+    said: Option<Stamp>,
+    /// What its sender knew, outside the product.
+    known: Known,
+}
+
+/// The network.
+#[derive(Debug)]
+pub struct Lan {
+    flying: BTreeMap<u64, Flying>,
+    next: u64,
+    /// By group.
+    codecs: Vec<Codec>,
+}
+
+impl Lan {
+    /// With nothing under way.
+    #[must_use]
+    pub fn new(plan: &Scenario) -> Self {
+        let codec = |group: &crate::scenario::GroupPlan| {
+            let form = match group.form {
+                Form::Vector => tag::Form::Vector { writers: group.vms.len() as u16 },
+                Form::Hlc => tag::Form::Hlc,
+            };
+            let writers = group.vms.iter().map(|vm| plan.vms[*vm].name.as_str());
+            Codec::new(form, &group.name, writers)
+        };
+        let codecs = plan.groups.iter().map(codec).collect();
+        Self { flying: BTreeMap::new(), next: 0, codecs }
+    }
+}
+
+impl World {
+    /// A guest tells another member of its group what it knows.
+    pub fn send_to_peer(&mut self, vm: usize) -> Checked {
+        let group = self.plan.vms[vm].group;
+        let peers: Vec<_> = self.plan.groups[group].members().filter(|to| *to != vm).collect();
+        let to = *self.rng.pick(&peers);
+        let has_room = !self.rng.chance(self.plan.lan.untaggable, 1000);
+        let known = self.vms[vm].guest.known.clone();
+        // P is read after the guest has sent the packet.
+        let (stamp, is_trusted) = (self.stamp_of(vm), self.is_trusted(vm));
+        if !is_trusted || !has_room {
+            // Its receiver must depend on nothing uncommitted: it waits like one to the outside.
+            self.counts.untagged += 1;
+            return self.queue_packet(vm, Packet { known, row: None, kind: DATA, to: Some(to) });
+        }
+        let mut options = Vec::new();
+        self.lan.codecs[group].encode_ipv4(IPV4_OPTION, &stamp, &mut options);
+        let packet = Flying { from: Source::Member(vm), to, options, said: Some(stamp), known };
+        self.fly(packet);
+        Ok(())
+    }
+
+    /// A packet without a tag has waited for what it depends on.
+    pub fn send_untagged(&mut self, vm: usize, to: usize, known: Known) {
+        let from = Source::Member(vm);
+        self.fly(Flying { from, to, options: Vec::new(), said: None, known });
+    }
+
+    /// Somebody who is not of the group sends a tag that looks like the group's.
+    pub fn forge(&mut self, to: usize) {
+        let group = self.plan.vms[to].group;
+        let ahead = self.rng.range(1..1 << 20);
+        let stamp = match self.stamp_of(to) {
+            Stamp::Vector(vector) => Stamp::Vector(
+                (0..self.plan.groups[group].vms.len() as u16)
+                    .map(|w| (WriterId(w), Seq(vector.get(WriterId(w)).0 + ahead)))
+                    .collect(),
+            ),
+            Stamp::Hlc(hlc) => Stamp::Hlc(Hlc(hlc.0 + (ahead << 8))),
+        };
+        let mut options = Vec::new();
+        self.lan.codecs[group].encode_ipv4(IPV4_OPTION, &stamp, &mut options);
+        let known = vec![Default::default(); self.plan.groups[group].vms.len()];
+        self.fly(Flying { from: Source::Stranger, to, options, said: None, known });
+    }
+
+    /// max(P, C), as the kernel programs see them.
+    fn stamp_of(&self, vm: usize) -> Stamp {
+        match self.plan.groups[self.plan.vms[vm].group].form {
+            Form::Vector => Stamp::Vector(self.base_of(vm)),
+            Form::Hlc => Stamp::Hlc(self.vms[vm].pending.read_hlc()),
+        }
+    }
+
+    fn base_of(&self, vm: usize) -> CountVector {
+        let mut base = self.vms[vm].pending.read();
+        if let Some(kernel) = &self.vms[vm].kernel {
+            base.merge(&kernel.state().committed);
+        }
+        base
+    }
+
+    fn is_trusted(&self, vm: usize) -> bool {
+        self.vms[vm].kernel.as_ref().is_some_and(|kernel| kernel.has_heard())
+    }
+
+    fn fly(&mut self, packet: Flying) {
+        let lan = self.plan.lan;
+        if self.rng.chance(lan.lost, 1000) {
+            return;
+        }
+        let copies = if self.rng.chance(lan.doubled, 1000) { 2 } else { 1 };
+        for _ in 0..copies {
+            self.lan.next += 1;
+            let number = self.lan.next;
+            self.lan.flying.insert(number, packet.clone());
+            let after = lan.delay_ns + self.rng.span(lan.jitter_ns);
+            self.schedule.after(after, Event::Packet { number });
+        }
+    }
+
+    /// A packet comes to the host of its receiver: merge, strip, and only then the guest.
+    pub fn arrives(&mut self, number: u64) -> Checked {
+        let packet = self.lan.flying.remove(&number).expect("it was sent");
+        let (vm, group) = (packet.to, self.plan.vms[packet.to].group);
+        if self.vms[vm].kernel.is_none() {
+            // No host, no network.
+            return Ok(());
+        }
+        let mut options = packet.options;
+        if self.has_bug(OnTheWay::StripBeforeMerge) {
+            options.clear();
+        }
+        let Ok(tag) = tag::find_ipv4(&options, IPV4_OPTION) else { return Ok(()) };
+        let is_peer = packet.from != Source::Stranger || self.has_bug(OnTheWay::OutsiderMerged);
+        if let Some(body) = tag.filter(|_| is_peer) {
+            if !self.is_trusted(vm) {
+                return Ok(());
+            }
+            match self.lan.codecs[group].decode(body, &self.base_of(vm)) {
+                Ok(stamp) => {
+                    self.check_rebuilt(vm, &stamp, packet.said.as_ref())?;
+                    if !self.merge(vm, &stamp) {
+                        return Ok(());
+                    }
+                }
+                Err(error) => return self.refused_tag(vm, error),
+            }
+        }
+        self.check_pending(vm)?;
+        match packet.from {
+            Source::Member(from) => {
+                note!(self, "guest {vm} hears of guest {from}: {:?}", packet.known);
+                self.hears(vm, &packet.known)
+            }
+            Source::Stranger => Ok(()),
+        }
+    }
+
+    fn has_bug(&self, bug: OnTheWay) -> bool {
+        self.plant == Some(Plant::OnTheWay(bug))
+    }
+
+    /// Whether the packet may go on to the guest.
+    fn merge(&mut self, vm: usize, stamp: &Stamp) -> bool {
+        let wall_ms = self.clocks(self.plan.vms[vm].host).wall_ms;
+        let pending = &self.vms[vm].pending;
+        match stamp {
+            _ if self.has_bug(OnTheWay::MergeForgotten) => {}
+            Stamp::Vector(vector) => pending.merge(vector),
+            Stamp::Hlc(hlc) if hlc.physical_ms() > wall_ms + HLC_AHEAD_MAX_MS => return false,
+            Stamp::Hlc(hlc) => pending.publish_at(WriterId(0), Seq::ZERO, *hlc),
+        }
+        self.counts.merged += 1;
+        true
+    }
+
+    /// Nothing on this network damages a tag.
+    fn refused_tag(&self, vm: usize, error: TagError) -> Checked {
+        check(false, Checker::Tag, || format!("vm {vm} refuses a tag: {error}"))
+    }
+
+    /// 32 bits of each entry were enough.
+    fn check_rebuilt(&self, vm: usize, found: &Stamp, said: Option<&Stamp>) -> Checked {
+        check(said.is_none_or(|said| said == found), Checker::Tag, || {
+            format!("vm {vm} reads the tag {found:?}, it was {said:?}")
+        })
+    }
+
+    /// P names nothing that no writer of the group has ever admitted, or is about to.
+    fn check_pending(&self, vm: usize) -> Checked {
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        let (p, hlc) = (self.vms[vm].pending.read(), self.vms[vm].pending.read_hlc());
+        let mut newest = Hlc(0);
+        for peer in &group.vms {
+            let (id, of) = (WriterId(self.plan.vms[*peer].writer), &self.vms[*peer].oracle);
+            newest = newest.max(of.newest_hlc());
+            check(p.get(id) <= of.newest_seq().next(), Checker::Outsider, || {
+                format!("P of vm {vm} says {p}, writer {id} has admitted {}", of.newest_seq())
+            })?;
+        }
+        // A resync's packets have the next time after those that the backup knows.
+        check(hlc.0 <= newest.0 + 1, Checker::Outsider, || {
+            format!("P of vm {vm} is at {hlc}, no record is later than {newest}")
+        })
+    }
+
+    /// A guest has heard what another one knows, and does something about it.
+    fn hears(&mut self, vm: usize, known: &Known) -> Checked {
+        let guest = &mut self.vms[vm].guest;
+        if !guest.alive {
+            return Ok(());
+        }
+        learn(&mut guest.known, known);
+        if !self.busy || !self.is_awake(vm) {
+            return Ok(());
+        }
+        match self.rng.below(6) {
+            0 | 1 if self.plan.vms[vm].is_writer() => self.begin_row_or_write(vm),
+            2 | 3 => {
+                self.send_packet(vm, None, DATA)?;
+                self.gate_turn(vm)
+            }
+            4 => self.send_to_peer(vm),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Neither a pure acknowledgement nor neighbour discovery.
+const DATA: Kind = Kind::Data { flow: None };
