@@ -11,7 +11,7 @@ use tidelock_backup_server::server::config::Config;
 use tidelock_backup_server::server::{Role, Server};
 use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq};
-use tidelock_protocol::message::{Attach, CopyState, LastRun, Message, RefusalKind};
+use tidelock_protocol::message::{Attach, CopyState, LastRun, Message, PROTOCOL, RefusalKind};
 use tidelock_tls::Files;
 use tidelock_tls::pki::Authority;
 use tokio::io::AsyncWriteExt;
@@ -218,7 +218,7 @@ async fn versions_and_first_messages_are_checked() {
         software: "x".into(),
     };
     let cases = [
-        (hello(2, 9, "a"), RefusalKind::Version),
+        (hello(PROTOCOL.1 + 1, PROTOCOL.1 + 9, "a"), RefusalKind::Version),
         (hello(0, 0, "a"), RefusalKind::Version),
         (hello(1, 1, "../a"), RefusalKind::Invalid),
         (Message::Detach, RefusalKind::Invalid),
