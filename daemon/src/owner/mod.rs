@@ -744,6 +744,8 @@ impl Owner {
             disk::ReadOutcome::Continued => {}
             disk::ReadOutcome::Done(data) => {
                 let (id, request) = self.requests.end(slot);
+                // What it publishes is carried out before replies are sent.
+                self.sequencer.is_read(disk.extent(&request));
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.reply_data(&request, data);
                     self.touched.push(id);

@@ -9,11 +9,12 @@
 //! Invariants:
 //! - Two operations on overlapping extents are never in flight together: the second waits, so the
 //!   local disk and the backup apply them in one order. Those that wait keep their order.
-//! - `Publish(seq)` comes before `Complete` of any write up to `seq` (output commit, rule 1).
+//! - `Publish(seq)` comes before `Complete` of any write up to `seq`, and before a read that may
+//!   return what it wrote is answered (output commit, rule 1).
 //! - Old data never overwrites new: Tidelock's own copies read an extent while they hold it, and
 //!   are sent as records with a seq like any other.
 //! - Admitted bytes that the backup has not made durable are bounded by the backlog limit. At the
-//!   limit writes wait (backpressure); reads do not pass through here at all.
+//!   limit writes wait (backpressure); reads never wait here.
 //!
 //! The life of an operation:
 //!
@@ -224,6 +225,8 @@ pub struct Sequencer {
     /// The time of the last record.
     record_hlc: Hlc,
     published: Seq,
+    /// Guest's writes beyond `published` (mode sync), in seq order.
+    unnamed: VecDeque<(Seq, Hlc, Extent)>,
     /// Locally done, waiting for the backup (mode sync).
     sync_waiting: VecDeque<(Seq, Hlc, RequestId)>,
     actions: VecDeque<Action>,
@@ -255,6 +258,7 @@ impl Sequencer {
             guest_hlc: Hlc(0),
             record_hlc: Hlc(0),
             published: Seq::ZERO,
+            unnamed: VecDeque::new(),
             sync_waiting: VecDeque::new(),
             actions: VecDeque::new(),
             #[cfg(feature = "planted-bugs")]
@@ -371,6 +375,18 @@ impl Sequencer {
             if writer != self.settings.writer && self.observed.raise(writer, seq) {
                 self.new_deps.raise(writer, seq);
             }
+        }
+    }
+
+    /// A guest's read of `extent` has ended and is about to be answered.
+    ///
+    /// In mode sync P does not name a write before the backup has it, since its guest is not told
+    /// of it before. But who reads it meanwhile knows it: a guest that was started again, or
+    /// another connection.
+    pub fn is_read(&mut self, extent: Extent) {
+        let seen = self.unnamed.iter().rev().find(|(.., written)| written.overlaps(&extent));
+        if let Some((seq, hlc, _)) = seen.copied() {
+            self.publish(seq, hlc);
         }
     }
 
@@ -623,7 +639,9 @@ impl Sequencer {
                 );
                 let hlc = self.record_hlc;
                 (self.guest_seq, self.guest_hlc) = (seq, hlc);
-                if self.mode != Mode::Sync {
+                if self.mode == Mode::Sync {
+                    self.unnamed.push_back((seq, hlc, extent));
+                } else {
                     self.publish_all();
                 }
                 self.actions.push_back(Action::Write { op, extent, effect, fua });
@@ -723,6 +741,9 @@ impl Sequencer {
     fn publish(&mut self, seq: Seq, hlc: Hlc) {
         if seq > self.published {
             self.published = seq;
+            while self.unnamed.front().is_some_and(|(unnamed, ..)| *unnamed <= seq) {
+                self.unnamed.pop_front();
+            }
             self.actions.push_back(Action::Publish(seq, hlc));
         }
     }

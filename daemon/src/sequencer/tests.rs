@@ -72,6 +72,23 @@ fn sync_waits_for_the_backup_and_publishes_what_is_committed_only() {
 }
 
 #[test]
+fn what_is_read_before_the_backup_has_it_is_published_in_sync_too() {
+    let mut s = sequencer(Mode::Sync, 1 << 20);
+    write(&mut s, 1, 0, 8);
+    write(&mut s, 2, 8, 8);
+    write(&mut s, 3, 16, 8);
+    short(&mut s);
+    s.is_read(extent(24, 8));
+    assert_eq!(short(&mut s), "", "nobody wrote there");
+    s.is_read(extent(4, 8));
+    assert_eq!(short(&mut s), "P2", "the newest of those that it may show");
+    s.is_read(extent(0, 8));
+    assert_eq!(short(&mut s), "", "once is enough");
+    s.is_read(extent(0, 1 << 20));
+    assert_eq!(short(&mut s), "P3");
+}
+
+#[test]
 fn leaving_sync_completes_what_waited_and_publishes_it_first() {
     let mut s = sequencer(Mode::Sync, 1 << 20);
     write(&mut s, 1, 0, 8);

@@ -277,7 +277,7 @@ impl World {
             }
             Later::GuestBoots { vm } => {
                 if !self.vms[vm].guest.alive && self.hosts[self.plan.vms[vm].host].power {
-                    self.boot_guest(vm);
+                    self.boot_guest(vm)?;
                 }
             }
             Later::PowerOn { host } => return self.power_on(host),
@@ -323,7 +323,7 @@ impl World {
         self.start_daemon(host)?;
         for vm in self.vms_of(host) {
             if !self.vms[vm].guest.alive {
-                self.boot_guest(vm);
+                self.boot_guest(vm)?;
             }
         }
         Ok(())
@@ -376,7 +376,7 @@ impl World {
         }
         for vm in 0..self.vms.len() {
             if !self.vms[vm].guest.alive && self.hosts[self.plan.vms[vm].host].power {
-                self.boot_guest(vm);
+                self.boot_guest(vm)?;
             }
         }
         for group in 0..self.plan.groups.len() {

@@ -162,8 +162,8 @@ pub fn row_bytes(vm: usize, row: Row) -> Vec<u8> {
 }
 
 impl World {
-    /// A guest boots: it knows what its disks hold.
-    pub fn boot_guest(&mut self, vm: usize) {
+    /// A guest boots: it reads its disks, and knows what they hold.
+    pub fn boot_guest(&mut self, vm: usize) -> Checked {
         let boot = self.new_run();
         let follows = !self.plan.vms[vm].is_writer();
         let guest = &mut self.vms[vm].guest;
@@ -174,6 +174,16 @@ impl World {
         note!(self, "guest {vm} boots");
         let after = self.rng.span(self.plan.vms[vm].think_ns);
         self.schedule.after(after, Event::Think { vm, boot });
+        if let Some(run) = &mut self.vms[vm].run {
+            for (disk, plan) in (0..).map(DiskId).zip(&self.plan.vms[vm].disks) {
+                run.sequencer.is_read(Extent {
+                    disk,
+                    offset: 0,
+                    len_bytes: plan.content.len() as u64,
+                });
+            }
+        }
+        self.owner_turn(vm)
     }
 
     /// A guest dies with all that it had under way.

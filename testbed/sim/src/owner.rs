@@ -212,6 +212,8 @@ impl World {
         if fails {
             return self.guest_read_done(vm, request, None);
         }
+        self.vms[vm].run.as_mut().expect("runs").sequencer.is_read(extent);
+        self.owner_turn(vm)?;
         let data = self.live(vm, extent).to_vec();
         self.guest_read_done(vm, request, Some(&data))
     }
@@ -543,11 +545,7 @@ impl World {
             };
             submitted.seq = Some(record.seq);
             state.oracle.wrote(&record, submitted.known.clone());
-            // In mode sync P does not name a write before the backup has it. A guest that dies with
-            // one under way and reads it after its boot is left out here.
-            let named = run.sequencer.mode() != Mode::Sync;
-            let seq = if named { record.seq } else { Seq::ZERO };
-            let point = Point { life: state.oracle.life(), seq };
+            let point = Point { life: state.oracle.life(), seq: record.seq };
             state.guest.stores(self.plan.vms[vm].writer, point, &submitted.known);
             let cost = record.payload().map_or(0, |p| p.data().len() as u64)
                 + tidelock_daemon::sequencer::RECORD_OVERHEAD_BYTES;

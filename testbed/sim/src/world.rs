@@ -248,7 +248,7 @@ impl World {
             self.start_daemon(host)?;
         }
         for vm in 0..self.vms.len() {
-            self.boot_guest(vm);
+            self.boot_guest(vm)?;
         }
         for group in 0..self.plan.groups.len() {
             self.schedule_fold(group);

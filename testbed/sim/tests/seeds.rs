@@ -137,7 +137,13 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "hlc-goes-back",
             Checker::HlcGrows,
-            &[Checker::Stream, Checker::OutputCommit, Checker::Closed, Checker::Watermark],
+            &[
+                Checker::Stream,
+                Checker::Outsider,
+                Checker::OutputCommit,
+                Checker::Closed,
+                Checker::Watermark,
+            ],
         ),
     ] {
         let plant = Plant::of(name).expect("it is listed");
