@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* From the guest: to a member with a tag, to the outside if covered, else to the queue. Part of tag.bpf.c. */
+#ifndef TIDELOCK_FROM_GUEST_H
+#define TIDELOCK_FROM_GUEST_H
+
+ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
+{
+	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
+	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
+	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	__u32 header, total, headers, at, why, room = TAG4_BYTES;
+	int is_tcp, later;
+	struct address source, destination;
+	struct ipv4 h, grown;
+	struct tcp tcp = {};
+	struct walk *w;
+	__s64 flags, sum;
+
+	if (!p || !c || !s)
+		return drop(DROPPED_FAILED);
+	w = &s->walk;
+	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)))
+		return gate(skb, GATED_UNREADABLE);
+	header = (h.version_ihl & 0x0f) * 4;
+	total = bpf_ntohs(h.total);
+	if (h.version_ihl >> 4 != 4 || header < IPV4_MIN_BYTES || total < header ||
+	    !ends_where_it_says(skb, total))
+		return gate(skb, GATED_UNREADABLE);
+	if (header > IPV4_MIN_BYTES) {
+		walk_ipv4(skb, w, header, 0);
+		if (w->found)
+			return drop(DROPPED_GUESTS_OWN);
+		if (w->bad || w->routed)
+			return gate(skb, GATED_UNREADABLE);
+	}
+	destination = from_ipv4(h.destination);
+	if (whose(&destination) != ADDRESS_PEER)
+		return ask_judge(skb);
+	/* Its receiver would not believe the tag: not an address of this member. */
+	source = from_ipv4(h.source);
+	if (whose(&source) != ADDRESS_OWN)
+		return ask_judge(skb);
+
+	at = NET + header;
+	later = (bpf_ntohs(h.fragment) & 0x1fff) != 0;
+	is_tcp = h.protocol == IPPROTO_TCP && !later;
+	headers = header + UDP_BYTES;
+	if (is_tcp) {
+		if (bpf_skb_load_bytes(skb, at, &tcp, sizeof(tcp)))
+			return gate(skb, GATED_UNREADABLE);
+		if (!(bpf_ntohs(h.fragment) & 0x3fff) && is_pure_ack(&tcp, total - header))
+			return let_pass(skb, UNTAGGED_ACKS);
+		headers = header + (tcp.offset >> 4) * 4;
+		if ((tcp.flags & FLAG_SYN) && !CONFIG.off)
+			lower_mss(skb, &s->walk, &tcp, at, IPV4_MIN_BYTES, room);
+	}
+	if (CONFIG.off)
+		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
+	if (CONFIG.path_strips_options)
+		return gate(skb, GATED_PATH);
+	if (header + room > IPV4_MAX_BYTES)
+		return gate(skb, GATED_NO_ROOM);
+	if (!is_trusted(c))
+		return gate(skb, GATED_UNTRUSTED);
+	flags = room_flags(skb, total, headers, room, is_tcp, bpf_ntohs(h.fragment) & 0x3fff, &why);
+	if (flags < 0)
+		return gate(skb, why);
+	/* Opens the gap behind the first 20 bytes: ours comes before the guest's own options. */
+	if (bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_NET, flags))
+		return gate(skb, GATED_REFUSED);
+
+	s->tag[0] = CONFIG.ipv4_option;
+	s->tag[1] = room;
+	write_body(s->tag + 2, p, c);
+	grown = h;
+	grown.version_ihl += room / 4;
+	grown.total = bpf_htons(total + room);
+	/* By what has changed: a header that was wrong stays wrong. */
+	sum = bpf_csum_diff((__be32 *)&h, 4, (__be32 *)&grown, 4, (__u16)~h.check);
+	sum = bpf_csum_diff(0, 0, (__be32 *)s->tag, room, sum);
+	grown.check = fold_checksum(sum);
+	if (bpf_skb_store_bytes(skb, NET, &grown, sizeof(grown), BPF_F_RECOMPUTE_CSUM) ||
+	    bpf_skb_store_bytes(skb, NET + IPV4_MIN_BYTES, s->tag, room, BPF_F_RECOMPUTE_CSUM))
+		return drop(DROPPED_FAILED);
+	return let_pass(skb, TAGGED);
+}
+
+ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
+{
+	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
+	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
+	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	__u32 total, headers, why, room = TAG6_BYTES;
+	struct extensions *e;
+	struct tcp tcp = {};
+	struct ipv6 h;
+	__u8 icmp = 0;
+	__s64 flags;
+	int is_tcp;
+
+	if (!p || !c || !s)
+		return drop(DROPPED_FAILED);
+	e = &s->extensions;
+	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)))
+		return gate(skb, GATED_UNREADABLE);
+	total = IPV6_BYTES + bpf_ntohs(h.payload);
+	/* A payload of length 0 is a jumbogram, or nothing at all. */
+	if ((bpf_ntohl(h.version_class_flow) >> 28) != 6 || !h.payload ||
+	    !ends_where_it_says(skb, total))
+		return gate(skb, GATED_UNREADABLE);
+	/* The link does not work without neighbour discovery; the rules know it. */
+	if (h.next == NEXT_ICMPV6 && !bpf_skb_load_bytes(skb, NET + IPV6_BYTES, &icmp, 1) &&
+	    icmp >= 133 && icmp <= 137)
+		return go_on();
+	walk_ipv6(skb, e, &h, 0);
+	if (e->found)
+		return drop(DROPPED_GUESTS_OWN);
+	if (e->bad || e->routed)
+		return gate(skb, GATED_UNREADABLE);
+	if (whose(&h.destination) != ADDRESS_PEER || whose(&h.source) != ADDRESS_OWN)
+		return ask_judge(skb);
+
+	is_tcp = e->next == IPPROTO_TCP && !e->later_fragment;
+	headers = e->at - NET + UDP_BYTES;
+	if (is_tcp) {
+		if (bpf_skb_load_bytes(skb, e->at, &tcp, sizeof(tcp)))
+			return gate(skb, GATED_UNREADABLE);
+		if (!e->fragment && is_pure_ack(&tcp, e->end - e->at))
+			return let_pass(skb, UNTAGGED_ACKS);
+		headers = e->at - NET + (tcp.offset >> 4) * 4;
+		if ((tcp.flags & FLAG_SYN) && !CONFIG.off)
+			lower_mss(skb, &s->walk, &tcp, e->at, IPV6_BYTES, room);
+	}
+	if (CONFIG.off)
+		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
+	if (CONFIG.path_strips_options)
+		return gate(skb, GATED_PATH);
+	/* A hop-by-hop header must stay the first. */
+	if (h.next == NEXT_HOP_BY_HOP)
+		return gate(skb, GATED_NO_ROOM);
+	if (!is_trusted(c))
+		return gate(skb, GATED_UNTRUSTED);
+	flags = room_flags(skb, total, headers, room, is_tcp, e->fragment, &why);
+	if (flags < 0)
+		return gate(skb, why);
+	if (bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_NET, flags))
+		return gate(skb, GATED_REFUSED);
+
+	s->tag[0] = h.next;
+	s->tag[1] = room / 8 - 1;
+	s->tag[2] = CONFIG.ipv6_option;
+	s->tag[3] = BODY_BYTES;
+	write_body(s->tag + 4, p, c);
+	if (room > 4 + BODY_BYTES) {
+		s->tag[4 + BODY_BYTES] = 1;
+		s->tag[5 + BODY_BYTES] = room - (6 + BODY_BYTES);
+		if (room > 6 + BODY_BYTES)
+			__builtin_memset(s->tag + 6 + BODY_BYTES, 0, 4);
+	}
+	h.next = NEXT_DESTINATION;
+	h.payload = bpf_htons(total - IPV6_BYTES + room);
+	if (bpf_skb_store_bytes(skb, NET, &h, 8, BPF_F_RECOMPUTE_CSUM) ||
+	    bpf_skb_store_bytes(skb, NET + IPV6_BYTES, s->tag, room, BPF_F_RECOMPUTE_CSUM))
+		return drop(DROPPED_FAILED);
+	return let_pass(skb, TAGGED);
+}
+
+SEC("tc")
+int from_guest(struct __sk_buff *skb)
+{
+	/* Whatever was there before us has no say in what passes. */
+	skb->mark &= ~CONFIG.pass_mark;
+	/* A member talks to others on its own network. The rules judge the rest. */
+	if (skb->vlan_present)
+		return leave_to_queue();
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return ipv4_from_guest(skb);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return ipv6_from_guest(skb);
+	return go_on();
+}
+
+#endif

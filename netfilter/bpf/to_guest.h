@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* To the guest: tags of members are merged and stripped, those of others only stripped. Part of tag.bpf.c. */
+#ifndef TIDELOCK_TO_GUEST_H
+#define TIDELOCK_TO_GUEST_H
+
+/* Entries never fall. Returns 0, or -1 if the others never let us. */
+ALWAYS int raise(__u64 *entry, __u64 to)
+{
+	__u64 old, seen;
+	int i;
+
+	old = NOW_OR_LATER(*entry);
+	for (i = 0; i < RAISE_TRIES; i++) {
+		if (old >= to)
+			return 0;
+		seen = __sync_val_compare_and_swap(entry, old, to);
+		if (seen == old)
+			return 0;
+		old = seen;
+	}
+	return -1;
+}
+
+struct merging {
+	__u32 at;		/* where the entries are in the scratch area */
+	int refused;
+};
+
+static long merge_entry(__u32 i, void *context)
+{
+	struct merging *m = context;
+	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
+	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
+	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	__u64 entry, covered, base;
+	__u32 low;
+	__s32 ahead;
+
+	if (!p || !c || !s || i >= WRITERS_MAX - 1) {
+		m->refused = DROPPED_FAILED;
+		return 1;
+	}
+	__builtin_memcpy(&low, s->tag + (m->at & 7) + 4 * i, 4);
+	low = bpf_ntohl(low);
+	base = NOW_OR_LATER(p->entries[i]);
+	covered = NOW_OR_LATER(c->entries[i]);
+	if (base < covered)
+		base = covered;
+	/* The number with these low bits that lies next to the base. */
+	ahead = low - (__u32)base;
+	entry = base + (__u64)(__s64)ahead;
+	if (ahead < 0 ? entry > base : entry < base) {
+		m->refused = DROPPED_MALFORMED;
+		return 1;
+	}
+	if (raise(&p->entries[i], entry)) {
+		m->refused = DROPPED_FAILED;
+		return 1;
+	}
+	return 0;
+}
+
+/*
+ * Merges the tag in the scratch area whose form byte is at `at`, a constant. Returns -1, or the
+ * counter of a refusal.
+ */
+ALWAYS int merge(struct scratch *s, __u32 at, struct pending *p, const struct committed *c)
+{
+	struct merging m = { .at = at + 2, .refused = -1 };
+	const __u8 *body = s->tag + at;
+	__u32 i, word, all = 0;
+	__u64 hlc, wall_ms;
+
+	if (body[0] != (CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR))
+		return DROPPED_MALFORMED;
+	for (i = 0; i < WRITERS_MAX - 1; i++) {
+		if (4 * i >= ENTRIES_BYTES)
+			break;
+		__builtin_memcpy(&word, body + 2 + 4 * i, 4);
+		all ^= word;
+	}
+	if (body[1] != (__u8)(fold(all) ^ body[0] ^ CONFIG.context))
+		return DROPPED_MALFORMED;
+	if (!is_trusted(c))
+		return DROPPED_UNTRUSTED;
+	if (!CONFIG.is_hlc) {
+		bpf_loop(CONFIG.writers, merge_entry, &m, 0);
+		return m.refused;
+	}
+	__builtin_memcpy(&hlc, body + 2, 8);
+	hlc = bpf_be64_to_cpu(hlc);
+	wall_ms = (bpf_ktime_get_boot_ns() + NOW_OR_LATER(c->wall_minus_boot)) / 1000000;
+	if ((hlc >> 16) > wall_ms + CONFIG.hlc_ahead_max_ms)
+		return DROPPED_AHEAD;
+	return raise(&p->hlc, hlc) ? DROPPED_FAILED : -1;
+}
+
+ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
+{
+	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
+	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
+	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	__u32 header, total, size, is_peer;
+	struct address source;
+	struct ipv4 h, shrunk;
+	struct walk *w;
+	__s64 sum;
+	int refused;
+
+	if (!p || !c || !s)
+		return drop(DROPPED_FAILED);
+	w = &s->walk;
+	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)))
+		return drop(DROPPED_UNREADABLE);
+	header = (h.version_ihl & 0x0f) * 4;
+	total = bpf_ntohs(h.total);
+	if (h.version_ihl >> 4 != 4 || header < IPV4_MIN_BYTES)
+		return drop(DROPPED_UNREADABLE);
+	if (header == IPV4_MIN_BYTES)
+		return go_on();
+	if (total < header || total > skb->len - NET)
+		return drop(DROPPED_UNREADABLE);
+	walk_ipv4(skb, w, header, 0);
+	if (w->bad)
+		return drop(DROPPED_UNREADABLE);
+	if (!w->found)
+		return go_on();
+	source = from_ipv4(h.source);
+	is_peer = whose(&source) == ADDRESS_PEER && !CONFIG.off;
+	if (is_peer) {
+		if (w->found != 1 || w->found_at != NET + IPV4_MIN_BYTES || w->found_bytes != TAG4_BYTES)
+			return drop(DROPPED_MALFORMED);
+		if (bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->tag, TAG4_BYTES))
+			return drop(DROPPED_FAILED);
+		refused = merge(s, 2, p, c);
+		if (refused >= 0)
+			return drop(refused);
+	}
+	shrunk = h;
+	if (w->found == 1 && w->found_at == NET + IPV4_MIN_BYTES && !(w->found_bytes & 3)) {
+		size = w->found_bytes;
+		if (size < 4 || size > IPV4_MAX_BYTES - IPV4_MIN_BYTES)
+			return drop(DROPPED_UNREADABLE);
+		if (bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->old, size) ||
+		    bpf_skb_adjust_room(skb, -(__s32)size, BPF_ADJ_ROOM_NET, FIXED_FLAGS))
+			return drop(DROPPED_FAILED);
+		shrunk.version_ihl -= size / 4;
+		shrunk.total = bpf_htons(total - size);
+		sum = bpf_csum_diff((__be32 *)&h, 4, (__be32 *)&shrunk, 4, (__u16)~h.check);
+		sum = bpf_csum_diff((__be32 *)s->old, size & ~3u, 0, 0, sum);
+	} else {
+		/* Not where ours are: the place stays, as filling. */
+		size = header - IPV4_MIN_BYTES;
+		if (size < 4 || size > IPV4_MAX_BYTES - IPV4_MIN_BYTES)
+			return drop(DROPPED_UNREADABLE);
+		if (bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->old, size))
+			return drop(DROPPED_FAILED);
+		walk_ipv4(skb, w, header, 1);
+		if (w->bad || bpf_skb_load_bytes(skb, NET + IPV4_MIN_BYTES, s->tag, size))
+			return drop(DROPPED_FAILED);
+		sum = bpf_csum_diff((__be32 *)s->old, size & ~3u, (__be32 *)s->tag, size & ~3u,
+				    (__u16)~h.check);
+	}
+	shrunk.check = fold_checksum(sum);
+	if (bpf_skb_store_bytes(skb, NET, &shrunk, sizeof(shrunk), BPF_F_RECOMPUTE_CSUM))
+		return drop(DROPPED_FAILED);
+	count(is_peer ? MERGED : STRIPPED_FOREIGN);
+	return go_on();
+}
+
+ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
+{
+	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
+	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
+	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	struct extensions *e;
+	__u8 head[2] = {};
+	struct ipv6 h;
+	__u32 total;
+	int refused;
+
+	if (!p || !c || !s)
+		return drop(DROPPED_FAILED);
+	e = &s->extensions;
+	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)) ||
+	    (bpf_ntohl(h.version_class_flow) >> 28) != 6)
+		return drop(DROPPED_UNREADABLE);
+	total = IPV6_BYTES + bpf_ntohs(h.payload);
+	if (total > skb->len - NET)
+		return drop(DROPPED_UNREADABLE);
+	walk_ipv6(skb, e, &h, 0);
+	if (e->bad)
+		return drop(DROPPED_UNREADABLE);
+	if (!e->found)
+		return go_on();
+	if (whose(&h.source) != ADDRESS_PEER || CONFIG.off) {
+		walk_ipv6(skb, e, &h, 1);
+		if (e->bad)
+			return drop(DROPPED_FAILED);
+		count(STRIPPED_FOREIGN);
+		return go_on();
+	}
+	if (bpf_skb_load_bytes(skb, NET + IPV6_BYTES, head, 2))
+		return drop(DROPPED_FAILED);
+	if (e->found != 1 || h.next != NEXT_DESTINATION || head[1] != TAG6_BYTES / 8 - 1 ||
+	    e->found_at != NET + IPV6_BYTES + 2 || e->found_bytes != 2 + BODY_BYTES)
+		return drop(DROPPED_MALFORMED);
+	if (bpf_skb_load_bytes(skb, NET + IPV6_BYTES, s->tag, TAG6_BYTES))
+		return drop(DROPPED_FAILED);
+	refused = merge(s, 4, p, c);
+	if (refused >= 0)
+		return drop(refused);
+	if (bpf_skb_adjust_room(skb, -(__s32)TAG6_BYTES, BPF_ADJ_ROOM_NET, FIXED_FLAGS))
+		return drop(DROPPED_FAILED);
+	h.next = head[0];
+	h.payload = bpf_htons(total - IPV6_BYTES - TAG6_BYTES);
+	if (bpf_skb_store_bytes(skb, NET, &h, 8, BPF_F_RECOMPUTE_CSUM))
+		return drop(DROPPED_FAILED);
+	count(MERGED);
+	return go_on();
+}
+
+SEC("tc")
+int to_guest(struct __sk_buff *skb)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return ipv4_to_guest(skb);
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return ipv6_to_guest(skb);
+	return go_on();
+}
+
+#endif

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Writing a tag: its bytes, the lengths and sums around it, and the room that TCP must leave for it. Part of tag.bpf.c. */
+#ifndef TIDELOCK_WRITE_H
+#define TIDELOCK_WRITE_H
+
+ALWAYS __u8 fold(__u32 x)
+{
+	x ^= x >> 16;
+	x ^= x >> 8;
+	return x;
+}
+
+/*
+ * Form, check and entries at `body`: max(P, C), so that an entry is never so old that the
+ * receiver would take its low bits for those of a newer one.
+ */
+ALWAYS void write_body(__u8 *body, const struct pending *p, const struct committed *c)
+{
+	__u32 i, low, all = 0;
+	__u64 entry, covered;
+
+	body[0] = CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR;
+	if (CONFIG.is_hlc) {
+		entry = bpf_cpu_to_be64(NOW_OR_LATER(p->hlc));
+		__builtin_memcpy(body + 2, &entry, 8);
+		all = (__u32)entry ^ (__u32)(entry >> 32);
+	} else {
+		for (i = 0; i < WRITERS_MAX - 1; i++) {
+			if (i >= CONFIG.writers)
+				break;
+			entry = NOW_OR_LATER(p->entries[i]);
+			covered = NOW_OR_LATER(c->entries[i]);
+			if (entry < covered)
+				entry = covered;
+			low = bpf_htonl((__u32)entry);
+			__builtin_memcpy(body + 2 + 4 * i, &low, 4);
+			all ^= low;
+		}
+	}
+	body[1] = fold(all) ^ body[0] ^ CONFIG.context;
+}
+
+/*
+ * Whether the segments of a GSO packet, or the packet itself, still fit into the path with `room`
+ * more bytes. headers: network and transport header. Returns the flags for the helper, or a
+ * negative value. A TCP segment may be made smaller, a datagram may not.
+ */
+ALWAYS __s64 room_flags(struct __sk_buff *skb, __u32 total, __u32 headers, __u32 room, int is_tcp,
+			__u32 fragment, __u32 *why)
+{
+	__u32 segment;
+
+	*why = GATED_NO_ROOM;
+	if (total + room > TOTAL_MAX_BYTES)
+		return -1;
+	*why = fragment ? GATED_FRAGMENT : GATED_MTU;
+	if (!skb->gso_size)
+		return total + room > CONFIG.path_mtu ? -1 : (__s64)GROW_FLAGS;
+	segment = headers + skb->gso_size + room;
+	if (segment <= CONFIG.path_mtu)
+		return FIXED_FLAGS;
+	if (is_tcp && skb->gso_size > GSO_MIN_BYTES + room) {
+		count(TAGGED_GSO_LOWERED);
+		return GROW_FLAGS;
+	}
+	return -1;
+}
+
+/* The other side must leave room for the tag. `at`: the TCP header of a SYN. */
+ALWAYS void lower_mss(struct __sk_buff *skb, struct walk *w, const struct tcp *tcp, __u32 at,
+		      __u32 network_bytes, __u32 room)
+{
+	__u32 bytes = (tcp->offset >> 4) * 4, most = network_bytes + TCP_MIN_BYTES + room;
+	__be16 old, new;
+
+	if (bytes <= TCP_MIN_BYTES || CONFIG.path_mtu <= most)
+		return;
+	most = CONFIG.path_mtu - most;
+	__builtin_memset(w, 0, sizeof(*w));
+	w->at = at + TCP_MIN_BYTES;
+	w->end = at + bytes;
+	w->style = IPV4_STYLE;
+	w->wanted = MSS_KIND;
+	walk(skb, w, 41);
+	if (w->bad || w->found != 1 || w->found_bytes != MSS_BYTES || ((w->found_at - at) & 1))
+		return;
+	if (bpf_skb_load_bytes(skb, w->found_at + 2, &old, 2) || bpf_ntohs(old) <= most)
+		return;
+	new = bpf_htons(most);
+	if (bpf_l4_csum_replace(skb, at + 16, old, new, 2) ||
+	    bpf_skb_store_bytes(skb, w->found_at + 2, &new, 2, BPF_F_RECOMPUTE_CSUM))
+		return;
+	count(MSS_LOWERED);
+}
+
+ALWAYS int is_pure_ack(const struct tcp *tcp, __u32 segment)
+{
+	return (tcp->offset >> 4) * 4 == segment && segment >= TCP_MIN_BYTES &&
+	       (tcp->flags & FLAG_ACK) &&
+	       !(tcp->flags & (FLAG_SYN | FLAG_FIN | FLAG_RST | FLAG_URG));
+}
+
+/* Bytes behind the end that the header names would travel without being looked at. */
+ALWAYS int ends_where_it_says(const struct __sk_buff *skb, __u32 total)
+{
+	__u32 len = skb->len - NET;
+
+	return total <= len &&
+	       (len == total || (total < ETHERNET_PAYLOAD_MIN_BYTES && len <= ETHERNET_PAYLOAD_MIN_BYTES));
+}
+
+ALWAYS __u16 fold_checksum(__s64 sum)
+{
+	__u32 s = sum;
+
+	s = (s & 0xffff) + (s >> 16);
+	s = (s & 0xffff) + (s >> 16);
+	return ~s;
+}
+
+#endif
