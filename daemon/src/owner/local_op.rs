@@ -57,7 +57,7 @@ fn disk_error(error: &io::Error) -> DiskError {
 }
 
 fn token(op: OpId) -> u64 {
-    super::Token::Local(op).to_u64()
+    super::token::Token::Local(op).to_u64()
 }
 
 impl LocalOp {

@@ -18,11 +18,15 @@
 mod connection;
 pub mod copying;
 mod disk;
+mod ending;
 pub mod idling;
 mod local_op;
+mod others;
 pub mod replication;
 mod requests;
+mod serving;
 mod status;
+mod token;
 
 pub use disk::DiskSetup;
 pub use status::{OwnerView, Phase, Trouble};
@@ -33,25 +37,26 @@ use crate::link::port::{FromLink, OwnerPort, ToLink};
 use crate::link::{GateControl, Refusal};
 use crate::sequencer::{Action, DiskError, Extent, OpId, Sequencer, Settings};
 use crate::stats::OwnerStats;
-use connection::{Connection, ConnectionId, Input};
+use connection::{Connection, ConnectionId};
 use copying::Copying;
 use disk::Disk;
 use idling::Idling;
 use local_op::{LocalOp, Progress};
 use replication::Clocks;
-use requests::{Requests, Slot};
+use requests::Requests;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use tidelock_nbd::{Command, Errno, Request};
+use tidelock_nbd::Errno;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Mode};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
-use tidelock_uring::{BufPool, Buffer, Completion, EventFd, Ring, SyncKind};
+use tidelock_uring::{BufPool, Buffer, Completion, EventFd, Ring};
+use token::Token;
 use tokio::sync::{mpsc, oneshot};
 
 /// Operations that fit into one submission.
@@ -158,56 +163,6 @@ pub struct OwnerParts {
     pub hlc_floor: Hlc,
     /// By how much the wall clock may jump.
     pub max_clock_lead: Duration,
-}
-
-/// The operations of the ring, as tokens: kind in the upper byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token {
-    Wake,
-    Tick,
-    Accept(usize),
-    Receive(ConnectionId),
-    Send(ConnectionId),
-    Read(Slot),
-    Flush(Slot),
-    Local(OpId),
-    Idle,
-}
-
-impl Token {
-    const KIND_SHIFT: u32 = 56;
-
-    fn to_u64(self) -> u64 {
-        let (kind, id) = match self {
-            Token::Wake => (0, 0),
-            Token::Tick => (1, 0),
-            Token::Accept(disk) => (2, disk as u64),
-            Token::Receive(id) => (3, id.0),
-            Token::Send(id) => (4, id.0),
-            Token::Read(slot) => (5, u64::from(slot.0)),
-            Token::Flush(slot) => (6, u64::from(slot.0)),
-            Token::Local(op) => (7, op.0),
-            Token::Idle => (8, 0),
-        };
-        debug_assert!(id < 1 << Self::KIND_SHIFT);
-        kind << Self::KIND_SHIFT | id
-    }
-
-    fn from_u64(token: u64) -> Token {
-        let id = token & ((1 << Self::KIND_SHIFT) - 1);
-        match token >> Self::KIND_SHIFT {
-            0 => Token::Wake,
-            1 => Token::Tick,
-            2 => Token::Accept(id as usize),
-            3 => Token::Receive(ConnectionId(id)),
-            4 => Token::Send(ConnectionId(id)),
-            5 => Token::Read(Slot(id as u32)),
-            6 => Token::Flush(Slot(id as u32)),
-            7 => Token::Local(OpId(id)),
-            8 => Token::Idle,
-            kind => unreachable!("token of kind {kind}"),
-        }
-    }
 }
 
 /// The state of one member.
@@ -540,335 +495,6 @@ impl Owner {
         }
     }
 
-    // ---- connections
-
-    fn accepted(&mut self, disk: usize, result: std::io::Result<u32>, buffer: Buffer) {
-        if self.draining.is_some() {
-            return;
-        }
-        self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
-        match (result, buffer.into_fd()) {
-            (Ok(_), Some(fd)) => {
-                let id = ConnectionId(self.next_connection);
-                self.next_connection += 1;
-                let connection = Connection::new(id, disk, fd, &self.disks[disk], &self.pool);
-                self.connections.insert(id, connection);
-                self.stats.connections.fetch_add(1, Ordering::Relaxed);
-                self.touched.push(id);
-                self.want_input(id);
-            }
-            (Err(error), _) => {
-                let disk = self.disks[disk].name();
-                tracing::warn!(member = self.member, disk, %error, "cannot accept a connection");
-            }
-            (Ok(_), None) => {}
-        }
-    }
-
-    fn received(&mut self, id: ConnectionId, result: std::io::Result<u32>, buffer: Buffer) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        connection.received(result, buffer.into_aligned());
-        self.take_input(id);
-    }
-
-    /// Acts on everything that has arrived, then asks for more.
-    fn take_input(&mut self, id: ConnectionId) {
-        self.touched.push(id);
-        loop {
-            let connection = self.connections.get_mut(&id).expect("looked up by the caller");
-            match connection.next_input(&self.pool) {
-                Input::Request(request) => self.submit(id, request, None),
-                Input::Write(request, data) => {
-                    self.submit(id, request, Some(Payload::new(data)));
-                }
-                Input::NeedMore | Input::Busy | Input::Closed => break,
-            }
-        }
-        self.want_input(id);
-    }
-
-    fn want_input(&mut self, id: ConnectionId) {
-        let connection = self.connections.get_mut(&id).expect("looked up by the caller");
-        connection.receive(&mut self.ring, Token::Receive(id).to_u64());
-    }
-
-    fn submit(&mut self, id: ConnectionId, request: Request, data: Option<Payload>) {
-        let connection = self.connections.get_mut(&id).expect("looked up by the caller");
-        let disk_index = connection.disk();
-        let disk = &self.disks[disk_index];
-        connection.begin(&request);
-        let slot = self.requests.begin(id, request);
-        let count = |n: &std::sync::atomic::AtomicU64, by: u64| n.fetch_add(by, Ordering::Relaxed);
-        match request.command {
-            Command::Read => {
-                count(&self.stats.reads, 1);
-                count(&self.stats.read_bytes, request.len.into());
-                disk.start_read(&request, &mut self.ring, &self.pool, Token::Read(slot).to_u64());
-            }
-            Command::Flush => {
-                count(&self.stats.flushes, 1);
-                match disk.poisoned() {
-                    Some(_) => self.reply(slot, Err(Errno::Io)),
-                    None => {
-                        let token = Token::Flush(slot).to_u64();
-                        self.ring.fsync(token, disk.fd(), SyncKind::Data);
-                    }
-                }
-            }
-            Command::Write => {
-                count(&self.stats.writes, 1);
-                count(&self.stats.written_bytes, request.len.into());
-                let payload = data.expect("a write comes with its data");
-                self.sequence(slot, disk_index, &request, Effect::Write(payload));
-            }
-            Command::WriteZeroes | Command::Trim => {
-                count(&self.stats.writes, 1);
-                match self.disks[disk_index].zeroing(&request) {
-                    Ok(Some(effect)) => self.sequence(slot, disk_index, &request, effect),
-                    Ok(None) => self.reply(slot, Ok(())),
-                    Err(errno) => self.reply(slot, Err(errno)),
-                }
-            }
-            Command::Cache => self.reply(slot, Ok(())),
-            Command::BlockStatus => self.block_status(slot, disk_index, &request),
-        }
-    }
-
-    fn accept_all(&mut self) {
-        for (index, disk) in self.disks.iter().enumerate() {
-            self.ring.accept(Token::Accept(index).to_u64(), disk.listener());
-        }
-    }
-
-    // ---- other members
-
-    /// What the member has heard of others before it sent the request at hand: its record depends
-    /// on it.
-    fn observe_tags(&mut self) {
-        let Some(several) = self.several else { return };
-        self.observed_hlc = self.pending.read(&mut self.observed);
-        match several.form {
-            Form::Vector => self.sequencer.depends_on(&self.observed),
-            Form::Hlc => self.sequencer.observe(self.observed_hlc),
-        }
-    }
-
-    fn read_clock(&mut self) {
-        self.wall_ms = self.wall.read(clock::wall_ms(), self.now);
-        let refused_ms = self.wall.refused_ms().unwrap_or(0);
-        let before = self.stats.clock_refused_ms.swap(refused_ms, Ordering::Relaxed);
-        if refused_ms != 0 && before == 0 {
-            tracing::error!(
-                member = self.member,
-                jump_ms = refused_ms,
-                "the wall clock has jumped and is not believed until it comes back; after a \
-                 correction that is meant, start the daemon again"
-            );
-        }
-        let ceiling_ms = self.view.hlc_ceiling_ms();
-        if ceiling_ms > 0 {
-            self.sequencer.set_ceiling(ceiling_ms);
-        }
-    }
-
-    /// In the HLC form a writer that has nothing to write says so, while others write.
-    fn drive_idle(&mut self) {
-        let Some(Several { form: Form::Hlc, idle_interval }) = self.several else { return };
-        if !self.attached || !self.sequencer.is_started() || self.draining.is_some() {
-            return;
-        }
-        let frontier = self.port.frontier().max(self.observed_hlc);
-        self.idling.heard(frontier, self.now);
-        if self.idling.armed {
-            return;
-        }
-        if !self.idling.wants(self.sequencer.record_hlc(), self.now) {
-            self.port.wake_at_frontier();
-            // It may have risen between the look and the wish.
-            if self.port.frontier() <= frontier {
-                return;
-            }
-        }
-        self.idling.armed = true;
-        self.ring.timeout(Token::Idle.to_u64(), idle_interval);
-    }
-
-    fn idle_due(&mut self) {
-        self.idling.armed = false;
-        let Some(Several { form: Form::Hlc, idle_interval }) = self.several else { return };
-        self.idling.heard(self.port.frontier(), self.now);
-        let last = self.sequencer.record_hlc();
-        let quiet_since = last.physical_ms() + idle_interval.as_millis() as u64;
-        let is_due = self.idling.frontier > last || quiet_since <= self.wall_ms;
-        if self.attached && self.draining.is_none() && is_due && self.idling.wants(last, self.now) {
-            self.sequencer.observe(self.idling.frontier);
-            self.sequencer.idle(self.now, self.wall_ms);
-        }
-    }
-
-    fn sequence(&mut self, slot: Slot, disk: usize, request: &Request, effect: Effect) {
-        self.observe_tags();
-        self.sequencer.submit(
-            requests::request_of(slot),
-            self.disks[disk].extent(request),
-            effect,
-            request.flags.fua(),
-            self.now,
-            self.wall_ms,
-        );
-    }
-
-    fn block_status(&mut self, slot: Slot, disk: usize, request: &Request) {
-        match self.disks[disk].block_status(request) {
-            Ok(extents) => {
-                let (id, request) = self.requests.end(slot);
-                if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.reply_block_status(&request, extents);
-                    self.touched.push(id);
-                }
-            }
-            Err(error) => self.reply(slot, Err(Errno::from(&error))),
-        }
-    }
-
-    fn read(&mut self, slot: Slot, result: std::io::Result<u32>, buffer: Buffer) {
-        let request = *self.requests.get(slot);
-        let disk = self.connections.get(&self.requests.connection(slot)).map(Connection::disk);
-        let Some(disk) = disk else {
-            self.requests.end(slot);
-            return;
-        };
-        let token = Token::Read(slot).to_u64();
-        let disk = &self.disks[disk];
-        match disk.read_done(&request, result, buffer, &mut self.ring, token) {
-            disk::ReadOutcome::Continued => {}
-            disk::ReadOutcome::Done(data) => {
-                let (id, request) = self.requests.end(slot);
-                // What it publishes is carried out before replies are sent.
-                self.sequencer.is_read(disk.extent(&request));
-                if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.reply_data(&request, data);
-                    self.touched.push(id);
-                }
-            }
-            disk::ReadOutcome::Failed(error) => {
-                self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(member = self.member, disk = disk.name(), %error,
-                    offset = request.offset, len = request.len, "the local disk failed a read");
-                self.reply(slot, Err(Errno::from(&error)));
-            }
-        }
-    }
-
-    fn flushed(&mut self, slot: Slot, result: std::io::Result<u32>) {
-        let id = self.requests.connection(slot);
-        let disk = self.connections.get(&id).map(Connection::disk);
-        if let (Err(error), Some(disk)) = (&result, disk) {
-            self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
-            if self.disks[disk].poison(&self.member, error) {
-                let entry = (self.disks[disk].name().to_owned(), error.to_string());
-                self.view.change_trouble(|trouble| trouble.failed_disks.push(entry));
-            }
-        }
-        self.reply(slot, result.map(drop).map_err(|e| Errno::from(&e)));
-    }
-
-    fn reply(&mut self, slot: Slot, result: Result<(), Errno>) {
-        let (id, request) = self.requests.end(slot);
-        // A client that went away gets no answer; what it asked for was done all the same.
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        connection.reply(&request, result);
-        self.touched.push(id);
-    }
-
-    /// Sends what the turn has produced, and closes what is over.
-    fn send_replies(&mut self) {
-        while let Some(id) = self.touched.pop() {
-            let Some(connection) = self.connections.get_mut(&id) else { continue };
-            connection.send(&mut self.ring, Token::Send(id).to_u64());
-            if connection.has_room_again() {
-                self.take_input(id);
-                self.act();
-                // It is touched again: the loop comes back to it.
-                continue;
-            }
-            if connection.is_over() {
-                let connection = self.connections.remove(&id).expect("just seen");
-                connection.hang_up();
-                self.stats.connections.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn sent(&mut self, id: ConnectionId, result: std::io::Result<u32>, buffer: Buffer) {
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.sent(result, buffer.into_many());
-            self.touched.push(id);
-        }
-    }
-
-    // ---- the end
-
-    fn begin_drain(&mut self, reply: oneshot::Sender<Drained>) {
-        tracing::info!(member = self.member, "draining: no new requests");
-        self.draining = Some(reply);
-        for (id, connection) in &mut self.connections {
-            connection.begin_shutdown();
-            self.touched.push(*id);
-        }
-        self.copying.stop();
-    }
-
-    /// Whether everything that this member may depend on is in C, also of other writers: the next
-    /// run begins with a P that does not name it.
-    fn is_covered(&mut self) -> bool {
-        self.observe_tags();
-        let (committed, watermark) = self.port.told();
-        match self.several {
-            None => true,
-            Some(Several { form: Form::Vector, .. }) => committed.covers(&self.observed),
-            Some(Several { form: Form::Hlc, .. }) => watermark >= self.observed_hlc,
-        }
-    }
-
-    fn finish_drain(&mut self) {
-        if self.draining.is_none() {
-            return;
-        }
-        let done = self.requests.is_empty()
-            && self.connections.values().all(Connection::is_flushed)
-            && replication::is_settled(&self.sequencer)
-            && self.is_covered();
-        if !done {
-            return;
-        }
-        let reply = self.draining.take().expect("just seen");
-        self.to_link(ToLink::Detach);
-        let _ = reply.send(Drained {
-            seq: self.sequencer.last_seq(),
-            hlc: self.sequencer.last_hlc(),
-            whole: self.sequencer.is_started() && self.copying.is_whole() && self.sync_disks(),
-        });
-        self.stopped = true;
-    }
-
-    /// Makes durable what the backup has. A clean end says that the sites are equal, and must
-    /// stay true if the host loses power right after it.
-    fn sync_disks(&self) -> bool {
-        self.disks.iter().all(|disk| {
-            let synced = rustix::fs::fdatasync(disk.fd());
-            if let Err(error) = &synced {
-                tracing::error!(
-                    member = self.member,
-                    disk = disk.name(),
-                    %error,
-                    "the local disk failed its last flush: the next start compares the sites"
-                );
-            }
-            synced.is_ok() && disk.poisoned().is_none()
-        })
-    }
-
     fn publish_stats(&mut self) {
         let full = self.sequencer.is_backlog_full();
         let was_full = self.stats.backlog_full.swap(full, Ordering::Relaxed);
@@ -927,27 +553,4 @@ fn copied_ranges(member: &str, disks: &[Disk], purpose: Purpose) -> Vec<Extent> 
 
 fn errno(error: DiskError) -> Errno {
     Errno::from_os(error.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_survive() {
-        let id = (1 << 40) + 7;
-        for token in [
-            Token::Wake,
-            Token::Tick,
-            Token::Accept(3),
-            Token::Receive(ConnectionId(id)),
-            Token::Send(ConnectionId(id)),
-            Token::Read(Slot(u32::MAX)),
-            Token::Flush(Slot(0)),
-            Token::Local(OpId(id)),
-            Token::Idle,
-        ] {
-            assert_eq!(Token::from_u64(token.to_u64()), token);
-        }
-    }
 }

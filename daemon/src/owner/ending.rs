@@ -1,0 +1,69 @@
+//! The clean end: nothing new, everything to the backup, then the last word.
+
+use super::connection::Connection;
+use super::{Drained, Owner, Several, replication};
+use crate::link::port::ToLink;
+use tidelock_protocol::message::Form;
+use tokio::sync::oneshot;
+
+impl Owner {
+    pub(super) fn begin_drain(&mut self, reply: oneshot::Sender<Drained>) {
+        tracing::info!(member = self.member, "draining: no new requests");
+        self.draining = Some(reply);
+        for (id, connection) in &mut self.connections {
+            connection.begin_shutdown();
+            self.touched.push(*id);
+        }
+        self.copying.stop();
+    }
+
+    /// Whether everything that this member may depend on is in C, also of other writers: the next
+    /// run begins with a P that does not name it.
+    pub(super) fn is_covered(&mut self) -> bool {
+        self.observe_tags();
+        let (committed, watermark) = self.port.told();
+        match self.several {
+            None => true,
+            Some(Several { form: Form::Vector, .. }) => committed.covers(&self.observed),
+            Some(Several { form: Form::Hlc, .. }) => watermark >= self.observed_hlc,
+        }
+    }
+
+    pub(super) fn finish_drain(&mut self) {
+        if self.draining.is_none() {
+            return;
+        }
+        let done = self.requests.is_empty()
+            && self.connections.values().all(Connection::is_flushed)
+            && replication::is_settled(&self.sequencer)
+            && self.is_covered();
+        if !done {
+            return;
+        }
+        let reply = self.draining.take().expect("just seen");
+        self.to_link(ToLink::Detach);
+        let _ = reply.send(Drained {
+            seq: self.sequencer.last_seq(),
+            hlc: self.sequencer.last_hlc(),
+            whole: self.sequencer.is_started() && self.copying.is_whole() && self.sync_disks(),
+        });
+        self.stopped = true;
+    }
+
+    /// Makes durable what the backup has. A clean end says that the sites are equal, and must
+    /// stay true if the host loses power right after it.
+    pub(super) fn sync_disks(&self) -> bool {
+        self.disks.iter().all(|disk| {
+            let synced = rustix::fs::fdatasync(disk.fd());
+            if let Err(error) = &synced {
+                tracing::error!(
+                    member = self.member,
+                    disk = disk.name(),
+                    %error,
+                    "the local disk failed its last flush: the next start compares the sites"
+                );
+            }
+            synced.is_ok() && disk.poisoned().is_none()
+        })
+    }
+}

@@ -1,0 +1,74 @@
+//! What a writer of a group with several members does besides: it takes in what it has heard of the
+//! others, and lets the watermark pass it.
+
+use super::token::Token;
+use super::{Owner, Several};
+use crate::clock;
+use std::sync::atomic::Ordering;
+use tidelock_protocol::message::Form;
+
+impl Owner {
+    /// What the member has heard of others before it sent the request at hand: its record depends
+    /// on it.
+    pub(super) fn observe_tags(&mut self) {
+        let Some(several) = self.several else { return };
+        self.observed_hlc = self.pending.read(&mut self.observed);
+        match several.form {
+            Form::Vector => self.sequencer.depends_on(&self.observed),
+            Form::Hlc => self.sequencer.observe(self.observed_hlc),
+        }
+    }
+
+    pub(super) fn read_clock(&mut self) {
+        self.wall_ms = self.wall.read(clock::wall_ms(), self.now);
+        let refused_ms = self.wall.refused_ms().unwrap_or(0);
+        let before = self.stats.clock_refused_ms.swap(refused_ms, Ordering::Relaxed);
+        if refused_ms != 0 && before == 0 {
+            tracing::error!(
+                member = self.member,
+                jump_ms = refused_ms,
+                "the wall clock has jumped and is not believed until it comes back; after a \
+                 correction that is meant, start the daemon again"
+            );
+        }
+        let ceiling_ms = self.view.hlc_ceiling_ms();
+        if ceiling_ms > 0 {
+            self.sequencer.set_ceiling(ceiling_ms);
+        }
+    }
+
+    /// In the HLC form a writer that has nothing to write says so, while others write.
+    pub(super) fn drive_idle(&mut self) {
+        let Some(Several { form: Form::Hlc, idle_interval }) = self.several else { return };
+        if !self.attached || !self.sequencer.is_started() || self.draining.is_some() {
+            return;
+        }
+        let frontier = self.port.frontier().max(self.observed_hlc);
+        self.idling.heard(frontier, self.now);
+        if self.idling.armed {
+            return;
+        }
+        if !self.idling.wants(self.sequencer.record_hlc(), self.now) {
+            self.port.wake_at_frontier();
+            // It may have risen between the look and the wish.
+            if self.port.frontier() <= frontier {
+                return;
+            }
+        }
+        self.idling.armed = true;
+        self.ring.timeout(Token::Idle.to_u64(), idle_interval);
+    }
+
+    pub(super) fn idle_due(&mut self) {
+        self.idling.armed = false;
+        let Some(Several { form: Form::Hlc, idle_interval }) = self.several else { return };
+        self.idling.heard(self.port.frontier(), self.now);
+        let last = self.sequencer.record_hlc();
+        let quiet_since = last.physical_ms() + idle_interval.as_millis() as u64;
+        let is_due = self.idling.frontier > last || quiet_since <= self.wall_ms;
+        if self.attached && self.draining.is_none() && is_due && self.idling.wants(last, self.now) {
+            self.sequencer.observe(self.idling.frontier);
+            self.sequencer.idle(self.now, self.wall_ms);
+        }
+    }
+}

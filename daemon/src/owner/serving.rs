@@ -1,0 +1,216 @@
+//! Serving guests: connections, what they ask, and what they are answered.
+
+use super::connection::{Connection, ConnectionId, Input};
+use super::requests::{self, Slot};
+use super::token::Token;
+use super::{Owner, disk};
+use std::sync::atomic::Ordering;
+use tidelock_nbd::{Command, Errno, Request};
+use tidelock_protocol::record::{Effect, Payload};
+use tidelock_uring::{Buffer, SyncKind};
+
+impl Owner {
+    pub(super) fn accepted(&mut self, disk: usize, result: std::io::Result<u32>, buffer: Buffer) {
+        if self.draining.is_some() {
+            return;
+        }
+        self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
+        match (result, buffer.into_fd()) {
+            (Ok(_), Some(fd)) => {
+                let id = ConnectionId(self.next_connection);
+                self.next_connection += 1;
+                let connection = Connection::new(id, disk, fd, &self.disks[disk], &self.pool);
+                self.connections.insert(id, connection);
+                self.stats.connections.fetch_add(1, Ordering::Relaxed);
+                self.touched.push(id);
+                self.want_input(id);
+            }
+            (Err(error), _) => {
+                let disk = self.disks[disk].name();
+                tracing::warn!(member = self.member, disk, %error, "cannot accept a connection");
+            }
+            (Ok(_), None) => {}
+        }
+    }
+
+    pub(super) fn received(
+        &mut self,
+        id: ConnectionId,
+        result: std::io::Result<u32>,
+        buffer: Buffer,
+    ) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.received(result, buffer.into_aligned());
+        self.take_input(id);
+    }
+
+    /// Acts on everything that has arrived, then asks for more.
+    pub(super) fn take_input(&mut self, id: ConnectionId) {
+        self.touched.push(id);
+        loop {
+            let connection = self.connections.get_mut(&id).expect("looked up by the caller");
+            match connection.next_input(&self.pool) {
+                Input::Request(request) => self.submit(id, request, None),
+                Input::Write(request, data) => {
+                    self.submit(id, request, Some(Payload::new(data)));
+                }
+                Input::NeedMore | Input::Busy | Input::Closed => break,
+            }
+        }
+        self.want_input(id);
+    }
+
+    pub(super) fn want_input(&mut self, id: ConnectionId) {
+        let connection = self.connections.get_mut(&id).expect("looked up by the caller");
+        connection.receive(&mut self.ring, Token::Receive(id).to_u64());
+    }
+
+    pub(super) fn submit(&mut self, id: ConnectionId, request: Request, data: Option<Payload>) {
+        let connection = self.connections.get_mut(&id).expect("looked up by the caller");
+        let disk_index = connection.disk();
+        let disk = &self.disks[disk_index];
+        connection.begin(&request);
+        let slot = self.requests.begin(id, request);
+        let count = |n: &std::sync::atomic::AtomicU64, by: u64| n.fetch_add(by, Ordering::Relaxed);
+        match request.command {
+            Command::Read => {
+                count(&self.stats.reads, 1);
+                count(&self.stats.read_bytes, request.len.into());
+                disk.start_read(&request, &mut self.ring, &self.pool, Token::Read(slot).to_u64());
+            }
+            Command::Flush => {
+                count(&self.stats.flushes, 1);
+                match disk.poisoned() {
+                    Some(_) => self.reply(slot, Err(Errno::Io)),
+                    None => {
+                        let token = Token::Flush(slot).to_u64();
+                        self.ring.fsync(token, disk.fd(), SyncKind::Data);
+                    }
+                }
+            }
+            Command::Write => {
+                count(&self.stats.writes, 1);
+                count(&self.stats.written_bytes, request.len.into());
+                let payload = data.expect("a write comes with its data");
+                self.sequence(slot, disk_index, &request, Effect::Write(payload));
+            }
+            Command::WriteZeroes | Command::Trim => {
+                count(&self.stats.writes, 1);
+                match self.disks[disk_index].zeroing(&request) {
+                    Ok(Some(effect)) => self.sequence(slot, disk_index, &request, effect),
+                    Ok(None) => self.reply(slot, Ok(())),
+                    Err(errno) => self.reply(slot, Err(errno)),
+                }
+            }
+            Command::Cache => self.reply(slot, Ok(())),
+            Command::BlockStatus => self.block_status(slot, disk_index, &request),
+        }
+    }
+
+    pub(super) fn accept_all(&mut self) {
+        for (index, disk) in self.disks.iter().enumerate() {
+            self.ring.accept(Token::Accept(index).to_u64(), disk.listener());
+        }
+    }
+
+    pub(super) fn sequence(&mut self, slot: Slot, disk: usize, request: &Request, effect: Effect) {
+        self.observe_tags();
+        self.sequencer.submit(
+            requests::request_of(slot),
+            self.disks[disk].extent(request),
+            effect,
+            request.flags.fua(),
+            self.now,
+            self.wall_ms,
+        );
+    }
+
+    pub(super) fn block_status(&mut self, slot: Slot, disk: usize, request: &Request) {
+        match self.disks[disk].block_status(request) {
+            Ok(extents) => {
+                let (id, request) = self.requests.end(slot);
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.reply_block_status(&request, extents);
+                    self.touched.push(id);
+                }
+            }
+            Err(error) => self.reply(slot, Err(Errno::from(&error))),
+        }
+    }
+
+    pub(super) fn read(&mut self, slot: Slot, result: std::io::Result<u32>, buffer: Buffer) {
+        let request = *self.requests.get(slot);
+        let disk = self.connections.get(&self.requests.connection(slot)).map(Connection::disk);
+        let Some(disk) = disk else {
+            self.requests.end(slot);
+            return;
+        };
+        let token = Token::Read(slot).to_u64();
+        let disk = &self.disks[disk];
+        match disk.read_done(&request, result, buffer, &mut self.ring, token) {
+            disk::ReadOutcome::Continued => {}
+            disk::ReadOutcome::Done(data) => {
+                let (id, request) = self.requests.end(slot);
+                // What it publishes is carried out before replies are sent.
+                self.sequencer.is_read(disk.extent(&request));
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.reply_data(&request, data);
+                    self.touched.push(id);
+                }
+            }
+            disk::ReadOutcome::Failed(error) => {
+                self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(member = self.member, disk = disk.name(), %error,
+                    offset = request.offset, len = request.len, "the local disk failed a read");
+                self.reply(slot, Err(Errno::from(&error)));
+            }
+        }
+    }
+
+    pub(super) fn flushed(&mut self, slot: Slot, result: std::io::Result<u32>) {
+        let id = self.requests.connection(slot);
+        let disk = self.connections.get(&id).map(Connection::disk);
+        if let (Err(error), Some(disk)) = (&result, disk) {
+            self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
+            if self.disks[disk].poison(&self.member, error) {
+                let entry = (self.disks[disk].name().to_owned(), error.to_string());
+                self.view.change_trouble(|trouble| trouble.failed_disks.push(entry));
+            }
+        }
+        self.reply(slot, result.map(drop).map_err(|e| Errno::from(&e)));
+    }
+
+    pub(super) fn reply(&mut self, slot: Slot, result: Result<(), Errno>) {
+        let (id, request) = self.requests.end(slot);
+        // A client that went away gets no answer; what it asked for was done all the same.
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.reply(&request, result);
+        self.touched.push(id);
+    }
+
+    /// Sends what the turn has produced, and closes what is over.
+    pub(super) fn send_replies(&mut self) {
+        while let Some(id) = self.touched.pop() {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            connection.send(&mut self.ring, Token::Send(id).to_u64());
+            if connection.has_room_again() {
+                self.take_input(id);
+                self.act();
+                // It is touched again: the loop comes back to it.
+                continue;
+            }
+            if connection.is_over() {
+                let connection = self.connections.remove(&id).expect("just seen");
+                connection.hang_up();
+                self.stats.connections.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn sent(&mut self, id: ConnectionId, result: std::io::Result<u32>, buffer: Buffer) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.sent(result, buffer.into_many());
+            self.touched.push(id);
+        }
+    }
+}
