@@ -20,6 +20,9 @@ pub const PROTOCOL: (u16, u16) = (1, 2);
 /// what follows it.
 pub const PROTOCOL_OF_GROUPS: u16 = 2;
 
+/// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
+pub const UNASKED: u64 = 0;
+
 /// How packets inside a group say what they depend on, and so how the backup finds its cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -227,8 +230,8 @@ pub struct Progress {
     pub committed: CountVector,
     /// The group's watermark: every record up to this time is in the cut. 0 in the vector form.
     pub watermark: Hlc,
-    /// The greatest time of any record that is not idle. A writer whose last record is older
-    /// holds the watermark back.
+    /// The greatest time of any record that is not idle, or that a member waits for. A writer
+    /// whose last record is older holds the watermark back.
     pub frontier: Hlc,
 }
 
@@ -354,9 +357,10 @@ pub enum Message {
         id: u64,
     },
     /// Host: P of the member at a moment after the question arrived, its own entry as far as any
-    /// record was admitted.
+    /// record was admitted. Unasked with each beacon while C does not cover P: the member may wait
+    /// for what nobody is going to send.
     Sounded {
-        /// The question's.
+        /// The question's, or [`UNASKED`].
         id: u64,
         /// P.
         pending: CountVector,
@@ -364,9 +368,11 @@ pub enum Message {
         hlc: Hlc,
     },
     /// Backup: what this resyncing writer may have known before its stop. Its copy is not done
-    /// before a record that depends on all of it.
+    /// before a record that depends on all of it. With the writer's own entry alone, at any other
+    /// time: somebody waits for that seq.
     Floor {
-        /// What the others have said. The writer's own entry: a seq that somebody waits for.
+        /// What the others have said. The writer's own entry: it gives out seqs until there, also
+        /// if it has nothing to write.
         pending: CountVector,
         /// The same in the HLC form.
         hlc: Hlc,

@@ -8,6 +8,9 @@
 //! | partial | partial | partial | partial |
 //! | whole | whole | whole | **resyncing** |
 //! | resyncing | resyncing | resyncing | resyncing |
+//!
+//! A disk that is added makes a whole copy one that is resyncing, and a second run an empty one one
+//! that has begun: of the first nothing may have arrived, but its guest was served.
 
 use super::{Group, GroupError, GroupOptions, Link, Now, Output, WriterSlot};
 use crate::cut::CutTracker;
@@ -288,8 +291,12 @@ impl<S: Storage> Group<S> {
         if has_new_disk && copy == CopyState::Whole {
             copy = CopyState::Resyncing;
         }
+        if copy == CopyState::Empty && last.is_some() && !same_run {
+            // Nothing of that run has arrived. But its guest was served, and may have heard of others.
+            copy = CopyState::Partial;
+        }
         if copy != was.copy {
-            self.begin_resync(attach)?;
+            self.begin_copy(attach, copy)?;
         }
         self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
@@ -437,11 +444,14 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    /// What the host's disks hold is not certain: C stands still until a copy is done.
-    fn begin_resync(&mut self, attach: &Attach) -> Result<(), Refusal> {
-        let note = Note::Copy { writer: attach.writer, copy: CopyState::Resyncing };
-        self.journal.stage_note(&note).expect("a whole copy can be resynced");
-        self.commit.hold(attach.writer);
+    /// What the host's disks hold, and what it may have known, is not certain. In a resync C stands
+    /// still until a copy is done.
+    fn begin_copy(&mut self, attach: &Attach, copy: CopyState) -> Result<(), Refusal> {
+        let note = Note::Copy { writer: attach.writer, copy };
+        self.journal.stage_note(&note).expect("it follows what there is");
+        if copy == CopyState::Resyncing {
+            self.commit.hold(attach.writer);
+        }
         self.flush();
         if self.journal.staged_bytes() > 0 || self.broken.is_some() {
             let reason = self.broken.clone().or_else(|| self.stall_reason());

@@ -9,14 +9,22 @@
 //!
 //! A writer that is resyncing itself has lost the numbers of its old run. Its answer stands for
 //! its whole resync: the first record of that, because it is in the cut only with the last.
+//!
+//! # Lost numbers
+//! Somebody may wait for a seq that a writer's old run had given out and that never came here, and
+//! that the new run has no reason to reach. The floor names such a seq as far as it is known by
+//! then. It may come up later: a packet was late, or a host could not be reached. So each member
+//! says with its beacons what it waits for, and the writer is told to give the number out again,
+//! for a record that says nothing. That never releases anything too early: C moves past a resync
+//! only with all of it. In the HLC form the frontier rises to what is awaited, and writers pass it.
 
-use super::{Group, Output};
+use super::{Group, Link, Output};
 use crate::journal::Standing;
 use crate::storage::Storage;
 use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Message};
+use tidelock_protocol::message::{CopyState, Form, Message, UNASKED};
 use tidelock_protocol::vector::CountVector;
 
 /// The questions of one resync.
@@ -61,12 +69,49 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// A writer has answered.
+    /// A writer has answered, or says what it waits for.
     pub(super) fn sounded(&mut self, writer: WriterId, id: u64, pending: &CountVector, hlc: Hlc) {
+        if id == UNASKED {
+            return self.awaited(pending, hlc);
+        }
         for floor in self.floors.iter_mut().filter(|f| f.writer != writer && f.id <= id) {
             floor.answers.insert(writer, (pending.clone(), hlc));
         }
         self.tell_floors();
+    }
+
+    /// Some member waits for this, or soon may.
+    pub(super) fn awaited(&mut self, pending: &CountVector, hlc: Hlc) {
+        for (writer, seq) in pending.entries() {
+            self.ask_for(writer, seq);
+        }
+        if self.journal.state().form == Form::Hlc && hlc > self.frontier {
+            self.frontier = hlc;
+            self.tell_committed();
+        }
+    }
+
+    /// A member was heard. If it is a writer: records of others may wait for what it has lost,
+    /// though nobody remembers why.
+    pub(super) fn ask_for_awaited(&mut self, link: Link) {
+        let writer = self.links().find(|(_, other)| *other == link);
+        if let Some((i, _)) = writer {
+            let writer = WriterId(i as u16);
+            self.ask_for(writer, self.cut.waited_for(writer));
+        }
+    }
+
+    /// The writer must give out this seq. It may have, and it is on its way: then this does
+    /// nothing. Not before a resync's own floor is known, of which this is a part.
+    fn ask_for(&mut self, writer: WriterId, seq: Seq) {
+        let Some(slot) = self.slots.get(writer.index()) else { return };
+        let Some(link) = slot.link.filter(|_| slot.speaks_of_groups) else { return };
+        let has_come = self.journal.state().writers[writer.index()].seq >= seq;
+        if has_come || self.floors.iter().any(|floor| floor.writer == writer) {
+            return;
+        }
+        let message = Message::Floor { pending: CountVector::of(writer, seq), hlc: Hlc(0) };
+        self.outputs.push(Output::Send(link, message));
     }
 
     /// Tells each resyncing writer its floor as soon as everybody has answered.

@@ -79,8 +79,11 @@ impl<S: Storage> Group<S> {
             Frame::Control(_, Message::Detach) => {
                 self.followers.retain(|follower| follower.link != link);
             }
-            // Its mode is its host's affair, and it has no disk to resync.
-            Frame::Control(_, Message::ModeChanged { .. } | Message::Sounded { .. }) => {}
+            Frame::Control(_, Message::Sounded { pending, hlc, .. }) => {
+                self.awaited(&pending, hlc);
+            }
+            // Its mode is its host's affair.
+            Frame::Control(_, Message::ModeChanged { .. }) => {}
             _ => {
                 let reason = "a message that members without disks do not send".to_owned();
                 self.end_link(link, RefusalKind::Invalid, reason);

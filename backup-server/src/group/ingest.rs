@@ -124,6 +124,7 @@ impl<S: Storage> Group<S> {
             self.grace.heard(now.mono);
             self.heard(link, now);
             self.outputs.push(Output::Send(link, Message::Lease { sent_at }));
+            self.ask_for_awaited(link);
         }
     }
 

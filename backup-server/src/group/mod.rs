@@ -211,7 +211,7 @@ pub struct Group<S: Storage> {
     /// What resyncing writers may have known before their stops, as far as the others have said.
     floors: Vec<floor::Floor>,
     last_sound: u64,
-    /// The greatest time of any record that is not idle.
+    /// The greatest time of any record that is not idle, or that a member waits for.
     frontier: Hlc,
     images: BTreeMap<DiskKey, S::File>,
     /// Kept while something reads disks as of now: digest checks, a recovered group's exports.

@@ -7,6 +7,7 @@ use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{DiskId, Incarnation};
 use tidelock_protocol::message::{
     Attach, Attached, DiskSpec, Follow, Followed, Form, Join, LastRun, Machine, Mode, Progress,
+    UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 
@@ -295,6 +296,80 @@ fn two_resyncs_at_once_and_one_that_has_left() {
     say(&mut group, 1, Message::Detach);
     let said = join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
     assert!(said.iter().any(|m| matches!(m, Message::Floor { .. })), "b ended cleanly: {said:?}");
+}
+
+/// The floors that a writer was told.
+fn floors(outputs: &[Output], writer: u16) -> Vec<CountVector> {
+    let of = |message| match message {
+        Message::Floor { pending, .. } => Some(pending),
+        _ => None,
+    };
+    told(outputs, link(writer)).into_iter().filter_map(of).collect()
+}
+
+#[test]
+fn a_seq_that_was_lost_is_given_out_again_for_whoever_waits_for_it() {
+    let form = Form::Vector;
+    let web = Link { connection: ConnectionId(9), channel: Channel(3) };
+    let shape = Shape { writers: 2, form };
+    let mut group = two(&Memory::new(), form);
+    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    // The member without disks has heard of a's old 9. While a's own floor is not known, that
+    // would be taken for it.
+    let waits = Message::Sounded { id: UNASKED, pending: vector(&[9, 1]), hlc: Hlc(0) };
+    let say_again = |group: &mut Group<Memory>| {
+        let frame = Frame::Control(web.channel, waits.clone());
+        assert!(group.receive(at_ms(0), web, frame).is_none());
+        floors(&group.take_outputs(), 0)
+    };
+    assert_eq!(say_again(&mut group), []);
+    say(&mut group, 1, Message::Sounded { id: 1, pending: vector(&[0, 1]), hlc: Hlc(20) });
+    assert_eq!(floors(&group.take_outputs(), 0), [vector(&[0, 1])]);
+    send(&mut group, done(0, 2, 20, &[(1, 1)]));
+    group.flush();
+    assert_eq!(say_again(&mut group), [vector(&[9])], "with the next beacon");
+    for seq in 3..=9 {
+        send(&mut group, Record { effect: Effect::Idle, ..record(0, seq, 20 + seq, &[]) });
+    }
+    assert_eq!(say_again(&mut group), [], "it has come");
+    // A record of b waits, and b has forgotten why.
+    send(&mut group, record(1, 2, 40, &[(0, 12)]));
+    group.flush();
+    group.take_outputs();
+    group.beacon(at_ms(0), link(1), MonoNanos(1));
+    assert_eq!(floors(&group.take_outputs(), 0), []);
+    group.beacon(at_ms(0), link(0), MonoNanos(1));
+    assert_eq!(floors(&group.take_outputs(), 0), [vector(&[12])]);
+}
+
+#[test]
+fn a_run_of_which_nothing_has_arrived_was_served_all_the_same() {
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let mut group = shape.create(&Memory::new()).unwrap();
+    let unknown = LastRun::Unknown;
+    assert_eq!(copy_of(&join(&mut group, at_ms(0), &shape.join(0, 1, unknown))), CopyState::Empty);
+    // Its guest has heard of b's second write. It stops, and that is forgotten.
+    join(&mut group, at_ms(0), &shape.join(1, 1, unknown));
+    let said = join(&mut group, at_ms(0), &shape.join(0, 2, unknown));
+    assert_eq!(copy_of(&said), CopyState::Partial);
+    let Some(Message::Sound { id }) = said.last().cloned() else { panic!("{said:?}") };
+    say(&mut group, 1, Message::Sounded { id, pending: vector(&[0, 2]), hlc: Hlc(20) });
+    assert_eq!(floors(&group.take_outputs(), 0), [vector(&[0, 2])]);
+    let again = shape.join(0, 2, LastRun::Continues { from: Seq(1) });
+    assert_eq!(copy_of(&join(&mut group, at_ms(0), &again)), CopyState::Partial);
+}
+
+#[test]
+fn a_time_that_was_lost_with_a_removed_writer_is_passed() {
+    let form = Form::Hlc;
+    let mut group = two(&Memory::new(), form);
+    group.connection_lost(link(1).connection);
+    group.remove("b").unwrap();
+    group.take_outputs();
+    say(&mut group, 0, Message::Sounded { id: UNASKED, pending: vector(&[]), hlc: Hlc(700) });
+    let said = progress(&told(&group.take_outputs(), link(0))).unwrap();
+    assert_eq!((said.watermark, said.frontier), (Hlc(10), Hlc(700)), "a will speak");
 }
 
 #[test]

@@ -228,9 +228,10 @@ impl State {
             return Err(StateError::Writer(writer));
         };
         let from = state.copy;
-        // Everything else follows from records.
-        if (from, to) != (CopyState::Whole, CopyState::Resyncing) {
-            return Err(StateError::Copy { writer, from, to });
+        // Everything else follows from records. The first: by a run of which nothing has arrived.
+        match (from, to) {
+            (CopyState::Empty, CopyState::Partial) | (CopyState::Whole, CopyState::Resyncing) => {}
+            _ => return Err(StateError::Copy { writer, from, to }),
         }
         state.copy = to;
         Ok(())

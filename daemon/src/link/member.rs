@@ -11,7 +11,7 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode, Progress,
-    RefusalKind,
+    RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
@@ -446,7 +446,27 @@ impl<T> Member<T> {
         if self.phase == Phase::Refused {
             self.connected(out);
         } else {
+            self.say_what_is_awaited(out);
             self.control(Message::Beacon { sent_at: now }, out);
+        }
+    }
+
+    /// Packets of this member may wait for records that were lost with a run of their writer, or
+    /// for a time that nobody has a reason to reach. Only the backup can see that. Mostly they are
+    /// on their way, and nothing comes of it.
+    fn say_what_is_awaited(&self, out: &mut BytesMut) {
+        let form = match &self.presence {
+            Presence::Alone => return,
+            Presence::Writer { form, .. } | Presence::Follower { form, .. } => form,
+        };
+        let (pending, hlc) = self.gate.pending();
+        let (committed, watermark) = self.port.told();
+        let is_covered = match form {
+            Form::Vector => committed.covers(&pending),
+            Form::Hlc => watermark >= hlc,
+        };
+        if !is_covered {
+            self.control(Message::Sounded { id: UNASKED, pending, hlc }, out);
         }
     }
 

@@ -55,7 +55,7 @@ pub enum FromLink {
         equal: bool,
     },
     /// What the member may have known before its stop: the record that ends its copy depends on
-    /// all of it.
+    /// all of it. Or only that somebody waits for one of its seqs.
     Floor {
         /// Writes of others; its own entry: a seq that somebody waits for.
         pending: CountVector,

@@ -1,5 +1,5 @@
 use super::GateControl;
-use super::member::{Member, MemberError, MemberParts};
+use super::member::{Member, MemberError, MemberParts, Presence};
 use super::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
 use bytes::BytesMut;
 use std::sync::mpsc::Receiver;
@@ -8,7 +8,8 @@ use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
-    Attach, Attached, CopyState, LastRun, Message, Mode, RefusalKind,
+    Attach, Attached, CopyState, Followed, Form, LastRun, Message, Mode, Progress, RefusalKind,
+    UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -19,15 +20,19 @@ const WRITER: WriterId = WriterId(0);
 
 /// What the link told the gate and the disk, in order.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<String>>>);
+struct Told {
+    said: Arc<Mutex<Vec<String>>>,
+    /// P of the member.
+    pending: Arc<Mutex<(CountVector, Hlc)>>,
+}
 
 impl Told {
     fn say(&self, text: String) {
-        self.0.lock().unwrap().push(text);
+        self.said.lock().unwrap().push(text);
     }
 
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.said.lock().unwrap())
     }
 }
 
@@ -43,6 +48,9 @@ impl GateControl for Told {
     }
     fn hold_for_resync(&self, hold: bool) {
         self.say(format!("hold {hold}"));
+    }
+    fn pending(&self) -> (CountVector, Hlc) {
+        self.pending.lock().unwrap().clone()
     }
 }
 
@@ -61,11 +69,15 @@ struct Bench {
 }
 
 fn bench(last_run: LastRun) -> Bench {
+    bench_of(Presence::Alone, last_run)
+}
+
+fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
     let told = Told::default();
     let (port, heard) = OwnerPort::new(EventFd::new().unwrap());
     let port = Arc::new(port);
     let member = Member::new(MemberParts {
-        presence: super::member::Presence::Alone,
+        presence,
         attach: Attach {
             group: "g".into(),
             member: "m".into(),
@@ -257,4 +269,37 @@ fn acknowledgements_reach_the_gate_first_and_are_never_for_what_was_not_sent() {
     assert_eq!(b.told.take(), ["C <2>"]);
     assert_eq!(b.port.acked(), (Seq(2), Seq(2)));
     assert!(matches!(b.member.receive(ack(4), NOW), Err(MemberError::Stream { .. })));
+}
+
+#[test]
+fn a_beacon_says_what_the_member_waits_for() {
+    for form in [Form::Vector, Form::Hlc] {
+        let mut b = bench_of(Presence::Follower { form, peers: vec![] }, LastRun::Unknown);
+        let mut out = BytesMut::new();
+        b.member.connected(&mut out);
+        out.clear();
+        let progress = |seq, hlc| Progress {
+            committed: CountVector::of(WRITER, Seq(seq)),
+            watermark: Hlc(hlc),
+            ..Progress::default()
+        };
+        let followed = Followed { epoch: Epoch(1), progress: progress(6, 60) };
+        b.member.receive(Message::Followed(followed), NOW).unwrap();
+        let pending = CountVector::of(WRITER, Seq(7));
+        *b.told.pending.lock().unwrap() = (pending.clone(), Hlc(70));
+        let mut said = |b: &mut Bench| {
+            b.member.beacon(NOW, &mut out);
+            let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+            let control = |frame| match frame {
+                Frame::Control(_, message) => message,
+                Frame::Record(..) => panic!("a follower has none"),
+            };
+            frames.map(control).collect::<Vec<_>>()
+        };
+        let beacon = Message::Beacon { sent_at: NOW };
+        let waits = Message::Sounded { id: UNASKED, pending, hlc: Hlc(70) };
+        assert_eq!(said(&mut b), [waits, beacon.clone()], "{form}");
+        b.member.receive(Message::Progress(progress(7, 70)), NOW).unwrap();
+        assert_eq!(said(&mut b), [beacon], "{form}: all of it is in C");
+    }
 }

@@ -27,8 +27,9 @@ pub struct Copying {
     suspects_due: bool,
     ticks: u32,
     stopped: bool,
-    /// What the copy's end must depend on is not known yet; then, up to where seqs must go.
+    /// What the copy's end must depend on is not known yet.
     awaits_floor: bool,
+    /// Up to where seqs must go.
     pad_to: Seq,
 }
 
@@ -91,13 +92,15 @@ impl Copying {
         self.awaits_floor = self.job.as_ref().is_some_and(|job| job.marker().is_none());
     }
 
-    /// They have, and it has been taken over. Its end comes after the seq `pad_to`.
+    /// They have, and it has been taken over. Its end comes after the seq `pad_to`. Also while no
+    /// copy waits for it: then somebody waits for that seq.
     pub fn floor_heard(&mut self, pad_to: Seq) {
         self.awaits_floor = false;
         self.pad_to = self.pad_to.max(pad_to);
     }
 
-    /// A seq that the copy's end must come after.
+    /// A seq of an earlier run, lost with it, that somebody waits for: it is to be given out again,
+    /// before a copy ends.
     pub fn pad_to(&self) -> Seq {
         self.pad_to
     }

@@ -34,7 +34,7 @@ pub fn take_acks<T>(
     }
 }
 
-/// Begins copies while there is room for them.
+/// Begins copies while there is room for them, and gives out the seqs that somebody waits for.
 pub fn drive_copies<T>(
     sequencer: &mut Sequencer,
     copying: &mut Copying,
@@ -55,7 +55,8 @@ pub fn drive_copies<T>(
         let Some((extent, kind)) = copying.next(clocks.now) else { break };
         sequencer.submit_copy(extent, kind, clocks.now, clocks.wall_ms);
     }
-    if copying.wants_marker() && sequencer.pad_to(copying.pad_to(), clocks.now, clocks.wall_ms) {
+    let nobody_waits = sequencer.pad_to(copying.pad_to(), clocks.now, clocks.wall_ms);
+    if copying.wants_marker() && nobody_waits {
         let marker = sequencer.copy_done(clocks.now, clocks.wall_ms);
         copying.set_marker(marker);
     }

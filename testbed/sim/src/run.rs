@@ -7,8 +7,6 @@ use crate::schedule::S;
 use crate::world::{Counts, World};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tidelock_daemon::owner::Phase;
-use tidelock_protocol::ids::WriterId;
-use tidelock_protocol::message::Form;
 
 /// How long guests go on after the last fault.
 const CALM_S: u64 = 3;
@@ -152,9 +150,6 @@ impl World {
         if run.queue.mode() != self.modes[group] {
             return Some(format!("the gate is in mode {}", run.queue.mode()));
         }
-        if self.waits_for_lost_seqs(vm) {
-            return None;
-        }
         if !run.queue.is_empty() || !run.kernel_queue.is_empty() {
             return Some(format!("{} packets wait", run.queue.len()));
         }
@@ -163,19 +158,6 @@ impl World {
         }
         let asked = self.vms[vm].guest.asked.len();
         (asked > 0).then(|| format!("{asked} requests have no answer"))
-    }
-
-    /// A member that has heard of seqs that were lost with a run of their writer, and is not asked
-    /// when that resyncs because it follows: it waits until the writer gets there by writing.
-    fn waits_for_lost_seqs(&self, vm: usize) -> bool {
-        let group = &self.plan.groups[self.plan.vms[vm].group];
-        let p = self.vms[vm].pending.read();
-        !group.followers.is_empty()
-            && group.form == Form::Vector
-            && group.vms.iter().any(|peer| {
-                let last = self.vms[*peer].run.as_ref().map(|run| run.sequencer.last_seq());
-                last.is_some_and(|last| p.get(WriterId(self.plan.vms[*peer].writer)) > last)
-            })
     }
 
     /// Nothing is under way any more: both sites hold the same, and what would be recovered now
