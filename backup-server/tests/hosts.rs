@@ -127,6 +127,21 @@ async fn two(server: &Process, form: Form) -> (Member, Member) {
     (db, app)
 }
 
+/// What a member without disks says.
+fn follow(form: Form) -> Follow {
+    Follow {
+        group: "shop".into(),
+        member: "web".into(),
+        writers: MEMBERS.map(str::to_owned).to_vec(),
+        form,
+        peers: peers(),
+        epoch: Epoch(1),
+        lease_ms: 400,
+        grace_ms: 600,
+        machine: None,
+    }
+}
+
 fn vector(seqs: [u64; 2]) -> CountVector {
     (0..).map(WriterId).zip(seqs.map(Seq)).collect()
 }
@@ -237,17 +252,6 @@ async fn members_without_disks_follow_and_a_resync_asks_every_writer() {
     let server = Process::start(&config);
     let (db, mut app) = two(&server, Form::Vector).await;
     let mut web = Member::connect(&server, "host-2").await;
-    let follow = |form| Follow {
-        group: "shop".into(),
-        member: "web".into(),
-        writers: MEMBERS.map(str::to_owned).to_vec(),
-        form,
-        peers: peers(),
-        epoch: Epoch(1),
-        lease_ms: 400,
-        grace_ms: 600,
-        machine: None,
-    };
     // Another form than the other hosts', which are connected.
     web.send(CHANNEL, &Message::Follow(Box::new(follow(Form::Hlc)))).await;
     let refused = web.next().await;
@@ -291,4 +295,56 @@ async fn members_without_disks_follow_and_a_resync_asks_every_writer() {
     let writers = MEMBERS.map(str::to_owned).to_vec();
     let refused = old.attach(Attach { writers, ..attach(9, LastRun::Unknown) }).await.unwrap_err();
     assert!(matches!(refused, Message::Refused { kind: RefusalKind::Version, .. }), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_machines_of_a_group_are_booted_and_who_is_not_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), HOSTS);
+    let server = Process::start(&config);
+    let (_db, _app) = two(&server, Form::Vector).await;
+    let mut web = Member::connect(&server, "host-2").await;
+    web.send(CHANNEL, &Message::Follow(Box::new(follow(Form::Vector)))).await;
+    let followed = web.next().await;
+    assert!(matches!(followed, Some((_, Message::Followed(_)))), "{followed:?}");
+    let boot = |more: &[&str]| {
+        let words = ["recover", "shop", "--primary-is-dead", "--boot", "--dry-run"];
+        let output = cli(&config, &[&words[..], &["--accelerator", "tcg"], more].concat());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
+        let machines = lines.into_iter().filter(|line| line.starts_with("qemu-")).collect();
+        (output.status.success(), machines, text(&output.stderr))
+    };
+
+    // Its host sent no description of web, which has nothing here that could be lost: the others must not wait for it.
+    let (good, machines, said): (bool, Vec<String>, String) = boot(&[]);
+    assert!(good && machines.len() == 2, "{machines:?} {said}");
+    assert!(machines[0].contains("-name db ") && machines[0].contains("export=db.root"));
+    assert!(machines[1].contains("-name app ") && machines[1].contains("export=app.root"));
+    assert!(said.contains("web is not booted") && said.contains("--machine web=FILE"), "{said}");
+
+    let file = dir.path().join("lan.json");
+    std::fs::write(&file, r#"{"memory_mib": 64, "networks": [{"name": "lan"}]}"#).unwrap();
+    let with_lan = |member: &str| format!("--machine={member}={}", file.display());
+    let (web_file, app_file) = (with_lan("web"), with_lan("app"));
+    let (good, machines, said) = boot(&[&web_file, &app_file, "--network", "lan=bridge:br0"]);
+    assert!(good && machines.len() == 3, "{machines:?} {said}");
+    assert!(machines[2].contains("-name web ") && !machines[2].contains("-blockdev"));
+    let bridged = machines.iter().filter(|line| line.contains("bridge,id=net0,br=br0")).count();
+    assert_eq!(bridged, 2, "db has no network: {machines:?}");
+    // What is said of one machine comes before what is said of all.
+    let networks = ["--network", "lan=bridge:br0", "--network", "web.lan=tap:t0"];
+    let (_, machines, _) = boot(&[&[&*web_file, &app_file], &networks[..]].concat());
+    assert!(machines[1].contains("br=br0") && machines[2].contains("ifname=t0"), "{machines:?}");
+
+    for (wrong, told) in [
+        (vec![&*web_file, &app_file, "--network", "lan=tap:t0"], "write --network app.lan=tap:t0"),
+        (vec![&web_file, "--network", "wan=tap:t0"], "web.lan"),
+        (vec!["--machine=wbe=/x"], "there is no wbe to boot, but db, app, web"),
+        (vec!["--machine=/x"], "say whose it is, as --machine db=/x"),
+        (vec!["--network", "lan"], "write NAME=tap:INTERFACE"),
+    ] {
+        let (good, machines, said) = boot(&wrong);
+        assert!(!good && machines.is_empty() && said.contains(told), "{wrong:?}: {said}");
+    }
 }

@@ -97,6 +97,13 @@ impl Description {
         }
         Ok(description)
     }
+
+    /// What `--network` calls its networks, in their order.
+    #[must_use]
+    pub fn network_names(&self) -> Vec<String> {
+        let devices = self.networks.iter().enumerate();
+        devices.map(|(nth, d)| d.name.clone().unwrap_or_else(|| format!("net{nth}"))).collect()
+    }
 }
 
 impl DiskDevice {

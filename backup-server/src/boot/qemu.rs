@@ -1,6 +1,6 @@
 //! QEMU's command line for a recovered machine.
 
-use super::{Description, DiskDevice, NetworkDevice};
+use super::{Description, DiskDevice};
 use crate::server::exports::ExportedDisk;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -39,7 +39,7 @@ pub enum BootError {
     /// There is none.
     #[error(
         "the host sent no machine description for {member}: set group.member.machine in its \
-         configuration next time, and now give one with --machine FILE"
+         configuration next time, and now give one with --machine {member}=FILE"
     )]
     NoDescription {
         /// The member.
@@ -75,7 +75,7 @@ pub enum BootError {
     /// An override that means nothing.
     #[error(
         "--network {0}: write NAME=tap:INTERFACE, NAME=bridge:BRIDGE, NAME=user or NAME=none, with \
-         a name of the machine's networks ({1})"
+         a name of the machines' networks ({1})"
     )]
     Network(String, String),
 }
@@ -134,7 +134,7 @@ pub fn command_line(
         let device = format!("{},drive=disk{nth}{}", device.device, serial.unwrap_or_default());
         push(&["-blockdev", &blockdev, "-device", &device]);
     }
-    for parts in networks(&description.networks, &overrides.networks)? {
+    for parts in networks(description, &overrides.networks)? {
         push(&parts.iter().map(String::as_str).collect::<Vec<_>>());
     }
     line.extend(overrides.arguments.iter().cloned());
@@ -171,14 +171,10 @@ fn pair<'a>(
 }
 
 fn networks(
-    devices: &[NetworkDevice],
+    description: &Description,
     connections: &[(String, String)],
 ) -> Result<Vec<Vec<String>>, BootError> {
-    let names: Vec<_> = devices
-        .iter()
-        .enumerate()
-        .map(|(nth, d)| d.name.clone().unwrap_or_else(|| format!("net{nth}")))
-        .collect();
+    let names = description.network_names();
     let known = || if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     for (name, how) in connections {
         let good = how == "user"
@@ -189,7 +185,7 @@ fn networks(
         }
     }
     let mut lines = Vec::new();
-    for (nth, (device, name)) in devices.iter().zip(&names).enumerate() {
+    for (nth, (device, name)) in description.networks.iter().zip(&names).enumerate() {
         let how = connections.iter().find(|(n, _)| n == name).map_or("none", |(_, how)| how);
         let mac = device.mac.as_ref().map(|m| format!(",mac={}", escaped(m))).unwrap_or_default();
         let backend = match how.split_once(':') {

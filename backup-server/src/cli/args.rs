@@ -49,12 +49,12 @@ pub(crate) struct Recover {
     /// For programs: one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
-    /// Connect a network of the VM: NAME=tap:INTERFACE, NAME=bridge:BRIDGE, NAME=user
-    #[arg(long = "network", value_name = "NAME=HOW", requires = "boot")]
+    /// Connect a network: NAME=tap:INTERFACE, NAME=bridge:BRIDGE, NAME=user; of one VM of several: MEMBER.NAME=...
+    #[arg(long = "network", value_name = "[MEMBER.]NAME=HOW", requires = "boot")]
     pub(crate) networks: Vec<String>,
-    /// Boot this description in place of the one that the host sent
-    #[arg(long, value_name = "FILE", requires = "boot")]
-    pub(crate) machine: Option<PathBuf>,
+    /// Boot this description in place of the one that the host sent; with several VMs say whose it is
+    #[arg(long = "machine", value_name = "[MEMBER=]FILE", requires = "boot")]
+    pub(crate) machines: Vec<String>,
     /// Where kernels and the like are that the description names [default: DATA_DIR/boot]
     #[arg(long, value_name = "DIR", requires = "boot")]
     pub(crate) boot_dir: Option<PathBuf>,

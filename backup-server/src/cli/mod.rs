@@ -4,6 +4,7 @@
 //! themselves, with the same code, and serve what must be served until they are ended.
 
 mod args;
+mod boot;
 mod client;
 mod export;
 mod recover;

@@ -1,29 +1,26 @@
 //! `tidelock-backup recover`.
 
 use super::args::Recover;
+use super::boot::Boot;
 use super::client::Client;
-use crate::boot::{self, BootError, Description, Overrides};
 use crate::group::Recovery;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::exports::ExportedDisk;
 use crate::text;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use std::process::Stdio;
-use tidelock_protocol::message::Machine;
-use tokio::process::{Child, Command};
 
 pub(super) async fn run(config: Config, args: Recover) -> Result<()> {
-    let networks = networks(&args.networks)?;
+    let boot = Boot::new(&args)?;
     let client = Client::connect(config).await?;
-    let outcome = recover(&client, &args, networks).await;
+    let outcome = recover(&client, &args, boot).await;
     client.end().await;
     outcome
 }
 
-async fn recover(client: &Client, args: &Recover, networks: Vec<(String, String)>) -> Result<()> {
+async fn recover(client: &Client, args: &Recover, boot: Boot) -> Result<()> {
     let (recovery, disks) = tokio::select! {
         recovered = wait(client, args) => recovered?,
         signal = super::asked_to_end() => bail!("{}: the group is not recovered", signal?),
@@ -37,48 +34,7 @@ async fn recover(client: &Client, args: &Recover, networks: Vec<(String, String)
         }
         return Ok(());
     }
-    let mut overrides = Overrides {
-        qemu: args.qemu.clone(),
-        accelerator: args.accelerator.clone(),
-        memory_mib: args.memory_mib,
-        boot_dir: args.boot_dir.clone().unwrap_or_else(|| client.config().data_dir.join("boot")),
-        networks,
-        arguments: args.qemu_arguments.clone(),
-    };
-    if overrides.accelerator.is_none() {
-        let chosen = boot::accelerator::choose(&overrides.qemu()).await;
-        if let Some(why) = chosen.why {
-            eprintln!("KVM does not work here, so machines run without it, slowly: {why}");
-        }
-        overrides.accelerator = Some(chosen.name.to_owned());
-    }
-    let mut lines = Vec::new();
-    let writers = recovery.writers.iter().filter(|writer| writer.is_recovered);
-    for member in writers.map(|writer| &writer.member).chain(&recovery.followers) {
-        let description = describe(client, args, member).await?;
-        let prefix = format!("{member}.");
-        let own: Vec<_> = disks
-            .iter()
-            .filter_map(|d| Some((d.name.strip_prefix(&prefix)?.to_owned(), d.clone())))
-            .collect();
-        lines.push(boot::command_line(member, &description, &own, &overrides)?);
-    }
-    if args.dry_run {
-        lines.iter().for_each(|line| println!("{}", shell(line)));
-        return Ok(());
-    }
-    run_all(&lines).await
-}
-
-fn networks(args: &[String]) -> Result<Vec<(String, String)>> {
-    args.iter()
-        .map(|arg| {
-            let (name, how) = arg
-                .split_once('=')
-                .with_context(|| format!("--network {arg}: write NAME=tap:INTERFACE"))?;
-            Ok((name.to_owned(), how.to_owned()))
-        })
-        .collect()
+    boot.run(client, args, &recovery, &disks).await
 }
 
 /// Asks for the recovery, and counts down while the old primary's lease may hold.
@@ -169,81 +125,4 @@ fn tell(
         println!("  {:<20} {:>10}  {}", disk.name, text::bytes(disk.size_bytes), disk.uri());
     }
     Ok(())
-}
-
-async fn describe(client: &Client, args: &Recover, member: &str) -> Result<Description> {
-    let machine = match &args.machine {
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read {}", path.display()))?;
-            if text.trim_start().starts_with('<') {
-                Machine::Libvirt(text)
-            } else {
-                Machine::Json(text)
-            }
-        }
-        None => {
-            let (group, member) = (args.group.clone(), member.to_owned());
-            let request = Request::Machine { group, member: member.clone() };
-            match client.ask(&request).await? {
-                Reply::Machine { machine: Some(machine) } => machine,
-                Reply::Machine { machine: None } => {
-                    return Err(BootError::NoDescription { member }.into());
-                }
-                _ => bail!("the server answered something else"),
-            }
-        }
-    };
-    Ok(boot::read(&machine)?)
-}
-
-/// Runs the machines until all have ended, or until this process is asked to end.
-async fn run_all(lines: &[Vec<String>]) -> Result<()> {
-    let mut machines: Vec<Child> = Vec::new();
-    for line in lines {
-        eprintln!("booting: {}", shell(line));
-        // The first machine may talk to the terminal.
-        let input = if machines.is_empty() { Stdio::inherit() } else { Stdio::null() };
-        let child = Command::new(&line[0])
-            .args(&line[1..])
-            .stdin(input)
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("cannot run {} (is qemu-system-x86 installed?)", line[0]))?;
-        machines.push(child);
-    }
-    let all = async {
-        let mut failed = None;
-        for machine in &mut machines {
-            let status = machine.wait().await?;
-            if !status.success() {
-                failed = Some(status);
-            }
-        }
-        match failed {
-            Some(status) => bail!("QEMU ended with {status}"),
-            None => Ok(()),
-        }
-    };
-    tokio::select! {
-        ended = all => ended,
-        // Dropping the children ends them.
-        signal = super::asked_to_end() => {
-            eprintln!("{}: ending the machines; the group stays recovered", signal?);
-            Ok(())
-        }
-    }
-}
-
-/// A command line as a shell would take it.
-fn shell(line: &[String]) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./=,:+@%".contains(&b);
-    let quote = |arg: &String| {
-        if !arg.is_empty() && arg.bytes().all(plain) {
-            arg.clone()
-        } else {
-            format!("'{}'", arg.replace('\'', r"'\''"))
-        }
-    };
-    line.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
