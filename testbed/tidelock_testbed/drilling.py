@@ -26,6 +26,8 @@ from .views import answers_chart
 from .workload import Clients, rows_in
 
 CLIENTS = 8
+WORST_MOMENT_S = 2
+"""How long a disaster waits for the next reply to a client."""
 CONFIRMED_MIN = 20
 """Below this a run proves nothing and fails."""
 SERVED_AGAIN = 2 * CLIENTS
@@ -246,12 +248,25 @@ class Drill:
 
     def disaster(self) -> None:
         """The primary site is gone."""
-        cut_first = self.random.random() < 0.5
+        self.wait_for_a_reply()
+        cut_first = self.links_go_first()
         self.disaster_at, self.gone_at = self.rig.destroy_primary(cut_first)
         self.event("disaster", self.disaster_at)
         self.sampler.stop()
         order = "links, then guest and daemon" if cut_first else "guest and daemon, then links"
         say(f"DISASTER: the primary site is gone ({order}, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms)")
+
+    def wait_for_a_reply(self) -> None:
+        """The worst moment is the one just after a client was told something."""
+        told = len(self.ledger.follow().confirmed)
+        end = time.monotonic() + WORST_MOMENT_S
+        while len(self.ledger.follow().confirmed) == told and time.monotonic() < end:
+            time.sleep(0.0005)
+
+    def links_go_first(self) -> bool:
+        """Whether the links die before the guest and the daemon, by some milliseconds. In async always: if the daemon
+        dies first, the kernel still sends what it was given, and a short loss would be hidden by that."""
+        return self.random.random() < 0.5 or self.knobs.mode == "async"
 
     def recover(self, *options: str) -> None:
         """`tidelock-backup recover`, and the clients' way to the backup site."""
