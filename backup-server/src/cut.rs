@@ -13,6 +13,12 @@
 //! The cut only grows, and it is a function of the journal alone, so a restart finds at least the
 //! cut that was told before. The fold goes up to it, too.
 
+mod held_back;
+#[cfg(test)]
+mod tests;
+
+pub use held_back::{Awaited, HeldBack};
+
 use crate::journal::{Standing, State};
 use crate::planted::{self, Bug};
 use std::collections::VecDeque;
@@ -56,6 +62,16 @@ impl Track {
         let reached = self.waiting.partition_point(|w| w.seq <= seq);
         reached.checked_sub(1).map_or(self.below, |last| self.waiting[last].hlc)
     }
+}
+
+/// How far the writers are, by time.
+struct Reached {
+    /// By writer: the last record that may be in the cut.
+    limit: Vec<Seq>,
+    /// Who is behind all others, and its time: the watermark.
+    least: (WriterId, Hlc),
+    /// Resyncs that cannot be in the cut, because somebody has not reached the time of their end.
+    resyncs_before: Vec<Option<(WriterId, Hlc)>>,
 }
 
 /// The cut of a group, and the records beyond it.
@@ -144,21 +160,14 @@ impl CutTracker {
     fn settle_vectors(&self, committed: &CountVector) -> CountVector {
         let mut cut: Vec<Seq> =
             (0..self.tracks.len()).map(|i| committed.get(WriterId(i as u16))).collect();
-        let is_there = |cut: &[Seq], writer: WriterId, seq| {
-            let (Some(have), Some(track)) =
-                (cut.get(writer.index()), self.tracks.get(writer.index()))
-            else {
-                return false;
-            };
-            *have >= seq || track.removed
-        };
         // From above: take away what depends on what is not there, until nothing does.
         loop {
             let mut fell = false;
             for (i, track) in self.tracks.iter().enumerate() {
-                let blocked = track.waiting.iter().find(|w| {
-                    w.seq <= cut[i] && !w.deps.entries().all(|(of, seq)| is_there(&cut, of, seq))
-                });
+                let blocked = track
+                    .waiting
+                    .iter()
+                    .find(|w| w.seq <= cut[i] && self.missing(w, |of| cut[of.index()]).is_some());
                 if let Some(blocked) = blocked {
                     cut[i] = Seq(blocked.seq.0 - 1);
                     fell = true;
@@ -177,32 +186,16 @@ impl CutTracker {
         (0..).map(WriterId).zip(cut).collect()
     }
 
+    /// What a record depends on that is not there.
+    fn missing(&self, of: &Waiting, have: impl Fn(WriterId) -> Seq) -> Option<(WriterId, Seq)> {
+        of.deps.entries().find(|(writer, seq)| match self.tracks.get(writer.index()) {
+            Some(track) => have(*writer) < *seq && !track.removed,
+            None => true,
+        })
+    }
+
     fn settle_times(&mut self, committed: &CountVector) -> CountVector {
-        let mut limit: Vec<Seq> =
-            (0..self.tracks.len()).map(|i| committed.get(WriterId(i as u16))).collect();
-        // From above, as with vectors: a resync is in only if every other writer has reached the
-        // time of its end.
-        let watermark = loop {
-            let speaks = |track: &Track| {
-                !track.waiting.is_empty() || !planted::is(Bug::WatermarkIgnoresIdle)
-            };
-            let reached = self.tracks.iter().zip(&limit);
-            let reached = reached.filter(|(track, _)| !track.removed && speaks(track));
-            let least = reached.map(|(track, seq)| track.hlc_at(*seq)).min().unwrap_or_default();
-            let mut fell = false;
-            for (track, limit) in self.tracks.iter().zip(&mut limit) {
-                if let Some(Resync { from, done: Some((done, at)) }) = track.resync
-                    && *limit >= done
-                    && at > least
-                {
-                    *limit = from;
-                    fell = true;
-                }
-            }
-            if !fell {
-                break least;
-            }
-        };
+        let Reached { limit, least: (_, watermark), .. } = self.reached(committed);
         // A writer that was added is behind at first; what was true stays true.
         self.watermark = self.watermark.max(watermark);
         let cut = self.tracks.iter().zip(limit).map(|(track, limit)| {
@@ -211,6 +204,36 @@ impl CutTracker {
             first.map_or(limit, |first| limit.min(Seq(first.seq.0 - 1)))
         });
         (0..).map(WriterId).zip(cut).collect()
+    }
+
+    /// From above, as with vectors: a resync is in only if every other writer has reached the time
+    /// of its end.
+    fn reached(&self, committed: &CountVector) -> Reached {
+        let mut limit: Vec<Seq> =
+            (0..self.tracks.len()).map(|i| committed.get(WriterId(i as u16))).collect();
+        let mut resyncs_before = vec![None; self.tracks.len()];
+        let speaks =
+            |track: &Track| !track.waiting.is_empty() || !planted::is(Bug::WatermarkIgnoresIdle);
+        loop {
+            let reached = (0..).map(WriterId).zip(&self.tracks).zip(&limit);
+            let reached = reached.filter(|((_, track), _)| !track.removed && speaks(track));
+            let least = reached.map(|((writer, track), seq)| (writer, track.hlc_at(*seq)));
+            let least = least.min_by_key(|(_, hlc)| *hlc).unwrap_or_default();
+            let mut fell = false;
+            for (i, track) in self.tracks.iter().enumerate() {
+                if let Some(Resync { from, done: Some((done, at)) }) = track.resync
+                    && limit[i] >= done
+                    && at > least.1
+                {
+                    limit[i] = from;
+                    resyncs_before[i] = Some(least);
+                    fell = true;
+                }
+            }
+            if !fell {
+                return Reached { limit, least, resyncs_before };
+            }
+        }
     }
 
     /// The cut as last settled.
@@ -248,271 +271,5 @@ impl CutTracker {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.tracks.iter().map(|track| track.waiting.len()).sum()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::journal::{Note, Shape};
-    use proptest::prelude::*;
-    use tidelock_protocol::hlc::HlcClock;
-    use tidelock_protocol::ids::{DiskId, Epoch};
-
-    fn record(writer: u16, seq: u64, deps: &[(u16, u64)]) -> Record {
-        Record {
-            writer: WriterId(writer),
-            seq: Seq(seq),
-            epoch: Epoch(1),
-            hlc: Hlc(0),
-            deps: deps.iter().map(|(w, s)| (WriterId(*w), Seq(*s))).collect(),
-            disk: DiskId(0),
-            offset: 0,
-            copy: false,
-            effect: Effect::Zero { len_bytes: 1, no_hole: false },
-        }
-    }
-
-    fn vector(seqs: &[u64]) -> CountVector {
-        seqs.iter().enumerate().map(|(i, s)| (WriterId(i as u16), Seq(*s))).collect()
-    }
-
-    /// A journal in memory: the state, and the tracker that follows it.
-    struct Journal {
-        state: State,
-        tracker: CutTracker,
-    }
-
-    impl Journal {
-        fn new(writers: u16, form: Form) -> Self {
-            let mut state = State::new(writers.into());
-            let shape = Shape { writers, removed: Vec::new(), joining: false, form };
-            state.apply_note(&Note::Shape(shape)).unwrap();
-            let tracker = CutTracker::new(&state);
-            Self { state, tracker }
-        }
-
-        fn add(&mut self, record: &Record) {
-            self.tracker.record(&self.state, record);
-            self.state.apply_record(record).unwrap();
-        }
-
-        fn done(&mut self, writer: u16, seq: u64, hlc: u64, deps: &[(u16, u64)]) {
-            let hlc = Hlc(hlc);
-            self.add(&Record {
-                hlc,
-                copy: true,
-                effect: Effect::CopyDone,
-                ..record(writer, seq, deps)
-            });
-        }
-
-        fn at(&mut self, writer: u16, seq: u64, hlc: u64) {
-            self.add(&Record { hlc: Hlc(hlc), ..record(writer, seq, &[]) });
-        }
-
-        fn resync(&mut self, writer: u16) {
-            let (writer, copy) = (WriterId(writer), CopyState::Resyncing);
-            self.state.apply_note(&Note::Copy { writer, copy }).unwrap();
-        }
-
-        fn remove(&mut self, writer: u16) {
-            let shape = Shape {
-                writers: self.state.writers.len() as u16,
-                removed: vec![WriterId(writer)],
-                joining: false,
-                form: self.state.form,
-            };
-            self.state.apply_note(&Note::Shape(shape)).unwrap();
-            self.tracker.reshape(&self.state);
-        }
-
-        fn cut(&mut self) -> CountVector {
-            let committed = self.state.committed();
-            self.tracker.settle(&committed).clone()
-        }
-    }
-
-    #[test]
-    fn a_record_waits_for_what_it_depends_on_and_takes_its_successors_along() {
-        let mut t = CutTracker::new(&State::new(3));
-        let state = State::new(3);
-        t.record(&state, &record(0, 2, &[(1, 5)]));
-        t.record(&state, &record(2, 1, &[(0, 2)]));
-        assert_eq!(*t.settle(&vector(&[4, 4, 3])), vector(&[1, 4, 0]));
-        assert_eq!(*t.settle(&vector(&[4, 5, 3])), vector(&[4, 5, 3]));
-    }
-
-    #[test]
-    fn of_a_resync_all_is_in_the_cut_or_nothing() {
-        for form in [Form::Vector, Form::Hlc] {
-            let mut j = Journal::new(2, form);
-            j.done(0, 1, 10, &[]);
-            j.done(1, 1, 11, &[]);
-            j.at(0, 2, 12);
-            j.at(1, 2, 13);
-            let before = j.cut();
-            j.resync(0);
-            j.at(0, 3, 20);
-            assert_eq!(j.cut().get(WriterId(0)), before.get(WriterId(0)), "{form}: in the middle");
-            // What it knew before its stop is beyond what the other has sent.
-            j.done(0, 4, 30, &[(1, 4)]);
-            j.at(0, 5, 31);
-            j.at(1, 3, 25);
-            assert_eq!(j.cut().get(WriterId(0)), before.get(WriterId(0)), "{form}: not closed");
-            assert_eq!(j.tracker.resync_from(WriterId(0)), Some(Seq(2)));
-            j.at(1, 4, 33);
-            assert_eq!(j.cut().get(WriterId(0)), Seq(5), "{form}");
-            assert_eq!(j.tracker.resync_from(WriterId(0)), None);
-        }
-    }
-
-    #[test]
-    fn two_resyncs_that_depend_on_each_other_end_together() {
-        for form in [Form::Vector, Form::Hlc] {
-            let mut j = Journal::new(2, form);
-            j.done(0, 1, 10, &[]);
-            j.done(1, 1, 11, &[]);
-            let before = j.cut();
-            j.resync(0);
-            j.resync(1);
-            j.at(0, 2, 20);
-            j.at(1, 2, 21);
-            // Each depends on the beginning of the other's.
-            j.done(0, 3, 30, &[(1, 2)]);
-            assert_eq!(j.cut(), before, "{form}");
-            j.done(1, 3, 31, &[(0, 2)]);
-            j.at(0, 4, 40);
-            j.at(1, 4, 41);
-            assert!(j.cut().covers(&vector(&[4, 3])), "{form}");
-        }
-    }
-
-    #[test]
-    fn a_writer_that_says_nothing_holds_the_watermark_until_an_idle_record() {
-        let mut j = Journal::new(3, Form::Hlc);
-        (0..3).for_each(|writer| j.done(writer, 1, 10 + u64::from(writer), &[]));
-        j.at(0, 2, 50);
-        j.at(1, 2, 60);
-        assert_eq!(j.cut(), vector(&[1, 1, 1]));
-        assert_eq!(j.tracker.watermark(), Hlc(12), "the third has said nothing since");
-        j.add(&Record { hlc: Hlc(55), effect: Effect::Idle, ..record(2, 2, &[]) });
-        assert_eq!((j.cut(), j.tracker.watermark()), (vector(&[2, 1, 1]), Hlc(50)));
-    }
-
-    #[test]
-    fn who_was_removed_is_waited_for_no_more() {
-        for form in [Form::Vector, Form::Hlc] {
-            let mut j = Journal::new(2, form);
-            j.done(0, 1, 10, &[]);
-            j.done(1, 1, 11, &[]);
-            j.add(&Record { hlc: Hlc(20), ..record(0, 2, &[(1, 7)]) });
-            assert_eq!(j.cut().get(WriterId(0)), Seq(1), "{form}");
-            j.remove(1);
-            assert_eq!(j.cut().get(WriterId(0)), Seq(2), "{form}");
-        }
-    }
-
-    /// A step of a history: who writes, and whether it has heard of everything before.
-    type Steps = Vec<(u16, bool)>;
-
-    /// The records of a history, each with what it really depends on: all or nothing of what was
-    /// there, and its own earlier ones. Times follow the HLC's rules on clocks that differ.
-    fn history(steps: &Steps, form: Form) -> Vec<(Record, CountVector)> {
-        let mut clocks = [0, 1, 2].map(|_| HlcClock::default());
-        let (mut have, mut knows) = (CountVector::new(), [0, 1, 2].map(|_| CountVector::new()));
-        let (mut latest, mut all) = (Hlc(0), Vec::new());
-        for (nth, (writer, hears)) in steps.iter().enumerate() {
-            let i = usize::from(*writer);
-            if *hears {
-                knows[i].merge(&have);
-                clocks[i].observe(latest);
-            }
-            let seq = have.get(WriterId(*writer)).next();
-            // Writer 2's clock is far ahead.
-            let hlc = clocks[i].tick(nth as u64 + if i == 2 { 20 } else { 0 });
-            latest = latest.max(hlc);
-            have.raise(WriterId(*writer), seq);
-            let deps: Vec<_> = knows[i]
-                .entries()
-                .filter(|(w, _)| w.0 != *writer)
-                .map(|(w, s)| (w.0, s.0))
-                .collect();
-            let known = deps.iter().map(|(w, s)| (WriterId(*w), Seq(*s))).collect();
-            let deps = if form == Form::Vector { &deps[..] } else { &[] };
-            all.push((Record { hlc, ..record(*writer, seq.0, deps) }, known));
-        }
-        all
-    }
-
-    fn is_closed(all: &[(Record, CountVector)], cut: &CountVector) -> bool {
-        all.iter().filter(|(r, _)| r.seq <= cut.get(r.writer)).all(|(_, deps)| cut.covers(deps))
-    }
-
-    fn steps() -> impl Strategy<Value = Steps> {
-        prop::collection::vec((0u16..3, any::<bool>()), 1..40)
-    }
-
-    proptest! {
-        /// Vectors, against the definition.
-        #[test]
-        fn equals_the_definition(
-            steps in steps(),
-            durable in prop::collection::vec(0u64..15, 3),
-        ) {
-            let all = history(&steps, Form::Vector);
-            let mut j = Journal::new(3, Form::Vector);
-            all.iter().for_each(|(record, _)| j.add(record));
-            let committed: CountVector = (0..3)
-                .map(|w| (WriterId(w), Seq(durable[usize::from(w)]).min(j.state.writers[usize::from(w)].seq)))
-                .collect();
-            let cut = j.tracker.settle(&committed).clone();
-            prop_assert!(committed.covers(&cut));
-            prop_assert!(is_closed(&all, &cut));
-            // The greatest: the closed cuts below C have a least upper bound that is closed.
-            for a in 0..=committed.get(WriterId(0)).0 {
-                for b in 0..=committed.get(WriterId(1)).0 {
-                    for c in 0..=committed.get(WriterId(2)).0 {
-                        let other = vector(&[a, b, c]);
-                        prop_assert!(!is_closed(&all, &other) || cut.covers(&other), "{} and {}", cut, other);
-                    }
-                }
-            }
-        }
-
-        /// Either form: records arrive in any order that keeps each writer's own, the cut is
-        /// closed under what each record really depends on, and it only grows. In the HLC form
-        /// it has every record up to the watermark, and the watermark is what all have reached.
-        #[test]
-        fn every_cut_on_the_way_is_closed(
-            steps in steps(),
-            order in prop::collection::vec(0usize..3, 60),
-            hlc: bool,
-        ) {
-            let form = if hlc { Form::Hlc } else { Form::Vector };
-            let all = history(&steps, form);
-            let mut streams: Vec<VecDeque<_>> = (0..3)
-                .map(|w| all.iter().filter(|(r, _)| r.writer == WriterId(w)).map(|(r, _)| r).collect())
-                .collect();
-            let mut j = Journal::new(3, form);
-            let mut last = CountVector::new();
-            for pick in order.into_iter().chain((0..3).cycle().take(200)) {
-                let Some(record) = streams[pick].pop_front() else { continue };
-                j.add(record);
-                let cut = j.cut();
-                prop_assert!(cut.covers(&last) && j.state.committed().covers(&cut));
-                prop_assert!(is_closed(&all, &cut), "{}", cut);
-                if hlc {
-                    let least = j.state.writers.iter().map(|w| w.hlc).min().unwrap();
-                    prop_assert_eq!(j.tracker.watermark(), least);
-                    let up_to = |r: &Record| r.hlc <= least;
-                    prop_assert!(all.iter().all(|(r, _)| up_to(r) == (r.seq <= cut.get(r.writer))));
-                }
-                last = cut;
-            }
-            if !hlc {
-                prop_assert_eq!(last, j.state.journaled());
-            }
-        }
     }
 }

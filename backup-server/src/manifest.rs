@@ -8,6 +8,7 @@
 //!
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
 
+use crate::cut::HeldBack;
 use crate::journal::Position;
 use crate::storage::{self, Storage};
 use serde::de::DeserializeOwned;
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
-use tidelock_protocol::ids::{DiskId, Incarnation, WriterId};
+use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, WriterId};
 use tidelock_protocol::message::{DiskSpec, Machine, Mode};
 
 /// The version of these files.
@@ -61,6 +62,19 @@ pub struct Manifest {
     /// Members without disks, and the host that said so last.
     #[serde(default)]
     pub followers: BTreeMap<String, String>,
+    /// Why the last recovery left out what it did. For people: what it took is in the journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<LeftOut>,
+}
+
+/// What was found out about records that a recovery left out, when it happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeftOut {
+    /// The epoch that the recovery began, if it came to that.
+    pub epoch: Epoch,
+    /// By writer index.
+    pub held_back: Vec<Option<HeldBack>>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -180,6 +180,7 @@ impl<S: Storage> Group<S> {
             grace_ms: attach.grace_ms,
             peers: Vec::new(),
             followers: BTreeMap::new(),
+            left_out: None,
         };
         let wrong = |source| GroupError::Image { path: "directory".into(), source };
         if holds_data(&storage, options.journal).map_err(wrong)? {

@@ -21,6 +21,7 @@ mod floor;
 mod folding;
 mod follow;
 mod ingest;
+mod left_out;
 mod recovery;
 mod shape;
 mod status;
@@ -30,7 +31,8 @@ mod tests;
 mod tests_of_several;
 
 pub use attach::GroupCreateError;
-pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery, RecoveryWriter};
+pub use left_out::{HeldBackBy, RecoveryWriter};
+pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
 pub use shape::RemoveError;
 pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 

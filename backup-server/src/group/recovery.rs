@@ -1,5 +1,6 @@
 //! Recovery: the epoch is raised first, then the disks are writable here (DESIGN 2.9, rule 4).
 
+use super::left_out::RecoveryWriter;
 use super::{Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
@@ -11,25 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
-use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::{CopyState, Form, RefusalKind};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
-
-/// What a recovery took of one writer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecoveryWriter {
-    /// Its name.
-    pub member: String,
-    /// Its last seq that counts.
-    pub recovered: Seq,
-    /// Records in the journal that were left out.
-    pub left_out: u64,
-    /// Why they were.
-    pub why: Option<String>,
-    /// Whether its disks are part of the recovery.
-    pub is_recovered: bool,
-}
 
 /// A recovery that has happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,34 +95,8 @@ impl<S: Storage> Group<S> {
     pub fn recovery(&self) -> Option<Recovery> {
         let state = self.journal.state();
         let start = state.recovered().filter(|_| self.promoted)?;
-        let writers = self.manifest.writers.iter().enumerate().map(|(i, member)| {
-            let writer = WriterId(i as u16);
-            let recovered = start.cut.get(writer);
-            let left_out = start.journaled.get(writer).0.saturating_sub(recovered.0);
-            let of = &state.writers[i];
-            let why = if of.standing == Standing::Removed {
-                Some("it was removed from the group".to_owned())
-            } else if of.copy != CopyState::Whole {
-                Some("its initial copy was not complete: it is not recovered".to_owned())
-            } else if left_out == 0 {
-                None
-            } else if start.resyncing.contains(&writer) {
-                Some(
-                    "they belong to a resync that had not ended: the disks were whole before it"
-                        .to_owned(),
-                )
-            } else if state.form == Form::Hlc {
-                Some(
-                    "they are later than the watermark: some member had not said that it has \
-                     nothing older"
-                        .to_owned(),
-                )
-            } else {
-                Some("they depend on records of other members that had not arrived".to_owned())
-            };
-            let is_recovered = self.is_served(writer);
-            RecoveryWriter { member: member.clone(), recovered, left_out, why, is_recovered }
-        });
+        let writers = (0..self.manifest.writers.len() as u16).map(WriterId);
+        let writers = writers.map(|writer| self.taken_of(writer, start));
         Some(Recovery {
             group: self.manifest.group.clone(),
             epoch: start.epoch,
@@ -178,6 +138,7 @@ impl<S: Storage> Group<S> {
             primary_declared_dead,
         };
         let cut = start.cut.clone();
+        self.remember_left_out(start.epoch);
         let note = Note::EpochStart(start);
         self.journal.stage_note(&note).map_err(|e| RecoverError::Journal(e.to_string()))?;
         // From here on nothing of the old primary is taken. That it is fenced it hears when this
@@ -218,7 +179,7 @@ impl<S: Storage> Group<S> {
     }
 
     /// Whether a writer's disks are those of a recovered group.
-    fn is_served(&self, writer: WriterId) -> bool {
+    pub(super) fn is_served(&self, writer: WriterId) -> bool {
         let of = self.journal.state().writer(writer);
         of.is_some_and(|of| of.standing != Standing::Removed && of.copy == CopyState::Whole)
     }
