@@ -12,11 +12,12 @@
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/netns/lab.rs"]
 mod lab;
+mod measure;
 
-use lab::{INTERFACE, Lab, PATIENCE, in_namespace, next, obstacle, udp};
+use lab::{INTERFACE, Lab, PATIENCE, in_namespace, next, udp};
+use measure::{percentile, require_namespaces};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -52,11 +53,8 @@ impl Traffic {
 }
 
 fn main() {
-    if let Some(why) = obstacle() {
-        eprintln!("gate-bench: {why}");
-        std::process::exit(1);
-    }
-    let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(3u64);
+    require_namespaces("gate-bench");
+    let seconds = measure::numbers().next().unwrap_or(3);
     let span = Duration::from_secs(seconds);
     let mut rows = Vec::new();
     let mut filter = String::new();
@@ -200,83 +198,25 @@ impl Bench {
     }
 
     /// Small datagrams as fast as the guest can send them; counted where they arrive.
-    fn flood(&self, span: Duration) -> u64 {
+    fn flood(&self, span: Duration) -> f64 {
         // Nobody reads it: what matters is that the packet got to the client.
         let _client = udp(&self.lab.client(), "0.0.0.0:7000");
         let guest = udp(&self.lab.guest(), "0.0.0.0:0");
-        let to = self.to_client();
-        let before = self.client_received();
-        let start = Instant::now();
-        while start.elapsed() < span {
-            for _ in 0..256 {
-                guest.send_to(&[0; 64], to).expect("it is sent");
-            }
-        }
-        let elapsed = start.elapsed().as_secs_f64();
-        ((self.client_received() - before) as f64 / elapsed) as u64
-    }
-
-    fn client_received(&self) -> u64 {
-        let text = in_namespace(&self.lab.client(), || {
-            std::fs::read_to_string("/proc/thread-self/net/dev").expect("interface counters")
-        });
-        let line = text.lines().find(|line| line.trim().starts_with("c0:")).expect("c0");
-        let packets = line.split_once(':').and_then(|(_, rest)| rest.split_whitespace().nth(1));
-        packets.and_then(|p| p.parse().ok()).expect("a count")
+        measure::flood(&guest, self.to_client(), &self.lab.client(), "c0", span)
     }
 
     /// Gigabits per second of one TCP stream from the guest to the client.
     fn stream(&self, span: Duration) -> f64 {
-        let listener =
-            in_namespace(&self.lab.client(), || TcpListener::bind("0.0.0.0:7000")).expect("bound");
-        let to = self.to_client();
-        let mut guest =
-            in_namespace(&self.lab.guest(), || TcpStream::connect(to)).expect("connected");
-        let (mut client, _) = listener.accept().expect("accepted");
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                let block = vec![0; 256 << 10];
-                let start = Instant::now();
-                while start.elapsed() < span {
-                    guest.write_all(&block).expect("written");
-                }
-            });
-            let (start, mut bytes, mut buffer) = (Instant::now(), 0u64, vec![0; 256 << 10]);
-            loop {
-                match client.read(&mut buffer).expect("read") {
-                    0 => break,
-                    len => bytes += len as u64,
-                }
-            }
-            let gbit = bytes as f64 * 8.0 / 1e9 / start.elapsed().as_secs_f64();
-            (gbit * 100.0).round() / 100.0
-        })
+        let ends = measure::connection(&self.lab.guest(), &self.lab.client(), self.to_client());
+        measure::stream(ends, span)
     }
 
     /// Microseconds from the client to the guest and back.
     fn round_trips(&self) -> Vec<f64> {
         let client = udp(&self.lab.client(), "0.0.0.0:0");
         let guest = udp(&self.lab.guest(), "0.0.0.0:7000");
-        let rounds = ROUND_TRIPS + ROUND_TRIPS / 10;
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut buffer = [0; 64];
-                for _ in 0..rounds {
-                    let (len, from) = guest.recv_from(&mut buffer).expect("a request");
-                    guest.send_to(&buffer[..len], from).expect("a reply");
-                }
-            });
-            let mut times = Vec::new();
-            for round in 0..rounds {
-                let start = Instant::now();
-                client.send_to(&[0; 64], "10.71.0.2:7000").expect("a request");
-                next(&client);
-                if round >= ROUND_TRIPS / 10 {
-                    times.push(start.elapsed().as_secs_f64() * 1e6);
-                }
-            }
-            times
-        })
+        let address = SocketAddr::new([10, 71, 0, 2].into(), PORT);
+        measure::udp_round_trips(&client, &guest, address, ROUND_TRIPS)
     }
 
     /// Microseconds from the moment that C is told to the packet's arrival at the client.
@@ -302,12 +242,4 @@ impl Bench {
         }
         times
     }
-}
-
-/// `None` without values.
-fn percentile(values: &[f64], percent: usize) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = (sorted.len() * percent / 100).min(sorted.len().checked_sub(1)?);
-    Some((sorted[at] * 10.0).round() / 10.0)
 }

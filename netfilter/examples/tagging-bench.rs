@@ -1,44 +1,49 @@
-//! What tags cost, side by side in one run. Needs root; makes its own namespaces.
+//! What tags and the kernel programs cost, side by side in one run. Needs root; makes its own
+//! namespaces, and uses `ping` and `iperf3`.
 //!
-//! `tagging-bench [SECONDS_PER_STREAM] [ROUNDS]` prints a table to standard error and JSON to
-//! standard output. The rounds of all kinds take turns, and each figure is the median of them.
+//! `tagging-bench members|outside [ROUNDS] [MILLISECONDS_PER_FLOOD]` prints JSON: for each path the
+//! figures of every turn, and what one run of each kernel program takes by the kernel's own count.
+//! `tagging-bench flood PATH db|client GUARD MILLISECONDS` only floods, for a profiler to look at.
 //!
-//! | traffic | kinds |
+//! | traffic | guards that take turns |
 //! |---|---|
-//! | between two members | no gate; vector tags; HLC tags |
-//! | from a member to the outside, all of it covered | no gate; the kernel programs let it pass; through the queue |
-//! | releases, without a network | 100,000 packets, each with a stamp of its own: 1, 4, 9 entries, HLC |
+//! | `members`: between two members of a group | no gate; vector tags of four writers; HLC tags |
+//! | `outside`: from a member to the outside, all of it covered | no gate; the kernel programs; the queue |
+//!
+//! All guards of a path stand ready at once, each in a town of its own, and their turns are short:
+//! turn k of one ran beside turn k of the others, in an order that is turned around each round.
 
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/netns/lab.rs"]
 mod lab;
+mod measure;
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/netns/town.rs"]
 mod town;
 
-use lab::{PATIENCE, in_namespace, obstacle, udp};
+use lab::{in_namespace, udp};
+use measure::{connection, percentile, programs, require_namespaces};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidelock_netfilter::gate::{
     Gate, GroupConfig, MemberConfig, Pending, RulesAtStop, TaggedMember, TaggingConfig,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
-use tidelock_netfilter::packet::classify;
-use tidelock_netfilter::release_queue::{GateState, Kind, Packet, PacketId, ReleaseQueue};
 use tidelock_netfilter::rules::{Firewall, Topology};
-use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::tag::Form;
 use tidelock_protocol::vector::CountVector;
 use town::{Plan, Town};
 
-const ROUND_TRIPS: usize = 4_000;
-const WARM_UP: usize = ROUND_TRIPS / 10;
-const HELD: u32 = 100_000;
+const TRIPS: usize = 1_000;
+const PINGS: usize = 5_000;
+const PORT: u16 = 7000;
+/// What one turn of `iperf3` sends.
+const STREAM: &str = "400M";
+const VECTOR: Form = Form::Vector { writers: 4 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Guard {
@@ -47,106 +52,203 @@ enum Guard {
     Programs(Form),
 }
 
-fn main() {
-    if let Some(why) = obstacle() {
-        eprintln!("tagging-bench: {why}");
-        std::process::exit(1);
-    }
-    let mut arguments = std::env::args().skip(1).filter_map(|a| a.parse::<u64>().ok());
-    let span = Duration::from_secs(arguments.next().unwrap_or(3));
-    let rounds = arguments.next().unwrap_or(5);
-    let vector = Guard::Programs(Form::Vector { writers: 4 });
-    let hlc = Guard::Programs(Form::Hlc);
-    let mut rows = Vec::new();
-    eprintln!(
-        "{:10} {:8} {:8} {:>12} {:>12} {:>12} {:>10}",
-        "path", "to", "guard", "UDP trip us", "p99 us", "TCP trip us", "TCP Gb/s"
-    );
-    for plan in Plan::ALL {
-        for (to, kinds) in [
-            ("db", [("none", Guard::None), ("vector", vector), ("hlc", hlc)]),
-            ("client", [("none", Guard::None), ("programs", vector), ("queue", Guard::Queue)]),
-        ] {
-            let mut figures = kinds.map(|_| Vec::new());
-            for _ in 0..rounds {
-                for ((_, guard), figures) in kinds.iter().zip(&mut figures) {
-                    figures.push(measure(plan, to, *guard, span));
-                }
-            }
-            for ((name, _), figures) in kinds.iter().zip(figures) {
-                let median = |of: fn(&Figures) -> f64| median(figures.iter().map(of).collect());
-                let row = json!({
-                    "path": format!("{plan:?}"),
-                    "to": to,
-                    "guard": name,
-                    "udp_round_trip_us_median": median(|f| f.udp_us),
-                    "udp_round_trip_us_p99": median(|f| f.udp_p99_us),
-                    "tcp_round_trip_us_median": median(|f| f.tcp_us),
-                    "tcp_gbit_per_s": median(|f| f.gbit),
-                    "tagged": figures.iter().map(|f| f.tagged).sum::<u64>(),
-                    "covered": figures.iter().map(|f| f.covered).sum::<u64>(),
-                });
-                eprintln!(
-                    "{:10} {:8} {:8} {:>12} {:>12} {:>12} {:>10}",
-                    format!("{plan:?}"),
-                    to,
-                    name,
-                    row["udp_round_trip_us_median"],
-                    row["udp_round_trip_us_p99"],
-                    row["tcp_round_trip_us_median"],
-                    row["tcp_gbit_per_s"],
-                );
-                rows.push(row);
-            }
+impl Guard {
+    const MEMBERS: [Guard; 3] = [Guard::None, Guard::Programs(VECTOR), Guard::Programs(Form::Hlc)];
+    const OUTSIDE: [Guard; 3] = [Guard::None, Guard::Programs(VECTOR), Guard::Queue];
+
+    fn name(self) -> &'static str {
+        match self {
+            Guard::None => "none",
+            Guard::Queue => "queue",
+            Guard::Programs(Form::Vector { .. }) => "vector",
+            Guard::Programs(Form::Hlc) => "hlc",
         }
     }
-    let releases: Vec<Value> =
-        [Some(1), Some(4), Some(9), None].into_iter().map(release_cost).collect();
-    println!(
-        "{}",
-        json!({ "seconds": span.as_secs(), "rounds": rounds, "rows": rows, "releases": releases })
-    );
 }
 
-struct Figures {
-    udp_us: f64,
-    udp_p99_us: f64,
-    tcp_us: f64,
-    gbit: f64,
-    tagged: u64,
-    covered: u64,
+fn main() {
+    require_namespaces("tagging-bench");
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let number = |nth: usize, usual: u64| words.get(nth).map_or(Some(usual), |w| w.parse().ok());
+    let done = match words.first() {
+        Some(&"members") => compare("db", Guard::MEMBERS, number(1, 9), number(2, 200)),
+        Some(&"outside") => compare("client", Guard::OUTSIDE, number(1, 9), number(2, 200)),
+        Some(&"flood") => flood(&words[1..]),
+        _ => None,
+    };
+    if done.is_none() {
+        eprintln!("usage: tagging-bench members|outside [ROUNDS] [MILLISECONDS_PER_FLOOD]");
+        eprintln!("       tagging-bench flood PATH db|client GUARD MILLISECONDS");
+        std::process::exit(2);
+    }
 }
 
-fn measure(plan: Plan, to: &str, guard: Guard, span: Duration) -> Figures {
-    let town = Town::new(plan);
-    // Room for the tag, so that segments are as large with it as without.
-    town.widen(1600);
-    let gates = start(&town, guard);
-    let mut udp_times = udp_round_trips(&town, to);
-    let tcp_times = tcp_round_trips(&town, to);
-    let gbit = stream(&town, to, span);
-    let (mut tagged, mut covered) = (0, 0);
-    for (_, gate) in &gates {
-        for member in gate.members() {
+/// All paths, one after the other.
+fn compare(
+    to: &'static str,
+    guards: [Guard; 3],
+    rounds: Option<u64>,
+    millis: Option<u64>,
+) -> Option<()> {
+    let (rounds, span) = (rounds?, Duration::from_millis(millis?));
+    let path = |plan| {
+        eprintln!("{plan:?} to {to}");
+        take_turns(plan, to, guards, rounds, span)
+    };
+    println!("{}", json!({ "rounds": rounds, "paths": Plan::ALL.map(path) }));
+    Some(())
+}
+
+/// One flood, for a profiler to look at.
+fn flood(words: &[&str]) -> Option<()> {
+    let &[path, to, guard, millis] = words else { return None };
+    let plan = Plan::ALL.into_iter().find(|plan| format!("{plan:?}") == path)?;
+    let to = ["db", "client"].into_iter().find(|known| *known == to)?;
+    let guard = Guard::MEMBERS.into_iter().chain(Guard::OUTSIDE).find(|g| g.name() == guard)?;
+    let span = Duration::from_millis(millis.parse().ok()?);
+    let site = Site::new(plan, to, guard);
+    println!("{}", json!({ "packets_per_s": site.flood(span) }));
+    site.close();
+    Some(())
+}
+
+fn take_turns(
+    plan: Plan,
+    to: &'static str,
+    guards: [Guard; 3],
+    rounds: u64,
+    span: Duration,
+) -> Value {
+    let sites = guards.map(|guard| Site::new(plan, to, guard));
+    let mut turns: [Vec<Value>; 3] = Default::default();
+    for round in 0..rounds {
+        let mut order = [0, 1, 2];
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for nth in order {
+            turns[nth].push(sites[nth].turn(span));
+        }
+    }
+    let row = |((guard, site), turns): ((Guard, Site), Vec<Value>)| {
+        let row = json!({
+            "guard": guard.name(),
+            "turns": turns,
+            "program_ns": site.programs(),
+            "counted": site.counted(),
+        });
+        site.close();
+        row
+    };
+    let rows: Vec<Value> = guards.into_iter().zip(sites).zip(turns).map(row).collect();
+    json!({ "path": format!("{plan:?}"), "guards": rows })
+}
+
+/// A town with a guard, and what is measured with: `web` is the guarded end of all traffic.
+struct Site {
+    town: Town,
+    to: &'static str,
+    gates: Vec<(String, Gate)>,
+    web: UdpSocket,
+    peer: UdpSocket,
+    /// Where the flood goes; nobody reads it.
+    _sink: UdpSocket,
+    tcp: (TcpStream, TcpStream),
+    iperf3: Child,
+}
+
+impl Site {
+    fn new(plan: Plan, to: &'static str, guard: Guard) -> Site {
+        let town = Town::new(plan);
+        // Room for the tag, so that segments are as large with it as without.
+        town.widen(1600);
+        let gates = start(&town, guard);
+        let bound = |who: &str, port: u16| udp(&town.ns(who), &format!("0.0.0.0:{port}"));
+        let (web, peer, _sink) = (bound("web", PORT), bound(to, PORT), bound(to, PORT + 1));
+        let tcp = connection(&town.ns("web"), &town.ns(to), SocketAddr::new(town.ip(to), PORT));
+        let mut iperf3 = Command::new("ip");
+        // It ends with this process, however that ends.
+        iperf3.args(["netns", "exec", &town.ns(to), "setpriv", "--pdeathsig", "KILL"]);
+        iperf3.args(["iperf3", "-s", "-p", "7002"]).stdout(Stdio::null()).stderr(Stdio::null());
+        let iperf3 = iperf3.spawn().expect("iperf3 starts");
+        let site = Site { town, to, gates, web, peer, _sink, tcp, iperf3 };
+        let listening = || site.town.on(to, "ss -Htln sport = :7002");
+        lab::until("iperf3 listens", || !listening().is_empty());
+        site
+    }
+
+    fn turn(&self, span: Duration) -> Value {
+        let of = |who: &str| SocketAddr::new(self.town.ip(who), PORT);
+        let udp = measure::udp_round_trips(&self.peer, &self.web, of("web"), TRIPS);
+        let tcp = measure::tcp_round_trips(&self.tcp.1, &self.tcp.0, TRIPS);
+        json!({
+            "ping_us": self.ping(),
+            "udp_us": percentile(&udp, 50),
+            "udp_p99_us": percentile(&udp, 99),
+            "tcp_us": percentile(&tcp, 50),
+            "tcp_p99_us": percentile(&tcp, 99),
+            "gbit_per_s": self.stream(),
+            "packets_per_s": self.flood(span),
+        })
+    }
+
+    fn flood(&self, span: Duration) -> f64 {
+        let sink = SocketAddr::new(self.town.ip(self.to), PORT + 1);
+        measure::flood(&self.web, sink, &self.town.ns(self.to), "e0", span)
+    }
+
+    /// Microseconds from one request of a flooding `ping` to the next: it sends one when it has
+    /// the answer to the last. (The round trips that it tells itself are in whole microseconds.)
+    fn ping(&self) -> f64 {
+        let command = format!("taskset -c 0 ping -q -f -c {PINGS} {}", self.town.ip("web"));
+        let said = self.town.on(self.to, &command);
+        let took =
+            said.split_once(" 0% packet loss, time ").and_then(|(_, rest)| rest.split_once("ms"));
+        let took = took.and_then(|(millis, _)| millis.parse::<f64>().ok());
+        measure::rounded(took.unwrap_or_else(|| panic!("ping said {said}")) * 1e3 / PINGS as f64)
+    }
+
+    /// Gigabits per second that arrived, as `iperf3` tells.
+    fn stream(&self) -> f64 {
+        // A core for each end; and no congestion control whose timer decides (BBR is usual here).
+        let options = format!("-J -p 7002 -n {STREAM} -C cubic");
+        let command = format!("iperf3 {options} -c {}", self.town.ip(self.to));
+        let said: Value = serde_json::from_str(&self.town.on("web", &command)).expect("JSON");
+        let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();
+        measure::rounded(bits.unwrap_or_else(|| panic!("iperf3 said {said}")) / 1e9)
+    }
+
+    /// Nanoseconds that each run of a program takes in round trips: measured apart, since counting
+    /// costs something too.
+    fn programs(&self) -> Value {
+        let of = |who: &str| SocketAddr::new(self.town.ip(who), PORT);
+        let trips = || {
+            measure::udp_round_trips(&self.peer, &self.web, of("web"), TRIPS);
+        };
+        json!(programs::times(trips))
+    }
+
+    /// What the programs did with the packets.
+    fn counted(&self) -> Value {
+        let (mut tagged, mut covered, mut merged) = (0, 0, 0);
+        for member in self.gates.iter().flat_map(|(_, gate)| gate.members()) {
             if let Some(stats) = member.tagging().stats() {
                 let stats = stats.expect("counters");
                 tagged += stats.tagged;
                 covered += stats.covered;
+                merged += stats.merged;
             }
         }
+        json!({ "tagged": tagged, "covered": covered, "merged": merged })
     }
-    for (host, gate) in gates {
-        in_namespace(&host, || gate.stop(RulesAtStop::Leave).expect("an end"));
-    }
-    udp_times.sort_by(f64::total_cmp);
-    let udp_p99_us = udp_times[udp_times.len() * 99 / 100];
-    Figures {
-        udp_us: median(udp_times),
-        udp_p99_us,
-        tcp_us: median(tcp_times),
-        gbit,
-        tagged,
-        covered,
+
+    fn close(mut self) {
+        self.iperf3.kill().expect("iperf3 ends");
+        self.iperf3.wait().expect("iperf3 has ended");
+        for (host, gate) in self.gates {
+            in_namespace(&host, || gate.stop(RulesAtStop::Leave).expect("an end"));
+        }
     }
 }
 
@@ -204,141 +306,4 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
         (host, gate)
     };
     hosts.iter().map(one).collect()
-}
-
-/// Microseconds from `to` to web and back.
-fn udp_round_trips(town: &Town, to: &str) -> Vec<f64> {
-    let web = udp(&town.ns("web"), "0.0.0.0:7000");
-    let peer = udp(&town.ns(to), "0.0.0.0:7000");
-    let address = (town.ip("web"), 7000);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut buffer = [0; 64];
-            for _ in 0..ROUND_TRIPS + WARM_UP {
-                let (len, from) = web.recv_from(&mut buffer).expect("a request");
-                web.send_to(&buffer[..len], from).expect("a reply");
-            }
-        });
-        timed(|| {
-            peer.send_to(&[0; 64], address).expect("a request");
-            peer.recv(&mut [0; 64]).expect("a reply");
-        })
-    })
-}
-
-/// The same over an established connection.
-fn tcp_round_trips(town: &Town, to: &str) -> Vec<f64> {
-    let (mut web, mut peer) = connection(town, to);
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let mut buffer = [0; 64];
-            for _ in 0..ROUND_TRIPS + WARM_UP {
-                web.read_exact(&mut buffer).expect("a request");
-                web.write_all(&buffer).expect("a reply");
-            }
-        });
-        timed(|| {
-            peer.write_all(&[0; 64]).expect("a request");
-            peer.read_exact(&mut [0; 64]).expect("a reply");
-        })
-    })
-}
-
-fn timed(mut one: impl FnMut()) -> Vec<f64> {
-    let mut times = Vec::new();
-    for _ in 0..ROUND_TRIPS + WARM_UP {
-        let start = Instant::now();
-        one();
-        times.push(start.elapsed().as_secs_f64() * 1e6);
-    }
-    times.split_off(WARM_UP)
-}
-
-/// Gigabits per second of one TCP stream from web.
-fn stream(town: &Town, to: &str, span: Duration) -> f64 {
-    let (mut web, mut peer) = connection(town, to);
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let block = vec![0; 256 << 10];
-            let start = Instant::now();
-            while start.elapsed() < span {
-                web.write_all(&block).expect("written");
-            }
-        });
-        let (start, mut bytes, mut buffer) = (Instant::now(), 0u64, vec![0; 256 << 10]);
-        loop {
-            match peer.read(&mut buffer).expect("read") {
-                0 => break,
-                len => bytes += len as u64,
-            }
-        }
-        bytes as f64 * 8.0 / 1e9 / start.elapsed().as_secs_f64()
-    })
-}
-
-/// web's end first.
-fn connection(town: &Town, to: &str) -> (TcpStream, TcpStream) {
-    let listener = in_namespace(&town.ns(to), || TcpListener::bind("0.0.0.0:7100")).expect("bound");
-    let address = (town.ip(to), 7100);
-    let web = in_namespace(&town.ns("web"), || TcpStream::connect(address)).expect("connected");
-    let (peer, _) = listener.accept().expect("accepted");
-    for socket in [&web, &peer] {
-        socket.set_nodelay(true).expect("a socket");
-        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    }
-    (web, peer)
-}
-
-/// Every packet waits with a stamp of its own; what one costs to take up and to release, if C
-/// covers them all at once, and if it does so one by one.
-fn release_cost(entries: Option<u16>) -> Value {
-    let stamps: Vec<(CountVector, Hlc)> = (1..=u64::from(HELD))
-        .map(|n| {
-            let vector = (0..entries.unwrap_or(0)).map(|w| (WriterId(w), Seq(n)));
-            (vector.collect(), Hlc(if entries.is_some() { 0 } else { n }))
-        })
-        .collect();
-    let kind = classify(0x0800, &[], 0);
-    assert!(matches!(kind, Kind::Data { .. }));
-    let mut figures = Vec::new();
-    for at_once in [true, false] {
-        let mut queue = ReleaseQueue::new(HELD as usize, Mode::Pipelined);
-        queue.set_gate(GateState::Open);
-        let start = Instant::now();
-        for (id, (vector, hlc)) in (1..=HELD).zip(&stamps) {
-            let packet = Packet { id: PacketId(id), kind, len_bytes: 100 };
-            match entries {
-                Some(_) => queue.arrive(packet, vector, MonoNanos(0)),
-                None => queue.arrive_at(packet, *hlc, MonoNanos(0)),
-            };
-        }
-        let taken_up = start.elapsed();
-        assert_eq!(queue.len(), HELD as usize);
-        let mut left = 0;
-        let start = Instant::now();
-        let step = if at_once { HELD as usize } else { 1 };
-        for (vector, hlc) in stamps.iter().skip(step - 1).step_by(step) {
-            queue.set_committed(vector);
-            queue.set_watermark(*hlc);
-            queue.release(MonoNanos(1), |_| left += 1);
-        }
-        let released = start.elapsed();
-        assert_eq!(left, HELD);
-        let each = |span: Duration| (span.as_secs_f64() * 1e10 / f64::from(HELD)).round() / 10.0;
-        figures.push((each(taken_up), each(released)));
-    }
-    let row = json!({
-        "stamp": entries.map_or("hlc".to_owned(), |n| format!("{n} entries")),
-        "held_packets": HELD,
-        "take_up_ns": figures[0].0,
-        "release_at_once_ns": figures[0].1,
-        "release_one_by_one_ns": figures[1].1,
-    });
-    eprintln!("release {row}");
-    row
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    (values[values.len() / 2] * 100.0).round() / 100.0
 }

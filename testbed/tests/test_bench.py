@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from xml.etree import ElementTree
 
 import pytest
 
-from tidelock_testbed.bench import reads, report, tiers, work
+from tidelock_testbed.bench import reads, release, report, tagging, tiers, work
+from tidelock_testbed.bench.__main__ import MEASURES, main
 from tidelock_testbed.bench.application import Replies
 from tidelock_testbed.bench.charts import bar_chart, on_white
 from tidelock_testbed.bench.commits import cell
@@ -15,8 +17,10 @@ from tidelock_testbed.bench.gate import summarise
 from tidelock_testbed.bench.nbd import PLACES, compare, is_compared
 from tidelock_testbed.bench.postgres import Turn, read_log
 from tidelock_testbed.bench.servers import NBDKIT, NBDKIT_NO_CACHE, OURS, QEMU_NATIVE, QEMU_URING
-from tidelock_testbed.bench.spread import Spread, percentile, ratio
+from tidelock_testbed.bench.settings import Settings
+from tidelock_testbed.bench.spread import Half, Spread, percentile, ratio
 from tidelock_testbed.bench.targets import verdicts
+from tidelock_testbed.bench.timeline import PHASES, Segment, phases, read_pcap
 from tidelock_testbed.ledger import Ledger
 from tidelock_testbed.svg import Series, line_chart
 
@@ -74,6 +78,42 @@ def test_what_was_answered_while_warming_up_or_after_the_end_is_not_counted():
     assert turn == Turn(tps=10.0, p50_ms=50, p99_ms=50, transactions=20)
     assert read_log([], 1, 3) is None
     assert read_log(lines[:2], 1, 3) is None
+
+
+def frame(source_port: int, destination_port: int, seq: int, payload: int, protocol: int = 6) -> bytes:
+    """A TCP segment over IPv4, without what nobody reads."""
+    ip = struct.pack("!BxHxxxxxBxx8x", 0x45, 40 + payload, protocol)
+    tcp = struct.pack("!HHIxxxxB7x", source_port, destination_port, seq, 5 << 4)
+    return bytes(12) + b"\x08\x00" + ip + tcp + bytes(payload)
+
+
+def test_captures_hold_segments_with_a_payload(tmp_path):
+    frames = [frame(5432, 1, 7, 10), frame(5432, 1, 17, 0), frame(5432, 1, 17, 10, protocol=17), b"short"]
+    path = tmp_path / "pcap"
+    head = struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 128, 1)
+    records = [struct.pack("<IIII", 1, n, len(f), len(f)) + f for n, f in enumerate(frames)]
+    path.write_bytes(head + b"".join(records) + b"cut off")
+    assert read_pcap(path) == [Segment(1_000_000_000, 5432, 1, 7)]
+    path.write_bytes(b"\xd4\xc3\xb2\xa1" + head[4:])
+    with pytest.raises(ValueError, match="nanoseconds"):
+        read_pcap(path)
+
+
+def test_a_reply_is_followed_backwards_to_its_request():
+    def at(us: int, source: int, destination: int, seq: int) -> Segment:
+        return Segment(us * 1000, source, destination, seq)
+
+    # RTT 1 ms. The first reply's record is the second of two; the last reply was never seen at the guest.
+    seen = {
+        "client": [at(0, 9, 5432, 1), at(1900, 5432, 9, 1), at(3000, 9, 5432, 2), at(5000, 5432, 9, 2)],
+        "guest": [at(10, 9, 5432, 1)],
+        "host": [at(100, 8, 9640, 1), at(300, 8, 9640, 2), at(1700, 9640, 8, 1), at(1800, 9640, 8, 2)],
+        "backup": [at(640, 8, 9640, 1), at(850, 8, 9640, 2), at(1050, 9640, 8, 1), at(1250, 9640, 8, 2)],
+    }
+    found = phases(seen, 5432, 9640, one_way_ms=0.5)
+    assert [list(one.values()) for one in found] == [[10, 290, 50, 400, 50, 100]]
+    assert list(found[0]) == list(PHASES)
+    assert sum(found[0].values()) == 1900 - 1000
 
 
 def results(pipelined_tps: float, reply_ms: float, sync_tps: float) -> dict:
@@ -197,6 +237,101 @@ def test_pages_of_applications_have_every_figure(tmp_path):
     assert charts == ["f-work.svg", "g-tiers.svg", "h-reads-deviation.svg", "h-reads-mean.svg"]
     assert all(f"({chart})" in page for chart in charts)
     assert page.count("2.0 (1.0 to 3.0)") == 2 * 4 + 3 * 5 + 2 * 3
+
+
+def test_every_part_can_be_asked_for_and_has_a_page(capsys):
+    assert list(MEASURES) == list(report.PARTS) == sorted(MEASURES)
+    with pytest.raises(SystemExit):
+        main(["--only", "a,z"])
+    assert f"there is no part z: choose from {', '.join(MEASURES)}" in capsys.readouterr().err
+
+
+def test_a_quick_run_takes_fewer_turns_of_everything():
+    quick, full = Settings.of(True), Settings.of(False)
+    for name in ("rounds", "pgbench_rounds", "application_rounds", "tagging_rounds"):
+        assert getattr(quick, name) < getattr(full, name)
+    assert quick.results != full.results
+
+
+def test_the_middle_half_leaves_out_what_stands_alone():
+    assert Half.of([1, 2, 3, 4, 1000]) == Half(2, 3, 4)
+
+
+def tagging_found(added_us: float, share: float, paths: int = 1) -> dict:
+    """What tagging-bench tells, of guards that add so much and leave this share."""
+
+    def turn(more_us: float, times: float, slow: float) -> dict:
+        # What slows a turn down slows down the one beside it.
+        trips = {trip: 10 + slow + more_us for trip in tagging.TRIPS}
+        return trips | {rate: 100 / (1 + slow) * times for rate in tagging.RATES}
+
+    def guard(name: str, more_us: float, times: float) -> dict:
+        turns = [turn(more_us, times, slow) for slow in (0, 1, 0, 9, 0)]
+        return {"guard": name, "turns": turns, "program_ns": {"from_guest": 700.0}, "counted": {"tagged": 1}}
+
+    guards = [guard("none", 0, 1), guard("vector", added_us, share), guard("queue", 15, 0.5)]
+    return {"rounds": 5, "paths": [{"path": path, "guards": guards} for path in list(tagging.PATHS)[:paths]]}
+
+
+def test_tags_are_compared_with_the_turns_beside_them():
+    rows = tagging.summarise(tagging_found(4, 0.9, paths=3))["rows"]
+    assert [(row["path"], row["guard"]) for row in rows] == [
+        (path, guard) for path in tagging.PATHS.values() for guard in ("vector", "queue")
+    ]
+    assert rows[0]["added_us"]["udp_us"] == {"low": 4, "median": 4, "high": 4}
+    assert rows[0]["ratios"]["gbit_per_s"] == pytest.approx({"low": 0.9, "median": 0.9, "high": 0.9})
+    assert rows[0]["without"]["udp_us"] == 10
+
+
+@pytest.mark.parametrize(
+    ("added_us", "share", "expected"),
+    [(5, 0.97, [True, True]), (5.1, 0.969, [False, False])],
+)
+def test_what_tags_may_cost_is_judged_at_its_limit_and_one_step_past_it(added_us, share, expected):
+    result = tagging.summarise(tagging_found(added_us, share))
+    result["rows"] = result["rows"][:1]
+    trip, stream, datagrams = verdicts({"i": result})
+    assert [trip.reached, stream.reached] == expected
+    assert datagrams.reached is None
+
+
+@pytest.mark.parametrize(("share", "reached"), [(0.97, True), (0.969, False)])
+def test_covered_traffic_is_judged_beside_the_queue_and_not_through_it(share, reached):
+    found = verdicts({"j": tagging.summarise(tagging_found(1, share))})
+    assert [verdict.reached for verdict in found] == [reached, reached]
+    assert all("queue" not in verdict.measured for verdict in found)
+
+
+def release_found() -> dict:
+    """What release-bench tells."""
+    turns = [dict.fromkeys(release.FIGURES, ns) for ns in (30.0, 10.0, 20.0)]
+    rows = [{"stamp": stamp, "turns": turns} for stamp in ("1 entry", "hlc")]
+    return {"held_packets": 100_000, "held_by_kernel": 60_000, "rows": rows}
+
+
+def test_releases_have_a_row_for_each_stamp_and_no_target():
+    result = release.summarise(release_found())
+    assert [row["stamp"] for row in result["rows"]] == ["1 entry", "hlc"]
+    assert result["rows"][0]["figures"]["let_out_ns"] == {"min": 10, "median": 20, "max": 30}
+    found = verdicts({"k": result})
+    assert [verdict.reached for verdict in found] == [None, None]
+    assert found[0].measured == "1 entry 20 ns, hlc 20 ns"
+
+
+def test_pages_of_packets_have_every_figure_and_a_profile_where_they_are_short(tmp_path):
+    result = tagging.summarise(tagging_found(4, 0.9, paths=3))
+    profiled = result | {"profile": [{"percent": 7.0, "thread": "t", "kernel": True, "function": "nft_do_chain"}]}
+    for part, of_part in {"i": result, "j": profiled, "k": release.summarise(release_found())}.items():
+        report.save(tmp_path, part, {"processors": 2}, 0.0, of_part)
+    report.write(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    for chart in ("i-tags.svg", "j-covered.svg", "k-release.svg"):
+        assert f"({chart})" in page
+        assert ElementTree.fromstring((tmp_path / chart).read_text()).tag.endswith("svg")
+    assert page.count("4.00 (4.00 to 4.00)") == 2 * 3 * 3
+    assert page.count("| 0.90 (0.90 to 0.90) |") == 2 * 3 * 2
+    assert page.count("`nft_do_chain` (kernel)") == 1
+    assert page.count("20 (10 to 30)") == 2 * 4
 
 
 def test_charts_are_whole_documents():

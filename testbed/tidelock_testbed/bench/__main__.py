@@ -7,7 +7,7 @@ import sys
 import time
 
 from ..progress import say
-from . import commits, gate, memory, nbd, reads, replication, report
+from . import commits, gate, memory, nbd, reads, release, replication, report, tagging, tiers, work
 from .machine import busy, machine
 from .servers import EXAMPLES
 from .settings import Settings
@@ -19,7 +19,12 @@ MEASURES = {
     "c": commits.measure,
     "d": gate.measure,
     "e": memory.measure,
+    "f": work.measure,
+    "g": tiers.measure,
     "h": reads.measure,
+    "i": tagging.measure_members,
+    "j": tagging.measure_outside,
+    "k": release.measure,
 }
 
 
@@ -41,7 +46,7 @@ def main(words: list[str] | None = None) -> int:
     unknown = [part for part in parts if part not in MEASURES]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}: choose from {', '.join(MEASURES)}")
-    for example in ("unreplicated", "gate-bench"):
+    for example in ("unreplicated", "gate-bench", "tagging-bench", "release-bench"):
         if not (EXAMPLES / example).exists():
             parser.error(f"{EXAMPLES / example} is not built: run `make bench`, which builds it")
     return measure(settings, parts)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..svg import Series, line_chart
 from . import reads, tiers, work
-from .charts import on_white
+from .page import chart
 
 APPLICATIONS = """Each tier is a web service of Python's own and a PostgreSQL 15 with `fsync = on`, in a guest's network
 namespace on this machine's kernel, its files on ext4 on the protected disk; clients ask the front tier over HTTP. All
@@ -44,8 +44,8 @@ def write_work(directory: Path, result: dict) -> list[str]:
         cells = [_spread(point["mean_ms"][name]) for name in names]
         lines.append(f"| {point['work_ms']:g} | " + " | ".join(cells) + " |")
     series = [Series(n, [(p["work_ms"], p["mean_ms"][n]["median"]) for p in result["points"]]) for n in names]
-    chart = line_chart(f"Reply time, RTT {result['rtt_ms']} ms", "work in the front tier, ms", "mean reply, ms", series)
-    return [*lines, "", _chart(directory, "f-work", chart), ""]
+    svg = line_chart(f"Reply time, RTT {result['rtt_ms']} ms", "work in the front tier, ms", "mean reply, ms", series)
+    return [*lines, "", chart(directory, "f-work", svg), ""]
 
 
 def write_tiers(directory: Path, result: dict) -> list[str]:
@@ -59,8 +59,8 @@ def write_tiers(directory: Path, result: dict) -> list[str]:
         cells += [_spread(row["added_ms"][mode]) for mode in modes if mode != "async"]
         lines.append(f"| {row['protected']} | " + " | ".join(cells) + " |")
     series = [Series(m, [(r["protected"], r["mean_ms"][m]["median"]) for r in result["rows"]]) for m in modes]
-    chart = line_chart(f"Reply time, RTT {result['rtt_ms']} ms", "tiers protected", "mean reply, ms", series)
-    return [*lines, "", _chart(directory, "g-tiers", chart), ""]
+    svg = line_chart(f"Reply time, RTT {result['rtt_ms']} ms", "tiers protected", "mean reply, ms", series)
+    return [*lines, "", chart(directory, "g-tiers", svg), ""]
 
 
 def write_reads(directory: Path, result: dict) -> list[str]:
@@ -78,15 +78,10 @@ def write_reads(directory: Path, result: dict) -> list[str]:
     charts = []
     for key, label in (("mean_ms", "mean reply of a read, ms"), ("deviation_ms", "its standard deviation, ms")):
         series = [Series(m, [(p["write_rate"], p["modes"][m][key]["median"]) for p in points]) for m in modes]
-        chart = line_chart(f"Reads, RTT {result['rtt_ms']} ms", "writes each second", label, series)
-        charts.append(_chart(directory, f"h-reads-{key.partition('_')[0]}", chart))
+        svg = line_chart(f"Reads, RTT {result['rtt_ms']} ms", "writes each second", label, series)
+        charts.append(chart(directory, f"h-reads-{key.partition('_')[0]}", svg))
     return [*lines, "", *charts, ""]
 
 
 def _spread(spread: dict) -> str:
     return f"{spread['median']:.1f} ({spread['min']:.1f} to {spread['max']:.1f})"
-
-
-def _chart(directory: Path, name: str, svg: str) -> str:
-    (directory / f"{name}.svg").write_text(on_white(svg) + "\n")
-    return f"![{name}]({name}.svg)"

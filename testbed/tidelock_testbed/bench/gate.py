@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
 from ..progress import say
-from .servers import EXAMPLES
+from .servers import run_example
 from .settings import Settings
 from .spread import Spread, ratio
 
@@ -19,20 +16,8 @@ def measure(settings: Settings) -> dict:
     rounds = []
     for number in range(settings.rounds):
         say(f"(d) gate, round {number + 1} of {settings.rounds}")
-        rounds.append(_round(settings))
+        rounds.append(run_example("gate-bench", settings.gate_s, timeout_s=60 + 60 * settings.gate_s))
     return summarise(rounds)
-
-
-def _round(settings: Settings) -> dict:
-    done = subprocess.run(
-        [EXAMPLES / "gate-bench", str(settings.gate_s)],
-        capture_output=True,
-        text=True,
-        timeout=60 + 60 * settings.gate_s,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"gate-bench: {done.stderr}")
-    return json.loads(done.stdout)
 
 
 def summarise(rounds: list[dict]) -> dict:

@@ -23,6 +23,7 @@ class Protected:
     disk, unless the backup is given a directory elsewhere."""
 
     def __init__(self, run: Run, image: Path, rtt_ms: float, directory: Path, backup_directory: Path | None = None):
+        self.run = run
         self.net = Net(run, rtt_ms)
         self.guest_net = GuestNet(0)
         self.guest_netns = Netns(run, "guest")

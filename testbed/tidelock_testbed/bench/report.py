@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 from ..svg import Series, line_chart
-from . import figures, words
-from .charts import bar_chart, on_white
+from . import figures, packets, words
+from .charts import bar_chart
 from .commits import MODES
+from .page import chart, profile
 from .targets import Verdict, command, verdicts
+from .timeline import PHASES
 
 PARTS = {
     "a": "nbd",
@@ -20,6 +22,9 @@ PARTS = {
     "f": "work",
     "g": "tiers",
     "h": "reads",
+    "i": "tags",
+    "j": "covered",
+    "k": "release",
 }
 """Each part's name in file names."""
 
@@ -62,6 +67,7 @@ def write(directory: Path) -> None:
     parts = load_all(directory)
     writers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     writers |= {"f": figures.write_work, "g": figures.write_tiers, "h": figures.write_reads}
+    writers |= {"i": packets.write_members, "j": packets.write_outside, "k": packets.write_release}
     machine = next(iter(parts.values()))["machine"]
     page = [
         *words.PAGE.splitlines(),
@@ -83,11 +89,6 @@ def write(directory: Path) -> None:
             "",
         ]
     (directory / "README.md").write_text("\n".join(page).rstrip() + "\n")
-
-
-def _chart(directory: Path, name: str, svg: str) -> str:
-    (directory / f"{name}.svg").write_text(on_white(svg) + "\n")
-    return f"![{name}]({name}.svg)"
 
 
 def _spread(spread: dict, digits: int = 2) -> str:
@@ -117,14 +118,14 @@ def _nbd(directory: Path, result: dict) -> list[str]:
             for row in rows
         ]
         svg = bar_chart(f"{title}: operations per second", "length: share of tidelock's", list(names.values()), groups)
-        lines += ["", "Operations per second, medians.", "", _chart(directory, f"a-{place}", svg), ""]
+        lines += ["", "Operations per second, medians.", "", chart(directory, f"a-{place}", svg), ""]
         short = [row for row in rows if "profile" in row]
         if short:
             lines += [*words.NBD_PROFILES.splitlines(), ""]
         for row in short:
             cores = row["profile"]["cores"]
             title = f"{row['workload']}: takes {cores['server']:.2f} cores, idle are {cores['idle']:.2f}"
-            lines += _profile(title, row["profile"]["top"])
+            lines += profile(title, row["profile"]["top"])
     lines += _nbd_words(result)
     return lines
 
@@ -170,7 +171,7 @@ def _replication(directory: Path, result: dict) -> list[str]:
             lines.append(f"| {row['workload']} | {_with_and_without(half)} | {half['cores']['idle']:.2f} |")
         lines += ["", "What bounds them at full speed, from `perf record -g` on all programs but fio:", ""]
         for row in short:
-            lines += _profile(row["workload"], row.get("profile", []))
+            lines += profile(row["workload"], row.get("profile", []))
     lines += [
         *words.ONE_DISK.format(**result["one_disk"]).splitlines(),
         "",
@@ -190,19 +191,7 @@ def _replication(directory: Path, result: dict) -> list[str]:
         for row in result["workloads"]
     ]
     svg = bar_chart("Operations per second", "length: share of the path without", ["without", "replicated"], groups)
-    return [*lines, "", _chart(directory, "b-replication", svg), ""]
-
-
-def _profile(title: str, top: list[dict]) -> list[str]:
-    """A table that opens on demand; nothing where there is no profile."""
-    if not top:
-        return []
-    rows = [
-        f"| {row['percent']:.1f} | {row['thread']} | `{row['function']}`{' (kernel)' if row['kernel'] else ''} |"
-        for row in top
-    ]
-    head = [f"<details><summary>{title}</summary>", "", "| % | thread | function |", "|---|---|---|"]
-    return [*head, *rows, "", "</details>", ""]
+    return [*lines, "", chart(directory, "b-replication", svg), ""]
 
 
 def _with_and_without(row: dict) -> str:
@@ -247,8 +236,9 @@ def _commits(directory: Path, result: dict) -> list[str]:
                     for mode in MODES
                 ]
                 svg = line_chart(f"{title}, RTT {rtt} ms", "clients", label, series)
-                lines.append(_chart(directory, f"c-{name}-{figure.split('_')[0]}-{rtt}", svg))
+                lines.append(chart(directory, f"c-{name}-{figure.split('_')[0]}-{rtt}", svg))
         lines.append("")
+    lines += _timelines(result.get("timelines", []))
     full = result["full"]
     if full:
         lines += [
@@ -266,6 +256,25 @@ def _commits(directory: Path, result: dict) -> list[str]:
             "",
         ]
     return lines
+
+
+def _timelines(timelines: list[dict]) -> list[str]:
+    """What a reply takes beyond the round trip, phase by phase."""
+    if not timelines:
+        return []
+    timelines = sorted(timelines, key=lambda one: one["rtt_ms"])
+    lines = [
+        *words.TIMELINE.splitlines(),
+        "",
+        "| µs, medians | " + " | ".join(f"RTT {one['rtt_ms']} ms" for one in timelines) + " |",
+        "|---|" + "---|" * len(timelines),
+    ]
+    for name, what in PHASES.items():
+        lines.append(f"| {what} | " + " | ".join(f"{one['phases_us'][name]:,.0f}" for one in timelines) + " |")
+    lines.append("| **together** | " + " | ".join(f"{one['over_rtt_us']:,.0f}" for one in timelines) + " |")
+    clients = [one["p50_ms"] * 1e3 - one["rtt_ms"] * 1e3 for one in timelines]
+    lines.append("| what pgbench tells, beyond the RTT | " + " | ".join(f"{over:,.0f}" for over in clients) + " |")
+    return [*lines, ""]
 
 
 def _gate(directory: Path, result: dict) -> list[str]:
@@ -295,7 +304,7 @@ def _gate(directory: Path, result: dict) -> list[str]:
         for path in ("routed", "bridged")
     ]
     svg = bar_chart("Packets per second through the gate", "64-byte datagrams", names, groups)
-    return [*lines, "", _chart(directory, "d-gate", svg), ""]
+    return [*lines, "", chart(directory, "d-gate", svg), ""]
 
 
 def _memory(directory: Path, result: dict) -> list[str]:
@@ -315,5 +324,5 @@ def _memory(directory: Path, result: dict) -> list[str]:
         series = [Series(process, [tuple(p) for p in points]) for process, points in load["rss_mib"].items()]
         series.append(Series("backlog", [tuple(p) for p in load["backlog_mib"]]))
         svg = line_chart(f"Memory under {name}", "seconds", "MiB", series)
-        charts.append(_chart(directory, f"e-memory-{number + 1}", svg))
+        charts.append(chart(directory, f"e-memory-{number + 1}", svg))
     return [*lines, "", *charts, ""]

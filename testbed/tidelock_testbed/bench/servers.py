@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,15 @@ from ..process import Process, wait_until
 from ..run import Run
 
 EXAMPLES = BIN / "examples"
+
+
+def run_example(name: str, *words: object, timeout_s: float) -> dict:
+    """What one of the crates' own benchmarks measured."""
+    argv = [EXAMPLES / name, *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode != 0:
+        raise RuntimeError(f"{name}: {done.stderr}")
+    return json.loads(done.stdout)
 
 
 @dataclass(frozen=True)

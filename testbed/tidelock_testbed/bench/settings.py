@@ -32,6 +32,9 @@ class Settings:
     rtts_ms: tuple[int, ...] = (0, 50, 100, 200)
     client_counts: tuple[int, ...] = (1, 4, 16, 64)
     gate_s: int = 1
+    tagging_rounds: int = 25
+    """Short turns: their number makes up for their noise."""
+    flood_s: float = 0.2
     memory_s: float = 60.0
     application_s: float = 3.0
     """One turn of clients of an application."""
@@ -57,6 +60,7 @@ class Settings:
             rtts_ms=(0, 50),
             client_counts=(1, 16),
             gate_s=1,
+            tagging_rounds=3,
             memory_s=8.0,
             application_s=1.5,
             application_rounds=1,

@@ -24,6 +24,24 @@ class Spread:
         return {name: round(value, 4) for name, value in asdict(self).items()}
 
 
+@dataclass(frozen=True)
+class Half:
+    """The middle half of many short turns: the quartiles and the median."""
+
+    low: float
+    median: float
+    high: float
+
+    @staticmethod
+    def of(values: list[float]) -> Half:
+        """Of at least one value."""
+        return Half(percentile(values, 25), median(values), percentile(values, 75))
+
+    def json(self) -> dict:
+        """As it is stored."""
+        return {name: round(value, 4) for name, value in asdict(self).items()}
+
+
 def ratio(ours: list[float], theirs: list[float]) -> Spread:
     """Ours divided by theirs, turn by turn: turn k of one ran beside turn k of the other."""
     return Spread.of([a / b if b else float("inf") for a, b in zip(ours, theirs, strict=True)])

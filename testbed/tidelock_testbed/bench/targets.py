@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .settings import LEVEL
+from .tagging import RATES, THROUGHPUT_LEVEL, TRIPS
 
 SYNC_FACTOR = 12
 """PipeCloud 6.1, figure 9."""
 REPLY_OVER_RTT_MS = 2
+TAGS_ADD_US = 5
+"""What tags may add to a round trip between two members."""
 JOINT_OVER_RTT_MS = 5
 """What joint pipelining may add to one round trip, however many tiers are protected."""
 
@@ -34,6 +37,7 @@ def verdicts(results: dict[str, dict]) -> list[Verdict]:
     """Of the parts that were measured, in their order."""
     makers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     makers |= {"f": _work, "g": _tiers, "h": _reads}
+    makers |= {"i": _tags, "j": _covered, "k": _release}
     return [verdict for part, make in makers.items() if part in results for verdict in make(results[part])]
 
 
@@ -210,3 +214,67 @@ def _reads(result: dict) -> list[Verdict]:
     last = result["points"][-1]
     words = ", ".join(f"{mode} {figures['mean_ms']['median']:.0f} ms" for mode, figures in last["modes"].items())
     return [Verdict("h", f"reads beside {last['write_rate']} writes a second", words, None, command("h"))]
+
+
+def _tags(result: dict) -> list[Verdict]:
+    """Between two members. How many small datagrams pass has no target: it says what the work on the way costs."""
+    worst, trip = max(
+        ((row, trip) for row in result["rows"] for trip in TRIPS), key=lambda one: one[0]["added_us"][one[1]]["median"]
+    )
+    added = worst["added_us"][trip]
+    spread = f"{added['median']:.1f} µs ({added['low']:.1f} to {added['high']:.1f})"
+    return [
+        Verdict(
+            "i",
+            f"tags between two members, what a round trip takes longer: {TAGS_ADD_US} µs or less",
+            f"most {spread}: {TRIPS[trip]}, {_where(worst)}",
+            added["median"] <= TAGS_ADD_US,
+            command("i"),
+        ),
+        _throughput("i", "tags between two members", result, "gbit_per_s", THROUGHPUT_LEVEL),
+        _throughput("i", "tags between two members", result, "packets_per_s", None),
+    ]
+
+
+def _covered(result: dict) -> list[Verdict]:
+    """To the outside, beside the queue; through the queue is for comparison."""
+    beside = {**result, "rows": [row for row in result["rows"] if row["guard"] != "queue"]}
+    what = "covered traffic to the outside, with kernel programs"
+    return [_throughput("j", what, beside, rate, THROUGHPUT_LEVEL) for rate in RATES]
+
+
+def _throughput(part: str, what: str, result: dict, rate: str, level: float | None) -> Verdict:
+    """By the path that has most to lose."""
+    worst = min(result["rows"], key=lambda row: row["ratios"][rate]["median"])
+    ratio = worst["ratios"][rate]
+    wanted = f": at least {level} of that without" if level else ", of that without"
+    return Verdict(
+        part,
+        f"{what}, {RATES[rate]}{wanted}",
+        f"least ×{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}): {_where(worst)}",
+        ratio["median"] >= level if level else None,
+        command(part),
+    )
+
+
+def _where(row: dict) -> str:
+    return f"{row['path']}, {row['guard']}"
+
+
+def _release(result: dict) -> list[Verdict]:
+    """Decided in the release queue, and with the kernel's part."""
+
+    def words(figure: str) -> str:
+        return ", ".join(f"{row['stamp']} {row['figures'][figure]['median']:,.0f} ns" for row in result["rows"])
+
+    held = f"release with {result['held_packets']:,} packets held, for each packet"
+    return [
+        Verdict(
+            "k",
+            f"{held}: the decision, C covers one after the other",
+            words("release_one_by_one_ns"),
+            None,
+            command("k"),
+        ),
+        Verdict("k", f"{held}: out of the kernel's queue, all at once", words("let_out_ns"), None, command("k")),
+    ]

@@ -1,0 +1,119 @@
+"""The pages of parts (i), (j) and (k): what tags and the gate's kernel programs cost, and what a release costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import release, tagging
+from .charts import bar_chart
+from .page import chart, profile
+
+MEMBERS = """## (i) Between two members, with tags and without
+
+Real packets between namespaces of two guests, with one host (bridged, routed) or two between them
+(`netfilter/examples/tagging-bench.rs`): a flooding `ping`, requests of 64 bytes and their replies over UDP and TCP,
+`iperf3`'s one TCP stream, 64-byte datagrams as fast as one thread can send them. *vector*: tags of four writers. The
+hosts' interfaces have room for a tag (MTU 1600), so that segments are equally large. All variants stand ready at once
+and take {rounds} short turns each, in an order that is turned around each time; a figure is the median of the
+differences or ratios of turns beside each other, in brackets the middle half of them. Both ends of a round trip share
+a core: what is added is then the work on the way, and not how soon the hypervisor wakes another core. *programs*: what
+one run of each takes, by the kernel's own count (`BPF_ENABLE_STATS`), some tens of nanoseconds of which are the
+counting.
+"""
+
+MEMBERS_WORDS = """A round trip meets each program twice. The guests here are veths, whose packets have no room in
+front: the kernel copies a packet's head to make some. A VM's tap leaves 64 bytes there.
+"""
+
+OUTSIDE = """## (j) Covered traffic to the outside
+
+The same from a member to a client outside, while all of it is covered: *vector*: the kernel programs let it pass beside
+the queue; *queue*: a member without kernel programs, whose packets all go through the queue, as in (d).
+"""
+
+OUTSIDE_WORDS = """A packet to the outside meets one program, which reads the member's addresses, the clock, P and C,
+and the rules in front of the queue. Both are a fixed price for each packet, and a TCP stream's packets have up to
+64 KiB here.
+"""
+
+PROFILE = (
+    "What takes the time of a flood, from `perf record` on its sender, whose thread carries each packet all the way"
+)
+
+RELEASE = """## (k) Releases
+
+Nanoseconds for each packet while {held_packets:,} are held (`netfilter/examples/release-bench.rs`). The first three are
+the release queue alone, each packet with a stamp of its own; the last is real packets in the kernel's queue, from the
+moment that C is told until the last of them has arrived at the client ({held_by_kernel:,} of them: Linux 6.18 takes no
+more than 65,536 into one queue).
+"""
+
+
+def write_members(directory: Path, result: dict) -> list[str]:
+    """Part (i)."""
+    return _write(directory, result, "i-tags", "Between two members", MEMBERS, MEMBERS_WORDS)
+
+
+def write_outside(directory: Path, result: dict) -> list[str]:
+    """Part (j)."""
+    return _write(directory, result, "j-covered", "Covered traffic to the outside", OUTSIDE, OUTSIDE_WORDS)
+
+
+def _write(directory: Path, result: dict, name: str, title: str, before: str, after: str) -> list[str]:
+    trips, rates, rows = tagging.TRIPS, tagging.RATES, result["rows"]
+    lines = [
+        *before.format(**result).splitlines(),
+        "",
+        "| path | | " + " | ".join(f"{trip}, added µs" for trip in trips.values()) + " | programs, ns |",
+        "|---|---|" + "---|" * (len(trips) + 1),
+    ]
+    for row in rows:
+        added = [_half(row["added_us"][trip]) for trip in trips]
+        programs = ", ".join(f"`{program}` {ns:.0f}" for program, ns in row["program_ns"].items())
+        lines.append(f"| {row['path']} | {row['guard']} | " + " | ".join(added) + f" | {programs} |")
+    lines += [
+        "",
+        "| path | | " + " | ".join(f"{rate}, ratio | without" for rate in rates.values()) + " |",
+        "|---|---|" + "---|---|" * len(rates),
+    ]
+    for row in rows:
+        cells = [f"{_half(row['ratios'][rate])} | {_rate(rate, row['without'][rate])}" for rate in rates]
+        lines.append(f"| {row['path']} | {row['guard']} | " + " | ".join(cells) + " |")
+    groups = [(f"{row['path']}, {row['guard']}", [_bar(row["added_us"][trip]) for trip in trips]) for row in rows]
+    svg = bar_chart(f"{title}: added to a round trip", "µs", list(trips.values()), groups)
+    lines += ["", *after.splitlines(), "", chart(directory, name, svg), ""]
+    return [*lines, *profile(PROFILE, result.get("profile", []))]
+
+
+def write_release(directory: Path, result: dict) -> list[str]:
+    """Part (k)."""
+    figures, rows = release.FIGURES, result["rows"]
+    lines = [
+        *RELEASE.format(**result).splitlines(),
+        "",
+        "| stamp | " + " | ".join(figures.values()) + " |",
+        "|---|" + "---|" * len(figures),
+    ]
+    for row in rows:
+        spreads = [row["figures"][figure] for figure in figures]
+        cells = [f"{s['median']:,.0f} ({s['min']:,.0f} to {s['max']:,.0f})" for s in spreads]
+        lines.append(f"| {row['stamp']} | " + " | ".join(cells) + " |")
+    groups = [
+        (row["stamp"], [(row["figures"][f]["median"], f"{row['figures'][f]['median']:,.0f} ns") for f in figures])
+        for row in rows
+    ]
+    svg = bar_chart("A held packet", "ns", ["taken up", "all at once", "one by one", "at the client"], groups)
+    return [*lines, "", chart(directory, "k-release", svg), ""]
+
+
+def _half(half: dict) -> str:
+    return f"{half['median']:.2f} ({half['low']:.2f} to {half['high']:.2f})"
+
+
+def _rate(name: str, value: float) -> str:
+    return f"{value:.1f} Gb/s" if name == "gbit_per_s" else f"{value:,.0f}/s"
+
+
+def _bar(added: dict) -> tuple[float, str]:
+    # A bar has no direction: what is within the noise has none.
+    return max(added["median"], 0.0), f"{added['median']:.1f} µs"

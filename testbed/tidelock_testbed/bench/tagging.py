@@ -1,0 +1,87 @@
+"""(i) What tags cost between two members, and (j) what the kernel programs cost covered traffic to the outside.
+
+Netfilter's own benchmark makes the traffic. Without and with tags stand ready at the same time and take short turns, so
+that what disturbs the machine disturbs both: each figure is a difference or a ratio of turns beside each other.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from statistics import median
+
+from ..process import Process
+from ..progress import say
+from ..run import Run
+from .servers import EXAMPLES, run_example
+from .settings import Settings
+from .spread import Half
+from .usage import Profile
+
+PATHS = {"OneBridge": "one host, bridged", "OneRouter": "one host, routed", "TwoHosts": "two hosts"}
+TRIPS = {"ping_us": "ping", "udp_us": "UDP request and reply", "tcp_us": "TCP request and reply"}
+"""Round trips, and what they are made of."""
+RATES = {"gbit_per_s": "one TCP stream", "packets_per_s": "64-byte datagrams"}
+FIGURES = (*TRIPS, *RATES)
+TURN_S = 6
+"""No turn of three guards takes longer."""
+THROUGHPUT_LEVEL = 0.97
+"""Throughput is to be within 3 % of that without."""
+
+
+def measure_members(settings: Settings) -> dict:
+    """Part (i)."""
+    return _measure(settings, "members", "db", "vector")
+
+
+def measure_outside(settings: Settings) -> dict:
+    """Part (j)."""
+    return _measure(settings, "outside", "client", "vector")
+
+
+def _measure(settings: Settings, what: str, to: str, guard: str) -> dict:
+    millis = round(settings.flood_s * 1e3)
+    say(f"{what}: {settings.tagging_rounds} rounds on each of {len(PATHS)} paths")
+    timeout_s = 60 + TURN_S * len(PATHS) * settings.tagging_rounds
+    found = run_example("tagging-bench", what, settings.tagging_rounds, millis, timeout_s=timeout_s)
+    result = summarise(found)
+    if any(row["ratios"][rate]["median"] < THROUGHPUT_LEVEL for row in result["rows"] for rate in RATES):
+        result["profile"] = _profile(settings, to, guard)
+    return result
+
+
+def _profile(settings: Settings, to: str, guard: str) -> list[dict]:
+    """Where the time of a flood goes: all that happens to a packet on this machine is done by its sender's thread."""
+    with Run("bench-tagging") as run:
+        words = ["flood", "OneRouter", to, guard, round(settings.profile_s * 1e3)]
+        load = Process(run, "flood", [EXAMPLES / "tagging-bench", *map(str, words)])
+        try:
+            profile = Profile(run, "flood", {"tagging-bench": load.pid})
+            load.wait(settings.profile_s + 60)
+            return profile.top()
+        except subprocess.SubprocessError as error:
+            say(f"no profile: {error}")
+            return []
+        finally:
+            load.kill()
+
+
+def summarise(found: dict) -> dict:
+    """A row for each path and guard: what it adds to round trips, and its share of the throughput without."""
+    rows = []
+    for path in found["paths"]:
+        plain, *guarded = path["guards"]
+        for guard in guarded:
+            pairs = list(zip(guard["turns"], plain["turns"], strict=True))
+            added = {name: Half.of([one[name] - other[name] for one, other in pairs]).json() for name in TRIPS}
+            ratios = {name: Half.of([one[name] / other[name] for one, other in pairs]).json() for name in RATES}
+            row = {
+                "path": PATHS[path["path"]],
+                "guard": guard["guard"],
+                "without": {name: round(median(turn[name] for turn in plain["turns"]), 2) for name in FIGURES},
+                "added_us": added,
+                "ratios": ratios,
+                "program_ns": guard["program_ns"],
+                "counted": guard["counted"],
+            }
+            rows.append(row)
+    return {"rounds": found["rounds"], "rows": rows}
