@@ -6,19 +6,10 @@ import json
 from dataclasses import asdict
 
 import pytest
+from app_drills import drilled
 
-from tidelock_testbed.appdrill import APP_DRILLS, AppDrill, ThreeTier, TwoHosts
-from tidelock_testbed.drilling import Knobs
+from tidelock_testbed.appdrill import APP_DRILLS, OneHostDies, ThreeTier, TwoHosts, TwoWriters
 from tidelock_testbed.report import Report, summary
-from tidelock_testbed.run import Run
-
-BOUNDARY = "apart"
-
-
-def drilled(run: Run, kind: type[AppDrill], **knobs) -> AppDrill:
-    this = kind(run, Knobs(**{"scenario": kind.name, "guest": "process", "boundary": BOUNDARY, "hurry": True, **knobs}))
-    this.execute()
-    return this
 
 
 @pytest.mark.parametrize("kind", APP_DRILLS, ids=lambda kind: kind.name)
@@ -28,6 +19,37 @@ def test_an_application_keeps_its_promise(run, kind):
     assert set(entry.tiers) == set(entry.cut) == set(kind.application.databases)
     assert entry.told_by_pages > 0
     assert all(tier["recovered"] >= entry.confirmed for tier in entry.tiers.values())
+
+
+@pytest.mark.parametrize("kind", [TwoHosts, OneHostDies], ids=lambda kind: kind.name)
+def test_with_times_for_tags_an_application_keeps_its_promise(run, kind):
+    entry = drilled(run, kind, rtt_ms=20, seed=1, form="hlc").entry
+    assert entry.promise_held, entry
+
+
+def test_vms_keep_it_and_are_all_booted_by_recover(run):
+    """The guests watch what they receive, too: none may ever see a tag."""
+    this = drilled(run, TwoWriters, guest="vm", rtt_ms=50, seed=1)
+    assert this.entry.promise_held, this.entry
+    machines = {guest.process for guest in this.recovery.guests.values()}
+    assert len(machines) == 1, "one command brought all of them up"
+    assert {"capture"} <= set.intersection(*(set(guest.phases) for guest in this.rig.guests.values()))
+
+
+@pytest.mark.parametrize("boundary", ["member", "apart"])
+def test_other_boundaries_keep_it_too(run, boundary):
+    entry = drilled(run, TwoHosts, rtt_ms=20, seed=1, boundary=boundary).entry
+    assert entry.promise_held, entry
+
+
+@pytest.mark.parametrize("kind", [ThreeTier, TwoWriters, TwoHosts], ids=lambda kind: kind.name)
+def test_without_tags_a_drill_sees_the_promise_break(run, kind):
+    """The same drill, with nothing else changed: so it is tags that keep the promise, and the drill would notice."""
+    entry = drilled(run, kind, rtt_ms=100, seed=1, tagging=False).entry
+    assert entry.violated and not entry.promise_held
+    assert entry.lost > 0
+    broken = {check["what"] for check in entry.checks if not check["held"]}
+    assert "no confirmed row is missing in any database" in broken
 
 
 def test_the_report_has_every_tier_and_the_cut(run):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .guest import WEB_PORT
 from .net import GuestNet
@@ -22,6 +22,8 @@ class Place:
     """Whether it has a web service."""
     front: bool = False
     """Whether clients talk to it."""
+    aside: bool = False
+    """Whether it only has a page for clients, and never hears of the others."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Application:
         if not place.web:
             return None
         words = ["--work-ms", f"{self.work_ms.get(name, 0):g}"]
+        if place.aside:
+            return words
         if not self.chain:
             for database in self.databases:
                 words += ["--store", f"{kind}:{nets[database].ip4}"]
@@ -97,3 +101,6 @@ TWO_WRITERS = Application(
     work_ms={"front": 1},
 )
 """A transfer ledger in two databases: each transfer is written into one and then into the other."""
+
+ONE_ASIDE = replace(TWO_WRITERS, places=(*TWO_WRITERS.places, Place("aside", database=False, web=True, aside=True)))
+"""The same, and in the same group a web service that has nothing to do with it: what it says must never wait."""

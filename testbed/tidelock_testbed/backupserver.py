@@ -73,6 +73,10 @@ class BackupServer:
         """Begins a recovery: the process of the command, which is over when it says so."""
         return Process(self.run, name, self._command("recover", group, *options), self.netns, on_line=on_line)
 
+    def remove(self, group: str, member: str) -> None:
+        """Takes a member out of a group for good."""
+        run_command(self._command("remove", group, member), f"remove {member}", self.netns)
+
     def uri(self, disk: str, group: str = GROUP, member: str = MEMBER) -> str:
         """Where a recovered disk is served."""
         return f"nbd+unix:///{member}.{disk}?socket={self.exports / group / member}.{disk}.sock"

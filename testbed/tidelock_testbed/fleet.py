@@ -14,21 +14,24 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .applications import Application
 from .backupserver import BackupServer
-from .guest import Guest, ProcessGuest, VmGuest, accelerator
+from .guest import Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
 from .hostdaemon import Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
 from .net import GuestNet, Net, Site
 from .pki import Pki
-from .process import Process, kill_at_once
+from .process import Process, kill_at_once, wait_until
 from .run import Run
 
 MEMORY_MIB = 320
 PROCESS_DISK_MIB = 16
 DISK = "data"
+NETWORK = "lan"
+"""What `recover --boot --network` calls the network of each guest."""
 PINS = "/sys/fs/bpf/tidelock"
 """Where daemons keep what must outlive them, by the names of group and member."""
 HOSTS = ("host-a", "host-b")
@@ -85,6 +88,12 @@ class Fleet:
         self.name = f"app{run.prefix}"
         """The group's name: no other run's, so that nothing of another run is ever taken up from the kernel."""
         run.remove_at_close(f"{PINS}/*{self.name}*")
+        self.boot_dir = backup_dir / "data" / "boot"
+        """Where the backup site keeps what machine descriptions name."""
+        if self.image:
+            self.boot_dir.mkdir(parents=True)
+            for file in (self.image.kernel, self.image.initrd, self.image.root):
+                (self.boot_dir / file.name).symlink_to(file)
         self.groups = self._make_groups()
         spread = {} if len(self.directories) == 1 else {group.name: list(HOSTS) for group in self.groups}
         self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread)
@@ -113,7 +122,9 @@ class Fleet:
         for place in self.shape.application.places:
             host = self.shape.hosts[place.name]
             disks = {DISK: self.make_disk(self.directories[host], place.name)} if self.is_writer(place.name) else {}
-            members.append(Member(place.name, self.nets[place.name], disks, place.front, host=HOSTS[host]))
+            machine = self._describe_machine(self.directories[host], place.name) if self.image else None
+            outbound = place.front or place.aside
+            members.append(Member(place.name, self.nets[place.name], disks, outbound, machine, HOSTS[host]))
         if self.shape.boundary == "apart":
             # What a guest without a disk hears has been held before: it needs no gate.
             return [Group(member.name, [member], self.protection) for member in members if member.disks]
@@ -121,6 +132,24 @@ class Fleet:
         keys |= {} if self.shape.form == "auto" else {"form": self.shape.form}
         keys |= {} if self.shape.tagging else TAGGING_OFF
         return [Group(self.name, members, self.protection, keys)]
+
+    def _describe_machine(self, directory: Path, name: str) -> Path:
+        """Writes what the backup is to boot in a guest's place."""
+        net = self.nets[name]
+        description = {
+            "memory_mib": MEMORY_MIB,
+            "networks": [{"name": NETWORK, "mac": net.mac}],
+            "kernel": self.image.kernel.name,
+            "initrd": self.image.initrd.name,
+            "append": kernel_options(net, web=self.guests[name].web, capture=True),
+            "extra_arguments": [
+                *("-display", "none", "-serial", "stdio", "-no-reboot"),
+                *root_disk(GuestImage(self.boot_dir)),
+            ],
+        }
+        path = directory / f"{name}.machine.json"
+        path.write_text(json.dumps(description, indent=2))
+        return path
 
     def make_disk(self, directory: Path, name: str) -> Path:
         """A database's disk."""
@@ -201,12 +230,18 @@ class Fleet:
 
     def cut_off(self, hosts: list[int]) -> None:
         """No packet enters or leaves these hosts any more."""
+        for host in hosts:  # all at once, as far as can be: the other links take a while
+            self.net.wans[host].cut()
         for host in hosts:
             self.net.cut_off(host)
 
 
 class FleetRecovery:
-    """Every group of the application recovered, and its guests brought back at the backup site."""
+    """Every group of the application recovered, and its guests brought back at the backup site.
+
+    VMs are booted by the command itself, from the descriptions that the backup kept; it goes on as long as they do.
+    Other guests are started on the recovered disks: processes, and VMs that are in no group.
+    """
 
     def __init__(self, fleet: Fleet, *options: str):
         self.fleet = fleet
@@ -214,25 +249,62 @@ class FleetRecovery:
         """When the disks of all groups could be used."""
         self.answers: dict[str, dict] = {}
         """What `recover --json` said of each group."""
+        self.guests = {name: fleet.make_guest(name, f"{name}-recovered") for name in fleet.guests}
         self._options = options
-        self.guests: dict[str, Guest] = {}
 
     def recover(self, timeout_s: float) -> None:
         """Recovers every group."""
         for group in self.fleet.groups:
-            command = self.fleet.backup.recover(
-                "--json", *self._options, name=f"recover-{group.name}", on_line=self._hear, group=group.name
-            )
-            if command.wait(timeout_s) != 0:
-                raise RuntimeError(f"the recovery of {group.name} failed\n{command.tail()}")
-            if group.name not in self.answers:
-                raise RuntimeError(f"the recovery of {group.name} said nothing\n{command.tail()}")
+            self._recover(group, timeout_s)
 
-    def _hear(self, at: float, line: str) -> None:
+    def _recover(self, group: Group, timeout_s: float) -> None:
+        booted = self._booted_by_recover(group)
+        command = self.fleet.backup.recover(
+            "--json",
+            *self._options,
+            *self._boot_options(booted),
+            name=f"recover-{group.name}",
+            on_line=partial(self._hear, booted),
+            group=group.name,
+        )
+        for guest in booted.values():
+            guest.process, guest.started_at = command, time.monotonic()
+        wait_until(
+            f"{group.name} is recovered",
+            lambda: group.name in self.answers or not command.alive(),
+            timeout_s,
+        )
+        if not booted and command.wait(timeout_s) != 0:
+            raise RuntimeError(f"the recovery of {group.name} failed\n{command.tail()}")
+        if group.name not in self.answers:
+            raise RuntimeError(f"the recovery of {group.name} said nothing\n{command.tail()}")
+
+    def _booted_by_recover(self, group: Group) -> dict[str, VmGuest]:
+        """The guests that come back by `--boot`, at their interfaces."""
+        guests = {member.name: self.guests[member.name] for member in group.members if member.machine}
+        for guest in guests.values():
+            guest.plug_in(self.fleet.net.backup)
+        return guests
+
+    def _boot_options(self, booted: dict[str, VmGuest]) -> list[str]:
+        if not booted:
+            return []
+        options = ["--boot", "--accelerator", accelerator(self.fleet.image)[1]]
+        for name, guest in booted.items():
+            options += ["--network", f"{name}.{NETWORK}=tap:{guest.net.interface}"]
+        return options
+
+    def _hear(self, booted: dict[str, VmGuest], at: float, line: str) -> None:
         if line.startswith("{"):
             answer = json.loads(line)
             self.answers[answer["recovery"]["group"]] = answer["recovery"]
             self.recovered_at = at
+        elif len(booted) == 1:  # it has the console for itself
+            next(iter(booted.values())).hear(at, line)
+        else:
+            name, _, said = line.partition(": ")
+            if name in booted:
+                booted[name].hear(at, said)
 
     def cut(self) -> dict[str, int]:
         """What was recovered of each writer."""
@@ -245,13 +317,14 @@ class FleetRecovery:
         return [f"{w['member']}: {w['left_out']} later records left out: {w['why']}" for w in writers if w["why"]]
 
     def boot(self) -> None:
-        """Starts every guest at the backup site, and shows the clients the way."""
+        """Starts the guests that `recover` has not booted, and shows the clients the way."""
         fleet = self.fleet
-        for name in fleet.guests:
-            guest = self.guests[name] = fleet.make_guest(name, f"{name}-recovered")
-            database = name in fleet.shape.application.databases
-            disks = [fleet.backup.uri(DISK, fleet.group_of(name), name)] if database else []
-            fleet.boot_at(guest, fleet.net.backup, disks)
+        booted = {member.name for group in fleet.groups for member in group.members if member.machine}
+        for name, guest in self.guests.items():
+            if name not in booted:
+                database = name in fleet.shape.application.databases
+                disks = [fleet.backup.uri(DISK, fleet.group_of(name), name)] if database else []
+                fleet.boot_at(guest, fleet.net.backup, disks)
             fleet.net.route_clients_to(fleet.net.backup, guest.net)
 
     def wait_ready(self, timeout_s: float = 180) -> float:

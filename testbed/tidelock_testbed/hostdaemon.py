@@ -44,6 +44,8 @@ class Member:
     machine: Path | None = None
     host: str | None = None
     """Where it runs; only needed in a group that is spread over several hosts."""
+    removed: bool = False
+    """Taken out for good: its section stays, so that the other writers keep their places."""
 
     def toml(self, alone: bool) -> list[str]:
         """Its section. What only members of a larger group need is left out if it is `alone`."""
@@ -53,6 +55,8 @@ class Member:
             lines.append(f'machine = "{self.machine}"')
         if self.host and not alone:
             lines.append(f'host = "{self.host}"')
+        if self.removed:
+            lines.append("removed = true")
         for name, path in self.disks.items():
             lines += ["[[group.member.disk]]", f'name = "{name}"', f'path = "{path}"']
         topology = "bridged" if self.net.segment else "routed"
@@ -131,10 +135,9 @@ class HostDaemon:
         server_name: str | None = None,
     ):
         self.run, self.netns, self.host = run, netns, host
-        self.groups = groups
         self.runtime = run.sockets / host
         self.control_socket = self.runtime / "control.sock"
-        lines = [
+        self._head = [
             "[host]",
             f'name = "{host}"',
             f'runtime_dir = "{self.runtime}"',
@@ -145,12 +148,15 @@ class HostDaemon:
             *([f'server_name = "{server_name}"'] if server_name else []),
             tls.toml(),
         ]
-        for group in groups:
-            lines += group.toml()
         self.config = directory / "host.toml"
-        self.config.write_text("\n".join(lines) + "\n")
+        self.configure(groups)
         self.process: Process | None = None
         self._control: ControlClient | None = None
+
+    def configure(self, groups: list[Group]) -> None:
+        """Writes the configuration, for its next start."""
+        lines = [*self._head, *(line for group in groups for line in group.toml())]
+        self.config.write_text("\n".join(lines) + "\n")
 
     def start(self) -> None:
         """Starts it and waits until it answers."""
