@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -16,7 +17,7 @@ from nbd_servers import NbdkitDisk, QemuNbdDisk
 from tidelock_testbed.guest import ProcessGuest, VmGuest
 from tidelock_testbed.ledger import Ledger, compare
 from tidelock_testbed.net import GuestNet, Net
-from tidelock_testbed.process import kill_at_once, wait_until
+from tidelock_testbed.process import kill_at_once, run_command, wait_until
 from tidelock_testbed.workload import Clients, rows_in
 
 
@@ -149,3 +150,39 @@ def test_ledger_reads_only_whole_lines_and_the_verdict_counts_each_kind(run):
     assert verdict.recovered_unconfirmed == 2
     assert verdict.foreign == [(1, 4), (9, 9)]
     assert verdict.rpo_ms == pytest.approx(1500)
+
+
+SEND_OPTIONS = """
+import socket, sys
+four, six, port = sys.argv[1], sys.argv[2], 9
+for options in (b"", bytes([158, 8]) + b"TIDE42"):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        if options:
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, options)
+        sender.sendto(b"four", (four, port))
+for options in (b"", bytes([0, 0, 0x1E, 4]) + b"TIDE"):
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+        if options:
+            sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_DSTOPTS, options)
+        sender.sendto(b"six", (six, port))
+"""
+"""Sends a packet of each kind as any host would, and then one with a tag left in."""
+
+
+@pytest.mark.parametrize("kind", ["vm", "process"])
+def test_a_guest_tells_of_each_packet_that_has_an_option(run, net: Net, request, kind):
+    """Drills rely on it: a guest that was silent about a tag that was left in would prove nothing."""
+    guest_net = GuestNet(0)
+    if kind == "vm":
+        guest = VmGuest(run, guest_net, "guest", web=[], capture=True)
+        guest.boot(net.primary, request.getfixturevalue("image"), [])
+    else:
+        guest = ProcessGuest(run, guest_net, "guest", web=[], capture=True)
+        guest.boot(net.primary, [])
+    guest.wait_ready()
+    assert guest.options_seen == []
+    run_command([sys.executable, "-c", SEND_OPTIONS, guest_net.ip4, guest_net.ip6], "send packets", net.primary.netns)
+    wait_until("the guest tells of both", lambda: len(guest.options_seen) >= 2, 30, guest.processes)
+    four, six = map(bytes.fromhex, guest.options_seen)
+    assert four[0] == 0x47 and b"TIDE42" in four
+    assert six[0] == 0x60 and b"\x1e\x04TIDE" in six
