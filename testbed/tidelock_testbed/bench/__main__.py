@@ -7,7 +7,7 @@ import sys
 import time
 
 from ..progress import say
-from . import commits, gate, memory, nbd, reads, release, replication, report, tagging, tiers, work
+from . import commits, gate, memory, nbd, reads, release, replication, reply, report, tagging, tiers, work
 from .machine import busy, machine
 from .servers import EXAMPLES
 from .settings import Settings
@@ -25,6 +25,7 @@ MEASURES = {
     "i": tagging.measure_members,
     "j": tagging.measure_outside,
     "k": release.measure,
+    "l": reply.measure,
 }
 
 

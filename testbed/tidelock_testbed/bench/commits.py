@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from ..hostdaemon import BACKUP_PORT
 from ..image import guest_image
 from ..net import GuestNet
 from ..netns import Netns
@@ -21,7 +20,6 @@ from .protected import Protected
 from .servers import OURS
 from .settings import Settings
 from .spread import Spread, ratio
-from .timeline import Captures, phases, summarise
 
 MODES = ("unprotected", "async", "pipelined", "sync")
 DISK_MIB = 1024
@@ -84,20 +82,6 @@ class Bench:
         self.pair.settle()
         return turn
 
-    def timeline(self, rtt: int, seconds: float) -> dict:
-        """What the replies to one client are made of, by the packets on their way."""
-        net, guest = self.pair.net, self.guests["protected"]
-        places = {
-            "client": (net.clients, f"lan-{net.primary.name}"),
-            "guest": (net.primary.netns, guest.net.interface),
-            "host": (net.primary.netns, net.wan.interface),
-            "backup": (net.backup.netns, net.wan.interface),
-        }
-        captures = Captures(self.pair.run, f"timeline-{rtt}", places)
-        turn = self.turn("pipelined", "insert", 1, seconds, WARM_UP_S)
-        found = phases(captures.read(), guest.database_port, BACKUP_PORT, rtt / 2)
-        return {"rtt_ms": rtt, "p50_ms": turn.p50_ms, **summarise(found)}
-
 
 def measure(settings: Settings) -> dict:
     """RTTs descend: TCP's congestion control learns of a shorter path at once, of a longer one only by and by."""
@@ -105,16 +89,15 @@ def measure(settings: Settings) -> dict:
     with Run("bench-commits") as run:
         bench = Bench(run, rtts[0])
         say("(c) both databases are ready")
-        cells, timelines, locked, full = [], [], [], {}
+        cells, locked, full = [], [], {}
         for rtt in rtts:
             bench.pair.net.wan.set(delay_ms=rtt / 2)
             cells += _cells(bench, settings, rtt, "insert", settings.client_counts, MODES)
-            timelines.append(bench.timeline(rtt, settings.pgbench_s))
             if rtt == LOCKED_RTT_MS:
                 locked = _cells(bench, settings, rtt, "locked", settings.client_counts, MODES)
             if rtt == FULL_RTT_MS:
                 full = _full(bench, settings, rtt)
-        return {"insert": cells, "timelines": timelines, "locked": locked, "full": full}
+        return {"insert": cells, "locked": locked, "full": full}
 
 
 def _full(bench: Bench, settings: Settings, rtt: int) -> dict:

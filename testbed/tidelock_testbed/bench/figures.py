@@ -1,12 +1,13 @@
-"""The pages of parts (f), (g) and (h): PipeCloud's figures of applications with several tiers, measured here."""
+"""The pages of (f), (g) and (h): PipeCloud's figures of applications with several tiers; and of (l), one reply."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ..svg import Series, line_chart
-from . import reads, tiers, work
+from . import reads, reply, tiers, work
 from .page import chart
+from .timeline import PHASES
 
 APPLICATIONS = """Each tier is a web service of Python's own and a PostgreSQL 15 with `fsync = on`, in a guest's network
 namespace on this machine's kernel, its files on ext4 on the protected disk; clients ask the front tier over HTTP. All
@@ -32,6 +33,14 @@ READS = """## (h) Reads beside writes
 
 As PipeCloud's figure 12, at {rtt_ms} ms RTT: one guest, {reads_per_s} static pages a second, and rows at a rate that
 rises. A packet cannot be told from one that depends on a write, so a page waits for the writes before it.
+"""
+
+REPLY = """## (l) A reply at low load
+
+The databases of (c), and one client: its next commit follows the last one's reply. Below, what a reply takes beyond the
+round trip, by its packets seen at the client's and the guest's interface and at both ends of the WAN
+(`bench/timeline.py`), in a turn of its own: whoever looks at packets takes time, too. Every step after a wait of an RTT
+finds the machine's cores asleep: a thread is then woken 0.1 to 0.2 ms late here, and at once where the cores are busy.
 """
 
 
@@ -81,6 +90,29 @@ def write_reads(directory: Path, result: dict) -> list[str]:
         svg = line_chart(f"Reads, RTT {result['rtt_ms']} ms", "writes each second", label, series)
         charts.append(chart(directory, f"h-reads-{key.partition('_')[0]}", svg))
     return [*lines, "", *charts, ""]
+
+
+def write_reply(_directory: Path, result: dict) -> list[str]:
+    """Part (l)."""
+    rows = sorted(result["rows"], key=lambda row: row["rtt_ms"])
+    heads = " | ".join(f"{mode} ms" for mode in reply.MODES)
+    lines = [*REPLY.splitlines(), "", f"| RTT ms | {heads} |", "|---|" + "---|" * len(reply.MODES)]
+    lines += [
+        f"| {row['rtt_ms']} | " + " | ".join(_times(row["p50_ms"][m]) for m in reply.MODES) + " |" for row in rows
+    ]
+    lines += [
+        "",
+        "| µs | " + " | ".join(f"RTT {row['rtt_ms']} ms" for row in rows) + " |",
+        "|---|" + "---|" * len(rows),
+    ]
+    for name, what in PHASES.items():
+        lines.append(f"| {what} | " + " | ".join(f"{row['timeline']['phases_us'][name]:,.0f}" for row in rows) + " |")
+    whole = " | ".join(f"{row['timeline']['over_rtt_us']:,.0f}" for row in rows)
+    return [*lines, f"| **together** | {whole} |", "", "Medians.", ""]
+
+
+def _times(spread: dict) -> str:
+    return f"{spread['median']:.2f} ({spread['min']:.2f} to {spread['max']:.2f})"
 
 
 def _spread(spread: dict) -> str:

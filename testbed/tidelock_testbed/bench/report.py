@@ -11,7 +11,6 @@ from .charts import bar_chart
 from .commits import MODES
 from .page import chart, profile
 from .targets import Verdict, command, verdicts
-from .timeline import PHASES
 
 PARTS = {
     "a": "nbd",
@@ -25,6 +24,7 @@ PARTS = {
     "i": "tags",
     "j": "covered",
     "k": "release",
+    "l": "reply",
 }
 """Each part's name in file names."""
 
@@ -67,7 +67,12 @@ def write(directory: Path) -> None:
     parts = load_all(directory)
     writers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     writers |= {"f": figures.write_work, "g": figures.write_tiers, "h": figures.write_reads}
-    writers |= {"i": packets.write_members, "j": packets.write_outside, "k": packets.write_release}
+    writers |= {
+        "i": packets.write_members,
+        "j": packets.write_outside,
+        "k": packets.write_release,
+        "l": figures.write_reply,
+    }
     machine = next(iter(parts.values()))["machine"]
     page = [
         *words.PAGE.splitlines(),
@@ -238,7 +243,6 @@ def _commits(directory: Path, result: dict) -> list[str]:
                 svg = line_chart(f"{title}, RTT {rtt} ms", "clients", label, series)
                 lines.append(chart(directory, f"c-{name}-{figure.split('_')[0]}-{rtt}", svg))
         lines.append("")
-    lines += _timelines(result.get("timelines", []))
     full = result["full"]
     if full:
         lines += [
@@ -256,25 +260,6 @@ def _commits(directory: Path, result: dict) -> list[str]:
             "",
         ]
     return lines
-
-
-def _timelines(timelines: list[dict]) -> list[str]:
-    """What a reply takes beyond the round trip, phase by phase."""
-    if not timelines:
-        return []
-    timelines = sorted(timelines, key=lambda one: one["rtt_ms"])
-    lines = [
-        *words.TIMELINE.splitlines(),
-        "",
-        "| µs, medians | " + " | ".join(f"RTT {one['rtt_ms']} ms" for one in timelines) + " |",
-        "|---|" + "---|" * len(timelines),
-    ]
-    for name, what in PHASES.items():
-        lines.append(f"| {what} | " + " | ".join(f"{one['phases_us'][name]:,.0f}" for one in timelines) + " |")
-    lines.append("| **together** | " + " | ".join(f"{one['over_rtt_us']:,.0f}" for one in timelines) + " |")
-    clients = [one["p50_ms"] * 1e3 - one["rtt_ms"] * 1e3 for one in timelines]
-    lines.append("| what pgbench tells, beyond the RTT | " + " | ".join(f"{over:,.0f}" for over in clients) + " |")
-    return [*lines, ""]
 
 
 def _gate(directory: Path, result: dict) -> list[str]:

@@ -52,8 +52,8 @@ class Captures:
         self._files = {place: run.directory / f"{name}-{place}.pcap" for place in places}
         self._dumps = []
         for place, (netns, interface) in places.items():
-            argv = ["tcpdump", "-i", interface, "-n", "-U", "-s", "128", "--time-stamp-precision=nano"]
-            argv += ["--immediate-mode", "-w", self._files[place], "tcp"]
+            argv = ["tcpdump", "-i", interface, "-n", "-s", "128", "--time-stamp-precision=nano"]
+            argv += ["-w", self._files[place], "tcp"]
             self._dumps.append(Process(run, f"{name}-{place}", argv, netns))
         for dump in self._dumps:
             wait_until("tcpdump listens", lambda d=dump: "listening on" in d.log.read_text(), 10, [dump])

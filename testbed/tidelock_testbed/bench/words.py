@@ -64,12 +64,6 @@ sends its next transaction when the last was answered, so with few clients a mod
 per round trip; that is the reply time's price, not the server's. RTTs are the WAN's; clients are near.
 """
 
-TIMELINE = """### What a reply takes beyond the round trip
-
-One client, `pipelined`: the packets of each reply, seen at the client's and the guest's interface, and at both ends of
-the WAN (`bench/timeline.py`), in a turn of its own. What follows one another:
-"""
-
 GATE = """## (d) The gate
 
 Real packets between namespaces of guest, host and client (`netfilter/examples/gate-bench.rs`): 64-byte datagrams as
