@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
+from tidelock_testbed.drilling import Entry
 from tidelock_testbed.ledger import Ledger
+from tidelock_testbed.report import overview, summary
 from tidelock_testbed.svg import Marker, Series, line_chart
 from tidelock_testbed.views import Views, answers_chart
 
@@ -60,3 +62,24 @@ def test_the_answers_chart_shows_every_second_and_event(tmp_path):
     svg = answers_chart("answers", Ledger(path).follow(), 4.0, [(4.0, "disaster"), (5.0, "recovered")])
     words = [node.text for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert {"disaster", "recovered"} <= set(words)
+
+
+def test_a_summary_ends_with_what_matters_and_a_run_that_failed_shows_nothing():
+    told = "nothing that a client was told is lost"
+    held = Entry("three-tier", "pipelined", "vm", 1, 50, promise=told, promise_held=True, confirmed=100)
+    broken = Entry("three-tier", "pipelined", "vm", 2, 50, promise=told, violated=True, confirmed=100, lost=3)
+    failed = Entry("three-tier", "pipelined", "vm", 3, 50, promise=told, error="no room\nfor anything")
+    last = [summary(entry).splitlines()[-1].strip() for entry in (held, broken, failed)]
+    assert last == [
+        f"promise HELD: {told}",
+        f"promise BROKEN. It was: {told}",
+        "the run FAILED before it could be judged: no room",
+    ]
+    assert "confirmed rows" not in summary(failed)
+    rows = [line.split() for line in overview([held, broken, failed]).splitlines()]
+    assert [(row[1], row[3], row[-1]) for row in rows] == [
+        ("seed", "lost", "promise"),
+        ("1", "0", "held"),
+        ("2", "3", "BROKEN"),
+        ("3", "0", "FAILED"),
+    ]

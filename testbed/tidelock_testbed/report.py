@@ -84,8 +84,15 @@ def _row(number: int, entry: Entry) -> str:
     )
 
 
+def _outcome(entry: Entry) -> str:
+    """In one word. A run that failed before it was judged shows nothing, good or bad."""
+    if entry.promise_held:
+        return "held"
+    return "BROKEN" if entry.violated else "FAILED"
+
+
 def _held(entry: Entry) -> str:
-    return "<span class='good'>held</span>" if entry.promise_held else "<span class='bad'>BROKEN</span>"
+    return f"<span class='{'good' if entry.promise_held else 'bad'}'>{_outcome(entry)}</span>"
 
 
 def _ms(value: float) -> str:
@@ -136,7 +143,8 @@ def _cut(entry: Entry) -> list[str]:
     """The cut, what it leaves out, and the first rows that dangle."""
     if entry.cut is None:
         return []
-    lines = ["recovered at the cut " + ", ".join(f"{name} {count}" for name, count in entry.cut.items())]
+    cut = ", ".join(f"{name} {count}" for name, count in entry.cut.items())
+    lines = [f"recovered at the cut {cut} (each writer's count of writes)"]
     return lines + entry.left_out + [f"dangling: {text}" for text in entry.dangling_rows]
 
 
@@ -177,11 +185,26 @@ METHOD_SEVERAL = (
 
 
 def summary(entry: Entry) -> str:
-    """A run, as text."""
+    """A run, as text; the last line is the one to read."""
+    if entry.error and not entry.violated:
+        last = f"the run FAILED before it could be judged: {entry.error.splitlines()[0]}"
+        return "\n".join(["", *_checks(entry), f"  {last}", ""])
     lines = [f"  {name:<58}{value:>14}" for name, value in _figures(entry)]
-    lines += [f"  {'held  ' if check['held'] else 'BROKEN'}  {check['what']}" for check in entry.checks]
+    lines += _checks(entry)
     lines += [f"  note    {note}" for note in entry.notes + _cut(entry)]
-    if entry.error:
-        lines.append(f"  FAILED  {entry.error.splitlines()[0]}")
-    verdict = "HELD" if entry.promise_held else "BROKEN"
-    return "\n".join(["", *lines, f"  promise {verdict}: {entry.promise}", ""])
+    verdict = "HELD: " if entry.promise_held else "BROKEN. It was: "
+    return "\n".join(["", *lines, f"  promise {verdict}{entry.promise}", ""])
+
+
+def _checks(entry: Entry) -> list[str]:
+    return [f"  {'held  ' if check['held'] else 'BROKEN'}  {check['what']}" for check in entry.checks]
+
+
+def overview(entries: list[Entry]) -> str:
+    """A line for each of several runs."""
+    lines = [f"  {'run':>3}  {'seed':>7}  {'confirmed':>9}  {'lost':>5}  {'dangling':>8}  {'RTO':>8}  promise"]
+    for number, entry in enumerate(entries, 1):
+        rto = _ms(entry.rto_ms["total"]) if entry.rto_ms else "none"
+        figures = f"{entry.confirmed:>9}  {entry.lost:>5}  {entry.dangling:>8}  {rto:>8}"
+        lines.append(f"  {number:>3}  {entry.seed:>7}  {figures}  {_outcome(entry)}")
+    return "\n".join([*lines, ""])
