@@ -11,15 +11,15 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	__u32 header, total, headers, at, why, room = TAG4_BYTES;
 	int is_tcp, later;
 	struct address source, destination;
-	struct ipv4 h, grown;
+	struct ipv4 h;
 	struct tcp tcp = {};
 	struct walk *w;
-	__s64 flags, sum;
+	__s64 flags;
 
 	if (!p || !c || !s)
 		return drop(DROPPED_FAILED);
 	w = &s->walk;
-	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)))
+	if (load(skb, NET, &h, sizeof(h)))
 		return gate(skb, GATED_UNREADABLE);
 	header = (h.version_ihl & 0x0f) * 4;
 	total = bpf_ntohs(h.total);
@@ -46,7 +46,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	is_tcp = h.protocol == IPPROTO_TCP && !later;
 	headers = header + UDP_BYTES;
 	if (is_tcp) {
-		if (bpf_skb_load_bytes(skb, at, &tcp, sizeof(tcp)))
+		if (load(skb, at, &tcp, sizeof(tcp)))
 			return gate(skb, GATED_UNREADABLE);
 		if (!(bpf_ntohs(h.fragment) & 0x3fff) && is_pure_ack(&tcp, total - header))
 			return let_pass(skb, UNTAGGED_ACKS);
@@ -72,15 +72,11 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	s->tag[0] = CONFIG.ipv4_option;
 	s->tag[1] = room;
 	write_body(s->tag + 2, p, c);
-	grown = h;
-	grown.version_ihl += room / 4;
-	grown.total = bpf_htons(total + room);
-	/* By what has changed: a header that was wrong stays wrong. */
-	sum = bpf_csum_diff((__be32 *)&h, 4, (__be32 *)&grown, 4, (__u16)~h.check);
-	sum = bpf_csum_diff(0, 0, (__be32 *)s->tag, room, sum);
-	grown.check = fold_checksum(sum);
-	if (bpf_skb_store_bytes(skb, NET, &grown, sizeof(grown), BPF_F_RECOMPUTE_CSUM) ||
-	    bpf_skb_store_bytes(skb, NET + IPV4_MIN_BYTES, s->tag, room, BPF_F_RECOMPUTE_CSUM))
+	s->header = h;
+	s->header.version_ihl += room / 4;
+	s->header.total = bpf_htons(total + room);
+	s->header.check = new_checksum(&h, &s->header, sum_of(s->tag, room));
+	if (bpf_skb_store_bytes(skb, NET, &s->header, IPV4_MIN_BYTES + room, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
 	return let_pass(skb, TAGGED);
 }
@@ -101,7 +97,7 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	if (!p || !c || !s)
 		return drop(DROPPED_FAILED);
 	e = &s->extensions;
-	if (bpf_skb_load_bytes(skb, NET, &h, sizeof(h)))
+	if (load(skb, NET, &h, sizeof(h)))
 		return gate(skb, GATED_UNREADABLE);
 	total = IPV6_BYTES + bpf_ntohs(h.payload);
 	/* A payload of length 0 is a jumbogram, or nothing at all. */

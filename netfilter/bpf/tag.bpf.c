@@ -149,25 +149,6 @@ struct extensions {
 	__u32 blanks;
 };
 
-/*
- * Too large for the stack; and what loops leave here the verifier takes for any number, so that
- * it looks at each loop once instead of in every state that the loop can get into.
- */
-struct scratch {
-	struct walk walk;
-	struct extensions extensions;
-	__u8 tag[264];
-	__u8 old[IPV4_MAX_BYTES - IPV4_MIN_BYTES];
-	__u8 blank[256];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct scratch);
-} scratch SEC(".maps");
-
 struct ipv4 {
 	__u8 version_ihl;
 	__u8 tos;
@@ -180,6 +161,26 @@ struct ipv4 {
 	__be32 source;
 	__be32 destination;
 };
+
+/*
+ * Too large for the stack; and what loops leave here the verifier takes for any number, so that
+ * it looks at each loop once instead of in every state that the loop can get into.
+ */
+struct scratch {
+	struct walk walk;
+	struct extensions extensions;
+	struct ipv4 header;	/* and the tag that follows it: one store writes both */
+	__u8 tag[264];
+	__u8 new[IPV4_MAX_BYTES - IPV4_MIN_BYTES];
+	__u8 blank[256];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct scratch);
+} scratch SEC(".maps");
 
 struct ipv6 {
 	__be32 version_class_flow;
@@ -307,6 +308,17 @@ int judge(struct __sk_buff *skb)
 	if (!NOW_OR_LATER(c->is_async) && !is_covered(p, c))
 		return leave_to_queue();
 	return let_pass(skb, COVERED);
+}
+
+/* Copies from a packet: without a call where its bytes lie in one piece, as headers nearly always do. */
+ALWAYS long load(struct __sk_buff *skb, __u32 at, void *to, __u32 bytes)
+{
+	const void *from = (void *)(long)skb->data + at;
+
+	if (from + bytes > (void *)(long)skb->data_end)
+		return bpf_skb_load_bytes(skb, at, to, bytes);
+	__builtin_memcpy(to, from, bytes);
+	return 0;
 }
 
 ALWAYS __u32 whose(const struct address *address)

@@ -109,13 +109,40 @@ ALWAYS int ends_where_it_says(const struct __sk_buff *skb, __u32 total)
 	       (len == total || (total < ETHERNET_PAYLOAD_MIN_BYTES && len <= ETHERNET_PAYLOAD_MIN_BYTES));
 }
 
-ALWAYS __u16 fold_checksum(__s64 sum)
+/*
+ * An IPv4 header's checksum after its first word has changed, by what has changed (RFC 1624): a
+ * header that was wrong stays wrong. options: the sum of those that came, or the complement of it
+ * for those that went.
+ */
+ALWAYS __u16 new_checksum(const struct ipv4 *old, const struct ipv4 *new, __u64 options)
 {
-	__u32 s = sum;
+	__u32 before, after;
+	__u64 all;
 
-	s = (s & 0xffff) + (s >> 16);
-	s = (s & 0xffff) + (s >> 16);
-	return ~s;
+	__builtin_memcpy(&before, old, 4);
+	__builtin_memcpy(&after, new, 4);
+	all = options + (__u16)~old->check + (__u32)~before + after;
+	all = (all & 0xffffffff) + (all >> 32);
+	all = (all & 0xffff) + (all >> 16);
+	all = (all & 0xffff) + (all >> 16);
+	all = (all & 0xffff) + (all >> 16);
+	return ~all;
+}
+
+/* The one's complement sum of IPv4 options: whole words. */
+ALWAYS __u32 sum_of(const __u8 *options, __u32 bytes)
+{
+	__u64 sum = 0;
+	__u32 i, word;
+
+	for (i = 0; i < (IPV4_MAX_BYTES - IPV4_MIN_BYTES) / 4; i++) {
+		if (4 * i >= bytes)
+			break;
+		__builtin_memcpy(&word, options + 4 * i, 4);
+		sum += word;
+	}
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (sum & 0xffffffff) + (sum >> 32);
 }
 
 #endif
