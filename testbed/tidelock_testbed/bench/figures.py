@@ -39,7 +39,8 @@ REPLY = """## (l) A reply at low load
 
 The databases of (c), and one client: its next commit follows the last one's reply. Below, what a reply takes beyond the
 round trip, by its packets seen at the client's and the guest's interface and at both ends of the WAN
-(`bench/timeline.py`), in a turn of its own: whoever looks at packets takes time, too. Every step after a wait of an RTT
+(`bench/timeline.py`), in a turn of its own: whoever looks at packets takes time, too. The backup's journal is on the
+disk that holds the guest's image, and flushes while the guest's own flush goes on. Every step after a wait of an RTT
 finds the machine's cores asleep: a thread is then woken 0.1 to 0.2 ms late here, and at once where the cores are busy.
 """
 
