@@ -116,7 +116,7 @@ class AppDrill(Drill):
     def disaster(self) -> None:
         """All hosts of the primary site are gone."""
         hosts = list(range(len(self.rig.daemons)))
-        self.wait_for_a_reply()
+        self.worst_moment()
         self.disaster_at, self.gone_at = self.rig.destroy(hosts, self.links_go_first())
         self.event("disaster", self.disaster_at)
         self.sampler.stop()
