@@ -23,7 +23,7 @@ class Place:
     front: bool = False
     """Whether clients talk to it."""
     aside: bool = False
-    """Whether it only has a page for clients, and never hears of the others."""
+    """Whether it has no part in what the others do, but only a page, or a database, for clients of its own."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class Application:
         if place.aside:
             return words
         if not self.chain:
-            for database in self.databases:
-                words += ["--store", f"{kind}:{nets[database].ip4}"]
+            for store in self.places:
+                if store.database and not store.aside:
+                    words += ["--store", f"{kind}:{nets[store.name].ip4}"]
             return words
         if place.database:
             words += ["--store", f"{kind}:127.0.0.1"]
