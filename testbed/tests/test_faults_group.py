@@ -39,9 +39,13 @@ class OneFarBehind(TwoHosts):
         return (self.knobs.rtt_ms * FAR_BEHIND, self.knobs.rtt_ms)
 
     def disaster(self) -> None:
-        """Once replies had to wait: both hosts are gone, and the backup has what it must leave out."""
-        held = [member["gate"]["held_packets"] for member in self.sampler.members.values() if member["gate"]]
-        self.check("replies wait for the slow link", sum(held) > 0)
+        """It begins with the slow link, until the other has brought what depends on writes that never come."""
+        self.check("replies waited for the slow link", self.sampler.extremes.hold_ms >= self.knobs.rtt_ms * 2)
+        self.rig.net.wans[0].cut()
+
+        backup = self.rig.backup
+        ahead = "the backup has what depends on the slow one"
+        wait_until(ahead, lambda: backup.status()["groups"][0]["beyond_the_cut"], 30, [backup.process])
         super().disaster()
 
 
@@ -152,9 +156,8 @@ class Grows(TwoHosts):
         return rows_in(self.rig.net, self.recovery.guests["c"]) - later
 
 
-@pytest.mark.parametrize("form", ["vector", "hlc"])
-def test_a_writer_and_a_disk_are_added_and_history_stays(run, form):
-    entry = drilled(run, Grows, rtt_ms=20, seed=1, form=form).entry
+def test_a_writer_and_a_disk_are_added_and_history_stays(run):
+    entry = drilled(run, Grows, rtt_ms=20, seed=1, form="vector").entry
     assert entry.promise_held, entry
     assert set(entry.cut) == {"a", "b", "c"}
 
@@ -185,7 +188,7 @@ class Shrinks(Grows):
         self.check("the removed writer is not recovered", recovered == {"a": True, "b": True, "c": False})
 
 
-@pytest.mark.parametrize("form", ["vector", "hlc"])
-def test_a_writer_is_removed_and_protection_goes_on(run, form):
-    entry = drilled(run, Shrinks, rtt_ms=20, seed=1, form=form).entry
+def test_a_writer_is_removed_and_protection_goes_on(run):
+    """With times for tags, in which one silent writer holds everything: a removed one must not."""
+    entry = drilled(run, Shrinks, rtt_ms=20, seed=1, form="hlc").entry
     assert entry.promise_held, entry
