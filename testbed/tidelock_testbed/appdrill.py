@@ -122,6 +122,10 @@ class AppDrill(Drill):
         self.sampler.stop()
         say(f"DISASTER: the primary site is gone, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms")
 
+    def links_go_first(self) -> bool:
+        """Without tags always: what the kernel still sends of a daemon that is dead must not hide the loss."""
+        return super().links_go_first() or not self.knobs.tagging
+
     def recover(self, *options: str) -> None:
         """Recovers every group, and starts the guests."""
         self.recovery = FleetRecovery(self.rig, *(options or ("--primary-is-dead",)))
