@@ -8,6 +8,9 @@ from . import release, tagging
 from .charts import bar_chart
 from .page import chart, profile
 
+GSO_BYTES = 1 << 16
+"""A stream's packets between namespaces."""
+
 MEMBERS = """## (i) Between two members, with tags and without
 
 Real packets between namespaces of two guests, with one host (bridged, routed) or two between them
@@ -22,7 +25,12 @@ counting.
 """
 
 MEMBERS_WORDS = """A round trip meets each program twice. The guests here are veths, whose packets have no room in
-front: the kernel copies a packet's head to make some. A VM's tap leaves 64 bytes there.
+front: the kernel copies a packet's head to make some. A VM's tap leaves 64 bytes there. What is left of the added time
+is what the kernel does with any packet that has options, and the rules in front of the queue.
+
+A stream between two namespaces is bound by the copying of memory alone: without tags a packet of 64 KiB takes
+{packet_us:.0f} µs here, of which 3 % are {allowed_us:.1f} µs, and both programs take more than that. A small datagram
+takes {datagram_us:.1f} µs.
 """
 
 OUTSIDE = """## (j) Covered traffic to the outside
@@ -32,8 +40,9 @@ the queue; *queue*: a member without kernel programs, whose packets all go throu
 """
 
 OUTSIDE_WORDS = """A packet to the outside meets one program, which reads the member's addresses, the clock, P and C,
-and the rules in front of the queue. Both are a fixed price for each packet, and a TCP stream's packets have up to
-64 KiB here.
+and the rules in front of the queue: a fixed price for each packet. A datagram that crosses from namespace to namespace
+takes {datagram_us:.1f} µs in all, of which 3 % are {allowed_datagram_us:.2f} µs: less than the packet filter needs for
+our chain of rules (`nft_do_chain` and what it calls), before the programs' share.
 """
 
 PROFILE = (
@@ -81,8 +90,21 @@ def _write(directory: Path, result: dict, name: str, title: str, before: str, af
         lines.append(f"| {row['path']} | {row['guard']} | " + " | ".join(cells) + " |")
     groups = [(f"{row['path']}, {row['guard']}", [_bar(row["added_us"][trip]) for trip in trips]) for row in rows]
     svg = bar_chart(f"{title}: added to a round trip", "µs", list(trips.values()), groups)
-    lines += ["", *after.splitlines(), "", chart(directory, name, svg), ""]
+    lines += ["", *after.format(**_each_packet(rows)).splitlines(), "", chart(directory, name, svg), ""]
     return [*lines, *profile(PROFILE, result.get("profile", []))]
+
+
+def _each_packet(rows: list[dict]) -> dict[str, float]:
+    """What a packet takes where nothing is added, and what 3 % of that are."""
+    packet_us = GSO_BYTES * 8 / (max(row["without"]["gbit_per_s"] for row in rows) * 1e3)
+    datagram_us = 1e6 / max(row["without"]["packets_per_s"] for row in rows)
+    share = 1 - tagging.THROUGHPUT_LEVEL
+    return {
+        "packet_us": packet_us,
+        "allowed_us": packet_us * share,
+        "datagram_us": datagram_us,
+        "allowed_datagram_us": datagram_us * share,
+    }
 
 
 def write_release(directory: Path, result: dict) -> list[str]:

@@ -32,11 +32,11 @@ class Settings:
     rtts_ms: tuple[int, ...] = (0, 50, 100, 200)
     client_counts: tuple[int, ...] = (1, 4, 16, 64)
     gate_s: int = 1
-    tagging_rounds: int = 25
+    tagging_rounds: int = 15
     """Short turns: their number makes up for their noise."""
     flood_s: float = 0.2
     memory_s: float = 60.0
-    application_s: float = 3.0
+    application_s: float = 2.5
     """One turn of clients of an application."""
     application_rounds: int = 3
     front_work_ms: tuple[float, ...] = (0, 10, 25, 50, 75, 100)
