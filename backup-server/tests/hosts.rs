@@ -181,7 +181,7 @@ async fn what_depends_on_a_dead_host_waits_at_the_other_and_the_rest_goes_on() {
     let (seqs, left_out, json) = recovered(&config);
     assert_eq!((seqs, left_out), (vec![1, 2], vec![0, 1]));
     let why = json["recovery"]["writers"][1]["why"].as_str().unwrap();
-    assert!(why.contains("depend on records of other members"), "{why}");
+    assert!(why.contains("depends on db's 2"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
