@@ -134,17 +134,6 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("merge-forgotten", Checker::OutputCommit, &[Checker::Closed]),
         ("watermark-ignores-idle", Checker::Watermark, &[Checker::OutputCommit, Checker::Closed]),
         ("outsider-merged", Checker::Outsider, &[Checker::ComesBack, Checker::Watermark]),
-        (
-            "hlc-goes-back",
-            Checker::HlcGrows,
-            &[
-                Checker::Stream,
-                Checker::Outsider,
-                Checker::OutputCommit,
-                Checker::Closed,
-                Checker::Watermark,
-            ],
-        ),
     ] {
         let plant = Plant::of(name).expect("it is listed");
         let Some((_, checker)) = caught(plant, Some(blind)) else {
