@@ -5,9 +5,9 @@
 
 ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 {
-	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
-	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
-	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	struct pending *p;
+	struct committed *c;
+	struct scratch *s;
 	__u32 header, total, headers, at, why, room = TAG4_BYTES;
 	int is_tcp, later;
 	struct address source, destination;
@@ -16,7 +16,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	struct walk *w;
 	__s64 flags;
 
-	if (!p || !c || !s)
+	if (!find_maps(&p, &c, &s))
 		return drop(DROPPED_FAILED);
 	w = &s->walk;
 	if (load(skb, NET, &h, sizeof(h)))
@@ -62,6 +62,8 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 		return gate(skb, GATED_NO_ROOM);
 	if (!is_trusted(c))
 		return gate(skb, GATED_UNTRUSTED);
+	if (!is_complete(p, c))
+		return gate(skb, GATED_INCOMPLETE);
 	flags = room_flags(skb, total, headers, room, is_tcp, bpf_ntohs(h.fragment) & 0x3fff, &why);
 	if (flags < 0)
 		return gate(skb, why);
@@ -83,9 +85,9 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 
 ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 {
-	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
-	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
-	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	struct pending *p;
+	struct committed *c;
+	struct scratch *s;
 	__u32 total, headers, why, room = TAG6_BYTES;
 	struct extensions *e;
 	struct tcp tcp = {};
@@ -94,7 +96,7 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	__s64 flags;
 	int is_tcp;
 
-	if (!p || !c || !s)
+	if (!find_maps(&p, &c, &s))
 		return drop(DROPPED_FAILED);
 	e = &s->extensions;
 	if (load(skb, NET, &h, sizeof(h)))
@@ -136,6 +138,8 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 		return gate(skb, GATED_NO_ROOM);
 	if (!is_trusted(c))
 		return gate(skb, GATED_UNTRUSTED);
+	if (!is_complete(p, c))
+		return gate(skb, GATED_INCOMPLETE);
 	flags = room_flags(skb, total, headers, room, is_tcp, e->fragment, &why);
 	if (flags < 0)
 		return gate(skb, why);

@@ -274,6 +274,13 @@ ALWAYS int is_trusted(const struct committed *c)
 	return bpf_ktime_get_boot_ns() < NOW_OR_LATER(c->trusted_until);
 }
 
+/* Whether P names all that the guest may know. In mode async nothing waits for that: a tag that
+ * says less than it should still says something to the receiver's records. */
+ALWAYS int is_complete(const struct pending *p, const struct committed *c)
+{
+	return !NOW_OR_LATER(p->incomplete) || NOW_OR_LATER(c->is_async);
+}
+
 /* Whether this member's P is covered by C. Called after the packet was taken up. */
 ALWAYS int is_covered(const struct pending *p, const struct committed *c)
 {
@@ -305,7 +312,7 @@ int judge(struct __sk_buff *skb)
 	/* Nothing overtakes what waits. */
 	if (NOW_OR_LATER(x->waiting) || NOW_OR_LATER(x->queued) != NOW_OR_LATER(x->decided))
 		return leave_to_queue();
-	if (!NOW_OR_LATER(c->is_async) && !is_covered(p, c))
+	if (!is_complete(p, c) || (!NOW_OR_LATER(c->is_async) && !is_covered(p, c)))
 		return leave_to_queue();
 	return let_pass(skb, COVERED);
 }
@@ -336,6 +343,15 @@ ALWAYS struct address from_ipv4(__be32 ipv4)
 	a.bytes[11] = 0xff;
 	__builtin_memcpy(&a.bytes[12], &ipv4, 4);
 	return a;
+}
+
+/* What every packet is judged by. They are there: only the verifier cannot know. */
+ALWAYS int find_maps(struct pending **p, struct committed **c, struct scratch **s)
+{
+	*p = bpf_map_lookup_elem(&pending, &zero);
+	*c = bpf_map_lookup_elem(&committed, &zero);
+	*s = bpf_map_lookup_elem(&scratch, &zero);
+	return *p && *c && *s;
 }
 
 /* One program text: each part stands on those above it. */

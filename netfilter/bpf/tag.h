@@ -27,6 +27,7 @@ struct config {
 struct pending {
 	__u64 entries[WRITERS_MAX];
 	__u64 hlc;
+	__u64 incomplete;	/* not 0: the guest may know what P does not name */
 };
 
 /* C of the group and what goes with it. Written by user space alone. Times: CLOCK_BOOTTIME, ns. */
@@ -65,6 +66,7 @@ enum counter {
 	GATED_UNREADABLE,
 	GATED_REFUSED,
 	GATED_UNTRUSTED,
+	GATED_INCOMPLETE,
 	DROPPED_GUESTS_OWN,
 	MSS_LOWERED,
 	UNTAGGED_FOR_A_DEMONSTRATION,

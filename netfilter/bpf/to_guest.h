@@ -105,9 +105,9 @@ ALWAYS int is_tag_alone(const struct scratch *s, __u32 options)
 
 ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 {
-	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
-	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
-	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	struct pending *p;
+	struct committed *c;
+	struct scratch *s;
 	__u32 header, options, total, size, is_peer;
 	struct address source;
 	struct ipv4 h, shrunk;
@@ -115,7 +115,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	__u64 changed;
 	int refused;
 
-	if (!p || !c || !s)
+	if (!find_maps(&p, &c, &s))
 		return drop(DROPPED_FAILED);
 	w = &s->walk;
 	if (load(skb, NET, &h, sizeof(h)))
@@ -180,16 +180,16 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 
 ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
 {
-	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
-	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
-	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	struct pending *p;
+	struct committed *c;
+	struct scratch *s;
 	struct extensions *e;
 	__u8 head[2] = {};
 	struct ipv6 h;
 	__u32 total;
 	int refused;
 
-	if (!p || !c || !s)
+	if (!find_maps(&p, &c, &s))
 		return drop(DROPPED_FAILED);
 	e = &s->extensions;
 	if (load(skb, NET, &h, sizeof(h)) ||

@@ -12,8 +12,11 @@
 //! What is covered is released, then the queue is closed, and the kernel drops what still waited:
 //! TCP sends it again, to whoever answers then. Only after that, and only for a member whose every
 //! write is committed under a lease (or whose mode is async), the rules are removed. Otherwise they
-//! stay, and so the member stays silent: its packets could tell what the backup does not have.
+//! stay, and so the member stays silent: its packets could tell what the backup does not have. They
+//! stay, too, for a member that hears others of other hosts: those go on, and without the
+//! programs nobody would see what the guest hears of them.
 
+mod interfaces;
 mod shared;
 mod stats;
 mod tagging;
@@ -40,7 +43,7 @@ use std::thread::JoinHandle;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
-use tidelock_tagging::{GroupTags, TaggingError};
+use tidelock_tagging::{GroupTags, MemberTags, TaggingError};
 use worker::{Crossing, End, GroupWorker, Member, Worker};
 
 /// A group to guard.
@@ -156,6 +159,11 @@ pub struct MemberGate {
     stats: Arc<GateStats>,
     installed: Installed,
     tagging: MemberTagging,
+    pending: Arc<Pending>,
+    /// What packets may be long, if it was the interface that said so.
+    interface_mtu: Option<u32>,
+    /// Why the interface is not watched, as it was said last.
+    trouble: Option<String>,
 }
 
 impl MemberGate {
@@ -193,6 +201,8 @@ impl MemberGate {
 pub struct Gate {
     handles: Vec<(String, GateHandle)>,
     members: Vec<MemberGate>,
+    /// Members of groups that have others on other hosts, which go on when this gate has stopped.
+    spread: HashSet<String>,
     firewall: Firewall,
     wake: Arc<EventFd>,
     stop: Arc<AtomicBool>,
@@ -207,7 +217,11 @@ impl Gate {
         let wake = Arc::new(EventFd::new().map_err(GateError::Wait)?);
         let stop = Arc::new(AtomicBool::new(false));
         let (mut handles, mut members, mut workers) = (Vec::new(), Vec::new(), Vec::new());
+        let mut spread = HashSet::new();
         for config in groups {
+            if config.tagging.as_ref().is_some_and(|t| t.members.len() > config.members.len()) {
+                spread.extend(config.members.iter().map(|member| member.name.clone()));
+            }
             let (tags, without) = match tagging::start_group(&config.name, config.tagging.as_ref())?
             {
                 Ok(tags) => (tags, None),
@@ -235,7 +249,7 @@ impl Gate {
                     Some((tagging, tags)) => Tagging::With(&config.name, tagging, tags),
                     None => Tagging::Without(without.clone()),
                 };
-                let (worker, view) = start_member(&firewall, member, config.mode, tagging)?;
+                let (worker, view) = start_member(&firewall, member, &shared, tagging)?;
                 group.members.push(worker);
                 members.push(view);
             }
@@ -253,7 +267,7 @@ impl Gate {
             .name("gate".into())
             .spawn(move || worker.run())
             .map_err(GateError::Wait)?;
-        Ok(Gate { handles, members, firewall, wake, stop, thread: Some(thread) })
+        Ok(Gate { handles, members, spread, firewall, wake, stop, thread: Some(thread) })
     }
 
     /// The handle of a group.
@@ -298,28 +312,37 @@ impl Gate {
             let rules = match (rules, end.unsettled) {
                 (RulesAtStop::Leave, _) => RulesLeft::InPlace("they were to be left"),
                 (RulesAtStop::RemoveWhenSettled, Some(why)) => RulesLeft::InPlace(why),
-                (RulesAtStop::RemoveWhenSettled, None) => match self.firewall.remove(&end.member) {
-                    Ok(()) => {
-                        self.remove_tagging(&end.member);
-                        RulesLeft::Removed
-                    }
-                    Err(e) => RulesLeft::Failed(e),
-                },
+                (RulesAtStop::RemoveWhenSettled, None) if self.spread.contains(&end.member) => {
+                    RulesLeft::InPlace("members on other hosts go on")
+                }
+                (RulesAtStop::RemoveWhenSettled, None) => self.let_go(&end.member),
             };
             stopped.push(Stopped { member: end.member, dropped_packets: end.dropped, rules });
         }
         Ok(stopped)
     }
 
-    /// What is left of it does no harm to an unprotected member: said, not refused.
-    fn remove_tagging(&mut self, member: &str) {
+    /// Removes a member's rules and programs. P goes first: the next run must not take it for one
+    /// that was guarded all the time.
+    fn let_go(&mut self, member: &str) -> RulesLeft {
         let view = self.members.iter_mut().find(|view| view.name == member);
         let tagging = view.map(|view| std::mem::replace(&mut view.tagging, MemberTagging::Off));
-        if let Some(MemberTagging::On(tags)) = tagging
-            && let Err(e) = tags.remove()
-        {
+        let tags = match tagging {
+            Some(MemberTagging::On(tags)) => Some(tags),
+            _ => None,
+        };
+        if let Some(Err(e)) = tags.as_ref().map(MemberTags::forget_pending) {
+            tracing::error!(member, "gate: {e}");
+            return RulesLeft::InPlace("its P cannot be removed");
+        }
+        if let Err(e) = self.firewall.remove(member) {
+            return RulesLeft::Failed(e);
+        }
+        // What is left of them does no harm to an unprotected member: said, not refused.
+        if let Some(Err(e)) = tags.map(MemberTags::detach) {
             tracing::warn!(member, "gate: the tagging programs are still attached: {e}");
         }
+        RulesLeft::Removed
     }
 
     fn end_thread(&mut self) -> Result<Vec<End>, GateError> {
@@ -363,10 +386,14 @@ enum Tagging<'a> {
 fn start_member(
     firewall: &Firewall,
     config: MemberConfig,
-    mode: Mode,
+    group: &Group,
     tagging: Tagging<'_>,
 ) -> Result<(Member, MemberGate), GateError> {
     let nfqueue = Nfqueue::bind(config.queue, config.queue_len_max)?;
+    let with = match &tagging {
+        Tagging::With(_, tagging, _) => Some(*tagging),
+        Tagging::Without(_) => None,
+    };
     // Before the rules let marked packets pass: the programs clear the mark of what others marked.
     let (tagging, marks, is_hlc) = match tagging {
         Tagging::With(group, tagging, tags) => {
@@ -379,13 +406,26 @@ fn start_member(
     };
     if let Some(tags) = tagging.tags() {
         config.pending.move_to(Arc::clone(tags.pending()));
+        if with.is_some_and(|config| config.await_floor) {
+            group.depends_on_others(&config.pending, tags.found_pending());
+        }
     }
+    let interface_mtu = match with {
+        Some(with) if with.path_mtu.is_none() => {
+            tidelock_tagging::interface_mtu(&config.interface).ok()
+        }
+        _ => None,
+    };
     let rules = MemberRules {
         member: config.name.clone(),
         interface: config.interface,
         topology: config.topology,
         queue: config.queue,
         pass_mark: marks.filter(|_| tagging.tags().is_some()),
+        only_index: tagging
+            .tags()
+            .filter(|_| with.is_some_and(TaggingConfig::is_needed))
+            .and_then(MemberTags::attached_to),
     };
     let installed = firewall
         .install(&rules)
@@ -397,17 +437,21 @@ fn start_member(
         stats: Arc::clone(&stats),
         installed,
         tagging,
+        pending: Arc::clone(&config.pending),
+        interface_mtu,
+        trouble: None,
     };
     let worker = Member {
         name: config.name,
         nfqueue,
-        queue: ReleaseQueue::new(config.queue_len_max as usize, mode),
+        queue: ReleaseQueue::new(config.queue_len_max as usize, group.mode()),
         pending: config.pending,
         stats,
         stamp: CountVector::new(),
         is_hlc,
         verdicts: Verdicts::new(),
         crossing: view.tagging.tags().map(|tags| Crossing::new(Arc::clone(tags.crossing()))),
+        is_incomplete: false,
     };
     Ok((worker, view))
 }

@@ -18,9 +18,9 @@
 //! | gate | mode | what passes on arrival |
 //! |---|---|---|
 //! | fenced | any | nothing |
-//! | no lease, resyncing | sync, pipelined | nothing |
+//! | no lease, resyncing, floor unknown | sync, pipelined | nothing |
 //! | open | sync, pipelined | what is covered, if nothing waits; pure ACKs, if their flow has nothing waiting |
-//! | open, no lease, resyncing | async | everything |
+//! | open, no lease, resyncing, floor unknown | async | everything |
 
 use std::collections::{HashMap, VecDeque};
 use tidelock_protocol::hlc::Hlc;
@@ -135,6 +135,9 @@ pub enum ShutWhy {
     /// After an unclean stop the backup may lack writes that local clients have seen the effect
     /// of, and no stamp names them: nothing leaves before the resync has ended.
     Resyncing,
+    /// The guest may know what P does not name: nothing of it leaves before every writer of the
+    /// group has said how far it is.
+    FloorUnknown,
     /// The backup has ended this primary's epoch: shut in every mode, for good.
     Fenced,
 }
@@ -259,6 +262,18 @@ impl ReleaseQueue {
         self.mode = mode;
     }
 
+    /// P is known to name more than it did when the packets that wait were taken up: they may depend
+    /// on all of it. Not for a P that has only grown since, which says nothing of them.
+    pub fn restamp(&mut self, stamp: &CountVector, hlc: Hlc) {
+        self.newest_stamp.vector.merge(stamp);
+        self.newest_stamp.hlc = self.newest_stamp.hlc.max(hlc);
+        let packets = self.held.len();
+        self.runs.clear();
+        if packets > 0 {
+            self.runs.push_back(Run { stamp: self.newest_stamp.clone(), packets });
+        }
+    }
+
     /// Decides about a packet that was taken up before `stamp` was read from P.
     pub fn arrive(&mut self, packet: Packet, stamp: &CountVector, now: MonoNanos) -> Arrival {
         debug_assert!(stamp.covers(&self.newest_stamp.vector), "P of one member only grows");
@@ -374,7 +389,7 @@ impl ReleaseQueue {
         match (self.gate, self.mode) {
             (GateState::Shut(ShutWhy::Fenced), _) => Policy::HoldAll,
             (_, Mode::Async) => Policy::HoldNone,
-            (GateState::Shut(ShutWhy::NoLease | ShutWhy::Resyncing), _) => Policy::HoldAll,
+            (GateState::Shut(_), _) => Policy::HoldAll,
             (GateState::Open, Mode::Sync | Mode::Pipelined) => Policy::ByStamp,
         }
     }
@@ -543,6 +558,22 @@ mod tests {
             assert_eq!(arrive(&mut queue, id, DATA, 0), Arrival::Held);
             assert_eq!(release(&mut queue, 9), []);
         }
+    }
+
+    #[test]
+    fn what_waited_while_p_was_not_complete_waits_for_all_of_it() {
+        let mut queue = open(8);
+        queue.restamp(&stamp(1), Hlc(0));
+        assert_eq!(arrive(&mut queue, 1, DATA, 2), Arrival::Held);
+        queue.set_gate(GateState::Shut(ShutWhy::FloorUnknown));
+        queue.set_committed(&stamp(2));
+        assert_eq!(arrive(&mut queue, 2, DATA, 2), Arrival::Held);
+        queue.restamp(&stamp(9), Hlc(0));
+        queue.set_gate(GateState::Open);
+        queue.set_committed(&stamp(8));
+        assert_eq!(release(&mut queue, 5), []);
+        queue.set_committed(&stamp(9));
+        assert_eq!(release(&mut queue, 6), [1, 2]);
     }
 
     #[test]

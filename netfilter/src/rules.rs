@@ -14,7 +14,9 @@
 //! - IPv6 neighbour discovery returns before the queue, where it can be genuine: on the bridge and
 //!   to the host itself, never across a router. ARP does not come by here at all.
 //! - In a bridged topology, what is neither IP nor ARP is dropped: the queue cannot judge it.
-//! - A member with tags: packets that its kernel programs have marked return before the queue.
+//! - A member with tags: packets that its kernel programs have marked return before the queue. An
+//!   interface of its name but of another index than the one that the programs are attached to is
+//!   cut off, both ways. That takes nftables (with or without a queue): iptables knows names only.
 //! - Rules sit ahead of the user's own filter rules and take none of them away: a packet that is
 //!   let through goes on to the filter table (iptables: ours are in mangle; nftables: a table of
 //!   our own with an earlier priority).
@@ -51,6 +53,10 @@ pub struct MemberRules {
     /// The bit of a packet's mark that lets it pass beside the queue: set by the kernel programs of
     /// a member whose packets are tagged, and cleared by them if anybody else has set it.
     pub pass_mark: Option<u32>,
+    /// The one index that the interface may have. What comes from or goes to an interface of this
+    /// name and another index is dropped: it was made anew, and nobody sees yet what its guest
+    /// hears. `None`: any.
+    pub only_index: Option<u32>,
 }
 
 /// What can go wrong with rules.
@@ -103,6 +109,18 @@ pub enum RulesError {
         sysctl: &'static str,
         /// Its value.
         found: String,
+    },
+    /// Nothing can tell an interface from another one of its name.
+    #[error(
+        "members of a group of several need nftables ({family} tables) beside {tool}, which cannot tell a tap \
+         that was made anew from the one before: install nftables and load nf_tables, or protect each \
+         member by itself (boundary = \"member\")"
+    )]
+    NoIndexMatch {
+        /// Which tool is in use.
+        tool: String,
+        /// The family that is missing.
+        family: &'static str,
     },
     /// iptables cannot match bridge ports.
     #[error(
@@ -219,8 +237,8 @@ impl Firewall {
         match &self.backend {
             Backend::Nft(nft) => nft.install(rules)?,
             Backend::Iptables(iptables) => {
-                self.drop_what_iptables_cannot_see(rules, &mut notes)?;
                 iptables.install(rules)?;
+                self.drop_what_iptables_cannot_see(rules, &mut notes)?;
             }
         }
         let listing = self.listing(rules)?;
@@ -258,7 +276,7 @@ impl Firewall {
             Backend::Nft(nft) => nft.listing(rules),
             Backend::Iptables(iptables) => {
                 let mut lines = iptables.listing(rules)?;
-                if let (Topology::Bridged, Some(nft)) = (rules.topology, self.bridge_nft()) {
+                if let Some(nft) = self.companion_of(rules) {
                     lines.extend(nft.listing(rules)?);
                 }
                 Ok(lines)
@@ -266,31 +284,40 @@ impl Firewall {
         }
     }
 
-    /// nftables without `queue` can still drop on a bridge, and does so for iptables.
+    /// nftables without `queue` can still drop, and does so for iptables: what comes neither by IP
+    /// nor by ARP, and what comes by an interface that was made anew.
     fn drop_what_iptables_cannot_see(
         &self,
         rules: &MemberRules,
         notes: &mut Vec<String>,
     ) -> Result<(), RulesError> {
-        match (rules.topology, self.bridge_nft()) {
-            (Topology::Bridged, Some(nft)) => nft.install_companion(rules),
-            (Topology::Bridged, None) => {
-                notes.push(
-                    "frames that are neither IP nor ARP cross the bridge unheld: install nftables \
-                     and use a kernel with its bridge family, and they are dropped"
-                        .to_owned(),
-                );
-                Ok(())
-            }
-            (Topology::Routed, Some(nft)) => nft.remove(&rules.member),
-            (Topology::Routed, None) => Ok(()),
+        if let Some(nft) = self.companion_of(rules) {
+            return nft.install_companion(rules);
         }
+        if rules.only_index.is_some() {
+            let family = nft::family(rules.topology);
+            return Err(RulesError::NoIndexMatch { tool: self.name().to_owned(), family });
+        }
+        if rules.topology == Topology::Bridged {
+            notes.push(
+                "frames that are neither IP nor ARP cross the bridge unheld: install nftables \
+                 and use a kernel with its bridge family, and they are dropped"
+                    .to_owned(),
+            );
+        }
+        // What it may have of an earlier run.
+        self.nft_beside().map_or(Ok(()), |nft| nft.remove(&rules.member))
     }
 
-    /// nftables beside iptables, if it has the bridge family.
-    fn bridge_nft(&self) -> Option<&Nft> {
+    /// nftables beside iptables, if there is something for it to do here and it can.
+    fn companion_of(&self, rules: &MemberRules) -> Option<&Nft> {
+        let wanted = rules.topology == Topology::Bridged || rules.only_index.is_some();
+        self.nft_beside().filter(|nft| wanted && nft.has(rules.topology))
+    }
+
+    fn nft_beside(&self) -> Option<&Nft> {
         self.others.iter().find_map(|backend| match backend {
-            Backend::Nft(nft) => Some(nft).filter(|nft| nft.has_bridge()),
+            Backend::Nft(nft) => Some(nft),
             Backend::Iptables(_) => None,
         })
     }
@@ -298,9 +325,8 @@ impl Firewall {
     /// While iptables is in use, nftables' table is its companion and not stale.
     fn remove_from_other(&self, other: &Backend, member: &str) -> Result<(), RulesError> {
         match other {
-            Backend::Nft(nft) if matches!(self.backend, Backend::Iptables(_)) => {
-                nft.remove_queueing(member)
-            }
+            // It has been told already, with or without something to do.
+            Backend::Nft(_) if matches!(self.backend, Backend::Iptables(_)) => Ok(()),
             other => other.remove(member),
         }
     }

@@ -377,6 +377,10 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
             match why {
                 ShutWhy::NoLease => "the host holds no lease from the backup",
                 ShutWhy::Resyncing => "a resync after an unclean stop has not ended",
+                ShutWhy::FloorUnknown => {
+                    "what the guest may have heard of other members is not known until every writer has said \
+                     how far it is"
+                }
                 ShutWhy::Fenced => "the group was recovered at the backup",
             }
             .to_owned()

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! start member=M interface=I topology=routed|bridged queue=N len=N mode=M lease_ms=N backend=B|any
-//!       [tagging=WRITERS|hlc members=NAME@IP,IP/NAME@IP pin=DIRECTORY [mtu=N] [strips=yes] [off=yes]]
+//!       [tagging=WRITERS|hlc members=NAME@IP,IP/NAME@IP pin=DIRECTORY [mtu=N] [strips=yes] [off=yes]
+//!       [floor=yes] [anew=NAME]]
 //!                           several members: commas between names, interfaces, queue numbers
 //! pending WRITER SEQ [HLC]  commit WRITER SEQ        watermark HLC
 //! on MEMBER COMMAND         pending, stats or tags of another member than the first
@@ -11,6 +12,8 @@
 //! tide DELAY_MS             P rises every millisecond, C follows DELAY_MS later; 0: C = P
 //! lease                     mode sync|pipelined|async        fence
 //! stats                     verify         stop
+//! complete                  P names what the guest knows, after floor=yes or a mode async
+//! look                      follows the interfaces; answers whose P is not complete any more
 //! ```
 //! Each line is answered by one line, `ok ...` or `error ...`, once the gate acts on it. The end
 //! of the input ends the process as a crash does: the rules stay.
@@ -146,6 +149,8 @@ fn tagging(options: &HashMap<&str, &str>) -> Result<Option<TaggingConfig>, Box<d
     config.pin_directory = options.get("pin").ok_or("pin= is missing")?.into();
     config.path_mtu = options.get("mtu").map(|mtu| mtu.parse()).transpose()?;
     config.path_strips_options = options.contains_key("strips");
+    config.await_floor = options.contains_key("floor");
+    config.begun_anew = options.get("anew").map(|name| (*name).to_owned()).into_iter().collect();
     if options.contains_key("off") {
         config.switch = TaggingSwitch::OffForADemonstration;
     }
@@ -183,6 +188,11 @@ impl Drive {
             ["fence"] => self.handle.fence(),
             ["stats"] => return self.stats(nth),
             ["tags"] => return self.tags(nth),
+            ["complete"] => {
+                let mark = self.handle.awaits_floor(&self.pending[nth]).ok_or("it is complete")?;
+                self.handle.complete(&self.pending[nth], mark);
+            }
+            ["look"] => return Ok(self.gate.follow_interfaces().join(",")),
             ["verify"] => self.gate.verify_rules()?,
             _ => return Err("unknown command".into()),
         }

@@ -67,6 +67,25 @@ impl Pending {
         }
     }
 
+    /// From now on the guest may know what this P does not name: nothing of the member leaves, and
+    /// nothing goes to another member, before it is complete again.
+    pub(super) fn mark_incomplete(&self) {
+        // The clock never steps: a later mark is another one.
+        self.raise(|cells| &cells.incomplete, now().0);
+    }
+
+    /// Whether, and since what mark, the guest may know what this P does not name.
+    #[must_use]
+    pub fn incomplete(&self) -> Option<u64> {
+        Some(self.cells().incomplete.load(Ordering::SeqCst)).filter(|mark| *mark != 0)
+    }
+
+    /// P names all that the guest knew at the moment of this mark, and there was no later one.
+    fn complete(&self, mark: u64) -> bool {
+        let cell = &self.cells().incomplete;
+        cell.compare_exchange(mark, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
     /// P now. One reader sees every entry only ever grow.
     #[must_use]
     pub fn read(&self) -> CountVector {
@@ -98,6 +117,7 @@ impl Pending {
             to.fetch_max(from.load(Ordering::SeqCst), Ordering::SeqCst);
         }
         mapped.hlc.fetch_max(self.own.hlc.load(Ordering::SeqCst), Ordering::SeqCst);
+        mapped.incomplete.fetch_max(self.own.incomplete.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
     fn cells(&self) -> &PendingCells {
@@ -199,6 +219,8 @@ pub(super) struct Group {
     wants_committed: AtomicBool,
     /// What the kernel programs know of the state, where there are any.
     told: Option<Arc<Mapped<CommittedCells>>>,
+    /// P of the members here that depend on other members of the group, on whatever host.
+    dependent: Mutex<Vec<Arc<Pending>>>,
     /// The gate's thread has ended: the programs let nothing out any more.
     ended: AtomicBool,
 }
@@ -217,6 +239,7 @@ impl Group {
             applied: AtomicU64::new(0),
             wants_committed: AtomicBool::new(false),
             told,
+            dependent: Mutex::default(),
             ended: AtomicBool::new(false),
         };
         group.tell_programs(&group.lock());
@@ -249,6 +272,16 @@ impl Group {
         }
     }
 
+    /// The member whose P this is has others to hear of. `is_known`: it was seen what its guest has
+    /// heard since the beginning, and this P names it.
+    pub(super) fn depends_on_others(&self, pending: &Arc<Pending>, is_known: bool) {
+        let state = self.lock();
+        if !is_known || state.mode == Mode::Async || pending.incomplete().is_some() {
+            pending.mark_incomplete();
+        }
+        self.dependent.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(pending));
+    }
+
     /// Whether kernel programs want to hear from this process from time to time.
     pub(super) fn has_programs(&self) -> bool {
         self.told.is_some()
@@ -263,6 +296,11 @@ impl Group {
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         self.tell_programs(&self.lock());
+    }
+
+    /// The mode that was asked for last.
+    pub(super) fn mode(&self) -> Mode {
+        self.lock().mode
     }
 
     fn lock(&self) -> MutexGuard<'_, GroupState> {
@@ -341,8 +379,55 @@ impl GateHandle {
     }
 
     /// The mode has changed. It is in force once [`is_applied`](Self::is_applied).
+    ///
+    /// In mode async a packet may reach another member without a tag, or by way of a client. So from its
+    /// beginning on no P of a member that hears others is complete, and after its end such a member
+    /// is held until it is ([`complete`](Self::complete)).
     pub fn set_mode(&self, mode: Mode) {
-        self.change(|state| state.mode = mode);
+        self.change(|state| {
+            if mode == Mode::Async {
+                let dependent = self.group.dependent.lock();
+                for pending in dependent.unwrap_or_else(PoisonError::into_inner).iter() {
+                    pending.mark_incomplete();
+                }
+            }
+            state.mode = mode;
+        });
+    }
+
+    /// A member without kernel programs that has others to hear of: nothing of it leaves before its
+    /// P is complete. To be called before the first lease.
+    pub fn depends_on_others(&self, pending: &Arc<Pending>) {
+        self.group.depends_on_others(pending, false);
+        self.look_again();
+    }
+
+    /// The guest may know what P does not name: it was not seen what it has heard.
+    pub fn mark_incomplete(&self, pending: &Pending) {
+        pending.mark_incomplete();
+        self.look_again();
+    }
+
+    /// The gate's thread looks at everything anew.
+    pub(super) fn look_again(&self) {
+        self.change(|_| {});
+    }
+
+    /// What the member needs to hear of the others' writes before anything of it may leave, by the
+    /// mark of that. In mode async nothing waits for it, and it would be old when the mode ends.
+    #[must_use]
+    pub fn awaits_floor(&self, pending: &Pending) -> Option<u64> {
+        let state = self.group.lock();
+        pending.incomplete().filter(|_| state.mode != Mode::Async)
+    }
+
+    /// P was raised to all that any writer had admitted at a moment after the mark.
+    pub fn complete(&self, pending: &Pending, mark: u64) {
+        self.change(|state| {
+            if state.mode != Mode::Async {
+                pending.complete(mark);
+            }
+        });
     }
 
     /// The backup has ended this primary's epoch: the gate shuts for good, in every mode.
@@ -366,6 +451,13 @@ impl GateHandle {
     #[must_use]
     pub fn lease_until(&self) -> Option<MonoNanos> {
         self.group.lock().lease.until()
+    }
+
+    /// C and the watermark as they were told.
+    #[must_use]
+    pub fn committed(&self) -> (CountVector, Hlc) {
+        let state = self.group.lock();
+        (state.committed.clone(), state.watermark)
     }
 
     /// The mode that was asked for last.
@@ -406,6 +498,24 @@ mod tests {
         pending.merge(&CountVector::of(WriterId(63), Seq(2)));
         let p = pending.read();
         assert_eq!((p.get(WriterId(0)), p.get(WriterId(63))), (Seq(5), Seq(2)));
+    }
+
+    #[test]
+    fn a_p_is_complete_once_it_was_raised_after_its_last_mark_and_outside_of_async() {
+        let (handle, pending) = (handle(), Arc::new(Pending::new()));
+        assert_eq!(handle.awaits_floor(&pending), None, "alone");
+        handle.depends_on_others(&pending);
+        let first = handle.awaits_floor(&pending).expect("new");
+        handle.set_mode(Mode::Async);
+        assert_eq!(handle.awaits_floor(&pending), None);
+        handle.complete(&pending, pending.incomplete().unwrap());
+        assert!(pending.incomplete().is_some(), "in async it is old when it comes");
+        handle.set_mode(Mode::Pipelined);
+        handle.complete(&pending, first);
+        let second = handle.awaits_floor(&pending).expect("the answer to an older question");
+        assert!(second > first);
+        handle.complete(&pending, second);
+        assert_eq!(pending.incomplete(), None);
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub const HOLD_BUCKETS: usize = HOLD_BUCKETS_MS.len() + 1;
 const SHUT_NO_LEASE: u64 = 1;
 const SHUT_FENCED: u64 = 2;
 const SHUT_RESYNCING: u64 = 3;
+const SHUT_FLOOR_UNKNOWN: u64 = 4;
 
 /// One member's counters.
 #[derive(Debug, Default)]
@@ -92,6 +93,7 @@ impl GateStats {
             SHUT_NO_LEASE => Some(ShutWhy::NoLease),
             SHUT_FENCED => Some(ShutWhy::Fenced),
             SHUT_RESYNCING => Some(ShutWhy::Resyncing),
+            SHUT_FLOOR_UNKNOWN => Some(ShutWhy::FloorUnknown),
             _ => None,
         };
         GateSnapshot {
@@ -165,6 +167,7 @@ impl GateStats {
             Some(ShutWhy::NoLease) => SHUT_NO_LEASE,
             Some(ShutWhy::Fenced) => SHUT_FENCED,
             Some(ShutWhy::Resyncing) => SHUT_RESYNCING,
+            Some(ShutWhy::FloorUnknown) => SHUT_FLOOR_UNKNOWN,
         };
         if self.shut_why.load(Relaxed) == 0 {
             self.shut_since.store(now.0, Relaxed);

@@ -42,6 +42,11 @@ pub struct TaggingConfig {
     pub pin_directory: PathBuf,
     /// Whether packets are tagged at all.
     pub switch: TaggingSwitch,
+    /// A member whose P is new is held until the others have said how far they are: its guest may
+    /// know more than nothing ([`GateHandle::complete`](super::GateHandle::complete)).
+    pub await_floor: bool,
+    /// Members whose P of an earlier run means nothing any more, because their group was begun anew.
+    pub begun_anew: Vec<String>,
 }
 
 /// Whether packets between members are tagged.
@@ -79,11 +84,13 @@ impl TaggingConfig {
             pass_mark: PASS_MARK,
             pin_directory: PIN_DIRECTORY.into(),
             switch: TaggingSwitch::On,
+            await_floor: false,
+            begun_anew: Vec::new(),
         }
     }
 
     /// Whether anybody depends on tags. A member alone has nobody to tell.
-    fn is_needed(&self) -> bool {
+    pub(super) fn is_needed(&self) -> bool {
         self.members.len() > 1
     }
 
@@ -152,6 +159,13 @@ impl MemberTagging {
             MemberTagging::Off | MemberTagging::Unavailable(_) => None,
         }
     }
+
+    pub(super) fn tags_mut(&mut self) -> Option<&mut MemberTags> {
+        match self {
+            MemberTagging::On(tags) => Some(tags),
+            MemberTagging::Off | MemberTagging::Unavailable(_) => None,
+        }
+    }
 }
 
 /// A group's C in a kernel map. `Err` if there is none, but no member depends on it.
@@ -181,7 +195,8 @@ pub(super) fn start_member(
 ) -> Result<MemberTagging, GateError> {
     let load = || {
         let settings = config.settings(group.0, interface)?;
-        let pinned = Pinned { directory: &config.pin_directory, group: group.0, member };
+        let anew = config.begun_anew.iter().any(|name| name == member);
+        let pinned = Pinned { anew, directory: &config.pin_directory, group: group.0, member };
         let mut tags = MemberTags::load(&settings, group.1, Some(pinned))?;
         let (own, peers) = config.addresses_for(member);
         tags.set_addresses(&own, &peers)?;

@@ -56,6 +56,8 @@ pub(super) struct Member {
     pub(super) verdicts: Verdicts,
     /// The way past the queue, where there are kernel programs.
     pub(super) crossing: Option<Crossing>,
+    /// As it was found last: its guest may know what P does not name.
+    pub(super) is_incomplete: bool,
 }
 
 /// What a member's gate shares with its kernel programs, so that nothing overtakes.
@@ -101,6 +103,34 @@ impl Crossing {
 }
 
 impl Member {
+    /// How the member's own gate stands where the group's stands so.
+    fn gate(&self, group: GateState) -> GateState {
+        match group {
+            GateState::Open if self.is_incomplete => GateState::Shut(ShutWhy::FloorUnknown),
+            group => group,
+        }
+    }
+
+    /// Whether P has become complete, or has ceased to be.
+    fn follow_completeness(&mut self, group: &str, mode: Mode) {
+        let was = std::mem::replace(&mut self.is_incomplete, self.pending.incomplete().is_some());
+        let member = &self.name;
+        match (was, self.is_incomplete) {
+            (false, true) if mode != Mode::Async => tracing::warn!(
+                group,
+                member,
+                "gate: its packets are held until every writer of the group has said how far it is: what \
+                 the guest may have heard was not seen"
+            ),
+            (true, false) => {
+                tracing::info!(group, member, "gate: all that the guest may know is known");
+                // The stamps of what waits were taken from a P that did not name it.
+                self.queue.restamp(&self.pending.read(), self.pending.read_hlc());
+            }
+            _ => {}
+        }
+    }
+
     /// Whether the kernel programs know that nothing waits here, if nothing does.
     fn is_settled(&self) -> bool {
         self.crossing.as_ref().is_none_or(|crossing| {
@@ -212,14 +242,16 @@ impl GroupWorker {
             changed = true;
         }
         if changed {
-            let why = match gate {
-                GateState::Open => None,
-                GateState::Shut(ShutWhy::Fenced) => Some(ShutWhy::Fenced),
-                // Async goes on without a lease and during a resync.
-                GateState::Shut(_) if self.state.mode == Mode::Async => None,
-                GateState::Shut(why) => Some(why),
-            };
             for member in &mut self.members {
+                member.follow_completeness(&self.shared.name, self.state.mode);
+                let gate = member.gate(gate);
+                let why = match gate {
+                    GateState::Open => None,
+                    GateState::Shut(ShutWhy::Fenced) => Some(ShutWhy::Fenced),
+                    // Async goes on without a lease, during a resync and without knowing.
+                    GateState::Shut(_) if self.state.mode == Mode::Async => None,
+                    GateState::Shut(why) => Some(why),
+                };
                 member.queue.set_committed(&self.state.committed);
                 member.queue.set_watermark(self.state.watermark);
                 member.queue.set_mode(self.state.mode);
@@ -237,6 +269,8 @@ impl GroupWorker {
         let group = &self.shared.name;
         match gate {
             GateState::Open => tracing::info!(group, "gate: lease held, covered packets leave"),
+            // A member's own.
+            GateState::Shut(ShutWhy::FloorUnknown) => {}
             GateState::Shut(ShutWhy::NoLease | ShutWhy::Resyncing)
                 if self.state.mode == Mode::Async => {}
             GateState::Shut(ShutWhy::NoLease) => {
@@ -261,13 +295,16 @@ impl GroupWorker {
     }
 
     fn unsettled(&self, member: &Member, now: MonoNanos) -> Option<&'static str> {
-        match (self.state.gate_state(now), self.state.mode) {
+        match (member.gate(self.state.gate_state(now)), self.state.mode) {
             (GateState::Shut(ShutWhy::Fenced), _) => {
                 Some("the backup has ended this primary's epoch")
             }
             (_, Mode::Async) => None,
             (GateState::Shut(ShutWhy::NoLease), _) => Some("the host holds no lease"),
             (GateState::Shut(ShutWhy::Resyncing), _) => Some("a resync has not ended"),
+            (GateState::Shut(ShutWhy::FloorUnknown), _) => {
+                Some("it is not known what the guest may have heard of other members")
+            }
             (GateState::Open, _) if !self.covers(member) => {
                 Some("the backup does not have every write yet")
             }

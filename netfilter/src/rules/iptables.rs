@@ -267,6 +267,7 @@ mod tests {
             topology,
             queue: QueueNumber(40),
             pass_mark: None,
+            only_index: None,
         }
     }
 

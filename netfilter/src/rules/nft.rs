@@ -14,6 +14,8 @@ const PROBE_TABLE: &str = "tidelock_probe";
 /// Before the filter priority of its family (0 for inet; bridges filter at -200).
 const PRIORITY_INET: i32 = -150;
 const PRIORITY_BRIDGE: i32 = -250;
+/// Before anybody else looks.
+const PRIORITY_CUT_OFF: i32 = -350;
 
 /// nftables.
 #[derive(Clone, Debug)]
@@ -29,9 +31,12 @@ impl Nft {
         Some(Nft { tool: find("nft")?, inet: false, bridge: false })
     }
 
-    /// Whether it can filter on bridges, be it without a queue.
-    pub(super) fn has_bridge(&self) -> bool {
-        self.bridge
+    /// Whether it can filter what such a member sends, be it without a queue.
+    pub(super) fn has(&self, topology: Topology) -> bool {
+        match topology {
+            Topology::Routed => self.inet,
+            Topology::Bridged => self.bridge,
+        }
     }
 
     /// Builds and removes a scratch table with what will be needed, in one transaction.
@@ -54,24 +59,27 @@ impl Nft {
     }
 
     pub(super) fn install(&self, rules: &MemberRules) -> Result<(), RulesError> {
-        let script = match rules.topology {
-            Topology::Routed => self.replace("inet", &rules.member, &routed(rules)),
-            Topology::Bridged => self.replace("bridge", &rules.member, &bridged(rules)),
-        };
+        let chains = match rules.topology {
+            Topology::Routed => routed(rules),
+            Topology::Bridged => bridged(rules),
+        } + &cut_off(rules);
+        let script = self.replace(family(rules.topology), &rules.member, &chains);
         self.script(&script, "install the rules")
     }
 
-    /// Beside iptables: drops frames that iptables does not see.
+    /// Beside iptables: drops what iptables does not see or cannot tell. In the place of whatever
+    /// there was of the member.
     pub(super) fn install_companion(&self, rules: &MemberRules) -> Result<(), RulesError> {
-        let script = self.replace("bridge", &rules.member, &companion(rules));
-        self.script(&script, "install the rule that drops what is neither IP nor ARP")
+        let chains = match rules.topology {
+            Topology::Routed => String::new(),
+            Topology::Bridged => companion(rules),
+        } + &cut_off(rules);
+        let script = self.replace(family(rules.topology), &rules.member, &chains);
+        self.script(&script, "install the rules that drop what iptables cannot see")
     }
 
     pub(super) fn listing(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
-        let family = match rules.topology {
-            Topology::Routed => "inet",
-            Topology::Bridged => "bridge",
-        };
+        let family = family(rules.topology);
         let arguments = ["--stateless", "list", "table", family, &table(&rules.member)];
         let listed = run(&self.tool, &arguments, "", "list the rules")?;
         Ok(listed.lines().map(str::to_owned).collect())
@@ -79,11 +87,6 @@ impl Nft {
 
     pub(super) fn remove(&self, member: &str) -> Result<(), RulesError> {
         self.script(&self.clear(member), "remove the rules")
-    }
-
-    /// Removes rules that queue, and leaves a companion.
-    pub(super) fn remove_queueing(&self, member: &str) -> Result<(), RulesError> {
-        self.script(&self.clear_inet(member), "remove the rules")
     }
 
     fn script(&self, script: &str, doing: &'static str) -> Result<(), RulesError> {
@@ -95,13 +98,32 @@ impl Nft {
     }
 
     fn clear(&self, member: &str) -> String {
-        let bridge = if self.bridge { clear_family("bridge", member) } else { String::new() };
-        bridge + &self.clear_inet(member)
+        let families = [("bridge", self.bridge), ("inet", self.inet)];
+        let families = families.into_iter().filter(|(_, is_there)| *is_there);
+        families.map(|(family, _)| clear_family(family, member)).collect()
     }
+}
 
-    fn clear_inet(&self, member: &str) -> String {
-        if self.inet { clear_family("inet", member) } else { String::new() }
+/// The family that sees what such a member sends.
+pub(super) fn family(topology: Topology) -> &'static str {
+    match topology {
+        Topology::Routed => "inet",
+        Topology::Bridged => "bridge",
     }
+}
+
+/// Cuts off an interface that has the member's name and is not the one that is watched. `iif` and
+/// `oif` are indices, the names beside them are looked at for each packet.
+fn cut_off(rules: &MemberRules) -> String {
+    let MemberRules { interface, .. } = rules;
+    rules.only_index.map_or(String::new(), |index| {
+        format!(
+            " chain from_other {{ type filter hook prerouting priority {PRIORITY_CUT_OFF};\n\
+             \x20 iifname \"{interface}\" iif != {index} counter drop\n }}\n\
+             \x20chain to_other {{ type filter hook postrouting priority {PRIORITY_CUT_OFF};\n\
+             \x20 oifname \"{interface}\" oif != {index} counter drop\n }}\n"
+        )
+    })
 }
 
 /// Deletes a table whether or not it is there.
@@ -173,6 +195,7 @@ mod tests {
             topology,
             queue: QueueNumber(40),
             pass_mark: None,
+            only_index: None,
         }
     }
 
@@ -203,6 +226,16 @@ mod tests {
                 let at = |what: &str| chain.find(what).expect(what);
                 assert!(at("meta mark & 0x10 == 0x10 accept\n") < at("queue num 40"), "{chain}");
             }
+        }
+    }
+
+    #[test]
+    fn an_interface_of_another_index_is_cut_off_both_ways() {
+        for topology in [Topology::Routed, Topology::Bridged] {
+            assert_eq!(cut_off(&rules(topology)), "");
+            let script = cut_off(&MemberRules { only_index: Some(17), ..rules(topology) });
+            assert!(script.contains("iifname \"tap0\" iif != 17 counter drop"), "{script}");
+            assert!(script.contains("oifname \"tap0\" oif != 17 counter drop"), "{script}");
         }
     }
 

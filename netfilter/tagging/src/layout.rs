@@ -52,13 +52,19 @@ pub struct PendingCells {
     pub entries: [AtomicU64; ENTRIES],
     /// The member's time.
     pub hlc: AtomicU64,
+    /// Not 0: the guest may know what this P does not name.
+    pub incomplete: AtomicU64,
 }
 
 impl PendingCells {
     /// P before any write.
     #[must_use]
     pub const fn new() -> Self {
-        Self { entries: [const { AtomicU64::new(0) }; ENTRIES], hlc: AtomicU64::new(0) }
+        Self {
+            entries: [const { AtomicU64::new(0) }; ENTRIES],
+            hlc: AtomicU64::new(0),
+            incomplete: AtomicU64::new(0),
+        }
     }
 }
 
@@ -151,6 +157,8 @@ counters! {
     gated_refused,
     /// The same: C is not known.
     gated_untrusted,
+    /// The same: what the member may depend on is not known.
+    gated_incomplete,
     /// The guest sent a tag of its own: dropped.
     dropped_guests_own,
     /// TCP connections whose segments were made smaller, so that the tag fits.

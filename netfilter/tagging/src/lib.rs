@@ -6,7 +6,7 @@
 //!
 //! | map | of | written by | outlives the daemon |
 //! |---|---|---|---|
-//! | P ([`PendingCells`]) | a member | the sequencer, the programs | pinned: found again at the next start |
+//! | P ([`PendingCells`]) | a member | the sequencer, the programs, the gate | pinned: found again at the next start |
 //! | C ([`CommittedCells`]) | a group | the gate | with the old programs, until new ones take over |
 //! | crossing ([`CrossingCells`]) | a member | the programs count, the gate follows | the same |
 //!
@@ -26,6 +26,12 @@ pub use mapped::{Cells, Mapped};
 /// The MTU of an interface in the calling thread's network namespace.
 pub fn interface_mtu(interface: &str) -> Result<u32, TaggingError> {
     mapped::interface_mtu(interface).map_err(|_| TaggingError::NoInterface(interface.to_owned()))
+}
+
+/// The index of an interface there, if it is there. One that goes away and comes back has another.
+#[must_use]
+pub fn interface_index(interface: &str) -> Option<u32> {
+    u32::try_from(mapped::interface_index(interface).ok()?).ok()
 }
 
 use layout::Config;
@@ -68,7 +74,12 @@ pub enum TaggingError {
         said: String,
     },
     /// There is no such interface.
-    #[error("there is no network interface \"{0}\" in the network namespace of tidelockd")]
+    #[error(
+        "there is no network interface \"{0}\" in the network namespace of tidelockd; the taps of a group \
+         of several members must be there before it starts: make one that outlasts its VM with \
+         `ip tuntap add dev {0} mode tap user USER`, where USER is whom QEMU runs as, and set it up \
+         with `ip link set {0} up`"
+    )]
     NoInterface(String),
     /// The file system for pinned maps.
     #[error(
@@ -199,6 +210,8 @@ impl std::fmt::Debug for MemberTags {
 /// Where a member's P is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Pinned<'a> {
+    /// What an earlier run has left there means nothing: a new P takes its place.
+    pub anew: bool,
     /// A directory for pinned maps.
     pub directory: &'a Path,
     /// The group's name.
@@ -229,6 +242,10 @@ impl MemberTags {
             Some(pinned) => {
                 pins::prepare(pinned.directory)?;
                 let path = pins::path_of(pinned.directory, pinned.group, pinned.member);
+                if pinned.anew {
+                    pins::remove(&path)?;
+                    pins::prepare(pinned.directory)?;
+                }
                 let map = if path.exists() {
                     found_pending = true;
                     MapHandle::from_pinned_path(&path)
@@ -327,6 +344,25 @@ impl MemberTags {
         Ok(())
     }
 
+    /// The index of the interface that they were attached to.
+    #[must_use]
+    pub fn attached_to(&self) -> Option<u32> {
+        self.attached_to.and_then(|index| u32::try_from(index).ok())
+    }
+
+    /// Whether they are still where they were attached: others may have taken them off.
+    #[must_use]
+    pub fn are_attached(&self) -> bool {
+        let Some(interface) = self.attached_to else { return false };
+        [Direction::ToGuest, Direction::FromGuest].into_iter().all(|direction| {
+            let ours = self.program(direction.program()).and_then(|program| {
+                Program::id_from_fd(program.as_fd()).map_err(|e| cannot("look at a program", &e))
+            });
+            let there = self.hook(direction, interface).map(|mut hook| hook.query());
+            matches!((ours, there), (Ok(ours), Ok(Ok(there))) if ours == there)
+        })
+    }
+
     fn hook(&self, direction: Direction, interface: i32) -> Result<TcHook, TaggingError> {
         let point = match direction {
             Direction::FromGuest => TC_INGRESS,
@@ -340,9 +376,14 @@ impl MemberTags {
             .hook(point))
     }
 
-    /// Takes the programs off the interface and forgets P. Only for a member whose every packet
-    /// may pass: see the gate. A hook that went with its interface is not missed.
-    pub fn remove(self) -> Result<(), TaggingError> {
+    /// The next run begins with a new P. To be called before the rules that guard this one go.
+    pub fn forget_pending(&self) -> Result<(), TaggingError> {
+        self.pin.as_deref().map_or(Ok(()), pins::remove)
+    }
+
+    /// Takes the programs off the interface. Only for a member whose every packet may pass: see
+    /// the gate. A hook that went with its interface is not missed.
+    pub fn detach(self) -> Result<(), TaggingError> {
         for direction in [Direction::FromGuest, Direction::ToGuest] {
             let Some(interface) = self.attached_to else { break };
             let mut hook = self.hook(direction, interface)?;
@@ -350,10 +391,7 @@ impl MemberTags {
                 hook.detach().map_err(|e| cannot("detach the programs", &e))?;
             }
         }
-        match &self.pin {
-            Some(pin) => pins::remove(pin),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// What the programs have done since they were loaded.

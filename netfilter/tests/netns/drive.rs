@@ -32,7 +32,14 @@ impl Drive {
 
     /// Starts `gate-drive`, which waits for its first command.
     pub fn spawn(namespace: &str) -> Drive {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gate-drive"));
+        Drive::spawn_under(namespace, &[])
+    }
+
+    /// The same, run by another command.
+    pub fn spawn_under(namespace: &str, wrapper: &[&str]) -> Drive {
+        let words = [wrapper, &[env!("CARGO_BIN_EXE_gate-drive")]].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process =
             in_namespace(namespace, move || command.spawn()).expect("gate-drive starts");

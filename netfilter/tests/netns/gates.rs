@@ -7,6 +7,11 @@ use std::collections::HashMap;
 impl Town {
     /// The gate of every host, for both members, open.
     pub fn gates(&self, tagging: &str) -> Gates {
+        self.gates_under(&[], tagging)
+    }
+
+    /// The same, each run by another command.
+    pub fn gates_under(&self, wrapper: &[&str], tagging: &str) -> Gates {
         let members = format!(
             "members=web@{},{}/db@{},{}",
             self.ip("web"),
@@ -16,7 +21,7 @@ impl Town {
         );
         let start = |ns: &str, member: &str, interface: &str, queue: &str| {
             let topology = if self.plan == Plan::OneBridge { "bridged" } else { "routed" };
-            let mut drive = Drive::spawn(&self.ns(ns));
+            let mut drive = Drive::spawn_under(&self.ns(ns), wrapper);
             let pin = self.pin().display();
             let said = drive.tell(&format!(
                 "start member={member} interface={interface} topology={topology} queue={queue} \

@@ -6,6 +6,7 @@
 
 mod drive;
 mod gates;
+mod interfaces;
 mod lab;
 mod tagging;
 mod town;
@@ -458,6 +459,7 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
                     topology,
                     queue: QueueNumber(queue),
                     pass_mark: None,
+                    only_index: None,
                 };
                 firewall.install(&rules("stale0", 3)).unwrap();
                 let first = firewall.install(&rules(INTERFACE, 4)).unwrap();

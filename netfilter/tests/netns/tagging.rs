@@ -8,18 +8,18 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 
-const PORT: u16 = 7000;
+pub const PORT: u16 = 7000;
 
-fn any(port: u16) -> String {
+pub fn any(port: u16) -> String {
     format!("[::]:{port}")
 }
 
 /// A socket for both families at a fixed port.
-fn socket(town: &Town, who: &str) -> UdpSocket {
+pub fn socket(town: &Town, who: &str) -> UdpSocket {
     udp(&town.ns(who), &any(PORT))
 }
 
-fn at(ip: IpAddr) -> SocketAddr {
+pub fn at(ip: IpAddr) -> SocketAddr {
     // The sockets speak IPv6; an IPv4 address is one of theirs, too.
     let ip = match ip {
         IpAddr::V4(v4) => IpAddr::V6(v4.to_ipv6_mapped()),
@@ -29,7 +29,7 @@ fn at(ip: IpAddr) -> SocketAddr {
 }
 
 /// At least: the guests' kernels send by themselves, too (multicast listener reports).
-fn until_stat(gates: &mut Gates, member: &str, name: &str, wanted: impl Fn(u64) -> bool) {
+pub fn until_stat(gates: &mut Gates, member: &str, name: &str, wanted: impl Fn(u64) -> bool) {
     until(&format!("{name} of {member}"), || wanted(gates.stats(member)[name]));
 }
 

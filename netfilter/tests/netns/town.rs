@@ -117,6 +117,32 @@ impl Town {
         town
     }
 
+    /// Takes a guest's interface away and makes it anew, as a VM does that stops and starts.
+    pub fn remake(&self, who: &str) {
+        let (port, net, at) = match (who, self.plan) {
+            ("web", _) => ("w0", 1, self.ns("host")),
+            (_, Plan::TwoHosts) => ("d0", 2, self.ns("other")),
+            _ => ("d0", 2, self.ns("host")),
+        };
+        let (ns, (v4, v6)) = (self.ns(who), self.plan.addresses(who));
+        let mut script = format!(
+            "ip -n {at} link del {port}
+             ip -n {at} link add {port} type veth peer name e0 netns {ns}
+             ip -n {at} link set {port} up; ip -n {ns} link set e0 up
+             ip -n {ns} addr add {v4}/24 dev e0; ip -n {ns} addr add {v6}/64 dev e0 nodad\n"
+        );
+        script += &match self.plan {
+            Plan::OneBridge => format!("ip -n {at} link set {port} master br0\n"),
+            Plan::OneRouter | Plan::TwoHosts => format!(
+                "ip -n {at} addr add 10.71.{net}.1/24 dev {port}
+                 ip -n {at} addr add fd71:0:0:{net}::1/64 dev {port} nodad
+                 ip -n {ns} route add default via 10.71.{net}.1
+                 ip -n {ns} route add default via fd71:0:0:{net}::1\n"
+            ),
+        };
+        run(&script);
+    }
+
     pub fn ns(&self, who: &str) -> String {
         format!("{}-{who}", self.prefix)
     }

@@ -1,0 +1,306 @@
+//! Interfaces that go away and come back, and members whose P is not complete.
+
+use crate::can_run;
+use crate::lab::{MARKER, next, nothing_came, run, udp, until};
+use crate::tagging::{PORT, any, at, socket, until_stat};
+use crate::town::{Plan, Town};
+use std::net::UdpSocket;
+
+/// Sends until something is heard of it: a neighbour may have to be found first.
+fn reaches(from: &UdpSocket, to: std::net::SocketAddr, listener: &UdpSocket, text: &[u8]) {
+    until("a packet arrives", || {
+        from.send_to(text, to).unwrap();
+        let mut buffer = [0; 64];
+        listener.set_nonblocking(true).unwrap();
+        let heard = (0..20).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            matches!(listener.recv(&mut buffer), Ok(len) if &buffer[..len] == text)
+        });
+        listener.set_nonblocking(false).unwrap();
+        heard
+    });
+}
+
+/// What is sent while a tap is cut off: a guest that finds its neighbour later sends it then, with a P
+/// that is right by then.
+const CUT_OFF: [&[u8]; 2] = [b"cut off, first", b"cut off, second"];
+
+/// The next datagram that is none of those.
+fn next_news(socket: &UdpSocket) -> Vec<u8> {
+    loop {
+        let heard = next(socket);
+        if !CUT_OFF.contains(&&heard[..]) {
+            return heard;
+        }
+    }
+}
+
+/// That what is sent now does not come: what the host sends after it does. Whatever is left of an
+/// earlier time may.
+fn is_cut_off(town: &Town, [web, db, client]: [&UdpSocket; 3], text: &[u8]) {
+    for _ in 0..5 {
+        // Neither may find a way at all.
+        let _ = db.send_to(text, at(town.ip("web")));
+        let _ = web.send_to(text, at(town.ip("client")));
+        let _ = web.send_to(text, at(town.ip("db")));
+    }
+    let host = udp(&town.ns("host"), &any(PORT + 1));
+    host.send_to(MARKER, at(town.ip("client"))).unwrap();
+    while let Some(heard) = Some(next(client)).filter(|heard| heard != MARKER) {
+        assert_ne!(heard, text);
+    }
+    for guest in [web, db] {
+        guest.set_nonblocking(true).unwrap();
+        let mut buffer = [0; 64];
+        while let Ok(len) = guest.recv(&mut buffer) {
+            assert_ne!(&buffer[..len], text);
+        }
+        guest.set_nonblocking(false).unwrap();
+    }
+}
+
+#[test]
+fn a_tap_that_was_made_anew_hears_and_tells_nothing_before_it_is_watched() {
+    if !can_run("tap_anew") {
+        return;
+    }
+    for plan in Plan::ALL {
+        let town = Town::new(plan);
+        let mut gates = town.gates("2");
+        let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+        reaches(&db, at(town.ip("web")), &web, b"first");
+        gates.tell("db", "pending 1 7");
+
+        // While the gate runs.
+        town.remake("web");
+        is_cut_off(&town, [&web, &db, &client], CUT_OFF[0]);
+        assert_eq!(gates.tags("web")["p1"], 0, "{plan:?}: it cannot have heard");
+        assert_eq!(gates.host.tell("look"), "");
+        reaches(&db, at(town.ip("web")), &web, b"second");
+        assert_eq!(gates.tags("web")["p1"], 7, "{plan:?}");
+        web.send_to(b"may depend on db", at(town.ip("client"))).unwrap();
+        until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
+        gates.tell_all("commit 1 7");
+        assert_eq!(next_news(&client), b"may depend on db");
+        gates.host.tell("verify");
+
+        // While it is away.
+        drop(gates);
+        town.remake("web");
+        is_cut_off(&town, [&web, &db, &client], CUT_OFF[1]);
+        let mut gates = town.gates("2");
+        assert!(gates.said.contains("tagging=found"), "{}", gates.said);
+        gates.tell_all("commit 1 7");
+        gates.tell("db", "pending 1 8");
+        reaches(&db, at(town.ip("web")), &web, b"third");
+        assert_eq!(gates.tags("web")["p1"], 8);
+    }
+}
+
+#[test]
+fn a_narrower_tap_stays_cut_off() {
+    if !can_run("narrow_tap") {
+        return;
+    }
+    let town = Town::new(Plan::OneBridge);
+    let mut gates = town.gates("2");
+    let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+    town.remake("web");
+    town.on("host", "ip link set w0 mtu 1400");
+    gates.host.tell("look");
+    is_cut_off(&town, [&web, &db, &client], CUT_OFF[0]);
+    town.on("host", "ip link set w0 mtu 1500");
+    gates.host.tell("look");
+    reaches(&db, at(town.ip("web")), &web, b"as wide as before");
+}
+
+#[test]
+fn programs_that_were_taken_off_are_noticed_and_the_member_is_held() {
+    if !can_run("bare_interface") {
+        return;
+    }
+    let town = Town::new(Plan::OneRouter);
+    let mut gates = town.gates("2 floor=yes");
+    for member in ["web", "db"] {
+        gates.tell(member, "complete");
+    }
+    let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+    assert_eq!(gates.host.tell("look"), "");
+    town.on("host", "tc qdisc del dev w0 clsact");
+    assert_eq!(gates.host.tell("look"), "web");
+    assert_eq!(gates.host.tell("look"), "", "once");
+    web.send_to(b"who knows what it has heard", at(town.ip("client"))).unwrap();
+    web.send_to(b"who knows what it has heard", at(town.ip("db"))).unwrap();
+    until_stat(&mut gates, "web", "held_packets", |n| n >= 2);
+    nothing_came(&client);
+    gates.tell("web", "complete");
+    assert_eq!(next(&client), b"who knows what it has heard");
+    assert_eq!(next(&db), b"who knows what it has heard");
+    gates.tell("web", "pending 0 3");
+    reaches(&web, at(town.ip("db")), &db, b"with a tag");
+    assert_eq!(gates.tags("db")["p0"], 3);
+}
+
+#[test]
+fn a_member_whose_p_is_not_complete_tells_nobody_anything() {
+    if !can_run("incomplete") {
+        return;
+    }
+    for plan in Plan::ALL {
+        let town = Town::new(plan);
+        let mut gates = town.gates("2 floor=yes");
+        let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+        // P is empty, so all of it is covered. But the guest may have run for hours.
+        web.send_to(b"to db", at(town.ip("db"))).unwrap();
+        web.send_to(b"to the client", at(town.ip("client"))).unwrap();
+        until_stat(&mut gates, "web", "held_packets", |n| n >= 2);
+        let tags = gates.tags("web");
+        assert!(tags["gated_incomplete"] >= 1 && tags["tagged"] == 0, "{plan:?} {tags:?}");
+        nothing_came(&db);
+        nothing_came(&client);
+        // Others have said how far they are.
+        gates.tell("web", "pending 1 4");
+        gates.tell("web", "complete");
+        web.send_to(b"now with a tag", at(town.ip("db"))).unwrap();
+        assert_eq!(next(&db), b"now with a tag");
+        assert_eq!(gates.tags("db")["p1"], 4);
+        nothing_came(&client);
+        gates.tell_all("commit 1 4");
+        assert_eq!(next(&client), b"to the client");
+        assert_eq!(next(&db), b"to db");
+
+        // The next run finds a P that was complete, and guarded since.
+        drop(gates);
+        let mut gates = town.gates("2 floor=yes");
+        gates.tell_all("commit 1 4");
+        web.send_to(b"after a crash", at(town.ip("client"))).unwrap();
+        assert_eq!(next(&client), b"after a crash");
+    }
+}
+
+#[test]
+fn after_mode_async_nothing_leaves_before_p_is_complete_also_after_a_crash() {
+    if !can_run("after_async") {
+        return;
+    }
+    let town = Town::new(Plan::OneRouter);
+    // Packets to members cannot be tagged here: in async they leave at once, and say nothing.
+    let mut gates = town.gates("2 floor=yes strips=yes");
+    for member in ["web", "db"] {
+        gates.tell(member, "complete");
+    }
+    let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+    gates.tell_all("mode async");
+    gates.tell("web", "pending 0 5");
+    web.send_to(b"untagged", at(town.ip("db"))).unwrap();
+    assert_eq!(next(&db), b"untagged");
+    assert_eq!(gates.tags("db")["p0"], 0);
+    gates.tell_all("mode pipelined");
+    db.send_to(b"web has written", at(town.ip("client"))).unwrap();
+    until_stat(&mut gates, "db", "held_packets", |n| n >= 1);
+    nothing_came(&client);
+
+    drop(gates);
+    let mut gates = town.gates("2 floor=yes strips=yes");
+    assert!(gates.said.contains("tagging=found"), "{}", gates.said);
+    db.send_to(b"web has written", at(town.ip("client"))).unwrap();
+    until_stat(&mut gates, "db", "held_packets", |n| n >= 1);
+    gates.tell("db", "pending 0 5");
+    gates.tell("db", "complete");
+    nothing_came(&client);
+    gates.tell_all("commit 0 5");
+    assert_eq!(next(&client), b"web has written");
+}
+
+#[test]
+fn a_clean_stop_leaves_a_member_guarded_that_hears_others_of_other_hosts() {
+    if !can_run("spread_stop") {
+        return;
+    }
+    let town = Town::new(Plan::TwoHosts);
+    let mut gates = town.gates("2");
+    let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+    reaches(&db, at(town.ip("web")), &web, b"first");
+    assert_eq!(gates.host.tell("stop"), "left dropped=0 members on other hosts go on");
+    gates.tell("db", "pending 1 9");
+    reaches(&db, at(town.ip("web")), &web, b"db has written");
+    let _ = web.send_to(b"db has written", at(town.ip("client")));
+    udp(&town.ns("host"), &any(PORT)).send_to(MARKER, at(town.ip("client"))).unwrap();
+    assert_eq!(next(&client), MARKER);
+    drop(gates);
+    let mut gates = town.gates("2");
+    assert!(gates.said.contains("tagging=found"), "{}", gates.said);
+    assert_eq!(gates.tags("web")["p1"], 9);
+}
+
+#[test]
+fn a_group_that_is_begun_anew_does_not_take_up_the_old_p() {
+    if !can_run("begun_anew") {
+        return;
+    }
+    let town = Town::new(Plan::OneBridge);
+    let mut gates = town.gates("2 floor=yes");
+    gates.tell("web", "pending 0 100000");
+    drop(gates);
+    let mut gates = town.gates("2 floor=yes anew=web");
+    assert!(gates.said.contains("tagging=new,found"), "{}", gates.said);
+    assert_eq!(gates.tags("web")["p0"], 0);
+    // Its guest may have lived through it all.
+    let [web, client] = ["web", "client"].map(|who| socket(&town, who));
+    web.send_to(b"old news", at(town.ip("client"))).unwrap();
+    until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
+    nothing_came(&client);
+}
+
+#[test]
+fn an_interface_that_is_missing_is_named_with_what_to_do() {
+    if !can_run("missing_interface") {
+        return;
+    }
+    let town = Town::new(Plan::OneBridge);
+    let mut drive = crate::drive::Drive::spawn(&town.ns("host"));
+    let said = drive.tell_refused(&format!(
+        "start member=web,db interface=tap-web,d0 topology=bridged queue=11,12 len=9 mode=pipelined lease_ms=9 \
+         backend=any members=web@10.0.0.1/db@10.0.0.2 pin={} tagging=2",
+        town.pin().display()
+    ));
+    assert!(said.contains("ip tuntap add dev tap-web mode tap user"), "{said}");
+}
+
+/// As the unit file has it: few capabilities, and a mount namespace for each run.
+#[test]
+fn p_outlives_a_run_under_the_systemd_unit() {
+    if !can_run("systemd_unit") {
+        return;
+    }
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/systemd/tidelockd.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    let allowed =
+        unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let allowed: String =
+        allowed.split(' ').map(|name| name.replace("CAP_", ",+").to_lowercase()).collect();
+    let bounding = format!("--bounding-set=-all{allowed}");
+    let sandbox =
+        ["unshare", "--mount", "--propagation", "slave", "setpriv", &bounding, "--no-new-privs"];
+
+    let town = Town::new(Plan::OneRouter);
+    run(&format!("mount -t bpf bpf {}", town.pin().display()));
+    let mut gates = town.gates_under(&sandbox, "2");
+    assert!(gates.said.contains("tagging=new,new"), "{}", gates.said);
+    gates.tell("web", "pending 0 6");
+    drop(gates);
+    let mut gates = town.gates_under(&sandbox, "2");
+    assert!(gates.said.contains("tagging=found,found"), "{}", gates.said);
+    assert_eq!(gates.tags("web")["p0"], 6);
+    drop(gates);
+
+    // Where nobody has mounted it, such a daemon does not pin into a mount of its own.
+    run(&format!("umount {}", town.pin().display()));
+    let mut drive = crate::drive::Drive::spawn_under(&town.ns("host"), &sandbox);
+    let said = drive.tell_refused(&format!(
+        "start member=web,db interface=w0,d0 topology=routed queue=11,12 len=9 mode=pipelined lease_ms=9 \
+         backend=any members=web@10.0.0.1/db@10.0.0.2 pin={} tagging=2",
+        town.pin().display()
+    ));
+    assert!(said.contains("mount -t bpf bpf"), "{said}");
+}
