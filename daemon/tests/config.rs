@@ -100,6 +100,39 @@ fn the_examples_are_good() {
     assert!(serde_json::from_str::<serde_json::Value>(&machine).unwrap().is_object());
 }
 
+/// On either of its hosts, and with everything on one.
+#[test]
+fn the_example_of_several_members_is_good_everywhere() {
+    let text = std::fs::read_to_string(example("host-several.toml")).unwrap();
+    let on_the_other = text.replace("name = \"host-a\"", "name = \"host-b\"");
+    let on_one: String = text
+        .lines()
+        .filter(|line| !line.starts_with("host = "))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let directory = tempfile::tempdir().unwrap();
+    for (text, here) in [
+        (text, &["web", "db"][..]),
+        (on_the_other, &["ledger"][..]),
+        (on_one, &["web", "db", "ledger"][..]),
+    ] {
+        let file = directory.path().join("host.toml");
+        std::fs::write(&file, &text).unwrap();
+        let checked = std::process::Command::new(env!("CARGO_BIN_EXE_tidelock"))
+            .args(["config", "check", "--file-only"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&checked.stderr);
+        assert!(checked.status.success(), "{said}");
+        let config = parse("host.toml", &text).unwrap();
+        let group = &config.groups[0];
+        assert_eq!(group.members.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), here);
+        assert_eq!(group.writers(), ["db", "ledger"]);
+        assert!(group.is_tagged());
+    }
+}
+
 /// Every key that `docs/operations.md` names is in the example of all keys, and so parses; and
 /// nothing that parses is undocumented.
 #[test]
@@ -311,48 +344,26 @@ fn each_mistake_gets_its_words() {
     assert!(shown(&parse("f", &long).unwrap_err())[0].contains("Linux takes 107"));
 }
 
-/// A group of three writers on two hosts and a front end, as it stands on each host.
-const SEVERAL: &str = r#"[backup]
-address = "b:1"
-plaintext = true
-[[group]]
-name = "g"
-[[group.member]]
-name = "a"
-host = "h"
-[[group.member.disk]]
-name = "d"
-path = "/a.img"
-[group.member.network]
-interface = "tap0"
-topology = "bridged"
-addresses = ["10.0.0.1", "fd00::1"]
-[[group.member]]
-name = "b"
-host = "other"
-[[group.member.disk]]
-name = "d"
-path = "/a.img"
-[group.member.network]
-interface = "tap0"
-topology = "bridged"
-addresses = ["10.0.0.2"]
-[[group.member]]
-name = "gone"
-removed = true
-roles = ["writer"]
-[[group.member]]
-name = "web"
-host = "other"
-[group.member.network]
-interface = "tap1"
-topology = "bridged"
-addresses = ["10.0.0.3"]
-"#;
+/// A group of three writers on two hosts and a front end, as it stands on `host`. `more`: of the group.
+fn several(host: &str, more: &str) -> String {
+    let (head, member) = GOOD.split_at(GOOD.find("[[group.member]]").unwrap());
+    let head = head.replace("\"h\"", &format!("\"{host}\""));
+    let writer = |name: &str, host: &str, addresses: &str| {
+        let name = format!("\"{name}\"\nhost = \"{host}\"");
+        member.replace("\"m\"", &name) + &format!("addresses = [{addresses}]\n")
+    };
+    let a = writer("a", "h", "\"10.0.0.1\", \"fd00::1\"");
+    let b = writer("b", "other", "\"10.0.0.2\"");
+    let gone = "[[group.member]]\nname = \"gone\"\nremoved = true\nroles = [\"writer\"]\n";
+    let web = writer("web", "other", "\"10.0.0.3\"")
+        .replace("tap0", "tap1")
+        .replace("[[group.member.disk]]\nname = \"d\"\npath = \"/d.img\"\n", "");
+    format!("{head}{more}{a}{b}{gone}{web}")
+}
 
 #[test]
 fn one_group_section_stands_on_all_of_its_hosts() {
-    let on = |host: &str| parse("f", &format!("[host]\nname = \"{host}\"\n{SEVERAL}")).unwrap();
+    let on = |host: &str| parse("f", &several(host, "")).unwrap();
     let (here, there) = (on("h"), on("other"));
     let names = |config: &Config| {
         config.groups[0].members.iter().map(|m| m.name.to_string()).collect::<Vec<_>>()
@@ -368,8 +379,7 @@ fn one_group_section_stands_on_all_of_its_hosts() {
     let web = &there.groups[0].members[1];
     assert!(!web.roles.writer && web.roles.outbound);
     assert_eq!(web.network.as_ref().unwrap().queue.value, 7101);
-    let apart = SEVERAL.replace("name = \"g\"", "name = \"g\"\nboundary = \"member\"");
-    let apart = parse("f", &format!("[host]\nname = \"h\"\n{apart}")).unwrap();
+    let apart = parse("f", &several("h", "boundary = \"member\"\n")).unwrap();
     assert!(!apart.groups[0].is_tagged());
 }
 
