@@ -377,4 +377,22 @@ pub enum Message {
         /// The same in the HLC form.
         hlc: Hlc,
     },
+    /// Host: it was not seen what the guest of this member may have heard. What is the most that it
+    /// can be?
+    AskFloor {
+        /// Comes back as it is; not 0.
+        mark: u64,
+        /// The others cannot know either what they have heard of this one: they are to be told,
+        /// too.
+        everyone: bool,
+    },
+    /// Backup: all that any writer had admitted at a moment after the question.
+    FloorIs {
+        /// The question's; 0: somebody else has asked for everyone.
+        mark: u64,
+        /// As P.
+        pending: CountVector,
+        /// The same in the HLC form.
+        hlc: Hlc,
+    },
 }

@@ -33,8 +33,13 @@ pub(super) struct Floor {
     writer: WriterId,
     /// Answers to this question or a later one count.
     id: u64,
-    answers: BTreeMap<WriterId, (CountVector, Hlc)>,
+    answers: Answers,
 }
+
+/// P of a writer, its own entry as far as it has admitted records.
+pub(super) type Answer = (CountVector, Hlc);
+/// Of each writer that has answered.
+pub(super) type Answers = BTreeMap<WriterId, Answer>;
 
 impl Floor {
     pub(super) fn is_of(&self, writer: WriterId) -> bool {
@@ -58,12 +63,12 @@ impl<S: Storage> Group<S> {
         self.tell_floors();
     }
 
-    fn ask(&mut self, writer: WriterId) {
+    pub(super) fn ask(&mut self, writer: WriterId) {
         let is_waited_for =
             |floor: &Floor| floor.writer != writer && !floor.answers.contains_key(&writer);
         let slot = &self.slots[writer.index()];
         let Some(link) = slot.link.filter(|_| slot.speaks_of_groups) else { return };
-        if self.floors.iter().any(is_waited_for) {
+        if self.floors.iter().any(is_waited_for) || self.is_asked_for(writer) {
             let message = Message::Sound { id: self.last_sound };
             self.outputs.push(Output::Send(link, message));
         }
@@ -77,6 +82,7 @@ impl<S: Storage> Group<S> {
         for floor in self.floors.iter_mut().filter(|f| f.writer != writer && f.id <= id) {
             floor.answers.insert(writer, (pending.clone(), hlc));
         }
+        self.asked_has_answer(writer, id, pending, hlc);
         self.tell_floors();
     }
 
@@ -125,25 +131,34 @@ impl<S: Storage> Group<S> {
             false
         });
         self.floors = floors;
+        self.tell_asked();
     }
 
-    fn floor_of(&self, floor: &Floor) -> Option<(CountVector, Hlc)> {
-        let state = self.journal.state();
-        let (mut pending, mut hlc) = (CountVector::new(), state.last_hlc);
+    fn floor_of(&self, floor: &Floor) -> Option<Answer> {
+        let (mut pending, hlc) = self.heard_of(&floor.answers, Some(floor.writer))?;
         // Who has heard of its old run may have forgotten it since, but has said so in records.
         pending.raise(floor.writer, self.cut.waited_for(floor.writer));
+        Some((pending, hlc))
+    }
+
+    /// What all writers but one may have told, if all have answered that must.
+    pub(super) fn heard_of(&self, answers: &Answers, but: Option<WriterId>) -> Option<Answer> {
+        let state = self.journal.state();
+        let (mut pending, mut hlc) = (CountVector::new(), state.last_hlc);
         for (i, of) in state.writers.iter().enumerate() {
             let writer = WriterId(i as u16);
-            if writer == floor.writer || of.standing == Standing::Removed {
+            if Some(writer) == but || of.standing == Standing::Removed {
                 continue;
             }
-            match floor.answers.get(&writer) {
+            match answers.get(&writer) {
                 Some((said, at)) => {
                     pending.merge(said);
                     hlc = hlc.max(*at);
                 }
                 // Everything that it ever admitted is here.
                 None if self.slots[i].has_left => {}
+                // It never was here, and so has admitted nothing.
+                None if self.manifest.member(writer).is_none() => {}
                 None => return None,
             }
             pending.raise(writer, of.seq);

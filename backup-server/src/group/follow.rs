@@ -82,6 +82,9 @@ impl<S: Storage> Group<S> {
             Frame::Control(_, Message::Sounded { pending, hlc, .. }) => {
                 self.awaited(&pending, hlc);
             }
+            Frame::Control(_, Message::AskFloor { mark, everyone }) => {
+                self.ask_floor(link, mark, everyone);
+            }
             // Its mode is its host's affair.
             Frame::Control(_, Message::ModeChanged { .. }) => {}
             _ => {

@@ -102,6 +102,7 @@ impl<S: Storage> Group<S> {
             Message::Sounded { id, pending, hlc } => {
                 self.sounded(WriterId(i as u16), id, &pending, hlc);
             }
+            Message::AskFloor { mark, everyone } => self.ask_floor(link, mark, everyone),
             Message::Detach => {
                 self.flush();
                 self.slots[i].link = None;

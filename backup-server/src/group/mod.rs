@@ -7,6 +7,7 @@
 //! ```text
 //!  attach ─▶ receive* ─▶ flush ─▶ Committed ─▶ ...           (attach.rs, shape.rs, follow.rs, ingest.rs)
 //!  resync ─▶ Sound, Sounded* ─▶ Floor                        (floor.rs)
+//!  AskFloor ─▶ Sound, Sounded* ─▶ FloorIs                    (asked.rs)
 //!                          │
 //!                          └─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
 //!  recover ─▶ guest_write* ─▶ guest_flush                     (recovery.rs)
@@ -16,6 +17,7 @@
 //! only [`Group::flush`] makes one, after the journal's sync. When the journal fails, the group
 //! is broken for good: it must be dropped and opened again, which finds out what is durable.
 
+mod asked;
 mod attach;
 mod floor;
 mod folding;
@@ -212,6 +214,8 @@ pub struct Group<S: Storage> {
     followers: Vec<Follower>,
     /// What resyncing writers may have known before their stops, as far as the others have said.
     floors: Vec<floor::Floor>,
+    /// The same for members that have asked.
+    asked: Vec<asked::Asked>,
     last_sound: u64,
     /// The greatest time of any record that is not idle, or that a member waits for.
     frontier: Hlc,
@@ -319,6 +323,7 @@ impl<S: Storage> Group<S> {
             frontier: state.last_hlc,
             followers: Vec::new(),
             floors: Vec::new(),
+            asked: Vec::new(),
             last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),

@@ -149,6 +149,7 @@ impl<S: Storage> Group<S> {
             self.fenced.extend(slot.link.take());
         }
         self.floors.clear();
+        self.asked.clear();
         self.commit = GroupCommit::new(cut);
         self.cut = CutTracker::new(self.journal.state());
         self.flush();

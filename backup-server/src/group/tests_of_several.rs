@@ -391,6 +391,64 @@ fn two_resyncs_at_once_and_one_that_has_left() {
     assert!(said.iter().any(|m| matches!(m, Message::Floor { .. })), "b ended cleanly: {said:?}");
 }
 
+#[test]
+fn a_member_that_does_not_know_what_it_heard_is_told_how_far_everyone_is() {
+    let form = Form::Vector;
+    let web = Link { connection: ConnectionId(9), channel: Channel(3) };
+    let shape = Shape { writers: 2, form };
+    let mut group = two(&Memory::new(), form);
+    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    group.take_outputs();
+    let ask = |group: &mut Group<Memory>, mark, everyone| {
+        let frame = Frame::Control(web.channel, Message::AskFloor { mark, everyone });
+        assert!(group.receive(at_ms(0), web, frame).is_none());
+        let outputs = group.take_outputs();
+        assert_eq!(told(&outputs, web), [], "nobody has answered");
+        (0..2)
+            .map(|writer| match told(&outputs, link(writer))[..] {
+                [Message::Sound { id }] => id,
+                ref said => panic!("{said:?}"),
+            })
+            .max()
+            .unwrap()
+    };
+    let answer = |group: &mut Group<Memory>, writer, id, seqs: &[u64]| {
+        say(group, writer, Message::Sounded { id, pending: vector(seqs), hlc: Hlc(70) });
+        group.take_outputs()
+    };
+    let first = ask(&mut group, 11, false);
+    assert_eq!(told(&answer(&mut group, 0, first, &[5, 1]), web), [], "b has not");
+    let second = ask(&mut group, 12, false);
+    assert_eq!(told(&answer(&mut group, 0, second, &[6, 1]), web), []);
+    assert_eq!(told(&answer(&mut group, 1, first, &[1, 3]), web), [], "before the question");
+    let outputs = answer(&mut group, 1, second, &[1, 4]);
+    let pending = vector(&[6, 4]);
+    let floor = |mark| Message::FloorIs { mark, pending: pending.clone(), hlc: Hlc(70) };
+    assert_eq!(told(&outputs, web), [floor(12)]);
+    assert_eq!(told(&outputs, link(0)), []);
+
+    // After mode async the others do not know what they heard of it, either.
+    let id = ask(&mut group, 13, true);
+    answer(&mut group, 0, id, &[6, 1]);
+    let outputs = answer(&mut group, 1, id, &[1, 4]);
+    assert_eq!(told(&outputs, web), [floor(13)]);
+    assert_eq!(
+        (told(&outputs, link(0)), told(&outputs, link(1))),
+        (vec![floor(0)], vec![floor(0)])
+    );
+
+    // A writer that cannot be reached cannot be asked, unless it has left.
+    group.connection_lost(link(1).connection);
+    let frame = Frame::Control(web.channel, Message::AskFloor { mark: 14, everyone: false });
+    assert!(group.receive(at_ms(0), web, frame).is_none());
+    let said = told(&group.take_outputs(), link(0));
+    let Some(Message::Sound { id }) = said.last() else { panic!("{said:?}") };
+    assert_eq!(told(&answer(&mut group, 0, *id, &[6, 1]), web), []);
+    group.remove("b").unwrap();
+    let said = told(&group.take_outputs(), web);
+    assert!(said.iter().any(|m| matches!(m, Message::FloorIs { mark: 14, .. })), "{said:?}");
+}
+
 /// The floors that a writer was told.
 fn floors(outputs: &[Output], writer: u16) -> Vec<CountVector> {
     let of = |message| match message {
