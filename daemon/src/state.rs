@@ -16,8 +16,12 @@ use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::message::LastRun;
 
 const FORMAT: u32 = 1;
-/// How far the ceiling of times is put ahead: one write of the file for half of it.
-const CEILING_AHEAD_MS: u64 = 10_000;
+/// How far the ceiling of times is put ahead of the wall clock: one write of the file for half of it
+/// while the member writes. So far ahead begins the next run after an unclean stop, at most.
+pub const CEILING_AHEAD_MS: u64 = 2_000;
+/// How far it is kept ahead of times that have passed the wall clock: for what carries of the
+/// counter may add between two looks, 65,536 records each. Less than a start takes.
+const CARRIES_MS: u64 = 100;
 
 /// Why the state of a member cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +108,7 @@ impl MemberState {
         let incarnation = Incarnation(wall_us.max(last.0 + 1));
         let epoch = old.as_ref().map_or(Epoch(0), |c| c.epoch);
         let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
-        let hlc_ceiling_ms = floor_ms.max(wall_us / 1000) + CEILING_AHEAD_MS;
+        let hlc_ceiling_ms = ceiling_of(floor_ms, wall_us / 1000);
         let clean = old.and_then(|c| c.clean);
         let content = Content { format: FORMAT, epoch, incarnation, clean: None, hlc_ceiling_ms };
         let state = Inner { path, content };
@@ -129,14 +133,16 @@ impl MemberState {
         self.change(|content| content.clean = Some(CleanMark { seq, hlc }))
     }
 
-    /// Moves the ceiling when the last time that was given out comes near it. Returns it: what is
-    /// on record.
-    pub fn keep_ahead_of(&self, hlc: Hlc) -> Result<u64, StateError> {
+    /// Moves the ceiling when the last time that was given out comes near it. `wall_ms`: the wall
+    /// clock as far as it is believed. Returns what is on record.
+    pub fn keep_ahead_of(&self, hlc: Hlc, wall_ms: u64) -> Result<u64, StateError> {
         let ceiling_ms = self.lock().content.hlc_ceiling_ms;
-        if hlc.physical_ms() + CEILING_AHEAD_MS / 2 <= ceiling_ms {
+        let near_ms = hlc.physical_ms()
+            + if hlc.physical_ms() > wall_ms { CARRIES_MS / 2 } else { CEILING_AHEAD_MS / 2 };
+        if near_ms <= ceiling_ms {
             return Ok(ceiling_ms);
         }
-        let raised_ms = hlc.physical_ms() + CEILING_AHEAD_MS;
+        let raised_ms = ceiling_of(hlc.physical_ms(), wall_ms).max(ceiling_ms);
         self.change(|content| content.hlc_ceiling_ms = raised_ms)?;
         Ok(raised_ms)
     }
@@ -178,6 +184,13 @@ impl Inner {
         replace(&self.path, &bytes)
             .map_err(|source| StateError::Io { path: self.path.clone(), source })
     }
+}
+
+/// Ahead of the wall clock, not of the times: those of a run that follows an unclean stop begin ahead of
+/// the wall clock themselves, and several such runs must not add up. Peers drop what is too far
+/// ahead.
+fn ceiling_of(last_ms: u64, wall_ms: u64) -> u64 {
+    (wall_ms + CEILING_AHEAD_MS).max(last_ms + CARRIES_MS)
 }
 
 fn read(path: &Path) -> Result<Option<Content>, StateError> {
@@ -233,15 +246,47 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.json");
         let (state, first) = MemberState::open(path.clone(), 50_000_000).unwrap();
-        assert_eq!((first.hlc_floor, first.hlc_ceiling_ms), (Hlc(0), 60_000));
-        assert_eq!(state.keep_ahead_of(Hlc::new(54_000, 3)).unwrap(), 60_000);
-        assert_eq!(state.keep_ahead_of(Hlc::new(56_000, 3)).unwrap(), 66_000);
+        assert_eq!((first.hlc_floor, first.hlc_ceiling_ms), (Hlc(0), 52_000));
+        assert_eq!(state.keep_ahead_of(Hlc::new(51_000, 3), 51_000).unwrap(), 52_000);
+        assert_eq!(state.keep_ahead_of(Hlc::new(51_001, 3), 51_001).unwrap(), 53_001);
+        // An hour without a write, and then one: it could not follow the wall clock at once.
+        let hour_ms = 3_600_000;
+        assert_eq!(state.keep_ahead_of(Hlc::new(53_001, 1), hour_ms).unwrap(), hour_ms + 2_000);
+        // Another member's clock is ahead.
+        let last = Hlc::new(hour_ms + 1_990, 0);
+        assert_eq!(state.keep_ahead_of(last, hour_ms).unwrap(), hour_ms + 2_090);
         // Killed, and the wall clock has gone back by years.
+        let floor = Hlc::new(hour_ms + 2_090, 0);
         let (state, second) = MemberState::open(path.clone(), 0).unwrap();
-        assert_eq!((second.hlc_floor, second.hlc_ceiling_ms), (Hlc::new(66_000, 0), 76_000));
+        assert_eq!((second.hlc_floor, second.hlc_ceiling_ms), (floor, hour_ms + 2_190));
         state.ended_cleanly(Seq(1), Hlc::new(66_000, 9)).unwrap();
         let (_, third) = MemberState::open(path, 0).unwrap();
         assert_eq!(third.resume.unwrap().hlc, Hlc::new(66_000, 9));
+    }
+
+    /// However often the daemon is killed, no run begins further ahead of the wall clock than the
+    /// ceiling is put; and none below a time of the run before.
+    #[test]
+    fn runs_that_are_killed_do_not_add_up() {
+        for (lives_ms, records) in [(150, 0), (150, 7), (600, 7), (5_000, 7)] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("m.json");
+            let (mut wall_ms, mut greatest) = (1_000_000, Hlc(0));
+            for run in 0..50 {
+                let (state, opened) = MemberState::open(path.clone(), wall_ms * 1000).unwrap();
+                assert!(opened.hlc_floor > greatest || run == 0 || records == 0);
+                let ahead_ms = opened.hlc_floor.physical_ms().saturating_sub(wall_ms);
+                assert!(ahead_ms <= CEILING_AHEAD_MS, "run {run} begins {ahead_ms} ms ahead");
+                let mut clock = tidelock_protocol::hlc::HlcClock::after(opened.hlc_floor);
+                clock.set_ceiling(opened.hlc_ceiling_ms);
+                for _ in 0..records {
+                    wall_ms += lives_ms / 7;
+                    greatest = clock.tick(wall_ms);
+                    clock.set_ceiling(state.keep_ahead_of(greatest, wall_ms).unwrap());
+                }
+                wall_ms += if records == 0 { lives_ms } else { lives_ms % 7 };
+            }
+        }
     }
 
     #[test]

@@ -212,6 +212,8 @@ pub struct OwnerStats {
     pub connections: AtomicU64,
     /// The time of the last record, as an HLC.
     pub last_hlc: AtomicU64,
+    /// The wall clock as far as it is believed, in milliseconds since the Unix epoch.
+    pub wall_ms: AtomicU64,
     /// By how much the wall clock is off what is believed, in milliseconds; 0: it is believed.
     pub clock_refused_ms: AtomicI64,
     /// How far this member's clock was brought ahead by others', in milliseconds.

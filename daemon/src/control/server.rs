@@ -37,6 +37,9 @@ impl Server {
     /// The socket gets its mode under another name and is then renamed, so there is no moment in
     /// which another user could open it, and one left behind by a crash is replaced.
     pub fn bind(path: &Path) -> io::Result<Self> {
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             let text = format!("another daemon answers on {}: stop it first", path.display());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));

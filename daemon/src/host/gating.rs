@@ -1,11 +1,12 @@
 //! The gate as the other loops see it.
 
 use super::HostError;
+use super::launch::{is_one_of_several, state_path};
 use crate::clock;
 use crate::config::{Config, Group, Member, Topology};
 use crate::link::GateControl;
 use crate::owner::PublishPending;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tidelock_netfilter::gate::{
     Gate, GateHandle, GroupConfig, MemberConfig, Pending, TaggedMember, TaggingConfig,
     TaggingSwitch,
@@ -26,6 +27,10 @@ pub struct HeldGate {
     pub writer: Option<WriterId>,
     /// Its P.
     pub pending: Arc<Pending>,
+    /// What a packet waits for.
+    pub form: Form,
+    /// The last floor.
+    pub floor: Mutex<(CountVector, Hlc)>,
 }
 
 impl GateControl for HeldGate {
@@ -57,6 +62,36 @@ impl GateControl for HeldGate {
         if let Some(handle) = &self.handle {
             handle.set_watermark(watermark);
         }
+    }
+
+    fn awaits_floor(&self) -> Option<u64> {
+        self.handle.as_ref()?.awaits_floor(&self.pending)
+    }
+
+    fn mark_incomplete(&self) {
+        if let Some(handle) = &self.handle {
+            handle.mark_incomplete(&self.pending);
+        }
+    }
+
+    fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {
+        self.pending.merge(pending);
+        self.pending.publish_at(WriterId(0), Seq::ZERO, hlc);
+        *self.floor.lock().expect("no panic while held") = (pending.clone(), hlc);
+        if let Some(handle) = &self.handle {
+            handle.complete(&self.pending, mark);
+        }
+    }
+
+    fn is_catching_up(&self) -> bool {
+        let Some(handle) = &self.handle else { return false };
+        let floor = self.floor.lock().expect("no panic while held");
+        let (committed, watermark) = handle.committed();
+        let is_covered = match self.form {
+            Form::Vector => committed.covers(&floor.0),
+            Form::Hlc => watermark >= floor.1,
+        };
+        self.pending.incomplete().is_some() || !is_covered
     }
 
     fn pending(&self) -> (CountVector, Hlc) {
@@ -124,7 +159,7 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
             mode: group.mode,
             lease_period_ms: group.lease.as_millis() as u64,
             members: group.members.iter().filter_map(|m| member(group, m, unread)).collect(),
-            tagging: group.is_tagged().then(|| tagging(group)),
+            tagging: group.is_tagged().then(|| tagging(config, group)),
         })
         .filter(|group| !group.members.is_empty())
         .collect();
@@ -134,10 +169,18 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
     }
     let firewall = Firewall::detect()?;
     tracing::info!(packet_filter = firewall.name(), "gate");
-    Ok(Some(Gate::start(firewall, groups)?))
+    let gate = Gate::start(firewall, groups)?;
+    // Without tags P outlives no daemon. Before the first lease nothing leaves.
+    let untagged = config.groups.iter().filter(|g| is_one_of_several(g) && !g.is_tagged());
+    for (group, member) in untagged.flat_map(|g| g.members.iter().map(move |m| (g, m))) {
+        if let Some(handle) = gate.handle(group.name.as_str()) {
+            handle.depends_on_others(&unread.get(group, member));
+        }
+    }
+    Ok(Some(gate))
 }
 
-fn tagging(group: &Group) -> TaggingConfig {
+fn tagging(config: &Config, group: &Group) -> TaggingConfig {
     let writers = group.writers();
     let form = match group.form {
         Form::Vector => tag::Form::Vector { writers: writers.len() as u16 },
@@ -156,6 +199,12 @@ fn tagging(group: &Group) -> TaggingConfig {
             false => TaggingSwitch::On,
             true => TaggingSwitch::OffForADemonstration,
         },
+        // Where the promise is broken on purpose, nobody waits.
+        await_floor: !group.tag.off_for_a_demonstration,
+        begun_anew: (group.members.iter())
+            .filter(|member| !state_path(config, group, member).exists())
+            .map(|member| member.name.to_string())
+            .collect(),
         ..TaggingConfig::new(form, writers, members.collect())
     }
 }

@@ -180,8 +180,9 @@ impl Host {
         // What clients were told while nothing was held must have arrived before this ends.
         let catching_up = mode != Mode::Async
             && past.unprotected_since.is_some()
-            && past.state == Some(GroupState::Degraded)
-            && writers().any(|w| w.link_stats.lag_writes() > 0);
+            && matches!(past.state, Some(GroupState::Degraded | GroupState::Replicating))
+            && (writers().any(|w| w.link_stats.lag_writes() > 0)
+                || group.members.iter().any(|m| m.control.is_catching_up()));
         let facts = Facts {
             stopping: self.stopping.load(Ordering::SeqCst),
             fenced: phase(Phase::Fenced),

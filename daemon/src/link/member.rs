@@ -96,6 +96,8 @@ pub struct Member<T> {
     was_attached: bool,
     /// Attached since the last beacon.
     wants_lease: bool,
+    /// When it asks for a floor next, it asks for everyone.
+    floor_for_everyone: bool,
     /// The backup has said that it takes no records for now. Sending on would only fill its
     /// buffers, and the beacons that keep the gate open for reads would queue behind.
     is_stalled: bool,
@@ -148,6 +150,7 @@ impl<T> Member<T> {
             refusal_is_final: false,
             was_attached: false,
             wants_lease: false,
+            floor_for_everyone: false,
             is_stalled: false,
         }
     }
@@ -176,6 +179,13 @@ impl<T> Member<T> {
                 self.control(Message::ModeChanged { mode }, out);
             }
             ToLink::Detach => self.control(Message::Detach, out),
+            ToLink::AskFloor { everyone } => {
+                self.floor_for_everyone |= everyone;
+                // If it is not attached, it asks when it is.
+                if self.phase == Phase::Attached {
+                    self.ask_floor();
+                }
+            }
         }
     }
 
@@ -259,6 +269,13 @@ impl<T> Member<T> {
                 self.port.send((self.to_owner)(FromLink::Floor { pending, hlc }));
                 Ok(())
             }
+            (Message::FloorIs { mark, pending, hlc }, Phase::Attached) => {
+                if mark != 0 {
+                    self.floor_for_everyone = false;
+                }
+                self.gate.floor(mark, &pending, hlc);
+                Ok(())
+            }
             (Message::Lease { sent_at }, Phase::Attached) => {
                 self.gate.lease_renewed(sent_at);
                 self.stats.lease_renewed(sent_at);
@@ -292,6 +309,13 @@ impl<T> Member<T> {
         }
     }
 
+    fn ask_floor(&mut self) {
+        if let Some(mark) = self.gate.awaits_floor() {
+            let everyone = self.floor_for_everyone;
+            self.answers.push_back(Message::AskFloor { mark, everyone });
+        }
+    }
+
     fn is_follower(&self) -> bool {
         matches!(self.presence, Presence::Follower { .. })
     }
@@ -307,6 +331,7 @@ impl<T> Member<T> {
         self.stats.set_stalled(None);
         self.publish_stats();
         self.heard_progress(&followed.progress);
+        self.ask_floor();
         Ok(())
     }
 
@@ -347,6 +372,11 @@ impl<T> Member<T> {
             || (self.needs_groups() && attached.copy == CopyState::Partial);
         if must_compare {
             self.gate.hold_for_resync(true);
+            if self.needs_groups() {
+                // During a resync C stands still, and what the guest tells others waits by its tag.
+                // In the middle of an initial copy C goes on. And P of the old run may be lost.
+                self.gate.mark_incomplete();
+            }
         }
         let first = self.sender.is_none();
         let sender = self.sender.get_or_insert_with(|| Sender::new(attached.durable));
@@ -364,6 +394,7 @@ impl<T> Member<T> {
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
         self.port.send((self.to_owner)(FromLink::Attached { attached, first }));
         self.publish_stats();
+        self.ask_floor();
         Ok(())
     }
 

@@ -43,6 +43,19 @@ pub trait GateControl: Send + Sync {
     fn hold_for_resync(&self, hold: bool);
     /// The group's watermark rose (HLC form).
     fn watermark(&self, _watermark: Hlc) {}
+    /// What names the moment since which it is not known what the guest has heard, if it is not:
+    /// nothing leaves before the others have said how far they are.
+    fn awaits_floor(&self) -> Option<u64> {
+        None
+    }
+    /// Whether C does not cover the last floor yet, or the floor is not known.
+    fn is_catching_up(&self) -> bool {
+        false
+    }
+    /// It is not known.
+    fn mark_incomplete(&self) {}
+    /// All that any writer had admitted after the moment of this mark; 0: raises P, and no more.
+    fn floor(&self, _mark: u64, _pending: &CountVector, _hlc: Hlc) {}
     /// P of the member: what it may depend on, and the greatest time of that.
     fn pending(&self) -> (CountVector, Hlc) {
         (CountVector::new(), Hlc(0))

@@ -28,6 +28,12 @@ pub enum ToLink {
     InOrder(Message),
     /// The group's mode changed.
     Mode(Mode),
+    /// What the guest may have heard was not seen: the others are asked how far they are. `everyone`: nor
+    /// is it known what they have heard of this one.
+    AskFloor {
+        /// They are to be told, too.
+        everyone: bool,
+    },
     /// Everything is committed: leave.
     Detach,
 }

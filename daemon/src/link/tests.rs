@@ -24,6 +24,8 @@ struct Told {
     said: Arc<Mutex<Vec<String>>>,
     /// P of the member.
     pending: Arc<Mutex<(CountVector, Hlc)>>,
+    /// Since when it may not name all that the guest knows.
+    mark: Arc<Mutex<Option<u64>>>,
 }
 
 impl Told {
@@ -48,6 +50,15 @@ impl GateControl for Told {
     }
     fn hold_for_resync(&self, hold: bool) {
         self.say(format!("hold {hold}"));
+    }
+    fn awaits_floor(&self) -> Option<u64> {
+        *self.mark.lock().unwrap()
+    }
+    fn mark_incomplete(&self) {
+        *self.mark.lock().unwrap() = Some(5);
+    }
+    fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {
+        self.say(format!("floor {mark} {pending} {}", hlc.0));
     }
     fn pending(&self) -> (CountVector, Hlc) {
         self.pending.lock().unwrap().clone()
@@ -302,4 +313,44 @@ fn a_beacon_says_what_the_member_waits_for() {
         b.member.receive(Message::Progress(progress(7, 70)), NOW).unwrap();
         assert_eq!(said(&mut b), [beacon], "{form}: all of it is in C");
     }
+}
+
+#[test]
+fn a_member_of_whom_it_was_not_seen_what_it_heard_asks_until_it_is_told() {
+    let form = Form::Vector;
+    let mut b = bench_of(Presence::Writer { form, peers: vec![] }, LastRun::Unknown);
+    let asked = |b: &mut Bench| {
+        let mut out = BytesMut::new();
+        b.member.fill(&mut out, 1 << 20);
+        let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+        let questions = frames.filter_map(|frame| match frame {
+            Frame::Control(_, Message::AskFloor { mark, everyone }) => Some((mark, everyone)),
+            _ => None,
+        });
+        questions.collect::<Vec<_>>()
+    };
+    let attach = |b: &mut Bench, copy| {
+        b.member.connected(&mut BytesMut::new());
+        b.member.receive(attached(0, 0, copy), NOW).unwrap();
+        b.told.take();
+    };
+    attach(&mut b, CopyState::Whole);
+    assert_eq!(asked(&mut b), [], "all was seen");
+    b.member.disconnected();
+    // In the middle of an initial copy: C goes on, and P of the run before may be lost.
+    attach(&mut b, CopyState::Partial);
+    assert_eq!(asked(&mut b), [(5, false)]);
+    b.member.disconnected();
+    // A switch from mode async while the link is down is not forgotten.
+    b.member.hear_owner(ToLink::AskFloor { everyone: true }, &mut BytesMut::new());
+    assert_eq!(asked(&mut b), []);
+    attach(&mut b, CopyState::Whole);
+    assert_eq!(asked(&mut b), [(5, true)]);
+    let floor =
+        |mark| Message::FloorIs { mark, pending: CountVector::of(WRITER, Seq(3)), hlc: Hlc(9) };
+    b.member.receive(floor(0), NOW).unwrap();
+    b.member.receive(floor(5), NOW).unwrap();
+    assert_eq!(b.told.take().len(), 2);
+    b.member.hear_owner(ToLink::AskFloor { everyone: false }, &mut BytesMut::new());
+    assert_eq!(asked(&mut b), [(5, false)], "everyone was told");
 }

@@ -3,13 +3,28 @@
 use super::connection::Connection;
 use super::{Drained, Owner, Several, replication};
 use crate::link::port::ToLink;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tidelock_protocol::message::Form;
 use tokio::sync::oneshot;
 
+/// A clean end that is under way.
+pub(super) struct Draining {
+    reply: oneshot::Sender<Drained>,
+    /// Writers of the group on this host that are not ready to end.
+    not_ready: Arc<AtomicUsize>,
+    /// This one was.
+    is_ready: bool,
+}
+
 impl Owner {
-    pub(super) fn begin_drain(&mut self, reply: oneshot::Sender<Drained>) {
+    pub(super) fn begin_drain(
+        &mut self,
+        reply: oneshot::Sender<Drained>,
+        not_ready: Arc<AtomicUsize>,
+    ) {
         tracing::info!(member = self.member, "draining: no new requests");
-        self.draining = Some(reply);
+        self.draining = Some(Draining { reply, not_ready, is_ready: false });
         for (id, connection) in &mut self.connections {
             connection.begin_shutdown();
             self.touched.push(*id);
@@ -30,17 +45,21 @@ impl Owner {
     }
 
     pub(super) fn finish_drain(&mut self) {
-        if self.draining.is_none() {
-            return;
-        }
-        let done = self.requests.is_empty()
+        let Some(draining) = &self.draining else { return };
+        let others = draining.not_ready.clone();
+        let is_ready = self.requests.is_empty()
             && self.connections.values().all(Connection::is_flushed)
             && replication::is_settled(&self.sequencer)
             && self.is_covered();
-        if !done {
-            return;
+        let draining = self.draining.as_mut().expect("just seen");
+        if is_ready && !std::mem::replace(&mut draining.is_ready, true) {
+            others.fetch_sub(1, Ordering::SeqCst);
         }
-        let reply = self.draining.take().expect("just seen");
+        // What the others hold may wait for a time of this writer: it speaks until they are ready.
+        if !is_ready || others.load(Ordering::SeqCst) > 0 {
+            return self.arm_tick();
+        }
+        let Draining { reply, .. } = self.draining.take().expect("just seen");
         self.to_link(ToLink::Detach);
         let _ = reply.send(Drained {
             seq: self.sequencer.last_seq(),

@@ -36,7 +36,12 @@ impl Idling {
     pub fn wants(&self, last: Hlc, now: MonoNanos) -> bool {
         let is_busy =
             self.frontier > Hlc(0) && u128::from(now.since_ns(self.moved_at)) < BUSY_FOR.as_nanos();
-        self.frontier > last || is_busy
+        self.is_behind(last) || is_busy
+    }
+
+    /// Whether the others wait for this writer. One that is to end says no more than that.
+    pub fn is_behind(&self, last: Hlc) -> bool {
+        self.frontier > last
     }
 }
 
@@ -53,6 +58,7 @@ mod tests {
         assert!(idling.wants(Hlc(4), at(60_000)), "behind, however long ago");
         assert!(idling.wants(Hlc(6), at(900)), "busy");
         assert!(!idling.wants(Hlc(6), at(1_010)), "quiet");
+        assert!(idling.is_behind(Hlc(4)) && !idling.is_behind(Hlc(5)), "busy or not");
         idling.heard(Hlc(5), at(2_000));
         assert!(!idling.wants(Hlc(6), at(2_001)), "the same frontier is no news");
     }

@@ -46,7 +46,7 @@ use replication::Clocks;
 use requests::Requests;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tidelock_nbd::Errno;
@@ -77,8 +77,8 @@ pub enum ToOwner {
     /// Change the mode.
     SetMode(Mode),
     /// Take no more requests; answer when everything is done locally and at the backup. The loop
-    /// ends then.
-    Drain(oneshot::Sender<Drained>),
+    /// ends then, together with the other writers of the group: as many as are counted here.
+    Drain(oneshot::Sender<Drained>, Arc<AtomicUsize>),
     /// End now.
     Stop,
 }
@@ -193,7 +193,7 @@ pub struct Owner {
     has_copy: bool,
     attached: bool,
     refusal: Option<Refusal>,
-    draining: Option<oneshot::Sender<Drained>>,
+    draining: Option<ending::Draining>,
     stopped: bool,
     tick_armed: bool,
     full_said_at: Option<MonoNanos>,
@@ -329,7 +329,7 @@ impl Owner {
                 self.sequencer.set_mode(mode);
                 self.to_link(ToLink::Mode(mode));
             }
-            ToOwner::Drain(reply) => self.begin_drain(reply),
+            ToOwner::Drain(reply, not_ready) => self.begin_drain(reply, not_ready),
             ToOwner::Stop => self.stopped = true,
         }
     }
@@ -410,9 +410,22 @@ impl Owner {
 
     fn drive_copies(&mut self) {
         let clocks = self.clocks();
+        if self.copying.wants_marker() {
+            // The record that ends a copy depends on all that the guest may have heard before.
+            if self.gate.awaits_floor().is_some() {
+                return self.arm_tick();
+            }
+            self.observe_tags();
+        }
         let Self { sequencer, copying, port, .. } = self;
         replication::drive_copies(sequencer, copying, port, clocks);
-        if self.copying.needs_tick() && !self.tick_armed {
+        if self.copying.needs_tick() {
+            self.arm_tick();
+        }
+    }
+
+    pub(super) fn arm_tick(&mut self) {
+        if !self.tick_armed {
             self.tick_armed = true;
             self.ring.timeout(Token::Tick.to_u64(), TICK);
         }
@@ -508,6 +521,7 @@ impl Owner {
             }
         }
         self.stats.last_hlc.store(self.sequencer.last_hlc().0, Ordering::Relaxed);
+        self.stats.wall_ms.store(self.wall_ms, Ordering::Relaxed);
         let lead_ms = self.sequencer.clock_lead_ms(self.wall_ms);
         self.stats.clock_lead_ms.store(lead_ms, Ordering::Relaxed);
         self.stats.backlog_bytes.store(self.sequencer.backlog_bytes(), Ordering::Relaxed);

@@ -40,7 +40,7 @@ impl Owner {
     /// In the HLC form a writer that has nothing to write says so, while others write.
     pub(super) fn drive_idle(&mut self) {
         let Some(Several { form: Form::Hlc, idle_interval }) = self.several else { return };
-        if !self.attached || !self.sequencer.is_started() || self.draining.is_some() {
+        if !self.attached || !self.sequencer.is_started() {
             return;
         }
         let frontier = self.port.frontier().max(self.observed_hlc);
@@ -48,7 +48,7 @@ impl Owner {
         if self.idling.armed {
             return;
         }
-        if !self.idling.wants(self.sequencer.record_hlc(), self.now) {
+        if !self.wants_to_speak() {
             self.port.wake_at_frontier();
             // It may have risen between the look and the wish.
             if self.port.frontier() <= frontier {
@@ -59,14 +59,22 @@ impl Owner {
         self.ring.timeout(Token::Idle.to_u64(), idle_interval);
     }
 
+    fn wants_to_speak(&self) -> bool {
+        let last = self.sequencer.record_hlc();
+        match self.draining {
+            None => self.idling.wants(last, self.now),
+            Some(_) => self.idling.is_behind(last),
+        }
+    }
+
     pub(super) fn idle_due(&mut self) {
         self.idling.armed = false;
         let Some(Several { form: Form::Hlc, idle_interval }) = self.several else { return };
         self.idling.heard(self.port.frontier(), self.now);
         let last = self.sequencer.record_hlc();
         let quiet_since = last.physical_ms() + idle_interval.as_millis() as u64;
-        let is_due = self.idling.frontier > last || quiet_since <= self.wall_ms;
-        if self.attached && self.draining.is_none() && is_due && self.idling.wants(last, self.now) {
+        let is_due = self.idling.is_behind(last) || quiet_since <= self.wall_ms;
+        if self.attached && is_due && self.wants_to_speak() {
             self.sequencer.observe(self.idling.frontier);
             self.sequencer.idle(self.now, self.wall_ms);
         }

@@ -1,0 +1,269 @@
+//! One member put together: its disks and sockets, its state, its owner loop, and its end of the link.
+
+use super::gating::PendingEntry;
+use super::{Follower, HostError, Writer, report, spawn, with_sources};
+use crate::clock;
+use crate::config::{self, Config, Group, Member};
+use crate::copy_job::Bounds;
+use crate::link::GateControl;
+use crate::link::member::{Member as LinkMember, MemberParts, Presence};
+use crate::link::port::{OwnerPort, ToLink};
+use crate::owner::{DiskSetup, Owner, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
+use crate::sequencer::Settings;
+use crate::state::{CEILING_AHEAD_MS, MemberState, Opened, StateError};
+use crate::stats::{LinkStats, OwnerStats};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, WriterId};
+use tidelock_protocol::limits;
+use tidelock_protocol::message::{Attach, DiskSpec, Form, LastRun};
+use tidelock_uring::{EventFd, LocalFile, OpenRequest, SizeRule};
+use tokio::sync::{mpsc, watch};
+
+/// How long a start waits for a disk's socket to be let go of by a daemon that was killed.
+const SOCKET_WAIT_MAX: Duration = Duration::from_secs(2);
+const SOCKET_RETRY_EVERY: Duration = Duration::from_millis(10);
+
+/// What one writer is started with.
+pub(super) struct Launch<'a> {
+    pub(super) config: &'a Config,
+    pub(super) group: &'a Group,
+    pub(super) member: &'a Member,
+    pub(super) channel: Channel,
+    pub(super) gate: Arc<dyn GateControl>,
+    pub(super) pending: PendingEntry,
+    pub(super) link: mpsc::UnboundedSender<(Channel, ToLink)>,
+    pub(super) failed: watch::Sender<Option<Arc<HostError>>>,
+}
+
+impl Launch<'_> {
+    pub(super) fn writer(self) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
+        let Launch { config, group, member, channel, gate, pending, link, failed } = self;
+        let name = member.name.to_string();
+        let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
+        let (state, opened) = open_state(config, group, member)?;
+        if is_one_of_several(group) && group.form == Form::Hlc {
+            wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
+        }
+        let machine = match &member.machine {
+            Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
+            None => None,
+        };
+        let writer = group.writer_id(&member.name.value).expect("a writer");
+        let attach = Attach {
+            group: group.name.to_string(),
+            member: name.clone(),
+            writer,
+            writers: group.writers(),
+            disks: disks.iter().map(|d| d.spec.clone()).collect(),
+            incarnation: opened.incarnation,
+            epoch: opened.epoch,
+            last_run: opened.last_run,
+            mode: group.mode,
+            lease_ms: group.lease.as_millis() as u64,
+            grace_ms: group.grace.as_millis() as u64,
+            machine,
+        };
+        let wake = EventFd::new().map_err(HostError::Thread)?;
+        let (port, messages) = OwnerPort::new(wake.clone());
+        let port = Arc::new(port);
+        let (owner_stats, link_stats) = (Arc::<OwnerStats>::default(), Arc::<LinkStats>::default());
+        let lock_align_bytes =
+            disks.iter().map(|d| u64::from(d.file.alignment().offset_bytes)).max().unwrap_or(1);
+        let disk_sizes_bytes = disks.iter().map(|d| d.spec.size_bytes).collect();
+        let view = Arc::<OwnerView>::default();
+        view.set_hlc_ceiling_ms(opened.hlc_ceiling_ms);
+        let parts = OwnerParts {
+            member: name.clone(),
+            settings: Settings {
+                writer,
+                mode: group.mode,
+                backlog_limit_bytes: group.backlog.bytes,
+                lock_align_bytes,
+            },
+            disks,
+            port: port.clone(),
+            messages,
+            wake,
+            link,
+            channel,
+            pending: Arc::new(pending) as Arc<dyn PublishPending>,
+            gate: gate.clone(),
+            stats: owner_stats.clone(),
+            view: view.clone(),
+            copy_bounds: Bounds {
+                window_bytes: group.copy.window.bytes,
+                rate_bytes_per_s: group.copy.rate.map_or(0, |rate| rate.bytes_per_s),
+            },
+            resume: opened.resume,
+            several: is_one_of_several(group)
+                .then_some(Several { form: group.form, idle_interval: group.idle_interval }),
+            hlc_floor: opened.hlc_floor,
+            max_clock_lead: group.max_clock_lead,
+        };
+        let thread = spawn(&format!("owner {name}"), move || {
+            let result = Owner::new(parts)
+                .map_err(|error| with_sources(&error))
+                .and_then(|owner| owner.run().map_err(|error| error.to_string()));
+            if let Err(error) = result {
+                report(&failed, HostError::Loop(format!("the loop of {name} ended: {error}")));
+            }
+        })?;
+        let presence = match is_one_of_several(group) {
+            false => Presence::Alone,
+            true => Presence::Writer { form: group.form, peers: group.peers() },
+        };
+        let link_member = LinkMember::new(MemberParts {
+            presence,
+            attach,
+            channel,
+            port: port.clone(),
+            to_owner: ToOwner::Link,
+            gate,
+            keeper: Box::new(state.clone()),
+            stats: link_stats.clone(),
+        });
+        let sockets = member.disks.iter().map(|d| d.socket.value.clone()).collect();
+        let thread = Some(thread);
+        let writer = Writer {
+            port,
+            thread,
+            owner_stats,
+            view,
+            link_stats,
+            state,
+            sockets,
+            disk_sizes_bytes,
+        };
+        Ok((writer, link_member))
+    }
+}
+
+/// After an unclean stop times go on where the run before may have got, ahead of the wall clock; others
+/// drop packets that are too far ahead.
+fn wait_for_the_clock(member: &str, floor: Hlc, lead: Duration) {
+    let ahead_ms = floor.physical_ms().saturating_sub(clock::wall_ms());
+    let wait = Duration::from_millis(ahead_ms).saturating_sub(lead / 2);
+    if ahead_ms > 2 * CEILING_AHEAD_MS {
+        tracing::error!(
+            member,
+            ahead_ms,
+            "the wall clock is behind the times that an earlier run has given out: other hosts drop packets of \
+             this group until it has caught up"
+        );
+    } else if !wait.is_zero() {
+        tracing::info!(member, wait_ms = wait.as_millis() as u64, "waiting for the wall clock");
+        std::thread::sleep(wait);
+    }
+}
+
+/// Whether a group has other members than one, or ever had: then version 1 of the protocol does
+/// not do.
+pub(super) fn is_one_of_several(group: &Group) -> bool {
+    group.roster.len() > 1
+}
+
+/// A member without disks: its host hears of C for it, and gets a lease.
+pub(super) fn follow(
+    config: &Config,
+    group: &Group,
+    member: &Member,
+    channel: Channel,
+    gate: Arc<dyn GateControl>,
+) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
+    let (state, opened) = open_state(config, group, member)?;
+    let machine = match &member.machine {
+        Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
+        None => None,
+    };
+    let attach = Attach {
+        group: group.name.to_string(),
+        member: member.name.to_string(),
+        // It has no place in the vectors, and this is not sent.
+        writer: WriterId(0),
+        writers: group.writers(),
+        disks: Vec::new(),
+        incarnation: opened.incarnation,
+        epoch: opened.epoch,
+        last_run: LastRun::Unknown,
+        mode: group.mode,
+        lease_ms: group.lease.as_millis() as u64,
+        grace_ms: group.grace.as_millis() as u64,
+        machine,
+    };
+    // There is no owner loop behind it: what is sent there goes nowhere.
+    let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
+    let link_stats = Arc::<LinkStats>::default();
+    let link_member = LinkMember::new(MemberParts {
+        presence: Presence::Follower { form: group.form, peers: group.peers() },
+        attach,
+        channel,
+        port: Arc::new(port),
+        to_owner: ToOwner::Link,
+        gate,
+        keeper: Box::new(state.clone()),
+        stats: link_stats.clone(),
+    });
+    Ok((Follower { link_stats, state }, link_member))
+}
+
+fn open_state(
+    config: &Config,
+    group: &Group,
+    member: &Member,
+) -> Result<(MemberState, Opened), StateError> {
+    MemberState::open(state_path(config, group, member), clock::wall_ms() * 1000)
+}
+
+/// Where a member's state is. Without it the member, or its whole group, is begun anew.
+pub(super) fn state_path(config: &Config, group: &Group, member: &Member) -> PathBuf {
+    let directory = config.host.state_dir.join(group.name.as_str());
+    directory.join(format!("{}.json", member.name.as_str()))
+}
+
+fn open_disk(disk: &config::Disk) -> Result<DiskSetup, HostError> {
+    let size = disk.size.as_ref().map_or(SizeRule::Any, |size| SizeRule::Exactly(size.bytes));
+    let file = LocalFile::open(&disk.path.value, &OpenRequest { size, ..OpenRequest::default() })?;
+    tracing::info!(
+        disk = disk.name.as_str(),
+        path = %disk.path.value.display(),
+        io = %file.io_mode(),
+        "disk opened"
+    );
+    let spec = DiskSpec { id: disk.id, name: disk.name.to_string(), size_bytes: file.len_bytes() };
+    assert!(spec.name.len() <= limits::NAME_MAX_BYTES, "names are checked");
+    let listener = listen(&disk.socket.value)
+        .map_err(|source| HostError::Socket { path: disk.socket.value.clone(), source })?;
+    DiskSetup::new(spec, file, listener)
+        .map_err(|source| HostError::Export { path: disk.path.value.clone(), source })
+}
+
+/// Listens on a Unix socket that a crashed daemon may have left.
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    let deadline = Instant::now() + SOCKET_WAIT_MAX;
+    loop {
+        match UnixStream::connect(path) {
+            // Killed with an accept in flight: the kernel lets go of that a moment after the process.
+            Ok(_) if Instant::now() < deadline => std::thread::sleep(SOCKET_RETRY_EVERY),
+            Ok(_) => {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            // Nobody listens: it was left behind. The disk's lock is ours, so no daemon lives.
+            Err(_) => break std::fs::remove_file(path)?,
+        }
+    }
+    let listener = UnixListener::bind(path)?;
+    // The directory says who may come; the hypervisor may run under another user of the group.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    Ok(listener.into())
+}

@@ -1,0 +1,86 @@
+//! What the daemon looks after while its loops run.
+
+use super::{Host, HostMember};
+use crate::config::{self, Security};
+use crate::link::port::ToLink;
+use crate::state::CEILING_AHEAD_MS;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+use tidelock_netfilter::gate::Gate;
+use tidelock_protocol::hlc::Hlc;
+
+/// How often members' interfaces are looked at.
+const INTERFACES_LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often the ceilings of times are looked at: far oftener than they are reached.
+const CEILING_LOOK_EVERY: Duration = Duration::from_millis(CEILING_AHEAD_MS / 8);
+
+impl Host {
+    /// Follows the link and every group, and logs what changes. Runs as long as the daemon does.
+    pub async fn watch(self: Arc<Self>) {
+        tokio::join!(
+            self.link_history.follow(self.link_state.clone()),
+            self.monitor(),
+            self.keep_ceilings(),
+            self.follow_interfaces(),
+            self.watch_certificate()
+        );
+    }
+
+    /// Keeps what is on record of each writer's times ahead of those that it gives out.
+    async fn keep_ceilings(&self) {
+        let mut said = false;
+        loop {
+            for (name, writer) in self.writers() {
+                let last = Hlc(writer.owner_stats.last_hlc.load(Ordering::Relaxed));
+                let wall_ms = writer.owner_stats.wall_ms.load(Ordering::Relaxed);
+                match writer.state.keep_ahead_of(last, wall_ms) {
+                    Ok(ceiling_ms) => writer.view.set_hlc_ceiling_ms(ceiling_ms),
+                    Err(_) if said => {}
+                    Err(error) => {
+                        said = true;
+                        tracing::error!(member = name, %error, "times no longer follow the clock");
+                    }
+                }
+            }
+            tokio::time::sleep(CEILING_LOOK_EVERY).await;
+        }
+    }
+
+    /// Takes in members' interfaces that were made anew. Until then the rules cut them off.
+    async fn follow_interfaces(&self) {
+        loop {
+            tokio::time::sleep(INTERFACES_LOOK_EVERY).await;
+            let mut gate = self.gate.lock().expect("no panic while held");
+            let incomplete = gate.as_mut().map(Gate::follow_interfaces).unwrap_or_default();
+            let members = self.groups.iter().flat_map(|group| &group.members);
+            for member in members.filter(|m| incomplete.iter().any(|n| n == m.config.name.as_str()))
+            {
+                self.ask_floor(member, false);
+            }
+        }
+    }
+
+    /// It is not known what the member's guest has heard.
+    pub(super) fn ask_floor(&self, member: &HostMember, everyone: bool) {
+        if let Some(link) = &*self.link.lock().expect("no panic while held") {
+            // A link that has ended has nobody to ask; the member is held.
+            let _ = link.send((member.channel, ToLink::AskFloor { everyone }));
+        }
+    }
+
+    /// Warns in time of a certificate that ends: now, and once a day.
+    async fn watch_certificate(&self) {
+        let Security::Tls { files, .. } = &self.config.backup.security else { return };
+        loop {
+            // What is wrong with the files is said by each attempt to connect.
+            if let Ok(credentials) = files.load()
+                && let Some(text) =
+                    config::certificate_warning(credentials.valid_for(SystemTime::now()))
+            {
+                tracing::warn!("{text}");
+            }
+            tokio::time::sleep(Duration::from_secs(86_400)).await;
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Two `tidelockd` of one group, as on two hosts, and the real backup: in network and mount namespaces of their
+//! own, so that neither rules nor pinned maps stay. What guests tell each other is the testbed's
+//! (`testbed/tests/test_appdrill.py`, `make drill SCENARIO=two-hosts`).
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Far more than anything here takes; only a failure lasts so long.
+const PATIENCE: Duration = Duration::from_secs(120);
+const DISK_BYTES: u64 = 4 << 20;
+
+/// Why this cannot run here.
+fn obstacle() -> Option<String> {
+    let has = |tool: &str| {
+        let found = Command::new("sh").args(["-c", &format!("command -v {tool}")]).output();
+        found.is_ok_and(|found| found.status.success())
+    };
+    if !rustix::process::geteuid().is_root() {
+        return Some("needs root".to_owned());
+    }
+    if let Some(tool) = ["unshare", "nsenter", "ip", "nft", "qemu-io"].into_iter().find(|t| !has(t))
+    {
+        return Some(format!("needs {tool}"));
+    }
+    (!backup().exists())
+        .then(|| format!("needs {}: build tidelock-backup-server", backup().display()))
+}
+
+fn backup() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_tidelockd")).with_file_name("tidelock-backup")
+}
+
+/// A process that is killed when the test ends, however it ends.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The namespaces, the files, and the backup.
+struct World {
+    /// Lives as long as the namespaces.
+    holder: Process,
+    directory: tempfile::TempDir,
+    backup: Option<Process>,
+}
+
+impl World {
+    fn new(form: &str) -> World {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--mount", "--propagation", "private", "sleep", "infinity"]);
+        let holder = Process(command.spawn().unwrap());
+        let mut world = World { holder, directory: tempfile::tempdir().unwrap(), backup: None };
+        let own = fs::read_link("/proc/self/ns/net").unwrap();
+        let theirs = format!("/proc/{}/ns/net", world.holder.0.id());
+        until("the namespaces are there", || fs::read_link(&theirs).is_ok_and(|ns| ns != own));
+        world.sh(
+            "ip link set lo up; umount /sys/fs/bpf 2>/dev/null || true; mount -t bpf bpf /sys/fs/bpf
+             for t in a c b web; do ip link add t-$t type veth peer name g-$t; ip link set t-$t up; done",
+        );
+        let at = world.directory.path().display().to_string();
+        for member in ["a", "c", "b"] {
+            fs::File::create(world.file(&format!("{member}.img")))
+                .unwrap()
+                .set_len(DISK_BYTES)
+                .unwrap();
+        }
+        fs::write(
+            world.file("backup.toml"),
+            format!(
+                "plaintext = true\n[server]\nname = \"backup\"\nlisten = \"127.0.0.1:9640\"\n\
+                 data_dir = \"{at}/backup\"\n[[group]]\nname = \"g\"\nhosts = [\"host-a\", \"host-b\"]\n"
+            ),
+        )
+        .unwrap();
+        let member = |nth: usize, name: &str, host: &str| {
+            let disk = if name == "web" {
+                String::new()
+            } else {
+                format!("[[group.member.disk]]\nname = \"d\"\npath = \"{at}/{name}.img\"\n")
+            };
+            format!(
+                "[[group.member]]\nname = \"{name}\"\nhost = \"{host}\"\n{disk}[group.member.network]\n\
+                 interface = \"t-{name}\"\ntopology = \"routed\"\nqueue = {}\naddresses = [\"10.9.0.{nth}\"]\n",
+                7200 + nth
+            )
+        };
+        let members = [("a", "host-a"), ("c", "host-a"), ("b", "host-a"), ("web", "host-b")];
+        let members: String =
+            (1..).zip(members).map(|(nth, (name, host))| member(nth, name, host)).collect();
+        for host in ["host-a", "host-b"] {
+            fs::write(
+                world.file(&format!("{host}.toml")),
+                format!(
+                    "[host]\nname = \"{host}\"\nruntime_dir = \"{at}/{host}\"\nstate_dir = \"{at}/{host}.state\"\n\
+                     [backup]\naddress = \"127.0.0.1:9640\"\nplaintext = true\n[[group]]\nname = \"g\"\n\
+                     form = \"{form}\"\n{members}"
+                ),
+            )
+            .unwrap();
+        }
+        let config = world.file("backup.toml");
+        fs::create_dir(world.file("backup")).unwrap();
+        let arguments = ["serve", "--config", config.to_str().unwrap()];
+        world.backup = Some(world.start(&backup(), &arguments, "backup.log"));
+        world
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn inside(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .args(["-t", &self.holder.0.id().to_string(), "-n", "-m"])
+            .arg(program)
+            .args(arguments);
+        command
+    }
+
+    fn sh(&self, script: &str) -> String {
+        let output = self.inside(Path::new("sh"), &["-ec", script]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn start(&self, program: &Path, arguments: &[&str], log: &str) -> Process {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.file(log)).unwrap();
+        let mut command = self.inside(program, arguments);
+        command.stdout(log.try_clone().unwrap()).stderr(log).stdin(Stdio::null());
+        Process(command.spawn().unwrap())
+    }
+
+    fn daemon(&self, host: &str) -> Process {
+        let config = self.file(&format!("{host}.toml"));
+        let arguments = ["--config", config.to_str().unwrap()];
+        let daemon = Path::new(env!("CARGO_BIN_EXE_tidelockd"));
+        self.start(daemon, &arguments, &format!("{host}.log"))
+    }
+
+    /// The group in a host's status.
+    fn group(&self, host: &str) -> Option<Value> {
+        let socket = self.file(host).join("control.sock");
+        let arguments = ["status", "--json", "--socket", socket.to_str().unwrap()];
+        let tidelock = Path::new(env!("CARGO_BIN_EXE_tidelock"));
+        let output = self.inside(tidelock, &arguments).output().unwrap();
+        let status: Value = serde_json::from_slice(&output.stdout).ok()?;
+        Some(status["groups"][0].clone())
+    }
+
+    fn until_protected(&self, hosts: &[&str]) {
+        for host in hosts {
+            let is_so = || {
+                let Some(group) = self.group(host) else { return false };
+                let gates = group["members"].as_array().unwrap();
+                group["state"] == "protected"
+                    && gates.iter().all(|m| m["gate"]["shut_because"].is_null())
+            };
+            let said = || {
+                let log = fs::read_to_string(self.file(&format!("{host}.log"))).unwrap_or_default();
+                format!("{host} is protected and open: {:#?}\n{log}", self.group(host))
+            };
+            until_or(said, is_so);
+        }
+    }
+
+    fn write(&self, host: &str, member: &str, nth: u64) {
+        let socket = self.file(host).join(format!("g/{member}/d.sock"));
+        self.sh(&format!(
+            "qemu-io -f raw -c 'write -P {} {} 4096' 'nbd+unix:///d?socket={}'",
+            nth % 255 + 1,
+            nth * 4096 % DISK_BYTES,
+            socket.display()
+        ));
+    }
+
+    /// The mark of a clean end in a member's state.
+    fn clean(&self, host: &str, member: &str) -> Value {
+        let file = self.file(&format!("{host}.state/g/{member}.json"));
+        serde_json::from_slice::<Value>(&fs::read(file).unwrap()).unwrap()["clean"].clone()
+    }
+}
+
+fn until(what: &str, is_so: impl FnMut() -> bool) {
+    until_or(|| what.to_owned(), is_so);
+}
+
+fn until_or(what: impl Fn() -> String, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "never came true: {}", what());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// SIGTERM, and the end.
+fn stop(mut daemon: Process) {
+    let pid = rustix::process::Pid::from_child(&daemon.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+}
+
+#[test]
+fn two_daemons_of_one_group_stop_cleanly_crash_and_come_back() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: two_hosts: {why}");
+        return;
+    }
+    for form in ["vector", "hlc"] {
+        let world = World::new(form);
+        let (a, b) = (world.daemon("host-a"), world.daemon("host-b"));
+        world.until_protected(&["host-a", "host-b"]);
+
+        // Each write is later than all before, of whichever writer: with times, each of the three
+        // must speak once more before what the last one holds is covered.
+        for nth in 0..3 {
+            world.write("host-a", "b", nth);
+            world.write("host-a", "a", nth);
+            world.write("host-a", "c", nth);
+        }
+        stop(a);
+        for member in ["a", "b", "c"] {
+            assert!(!world.clean("host-a", member).is_null(), "{form}: {member} would resync");
+        }
+        // The other host goes on: its members' packets are still seen on this one.
+        assert!(world.sh("nft list ruleset").contains("t-a"), "{form}: the rules stay");
+        let a = world.daemon("host-a");
+        world.until_protected(&["host-a", "host-b"]);
+        let log = fs::read_to_string(world.file("host-a.log")).unwrap();
+        assert!(!log.contains("Compare"), "{form}: {log}");
+
+        // A crash of both: each is asked for the other.
+        drop((a, b));
+        let (a, b) = (world.daemon("host-a"), world.daemon("host-b"));
+        world.until_protected(&["host-a", "host-b"]);
+        let log = fs::read_to_string(world.file("host-a.log")).unwrap();
+        assert!(log.contains("Compare"), "{form}: {log}");
+
+        // A tap that is made anew is taken in.
+        world.sh(
+            "ip link del t-web; ip link add t-web type veth peer name g-web; ip link set t-web up",
+        );
+        until("the new tap is watched", || {
+            world.sh("tc filter show dev t-web egress").contains("to_guest")
+        });
+
+        // Out of mode async nobody goes on before everyone has said how far it is.
+        for host in ["host-a", "host-b"] {
+            for mode in ["async", "pipelined"] {
+                let socket = world.file(host).join("control.sock");
+                let arguments = ["mode", "g", mode, "--yes", "--socket", socket.to_str().unwrap()];
+                let tidelock = Path::new(env!("CARGO_BIN_EXE_tidelock"));
+                let output = world.inside(tidelock, &arguments).output().unwrap();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            }
+        }
+        world.until_protected(&["host-a", "host-b"]);
+        let log = fs::read_to_string(world.file("host-b.log")).unwrap();
+        assert!(log.contains("all that the guest may know is known"), "{form}: {log}");
+        stop(b);
+        stop(a);
+    }
+}
