@@ -264,9 +264,18 @@ impl ReleaseQueue {
 
     /// P is known to name more than it did when the packets that wait were taken up: they may depend
     /// on all of it. Not for a P that has only grown since, which says nothing of them.
-    pub fn restamp(&mut self, stamp: &CountVector, hlc: Hlc) {
+    pub fn restamp(&mut self, stamp: &CountVector) {
         self.newest_stamp.vector.merge(stamp);
-        self.newest_stamp.hlc = self.newest_stamp.hlc.max(hlc);
+        self.restamp_all();
+    }
+
+    /// As [`restamp`](Self::restamp), in a group whose stamps are times.
+    pub fn restamp_at(&mut self, stamp: Hlc) {
+        self.newest_stamp.hlc = self.newest_stamp.hlc.max(stamp);
+        self.restamp_all();
+    }
+
+    fn restamp_all(&mut self) {
         let packets = self.held.len();
         self.runs.clear();
         if packets > 0 {
@@ -563,12 +572,12 @@ mod tests {
     #[test]
     fn what_waited_while_p_was_not_complete_waits_for_all_of_it() {
         let mut queue = open(8);
-        queue.restamp(&stamp(1), Hlc(0));
+        queue.restamp(&stamp(1));
         assert_eq!(arrive(&mut queue, 1, DATA, 2), Arrival::Held);
         queue.set_gate(GateState::Shut(ShutWhy::FloorUnknown));
         queue.set_committed(&stamp(2));
         assert_eq!(arrive(&mut queue, 2, DATA, 2), Arrival::Held);
-        queue.restamp(&stamp(9), Hlc(0));
+        queue.restamp(&stamp(9));
         queue.set_gate(GateState::Open);
         queue.set_committed(&stamp(8));
         assert_eq!(release(&mut queue, 5), []);

@@ -125,7 +125,10 @@ impl Member {
             (true, false) => {
                 tracing::info!(group, member, "gate: all that the guest may know is known");
                 // The stamps of what waits were taken from a P that did not name it.
-                self.queue.restamp(&self.pending.read(), self.pending.read_hlc());
+                match self.is_hlc {
+                    false => self.queue.restamp(&self.pending.read()),
+                    true => self.queue.restamp_at(self.pending.read_hlc()),
+                }
             }
             _ => {}
         }
