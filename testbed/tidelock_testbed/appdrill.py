@@ -274,10 +274,24 @@ class OneHostInTrouble(TwoHosts):
         aside = self.rig.guests["aside"]
         self.bystanders = Clients(self.run, self.rig.net, aside, READERS, name="bystanders", options=options)
 
+    @property
+    def front_waits_for_others(self) -> bool:
+        """Otherwise the front hears of nothing that the backup lacks, or holds nothing."""
+        return (self.knobs.mode, self.knobs.boundary) == ("pipelined", "group")
+
+    def wait_held(self) -> None:
+        """The first host has no way to the backup any more: waits until the front has heard of a write of it since."""
+        longer_than_usual_ms = 2 * max(self.round_trips_ms)
+
+        def is_held() -> bool:
+            return self.sampler.members["front"]["gate"]["oldest_hold_ms"] > longer_than_usual_ms
+
+        if self.front_waits_for_others:
+            wait_until("the front waits for host-a", is_held, 60, self.guest_processes())
+
     def check_the_other(self, since: float) -> None:
         """While the first host is away, what depends on it waits at the second, and nothing else does."""
-        # Otherwise the front hears of nothing that the backup lacks, or holds nothing.
-        if (self.knobs.mode, self.knobs.boundary) == ("pipelined", "group"):
+        if self.front_waits_for_others:
             held = self.sampler.members["front"]["gate"]["held_packets"]
             self.check("replies that may depend on host-a were held by host-b as long as it was away", held > 0)
         text = "replies that do not depend on host-a went on from host-b"
@@ -294,7 +308,9 @@ class OneHostDies(OneHostInTrouble):
     )
 
     def trouble(self) -> None:
-        """The first host dies."""
+        """The first host dies: its way to the backup first, so that others have heard of what the backup never will."""
+        self.rig.net.wans[0].cut()
+        self.wait_held()
         self.died_at, died_by = self.rig.destroy([0], cut_first=self.random.random() < 0.5)
         self.event("host-a dies", self.died_at)
         say("TROUBLE: host-a is gone; host-b goes on, and clients still reach it")
