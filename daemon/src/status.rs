@@ -43,7 +43,7 @@ pub struct LinkStatus {
     pub backup: String,
     /// Whether it is up.
     pub state: LinkState,
-    /// How long it has been so.
+    /// How long it has been up, or not been up.
     pub state_age_ms: u64,
     /// Whether the link is encrypted and both sides are authenticated.
     pub tls: bool,

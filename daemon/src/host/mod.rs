@@ -219,8 +219,7 @@ impl Host {
             });
         }
         let endpoint = endpoint(&config)?;
-        let (state, link_state) =
-            watch::channel(LinkState::Down { reason: "connecting".to_owned() });
+        let (state, link_state) = watch::channel(LinkState::Connecting { after: None });
         let link_thread = spawn("link", move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let result = match runtime {

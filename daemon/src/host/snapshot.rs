@@ -33,32 +33,33 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub struct LinkHistory(Mutex<History>);
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct History {
     connects: u64,
-    is_up: bool,
+    /// Since when it has been up, or not.
     since: MonoNanos,
-    reason: Option<String>,
+    now: LinkState,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { connects: 0, since: clock::mono_now(), now: LinkState::Connecting { after: None } }
+    }
 }
 
 impl LinkHistory {
     /// Follows the link.
     pub async fn follow(&self, mut state: watch::Receiver<LinkState>) {
         loop {
-            let now = clock::mono_now();
             {
                 let state = state.borrow_and_update();
                 let mut history = self.0.lock().expect("no panic while held");
                 let is_up = matches!(*state, LinkState::Up { .. });
-                if is_up != history.is_up || history.since == MonoNanos(0) {
-                    history.since = now;
-                    history.is_up = is_up;
+                if is_up != matches!(history.now, LinkState::Up { .. }) {
+                    history.since = clock::mono_now();
                     history.connects += u64::from(is_up);
                 }
-                history.reason = match &*state {
-                    LinkState::Down { reason } => Some(reason.clone()),
-                    LinkState::Up { .. } => None,
-                };
+                history.now = state.clone();
             }
             if state.changed().await.is_err() {
                 return;
@@ -106,14 +107,21 @@ impl Host {
 
     fn link_status(&self, now: MonoNanos) -> LinkStatus {
         let history = self.link_history.0.lock().expect("no panic while held").clone();
+        let (state, problem, retry_at) = match history.now {
+            LinkState::Up { .. } => (LinkWord::Connected, None, None),
+            LinkState::Connecting { after } => (LinkWord::Connecting, after, None),
+            LinkState::Down { reason, retry_at } => {
+                (LinkWord::Disconnected, Some(reason), retry_at)
+            }
+        };
         LinkStatus {
             backup: self.config.backup.address.to_string(),
-            state: if history.is_up { LinkWord::Connected } else { LinkWord::Disconnected },
+            state,
             state_age_ms: ms(now.since_ns(history.since)),
             tls: matches!(self.config.backup.security, Security::Tls { .. }),
             connects: history.connects,
-            problem: history.reason,
-            retry_in_ms: None,
+            problem,
+            retry_in_ms: retry_at.map(|at| ms(at.since_ns(now))),
         }
     }
 

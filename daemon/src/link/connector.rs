@@ -3,6 +3,7 @@
 use super::connection::{self, ConnectionError, Hello, Inbox};
 use super::member::Member;
 use super::{LinkState, NOTSENT_LOWAT_BYTES};
+use crate::clock::mono_now;
 use bytes::BytesMut;
 use rustls_pki_types::ServerName;
 use std::io;
@@ -58,12 +59,15 @@ pub async fn run<T>(
     state: watch::Sender<LinkState>,
 ) -> Result<(), super::member::MemberError> {
     let mut pause = PAUSE_FIRST;
+    let mut last = None;
     loop {
         let began = std::time::Instant::now();
+        state.send_replace(LinkState::Connecting { after: last.clone() });
         let error = match once(&endpoint, &mut members, &mut inbox, &state).await {
             Ok(()) => return Ok(()),
             Err(ConnectionError::Member(error)) => {
-                state.send_replace(LinkState::Down { reason: error.to_string() });
+                let reason = error.to_string();
+                state.send_replace(LinkState::Down { reason, retry_at: None });
                 return Err(error);
             }
             Err(error) => error,
@@ -75,13 +79,16 @@ pub async fn run<T>(
             }
         }
         let reason = error.to_string();
-        let is_news = *state.borrow() != LinkState::Down { reason: reason.clone() };
-        if is_news {
+        let was_up = matches!(*state.borrow(), LinkState::Up { .. });
+        if was_up || last.as_ref() != Some(&reason) {
             tracing::warn!(address = endpoint.address, reason, "the link to the backup is down");
         }
-        state.send_replace(LinkState::Down { reason });
+        last = Some(reason.clone());
         pause = if began.elapsed() > STEADY { PAUSE_FIRST } else { (pause * 2).min(PAUSE_MAX) };
-        if !wait(jittered(pause), &mut members, &mut inbox).await {
+        let pause = jittered(pause);
+        let retry_at = Some(mono_now().plus_ms(pause.as_millis() as u64));
+        state.send_replace(LinkState::Down { reason, retry_at });
+        if !wait(pause, &mut members, &mut inbox).await {
             return Ok(());
         }
     }
@@ -166,5 +173,40 @@ fn explained(error: ConnectionError, address: &str) -> ConnectionError {
             None => error,
         },
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
+
+    /// A backup that accepts and says nothing, and then goes away.
+    #[tokio::test]
+    async fn says_what_it_tries_why_it_failed_and_when_it_tries_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint {
+            address: listener.local_addr().unwrap().to_string(),
+            security: Security::Plaintext,
+            hello: Hello { host: "h".to_owned(), software: "s".to_owned() },
+        };
+        let (owners, inbox) = mpsc::unbounded_channel();
+        let (state, mut seen) = watch::channel(LinkState::Connecting { after: None });
+        let members: Vec<Member<super::super::port::FromLink>> = Vec::new();
+        let link = run(endpoint, members, inbox, state);
+        let backup = async {
+            let (first, _) = listener.accept().await.unwrap();
+            assert_eq!(*seen.borrow_and_update(), LinkState::Connecting { after: None });
+            drop(first);
+            let down =
+                seen.wait_for(|s| matches!(s, LinkState::Down { .. })).await.unwrap().clone();
+            let LinkState::Down { reason, retry_at: Some(_) } = down else { panic!("{down:?}") };
+            let (second, _) = listener.accept().await.unwrap();
+            assert_eq!(*seen.borrow(), LinkState::Connecting { after: Some(reason) });
+            drop((owners, second));
+        };
+        let (ended, ()) = tokio::join!(link, backup);
+        ended.unwrap();
     }
 }

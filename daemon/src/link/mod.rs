@@ -76,10 +76,17 @@ impl GateControl for NoGate {
 /// How the link is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// Not connected; why, and since when this has been so.
+    /// An attempt is under way.
+    Connecting {
+        /// What ended the one before or its connection, for people.
+        after: Option<String>,
+    },
+    /// Not connected.
     Down {
-        /// For people.
+        /// Why, for people.
         reason: String,
+        /// When the next attempt begins, if there will be one.
+        retry_at: Option<MonoNanos>,
     },
     /// Connected and greeted.
     Up {
