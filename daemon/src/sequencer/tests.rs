@@ -1,5 +1,6 @@
 use super::*;
 use bytes::Bytes;
+use tidelock_protocol::ids::WriterId;
 
 const NOW: MonoNanos = MonoNanos(0);
 const EIO: DiskError = DiskError(5);

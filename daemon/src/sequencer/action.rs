@@ -1,0 +1,121 @@
+//! What goes into a [`Sequencer`](super::Sequencer) and what comes out of it.
+
+use super::Extent;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{Message, Mode};
+use tidelock_protocol::record::{Effect, Record};
+
+/// The caller's name for a guest's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// The sequencer's name for an operation on the local disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// An error of the local disk, as the guest will see it (an errno).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskError(pub i32);
+
+/// What Tidelock reads of a disk for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyKind {
+    /// To send it.
+    Copy,
+    /// To send it unless it is all zeroes: the backup's disk is known to be.
+    CopyUnlessZero,
+    /// To have it compared with the backup's.
+    Digest,
+}
+
+/// What is to be done, in order.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Store P\[self\] where the gate reads it, with the time of that write.
+    Publish(Seq, Hlc),
+    /// Start the local write; then call [`written`](super::Sequencer::written).
+    Write {
+        /// To be named when done.
+        op: OpId,
+        /// Where.
+        extent: Extent,
+        /// The guest's data or zeroes.
+        effect: Effect,
+        /// The guest wants it on stable storage (FUA).
+        fua: bool,
+    },
+    /// Read the local disk; then call [`read_done`](super::Sequencer::read_done).
+    Read {
+        /// To be named when done.
+        op: OpId,
+        /// Where.
+        extent: Extent,
+    },
+    /// Give the record to the sender.
+    Send(Record),
+    /// Give the message to the sender, at this place among the records.
+    SendInOrder(Message),
+    /// Complete the guest's request.
+    Complete(RequestId, Result<(), DiskError>),
+    /// A copy or a digest check has been sent (or was not needed).
+    Copied {
+        /// Where.
+        extent: Extent,
+        /// What was done.
+        outcome: CopyOutcome,
+    },
+    /// The local disk failed a write and could not be read back: until the extent is copied again
+    /// the sites may differ there. The guest got an error for it.
+    Suspect(Extent),
+}
+
+/// How a copy ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyOutcome {
+    /// Sent as a record.
+    Sent,
+    /// All zeroes at both sites.
+    Zero,
+    /// A digest check is on its way.
+    Asked,
+    /// The local disk could not be read.
+    Unreadable,
+}
+
+/// How far the backup is behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lag {
+    /// Records that are not durable.
+    pub writes: u64,
+    /// Their payload bytes.
+    pub bytes: u64,
+    /// When the oldest guest's write among them was admitted.
+    pub oldest: Option<MonoNanos>,
+}
+
+/// Sizes and identity.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Whose writes these are.
+    pub writer: WriterId,
+    /// The mode at start.
+    pub mode: Mode,
+    /// The bound of admitted bytes that are not durable.
+    pub backlog_limit_bytes: u64,
+    /// Locks are held for whole blocks of this size, because unaligned writes read, change and
+    /// write whole blocks.
+    pub lock_align_bytes: u64,
+}
+
+/// Bugs that the simulator plants to show that its checkers bite.
+#[cfg(feature = "planted-bugs")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// P is published after the completion instead of before it.
+    PublishAfterCompletion,
+    /// Overlapping writes are in flight together.
+    OverlapNotOrdered,
+    /// The backlog limit is ignored.
+    UnboundedBacklog,
+}

@@ -1,0 +1,98 @@
+//! A status as a healthy daemon gives it, for tests.
+
+use super::*;
+use crate::stats::LatencyHistogram;
+
+fn times(ms: &[u64]) -> LatencySnapshot {
+    let histogram = LatencyHistogram::default();
+    ms.iter().for_each(|ms| histogram.record(ms * 1_000_000));
+    histogram.snapshot()
+}
+
+pub(crate) fn status() -> Status {
+    let disk = DiskStatus {
+        name: "root".into(),
+        path: "/var/lib/vms/db.img".into(),
+        size_bytes: 40 << 30,
+        socket: "/run/tidelock/shop/db/root.sock".into(),
+    };
+    let writer = WriterStatus {
+        disks: vec![disk],
+        pending: Seq(1_012),
+        committed: Seq(1_000),
+        lag: LagStatus { writes: 12, bytes: 48 << 10, ms: 52 },
+        backlog: BacklogStatus {
+            used_bytes: 1 << 20,
+            limit_bytes: 256 << 20,
+            writes_wait: false,
+            waiting_requests: 0,
+            full_count: 0,
+        },
+        copy: None,
+        commit_latency: times(&[52, 52, 60]),
+        guest_io: GuestIo { reads: 5, writes: 1_012, connections: 1, ..GuestIo::default() },
+        clock_refused_ms: None,
+        clock_lead_ms: 0,
+    };
+    let gate = GateStatus {
+        interface: "tap0".into(),
+        open: true,
+        shut_because: None,
+        held_packets: 4,
+        held_bytes: 6_000,
+        oldest_hold_ms: 48,
+        released_packets: 900,
+        passed_packets: 5_000,
+        dropped_packets: 0,
+        hold_time: times(&[50, 70]),
+    };
+    let tagging = TaggingStatus {
+        tagged_packets: 700,
+        merged_packets: 650,
+        foreign_packets: 0,
+        gated_packets: BTreeMap::from([("no_room".into(), 0), ("mtu".into(), 3)]),
+        dropped_packets: BTreeMap::from([("malformed".into(), 0)]),
+    };
+    let group = GroupStatus {
+        name: "shop".into(),
+        state: GroupState::Protected,
+        state_age_ms: 11_400_000,
+        detail: None,
+        mode: Mode::Pipelined,
+        configured_mode: Mode::Pipelined,
+        unprotected_for_ms: None,
+        epoch: Epoch(1),
+        lease: LeaseStatus { held: true, left_ms: 8_100, period_ms: 10_000, grace_ms: 15_000 },
+        members: vec![MemberStatus {
+            name: "db".into(),
+            writer: Some(writer),
+            gate: Some(gate),
+            roles: vec![Role::Writer],
+            tagging: Some(tagging),
+        }],
+        elsewhere: vec![ElsewhereStatus {
+            name: "web".into(),
+            host: Some("host-b".into()),
+            roles: vec![Role::Outbound],
+        }],
+        form: Some(Form::Hlc),
+        tagged: true,
+        watermark_lag_ms: Some(60),
+    };
+    Status {
+        schema: SCHEMA,
+        host: "host-a".into(),
+        software: "tidelockd 0.1.0".into(),
+        uptime_ms: 11_520_000,
+        link: LinkStatus {
+            backup: "backup.example.org:9640".into(),
+            state: LinkState::Connected,
+            state_age_ms: 11_520_000,
+            tls: true,
+            connects: 1,
+            problem: None,
+            retry_in_ms: None,
+        },
+        groups: vec![group],
+    }
+}

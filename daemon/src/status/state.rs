@@ -1,0 +1,229 @@
+//! How protected a group is: facts in, one word out.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use tidelock_protocol::message::Mode;
+
+/// How protected a group is, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupState {
+    /// The backup has not been reached since the daemon started: guests' requests wait.
+    WaitingForBackup,
+    /// The first copy of the disks is under way: nothing could be recovered.
+    Initialising,
+    /// The backup is whole and what clients are told is covered.
+    Protected,
+    /// `async` by configuration: the backup is whole and follows, nothing is held.
+    Replicating,
+    /// A weaker mode than the configured one is in force: clients may know too much.
+    Degraded,
+    /// After an unclean stop the sites are being compared: the backup is whole but stands still.
+    Resyncing,
+    /// The link is down: writes fill the backlog, packets are held.
+    Disconnected,
+    /// The link is up but the backup has stopped acknowledging, or refuses the group.
+    Stalled,
+    /// The group was recovered at the backup: this host's gate never opens again.
+    Fenced,
+    /// The daemon is ending.
+    Stopping,
+}
+
+impl GroupState {
+    /// All states, from best to worst as far as an operator is concerned.
+    pub const ALL: [GroupState; 10] = [
+        GroupState::Protected,
+        GroupState::Replicating,
+        GroupState::Resyncing,
+        GroupState::Initialising,
+        GroupState::Degraded,
+        GroupState::WaitingForBackup,
+        GroupState::Disconnected,
+        GroupState::Stalled,
+        GroupState::Fenced,
+        GroupState::Stopping,
+    ];
+
+    /// The word for it, as in the JSON form.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            GroupState::WaitingForBackup => "waiting-for-backup",
+            GroupState::Initialising => "initialising",
+            GroupState::Protected => "protected",
+            GroupState::Replicating => "replicating",
+            GroupState::Degraded => "degraded",
+            GroupState::Resyncing => "resyncing",
+            GroupState::Disconnected => "disconnected",
+            GroupState::Stalled => "stalled",
+            GroupState::Fenced => "fenced",
+            GroupState::Stopping => "stopping",
+        }
+    }
+
+    /// What it means, in one sentence.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            GroupState::WaitingForBackup => {
+                "the backup was not reached since the start; the guest's disk waits for it"
+            }
+            GroupState::Initialising => {
+                "the first copy is under way; nothing could be recovered yet"
+            }
+            GroupState::Protected => "a disaster now would undo nothing that a client was told",
+            GroupState::Replicating => {
+                "async: a disaster now would undo the lag, and clients may know of it"
+            }
+            GroupState::Degraded => {
+                "a weaker mode than configured is in force; clients may know what a disaster would undo"
+            }
+            GroupState::Resyncing => {
+                "the sites are being compared after an unclean stop; the backup stands at its last whole state"
+            }
+            GroupState::Disconnected => {
+                "the link is down; writes fill the backlog and replies are held"
+            }
+            GroupState::Stalled => "the backup does not acknowledge; replies are held",
+            GroupState::Fenced => {
+                "the group was recovered at the backup; this host will never answer clients again"
+            }
+            GroupState::Stopping => "the daemon is ending",
+        }
+    }
+
+    /// Whether an operator can sleep.
+    #[must_use]
+    pub fn is_fine(self) -> bool {
+        matches!(self, GroupState::Protected | GroupState::Replicating)
+    }
+}
+
+impl fmt::Display for GroupState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What is known of a group when its state is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The daemon is ending.
+    pub stopping: bool,
+    /// The backup has ended this primary's epoch.
+    pub fenced: bool,
+    /// Each writer has been attached at least once in this run.
+    pub ever_attached: bool,
+    /// Each writer is attached now.
+    pub attached: bool,
+    /// The backup has said that it does not acknowledge, or refuses for now.
+    pub stalled: bool,
+    /// Some disk's first copy is not complete.
+    pub initial_copy: bool,
+    /// Some writer is being compared after an unclean stop.
+    pub resync: bool,
+    /// The mode in force.
+    pub mode: Mode,
+    /// The mode of the configuration.
+    pub configured_mode: Mode,
+}
+
+/// The one word for these facts: the first that applies, worst first.
+#[must_use]
+pub fn judge(facts: Facts) -> GroupState {
+    if facts.fenced {
+        GroupState::Fenced
+    } else if facts.stopping {
+        GroupState::Stopping
+    } else if !facts.ever_attached {
+        if facts.stalled { GroupState::Stalled } else { GroupState::WaitingForBackup }
+    } else if facts.stalled {
+        GroupState::Stalled
+    } else if !facts.attached {
+        GroupState::Disconnected
+    } else if facts.initial_copy {
+        GroupState::Initialising
+    } else if facts.resync {
+        GroupState::Resyncing
+    } else if facts.mode != Mode::Async {
+        GroupState::Protected
+    } else if facts.configured_mode == Mode::Async {
+        GroupState::Replicating
+    } else {
+        GroupState::Degraded
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: Facts = Facts {
+        stopping: false,
+        fenced: false,
+        ever_attached: true,
+        attached: true,
+        stalled: false,
+        initial_copy: false,
+        resync: false,
+        mode: Mode::Pipelined,
+        configured_mode: Mode::Pipelined,
+    };
+
+    #[test]
+    fn each_fact_has_its_word() {
+        let cases = [
+            (GOOD, GroupState::Protected),
+            (Facts { mode: Mode::Sync, ..GOOD }, GroupState::Protected),
+            (Facts { mode: Mode::Async, ..GOOD }, GroupState::Degraded),
+            (
+                Facts { mode: Mode::Async, configured_mode: Mode::Async, ..GOOD },
+                GroupState::Replicating,
+            ),
+            (Facts { resync: true, ..GOOD }, GroupState::Resyncing),
+            (Facts { initial_copy: true, ..GOOD }, GroupState::Initialising),
+            (Facts { attached: false, ..GOOD }, GroupState::Disconnected),
+            (Facts { attached: false, initial_copy: true, ..GOOD }, GroupState::Disconnected),
+            (Facts { stalled: true, ..GOOD }, GroupState::Stalled),
+            (Facts { stalled: true, attached: false, ..GOOD }, GroupState::Stalled),
+            (Facts { ever_attached: false, attached: false, ..GOOD }, GroupState::WaitingForBackup),
+            (Facts { stopping: true, ..GOOD }, GroupState::Stopping),
+            (Facts { stopping: true, fenced: true, ..GOOD }, GroupState::Fenced),
+        ];
+        for (facts, state) in cases {
+            assert_eq!(judge(facts), state, "{facts:?}");
+        }
+    }
+
+    /// Rule 6: of all combinations, `protected` is said only if everything holds.
+    #[test]
+    fn nothing_else_is_called_protected() {
+        for bits in 0..128u32 {
+            let bit = |n: u32| bits & (1 << n) != 0;
+            for mode in [Mode::Sync, Mode::Pipelined, Mode::Async] {
+                let facts = Facts {
+                    stopping: bit(0),
+                    fenced: bit(1),
+                    ever_attached: bit(2),
+                    attached: bit(3),
+                    stalled: bit(4),
+                    initial_copy: bit(5),
+                    resync: bit(6),
+                    mode,
+                    configured_mode: Mode::Pipelined,
+                };
+                let whole = bits == 0b000_1100 && mode != Mode::Async;
+                assert_eq!(judge(facts) == GroupState::Protected, whole, "{facts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_words_are_the_json_form() {
+        for state in GroupState::ALL {
+            let json = serde_json::to_string(&state).unwrap();
+            assert_eq!(json, format!("\"{}\"", state.name()));
+        }
+    }
+}
