@@ -268,7 +268,7 @@ impl<S: Storage> Group<S> {
         self.flush();
         match join {
             Some(join) => self.reshape(now, host, &attach.writers, &join.peers, join.form)?,
-            None => self.check_alone(attach)?,
+            None => self.reshape_alone(now, host, attach)?,
         }
         if let Some(reason) = self.broken.clone() {
             return refuse(RefusalKind::Stopping, reason);

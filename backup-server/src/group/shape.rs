@@ -102,8 +102,14 @@ impl<S: Storage> Group<S> {
         self.put_on_record(writers, peers, form).map_err(|e| (RefusalKind::Stopping, e))
     }
 
-    /// A host of version 1 knows of writers, and of nothing else.
-    pub(super) fn check_alone(&self, attach: &Attach) -> Result<(), Refusal> {
+    /// A host attaches a member that is alone: with version 1 of the protocol, which knows of nothing
+    /// else. If the group had other members, they were left out of its configuration.
+    pub(super) fn reshape_alone(
+        &mut self,
+        now: Now,
+        host: &str,
+        attach: &Attach,
+    ) -> Result<(), Refusal> {
         if attach.writers != self.manifest.writers {
             return refuse(
                 RefusalKind::Mismatch,
@@ -113,12 +119,18 @@ impl<S: Storage> Group<S> {
                 ),
             );
         }
-        if self.manifest.peers.len() > 1 || self.journal.state().form != Form::Vector {
-            let reason = "the group has several members, and this host speaks version 1 of the \
-                          protocol: upgrade it";
+        let others = self.other_hosts(host);
+        if let Some(other) = others.iter().find(|other| self.is_connected(other)) {
+            let reason = format!(
+                "the group has members on host {other}, which is connected, and this host speaks \
+                 version 1 of the protocol, or has no other members in its configuration: upgrade \
+                 it, or give both hosts the same configuration"
+            );
             return refuse(RefusalKind::Version, reason);
         }
-        Ok(())
+        // Who is alone tags nothing, so the form stays.
+        let form = self.journal.state().form;
+        self.reshape(now, host, &attach.writers, &[], form)
     }
 
     fn put_on_record(

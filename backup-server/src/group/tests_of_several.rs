@@ -604,6 +604,36 @@ fn members_are_added_when_no_host_can_be_ignorant_of_it_and_removed_by_the_opera
 }
 
 #[test]
+fn who_is_left_alone_is_let_in_without_the_others() {
+    for form in [Form::Vector, Form::Hlc] {
+        let shape = Shape { writers: 1, form };
+        let mut group = shape.create(&Memory::new()).unwrap();
+        let mut first = shape.join(0, 1, LastRun::Unknown);
+        first.peers.push("web=10.0.0.9".into());
+        assert!(refused(&join(&mut group, at_ms(0), &first)).is_none());
+        send(&mut group, done(0, 1, 10, &[]));
+        group.flush();
+        let web = Link { connection: ConnectionId(9), channel: Channel(3) };
+        let follow = Follow { peers: first.peers.clone(), ..shape.follow() };
+        group.follow(at_ms(0), web, "host-3", &follow);
+        group.take_outputs();
+        group.connection_lost(link(0).connection);
+        // "web" is taken out of the configuration: what is left speaks of no group.
+        let alone = shape.join(0, 2, LastRun::Clean { seq: Seq(1) }).attach;
+        let attach = |group: &mut Group<Memory>, now| {
+            group.attach(now, link(0), &host(0), &alone);
+            told(&group.take_outputs(), link(0))
+        };
+        let said = attach(&mut group, at_ms(1000));
+        assert_eq!(refused(&said).unwrap().0, RefusalKind::Version, "web's host is connected");
+        group.connection_lost(web.connection);
+        let said = attach(&mut group, at_ms(16_001));
+        assert_eq!(copy_of(&said), CopyState::Whole, "{form}");
+        assert_eq!(group.state().form, form);
+    }
+}
+
+#[test]
 fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cut() {
     let disk = Memory::new();
     let mut group = two(&disk, Form::Vector);
