@@ -160,13 +160,13 @@ impl<S: Storage> Group<S> {
         let same = state.form == shape.form
             && state.writers.len() == usize::from(shape.writers)
             && self.removed() == shape.removed;
-        if same {
-            return Ok(());
+        if !same {
+            self.journal.stage_note(&Note::Shape(shape)).map_err(|e| e.to_string())?;
+            let state = self.journal.state();
+            self.slots.resize_with(state.writers.len(), || WriterSlot::EMPTY);
+            self.cut.reshape(state);
         }
-        self.journal.stage_note(&Note::Shape(shape)).map_err(|e| e.to_string())?;
-        let state = self.journal.state();
-        self.slots.resize_with(state.writers.len(), || WriterSlot::EMPTY);
-        self.cut.reshape(state);
+        // Also if it is the same: it may have been staged before, when there was no room for it.
         self.flush();
         match self.journal.staged_bytes() {
             0 if self.broken.is_none() => Ok(()),

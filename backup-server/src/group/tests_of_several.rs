@@ -634,6 +634,22 @@ fn who_is_left_alone_is_let_in_without_the_others() {
 }
 
 #[test]
+fn who_is_said_to_be_removed_is_also_after_a_power_loss() {
+    let disk = Memory::new();
+    let mut group = two(&disk, Form::Vector);
+    group.connection_lost(link(1).connection);
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    for _ in 0..2 {
+        assert!(matches!(group.remove("b"), Err(RemoveError::Journal(_))), "there is no room");
+    }
+    let standing = |group: &Group<Memory>| group.state().writers[1].standing;
+    assert_eq!(standing(&reopen(&disk.crash(&mut || false))), Standing::Member);
+    disk.set_faults(Faults::default());
+    group.remove("b").unwrap();
+    assert_eq!(standing(&reopen(&disk.crash(&mut || false))), Standing::Removed);
+}
+
+#[test]
 fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cut() {
     let disk = Memory::new();
     let mut group = two(&disk, Form::Vector);
