@@ -263,6 +263,8 @@ impl<S: Storage> Group<S> {
                 match shown {
                     Shown::Record(record) => tracker.record(before, record),
                     Shown::Note(note @ journal::Note::Shape(_)) => {
+                        // What was told by then stays in the cut, however far behind a new writer is.
+                        tracker.settle(&before.committed());
                         let mut after = before.clone();
                         // What cannot follow is damage, and told so next.
                         if after.apply_note(note).is_ok() {

@@ -650,6 +650,27 @@ fn who_is_said_to_be_removed_is_also_after_a_power_loss() {
 }
 
 #[test]
+fn a_writer_that_is_added_takes_nothing_from_the_cut_that_was_told() {
+    for form in [Form::Vector, Form::Hlc] {
+        let disk = Memory::new();
+        let mut group = two(&disk, form);
+        send(&mut group, record(0, 2, 500, &[]));
+        send(&mut group, record(1, 2, 501, &[]));
+        group.flush();
+        let told = group.told();
+        (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
+        let three = Shape { writers: 3, form };
+        let said = join(&mut group, at_ms(16_001), &three.join(2, 1, LastRun::Unknown));
+        assert!(refused(&said).is_none(), "{said:?}");
+        send(&mut group, record(2, 1, 600, &[]));
+        group.flush();
+        assert!(told.get(WriterId(0)) >= Seq(2) && group.told().covers(&told));
+        let group = reopen(&disk.killed());
+        assert!(group.told().covers(&told), "{form}: {} of {told}", group.told());
+    }
+}
+
+#[test]
 fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cut() {
     let disk = Memory::new();
     let mut group = two(&disk, Form::Vector);
