@@ -50,7 +50,8 @@ struct Track {
     waiting: VecDeque<Waiting>,
     /// The time of the last record that does not wait any more.
     below: Hlc,
-    resync: Option<Resync>,
+    /// In their order: one may begin before the cut has reached the end of the one before.
+    resyncs: VecDeque<Resync>,
     /// The end of an initial copy that is not in the cut yet.
     whole_at: Option<Seq>,
     removed: bool,
@@ -70,8 +71,19 @@ struct Reached {
     limit: Vec<Seq>,
     /// Who is behind all others, and its time: the watermark.
     least: (WriterId, Hlc),
-    /// Resyncs that cannot be in the cut, because somebody has not reached the time of their end.
-    resyncs_before: Vec<Option<(WriterId, Hlc)>>,
+    /// By writer: the first resync that cannot be in the cut, because somebody has not reached the
+    /// time of its end.
+    held_back: Vec<Option<HeldResync>>,
+}
+
+#[derive(Clone, Copy)]
+struct HeldResync {
+    /// Its last record.
+    done: Seq,
+    /// The time of that.
+    at: Hlc,
+    /// Who has not reached it, and what it has reached.
+    by: (WriterId, Hlc),
 }
 
 /// The cut of a group, and the records beyond it.
@@ -116,11 +128,13 @@ impl CutTracker {
         let (Some(track), Some(writer)) = (self.tracks.get_mut(i), before.writers.get(i)) else {
             return;
         };
-        if writer.copy == CopyState::Resyncing && track.resync.is_none() {
-            track.resync = Some(Resync { from: writer.committed, done: None });
+        if writer.copy == CopyState::Resyncing
+            && track.resyncs.back().is_none_or(|r| r.done.is_some())
+        {
+            track.resyncs.push_back(Resync { from: writer.committed, done: None });
         }
         if record.effect == Effect::CopyDone {
-            match (&mut track.resync, writer.copy) {
+            match (track.resyncs.back_mut(), writer.copy) {
                 (Some(resync), CopyState::Resyncing) => {
                     resync.done = Some((record.seq, record.hlc));
                 }
@@ -149,7 +163,7 @@ impl CutTracker {
                 track.below = first.hlc;
                 track.waiting.pop_front();
             }
-            track.resync = track.resync.filter(|r| r.done.is_none_or(|(done, _)| done > have));
+            track.resyncs.retain(|r| r.done.is_none_or(|(done, _)| done > have));
             track.whole_at = track.whole_at.filter(|done| *done > have);
         }
         // C only grows, and so does this.
@@ -172,11 +186,13 @@ impl CutTracker {
                     cut[i] = Seq(blocked.seq.0 - 1);
                     fell = true;
                 }
-                if let Some(Resync { from, done: Some((done, _)) }) = track.resync
-                    && (from.next()..done).contains(&cut[i])
-                {
-                    cut[i] = from;
-                    fell = true;
+                for resync in &track.resyncs {
+                    if let Resync { from, done: Some((done, _)) } = *resync
+                        && (from.next()..done).contains(&cut[i])
+                    {
+                        cut[i] = from;
+                        fell = true;
+                    }
                 }
             }
             if !fell {
@@ -211,7 +227,7 @@ impl CutTracker {
     fn reached(&self, committed: &CountVector) -> Reached {
         let mut limit: Vec<Seq> =
             (0..self.tracks.len()).map(|i| committed.get(WriterId(i as u16))).collect();
-        let mut resyncs_before = vec![None; self.tracks.len()];
+        let mut held_back = vec![None; self.tracks.len()];
         let speaks =
             |track: &Track| !track.waiting.is_empty() || !planted::is(Bug::WatermarkIgnoresIdle);
         loop {
@@ -221,17 +237,19 @@ impl CutTracker {
             let least = least.min_by_key(|(_, hlc)| *hlc).unwrap_or_default();
             let mut fell = false;
             for (i, track) in self.tracks.iter().enumerate() {
-                if let Some(Resync { from, done: Some((done, at)) }) = track.resync
-                    && limit[i] >= done
-                    && at > least.1
-                {
-                    limit[i] = from;
-                    resyncs_before[i] = Some(least);
-                    fell = true;
+                for resync in &track.resyncs {
+                    if let Resync { from, done: Some((done, at)) } = *resync
+                        && limit[i] >= done
+                        && at > least.1
+                    {
+                        limit[i] = from;
+                        held_back[i] = Some(HeldResync { done, at, by: least });
+                        fell = true;
+                    }
                 }
             }
             if !fell {
-                return Reached { limit, least, resyncs_before };
+                return Reached { limit, least, held_back };
             }
         }
     }
@@ -248,10 +266,10 @@ impl CutTracker {
         self.watermark
     }
 
-    /// The last seq before a resync of this writer that is not in the cut, if there is one.
+    /// The last seq before the first resync of this writer that is not in the cut, if there is one.
     #[must_use]
     pub fn resync_from(&self, writer: WriterId) -> Option<Seq> {
-        Some(self.tracks.get(writer.index())?.resync?.from)
+        Some(self.tracks.get(writer.index())?.resyncs.front()?.from)
     }
 
     /// The greatest seq of this writer that a record beyond the cut depends on.

@@ -1,7 +1,7 @@
 //! Why a record is not in the cut: for people, who want to know what a recovery leaves out, and whom
 //! to ask.
 
-use super::{CutTracker, Resync};
+use super::{CutTracker, HeldResync};
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
@@ -47,11 +47,10 @@ impl CutTracker {
             });
         }
         let reached = self.reached(committed);
-        let (seq, of, (by, reached)) = match (track.resync, reached.resyncs_before[writer.index()])
-        {
-            (Some(Resync { done: Some((seq, of)), .. }), Some(before)) => (seq, of, before),
-            (Some(_), _) => return None,
-            (None, _) => {
+        let (seq, of, (by, reached)) = match reached.held_back[writer.index()] {
+            Some(HeldResync { done, at, by }) => (done, at, by),
+            None if !track.resyncs.is_empty() => return None,
+            None => {
                 let first = track.waiting.front()?;
                 (first.seq, first.hlc, reached.least)
             }

@@ -115,6 +115,32 @@ fn of_a_resync_all_is_in_the_cut_or_nothing() {
 }
 
 #[test]
+fn a_resync_that_is_in_the_cut_stays_there_when_the_next_one_has_ended_too() {
+    for form in [Form::Vector, Form::Hlc] {
+        // With the cut settled in between, as a server does, and only at the end, as one that has
+        // been restarted.
+        let cuts = [true, false].map(|settles| {
+            let mut j = Journal::new(2, form);
+            j.done(0, 1, 10, &[]);
+            j.done(1, 1, 11, &[]);
+            j.resync(0);
+            j.at(0, 2, 20);
+            // It waits for the other one, still when the next resync begins.
+            j.done(0, 3, 21, &[(1, 2)]);
+            assert!(!settles || j.cut().get(WriterId(0)) == Seq(1), "{form}");
+            j.resync(0);
+            j.at(0, 4, 30);
+            j.at(1, 2, 31);
+            assert!(!settles || j.cut().get(WriterId(0)) == Seq(3), "{form}");
+            j.done(0, 5, 40, &[(1, 3)]);
+            j.cut()
+        });
+        assert_eq!(cuts[0].get(WriterId(0)), Seq(3), "{form}");
+        assert_eq!(cuts[0], cuts[1], "{form}");
+    }
+}
+
+#[test]
 fn two_resyncs_that_depend_on_each_other_end_together() {
     for form in [Form::Vector, Form::Hlc] {
         let mut j = Journal::new(2, form);
