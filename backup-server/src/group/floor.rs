@@ -27,6 +27,10 @@ use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Message, UNASKED};
 use tidelock_protocol::vector::CountVector;
 
+/// No run has lost more seqs than this: its backlog had no room for them. Who waits for more than that
+/// has been misled, and is not to keep a writer busy for ever.
+const LOST_MAX: u64 = 1 << 24;
+
 /// The questions of one resync.
 #[derive(Debug)]
 pub(super) struct Floor {
@@ -113,11 +117,19 @@ impl<S: Storage> Group<S> {
         let Some(slot) = self.slots.get(writer.index()) else { return };
         let Some(link) = slot.link.filter(|_| slot.speaks_of_groups) else { return };
         let has_come = self.journal.state().writers[writer.index()].seq >= seq;
-        if has_come || self.floors.iter().any(|floor| floor.writer == writer) {
+        if has_come
+            || self.is_out_of_reach(writer, seq)
+            || self.floors.iter().any(|floor| floor.writer == writer)
+        {
             return;
         }
         let message = Message::Floor { pending: CountVector::of(writer, seq), hlc: Hlc(0) };
         self.outputs.push(Output::Send(link, message));
+    }
+
+    fn is_out_of_reach(&self, writer: WriterId, seq: Seq) -> bool {
+        let have = self.journal.state().writers[writer.index()].seq;
+        seq.0.saturating_sub(have.0) > LOST_MAX
     }
 
     /// Tells each resyncing writer its floor as soon as everybody has answered.
@@ -137,7 +149,11 @@ impl<S: Storage> Group<S> {
     fn floor_of(&self, floor: &Floor) -> Option<Answer> {
         let (mut pending, hlc) = self.heard_of(&floor.answers, Some(floor.writer))?;
         // Who has heard of its old run may have forgotten it since, but has said so in records.
-        pending.raise(floor.writer, self.cut.waited_for(floor.writer));
+        let of = floor.writer;
+        pending.raise(of, self.cut.waited_for(of));
+        if self.is_out_of_reach(of, pending.get(of)) {
+            pending = pending.entries().filter(|(writer, _)| *writer != of).collect();
+        }
         Some((pending, hlc))
     }
 

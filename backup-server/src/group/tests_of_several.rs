@@ -634,6 +634,37 @@ fn who_is_left_alone_is_let_in_without_the_others() {
 }
 
 #[test]
+fn nobody_is_made_to_give_out_more_than_a_run_can_have_lost() {
+    let mut group = two(&Memory::new(), Form::Vector);
+    for (seq, is_asked) in [(1 << 24, true), ((1 << 24) + 2, false), (u64::MAX, false)] {
+        group.take_outputs();
+        let pending = vector(&[seq]);
+        say(&mut group, 1, Message::Sounded { id: UNASKED, pending, hlc: Hlc(0) });
+        let said = told(&group.take_outputs(), link(0));
+        let floor = |message: &Message| matches!(message, Message::Floor { .. });
+        assert_eq!(said.iter().any(floor), is_asked, "{seq}: {said:?}");
+    }
+    // Nor by what the others answer when it resyncs.
+    let said = join(
+        &mut group,
+        at_ms(0),
+        &Shape { writers: 2, form: Form::Vector }.join(0, 2, LastRun::Unknown),
+    );
+    let sound = said.iter().find_map(|message| match message {
+        Message::Sound { id } => Some(*id),
+        _ => None,
+    });
+    let pending = vector(&[(1 << 24) + 2, 1]);
+    say(&mut group, 1, Message::Sounded { id: sound.unwrap(), pending, hlc: Hlc(0) });
+    let said = told(&group.take_outputs(), link(0));
+    let floor = said.iter().find_map(|message| match message {
+        Message::Floor { pending, .. } => Some(pending.clone()),
+        _ => None,
+    });
+    assert_eq!(floor, Some(vector(&[0, 1])));
+}
+
+#[test]
 fn who_is_said_to_be_removed_is_also_after_a_power_loss() {
     let disk = Memory::new();
     let mut group = two(&disk, Form::Vector);
