@@ -34,7 +34,8 @@ impl PlantedBug {
     ];
 
     pub(super) fn covered(self, committed: &CountVector, stamp: &CountVector) -> Option<bool> {
-        let sum = |v: &CountVector| v.entries().map(|(_, seq)| seq.0).sum::<u64>();
+        // A writer that was taken out counts as 2^64 - 1.
+        let sum = |v: &CountVector| v.entries().map(|(_, seq)| u128::from(seq.0)).sum::<u128>();
         match self {
             PlantedBug::AnyEntryCovers => Some(
                 stamp.entries().next().is_none()
