@@ -228,11 +228,12 @@ impl CutTracker {
         let mut limit: Vec<Seq> =
             (0..self.tracks.len()).map(|i| committed.get(WriterId(i as u16))).collect();
         let mut held_back = vec![None; self.tracks.len()];
+        let counts = |track: &Track| !track.removed || planted::is(Bug::RemovedHoldsWatermark);
         let speaks =
             |track: &Track| !track.waiting.is_empty() || !planted::is(Bug::WatermarkIgnoresIdle);
         loop {
             let reached = (0..).map(WriterId).zip(&self.tracks).zip(&limit);
-            let reached = reached.filter(|((_, track), _)| !track.removed && speaks(track));
+            let reached = reached.filter(|((_, track), _)| counts(track) && speaks(track));
             let least = reached.map(|((writer, track), seq)| (writer, track.hlc_at(*seq)));
             let least = least.min_by_key(|(_, hlc)| *hlc).unwrap_or_default();
             let mut fell = false;

@@ -12,6 +12,10 @@ pub enum Bug {
     CutOfEachMaximum,
     /// Breaks rule 1: the watermark does not wait for a writer that has nothing beyond the cut.
     WatermarkIgnoresIdle,
+    /// Breaks rule 8: a writer that was taken out holds the watermark back.
+    RemovedHoldsWatermark,
+    /// Breaks rule 2: a writer that was added is recovered before its disks are whole.
+    NewcomerNotWaitedFor,
     /// Breaks rule 4: goes on taking records of an epoch that has ended.
     OldEpochAccepted,
 }

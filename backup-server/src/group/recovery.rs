@@ -4,6 +4,7 @@ use super::left_out::RecoveryWriter;
 use super::{Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
+use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use crate::view::{DiskKey, Overlay, View};
 use bytes::Bytes;
@@ -181,8 +182,9 @@ impl<S: Storage> Group<S> {
 
     /// Whether a writer's disks are those of a recovered group.
     pub(super) fn is_served(&self, writer: WriterId) -> bool {
+        let is_whole = |copy| copy == CopyState::Whole || planted::is(Bug::NewcomerNotWaitedFor);
         let of = self.journal.state().writer(writer);
-        of.is_some_and(|of| of.standing != Standing::Removed && of.copy == CopyState::Whole)
+        of.is_some_and(|of| of.standing != Standing::Removed && is_whole(of.copy))
     }
 
     fn check_whole(&self) -> Result<(), RecoverError> {

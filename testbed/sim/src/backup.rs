@@ -10,13 +10,14 @@ use crate::server::{Input, ServerConn};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, VecDeque};
 use tidelock_backup_server::fold::{FoldError, Folded};
-use tidelock_backup_server::group::{Group, GroupOptions, Link, Now, Output};
+use tidelock_backup_server::group::{Group, GroupCreateError, GroupOptions, Link, Now, Output};
 use tidelock_backup_server::journal;
+use tidelock_backup_server::storage::Storage;
 use tidelock_backup_server::storage::memory::{Faults, Memory};
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::message::{Attach, Message, Progress, RefusalKind};
+use tidelock_protocol::message::{Attach, Message, RefusalKind};
 use tidelock_protocol::vector::CountVector;
 
 /// The outcome of a fold.
@@ -46,7 +47,7 @@ pub struct GroupSlot {
     folding: bool,
     /// How often it was opened: a fold belongs to one opening.
     opening: u64,
-    outputs: Vec<Output>,
+    pub(crate) outputs: Vec<Output>,
     /// Its disk is full.
     pub full: bool,
     /// The power is about to fail: from some operation on everything does.
@@ -58,7 +59,7 @@ pub struct GroupSlot {
     /// What was acknowledged.
     pub told_durable: CountVector,
     /// What has arrived without a gap.
-    contiguous: CountVector,
+    pub(crate) contiguous: CountVector,
     /// Since when and how it is recovered.
     pub recovered: Option<Recovered>,
     /// Links of this boot, to know whose they are; `None`: a follower's.
@@ -328,7 +329,7 @@ impl World {
         Ok(())
     }
 
-    fn exists(&self, group: usize) -> bool {
+    pub(crate) fn exists(&self, group: usize) -> bool {
         use tidelock_backup_server::manifest::Manifest;
         matches!(Manifest::read(&self.backup.groups[group].storage), Ok(Some(_)))
     }
@@ -359,8 +360,12 @@ impl World {
         let refusal = match (&slot.group, attach) {
             (Some(_), _) => None,
             (None, Some(attach)) if !exists => {
-                match Group::create(slot.storage.clone(), host, attach, now, options) {
+                let past = self.plan.groups[group].past;
+                let created = create(&slot.storage, host, attach, now, options, past);
+                slot.storage.set_faults(slot.faults());
+                match created {
                     Ok(created) => {
+                        slot.contiguous = created.state().journaled();
                         slot.group = Some(created);
                         None
                     }
@@ -444,104 +449,6 @@ impl World {
                     self.link_turn(host)?;
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Sends what the group says, past the checkers.
-    pub fn send_outputs(&mut self, group: usize) -> Checked {
-        for output in std::mem::take(&mut self.backup.groups[group].outputs) {
-            match output {
-                Output::Send(link, message) => {
-                    self.check_told(group, link, &message)?;
-                    note!(
-                        self,
-                        "group {group} to {}.{}: {}",
-                        link.connection.0,
-                        link.channel,
-                        brief(&message)
-                    );
-                    self.tell(link.connection.0, link.channel, &message);
-                }
-                Output::Refuse(link, kind, reason) => {
-                    note!(
-                        self,
-                        "group {group} refuses {}.{}: {kind:?}",
-                        link.connection.0,
-                        link.channel
-                    );
-                    self.tell(link.connection.0, link.channel, &Message::Refused { kind, reason });
-                    if kind == RefusalKind::Invalid {
-                        // The stream is damaged: a connection made anew repeats it.
-                        let conn = link.connection.0;
-                        let mangled = self.net.conns.get(&conn).is_none_or(|c| c.mangled);
-                        check(mangled, Checker::Stream, || "a host sends nonsense".to_owned())?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Rules 3 and 4, on everything that is told to a host.
-    fn check_told(&mut self, group: usize, link: Link, message: &Message) -> Checked {
-        let slot = &mut self.backup.groups[group];
-        let Some(writer) = slot.writers.get(&link).copied() else {
-            return fail(Checker::Stream, format!("{message:?} to nobody"));
-        };
-        let (durable, committed, watermark) = match message {
-            Message::Committed { durable, committed } => (*durable, committed, Hlc(0)),
-            Message::Attached(attached) => (attached.durable, &attached.committed, Hlc(0)),
-            Message::Progress(progress) => parts_of(progress),
-            Message::Followed(followed) => parts_of(&followed.progress),
-            Message::Lease { .. } => {
-                return check(slot.recovered.is_none(), Checker::OneEpoch, || {
-                    format!("group {group} renews a lease after its recovery")
-                });
-            }
-            _ => return Ok(()),
-        };
-        check(slot.recovered.is_none(), Checker::OneEpoch, || {
-            format!("group {group} tells {message:?} to the old primary after its recovery")
-        })?;
-        if let Some(writer) = writer {
-            let arrived = slot.contiguous.get(writer);
-            check(durable <= arrived, Checker::AckContiguous, || {
-                format!("group {group} acknowledges {durable}, without a gap is only {arrived}")
-            })?;
-            slot.told_durable.raise(writer, durable);
-        }
-        check(slot.contiguous.covers(committed), Checker::AckContiguous, || {
-            format!("group {group} calls {committed} committed, of {}", slot.contiguous)
-        })?;
-        slot.told.merge(committed);
-        slot.told_watermark = slot.told_watermark.max(watermark);
-        self.check_watermark(group)?;
-        if self.rng.chance(1, self.plan.probe_one_in) {
-            self.probe(group)?;
-        }
-        if self.rng.chance(1, self.plan.probe_one_in) {
-            self.check_pin(group)?;
-        }
-        Ok(())
-    }
-
-    /// What packets wait for in the HLC form: every record up to the watermark is in the cut.
-    fn check_watermark(&mut self, group: usize) -> Checked {
-        if !self.is_recoverable(group) {
-            return Ok(());
-        }
-        let slot = &self.backup.groups[group];
-        let (told, watermark) = (slot.told.clone(), slot.told_watermark);
-        for vm in &self.plan.groups[group].vms {
-            let committed = told.get(WriterId(self.plan.vms[*vm].writer));
-            let outside = self.vms[*vm].oracle.outside_of(committed, watermark);
-            check(outside.is_none(), Checker::Watermark, || {
-                let (point, hlc) = outside.expect("just seen");
-                format!(
-                    "the watermark is {watermark}, {point:?} of vm {vm} at {hlc} is not in {told}"
-                )
-            })?;
         }
         Ok(())
     }
@@ -648,19 +555,31 @@ impl GroupSlot {
     }
 }
 
-fn parts_of(progress: &Progress) -> (Seq, &CountVector, Hlc) {
-    (progress.durable, &progress.committed, progress.watermark)
-}
-
-fn brief(message: &Message) -> String {
-    match message {
-        Message::Attached(a) => format!("attached {} C {} {:?}", a.durable, a.committed, a.copy),
-        Message::Committed { durable, committed } => format!("durable {durable} C {committed}"),
-        Message::Progress(p) => {
-            let Progress { durable, committed, watermark, frontier } = p;
-            format!("durable {durable} C {committed} watermark {watermark} of {frontier}")
-        }
-        Message::Refused { kind, .. } => format!("refused {kind:?}"),
-        other => format!("{other:?}"),
+/// A new group, whose writers have written up to `past` before it began.
+fn create(
+    storage: &Memory,
+    host: &str,
+    attach: &Attach,
+    now: Now,
+    options: GroupOptions,
+    past: Seq,
+) -> Result<Group<Memory>, GroupCreateError> {
+    let created = Group::create(storage.clone(), host, attach, now, options.clone())?;
+    if past == Seq::ZERO {
+        return Ok(created);
     }
+    let mut state = created.state().clone();
+    drop(created);
+    for writer in &mut state.writers {
+        (writer.seq, writer.committed) = (past, past);
+    }
+    // Nothing of this happens in the field, so nothing goes wrong with it.
+    storage.set_faults(Faults::default());
+    for segment in storage.list("journal").expect("in memory") {
+        storage.remove(&format!("journal/{segment}")).expect("in memory");
+    }
+    let journal = journal::Journal::create(storage.clone(), "journal", state, options.journal);
+    drop(journal.expect("in memory"));
+    let opened = Group::open(storage.clone(), now, options).expect("in memory");
+    Ok(opened.expect("just made").0)
 }

@@ -61,6 +61,41 @@ pub enum Checker {
 }
 
 impl Checker {
+    /// All of them.
+    pub const ALL: [Checker; 25] = [
+        Checker::PublishBeforeComplete,
+        Checker::OutputCommit,
+        Checker::ToldRows,
+        Checker::Prefix,
+        Checker::Closed,
+        Checker::Overlap,
+        Checker::CopyIsCurrent,
+        Checker::AckContiguous,
+        Checker::AckDurable,
+        Checker::OneEpoch,
+        Checker::Lease,
+        Checker::Fence,
+        Checker::SyncWaits,
+        Checker::Tag,
+        Checker::Outsider,
+        Checker::Watermark,
+        Checker::HlcGrows,
+        Checker::ReadOwnWrites,
+        Checker::ComesBack,
+        Checker::NoFalseSync,
+        Checker::SitesEqual,
+        Checker::OpensAgain,
+        Checker::Bounded,
+        Checker::Stream,
+        Checker::Panic,
+    ];
+
+    /// The one of this name.
+    #[must_use]
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|checker| checker.name() == name)
+    }
+
     /// Its name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {

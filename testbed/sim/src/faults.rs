@@ -1,5 +1,6 @@
 //! What goes wrong, and how it ends.
 
+use crate::change::Change;
 use crate::failure::Checked;
 use crate::host::ToOwner;
 use crate::net::{ConnId, Path};
@@ -39,6 +40,10 @@ pub enum Later {
     DisksHeal { vm: usize },
     /// The backup's disk is quick again.
     BackupFast,
+    /// A group is changed: its daemons have had time to end.
+    Change { group: usize, change: Change },
+    /// A new member boots as soon as everybody knows it.
+    NewcomerBoots { vm: usize },
 }
 
 impl World {
@@ -81,7 +86,7 @@ impl World {
             }
             Fault::StopDaemon => self.stop_daemon(host),
             Fault::KillGuest => {
-                if self.vms[vm].guest.alive {
+                if self.vms[vm].guest.alive && self.plan.is_member(vm) {
                     self.kill_guest(vm);
                     let after = self.draw_reboot_ns();
                     self.later(Later::GuestBoots { vm }, after);
@@ -129,11 +134,12 @@ impl World {
                 self.plan.hosts[host].wall_offset_ms += step;
             }
             Fault::Disaster => self.disaster(group),
+            Fault::Change => self.begin_change(group),
         }
         Ok(())
     }
 
-    fn later(&mut self, what: Later, after_ns: u64) {
+    pub(crate) fn later(&mut self, what: Later, after_ns: u64) {
         self.schedule.after(after_ns, Event::After(what));
     }
 
@@ -160,7 +166,7 @@ impl World {
         self.later(Later::PathHeals { host }, span_ns);
     }
 
-    fn stop_daemon(&mut self, host: usize) {
+    pub(crate) fn stop_daemon(&mut self, host: usize) {
         let Some(daemon) = &self.hosts[host].daemon else { return };
         let run = daemon.run;
         for vm in self.vms_of(host) {
@@ -276,9 +282,7 @@ impl World {
                 }
             }
             Later::GuestBoots { vm } => {
-                if !self.vms[vm].guest.alive && self.hosts[self.plan.vms[vm].host].power {
-                    self.boot_guest(vm)?;
-                }
+                self.boot_if_off(vm)?;
             }
             Later::PowerOn { host } => return self.power_on(host),
             Later::BackupDies { run } => {
@@ -305,6 +309,13 @@ impl World {
                 self.vms[vm].errors_one_in = 0;
             }
             Later::BackupFast => self.backup.slow_factor = 1,
+            Later::Change { group, change } => return self.change(group, change),
+            Later::NewcomerBoots { vm } => {
+                self.boot_if_off(vm)?;
+                if !self.vms[vm].guest.alive && self.plan.is_member(vm) {
+                    self.later(Later::NewcomerBoots { vm }, 100 * MS);
+                }
+            }
         }
         Ok(())
     }
@@ -322,11 +333,15 @@ impl World {
         self.hosts[host].power = true;
         self.start_daemon(host)?;
         for vm in self.vms_of(host) {
-            if !self.vms[vm].guest.alive {
-                self.boot_guest(vm)?;
-            }
+            self.boot_if_off(vm)?;
         }
         Ok(())
+    }
+
+    fn boot_if_off(&mut self, vm: usize) -> Checked {
+        let has_power = self.hosts[self.plan.vms[vm].host].power;
+        let may_run = has_power && self.plan.is_member(vm) && self.is_known_to_all(vm);
+        if self.vms[vm].guest.alive || !may_run { Ok(()) } else { self.boot_guest(vm) }
     }
 
     /// A group that has lost a host for good moves to the backup site as a whole: the operator
@@ -335,7 +350,9 @@ impl World {
         loop {
             let half_lost = (0..self.vms.len()).find(|vm| {
                 let host = self.plan.vms[*vm].host;
-                !self.hosts[host].lost && self.is_lost(self.plan.vms[*vm].group)
+                self.plan.is_member(*vm)
+                    && !self.hosts[host].lost
+                    && self.is_lost(self.plan.vms[*vm].group)
             });
             let Some(vm) = half_lost else { return };
             let host = self.plan.vms[vm].host;
@@ -375,9 +392,7 @@ impl World {
             self.start_daemon(host)?;
         }
         for vm in 0..self.vms.len() {
-            if !self.vms[vm].guest.alive && self.hosts[self.plan.vms[vm].host].power {
-                self.boot_guest(vm)?;
-            }
+            self.boot_if_off(vm)?;
         }
         for group in 0..self.plan.groups.len() {
             if self.is_lost(group) && self.backup.groups[group].recovered.is_none() {

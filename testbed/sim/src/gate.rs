@@ -249,9 +249,24 @@ impl World {
     #[must_use]
     pub fn is_recoverable(&self, group: usize) -> bool {
         let told = &self.backup.groups[group].told;
-        self.plan.groups[group].vms.iter().all(|vm| {
-            let writer = WriterId(self.plan.vms[*vm].writer);
-            self.vms[*vm].oracle.is_whole_at(told.get(writer))
-        })
+        self.plan.groups[group]
+            .writers()
+            .all(|vm| self.plan.vms[vm].joins || self.is_whole(vm, told))
+    }
+
+    /// Whether a writer's disks are whole at this cut.
+    #[must_use]
+    pub fn is_whole(&self, vm: usize, cut: &CountVector) -> bool {
+        self.vms[vm].oracle.is_whole_at(cut.get(WriterId(self.plan.vms[vm].writer)))
+    }
+
+    /// Whether a recovery at this cut may be without this writer: it was taken out, or it has come
+    /// later and is not whole yet.
+    #[must_use]
+    pub fn is_left_out(&self, vm: usize, cut: &CountVector) -> bool {
+        let plan = &self.plan.vms[vm];
+        let group = &self.plan.groups[plan.group];
+        let removed = group.removed.contains(&vm) || group.leaving.contains(&vm);
+        removed || plan.joins && !self.is_whole(vm, cut)
     }
 }

@@ -9,7 +9,7 @@ use crate::local::LocalOp;
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
-use crate::world::{Event, Run, World, note};
+use crate::world::{Event, Kernel, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use tidelock_daemon::copy_job::Bounds;
@@ -87,15 +87,17 @@ impl std::fmt::Debug for Daemon {
 }
 
 impl World {
-    /// The VMs of a host.
+    /// The members on a host.
     #[must_use]
     pub fn vms_of(&self, host: usize) -> Vec<usize> {
-        (0..self.vms.len()).filter(|vm| self.plan.vms[*vm].host == host).collect()
+        let here = |vm: &usize| self.plan.vms[*vm].host == host && self.plan.is_member(*vm);
+        (0..self.vms.len()).filter(here).collect()
     }
 
     /// A daemon starts. Guests that live ask again what was not answered.
     pub fn start_daemon(&mut self, host: usize) -> Checked {
-        if !self.hosts[host].power || self.hosts[host].lost || self.hosts[host].daemon.is_some() {
+        let of = &self.hosts[host];
+        if !of.power || of.lost || of.changes || of.daemon.is_some() {
             return Ok(());
         }
         let run = self.new_run();
@@ -164,7 +166,11 @@ impl World {
         if !several {
             self.vms[vm].pending = Arc::new(Pending::new());
         }
-        self.vms[vm].kernel = several.then(|| gate.clone());
+        self.vms[vm].kernel = several.then(|| Kernel {
+            gate: gate.clone(),
+            codec: self.plan.codec(plan.group),
+            peers: self.plan.groups[plan.group].members().collect(),
+        });
         let plan = &self.plan.vms[vm];
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);

@@ -16,10 +16,10 @@
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
-//! | [`host`], [`owner`], [`local`], [`link`], [`gate`] | the daemon |
-//! | [`backup`], [`server`] | the backup server |
+//! | [`host`], [`owner`], [`sequencing`], [`local`], [`link`], [`gate`] | the daemon |
+//! | [`backup`], [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`net`], [`lan`] | what is simulated |
-//! | [`faults`] | what goes wrong |
+//! | [`faults`], [`change`] | what goes wrong, and what the operator does |
 //! | [`oracle`], [`probe`], [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
 //! | [`run`] | one seed from beginning to end |
@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backup;
+pub mod change;
 pub mod disk;
 pub mod failure;
 pub mod faults;
@@ -45,7 +46,9 @@ pub mod rng;
 pub mod run;
 pub mod scenario;
 pub mod schedule;
+pub mod sequencing;
 pub mod server;
+pub mod told;
 pub mod trace;
 pub mod world;
 

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Instant;
+use tidelock_sim::failure::Checker;
 use tidelock_sim::plant::{PLANTS, Plant};
 use tidelock_sim::world::Counts;
 use tidelock_sim::{Options, Outcome, run};
@@ -33,6 +34,9 @@ struct Args {
     /// Plants a bug, to see it caught; "list" names them all.
     #[arg(long)]
     plant: Option<String>,
+    /// Lets one checker look away, to see whether those behind it notice a planted bug, too.
+    #[arg(long, value_name = "CHECKER", value_parser = checker)]
+    without: Option<Checker>,
     /// Replays one seed and prints its whole trace.
     #[arg(long, value_name = "SEED")]
     trace: Option<u64>,
@@ -42,6 +46,11 @@ struct Args {
     /// Prints the result as one JSON document.
     #[arg(long)]
     json: bool,
+}
+
+fn checker(name: &str) -> Result<Checker, String> {
+    let names = || Checker::ALL.map(Checker::name).join(", ");
+    Checker::of(name).ok_or_else(|| format!("the checkers are {}", names()))
 }
 
 thread_local! {
@@ -68,7 +77,7 @@ fn main() -> ExitCode {
         steps: args.steps,
         plant,
         live_trace: args.trace.is_some(),
-        ..Options::default()
+        without: args.without,
     };
     report_panics(options);
     if let Some(seed) = args.trace {
@@ -109,6 +118,9 @@ fn replay(seed: u64, options: &Options) -> String {
     }
     if let Some(plant) = options.plant {
         command += &format!(" --plant {}", plant.name());
+    }
+    if let Some(without) = options.without {
+        command += &format!(" --without {without}");
     }
     command
 }
@@ -186,6 +198,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.recoveries += one.recoveries;
     sum.copies += one.copies;
     sum.clean_starts += one.clean_starts;
+    sum.changes += one.changes;
 }
 
 fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
@@ -201,7 +214,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} faults, \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} faults, {} members or disks changed, \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries, {} rehearsed ones and {} pinned views compared byte by byte",
         failed.len(),
         done.seeds,
@@ -212,6 +225,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.untagged,
         c.idles,
         c.faults,
+        c.changes,
         c.daemon_runs,
         c.clean_starts,
         c.copies,

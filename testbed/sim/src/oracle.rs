@@ -103,6 +103,12 @@ impl WriterOracle {
         }
     }
 
+    /// The writer has a past, of which nothing is left but its last seq.
+    #[must_use]
+    pub fn after(self, past: Seq) -> Self {
+        Self { newest_seq: past, last_effect: past, ..self }
+    }
+
     /// The last run is over: whatever the disks hold now is what the guest reads.
     pub fn disks_hold(&mut self, disks: Vec<Vec<u8>>) {
         self.logical = disks;
@@ -119,6 +125,7 @@ impl WriterOracle {
         self.logical.clone_from(&base);
         self.damaged.clear();
         self.last_effect = self.last_effect.min(base_seq);
+        self.newest_seq = self.newest_seq.max(base_seq);
         self.lives.push(Life { base, base_seq, complete_at: None, log: Vec::new() });
     }
 

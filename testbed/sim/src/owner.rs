@@ -2,13 +2,11 @@
 //! production's loop does with the same messages and completions; what is simulated is the ring,
 //! see [`crate::local`].
 
-use crate::disk::SECTOR_BYTES;
-use crate::failure::{Checked, Checker, check, fail};
+use crate::failure::{Checked, Checker, check};
 use crate::gate::{MemberGate, SimGate};
 use crate::guest::{Ask, Known, Packet};
 use crate::host::ToOwner;
 use crate::local::LocalOp;
-use crate::oracle::Point;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::{MS, US};
 use crate::world::{Event, Run, World, note};
@@ -22,12 +20,12 @@ use tidelock_daemon::owner::Phase;
 use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::idling::Idling;
 use tidelock_daemon::owner::replication::{self, Clocks};
-use tidelock_daemon::sequencer::{Action, DiskError, Extent, OpId, RequestId, Sequencer};
+use tidelock_daemon::sequencer::{Extent, OpId, RequestId, Sequencer};
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Form, Mode};
+use tidelock_protocol::message::{CopyState, Form};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
@@ -475,138 +473,6 @@ impl World {
             && !state.oracle.is_in_sync_at(durable, told);
         check(!false_sync, Checker::NoFalseSync, || {
             format!("vm {vm} says that it replicates, committed is only {told}")
-        })
-    }
-
-    fn act(&mut self, vm: usize) -> Checked {
-        loop {
-            let run = self.vms[vm].run.as_mut().expect("runs");
-            let Some(action) = run.sequencer.poll_action() else { return Ok(()) };
-            match action {
-                Action::Publish(seq, hlc) => {
-                    run.pending.publish_at(WriterId(self.plan.vms[vm].writer), seq, hlc);
-                }
-                Action::Send(record) => self.admit(vm, record)?,
-                Action::SendInOrder(message) => {
-                    self.hand_over(vm);
-                    self.tell_link(vm, ToLink::InOrder(message));
-                }
-                Action::Write { op, extent, effect, fua } => {
-                    let data = match effect {
-                        Effect::Write(payload) => payload.data().to_vec(),
-                        _ => vec![0; extent.len_bytes as usize],
-                    };
-                    let aligned = extent.offset.is_multiple_of(SECTOR_BYTES)
-                        && extent.len_bytes.is_multiple_of(SECTOR_BYTES);
-                    let local = if aligned {
-                        LocalOp::Write { extent, data, fua }
-                    } else {
-                        LocalOp::Patch { extent, data, fua }
-                    };
-                    self.start_write(vm, op, extent, local)?;
-                }
-                Action::Read { op, extent } => self.start_read(vm, op, extent)?,
-                Action::Complete(request, result) => self.complete(vm, request, result)?,
-                Action::Copied { extent, outcome } => run.copying.copied(extent, outcome),
-                Action::Suspect(extent) => {
-                    run.copying.suspect(extent);
-                    note!(self, "vm {vm}: {extent:?} may differ");
-                }
-            }
-        }
-    }
-
-    /// A record is admitted: the oracle writes it down.
-    fn admit(&mut self, vm: usize, record: Record) -> Checked {
-        let state = &mut self.vms[vm];
-        let extent = Extent {
-            disk: record.disk,
-            offset: record.offset,
-            len_bytes: record.len_bytes().into(),
-        };
-        let run = state.run.as_mut().expect("runs");
-        state.oracle.admitted(&record)?;
-        if record.effect == Effect::Idle {
-            self.counts.idles += 1;
-        } else if record.copy {
-            let disk = state.disks[usize::from(record.disk.0)].live();
-            let live = &disk[extent.offset as usize..extent.end() as usize];
-            state.oracle.copied(&record, live)?;
-            for submitted in run.submitted.values_mut() {
-                if submitted.failed && submitted.extent == extent {
-                    submitted.repair = Some(record.seq);
-                }
-            }
-        } else {
-            let data = record.payload().map(|p| p.data().as_ptr());
-            let mut open = run.submitted.values_mut().filter(|s| s.seq.is_none());
-            let Some(submitted) = open.find(|s| s.extent == extent && s.data == data) else {
-                return fail(Checker::Prefix, format!("record {} of no request", record.seq));
-            };
-            submitted.seq = Some(record.seq);
-            state.oracle.wrote(&record, submitted.known.clone());
-            let point = Point { life: state.oracle.life(), seq: record.seq };
-            state.guest.stores(self.plan.vms[vm].writer, point, &submitted.known);
-            let cost = record.payload().map_or(0, |p| p.data().len() as u64)
-                + tidelock_daemon::sequencer::RECORD_OVERHEAD_BYTES;
-            run.unacked.push_back((record.seq, cost));
-        }
-        let what = match record.effect {
-            Effect::Idle => "idles",
-            _ if record.copy => "copies",
-            _ => "writes",
-        };
-        let (seq, hlc, deps) = (record.seq, record.hlc, record.deps.clone());
-        run.admitted.push(record);
-        note!(self, "vm {vm} {what} seq {seq} {extent:?} deps {deps} at {hlc}");
-        Ok(())
-    }
-
-    /// The sequencer completes a guest's request.
-    fn complete(&mut self, vm: usize, id: RequestId, result: Result<(), DiskError>) -> Checked {
-        let group = self.plan.vms[vm].group;
-        let writer = WriterId(self.plan.vms[vm].writer);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let Some(submitted) = run.submitted.remove(&id) else {
-            return fail(Checker::Stream, format!("vm {vm}: {id:?} is completed twice"));
-        };
-        let seq = submitted.repair.max(submitted.seq).unwrap_or_default();
-        // Rule 1: before, not after.
-        let published = run.pending.read().get(writer);
-        check(published >= seq, Checker::PublishBeforeComplete, || {
-            format!("vm {vm}: write {seq} is completed, P says {published}")
-        })?;
-        if run.sequencer.mode() == Mode::Sync && result.is_ok() {
-            let durable = self.backup.groups[group].told_durable.get(writer);
-            check(seq <= durable, Checker::SyncWaits, || {
-                format!("vm {vm}: write {seq} is completed, the backup has {durable}")
-            })?;
-        }
-        let point = Point { life: self.vms[vm].oracle.life(), seq };
-        self.guest_write_done(vm, id.0, result.is_ok(), point)
-    }
-
-    pub(crate) fn hand_over(&mut self, vm: usize) {
-        let now = self.host_now(self.plan.vms[vm].host);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        if !run.admitted.is_empty() {
-            let records = std::mem::take(&mut run.admitted);
-            self.tell_link(vm, ToLink::Records { records, admitted_at: now });
-        }
-    }
-
-    /// Rule 10, by the checker's own count.
-    fn check_backlog(&mut self, vm: usize) -> Checked {
-        let limit = self.plan.vms[vm].backlog_limit_bytes;
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let durable = run.sequencer.durable();
-        while run.unacked.front().is_some_and(|(seq, _)| *seq <= durable) {
-            run.unacked.pop_front();
-        }
-        let cost: u64 = run.unacked.iter().map(|(_, cost)| cost).sum();
-        check(cost <= limit || run.unacked.len() == 1, Checker::Bounded, || {
-            let count = run.unacked.len();
-            format!("vm {vm}: {count} writes of {cost} bytes in a backlog of {limit}")
         })
     }
 }

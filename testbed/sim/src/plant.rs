@@ -28,10 +28,14 @@ pub enum OnTheWay {
     OutsiderMerged,
     /// A daemon starts its clock anew.
     HlcGoesBack,
+    /// The upper half of a tag's entries is rebuilt next to P, which may know nothing of a writer.
+    RebuiltNextToPending,
+    /// There is no upper half.
+    WrapForgotten,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 18] = [
+pub const PLANTS: [(&str, Plant); 22] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -46,10 +50,14 @@ pub const PLANTS: [(&str, Plant); 18] = [
     ("fence-ignored-in-async", Plant::Gate(release_queue::PlantedBug::FenceIgnoredInAsync)),
     ("cut-of-each-maximum", Plant::Backup(Bug::CutOfEachMaximum)),
     ("watermark-ignores-idle", Plant::Backup(Bug::WatermarkIgnoresIdle)),
+    ("removed-holds-watermark", Plant::Backup(Bug::RemovedHoldsWatermark)),
+    ("newcomer-not-waited-for", Plant::Backup(Bug::NewcomerNotWaitedFor)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
     ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),
     ("hlc-goes-back", Plant::OnTheWay(OnTheWay::HlcGoesBack)),
+    ("rebuilt-next-to-pending", Plant::OnTheWay(OnTheWay::RebuiltNextToPending)),
+    ("wrap-forgotten", Plant::OnTheWay(OnTheWay::WrapForgotten)),
 ];
 
 impl Plant {

@@ -11,7 +11,7 @@ use crate::oracle::Point;
 use crate::schedule::{MS, S};
 use crate::world::{Event, World, note};
 use bytes::Bytes;
-use tidelock_backup_server::group::{Group, GuestEffect, Pin, RecoverError};
+use tidelock_backup_server::group::{Group, GuestEffect, Pin, RecoverError, Recovery};
 use tidelock_backup_server::storage::memory::{Memory, MemoryFile};
 use tidelock_backup_server::view::DiskKey;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
@@ -94,6 +94,7 @@ impl World {
                 let cut: CountVector =
                     entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
                 self.check_cut(group, &cut)?;
+                self.check_served(group, &recovery)?;
                 let told = &self.backup.groups[group].told;
                 check(cut.covers(told), Checker::OutputCommit, || {
                     format!("group {group} would be recovered at {cut}, C was told as {told}")
@@ -101,12 +102,35 @@ impl World {
                 self.check_images(group, &mut copy, &cut).map(drop)
             }
             Err(RecoverError::Initialising { member, copy }) => {
-                check(!self.is_recoverable(group), Checker::Prefix, || {
+                check(!self.is_whole_group(group), Checker::Prefix, || {
                     format!("{member} was whole, and cannot be recovered now: {copy}")
                 })
             }
             Err(error) => fail(Checker::OpensAgain, format!("a rehearsed recovery: {error}")),
         }
+    }
+
+    /// Whether every writer is whole, also those that have come later: a group that could not be
+    /// recovered when they did cannot be without them.
+    fn is_whole_group(&self, group: usize) -> bool {
+        let told = &self.backup.groups[group].told;
+        self.plan.groups[group].writers().all(|vm| self.is_whole(vm, told))
+    }
+
+    /// A recovery is without a writer only if that was taken out or was never whole, and never with
+    /// one that is not.
+    fn check_served(&self, group: usize, recovery: &Recovery) -> Checked {
+        let told = &self.backup.groups[group].told;
+        for (vm, of) in self.plan.groups[group].vms.iter().zip(&recovery.writers) {
+            let cut = CountVector::of(WriterId(self.plan.vms[*vm].writer), of.recovered);
+            let rightly = if of.is_recovered {
+                self.is_whole(*vm, &cut)
+            } else {
+                self.is_left_out(*vm, told)
+            };
+            check(rightly, Checker::Prefix, || format!("vm {vm} is recovered: {of:?}"))?;
+        }
+        Ok(())
     }
 
     /// Rules 2 and 5: a view at the cut, while everything goes on, is a prefix, too.
@@ -129,14 +153,18 @@ impl World {
     fn check_pinned(&mut self, group: usize, pin: &Pin<MemoryFile>) -> Checked {
         self.counts.pins += 1;
         self.check_closed(group, &pin.cut)?;
-        let mut views = pin.disks.iter();
         for vm in self.plan.groups[group].vms.clone() {
+            if self.is_left_out(vm, &pin.cut) {
+                continue;
+            }
             let writer = WriterId(self.plan.vms[vm].writer);
             let expected = self.vms[vm].oracle.state_at(pin.cut.get(writer))?;
             let mut found = Vec::new();
-            for image in &expected {
+            for (nth, image) in expected.iter().enumerate() {
                 let mut content = vec![0; image.len()];
-                let (_, view) = views.next().expect("a view of each disk");
+                let name = format!("{}.d{nth}", self.plan.vms[vm].name);
+                let view = pin.disks.iter().find(|(disk, _)| *disk == name);
+                let (_, view) = view.expect("a view of each disk");
                 if let Err(error) = view.read(0, &mut content) {
                     return fail(Checker::Prefix, format!("a pinned disk of vm {vm}: {error}"));
                 }
@@ -200,6 +228,9 @@ impl World {
     ) -> Option<(usize, Point)> {
         let writers = self.plan.groups[group].vms.iter().copied();
         writers.zip(known.iter().copied()).find(|(peer, point)| {
+            if self.is_left_out(*peer, cut) {
+                return false;
+            }
             let have = cut.get(WriterId(self.plan.vms[*peer].writer));
             !self.vms[*peer].oracle.has(*point, have)
         })
@@ -214,6 +245,10 @@ impl World {
     ) -> Checked<Vec<Images>> {
         let mut all = Vec::new();
         for vm in self.plan.groups[group].vms.clone() {
+            if self.is_left_out(vm, cut) {
+                all.push(Vec::new());
+                continue;
+            }
             let writer = WriterId(self.plan.vms[vm].writer);
             let expected = self.vms[vm].oracle.state_at(cut.get(writer))?;
             let found = read_disks(of, writer, &expected)?;
@@ -270,7 +305,7 @@ impl World {
                 Ok(())
             }
             Err(RecoverError::Initialising { .. }) => {
-                check(!self.is_recoverable(group), Checker::Prefix, || {
+                check(!self.is_whole_group(group), Checker::Prefix, || {
                     format!("group {group} was whole, and cannot be recovered")
                 })
             }
@@ -297,6 +332,9 @@ impl World {
             format!("group {group} is recovered at {cut}, committed was {}", slot.told)
         })?;
         let mut of = slot.group.take().expect("has just been recovered");
+        if let Some(recovery) = of.recovery() {
+            self.check_served(group, &recovery)?;
+        }
         let images = self.check_images(group, &mut of, &cut);
         let slot = &mut self.backup.groups[group];
         slot.group = Some(of);
@@ -317,7 +355,12 @@ impl World {
         let now = self.backup_now();
         let vm = *self.rng.pick(&self.plan.groups[group].vms);
         let writer = WriterId(self.plan.vms[vm].writer);
-        let disk = self.rng.index(self.plan.vms[vm].disks.len());
+        let recovered = self.backup.groups[group].recovered.as_ref();
+        let disks = recovered.map_or(0, |of| of.base[usize::from(writer.0)].len());
+        if disks == 0 {
+            return Ok(());
+        }
+        let disk = self.rng.index(disks);
         let size = self.plan.vms[vm].disks[disk].content.len() as u64;
         let offset = self.rng.below(size);
         let len = self.rng.range(1..2000).min(size - offset);
@@ -362,6 +405,9 @@ impl World {
             check(epoch == recovered.epoch, Checker::OneEpoch, || {
                 format!("group {group} is in epoch {epoch} after its recovery")
             })?;
+            if recovered.base[usize::from(writer.0)].is_empty() {
+                continue;
+            }
             let expected = recovered.images(usize::from(writer.0), journaled.get(writer));
             let found = read_disks(of, writer, &expected)?;
             for (nth, (want, have)) in expected.iter().zip(&found).enumerate() {

@@ -175,7 +175,7 @@ impl World {
             if lost {
                 continue;
             }
-            for vm in self.plan.groups[group].vms.clone() {
+            for vm in self.plan.groups[group].writers().collect::<Vec<_>>() {
                 let state = &self.vms[vm];
                 let disks: Vec<_> = state.disks.iter().map(|d| d.live()).collect();
                 if !state.oracle.equals(&disks) {

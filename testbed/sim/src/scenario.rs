@@ -7,8 +7,9 @@ use crate::disk::SECTOR_BYTES;
 use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use std::ops::Range;
-use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
+use tidelock_protocol::tag::{self, Codec};
 
 /// The bytes of one row of the guest's ledger.
 pub const ROW_BYTES: u64 = SECTOR_BYTES;
@@ -37,6 +38,10 @@ pub struct VmPlan {
     pub host: usize,
     /// Its disks. None: it follows.
     pub disks: Vec<DiskPlan>,
+    /// A disk that the operator may add.
+    pub spare: Option<DiskPlan>,
+    /// It comes to its group later, if it does.
+    pub joins: bool,
     /// Rows of the ledger, at the end of disk 0.
     pub rows: u64,
     /// The bound of what is admitted and not durable.
@@ -78,6 +83,12 @@ pub struct GroupPlan {
     pub vms: Vec<usize>,
     /// Its members without disks.
     pub followers: Vec<usize>,
+    /// A VM that may become a member.
+    pub candidate: Option<usize>,
+    /// Writers that were taken out: they keep their places.
+    pub removed: Vec<usize>,
+    /// Writers that the backup was asked to take out: it may be on record before it says so.
+    pub leaving: Vec<usize>,
     /// How its packets are tagged.
     pub form: Form,
     /// The mode at the beginning.
@@ -92,12 +103,20 @@ pub struct GroupPlan {
     pub unfolded_max_bytes: u64,
     /// The size of a journal segment.
     pub segment_bytes: u64,
+    /// The last seq of each of its writers before the beginning: where tags wrap soon, they have a
+    /// long past.
+    pub past: Seq,
 }
 
 impl GroupPlan {
     /// Writers and followers.
     pub fn members(&self) -> impl Iterator<Item = usize> + '_ {
-        self.vms.iter().chain(&self.followers).copied()
+        self.writers().chain(self.followers.iter().copied())
+    }
+
+    /// Writers that were not taken out.
+    pub fn writers(&self) -> impl Iterator<Item = usize> + '_ {
+        self.vms.iter().copied().filter(|vm| !self.removed.contains(vm))
     }
 
     /// Whether packets between members need tags.
@@ -165,10 +184,12 @@ pub enum Fault {
     WallClock,
     /// The primary site is gone, or cut off, and the group is recovered.
     Disaster,
+    /// The operator changes the group's members or disks.
+    Change,
 }
 
 /// All of them.
-pub const FAULTS: [Fault; 19] = [
+pub const FAULTS: [Fault; 20] = [
     Fault::Break,
     Fault::Partition,
     Fault::SlowLink,
@@ -188,6 +209,7 @@ pub const FAULTS: [Fault; 19] = [
     Fault::Mode,
     Fault::WallClock,
     Fault::Disaster,
+    Fault::Change,
 ];
 
 /// One seed's world.
@@ -224,6 +246,30 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// Whether a VM is a member of its group now.
+    #[must_use]
+    pub fn is_member(&self, vm: usize) -> bool {
+        self.groups[self.vms[vm].group].members().any(|member| member == vm)
+    }
+
+    /// How many writers a group may come to have.
+    #[must_use]
+    pub fn writers_max(&self, group: usize) -> usize {
+        self.groups[group].vms.len() + 1
+    }
+
+    /// How packets of a group are tagged, as its configuration is now.
+    #[must_use]
+    pub fn codec(&self, group: usize) -> Codec {
+        let group = &self.groups[group];
+        let form = match group.form {
+            Form::Vector => tag::Form::Vector { writers: group.vms.len() as u16 },
+            Form::Hlc => tag::Form::Hlc,
+        };
+        let writers = group.vms.iter().map(|vm| self.vms[*vm].name.as_str());
+        Codec::new(form, &group.name, writers)
+    }
+
     /// The world of a seed.
     #[must_use]
     pub fn draw(rng: &mut Rng) -> Self {
@@ -255,6 +301,15 @@ impl Scenario {
                 vms.push(draw_vm(rng, group, nth, kind, host));
             }
             let followers = of_group.split_off(writers.into());
+            let candidate = (members > 1 && rng.chance(1, 2)).then(|| {
+                let follows = rng.chance(1, 3);
+                let kind = VmKind { follows, has_peers: true, big: false };
+                let number = if follows { members } else { writers };
+                let host = rng.index(host_count);
+                let name = format!("vm{group}{members}");
+                vms.push(VmPlan { name, joins: true, ..draw_vm(rng, group, number, kind, host) });
+                vms.len() - 1
+            });
             // A lease must outlast the largest record on a slow link: beacons queue behind it.
             let round_ms = 2 * delay_ns / MS + 20;
             let record_ms =
@@ -264,6 +319,9 @@ impl Scenario {
                 name: format!("g{group}"),
                 vms: of_group,
                 followers,
+                candidate,
+                removed: Vec::new(),
+                leaving: Vec::new(),
                 form: *rng.pick(&[Form::Vector, Form::Hlc]),
                 mode: *rng.pick(&[Mode::Pipelined, Mode::Pipelined, Mode::Sync, Mode::Async]),
                 lease_ms,
@@ -271,12 +329,13 @@ impl Scenario {
                 fold_min_bytes: *rng.pick(&[1, 4 << 10, 64 << 10]),
                 unfolded_max_bytes: *rng.pick(&[96 << 10, 512 << 10, 8 << 20]),
                 segment_bytes: *rng.pick(&[2 << 10, 16 << 10, 128 << 10]),
+                past: if rng.chance(1, 3) { Seq((1 << 32) - rng.range(1..200)) } else { Seq::ZERO },
             });
         }
         let mut fault_weights = [0; FAULTS.len()];
         for (weight, fault) in fault_weights.iter_mut().zip(FAULTS) {
             let common = match fault {
-                Fault::Break | Fault::Partition | Fault::Mode => 3,
+                Fault::Break | Fault::Partition | Fault::Mode | Fault::Change => 3,
                 _ => 1,
             };
             let left_out = rng.chance(1, 3);
@@ -344,6 +403,10 @@ fn draw_vm(rng: &mut Rng, group: usize, writer: u16, kind: VmKind, host: usize) 
             draw_disk(rng, sectors * SECTOR_BYTES)
         })
         .collect();
+    let spare = (kind.has_peers && !kind.follows).then(|| {
+        let sectors = rng.range(24..160);
+        draw_disk(rng, sectors * SECTOR_BYTES)
+    });
     let quiet = rng.chance(1, 4);
     let mut weights = [0; 7];
     for (i, weight) in weights.iter_mut().enumerate() {
@@ -365,6 +428,8 @@ fn draw_vm(rng: &mut Rng, group: usize, writer: u16, kind: VmKind, host: usize) 
         writer,
         host,
         disks,
+        spare,
+        joins: false,
         rows,
         backlog_limit_bytes: *rng.pick(&[4 << 10, 16 << 10, 64 << 10, 1 << 20]),
         gate_capacity: *rng.pick(&[8, 64, 4096]),

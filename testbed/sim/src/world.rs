@@ -21,8 +21,9 @@ use tidelock_backup_server::group::Now;
 use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::sequencer::OpId;
 use tidelock_netfilter::gate::Pending;
-use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::ids::{MonoNanos, Seq};
 use tidelock_protocol::message::Mode;
+use tidelock_protocol::tag::Codec;
 
 /// Adds a line to the trace.
 macro_rules! note {
@@ -87,6 +88,17 @@ pub enum Event {
     BackupGuest { group: usize },
 }
 
+/// What kernel programs of one member are given by a daemon. They outlive it.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// The group's state.
+    pub gate: Arc<SimGate>,
+    /// How tags are written.
+    pub codec: Codec,
+    /// Who is a member.
+    pub peers: Vec<usize>,
+}
+
 /// One VM with all that is its own.
 #[derive(Debug)]
 pub struct Vm {
@@ -104,8 +116,8 @@ pub struct Vm {
     pub run: Option<MemberRun>,
     /// P. Where packets are tagged it is in a kernel map, which outlives the daemon.
     pub pending: Arc<Pending>,
-    /// What the kernel programs know of the group's state: of the last daemon's gate.
-    pub kernel: Option<Arc<SimGate>>,
+    /// What the kernel programs know of the group: from the last daemon.
+    pub kernel: Option<Kernel>,
     /// Local requests fail in one of so many cases; 0: never.
     pub errors_one_in: u64,
     /// The local disks are so much slower.
@@ -123,6 +135,8 @@ pub struct Host {
     pub lost: bool,
     /// It is being shut down cleanly.
     pub restarts: bool,
+    /// Its configuration is being changed: no daemon is started.
+    pub changes: bool,
 }
 
 /// Counts, for reports.
@@ -154,6 +168,8 @@ pub struct Counts {
     pub copies: u64,
     /// Runs of daemons that went on after a clean end, with nothing compared.
     pub clean_starts: u64,
+    /// Members and disks that came or went.
+    pub changes: u64,
 }
 
 /// The world.
@@ -201,13 +217,17 @@ impl World {
             .iter()
             .map(|vm| {
                 let contents: Vec<_> = vm.disks.iter().map(|d| d.content.clone()).collect();
-                let writers = plan.groups[vm.group].vms.len();
+                let writers = plan.writers_max(vm.group);
                 Vm {
                     disks: contents.iter().cloned().map(LocalDisk::new).collect(),
                     guest: Guest::new(writers),
                     client: Client::new(writers),
                     state: Arc::default(),
-                    oracle: WriterOracle::new(contents),
+                    oracle: WriterOracle::new(contents).after(if vm.joins {
+                        Seq::ZERO
+                    } else {
+                        plan.groups[vm.group].past
+                    }),
                     run: None,
                     pending: Arc::new(Pending::new()),
                     kernel: None,
@@ -219,11 +239,17 @@ impl World {
         let hosts = plan
             .hosts
             .iter()
-            .map(|_| Host { power: true, daemon: None, lost: false, restarts: false })
+            .map(|_| Host {
+                power: true,
+                daemon: None,
+                lost: false,
+                restarts: false,
+                changes: false,
+            })
             .collect();
         Self {
             net: Net::new(plan.hosts.len()),
-            lan: Lan::new(&plan),
+            lan: Lan::default(),
             backup: Backup::new(&plan),
             modes: plan.groups.iter().map(|g| g.mode).collect(),
             hosts,
@@ -247,7 +273,7 @@ impl World {
         for host in 0..self.hosts.len() {
             self.start_daemon(host)?;
         }
-        for vm in 0..self.vms.len() {
+        for vm in (0..self.vms.len()).filter(|vm| self.plan.is_member(*vm)).collect::<Vec<_>>() {
             self.boot_guest(vm)?;
         }
         for group in 0..self.plan.groups.len() {

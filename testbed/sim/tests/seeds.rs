@@ -1,5 +1,8 @@
 //! The simulator itself: seeds pass, a seed is a run, and every planted bug is caught by name.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use tidelock_sim::failure::Checker;
 use tidelock_sim::plant::{PLANTS, Plant};
 use tidelock_sim::{Options, Outcome, run};
@@ -52,23 +55,65 @@ fn the_same_seed_is_the_same_run() {
     }
 }
 
-/// Plants a bug and returns who caught it first, and with which seed.
-fn caught(plant: Plant, without: Option<Checker>) -> Option<(u64, Checker)> {
-    let options = Options { plant: Some(plant), without, ..Options::default() };
-    (1..=PLANT_SEEDS).find_map(|seed| {
-        let failure = run(seed, &options).failure?;
-        println!("{:<26} seed {seed:>3}: {}: {}", plant.name(), failure.checker, failure.what);
-        Some((seed, failure.checker))
-    })
+/// A bug, who looks away, and a seed that is known to catch it: it is tried first. When production
+/// or the simulator changes, the others are.
+type Hunt = (&'static str, Option<Checker>, u64);
+
+/// Plants each bug and returns who caught it first.
+fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
+    let caught = |&(name, without, known): &Hunt| {
+        let plant = Plant::of(name).unwrap_or_else(|| panic!("{name} is not listed"));
+        let options = Options { plant: Some(plant), without, ..Options::default() };
+        let failure = std::iter::once(known).chain(1..=PLANT_SEEDS).find_map(|seed| {
+            let failure = run(seed, &options).failure?;
+            let blind = without.map(|w| format!("without {w}")).unwrap_or_default();
+            println!("{name:<26} {blind} seed {seed}: {}: {}", failure.checker, failure.what);
+            Some(failure)
+        });
+        failure.unwrap_or_else(|| panic!("{name} was not caught within {PLANT_SEEDS} seeds"))
+    };
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some((nth, hunt)) = {
+                    let nth = next.fetch_add(1, SeqCst);
+                    hunts.get(nth).map(|hunt| (nth, hunt))
+                } {
+                    let checker = caught(hunt).checker;
+                    found.lock().expect("no panic while held").insert(nth, checker);
+                }
+            });
+        }
+    });
+    found.into_inner().expect("no panic while held").into_values().collect()
+}
+
+/// The first seed that catches a bug.
+fn known_seed(name: &str) -> u64 {
+    match name {
+        "cut-of-each-maximum"
+        | "merge-forgotten"
+        | "strip-before-merge"
+        | "rebuilt-next-to-pending"
+        | "wrap-forgotten" => 2,
+        "unbounded-backlog" | "one-too-early" => 3,
+        "ack-over-gap" | "any-entry-covers" | "first-entry-only" | "outsider-merged"
+        | "hlc-goes-back" => 5,
+        "old-epoch-accepted" | "sum-covers" | "fence-ignored-in-async" => 6,
+        "watermark-ignores-idle" => 7,
+        "newcomer-not-waited-for" => 28,
+        "removed-holds-watermark" => 45,
+        _ => 1,
+    }
 }
 
 #[test]
 fn every_planted_bug_is_caught() {
-    for (name, plant) in PLANTS {
-        let Some((_, checker)) = caught(plant, None) else {
-            panic!("{name} was not caught within {PLANT_SEEDS} seeds");
-        };
-        let expected: &[Checker] = match name {
+    let hunts = PLANTS.map(|(name, _)| (name, None, known_seed(name)));
+    for ((name, ..), checker) in hunts.iter().zip(hunt(&hunts)) {
+        let expected: &[Checker] = match *name {
             "ack-before-durable" => &[Checker::AckDurable],
             "ack-over-gap" => &[Checker::AckContiguous],
             "old-epoch-accepted" => &[Checker::OneEpoch],
@@ -82,10 +127,13 @@ fn every_planted_bug_is_caught() {
             "fence-ignored-in-async" => &[Checker::Fence],
             "merge-forgotten" | "strip-before-merge" => &[Checker::OutputCommit, Checker::Closed],
             "outsider-merged" => &[Checker::Outsider],
+            "rebuilt-next-to-pending" | "wrap-forgotten" => &[Checker::Tag],
             "cut-of-each-maximum" | "watermark-ignores-idle" => {
                 &[Checker::OutputCommit, Checker::Closed, Checker::Watermark]
             }
             "hlc-goes-back" => &[Checker::HlcGrows],
+            "removed-holds-watermark" => &[Checker::ComesBack],
+            "newcomer-not-waited-for" => &[Checker::Prefix],
             _ => panic!("{name}: say here who must catch it"),
         };
         assert!(expected.contains(&checker), "{name} was caught by {checker}");
@@ -96,15 +144,17 @@ fn every_planted_bug_is_caught() {
 /// compare what a client knows, or what the disks hold, must notice as well.
 #[test]
 fn the_checkers_behind_the_first_one_bite_too() {
-    for (name, blind, behind) in [
+    let hunts: [(&str, Checker, u64, &[Checker]); 10] = [
         (
             "publish-after-completion",
             Checker::PublishBeforeComplete,
-            &[Checker::OutputCommit, Checker::ToldRows][..],
+            1,
+            &[Checker::OutputCommit, Checker::ToldRows],
         ),
         (
             "overlap-not-ordered",
             Checker::Overlap,
+            1,
             &[
                 Checker::ReadOwnWrites,
                 Checker::SitesEqual,
@@ -116,6 +166,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "ack-before-durable",
             Checker::AckDurable,
+            1,
             &[
                 Checker::OutputCommit,
                 Checker::ToldRows,
@@ -127,18 +178,37 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "ack-over-gap",
             Checker::AckContiguous,
+            5,
             &[Checker::Prefix, Checker::ToldRows, Checker::SitesEqual, Checker::OpensAgain],
         ),
-        ("lease-ignored", Checker::Lease, &[Checker::Fence, Checker::OutputCommit]),
-        ("one-too-early", Checker::OutputCommit, &[Checker::ToldRows]),
-        ("merge-forgotten", Checker::OutputCommit, &[Checker::Closed]),
-        ("watermark-ignores-idle", Checker::Watermark, &[Checker::OutputCommit, Checker::Closed]),
-        ("outsider-merged", Checker::Outsider, &[Checker::ComesBack, Checker::Watermark]),
-    ] {
-        let plant = Plant::of(name).expect("it is listed");
-        let Some((_, checker)) = caught(plant, Some(blind)) else {
-            panic!("{name} without {blind} was not caught within {PLANT_SEEDS} seeds");
-        };
+        ("lease-ignored", Checker::Lease, 3, &[Checker::Fence, Checker::OutputCommit]),
+        ("one-too-early", Checker::OutputCommit, 4, &[Checker::ToldRows]),
+        ("merge-forgotten", Checker::OutputCommit, 2, &[Checker::Closed]),
+        (
+            "watermark-ignores-idle",
+            Checker::Watermark,
+            19,
+            &[Checker::OutputCommit, Checker::Closed],
+        ),
+        ("outsider-merged", Checker::Outsider, 1, &[Checker::ComesBack, Checker::Watermark]),
+        // Rare: a new run's times follow P, which outlives the daemon in the kernel's map, and which an
+        // attachment after an unclean stop sets past all that the backup has. Left are hosts that
+        // were shut down cleanly and came back with a clock behind the times that they had heard.
+        (
+            "hlc-goes-back",
+            Checker::HlcGrows,
+            419,
+            &[
+                Checker::Stream,
+                Checker::Outsider,
+                Checker::OutputCommit,
+                Checker::Closed,
+                Checker::Watermark,
+            ],
+        ),
+    ];
+    let found = hunt(&hunts.map(|(name, blind, known, _)| (name, Some(blind), known)));
+    for ((name, blind, _, behind), checker) in hunts.iter().zip(found) {
         assert!(behind.contains(&checker), "{name} without {blind} was caught by {checker}");
     }
 }

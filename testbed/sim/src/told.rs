@@ -1,0 +1,132 @@
+//! What the backup tells hosts, past the checkers of rules 3 and 4, and of the watermark.
+
+use crate::failure::{Checked, Checker, check, fail};
+use crate::world::{World, note};
+use tidelock_backup_server::group::{Link, Output};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::message::{Message, Progress, RefusalKind};
+use tidelock_protocol::vector::CountVector;
+
+impl World {
+    /// Sends what the group says, past the checkers.
+    pub fn send_outputs(&mut self, group: usize) -> Checked {
+        for output in std::mem::take(&mut self.backup.groups[group].outputs) {
+            match output {
+                Output::Send(link, message) => {
+                    self.check_told(group, link, &message)?;
+                    note!(
+                        self,
+                        "group {group} to {}.{}: {}",
+                        link.connection.0,
+                        link.channel,
+                        brief(&message)
+                    );
+                    self.tell(link.connection.0, link.channel, &message);
+                }
+                Output::Refuse(link, kind, reason) => {
+                    note!(
+                        self,
+                        "group {group} refuses {}.{}: {kind:?}",
+                        link.connection.0,
+                        link.channel
+                    );
+                    self.tell(link.connection.0, link.channel, &Message::Refused { kind, reason });
+                    if kind == RefusalKind::Invalid {
+                        // The stream is damaged: a connection made anew repeats it.
+                        let conn = link.connection.0;
+                        let mangled = self.net.conns.get(&conn).is_none_or(|c| c.mangled);
+                        check(mangled, Checker::Stream, || "a host sends nonsense".to_owned())?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rules 3 and 4, on everything that is told to a host.
+    fn check_told(&mut self, group: usize, link: Link, message: &Message) -> Checked {
+        let slot = &mut self.backup.groups[group];
+        let Some(writer) = slot.writers.get(&link).copied() else {
+            return fail(Checker::Stream, format!("{message:?} to nobody"));
+        };
+        let (durable, committed, watermark) = match message {
+            Message::Committed { durable, committed } => (*durable, committed, Hlc(0)),
+            Message::Attached(attached) => (attached.durable, &attached.committed, Hlc(0)),
+            Message::Progress(progress) => parts_of(progress),
+            Message::Followed(followed) => parts_of(&followed.progress),
+            Message::Lease { .. } => {
+                return check(slot.recovered.is_none(), Checker::OneEpoch, || {
+                    format!("group {group} renews a lease after its recovery")
+                });
+            }
+            _ => return Ok(()),
+        };
+        check(slot.recovered.is_none(), Checker::OneEpoch, || {
+            format!("group {group} tells {message:?} to the old primary after its recovery")
+        })?;
+        // Nothing waits for a writer that was taken out.
+        let waited_for = |(_, seq): &(WriterId, Seq)| seq.0 < u64::MAX;
+        let committed: CountVector = committed.entries().filter(waited_for).collect();
+        if let Some(writer) = writer {
+            let arrived = slot.contiguous.get(writer);
+            check(durable <= arrived, Checker::AckContiguous, || {
+                format!("group {group} acknowledges {durable}, without a gap is only {arrived}")
+            })?;
+            slot.told_durable.raise(writer, durable);
+        }
+        check(slot.contiguous.covers(&committed), Checker::AckContiguous, || {
+            format!("group {group} calls {committed} committed, of {}", slot.contiguous)
+        })?;
+        slot.told.merge(&committed);
+        slot.told_watermark = slot.told_watermark.max(watermark);
+        self.check_watermark(group)?;
+        if self.rng.chance(1, self.plan.probe_one_in) {
+            self.probe(group)?;
+        }
+        if self.rng.chance(1, self.plan.probe_one_in) {
+            self.check_pin(group)?;
+        }
+        Ok(())
+    }
+
+    /// What packets wait for in the HLC form: every record up to the watermark is in the cut.
+    fn check_watermark(&mut self, group: usize) -> Checked {
+        if !self.is_recoverable(group) {
+            return Ok(());
+        }
+        let slot = &self.backup.groups[group];
+        let (told, watermark) = (slot.told.clone(), slot.told_watermark);
+        for vm in &self.plan.groups[group].writers().collect::<Vec<_>>() {
+            if self.is_left_out(*vm, &told) {
+                continue;
+            }
+            let committed = told.get(WriterId(self.plan.vms[*vm].writer));
+            let outside = self.vms[*vm].oracle.outside_of(committed, watermark);
+            check(outside.is_none(), Checker::Watermark, || {
+                let (point, hlc) = outside.expect("just seen");
+                format!(
+                    "the watermark is {watermark}, {point:?} of vm {vm} at {hlc} is not in {told}"
+                )
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn parts_of(progress: &Progress) -> (Seq, &CountVector, Hlc) {
+    (progress.durable, &progress.committed, progress.watermark)
+}
+
+fn brief(message: &Message) -> String {
+    match message {
+        Message::Attached(a) => format!("attached {} C {} {:?}", a.durable, a.committed, a.copy),
+        Message::Committed { durable, committed } => format!("durable {durable} C {committed}"),
+        Message::Progress(p) => {
+            let Progress { durable, committed, watermark, frontier } = p;
+            format!("durable {durable} C {committed} watermark {watermark} of {frontier}")
+        }
+        Message::Refused { kind, .. } => format!("refused {kind:?}"),
+        other => format!("{other:?}"),
+    }
+}
