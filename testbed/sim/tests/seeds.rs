@@ -190,7 +190,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
             19,
             &[Checker::OutputCommit, Checker::Closed],
         ),
-        ("outsider-merged", Checker::Outsider, 1, &[Checker::ComesBack, Checker::Watermark]),
+        ("outsider-merged", Checker::Outsider, 5, &[Checker::ComesBack, Checker::Watermark]),
         // Rare: a new run's times follow P, which outlives the daemon in the kernel's map, and which an
         // attachment after an unclean stop sets past all that the backup has. Left are hosts that
         // were shut down cleanly and came back with a clock behind the times that they had heard.
