@@ -13,8 +13,9 @@ use tempfile::NamedTempFile;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Without any acceleration the probe takes a tenth of it.
-const PROBE_MAX: Duration = Duration::from_secs(3);
+/// Even without any acceleration the probe takes a thirtieth of it. A site that takes over is busy,
+/// and a guest that runs without KVM for want of patience is slow for good.
+const PROBE_MAX: Duration = Duration::from_secs(10);
 const SECTOR_BYTES: usize = 512;
 /// QEMU's debug exit device ends with (value written * 2 + 1).
 const EXIT_CODE: i32 = 0x10 * 2 + 1;
@@ -70,13 +71,13 @@ pub async fn choose(qemu: &Path) -> Accelerator {
     if !Path::new("/dev/kvm").exists() {
         return Accelerator { name: "tcg", why: None };
     }
-    match probe(qemu, "kvm", "host").await {
+    match probe(qemu, "kvm", "host", PROBE_MAX).await {
         Ok(()) => Accelerator { name: "kvm", why: None },
         Err(error) => Accelerator { name: "tcg", why: Some(error.to_string()) },
     }
 }
 
-async fn probe(qemu: &Path, accelerator: &str, cpu: &str) -> io::Result<()> {
+async fn probe(qemu: &Path, accelerator: &str, cpu: &str, max: Duration) -> io::Result<()> {
     let mut sector = [0; SECTOR_BYTES];
     sector[..PROBE.len()].copy_from_slice(&PROBE);
     sector[SECTOR_BYTES - 2..].copy_from_slice(&[0x55, 0xaa]);
@@ -90,8 +91,8 @@ async fn probe(qemu: &Path, accelerator: &str, cpu: &str) -> io::Result<()> {
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let Ok(ended) = timeout(PROBE_MAX, ended).await else {
-        let text = format!("a boot sector did not run within {} s", PROBE_MAX.as_secs());
+    let Ok(ended) = timeout(max, ended).await else {
+        let text = format!("a boot sector did not run within {} s", max.as_secs());
         return Err(io::Error::other(text));
     };
     let ended = ended?;
@@ -107,16 +108,19 @@ async fn probe(qemu: &Path, accelerator: &str, cpu: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// Only a guest that hangs takes it.
+    const HANGS: Duration = Duration::from_secs(600);
+
     #[tokio::test]
     async fn the_probe_passes_where_machines_run() {
-        probe(Path::new("qemu-system-x86_64"), "tcg", "max").await.unwrap();
+        probe(Path::new("qemu-system-x86_64"), "tcg", "max", HANGS).await.unwrap();
     }
 
     #[tokio::test]
     async fn an_accelerator_that_does_not_work_is_told_with_the_reason() {
-        let error = probe(Path::new("qemu-system-x86_64"), "hvf", "max").await.unwrap_err();
+        let error = probe(Path::new("qemu-system-x86_64"), "hvf", "max", HANGS).await.unwrap_err();
         assert!(error.to_string().contains("hvf"), "{error}");
-        let error = probe(Path::new("/nowhere/qemu"), "tcg", "max").await.unwrap_err();
+        let error = probe(Path::new("/nowhere/qemu"), "tcg", "max", HANGS).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }
