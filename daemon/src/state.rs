@@ -17,7 +17,8 @@ use tidelock_protocol::message::LastRun;
 
 const FORMAT: u32 = 1;
 /// How far the ceiling of times is put ahead of the wall clock: one write of the file for half of it
-/// while the member writes. So far ahead begins the next run after an unclean stop, at most.
+/// while the member writes. So far ahead, and by what carries add, begins the next run after an unclean
+/// stop, at most.
 pub const CEILING_AHEAD_MS: u64 = 2_000;
 /// How far it is kept ahead of times that have passed the wall clock: for what carries of the
 /// counter may add between two looks, 65,536 records each. Less than a start takes.
@@ -67,7 +68,8 @@ struct Content {
     epoch: Epoch,
     incarnation: Incarnation,
     clean: Option<CleanMark>,
-    /// No time that was given out follows the clock beyond this: the next run begins here.
+    /// No time that was given out follows the clock beyond this: the next run begins
+    /// [`CARRIES_MS`] later.
     #[serde(default)]
     hlc_ceiling_ms: u64,
 }
@@ -120,7 +122,9 @@ impl MemberState {
             // After a clean end the last time itself is known.
             hlc_floor: match clean {
                 Some(_) => Hlc(0),
-                None => Hlc::new(floor_ms, 0),
+                // At the ceiling itself times count on: after an idle spell, or where carries go.
+                None if floor_ms == 0 => Hlc(0),
+                None => Hlc::new(floor_ms + CARRIES_MS, 0),
             },
             hlc_ceiling_ms,
             resume: clean.map(|mark| Resume { epoch, seq: mark.seq, hlc: mark.hlc }),
@@ -256,12 +260,26 @@ mod tests {
         let last = Hlc::new(hour_ms + 1_990, 0);
         assert_eq!(state.keep_ahead_of(last, hour_ms).unwrap(), hour_ms + 2_090);
         // Killed, and the wall clock has gone back by years.
-        let floor = Hlc::new(hour_ms + 2_090, 0);
+        let floor = Hlc::new(hour_ms + 2_190, 0);
         let (state, second) = MemberState::open(path.clone(), 0).unwrap();
         assert_eq!((second.hlc_floor, second.hlc_ceiling_ms), (floor, hour_ms + 2_190));
         state.ended_cleanly(Seq(1), Hlc::new(66_000, 9)).unwrap();
         let (_, third) = MemberState::open(path, 0).unwrap();
         assert_eq!(third.resume.unwrap().hlc, Hlc::new(66_000, 9));
+    }
+
+    /// Nobody has looked since the first of these writes.
+    #[test]
+    fn a_run_that_is_killed_right_after_an_idle_spell_has_none_above_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.json");
+        let (_, opened) = MemberState::open(path.clone(), 50_000_000).unwrap();
+        let mut clock = tidelock_protocol::hlc::HlcClock::after(opened.hlc_floor);
+        clock.set_ceiling(opened.hlc_ceiling_ms);
+        let last = (0..70_000).map(|_| clock.tick(3_600_000)).last().unwrap();
+        assert!(last > Hlc::new(opened.hlc_ceiling_ms, 0), "it counts on where it may not follow");
+        let (_, next) = MemberState::open(path, 3_600_000_000).unwrap();
+        assert!(next.hlc_floor > last);
     }
 
     /// However often the daemon is killed, no run begins further ahead of the wall clock than the
@@ -276,7 +294,8 @@ mod tests {
                 let (state, opened) = MemberState::open(path.clone(), wall_ms * 1000).unwrap();
                 assert!(opened.hlc_floor > greatest || run == 0 || records == 0);
                 let ahead_ms = opened.hlc_floor.physical_ms().saturating_sub(wall_ms);
-                assert!(ahead_ms <= CEILING_AHEAD_MS, "run {run} begins {ahead_ms} ms ahead");
+                let ahead_max_ms = CEILING_AHEAD_MS + CARRIES_MS;
+                assert!(ahead_ms <= ahead_max_ms, "run {run} begins {ahead_ms} ms ahead");
                 let mut clock = tidelock_protocol::hlc::HlcClock::after(opened.hlc_floor);
                 clock.set_ceiling(opened.hlc_ceiling_ms);
                 for _ in 0..records {
