@@ -1,0 +1,96 @@
+//! What a recovery says of what it leaves out.
+
+use super::*;
+
+/// What a recovery now says of what it leaves out of a writer; the same when asked again after a
+/// restart.
+fn left_out(group: &mut Group<Memory>, writer: u16) -> (String, Option<HeldBackBy>) {
+    let disk = group.storage().crash(&mut || true);
+    let recovery = reopen(&disk).recover(at_ms(0), true).unwrap();
+    assert_eq!(reopen(&disk.killed()).recovery().unwrap(), recovery);
+    let of = recovery.writers[usize::from(writer)].clone();
+    (of.why.unwrap_or_default(), of.held_back_by)
+}
+
+#[test]
+fn a_recovery_names_who_held_back_what_it_leaves_out() {
+    let mut group = two(&Memory::new(), Form::Vector);
+    assert_eq!(left_out(&mut group, 1), (String::new(), None));
+    send(&mut group, record(0, 2, 20, &[]));
+    send(&mut group, record(1, 2, 21, &[]));
+    send(&mut group, record(1, 3, 22, &[(0, 5)]));
+    send(&mut group, record(1, 4, 23, &[(0, 6)]));
+    send(&mut group, record(0, 3, 24, &[(1, 4)]));
+    group.flush();
+    let (why, by) = left_out(&mut group, 1);
+    assert_eq!(why, "the first (seq 3) depends on a's 5, of which the backup has 3 (host host-0)");
+    let expected = HeldBackBy {
+        member: "a".into(),
+        host: "host-0".into(),
+        waiting_seq: Seq(3),
+        needs_seq: Some(Seq(5)),
+        later_by_ms: None,
+        has_seq: Seq(3),
+        recovered_seq: Seq(2),
+    };
+    assert_eq!(by, Some(expected));
+    let (why, _) = left_out(&mut group, 0);
+    assert_eq!(
+        why,
+        "the first (seq 3) depends on b's 4, which is here and left out itself: of b everything \
+         up to 2 is recovered (host host-1)"
+    );
+    // A resync that has not ended, and one that has and waits.
+    let mut group = two(&Memory::new(), Form::Vector);
+    let shape = Shape { writers: 2, form: Form::Vector };
+    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    send(&mut group, record(0, 2, 20, &[]));
+    group.flush();
+    let (why, by) = left_out(&mut group, 0);
+    assert!(why.contains("resync of host host-0") && why.contains("seq 2"), "{why}");
+    assert_eq!(by, None);
+    send(&mut group, done(0, 3, 21, &[(1, 7)]));
+    group.flush();
+    let (why, by) = left_out(&mut group, 0);
+    assert_eq!(
+        why,
+        "they belong to a resync; its end (seq 3) depends on b's 7, of which the backup has 1 \
+         (host host-1)"
+    );
+    assert_eq!(by.unwrap().waiting_seq, Seq(3));
+}
+
+#[test]
+fn by_time_a_recovery_names_who_was_behind() {
+    let at = |ms| Hlc::new(ms, 0).0;
+    let whole = || {
+        let mut group = two(&Memory::new(), Form::Hlc);
+        send(&mut group, record(1, 2, at(1000), &[]));
+        send(&mut group, record(0, 2, at(1001), &[]));
+        group.flush();
+        group
+    };
+    let mut group = whole();
+    send(&mut group, record(0, 3, at(2500), &[]));
+    group.flush();
+    let (why, by) = left_out(&mut group, 0);
+    assert_eq!(
+        why,
+        "the first (seq 2) is 1 ms later than what b had said by then, with its seq 2 (host \
+         host-1): it might have come after something that is missing"
+    );
+    assert_eq!((by.unwrap().member, left_out(&mut group, 1).0), ("b".into(), String::new()));
+    // The end of a resync is later than what b has said: a's own stand is what holds back b then.
+    let shape = Shape { writers: 2, form: Form::Hlc };
+    let mut group = whole();
+    send(&mut group, record(1, 3, at(1002), &[]));
+    group.flush();
+    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    send(&mut group, record(1, 4, at(1100), &[]));
+    send(&mut group, record(0, 3, at(1200), &[]));
+    send(&mut group, done(0, 4, at(1500), &[]));
+    group.flush();
+    let (why, _) = left_out(&mut group, 0);
+    assert!(why.starts_with("they belong to a resync; its end (seq 4) is 400 ms later"), "{why}");
+    assert_eq!(left_out(&mut group, 1).1.unwrap().member, "a");
+}

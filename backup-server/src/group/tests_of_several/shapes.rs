@@ -1,0 +1,186 @@
+//! Members, writers and disks that come and go, and members without disks.
+
+use super::*;
+
+#[test]
+fn members_without_disks_hear_c_hold_the_grace_and_are_fenced() {
+    let form = Form::Vector;
+    let disk = Memory::new();
+    let shape = Shape { writers: 2, form };
+    let web = Link { connection: ConnectionId(9), channel: Channel(3) };
+    let mut group = two(&disk, form);
+    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    let said = told(&group.take_outputs(), web);
+    assert_eq!(progress(&said).unwrap().committed, vector(&[1, 1]));
+    send(&mut group, record(0, 2, 20, &[]));
+    group.flush();
+    let said = told(&group.take_outputs(), web);
+    assert_eq!(progress(&said).unwrap().committed, vector(&[2, 1]));
+    // Its beacon is what the recovery waits for.
+    group.beacon(at_ms(20_000), web, MonoNanos(7));
+    assert_eq!(told(&group.take_outputs(), web), [Message::Lease { sent_at: MonoNanos(7) }]);
+    let early = group.recover(at_ms(20_001), false).unwrap_err();
+    assert!(matches!(early, RecoverError::Grace { remaining_ms } if remaining_ms > 14_000));
+    let recovery = group.recover(at_ms(35_001), false).unwrap();
+    assert_eq!(recovery.followers, ["web"]);
+    assert_eq!(refused(&told(&group.take_outputs(), web)).unwrap().0, RefusalKind::Fenced);
+    assert!(manifest::read_machine(group.storage(), "web").unwrap().is_some());
+}
+
+#[test]
+fn members_are_added_when_no_host_can_be_ignorant_of_it_and_removed_by_the_operator() {
+    let form = Form::Vector;
+    let disk = Memory::new();
+    let mut group = two(&disk, form);
+    group.take_outputs();
+    let three = Shape { writers: 3, form };
+    for writer in 0..2 {
+        group.beacon(at_ms(1000), link(writer), MonoNanos(1));
+    }
+    let said = join(&mut group, at_ms(2000), &three.join(2, 1, LastRun::Unknown));
+    let (kind, reason) = refused(&said).unwrap();
+    assert_eq!(kind, RefusalKind::Mismatch, "{reason}");
+    assert!(reason.contains("host-0"), "{reason}");
+    (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
+    let said = join(&mut group, at_ms(2000), &three.join(2, 1, LastRun::Unknown));
+    assert_eq!(refused(&said).unwrap().0, RefusalKind::Stopping, "a lease may hold");
+    let now = at_ms(16_001);
+    let said = join(&mut group, now, &three.join(2, 1, LastRun::Unknown));
+    assert!(refused(&said).is_none(), "{said:?}");
+    assert_eq!(group.state().writers[2].standing, Standing::Joining);
+    // The old shape is refused from now on, the new one is taken.
+    let two_again = Shape { writers: 2, form }.join(0, 2, LastRun::Clean { seq: Seq(1) });
+    let said = join(&mut group, now, &two_again);
+    assert_eq!(refused(&said).unwrap().0, RefusalKind::Mismatch);
+    let said = join(&mut group, now, &three.join(0, 2, LastRun::Clean { seq: Seq(1) }));
+    assert!(refused(&said).is_none(), "{said:?}");
+    let said = join(&mut group, now, &three.join(1, 2, LastRun::Clean { seq: Seq(1) }));
+    assert!(refused(&said).is_none(), "{said:?}");
+    // Still recoverable, without the new one.
+    send(&mut group, record(2, 1, 30, &[]));
+    group.flush();
+    assert!(group.status(now).recoverable);
+    let recovery = reopen(&disk.killed()).recover(at_ms(0), true).unwrap();
+    assert!(recovery.writers[0].is_recovered && !recovery.writers[2].is_recovered);
+    // Removed: what depended on what never came is in the cut now, and nothing waits.
+    send(&mut group, record(0, 2, 40, &[(2, 7)]));
+    group.flush();
+    assert_eq!(group.cut().get(WriterId(0)), Seq(1));
+    assert!(matches!(group.remove("c"), Err(RemoveError::Attached { .. })));
+    assert!(matches!(group.remove("x"), Err(RemoveError::Unknown { .. })));
+    group.connection_lost(link(2).connection);
+    group.take_outputs();
+    group.remove("c").unwrap();
+    let said = progress(&told(&group.take_outputs(), link(0))).unwrap();
+    assert_eq!(said.committed, vector(&[2, 1, u64::MAX]));
+    let said = join(&mut group, now, &three.join(2, 3, LastRun::Unknown));
+    assert!(refused(&said).unwrap().1.contains("removed"));
+    let mut group = reopen(&disk.killed());
+    assert_eq!(group.cut().get(WriterId(0)), Seq(2), "also after a restart");
+    let recovery = group.recover(at_ms(0), true).unwrap();
+    assert!(recovery.writers[2].why.as_ref().unwrap().contains("removed"));
+    assert_eq!(group.recovered_disks().unwrap().len(), 2);
+}
+
+#[test]
+fn who_is_left_alone_is_let_in_without_the_others() {
+    for form in [Form::Vector, Form::Hlc] {
+        let shape = Shape { writers: 1, form };
+        let mut group = shape.create(&Memory::new()).unwrap();
+        let mut first = shape.join(0, 1, LastRun::Unknown);
+        first.peers.push("web=10.0.0.9".into());
+        assert!(refused(&join(&mut group, at_ms(0), &first)).is_none());
+        send(&mut group, done(0, 1, 10, &[]));
+        group.flush();
+        let web = Link { connection: ConnectionId(9), channel: Channel(3) };
+        let follow = Follow { peers: first.peers.clone(), ..shape.follow() };
+        group.follow(at_ms(0), web, "host-3", &follow);
+        group.take_outputs();
+        group.connection_lost(link(0).connection);
+        // "web" is taken out of the configuration: what is left speaks of no group.
+        let alone = shape.join(0, 2, LastRun::Clean { seq: Seq(1) }).attach;
+        let attach = |group: &mut Group<Memory>, now| {
+            group.attach(now, link(0), &host(0), &alone);
+            told(&group.take_outputs(), link(0))
+        };
+        let said = attach(&mut group, at_ms(1000));
+        assert_eq!(refused(&said).unwrap().0, RefusalKind::Version, "web's host is connected");
+        group.connection_lost(web.connection);
+        let said = attach(&mut group, at_ms(16_001));
+        assert_eq!(copy_of(&said), CopyState::Whole, "{form}");
+        assert_eq!(group.state().form, form);
+    }
+}
+
+#[test]
+fn who_is_said_to_be_removed_is_also_after_a_power_loss() {
+    let disk = Memory::new();
+    let mut group = two(&disk, Form::Vector);
+    group.connection_lost(link(1).connection);
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    for _ in 0..2 {
+        assert!(matches!(group.remove("b"), Err(RemoveError::Journal(_))), "there is no room");
+    }
+    let standing = |group: &Group<Memory>| group.state().writers[1].standing;
+    assert_eq!(standing(&reopen(&disk.crash(&mut || false))), Standing::Member);
+    disk.set_faults(Faults::default());
+    group.remove("b").unwrap();
+    assert_eq!(standing(&reopen(&disk.crash(&mut || false))), Standing::Removed);
+}
+
+#[test]
+fn a_writer_that_is_added_takes_nothing_from_the_cut_that_was_told() {
+    for form in [Form::Vector, Form::Hlc] {
+        let disk = Memory::new();
+        let mut group = two(&disk, form);
+        send(&mut group, record(0, 2, 500, &[]));
+        send(&mut group, record(1, 2, 501, &[]));
+        group.flush();
+        let told = group.told();
+        (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
+        let three = Shape { writers: 3, form };
+        let said = join(&mut group, at_ms(16_001), &three.join(2, 1, LastRun::Unknown));
+        assert!(refused(&said).is_none(), "{said:?}");
+        send(&mut group, record(2, 1, 600, &[]));
+        group.flush();
+        assert!(told.get(WriterId(0)) >= Seq(2) && group.told().covers(&told));
+        let group = reopen(&disk.killed());
+        assert!(group.told().covers(&told), "{form}: {} of {told}", group.told());
+    }
+}
+
+#[test]
+fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cut() {
+    let disk = Memory::new();
+    let mut group = two(&disk, Form::Vector);
+    let shape = Shape { writers: 2, form: Form::Vector };
+    group.take_outputs();
+    let mut more = shape.join(0, 2, LastRun::Clean { seq: Seq(1) });
+    let data = DiskSpec { id: DiskId(1), name: "data".into(), size_bytes: SIZE };
+    more.attach.disks.push(data);
+    let said = join(&mut group, at_ms(0), &more);
+    assert_eq!(copy_of(&said), CopyState::Resyncing);
+    let write = Record { disk: DiskId(1), ..record(0, 2, 20, &[]) };
+    send(&mut group, write);
+    send(&mut group, done(0, 3, 21, &[]));
+    group.flush();
+    assert_eq!(group.cut().get(WriterId(0)), Seq(3));
+    let fewer = shape.join(0, 3, LastRun::Clean { seq: Seq(3) });
+    assert_eq!(refused(&join(&mut group, at_ms(0), &fewer)).unwrap().0, RefusalKind::Mismatch);
+    // The form: with a record beyond the cut it must not change.
+    send(&mut group, record(1, 2, 22, &[(0, 9)]));
+    group.flush();
+    (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
+    let mut hlc = Shape { writers: 2, form: Form::Hlc }.join(0, 4, LastRun::Clean { seq: Seq(3) });
+    hlc.attach.disks.clone_from(&more.attach.disks);
+    let now = at_ms(60_000);
+    assert_eq!(refused(&join(&mut group, now, &hlc)).unwrap().0, RefusalKind::Mismatch);
+    let mut group = two(&Memory::new(), Form::Vector);
+    group.take_outputs();
+    (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
+    hlc.attach.disks.truncate(1);
+    hlc.attach.last_run = LastRun::Clean { seq: Seq(1) };
+    let said = join(&mut group, now, &hlc);
+    assert!(refused(&said).is_none(), "{said:?}");
+    assert_eq!((group.state().form, group.cut()), (Form::Hlc, &vector(&[1, 1])));
+}
