@@ -51,6 +51,20 @@ def test_guests_of_two_hosts_are_on_one_segment_and_clients_reach_all(run):
     assert reaches(net.hosts[1].netns, net.backup_address(1))
 
 
+def test_a_guest_that_is_added_does_not_take_the_others_gateway_away(run):
+    """A bridge by itself has the lowest address of its ports, and a new one may be lower."""
+    net = Net(run, hosts=2, segment=True)
+    site = net.backup
+    _, first = add_guest(run, net, 0, 0, site)
+    site.netns.ip(f"link set {first.interface} address 02:00:00:00:00:02")
+    other, other_net = add_guest(run, net, 1, 1, site)
+    assert reaches(other, other_net.gateway4)  # it knows its gateway's hardware address from now on
+    _, added = add_guest(run, net, 2, 0, site)
+    site.netns.ip(f"link set {added.interface} address 02:00:00:00:00:01")
+    for guest in (first, other_net, added):
+        assert reaches(net.clients, guest.ip4)
+
+
 def test_a_host_that_is_cut_off_takes_only_its_own_guests_with_it(run):
     net = Net(run, hosts=2, segment=True)
     (_, a_net), (b, b_net) = (add_guest(run, net, n, n) for n in (0, 1))

@@ -101,7 +101,9 @@ class Site:
 
     def add_bridge(self, *hosts: int) -> None:
         """The segment's bridge, and on it the gateways of these hosts' guests."""
-        self.netns.ip(f"link add {BRIDGE} type bridge")
+        # Its own address, as libvirt gives one: otherwise it has its ports' lowest, and when a guest is added that
+        # changes it, what the others send through their gateway is dropped until they ask for it again.
+        self.netns.ip(f"link add {BRIDGE} address 52:54:00:77:01:{hosts[0]:02x} type bridge")
         # Packets between ports pass FORWARD, too: the gate stands there.
         self.netns.sysctl({"net.bridge.bridge-nf-call-iptables": 1, "net.bridge.bridge-nf-call-ip6tables": 1})
         self.netns.ip(f"link set {BRIDGE} up")

@@ -169,6 +169,10 @@ class Store:
                     time.sleep(RETRY_S)
 
 
+class DiskError(Exception):
+    """What reached a disk is unknown: nothing can be confirmed any more."""
+
+
 class Server:
     """Connections, and the requests that wait for the next commit."""
 
@@ -187,11 +191,10 @@ class Server:
             try:
                 await loop.run_in_executor(None, self.store.commit, [row for row, _ in batch])
             except (OSError, nbd.Error) as error:
-                # What reached the disk is unknown: confirm nothing any more, as PostgreSQL does.
-                print(f"TIDELOCK-GUEST disk-error: {error}", flush=True)
+                # As PostgreSQL does.
                 for _, writer in batch:
                     writer.write(f"ERR {error}\n".encode())
-                sys.exit(1)
+                raise DiskError(error) from error
             for (client, n, *_), writer in batch:
                 writer.write(b"OK %d %d\n" % (client, n))
 
@@ -247,7 +250,10 @@ async def main():
     print("TIDELOCK-GUEST ready", flush=True)
     rows = asyncio.create_task(server.say_rows())
     async with listener:
-        await asyncio.gather(commits, rows)
+        try:
+            await asyncio.gather(commits, rows)
+        except DiskError as error:
+            sys.exit(f"TIDELOCK-GUEST disk-error: {error}")
 
 
 if __name__ == "__main__":
