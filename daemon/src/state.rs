@@ -4,6 +4,7 @@
 //! leaves the old one or the new one. A clean mark is removed before the first write of a run may
 //! be admitted: what the mark says is true as long as it is there.
 
+use crate::ceiling;
 use crate::link::port::EpochKeeper;
 use crate::owner::Resume;
 use serde::{Deserialize, Serialize};
@@ -16,14 +17,6 @@ use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::message::LastRun;
 
 const FORMAT: u32 = 1;
-/// How far the ceiling of times is put ahead of the wall clock: one write of the file for half of it
-/// while the member writes. So far ahead, and by what carries add, begins the next run after an unclean
-/// stop, at most.
-pub const CEILING_AHEAD_MS: u64 = 2_000;
-/// How far it is kept ahead of times that have passed the wall clock: for what carries of the
-/// counter may add between two looks, 65,536 records each. Less than a start takes.
-const CARRIES_MS: u64 = 100;
-
 /// Why the state of a member cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
@@ -68,8 +61,7 @@ struct Content {
     epoch: Epoch,
     incarnation: Incarnation,
     clean: Option<CleanMark>,
-    /// No time that was given out follows the clock beyond this: the next run begins
-    /// [`CARRIES_MS`] later.
+    /// See [`ceiling`].
     #[serde(default)]
     hlc_ceiling_ms: u64,
 }
@@ -110,7 +102,7 @@ impl MemberState {
         let incarnation = Incarnation(wall_us.max(last.0 + 1));
         let epoch = old.as_ref().map_or(Epoch(0), |c| c.epoch);
         let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
-        let hlc_ceiling_ms = ceiling_of(floor_ms, wall_us / 1000);
+        let hlc_ceiling_ms = ceiling::first(floor_ms, wall_us / 1000);
         let clean = old.and_then(|c| c.clean);
         let content = Content { format: FORMAT, epoch, incarnation, clean: None, hlc_ceiling_ms };
         let state = Inner { path, content };
@@ -120,12 +112,7 @@ impl MemberState {
             epoch,
             last_run: clean.map_or(LastRun::Unknown, |mark| LastRun::Clean { seq: mark.seq }),
             // After a clean end the last time itself is known.
-            hlc_floor: match clean {
-                Some(_) => Hlc(0),
-                // At the ceiling itself times count on: after an idle spell, or where carries go.
-                None if floor_ms == 0 => Hlc(0),
-                None => Hlc::new(floor_ms + CARRIES_MS, 0),
-            },
+            hlc_floor: if clean.is_some() { Hlc(0) } else { ceiling::floor_above(floor_ms) },
             hlc_ceiling_ms,
             resume: clean.map(|mark| Resume { epoch, seq: mark.seq, hlc: mark.hlc }),
         };
@@ -140,13 +127,7 @@ impl MemberState {
     /// Moves the ceiling when the last time that was given out comes near it. `wall_ms`: the wall
     /// clock as far as it is believed. Returns what is on record.
     pub fn keep_ahead_of(&self, hlc: Hlc, wall_ms: u64) -> Result<u64, StateError> {
-        let ceiling_ms = self.lock().content.hlc_ceiling_ms;
-        let near_ms = hlc.physical_ms()
-            + if hlc.physical_ms() > wall_ms { CARRIES_MS / 2 } else { CEILING_AHEAD_MS / 2 };
-        if near_ms <= ceiling_ms {
-            return Ok(ceiling_ms);
-        }
-        let raised_ms = ceiling_of(hlc.physical_ms(), wall_ms).max(ceiling_ms);
+        let raised_ms = ceiling::raised(self.lock().content.hlc_ceiling_ms, hlc, wall_ms);
         self.change(|content| content.hlc_ceiling_ms = raised_ms)?;
         Ok(raised_ms)
     }
@@ -188,13 +169,6 @@ impl Inner {
         replace(&self.path, &bytes)
             .map_err(|source| StateError::Io { path: self.path.clone(), source })
     }
-}
-
-/// Ahead of the wall clock, not of the times: those of a run that follows an unclean stop begin ahead of
-/// the wall clock themselves, and several such runs must not add up. Peers drop what is too far
-/// ahead.
-fn ceiling_of(last_ms: u64, wall_ms: u64) -> u64 {
-    (wall_ms + CEILING_AHEAD_MS).max(last_ms + CARRIES_MS)
 }
 
 fn read(path: &Path) -> Result<Option<Content>, StateError> {
@@ -294,7 +268,7 @@ mod tests {
                 let (state, opened) = MemberState::open(path.clone(), wall_ms * 1000).unwrap();
                 assert!(opened.hlc_floor > greatest || run == 0 || records == 0);
                 let ahead_ms = opened.hlc_floor.physical_ms().saturating_sub(wall_ms);
-                let ahead_max_ms = CEILING_AHEAD_MS + CARRIES_MS;
+                let ahead_max_ms = ceiling::AHEAD_MS + ceiling::CARRIES_MS;
                 assert!(ahead_ms <= ahead_max_ms, "run {run} begins {ahead_ms} ms ahead");
                 let mut clock = tidelock_protocol::hlc::HlcClock::after(opened.hlc_floor);
                 clock.set_ceiling(opened.hlc_ceiling_ms);

@@ -2,6 +2,7 @@
 
 use super::gating::PendingEntry;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
+use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
 use crate::copy_job::Bounds;
@@ -10,7 +11,7 @@ use crate::link::member::{Member as LinkMember, MemberParts, Presence};
 use crate::link::port::{OwnerPort, ToLink};
 use crate::owner::{DiskSetup, Owner, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
 use crate::sequencer::Settings;
-use crate::state::{CEILING_AHEAD_MS, MemberState, Opened, StateError};
+use crate::state::{MemberState, Opened, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -149,7 +150,7 @@ impl Launch<'_> {
 fn wait_for_the_clock(member: &str, floor: Hlc, lead: Duration) {
     let ahead_ms = floor.physical_ms().saturating_sub(clock::wall_ms());
     let wait = Duration::from_millis(ahead_ms).saturating_sub(lead / 2);
-    if ahead_ms > 2 * CEILING_AHEAD_MS {
+    if ahead_ms > 2 * ceiling::AHEAD_MS {
         tracing::error!(
             member,
             ahead_ms,

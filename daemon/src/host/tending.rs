@@ -1,9 +1,9 @@
 //! What the daemon looks after while its loops run.
 
 use super::{Host, HostMember};
+use crate::ceiling;
 use crate::config::{self, Security};
 use crate::link::port::ToLink;
-use crate::state::CEILING_AHEAD_MS;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
@@ -12,8 +12,6 @@ use tidelock_protocol::hlc::Hlc;
 
 /// How often members' interfaces are looked at.
 const INTERFACES_LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How often the ceilings of times are looked at: far oftener than they are reached.
-const CEILING_LOOK_EVERY: Duration = Duration::from_millis(CEILING_AHEAD_MS / 8);
 
 impl Host {
     /// Follows the link and every group, and logs what changes. Runs as long as the daemon does.
@@ -43,7 +41,7 @@ impl Host {
                     }
                 }
             }
-            tokio::time::sleep(CEILING_LOOK_EVERY).await;
+            tokio::time::sleep(Duration::from_millis(ceiling::LOOK_EVERY_MS)).await;
         }
     }
 
