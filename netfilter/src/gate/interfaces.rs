@@ -11,6 +11,7 @@
 
 use super::{Gate, MemberGate};
 use crate::rules::{Firewall, Installed, MemberRules, RulesError};
+use crate::sys::now;
 use tidelock_tagging::{TaggingError, interface_index, interface_mtu};
 
 /// Why an interface cannot be taken in.
@@ -95,7 +96,7 @@ impl MemberGate {
             if tags.are_attached() {
                 return Ok(Change::None);
             }
-            self.pending.mark_incomplete();
+            self.pending.mark_incomplete(now());
             tags.attach(&rules.interface)?;
             return Ok(Change::WasBare);
         }

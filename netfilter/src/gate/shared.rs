@@ -69,9 +69,10 @@ impl Pending {
 
     /// From now on the guest may know what this P does not name: nothing of the member leaves, and
     /// nothing goes to another member, before it is complete again.
-    pub(super) fn mark_incomplete(&self) {
+    /// [`GateHandle::mark_incomplete`] also tells the gate's thread.
+    pub fn mark_incomplete(&self, now: MonoNanos) {
         // The clock never steps: a later mark is another one.
-        self.raise(|cells| &cells.incomplete, now().0);
+        self.raise(|cells| &cells.incomplete, now.0);
     }
 
     /// Whether, and since what mark, the guest may know what this P does not name.
@@ -81,7 +82,7 @@ impl Pending {
     }
 
     /// P names all that the guest knew at the moment of this mark, and there was no later one.
-    fn complete(&self, mark: u64) -> bool {
+    pub fn complete(&self, mark: u64) -> bool {
         let cell = &self.cells().incomplete;
         cell.compare_exchange(mark, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
@@ -277,7 +278,7 @@ impl Group {
     pub(super) fn depends_on_others(&self, pending: &Arc<Pending>, is_known: bool) {
         let state = self.lock();
         if !is_known || state.mode == Mode::Async || pending.incomplete().is_some() {
-            pending.mark_incomplete();
+            pending.mark_incomplete(now());
         }
         self.dependent.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(pending));
     }
@@ -388,7 +389,7 @@ impl GateHandle {
             if mode == Mode::Async {
                 let dependent = self.group.dependent.lock();
                 for pending in dependent.unwrap_or_else(PoisonError::into_inner).iter() {
-                    pending.mark_incomplete();
+                    pending.mark_incomplete(now());
                 }
             }
             state.mode = mode;
@@ -404,7 +405,7 @@ impl GateHandle {
 
     /// The guest may know what P does not name: it was not seen what it has heard.
     pub fn mark_incomplete(&self, pending: &Pending) {
-        pending.mark_incomplete();
+        pending.mark_incomplete(now());
         self.look_again();
     }
 

@@ -9,6 +9,7 @@ use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use std::sync::Arc;
 use tidelock_backup_server::storage::memory::Faults;
+use tidelock_daemon::link::port::ToLink;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::message::Mode;
 
@@ -211,15 +212,22 @@ impl World {
     fn change_mode(&mut self, group: usize) {
         let mode = *self.rng.pick(&[Mode::Sync, Mode::Pipelined, Mode::Pipelined, Mode::Async]);
         note!(self, "group {group} goes to {mode}");
-        self.modes[group] = mode;
-        let runs: Vec<_> =
-            self.plan.groups[group].members().filter_map(|vm| self.vms[vm].run.as_ref()).collect();
+        let before = std::mem::replace(&mut self.modes[group], mode);
+        let here = |vm: &usize| self.vms[*vm].run.as_ref().is_some_and(|run| !run.ended);
+        let vms: Vec<_> = self.plan.groups[group].members().filter(here).collect();
+        let runs = || vms.iter().filter_map(|vm| self.vms[*vm].run.as_ref().map(|run| (*vm, run)));
         // The gate first, as production does.
-        for run in &runs {
+        for (vm, run) in runs() {
+            run.gate.set_now(self.host_now(self.plan.vms[vm].host));
             run.gate.set_mode(mode);
         }
-        for run in runs {
+        for (_, run) in runs() {
             run.port.send(ToOwner::SetMode(mode));
+        }
+        if before == Mode::Async && mode != Mode::Async && self.plan.groups[group].has_several() {
+            for vm in vms {
+                self.tell_link(vm, ToLink::AskFloor { everyone: true });
+            }
         }
     }
 

@@ -8,9 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidelock_daemon::link::GateControl;
 use tidelock_netfilter::gate::{GroupState, Pending};
-use tidelock_netfilter::release_queue::{Arrival, GateState, Kind, Packet as Queued, PacketId};
+use tidelock_netfilter::release_queue::{
+    Arrival, GateState, Kind, Packet as Queued, PacketId, ShutWhy,
+};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{MonoNanos, WriterId};
+use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::vector::CountVector;
 
@@ -27,6 +29,10 @@ pub struct SimGate {
     heard: AtomicBool,
     /// For the checker: when the last beacon that was answered had been sent.
     answered: AtomicU64,
+    /// P of the members here that have others to hear of.
+    dependent: Mutex<Vec<Arc<Pending>>>,
+    /// Planted: after mode async, or a start, nobody waits until it is known what guests have heard.
+    never_awaits: bool,
 }
 
 impl SimGate {
@@ -40,7 +46,29 @@ impl SimGate {
             members: vms.iter().map(|vm| 1 << vm).sum(),
             heard: AtomicBool::new(false),
             answered: AtomicU64::new(0),
+            dependent: Mutex::default(),
+            never_awaits: false,
         }
+    }
+
+    /// Plants that nobody waits until it is known what guests have heard.
+    pub fn plant_never_awaits(&mut self) {
+        self.never_awaits = true;
+    }
+
+    /// A member that has others to hear of. `is_known`: its P outlived the last daemon.
+    pub fn depends_on_others(&self, pending: &Arc<Pending>, is_known: bool) {
+        let mode = self.lock().mode;
+        if !is_known || mode == Mode::Async || pending.incomplete().is_some() {
+            pending.mark_incomplete(self.now());
+        }
+        self.dependent.lock().expect("one thread").push(pending.clone());
+        self.set_mode(mode);
+    }
+
+    fn now(&self) -> MonoNanos {
+        // A mark of 0 is none.
+        MonoNanos(self.now.load(Relaxed).max(1))
     }
 
     /// The host's clock, for what the link tells next.
@@ -64,7 +92,20 @@ impl SimGate {
 
     /// The operator changes the mode.
     pub fn set_mode(&self, mode: Mode) {
+        for pending in self.dependent.lock().expect("one thread").iter() {
+            if mode == Mode::Async {
+                pending.mark_incomplete(self.now());
+            } else if let Some(mark) = pending.incomplete().filter(|_| self.never_awaits) {
+                pending.complete(mark);
+            }
+        }
         self.change(|state| state.mode = mode);
+    }
+
+    /// Whether nothing is held.
+    #[must_use]
+    pub fn is_async(&self) -> bool {
+        self.lock().mode == Mode::Async
     }
 
     /// A copy of the state.
@@ -114,7 +155,7 @@ impl GateControl for MemberGate {
 
     fn lease_renewed(&self, sent_at: MonoNanos) {
         self.gate.answered.fetch_max(sent_at.0, Relaxed);
-        let now = MonoNanos(self.gate.now.load(Relaxed));
+        let now = self.gate.now();
         self.gate.change(|state| state.lease.renewed(now, sent_at));
     }
 
@@ -130,6 +171,27 @@ impl GateControl for MemberGate {
 
     fn watermark(&self, watermark: Hlc) {
         self.gate.change(|state| state.watermark = state.watermark.max(watermark));
+    }
+
+    fn awaits_floor(&self) -> Option<u64> {
+        self.pending.incomplete().filter(|_| !self.gate.is_async())
+    }
+
+    fn mark_incomplete(&self) {
+        if !self.gate.never_awaits {
+            self.pending.mark_incomplete(self.gate.now());
+        }
+        self.gate.change(|_| {});
+    }
+
+    fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {
+        self.pending.merge(pending);
+        self.pending.publish_at(WriterId(0), Seq::ZERO, hlc);
+        self.gate.change(|state| {
+            if state.mode != Mode::Async {
+                self.pending.complete(mark);
+            }
+        });
     }
 
     fn pending(&self) -> (CountVector, Hlc) {
@@ -151,12 +213,24 @@ impl World {
     /// P for them.
     pub fn gate_turn(&mut self, vm: usize) -> Checked {
         let now = self.host_now(self.plan.vms[vm].host);
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        let by_time = group.has_several() && group.form == Form::Hlc;
         let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
         let state = run.gate.state();
+        let was = std::mem::replace(&mut run.is_incomplete, run.pending.incomplete().is_some());
+        self.counts.floors += u64::from(was && !run.is_incomplete);
+        match (was, run.is_incomplete) {
+            (true, false) if by_time => run.queue.restamp_at(run.pending.read_hlc()),
+            (true, false) => run.queue.restamp(&run.pending.read()),
+            _ => {}
+        }
         run.queue.set_committed(&state.committed);
         run.queue.set_watermark(state.watermark);
         run.queue.set_mode(state.mode);
-        run.queue.set_gate(state.gate_state(now));
+        run.queue.set_gate(match state.gate_state(now) {
+            GateState::Open if run.is_incomplete => GateState::Shut(ShutWhy::FloorUnknown),
+            state => state,
+        });
         let mut left = Vec::new();
         let mut ids = Vec::new();
         let up_to = run.queue.release(now, |packet| ids.push(packet.id));
@@ -167,8 +241,6 @@ impl World {
         let taken: Vec<_> = run.kernel_queue.drain(..).collect();
         run.stamp.merge(&run.pending.read());
         let time = run.pending.read_hlc();
-        let group = &self.plan.groups[self.plan.vms[vm].group];
-        let by_time = group.has_several() && group.form == Form::Hlc;
         for packet in taken {
             run.next_packet = run.next_packet.wrapping_add(1);
             let id = PacketId(run.next_packet);
@@ -208,8 +280,8 @@ impl World {
         check(!gate.fenced, Checker::Fence, || format!("vm {vm}: a packet left a fenced gate"))?;
         if mode == Mode::Async {
             note!(self, "packet of vm {vm} leaves (async)");
-            // Nothing is promised of it, also not to whom another member passes it on.
-            return Ok(());
+            // Nothing is promised to its receiver. But a member may have heard it then.
+            return self.rumour(vm, packet);
         }
         note!(self, "packet of vm {vm} leaves: knows {:?} row {:?}", packet.known, packet.row);
         check(self.backup.groups[group].recovered.is_none(), Checker::Fence, || {

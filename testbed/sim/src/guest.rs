@@ -92,8 +92,12 @@ pub struct Guest {
     pub awake: bool,
     /// What it has seen.
     pub known: Known,
+    /// What it has heard of others in mode async, in which nobody said what that depends on.
+    pub rumours: Known,
     /// What its disks may tell it after a boot.
     on_disk: Known,
+    /// Of that, what came by rumours.
+    rumours_on_disk: Known,
     /// What is under way, by number.
     pub asked: BTreeMap<u64, Ask>,
     /// Numbers of requests.
@@ -113,7 +117,9 @@ impl Guest {
             boot: 0,
             awake: false,
             known: vec![Point::default(); writers],
+            rumours: vec![Point::default(); writers],
             on_disk: vec![Point::default(); writers],
+            rumours_on_disk: vec![Point::default(); writers],
             asked: BTreeMap::new(),
             next: 0,
             rows: BTreeMap::new(),
@@ -124,10 +130,21 @@ impl Guest {
     /// A write of its own begins, which came of this.
     pub fn stores(&mut self, writer: u16, point: Point, known: &Known) {
         learn(&mut self.on_disk, known);
+        learn(&mut self.rumours_on_disk, &self.rumours);
         let own = &mut self.on_disk[usize::from(writer)];
         if point.seq > Seq::ZERO {
             *own = (*own).max(point);
         }
+    }
+}
+
+impl Guest {
+    /// All that it knows, whoever vouches for it.
+    #[must_use]
+    pub fn everything(&self) -> Known {
+        let mut all = self.known.clone();
+        learn(&mut all, &self.rumours);
+        all
     }
 }
 
@@ -169,6 +186,7 @@ impl World {
         let guest = &mut self.vms[vm].guest;
         guest.awake = follows;
         guest.known.clone_from(&guest.on_disk);
+        guest.rumours.clone_from(&guest.rumours_on_disk);
         guest.alive = true;
         guest.boot = boot;
         note!(self, "guest {vm} boots");
@@ -339,7 +357,7 @@ impl World {
         fua: bool,
         row: Option<Row>,
     ) -> Checked {
-        let known = self.vms[vm].guest.known.clone();
+        let (known, _) = self.known_and_rumours(vm);
         self.ask(vm, Ask::Write { extent, effect, fua, row, known })
     }
 
@@ -429,9 +447,21 @@ impl World {
         })
     }
 
+    /// What P names of that which a guest knows, and what it has heard besides. Once P is complete it
+    /// names all that may be in rumours.
+    pub fn known_and_rumours(&mut self, vm: usize) -> (Known, Known) {
+        let state = &mut self.vms[vm];
+        let guest = &mut state.guest;
+        if state.pending.incomplete().is_none() {
+            guest.known = guest.everything();
+            guest.rumours.fill(Point::default());
+        }
+        (guest.known.clone(), guest.rumours.clone())
+    }
+
     /// A guest sends a packet to a client: it comes to the gate a little later.
     pub fn send_packet(&mut self, vm: usize, row: Option<Row>, kind: Kind) -> Checked {
-        let known = self.vms[vm].guest.known.clone();
+        let known = self.vms[vm].guest.everything();
         self.queue_packet(vm, Packet { known, row, kind, to: None })
     }
 

@@ -12,6 +12,7 @@ use crate::schedule::MS;
 use crate::world::{Event, Kernel, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
+use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
@@ -49,18 +50,7 @@ pub struct StateFile {
     pub hlc_ceiling_ms: u64,
 }
 
-impl StateFile {
-    /// Moves the ceiling when times come near it.
-    pub fn keep_ahead_of(&mut self, hlc: Hlc) -> u64 {
-        if hlc.physical_ms() + CEILING_AHEAD_MS / 2 > self.hlc_ceiling_ms {
-            self.hlc_ceiling_ms = hlc.physical_ms() + CEILING_AHEAD_MS;
-        }
-        self.hlc_ceiling_ms
-    }
-}
-
-/// As in production.
-const CEILING_AHEAD_MS: u64 = 10_000;
+const LOOK_EVERY_NS: u64 = ceiling::LOOK_EVERY_MS * MS;
 /// By how much a wall clock may jump.
 const CLOCK_LEAD_MS: u64 = 500;
 
@@ -102,7 +92,8 @@ impl World {
         }
         let run = self.new_run();
         self.counts.daemon_runs += 1;
-        let vms = self.vms_of(host);
+        let (vms, now) = (self.vms_of(host), self.host_now(host));
+        let never_awaits = self.plant == Some(Plant::OnTheWay(OnTheWay::FloorNotAwaited));
         let mut link = LinkLoop::new(vms.clone());
         let mut gates: BTreeMap<usize, Arc<SimGate>> = BTreeMap::new();
         for (nth, vm) in vms.iter().copied().enumerate() {
@@ -112,8 +103,15 @@ impl World {
                 vms.iter().copied().filter(|v| self.plan.vms[*v].group == group).collect();
             let gate = gates
                 .entry(group)
-                .or_insert_with(|| Arc::new(SimGate::new(mode, lease_ms, &here)))
+                .or_insert_with(|| {
+                    let mut gate = SimGate::new(mode, lease_ms, &here);
+                    if never_awaits {
+                        gate.plant_never_awaits();
+                    }
+                    Arc::new(gate)
+                })
                 .clone();
+            gate.set_now(now);
             let channel = Channel(nth as u16 + 1);
             self.start_member(vm, run, channel, gate, &mut link);
         }
@@ -121,10 +119,26 @@ impl World {
         self.hosts[host].daemon = Some(Daemon { run, link });
         let after = self.rng.range(0..20 * MS);
         self.schedule.after(after, Event::Connect { host, run });
+        self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
         for vm in vms {
             self.ask_again(vm)?;
         }
         Ok(())
+    }
+
+    /// What is on record of each writer's times is kept ahead of those that it gives out.
+    pub fn keep_ceilings(&mut self, host: usize, run: Run) {
+        if self.hosts[host].daemon.as_ref().is_none_or(|daemon| daemon.run != run) {
+            return;
+        }
+        for vm in self.vms_of(host) {
+            let wall_ms = self.member_clocks(vm).wall_ms;
+            let Some(member) = &self.vms[vm].run else { continue };
+            let last = member.sequencer.last_hlc();
+            let mut state = self.vms[vm].state.lock().expect("one thread");
+            state.hlc_ceiling_ms = ceiling::raised(state.hlc_ceiling_ms, last, wall_ms);
+        }
+        self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
     }
 
     /// A guest asks again what was not answered.
@@ -155,16 +169,21 @@ impl World {
             let mut state = self.vms[vm].state.lock().expect("one thread");
             let next = (clocks.wall_ms * 1000).max(state.incarnation.0 + 1);
             state.incarnation = Incarnation(next);
-            let floor_ms = std::mem::take(&mut state.hlc_ceiling_ms);
-            state.hlc_ceiling_ms = floor_ms.max(clocks.wall_ms) + CEILING_AHEAD_MS;
+            let before_ms = state.hlc_ceiling_ms;
+            state.hlc_ceiling_ms = ceiling::first(before_ms, clocks.wall_ms);
             let clean = state.clean.take();
             let known = clean.is_some() || goes_back;
-            let floor = if known { Hlc(0) } else { Hlc::new(floor_ms, 0) };
+            let floor = if known { Hlc(0) } else { ceiling::floor_above(before_ms) };
             (state.incarnation, state.epoch, clean, floor, state.hlc_ceiling_ms)
         };
         // The kernel's maps outlive the daemon, its own memory does not.
         if !several {
             self.vms[vm].pending = Arc::new(Pending::new());
+        }
+        if several {
+            // Pins and programs go with the host's power.
+            let is_known = self.vms[vm].kernel.is_some();
+            gate.depends_on_others(&self.vms[vm].pending, is_known);
         }
         self.vms[vm].kernel = several.then(|| Kernel {
             gate: gate.clone(),
@@ -198,8 +217,8 @@ impl World {
             rate_bytes_per_s: plan.copy_rate_bytes_per_s,
         };
         let pending = self.vms[vm].pending.clone();
-        let held =
-            MemberGate { gate: gate.clone(), writer: plan.writer_id(), pending: pending.clone() };
+        let (writer, held) = (plan.writer_id(), pending.clone());
+        let held = MemberGate { gate: gate.clone(), writer, pending: held };
         link.add_member(
             presence_of(&self.plan, vm),
             attach_of(&self.plan, vm, incarnation, epoch, last_run, mode),
@@ -232,6 +251,7 @@ impl World {
             held: BTreeMap::new(),
             kernel_queue: VecDeque::new(),
             next_packet: self.rng.number() as u32,
+            is_incomplete: false,
             gate_due: false,
             admitted: Vec::new(),
             submitted: BTreeMap::new(),

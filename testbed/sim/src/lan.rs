@@ -19,6 +19,8 @@ use tidelock_protocol::vector::CountVector;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Member(usize),
+    /// A client, who was told by a member in mode async.
+    Client,
     /// Nobody of the group, with a tag all the same.
     Stranger,
 }
@@ -32,8 +34,10 @@ struct Flying {
     options: Vec<u8>,
     /// For the checker: what its tag says, and in which code.
     said: Option<(Stamp, Codec)>,
-    /// What its sender knew, outside the product.
+    /// What its sender knew, outside the product, and its tag vouches for or C covers.
     known: Known,
+    /// What it knew besides, in mode async.
+    rumours: Known,
 }
 
 /// The network.
@@ -53,20 +57,24 @@ impl World {
         }
         let to = *self.rng.pick(&peers);
         let has_room = !self.rng.chance(self.plan.lan.untaggable, 1000);
-        let known = self.vms[vm].guest.known.clone();
+        let (known, rumours) = self.known_and_rumours(vm);
         // P is read after the guest has sent the packet.
         let stamp = self.stamp_of(vm);
         let kernel = self.vms[vm].kernel.as_ref().filter(|kernel| kernel.gate.has_heard());
+        let is_incomplete = self.vms[vm].pending.incomplete().is_some();
+        // In mode async nothing waits for that: a tag that says less than it should still says something.
+        let kernel = kernel.filter(|kernel| !is_incomplete || kernel.gate.is_async());
         let kernel = kernel.filter(|kernel| has_room && kernel.peers.contains(&to));
         let Some(codec) = kernel.map(|kernel| kernel.codec) else {
             // Its receiver must depend on nothing uncommitted: it waits like one to the outside.
             self.counts.untagged += 1;
+            let known = self.vms[vm].guest.everything();
             return self.queue_packet(vm, Packet { known, row: None, kind: DATA, to: Some(to) });
         };
         let mut options = Vec::new();
         codec.encode_ipv4(IPV4_OPTION, &stamp, &mut options);
         let (from, said) = (Source::Member(vm), Some((stamp, codec)));
-        let packet = Flying { from, to, options, said, known };
+        let packet = Flying { from, to, options, said, known, rumours };
         self.fly(packet);
         Ok(())
     }
@@ -74,7 +82,31 @@ impl World {
     /// A packet without a tag has waited for what it depends on.
     pub fn send_untagged(&mut self, vm: usize, to: usize, known: Known) {
         let from = Source::Member(vm);
-        self.fly(Flying { from, to, options: Vec::new(), said: None, known });
+        let rumours = self.nothing(to);
+        self.fly(Flying { from, to, options: Vec::new(), said: None, known, rumours });
+    }
+
+    /// A packet has left in mode async: its receiver hears what nobody has waited for. A client may
+    /// tell another member.
+    pub fn rumour(&mut self, vm: usize, packet: &Packet) -> Checked {
+        let group = self.plan.vms[vm].group;
+        let (from, to) = match packet.to {
+            Some(to) => (Source::Member(vm), to),
+            None => {
+                let members: Vec<_> = self.plan.groups[group].members().collect();
+                if !self.rng.chance(1, 4) {
+                    return Ok(());
+                }
+                (Source::Client, *self.rng.pick(&members))
+            }
+        };
+        let (known, rumours) = (self.nothing(to), packet.known.clone());
+        self.fly(Flying { from, to, options: Vec::new(), said: None, known, rumours });
+        Ok(())
+    }
+
+    fn nothing(&self, vm: usize) -> Known {
+        vec![Default::default(); self.plan.writers_max(self.plan.vms[vm].group)]
     }
 
     /// Somebody who is not of the group sends a tag that looks like the group's.
@@ -93,8 +125,8 @@ impl World {
         };
         let mut options = Vec::new();
         self.plan.codec(group).encode_ipv4(IPV4_OPTION, &stamp, &mut options);
-        let known = vec![Default::default(); self.plan.writers_max(group)];
-        self.fly(Flying { from: Source::Stranger, to, options, said: None, known });
+        let (from, known, rumours) = (Source::Stranger, self.nothing(to), self.nothing(to));
+        self.fly(Flying { from, to, options, said: None, known, rumours });
     }
 
     /// max(P, C), as the kernel programs see them.
@@ -145,6 +177,7 @@ impl World {
         let Ok(tag) = tag::find_ipv4(&options, IPV4_OPTION) else { return Ok(()) };
         let is_peer = match packet.from {
             Source::Member(from) => kernel.peers.contains(&from),
+            Source::Client => false,
             Source::Stranger => self.has_bug(OnTheWay::OutsiderMerged),
         };
         if let Some(body) = tag.filter(|_| is_peer) {
@@ -174,9 +207,9 @@ impl World {
         }
         self.check_pending(vm)?;
         match packet.from {
-            Source::Member(from) => {
-                note!(self, "guest {vm} hears of guest {from}: {:?}", packet.known);
-                self.hears(vm, &packet.known)
+            Source::Member(_) | Source::Client => {
+                note!(self, "guest {vm} hears from {:?}: {:?}", packet.from, packet.known);
+                self.hears(vm, &packet.known, &packet.rumours)
             }
             Source::Stranger => Ok(()),
         }
@@ -227,8 +260,10 @@ impl World {
             if group.removed.contains(peer) {
                 continue;
             }
-            check(p.get(id) <= of.newest_seq().next(), Checker::Outsider, || {
-                format!("P of vm {vm} says {p}, writer {id} has admitted {}", of.newest_seq())
+            // Who has come before the group was there has a past all the same.
+            let admitted = of.newest_seq().max(group.past);
+            check(p.get(id) <= admitted.next(), Checker::Outsider, || {
+                format!("P of vm {vm} says {p}, writer {id} has admitted {admitted}")
             })?;
         }
         // A resync's packets have the next time after those that the backup knows.
@@ -238,12 +273,13 @@ impl World {
     }
 
     /// A guest has heard what another one knows, and does something about it.
-    fn hears(&mut self, vm: usize, known: &Known) -> Checked {
+    fn hears(&mut self, vm: usize, known: &Known, rumours: &Known) -> Checked {
         let guest = &mut self.vms[vm].guest;
         if !guest.alive {
             return Ok(());
         }
         learn(&mut guest.known, known);
+        learn(&mut guest.rumours, rumours);
         if !self.busy || !self.is_awake(vm) {
             return Ok(());
         }

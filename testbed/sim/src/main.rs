@@ -191,6 +191,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.merged += one.merged;
     sum.untagged += one.untagged;
     sum.idles += one.idles;
+    sum.floors += one.floors;
     sum.faults += one.faults;
     sum.daemon_runs += one.daemon_runs;
     sum.probes += one.probes;
@@ -214,7 +215,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} faults, {} members or disks changed, \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries, {} rehearsed ones and {} pinned views compared byte by byte",
         failed.len(),
         done.seeds,
@@ -224,6 +225,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.merged,
         c.untagged,
         c.idles,
+        c.floors,
         c.faults,
         c.changes,
         c.daemon_runs,

@@ -87,6 +87,8 @@ pub struct MemberRun {
     pub kernel_queue: VecDeque<Packet>,
     /// Ids.
     pub next_packet: u32,
+    /// P was not complete when the gate's thread looked last.
+    pub(crate) is_incomplete: bool,
     /// The gate's thread is going to look.
     pub gate_due: bool,
     pub(crate) admitted: Vec<Record>,
@@ -372,8 +374,8 @@ impl World {
         let writer = self.plan.vms[vm].writer_id();
         let was_active = {
             let run = self.vms[vm].run.as_mut().expect("runs");
-            let pending = run.pending.clone();
-            let gate = MemberGate { gate: run.gate.clone(), writer, pending };
+            let (gate, pending) = (run.gate.clone(), run.pending.clone());
+            let gate = MemberGate { gate, writer, pending };
             let MemberRun { sequencer, copying, port, .. } = run;
             let was_active = copying.is_active();
             replication::take_acks("", sequencer, copying, port, &gate, clocks);
@@ -383,9 +385,7 @@ impl World {
         self.drive_idle(vm, clocks);
         self.act(vm)?;
         self.hand_over(vm);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let last = run.sequencer.last_hlc();
-        let ceiling_ms = self.vms[vm].state.lock().expect("one thread").keep_ahead_of(last);
+        let ceiling_ms = self.vms[vm].state.lock().expect("one thread").hlc_ceiling_ms;
         let run = self.vms[vm].run.as_mut().expect("runs");
         run.sequencer.set_ceiling(ceiling_ms);
         if was_active && !run.copying.is_active() && run.copying.is_whole() {

@@ -32,10 +32,12 @@ pub enum OnTheWay {
     RebuiltNextToPending,
     /// There is no upper half.
     WrapForgotten,
+    /// Nobody waits until it is known what a guest has heard.
+    FloorNotAwaited,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 22] = [
+pub const PLANTS: [(&str, Plant); 23] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -58,6 +60,7 @@ pub const PLANTS: [(&str, Plant); 22] = [
     ("hlc-goes-back", Plant::OnTheWay(OnTheWay::HlcGoesBack)),
     ("rebuilt-next-to-pending", Plant::OnTheWay(OnTheWay::RebuiltNextToPending)),
     ("wrap-forgotten", Plant::OnTheWay(OnTheWay::WrapForgotten)),
+    ("floor-not-awaited", Plant::OnTheWay(OnTheWay::FloorNotAwaited)),
 ];
 
 impl Plant {

@@ -7,6 +7,7 @@ use crate::schedule::S;
 use crate::world::{Counts, World};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tidelock_daemon::owner::Phase;
+use tidelock_protocol::message::Mode;
 
 /// How long guests go on after the last fault.
 const CALM_S: u64 = 3;
@@ -149,6 +150,9 @@ impl World {
         }
         if run.queue.mode() != self.modes[group] {
             return Some(format!("the gate is in mode {}", run.queue.mode()));
+        }
+        if run.pending.incomplete().is_some() && run.queue.mode() != Mode::Async {
+            return Some("it is not known what the guest has heard".to_owned());
         }
         if !run.queue.is_empty() || !run.kernel_queue.is_empty() {
             return Some(format!("{} packets wait", run.queue.len()));

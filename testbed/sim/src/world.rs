@@ -58,6 +58,8 @@ pub enum Event {
     Gate { vm: usize, run: Run },
     /// A packet of one member comes to another one.
     Packet { number: u64 },
+    /// A daemon looks after the ceilings of its writers' times.
+    Ceilings { host: usize, run: Run },
     /// The link's loop looks.
     Link { host: usize, run: Run },
     /// It tries to connect.
@@ -154,6 +156,8 @@ pub struct Counts {
     pub untagged: u64,
     /// Idle records.
     pub idles: u64,
+    /// Members that were held until it was known what their guests had heard.
+    pub floors: u64,
     /// Faults injected.
     pub faults: u64,
     /// Runs of daemons.
@@ -359,6 +363,10 @@ impl World {
             Event::Gate { vm, run } => self.gate_event(vm, run),
             Event::Packet { number } => self.arrives(number),
             Event::Link { host, run } => self.link_event(host, run),
+            Event::Ceilings { host, run } => {
+                self.keep_ceilings(host, run);
+                Ok(())
+            }
             Event::Connect { host, run } => self.connect(host, run),
             Event::Beacon { host, run, conn } => self.beacon(host, run, conn),
             Event::Deliver { conn, way } => self.deliver(conn, way),
