@@ -5,6 +5,9 @@
 //! figures of every turn, and what one run of each kernel program takes by the kernel's own count.
 //! `tagging-bench flood PATH db|client GUARD MILLISECONDS` only floods, for a profiler to look at.
 //!
+//! Guests are namespaces, on cables of two kinds: a pair of veths, and taps between which frames are carried as
+//! QEMU carries those of a VM.
+//!
 //! | traffic | guards that take turns |
 //! |---|---|
 //! | `members`: between two members of a group | no gate; vector tags of four writers; HLC tags |
@@ -84,6 +87,13 @@ fn main() {
     }
 }
 
+/// How a guest is joined to its host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Cable {
+    Veth,
+    Tap,
+}
+
 /// All paths, one after the other.
 fn compare(
     to: &'static str,
@@ -92,11 +102,13 @@ fn compare(
     millis: Option<u64>,
 ) -> Option<()> {
     let (rounds, span) = (rounds?, Duration::from_millis(millis?));
-    let path = |plan| {
-        eprintln!("{plan:?} to {to}");
-        take_turns(plan, to, guards, rounds, span)
+    let path = |(cable, plan)| {
+        eprintln!("{plan:?} to {to}, {cable:?}");
+        take_turns(plan, cable, to, guards, rounds, span)
     };
-    println!("{}", json!({ "rounds": rounds, "paths": Plan::ALL.map(path) }));
+    let both = [Cable::Veth, Cable::Tap];
+    let paths = both.into_iter().flat_map(|cable| Plan::ALL.map(|plan| (cable, plan)));
+    println!("{}", json!({ "rounds": rounds, "paths": paths.map(path).collect::<Vec<_>>() }));
     Some(())
 }
 
@@ -107,7 +119,7 @@ fn flood(words: &[&str]) -> Option<()> {
     let to = ["db", "client"].into_iter().find(|known| *known == to)?;
     let guard = Guard::MEMBERS.into_iter().chain(Guard::OUTSIDE).find(|g| g.name() == guard)?;
     let span = Duration::from_millis(millis.parse().ok()?);
-    let site = Site::new(plan, to, guard);
+    let site = Site::new(plan, Cable::Veth, to, guard);
     println!("{}", json!({ "packets_per_s": site.flood(span) }));
     site.close();
     Some(())
@@ -115,12 +127,13 @@ fn flood(words: &[&str]) -> Option<()> {
 
 fn take_turns(
     plan: Plan,
+    cable: Cable,
     to: &'static str,
     guards: [Guard; 3],
     rounds: u64,
     span: Duration,
 ) -> Value {
-    let sites = guards.map(|guard| Site::new(plan, to, guard));
+    let sites = guards.map(|guard| Site::new(plan, cable, to, guard));
     let mut turns: [Vec<Value>; 3] = Default::default();
     for round in 0..rounds {
         let mut order = [0, 1, 2];
@@ -142,12 +155,13 @@ fn take_turns(
         row
     };
     let rows: Vec<Value> = guards.into_iter().zip(sites).zip(turns).map(row).collect();
-    json!({ "path": format!("{plan:?}"), "guards": rows })
+    json!({ "path": format!("{plan:?}"), "cable": format!("{cable:?}"), "guards": rows })
 }
 
 /// A town with a guard, and what is measured with: `web` is the guarded end of all traffic.
 struct Site {
     town: Town,
+    cable: Cable,
     to: &'static str,
     gates: Vec<(String, Gate)>,
     web: UdpSocket,
@@ -159,8 +173,15 @@ struct Site {
 }
 
 impl Site {
-    fn new(plan: Plan, to: &'static str, guard: Guard) -> Site {
+    fn new(plan: Plan, cable: Cable, to: &'static str, guard: Guard) -> Site {
         let town = Town::new(plan);
+        if cable == Cable::Tap {
+            for member in ["web", "db"] {
+                town.remake_as(member, |host, port, guest| {
+                    measure::taps::connect(host, port, guest, "e0");
+                });
+            }
+        }
         // Room for the tag, so that segments are as large with it as without.
         town.widen(1600);
         let gates = start(&town, guard);
@@ -172,25 +193,34 @@ impl Site {
         iperf3.args(["netns", "exec", &town.ns(to), "setpriv", "--pdeathsig", "KILL"]);
         iperf3.args(["iperf3", "-s", "-p", "7002"]).stdout(Stdio::null()).stderr(Stdio::null());
         let iperf3 = iperf3.spawn().expect("iperf3 starts");
-        let site = Site { town, to, gates, web, peer, _sink, tcp, iperf3 };
+        let site = Site { town, cable, to, gates, web, peer, _sink, tcp, iperf3 };
         let listening = || site.town.on(to, "ss -Htln sport = :7002");
         lab::until("iperf3 listens", || !listening().is_empty());
         site
     }
 
     fn turn(&self, span: Duration) -> Value {
+        let mut figures = json!({ "gbit_per_s": self.stream(), "packets_per_s": self.flood(span) });
+        if self.cable == Cable::Veth {
+            let trips = self.round_trips();
+            figures.as_object_mut().expect("figures").extend(trips);
+        }
+        figures
+    }
+
+    /// On taps they would tell when threads are woken, and not what the kernel does on the way.
+    fn round_trips(&self) -> serde_json::Map<String, Value> {
         let of = |who: &str| SocketAddr::new(self.town.ip(who), PORT);
         let udp = measure::udp_round_trips(&self.peer, &self.web, of("web"), TRIPS);
         let tcp = measure::tcp_round_trips(&self.tcp.1, &self.tcp.0, TRIPS);
-        json!({
+        let trips = json!({
             "ping_us": self.ping(),
             "udp_us": percentile(&udp, 50),
             "udp_p99_us": percentile(&udp, 99),
             "tcp_us": percentile(&tcp, 50),
             "tcp_p99_us": percentile(&tcp, 99),
-            "gbit_per_s": self.stream(),
-            "packets_per_s": self.flood(span),
-        })
+        });
+        trips.as_object().expect("figures").clone()
     }
 
     fn flood(&self, span: Duration) -> f64 {

@@ -287,27 +287,39 @@ def test_the_middle_half_leaves_out_what_stands_alone():
     assert Half.of([1, 2, 3, 4, 1000]) == Half(2, 3, 4)
 
 
-def tagging_found(added_us: float, share: float, paths: int = 1) -> dict:
+def tagging_found(added_us: float, share: float, paths: int = 1, share_on_taps: float = 0.99) -> dict:
     """What tagging-bench tells, of guards that add so much and leave this share."""
 
-    def turn(more_us: float, times: float, slow: float) -> dict:
+    def turn(cable: str, more_us: float, times: float, slow: float) -> dict:
         # What slows a turn down slows down the one beside it.
-        trips = {trip: 10 + slow + more_us for trip in tagging.TRIPS}
+        trips = {trip: 10 + slow + more_us for trip in tagging.TRIPS if cable == "Veth"}
         return trips | {rate: 100 / (1 + slow) * times for rate in tagging.RATES}
 
-    def guard(name: str, more_us: float, times: float) -> dict:
-        turns = [turn(more_us, times, slow) for slow in (0, 1, 0, 9, 0)]
+    def guard(cable: str, name: str, more_us: float, times: float) -> dict:
+        turns = [turn(cable, more_us, times, slow) for slow in (0, 1, 0, 9, 0)]
         return {"guard": name, "turns": turns, "program_ns": {"from_guest": 700.0}, "counted": {"tagged": 1}}
 
-    guards = [guard("none", 0, 1), guard("vector", added_us, share), guard("queue", 15, 0.5)]
-    return {"rounds": 5, "paths": [{"path": path, "guards": guards} for path in list(tagging.PATHS)[:paths]]}
+    def guards(cable: str) -> list[dict]:
+        left = share if cable == "Veth" else share_on_taps
+        return [guard(cable, "none", 0, 1), guard(cable, "vector", added_us, left), guard(cable, "queue", 15, 0.5)]
+
+    found = [
+        {"path": path, "cable": cable, "guards": guards(cable)}
+        for cable in tagging.CABLES
+        for path in list(tagging.PATHS)[:paths]
+    ]
+    return {"rounds": 5, "paths": found}
 
 
 def test_tags_are_compared_with_the_turns_beside_them():
     rows = tagging.summarise(tagging_found(4, 0.9, paths=3))["rows"]
-    assert [(row["path"], row["guard"]) for row in rows] == [
-        (path, guard) for path in tagging.PATHS.values() for guard in ("vector", "queue")
+    assert [(row["cable"], row["path"], row["guard"]) for row in rows] == [
+        (cable, path, guard)
+        for cable in tagging.CABLES.values()
+        for path in tagging.PATHS.values()
+        for guard in ("vector", "queue")
     ]
+    assert rows[-1]["added_us"] == {}, "on taps round trips tell when threads are woken"
     assert rows[0]["added_us"]["udp_us"] == {"low": 4, "median": 4, "high": 4}
     assert rows[0]["ratios"]["gbit_per_s"] == pytest.approx({"low": 0.9, "median": 0.9, "high": 0.9})
     assert rows[0]["without"]["udp_us"] == 10
@@ -319,16 +331,17 @@ def test_tags_are_compared_with_the_turns_beside_them():
 )
 def test_what_tags_may_cost_is_judged_at_its_limit_and_one_step_past_it(added_us, share, expected):
     result = tagging.summarise(tagging_found(added_us, share))
-    result["rows"] = result["rows"][:1]
-    trip, stream, datagrams = verdicts({"i": result})
+    result["rows"] = [row for row in result["rows"] if row["guard"] == "vector"]
+    trip, on_taps, datagrams_on_taps, stream, datagrams = verdicts({"i": result})
     assert [trip.reached, stream.reached] == expected
-    assert datagrams.reached is None
+    assert on_taps.reached
+    assert datagrams.reached is None and datagrams_on_taps.reached is None
 
 
 @pytest.mark.parametrize(("share", "reached"), [(0.97, True), (0.969, False)])
 def test_covered_traffic_is_judged_beside_the_queue_and_not_through_it(share, reached):
-    found = verdicts({"j": tagging.summarise(tagging_found(1, share))})
-    assert [verdict.reached for verdict in found] == [reached, reached]
+    found = verdicts({"j": tagging.summarise(tagging_found(1, share, share_on_taps=share - 0.001))})
+    assert [verdict.reached for verdict in found] == [False, False, reached, reached]
     assert all("queue" not in verdict.measured for verdict in found)
 
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, unsafe_code, reason = "each benchmark uses some of it")]
 
 pub mod programs;
+pub mod taps;
 
 use crate::lab::{PATIENCE, in_namespace, next, obstacle};
 use std::fs::File;

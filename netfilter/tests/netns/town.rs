@@ -119,16 +119,24 @@ impl Town {
 
     /// Takes a guest's interface away and makes it anew, as a VM does that stops and starts.
     pub fn remake(&self, who: &str) {
+        self.remake_as(who, |at, port, ns| {
+            run(&format!("ip -n {at} link add {port} type veth peer name e0 netns {ns}"));
+        });
+    }
+
+    /// The same with another kind of cable: `make` gets the host's namespace, its interface's name and the
+    /// guest's namespace, where it makes `e0`.
+    pub fn remake_as(&self, who: &str, make: impl FnOnce(&str, &str, &str)) {
         let (port, net, at) = match (who, self.plan) {
             ("web", _) => ("w0", 1, self.ns("host")),
             (_, Plan::TwoHosts) => ("d0", 2, self.ns("other")),
             _ => ("d0", 2, self.ns("host")),
         };
         let (ns, (v4, v6)) = (self.ns(who), self.plan.addresses(who));
+        run(&format!("ip -n {at} link del {port}"));
+        make(&at, port, &ns);
         let mut script = format!(
-            "ip -n {at} link del {port}
-             ip -n {at} link add {port} type veth peer name e0 netns {ns}
-             ip -n {at} link set {port} up; ip -n {ns} link set e0 up
+            "ip -n {at} link set {port} up; ip -n {ns} link set e0 up
              ip -n {ns} addr add {v4}/24 dev e0; ip -n {ns} addr add {v6}/64 dev e0 nodad\n"
         );
         script += &match self.plan {

@@ -18,10 +18,11 @@ from .spread import Half
 from .usage import Profile
 
 PATHS = {"OneBridge": "one host, bridged", "OneRouter": "one host, routed", "TwoHosts": "two hosts"}
+CABLES = {"Veth": "veths", "Tap": "taps"}
+"""How guests are joined to their hosts."""
 TRIPS = {"ping_us": "ping", "udp_us": "UDP request and reply", "tcp_us": "TCP request and reply"}
 """Round trips, and what they are made of."""
 RATES = {"gbit_per_s": "one TCP stream", "packets_per_s": "64-byte datagrams"}
-FIGURES = (*TRIPS, *RATES)
 TURN_S = 6
 """No turn of three guards takes longer."""
 THROUGHPUT_LEVEL = 0.97
@@ -40,8 +41,10 @@ def measure_outside(settings: Settings) -> dict:
 
 def _measure(settings: Settings, what: str, to: str, guard: str) -> dict:
     millis = round(settings.flood_s * 1e3)
-    say(f"{what}: {settings.tagging_rounds} rounds on each of {len(PATHS)} paths")
-    timeout_s = 60 + TURN_S * len(PATHS) * settings.tagging_rounds
+    say(
+        f"{what}: {settings.tagging_rounds} rounds on each of {len(PATHS)} paths, guests on {' and '.join(CABLES.values())}"
+    )
+    timeout_s = 60 + TURN_S * len(PATHS) * len(CABLES) * settings.tagging_rounds
     found = run_example("tagging-bench", what, settings.tagging_rounds, millis, timeout_s=timeout_s)
     result = summarise(found)
     if any(row["ratios"][rate]["median"] < THROUGHPUT_LEVEL for row in result["rows"] for rate in RATES):
@@ -66,18 +69,20 @@ def _profile(settings: Settings, to: str, guard: str) -> list[dict]:
 
 
 def summarise(found: dict) -> dict:
-    """A row for each path and guard: what it adds to round trips, and its share of the throughput without."""
+    """A row for each path and guard: what it adds to round trips (on veths), its share of the throughput without."""
     rows = []
     for path in found["paths"]:
         plain, *guarded = path["guards"]
         for guard in guarded:
             pairs = list(zip(guard["turns"], plain["turns"], strict=True))
-            added = {name: Half.of([one[name] - other[name] for one, other in pairs]).json() for name in TRIPS}
+            trips = [name for name in TRIPS if name in plain["turns"][0]]
+            added = {name: Half.of([one[name] - other[name] for one, other in pairs]).json() for name in trips}
             ratios = {name: Half.of([one[name] / other[name] for one, other in pairs]).json() for name in RATES}
             row = {
                 "path": PATHS[path["path"]],
+                "cable": CABLES[path["cable"]],
                 "guard": guard["guard"],
-                "without": {name: round(median(turn[name] for turn in plain["turns"]), 2) for name in FIGURES},
+                "without": {name: round(median(turn[name] for turn in plain["turns"]), 2) for name in (*trips, *RATES)},
                 "added_us": added,
                 "ratios": ratios,
                 "program_ns": guard["program_ns"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .settings import LEVEL
-from .tagging import RATES, THROUGHPUT_LEVEL, TRIPS
+from .tagging import CABLES, RATES, THROUGHPUT_LEVEL, TRIPS
 
 SYNC_FACTOR = 12
 """PipeCloud 6.1, figure 9."""
@@ -207,7 +207,8 @@ def _reads(result: dict) -> list[Verdict]:
 def _tags(result: dict) -> list[Verdict]:
     """Between two members. How many small datagrams pass has no target: it says what the work on the way costs."""
     worst, trip = max(
-        ((row, trip) for row in result["rows"] for trip in TRIPS), key=lambda one: one[0]["added_us"][one[1]]["median"]
+        ((row, trip) for row in result["rows"] for trip in row["added_us"]),
+        key=lambda one: one[0]["added_us"][one[1]]["median"],
     )
     added = worst["added_us"][trip]
     spread = f"{added['median']:.1f} µs ({added['low']:.1f} to {added['high']:.1f})"
@@ -219,21 +220,31 @@ def _tags(result: dict) -> list[Verdict]:
             added["median"] <= TAGS_ADD_US,
             command("i"),
         ),
-        _throughput("i", "tags between two members", result, "gbit_per_s", THROUGHPUT_LEVEL),
-        _throughput("i", "tags between two members", result, "packets_per_s", None),
+        *_throughputs(
+            "i", "tags between two members", result["rows"], {"gbit_per_s": THROUGHPUT_LEVEL, "packets_per_s": None}
+        ),
     ]
 
 
 def _covered(result: dict) -> list[Verdict]:
     """To the outside, beside the queue; through the queue is for comparison."""
-    beside = {**result, "rows": [row for row in result["rows"] if row["guard"] != "queue"]}
+    beside = [row for row in result["rows"] if row["guard"] != "queue"]
     what = "covered traffic to the outside, with kernel programs"
-    return [_throughput("j", what, beside, rate, THROUGHPUT_LEVEL) for rate in RATES]
+    return _throughputs("j", what, beside, dict.fromkeys(RATES, THROUGHPUT_LEVEL))
 
 
-def _throughput(part: str, what: str, result: dict, rate: str, level: float | None) -> Verdict:
+def _throughputs(part: str, what: str, rows: list[dict], levels: dict[str, float | None]) -> list[Verdict]:
+    """Of guests on taps, as VMs are, and of those on veths, whose packets cost least by themselves."""
+    verdicts = []
+    for cable in reversed(CABLES.values()):
+        there = [row for row in rows if row["cable"] == cable]
+        verdicts += [_throughput(part, f"{what}, guests on {cable}", there, *of) for of in levels.items()]
+    return verdicts
+
+
+def _throughput(part: str, what: str, rows: list[dict], rate: str, level: float | None) -> Verdict:
     """By the path that has most to lose."""
-    worst = min(result["rows"], key=lambda row: row["ratios"][rate]["median"])
+    worst = min(rows, key=lambda row: row["ratios"][rate]["median"])
     ratio = worst["ratios"][rate]
     wanted = f": at least {level} of that without" if level else ", of that without"
     return Verdict(
