@@ -41,9 +41,8 @@ def measure_outside(settings: Settings) -> dict:
 
 def _measure(settings: Settings, what: str, to: str, guard: str) -> dict:
     millis = round(settings.flood_s * 1e3)
-    say(
-        f"{what}: {settings.tagging_rounds} rounds on each of {len(PATHS)} paths, guests on {' and '.join(CABLES.values())}"
-    )
+    cables = " and ".join(CABLES.values())
+    say(f"{what}: {settings.tagging_rounds} rounds on each of {len(PATHS)} paths, guests on {cables}")
     timeout_s = 60 + TURN_S * len(PATHS) * len(CABLES) * settings.tagging_rounds
     found = run_example("tagging-bench", what, settings.tagging_rounds, millis, timeout_s=timeout_s)
     result = summarise(found)
