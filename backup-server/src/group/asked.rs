@@ -56,6 +56,13 @@ impl<S: Storage> Group<S> {
         }
     }
 
+    /// A member has attached: it may have heard, while its daemon was away, of one that was in mode async.
+    pub(super) fn tell_for_everyone(&mut self, link: Link) {
+        if let Some((pending, hlc)) = self.for_everyone.clone() {
+            self.outputs.push(Output::Send(link, Message::FloorIs { mark: 0, pending, hlc }));
+        }
+    }
+
     /// Tells whoever has asked, as soon as every writer has answered.
     pub(super) fn tell_asked(&mut self) {
         let links = self.all_links();
@@ -64,6 +71,11 @@ impl<S: Storage> Group<S> {
         waiting.retain(|asked| links.contains(&asked.link));
         waiting.retain(|asked| {
             let Some((pending, hlc)) = self.heard_of(&asked.answers, None) else { return true };
+            if asked.everyone {
+                let (all, newest) = self.for_everyone.get_or_insert_default();
+                all.merge(&pending);
+                *newest = hlc.max(*newest);
+            }
             let others = links.iter().filter(|link| asked.everyone && **link != asked.link);
             for (link, mark) in others.map(|link| (*link, 0)).chain([(asked.link, asked.mark)]) {
                 let pending = pending.clone();

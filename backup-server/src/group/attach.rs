@@ -228,6 +228,7 @@ impl<S: Storage> Group<S> {
                 self.outputs.push(Output::Send(link, Message::Attached(attached)));
                 let progress = Message::Progress(self.progress(durable, &self.told()));
                 self.outputs.push(Output::Send(link, progress));
+                self.tell_for_everyone(link);
                 self.say_stalled(link);
                 self.sound(join.attach.writer, copy);
             }

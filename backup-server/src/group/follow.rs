@@ -15,6 +15,7 @@ impl<S: Storage> Group<S> {
         match self.try_follow(now, link, host, follow) {
             Ok(followed) => {
                 self.outputs.push(Output::Send(link, Message::Followed(followed)));
+                self.tell_for_everyone(link);
                 self.say_stalled(link);
             }
             Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),

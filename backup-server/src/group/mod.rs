@@ -216,6 +216,8 @@ pub struct Group<S: Storage> {
     floors: Vec<floor::Floor>,
     /// The same for members that have asked.
     asked: Vec<asked::Asked>,
+    /// The greatest of the answers that all members are to hear, also those that come later.
+    for_everyone: Option<(CountVector, Hlc)>,
     last_sound: u64,
     /// The greatest time of any record that is not idle, or that a member waits for.
     frontier: Hlc,
@@ -326,6 +328,7 @@ impl<S: Storage> Group<S> {
             followers: Vec::new(),
             floors: Vec::new(),
             asked: Vec::new(),
+            for_everyone: None,
             last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),

@@ -151,6 +151,7 @@ impl<S: Storage> Group<S> {
         }
         self.floors.clear();
         self.asked.clear();
+        self.for_everyone = None;
         self.commit = GroupCommit::new(cut);
         self.cut = CutTracker::new(self.journal.state());
         self.flush();

@@ -111,6 +111,13 @@ fn a_member_that_does_not_know_what_it_heard_is_told_how_far_everyone_is() {
         (vec![floor(0)], vec![floor(0)])
     );
 
+    // Nor does one whose daemon was away, and comes back.
+    group.connection_lost(link(1).connection);
+    let clean = LastRun::Clean { seq: group.committed().get(WriterId(1)) };
+    assert!(join(&mut group, at_ms(0), &shape.join(1, 3, clean)).contains(&floor(0)));
+    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    assert!(told(&group.take_outputs(), web).contains(&floor(0)));
+
     // A writer that cannot be reached cannot be asked, unless it has left.
     group.connection_lost(link(1).connection);
     let frame = Frame::Control(web.channel, Message::AskFloor { mark: 14, everyone: false });
