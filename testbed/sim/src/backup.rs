@@ -62,6 +62,8 @@ pub struct GroupSlot {
     pub(crate) contiguous: CountVector,
     /// Since when and how it is recovered.
     pub recovered: Option<Recovered>,
+    /// The last attempt found that some member was never whole.
+    pub initialising: bool,
     /// Links of this boot, to know whose they are; `None`: a follower's.
     pub writers: BTreeMap<Link, Option<WriterId>>,
 }
@@ -101,6 +103,7 @@ impl Backup {
             told_durable: CountVector::new(),
             contiguous: CountVector::new(),
             recovered: None,
+            initialising: false,
             writers: BTreeMap::new(),
         };
         Self {

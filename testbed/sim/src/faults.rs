@@ -380,6 +380,7 @@ impl World {
         self.backup.slow_factor = 1;
         for slot in &mut self.backup.groups {
             slot.full = false;
+            slot.initialising = false;
             slot.storage.set_faults(slot.faults());
         }
         self.start_backup()?;

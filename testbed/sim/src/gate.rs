@@ -317,13 +317,14 @@ impl World {
         Ok(())
     }
 
-    /// Whether the backup has told of a whole copy of every member.
+    /// Whether the backup has told of a whole copy of every member that was there from the beginning, and
+    /// of any at all: of a group those may have been taken out.
     #[must_use]
     pub fn is_recoverable(&self, group: usize) -> bool {
         let told = &self.backup.groups[group].told;
-        self.plan.groups[group]
-            .writers()
-            .all(|vm| self.plan.vms[vm].joins || self.is_whole(vm, told))
+        let writers = || self.plan.groups[group].writers();
+        writers().all(|vm| self.plan.vms[vm].joins || self.is_whole(vm, told))
+            && writers().any(|vm| self.is_whole(vm, told))
     }
 
     /// Whether a writer's disks are whole at this cut.

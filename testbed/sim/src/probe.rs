@@ -304,7 +304,9 @@ impl World {
                 self.schedule.after(remaining_ms.max(1) * MS, Event::Recover { group });
                 Ok(())
             }
-            Err(RecoverError::Initialising { .. }) => {
+            Err(error @ RecoverError::Initialising { .. }) => {
+                note!(self, "group {group} cannot be recovered: {error}");
+                self.backup.groups[group].initialising = true;
                 check(!self.is_whole_group(group), Checker::Prefix, || {
                     format!("group {group} was whole, and cannot be recovered")
                 })

@@ -119,7 +119,9 @@ impl World {
         let host = self.plan.vms[vm].host;
         let slot = &self.backup.groups[group];
         if self.hosts[host].lost {
-            let must = slot.recovered.is_none() && self.is_recoverable(group);
+            // Who had come before the others were whole is one of them, and may never have been.
+            let whole = self.is_recoverable(group) && !slot.initialising;
+            let must = slot.recovered.is_none() && whole;
             return must.then(|| "the group was not recovered".to_owned());
         }
         let Some(run) = &self.vms[vm].run else { return Some("no daemon runs".to_owned()) };
