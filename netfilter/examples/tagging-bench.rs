@@ -46,6 +46,8 @@ const PINGS: usize = 5_000;
 const PORT: u16 = 7000;
 /// What one turn of `iperf3` sends.
 const STREAM: &str = "400M";
+/// What a fast network between hosts takes.
+const PACE: &str = "-b 10G";
 const VECTOR: Form = Form::Vector { writers: 4 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -200,7 +202,11 @@ impl Site {
     }
 
     fn turn(&self, span: Duration) -> Value {
-        let mut figures = json!({ "gbit_per_s": self.stream(), "packets_per_s": self.flood(span) });
+        let mut figures = json!({
+            "gbit_per_s": self.stream(""),
+            "paced_gbit_per_s": self.stream(PACE),
+            "packets_per_s": self.flood(span),
+        });
         if self.cable == Cable::Veth {
             let trips = self.round_trips();
             figures.as_object_mut().expect("figures").extend(trips);
@@ -240,9 +246,9 @@ impl Site {
     }
 
     /// Gigabits per second that arrived, as `iperf3` tells.
-    fn stream(&self) -> f64 {
+    fn stream(&self, pace: &str) -> f64 {
         // A core for each end; and no congestion control whose timer decides (BBR is usual here).
-        let options = format!("-J -p 7002 -n {STREAM} -C cubic");
+        let options = format!("-J -p 7002 -n {STREAM} -C cubic {pace}");
         let command = format!("iperf3 {options} -c {}", self.town.ip(self.to));
         let said: Value = serde_json::from_str(&self.town.on("web", &command)).expect("JSON");
         let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();

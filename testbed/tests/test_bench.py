@@ -332,16 +332,17 @@ def test_tags_are_compared_with_the_turns_beside_them():
 def test_what_tags_may_cost_is_judged_at_its_limit_and_one_step_past_it(added_us, share, expected):
     result = tagging.summarise(tagging_found(added_us, share))
     result["rows"] = [row for row in result["rows"] if row["guard"] == "vector"]
-    trip, on_taps, datagrams_on_taps, stream, datagrams = verdicts({"i": result})
+    trip, *on_taps, datagrams_on_taps, stream, paced, datagrams = verdicts({"i": result})
     assert [trip.reached, stream.reached] == expected
-    assert on_taps.reached
+    assert paced.reached == stream.reached
+    assert all(verdict.reached for verdict in on_taps)
     assert datagrams.reached is None and datagrams_on_taps.reached is None
 
 
 @pytest.mark.parametrize(("share", "reached"), [(0.97, True), (0.969, False)])
 def test_covered_traffic_is_judged_beside_the_queue_and_not_through_it(share, reached):
     found = verdicts({"j": tagging.summarise(tagging_found(1, share, share_on_taps=share - 0.001))})
-    assert [verdict.reached for verdict in found] == [False, False, reached, reached]
+    assert [verdict.reached for verdict in found] == [False] * 3 + [reached] * 3
     assert all("queue" not in verdict.measured for verdict in found)
 
 

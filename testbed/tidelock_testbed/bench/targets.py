@@ -211,6 +211,7 @@ def _tags(result: dict) -> list[Verdict]:
         key=lambda one: one[0]["added_us"][one[1]]["median"],
     )
     added = worst["added_us"][trip]
+    levels = {rate: None if rate == "packets_per_s" else THROUGHPUT_LEVEL for rate in RATES}
     spread = f"{added['median']:.1f} µs ({added['low']:.1f} to {added['high']:.1f})"
     return [
         Verdict(
@@ -220,9 +221,7 @@ def _tags(result: dict) -> list[Verdict]:
             added["median"] <= TAGS_ADD_US,
             command("i"),
         ),
-        *_throughputs(
-            "i", "tags between two members", result["rows"], {"gbit_per_s": THROUGHPUT_LEVEL, "packets_per_s": None}
-        ),
+        *_throughputs("i", "tags between two members", result["rows"], levels),
     ]
 
 
@@ -238,7 +237,9 @@ def _throughputs(part: str, what: str, rows: list[dict], levels: dict[str, float
     verdicts = []
     for cable in reversed(CABLES.values()):
         there = [row for row in rows if row["cable"] == cable]
-        verdicts += [_throughput(part, f"{what}, guests on {cable}", there, *of) for of in levels.items()]
+        for rate, level in levels.items():
+            if there and all(rate in row["ratios"] for row in there):
+                verdicts.append(_throughput(part, f"{what}, guests on {cable}", there, rate, level))
     return verdicts
 
 
