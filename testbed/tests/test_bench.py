@@ -373,7 +373,7 @@ def test_pages_of_packets_have_every_figure_and_a_profile_where_they_are_short(t
         assert f"({chart})" in page
         assert ElementTree.fromstring((tmp_path / chart).read_text()).tag.endswith("svg")
     assert page.count("4.00 (4.00 to 4.00)") == 2 * 3 * 3
-    assert page.count("| 0.90 (0.90 to 0.90) |") == 2 * 3 * 2
+    assert page.count("| 0.90 (0.90 to 0.90) |") == 2 * 3 * len(tagging.RATES)
     assert page.count("`nft_do_chain` (kernel)") == 1
     assert page.count("20 (10 to 30)") == 2 * 4
 
