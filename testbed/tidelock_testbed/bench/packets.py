@@ -15,14 +15,15 @@ MEMBERS = """## (i) Between two members, with tags and without
 
 Real packets between namespaces of two guests, with one host (bridged, routed) or two between them
 (`netfilter/examples/tagging-bench.rs`): a flooding `ping`, requests of 64 bytes and their replies over UDP and TCP,
-`iperf3`'s one TCP stream as fast as it goes and held to 10 Gb/s, 64-byte datagrams as fast as one thread can send them.
-*vector*: tags of four writers. The hosts' interfaces have room for a tag (MTU 1600), so that segments are equally
-large. All variants stand ready at once and take {rounds} short turns each, in an order that is turned around each time; a figure is the median of the
-differences or ratios of turns beside each other, in brackets the middle half of them. Both ends of a round trip share
-a core: what is added is then the work on the way, and not how soon the hypervisor wakes another core. *programs*: what
-one run of each takes, by the kernel's own count (`BPF_ENABLE_STATS`), some tens of nanoseconds of which are the
-counting. Throughput is also measured with guests on *taps*, whose frames a process carries between host and guest with
-what the driver says of segments and checksums, as QEMU's own virtio-net does for a VM.
+`iperf3`'s one TCP stream as fast as it goes and held to 10 Gb/s, 64-byte datagrams as fast as one thread can send
+them. *vector*: tags of four writers. The hosts' interfaces have room for a tag (MTU 1600), so that segments are
+equally large. All variants stand ready at once and take {rounds} short turns each, in an order that is turned around
+each time; a figure is the median of the differences or ratios of turns beside each other, in brackets the middle half
+of them. Both ends of a round trip share a core: what is added is then the work on the way, and not how soon the
+hypervisor wakes another core. *programs*: what one run of each takes, by the kernel's own count (`BPF_ENABLE_STATS`),
+some tens of nanoseconds of which are the counting. Throughput is also measured with guests on *taps*, whose frames a
+process carries between host and guest with what the driver says of segments and checksums, as QEMU's own virtio-net
+does for a VM.
 """
 
 MEMBERS_WORDS = """A round trip meets each program twice. The guests here are veths, whose packets have no room in
