@@ -14,7 +14,7 @@ const PROBE_TABLE: &str = "tidelock_probe";
 /// Before the filter priority of its family (0 for inet; bridges filter at -200).
 const PRIORITY_INET: i32 = -150;
 const PRIORITY_BRIDGE: i32 = -250;
-/// Before anybody else looks.
+/// Before anybody else looks, iptables' queue among them.
 const PRIORITY_CUT_OFF: i32 = -350;
 
 /// nftables.
@@ -62,7 +62,7 @@ impl Nft {
         let chains = match rules.topology {
             Topology::Routed => routed(rules),
             Topology::Bridged => bridged(rules),
-        } + &cut_off(rules);
+        };
         let script = self.replace(family(rules.topology), &rules.member, &chains);
         self.script(&script, "install the rules")
     }
@@ -70,11 +70,7 @@ impl Nft {
     /// Beside iptables: drops what iptables does not see or cannot tell. In the place of whatever
     /// there was of the member.
     pub(super) fn install_companion(&self, rules: &MemberRules) -> Result<(), RulesError> {
-        let chains = match rules.topology {
-            Topology::Routed => String::new(),
-            Topology::Bridged => companion(rules),
-        } + &cut_off(rules);
-        let script = self.replace(family(rules.topology), &rules.member, &chains);
+        let script = self.replace(family(rules.topology), &rules.member, &companion(rules));
         self.script(&script, "install the rules that drop what iptables cannot see")
     }
 
@@ -114,16 +110,35 @@ pub(super) fn family(topology: Topology) -> &'static str {
 
 /// Cuts off an interface that has the member's name and is not the one that is watched. `iif` and
 /// `oif` are indices, the names beside them are looked at for each packet.
-fn cut_off(rules: &MemberRules) -> String {
-    let MemberRules { interface, .. } = rules;
-    rules.only_index.map_or(String::new(), |index| {
-        format!(
-            " chain from_other {{ type filter hook prerouting priority {PRIORITY_CUT_OFF};\n\
-             \x20 iifname \"{interface}\" iif != {index} counter drop\n }}\n\
-             \x20chain to_other {{ type filter hook postrouting priority {PRIORITY_CUT_OFF};\n\
-             \x20 oifname \"{interface}\" oif != {index} counter drop\n }}\n"
-        )
-    })
+#[derive(Default)]
+struct CutOff {
+    /// Rules for what comes from it.
+    from: String,
+    /// Rules for what goes to it.
+    to: String,
+}
+
+impl CutOff {
+    fn of(rules: &MemberRules) -> CutOff {
+        let MemberRules { interface, .. } = rules;
+        rules.only_index.map_or_else(CutOff::default, |index| CutOff {
+            from: format!("  iifname \"{interface}\" iif != {index} counter drop\n"),
+            to: format!("  oifname \"{interface}\" oif != {index} counter drop\n"),
+        })
+    }
+
+    /// What the host itself sends: the other chains do not see it.
+    fn output(&self, priority: i32) -> String {
+        chain("output", priority, &self.to)
+    }
+}
+
+/// A base chain. Without rules none: each one costs every packet of the host something.
+fn chain(hook: &str, priority: i32, rules: &str) -> String {
+    if rules.is_empty() {
+        return String::new();
+    }
+    format!(" chain {hook} {{ type filter hook {hook} priority {priority};\n{rules} }}\n")
 }
 
 /// Deletes a table whether or not it is there.
@@ -147,46 +162,57 @@ fn marked(rules: &MemberRules) -> String {
 
 fn routed(rules: &MemberRules) -> String {
     let MemberRules { interface, queue, .. } = rules;
-    let (discovery, marked) = (discovery(), marked(rules));
-    format!(
-        " chain forward {{ type filter hook forward priority {PRIORITY_INET};\n{marked}\
-         \x20 iifname \"{interface}\" counter queue num {queue}\n }}\n\
-         \x20chain input {{ type filter hook input priority {PRIORITY_INET};\n\
-         \x20 iifname \"{interface}\" {discovery}\n{marked}\
-         \x20 iifname \"{interface}\" counter queue num {queue}\n }}\n"
-    )
+    let (cut_off, discovery, marked) = (CutOff::of(rules), discovery(), marked(rules));
+    let CutOff { from, to } = &cut_off;
+    let queued = format!("{marked}  iifname \"{interface}\" counter queue num {queue}\n");
+    chain("forward", PRIORITY_INET, &format!("{from}{to}{queued}"))
+        + &chain(
+            "input",
+            PRIORITY_INET,
+            &format!("{from}  iifname \"{interface}\" {discovery}\n{queued}"),
+        )
+        + &cut_off.output(PRIORITY_INET)
 }
 
 fn bridged(rules: &MemberRules) -> String {
     let MemberRules { interface, queue, .. } = rules;
-    let (discovery, marked) = (discovery(), marked(rules));
-    let chain = |hook: &str| {
-        format!(
-            " chain {hook} {{ type filter hook {hook} priority {PRIORITY_BRIDGE};\n\
-             \x20 iifname \"{interface}\" ether type arp accept\n\
-             \x20 iifname \"{interface}\" ether type ip6 {discovery}\n{marked}\
-             \x20 iifname \"{interface}\" ether type {{ ip, ip6 }} counter queue num {queue}\n\
-             \x20 iifname \"{interface}\" drop\n }}\n"
-        )
-    };
-    chain("forward") + &chain("input")
+    let (cut_off, discovery, marked) = (CutOff::of(rules), discovery(), marked(rules));
+    let CutOff { from, to } = &cut_off;
+    let queued = format!(
+        "  iifname \"{interface}\" ether type arp accept\n\
+         \x20 iifname \"{interface}\" ether type ip6 {discovery}\n{marked}\
+         \x20 iifname \"{interface}\" ether type {{ ip, ip6 }} counter queue num {queue}\n\
+         \x20 iifname \"{interface}\" drop\n"
+    );
+    chain("forward", PRIORITY_BRIDGE, &format!("{from}{to}{queued}"))
+        + &chain("input", PRIORITY_BRIDGE, &format!("{from}{queued}"))
+        + &cut_off.output(PRIORITY_BRIDGE)
 }
 
+/// Beside the queue of iptables, which comes later.
 fn companion(rules: &MemberRules) -> String {
-    let interface = &rules.interface;
-    let chain = |hook: &str| {
-        format!(
-            " chain {hook} {{ type filter hook {hook} priority {PRIORITY_BRIDGE};\n\
-             \x20 iifname \"{interface}\" ether type != {{ ip, ip6, arp }} drop\n }}\n"
-        )
-    };
-    chain("forward") + &chain("input")
+    let MemberRules { interface, topology, .. } = rules;
+    let (cut_off, unseen) = (
+        CutOff::of(rules),
+        match topology {
+            Topology::Routed => String::new(),
+            Topology::Bridged => {
+                format!("  iifname \"{interface}\" ether type != {{ ip, ip6, arp }} drop\n")
+            }
+        },
+    );
+    let CutOff { from, to } = &cut_off;
+    chain("forward", PRIORITY_CUT_OFF, &format!("{from}{to}{unseen}"))
+        + &chain("input", PRIORITY_CUT_OFF, &format!("{from}{unseen}"))
+        + &cut_off.output(PRIORITY_CUT_OFF)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::nfqueue::QueueNumber;
+
+    type Build = fn(&MemberRules) -> String;
 
     fn rules(topology: Topology) -> MemberRules {
         MemberRules {
@@ -217,8 +243,7 @@ mod tests {
 
     #[test]
     fn marked_packets_are_accepted_before_the_queue() {
-        for (topology, build) in
-            [(Topology::Routed, routed as fn(&MemberRules) -> String), (Topology::Bridged, bridged)]
+        for (topology, build) in [(Topology::Routed, routed as Build), (Topology::Bridged, bridged)]
         {
             assert!(!build(&rules(topology)).contains("mark"));
             let script = build(&MemberRules { pass_mark: Some(0x10), ..rules(topology) });
@@ -231,12 +256,33 @@ mod tests {
 
     #[test]
     fn an_interface_of_another_index_is_cut_off_both_ways() {
-        for topology in [Topology::Routed, Topology::Bridged] {
-            assert_eq!(cut_off(&rules(topology)), "");
-            let script = cut_off(&MemberRules { only_index: Some(17), ..rules(topology) });
-            assert!(script.contains("iifname \"tap0\" iif != 17 counter drop"), "{script}");
-            assert!(script.contains("oifname \"tap0\" oif != 17 counter drop"), "{script}");
+        let all: [(Topology, Build); 4] = [
+            (Topology::Routed, routed),
+            (Topology::Bridged, bridged),
+            (Topology::Routed, companion),
+            (Topology::Bridged, companion),
+        ];
+        for (topology, build) in all {
+            assert!(!build(&rules(topology)).contains("if !="));
+            let script = build(&MemberRules { only_index: Some(17), ..rules(topology) });
+            let from = "iifname \"tap0\" iif != 17 counter drop\n";
+            let to = "oifname \"tap0\" oif != 17 counter drop\n";
+            for (hook, wanted) in [
+                ("forward", format!("  {from}  {to}")),
+                ("input", format!("  {from}")),
+                ("output", format!("  {to}")),
+            ] {
+                // First, before any rule that lets pass.
+                let chain = script.split(&format!("hook {hook} ")).nth(1).expect(hook);
+                let rules = chain.split_once(";\n").expect("rules").1;
+                assert!(rules.starts_with(&wanted), "{script}");
+            }
         }
+    }
+
+    #[test]
+    fn no_chain_is_made_for_nothing() {
+        assert_eq!(companion(&rules(Topology::Routed)), "");
     }
 
     #[test]
