@@ -5,7 +5,7 @@ TEST_SEEDS ?= 200
 PY := PYTHONPATH=testbed .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help drill test sim bench fuzz tidy build clean
+.PHONY: help drill test sim torture bench fuzz tidy build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,11 @@ test: ## every test: crates, decoders, simulator, two sites on this machine
 sim: ## the seeded simulator; SEEDS=n (2000)
 	@scripts/setup --no-build
 	@. .cache/env && cargo run --release -p tidelock-sim -- --seeds $(SEEDS)
+
+torture: ## real processes under random faults, the rules checked after each round; TIME=5m, 2h; ROUNDS=n SEED=n
+	@scripts/setup
+	@$(PY) -m tidelock_testbed.torture $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+	    $(if $(SEED),--seed $(SEED))
 
 bench: ## measure speed against others side by side, into docs/bench/; QUICK=1, ONLY=a,c
 	@scripts/setup

@@ -46,3 +46,36 @@ def test_a_write_without_a_reply_may_be_there_until_it_is_overwritten(tmp_path):
     oracle.complete(after)
     assert oracle.violations(image(tmp_path / "c", lost.version))
     assert not oracle.violations(image(tmp_path / "d", after.version))
+
+
+def test_a_recovered_disk_may_lack_the_last_writes_and_no_others(tmp_path):
+    """Three writes, each completed before the next: any prefix, and nothing with a hole in it."""
+    oracle = Oracle(3 * BLOCK)
+    writes = [oracle.issue(range(block, block + 1), zero=False) for block in range(2)]
+    for write in writes:
+        oracle.complete(write)
+    one, two = (write.version for write in writes)
+    last = oracle.issue(range(2, 3), zero=False)
+    oracle.complete(last)
+    three = last.version
+    for number, good in enumerate([(0, 0, 0), (one, 0, 0), (0, two, 0), (one, two, 0), (one, two, three)]):
+        assert not oracle.violations_of_prefix(image(tmp_path / f"good-{number}", *good)), good
+    for number, bad in enumerate([(0, 0, three), (one, 0, three), (0, two, three)]):
+        assert oracle.violations_of_prefix(image(tmp_path / f"bad-{number}", *bad)), bad
+
+
+def test_an_old_version_beside_what_came_after_it_was_overwritten(tmp_path):
+    oracle = Oracle(2 * BLOCK)
+    versions = []
+    for block in [0, 0, 1]:
+        write = oracle.issue(range(block, block + 1), zero=False)
+        oracle.complete(write)
+        versions.append(write.version)
+    old, new, after = versions
+    assert not oracle.violations_of_prefix(image(tmp_path / "a", old, 0))
+    assert oracle.violations_of_prefix(image(tmp_path / "b", old, after))
+    assert not oracle.violations_of_prefix(image(tmp_path / "c", new, after))
+    # A zeroing after all that may be there or not; the rest may not be older for it.
+    oracle.complete(oracle.issue(range(1), zero=True))
+    assert not oracle.violations_of_prefix(image(tmp_path / "d", 0, after))
+    assert oracle.violations_of_prefix(image(tmp_path / "e", old, after))

@@ -131,8 +131,10 @@ def test_a_cut_stops_everything_and_mending_brings_it_back(run):
 
 
 def test_netem_gets_the_same_parameters():
-    words = " ".join(netem_words(WanParams(delay_ms=25, jitter_ms=2, rate_bytes_per_s=1e6, loss=0.01, duplicate=0.02)))
-    assert words == "netem limit 4194 delay 25ms 2ms loss random 1.0% duplicate 2.0% rate 8000000bit"
+    words = " ".join(
+        netem_words(WanParams(delay_ms=25, jitter_ms=2, rate_bytes_per_s=1e6, loss=0.01, duplicate=0.02, corrupt=0.03))
+    )
+    assert words == "netem limit 4194 delay 25ms 2ms loss random 1.0% duplicate 2.0% corrupt 3.0% rate 8000000bit"
     assert "loss random 100%" in " ".join(netem_words(WanParams(cut=True)))
 
 

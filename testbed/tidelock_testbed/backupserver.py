@@ -41,13 +41,14 @@ class BackupServer:
             lines += ["[[group]]", f'name = "{group}"', f"hosts = {json.dumps(names)}"]
         self.config.write_text("\n".join(lines) + "\n")
         self.process: Process | None = None
+        self.environment = {"NO_COLOR": "1"}
 
     def _command(self, *words: object) -> list:
         return [*UNPRIVILEGED, BIN / "tidelock-backup", *words, "--config", self.config]
 
     def start(self) -> None:
         """Starts it and waits until it listens for its command line."""
-        self.process = Process(self.run, "tidelock-backup", self._command("serve"), self.netns, env={"NO_COLOR": "1"})
+        self.process = Process(self.run, "tidelock-backup", self._command("serve"), self.netns, env=self.environment)
         wait_until("tidelock-backup listens", self._listens, 30, [self.process])
 
     def _listens(self) -> bool:

@@ -97,9 +97,9 @@ class Group:
 class ControlClient:
     """A connection to the daemon's control socket."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, timeout_s: float = 10):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(10)
+        self._socket.settimeout(timeout_s)
         self._socket.connect(str(path))
         self._answers = self._socket.makefile("rb")
 
@@ -151,6 +151,7 @@ class HostDaemon:
         self.config = directory / "host.toml"
         self.configure(groups)
         self.process: Process | None = None
+        self.environment: dict[str, str] = {}
         self._control: ControlClient | None = None
 
     def configure(self, groups: list[Group]) -> None:
@@ -163,7 +164,7 @@ class HostDaemon:
         self.close_control()
         name = "tidelockd" if self.host == HOST else f"tidelockd-{self.host}"
         argv = [BIN / "tidelockd", "--config", self.config]
-        self.process = Process(self.run, name, argv, self.netns)
+        self.process = Process(self.run, name, argv, self.netns, env=self.environment)
         wait_until(f"{name} answers on its control socket", self._answers, 30, [self.process])
 
     def _answers(self) -> bool:

@@ -3,6 +3,9 @@
 Invariant: for each block the oracle has every version that the disk may hold, and no other. A version
 leaves only when a write that was issued after its completion has completed (so it was overwritten for
 certain); a version whose reply never came stays, because it may have arrived or not.
+
+A disk that a recovery brings back may lack the last writes: it is compared with what the oracle knew at an earlier
+moment, that of the youngest write of which the disk has something.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import random
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,20 +48,26 @@ class Oracle:
         self._settled: dict[int, set[int]] = {}
         self._in_doubt: dict[int, set[int]] = {}
         self._version = 0
+        self._history: list[tuple[str, _Write | None]] = []
 
     def issue(self, blocks: range, zero: bool) -> _Write:
         """A write is about to be sent."""
         self._version += 1
         # A zeroing gets a number of its own, too: it may be in doubt beside an older one. Its sign tells it apart.
-        version = -self._version if zero else self._version
+        return self._issue(blocks, -self._version if zero else self._version)
+
+    def _issue(self, blocks: range, version: int) -> _Write:
         overwrites = {block: frozenset(self._settled.get(block, {ZEROES})) for block in blocks}
         for block in blocks:
             self._in_doubt.setdefault(block, set()).add(version)
-        return _Write(version, blocks, overwrites)
+        write = _Write(version, blocks, overwrites)
+        self._history.append(("issue", write))
+        return write
 
     def complete(self, write: _Write) -> None:
         """Its reply has come, without an error."""
         self.completed += 1
+        self._history.append(("complete", write))
         for block in write.blocks:
             settled = self._settled.setdefault(block, {ZEROES})
             settled -= write.overwrites[block]
@@ -67,17 +76,44 @@ class Oracle:
 
     def server_died(self) -> None:
         """What had no reply has arrived or never will: a later write overwrites it for certain."""
+        self._history.append(("died", None))
         for block, versions in self._in_doubt.items():
             self._settled.setdefault(block, {ZEROES}).update(versions)
         self._in_doubt.clear()
 
-    def violations(self, image: Path) -> list[str]:
+    def violations_of_prefix(self, image: Path) -> list[str]:
+        """Blocks of an image that hold what no prefix of what was done leaves there.
+
+        A write that had completed before another was issued comes before it. So if the image has something of a write,
+        it has everything that had completed when that one was issued.
+        """
+        visible = set()
+        with image.open("rb") as file:
+            while data := file.read(BLOCK):
+                visible.add(struct.unpack_from("<Q", data)[0])
+        issued = {write.version: n for n, (what, write) in enumerate(self._history) if what == "issue"}
+        youngest = max((issued[version] for version in visible if version in issued), default=-1)
+        then = Oracle(self.blocks * BLOCK)
+        writes: dict[int, _Write] = {}
+        for what, write in self._history[: youngest + 1]:
+            if what == "issue":
+                writes[write.version] = then._issue(write.blocks, write.version)
+            elif what == "complete":
+                then.complete(writes[write.version])
+            else:
+                then.server_died()
+        # Zeroes do not say which write they are of: a later one may be there, too.
+        later = [write for what, write in self._history[youngest + 1 :] if what == "issue" and write.version < 0]
+        return then.violations(image, {block for write in later for block in write.blocks})
+
+    def violations(self, image: Path, may_be_zero: Set[int] = frozenset()) -> list[str]:
         """Blocks of an image that hold what they cannot hold."""
         found = []
         with image.open("rb") as file:
             for block in range(self.blocks):
                 data = file.read(BLOCK)
                 versions = self._settled.get(block, {ZEROES}) | self._in_doubt.get(block, set())
+                versions |= {ZEROES} if block in may_be_zero else set()
                 # Zeroings have a negative version.
                 if not any(data == (block_data(v, block) if v > 0 else bytes(BLOCK)) for v in versions):
                     held = struct.unpack("<QQ", data[:16])

@@ -80,6 +80,8 @@ class Pair:
         self._write_backup_config()
         self.daemon: Process | None = None
         self.backup: Process | None = None
+        self.daemon_environment: dict[str, str] = {}
+        self.backup_environment: dict[str, str] = {}
 
     def _blank_disk(self) -> Path:
         path = self.directory / "disk.img"
@@ -114,7 +116,8 @@ class Pair:
         """Starts it and waits until it answers."""
         words = self._in_mounts([BIN / "tidelock-backup", "serve", "--config", self.backup_config])
         netns = self.net.backup.netns if self.net else None
-        self.backup = Process(self.run, f"backup-{next(self._names)}", words, netns)
+        name = f"backup-{next(self._names)}"
+        self.backup = Process(self.run, name, words, netns, env=self.backup_environment)
         # Not by asking: without a server, the command opens the data directory itself.
         wait_until("tidelock-backup is ready", lambda: " ready " in self.backup.log.read_text(), LONG_S, [self.backup])
 
@@ -164,9 +167,9 @@ class Pair:
     def start_daemon(self, wait: bool = True) -> None:
         """Starts it and waits until it answers."""
         words = [BIN / "tidelockd", "--config", self.host_config]
-        self.daemon = Process(
-            self.run, f"tidelockd-{next(self._names)}", words, self.net.primary.netns if self.net else None
-        )
+        netns = self.net.primary.netns if self.net else None
+        name = f"tidelockd-{next(self._names)}"
+        self.daemon = Process(self.run, name, words, netns, env=self.daemon_environment)
         if wait:
             wait_until("tidelockd answers", self._daemon_runs, LONG_S, [self.daemon])
 
@@ -176,9 +179,9 @@ class Pair:
         except OSError:
             return False
 
-    def status(self) -> dict:
+    def status(self, timeout_s: float = 10) -> dict:
         """What the daemon says of itself."""
-        client = ControlClient(self.control_socket)
+        client = ControlClient(self.control_socket, timeout_s)
         try:
             return client.ask(command="status")["status"]
         finally:

@@ -30,6 +30,10 @@ class WanParams:
     """What may wait before the bottleneck."""
     loss: float = 0
     duplicate: float = 0
+    corrupt: float = 0
+    """The share of frames of which a bit arrives wrong."""
+    reorder: bool = False
+    """Whether jitter may change the order of frames. netem's always may."""
     cut: bool = False
 
 
@@ -168,6 +172,8 @@ def netem_words(params: WanParams) -> list[str]:
         words += ["loss", "random", f"{loss * 100}%"]
     if params.duplicate:
         words += ["duplicate", f"{params.duplicate * 100}%"]
+    if params.corrupt:
+        words += ["corrupt", f"{params.corrupt * 100}%"]
     if params.rate_bytes_per_s:
         words += ["rate", f"{int(params.rate_bytes_per_s * 8)}bit"]
     return words

@@ -35,7 +35,7 @@ struct State {
 #[derive(Debug, Error)]
 pub enum RegistryError {
     /// It cannot be opened.
-    #[error("cannot use the data directory {path}: {source}")]
+    #[error("cannot use the data directory {path}")]
     DataDir {
         /// Where.
         path: PathBuf,

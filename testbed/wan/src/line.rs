@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 /// Length of the `virtio_net_hdr` in front of each frame of a TAP opened with `IFF_VNET_HDR`.
 pub const VNET_HDR_LEN_BYTES: usize = 10;
 
+const ETHERNET_HEADER_BYTES: usize = 14;
+
 /// Frames beyond this many bytes in flight are dropped: 5 Gb/s for 400 ms.
 pub const HELD_BYTES_MAX: usize = 256 << 20;
 
@@ -35,6 +37,9 @@ pub struct Params {
     pub loss: f64,
     /// Probability that a frame arrives twice.
     pub duplicate: f64,
+    /// Probability that a bit of a frame arrives wrong. Of a frame that still lacks its checksums, as frames of
+    /// segmentation offload do, the receiver's transport does not notice it: whoever is above it has to.
+    pub corrupt: f64,
     /// Whether jitter may change the order of frames.
     pub reorder: bool,
     /// Whether the cable is cut: nothing passes, and what was on its way is gone.
@@ -50,6 +55,7 @@ impl Default for Params {
             queue_bytes: 4 << 20,
             loss: 0.0,
             duplicate: 0.0,
+            corrupt: 0.0,
             reorder: false,
             cut: false,
         }
@@ -69,7 +75,9 @@ impl Params {
                 return Err(format!("{name} must not be negative, not {value}"));
             }
         }
-        for (name, value) in [("loss", self.loss), ("duplicate", self.duplicate)] {
+        for (name, value) in
+            [("loss", self.loss), ("duplicate", self.duplicate), ("corrupt", self.corrupt)]
+        {
             if !(0.0..=1.0).contains(&value) {
                 return Err(format!("{name} is a probability: write 0 to 1, not {value}"));
             }
@@ -93,6 +101,8 @@ pub struct Counters {
     pub lost: u64,
     /// Frames added by `duplicate`.
     pub duplicated: u64,
+    /// Frames that left with a wrong bit, or will.
+    pub corrupted: u64,
     /// Frames dropped because the bottleneck's queue was full.
     pub dropped_queue: u64,
     /// Frames dropped because of `cut`.
@@ -220,9 +230,23 @@ impl Line {
             due = due.max(self.due_last);
             self.due_last = due;
         }
+        let mut frame: Box<[u8]> = frame.into();
+        if self.random.happens(self.params.corrupt) {
+            self.corrupt(&mut frame);
+        }
         self.held_bytes += frame.len();
-        self.held.push(Reverse(Held { due, order: self.order_next, frame: frame.into() }));
+        self.held.push(Reverse(Held { due, order: self.order_next, frame }));
         self.order_next += 1;
+    }
+
+    /// Turns one bit around, anywhere behind the addresses.
+    fn corrupt(&mut self, frame: &mut [u8]) {
+        let body = frame.get_mut(VNET_HDR_LEN_BYTES + ETHERNET_HEADER_BYTES..).unwrap_or_default();
+        let bit = (self.random.unit() * body.len() as f64 * 8.0) as usize;
+        if let Some(byte) = body.get_mut(bit / 8) {
+            *byte ^= 1 << (bit % 8);
+            self.counters.corrupted += 1;
+        }
     }
 
     /// When the last bit of a frame has passed the bottleneck; `None` if its queue is full.
@@ -382,9 +406,29 @@ mod tests {
     }
 
     #[test]
+    fn corruption_turns_one_bit_around_and_spares_the_addresses() {
+        let mut line = Line::new(Params { corrupt: 1.0, ..Params::default() }, 1);
+        for n in 0..200 {
+            line.accept(ms(0.0), &frame(n, 40));
+        }
+        for (n, (_, left)) in (0..).zip(drain(&mut line)) {
+            let sent = frame(n, 40);
+            let wrong = |(a, b): (&u8, &u8)| (a ^ b).count_ones();
+            assert_eq!(sent.iter().zip(&*left).map(wrong).sum::<u32>(), 1);
+            let kept = VNET_HDR_LEN_BYTES + ETHERNET_HEADER_BYTES;
+            assert_eq!(sent[..kept], left[..kept]);
+        }
+        assert_eq!(line.counters().corrupted, 200);
+        // Nothing there to turn around.
+        line.accept(ms(0.0), &frame(1, 8));
+        assert_eq!(line.counters().corrupted, 200);
+    }
+
+    #[test]
     fn parameters_out_of_range_are_refused() {
         for bad in [
             Params { loss: 1.5, ..Params::default() },
+            Params { corrupt: -0.1, ..Params::default() },
             Params { delay_ms: -1.0, ..Params::default() },
             Params { rate_bytes_per_s: f64::NAN, ..Params::default() },
         ] {

@@ -45,7 +45,7 @@ struct Run {
 
 #[derive(Subcommand)]
 enum Ctl {
-    /// Set parameters: delay_ms jitter_ms rate_bytes_per_s queue_bytes loss duplicate reorder cut.
+    /// Set parameters: delay_ms jitter_ms rate_bytes_per_s queue_bytes loss duplicate corrupt reorder cut.
     Set {
         /// NAME=VALUE, for example delay_ms=25 cut=true.
         #[arg(required = true)]
