@@ -1,7 +1,7 @@
 """Faults inside one process: its wall clock steps, its disk syncs fail or take long. See `faultshim.c`.
 
-Invariant: a process without the environment of a `FaultShim` knows nothing of it, and one with it runs on the real clock
-and disk until a fault is asked for.
+Invariant: a process without the environment of a `FaultShim` knows nothing of it, and one with it runs on the real
+clock and disk until a fault is asked for.
 """
 
 from __future__ import annotations
