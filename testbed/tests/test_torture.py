@@ -80,6 +80,7 @@ def test_a_violation_is_reported_with_the_command_that_runs_it_again(tmp_path, m
     def perform(seed: int, vms: bool) -> Verdict:
         verdict = Verdict("disk", seed)
         verdict.check(2, seed != 8, "not as it was\nand more of it")
+        verdict.failure = "no disk" if seed == 9 else ""
         return verdict
 
     monkeypatch.setattr(torture, "perform", perform)
@@ -91,6 +92,8 @@ def test_a_violation_is_reported_with_the_command_that_runs_it_again(tmp_path, m
     rounds = json.loads((tmp_path / "torture-report.json").read_text())["rounds"]
     assert [one["violations"] for one in rounds] == [[], ["rule 2: not as it was\nand more of it"]]
     assert torture.main(["--rounds", "1", "--seed", "7", "--out", str(tmp_path)]) == 0
+    assert torture.main(["--rounds", "1", "--seed", "9", "--out", str(tmp_path)]) == 1
+    assert "- not to its end: no disk" in (tmp_path / "torture-report.md").read_text()
 
 
 @pytest.mark.parametrize("words", [["--time", "5"], ["--time", "m"], ["--rounds", "-1"]])

@@ -1,6 +1,7 @@
 """`make torture`: random faults on real processes, round after round, and a report.
 
-The exit status is 0 if no rule was seen to break, 1 if one was, 2 if the knobs are wrong, 130 after Ctrl-C.
+The exit status is 0 if no rule was seen to break and every round came to its end, 1 if not, 2 if the knobs are wrong,
+130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ def main(words: list[str] | None = None) -> int:
         number += 1
         for violation in verdict.violations:
             say(f"VIOLATED: {violation.splitlines()[0]}")
-        if verdict.violations:
+        if verdict.failure:
+            say(f"not to its end: {verdict.failure.splitlines()[0]}")
+        if verdict.violations or verdict.failure:
             say(f"the round's logs are kept; again: {again(verdict)}")
     lock.close()
     print(report.as_text(), flush=True)
-    say(f"{number} rounds, {len(report.violated)} with violations: see {report.out / 'torture-report.md'}")
-    return 1 if report.violated else 0
+    found = f"{len(report.violated)} with violations, {len(report.failed)} not to their end"
+    say(f"{number} rounds, {found}: see {report.out / 'torture-report.md'}")
+    return 1 if report.violated or report.failed else 0
 
 
 def perform(seed: int, vms: bool = True) -> Verdict:
@@ -65,8 +69,8 @@ def perform(seed: int, vms: bool = True) -> Verdict:
             this.execute()
         except Exception as error:  # what went wrong is the round's result
             traceback.print_exc()
-            verdict.violations.append(f"the round did not come to its end: {error}")
-        run.keep = bool(verdict.violations)
+            verdict.failure = str(error) or type(error).__name__
+        run.keep = bool(verdict.violations or verdict.failure)
         verdict.seconds = round(time.monotonic() - began, 1)
     return verdict
 

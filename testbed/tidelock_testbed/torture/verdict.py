@@ -33,6 +33,8 @@ class Verdict:
     checks: Counter[int] = field(default_factory=Counter)
     """For each rule, how often it was checked."""
     violations: list[str] = field(default_factory=list)
+    failure: str = ""
+    """Why it did not come to its end, if so: then it shows nothing, good or bad, beyond what was checked before."""
     writes: int = 0
     """Guest writes that completed."""
     rows: int = 0
@@ -68,6 +70,11 @@ class Report:
         """Rounds with violations."""
         return [verdict for verdict in self.verdicts if verdict.violations]
 
+    @property
+    def failed(self) -> list[Verdict]:
+        """Rounds that did not come to their end."""
+        return [verdict for verdict in self.verdicts if verdict.failure]
+
     def as_json(self) -> dict:
         """For programs."""
         return {"seed": self.seed, "began_unix": self.began, "rounds": [vars(v) for v in self.verdicts]}
@@ -85,7 +92,8 @@ class Report:
             "",
             f"{when} UTC, Linux {platform.release()}, {os.cpu_count()} processors. Seeds {self.seed} to "
             f"{self.seed + len(verdicts) - 1}, {minutes:.0f} minutes: {len(verdicts)} rounds, "
-            f"{sum(faults.values())} faults, **{sum(len(v.violations) for v in verdicts)} violations**. "
+            f"{sum(faults.values())} faults, **{sum(len(v.violations) for v in verdicts)} violations**, "
+            f"{len(self.failed)} rounds that did not come to their end. "
             f"{sum(v.writes for v in verdicts):,} writes of the byte-exact guest completed, clients were told of "
             f"{sum(v.rows for v in verdicts):,} rows.",
             "",
@@ -93,9 +101,12 @@ class Report:
             *_table("fault", "times", sorted(faults.items())),
             *_table("rule", "checks", [(f"{rule}: {RULES[rule]}", count) for rule, count in sorted(checks.items())]),
         ]
-        for verdict in self.violated:
+        for verdict in verdicts:
+            texts = [*verdict.violations, *([f"not to its end: {verdict.failure}"] if verdict.failure else [])]
+            if not texts:
+                continue
             lines += [f"## Seed {verdict.seed}, {verdict.kind}", ""]
-            for text in verdict.violations:
+            for text in texts:
                 first, *more = text.splitlines()
                 lines += [f"- {first}", *(f"      {line}" for line in more)]
             lines += ["", f"Again: `{again(verdict)}`", ""]
