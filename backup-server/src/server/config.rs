@@ -189,7 +189,7 @@ fn read_journal(section: &mut Section<'_>) -> Option<GroupOptions> {
         journal: journal::Options { segment_bytes: segment.bytes },
         unfolded_max_bytes: unfolded.bytes,
         fold_min_bytes: fold_min.bytes,
-        hosts: None,
+        ..default
     })
 }
 

@@ -459,6 +459,9 @@ impl Owner {
 
     fn send_outputs(&mut self) {
         let Phase::Live(group) = &mut self.phase else { return };
+        for notice in group.take_notices() {
+            tracing::warn!(group = &*self.group, "{notice}");
+        }
         for output in group.take_outputs() {
             let (link, message) = match output {
                 Output::Send(link, message) => (link, message),
@@ -478,7 +481,7 @@ impl Owner {
             return;
         }
         let Phase::Live(group) = &mut self.phase else { return };
-        let Some(job) = group.fold_job() else { return };
+        let Some(job) = group.fold_job(clock::now()) else { return };
         self.fold_not_before = None;
         let folder = match &self.folder {
             Some(folder) => folder,
