@@ -451,8 +451,8 @@ fn a_pinned_view_stands_still_while_everything_goes_on() {
     let mut group = whole(&disk);
     while fold(&mut group) {}
     send(&mut group, LINK, write(4, 0, 4, 600));
-    let held = group.journal().durable_end();
     let pin = group.pin().unwrap();
+    let held = group.journal().durable_end();
     let mut then = vec![0; SIZE as usize];
     pin.disks[0].1.read(0, &mut then).unwrap();
     assert_eq!(then[0], 4);
