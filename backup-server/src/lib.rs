@@ -9,6 +9,7 @@
 //! | [`view`] | a disk with what is not folded yet |
 //! | [`history`] | any point in time of the window: resolved, held, shown |
 //! | [`cut`] | the greatest downward-closed cut |
+//! | [`travel`] | what operators do with the past |
 //! | [`manifest`] | the small files beside a journal |
 //! | `server` | threads, sockets and files around all that |
 //! | `boot` | QEMU on recovered disks |
@@ -33,4 +34,5 @@ pub mod planted;
 pub mod server;
 pub mod storage;
 pub mod text;
+pub mod travel;
 pub mod view;

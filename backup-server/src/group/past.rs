@@ -142,6 +142,12 @@ impl<S: Storage> Group<S> {
         history.hold(&located, why)
     }
 
+    /// Since when the past can be seen.
+    #[must_use]
+    pub fn oldest(&self) -> &Closed {
+        &self.fold.oldest
+    }
+
     /// How much of the past there is.
     #[must_use]
     pub fn past_status(&self) -> PastStatus {
