@@ -40,6 +40,8 @@ pub struct Config {
     pub control: PathBuf,
     /// Where disks are offered: `GROUP/MEMBER.DISK.sock`.
     pub exports_dir: PathBuf,
+    /// What writable views write goes here.
+    pub views_dir: PathBuf,
     /// Offer them here, too.
     pub exports_tcp: Option<SocketAddr>,
     /// Prometheus.
@@ -88,6 +90,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
             server.required::<PathBuf>("data_dir", "data_dir = \"/var/lib/tidelock-backup\"");
         let control = server.optional::<PathBuf>("control");
         let exports_dir = server.optional::<PathBuf>("exports_dir");
+        let views_dir = server.optional::<PathBuf>("views_dir");
         let exports_tcp = server.optional::<SocketAddr>("exports_tcp");
         let metrics = server.optional::<SocketAddr>("metrics");
         let log = server.or("log", "info".to_owned());
@@ -100,6 +103,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let data_dir = data_dir?.value;
         let control = control.map_or_else(|| data_dir.join("control.sock"), |c| c.value);
         let exports_dir = exports_dir.map_or_else(|| data_dir.join("exports"), |e| e.value);
+        let views_dir = views_dir.map_or_else(|| data_dir.join("views"), |v| v.value);
         let place = server.place();
         check_socket(server, &place, &control);
         // The longest name that can be put below it.
@@ -110,6 +114,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
             data_dir,
             control,
             exports_dir,
+            views_dir,
             exports_tcp.map(|tcp| tcp.value),
             metrics.map(|m| m.value),
             log.value,
@@ -140,8 +145,18 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
         Some((name?.value.to_string(), OfGroup { hosts, retention: of_group }))
     });
-    let (name, listen, data_dir, control, exports_dir, exports_tcp, metrics, log, log_json) =
-        server?;
+    let (
+        name,
+        listen,
+        data_dir,
+        control,
+        exports_dir,
+        views_dir,
+        exports_tcp,
+        metrics,
+        log,
+        log_json,
+    ) = server?;
     Some(Config {
         name,
         listen,
@@ -149,6 +164,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         data_dir,
         control,
         exports_dir,
+        views_dir,
         exports_tcp,
         metrics,
         log,
