@@ -93,6 +93,9 @@ pub struct CutTracker {
     tracks: Vec<Track>,
     cut: CountVector,
     watermark: Hlc,
+    /// By writer: what it has reached with all that is committed, where that is known from
+    /// elsewhere.
+    known: Vec<Hlc>,
 }
 
 impl CutTracker {
@@ -120,6 +123,12 @@ impl CutTracker {
             }
         }
         self.form = form;
+    }
+
+    /// Each writer has nothing between what is committed and this time: of the past it is known
+    /// what came next.
+    pub fn nothing_before(&mut self, reached: Vec<Hlc>) {
+        self.known = reached;
     }
 
     /// The next record of the journal, which is not void, and the state before it.

@@ -67,7 +67,7 @@ impl<F: StorageFile> FoldJob<F> {
     pub fn run(mut self) -> Result<Folded, FoldError> {
         let mut folded = Folded { position: self.reader.position(), ..Folded::default() };
         let mut touched = BTreeSet::new();
-        'batches: for batch in self.reader.by_ref() {
+        'batches: while let Some(batch) = self.reader.next() {
             let batch = batch?;
             for entry in batch.entries {
                 let entry = entry.map_err(|damage| {
@@ -104,7 +104,7 @@ impl<F: StorageFile> FoldJob<F> {
                 folded.records += 1;
                 folded.bytes += len_bytes;
             }
-            folded.position = batch.end;
+            folded.position = self.reader.position();
             if folded.bytes >= self.budget_bytes {
                 break;
             }

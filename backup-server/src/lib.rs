@@ -7,7 +7,9 @@
 //! | [`group`] | one group: attachment, ingest, acknowledgement, recovery; no I/O but the storage's |
 //! | [`fold`] | the journal's records go into disk images, outside the acknowledgement path |
 //! | [`view`] | a disk with what is not folded yet |
+//! | [`history`] | any point in time of the window: resolved, held, shown |
 //! | [`cut`] | the greatest downward-closed cut |
+//! | [`travel`] | what operators do with the past |
 //! | [`manifest`] | the small files beside a journal |
 //! | `server` | threads, sockets and files around all that |
 //! | `boot` | QEMU on recovered disks |
@@ -23,6 +25,7 @@ pub mod cut;
 pub mod extents;
 pub mod fold;
 pub mod group;
+pub mod history;
 pub mod journal;
 pub mod manifest;
 pub mod names;
@@ -31,4 +34,5 @@ pub mod planted;
 pub mod server;
 pub mod storage;
 pub mod text;
+pub mod travel;
 pub mod view;

@@ -3,12 +3,13 @@
 //! | file | what it says |
 //! |---|---|
 //! | `group.json` | what the group is: writers, members, their disks, mode, grace. The group exists when this is there |
-//! | `fold.json` | up to where the journal is in the images |
+//! | `fold.json` | up to where the journal is in the images, and the oldest time that can be shown |
 //! | `machines/MEMBER.json` or `.xml` | what to boot |
 //!
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
 
 use crate::cut::HeldBack;
+use crate::history::Closed;
 use crate::journal::Position;
 use crate::storage::{self, Storage};
 use serde::de::DeserializeOwned;
@@ -16,11 +17,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, WriterId};
 use tidelock_protocol::message::{DiskSpec, Machine, Mode};
+use tidelock_protocol::vector::CountVector;
 
 /// The version of these files.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// The oldest version that is read.
 const FORMAT_MIN: u32 = 1;
 
@@ -79,10 +82,30 @@ pub struct LeftOut {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FoldPosition {
+struct FoldFile {
     format: u32,
     segment: u64,
     offset: u64,
+    /// From format 3 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    oldest: Option<OldestTime>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OldestTime {
+    hlc: Hlc,
+    cut: CountVector,
+}
+
+/// What the images are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoldPosition {
+    /// Everything before it is in the images.
+    pub position: Position,
+    /// What is in the images is in every state from here on; of what is before nothing can be told.
+    /// `None`: written by a format that did not say.
+    pub oldest: Option<Closed>,
 }
 
 /// What is wrong with one of the files.
@@ -180,18 +203,24 @@ impl Manifest {
 }
 
 /// Up to where the journal is in the images.
-pub fn read_fold_position<S: Storage>(storage: &S) -> Result<Position, ManifestError> {
-    let fold = read_json::<S, FoldPosition>(storage, FOLD)?;
-    Ok(fold.map_or_else(Position::default, |f| Position { segment: f.segment, offset: f.offset }))
+pub fn read_fold_position<S: Storage>(storage: &S) -> Result<FoldPosition, ManifestError> {
+    let Some(fold) = read_json::<S, FoldFile>(storage, FOLD)? else {
+        let oldest = Some(Closed::default());
+        return Ok(FoldPosition { position: Position::default(), oldest });
+    };
+    let position = Position { segment: fold.segment, offset: fold.offset };
+    let oldest = fold.oldest.map(|oldest| Closed { at: oldest.hlc, cut: oldest.cut });
+    Ok(FoldPosition { position, oldest })
 }
 
 /// Records it, durably.
 pub fn write_fold_position<S: Storage>(
     storage: &S,
-    position: Position,
+    fold: &FoldPosition,
 ) -> Result<(), ManifestError> {
-    let Position { segment, offset } = position;
-    write_json(storage, "", FOLD, &FoldPosition { format: FORMAT, segment, offset })
+    let Position { segment, offset } = fold.position;
+    let oldest = fold.oldest.clone().map(|Closed { at: hlc, cut }| OldestTime { hlc, cut });
+    write_json(storage, "", FOLD, &FoldFile { format: FORMAT, segment, offset, oldest })
 }
 
 /// Keeps a member's machine description.
@@ -280,18 +309,28 @@ fn write_json<S: Storage, T: Serialize>(
 mod tests {
     use super::*;
     use crate::storage::memory::Memory;
+    use tidelock_protocol::ids::Seq;
 
     #[test]
     fn files_survive_and_newer_ones_are_refused() {
         let disk = Memory::new();
         assert!(Manifest::read(&disk).unwrap().is_none());
-        assert_eq!(read_fold_position(&disk).unwrap(), Position::default());
-        let position = Position { segment: 3, offset: 99 };
-        write_fold_position(&disk, position).unwrap();
-        assert_eq!(read_fold_position(&disk.crash(&mut || false)).unwrap(), position);
-        storage::replace(&disk, "", "group.json", br#"{"format": 3, "new": true}"#).unwrap();
+        let none = read_fold_position(&disk).unwrap();
+        assert_eq!(none.position, Position::default());
+        assert_eq!(none.oldest, Some(Closed::default()));
+        let cut = CountVector::of(WriterId(2), Seq(7));
+        let oldest = Some(Closed { at: Hlc(77), cut });
+        let fold = FoldPosition { position: Position { segment: 3, offset: 99 }, oldest };
+        write_fold_position(&disk, &fold).unwrap();
+        assert_eq!(read_fold_position(&disk.crash(&mut || false)).unwrap(), fold);
+        // As format 2 wrote it.
+        let old = br#"{"format": 2, "segment": 3, "offset": 99}"#;
+        storage::replace(&disk, "", "fold.json", old).unwrap();
+        let fold = FoldPosition { oldest: None, ..fold };
+        assert_eq!(read_fold_position(&disk).unwrap(), fold);
+        storage::replace(&disk, "", "group.json", br#"{"format": 4, "new": true}"#).unwrap();
         let error = Manifest::read(&disk).unwrap_err();
-        assert!(matches!(error, ManifestError::Version { found: 3, .. }), "{error}");
+        assert!(matches!(error, ManifestError::Version { found: 4, .. }), "{error}");
         let json = Machine::Json("{}".into());
         write_machine(&disk, "vm", &json).unwrap();
         assert_eq!(read_machine(&disk, "vm").unwrap(), Some(json));

@@ -18,6 +18,12 @@ pub enum Bug {
     NewcomerNotWaitedFor,
     /// Breaks rule 4: goes on taking records of an epoch that has ended.
     OldEpochAccepted,
+    /// Breaks rule 5: a view of the past takes a record after its time.
+    ViewAfterItsTime,
+    /// Breaks rule 5: a fold goes on beyond the window and what is held.
+    FoldPassesTheWindow,
+    /// Breaks rule 5: the time before which nothing can be asked for is forgotten in a fold.
+    OldestForgotten,
 }
 
 #[cfg(feature = "planted-bugs")]

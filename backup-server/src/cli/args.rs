@@ -1,7 +1,34 @@
 //! The arguments.
 
+use crate::travel::when::{self, When};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+use tidelock_config::Size;
+
+const AT_HELP: &str = "A point in time (AT, FROM, TO) is one of:
+  latest, oldest                   the ends of what can be seen
+  2026-11-22T13:05:00Z             the wall clock, UTC unless it has a zone; seconds may be left out
+  -5min, -90s, -1h30min, now-2d    before now
+  hlc:L.C                          the group's own clock, as it is shown by every command
+  db=120,web=7                     not after these seqs; members that are not named are not limited
+  bookmark:NAME                    of a bookmark or a pin
+What is shown is the greatest consistent state of the whole group that is not later.";
+
+const BISECT_HELP: &str = "The command is run once for each step, as `git bisect run` does it. Its exit code says what it saw:
+  0               good
+  1 to 124, 126, 127   bad
+  125             cannot say: another point is tried
+  128 and more, or a signal: the search ends
+It gets:
+  TIDELOCK_VIEW_<MEMBER>_<DISK>    the path of the NBD socket of a disk, writable (export MEMBER.DISK);
+                                   letters are upper case, other characters than letters and digits are _
+  TIDELOCK_VIEW_DIR                the directory with all of them, as MEMBER.DISK.sock
+  TIDELOCK_GROUP, TIDELOCK_STEP    the group, and which step this is
+  TIDELOCK_AT, TIDELOCK_AT_HLC, TIDELOCK_AT_SEQS    the point: wall clock, hlc:L.C, seqs
+What it writes to the disks is gone with the step. What it prints goes to standard error.
+
+Exit codes of bisect itself: 0 the first bad instant is exact to one record; 3 it is one of several, because the command
+could not say or records may still arrive; 1 an error, also if --from is bad or --to is good.";
 
 /// Tidelock's backup site: receives what protected VMs write, and recovers them.
 #[derive(Debug, Parser)]
@@ -33,7 +60,166 @@ pub(crate) enum Command {
     /// Take a member out of a group for good: nothing waits for it any more, and it is not recovered
     Remove(Remove),
     /// Copy a disk of a group into an image, before or after a recovery, without stopping anything
+    #[command(after_help = AT_HELP)]
     Export(Export),
+    /// Serve the disks of a group as they were at a point in time, over NBD, without copying
+    #[command(after_help = AT_HELP)]
+    View(View),
+    /// Show what can be seen of the past: the window, how much was written when, bookmarks and pins
+    #[command(after_help = AT_HELP)]
+    Timeline(Timeline),
+    /// Give a point in time a name; it lives as long as the point is in the window
+    #[command(after_help = AT_HELP)]
+    Bookmark(Mark),
+    /// Give a point in time a name and keep it, whatever the window is
+    #[command(after_help = AT_HELP)]
+    Pin(Mark),
+    /// Show which extents were written between two points in time, or make an increment of them
+    #[command(after_help = AT_HELP)]
+    Diff(Diff),
+    /// Apply an increment, which `diff --output` made, to a raw image of its first point
+    Apply(Apply),
+    /// Find the first instant at which a command of yours finds the disks bad
+    #[command(after_help = BISECT_HELP)]
+    Bisect(Bisect),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct View {
+    /// The group
+    #[arg(required_unless_present_any = ["list", "close"])]
+    pub(crate) group: Option<String>,
+    /// The point in time [default: latest]
+    #[arg(long, value_name = "AT", allow_hyphen_values = true)]
+    pub(crate) at: Option<When>,
+    /// The disks can be written to; the replica does not change, and what was written goes with the view
+    #[arg(long)]
+    pub(crate) write: bool,
+    /// What may be written, all disks together [default: 1GiB]
+    #[arg(long, value_name = "SIZE", requires = "write")]
+    pub(crate) quota: Option<Size>,
+    /// The view's name [default: view-N]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Leave it open in the server, until --close or the server's end
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// Show the views that are open
+    #[arg(long, conflicts_with_all = ["group", "at", "write", "name", "detach", "close"])]
+    pub(crate) list: bool,
+    /// Close a view
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["group", "at", "write", "name", "detach"])]
+    pub(crate) close: Option<String>,
+    /// For programs: one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Timeline {
+    /// The group
+    pub(crate) group: String,
+    /// From here [default: oldest]
+    #[arg(long, value_name = "AT", allow_hyphen_values = true)]
+    pub(crate) from: Option<When>,
+    /// To here [default: latest]
+    #[arg(long, value_name = "AT", allow_hyphen_values = true)]
+    pub(crate) to: Option<When>,
+    /// In so many spans
+    #[arg(long, default_value = "24", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) buckets: u32,
+    /// For programs
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Mark {
+    /// The group
+    pub(crate) group: String,
+    /// The name: letters, digits, `.`, `_` and `-`
+    #[arg(required_unless_present = "list")]
+    pub(crate) name: Option<String>,
+    /// The point in time [default: latest]
+    #[arg(long, value_name = "AT", allow_hyphen_values = true)]
+    pub(crate) at: Option<When>,
+    /// It goes by itself after this span, like 7d or 12h
+    #[arg(long, value_name = "SPAN", value_parser = when::parse_span_ms)]
+    pub(crate) expires: Option<u64>,
+    /// Move the one that has this name
+    #[arg(long = "move")]
+    pub(crate) moves: bool,
+    /// Take it out
+    #[arg(long, conflicts_with_all = ["at", "expires", "moves"])]
+    pub(crate) remove: bool,
+    /// Show all
+    #[arg(long, conflicts_with_all = ["name", "at", "expires", "moves", "remove"])]
+    pub(crate) list: bool,
+    /// For programs
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Diff {
+    /// The group
+    pub(crate) group: String,
+    /// The first point in time
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) from: When,
+    /// The second
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) to: When,
+    /// Of this disk only, as member.disk
+    #[arg(long)]
+    pub(crate) disk: Option<String>,
+    /// Each extent: offset and length in bytes
+    #[arg(long, conflicts_with = "output")]
+    pub(crate) extents: bool,
+    /// Write the extents with their content at TO into this file, which must not exist
+    #[arg(long, value_name = "FILE", requires = "disk")]
+    pub(crate) output: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Apply {
+    /// The increment
+    pub(crate) increment: PathBuf,
+    /// The raw image, which is changed in place
+    pub(crate) image: PathBuf,
+    /// For programs
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Bisect {
+    /// The group
+    pub(crate) group: String,
+    /// A point in time that is good
+    #[arg(long, value_name = "AT", allow_hyphen_values = true)]
+    pub(crate) from: When,
+    /// A point in time that is bad
+    #[arg(long, value_name = "AT", allow_hyphen_values = true, default_value = "latest")]
+    pub(crate) to: When,
+    /// What the command may write, all disks together
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub(crate) quota: Size,
+    /// Give up after so many points of which the command could not say
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub(crate) skips: usize,
+    /// Pin the last good point under this name, so that the window's end does not pass it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pin: Option<String>,
+    /// For programs: one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The check, after `--`
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -100,4 +286,7 @@ pub(crate) struct Export {
     /// The image's format
     #[arg(long, value_enum, default_value = "raw")]
     pub(crate) format: Format,
+    /// The point in time [default: latest]
+    #[arg(long, value_name = "AT", allow_hyphen_values = true)]
+    pub(crate) at: Option<When>,
 }

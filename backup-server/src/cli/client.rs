@@ -5,7 +5,7 @@ use crate::server::control::{Reply, Request};
 use crate::server::{Role, Server, StartError};
 use anyhow::{Context, Result, bail};
 use std::io;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
@@ -17,7 +17,7 @@ pub(super) struct Client {
 
 /// One request under way.
 pub(super) struct Call {
-    replies: Lines<BufReader<OwnedReadHalf>>,
+    replies: BufReader<OwnedReadHalf>,
     /// Open as long as the server is to keep what it gave.
     _writer: OwnedWriteHalf,
 }
@@ -63,7 +63,7 @@ impl Client {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         writer.write_all(&line).await?;
-        Ok(Call { replies: BufReader::new(reader).lines(), _writer: writer })
+        Ok(Call { replies: BufReader::new(reader), _writer: writer })
     }
 
     /// Asks for something that has one answer.
@@ -82,12 +82,18 @@ impl Client {
 impl Call {
     /// The next reply; an error that the server tells is an error.
     pub(super) async fn next(&mut self) -> Result<Reply> {
-        let Some(line) = self.replies.next_line().await? else {
+        let mut line = String::new();
+        if self.replies.read_line(&mut line).await? == 0 {
             bail!("the server has closed the connection; its log says why");
-        };
+        }
         match serde_json::from_str(&line)? {
             Reply::Error { reason } => bail!("{reason}"),
             reply => Ok(reply),
         }
+    }
+
+    /// What comes after a reply that says so, to the end of the connection.
+    pub(super) fn rest(&mut self) -> &mut (impl AsyncRead + Unpin) {
+        &mut self.replies
     }
 }

@@ -1,11 +1,13 @@
-//! `tidelock-backup export`: a disk at the group's cut as an image file, made by qemu-img from a
-//! read-only NBD view. Replication goes on; the images just do not move until it is done.
+//! `tidelock-backup export`: a disk as it was at a point in time as an image file, made by qemu-img from a
+//! read-only view. Replication goes on; the images just do not move until it is done.
 
 use super::args::{Export, Format};
 use super::client::Client;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::exports::ExportedDisk;
+use crate::server::views::{ViewStatus, Wanted};
+use crate::travel::when::When;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -22,7 +24,7 @@ pub(super) async fn run(config: Config, args: Export) -> Result<()> {
     outcome
 }
 
-fn refuse_existing(out: &Path) -> Result<()> {
+pub(super) fn refuse_existing(out: &Path) -> Result<()> {
     if out.symlink_metadata().is_ok() {
         bail!("{} exists: remove it, or give another name", out.display());
     }
@@ -30,35 +32,45 @@ fn refuse_existing(out: &Path) -> Result<()> {
 }
 
 async fn export(client: &Client, args: &Export) -> Result<()> {
-    let mut view = client.call(&Request::View { group: args.group.clone() }).await?;
-    let Reply::View { cut, disks } = view.next().await? else {
+    let request = Request::View {
+        group: args.group.clone(),
+        at: args.at.clone().unwrap_or(When::Latest),
+        wanted: Wanted::default(),
+        detach: false,
+    };
+    let mut view = client.call(&request).await?;
+    let Reply::View { view: ViewStatus { at, disks, .. } } = view.next().await? else {
         bail!("the server answered something else");
     };
     let Some(disk) = disks.iter().find(|d| d.name == args.disk) else {
         let names: Vec<_> = disks.iter().map(|d| d.name.as_str()).collect();
         bail!("group {} has no disk {}; it has {}", args.group, args.disk, names.join(", "));
     };
-    eprintln!("exporting {} at cut {cut}", disk.name);
+    eprintln!("exporting {} at {at}", disk.name);
     let unfinished = Unfinished::beside(&args.out);
     tokio::select! {
-        converted = convert(disk, args.format, &unfinished.0) => converted?,
+        converted = convert(disk, args.format, unfinished.path()) => converted?,
         signal = super::asked_to_end() => bail!("{}: {} is not made", signal?, args.out.display()),
     }
     // Not over a file that was made meanwhile.
-    renameat_with(CWD, &unfinished.0, CWD, &args.out, RenameFlags::NOREPLACE)
+    renameat_with(CWD, unfinished.path(), CWD, &args.out, RenameFlags::NOREPLACE)
         .with_context(|| format!("cannot make {}", args.out.display()))?;
     println!("{}", args.out.display());
     Ok(())
 }
 
 /// The image while it is being made: removed unless it was given its name.
-struct Unfinished(PathBuf);
+pub(super) struct Unfinished(PathBuf);
 
 impl Unfinished {
-    fn beside(out: &Path) -> Self {
+    pub(super) fn beside(out: &Path) -> Self {
         let mut name = out.as_os_str().to_owned();
         name.push(format!(".{}.unfinished", std::process::id()));
         Self(name.into())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 }
 

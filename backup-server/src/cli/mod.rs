@@ -1,20 +1,27 @@
-//! The command line: `serve`, `status`, `recover`, `remove`, `export`.
+//! The command line: `serve`, `status`, `recover`, `remove`, and what is done with the past.
 //!
 //! All but `serve` talk to the running server. When none runs, they open the data directory
 //! themselves, with the same code, and serve what must be served until they are ended.
 
 mod args;
+mod bisect;
 mod boot;
 mod client;
+mod diff;
 mod export;
+mod marks;
 mod recover;
 mod remove;
 mod serve;
 mod status;
+mod timeline;
+mod view;
 
 pub use args::Args;
+pub use bisect::Inexact;
 
 use crate::server::config::{Config, Security};
+use crate::travel::marks::Kind;
 use anyhow::{Context, Result};
 use args::Command;
 use std::path::Path;
@@ -22,8 +29,13 @@ use tracing_subscriber::EnvFilter;
 
 /// Runs a command to its end.
 pub async fn run(args: Args) -> Result<()> {
+    let command = match args.command {
+        // It needs files only, and no configuration.
+        Command::Apply(apply) => return diff::apply(&apply),
+        command => command,
+    };
     let config = load(&args.config)?;
-    match args.command {
+    match command {
         Command::Serve { check: true } => {
             if let Security::Tls(files) = &config.security {
                 files.load()?.backup_config(std::time::SystemTime::now())?;
@@ -50,6 +62,31 @@ pub async fn run(args: Args) -> Result<()> {
         Command::Export(export) => {
             start_log(&config, Some("warn"));
             export::run(config, export).await
+        }
+        Command::View(view) => {
+            start_log(&config, Some("warn"));
+            view::run(config, view).await
+        }
+        Command::Timeline(timeline) => {
+            start_log(&config, Some("warn"));
+            timeline::run(config, timeline).await
+        }
+        Command::Bookmark(mark) => {
+            start_log(&config, Some("warn"));
+            marks::run(config, Kind::Bookmark, mark).await
+        }
+        Command::Pin(mark) => {
+            start_log(&config, Some("warn"));
+            marks::run(config, Kind::Pin, mark).await
+        }
+        Command::Diff(diff) => {
+            start_log(&config, Some("warn"));
+            diff::run(config, diff).await
+        }
+        Command::Apply(_) => unreachable!("done"),
+        Command::Bisect(bisect) => {
+            start_log(&config, Some("warn"));
+            bisect::run(config, bisect).await
         }
     }
 }

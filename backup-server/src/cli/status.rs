@@ -1,6 +1,7 @@
 //! `tidelock-backup status`.
 
 use super::client::Client;
+use super::view;
 use crate::group::{GroupStatus, WriterStatus};
 use crate::journal::Standing;
 use crate::server::config::Config;
@@ -16,9 +17,14 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
     let Reply::Status { server, groups } = client.ask(&Request::Status).await? else {
         bail!("the server answered something else");
     };
+    let Reply::Views { views } = client.ask(&Request::Views).await? else {
+        bail!("the server answered something else");
+    };
     if json {
         let running = !client.is_alone();
-        let status = json!({ "server": server, "running": running, "groups": groups });
+        let views: Vec<_> = views.iter().map(view::to_json).collect();
+        let status =
+            json!({ "server": server, "running": running, "groups": groups, "views": views });
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         if client.is_alone() {
@@ -28,6 +34,7 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
             println!("no groups yet: hosts create them when they attach");
         }
         groups.iter().for_each(|group| print!("{}", render(group)));
+        views.iter().for_each(view::tell);
     }
     client.end().await;
     Ok(())

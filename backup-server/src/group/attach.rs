@@ -203,7 +203,7 @@ impl<S: Storage> Group<S> {
             journal,
             cut,
             BTreeMap::new(),
-            Position::default(),
+            super::FoldState::default(),
             now,
         )
         .map_err(GroupCreateError::Group)

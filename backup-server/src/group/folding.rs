@@ -1,12 +1,12 @@
 //! When and what to fold, and what follows from a fold that is done.
 
-use super::{Group, GroupError, Stall};
+use super::retention::Target;
+use super::{Group, GroupError, Now};
 use crate::fold::{FoldError, FoldJob, Folded};
 use crate::journal::{JournalError, Position};
-use crate::manifest;
+use crate::manifest::{self, FoldPosition};
 use crate::storage::Storage;
 use std::sync::PoisonError;
-use tidelock_protocol::message::CopyState;
 
 /// About how much one job folds: its images are synced once for all of it.
 const JOB_BYTES: u64 = 256 << 20;
@@ -14,20 +14,26 @@ const JOB_BYTES: u64 = 256 << 20;
 impl<S: Storage> Group<S> {
     /// Work for the fold, if there is any. Its outcome goes to [`Group::fold_done`]; there is one
     /// job at a time.
-    pub fn fold_job(&mut self) -> Option<FoldJob<S::File>> {
-        self.fold.pins.retain(|pin| std::sync::Arc::strong_count(pin) > 1);
-        if self.fold.running || !self.fold.pins.is_empty() || self.broken.is_some() {
+    pub fn fold_job(&mut self, now: Now) -> Option<FoldJob<S::File>> {
+        self.fold.wall_ms = now.unix_ms;
+        if self.fold.running.is_some() || self.broken.is_some() || self.fold_is_blocked() {
             return None;
         }
-        let (from, to) = (self.fold.position, self.journal.durable_end());
-        if self.unfolded_bytes() < self.options.fold_min_bytes.max(1) || from >= to {
+        if self.unfolded_bytes() < self.options.fold_min_bytes.max(1) {
             return None;
         }
-        if self.fold_is_blocked() {
+        let Target { to, oldest } = self.target_not_held();
+        let from = self.fold.position;
+        if from >= to || self.journal.bytes_between(from, to) < self.options.fold_min_bytes.max(1) {
+            return None;
+        }
+        // First it is on record that less can be seen: a fold may be interrupted anywhere.
+        if let Err(error) = self.advance_oldest(oldest) {
+            self.fold_failed(error);
             return None;
         }
         let cut = self.cut.cut().clone();
-        self.fold.running = true;
+        self.fold.running = Some(to);
         Some(FoldJob {
             reader: self.journal.reader(from, to),
             state: self.journal.state().clone(),
@@ -43,22 +49,23 @@ impl<S: Storage> Group<S> {
         cut: tidelock_protocol::vector::CountVector,
         result: Result<Folded, FoldError>,
     ) {
-        self.fold.running = false;
+        self.fold.running = None;
         match result.map_err(GroupError::from).and_then(|folded| self.record_fold(cut, folded)) {
             Ok(()) => self.fold.last_error = None,
-            Err(error) => {
-                self.fold.last_error = Some(error.to_string());
-                match error {
-                    // Gets better; at the limit of unfolded bytes the group stalls and says so.
-                    GroupError::Fold(FoldError::Full(_))
-                    | GroupError::Journal(JournalError::Full(_)) => {}
-                    GroupError::Manifest(error) if error.is_full() => {}
-                    GroupError::Fold(FoldError::Journal(error)) => self.break_down(&error.into()),
-                    error => self.break_down(&error),
-                }
-            }
+            Err(error) => self.fold_failed(error),
         }
         self.check_unfolded();
+    }
+
+    fn fold_failed(&mut self, error: GroupError) {
+        self.fold.last_error = Some(error.to_string());
+        match error {
+            // Gets better; at the limit of unfolded bytes the group stalls and says so.
+            GroupError::Fold(FoldError::Full(_)) | GroupError::Journal(JournalError::Full(_)) => {}
+            GroupError::Manifest(error) if error.is_full() => {}
+            GroupError::Fold(FoldError::Journal(error)) => self.break_down(&error.into()),
+            error => self.break_down(&error),
+        }
     }
 
     fn record_fold(
@@ -70,13 +77,15 @@ impl<S: Storage> Group<S> {
             self.fold.blocked = Some((folded.position, cut));
             return Ok(());
         }
-        manifest::write_fold_position(&self.storage, folded.position)?;
+        let oldest = Some(self.fold.oldest.clone());
+        let fold = FoldPosition { position: folded.position, oldest };
+        manifest::write_fold_position(&self.storage, &fold)?;
         self.fold.position = folded.position;
+        self.fold.closed = self.fold.closed.split_off(&folded.position.segment);
         if let Some(overlay) = &self.overlay {
             let mut overlay = overlay.write().unwrap_or_else(PoisonError::into_inner);
             overlay.prune(folded.position.segment);
         }
-        // A retention window will keep more than what the images need.
         self.journal.remove_before(folded.position)?;
         Ok(())
     }
@@ -94,29 +103,8 @@ impl<S: Storage> Group<S> {
     }
 
     /// Whether what comes next for the fold is beyond the cut, which only more records can raise.
-    fn fold_is_blocked(&self) -> bool {
+    pub(super) fn fold_is_blocked(&self) -> bool {
         let blocked = self.fold.blocked.as_ref();
         blocked.is_some_and(|(at, under)| *at == self.fold.position && under == self.cut.cut())
-    }
-
-    /// At the limit of unfolded bytes nothing more is taken until the fold has caught up. Two
-    /// kinds of records are let through, because stopping them would be for ever: those of a
-    /// resync, which cannot be folded before its end, and those that come while what is next
-    /// depends on another writer's records that have not arrived. Their bound is the disk's room.
-    pub(super) fn check_unfolded(&mut self) {
-        let (unfolded, max) = (self.unfolded_bytes(), self.options.unfolded_max_bytes);
-        let resyncing = self.journal.state().writers.iter().any(|w| w.copy == CopyState::Resyncing);
-        let blocked = self.fold_is_blocked();
-        if self.stall.is_none() && unfolded >= max && !resyncing && !blocked {
-            let pinned = !self.fold.pins.is_empty();
-            // An export must not stop replication: it ends with an error instead.
-            self.revoke_pins();
-            if !pinned {
-                self.stall(Stall::FoldBehind);
-            }
-        } else if self.stall == Some(Stall::FoldBehind) && (unfolded < max - max / 8 || blocked) {
-            self.stall = None;
-            self.tell_stall();
-        }
     }
 }

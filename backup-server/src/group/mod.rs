@@ -24,7 +24,9 @@ mod folding;
 mod follow;
 mod ingest;
 mod left_out;
+mod past;
 mod recovery;
+mod retention;
 mod shape;
 mod status;
 #[cfg(test)]
@@ -34,19 +36,21 @@ mod tests_of_several;
 
 pub use attach::GroupCreateError;
 pub use left_out::{HeldBackBy, RecoveryWriter};
+pub use past::PastStatus;
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
+pub use retention::{AtSizeMax, Retention};
 pub use shape::RemoveError;
 pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 
 use crate::cut::CutTracker;
 use crate::fold::FoldError;
-use crate::journal::{self, Journal, JournalError, Position, Shown, Standing, TornTail};
-use crate::manifest::{self, Manifest, ManifestError};
+use crate::history::{Closed, Holds};
+use crate::journal::{self, Journal, JournalError, Position, Standing, TornTail};
+use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
 use crate::storage::{Storage, StorageFile};
 use crate::view::{DiskKey, Overlay, SharedOverlay, View};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
@@ -97,6 +101,8 @@ pub struct GroupOptions {
     pub unfolded_max_bytes: u64,
     /// Unfolded bytes from which folding is worth while.
     pub fold_min_bytes: u64,
+    /// How long the past is kept.
+    pub retention: Retention,
     /// The hosts that may attach members; `None`: the one that created the group.
     pub hosts: Option<Vec<String>>,
 }
@@ -107,6 +113,7 @@ impl Default for GroupOptions {
             journal: journal::Options::default(),
             unfolded_max_bytes: 8 << 30,
             fold_min_bytes: 16 << 20,
+            retention: Retention::default(),
             hosts: None,
         }
     }
@@ -188,17 +195,28 @@ enum Stall {
     NoRoom(String),
     /// The fold is too far behind.
     FoldBehind,
+    /// The journal has its size, and the window is not to be shortened.
+    SizeMax,
 }
 
 #[derive(Debug, Default)]
 struct FoldState {
     position: Position,
-    running: bool,
+    /// What can be seen of the past: never less than is on record.
+    oldest: Closed,
+    /// A job runs, up to here.
+    running: Option<Position>,
     /// Folding from here under this cut leads nowhere.
     blocked: Option<(Position, CountVector)>,
     last_error: Option<String>,
-    /// Views that need the images to stay at a cut; set: revoked.
-    pins: Vec<Arc<AtomicBool>>,
+    /// Who needs the images to stay where they are.
+    holds: Holds,
+    /// By segment: since when all before it is in every state.
+    closed: BTreeMap<u64, Closed>,
+    /// The wall clock as it was looked at last, in milliseconds since the Unix epoch.
+    wall_ms: u64,
+    /// The window was shortened.
+    shortened: bool,
 }
 
 /// A group.
@@ -239,6 +257,8 @@ pub struct Group<S: Storage> {
     /// Members of the old primary that are told of it once it is.
     fenced: Vec<Link>,
     outputs: Vec<Output>,
+    /// What the log must say.
+    notices: Vec<String>,
 }
 
 impl<S: Storage> Group<S> {
@@ -249,34 +269,16 @@ impl<S: Storage> Group<S> {
         options: GroupOptions,
     ) -> Result<Option<(Self, Option<TornTail>)>, GroupError> {
         let Some(mut manifest) = Manifest::read(&storage)? else { return Ok(None) };
-        let position = manifest::read_fold_position(&storage)?;
-        let mut beyond = None::<CutTracker>;
+        let FoldPosition { position, oldest } = manifest::read_fold_position(&storage)?;
+        let mut found = past::Found::new(position);
         let opened = Journal::open_with(
             storage.clone(),
             "journal",
             position,
             options.journal,
-            |start, before, shown| {
-                if start < position {
-                    return;
-                }
-                // What is before was folded, so it is in the cut.
-                let tracker = beyond.get_or_insert_with(|| CutTracker::new(before));
-                match shown {
-                    Shown::Record(record) => tracker.record(before, record),
-                    Shown::Note(note @ journal::Note::Shape(_)) => {
-                        // What was told by then stays in the cut, however far behind a new writer is.
-                        tracker.settle(&before.committed());
-                        let mut after = before.clone();
-                        // What cannot follow is damage, and told so next.
-                        if after.apply_note(note).is_ok() {
-                            tracker.reshape(&after);
-                        }
-                    }
-                    Shown::Note(_) => {}
-                }
-            },
+            |start, before, shown| found.shown(start, before, shown),
         )?;
+        let past::Found { beyond, closed, .. } = found;
         let state = opened.journal.state();
         // A recovery's cut was closed, and what came after it depends on nothing else.
         let beyond = beyond.filter(|_| state.recovered().is_none());
@@ -303,8 +305,12 @@ impl<S: Storage> Group<S> {
                 open().map_err(|source| GroupError::Image { path: path.clone(), source })?;
             images.insert(DiskKey { writer, disk: disk.id }, image);
         }
+        // Without it nothing can be told of what is before.
+        let oldest = oldest
+            .unwrap_or_else(|| Closed { at: state.newest_effective(), cut: state.committed() });
+        let fold = FoldState { position, oldest, closed, ..FoldState::default() };
         let group =
-            Self::assemble(storage, options, manifest, opened.journal, cut, images, position, now)?;
+            Self::assemble(storage, options, manifest, opened.journal, cut, images, fold, now)?;
         Ok(Some((group, opened.torn)))
     }
 
@@ -316,7 +322,7 @@ impl<S: Storage> Group<S> {
         journal: Journal<S>,
         cut: CutTracker,
         images: BTreeMap<DiskKey, S::File>,
-        position: Position,
+        fold: FoldState,
         now: Now,
     ) -> Result<Self, GroupError> {
         let slots = manifest.writers.iter().map(|_| WriterSlot::EMPTY).collect();
@@ -342,14 +348,16 @@ impl<S: Storage> Group<S> {
             slots,
             images,
             overlay: None,
-            fold: FoldState { position, ..FoldState::default() },
+            fold,
             stall: None,
             broken: None,
             durable_copies: Vec::new(),
             promoted: false,
             fenced: Vec::new(),
             outputs: Vec::new(),
+            notices: Vec::new(),
         };
+        group.fold.wall_ms = now.unix_ms;
         group.restart_receivers();
         if group.journal.state().recovered().is_some() {
             group.promoted = true;
@@ -379,6 +387,7 @@ impl<S: Storage> Group<S> {
     /// Everything in the journal is durable now: what follows from it.
     fn note_durable(&mut self) {
         self.cut.settle(self.commit.committed());
+        self.close_segments();
         self.durable_copies.clear();
         self.durable_copies.extend(self.journal.state().writers.iter().map(|w| w.copy));
     }
@@ -386,6 +395,11 @@ impl<S: Storage> Group<S> {
     /// What must go out now, in order.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outputs)
+    }
+
+    /// What the log must say, in order.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Why the group must be dropped and opened again, if it must.
@@ -502,14 +516,8 @@ impl<S: Storage> Group<S> {
         for link in attached.chain(followers).chain(self.fenced.drain(..)) {
             self.outputs.push(Output::Refuse(link, kind, reason.clone()));
         }
-        self.revoke_pins();
+        self.fold.holds.revoke_all();
         self.broken = Some(reason);
-    }
-
-    fn revoke_pins(&mut self) {
-        for pin in self.fold.pins.drain(..) {
-            pin.store(true, Ordering::Relaxed);
-        }
     }
 
     /// Every link, of writers and of followers.
@@ -538,6 +546,13 @@ impl<S: Storage> Group<S> {
                 let why = error.map(|e| format!(" ({e})")).unwrap_or_default();
                 let max = self.options.unfolded_max_bytes >> 20;
                 format!("{max} MiB of the journal wait to be folded into the disk images{why}")
+            }
+            Stall::SizeMax => {
+                let max = self.options.retention.size_max_bytes >> 20;
+                format!(
+                    "the journal has reached retention.size_max ({max} MiB) and the window is not \
+                     to be shortened: make it larger, or the window smaller"
+                )
             }
         })
     }

@@ -3,13 +3,13 @@
 use super::left_out::RecoveryWriter;
 use super::{Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
+use crate::history::Hold;
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use crate::view::{DiskKey, Overlay, View};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
@@ -76,7 +76,7 @@ pub struct Pin<F> {
     pub disks: Vec<(String, View<F>)>,
     /// The cut.
     pub cut: CountVector,
-    revoked: Arc<AtomicBool>,
+    hold: Hold,
 }
 
 /// A disk's name (member.disk), key and view.
@@ -86,7 +86,7 @@ impl<F> Pin<F> {
     /// Whether it was taken away: what is read from now on is of no cut.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
-        self.revoked.load(Ordering::Acquire)
+        self.hold.is_revoked()
     }
 }
 
@@ -208,7 +208,7 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    fn check_journal(&self) -> Result<(), RecoverError> {
+    pub(super) fn check_journal(&self) -> Result<(), RecoverError> {
         let stuck = self.journal.staged_bytes() > 0;
         match self.broken.clone().or_else(|| stuck.then(|| self.stall_reason()).flatten()) {
             Some(reason) => Err(RecoverError::Journal(reason)),
@@ -285,8 +285,11 @@ impl<S: Storage> Group<S> {
         self.check_journal()?;
         self.check_whole()?;
         let cut = self.cut.cut().clone();
-        // The images hold nothing beyond the cut and, pinned, stay there; a fold that runs
-        // right now was given this cut or an older one.
+        // The images hold nothing beyond the cut and, held, stay there; a fold that runs right now
+        // was given this cut or an older one.
+        let history = self.history()?;
+        let point = history.newest()?;
+        let hold = history.hold(&point, "an export")?;
         let reader = self.journal.reader(self.fold.position, self.journal.durable_end());
         let overlay =
             Overlay::build(reader, self.journal.state(), Some(&cut)).map_err(GroupError::from)?;
@@ -302,9 +305,7 @@ impl<S: Storage> Group<S> {
             (name, View::new(key, disk.size_bytes, image, Arc::clone(&overlay)))
         });
         let disks = disks.collect();
-        let revoked = Arc::new(AtomicBool::new(false));
-        self.fold.pins.push(Arc::clone(&revoked));
-        Ok(Pin { disks, cut, revoked })
+        Ok(Pin { disks, cut, hold })
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a group says of itself: from what is durable, never from a flag (rule 6).
 
-use super::{Group, Now};
+use super::{Group, Now, PastStatus};
 use crate::journal::Standing;
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -89,6 +89,9 @@ pub struct GroupStatus {
     pub unfolded_bytes: u64,
     /// Segments of the journal.
     pub journal_segments: u64,
+    /// How much of the past there is.
+    #[serde(default)]
+    pub past: PastStatus,
     /// Why folding does not work.
     pub fold_error: Option<String>,
     /// Why it does not acknowledge for now.
@@ -117,6 +120,7 @@ impl GroupStatus {
             journal_bytes: 0,
             unfolded_bytes: 0,
             journal_segments: 0,
+            past: PastStatus::default(),
             fold_error: None,
             stalled: None,
             broken: Some(reason.to_owned()),
@@ -185,6 +189,7 @@ impl<S: Storage> Group<S> {
             journal_bytes: self.journal.bytes(),
             unfolded_bytes: self.unfolded_bytes(),
             journal_segments: self.journal.segments().len() as u64,
+            past: self.past_status(),
             fold_error: self.fold.last_error.clone(),
             stalled: self.stall_reason(),
             broken: self.broken.clone(),

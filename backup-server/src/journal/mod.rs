@@ -43,6 +43,7 @@ use crate::storage::{self, Storage, StorageFile};
 use batch::Batch;
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use thiserror::Error;
 use tidelock_protocol::record::Record;
 
@@ -137,6 +138,8 @@ pub struct Journal<S: Storage> {
     dir: String,
     options: Options,
     segments: Vec<Segment<S::File>>,
+    /// The state at the beginning of each of them.
+    starts: Vec<Arc<State>>,
     /// Whether the last segment was begun by this run and may be appended to.
     appendable: bool,
     /// Number and link of the last batch written.
@@ -167,6 +170,7 @@ impl<S: Storage> Journal<S> {
             dir: dir.to_owned(),
             options,
             segments: Vec::new(),
+            starts: Vec::new(),
             appendable: false,
             number: 0,
             chain: 0,
@@ -337,6 +341,8 @@ impl<S: Storage> Journal<S> {
         }
         let len_bytes = (front.len() + batch.body_len()) as u64;
         self.segments.push(Segment { index: header.index, id: header.id, file, len_bytes });
+        let Note::Checkpoint(start) = checkpoint else { unreachable!("begins with a checkpoint") };
+        self.starts.push(Arc::new((**start).clone()));
         self.appendable = true;
         (self.number, self.chain) = (batch_header.number, link);
         self.durable_number = self.number;
@@ -384,12 +390,29 @@ impl<S: Storage> Journal<S> {
         &self.segments
     }
 
+    /// The same of the segments after this one.
+    pub fn starts_after(&self, segment: u64) -> impl Iterator<Item = (u64, &Arc<State>)> {
+        let from = self.segments.partition_point(|s| s.index <= segment);
+        self.segments[from..].iter().map(|segment| segment.index).zip(&self.starts[from..])
+    }
+
+    /// The segments' indexes, with the state at the beginning of each, oldest first.
+    pub fn starts(&self) -> impl Iterator<Item = (u64, &Arc<State>)> {
+        self.segments.iter().map(|segment| segment.index).zip(&self.starts)
+    }
+
     /// Bytes of the segments from a position to the end.
     #[must_use]
     pub fn bytes_after(&self, position: Position) -> u64 {
         let after = self.segments.iter().filter(|s| s.index >= position.segment);
         let bytes: u64 = after.map(|s| s.len_bytes).sum();
         bytes.saturating_sub(position.offset)
+    }
+
+    /// Bytes of the segments between two positions.
+    #[must_use]
+    pub fn bytes_between(&self, from: Position, to: Position) -> u64 {
+        self.bytes_after(from).saturating_sub(self.bytes_after(to))
     }
 
     /// Bytes of all segments.
@@ -422,6 +445,7 @@ impl<S: Storage> Journal<S> {
             }
         }
         self.segments.drain(..old);
+        self.starts.drain(..old);
         self.storage.sync_dir(&self.dir).map_err(JournalError::io("remove a journal segment"))
     }
 }

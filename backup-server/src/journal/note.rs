@@ -2,7 +2,7 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 129 copy state, 130 epoch start, 131 clean end, 132 checkpoint, 133 shape; 128 is format 1's checkpoint |
+//! | 0 | 1 | kind: 129 copy state, 130 epoch start, 131 clean end, 133 shape, 134 checkpoint; 128 and 132 are the checkpoints of formats 1 and 2 |
 //! | 1 | 3 | 0 |
 //! | 4 | 4 | bytes of the body |
 //! | 8 | 4 | CRC-32C of the body |
@@ -82,7 +82,25 @@ impl From<StateV1> for State {
             *writer = WriterState { seq, committed, copy, hlc, committed_hlc, ..*writer };
         }
         let (epoch, last_hlc, recoveries) = (old.epoch, old.last_hlc, old.recoveries);
-        State { epoch, last_hlc, recoveries, is_format_1: true, ..state }
+        State { epoch, last_hlc, recoveries, is_format_1: true, has_no_barrier: true, ..state }
+    }
+}
+
+/// A state as checkpoints of format 2 have it.
+#[derive(Deserialize)]
+struct StateV2 {
+    epoch: Epoch,
+    writers: Vec<WriterState>,
+    last_hlc: Hlc,
+    recoveries: Vec<EpochStart>,
+    form: Form,
+}
+
+impl From<StateV2> for State {
+    fn from(old: StateV2) -> Self {
+        let StateV2 { epoch, writers, last_hlc, recoveries, form } = old;
+        let new = State::default();
+        State { epoch, writers, last_hlc, recoveries, form, has_no_barrier: true, ..new }
     }
 }
 
@@ -136,7 +154,7 @@ impl Note {
     /// Appends the note.
     pub fn encode(&self, out: &mut BytesMut) {
         let (kind, body) = match self {
-            Note::Checkpoint(state) => (132, postcard::to_stdvec(state)),
+            Note::Checkpoint(state) => (134, postcard::to_stdvec(state)),
             Note::Copy { writer, copy } => (129, postcard::to_stdvec(&(writer, copy))),
             Note::EpochStart(start) => (130, postcard::to_stdvec(start)),
             Note::CleanEnd => (131, Ok(Vec::new())),
@@ -173,9 +191,10 @@ impl Note {
             return Err(NoteError::Checksum);
         }
         let note = match raw.kind {
-            128 | 132 => {
+            128 | 132 | 134 => {
                 let state: Box<State> = match raw.kind {
                     128 => Box::new(parse::<StateV1>(body)?.into()),
+                    132 => Box::new(parse::<StateV2>(body)?.into()),
                     _ => parse(body)?,
                 };
                 if !state.is_in_bounds() {
@@ -266,6 +285,29 @@ mod tests {
                 assert!(Note::decode(&bytes[..cut]).is_err());
             }
         }
+    }
+
+    /// A checkpoint of format 2, byte by byte: epoch 1, one writer at seq 9 and committed seq 9,
+    /// whole, times 300, a member, last HLC 300, no recoveries, form HLC.
+    #[test]
+    fn a_checkpoint_of_format_2_is_read() {
+        let body = [1, 1, 9, 9, 2, 0xac, 2, 0xac, 2, 0, 0xac, 2, 0, 1];
+        let mut bytes = vec![132, 0, 0, 0];
+        bytes.extend((body.len() as u32).to_le_bytes());
+        bytes.extend(crc32c(&body).to_le_bytes());
+        bytes.extend(crc32c(&bytes).to_le_bytes());
+        bytes.extend(body);
+        let (note, len) = Note::decode(&bytes).unwrap();
+        assert_eq!(len, bytes.len());
+        let Note::Checkpoint(checkpoint) = note else { panic!("{note:?}") };
+        let writer = checkpoint.writers[0];
+        assert_eq!((writer.seq, writer.copy), (Seq(9), CopyState::Whole));
+        assert_eq!((checkpoint.form, checkpoint.barrier), (Form::Hlc, Hlc(0)));
+        // It may follow a state that has a barrier, which is none from there on.
+        let mut state = State::of_checkpoint(&checkpoint);
+        state.barrier = Hlc(7);
+        state.apply_note(&Note::Checkpoint(checkpoint)).unwrap();
+        assert_eq!(state.barrier, Hlc(0));
     }
 
     /// A checkpoint of format 1, byte by byte: epoch 2, one writer at seq 9 and committed seq 7,

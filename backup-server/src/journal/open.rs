@@ -14,6 +14,7 @@ use super::reader::corrupt;
 use super::scan::{Scan, ScanError, Scanned, find_header};
 use super::{Batch, Journal, JournalError, Note, Options, Position, Segment, State, write_back};
 use crate::storage::{self, Storage, StorageFile};
+use std::sync::Arc;
 use tidelock_protocol::record::Record;
 
 /// An entry that opening a journal shows.
@@ -58,6 +59,8 @@ struct Replay {
     durable: u64,
     /// Number and offset of each batch of the segment at hand.
     batches: Vec<(u64, u64)>,
+    /// The state at the beginning of each segment so far.
+    starts: Vec<Arc<State>>,
     clean: bool,
 }
 
@@ -88,6 +91,7 @@ impl<S: Storage> Journal<S> {
             dir: dir.to_owned(),
             options,
             segments: Vec::with_capacity(segments.len()),
+            starts: Vec::new(),
             appendable: false,
             number: 0,
             chain: 0,
@@ -104,6 +108,7 @@ impl<S: Storage> Journal<S> {
             chain: 0,
             durable: 0,
             batches: Vec::new(),
+            starts: Vec::new(),
             clean: false,
         };
         let mut torn = None;
@@ -123,6 +128,7 @@ impl<S: Storage> Journal<S> {
             return Err(JournalError::Missing { index: floor.segment.max(1) });
         };
         (journal.state, journal.number, journal.chain) = (state, replay.number, replay.chain);
+        journal.starts = std::mem::take(&mut replay.starts);
         if journal.end() < floor {
             let last = journal.segments.last().expect("there is a state");
             let damage = Damage::Short("part that was folded into the images");
@@ -359,11 +365,16 @@ impl Replay {
             }
             match (entry, &mut self.state) {
                 (Entry::Note(Note::Checkpoint(state)), slot @ None) => {
-                    *slot = Some(State { is_format_1: false, ..*state });
+                    let state = State::of_checkpoint(&state);
+                    self.starts.push(Arc::new(state.clone()));
+                    *slot = Some(state);
                 }
                 (Entry::Note(note), Some(state)) => {
                     visit(state, Shown::Note(&note));
                     state.apply_note(&note)?;
+                    if checkpoint {
+                        self.starts.push(Arc::new(state.clone()));
+                    }
                 }
                 (Entry::Record { head, payload, .. }, Some(state)) => {
                     let record = head.finish(payload)?;

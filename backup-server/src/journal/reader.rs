@@ -31,7 +31,7 @@ pub struct Reader<F> {
 }
 
 impl<F: StorageFile> Reader<F> {
-    pub(super) fn new(mut segments: Vec<Segment<F>>, from: Position, to: Position) -> Self {
+    pub(crate) fn new(mut segments: Vec<Segment<F>>, from: Position, to: Position) -> Self {
         segments.retain(|s| s.index >= from.segment && s.index <= to.segment);
         // Only one is needed at a time, the next one on top.
         segments.reverse();

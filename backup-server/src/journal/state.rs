@@ -74,9 +74,15 @@ pub struct State {
     pub recoveries: Vec<EpochStart>,
     /// How records say what they depend on.
     pub form: Form,
+    /// Every record from here on counts as later than this: since the group's shape or its epoch
+    /// changed.
+    pub barrier: Hlc,
     /// Read from a checkpoint of format 1, which has no times of writers.
     #[serde(skip)]
     pub(super) is_format_1: bool,
+    /// Read from a checkpoint of format 1 or 2, which has no barrier: from there on it is 0.
+    #[serde(skip)]
+    pub(super) has_no_barrier: bool,
 }
 
 /// Why an entry cannot follow.
@@ -216,7 +222,12 @@ impl State {
     pub fn apply_note(&mut self, note: &Note) -> Result<(), StateError> {
         match note {
             Note::Checkpoint(state) if !self.equals(state) => Err(StateError::Checkpoint),
-            Note::Checkpoint(_) | Note::CleanEnd => Ok(()),
+            Note::Checkpoint(state) => {
+                // The same, wherever the journal begins.
+                self.barrier = state.barrier;
+                Ok(())
+            }
+            Note::CleanEnd => Ok(()),
             Note::Copy { writer, copy } => self.apply_copy(*writer, *copy),
             Note::EpochStart(start) => self.apply_epoch_start(start),
             Note::Shape(shape) => self.apply_shape(shape),
@@ -255,18 +266,35 @@ impl State {
             }
         }
         self.recoveries.push(start.clone());
+        self.barrier = self.newest_effective();
         Ok(())
     }
 }
 
 impl State {
+    /// No record so far counts as later than this.
+    #[must_use]
+    pub fn newest_effective(&self) -> Hlc {
+        self.last_hlc.max(Hlc(self.barrier.0.saturating_add(1)))
+    }
+
+    /// The state that a checkpoint stands for, as the first of a journal.
+    #[must_use]
+    pub(crate) fn of_checkpoint(checkpoint: &State) -> State {
+        State { is_format_1: false, has_no_barrier: false, ..checkpoint.clone() }
+    }
+
     /// Whether a checkpoint stands for this state, as far as its format can tell.
     fn equals(&self, checkpoint: &State) -> bool {
+        let barrierless = |state: &State| State { barrier: Hlc(0), ..Self::of_checkpoint(state) };
         if !checkpoint.is_format_1 {
-            return *self == *checkpoint;
+            return match checkpoint.has_no_barrier {
+                true => barrierless(self) == barrierless(checkpoint),
+                false => *self == *checkpoint,
+            };
         }
         let timeless = |state: &State| {
-            let mut state = State { is_format_1: false, ..state.clone() };
+            let mut state = barrierless(state);
             for writer in &mut state.writers {
                 (writer.hlc, writer.committed_hlc) = (Hlc(0), Hlc(0));
             }
@@ -293,6 +321,7 @@ impl State {
             }
         }
         self.form = shape.form;
+        self.barrier = self.newest_effective();
         Ok(())
     }
 }

@@ -1,14 +1,20 @@
 //! The configuration file (`docs/backup-server.md`), checked as a whole.
 
-use crate::group::GroupOptions;
+use crate::group::{AtSizeMax, GroupOptions, Retention};
 use crate::journal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tidelock_config::{Diagnostics, Name, Section, Size};
 
 /// The longest path of a Unix socket.
 pub const SOCKET_PATH_MAX_BYTES: usize = 107;
+
+/// The window, unless another is asked for: one day.
+const WINDOW_MS: u64 = 24 * 3600 * 1000;
+/// The size of a group's journal at which its window is shortened, unless another is asked for.
+const SIZE_MAX_BYTES: u64 = 64 << 30;
 
 /// How hosts prove who they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +40,8 @@ pub struct Config {
     pub control: PathBuf,
     /// Where disks are offered: `GROUP/MEMBER.DISK.sock`.
     pub exports_dir: PathBuf,
+    /// What writable views write goes here.
+    pub views_dir: PathBuf,
     /// Offer them here, too.
     pub exports_tcp: Option<SocketAddr>,
     /// Prometheus.
@@ -45,14 +53,26 @@ pub struct Config {
     /// Bytes that wait for one group's owner at most.
     pub input_max_bytes: u64,
     options: GroupOptions,
-    hosts: BTreeMap<String, Vec<String>>,
+    groups: BTreeMap<String, OfGroup>,
+}
+
+/// What is said of one group.
+#[derive(Clone, Debug)]
+struct OfGroup {
+    hosts: Vec<String>,
+    retention: Option<Retention>,
 }
 
 impl Config {
     /// How this group is kept.
     #[must_use]
     pub fn options(&self, group: &str) -> GroupOptions {
-        GroupOptions { hosts: self.hosts.get(group).cloned(), ..self.options.clone() }
+        let of = self.groups.get(group);
+        GroupOptions {
+            hosts: of.map(|of| of.hosts.clone()),
+            retention: of.and_then(|of| of.retention).unwrap_or(self.options.retention),
+            ..self.options.clone()
+        }
     }
 
     /// Reads a configuration. `file` is its name in messages.
@@ -70,6 +90,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
             server.required::<PathBuf>("data_dir", "data_dir = \"/var/lib/tidelock-backup\"");
         let control = server.optional::<PathBuf>("control");
         let exports_dir = server.optional::<PathBuf>("exports_dir");
+        let views_dir = server.optional::<PathBuf>("views_dir");
         let exports_tcp = server.optional::<SocketAddr>("exports_tcp");
         let metrics = server.optional::<SocketAddr>("metrics");
         let log = server.or("log", "info".to_owned());
@@ -82,6 +103,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let data_dir = data_dir?.value;
         let control = control.map_or_else(|| data_dir.join("control.sock"), |c| c.value);
         let exports_dir = exports_dir.map_or_else(|| data_dir.join("exports"), |e| e.value);
+        let views_dir = views_dir.map_or_else(|| data_dir.join("views"), |v| v.value);
         let place = server.place();
         check_socket(server, &place, &control);
         // The longest name that can be put below it.
@@ -92,6 +114,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
             data_dir,
             control,
             exports_dir,
+            views_dir,
             exports_tcp.map(|tcp| tcp.value),
             metrics.map(|m| m.value),
             log.value,
@@ -99,6 +122,11 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         ))
     });
     let options = root.optional_table("journal", read_journal).unwrap_or_default();
+    let default = Retention { window_ms: WINDOW_MS, ..Retention::default() };
+    let default = Retention { size_max_bytes: SIZE_MAX_BYTES, ..default };
+    let retention = root.optional_table("retention", |r| read_retention(r, default, &options));
+    let retention = retention.unwrap_or(default);
+    let options = GroupOptions { retention, ..options };
     let input = root
         .optional_table("limits", |limits| {
             let input = limits.or("input", Size::mib(64));
@@ -112,11 +140,23 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
     let groups = root.tables("group", |group| {
         let name = group.required::<Name>("name", "name = \"shop\"");
         let hosts = group.required::<Vec<Name>>("hosts", "hosts = [\"host-a\"]");
+        let of_group =
+            group.optional_table("retention", |r| read_retention(r, retention, &options));
         let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
-        Some((name?.value.to_string(), hosts))
+        Some((name?.value.to_string(), OfGroup { hosts, retention: of_group }))
     });
-    let (name, listen, data_dir, control, exports_dir, exports_tcp, metrics, log, log_json) =
-        server?;
+    let (
+        name,
+        listen,
+        data_dir,
+        control,
+        exports_dir,
+        views_dir,
+        exports_tcp,
+        metrics,
+        log,
+        log_json,
+    ) = server?;
     Some(Config {
         name,
         listen,
@@ -124,13 +164,14 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         data_dir,
         control,
         exports_dir,
+        views_dir,
         exports_tcp,
         metrics,
         log,
         log_json,
         input_max_bytes: input,
         options,
-        hosts: groups.into_iter().collect(),
+        groups: groups.into_iter().collect(),
     })
 }
 
@@ -189,7 +230,27 @@ fn read_journal(section: &mut Section<'_>) -> Option<GroupOptions> {
         journal: journal::Options { segment_bytes: segment.bytes },
         unfolded_max_bytes: unfolded.bytes,
         fold_min_bytes: fold_min.bytes,
-        hosts: None,
+        ..default
+    })
+}
+
+fn read_retention(
+    section: &mut Section<'_>,
+    default: Retention,
+    options: &GroupOptions,
+) -> Option<Retention> {
+    let window = section.or("window", Duration::from_millis(default.window_ms));
+    let size_max = section.or("size_max", Size { bytes: default.size_max_bytes });
+    let policies = [("shorten", AtSizeMax::Shorten), ("stop", AtSizeMax::Stop)];
+    let policy = section.choice("at_size_max", &policies).map_or(default.at_size_max, |p| *p);
+    if size_max.bytes < 4 * options.journal.segment_bytes {
+        let what = "`size_max` is less than four times `journal.segment`";
+        section.fail(&size_max.place, what, "\"64GiB\"");
+    }
+    Some(Retention {
+        window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
+        size_max_bytes: size_max.bytes,
+        at_size_max: policy,
     })
 }
 
@@ -251,5 +312,20 @@ mod tests {
         let config = Config::parse("b.toml", text).unwrap();
         assert_eq!(config.options("g").hosts, Some(vec!["x".into(), "y".into()]));
         assert_eq!(config.options("other").hosts, None);
+    }
+
+    #[test]
+    fn a_group_keeps_its_past_as_the_server_does_unless_it_says_otherwise() {
+        let text = "plaintext = true\n[server]\nname = \"b\"\ndata_dir = \"/d\"\n\
+                    [retention]\nwindow = \"2h\"\nat_size_max = \"stop\"\n\
+                    [[group]]\nname = \"g\"\nhosts = [\"x\"]\n\
+                    [group.retention]\nwindow = \"7d\"\n";
+        let config = Config::parse("b.toml", text).unwrap();
+        let of = |group: &str| config.options(group).retention;
+        assert_eq!((of("g").window_ms, of("g").at_size_max), (7 * 86_400_000, AtSizeMax::Stop));
+        assert_eq!(of("other").window_ms, 7_200_000);
+        assert_eq!(of("other").size_max_bytes, SIZE_MAX_BYTES);
+        let small = text.replace("window = \"2h\"", "size_max = \"1MiB\"");
+        assert!(Config::parse("b.toml", &small).unwrap_err().to_string().contains("size_max"));
     }
 }

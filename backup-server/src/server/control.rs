@@ -6,18 +6,30 @@
 //! | `{"do": "recover", "group": G, "primary_is_dead": false}` | `{"is": "waiting", "remaining_ms": n}` ..., then `{"is": "recovered", ...}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
-//! | `{"do": "view", "group": G}` | `{"is": "view", "cut": ..., "disks": [...]}`; the view goes when the connection is closed |
+//! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
+//! | `{"do": "views"}`, `{"do": "closeview", "name": N}` | `{"is": "views", "views": [...]}`, `{"is": "closed"}` |
+//! | `{"do": "resolve", "group": G, "at": AT}` | `{"is": "point", "at": {...}}` |
+//! | `{"do": "timeline", ...}`, `{"do": "diff", ...}`, `{"do": "records", ...}` | `{"is": "timeline", ...}`, `{"is": "diff", ...}`, `{"is": "records", ...}` |
+//! | `{"do": "increment", ...}` | `{"is": "increment", "description": {...}}`, then the file's bytes |
+//! | `{"do": "marks", "group": G}`, `{"do": "mark", ...}`, `{"do": "unmark", ...}` | `{"is": "marks", ...}`, `{"is": "marked", ...}`, `{"is": "unmarked"}` |
 //!
 //! Any of them may be answered by `{"is": "error", "reason": ...}`.
 
 use super::exports::{ExportedDisk, Exports};
 use super::inbox::{Event, Inbox};
 use super::registry::Registry;
+use super::travel::{self, DiskDiff, MarkStatus, RecordStatus, Span};
+use super::views::{ViewStatus, Views, Wanted};
 use crate::group::{GroupStatus, RecoverError, Recovery};
+use crate::travel::increment::Description;
+use crate::travel::marks::Kind;
+use crate::travel::moment::Moment;
+use crate::travel::when::When;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::message::Machine;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedWriteHalf;
@@ -59,11 +71,113 @@ pub enum Request {
         /// Which.
         member: String,
     },
-    /// A read-only view at the cut.
+    /// Opens a view.
     View {
         /// Of which group.
         group: String,
+        /// At which point.
+        #[serde(default = "latest")]
+        at: When,
+        /// How.
+        #[serde(default)]
+        wanted: Wanted,
+        /// It stays when the connection is closed.
+        #[serde(default)]
+        detach: bool,
     },
+    /// The views that are open.
+    Views,
+    /// Closes a view.
+    CloseView {
+        /// Which.
+        name: String,
+    },
+    /// Which point is meant.
+    Resolve {
+        /// Of which group.
+        group: String,
+        /// By what.
+        at: When,
+    },
+    /// What was written when.
+    Timeline {
+        /// In which group.
+        group: String,
+        /// From here.
+        from: When,
+        /// To here.
+        to: When,
+        /// In so many spans.
+        buckets: usize,
+    },
+    /// The records that one point has and an earlier one has not.
+    Records {
+        /// Of which group.
+        group: String,
+        /// The earlier.
+        from: When,
+        /// The later.
+        to: When,
+        /// So many at most.
+        max: usize,
+    },
+    /// What is different between two points.
+    Diff {
+        /// In which group.
+        group: String,
+        /// The first.
+        from: When,
+        /// The second.
+        to: When,
+        /// Of this disk only.
+        disk: Option<String>,
+        /// Each extent.
+        ranges: bool,
+    },
+    /// The same with its content.
+    Increment {
+        /// In which group.
+        group: String,
+        /// The first.
+        from: When,
+        /// The second.
+        to: When,
+        /// Of which disk.
+        disk: String,
+    },
+    /// The bookmarks and pins.
+    Marks {
+        /// Of which group.
+        group: String,
+    },
+    /// Sets a bookmark or pin.
+    Mark {
+        /// In which group.
+        group: String,
+        /// Its name.
+        name: String,
+        /// What it is.
+        kind: Kind,
+        /// What it names.
+        at: When,
+        /// When it goes by itself.
+        expires_in_ms: Option<u64>,
+        /// One of this name may be there, and is moved.
+        moves: bool,
+    },
+    /// Takes a bookmark or pin out.
+    Unmark {
+        /// In which group.
+        group: String,
+        /// Its name.
+        name: String,
+        /// What it is.
+        kind: Kind,
+    },
+}
+
+fn latest() -> When {
+    When::Latest
 }
 
 /// An answer.
@@ -98,11 +212,74 @@ pub enum Reply {
     },
     /// A view.
     View {
-        /// At this cut.
-        cut: String,
-        /// Its disks.
-        disks: Vec<ExportedDisk>,
+        /// What it is.
+        view: ViewStatus,
     },
+    /// The views that are open.
+    Views {
+        /// By name.
+        views: Vec<ViewStatus>,
+    },
+    /// The view is closed.
+    Closed,
+    /// A point.
+    Point {
+        /// Which.
+        at: Moment,
+    },
+    /// The point may still change: later ones than this can not be asked for yet.
+    Incomplete {
+        /// Up to here.
+        complete: Hlc,
+        /// For people.
+        reason: String,
+    },
+    /// Records, in the journal's order.
+    Records {
+        /// So many as were asked for at most.
+        records: Vec<RecordStatus>,
+    },
+    /// What was written when.
+    Timeline {
+        /// The oldest point that can be seen.
+        oldest: Moment,
+        /// The newest.
+        newest: Moment,
+        /// What is told begins here.
+        from: Moment,
+        /// And ends here.
+        to: Moment,
+        /// In order.
+        spans: Vec<Span>,
+        /// Bookmarks and pins, by name.
+        marks: Vec<MarkStatus>,
+    },
+    /// What is different.
+    Diff {
+        /// The first point.
+        from: Moment,
+        /// The second.
+        to: Moment,
+        /// By disk.
+        disks: Vec<DiskDiff>,
+    },
+    /// The file follows.
+    Increment {
+        /// What it is of.
+        description: Description,
+    },
+    /// Bookmarks and pins.
+    Marks {
+        /// By name.
+        marks: Vec<MarkStatus>,
+    },
+    /// A bookmark or pin is set.
+    Marked {
+        /// As it is now.
+        mark: MarkStatus,
+    },
+    /// A bookmark or pin is taken out.
+    Unmarked,
     /// It cannot be done.
     Error {
         /// Why, and what to do.
@@ -111,21 +288,32 @@ pub enum Reply {
 }
 
 /// Serves the socket.
-pub async fn run(listener: UnixListener, registry: Arc<Registry>, exports: Arc<Exports>) {
+pub async fn run(
+    listener: UnixListener,
+    registry: Arc<Registry>,
+    exports: Arc<Exports>,
+    views: Arc<Views>,
+) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             sleep(Duration::from_millis(100)).await;
             continue;
         };
         let (registry, exports) = (Arc::clone(&registry), Arc::clone(&exports));
+        let views = Arc::clone(&views);
         tokio::spawn(async move {
             // The command line is gone: nobody to tell.
-            let _ = serve(stream, &registry, &exports).await;
+            let _ = serve(stream, &registry, &exports, &views).await;
         });
     }
 }
 
-async fn serve(stream: UnixStream, registry: &Registry, exports: &Exports) -> io::Result<()> {
+async fn serve(
+    stream: UnixStream,
+    registry: &Registry,
+    exports: &Exports,
+    views: &Arc<Views>,
+) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
     let mut reader = BufReader::new(reader.take(REQUEST_MAX_BYTES));
@@ -148,18 +336,14 @@ async fn serve(stream: UnixStream, registry: &Registry, exports: &Exports) -> io
                 Ok(Err(reason)) | Err(reason) => Reply::Error { reason },
             }
         }
-        Request::View { group } => {
-            let offered = match ask(registry, &group, |done| Event::Pin { done }).await {
-                Ok(Ok(pin)) => {
-                    let cut = pin.cut.to_string();
-                    exports.offer_pin(pin).map(|o| (cut, o)).map_err(|e| e.to_string())
-                }
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(reason) => Err(reason),
-            };
-            match offered {
-                Ok((cut, offer)) => {
-                    reply(&mut writer, &Reply::View { cut, disks: offer.disks.clone() }).await?;
+        Request::View { group, at, wanted, detach } => {
+            match travel::open_view(registry, views, &group, at, wanted).await {
+                Ok((view, attended)) if detach => match views.detach(attended) {
+                    Some(view) => Reply::View { view },
+                    None => Reply::Error { reason: format!("view {} was closed", view.name) },
+                },
+                Ok((view, _attended)) => {
+                    reply(&mut writer, &Reply::View { view }).await?;
                     // Until the other side closes.
                     let _ = reader.read_line(&mut line).await;
                     return Ok(());
@@ -167,17 +351,44 @@ async fn serve(stream: UnixStream, registry: &Registry, exports: &Exports) -> io
                 Err(reason) => Reply::Error { reason },
             }
         }
+        Request::Views => Reply::Views { views: views.all() },
+        Request::CloseView { name } => match views.close(&name) {
+            Ok(()) => Reply::Closed,
+            Err(reason) => Reply::Error { reason },
+        },
+        Request::Resolve { group, at } => travel::resolve(registry, &group, at).await,
+        Request::Timeline { group, from, to, buckets } => {
+            travel::timeline(registry, &group, from, to, buckets).await
+        }
+        Request::Records { group, from, to, max } => {
+            travel::records(registry, &group, (from, to), max).await
+        }
+        Request::Diff { group, from, to, disk, ranges } => {
+            travel::diff(registry, &group, (from, to), disk, ranges).await
+        }
+        Request::Increment { group, from, to, disk } => {
+            let points = (from, to);
+            match travel::increment(registry, group, points, disk, &mut writer).await? {
+                Some(answer) => answer,
+                None => return Ok(()),
+            }
+        }
+        Request::Marks { group } => travel::marks(registry, &group).await,
+        Request::Mark { group, name, kind, at, expires_in_ms, moves } => {
+            travel::mark(registry, &group, (name, kind), at, expires_in_ms, moves).await
+        }
+        Request::Unmark { group, name, kind } => travel::unmark(registry, &group, name, kind).await,
     };
     reply(&mut writer, &answer).await
 }
 
-async fn reply(writer: &mut OwnedWriteHalf, reply: &Reply) -> io::Result<()> {
+pub(super) async fn reply(writer: &mut OwnedWriteHalf, reply: &Reply) -> io::Result<()> {
     let mut line = serde_json::to_vec(reply)?;
     line.push(b'\n');
     writer.write_all(&line).await
 }
 
-async fn ask<T>(
+pub(super) async fn ask<T>(
     registry: &Registry,
     group: &str,
     event: impl FnOnce(oneshot::Sender<T>) -> Event,

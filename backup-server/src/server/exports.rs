@@ -4,15 +4,12 @@
 use super::inbox::Event;
 use super::nbd::{self, ServedDisk};
 use super::registry::Registry;
-use crate::group::Pin;
-use crate::storage::files::OpenFile;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
@@ -96,12 +93,9 @@ impl Exports {
         Ok(Some(disks))
     }
 
-    /// Offers the disks of a pinned cut until the offer is dropped.
-    pub fn offer_pin(&self, pin: Pin<OpenFile>) -> io::Result<Offer> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let name = format!("view-{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        let dir = self.registry.config().exports_dir.join(name);
-        let disks = ServedDisk::pinned(pin);
+    /// Offers a view's disks until the offer is dropped, in a directory that no group can have.
+    pub fn offer_view(&self, name: &str, disks: Vec<ServedDisk>) -> io::Result<Offer> {
+        let dir = self.registry.config().exports_dir.join(format!("@{name}"));
         let all = disks.clone();
         offer(&dir, &disks, move |disk| {
             let found = all.iter().find(|d| d.name() == disk).cloned();
@@ -156,7 +150,8 @@ where
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
-        let listener = UnixListener::bind(&socket)?;
+        let listener = UnixListener::bind(&socket)
+            .map_err(|e| io::Error::other(format!("cannot listen on {}: {e}", socket.display())))?;
         let (name, size_bytes) = (disk.name().to_owned(), disk.size_bytes());
         let (find, wanted) = (find.clone(), name.clone());
         let task = tokio::spawn(async move {

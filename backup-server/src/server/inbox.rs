@@ -8,11 +8,13 @@
 
 use crate::fold::{FoldError, Folded};
 use crate::group::{
-    ConnectionId, GroupStatus, GuestEffect, Link, NamedView, Pin, RecoverError, Recovery,
-    RemoveError,
+    ConnectionId, GroupStatus, GuestEffect, Link, NamedView, RecoverError, Recovery, RemoveError,
 };
+use crate::history::History;
 use crate::server::outbox::Outbox;
+use crate::server::past::NamedMark;
 use crate::storage::files::OpenFile;
+use crate::travel::marks::{Kind, Mark};
 use crate::view::DiskKey;
 use std::collections::VecDeque;
 use std::io;
@@ -126,10 +128,35 @@ pub enum Event {
         /// The answer.
         done: oneshot::Sender<Result<(), RemoveError>>,
     },
-    /// A view at the cut.
-    Pin {
+    /// The past as it is now.
+    History {
         /// The answer.
-        done: oneshot::Sender<Result<Pin<OpenFile>, RecoverError>>,
+        done: oneshot::Sender<Result<History<OpenFile>, String>>,
+    },
+    /// The bookmarks and pins.
+    Marks {
+        /// The answer.
+        done: oneshot::Sender<Result<Vec<NamedMark>, String>>,
+    },
+    /// Sets a bookmark or pin.
+    SetMark {
+        /// Its name.
+        name: String,
+        /// What it is.
+        mark: Mark,
+        /// Whether one of this name is moved.
+        moves: bool,
+        /// The answer.
+        done: oneshot::Sender<Result<(), String>>,
+    },
+    /// Takes one out.
+    RemoveMark {
+        /// Its name.
+        name: String,
+        /// What it must be.
+        kind: Kind,
+        /// The answer.
+        done: oneshot::Sender<Result<(), String>>,
     },
     /// What to boot.
     Machine {

@@ -9,8 +9,11 @@
 //! | [`outbox`] | what waits to be sent to a host |
 //! | [`connection`] | one host's connection |
 //! | [`listener`] | accepting hosts, TLS |
-//! | [`nbd`] | disks of recovered groups and pinned views as NBD exports |
+//! | [`past`] | the bookmarks and pins that an owner keeps |
+//! | [`nbd`] | disks of recovered groups and views as NBD exports |
 //! | [`exports`] | where those are offered |
+//! | [`views`] | views of the past that are open |
+//! | [`travel`] | requests about the past |
 //! | [`control`] | the socket of the command line |
 //! | [`metrics`] | Prometheus over HTTP |
 
@@ -25,7 +28,10 @@ pub mod metrics;
 pub mod nbd;
 pub mod outbox;
 pub mod owner;
+pub mod past;
 pub mod registry;
 mod run;
+pub mod travel;
+pub mod views;
 
 pub use run::{Role, Server, StartError};

@@ -1,10 +1,13 @@
-//! Disks at the backup site as NBD exports: those of a recovered group, writable, and those of a
-//! pinned cut, read-only. The protocol itself is `tidelock-nbd`'s.
+//! Disks at the backup site as NBD exports: those of a recovered group, writable, and views of the past,
+//! read-only or writable on a scratch file. The protocol itself is `tidelock-nbd`'s.
 
 use super::inbox::{Event, Inbox, LiveDisks};
-use crate::group::{GuestEffect, Pin};
+use crate::group::GuestEffect;
+use crate::history::PastView;
 use crate::storage::files::OpenFile;
-use crate::view::{Content, DiskKey, View};
+use crate::travel::disk::Disk;
+use crate::travel::scratch::Scratch;
+use crate::view::{Content, DiskKey};
 use bytes::{Buf, Bytes, BytesMut};
 use std::io;
 use std::sync::Arc;
@@ -29,15 +32,17 @@ const EXTENTS_MAX: usize = 4096;
 enum Backing {
     /// To the owner of the recovered group.
     Live { inbox: Arc<Inbox>, key: DiskKey, alive: Arc<AtomicBool> },
-    /// Nowhere: a view of a cut, which must still be there.
-    Pinned(Arc<Pin<OpenFile>>),
+    /// Nowhere: a view of the past.
+    ReadOnly,
+    /// To a file that goes with the view.
+    Scratch(Arc<Scratch<PastView<OpenFile>, OpenFile>>),
 }
 
 /// One disk to be offered.
 #[derive(Clone, Debug)]
 pub struct ServedDisk {
     name: String,
-    view: View<OpenFile>,
+    disk: Arc<dyn Disk>,
     backing: Backing,
 }
 
@@ -48,21 +53,22 @@ impl ServedDisk {
         let LiveDisks { disks, alive } = live;
         let disk = |(name, key, view)| {
             let (inbox, alive) = (Arc::clone(inbox), Arc::clone(&alive));
-            Self { name, view, backing: Backing::Live { inbox, key, alive } }
+            Self { name, disk: Arc::new(view), backing: Backing::Live { inbox, key, alive } }
         };
         disks.into_iter().map(disk).collect()
     }
 
-    /// The disks of a pinned cut.
+    /// A disk of a view that cannot be written to.
     #[must_use]
-    pub fn pinned(pin: Pin<OpenFile>) -> Vec<Self> {
-        let pin = Arc::new(pin);
-        let disk = |(name, view): &(String, View<OpenFile>)| Self {
-            name: name.clone(),
-            view: view.clone(),
-            backing: Backing::Pinned(Arc::clone(&pin)),
-        };
-        pin.disks.iter().map(disk).collect()
+    pub fn read_only(name: String, view: PastView<OpenFile>) -> Self {
+        Self { name, disk: Arc::new(view), backing: Backing::ReadOnly }
+    }
+
+    /// A disk of a view that can.
+    #[must_use]
+    pub fn scratch(name: String, scratch: Scratch<PastView<OpenFile>, OpenFile>) -> Self {
+        let scratch = Arc::new(scratch);
+        Self { name, disk: Arc::clone(&scratch) as _, backing: Backing::Scratch(scratch) }
     }
 
     /// The same with the group's name before its own.
@@ -81,23 +87,23 @@ impl ServedDisk {
     /// Its size.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.view.size_bytes()
+        self.disk.size_bytes()
     }
 
     fn is_writable(&self) -> bool {
-        matches!(self.backing, Backing::Live { .. })
+        !matches!(self.backing, Backing::ReadOnly)
     }
 
     fn read(&self, offset: u64, len: u32) -> io::Result<Bytes> {
         let mut data = vec![0; len as usize];
-        self.view.read(offset, &mut data)?;
+        self.disk.read(offset, &mut data)?;
         self.check_view()?;
         Ok(data.into())
     }
 
     fn extents(&self, offset: u64, len: u32) -> io::Result<Vec<Extent>> {
         let mut extents = Vec::new();
-        self.view.describe(offset..offset + u64::from(len), |len, content| {
+        self.disk.describe(offset..offset + u64::from(len), &mut |len, content| {
             let state = match content {
                 Content::Data => ExtentState::DATA,
                 Content::Zero => ExtentState::HOLE_ZERO,
@@ -111,19 +117,24 @@ impl ServedDisk {
 
     fn check_view(&self) -> io::Result<()> {
         match &self.backing {
-            // The images may have moved on under what was just read.
-            Backing::Pinned(pin) if pin.is_revoked() => {
-                Err(io::Error::other("the journal reached its limit: this view is gone"))
-            }
             Backing::Live { alive, .. } if !alive.load(Ordering::Acquire) => Err(gone()),
             _ => Ok(()),
         }
     }
 
-    /// The owner's answer to a change or flush.
+    /// The answer to a change or flush.
     async fn change(&self, request: &Request, data: Bytes) -> io::Result<()> {
-        let Backing::Live { inbox, key, .. } = &self.backing else {
-            return Err(io::ErrorKind::PermissionDenied.into());
+        let (inbox, key) = match &self.backing {
+            Backing::Live { inbox, key, .. } => (inbox, key),
+            Backing::Scratch(scratch) => {
+                let (scratch, request) = (Arc::clone(scratch), *request);
+                // Files are written in threads that may wait.
+                let work = tokio::task::spawn_blocking(move || scribble(&scratch, &request, &data));
+                return work.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+            }
+            // Nothing was written that a flush could miss.
+            Backing::ReadOnly if request.command == Command::Flush => return Ok(()),
+            Backing::ReadOnly => return Err(io::ErrorKind::PermissionDenied.into()),
         };
         let (done, answer) = oneshot::channel();
         let zero = |no_hole| GuestEffect::Zero { len_bytes: request.len, no_hole };
@@ -140,6 +151,23 @@ impl ServedDisk {
         let offset = request.offset;
         ask(inbox, Event::GuestWrite { key: *key, offset, effect, durable, done }, answer).await
     }
+}
+
+/// A change of a view's scratch file.
+fn scribble(
+    scratch: &Scratch<PastView<OpenFile>, OpenFile>,
+    request: &Request,
+    data: &[u8],
+) -> io::Result<()> {
+    let (offset, len) = (request.offset, u64::from(request.len));
+    match request.command {
+        Command::Write => scratch.write(offset, data)?,
+        Command::WriteZeroes => scratch.zero(offset, len, request.flags.no_hole())?,
+        Command::Trim => scratch.zero(offset, len, false)?,
+        Command::Flush => return scratch.flush(),
+        Command::Read | Command::BlockStatus | Command::Cache => return Ok(()),
+    }
+    if request.flags.fua() { scratch.flush() } else { Ok(()) }
 }
 
 /// The owner has ended, or the group was opened again: clients connect anew.

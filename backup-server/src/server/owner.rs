@@ -12,6 +12,7 @@
 use super::clock;
 use super::inbox::{AttachRequest, Event, Inbox, LiveDisks};
 use super::outbox::Outbox;
+use super::past::Past;
 use crate::fold::FoldJob;
 use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Output, RecoverError,
@@ -72,6 +73,8 @@ struct Owner {
     options: GroupOptions,
     inbox: Arc<Inbox>,
     phase: Phase,
+    /// Of the group that is live.
+    past: Option<Past>,
     generation: u64,
     outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
     deferred: VecDeque<Deferred>,
@@ -99,6 +102,7 @@ pub fn spawn(
         options,
         inbox: Arc::clone(&inbox),
         phase: Phase::Absent,
+        past: None,
         generation: 0,
         outboxes: BTreeMap::new(),
         deferred: VecDeque::new(),
@@ -161,7 +165,7 @@ impl Owner {
         let storage = Files::new(self.dir.clone());
         match Group::open(storage, clock::now(), self.options.clone()) {
             Ok(None) => self.phase = Phase::Absent,
-            Ok(Some((group, torn))) => {
+            Ok(Some((mut group, torn))) => {
                 if let Some(torn) = torn {
                     tracing::warn!(
                         group = &*self.group,
@@ -180,6 +184,7 @@ impl Owner {
                     unfolded_bytes = group.unfolded_bytes(),
                     "opened"
                 );
+                self.past = Some(Past::open(&mut group));
                 self.phase = Phase::Live(Box::new(group));
             }
             Err(error) => self.broken(&error),
@@ -238,6 +243,9 @@ impl Owner {
                 }
             }
             Event::Stop => self.stop(),
+            event @ (Event::Marks { .. } | Event::SetMark { .. } | Event::RemoveMark { .. }) => {
+                self.marks(event);
+            }
             query => self.answer(query),
         }
     }
@@ -263,11 +271,11 @@ impl Owner {
                 let reason = phase.unavailable().to_string();
                 let _ = done.send(Err(RemoveError::Journal(reason)));
             }
-            (Event::Pin { done }, Phase::Live(group)) => {
-                let _ = done.send(group.pin());
+            (Event::History { done }, Phase::Live(group)) => {
+                let _ = done.send(group.history().map_err(|e| e.to_string()));
             }
-            (Event::Pin { done }, phase) => {
-                let _ = done.send(Err(phase.unavailable()));
+            (Event::History { done }, phase) => {
+                let _ = done.send(Err(phase.unavailable().to_string()));
             }
             (Event::Disks { done }, Phase::Live(group)) if group.recovery().is_some() => {
                 let disks = group.recovered_disks();
@@ -297,6 +305,27 @@ impl Owner {
                 let _ = done.send(None);
             }
             (other, _) => unreachable!("handled before: {other:?}"),
+        }
+    }
+
+    fn marks(&mut self, event: Event) {
+        let unavailable = self.phase.unavailable().to_string();
+        let live = match (&mut self.phase, &mut self.past) {
+            (Phase::Live(group), Some(past)) => Ok((group, past)),
+            _ => Err(unavailable),
+        };
+        match event {
+            Event::Marks { done } => {
+                let _ = done.send(live.and_then(|(_, past)| past.all(clock::now().unix_ms)));
+            }
+            Event::SetMark { name, mark, moves, done } => {
+                let _ =
+                    done.send(live.and_then(|(group, past)| past.set(group, &name, mark, moves)));
+            }
+            Event::RemoveMark { name, kind, done } => {
+                let _ = done.send(live.and_then(|(_, past)| past.remove(&name, kind)));
+            }
+            other => unreachable!("not of marks: {other:?}"),
         }
     }
 
@@ -345,8 +374,9 @@ impl Owner {
         let storage = Files::new(self.dir.clone());
         let options = self.options.clone();
         match Group::create(storage, host, attach, clock::now(), options) {
-            Ok(group) => {
+            Ok(mut group) => {
                 tracing::info!(group = &*self.group, host, "created");
+                self.past = Some(Past::open(&mut group));
                 self.phase = Phase::Live(Box::new(group));
                 Ok(())
             }
@@ -423,6 +453,9 @@ impl Owner {
         self.take_deferred();
         self.commit();
         self.send_outputs();
+        if let (Phase::Live(group), Some(past)) = (&self.phase, &mut self.past) {
+            past.tend(group, clock::now().unix_ms);
+        }
         self.start_fold();
         let broken = match &self.phase {
             Phase::Live(group) => group.broken().map(str::to_owned),
@@ -459,6 +492,9 @@ impl Owner {
 
     fn send_outputs(&mut self) {
         let Phase::Live(group) = &mut self.phase else { return };
+        for notice in group.take_notices() {
+            tracing::warn!(group = &*self.group, "{notice}");
+        }
         for output in group.take_outputs() {
             let (link, message) = match output {
                 Output::Send(link, message) => (link, message),
@@ -478,7 +514,7 @@ impl Owner {
             return;
         }
         let Phase::Live(group) = &mut self.phase else { return };
-        let Some(job) = group.fold_job() else { return };
+        let Some(job) = group.fold_job(clock::now()) else { return };
         self.fold_not_before = None;
         let folder = match &self.folder {
             Some(folder) => folder,

@@ -3,6 +3,7 @@
 use super::config::Config;
 use super::exports::{self, Exports};
 use super::registry::{Registry, RegistryError};
+use super::views::Views;
 use super::{control, listener, metrics};
 use std::io;
 use std::net::SocketAddr;
@@ -35,8 +36,8 @@ pub enum StartError {
     /// A certificate.
     #[error(transparent)]
     Tls(#[from] tidelock_tls::TlsError),
-    /// An address or socket.
-    #[error("cannot listen on {on}: {source}")]
+    /// An address, a socket, or the directory of one.
+    #[error("cannot use {on}: {source}")]
     Listen {
         /// Which.
         on: String,
@@ -50,6 +51,7 @@ pub enum StartError {
 pub struct Server {
     registry: Arc<Registry>,
     exports: Arc<Exports>,
+    views: Arc<Views>,
     address: Option<SocketAddr>,
     stop: watch::Sender<bool>,
     hosts: Option<JoinHandle<()>>,
@@ -68,11 +70,15 @@ impl Server {
         let listen = |on: String| move |source| StartError::Listen { on, source };
         let exports_dir = config.exports_dir.display().to_string();
         exports::remove_stale(&config.exports_dir).map_err(listen(exports_dir.clone()))?;
+        let views_dir = config.views_dir.display().to_string();
+        let views = Views::new(Arc::clone(&exports), &config.views_dir);
+        let views = Arc::new(views.map_err(listen(views_dir))?);
         let control = bind_control(&config)?;
         let (stop, stopping) = watch::channel(false);
         let mut server = Self {
             registry: Arc::clone(&registry),
             exports: Arc::clone(&exports),
+            views: Arc::clone(&views),
             address: None,
             stop,
             hosts: None,
@@ -82,6 +88,7 @@ impl Server {
             control,
             Arc::clone(&registry),
             Arc::clone(&exports),
+            views,
         )));
         if role == Role::Serve {
             let on = || listen(config.listen.to_string());
@@ -131,6 +138,7 @@ impl Server {
         if let Some(hosts) = self.hosts.take() {
             let _ = hosts.await;
         }
+        self.views.close_all();
         self.exports.close();
         self.others.iter().for_each(JoinHandle::abort);
         let _ = std::fs::remove_file(&self.registry.config().control);

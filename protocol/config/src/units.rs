@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use crate::value::{FromToml, Value, Wrong, text};
@@ -112,19 +113,34 @@ impl FromToml for Size {
                 instead: Some(format!("\"{number}MiB\" or \"{number}B\"")),
             });
         }
-        let text = text::<Self>(value)?;
-        let (number, unit) =
-            split(text).ok_or_else(|| Wrong::new(format!("\"{text}\" is not a size")))?;
-        let Some(factor) = factor(&SIZE_UNITS, unit) else {
-            return Err(Wrong {
-                what: format!("\"{text}\" is not a size"),
-                instead: nearest_unit(unit).map(|unit| format!("\"{number}{unit}\"")),
-            });
-        };
-        let bytes = scale(number, factor);
-        bytes
-            .map(|bytes| Self { bytes })
-            .ok_or_else(|| Wrong::new(format!("\"{text}\" is not a size, or more than 2^64 bytes")))
+        parse_size(text::<Self>(value)?)
+    }
+}
+
+fn parse_size(text: &str) -> Result<Size, Wrong> {
+    let (number, unit) =
+        split(text).ok_or_else(|| Wrong::new(format!("\"{text}\" is not a size")))?;
+    let Some(factor) = factor(&SIZE_UNITS, unit) else {
+        return Err(Wrong {
+            what: format!("\"{text}\" is not a size"),
+            instead: nearest_unit(unit).map(|unit| format!("\"{number}{unit}\"")),
+        });
+    };
+    let bytes = scale(number, factor);
+    bytes
+        .map(|bytes| Size { bytes })
+        .ok_or_else(|| Wrong::new(format!("\"{text}\" is not a size, or more than 2^64 bytes")))
+}
+
+/// As on a command line: the same units.
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_size(text).map_err(|wrong| {
+            let instead = wrong.instead.unwrap_or_else(|| Self::wanted().into_owned());
+            format!("{}; write {instead}", wrong.what)
+        })
     }
 }
 
@@ -190,6 +206,9 @@ mod tests {
         ] {
             assert_eq!(size(text).unwrap_err().instead.as_deref(), instead, "{text}");
         }
+        assert_eq!("2GiB".parse(), Ok(Size::mib(2048)));
+        assert!("2G".parse::<Size>().unwrap_err().ends_with("write \"2GiB\""));
+        assert!("2".parse::<Size>().unwrap_err().contains("with its unit"));
     }
 
     #[test]

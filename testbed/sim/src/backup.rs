@@ -158,6 +158,7 @@ pub fn options(plan: &Scenario, group: usize) -> GroupOptions {
         journal: journal::Options { segment_bytes: of.segment_bytes },
         unfolded_max_bytes: of.unfolded_max_bytes,
         fold_min_bytes: of.fold_min_bytes,
+        retention: of.retention,
         hosts: Some((0..plan.hosts.len()).map(|h| format!("h{h}")).collect()),
     }
 }
@@ -472,6 +473,7 @@ impl World {
             return Ok(());
         }
         let after = self.rng.range(MS..30 * MS) * self.backup.slow_factor;
+        let now = self.backup_now();
         let slot = &mut self.backup.groups[group];
         let job = slot.group.as_mut().filter(|_| !slot.folding).and_then(Group::fold_job);
         let Some(job) = job else {

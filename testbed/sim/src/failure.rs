@@ -54,6 +54,8 @@ pub enum Checker {
     OpensAgain,
     /// Rule 10: every queue keeps within its limit.
     Bounded,
+    /// Rule 5: the state at a time equals a replay of its own up to there, whenever it is asked for.
+    Past,
     /// Both ends of the link understand each other.
     Stream,
     /// Production code has panicked.
@@ -62,7 +64,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 25] = [
+    pub const ALL: [Checker; 26] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -86,6 +88,7 @@ impl Checker {
         Checker::SitesEqual,
         Checker::OpensAgain,
         Checker::Bounded,
+        Checker::Past,
         Checker::Stream,
         Checker::Panic,
     ];
@@ -123,6 +126,7 @@ impl Checker {
             Checker::SitesEqual => "sites-equal",
             Checker::OpensAgain => "opens-again",
             Checker::Bounded => "bounded",
+            Checker::Past => "past",
             Checker::Stream => "stream",
             Checker::Panic => "panic",
         }

@@ -7,6 +7,7 @@ use crate::disk::SECTOR_BYTES;
 use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use std::ops::Range;
+use tidelock_backup_server::group::{AtSizeMax, Retention};
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag::{self, Codec};
@@ -101,6 +102,8 @@ pub struct GroupPlan {
     pub fold_min_bytes: u64,
     /// Unfolded bytes at which the backup stops acknowledging.
     pub unfolded_max_bytes: u64,
+    /// How long the past is kept.
+    pub retention: Retention,
     /// The size of a journal segment.
     pub segment_bytes: u64,
     /// The last seq of each of its writers before the beginning: where tags wrap soon, they have a
@@ -329,6 +332,7 @@ impl Scenario {
                 fold_min_bytes: *rng.pick(&[1, 4 << 10, 64 << 10]),
                 unfolded_max_bytes: *rng.pick(&[96 << 10, 512 << 10, 8 << 20]),
                 segment_bytes: *rng.pick(&[2 << 10, 16 << 10, 128 << 10]),
+                retention: draw_retention(rng),
                 past: if rng.chance(1, 3) { Seq((1 << 32) - rng.range(1..200)) } else { Seq::ZERO },
             });
         }
@@ -465,4 +469,12 @@ fn draw_disk(rng: &mut Rng, size_bytes: u64) -> DiskPlan {
         }
     }
     DiskPlan { content, allocated }
+}
+
+fn draw_retention(rng: &mut Rng) -> Retention {
+    Retention {
+        window_ms: *rng.pick(&[0, 50, 500, 5_000, 3_600_000]),
+        size_max_bytes: *rng.pick(&[32 << 10, 256 << 10, 16 << 20]),
+        at_size_max: *rng.pick(&[AtSizeMax::Shorten, AtSizeMax::Shorten, AtSizeMax::Stop]),
+    }
 }

@@ -131,7 +131,7 @@ impl Life {
                     self.listen(&mut group);
                 }
                 Step::Fold => {
-                    if let Some(job) = group.fold_job() {
+                    if let Some(job) = group.fold_job(at_ms(0)) {
                         let cut = job.cut.clone();
                         self.check_closed(&cut);
                         let result = job.run();

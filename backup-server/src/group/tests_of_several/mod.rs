@@ -37,6 +37,7 @@ fn options() -> GroupOptions {
         journal: journal::Options { segment_bytes: 1500 },
         unfolded_max_bytes: 1 << 30,
         fold_min_bytes: 1,
+        retention: Retention::default(),
         hosts: Some((0..4).map(host).collect()),
     }
 }

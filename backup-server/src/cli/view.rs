@@ -1,0 +1,128 @@
+//! `tidelock-backup view`: the disks of a group as they were, as NBD exports.
+
+use super::args::View;
+use super::client::Client;
+use crate::server::config::Config;
+use crate::server::control::{Reply, Request};
+use crate::server::exports::ExportedDisk;
+use crate::server::views::{ViewStatus, Wanted};
+use crate::text;
+use crate::travel::when::When;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+pub(super) async fn run(config: Config, args: View) -> Result<()> {
+    let client = Client::connect(config).await?;
+    let outcome = view(&client, &args).await;
+    client.end().await;
+    outcome
+}
+
+async fn view(client: &Client, args: &View) -> Result<()> {
+    if args.list {
+        let Reply::Views { views } = client.ask(&Request::Views).await? else {
+            bail!("the server answered something else");
+        };
+        return list(&views, args.json);
+    }
+    if let Some(name) = &args.close {
+        let Reply::Closed = client.ask(&Request::CloseView { name: name.clone() }).await? else {
+            bail!("the server answered something else");
+        };
+        if args.json {
+            println!("{}", json!({ "closed": name }));
+        } else {
+            println!("view {name} is closed; what was written to it is gone");
+        }
+        return Ok(());
+    }
+    let group = args.group.clone().context("say of which group")?;
+    ensure!(
+        !(args.detach && client.is_alone()),
+        "no server runs that could keep the view: leave --detach out, and this process serves it until Ctrl-C"
+    );
+    let request = Request::View {
+        group,
+        at: args.at.clone().unwrap_or(When::Latest),
+        wanted: Wanted {
+            name: args.name.clone(),
+            write: args.write,
+            quota_bytes: args.quota.map(|quota| quota.bytes),
+        },
+        detach: args.detach,
+    };
+    let mut call = client.call(&request).await?;
+    let Reply::View { view } = call.next().await? else {
+        bail!("the server answered something else");
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&to_json(&view))?);
+    } else {
+        tell(&view);
+        let name = &view.name;
+        match args.detach {
+            true => println!("it stays open until `tidelock-backup view --close {name}`"),
+            false => eprintln!("it is open until Ctrl-C"),
+        }
+    }
+    if args.detach {
+        return Ok(());
+    }
+    tokio::select! {
+        signal = super::asked_to_end() => {
+            signal?;
+            Ok(())
+        }
+        // Nothing more is said: only the end comes.
+        ended = call.next() => {
+            ended?;
+            bail!("the server answered something else")
+        }
+    }
+}
+
+fn list(views: &[ViewStatus], json: bool) -> Result<()> {
+    if json {
+        let views: Vec<_> = views.iter().map(to_json).collect();
+        println!("{}", serde_json::to_string_pretty(&json!({ "views": views }))?);
+        return Ok(());
+    }
+    if views.is_empty() {
+        println!("no views are open");
+    }
+    views.iter().for_each(tell);
+    Ok(())
+}
+
+/// For people.
+pub(super) fn tell(view: &ViewStatus) {
+    println!("view {} of group {}", view.name, view.group);
+    println!("  at         {}", view.at);
+    if view.lost {
+        println!("  LOST       the journal reached its size and gave this point up: reading fails");
+    }
+    match view.quota_bytes {
+        Some(quota) => {
+            let (used, quota) = (text::bytes(view.used_bytes), text::bytes(quota));
+            println!("  writable   {used} written, {quota} at most; the replica does not change");
+        }
+        None => println!("  read-only"),
+    }
+    for disk in &view.disks {
+        println!("  {:<20} {:>10}  {}", disk.name, text::bytes(disk.size_bytes), disk.uri());
+    }
+}
+
+/// For programs.
+pub(super) fn to_json(view: &ViewStatus) -> Value {
+    let disks: Vec<_> = view.disks.iter().map(disk_json).collect();
+    json!({
+        "name": view.name, "group": view.group, "at": view.at, "disks": disks, "detached": view.detached,
+        "writable": view.quota_bytes.is_some(), "quota_bytes": view.quota_bytes, "used_bytes": view.used_bytes,
+        "lost": view.lost,
+    })
+}
+
+fn disk_json(disk: &ExportedDisk) -> Value {
+    json!({ "name": disk.name, "size_bytes": disk.size_bytes, "socket": disk.socket, "uri": disk.uri() })
+}

@@ -1,0 +1,193 @@
+//! What a group knows of its own past, and gives to others to look at.
+
+use super::{Group, RecoverError};
+use crate::cut::CutTracker;
+use crate::history::{Closed, History, Hold, PastError, Point, SegmentStart};
+use crate::journal::{Note, Position, Shown, State};
+use crate::planted::{self, Bug};
+use crate::storage::Storage;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::Epoch;
+use tidelock_protocol::vector::CountVector;
+
+/// How much of the past there is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastStatus {
+    /// What is wanted, in milliseconds.
+    pub window_ms: u64,
+    /// The oldest time that can be asked for.
+    pub oldest: Hlc,
+    /// The newest time that can be asked for.
+    pub newest: Hlc,
+    /// From the oldest time to the newest record, in milliseconds.
+    pub seen_ms: u64,
+    /// It is less than wanted, because the journal has reached its size.
+    pub shortened: bool,
+    /// Views, pins and exports that hold the images.
+    pub holds: u64,
+    /// Most bytes of the journal.
+    pub size_max_bytes: u64,
+}
+
+/// What opening a journal finds out for the cut and for the past.
+pub(super) struct Found {
+    position: Position,
+    /// The cut, from the fold position on.
+    pub(super) beyond: Option<CutTracker>,
+    /// By segment: since when everything before it is in every state. An upper bound does.
+    pub(super) closed: BTreeMap<u64, Closed>,
+    open: VecDeque<(u64, Epoch, CountVector)>,
+}
+
+impl Found {
+    pub(super) fn new(position: Position) -> Self {
+        Self { position, beyond: None, closed: BTreeMap::new(), open: VecDeque::new() }
+    }
+
+    /// The next entry.
+    pub(super) fn shown(&mut self, start: Position, before: &State, shown: Shown<'_>) {
+        if start < self.position {
+            return;
+        }
+        // What is before was folded, so it is in the cut.
+        let tracker = self.beyond.get_or_insert_with(|| CutTracker::new(before));
+        match shown {
+            Shown::Record(record) => tracker.record(before, record),
+            Shown::Note(note @ (Note::Shape(_) | Note::EpochStart(_))) => {
+                // What was told by then stays in the cut, however far behind a new writer is.
+                tracker.settle(&before.committed());
+                let mut after = before.clone();
+                // What cannot follow is damage, and told so next.
+                if after.apply_note(note).is_err() {
+                    return;
+                }
+                match note {
+                    Note::EpochStart(_) => *tracker = CutTracker::new(&after),
+                    _ => tracker.reshape(&after),
+                }
+                let cut = tracker.settle(&after.committed()).clone();
+                self.close(&after, &cut);
+            }
+            Shown::Note(Note::Checkpoint(_)) => {
+                let cut = tracker.settle(&before.committed()).clone();
+                self.open.push_back((start.segment, before.epoch, before.journaled()));
+                self.close(before, &cut);
+            }
+            Shown::Note(_) => {}
+        }
+    }
+
+    fn close(&mut self, state: &State, cut: &CountVector) {
+        while let Some((index, epoch, journaled)) = self.open.front() {
+            if *epoch == state.epoch && !cut.covers(journaled) {
+                return;
+            }
+            let closed = Closed { at: state.newest_effective(), cut: cut.clone() };
+            self.closed.insert(*index, closed);
+            self.open.pop_front();
+        }
+    }
+}
+
+impl<S: Storage> Group<S> {
+    /// Everything written is durable: segments whose beginnings the cut has reached.
+    pub(super) fn close_segments(&mut self) {
+        let state = self.journal.state();
+        let last = self.fold.closed.last_key_value().map_or(0, |(index, _)| *index);
+        for (index, start) in self.journal.starts_after(last) {
+            if start.epoch == state.epoch && !self.cut.cut().covers(&start.journaled()) {
+                return;
+            }
+            let closed = Closed { at: state.newest_effective(), cut: self.cut.cut().clone() };
+            self.fold.closed.insert(index, closed);
+        }
+    }
+
+    /// The group's past as it is now, for any thread. Until it is dropped nothing is folded: make
+    /// views and holds from it, and let it go.
+    pub fn history(&mut self) -> Result<History<S::File>, PastError> {
+        self.flush();
+        self.check_journal().map_err(|e| PastError::Unavailable(e.to_string()))?;
+        // A fold that runs is on its way to there.
+        let floor = self.fold.running.unwrap_or(self.fold.position).max(self.fold.position);
+        let hold = self.fold.holds.hold(floor, self.fold.oldest.at, "a look at the past");
+        let starts = self.journal.starts().map(|(index, state)| SegmentStart {
+            index,
+            state: state.clone(),
+            closed: self.fold.closed.get(&index).cloned(),
+        });
+        Ok(History {
+            manifest: self.manifest.clone(),
+            segments: self.journal.segments().to_vec(),
+            starts: starts.collect(),
+            base: self.fold.position,
+            floor,
+            oldest: self.fold.oldest.clone(),
+            end: self.journal.durable_end(),
+            state: self.journal.state().clone(),
+            cut: self.cut.cut().clone(),
+            images: self.images.clone(),
+            holds: self.fold.holds.clone(),
+            hold,
+        })
+    }
+
+    /// Keeps a point that was found before, perhaps by an earlier run: to be called for each pin
+    /// when the group was opened, before the first [`Group::fold_job`].
+    pub fn hold(&mut self, point: &Point, why: &str) -> Result<Hold, PastError> {
+        let history = self.history()?;
+        let located = history.locate(point)?;
+        history.hold(&located, why)
+    }
+
+    /// Since when the past can be seen.
+    #[must_use]
+    pub fn oldest(&self) -> &Closed {
+        &self.fold.oldest
+    }
+
+    /// How much of the past there is.
+    #[must_use]
+    pub fn past_status(&self) -> PastStatus {
+        let state = self.journal.state();
+        let newest = crate::history::complete(state).max(self.fold.oldest.at);
+        let retention = &self.options.retention;
+        let span = state.last_hlc.physical_ms();
+        PastStatus {
+            window_ms: retention.window_ms,
+            oldest: self.fold.oldest.at,
+            newest,
+            seen_ms: match self.fold.oldest.at {
+                Hlc(0) => 0,
+                oldest => span.saturating_sub(oldest.physical_ms()),
+            },
+            shortened: self.fold.shortened,
+            holds: self.fold.holds.count() as u64,
+            size_max_bytes: retention.size_max_bytes,
+        }
+    }
+
+    /// What can be seen is less from now on; on record before the images move.
+    pub(super) fn advance_oldest(&mut self, closed: Closed) -> Result<(), super::GroupError> {
+        if closed.at < self.fold.oldest.at {
+            return Ok(());
+        }
+        let fold = crate::manifest::FoldPosition {
+            position: self.fold.position,
+            oldest: Some(closed.clone()),
+        };
+        if !planted::is(Bug::OldestForgotten) {
+            crate::manifest::write_fold_position(&self.storage, &fold)?;
+        }
+        self.fold.oldest = closed;
+        Ok(())
+    }
+}
+
+impl From<PastError> for RecoverError {
+    fn from(error: PastError) -> Self {
+        RecoverError::Journal(error.to_string())
+    }
+}

@@ -1,0 +1,197 @@
+//! How long the past is kept, and what happens when the journal has reached its size.
+//!
+//! ```text
+//!  in the images │ late │        window         │
+//!  ──────────────┼──────┼───────────────────────┼─▶ journal
+//!             position  target                 end
+//! ```
+//!
+//! Records leave the window by time, measured back from the newest record (or the wall clock, if
+//! that is behind: one clock that jumps must not throw the window away), so a group that is quiet
+//! keeps its past. They leave it by size, if the policy is to shorten it. Either way they leave it
+//! segment by segment, only when the cut has them, and not while somebody holds them.
+//!
+//! Retroscope 3.2: the window-log is bounded, and what leaves it is compacted into the base.
+
+use super::{Group, Stall};
+use crate::history::Closed;
+use crate::journal::{Position, SEGMENT_HEADER_BYTES};
+use crate::planted::{self, Bug};
+use crate::storage::Storage;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::message::CopyState;
+
+/// What to do when the journal has reached its size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AtSizeMax {
+    /// The window becomes shorter, and who holds what must go loses it. It is told.
+    #[default]
+    Shorten,
+    /// Nothing is acknowledged until records have left the window.
+    Stop,
+}
+
+/// How long the past is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// The window, in milliseconds; 0: everything is folded as soon as it can be.
+    pub window_ms: u64,
+    /// Most bytes of the journal that are not in the images.
+    pub size_max_bytes: u64,
+    /// What to do then.
+    pub at_size_max: AtSizeMax,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { window_ms: 0, size_max_bytes: u64::MAX, at_size_max: AtSizeMax::Shorten }
+    }
+}
+
+/// Up to where to fold.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) to: Position,
+    /// What can be seen from then on.
+    pub(super) oldest: Closed,
+}
+
+impl<S: Storage> Group<S> {
+    /// Up to where records have left the window.
+    pub(super) fn target(&self) -> Target {
+        let retention = &self.options.retention;
+        let state = self.journal.state();
+        if planted::is(Bug::FoldPassesTheWindow) {
+            return Target { to: self.journal.durable_end(), oldest: self.fold.oldest.clone() };
+        }
+        if retention.window_ms == 0 {
+            let oldest = Closed { at: state.newest_effective(), cut: self.cut.cut().clone() };
+            return Target { to: self.journal.durable_end(), oldest };
+        }
+        let place = |segment: u64| Position { segment, offset: SEGMENT_HEADER_BYTES as u64 };
+        let closed = self.fold.closed.range(self.fold.position.segment + 1..);
+        let mut target = Target { to: self.fold.position, oldest: self.fold.oldest.clone() };
+        let size_max = match retention.at_size_max {
+            AtSizeMax::Shorten => retention.size_max_bytes,
+            AtSizeMax::Stop => u64::MAX,
+        };
+        let edge = self.edge();
+        // Nothing that is behind the target is missed by either measure.
+        for (segment, closed) in closed {
+            let left = closed.at <= edge;
+            if !left && self.journal.bytes_after(target.to) <= size_max {
+                break;
+            }
+            target = Target { to: place(*segment), oldest: closed.clone() };
+        }
+        target
+    }
+
+    /// What is before has left the window by time.
+    fn edge(&self) -> Hlc {
+        let newest = self.journal.state().last_hlc.physical_ms();
+        let now = match self.stall {
+            // Nothing is taken, so nothing is newer: it goes on by the wall clock.
+            Some(Stall::SizeMax) => self.fold.wall_ms,
+            _ => newest.min(self.fold.wall_ms),
+        };
+        let edge = now.saturating_sub(self.options.retention.window_ms);
+        Hlc::new(edge.min((1 << 48) - 1), 0)
+    }
+
+    /// The target, as far as it is not held.
+    pub(super) fn target_not_held(&self) -> Target {
+        let mut target = self.target();
+        if planted::is(Bug::FoldPassesTheWindow) {
+            return target;
+        }
+        if let Some((position, hlc)) = self.fold.holds.least() {
+            target.to = target.to.min(position);
+            target.oldest.at = target.oldest.at.min(hlc);
+        }
+        target
+    }
+
+    /// At a limit nothing more is taken until the fold has caught up. Two kinds of records are let
+    /// through, because stopping them would be for ever: those of a resync, which cannot be folded
+    /// before its end, and those that come while what is next depends on another writer's records
+    /// that have not arrived. Their bound is the disk's room.
+    pub(super) fn check_unfolded(&mut self) {
+        let retention = self.options.retention;
+        let (unfolded, max) = (self.unfolded_bytes(), self.options.unfolded_max_bytes);
+        let resyncing = self.journal.state().writers.iter().any(|w| w.copy == CopyState::Resyncing);
+        let exempt = resyncing || self.fold_is_blocked();
+        let size_max = retention.size_max_bytes;
+        if unfolded >= size_max && retention.at_size_max == AtSizeMax::Shorten && !resyncing {
+            self.give_up_holds();
+        }
+        let late = |group: &Self| match retention.window_ms {
+            0 => unfolded,
+            _ => {
+                let to = group.target_not_held().to;
+                group.journal.bytes_between(group.fold.position, to)
+            }
+        };
+        // To find out what is late takes a walk over the segments: only when it can matter.
+        let late = if unfolded < max - max / 8 { 0 } else { late(self) };
+        let stops = retention.at_size_max == AtSizeMax::Stop;
+        match self.stall {
+            None if stops && unfolded >= size_max && !exempt => self.stall(Stall::SizeMax),
+            None if late >= max && !exempt => {
+                // An export must not stop replication: it ends with an error instead.
+                let held = retention.window_ms == 0 && self.fold.holds.count() > 0;
+                match held {
+                    true => self.fold.holds.revoke_all(),
+                    false => self.stall(Stall::FoldBehind),
+                }
+            }
+            Some(Stall::FoldBehind) if late < max - max / 8 || self.fold_is_blocked() => {
+                self.stall = None;
+                self.tell_stall();
+            }
+            Some(Stall::SizeMax) if unfolded < size_max - size_max / 8 || exempt => {
+                self.stall = None;
+                self.tell_stall();
+            }
+            _ => {}
+        }
+        self.note_window();
+    }
+
+    /// Whoever holds what must leave the journal loses it.
+    fn give_up_holds(&mut self) {
+        let to = self.target().to;
+        while self.fold.holds.least().is_some_and(|(position, _)| position < to) {
+            for why in self.fold.holds.revoke_least() {
+                self.notices.push(format!(
+                    "the journal has reached retention.size_max: {why} has lost its point in time"
+                ));
+            }
+        }
+    }
+
+    /// Says so when the window has become shorter than wanted, or is whole again.
+    pub(super) fn note_window(&mut self) {
+        let retention = &self.options.retention;
+        if retention.window_ms == 0 {
+            return;
+        }
+        let shortened = self.fold.oldest.at > self.edge() && self.fold.oldest.at > Hlc(0);
+        let size = self.unfolded_bytes();
+        // It stays so until the window has grown back.
+        let by_size = self.fold.shortened || size >= retention.size_max_bytes / 8 * 7;
+        if shortened && by_size && !self.fold.shortened {
+            let newest = self.journal.state().last_hlc.physical_ms();
+            let seconds = newest.saturating_sub(self.fold.oldest.at.physical_ms()) / 1000;
+            self.fold.shortened = true;
+            self.notices.push(format!(
+                "the journal has reached retention.size_max: the window is shortened to {seconds} s \
+                 (wanted: {} s)",
+                retention.window_ms / 1000
+            ));
+        } else if !shortened && self.fold.shortened {
+            self.fold.shortened = false;
+            self.notices.push("the window is whole again".to_owned());
+        }
+    }
+}

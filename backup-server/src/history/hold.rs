@@ -1,0 +1,112 @@
+//! Who needs the images to stay where they are.
+//!
+//! Invariant: a fold does not pass the position of any hold that is not revoked. A hold is revoked
+//! before the fold may pass it, so whoever finds it unrevoked after reading has read the state that
+//! it holds.
+
+use crate::journal::Position;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tidelock_protocol::hlc::Hlc;
+
+#[derive(Debug)]
+struct Entry {
+    position: Position,
+    hlc: Hlc,
+    why: String,
+    revoked: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    last: u64,
+    entries: BTreeMap<u64, Entry>,
+}
+
+/// All holds of a group.
+#[derive(Clone, Debug, Default)]
+pub struct Holds(Arc<Mutex<Held>>);
+
+/// One hold, until it is dropped.
+#[derive(Debug)]
+pub struct Hold {
+    of: Holds,
+    id: u64,
+    revoked: Arc<AtomicBool>,
+}
+
+impl Holds {
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fold does not pass this position, and this time can be asked for.
+    pub(crate) fn hold(&self, position: Position, hlc: Hlc, why: &str) -> Hold {
+        let revoked = Arc::new(AtomicBool::new(false));
+        let mut held = self.lock();
+        held.last += 1;
+        let id = held.last;
+        let why = why.to_owned();
+        held.entries.insert(id, Entry { position, hlc, why, revoked: Arc::clone(&revoked) });
+        drop(held);
+        Hold { of: self.clone(), id, revoked }
+    }
+
+    /// The least position and the least time that are held.
+    #[must_use]
+    pub fn least(&self) -> Option<(Position, Hlc)> {
+        let held = self.lock();
+        let position = held.entries.values().map(|entry| entry.position).min()?;
+        let hlc = held.entries.values().map(|entry| entry.hlc).min()?;
+        Some((position, hlc))
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.lock().entries.len()
+    }
+
+    /// Takes away those that hold the least position, and says what they were for.
+    pub(crate) fn revoke_least(&self) -> Vec<String> {
+        let mut held = self.lock();
+        let Some(least) = held.entries.values().map(|entry| entry.position).min() else {
+            return Vec::new();
+        };
+        let of_least: Vec<u64> = held
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.position == least)
+            .map(|(id, _)| *id)
+            .collect();
+        let entries = of_least.into_iter().filter_map(|id| held.entries.remove(&id));
+        entries.map(Self::revoke).collect()
+    }
+
+    /// Takes all away.
+    pub(crate) fn revoke_all(&self) {
+        for (_, entry) in std::mem::take(&mut self.lock().entries) {
+            Self::revoke(entry);
+        }
+    }
+
+    fn revoke(entry: Entry) -> String {
+        entry.revoked.store(true, Ordering::Release);
+        entry.why
+    }
+}
+
+impl Hold {
+    /// Whether it was taken away, because the journal had reached its size.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.of.lock().entries.remove(&self.id);
+    }
+}

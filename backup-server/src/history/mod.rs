@@ -1,0 +1,540 @@
+//! The past of a group: any point in time that the journal still tells apart from the images.
+//!
+//! A [`History`] is made by the group's owner ([`crate::group::Group::history`]) and used by
+//! any other thread: it has the journal's segments as they were then, which stay readable, and holds the images
+//! where they are, so that nothing that it answers changes while it is there. It is meant to be
+//! dropped soon; a [`PastView`] or [`Hold`] made from it holds only what it needs itself.
+//!
+//! ```text
+//!  At ──resolve──▶ Point ──open──▶ PastView (one for each disk; holds until dropped)
+//!                    ├────hold──▶ Hold      (of a pin that outlives the window)
+//!                    └──changed, records, timeline
+//! ```
+//!
+//! A [`Point`] may be kept (it is plain data) and found again later with [`History::locate`], also
+//! by another run of the server. What must outlive the window is held again with
+//! [`crate::group::Group::hold`] right after the group was opened, before anything is folded.
+//!
+//! # What "the state at T" is
+//!
+//! Each record has an **effective time** ([`effective`]): its HLC, but later than whatever was
+//! closed before it came: the group's last change of shape or epoch, and in the vector form what is
+//! [`SETTLE_MS`] older than the newest record by then. The state at T is the greatest downward-closed
+//! set of records with effective times up to T, of a resync all or nothing, without void records
+//! (`cut.rs` is asked, with T as what each writer has reached). It is given only once no record
+//! with an effective time up to T can come any more, so it never changes (rule 5).
+//!
+//! Source: Retroscope 3 (window-log, retrospective snapshots by HLC); Slogger 5 (watermark).
+
+mod hold;
+mod settle;
+mod walk;
+
+pub use hold::{Hold, Holds};
+pub use walk::{SETTLE_MS, effective};
+
+use crate::cut::CutTracker;
+use crate::extents::{Extents, Slice};
+use crate::journal::{JournalError, Position, Reader, Segment, Standing, State};
+use crate::manifest::Manifest;
+use crate::storage::StorageFile;
+use crate::view::{Content, DiskKey, Overlay, View};
+use serde::{Deserialize, Serialize};
+use settle::Limit;
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, RwLock};
+use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::message::Form;
+use tidelock_protocol::vector::CountVector;
+
+/// A point that somebody asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum At {
+    /// By the group's own clock.
+    Hlc(Hlc),
+    /// By the wall clock: the end of this millisecond since the Unix epoch.
+    WallMs(u64),
+    /// Not after these seqs.
+    Vector(CountVector),
+    /// What a recovery would take now.
+    Latest,
+}
+
+/// A state of the whole group: what was asked for, settled to a cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Point {
+    /// The records that are in it.
+    pub cut: CountVector,
+    /// The effective time of the last of them: asked for again, it gives this point.
+    pub hlc: Hlc,
+    /// The epoch that it belongs to.
+    pub epoch: Epoch,
+    /// Writers that have whole disks there, which are shown; others were being added.
+    pub writers: Vec<WriterId>,
+    /// Where the batch ends that holds the last of its records.
+    pub end: Position,
+    /// Where the batch begins that holds the first record that is not in it: the images may be
+    /// folded up to here.
+    pub beyond: Position,
+}
+
+impl Point {
+    /// Its time by the wall clock, in milliseconds since the Unix epoch.
+    #[must_use]
+    pub fn wall_ms(&self) -> u64 {
+        self.hlc.physical_ms()
+    }
+}
+
+/// Why there is no such point, or it cannot be shown.
+#[derive(Debug, Error)]
+pub enum PastError {
+    /// It has been folded into the images.
+    #[error(
+        "this is before the window: the oldest point in time that can be shown is {oldest} (HLC), \
+         {} ms since 1970", oldest.physical_ms()
+    )]
+    BeforeWindow {
+        /// The oldest time.
+        oldest: Hlc,
+    },
+    /// Nothing has happened then yet.
+    #[error(
+        "this is in the future: the newest point in time is {newest} (HLC), {} ms since 1970",
+        newest.physical_ms()
+    )]
+    Future {
+        /// The newest time that can be asked for.
+        newest: Hlc,
+    },
+    /// Records of that time may still arrive.
+    #[error(
+        "records of that time may still arrive: everything up to {complete} (HLC), {} ms since \
+         1970, is there. Ask for that, or for the latest state", complete.physical_ms()
+    )]
+    NotComplete {
+        /// Up to here nothing can arrive any more.
+        complete: Hlc,
+    },
+    /// The initial copy was not complete then.
+    #[error("the initial copy of writer {writer} was not complete then: its disks had no state")]
+    Initialising {
+        /// Whose.
+        writer: WriterId,
+    },
+    /// A point that is not this group's, or whose records are no longer told apart.
+    #[error("{0}")]
+    Unknown(String),
+    /// What held it was taken away, because the journal had reached its size.
+    #[error("the journal has reached its size, so this point in time was given up")]
+    Revoked,
+    /// The group does not work.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The journal cannot be read or is damaged.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+}
+
+/// What is known of a segment without reading it.
+#[derive(Clone, Debug)]
+pub struct SegmentStart {
+    /// Its index.
+    pub index: u64,
+    /// The state before its first record.
+    pub state: Arc<State>,
+    /// Set: everything before it is in the group's cut.
+    pub closed: Option<Closed>,
+}
+
+/// Since when everything before some place of the journal is in every state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Closed {
+    /// States at this time and later have all of it.
+    pub at: Hlc,
+    /// And so have states that have this cut.
+    pub cut: CountVector,
+}
+
+/// The past of a group, as it was when this was made.
+#[derive(Debug)]
+pub struct History<F> {
+    pub(crate) manifest: Manifest,
+    pub(crate) segments: Vec<Segment<F>>,
+    pub(crate) starts: Vec<SegmentStart>,
+    /// Up to here the journal is in the images.
+    pub(crate) base: Position,
+    /// And will soon be up to here, if a fold runs.
+    pub(crate) floor: Position,
+    /// What can be seen.
+    pub(crate) oldest: Closed,
+    /// Up to here it is durable.
+    pub(crate) end: Position,
+    /// The state there.
+    pub(crate) state: State,
+    pub(crate) cut: CountVector,
+    pub(crate) images: BTreeMap<DiskKey, F>,
+    pub(crate) holds: Holds,
+    /// Keeps the base.
+    pub(crate) hold: Hold,
+}
+
+/// How much was written within a span of time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bucket {
+    /// Its beginning, exclusive, and its end.
+    pub from: Hlc,
+    /// Inclusive.
+    pub to: Hlc,
+    /// Records, without those that change nothing.
+    pub records: u64,
+    /// Bytes that they change.
+    pub bytes: u64,
+    /// The same by disk.
+    pub disks: BTreeMap<DiskKey, u64>,
+}
+
+/// One record of the past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordAt {
+    /// Its effective time.
+    pub hlc: Hlc,
+    /// Whose.
+    pub writer: WriterId,
+    /// Its seq.
+    pub seq: Seq,
+    /// The disk and extent that it changes; `None`: nothing.
+    pub extent: Option<(DiskKey, u64, u64)>,
+}
+
+impl<F: StorageFile> History<F> {
+    /// What the group is.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The oldest time that may be asked for.
+    #[must_use]
+    pub fn oldest_time(&self) -> Hlc {
+        self.oldest.at
+    }
+
+    /// The newest time that may be asked for: no record up to it can come any more.
+    #[must_use]
+    pub fn newest_time(&self) -> Hlc {
+        complete(&self.state)
+    }
+
+    /// The oldest point: of the window, or when the initial copy was complete if that is later.
+    pub fn oldest(&self) -> Result<Point, PastError> {
+        match self.resolve(&At::Hlc(self.oldest.at)) {
+            Err(PastError::Initialising { .. }) => {}
+            Err(PastError::NotComplete { .. } | PastError::Future { .. }) => {
+                return self.resolve(&At::Latest);
+            }
+            found => return found,
+        }
+        // When the last initial copy was complete: each end of one is tried.
+        let mut ends = Vec::new();
+        self.walk(self.base.segment, |_, step| {
+            if let walk::Step::Record { record, at, .. } = step
+                && record.effect == tidelock_protocol::record::Effect::CopyDone
+            {
+                ends.push(at);
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for end in ends {
+            match self.resolve(&At::Hlc(end)) {
+                Err(PastError::Initialising { .. }) => {}
+                Err(PastError::NotComplete { .. }) => break,
+                found => return found,
+            }
+        }
+        self.resolve(&At::Latest)
+    }
+
+    /// The newest point: what a recovery would take.
+    pub fn newest(&self) -> Result<Point, PastError> {
+        self.resolve(&At::Latest)
+    }
+
+    /// The greatest downward-closed cut that is not after what is asked for.
+    pub fn resolve(&self, at: &At) -> Result<Point, PastError> {
+        match at {
+            At::Hlc(time) => self.at_time(*time),
+            At::WallMs(ms) => {
+                let time = (*ms < 1 << 48).then(|| Hlc::new(*ms, u16::MAX));
+                self.at_time(time.unwrap_or(Hlc(u64::MAX)))
+            }
+            At::Vector(vector) => {
+                if !self.state.journaled().covers(vector) {
+                    return Err(PastError::Future { newest: self.newest_time() });
+                }
+                if !vector.covers(&self.oldest.cut) {
+                    return Err(PastError::BeforeWindow { oldest: self.oldest.at });
+                }
+                self.settle(&Limit::Vector(vector))
+            }
+            At::Latest => self.settle(&Limit::Exact(&self.cut)),
+        }
+    }
+
+    fn at_time(&self, time: Hlc) -> Result<Point, PastError> {
+        if time < self.oldest.at {
+            return Err(PastError::BeforeWindow { oldest: self.oldest.at });
+        }
+        let complete = self.newest_time();
+        if time > self.state.newest_effective() {
+            return Err(PastError::Future { newest: complete });
+        }
+        if time > complete {
+            return Err(PastError::NotComplete { complete });
+        }
+        self.settle(&Limit::Time(time))
+    }
+
+    /// A point that was found before, perhaps by another run: where it is now.
+    pub fn locate(&self, point: &Point) -> Result<Point, PastError> {
+        let located = self.settle(&Limit::Exact(&point.cut))?;
+        if located.cut != point.cut || located.epoch != point.epoch {
+            let what = "this point is not in the group's history any more".to_owned();
+            return Err(PastError::Unknown(what));
+        }
+        Ok(Point { hlc: point.hlc.max(located.hlc), ..located })
+    }
+
+    /// The disks as they were at a point, read-only. Their state does not change until they are
+    /// dropped, unless the journal reaches its size ([`PastView::is_revoked`]).
+    pub fn open(&self, point: &Point) -> Result<BTreeMap<DiskKey, PastView<F>>, PastError> {
+        let hold = Arc::new(self.hold(point, "a view")?);
+        let reader = self.reader(self.base, point.end);
+        let overlay = Overlay::build(reader, &self.state, Some(&point.cut))?;
+        let overlay = Arc::new(RwLock::new(overlay));
+        let shown = self.manifest.disks().filter(|(writer, _)| point.writers.contains(writer));
+        let views = shown.map(|(writer, disk)| {
+            let key = DiskKey { writer, disk: disk.id };
+            let image = self.images[&key].clone();
+            let view = View::new(key, disk.size_bytes, image, Arc::clone(&overlay));
+            (key, PastView { view, hold: Arc::clone(&hold) })
+        });
+        Ok(views.collect())
+    }
+
+    /// Keeps a point: as long as the hold is there it can be opened, whatever the window is.
+    pub fn hold(&self, point: &Point, why: &str) -> Result<Hold, PastError> {
+        if self.hold.is_revoked() {
+            return Err(PastError::Revoked);
+        }
+        if point.beyond < self.floor {
+            return Err(PastError::BeforeWindow { oldest: self.oldest.at });
+        }
+        Ok(self.holds.hold(point.beyond, point.hlc, why))
+    }
+
+    /// Extents of a disk that records between two points have written, in order and merged. It is
+    /// as much as may differ between the two.
+    pub fn changed(
+        &self,
+        from: &Point,
+        to: &Point,
+        disk: DiskKey,
+    ) -> Result<impl Iterator<Item = Range<u64>> + use<F>, PastError> {
+        let (from, to) = if from.hlc <= to.hlc { (from, to) } else { (to, from) };
+        let mut extents = Extents::default();
+        self.between(from, to, |at| {
+            if let Some((key, offset, len)) = at.extent
+                && key == disk
+            {
+                extents.insert(offset..offset + len, Marked);
+            }
+            ControlFlow::Continue(())
+        })?;
+        let mut merged: Vec<Range<u64>> = Vec::new();
+        for (range, marked) in extents.pieces(0..u64::MAX) {
+            match merged.last_mut() {
+                _ if marked.is_none() => {}
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => merged.push(range),
+            }
+        }
+        Ok(merged.into_iter())
+    }
+
+    /// The records that the later of two points has and the earlier has not, in journal order, so
+    /// many at most.
+    pub fn records(
+        &self,
+        from: &Point,
+        to: &Point,
+        max: usize,
+    ) -> Result<Vec<RecordAt>, PastError> {
+        let mut records = Vec::new();
+        self.between(from, to, |at| {
+            if records.len() == max {
+                return ControlFlow::Break(());
+            }
+            records.push(at);
+            ControlFlow::Continue(())
+        })?;
+        Ok(records)
+    }
+
+    fn between(
+        &self,
+        from: &Point,
+        to: &Point,
+        mut f: impl FnMut(RecordAt) -> ControlFlow<()>,
+    ) -> Result<(), PastError> {
+        let first = from.beyond.max(self.base);
+        self.walk(first.segment, |place, step| {
+            if place.start >= to.end {
+                return Ok(ControlFlow::Break(()));
+            }
+            let walk::Step::Record { record, len_bytes, at, .. } = step else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            let (writer, seq) = (record.writer, record.seq);
+            if seq <= from.cut.get(writer) || seq > to.cut.get(writer) || place.start < first {
+                return Ok(ControlFlow::Continue(()));
+            }
+            let key = DiskKey::of(record);
+            let extent = (len_bytes > 0).then_some((key, record.offset, len_bytes));
+            Ok(f(RecordAt { hlc: at, writer, seq, extent }))
+        })
+    }
+
+    /// How much was written between two points, in so many spans of equal length.
+    pub fn timeline(
+        &self,
+        from: &Point,
+        to: &Point,
+        buckets: usize,
+    ) -> Result<Vec<Bucket>, PastError> {
+        let (start, end) = (from.hlc.0, to.hlc.0.max(from.hlc.0));
+        let buckets = buckets.max(1) as u64;
+        let edge = |nth: u64| {
+            start + ((u128::from(end - start) * u128::from(nth)) / u128::from(buckets)) as u64
+        };
+        let spans = (0..buckets).map(|nth| (Hlc(edge(nth)), Hlc(edge(nth + 1))));
+        let mut spans: Vec<_> =
+            spans.map(|(from, to)| Bucket { from, to, ..Bucket::default() }).collect();
+        self.between(from, to, |at| {
+            if let Some((key, _, len)) = at.extent {
+                let nth = spans.partition_point(|span| span.to < at.hlc).min(spans.len() - 1);
+                let span = &mut spans[nth];
+                span.records += 1;
+                span.bytes += len;
+                *span.disks.entry(key).or_default() += len;
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(spans)
+    }
+
+    fn reader(&self, from: Position, to: Position) -> Reader<F> {
+        Reader::new(self.segments.clone(), from, to)
+    }
+
+    /// Whether the later part of its images may have moved.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.hold.is_revoked()
+    }
+}
+
+/// No record with an effective time up to this can come any more.
+pub(crate) fn complete(state: &State) -> Hlc {
+    if state.recovered().is_some() {
+        // One clock for all writers.
+        return state.last_hlc.max(state.barrier);
+    }
+    let counted = state.writers.iter().filter(|w| w.standing != Standing::Removed);
+    let least = counted.map(|w| w.hlc).min().unwrap_or_default();
+    let settled = match state.form {
+        Form::Vector => walk::settled(state),
+        Form::Hlc => Hlc(0),
+    };
+    least.max(settled).max(state.barrier)
+}
+
+#[derive(Clone, Copy)]
+struct Marked;
+
+impl Slice for Marked {
+    fn without_front(self, _: u64) -> Self {
+        self
+    }
+}
+
+/// A disk at a point in the past.
+#[derive(Clone, Debug)]
+pub struct PastView<F> {
+    view: View<F>,
+    hold: Arc<Hold>,
+}
+
+impl<F: StorageFile> PastView<F> {
+    /// Its size.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.view.size_bytes()
+    }
+
+    /// Fills the buffer from this offset on.
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.view.read(offset, buf)?;
+        // Afterwards: the images do not move before this is set.
+        self.check()
+    }
+
+    /// What the range is made of, in order and without a hole; `false` from `f` ends it.
+    pub fn describe(
+        &self,
+        range: Range<u64>,
+        f: impl FnMut(u64, Content) -> bool,
+    ) -> io::Result<()> {
+        self.view.describe(range, f)?;
+        self.check()
+    }
+
+    /// Whether it was given up: what is read from now on is an error.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.hold.is_revoked()
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.is_revoked() {
+            return Err(io::Error::other(PastError::Revoked.to_string()));
+        }
+        Ok(())
+    }
+}
+
+impl<F: StorageFile> History<F> {
+    fn settle(&self, limit: &Limit<'_>) -> Result<Point, PastError> {
+        settle::settle(self, limit)
+    }
+
+    fn walk(
+        &self,
+        segment: u64,
+        f: impl FnMut(&walk::Place<'_>, walk::Step<'_>) -> Result<ControlFlow<()>, PastError>,
+    ) -> Result<(), PastError> {
+        let from = Position { segment, offset: 0 };
+        walk::walk(self.reader(from, self.end), &self.state, f)
+    }
+
+    /// A tracker and the state before a segment, all of which is in every state that is asked for.
+    fn begin(&self, segment: u64) -> (CutTracker, State) {
+        let start = self.starts.iter().find(|start| start.index == segment);
+        let state = start.map_or_else(State::default, |start| (*start.state).clone());
+        (CutTracker::new(&state), state)
+    }
+}

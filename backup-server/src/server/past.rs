@@ -1,0 +1,135 @@
+//! What a group's owner keeps of the past besides the group: its bookmarks and pins, and what they hold.
+//!
+//! Invariant: each pin on record is held from before the first fold on, or it is said that it is lost. If the
+//! record cannot be read, everything is held until it can: a pin might be in it (rule 5).
+
+use crate::group::Group;
+use crate::history::Hold;
+use crate::storage::files::Files;
+use crate::travel::marks::{Kind, Mark, Marks};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How often it is looked for what is over.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A bookmark or pin as it is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedMark {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub mark: Mark,
+    /// A pin that could not be held: its point is gone.
+    pub lost: bool,
+}
+
+/// The marks of a group that was opened.
+#[derive(Debug)]
+pub(super) struct Past {
+    marks: Result<Marks<Files>, String>,
+    holds: BTreeMap<String, Hold>,
+    /// In place of pins that are not known.
+    _everything: Option<Hold>,
+    look_at: Instant,
+}
+
+impl Past {
+    /// To be called before the first fold.
+    pub(super) fn open(group: &mut Group<Files>) -> Self {
+        let marks = Marks::open(group.storage().clone()).map_err(|e| e.to_string());
+        let mut past =
+            Self { marks, holds: BTreeMap::new(), _everything: None, look_at: Instant::now() };
+        match &past.marks {
+            Ok(marks) => {
+                let pins = marks.all().iter().filter(|(_, mark)| mark.kind == Kind::Pin);
+                for (name, mark) in pins {
+                    match group.hold(&mark.point, &why(name)) {
+                        Ok(hold) => {
+                            past.holds.insert(name.clone(), hold);
+                        }
+                        Err(error) => tracing::error!(pin = name, "its point is lost: {error}"),
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::error!(
+                    "bookmarks and pins: {error}; nothing leaves the window until then"
+                );
+                let oldest =
+                    group.history().and_then(|h| h.hold(&h.oldest()?, "what marks.json may pin"));
+                past._everything = oldest.ok();
+            }
+        }
+        past
+    }
+
+    /// Those whose time is not over.
+    pub(super) fn all(&self, now_unix_ms: u64) -> Result<Vec<NamedMark>, String> {
+        let marks = self.marks.as_ref().map_err(Clone::clone)?;
+        let all = marks.all().iter().filter(|(_, mark)| !mark.is_expired(now_unix_ms));
+        let told = |(name, mark): (&String, &Mark)| NamedMark {
+            name: name.clone(),
+            mark: mark.clone(),
+            lost: mark.kind == Kind::Pin && self.holds.get(name).is_none_or(Hold::is_revoked),
+        };
+        Ok(all.map(told).collect())
+    }
+
+    /// Sets a mark: what it holds first, then the record.
+    pub(super) fn set(
+        &mut self,
+        group: &mut Group<Files>,
+        name: &str,
+        mark: Mark,
+        moves: bool,
+    ) -> Result<(), String> {
+        let marks = self.marks.as_mut().map_err(|e| e.clone())?;
+        marks.check(name, &mark, moves).map_err(|e| e.to_string())?;
+        let hold = match mark.kind {
+            Kind::Pin => Some(group.hold(&mark.point, &why(name)).map_err(|e| e.to_string())?),
+            Kind::Bookmark => None,
+        };
+        marks.set(name, mark, moves).map_err(|e| e.to_string())?;
+        // The old one goes only now.
+        match hold {
+            Some(hold) => self.holds.insert(name.to_owned(), hold),
+            None => self.holds.remove(name),
+        };
+        Ok(())
+    }
+
+    /// Takes a mark out: the record first, then what it holds.
+    pub(super) fn remove(&mut self, name: &str, kind: Kind) -> Result<(), String> {
+        let marks = self.marks.as_mut().map_err(|e| e.clone())?;
+        marks.remove(name, kind).map_err(|e| e.to_string())?;
+        self.holds.remove(name);
+        Ok(())
+    }
+
+    /// Takes out what is over, now and then.
+    pub(super) fn tend(&mut self, group: &Group<Files>, now_unix_ms: u64) {
+        let Ok(marks) = &mut self.marks else { return };
+        if Instant::now() < self.look_at || marks.all().is_empty() {
+            return;
+        }
+        self.look_at = Instant::now() + LOOK;
+        let oldest = group.oldest();
+        let is_seen =
+            |mark: &Mark| mark.point.hlc >= oldest.at || mark.point.cut.covers(&oldest.cut);
+        match marks.expire(now_unix_ms, |mark| !is_seen(mark)) {
+            Ok(over) => {
+                for name in over {
+                    tracing::info!(name, "a bookmark or pin is over");
+                    self.holds.remove(&name);
+                }
+            }
+            Err(error) => tracing::warn!("bookmarks and pins that are over stay for now: {error}"),
+        }
+    }
+}
+
+fn why(name: &str) -> String {
+    format!("pin {name}")
+}

@@ -1,0 +1,498 @@
+//! Requests about the past, on the control socket: everything is asked of a [`History`], which the group's owner
+//! gives away, so that replication does not wait for what is read here.
+
+use super::clock;
+use super::control::{Reply, ask};
+use super::inbox::Event;
+use super::past::NamedMark;
+use super::registry::Registry;
+use super::views::{Attended, ViewStatus, Views, Wanted};
+use crate::history::{At, Bucket, History, PastError, Point};
+use crate::manifest::Manifest;
+use crate::storage::files::OpenFile;
+use crate::text;
+use crate::travel::disk::Disk;
+use crate::travel::increment::{self, Description};
+use crate::travel::marks::{Kind, Mark};
+use crate::travel::moment::Moment;
+use crate::travel::when::When;
+use crate::view::DiskKey;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::vector::CountVector;
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+
+/// Spans of a timeline.
+pub const BUCKETS_MAX: usize = 10_000;
+
+/// A bookmark or pin as it is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MarkStatus {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// Its point.
+    pub at: Moment,
+    /// When it was set, in milliseconds since the Unix epoch.
+    pub set_at_unix_ms: u64,
+    /// When it goes by itself.
+    pub expires_at_unix_ms: Option<u64>,
+    /// A pin whose point could not be held.
+    pub lost: bool,
+}
+
+/// What was written within a span of time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// Its beginning, exclusive, in milliseconds since the Unix epoch.
+    pub from_unix_ms: u64,
+    /// Its end, inclusive.
+    pub to_unix_ms: u64,
+    /// Records that changed something.
+    pub records: u64,
+    /// Bytes that they changed.
+    pub bytes: u64,
+    /// The same by disk.
+    pub disks: BTreeMap<String, u64>,
+}
+
+/// One record of the past.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordStatus {
+    /// Who wrote it.
+    pub member: String,
+    /// Its seq.
+    pub seq: u64,
+    /// When, in milliseconds since the Unix epoch.
+    pub unix_ms: u64,
+    /// The same by the hybrid logical clock.
+    pub hlc: String,
+    /// The disk that it changes; `None`: it changes nothing.
+    pub disk: Option<String>,
+    /// Where.
+    pub offset: u64,
+    /// How much.
+    pub len_bytes: u64,
+}
+
+/// What one disk has different.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskDiff {
+    /// `member.disk`.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// How many extents were written in between.
+    pub extents: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Offset and length of each, if asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranges: Option<Vec<(u64, u64)>>,
+}
+
+/// The past of a group, with its bookmarks.
+struct Look {
+    history: History<OpenFile>,
+    marks: Vec<NamedMark>,
+}
+
+async fn look(registry: &Registry, group: &str) -> Result<Look, String> {
+    let history = ask(registry, group, |done| Event::History { done }).await??;
+    // A record of them that cannot be read must not keep anybody from the past itself.
+    let marks = ask(registry, group, |done| Event::Marks { done }).await?.unwrap_or_default();
+    Ok(Look { history, marks })
+}
+
+/// Looks at the past where waiting for files is allowed.
+async fn looking<T: Send + 'static>(
+    registry: &Registry,
+    group: &str,
+    f: impl FnOnce(&Look) -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let look = look(registry, group).await?;
+    spawn_blocking(move || f(&look)).await.map_err(|e| format!("the server failed: {e}"))?
+}
+
+impl Look {
+    /// The point that is asked for.
+    fn resolve(&self, when: &When) -> Result<Point, String> {
+        let history = &self.history;
+        let at = match when {
+            When::Latest => At::Latest,
+            When::Oldest => return history.oldest().map_err(|e| self.explain(when, &e)),
+            When::WallMs(ms) => At::WallMs(*ms),
+            When::BeforeNowMs(ms) => At::WallMs(clock::now().unix_ms.saturating_sub(*ms)),
+            When::Hlc(hlc) => At::Hlc(*hlc),
+            When::Seqs(seqs) => At::Vector(self.vector(seqs)?),
+            When::Bookmark(name) => {
+                let found = self.marks.iter().find(|mark| mark.name == *name).ok_or_else(|| {
+                    let known: Vec<_> = self.marks.iter().map(|mark| mark.name.as_str()).collect();
+                    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                    format!("there is no bookmark or pin {name}; there are: {known}")
+                })?;
+                return history.locate(&found.mark.point).map_err(|e| self.explain(when, &e));
+            }
+        };
+        history.resolve(&at).map_err(|e| self.explain(when, &e))
+    }
+
+    /// The same for a span of time: what is outside of the window is cut off.
+    fn inside(&self, when: &When, oldest: &Point, newest: &Point) -> Result<Point, String> {
+        let time = match when {
+            When::WallMs(ms) => Hlc(ms.min(&((1 << 48) - 1)) << 16 | 0xffff),
+            When::BeforeNowMs(ms) => Hlc(clock::now().unix_ms.saturating_sub(*ms) << 16 | 0xffff),
+            When::Hlc(hlc) => *hlc,
+            When::Oldest => oldest.hlc,
+            When::Latest => newest.hlc,
+            When::Seqs(_) | When::Bookmark(_) => return self.resolve(when),
+        };
+        match time {
+            _ if time <= oldest.hlc => Ok(oldest.clone()),
+            _ if time >= newest.hlc.min(self.history.newest_time()) => Ok(newest.clone()),
+            _ => self.resolve(when),
+        }
+    }
+
+    /// Members that are not named are not limited.
+    fn vector(&self, seqs: &BTreeMap<String, u64>) -> Result<CountVector, String> {
+        use tidelock_protocol::ids::{Seq, WriterId};
+        let writers = &self.history.manifest().writers;
+        if let Some(unknown) = seqs.keys().find(|name| !writers.contains(name)) {
+            let known = writers.join(", ");
+            return Err(format!("{unknown} is not a member with disks; those are: {known}"));
+        }
+        let newest = self.history.newest().map_err(|e| e.to_string())?.cut;
+        let entry = |(i, name): (usize, &String)| {
+            let writer = WriterId(i as u16);
+            (writer, seqs.get(name).map_or(newest.get(writer), |seq| Seq(*seq)))
+        };
+        Ok(writers.iter().enumerate().map(entry).collect())
+    }
+
+    /// With times and names that people know.
+    fn explain(&self, when: &When, error: &PastError) -> String {
+        let at = |hlc: Hlc| format!("{} (hlc:{hlc})", text::utc_ms(hlc.physical_ms()));
+        match error {
+            PastError::BeforeWindow { oldest } => format!(
+                "{when} is before the window: the oldest point in time that can be seen is {}; ask for `oldest`",
+                at(*oldest)
+            ),
+            PastError::Future { newest: known } | PastError::NotComplete { complete: known } => {
+                format!(
+                    "{when} is not complete yet: records of that time may still arrive. Everything up to {} is here; ask \
+                 for that, or for `latest`",
+                    at(*known)
+                )
+            }
+            PastError::Initialising { writer } => format!(
+                "at {when} the initial copy of {} was not complete: its disks had no state",
+                self.history.manifest().name_of(*writer)
+            ),
+            error => error.to_string(),
+        }
+    }
+
+    fn moment(&self, point: &Point) -> Moment {
+        Moment::new(point, self.history.manifest())
+    }
+
+    fn mark_status(&self, mark: &NamedMark) -> MarkStatus {
+        MarkStatus {
+            name: mark.name.clone(),
+            kind: mark.mark.kind,
+            at: self.moment(&mark.mark.point),
+            set_at_unix_ms: mark.mark.set_at_unix_ms,
+            expires_at_unix_ms: mark.mark.expires_at_unix_ms,
+            lost: mark.lost,
+        }
+    }
+
+    /// The disks that have a state at both points.
+    fn disks(&self, from: &Point, to: &Point) -> Vec<(DiskKey, String, u64)> {
+        let manifest = self.history.manifest();
+        let disks = manifest
+            .disks()
+            .filter(|(writer, _)| from.writers.contains(writer) && to.writers.contains(writer));
+        let named = disks.map(|(writer, disk)| {
+            (
+                DiskKey { writer, disk: disk.id },
+                disk_name(manifest, writer, &disk.name),
+                disk.size_bytes,
+            )
+        });
+        named.collect()
+    }
+}
+
+fn disk_name(manifest: &Manifest, writer: tidelock_protocol::ids::WriterId, disk: &str) -> String {
+    format!("{}.{disk}", manifest.name_of(writer))
+}
+
+fn or_error(reply: Result<Reply, String>) -> Reply {
+    reply.unwrap_or_else(|reason| Reply::Error { reason })
+}
+
+/// Which point is meant.
+pub(super) async fn resolve(registry: &Registry, group: &str, at: When) -> Reply {
+    let found = looking(registry, group, move |look| {
+        let complete = look.history.newest_time();
+        match look.resolve(&at) {
+            Ok(point) => Ok(Reply::Point { at: look.moment(&point) }),
+            Err(reason) if matches!(at, When::Hlc(hlc) if hlc > complete) => {
+                Ok(Reply::Incomplete { complete, reason })
+            }
+            Err(reason) => Err(reason),
+        }
+    });
+    or_error(found.await)
+}
+
+/// The records between two points, so many at most.
+pub(super) async fn records(
+    registry: &Registry,
+    group: &str,
+    (from, to): (When, When),
+    max: usize,
+) -> Reply {
+    let found = looking(registry, group, move |look| {
+        let (from, to) = (look.resolve(&from)?, look.resolve(&to)?);
+        let records = look.history.records(&from, &to, max).map_err(|e| e.to_string())?;
+        let manifest = look.history.manifest();
+        let told = records.into_iter().map(|record| RecordStatus {
+            member: manifest.name_of(record.writer).to_owned(),
+            seq: record.seq.0,
+            unix_ms: record.hlc.physical_ms(),
+            hlc: record.hlc.to_string(),
+            disk: record.extent.map(|(key, _, _)| name_of(manifest, key)),
+            offset: record.extent.map_or(0, |(_, offset, _)| offset),
+            len_bytes: record.extent.map_or(0, |(_, _, len)| len),
+        });
+        Ok(Reply::Records { records: told.collect() })
+    });
+    or_error(found.await)
+}
+
+/// Opens a view.
+pub(super) async fn open_view(
+    registry: &Registry,
+    views: &Arc<Views>,
+    group: &str,
+    at: When,
+    wanted: Wanted,
+) -> Result<(ViewStatus, Attended), String> {
+    let (views, runtime) = (Arc::clone(views), tokio::runtime::Handle::current());
+    looking(registry, group, move |look| {
+        let point = look.resolve(&at)?;
+        // Its sockets are served by the runtime.
+        let _in = runtime.enter();
+        views.open(&look.history, &point, &wanted)
+    })
+    .await
+}
+
+/// The bookmarks and pins.
+pub(super) async fn marks(registry: &Registry, group: &str) -> Reply {
+    let listed = async {
+        // Here the reason why there are none counts.
+        let marks = ask(registry, group, |done| Event::Marks { done }).await??;
+        looking(registry, group, move |look| {
+            Ok(marks.iter().map(|mark| look.mark_status(mark)).collect())
+        })
+        .await
+    };
+    or_error(listed.await.map(|marks| Reply::Marks { marks }))
+}
+
+/// Sets a bookmark or pin.
+pub(super) async fn mark(
+    registry: &Registry,
+    group: &str,
+    (name, kind): (String, Kind),
+    at: When,
+    expires_in_ms: Option<u64>,
+    moves: bool,
+) -> Reply {
+    let set = async {
+        let look = look(registry, group).await?;
+        let (look, point) = spawn_blocking(move || {
+            let point = look.resolve(&at);
+            (look, point)
+        })
+        .await
+        .map_err(|e| format!("the server failed: {e}"))?;
+        let now = clock::now().unix_ms;
+        let expires_at_unix_ms = expires_in_ms.map(|ms| now.saturating_add(ms));
+        let mark = Mark { kind, point: point?, set_at_unix_ms: now, expires_at_unix_ms };
+        let named = NamedMark { name: name.clone(), mark: mark.clone(), lost: false };
+        ask(registry, group, |done| Event::SetMark { name, mark, moves, done }).await??;
+        // Until here the look has kept the point.
+        Ok(look.mark_status(&named))
+    };
+    or_error(set.await.map(|mark| Reply::Marked { mark }))
+}
+
+/// Takes a bookmark or pin out.
+pub(super) async fn unmark(registry: &Registry, group: &str, name: String, kind: Kind) -> Reply {
+    let removed = async {
+        ask(registry, group, |done| Event::RemoveMark { name, kind, done }).await??;
+        Ok(Reply::Unmarked)
+    };
+    or_error(removed.await)
+}
+
+/// The window, what was written when, and the marks.
+pub(super) async fn timeline(
+    registry: &Registry,
+    group: &str,
+    from: When,
+    to: When,
+    buckets: usize,
+) -> Reply {
+    let told = looking(registry, group, move |look| {
+        let (oldest, newest) = (look.resolve(&When::Oldest)?, look.resolve(&When::Latest)?);
+        let (from, to) =
+            (look.inside(&from, &oldest, &newest)?, look.inside(&to, &oldest, &newest)?);
+        if from.hlc > to.hlc {
+            return Err("--from is later than --to".into());
+        }
+        let spans = look.history.timeline(&from, &to, buckets.clamp(1, BUCKETS_MAX));
+        let spans = spans.map_err(|e| e.to_string())?;
+        let manifest = look.history.manifest();
+        let span = |bucket: Bucket| Span {
+            from_unix_ms: bucket.from.physical_ms(),
+            to_unix_ms: bucket.to.physical_ms(),
+            records: bucket.records,
+            bytes: bucket.bytes,
+            disks: bucket
+                .disks
+                .iter()
+                .map(|(key, bytes)| (name_of(manifest, *key), *bytes))
+                .collect(),
+        };
+        let marks = look.marks.iter().map(|mark| look.mark_status(mark));
+        Ok(Reply::Timeline {
+            oldest: look.moment(&oldest),
+            newest: look.moment(&newest),
+            from: look.moment(&from),
+            to: look.moment(&to),
+            spans: spans.into_iter().map(span).collect(),
+            marks: marks.collect(),
+        })
+    });
+    or_error(told.await)
+}
+
+fn name_of(manifest: &Manifest, key: DiskKey) -> String {
+    let disk = manifest.disk(key.writer, key.disk).map_or("?", |disk| &disk.name);
+    disk_name(manifest, key.writer, disk)
+}
+
+/// What is different between two points.
+pub(super) async fn diff(
+    registry: &Registry,
+    group: &str,
+    (from, to): (When, When),
+    disk: Option<String>,
+    with_ranges: bool,
+) -> Reply {
+    let told = looking(registry, group, move |look| {
+        let (from, to) = (look.resolve(&from)?, look.resolve(&to)?);
+        let disks = chosen(look.disks(&from, &to), disk.as_deref())?;
+        let diffs = disks.into_iter().map(|(key, name, size_bytes)| {
+            let changed = look.history.changed(&from, &to, key).map_err(|e| e.to_string())?;
+            let mut diff = DiskDiff {
+                name,
+                size_bytes,
+                extents: 0,
+                bytes: 0,
+                ranges: with_ranges.then(Vec::new),
+            };
+            for range in changed {
+                let len = range.end - range.start;
+                diff.extents += 1;
+                diff.bytes += len;
+                diff.ranges.iter_mut().for_each(|ranges| ranges.push((range.start, len)));
+            }
+            Ok(diff)
+        });
+        let disks = diffs.collect::<Result<Vec<_>, String>>()?;
+        Ok(Reply::Diff { from: look.moment(&from), to: look.moment(&to), disks })
+    });
+    or_error(told.await)
+}
+
+fn chosen(
+    mut disks: Vec<(DiskKey, String, u64)>,
+    disk: Option<&str>,
+) -> Result<Vec<(DiskKey, String, u64)>, String> {
+    let Some(disk) = disk else { return Ok(disks) };
+    let names: Vec<_> = disks.iter().map(|(_, name, _)| name.clone()).collect();
+    disks.retain(|(_, name, _)| name == disk);
+    if disks.is_empty() {
+        return Err(format!(
+            "there is no disk {disk} at both points; there are: {}",
+            names.join(", ")
+        ));
+    }
+    Ok(disks)
+}
+
+/// Sends an increment: a reply with what it is of, then its bytes until the connection ends.
+pub(super) async fn increment(
+    registry: &Registry,
+    group: String,
+    (from, to): (When, When),
+    disk: String,
+    writer: &mut OwnedWriteHalf,
+) -> io::Result<Option<Reply>> {
+    // A few parts ahead of the socket.
+    let (parts, mut ready) = mpsc::channel::<io::Result<Vec<u8>>>(4);
+    let in_group = group.clone();
+    let begun = looking(registry, &group, move |look| {
+        let (from, to) = (look.resolve(&from)?, look.resolve(&to)?);
+        let (key, name, _) = chosen(look.disks(&from, &to), Some(&disk))?.remove(0);
+        let changed = look.history.changed(&from, &to, key).map_err(|e| e.to_string())?;
+        let view = look.history.open(&to).map_err(|e| e.to_string())?.remove(&key);
+        let view = view.ok_or("the disk has no state there")?;
+        let description = Description {
+            group: in_group,
+            disk: name,
+            size_bytes: Disk::size_bytes(&view),
+            from: look.moment(&from),
+            to: look.moment(&to),
+        };
+        let made =
+            increment::Writer::new(view, &description, changed).map_err(|e| e.to_string())?;
+        Ok((description, made))
+    });
+    let (description, mut made) = match begun.await {
+        Ok(begun) => begun,
+        Err(reason) => return Ok(Some(Reply::Error { reason })),
+    };
+    super::control::reply(writer, &Reply::Increment { description }).await?;
+    let making = spawn_blocking(move || {
+        loop {
+            let part = made.next_part();
+            let ends = !matches!(part, Ok(Some(_)));
+            // Whoever asked is gone if it cannot be sent.
+            let Some(part) = part.transpose() else { return };
+            if parts.blocking_send(part).is_err() || ends {
+                return;
+            }
+        }
+    });
+    while let Some(part) = ready.recv().await {
+        // An error ends it without its end, which the other side misses.
+        writer.write_all(&part?).await?;
+    }
+    let _ = making.await;
+    Ok(None)
+}

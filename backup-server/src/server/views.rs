@@ -1,0 +1,265 @@
+//! Views of the past that are open: the disks of a group as they were at a point, as NBD exports.
+//!
+//! A view lasts as long as the connection that asked for it, or, if so asked, until it is closed or the server
+//! stops. Invariants: a view holds its point; what is written to it goes to files that have no name any more, and is
+//! gone with it; nothing of the replica changes (rule 7).
+
+use super::exports::{ExportedDisk, Exports, Offer};
+use super::nbd::ServedDisk;
+use crate::history::{History, PastView, Point};
+use crate::names;
+use crate::storage::files::{Files, OpenFile};
+use crate::storage::{Storage, StorageFile};
+use crate::text;
+use crate::travel::moment::Moment;
+use crate::travel::scratch::{Quota, Scratch};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Views at once.
+const VIEWS_MAX: usize = 256;
+/// What a writable view may take, if nothing else is said.
+pub const QUOTA_BYTES: u64 = 1 << 30;
+
+/// How a view is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Wanted {
+    /// Its name; else it is given one.
+    pub name: Option<String>,
+    /// Whether it can be written to.
+    pub write: bool,
+    /// What its disks may take together.
+    pub quota_bytes: Option<u64>,
+}
+
+/// A view as it is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewStatus {
+    /// Its name.
+    pub name: String,
+    /// The group.
+    pub group: String,
+    /// What it shows.
+    pub at: Moment,
+    /// Its disks.
+    pub disks: Vec<ExportedDisk>,
+    /// It stays without the one who asked for it.
+    pub detached: bool,
+    /// What it may take of the file system; `None`: it cannot be written to.
+    pub quota_bytes: Option<u64>,
+    /// What it takes.
+    pub used_bytes: u64,
+    /// It lost its point, because the journal reached its size: reading it fails.
+    pub lost: bool,
+}
+
+#[derive(Debug)]
+struct OpenView {
+    id: u64,
+    group: String,
+    at: Moment,
+    quota: Option<Arc<Quota>>,
+    /// One of its disks, for asking whether it is still there.
+    witness: Option<PastView<OpenFile>>,
+    detached: bool,
+    offer: Offer,
+}
+
+/// All views.
+#[derive(Debug)]
+pub struct Views {
+    exports: Arc<Exports>,
+    dir: PathBuf,
+    open: Mutex<BTreeMap<String, OpenView>>,
+    last_id: AtomicU64,
+}
+
+/// A view that is closed when this is dropped.
+#[derive(Debug)]
+pub struct Attended {
+    views: Arc<Views>,
+    name: String,
+    id: u64,
+    is_detached: bool,
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        let mut open = self.views.lock();
+        // Closed by somebody else, the name may be another view's by now.
+        if !self.is_detached && open.get(&self.name).is_some_and(|view| view.id == self.id) {
+            open.remove(&self.name);
+        }
+    }
+}
+
+impl Views {
+    /// None yet. Scratch files are made in this directory, and those of an earlier run removed.
+    pub fn new(exports: Arc<Exports>, dir: &Path) -> io::Result<Self> {
+        std::fs::create_dir_all(dir)?;
+        let files = Files::new(dir.to_owned());
+        let left_over = files.list("")?;
+        for name in left_over.iter().filter(|name| name.ends_with(SUFFIX)) {
+            files.remove(name)?;
+        }
+        Ok(Self {
+            exports,
+            dir: dir.to_owned(),
+            open: Mutex::default(),
+            last_id: AtomicU64::new(0),
+        })
+    }
+
+    /// Opens a view until what is returned is dropped. To be called where waiting for files is allowed.
+    pub fn open(
+        self: &Arc<Self>,
+        history: &History<OpenFile>,
+        point: &Point,
+        wanted: &Wanted,
+    ) -> Result<(ViewStatus, Attended), String> {
+        let manifest = history.manifest();
+        let quota = wanted.write.then(|| Quota::new(wanted.quota_bytes.unwrap_or(QUOTA_BYTES)));
+        let quota = quota.map(Arc::new);
+        if let Some(quota) = &quota {
+            self.check_room(quota.max_bytes())?;
+        }
+        let disks = history.open(point).map_err(|e| e.to_string())?;
+        let witness = disks.values().next().cloned();
+        let mut open = self.lock();
+        let name = free_name(&open, wanted.name.as_deref())?;
+        let mut served = Vec::new();
+        for (key, view) in disks {
+            let disk = manifest.disk(key.writer, key.disk).map_or("?", |disk| &disk.name);
+            let disk = format!("{}.{disk}", manifest.name_of(key.writer));
+            served.push(match &quota {
+                None => ServedDisk::read_only(disk, view),
+                Some(quota) => {
+                    let scratch = self.scratch(&name, &disk, view, quota);
+                    let failed = |e| format!("no scratch file in {}: {e}", self.dir.display());
+                    ServedDisk::scratch(disk, scratch.map_err(failed)?)
+                }
+            });
+        }
+        let offer = self.exports.offer_view(&name, served).map_err(|e| e.to_string())?;
+        let at = Moment::new(point, manifest);
+        let group = manifest.group.clone();
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed);
+        let view = OpenView { id, group, at, quota, witness, detached: false, offer };
+        let status = view.status(&name);
+        open.insert(name.clone(), view);
+        drop(open);
+        Ok((status, Attended { views: Arc::clone(self), name, id, is_detached: false }))
+    }
+
+    /// The view stays when the one who asked for it goes.
+    pub fn detach(&self, mut attended: Attended) -> Option<ViewStatus> {
+        let status = {
+            let mut open = self.lock();
+            let view = open.get_mut(&attended.name).filter(|view| view.id == attended.id)?;
+            view.detached = true;
+            view.status(&attended.name)
+        };
+        attended.is_detached = true;
+        Some(status)
+    }
+
+    /// Closes a view.
+    pub fn close(&self, name: &str) -> Result<(), String> {
+        let mut open = self.lock();
+        if open.remove(name).is_some() {
+            return Ok(());
+        }
+        let names: Vec<_> = open.keys().map(String::as_str).collect();
+        let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        Err(format!("there is no view {name}; open are: {names}"))
+    }
+
+    /// Those that are open.
+    #[must_use]
+    pub fn all(&self) -> Vec<ViewStatus> {
+        self.lock().iter().map(|(name, view)| view.status(name)).collect()
+    }
+
+    /// Closes all of them.
+    pub fn close_all(&self) {
+        self.lock().clear();
+    }
+
+    /// A full disk stops replication, and a drill must not.
+    fn check_room(&self, bytes: u64) -> Result<(), String> {
+        let room = rustix::fs::statvfs(&self.dir)
+            .map_err(|e| format!("cannot see how much room {} has: {e}", self.dir.display()))?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        if free < bytes {
+            return Err(format!(
+                "a view that may take {} does not fit into {}, which has {}: give a smaller --quota",
+                text::bytes(bytes),
+                self.dir.display(),
+                text::bytes(free)
+            ));
+        }
+        Ok(())
+    }
+
+    fn scratch(
+        &self,
+        view: &str,
+        disk: &str,
+        lower: PastView<OpenFile>,
+        quota: &Arc<Quota>,
+    ) -> io::Result<Scratch<PastView<OpenFile>, OpenFile>> {
+        let files = Files::new(self.dir.clone());
+        let name = format!("{view}.{disk}{SUFFIX}");
+        let file = files.create(&name)?;
+        // Open, it lives on; killed, it is gone.
+        files.remove(&name)?;
+        file.set_size(0)?;
+        Scratch::new(lower, file, Arc::clone(quota))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, OpenView>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const SUFFIX: &str = ".scratch";
+
+impl OpenView {
+    fn status(&self, name: &str) -> ViewStatus {
+        ViewStatus {
+            name: name.to_owned(),
+            group: self.group.clone(),
+            at: self.at.clone(),
+            disks: self.offer.disks.clone(),
+            detached: self.detached,
+            quota_bytes: self.quota.as_ref().map(|quota| quota.max_bytes()),
+            used_bytes: self.quota.as_ref().map_or(0, |quota| quota.used_bytes()),
+            lost: self.witness.as_ref().is_some_and(PastView::is_revoked),
+        }
+    }
+}
+
+fn free_name(open: &BTreeMap<String, OpenView>, wanted: Option<&str>) -> Result<String, String> {
+    if open.len() >= VIEWS_MAX {
+        return Err(format!("{VIEWS_MAX} views are open already: close some"));
+    }
+    match wanted {
+        Some(name) if !names::is_valid(name) => Err(format!(
+            "{name:?} cannot be a view's name: letters, digits, `.`, `_` and `-`, not beginning with `.` or `-`"
+        )),
+        Some(name) if open.contains_key(name) => Err(format!(
+            "there is a view {name} already: close it with `tidelock-backup view --close {name}`, or choose another \
+             name"
+        )),
+        Some(name) => Ok(name.to_owned()),
+        None => {
+            let free = (1..).map(|n| format!("view-{n}")).find(|name| !open.contains_key(name));
+            Ok(free.expect("numbers do not end"))
+        }
+    }
+}

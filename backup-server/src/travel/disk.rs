@@ -1,0 +1,76 @@
+//! What all disks that can be read have in common, whatever they are made of.
+
+use crate::history::PastView;
+use crate::storage::StorageFile;
+use crate::view::{Content, View};
+use std::fmt::Debug;
+use std::io;
+use std::ops::Range;
+
+/// A disk that can be read by anybody at any time.
+pub trait Disk: Debug + Send + Sync {
+    /// Its size.
+    fn size_bytes(&self) -> u64;
+    /// Fills the buffer from this offset on.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// What the range is made of, in order and without a hole: lengths in bytes; `false` from `f` ends it.
+    fn describe(
+        &self,
+        range: Range<u64>,
+        f: &mut dyn FnMut(u64, Content) -> bool,
+    ) -> io::Result<()>;
+}
+
+impl<D: Disk + ?Sized> Disk for std::sync::Arc<D> {
+    fn size_bytes(&self) -> u64 {
+        (**self).size_bytes()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        (**self).read(offset, buf)
+    }
+
+    fn describe(
+        &self,
+        range: Range<u64>,
+        f: &mut dyn FnMut(u64, Content) -> bool,
+    ) -> io::Result<()> {
+        (**self).describe(range, f)
+    }
+}
+
+impl<F: StorageFile + Send + Sync> Disk for View<F> {
+    fn size_bytes(&self) -> u64 {
+        View::size_bytes(self)
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        View::read(self, offset, buf)
+    }
+
+    fn describe(
+        &self,
+        range: Range<u64>,
+        f: &mut dyn FnMut(u64, Content) -> bool,
+    ) -> io::Result<()> {
+        View::describe(self, range, f)
+    }
+}
+
+impl<F: StorageFile + Send + Sync> Disk for PastView<F> {
+    fn size_bytes(&self) -> u64 {
+        PastView::size_bytes(self)
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        PastView::read(self, offset, buf)
+    }
+
+    fn describe(
+        &self,
+        range: Range<u64>,
+        f: &mut dyn FnMut(u64, Content) -> bool,
+    ) -> io::Result<()> {
+        PastView::describe(self, range, f)
+    }
+}

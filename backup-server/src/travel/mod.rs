@@ -1,0 +1,19 @@
+//! What an operator does with the past. Each module knows one thing, and none does I/O but the storage's.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`when`] | points in time as people write them |
+//! | [`marks`] | bookmarks and pins |
+//! | [`moment`] | points as they are told |
+//! | [`disk`] | what can be read |
+//! | [`scratch`] | a disk that is written to without changing what is below it |
+//! | [`bisect`] | the search for the first bad instant |
+//! | [`increment`] | what changed between two points, as a file |
+
+pub mod bisect;
+pub mod disk;
+pub mod increment;
+pub mod marks;
+pub mod moment;
+pub mod scratch;
+pub mod when;

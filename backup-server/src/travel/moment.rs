@@ -1,0 +1,58 @@
+//! A point as it is told to people and programs: on the control socket, in `--json` and in increments.
+
+use crate::history::Point;
+use crate::manifest::Manifest;
+use crate::text;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::Epoch;
+
+/// A point with names in place of numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// The wall clock's time, RFC 3339 in UTC, to the millisecond.
+    pub time: String,
+    /// The same in milliseconds since the Unix epoch.
+    pub unix_ms: u64,
+    /// The time of the hybrid logical clock, as `L.C`: asked for as `hlc:L.C` it is this point again.
+    pub hlc: String,
+    /// The same as one number.
+    pub hlc_raw: Hlc,
+    /// The epoch.
+    pub epoch: Epoch,
+    /// The last seq of each writer, by its name.
+    pub seqs: BTreeMap<String, u64>,
+}
+
+impl Moment {
+    /// Of a group's point.
+    #[must_use]
+    pub fn new(point: &Point, manifest: &Manifest) -> Self {
+        let seqs =
+            point.cut.entries().map(|(writer, seq)| (manifest.name_of(writer).to_owned(), seq.0));
+        Self {
+            time: text::utc_ms(point.wall_ms()),
+            unix_ms: point.wall_ms(),
+            hlc: point.hlc.to_string(),
+            hlc_raw: point.hlc,
+            epoch: point.epoch,
+            seqs: seqs.collect(),
+        }
+    }
+
+    /// Its seqs as they are asked for: `db=120,web=7`.
+    #[must_use]
+    pub fn seqs_text(&self) -> String {
+        let seqs: Vec<_> =
+            self.seqs.iter().map(|(member, seq)| format!("{member}={seq}")).collect();
+        seqs.join(",")
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}  hlc:{}  {}", self.time, self.hlc, self.seqs_text())
+    }
+}
