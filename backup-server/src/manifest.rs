@@ -78,6 +78,9 @@ pub struct LeftOut {
     pub epoch: Epoch,
     /// By writer index.
     pub held_back: Vec<Option<HeldBack>>,
+    /// The time of the point that was asked for; `None`: everything that could be recovered was. From format 3 on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<Hlc>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -153,6 +156,12 @@ const GROUP: &str = "group.json";
 const FOLD: &str = "fold.json";
 
 impl Manifest {
+    /// The time that the recovery of this epoch was asked for, if it was.
+    #[must_use]
+    pub fn chosen(&self, epoch: Epoch) -> Option<Hlc> {
+        self.left_out.as_ref().filter(|left_out| left_out.epoch == epoch)?.chosen
+    }
+
     /// Reads a group's. `None`: there is no group.
     pub fn read<S: Storage>(storage: &S) -> Result<Option<Self>, ManifestError> {
         let Some(manifest) = read_json::<S, Self>(storage, GROUP)? else { return Ok(None) };

@@ -229,6 +229,9 @@ pub(crate) struct Recover {
     /// It is certain that the old primary no longer runs: do not wait for its lease to end
     #[arg(long)]
     pub(crate) primary_is_dead: bool,
+    /// Recover to this point in time; what came later is left out for good [default: everything that can be]
+    #[arg(long, value_name = "AT")]
+    pub(crate) at: Option<When>,
     /// Boot the group's VMs with QEMU
     #[arg(long)]
     pub(crate) boot: bool,

@@ -39,8 +39,11 @@ async fn recover(client: &Client, args: &Recover, boot: Boot) -> Result<()> {
 
 /// Asks for the recovery, and counts down while the old primary's lease may hold.
 async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<ExportedDisk>)> {
-    let request =
-        Request::Recover { group: args.group.clone(), primary_is_dead: args.primary_is_dead };
+    let request = Request::Recover {
+        group: args.group.clone(),
+        primary_is_dead: args.primary_is_dead,
+        at: args.at.clone(),
+    };
     let mut call = client.call(&request).await?;
     let mut bar: Option<ProgressBar> = None;
     loop {

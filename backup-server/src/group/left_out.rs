@@ -8,7 +8,9 @@ use crate::cut::{Awaited, HeldBack};
 use crate::journal::{EpochStart, Standing};
 use crate::manifest::LeftOut;
 use crate::storage::Storage;
+use crate::text;
 use serde::{Deserialize, Serialize};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::CopyState;
 
@@ -77,11 +79,11 @@ impl HeldBackBy {
 
 impl<S: Storage> Group<S> {
     /// Before the recovery of this epoch: why it leaves out what it does.
-    pub(super) fn remember_left_out(&mut self, epoch: Epoch) {
+    pub(super) fn remember_left_out(&mut self, epoch: Epoch, chosen: Option<Hlc>) {
         let committed = self.commit.committed();
         let writers = (0..self.manifest.writers.len() as u16).map(WriterId);
         let held_back = writers.map(|writer| self.cut.held_back(writer, committed)).collect();
-        self.manifest.left_out = Some(LeftOut { epoch, held_back });
+        self.manifest.left_out = Some(LeftOut { epoch, held_back, chosen });
         // No recovery fails for want of an explanation. If the disk does, the journal will tell.
         let _ = self.manifest.write(&self.storage);
     }
@@ -92,13 +94,19 @@ impl<S: Storage> Group<S> {
         let recovered = start.cut.get(writer);
         let has = start.journaled.get(writer);
         let left_out = has.0.saturating_sub(recovered.0);
-        let held_back_by = self.held_back_by(writer, start).filter(|_| left_out > 0);
+        let is_chosen = self.manifest.chosen(start.epoch).is_some();
+        let held_back_by = self.held_back_by(writer, start).filter(|_| left_out > 0 && !is_chosen);
         let why = if of.standing == Standing::Removed {
             Some("it was removed from the group".to_owned())
         } else if of.copy != CopyState::Whole {
             Some("its initial copy was not complete: it is not recovered".to_owned())
         } else if left_out == 0 {
             None
+        } else if let Some(chosen) = self.manifest.chosen(start.epoch) {
+            Some(format!(
+                "they are later than what was asked for, {} (hlc:{chosen})",
+                text::utc_ms(chosen.physical_ms())
+            ))
         } else if start.resyncing.contains(&writer) {
             Some(format!(
                 "they belong to a resync of host {} that had not ended (the last one here is seq \

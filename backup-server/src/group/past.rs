@@ -188,6 +188,6 @@ impl<S: Storage> Group<S> {
 
 impl From<PastError> for RecoverError {
     fn from(error: PastError) -> Self {
-        RecoverError::Journal(error.to_string())
+        RecoverError::Past(error)
     }
 }

@@ -3,10 +3,11 @@
 use super::left_out::RecoveryWriter;
 use super::{Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
-use crate::history::Hold;
+use crate::history::{Hold, PastError, Point};
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
+use crate::text;
 use crate::view::{DiskKey, Overlay, View};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,28 @@ pub enum RecoverError {
         /// How long.
         remaining_ms: u64,
     },
+    /// It has been recovered to another state.
+    #[error(
+        "the group was recovered at {}, to another state than this. Without --at, `recover` says \
+         which; other points in time can still be looked at with `view`",
+        text::utc(*at_unix_ms)
+    )]
+    Elsewhere {
+        /// When.
+        at_unix_ms: u64,
+    },
+    /// A member's disks had no state then.
+    #[error(
+        "the disks of {member} were not here yet at that time. Choose a later point, or look at \
+         the others with `view`"
+    )]
+    NotYetThere {
+        /// Which member.
+        member: String,
+    },
+    /// The point cannot be shown any more.
+    #[error(transparent)]
+    Past(PastError),
     /// The recovery cannot be put on record.
     #[error("the recovery cannot be put on record: {0}")]
     Journal(String),
@@ -109,27 +132,55 @@ impl<S: Storage> Group<S> {
         })
     }
 
-    /// Recovers the group: once. Asked again it gives the same answer.
+    /// Recovers the group with everything that can be: once. Asked again it gives the same answer.
     pub fn recover(
         &mut self,
         now: Now,
         primary_declared_dead: bool,
     ) -> Result<Recovery, RecoverError> {
+        self.recover_to(now, primary_declared_dead, None)
+    }
+
+    /// The same at a point of the past: what came later is left out for good.
+    pub fn recover_at(
+        &mut self,
+        now: Now,
+        primary_declared_dead: bool,
+        point: &Point,
+    ) -> Result<Recovery, RecoverError> {
+        self.recover_to(now, primary_declared_dead, Some(point))
+    }
+
+    fn recover_to(
+        &mut self,
+        now: Now,
+        primary_declared_dead: bool,
+        point: Option<&Point>,
+    ) -> Result<Recovery, RecoverError> {
         // What has arrived is part of it, as far as it can be.
         self.flush();
         self.check_journal()?;
         if let Some(recovery) = self.recovery() {
-            return Ok(recovery);
+            return match point.filter(|point| !self.is_recovered_to(point)) {
+                Some(_) => Err(RecoverError::Elsewhere { at_unix_ms: recovery.at_unix_ms }),
+                None => Ok(recovery),
+            };
         }
         self.check_whole()?;
         let remaining_ms = self.grace.remaining_ms(now.mono);
         if remaining_ms > 0 && !primary_declared_dead {
             return Err(RecoverError::Grace { remaining_ms });
         }
+        // The images must not pass it before it is on record.
+        let kept = point.map(|point| self.keep_for_recovery(point)).transpose()?;
+        let cut = match &kept {
+            Some((point, _)) => point.cut.clone(),
+            None => self.cut.settle(self.commit.committed()).clone(),
+        };
         let state = self.journal.state();
         let start = EpochStart {
             epoch: state.epoch.next(),
-            cut: self.cut.settle(self.commit.committed()).clone(),
+            cut,
             journaled: state.journaled(),
             resyncing: (0..state.writers.len())
                 .filter(|i| state.writers[*i].copy == CopyState::Resyncing)
@@ -139,7 +190,7 @@ impl<S: Storage> Group<S> {
             primary_declared_dead,
         };
         let cut = start.cut.clone();
-        self.remember_left_out(start.epoch);
+        self.remember_left_out(start.epoch, kept.map(|(point, _)| point.hlc));
         let note = Note::EpochStart(start);
         self.journal.stage_note(&note).map_err(|e| RecoverError::Journal(e.to_string()))?;
         // From here on nothing of the old primary is taken. That it is fenced it hears when this
@@ -157,6 +208,25 @@ impl<S: Storage> Group<S> {
         self.flush();
         self.check_journal()?;
         Ok(self.recovery().expect("durable"))
+    }
+
+    fn is_recovered_to(&self, point: &Point) -> bool {
+        self.journal.state().recovered().is_some_and(|start| start.cut == point.cut)
+    }
+
+    /// Where the point is now, and what keeps it.
+    fn keep_for_recovery(&mut self, point: &Point) -> Result<(Point, Hold), RecoverError> {
+        let history = self.history()?;
+        let point = history.locate(point)?;
+        let served = (0..self.manifest.writers.len() as u16).map(WriterId);
+        if let Some(missing) =
+            served.filter(|w| self.is_served(*w)).find(|w| !point.writers.contains(w))
+        {
+            let member = self.manifest.name_of(missing).to_owned();
+            return Err(RecoverError::NotYetThere { member });
+        }
+        let hold = history.hold(&point, "a recovery")?;
+        Ok((point, hold))
     }
 
     /// A recovery that is durable by now: the disks are this site's.

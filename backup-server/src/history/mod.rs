@@ -120,6 +120,16 @@ pub enum PastError {
         /// Up to here nothing can arrive any more.
         complete: Hlc,
     },
+    /// A recovery to an earlier point has left it out.
+    #[error(
+        "the group was recovered to {chosen} (HLC), and what came after that until {until} (HLC) was left out"
+    )]
+    LeftOut {
+        /// The point that was chosen.
+        chosen: Hlc,
+        /// From here on there is a state again.
+        until: Hlc,
+    },
     /// The initial copy was not complete then.
     #[error("the initial copy of writer {writer} was not complete then: its disks had no state")]
     Initialising {
@@ -288,6 +298,12 @@ impl<F: StorageFile> History<F> {
     fn at_time(&self, time: Hlc) -> Result<Point, PastError> {
         if time < self.oldest.at {
             return Err(PastError::BeforeWindow { oldest: self.oldest.at });
+        }
+        let chosen = self.state.recovered().and_then(|start| self.manifest.chosen(start.epoch));
+        if let Some(chosen) =
+            chosen.filter(|chosen| (*chosen..self.state.barrier).contains(&time) && time != *chosen)
+        {
+            return Err(PastError::LeftOut { chosen, until: self.state.barrier });
         }
         let complete = self.newest_time();
         if time > self.state.newest_effective() {

@@ -3,7 +3,7 @@
 //! | request | replies |
 //! |---|---|
 //! | `{"do": "status"}` | `{"is": "status", "server": ..., "groups": [...]}` |
-//! | `{"do": "recover", "group": G, "primary_is_dead": false}` | `{"is": "waiting", "remaining_ms": n}` ..., then `{"is": "recovered", ...}` |
+//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT}` (`at` may be left out) | `{"is": "waiting", "remaining_ms": n}` ..., then `{"is": "recovered", ...}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
@@ -56,6 +56,9 @@ pub enum Request {
         group: String,
         /// Do not wait for the grace.
         primary_is_dead: bool,
+        /// To this point; everything that can be, if it is not there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        at: Option<When>,
     },
     /// What to boot.
     Machine {
@@ -326,8 +329,8 @@ async fn serve(
     };
     let answer = match request {
         Request::Status => status(registry).await,
-        Request::Recover { group, primary_is_dead } => {
-            recover(registry, exports, &group, primary_is_dead, &mut writer).await?
+        Request::Recover { group, primary_is_dead, at } => {
+            recover(registry, exports, &group, primary_is_dead, at, &mut writer).await?
         }
         Request::Remove { group, member } => remove(registry, &group, member).await,
         Request::Machine { group, member } => {
@@ -441,10 +444,19 @@ async fn recover(
     exports: &Exports,
     group: &str,
     primary_is_dead: bool,
+    at: Option<When>,
     writer: &mut OwnedWriteHalf,
 ) -> io::Result<Reply> {
+    let kept = match at {
+        Some(at) => match travel::keep(registry, group, at).await {
+            Ok(kept) => Some(kept),
+            Err(reason) => return Ok(Reply::Error { reason }),
+        },
+        None => None,
+    };
     loop {
-        let event = |done| Event::Recover { primary_declared_dead: primary_is_dead, done };
+        let point = kept.as_ref().map(|(point, _hold)| point.clone());
+        let event = |done| Event::Recover { primary_declared_dead: primary_is_dead, point, done };
         let recovery = match ask(registry, group, event).await {
             Ok(Ok(recovery)) => recovery,
             Ok(Err(RecoverError::Grace { remaining_ms })) => {

@@ -10,7 +10,7 @@ use crate::fold::{FoldError, Folded};
 use crate::group::{
     ConnectionId, GroupStatus, GuestEffect, Link, NamedView, RecoverError, Recovery, RemoveError,
 };
-use crate::history::History;
+use crate::history::{History, Point};
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
 use crate::storage::files::OpenFile;
@@ -113,6 +113,8 @@ pub enum Event {
     Recover {
         /// The operator states that the primary is dead.
         primary_declared_dead: bool,
+        /// To a point of the past; `None`: with everything that can be.
+        point: Option<Point>,
         /// The answer.
         done: oneshot::Sender<Result<Recovery, RecoverError>>,
     },

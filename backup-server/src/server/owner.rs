@@ -254,8 +254,12 @@ impl Owner {
         let now = clock::now();
         // An answer that nobody waits for any more is dropped.
         match (query, &mut self.phase) {
-            (Event::Recover { primary_declared_dead, done }, Phase::Live(group)) => {
-                let _ = done.send(group.recover(now, primary_declared_dead));
+            (Event::Recover { primary_declared_dead, point, done }, Phase::Live(group)) => {
+                let recovered = match &point {
+                    Some(point) => group.recover_at(now, primary_declared_dead, point),
+                    None => group.recover(now, primary_declared_dead),
+                };
+                let _ = done.send(recovered);
             }
             (Event::Recover { done, .. }, phase) => {
                 let _ = done.send(Err(phase.unavailable()));

@@ -7,7 +7,7 @@ use super::inbox::Event;
 use super::past::NamedMark;
 use super::registry::Registry;
 use super::views::{Attended, ViewStatus, Views, Wanted};
-use crate::history::{At, Bucket, History, PastError, Point};
+use crate::history::{At, Bucket, History, Hold, PastError, Point};
 use crate::manifest::Manifest;
 use crate::storage::files::OpenFile;
 use crate::text;
@@ -253,6 +253,20 @@ pub(super) async fn resolve(registry: &Registry, group: &str, at: When) -> Reply
         }
     });
     or_error(found.await)
+}
+
+/// Which point is meant, and what keeps it until it is recovered to.
+pub(super) async fn keep(
+    registry: &Registry,
+    group: &str,
+    at: When,
+) -> Result<(Point, Hold), String> {
+    let found = looking(registry, group, move |look| {
+        let point = look.resolve(&at)?;
+        let hold = look.history.hold(&point, "a recovery").map_err(|e| e.to_string())?;
+        Ok((point, hold))
+    });
+    found.await
 }
 
 /// The records between two points, so many at most.
