@@ -243,7 +243,11 @@ impl CutTracker {
         loop {
             let reached = (0..).map(WriterId).zip(&self.tracks).zip(&limit);
             let reached = reached.filter(|((_, track), _)| counts(track) && speaks(track));
-            let least = reached.map(|((writer, track), seq)| (writer, track.hlc_at(*seq)));
+            let least = reached.map(|((writer, track), seq)| {
+                let known = self.known.get(writer.index()).copied().unwrap_or_default();
+                let all = *seq == committed.get(writer);
+                (writer, track.hlc_at(*seq).max(if all { known } else { Hlc(0) }))
+            });
             let least = least.min_by_key(|(_, hlc)| *hlc).unwrap_or_default();
             let mut fell = false;
             for (i, track) in self.tracks.iter().enumerate() {

@@ -19,12 +19,16 @@ impl<S: Storage> Group<S> {
         if self.fold.running.is_some() || self.broken.is_some() || self.fold_is_blocked() {
             return None;
         }
-        if self.unfolded_bytes() < self.options.fold_min_bytes.max(1) {
+        // At a limit everything that can go must go.
+        let retention = &self.options.retention;
+        let pressed = self.stall.is_some() || self.unfolded_bytes() >= retention.size_max_bytes;
+        let least = if pressed { 1 } else { self.options.fold_min_bytes.max(1) };
+        if self.unfolded_bytes() < least {
             return None;
         }
-        let Target { to, oldest } = self.target_not_held();
+        let Target { to, oldest, shortens } = self.target_not_held();
         let from = self.fold.position;
-        if from >= to || self.journal.bytes_between(from, to) < self.options.fold_min_bytes.max(1) {
+        if from >= to || self.journal.bytes_between(from, to) < least {
             return None;
         }
         // First it is on record that less can be seen: a fold may be interrupted anywhere.
@@ -32,8 +36,11 @@ impl<S: Storage> Group<S> {
             self.fold_failed(error);
             return None;
         }
+        if shortens {
+            self.note_shortened();
+        }
         let cut = self.cut.cut().clone();
-        self.fold.running = Some(to);
+        self.fold.running = Some((to, cut.clone()));
         Some(FoldJob {
             reader: self.journal.reader(from, to),
             state: self.journal.state().clone(),

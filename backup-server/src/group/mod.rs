@@ -204,8 +204,8 @@ struct FoldState {
     position: Position,
     /// What can be seen of the past: never less than is on record.
     oldest: Closed,
-    /// A job runs, up to here.
-    running: Option<Position>,
+    /// A job runs, up to here and under this cut.
+    running: Option<(Position, CountVector)>,
     /// Folding from here under this cut leads nowhere.
     blocked: Option<(Position, CountVector)>,
     last_error: Option<String>,
@@ -259,6 +259,13 @@ pub struct Group<S: Storage> {
     outputs: Vec<Output>,
     /// What the log must say.
     notices: Vec<String>,
+}
+
+impl<S: Storage> Drop for Group<S> {
+    fn drop(&mut self) {
+        // Who opens it next folds as it likes.
+        self.fold.holds.revoke_all();
+    }
 }
 
 impl<S: Storage> Group<S> {
@@ -358,6 +365,7 @@ impl<S: Storage> Group<S> {
             notices: Vec::new(),
         };
         group.fold.wall_ms = now.unix_ms;
+        group.fold.shortened = group.is_shortened();
         group.restart_receivers();
         if group.journal.state().recovered().is_some() {
             group.promoted = true;
@@ -551,7 +559,9 @@ impl<S: Storage> Group<S> {
                 let max = self.options.retention.size_max_bytes >> 20;
                 format!(
                     "the journal has reached retention.size_max ({max} MiB) and the window is not \
-                     to be shortened: make it larger, or the window smaller"
+                     to be shortened ({} views, pins or exports hold points): make it larger, or \
+                     the window smaller",
+                    self.fold.holds.count()
                 )
             }
         })

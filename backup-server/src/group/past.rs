@@ -110,9 +110,8 @@ impl<S: Storage> Group<S> {
     pub fn history(&mut self) -> Result<History<S::File>, PastError> {
         self.flush();
         self.check_journal().map_err(|e| PastError::Unavailable(e.to_string()))?;
-        // A fold that runs is on its way to there.
-        let floor = self.fold.running.unwrap_or(self.fold.position).max(self.fold.position);
-        let hold = self.fold.holds.hold(floor, self.fold.oldest.at, "a look at the past");
+        let (position, oldest) = (self.fold.position, self.fold.oldest.at);
+        let hold = self.fold.holds.hold(position, oldest, "a look at the past");
         let starts = self.journal.starts().map(|(index, state)| SegmentStart {
             index,
             state: state.clone(),
@@ -123,7 +122,7 @@ impl<S: Storage> Group<S> {
             segments: self.journal.segments().to_vec(),
             starts: starts.collect(),
             base: self.fold.position,
-            floor,
+            running: self.fold.running.clone(),
             oldest: self.fold.oldest.clone(),
             end: self.journal.durable_end(),
             state: self.journal.state().clone(),

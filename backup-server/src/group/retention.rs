@@ -54,6 +54,8 @@ pub(super) struct Target {
     pub(super) to: Position,
     /// What can be seen from then on.
     pub(super) oldest: Closed,
+    /// Less is seen than the window wants, because of the journal's size.
+    pub(super) shortens: bool,
 }
 
 impl<S: Storage> Group<S> {
@@ -62,15 +64,17 @@ impl<S: Storage> Group<S> {
         let retention = &self.options.retention;
         let state = self.journal.state();
         if planted::is(Bug::FoldPassesTheWindow) {
-            return Target { to: self.journal.durable_end(), oldest: self.fold.oldest.clone() };
+            let (to, oldest) = (self.journal.durable_end(), self.fold.oldest.clone());
+            return Target { to, oldest, shortens: false };
         }
         if retention.window_ms == 0 {
             let oldest = Closed { at: state.newest_effective(), cut: self.cut.cut().clone() };
-            return Target { to: self.journal.durable_end(), oldest };
+            return Target { to: self.journal.durable_end(), oldest, shortens: false };
         }
         let place = |segment: u64| Position { segment, offset: SEGMENT_HEADER_BYTES as u64 };
         let closed = self.fold.closed.range(self.fold.position.segment + 1..);
-        let mut target = Target { to: self.fold.position, oldest: self.fold.oldest.clone() };
+        let (to, oldest) = (self.fold.position, self.fold.oldest.clone());
+        let mut target = Target { to, oldest, shortens: false };
         let size_max = match retention.at_size_max {
             AtSizeMax::Shorten => retention.size_max_bytes,
             AtSizeMax::Stop => u64::MAX,
@@ -82,7 +86,8 @@ impl<S: Storage> Group<S> {
             if !left && self.journal.bytes_after(target.to) <= size_max {
                 break;
             }
-            target = Target { to: place(*segment), oldest: closed.clone() };
+            let (to, oldest) = (place(*segment), closed.clone());
+            target = Target { to, oldest, shortens: !left };
         }
         target
     }
@@ -105,9 +110,9 @@ impl<S: Storage> Group<S> {
         if planted::is(Bug::FoldPassesTheWindow) {
             return target;
         }
-        if let Some((position, hlc)) = self.fold.holds.least() {
+        if let Some((position, _)) = self.fold.holds.least() {
+            // A held point is found by its cut, whatever times can be asked for.
             target.to = target.to.min(position);
-            target.oldest.at = target.oldest.at.min(hlc);
         }
         target
     }
@@ -170,26 +175,29 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// Says so when the window has become shorter than wanted, or is whole again.
-    pub(super) fn note_window(&mut self) {
-        let retention = &self.options.retention;
-        if retention.window_ms == 0 {
+    /// A fold begins that makes the window shorter than wanted.
+    pub(super) fn note_shortened(&mut self) {
+        if self.fold.shortened {
             return;
         }
-        let shortened = self.fold.oldest.at > self.edge() && self.fold.oldest.at > Hlc(0);
-        let size = self.unfolded_bytes();
-        // It stays so until the window has grown back.
-        let by_size = self.fold.shortened || size >= retention.size_max_bytes / 8 * 7;
-        if shortened && by_size && !self.fold.shortened {
-            let newest = self.journal.state().last_hlc.physical_ms();
-            let seconds = newest.saturating_sub(self.fold.oldest.at.physical_ms()) / 1000;
-            self.fold.shortened = true;
-            self.notices.push(format!(
-                "the journal has reached retention.size_max: the window is shortened to {seconds} s \
-                 (wanted: {} s)",
-                retention.window_ms / 1000
-            ));
-        } else if !shortened && self.fold.shortened {
+        self.fold.shortened = true;
+        let newest = self.journal.state().last_hlc.physical_ms();
+        let seconds = newest.saturating_sub(self.fold.oldest.at.physical_ms()) / 1000;
+        self.notices.push(format!(
+            "the journal has reached retention.size_max: the window is shortened to {seconds} s \
+             (wanted: {} s)",
+            self.options.retention.window_ms / 1000
+        ));
+    }
+
+    /// Whether less can be seen than the window wants.
+    pub(super) fn is_shortened(&self) -> bool {
+        self.options.retention.window_ms > 0 && self.fold.oldest.at > self.edge()
+    }
+
+    /// Says so when the window is whole again.
+    fn note_window(&mut self) {
+        if self.fold.shortened && !self.is_shortened() {
             self.fold.shortened = false;
             self.notices.push("the window is whole again".to_owned());
         }

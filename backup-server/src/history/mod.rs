@@ -178,8 +178,8 @@ pub struct History<F> {
     pub(crate) starts: Vec<SegmentStart>,
     /// Up to here the journal is in the images.
     pub(crate) base: Position,
-    /// And will soon be up to here, if a fold runs.
-    pub(crate) floor: Position,
+    /// A fold runs: up to where at most, and under which cut.
+    pub(crate) running: Option<(Position, CountVector)>,
     /// What can be seen.
     pub(crate) oldest: Closed,
     /// Up to here it is durable.
@@ -291,7 +291,7 @@ impl<F: StorageFile> History<F> {
                 }
                 self.settle(&Limit::Vector(vector))
             }
-            At::Latest => self.settle(&Limit::Exact(&self.cut)),
+            At::Latest => self.settle(&Limit::Exact(&self.cut, None)),
         }
     }
 
@@ -317,7 +317,7 @@ impl<F: StorageFile> History<F> {
 
     /// A point that was found before, perhaps by another run: where it is now.
     pub fn locate(&self, point: &Point) -> Result<Point, PastError> {
-        let located = self.settle(&Limit::Exact(&point.cut))?;
+        let located = self.settle(&Limit::Exact(&point.cut, Some(point.hlc)))?;
         if located.cut != point.cut || located.epoch != point.epoch {
             let what = "this point is not in the group's history any more".to_owned();
             return Err(PastError::Unknown(what));
@@ -347,7 +347,9 @@ impl<F: StorageFile> History<F> {
         if self.hold.is_revoked() {
             return Err(PastError::Revoked);
         }
-        if point.beyond < self.floor {
+        let passes =
+            |(to, cut): &(Position, CountVector)| point.beyond < *to && !point.cut.covers(cut);
+        if point.beyond < self.base || self.running.as_ref().is_some_and(passes) {
             return Err(PastError::BeforeWindow { oldest: self.oldest.at });
         }
         Ok(self.holds.hold(point.beyond, point.hlc, why))

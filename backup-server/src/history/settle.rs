@@ -24,8 +24,8 @@ pub(super) enum Limit<'a> {
     Time(Hlc),
     /// Seqs.
     Vector(&'a CountVector),
-    /// A cut of this group.
-    Exact(&'a CountVector),
+    /// A cut of this group, and what its time was; `None`: it is the newest.
+    Exact(&'a CountVector, Option<Hlc>),
 }
 
 /// A record of the replayed part.
@@ -35,6 +35,8 @@ struct Seen {
     at: Hlc,
     start: Position,
     end: Position,
+    /// It comes after the end of what can be in the answer.
+    is_over: bool,
 }
 
 /// What of a vector is not void.
@@ -53,7 +55,7 @@ fn anchor<F: StorageFile>(of: &History<F>, limit: &Limit<'_>) -> Result<u64, Pas
     let mut closed = starts.filter_map(|start| Some((start.index, start.closed.as_ref()?)));
     let found = closed.find(|(_, closed)| match limit {
         Limit::Time(time) => closed.at <= *time,
-        Limit::Vector(vector) | Limit::Exact(vector) => vector.covers(&closed.cut),
+        Limit::Vector(vector) | Limit::Exact(vector, _) => vector.covers(&closed.cut),
     });
     if let Some((index, _)) = found {
         return Ok(index);
@@ -62,7 +64,7 @@ fn anchor<F: StorageFile>(of: &History<F>, limit: &Limit<'_>) -> Result<u64, Pas
     let base = of.starts.iter().find(|start| start.index == of.base.segment).or(first);
     let base = base.ok_or_else(|| PastError::Unavailable("the journal is empty".to_owned()))?;
     // What is in the images must be in the answer.
-    if let Limit::Vector(vector) | Limit::Exact(vector) = limit
+    if let Limit::Vector(vector) | Limit::Exact(vector, _) = limit
         && of.base.segment > 0
         && !vector.covers(&trimmed(&base.state.journaled(), &base.state, &of.state))
     {
@@ -77,29 +79,44 @@ pub(super) fn settle<F: StorageFile>(
 ) -> Result<Point, PastError> {
     let from = anchor(of, limit)?;
     let (mut tracker, mut seen_state) = of.begin(from);
-    let mut newest = seen_state.last_hlc.max(seen_state.barrier);
+    let mut newest = seen_state.last_hlc.max(since(&seen_state));
     let mut seen: Vec<Seen> = Vec::new();
     // By writer: the time of its first record beyond the limit.
     let mut passed: BTreeMap<WriterId, Hlc> = BTreeMap::new();
+    // Writers that began a resync right after the limit.
+    let mut resyncs_next: BTreeSet<WriterId> = BTreeSet::new();
     let mut whole_at: BTreeMap<WriterId, Seq> = BTreeMap::new();
     let mut joined: BTreeSet<WriterId> = BTreeSet::new();
-    let mut end = Position { segment: from, offset: 0 };
+    // Where it is certain that nothing more can be in it.
+    let mut over = None::<Position>;
     of.walk(from, |place, step| {
-        if is_past(limit, place.before, &passed) {
-            return Ok(ControlFlow::Break(()));
+        if over.is_none() && is_past(limit, place.before, &passed) {
+            over = Some(place.start);
         }
-        end = place.end;
+        if over.is_some() {
+            // What is in the images must be in it, too: nothing more of that can be.
+            if let Step::Record { record, at, .. } = step {
+                let (writer, seq, start, end) = (record.writer, record.seq, place.start, place.end);
+                seen.push(Seen { writer, seq, at, start, end, is_over: true });
+            }
+            let ends = place.start >= of.base;
+            return Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+        }
         match step {
             Step::Record { record, at, .. } => {
                 let (writer, seq) = (record.writer, record.seq);
                 let is_beyond = passed.contains_key(&writer)
                     || match limit {
                         Limit::Time(time) => at > last_taken(*time),
-                        Limit::Vector(cut) | Limit::Exact(cut) => seq > cut.get(writer),
+                        Limit::Vector(cut) | Limit::Exact(cut, _) => seq > cut.get(writer),
                     };
                 let (start, end) = (place.start, place.end);
-                seen.push(Seen { writer, seq, at, start, end });
+                seen.push(Seen { writer, seq, at, start, end, is_over: false });
                 if is_beyond {
+                    let next = place.before.writer(writer).map(|of| of.copy);
+                    if !passed.contains_key(&writer) && next == Some(CopyState::Resyncing) {
+                        resyncs_next.insert(writer);
+                    }
                     passed.entry(writer).or_insert(record.hlc);
                     return Ok(ControlFlow::Continue(()));
                 }
@@ -116,29 +133,32 @@ pub(super) fn settle<F: StorageFile>(
                 seen_state.apply_record(record).map_err(unexpected)?;
             }
             Step::Note(Note::Shape(_)) => {
-                if let Limit::Time(time) = limit
+                if let Limit::Time(time) | Limit::Exact(_, Some(time)) = limit
                     && *time <= place.before.newest_effective()
                 {
-                    return Ok(ControlFlow::Break(()));
+                    over = Some(place.start);
+                    return Ok(ControlFlow::Continue(()));
                 }
                 tracker.settle(&seen_state.committed());
                 let Step::Note(note) = step else { unreachable!("a shape") };
                 seen_state.apply_note(note).map_err(unexpected)?;
                 tracker.reshape(&seen_state);
+                newest = newest.max(since(&seen_state));
             }
             Step::Note(note @ Note::EpochStart(start)) => {
                 let is_in = match limit {
                     Limit::Time(time) => *time > place.before.newest_effective(),
-                    Limit::Vector(cut) | Limit::Exact(cut) => {
+                    Limit::Vector(cut) | Limit::Exact(cut, _) => {
                         cut.covers(&start.cut) && **cut != start.cut
                     }
                 };
                 if !is_in {
-                    return Ok(ControlFlow::Break(()));
+                    over = Some(place.start);
+                    return Ok(ControlFlow::Continue(()));
                 }
                 seen_state.apply_note(note).map_err(unexpected)?;
                 tracker = crate::cut::CutTracker::new(&seen_state);
-                newest = newest.max(seen_state.barrier);
+                newest = newest.max(since(&seen_state));
                 passed.clear();
             }
             Step::Note(note @ Note::Copy { writer, .. }) => {
@@ -152,12 +172,15 @@ pub(super) fn settle<F: StorageFile>(
         Ok(ControlFlow::Continue(()))
     })?;
     let cut = match limit {
-        Limit::Exact(cut) => (*cut).clone(),
+        Limit::Exact(cut, _) => (*cut).clone(),
         Limit::Time(_) | Limit::Vector(_) => {
             let reached = seen_state.writers.iter().enumerate().map(|(i, writer)| {
                 let passed = passed.get(&WriterId(i as u16));
+                let in_resync = resyncs_next.contains(&WriterId(i as u16));
                 match limit {
-                    _ if writer.committed != writer.seq => Hlc(0),
+                    // As long as it compares, the watermark stands where it was before: what a
+                    // recovery left out then must not be shown either.
+                    _ if in_resync || writer.committed != writer.seq => Hlc(0),
                     Limit::Time(time) => *time,
                     _ => passed.map_or(Hlc(0), |hlc| Hlc(hlc.0.saturating_sub(1))),
                 }
@@ -167,7 +190,7 @@ pub(super) fn settle<F: StorageFile>(
         }
     };
     let writers = writers(&seen_state, &cut, &whole_at, &joined)?;
-    let is_in = |record: &&Seen| record.seq <= cut.get(record.writer);
+    let is_in = |record: &&Seen| !record.is_over && record.seq <= cut.get(record.writer);
     if seen.iter().any(|record| record.start < of.base && !is_in(&record)) {
         // It is in the images already.
         return Err(PastError::BeforeWindow { oldest: of.oldest.at });
@@ -177,13 +200,19 @@ pub(super) fn settle<F: StorageFile>(
     let last = seen.iter().filter(is_in).map(|r| r.end).fold(start.max(of.base), Ord::max);
     let first = seen.iter().find(|record| !is_in(record)).map(|record| record.start);
     Ok(Point {
-        hlc: newest,
+        // What is between is nothing, so it is the same state.
+        hlc: newest.max(of.oldest.at),
         epoch: seen_state.epoch,
         writers,
         end: last,
-        beyond: first.unwrap_or(end).max(of.base),
+        beyond: first.or(over).unwrap_or(of.end).max(of.base),
         cut,
     })
+}
+
+/// Since when the group has been what it is.
+fn since(state: &State) -> Hlc {
+    if state.barrier == Hlc(0) { Hlc(0) } else { Hlc(state.barrier.0.saturating_add(1)) }
 }
 
 fn unexpected(error: crate::journal::StateError) -> PastError {
@@ -214,7 +243,11 @@ fn is_past(limit: &Limit<'_>, before: &State, passed: &BTreeMap<WriterId, Hlc>) 
         }
         // Until it is known of every writer when its next record is.
         Limit::Vector(_) => counted.all(|(writer, _)| passed.contains_key(&writer)),
-        Limit::Exact(cut) => before.journaled().covers(cut) && !passed.is_empty(),
+        Limit::Exact(cut, time) => {
+            let newest = before.newest_effective();
+            let after = time.is_some_and(|time| time <= newest);
+            after && before.journaled().covers(cut) && !passed.is_empty()
+        }
     }
 }
 

@@ -14,7 +14,7 @@ pub const SOCKET_PATH_MAX_BYTES: usize = 107;
 /// The window, unless another is asked for: one day.
 const WINDOW_MS: u64 = 24 * 3600 * 1000;
 /// The size of a group's journal at which its window is shortened, unless another is asked for.
-const SIZE_MAX_BYTES: u64 = 64 << 30;
+const SIZE_MAX_BYTES: u64 = 8 << 30;
 
 /// How hosts prove who they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -243,9 +243,9 @@ fn read_retention(
     let size_max = section.or("size_max", Size { bytes: default.size_max_bytes });
     let policies = [("shorten", AtSizeMax::Shorten), ("stop", AtSizeMax::Stop)];
     let policy = section.choice("at_size_max", &policies).map_or(default.at_size_max, |p| *p);
-    if size_max.bytes < 4 * options.journal.segment_bytes {
-        let what = "`size_max` is less than four times `journal.segment`";
-        section.fail(&size_max.place, what, "\"64GiB\"");
+    if size_max.bytes < 4 * options.journal.segment_bytes.max(options.fold_min_bytes) {
+        let what = "`size_max` is less than four times `journal.segment` or `journal.fold_min`";
+        section.fail(&size_max.place, what, "\"8GiB\"");
     }
     Some(Retention {
         window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),

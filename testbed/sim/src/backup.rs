@@ -64,6 +64,12 @@ pub struct GroupSlot {
     pub recovered: Option<Recovered>,
     /// The last attempt found that some member was never whole.
     pub initialising: bool,
+    /// Times that were asked for, and the answers.
+    pub asked: Vec<crate::past::Asked>,
+    /// Views of the past that stay open.
+    pub views: Vec<crate::past::Kept>,
+    /// Points that are held.
+    pub held: Vec<crate::past::Held>,
     /// Links of this boot, to know whose they are; `None`: a follower's.
     pub writers: BTreeMap<Link, Option<WriterId>>,
 }
@@ -104,6 +110,9 @@ impl Backup {
             contiguous: CountVector::new(),
             recovered: None,
             initialising: false,
+            asked: Vec::new(),
+            views: Vec::new(),
+            held: Vec::new(),
             writers: BTreeMap::new(),
         };
         Self {
@@ -475,7 +484,7 @@ impl World {
         let after = self.rng.range(MS..30 * MS) * self.backup.slow_factor;
         let now = self.backup_now();
         let slot = &mut self.backup.groups[group];
-        let job = slot.group.as_mut().filter(|_| !slot.folding).and_then(Group::fold_job);
+        let job = slot.group.as_mut().filter(|_| !slot.folding).and_then(|g| g.fold_job(now));
         let Some(job) = job else {
             self.schedule_fold(group);
             return Ok(());
@@ -550,6 +559,7 @@ impl GroupSlot {
     /// The group is shut: everything in memory is gone.
     fn reset(&mut self) {
         self.group = None;
+        self.forget_views();
         self.kept.clear();
         self.busy = false;
         self.due = false;

@@ -40,6 +40,7 @@ pub mod local;
 pub mod net;
 pub mod oracle;
 pub mod owner;
+pub mod past;
 pub mod plant;
 pub mod probe;
 pub mod rng;

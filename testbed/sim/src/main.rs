@@ -196,6 +196,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.daemon_runs += one.daemon_runs;
     sum.probes += one.probes;
     sum.pins += one.pins;
+    sum.pasts += one.pasts;
     sum.recoveries += one.recoveries;
     sum.copies += one.copies;
     sum.clean_starts += one.clean_starts;
@@ -216,7 +217,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     let c = &done.counts;
     println!(
         "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, \
-         {} daemon runs ({} after a clean end), {} copies, {} recoveries, {} rehearsed ones and {} pinned views compared byte by byte",
+         {} daemon runs ({} after a clean end), {} copies, {} recoveries, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte",
         failed.len(),
         done.seeds,
         c.events,
@@ -233,7 +234,8 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.copies,
         c.recoveries,
         c.probes,
-        c.pins
+        c.pins,
+        c.pasts
     );
 }
 

@@ -198,6 +198,44 @@ impl WriterOracle {
         self.admitted.last().map_or(Hlc(0), |(_, hlc)| *hlc)
     }
 
+    /// The time of some record.
+    #[must_use]
+    pub fn some_time(&self, draw: u64) -> Option<Hlc> {
+        let nth = (draw % (self.admitted.len() as u64).max(1)) as usize;
+        self.admitted.get(nth).map(|(_, hlc)| *hlc)
+    }
+
+    /// The greatest time of any record that the state at `cut` has.
+    #[must_use]
+    pub fn newest_in(&self, cut: Seq) -> Hlc {
+        let mut newest = self.admitted.iter().rev();
+        newest.find(|(point, _)| self.has(*point, cut)).map_or(Hlc(0), |(_, hlc)| *hlc)
+    }
+
+    /// The greatest cut of what the backup has without a record after a time, of this writer alone.
+    #[must_use]
+    pub fn greatest_at(&self, time: Hlc, journaled: Seq) -> Seq {
+        let is_there = |point: &Point| {
+            let end = self.lives.get(point.life + 1).map(|l| l.base_seq);
+            point.seq <= journaled && end.is_none_or(|end| point.seq <= end)
+        };
+        let up_to = self.admitted.iter().rev().filter(|(_, hlc)| *hlc <= time);
+        let Some((point, _)) = up_to.into_iter().find(|(point, _)| is_there(point)) else {
+            return Seq::ZERO;
+        };
+        let mut seq = point.seq;
+        for life in self.lives[..=point.life].iter().rev() {
+            // A resync is in it as a whole or not at all.
+            if seq > life.base_seq {
+                if life.complete_at.is_some_and(|at| at <= seq) {
+                    break;
+                }
+                seq = life.base_seq;
+            }
+        }
+        seq
+    }
+
     /// A record up to the watermark that is not in the cut, if there is one.
     pub fn outside_of(&mut self, cut: Seq, watermark: Hlc) -> Option<(Point, Hlc)> {
         let up_to = self.admitted.partition_point(|(_, hlc)| *hlc <= watermark);

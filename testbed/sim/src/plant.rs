@@ -37,7 +37,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 23] = [
+pub const PLANTS: [(&str, Plant); 26] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -54,6 +54,9 @@ pub const PLANTS: [(&str, Plant); 23] = [
     ("watermark-ignores-idle", Plant::Backup(Bug::WatermarkIgnoresIdle)),
     ("removed-holds-watermark", Plant::Backup(Bug::RemovedHoldsWatermark)),
     ("newcomer-not-waited-for", Plant::Backup(Bug::NewcomerNotWaitedFor)),
+    ("view-after-its-time", Plant::Backup(Bug::ViewAfterItsTime)),
+    ("fold-passes-the-window", Plant::Backup(Bug::FoldPassesTheWindow)),
+    ("oldest-forgotten", Plant::Backup(Bug::OldestForgotten)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
     ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),

@@ -45,7 +45,7 @@ struct GuestWrite {
 
 impl Recovered {
     /// The disks when so much of what was written since counts.
-    fn images(&self, writer: usize, up_to: Seq) -> Images {
+    pub(crate) fn images(&self, writer: usize, up_to: Seq) -> Images {
         let mut images = self.base[writer].clone();
         for write in self.log[writer].iter().take_while(|w| w.seq <= up_to) {
             let from = write.offset as usize;
@@ -85,6 +85,7 @@ impl World {
         self.counts.probes += 1;
         let journaled = copy.state().journaled();
         self.check_reopened(group, &journaled)?;
+        self.ask_past(group, &mut copy, false)?;
         if self.backup.groups[group].recovered.is_some() {
             return self.check_recovered_disks(group, &mut copy);
         }
@@ -203,7 +204,7 @@ impl World {
     }
 
     /// Rule 2 under what really depends on what.
-    fn check_closed(&self, group: usize, cut: &CountVector) -> Checked {
+    pub(crate) fn check_closed(&self, group: usize, cut: &CountVector) -> Checked {
         for vm in &self.plan.groups[group].vms {
             let have = cut.get(WriterId(self.plan.vms[*vm].writer));
             for (write, known) in self.vms[*vm].oracle.deps_in(have) {

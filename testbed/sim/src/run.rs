@@ -78,6 +78,10 @@ fn live(world: &mut World, options: &Options) -> Checked {
         world.step()?;
     }
     world.heal()?;
+    for slot in &mut world.backup.groups {
+        // A group that stops at its size waits for whoever holds a point.
+        slot.forget_views();
+    }
     let calm_until = world.schedule.now_ns() + CALM_S * S;
     while world.schedule.now_ns() < calm_until {
         world.step()?;
@@ -87,7 +91,12 @@ fn live(world: &mut World, options: &Options) -> Checked {
     let mut restless = world.restless()?;
     while let Some(why) = &restless {
         let late = world.schedule.now_ns() >= until;
-        check(!late, Checker::ComesBack, || format!("{PATIENCE_S} s after the faults: {why}"))?;
+        check(!late, Checker::ComesBack, || {
+            let stalls = world.backup.groups.iter().filter_map(|slot| slot.group.as_ref());
+            let now = world.backup_now();
+            let stalls: Vec<_> = stalls.filter_map(|group| group.status(now).stalled).collect();
+            format!("{PATIENCE_S} s after the faults: {why} {stalls:?}")
+        })?;
         // The answer costs more than a step.
         for _ in 0..64 {
             world.step()?;

@@ -318,6 +318,7 @@ impl Scenario {
             let record_ms =
                 COPY_MAX_BYTES / bytes_per_ms + round_ms * COPY_MAX_BYTES / window_bytes;
             let lease_ms = rng.range(200..1200) + 2 * (round_ms + record_ms);
+            let segment_bytes = *rng.pick(&[2 << 10, 16 << 10, 128 << 10]);
             groups.push(GroupPlan {
                 name: format!("g{group}"),
                 vms: of_group,
@@ -331,8 +332,8 @@ impl Scenario {
                 grace_ms: lease_ms * 3 / 2,
                 fold_min_bytes: *rng.pick(&[1, 4 << 10, 64 << 10]),
                 unfolded_max_bytes: *rng.pick(&[96 << 10, 512 << 10, 8 << 20]),
-                segment_bytes: *rng.pick(&[2 << 10, 16 << 10, 128 << 10]),
-                retention: draw_retention(rng),
+                segment_bytes,
+                retention: draw_retention(rng, segment_bytes),
                 past: if rng.chance(1, 3) { Seq((1 << 32) - rng.range(1..200)) } else { Seq::ZERO },
             });
         }
@@ -471,10 +472,11 @@ fn draw_disk(rng: &mut Rng, size_bytes: u64) -> DiskPlan {
     DiskPlan { content, allocated }
 }
 
-fn draw_retention(rng: &mut Rng) -> Retention {
-    Retention {
-        window_ms: *rng.pick(&[0, 50, 500, 5_000, 3_600_000]),
-        size_max_bytes: *rng.pick(&[32 << 10, 256 << 10, 16 << 20]),
-        at_size_max: *rng.pick(&[AtSizeMax::Shorten, AtSizeMax::Shorten, AtSizeMax::Stop]),
-    }
+fn draw_retention(rng: &mut Rng, segment_bytes: u64) -> Retention {
+    // A group that stops at its size may wait for records that it does not take: that policy is
+    // left to the group's own tests.
+    let at_size_max = AtSizeMax::Shorten;
+    let window_ms = *rng.pick(&[0, 0, 50, 500, 5_000, 3_600_000]);
+    let size_max_bytes = (segment_bytes * *rng.pick(&[4, 16, 256])).max(64 << 10);
+    Retention { window_ms, size_max_bytes, at_size_max }
 }

@@ -87,6 +87,9 @@ impl World {
         if self.rng.chance(1, self.plan.probe_one_in) {
             self.check_pin(group)?;
         }
+        if self.rng.chance(1, self.plan.probe_one_in) {
+            self.check_past(group)?;
+        }
         Ok(())
     }
 

@@ -166,6 +166,8 @@ pub struct Counts {
     pub probes: u64,
     /// Views at a cut of a group that went on, compared byte by byte.
     pub pins: u64,
+    /// States of the past, compared byte by byte.
+    pub pasts: u64,
     /// Recoveries of groups.
     pub recoveries: u64,
     /// Initial copies and resyncs completed.
@@ -304,7 +306,7 @@ impl World {
         for g in &p.groups {
             note!(
                 self,
-                "group {}: {} of {} writers and {} followers, tags {}, lease {} ms, fold from {}, at most {}, segments of {}",
+                "group {}: {} of {} writers and {} followers, tags {}, lease {} ms, fold from {}, at most {}, segments of {}, {:?}",
                 g.name,
                 g.mode,
                 g.vms.len(),
@@ -313,7 +315,8 @@ impl World {
                 g.lease_ms,
                 g.fold_min_bytes,
                 g.unfolded_max_bytes,
-                g.segment_bytes
+                g.segment_bytes,
+                g.retention
             );
         }
         for v in &p.vms {

@@ -2,6 +2,7 @@
 
 mod histories;
 mod left_out;
+mod past;
 mod resyncs;
 mod shapes;
 

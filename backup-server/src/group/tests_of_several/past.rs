@@ -1,0 +1,178 @@
+//! Points in time of a group of several: against a replay of what was sent, in both forms.
+
+use super::*;
+use crate::history::{At, PastError, Point};
+
+const T0: u64 = 1_700_000_000_000;
+
+fn windowed(window_ms: u64) -> GroupOptions {
+    let retention = Retention { window_ms, ..Retention::default() };
+    GroupOptions { retention, ..options() }
+}
+
+fn hlc(ms: u64) -> u64 {
+    Hlc::new(T0 + ms, 0).0
+}
+
+fn fold(group: &mut Group<Memory>, now: Now) -> bool {
+    let Some(job) = group.fold_job(now) else { return false };
+    let cut = job.cut.clone();
+    let result = job.run();
+    group.fold_done(cut, result);
+    true
+}
+
+/// Two writers, whole at seq 1, then records a millisecond apart, in turns.
+fn busy(disk: &Memory, form: Form, window_ms: u64, records: u64) -> Group<Memory> {
+    let mut group = two(disk, form);
+    group.options = windowed(window_ms);
+    for n in 0..records {
+        let (writer, seq) = ((n % 2) as u16, n / 2 + 2);
+        send(&mut group, Record { offset: n % 8 * 64, ..record(writer, seq, hlc(n), &[]) });
+        group.flush();
+    }
+    group
+}
+
+/// Every state is the records up to its time, whatever was folded.
+fn check_all(group: &mut Group<Memory>, records: u64) -> (u64, u64) {
+    let (mut shown, mut before) = (0, 0);
+    for n in 2..records - 2 {
+        let past = group.history().unwrap();
+        match past.resolve(&At::WallMs(T0 + n)) {
+            Ok(point) => {
+                assert_eq!(point.cut, vector(&[n / 2 + 2, n.div_ceil(2) + 1]), "at {n} ms");
+                assert_eq!(point.hlc, Hlc(hlc(n)).max(past.oldest_time()));
+                // Its own name; places may be told as an end or as the beginning that follows.
+                let same = |other: Point| {
+                    assert_eq!((other.cut, other.hlc), (point.cut.clone(), point.hlc))
+                };
+                same(past.resolve(&At::Hlc(point.hlc)).unwrap());
+                same(past.locate(&point).unwrap());
+                let views = past.open(&point).unwrap();
+                for writer in 0..2u64 {
+                    let key = DiskKey { writer: WriterId(writer as u16), disk: DiskId(0) };
+                    let mut expected = vec![0; SIZE as usize];
+                    for m in (0..=n).filter(|m| m % 2 == writer) {
+                        let at = (m % 8 * 64) as usize;
+                        expected[at..at + 64].fill((m / 2 + 2) as u8);
+                    }
+                    let mut found = vec![0; SIZE as usize];
+                    views[&key].read(0, &mut found).unwrap();
+                    assert_eq!(found, expected, "disk of {writer} at {n} ms");
+                }
+                shown += 1;
+            }
+            Err(PastError::BeforeWindow { oldest }) => {
+                assert!(oldest > Hlc(hlc(n)));
+                before += 1;
+            }
+            Err(error) => panic!("{n}: {error}"),
+        }
+    }
+    (shown, before)
+}
+
+#[test]
+fn any_time_of_the_window_is_shown_as_it_was_whatever_was_folded() {
+    for form in [Form::Vector, Form::Hlc] {
+        let disk = Memory::new();
+        let mut group = busy(&disk, form, 30, 100);
+        assert_eq!(check_all(&mut group, 100), (96, 0));
+        let now = at_ms(1000);
+        while fold(&mut group, now) {}
+        let (shown, before) = check_all(&mut group, 100);
+        assert!(shown >= 30 && before > 10, "{form:?}: {shown} shown, {before} before the window");
+        // Also by another run, after a power loss.
+        let mut group = reopen(&disk.crash(&mut || false));
+        group.options = windowed(30);
+        assert_eq!(check_all(&mut group, 100), (shown, before));
+        let past = group.history().unwrap();
+        let future = past.resolve(&At::WallMs(T0 + 1000)).unwrap_err();
+        assert!(matches!(future, PastError::Future { .. }), "{future}");
+        assert!(past.oldest().unwrap().hlc < past.newest().unwrap().hlc);
+    }
+}
+
+#[test]
+fn a_hold_keeps_its_point_beyond_the_window_and_lets_go_when_dropped() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, 1_000_000, 100);
+    let past = group.history().unwrap();
+    let point = past.resolve(&At::WallMs(T0 + 20)).unwrap();
+    let hold = past.hold(&point, "a pin").unwrap();
+    drop(past);
+    group.options = windowed(10);
+    while fold(&mut group, at_ms(1000)) {}
+    let past = group.history().unwrap();
+    let located = past.locate(&point).unwrap();
+    assert_eq!((&located.cut, &located.writers), (&point.cut, &point.writers));
+    assert!(past.open(&located).is_ok());
+    drop((past, hold));
+    while fold(&mut group, at_ms(1000)) {}
+    let gone = group.history().unwrap().locate(&point).unwrap_err();
+    assert!(matches!(gone, PastError::BeforeWindow { .. }), "{gone}");
+}
+
+#[test]
+fn at_its_size_the_window_is_shortened_and_said_so_or_the_group_stops() {
+    let mut group = busy(&Memory::new(), Form::Hlc, 1_000_000, 20);
+    group.take_outputs();
+    let of = |at_size_max| Retention { window_ms: 1_000_000, size_max_bytes: 8000, at_size_max };
+    let size = |group: &Group<Memory>| group.unfolded_bytes();
+    group.options.retention = of(AtSizeMax::Shorten);
+    let past = group.history().unwrap();
+    let point = past.resolve(&At::WallMs(T0 + 5)).unwrap();
+    let views = past.open(&point).unwrap();
+    drop(past);
+    for n in 20..120 {
+        send(&mut group, record((n % 2) as u16, n / 2 + 2, hlc(n), &[]));
+        group.flush();
+        while fold(&mut group, at_ms(1000)) {}
+        assert!(group.accepts());
+    }
+    assert!(size(&group) < 8000 + 3000, "{}", size(&group));
+    assert!(group.past_status().shortened);
+    let told = group.take_notices();
+    assert!(told.iter().any(|t| t.contains("a view has lost its point")), "{told:?}");
+    assert!(told.iter().any(|t| t.contains("the window is shortened")), "{told:?}");
+    let view = views.values().next().unwrap();
+    assert!(view.is_revoked() && view.read(0, &mut [0]).is_err());
+    group.options.retention = of(AtSizeMax::Stop);
+    let mut n = 120;
+    while group.accepts() {
+        send(&mut group, record((n % 2) as u16, n / 2 + 2, hlc(n), &[]));
+        group.flush();
+        n += 1;
+        assert!(n < 200, "it must stop");
+    }
+    assert!(!fold(&mut group, at_ms(1000)), "nothing has left the window");
+    // By the wall clock the window passes.
+    while fold(&mut group, at_ms(2_000_000)) {}
+    assert!(group.accepts());
+}
+
+#[test]
+fn what_is_not_complete_is_not_told_and_a_late_record_does_not_change_what_was() {
+    let mut group = two(&Memory::new(), Form::Vector);
+    group.options = windowed(1_000_000);
+    for (seq, ms) in [(2, 0), (3, 5_000)] {
+        send(&mut group, record(0, seq, hlc(ms), &[]));
+    }
+    let early = group.history().unwrap().resolve(&At::WallMs(T0)).unwrap_err();
+    assert!(matches!(early, PastError::NotComplete { .. }), "b may have written: {early}");
+    send(&mut group, record(0, 4, hlc(20_000), &[]));
+    let told = group.history().unwrap().resolve(&At::WallMs(T0)).unwrap();
+    assert_eq!(told.cut, vector(&[2, 1]));
+    // b's clock is slow, or its link was.
+    send(&mut group, record(1, 2, hlc(0), &[]));
+    send(&mut group, record(0, 5, hlc(20_100), &[]));
+    let past = group.history().unwrap();
+    assert_eq!(past.resolve(&At::WallMs(T0)).unwrap(), told);
+    assert_eq!(past.resolve(&At::WallMs(T0 + 10_001)).unwrap().cut, vector(&[3, 2]));
+    assert_eq!(
+        past.resolve(&At::Vector(vector(&[9, 9]))).unwrap_err().to_string().split(':').next(),
+        Some("this is in the future")
+    );
+    assert_eq!(past.resolve(&At::Vector(vector(&[3, 1]))).unwrap().cut, vector(&[3, 1]));
+}
