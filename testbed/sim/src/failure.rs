@@ -52,6 +52,8 @@ pub enum Checker {
     /// Rule 9: a group can be opened after any crash, and a recovered one keeps what its guest
     /// made durable.
     OpensAgain,
+    /// Rules 6 and 9: where the sites may come to differ, the activity log on stable storage says so.
+    InMap,
     /// Rule 10: every queue keeps within its limit.
     Bounded,
     /// Both ends of the link understand each other.
@@ -62,7 +64,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 25] = [
+    pub const ALL: [Checker; 26] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -85,6 +87,7 @@ impl Checker {
         Checker::NoFalseSync,
         Checker::SitesEqual,
         Checker::OpensAgain,
+        Checker::InMap,
         Checker::Bounded,
         Checker::Stream,
         Checker::Panic,
@@ -122,6 +125,7 @@ impl Checker {
             Checker::NoFalseSync => "no-false-sync",
             Checker::SitesEqual => "sites-equal",
             Checker::OpensAgain => "opens-again",
+            Checker::InMap => "in-map",
             Checker::Bounded => "bounded",
             Checker::Stream => "stream",
             Checker::Panic => "panic",

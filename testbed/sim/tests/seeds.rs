@@ -26,6 +26,7 @@ fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
     let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
     let (mut merged, mut untagged, mut idles, mut floors) = (0, 0, 0, 0);
+    let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     for seed in 1..=150 {
         let outcome = run(seed, &options);
         assert!(outcome.failure.is_none(), "{}", report(&outcome));
@@ -37,9 +38,13 @@ fn no_rule_is_broken() {
         untagged += outcome.counts.untagged;
         idles += outcome.counts.idles;
         floors += outcome.counts.floors;
+        mapped += outcome.counts.mapped_resyncs;
+        logged += outcome.counts.logged;
+        overflows += outcome.counts.overflows;
     }
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
+    assert!(mapped > 50 && logged > 1_000 && overflows > 100, "{mapped} {logged} {overflows}");
     assert!(clean > 5, "{clean} clean starts");
     assert!(merged > 10_000 && untagged > 1_000 && idles > 500, "{merged} {untagged} {idles}");
     assert!(floors > 100, "{floors} holds until it was known what a guest had heard");
@@ -123,6 +128,8 @@ fn every_planted_bug_is_caught() {
             "publish-after-completion" => &[Checker::PublishBeforeComplete],
             "overlap-not-ordered" => &[Checker::Overlap],
             "unbounded-backlog" => &[Checker::Bounded],
+            "activity-late" | "activity-unflushed" => &[Checker::InMap],
+            "activity-forgotten" => &[Checker::Prefix, Checker::SitesEqual],
             "any-entry-covers" | "first-entry-only" | "one-too-early" | "sum-covers" => {
                 &[Checker::OutputCommit]
             }
