@@ -730,8 +730,8 @@ impl ActivityLog {
     #[must_use]
     pub fn exposure(&self) -> (u32, u64) {
         match self.standing() {
-            Standing::Mapped => (self.table.len(), self.table.bytes()),
-            _ => (self.table.len(), self.disk_bytes.iter().sum()),
+            Standing::Mapped => (self.table.used(), self.table.bytes()),
+            _ => (self.table.used(), self.disk_bytes.iter().sum()),
         }
     }
 

@@ -232,7 +232,7 @@ impl Table {
 
     /// Slots in use.
     #[must_use]
-    pub fn len(&self) -> u32 {
+    pub fn used(&self) -> u32 {
         self.geometry.slots - self.free.len() as u32
     }
 

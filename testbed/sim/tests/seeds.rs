@@ -100,19 +100,21 @@ fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
 /// The first seed that catches a bug.
 fn known_seed(name: &str) -> u64 {
     match name {
-        "rebuilt-next-to-pending" | "wrap-forgotten" => 2,
-        "unbounded-backlog" | "one-too-early" | "hlc-goes-back" => 3,
-        "ack-over-gap" | "sum-covers" | "outsider-merged" => 5,
-        "watermark-ignores-idle"
-        | "removed-holds-watermark"
-        | "merge-forgotten"
-        | "strip-before-merge" => 7,
+        "unbounded-backlog" | "merge-forgotten" | "strip-before-merge" | "lease-ignored"
+        | "activity-unflushed" => 2,
+        "any-entry-covers" | "first-entry-only" | "sum-covers" => 7,
+        "watermark-ignores-idle" => 5,
         "cut-of-each-maximum" => 8,
-        "any-entry-covers" | "first-entry-only" => 14,
-        "old-epoch-accepted" => 18,
-        "fence-ignored-in-async" => 53,
-        "floor-not-awaited" => 83,
-        "newcomer-not-waited-for" => 155,
+        "outsider-merged" => 9,
+        "old-epoch-accepted" => 11,
+        "fence-ignored-in-async" => 15,
+        "rebuilt-next-to-pending" | "wrap-forgotten" => 16,
+        "hlc-goes-back" => 18,
+        "ack-over-gap" => 29,
+        "activity-forgotten" => 45,
+        "removed-holds-watermark" => 78,
+        "newcomer-not-waited-for" => 130,
+        "floor-not-awaited" => 231,
         _ => 1,
     }
 }
@@ -165,7 +167,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "overlap-not-ordered",
             Checker::Overlap,
-            1,
+            2,
             &[
                 Checker::ReadOwnWrites,
                 Checker::SitesEqual,
@@ -189,24 +191,24 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "ack-over-gap",
             Checker::AckContiguous,
-            5,
+            29,
             &[Checker::Prefix, Checker::ToldRows, Checker::SitesEqual, Checker::OpensAgain],
         ),
-        ("lease-ignored", Checker::Lease, 3, &[Checker::Fence, Checker::OutputCommit]),
-        ("one-too-early", Checker::OutputCommit, 4, &[Checker::ToldRows]),
-        ("merge-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
+        ("lease-ignored", Checker::Lease, 7, &[Checker::Fence, Checker::OutputCommit]),
+        ("one-too-early", Checker::OutputCommit, 7, &[Checker::ToldRows]),
+        ("merge-forgotten", Checker::OutputCommit, 6, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 411, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
             Checker::Watermark,
-            11,
+            8,
             &[Checker::OutputCommit, Checker::Closed],
         ),
-        ("outsider-merged", Checker::Outsider, 5, &[Checker::ComesBack, Checker::Watermark]),
+        ("outsider-merged", Checker::Outsider, 14, &[Checker::ComesBack, Checker::Watermark]),
         (
             "hlc-goes-back",
             Checker::HlcGrows,
-            5,
+            18,
             &[
                 Checker::Stream,
                 Checker::Outsider,

@@ -262,6 +262,36 @@ fn what_is_missing_damaged_or_foreign_says_nothing() {
     assert_eq!(format::read(&newer, &identity()), Err(Unusable::Version(2)));
 }
 
+/// With right checksums, too: what somebody else has made is refused, or is a map of these disks.
+#[test]
+fn no_content_makes_the_reader_panic() {
+    let file = left_by_a_crash();
+    let mut random = 1u64;
+    let mut next = move || {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (random >> 33) as usize
+    };
+    let mut read = 0;
+    for _ in 0..5_000 {
+        let mut damaged = file.clone();
+        let block = next() % (damaged.len() / BLOCK_BYTES) * BLOCK_BYTES;
+        for _ in 0..1 + next() % 3 {
+            // Mostly where something stands.
+            let at = if next() % 2 == 0 { next() % 128 } else { next() % (BLOCK_BYTES - 4) };
+            damaged[block + at] ^= 1 << (next() % 8);
+        }
+        let crc = tidelock_protocol::record::crc32c(&damaged[block..block + BLOCK_BYTES - 4]);
+        damaged[block + BLOCK_BYTES - 4..block + BLOCK_BYTES].copy_from_slice(&crc.to_le_bytes());
+        if let Ok(found) = format::read(&damaged, &identity()) {
+            read += 1;
+            let run = Incarnation(50);
+            let log = open(Ok(found), GEOMETRY, &identity(), run, LastEnd::Unclean).log;
+            assert!(log.ranges().iter().all(|range| range.end() <= 64 * EXTENT));
+        }
+    }
+    assert!(read > 100, "{read}");
+}
+
 /// What version 1 has written is read for good: the digest of a file, and what it says.
 #[test]
 fn the_format_is_the_documented_one() {
