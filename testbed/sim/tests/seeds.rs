@@ -197,7 +197,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("lease-ignored", Checker::Lease, 7, &[Checker::Fence, Checker::OutputCommit]),
         ("one-too-early", Checker::OutputCommit, 7, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::OutputCommit, 6, &[Checker::Closed]),
-        ("floor-not-awaited", Checker::OutputCommit, 411, &[Checker::Closed]),
+        ("floor-not-awaited", Checker::OutputCommit, 770, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
             Checker::Watermark,
