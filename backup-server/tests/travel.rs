@@ -387,3 +387,80 @@ async fn bisect_finds_the_record_that_did_it() {
     assert_eq!(open["views"].as_array().unwrap().len(), 0);
     assert!(exact.status.signal().is_none());
 }
+
+/// Folds as soon as there is a MiB, and keeps no window.
+const NO_WINDOW: &str =
+    "[journal]\nsegment = \"1MiB\"\nfold_min = \"1MiB\"\n[retention]\nwindow = \"0s\"\n";
+
+/// Sends until what is asked for holds, with enough in each round for a fold.
+async fn send_until(host: &mut Host<TcpStream>, sent: &mut u64, holds: impl Fn() -> bool) {
+    for _ in 0..40 {
+        if holds() {
+            return;
+        }
+        send(host, *sent + 1, *sent + 600).await;
+        *sent += 600;
+    }
+    panic!("it does not come to be after {sent} records");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pin_outlives_the_window_and_a_kill_and_lets_go_when_it_is_removed() {
+    if !has("qemu-img") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), NO_WINDOW);
+    let (server, mut host) = replicated(&config, 100).await;
+    cli_json(&config, &["pin", "shop", "gold", "--at", "hlc:50.0", "--json"]);
+    cli_json(&config, &["bookmark", "shop", "later", "--at", "hlc:60.0", "--json"]);
+    let unfolded = || {
+        let status = cli_json(&config, &["status", "--json"]);
+        status["groups"][0]["unfolded_bytes"].as_u64().unwrap()
+    };
+    let mut sent = 100;
+    send_until(&mut host, &mut sent, || unfolded() > 3 << 20).await;
+    let shows =
+        |at: &str, seq| assert!(exported(&config, at, dir.path()) == disk_after(seq), "{at}");
+    shows("bookmark:gold", 50);
+    shows("bookmark:later", 60);
+    server.kill();
+
+    let server = Process::start(&config);
+    let continues = LastRun::Continues { from: tidelock_protocol::ids::Seq(sent + 1) };
+    let (mut host, _) = Host::attached(server.address, 1, continues).await;
+    let before = unfolded();
+    send_until(&mut host, &mut sent, || unfolded() > before + (2 << 20)).await;
+    shows("bookmark:gold", 50);
+    shows("latest", sent);
+    server.terminate();
+
+    // A record of pins that cannot be read might have one.
+    let marks = dir.path().join("data/groups/shop/marks.json");
+    let good = std::fs::read(&marks).unwrap();
+    std::fs::write(&marks, &good[..good.len() / 2]).unwrap();
+    let server = Process::start(&config);
+    let continues = LastRun::Continues { from: tidelock_protocol::ids::Seq(sent + 1) };
+    let (mut host, _) = Host::attached(server.address, 1, continues).await;
+    let before = unfolded();
+    send_until(&mut host, &mut sent, || unfolded() > before + (2 << 20)).await;
+    assert!(refused(&config, &["pin", "shop", "--list"]).contains("marks.json is damaged"));
+    shows("hlc:50.0", 50);
+    server.terminate();
+    std::fs::write(&marks, &good).unwrap();
+
+    let server = Process::start(&config);
+    let continues = LastRun::Continues { from: tidelock_protocol::ids::Seq(sent + 1) };
+    let (mut host, _) = Host::attached(server.address, 1, continues).await;
+    shows("bookmark:gold", 50);
+    cli_json(&config, &["pin", "shop", "gold", "--remove", "--json"]);
+    let is_gone = || {
+        let marks = cli_json(&config, &["bookmark", "shop", "--list", "--json"]);
+        marks["marks"].as_array().unwrap().is_empty()
+    };
+    send_until(&mut host, &mut sent, is_gone).await;
+    let gone = refused(&config, &["view", "shop", "--at", "hlc:50.0"]);
+    assert!(gone.contains("is before the window"), "{gone}");
+    shows("latest", sent);
+    server.terminate();
+}
