@@ -11,6 +11,9 @@ use tidelock_protocol::message::LastRun;
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tokio::net::TcpStream;
 
+/// Further configuration: a past.
+const WINDOW: &str = "[retention]\nwindow = \"1h\"\n";
+
 /// Records are a millisecond apart, from the beginning of 1970 on: seq and time are the same number.
 fn at(seq: u64) -> String {
     format!("hlc:{seq}.0")
@@ -96,7 +99,7 @@ async fn views_show_what_was_then_while_replication_goes_on_and_change_nothing()
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let config = config(dir.path(), "");
+    let config = config(dir.path(), WINDOW);
     let (server, mut host) = replicated(&config, 400).await;
     for seq in [1, 2, 137, 399, 400] {
         assert!(exported(&config, &at(seq), dir.path()) == disk_after(seq), "{seq}");
@@ -157,7 +160,7 @@ async fn views_show_what_was_then_while_replication_goes_on_and_change_nothing()
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_shown_is_refused_with_what_can() {
     let dir = tempfile::tempdir().unwrap();
-    let config = config(dir.path(), "");
+    let config = config(dir.path(), WINDOW);
     let server = Process::start(&config);
     let (mut host, _) = Host::attached(server.address, 1, LastRun::Unknown).await;
     for seq in 1..=4 {
@@ -196,7 +199,7 @@ async fn bookmarks_and_pins_survive_a_kill_and_are_moved_only_when_told() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let config = config(dir.path(), "");
+    let config = config(dir.path(), WINDOW);
     let (server, _host) = replicated(&config, 50).await;
     let set = ["bookmark", "shop", "before-deploy", "--at", "hlc:20.0", "--json"];
     assert_eq!(cli_json(&config, &set)["mark"]["at"]["seqs"]["db"], 20);
@@ -249,7 +252,7 @@ async fn an_increment_makes_one_image_of_another_in_both_directions() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let config = config(dir.path(), "");
+    let config = config(dir.path(), WINDOW);
     let (_server, _host) = replicated(&config, 300).await;
     let diff = cli_json(&config, &["diff", "shop", "hlc:100.0", "db=120", "--extents", "--json"]);
     let mut written = vec![false; common::DISK_BYTES as usize];
@@ -325,7 +328,7 @@ async fn bisect_finds_the_record_that_did_it() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let config = config(dir.path(), "");
+    let config = config(dir.path(), WINDOW);
     let (_server, mut host) = replicated(&config, 276).await;
     host.record(&accident(277)).await.unwrap();
     send(&mut host, 278, 500).await;
@@ -386,4 +389,81 @@ async fn bisect_finds_the_record_that_did_it() {
     let open = cli_json(&config, &["view", "--list", "--json"]);
     assert_eq!(open["views"].as_array().unwrap().len(), 0);
     assert!(exact.status.signal().is_none());
+}
+
+/// Folds as soon as there is a MiB, and keeps no window.
+const NO_WINDOW: &str =
+    "[journal]\nsegment = \"1MiB\"\nfold_min = \"1MiB\"\n[retention]\nwindow = \"0s\"\n";
+
+/// Sends until what is asked for holds, with enough in each round for a fold.
+async fn send_until(host: &mut Host<TcpStream>, sent: &mut u64, holds: impl Fn() -> bool) {
+    for _ in 0..40 {
+        if holds() {
+            return;
+        }
+        send(host, *sent + 1, *sent + 600).await;
+        *sent += 600;
+    }
+    panic!("it does not come to be after {sent} records");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pin_outlives_the_window_and_a_kill_and_lets_go_when_it_is_removed() {
+    if !has("qemu-img") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), NO_WINDOW);
+    let (server, mut host) = replicated(&config, 100).await;
+    cli_json(&config, &["pin", "shop", "gold", "--at", "hlc:50.0", "--json"]);
+    cli_json(&config, &["bookmark", "shop", "later", "--at", "hlc:60.0", "--json"]);
+    let unfolded = || {
+        let status = cli_json(&config, &["status", "--json"]);
+        status["groups"][0]["unfolded_bytes"].as_u64().unwrap()
+    };
+    let mut sent = 100;
+    send_until(&mut host, &mut sent, || unfolded() > 3 << 20).await;
+    let shows =
+        |at: &str, seq| assert!(exported(&config, at, dir.path()) == disk_after(seq), "{at}");
+    shows("bookmark:gold", 50);
+    shows("bookmark:later", 60);
+    server.kill();
+
+    let server = Process::start(&config);
+    let continues = LastRun::Continues { from: tidelock_protocol::ids::Seq(sent + 1) };
+    let (mut host, _) = Host::attached(server.address, 1, continues).await;
+    let before = unfolded();
+    send_until(&mut host, &mut sent, || unfolded() > before + (2 << 20)).await;
+    shows("bookmark:gold", 50);
+    shows("latest", sent);
+    server.terminate();
+
+    // A record of pins that cannot be read might have one.
+    let marks = dir.path().join("data/groups/shop/marks.json");
+    let good = std::fs::read(&marks).unwrap();
+    std::fs::write(&marks, &good[..good.len() / 2]).unwrap();
+    let server = Process::start(&config);
+    let continues = LastRun::Continues { from: tidelock_protocol::ids::Seq(sent + 1) };
+    let (mut host, _) = Host::attached(server.address, 1, continues).await;
+    let before = unfolded();
+    send_until(&mut host, &mut sent, || unfolded() > before + (2 << 20)).await;
+    assert!(refused(&config, &["pin", "shop", "--list"]).contains("marks.json is damaged"));
+    shows("hlc:50.0", 50);
+    server.terminate();
+    std::fs::write(&marks, &good).unwrap();
+
+    let server = Process::start(&config);
+    let continues = LastRun::Continues { from: tidelock_protocol::ids::Seq(sent + 1) };
+    let (mut host, _) = Host::attached(server.address, 1, continues).await;
+    shows("bookmark:gold", 50);
+    cli_json(&config, &["pin", "shop", "gold", "--remove", "--json"]);
+    let is_gone = || {
+        let marks = cli_json(&config, &["bookmark", "shop", "--list", "--json"]);
+        marks["marks"].as_array().unwrap().is_empty()
+    };
+    send_until(&mut host, &mut sent, is_gone).await;
+    let gone = refused(&config, &["view", "shop", "--at", "hlc:50.0"]);
+    assert!(gone.contains("is before the window"), "{gone}");
+    shows("latest", sent);
+    server.terminate();
 }

@@ -7,6 +7,7 @@
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tidelock_daemon::activity::ActivityLog;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::link::NoGate;
 use tidelock_daemon::link::port::{OwnerPort, ToLink};
@@ -71,6 +72,8 @@ fn main() -> anyhow::Result<()> {
         several: None,
         hlc_floor: Hlc(0),
         max_clock_lead: std::time::Duration::from_secs(1),
+        activity: ActivityLog::off(),
+        log_file: None,
     })?;
     owner.run()?;
     Ok(())

@@ -101,6 +101,8 @@ pub struct CopyJob {
     sent_bytes: u64,
     started_at: MonoNanos,
     marker: Option<Seq>,
+    /// What is done since somebody asked. Only of comparisons: they may end in parts.
+    finished: Vec<Extent>,
 }
 
 impl CopyJob {
@@ -123,6 +125,7 @@ impl CopyJob {
             sent_bytes: 0,
             started_at: now,
             marker: None,
+            finished: Vec::new(),
         }
     }
 
@@ -187,6 +190,7 @@ impl CopyJob {
                 if outcome == CopyOutcome::Sent {
                     self.sent_bytes += extent.len_bytes;
                 }
+                self.finish(extent);
             }
         }
     }
@@ -198,7 +202,7 @@ impl CopyJob {
         self.asked_bytes -= chunk.len_bytes;
         if equal {
             self.done_bytes += chunk.len_bytes;
-            return;
+            return self.finish(chunk);
         }
         let unit = u64::from(COPY_MAX_BYTES);
         for at in (0..chunk.len_bytes).step_by(COPY_MAX_BYTES as usize) {
@@ -206,6 +210,17 @@ impl CopyJob {
             let piece = Extent { offset: chunk.offset + at, len_bytes, ..chunk };
             self.pieces.push_back((piece, CopyKind::Copy));
         }
+    }
+
+    fn finish(&mut self, extent: Extent) {
+        if self.purpose == Purpose::Compare {
+            self.finished.push(extent);
+        }
+    }
+
+    /// What was found equal or was sent since the last call, in a comparison.
+    pub fn take_finished(&mut self) -> Vec<Extent> {
+        std::mem::take(&mut self.finished)
     }
 
     /// The connection was made anew: digest checks without an answer are asked again.

@@ -1,5 +1,6 @@
 //! The host daemon: taps, sequencer, local disk, link, control API and the `tidelock` CLI.
 
+pub mod activity;
 pub mod ceiling;
 pub mod cli;
 pub mod clock;

@@ -7,7 +7,8 @@
 use crate::control::ControlTarget;
 use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot};
 use crate::status::{
-    GateStatus, GroupState, GroupStatus, GuestIo, LinkState, Status, TaggingStatus, WriterStatus,
+    ActivityCompares, GateStatus, GroupState, GroupStatus, GuestIo, LinkState, Status,
+    TaggingStatus, WriterStatus,
 };
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
@@ -235,6 +236,30 @@ fn encode_lag(
     let help = "How often the backlog has become full";
     each(e, ("tidelock_backlog_full", None, Counter), help, writers, |f, l, w| {
         f.counter(l, w.backlog.full_count)
+    })?;
+    let help = "Bytes that a resync would compare after a crash now";
+    each(e, ("tidelock_activity_exposed", BYTES, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.activity.exposed_bytes)
+    })?;
+    let help = "Entries of the activity log's map";
+    each(e, ("tidelock_activity_entries", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.activity.entries)
+    })?;
+    let help = "1 while a resync would compare all of the disks after a crash";
+    each(e, ("tidelock_activity_everything", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, u64::from(w.activity.compares != ActivityCompares::Map))
+    })?;
+    let help = "Requests whose extents were in the activity log's map";
+    each(e, ("tidelock_activity_hits", None, Counter), help, writers, |f, l, w| {
+        f.counter(l, w.activity.hits)
+    })?;
+    let help = "Requests that waited for a write of the activity log";
+    each(e, ("tidelock_activity_misses", None, Counter), help, writers, |f, l, w| {
+        f.counter(l, w.activity.misses)
+    })?;
+    let help = "How often the activity log's map was full and given up";
+    each(e, ("tidelock_activity_overflows", None, Counter), help, writers, |f, l, w| {
+        f.counter(l, w.activity.overflows)
     })?;
     let help = "Bytes done by the initial copy or resync under way";
     each(e, ("tidelock_copy_done", BYTES, Gauge), help, writers, |f, l, w| {

@@ -81,6 +81,8 @@ struct Inner {
 pub struct Opened {
     /// This run's number.
     pub incarnation: Incarnation,
+    /// That of the run before; 0: none.
+    pub last_incarnation: Incarnation,
     /// The epoch that was granted; 0: none yet.
     pub epoch: Epoch,
     /// What to tell the backup.
@@ -109,6 +111,7 @@ impl MemberState {
         state.write()?;
         let opened = Opened {
             incarnation,
+            last_incarnation: last,
             epoch,
             last_run: clean.map_or(LastRun::Unknown, |mark| LastRun::Clean { seq: mark.seq }),
             // After a clean end the last time itself is known.
@@ -186,7 +189,7 @@ fn read(path: &Path) -> Result<Option<Content>, StateError> {
 }
 
 /// Replaces a file as a whole, durably.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(directory)?;
     let aside = path.with_extension("new");

@@ -2,8 +2,9 @@
 //!
 //! Each value is written by one loop and read by anyone; no reader ever makes a loop wait.
 
+use crate::activity::{Standing, Why};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 
@@ -218,6 +219,49 @@ pub struct OwnerStats {
     pub clock_refused_ms: AtomicI64,
     /// How far this member's clock was brought ahead by others', in milliseconds.
     pub clock_lead_ms: AtomicU64,
+    /// Its activity log.
+    pub activity: ActivityStats,
+}
+
+/// A member's activity log.
+#[derive(Debug, Default)]
+pub struct ActivityStats {
+    standing: AtomicU8,
+    /// Slots of the map in use.
+    pub entries: AtomicU64,
+    /// Bytes that a resync would compare after a crash now.
+    pub exposed_bytes: AtomicU64,
+    /// Requests whose extents were in the map.
+    pub hits: AtomicU64,
+    /// Requests that waited for a write of the log.
+    pub misses: AtomicU64,
+    /// Transactions written.
+    pub transactions: AtomicU64,
+    /// How often the map was given up because it was full of what the backup did not have.
+    pub overflows: AtomicU64,
+}
+
+impl ActivityStats {
+    const STANDINGS: [Standing; 7] = [
+        Standing::Off,
+        Standing::Failing,
+        Standing::Everything(Why::Copy),
+        Standing::Everything(Why::Overflow),
+        Standing::Everything(Why::DiskFailed),
+        Standing::Everything(Why::FlushFailed),
+        Standing::Mapped,
+    ];
+
+    pub(crate) fn set_standing(&self, standing: Standing) {
+        let nth = Self::STANDINGS.iter().position(|s| *s == standing).expect("all are listed");
+        self.standing.store(nth as u8, Relaxed);
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        Self::STANDINGS[usize::from(self.standing.load(Relaxed))]
+    }
 }
 
 #[cfg(test)]

@@ -8,10 +8,12 @@
 //!
 //! The JSON form is stable: fields are added, never changed or removed, while [`SCHEMA`] stays.
 
+mod activity;
 #[cfg(test)]
 pub(crate) mod example;
 mod state;
 
+pub use activity::{ActivityCompares, ActivityStatus};
 pub use state::{Facts, GroupState, judge};
 
 use crate::stats::LatencySnapshot;
@@ -216,6 +218,9 @@ pub struct WriterStatus {
     /// How far others' clocks have brought this member's ahead.
     #[serde(default)]
     pub clock_lead_ms: u64,
+    /// Where the sites may differ.
+    #[serde(default)]
+    pub activity: ActivityStatus,
 }
 
 /// How far the backup is behind.

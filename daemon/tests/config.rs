@@ -59,6 +59,8 @@ fn the_defaults_are_as_documented() {
     assert_eq!((group.mode, group.backlog), (Mode::Pipelined, Size::mib(256)));
     assert_eq!((group.lease, group.grace), (Duration::from_secs(10), Duration::from_secs(15)));
     assert_eq!((group.copy.rate, group.copy.window), (None, Size::mib(16)));
+    let log = group.activity_log.unwrap();
+    assert_eq!((log.extent, log.slots), (Size::mib(1), 4096));
     assert_eq!(group.writers(), ["m"]);
     let member = &group.members[0];
     assert_eq!(group.writer_id(&member.name), Some(WriterId(0)));
@@ -94,6 +96,7 @@ fn the_examples_are_good() {
     let config = load(&example("host-all-keys.toml")).unwrap();
     let group = &config.groups[0];
     assert_eq!(group.copy.rate.unwrap().bytes_per_s, 50_000_000);
+    assert_eq!(group.activity_log.unwrap().slots, 8192);
     assert_eq!(group.members[0].disks[1].size.as_ref().unwrap().bytes, 500 << 30);
     assert_eq!(config.backup.address.to_string(), "[2001:db8::7]:9640");
     let machine = std::fs::read_to_string(example("machine.json")).unwrap();

@@ -15,10 +15,13 @@ use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
 /// The versions of the protocol that this build speaks, oldest and newest.
-pub const PROTOCOL: (u16, u16) = (1, 2);
+pub const PROTOCOL: (u16, u16) = (1, 3);
 /// From this version on the two sides speak of groups with several members: [`Message::Join`] and
 /// what follows it.
 pub const PROTOCOL_OF_GROUPS: u16 = 2;
+/// From this version on the backup says which run of a member it knew last:
+/// [`LastRun::Unclean`] and [`Message::LastAttached`].
+pub const PROTOCOL_OF_RUNS: u16 = 3;
 
 /// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
 pub const UNASKED: u64 = 0;
@@ -105,6 +108,9 @@ pub enum LastRun {
     /// There was none, or it ended uncleanly: local writes may be missing at the backup, and
     /// some of the backup's may be missing locally.
     Unknown,
+    /// As [`Unknown`](Self::Unknown), and the host may know where the sites can differ, if the
+    /// backup knows of no other run since: it says so with [`Message::LastAttached`] (version 3).
+    Unclean,
 }
 
 /// What a machine is, as kept at the backup for `recover --boot`.
@@ -394,5 +400,11 @@ pub enum Message {
         pending: CountVector,
         /// The same in the HLC form.
         hlc: Hlc,
+    },
+    /// Backup: right before [`Message::Attached`], if the host has said [`LastRun::Unclean`]
+    /// (version 3).
+    LastAttached {
+        /// The run that had attached last before this attachment; 0: none.
+        incarnation: Incarnation,
     },
 }

@@ -144,6 +144,34 @@ def test_targets_are_reached_at_their_limit_and_short_one_step_past_it(given, ex
     assert [verdict.reached for verdict in verdicts(results(*given))] == expected
 
 
+def activity_rows(ratio_of_all: float) -> list[dict]:
+    """Part (m), with this ratio over the whole disk."""
+
+    def spread(middle: float) -> dict:
+        return {"min": middle, "median": middle, "max": middle}
+
+    return [
+        {
+            "share": share,
+            "workload": "4 KiB random write, QD 1",
+            "iops": {setup: spread(1000.0) for setup in ("off", "on", "small")},
+            "ratio": spread(ratio),
+            "ratio_small": spread(0.6),
+        }
+        for share, ratio in (("1 %", 0.99), ("100 %", ratio_of_all))
+    ]
+
+
+def test_the_activity_log_has_two_targets(tmp_path):
+    """A working set in the map, and one that may need the log more often."""
+    assert [v.reached for v in verdicts({"m": {"rows": activity_rows(0.86)}})] == [True, True]
+    assert [v.reached for v in verdicts({"m": {"rows": activity_rows(0.84)}})] == [True, False]
+    report.save(tmp_path, "m", {"processors": 2}, 0.0, {"rows": activity_rows(0.9)})
+    report.write(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "| 100 % | 4 KiB random write, QD 1 | 1,000 | 1,000 | ×0.90 | ×0.60 |" in page
+
+
 def reply_rows(over_ms: float) -> list[dict]:
     """Replies at low load over two WANs and none."""
     timeline = {"replies": 9, "phases_us": dict.fromkeys(PHASES, 300.0), "over_rtt_us": 1800.0}

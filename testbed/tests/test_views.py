@@ -62,7 +62,7 @@ class Backup:
 def shop(run, image):
     """A pair whose guest's disk has a database with orders."""
     disk = database_disk(run, image, run.directory / "database.img", DATABASE_MIB)
-    pair = Pair(run, Options(disk=disk))
+    pair = Pair(run, Options(disk=disk, window="1h"))
     pair.start()
     database = Database(run, image)
     primary = f"nbd+unix:///{DISK}?socket={pair.socket}"

@@ -50,6 +50,8 @@ class Options:
     configured_size: str = ""
     disk: Path | None = None
     """A block device, or an image that exists."""
+    window: str = ""
+    """Of the past that the backup keeps, if any."""
     backup_tmpfs_mib: int = 0
     """The backup's data on a file system of this size, in a mount namespace of its own; 0: an ordinary directory."""
 
@@ -108,6 +110,7 @@ class Pair:
             f'[server]\nname = "backup-a"\nlisten = "{self.address}:{self.port}"\ndata_dir = "{self.data_dir}"\n'
             f'control = "{self.run.sockets / "backup.sock"}"\nexports_dir = "{self.run.sockets / "exports"}"\n'
             + self.backup_tls.toml()
+            + (f'[retention]\nwindow = "{self.options.window}"\n' if self.options.window else "")
         )
 
     # The backup server.

@@ -22,7 +22,7 @@ use crate::storage::{self, Storage, StorageFile};
 use crate::view::DiskKey;
 use std::collections::BTreeMap;
 use std::io;
-use tidelock_protocol::ids::{Epoch, Seq};
+use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Join, LastRun, Machine, Message, RefusalKind,
@@ -51,7 +51,7 @@ pub(super) fn after_attach(
         // Only the run that sent what is here can hold what follows.
         LastRun::Continues { from } => same_run && from <= durable.next(),
         LastRun::Clean { seq } => seq == durable,
-        LastRun::Unknown => false,
+        LastRun::Unknown | LastRun::Unclean => false,
     };
     if copy == CopyState::Whole && !nothing_missed { CopyState::Resyncing } else { copy }
 }
@@ -211,8 +211,10 @@ impl<S: Storage> Group<S> {
 
     /// A member attaches with version 1 of the protocol: the answer is among the outputs.
     pub fn attach(&mut self, now: Now, link: Link, host: &str, attach: &Attach) {
+        let last = self.last_attached(attach);
         match self.try_attach(now, link, host, attach, None) {
             Ok(attached) => {
+                self.say_last_attached(link, attach, last);
                 self.outputs.push(Output::Send(link, Message::Attached(attached)));
                 self.say_stalled(link);
             }
@@ -222,8 +224,10 @@ impl<S: Storage> Group<S> {
 
     /// A writer of a group that may have several members attaches (version 2).
     pub fn join(&mut self, now: Now, link: Link, host: &str, join: &Join) {
+        let last = self.last_attached(&join.attach);
         match self.try_attach(now, link, host, &join.attach, Some(join)) {
             Ok(attached) => {
+                self.say_last_attached(link, &join.attach, last);
                 let (copy, durable) = (attached.copy, attached.durable);
                 self.outputs.push(Output::Send(link, Message::Attached(attached)));
                 let progress = Message::Progress(self.progress(durable, &self.told()));
@@ -233,6 +237,20 @@ impl<S: Storage> Group<S> {
                 self.sound(join.attach.writer, copy);
             }
             Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),
+        }
+    }
+
+    /// The run of a member that attached last; 0: none.
+    fn last_attached(&self, attach: &Attach) -> Incarnation {
+        self.manifest.member(attach.writer).map_or(Incarnation(0), |member| member.incarnation)
+    }
+
+    /// A host that knows where its disks may differ from these believes it only if no other run
+    /// has written to them since.
+    fn say_last_attached(&mut self, link: Link, attach: &Attach, last: Incarnation) {
+        if attach.last_run == LastRun::Unclean {
+            let message = Message::LastAttached { incarnation: last };
+            self.outputs.push(Output::Send(link, message));
         }
     }
 

@@ -1,7 +1,7 @@
 //! When and what to fold, and what follows from a fold that is done.
 
 use super::retention::Target;
-use super::{Group, GroupError, Now};
+use super::{Group, GroupError, Now, Stall};
 use crate::fold::{FoldError, FoldJob, Folded};
 use crate::journal::{JournalError, Position};
 use crate::manifest::{self, FoldPosition};
@@ -16,6 +16,9 @@ impl<S: Storage> Group<S> {
     /// job at a time.
     pub fn fold_job(&mut self, now: Now) -> Option<FoldJob<S::File>> {
         self.fold.wall_ms = now.unix_ms;
+        if self.stall == Some(Stall::FoldBehind) {
+            self.check_unfolded();
+        }
         if self.fold.running.is_some() || self.broken.is_some() || self.fold_is_blocked() {
             return None;
         }

@@ -76,6 +76,8 @@ impl<S: Storage> Group<S> {
         let (to, oldest) = (self.fold.position, self.fold.oldest.clone());
         let mut target = Target { to, oldest, shortens: false };
         let size_max = match retention.at_size_max {
+            // The disk is full: better a shorter past than none that goes on.
+            AtSizeMax::Shorten if matches!(self.stall, Some(Stall::NoRoom(_))) => 0,
             AtSizeMax::Shorten => retention.size_max_bytes,
             AtSizeMax::Stop => u64::MAX,
         };
@@ -154,6 +156,8 @@ impl<S: Storage> Group<S> {
                 self.stall = None;
                 self.tell_stall();
             }
+            // One that came while nothing was taken must not keep it so.
+            Some(Stall::FoldBehind) if retention.window_ms == 0 => self.fold.holds.revoke_all(),
             Some(Stall::SizeMax) if unfolded < size_max - size_max / 8 || exempt => {
                 self.stall = None;
                 self.tell_stall();

@@ -712,3 +712,27 @@ proptest! {
         }
     }
 }
+
+/// A host that knows where its disks may differ asks whether another run has written since.
+#[test]
+fn an_unclean_run_is_told_which_run_was_there_before() {
+    let mut group = create(&Memory::new()).unwrap();
+    let told = |group: &mut Group<Memory>, incarnation, run| {
+        group.attach(at_ms(0), LINK, "host-a", &attach_message(incarnation, 0, run));
+        let outputs = group.take_outputs();
+        let messages: Vec<_> = outputs
+            .iter()
+            .filter_map(|output| match output {
+                Output::Send(_, Message::LastAttached { incarnation }) => Some(incarnation.0),
+                Output::Send(_, Message::Attached(_)) => Some(u64::MAX),
+                _ => None,
+            })
+            .collect();
+        messages
+    };
+    assert_eq!(told(&mut group, 3, LastRun::Unclean), [0, u64::MAX], "right before the answer");
+    assert_eq!(told(&mut group, 5, LastRun::Unclean), [3, u64::MAX]);
+    assert_eq!(told(&mut group, 6, LastRun::Unknown), [u64::MAX], "an older host is not told");
+    assert_eq!(told(&mut group, 9, LastRun::Unclean), [6, u64::MAX]);
+    assert_eq!(told(&mut group, 9, LastRun::Unclean), [9, u64::MAX], "the answer was lost");
+}

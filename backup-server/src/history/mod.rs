@@ -120,6 +120,12 @@ pub enum PastError {
         /// Up to here nothing can arrive any more.
         complete: Hlc,
     },
+    /// Times do not order what several writers did.
+    #[error(
+        "times and seqs name states of groups with one writer; of a group with several only `latest`, \
+         bookmarks and pins do. Set a bookmark before what may go wrong"
+    )]
+    NoTimes,
     /// A recovery to an earlier point has left it out.
     #[error(
         "the group was recovered to {chosen} (HLC), and what came after that until {until} (HLC) was left out"
@@ -242,10 +248,15 @@ impl<F: StorageFile> History<F> {
 
     /// The oldest point: of the window, or when the initial copy was complete if that is later.
     pub fn oldest(&self) -> Result<Point, PastError> {
-        match self.resolve(&At::Hlc(self.oldest.at)) {
+        self.check_times()?;
+        self.oldest_of_any()
+    }
+
+    pub(crate) fn oldest_of_any(&self) -> Result<Point, PastError> {
+        match self.resolve_of_any(&At::Hlc(self.oldest.at)) {
             Err(PastError::Initialising { .. }) => {}
             Err(PastError::NotComplete { .. } | PastError::Future { .. }) => {
-                return self.resolve(&At::Latest);
+                return self.resolve_of_any(&At::Latest);
             }
             found => return found,
         }
@@ -260,13 +271,13 @@ impl<F: StorageFile> History<F> {
             Ok(ControlFlow::Continue(()))
         })?;
         for end in ends {
-            match self.resolve(&At::Hlc(end)) {
+            match self.resolve_of_any(&At::Hlc(end)) {
                 Err(PastError::Initialising { .. }) => {}
                 Err(PastError::NotComplete { .. }) => break,
                 found => return found,
             }
         }
-        self.resolve(&At::Latest)
+        self.resolve_of_any(&At::Latest)
     }
 
     /// The newest point: what a recovery would take.
@@ -276,6 +287,13 @@ impl<F: StorageFile> History<F> {
 
     /// The greatest downward-closed cut that is not after what is asked for.
     pub fn resolve(&self, at: &At) -> Result<Point, PastError> {
+        if *at != At::Latest {
+            self.check_times()?;
+        }
+        self.resolve_of_any(at)
+    }
+
+    pub(crate) fn resolve_of_any(&self, at: &At) -> Result<Point, PastError> {
         match at {
             At::Hlc(time) => self.at_time(*time),
             At::WallMs(ms) => {
@@ -292,6 +310,15 @@ impl<F: StorageFile> History<F> {
                 self.settle(&Limit::Vector(vector))
             }
             At::Latest => self.settle(&Limit::Exact(&self.cut, None)),
+        }
+    }
+
+    /// Of several writers a time does not name a closed state yet: a record names what its writer has heard by tags,
+    /// and not what else was in C by then, and a resync that had not ended then holds back other records than now.
+    fn check_times(&self) -> Result<(), PastError> {
+        match self.manifest.writers.len() {
+            0 | 1 => Ok(()),
+            _ => Err(PastError::NoTimes),
         }
     }
 

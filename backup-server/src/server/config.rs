@@ -1,6 +1,6 @@
 //! The configuration file (`docs/backup-server.md`), checked as a whole.
 
-use crate::group::{AtSizeMax, GroupOptions, Retention};
+use crate::group::{GroupOptions, Retention};
 use crate::journal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use tidelock_config::{Diagnostics, Name, Section, Size};
 /// The longest path of a Unix socket.
 pub const SOCKET_PATH_MAX_BYTES: usize = 107;
 
-/// The window, unless another is asked for: one day.
-const WINDOW_MS: u64 = 24 * 3600 * 1000;
+/// The window, unless another is asked for: none.
+const WINDOW_MS: u64 = 0;
 /// The size of a group's journal at which its window is shortened, unless another is asked for.
-const SIZE_MAX_BYTES: u64 = 8 << 30;
+const SIZE_MAX_BYTES: u64 = 2 << 30;
 
 /// How hosts prove who they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -241,16 +241,14 @@ fn read_retention(
 ) -> Option<Retention> {
     let window = section.or("window", Duration::from_millis(default.window_ms));
     let size_max = section.or("size_max", Size { bytes: default.size_max_bytes });
-    let policies = [("shorten", AtSizeMax::Shorten), ("stop", AtSizeMax::Stop)];
-    let policy = section.choice("at_size_max", &policies).map_or(default.at_size_max, |p| *p);
     if size_max.bytes < 4 * options.journal.segment_bytes.max(options.fold_min_bytes) {
         let what = "`size_max` is less than four times `journal.segment` or `journal.fold_min`";
-        section.fail(&size_max.place, what, "\"8GiB\"");
+        section.fail(&size_max.place, what, "\"2GiB\"");
     }
     Some(Retention {
         window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
         size_max_bytes: size_max.bytes,
-        at_size_max: policy,
+        ..default
     })
 }
 
@@ -317,12 +315,12 @@ mod tests {
     #[test]
     fn a_group_keeps_its_past_as_the_server_does_unless_it_says_otherwise() {
         let text = "plaintext = true\n[server]\nname = \"b\"\ndata_dir = \"/d\"\n\
-                    [retention]\nwindow = \"2h\"\nat_size_max = \"stop\"\n\
+                    [retention]\nwindow = \"2h\"\n\
                     [[group]]\nname = \"g\"\nhosts = [\"x\"]\n\
                     [group.retention]\nwindow = \"7d\"\n";
         let config = Config::parse("b.toml", text).unwrap();
         let of = |group: &str| config.options(group).retention;
-        assert_eq!((of("g").window_ms, of("g").at_size_max), (7 * 86_400_000, AtSizeMax::Stop));
+        assert_eq!(of("g").window_ms, 7 * 86_400_000);
         assert_eq!(of("other").window_ms, 7_200_000);
         assert_eq!(of("other").size_max_bytes, SIZE_MAX_BYTES);
         let small = text.replace("window = \"2h\"", "size_max = \"1MiB\"");

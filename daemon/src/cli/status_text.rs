@@ -4,8 +4,8 @@ use super::human;
 use super::paint::{Paint, Tone, tone_of};
 use crate::stats::LatencySnapshot;
 use crate::status::{
-    CopyStatus, DiskStatus, ElsewhereStatus, GateStatus, GroupStatus, LinkState, LinkStatus,
-    MemberStatus, Role, Status, TaggingStatus, WriterStatus,
+    ActivityCompares, ActivityStatus, CopyStatus, DiskStatus, ElsewhereStatus, GateStatus,
+    GroupStatus, LinkState, LinkStatus, MemberStatus, Role, Status, TaggingStatus, WriterStatus,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -166,6 +166,21 @@ fn by_reason(counts: &BTreeMap<String, u64>) -> Option<String> {
     (!each.is_empty()).then(|| each.join(", "))
 }
 
+/// What a crash now would cost.
+fn exposure(activity: &ActivityStatus, paint: Paint) -> String {
+    let bytes = human::bytes(activity.exposed_bytes);
+    match (activity.compares, &activity.because) {
+        (ActivityCompares::Map, _) => format!("a resync would compare {bytes}"),
+        (ActivityCompares::Unlogged, _) => {
+            format!("a resync would compare all of {bytes}: no activity log is kept")
+        }
+        (ActivityCompares::Everything, because) => {
+            let because = because.as_deref().unwrap_or_default();
+            paint.tone(Tone::Watch, &format!("a resync would compare all of {bytes}: {because}"))
+        }
+    }
+}
+
 fn render_writer(out: &mut String, writer: &WriterStatus, paint: Paint) {
     let lag = &writer.lag;
     let text = if lag.writes == 0 {
@@ -183,6 +198,7 @@ fn render_writer(out: &mut String, writer: &WriterStatus, paint: Paint) {
         text += &paint.tone(Tone::Bad, &format!(", FULL: {requests} of the guest wait"));
     }
     line(out, 4, "backlog", &text);
+    line(out, 4, "crash", &exposure(&writer.activity, paint));
     if let Some(text) = latency(&writer.commit_latency) {
         line(out, 4, "commits", &text);
     }
@@ -280,6 +296,7 @@ group    shop: PROTECTED for 3 h 10 min
   member   db: writer here
     lag      12 writes, 48 KiB, oldest 52 ms
     backlog  1 MiB of 256 MiB
+    crash    a resync would compare 37 MiB
     commits  half within 60 ms, 99 % within 60 ms, longest 60 ms
     disk     root, 40 GiB, /var/lib/vms/db.img, NBD at /run/tidelock/shop/db/root.sock
     gate     tap0 open, 4 packets held, oldest 48 ms, holds: half within 50 ms, 99 % within 70 ms, longest 70 ms

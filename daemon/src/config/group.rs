@@ -13,7 +13,9 @@ use tidelock_protocol::tag;
 
 use super::network::read_network;
 use super::read::FileContext;
-use super::{Boundary, CopySettings, Disk, Group, Member, Peer, Roles, TagSettings};
+use super::{
+    ActivitySettings, Boundary, CopySettings, Disk, Group, Member, Peer, Roles, TagSettings,
+};
 
 const MODES: [(&str, Mode); 3] =
     [("sync", Mode::Sync), ("pipelined", Mode::Pipelined), ("async", Mode::Async)];
@@ -31,6 +33,13 @@ const BACKLOG_DEFAULT: Size = Size::mib(256);
 const WINDOW_MIN: Size = Size { bytes: limits::DIGEST_CHUNK_MAX_BYTES as u64 };
 const WINDOW_DEFAULT: Size = Size::mib(16);
 const WINDOW_MAX: Size = Size::mib(1024);
+
+const EXTENT_DEFAULT: Size = Size::mib(1);
+const EXTENT_MIN: Size = Size { bytes: 64 << 10 };
+const EXTENT_MAX: Size = Size::mib(64);
+const SLOTS_DEFAULT: u32 = 4096;
+const SLOTS_MIN: u32 = 64;
+const SLOTS_MAX: u32 = 65_536;
 
 /// Linux's `sun_path` holds 108 bytes with its end mark.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
@@ -65,6 +74,9 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
     }
     let (lease, grace) = read_lease(group);
     let copy = group.optional_table("copy", read_copy);
+    let activity_log = group
+        .optional_table("activity_log", |log| Some(read_activity_log(log)))
+        .unwrap_or(Some(ActivitySettings { extent: EXTENT_DEFAULT, slots: SLOTS_DEFAULT }));
     let form = group.choice("form", &FORMS).and_then(|form| form.value);
     let boundary = group.choice("boundary", &BOUNDARIES).map_or(Boundary::Group, |b| b.value);
     let max_clock_lead = read_span(
@@ -109,6 +121,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         lease,
         grace,
         copy: copy.unwrap_or(CopySettings { rate: None, window: WINDOW_DEFAULT }),
+        activity_log,
         members,
         roster,
         form,
@@ -262,6 +275,25 @@ fn read_copy(copy: &mut Section<'_>) -> Option<CopySettings> {
         copy.fail(&window.place, what, format!("\"{WINDOW_MIN}\" to \"{WINDOW_MAX}\""));
     }
     Some(CopySettings { rate: rate.map(|rate| rate.value), window: window.value })
+}
+
+fn read_activity_log(log: &mut Section<'_>) -> Option<ActivitySettings> {
+    let enabled = log.or("enabled", true).value;
+    let extent = log.or("extent", EXTENT_DEFAULT);
+    let is_in_range = (EXTENT_MIN..=EXTENT_MAX).contains(&extent.value);
+    if !is_in_range || !extent.value.bytes.is_power_of_two() {
+        let what = format!(
+            "`extent` in [group.activity_log]: {} is not a power of two from {EXTENT_MIN} to {EXTENT_MAX}",
+            extent.value
+        );
+        log.fail(&extent.place, what, format!("\"{EXTENT_DEFAULT}\""));
+    }
+    let slots = log.or("slots", SLOTS_DEFAULT);
+    if !(SLOTS_MIN..=SLOTS_MAX).contains(&slots.value) {
+        let what = format!("`slots` in [group.activity_log]: {} is out of range", slots.value);
+        log.fail(&slots.place, what, format!("{SLOTS_MIN} to {SLOTS_MAX}"));
+    }
+    enabled.then_some(ActivitySettings { extent: extent.value, slots: slots.value })
 }
 
 /// The member as every host knows it, and what this host needs if it is here.

@@ -149,6 +149,8 @@ pub struct Group {
     pub grace: Duration,
     /// Limits of the initial copy and of a resync.
     pub copy: CopySettings,
+    /// Where the sites may differ, kept for the time after a crash; `None`: not kept.
+    pub activity_log: Option<ActivitySettings>,
     /// Its members on this host.
     pub members: Vec<Member>,
     /// Every member on whatever host, in the order of the file.
@@ -260,6 +262,15 @@ pub struct CopySettings {
     pub rate: Option<Rate>,
     /// The most that is between reading and done.
     pub window: Size,
+}
+
+/// Sizes of a new activity log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActivitySettings {
+    /// What is compared as a whole after a crash: a power of two.
+    pub extent: Size,
+    /// How many extents may differ before all of the disks count as different.
+    pub slots: u32,
 }
 
 /// One VM.

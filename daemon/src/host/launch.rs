@@ -1,7 +1,9 @@
 //! One member put together: its disks and sockets, its state, its owner loop, and its end of the link.
 
+use super::activity_file::OpenLog;
 use super::gating::PendingEntry;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
+use crate::activity::Identity;
 use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
@@ -48,6 +50,19 @@ impl Launch<'_> {
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
         let (state, opened) = open_state(config, group, member)?;
+        let log = OpenLog {
+            path: state_path(config, group, member).with_extension("activity"),
+            settings: group.activity_log,
+            identity: Identity {
+                group: group.name.to_string(),
+                member: name.clone(),
+                disks: disks
+                    .iter()
+                    .map(|d| (d.spec.id, d.spec.name.clone(), d.spec.size_bytes))
+                    .collect(),
+            },
+        };
+        let (activity, log_file) = log.open(&opened)?;
         if is_one_of_several(group) && group.form == Form::Hlc {
             wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
         }
@@ -106,6 +121,8 @@ impl Launch<'_> {
                 .then_some(Several { form: group.form, idle_interval: group.idle_interval }),
             hlc_floor: opened.hlc_floor,
             max_clock_lead: group.max_clock_lead,
+            activity,
+            log_file,
         };
         let thread = spawn(&format!("owner {name}"), move || {
             let result = Owner::new(parts)

@@ -5,6 +5,7 @@
 //! small and lock-free on the data path: P (owner → gate), C and the lease (link → gate), records
 //! (owner → link), acknowledgements (link → owner).
 
+mod activity_file;
 mod ending;
 mod gating;
 mod launch;
@@ -66,6 +67,9 @@ pub enum HostError {
     /// A member's state.
     #[error(transparent)]
     State(#[from] StateError),
+    /// A member's activity log.
+    #[error(transparent)]
+    Log(#[from] activity_file::LogError),
     /// The gate.
     #[error("{}", with_sources(.0))]
     Gate(#[from] GateError),

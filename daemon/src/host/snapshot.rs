@@ -13,9 +13,9 @@ use crate::owner::Phase;
 use crate::state::MemberState;
 use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats};
 use crate::status::{
-    BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, ElsewhereStatus, Facts, GateStatus,
-    GroupState, GroupStatus, GuestIo, LagStatus, LeaseStatus, LinkState as LinkWord, LinkStatus,
-    MemberStatus, Role, SCHEMA, Status, TaggingStatus, WriterStatus, judge,
+    ActivityStatus, BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, ElsewhereStatus, Facts,
+    GateStatus, GroupState, GroupStatus, GuestIo, LagStatus, LeaseStatus, LinkState as LinkWord,
+    LinkStatus, MemberStatus, Role, SCHEMA, Status, TaggingStatus, WriterStatus, judge,
 };
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -358,6 +358,7 @@ fn writer_status(
         clock_refused_ms: Some(stats.clock_refused_ms.load(Ordering::Relaxed))
             .filter(|off| *off != 0),
         clock_lead_ms: get(&stats.clock_lead_ms),
+        activity: ActivityStatus::of(&stats.activity, writer.disk_sizes_bytes.iter().sum()),
     }
 }
 

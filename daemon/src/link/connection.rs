@@ -123,10 +123,11 @@ where
     }
 }
 
-/// Serves the members on a greeted connection until it breaks, or until every owner loop has gone
+/// Serves the members on a greeted connection, in this version of the protocol, until it breaks, or until every owner loop has gone
 /// and everything was sent (`Ok`).
 pub async fn serve<S, T>(
     stream: S,
+    protocol: u16,
     members: &mut [Member<T>],
     inbox: &mut Inbox,
 ) -> Result<(), ConnectionError>
@@ -147,7 +148,7 @@ where
     let mut last_heard = Instant::now();
 
     for member in members.iter_mut() {
-        member.connected(&mut out);
+        member.connected(protocol, &mut out);
     }
     loop {
         if out.is_empty() {

@@ -143,7 +143,7 @@ async fn once<T>(
         return Err(ConnectionError::Refused { kind: RefusalKind::Version, reason });
     }
     state.send_replace(LinkState::Up { server: greeting.server, software: greeting.software });
-    connection::serve(stream, members, inbox).await
+    connection::serve(stream, greeting.protocol, members, inbox).await
 }
 
 async fn connect(endpoint: &Endpoint) -> Result<Box<dyn Stream>, ConnectionError> {

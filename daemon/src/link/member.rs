@@ -8,10 +8,10 @@ use bytes::BytesMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_protocol::frame;
-use tidelock_protocol::ids::{Channel, MonoNanos, Seq};
+use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{
-    Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode, Progress,
-    RefusalKind, UNASKED,
+    Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode,
+    PROTOCOL_OF_RUNS, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
@@ -101,6 +101,10 @@ pub struct Member<T> {
     /// The backup has said that it takes no records for now. Sending on would only fill its
     /// buffers, and the beacons that keep the gate open for reads would queue behind.
     is_stalled: bool,
+    /// The version of the protocol that this connection speaks.
+    protocol: u16,
+    /// The run that the backup knew before this attachment.
+    last_attached: Option<Incarnation>,
 }
 
 /// What a member is made of.
@@ -152,6 +156,8 @@ impl<T> Member<T> {
             wants_lease: false,
             floor_for_everyone: false,
             is_stalled: false,
+            protocol: 0,
+            last_attached: None,
         }
     }
 
@@ -195,18 +201,22 @@ impl<T> Member<T> {
         }
     }
 
-    /// A connection is up: asks to be attached, unless the backup has refused for good.
-    pub fn connected(&mut self, out: &mut BytesMut) {
+    /// A connection is up, which speaks this version of the protocol: asks to be attached, unless
+    /// the backup has refused for good.
+    pub fn connected(&mut self, protocol: u16, out: &mut BytesMut) {
+        self.protocol = protocol;
         if self.refusal_is_final {
             return;
         }
         self.phase = Phase::Attaching;
+        self.last_attached = None;
         let mut attach = self.attach.clone();
         attach.last_run = match (&self.sender, attach.last_run) {
             // Nothing was sent since the clean stop, and what was admitted since is here: say
             // so, the backup can check it.
             (Some(_), LastRun::Clean { .. }) if !self.was_attached => attach.last_run,
             (Some(sender), _) => sender.last_run(),
+            (None, LastRun::Unknown) if protocol >= PROTOCOL_OF_RUNS => LastRun::Unclean,
             (None, last_run) => last_run,
         };
         self.answers.clear();
@@ -254,6 +264,10 @@ impl<T> Member<T> {
     pub fn receive(&mut self, message: Message, now: MonoNanos) -> Result<(), MemberError> {
         match (message, self.phase) {
             (Message::Attached(attached), Phase::Attaching) => self.attached(attached),
+            (Message::LastAttached { incarnation }, Phase::Attaching) => {
+                self.last_attached = Some(incarnation);
+                Ok(())
+            }
             (Message::Committed { durable, committed }, Phase::Attached) => {
                 self.committed(durable, &committed, now)
             }
@@ -392,7 +406,9 @@ impl<T> Member<T> {
         self.stats.set_stalled(None);
         self.gate.committed(&attached.committed);
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
-        self.port.send((self.to_owner)(FromLink::Attached { attached, first }));
+        let last_attached = self.last_attached.take();
+        let message = FromLink::Attached { attached, first, last_attached };
+        self.port.send((self.to_owner)(message));
         self.publish_stats();
         self.ask_floor();
         Ok(())
@@ -475,7 +491,7 @@ impl<T> Member<T> {
     pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
         self.wants_lease = false;
         if self.phase == Phase::Refused {
-            self.connected(out);
+            self.connected(self.protocol, out);
         } else {
             self.say_what_is_awaited(out);
             self.control(Message::Beacon { sent_at: now }, out);

@@ -8,7 +8,7 @@ use super::Refusal;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq};
+use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{Attached, Message, Mode};
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
@@ -48,6 +48,8 @@ pub enum FromLink {
         /// Whether this is the first attachment of a run that did not know where to go on: the
         /// sequencer starts now.
         first: bool,
+        /// The run that the backup knew last before, if it was asked.
+        last_attached: Option<Incarnation>,
     },
     /// The connection is gone.
     Detached,

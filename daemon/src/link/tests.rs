@@ -8,8 +8,8 @@ use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
-    Attach, Attached, CopyState, Followed, Form, LastRun, Message, Mode, Progress, RefusalKind,
-    UNASKED,
+    Attach, Attached, CopyState, Followed, Form, LastRun, Message, Mode, PROTOCOL,
+    PROTOCOL_OF_RUNS, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -140,7 +140,7 @@ fn record(seq: u64) -> Record {
 impl Bench {
     fn connect(&mut self) -> LastRun {
         let mut out = BytesMut::new();
-        self.member.connected(&mut out);
+        self.member.connected(PROTOCOL.1, &mut out);
         match frame::decode(&mut out).unwrap() {
             Some(Frame::Control(Channel(1), Message::Attach(attach))) => attach.last_run,
             other => panic!("{other:?}"),
@@ -168,7 +168,7 @@ impl Bench {
 #[test]
 fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
     let mut b = bench(LastRun::Unknown);
-    assert_eq!(b.connect(), LastRun::Unknown);
+    assert_eq!(b.connect(), LastRun::Unclean);
     b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
     b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
     assert_eq!(b.told.take(), ["epoch 1", "hold true", "C <5>", "lease 0"]);
@@ -176,6 +176,29 @@ fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
     assert_eq!(b.port.acked(), (Seq(7), Seq(5)));
     b.admit(8..=9);
     assert_eq!(b.sent(), [8, 9]);
+}
+
+/// The variant would end the connection to a backup that does not know it.
+#[test]
+fn an_older_backup_is_not_asked_which_run_it_knew() {
+    let mut b = bench(LastRun::Unknown);
+    let mut out = BytesMut::new();
+    b.member.connected(PROTOCOL_OF_RUNS - 1, &mut out);
+    let Some(Frame::Control(_, Message::Attach(attach))) = frame::decode(&mut out).unwrap() else {
+        panic!("it attaches");
+    };
+    assert_eq!(attach.last_run, LastRun::Unknown);
+    b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
+    let heard = b.heard.try_recv().unwrap();
+    assert!(matches!(heard, FromLink::Attached { last_attached: None, .. }));
+
+    let mut b = bench(LastRun::Unknown);
+    assert_eq!(b.connect(), LastRun::Unclean);
+    let last = Incarnation(3);
+    b.member.receive(Message::LastAttached { incarnation: last }, NOW).unwrap();
+    b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
+    let heard = b.heard.try_recv().unwrap();
+    assert!(matches!(heard, FromLink::Attached { last_attached: Some(l), .. } if l == last));
 }
 
 #[test]
@@ -218,7 +241,7 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
     assert_eq!(b.told.take(), ["fence"]);
     b.member.disconnected();
     for _ in 0..2 {
-        b.member.connected(&mut out);
+        b.member.connected(PROTOCOL.1, &mut out);
         b.member.beacon(NOW, &mut out);
     }
     assert!(out.is_empty(), "a fenced member does not ask again");
@@ -287,7 +310,7 @@ fn a_beacon_says_what_the_member_waits_for() {
     for form in [Form::Vector, Form::Hlc] {
         let mut b = bench_of(Presence::Follower { form, peers: vec![] }, LastRun::Unknown);
         let mut out = BytesMut::new();
-        b.member.connected(&mut out);
+        b.member.connected(PROTOCOL.1, &mut out);
         out.clear();
         let progress = |seq, hlc| Progress {
             committed: CountVector::of(WRITER, Seq(seq)),
@@ -330,7 +353,7 @@ fn a_member_of_whom_it_was_not_seen_what_it_heard_asks_until_it_is_told() {
         questions.collect::<Vec<_>>()
     };
     let attach = |b: &mut Bench, copy| {
-        b.member.connected(&mut BytesMut::new());
+        b.member.connected(PROTOCOL.1, &mut BytesMut::new());
         b.member.receive(attached(0, 0, copy), NOW).unwrap();
         b.told.take();
     };

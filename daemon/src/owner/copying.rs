@@ -210,6 +210,16 @@ impl Copying {
         }
     }
 
+    /// What was compared or sent since the last look, and needs no more of this copy.
+    pub fn take_finished(&mut self) -> Vec<Extent> {
+        self.job.as_mut().map(CopyJob::take_finished).unwrap_or_default()
+    }
+
+    /// Whether an initial copy or a resync is under way.
+    pub fn is_copying(&self) -> bool {
+        self.job.is_some()
+    }
+
     /// The daemon ends: no new copies.
     pub fn stop(&mut self) {
         self.stopped = true;

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use tidelock_nbd::{
     BlockSize, Command, Errno, Export, ExportError, ExportTable, ExtentState, Features, Request,
 };
+use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::message::DiskSpec;
 use tidelock_protocol::record::Effect;
 use tidelock_uring::{
@@ -84,6 +85,10 @@ pub struct Disk {
 impl Disk {
     pub fn new(setup: DiskSetup) -> Self {
         Self { setup, poisoned: None }
+    }
+
+    pub fn id(&self) -> DiskId {
+        self.setup.spec.id
     }
 
     pub fn name(&self) -> &str {

@@ -21,6 +21,7 @@ mod disk;
 mod ending;
 pub mod idling;
 mod local_op;
+mod logging;
 mod others;
 pub mod replication;
 mod requests;
@@ -29,8 +30,10 @@ mod status;
 mod token;
 
 pub use disk::DiskSetup;
+pub use logging::LogFile;
 pub use status::{OwnerView, Phase, Trouble};
 
+use crate::activity::{ActivityLog, Attachment, Compare};
 use crate::clock;
 use crate::copy_job::{Bounds, Purpose};
 use crate::link::port::{FromLink, OwnerPort, ToLink};
@@ -42,6 +45,7 @@ use copying::Copying;
 use disk::Disk;
 use idling::Idling;
 use local_op::{LocalOp, Progress};
+use logging::Logging;
 use replication::Clocks;
 use requests::Requests;
 use std::collections::HashMap;
@@ -163,6 +167,10 @@ pub struct OwnerParts {
     pub hlc_floor: Hlc,
     /// By how much the wall clock may jump.
     pub max_clock_lead: Duration,
+    /// Where the sites may differ.
+    pub activity: ActivityLog,
+    /// Its file, if it has one.
+    pub log_file: Option<LogFile>,
 }
 
 /// The state of one member.
@@ -180,6 +188,7 @@ pub struct Owner {
     requests: Requests,
     local_ops: HashMap<OpId, LocalOp>,
     copying: Copying,
+    logging: Logging,
     admitted: Vec<Record>,
     port: Arc<OwnerPort<ToOwner>>,
     messages: Receiver<ToOwner>,
@@ -236,6 +245,7 @@ impl Owner {
             requests: Requests::default(),
             local_ops: HashMap::new(),
             copying: Copying::new(parts.copy_bounds),
+            logging: Logging::new(parts.activity, parts.log_file),
             admitted: Vec::new(),
             port: parts.port,
             messages: parts.messages,
@@ -280,8 +290,12 @@ impl Owner {
             self.take_acks();
             self.drive_copies();
             self.drive_idle();
+            self.drive_log();
             self.act();
             self.send_replies();
+            // What was asked for and freed since.
+            self.drive_log();
+            self.act();
             if !self.admitted.is_empty() {
                 // Waking the link can cost more than a local write: disk and guest go first.
                 self.ring.submit_and_wait(0)?;
@@ -309,6 +323,7 @@ impl Owner {
             Token::Tick => {
                 self.tick_armed = false;
                 self.copying.tick();
+                self.logging.activity.retry();
             }
             Token::Idle => self.idle_due(),
             Token::Accept(disk) => self.accepted(disk, result, buffer),
@@ -317,6 +332,8 @@ impl Owner {
             Token::Read(slot) => self.read(slot, result, buffer),
             Token::Flush(slot) => self.flushed(slot, result),
             Token::Local(op) => self.local(op, result, buffer),
+            Token::LogWrite => self.log_written(&result),
+            Token::LogFlush(disk, number) => self.log_flushed(disk, number, &result),
         }
     }
 
@@ -336,7 +353,7 @@ impl Owner {
 
     fn hear_link(&mut self, message: FromLink) {
         match message {
-            FromLink::Attached { attached, first } => {
+            FromLink::Attached { attached, first, last_attached } => {
                 self.attached = true;
                 self.set_refusal(None);
                 if first {
@@ -356,8 +373,15 @@ impl Owner {
                     let next = CountVector::of(self.writer, attached.durable.next());
                     self.pending.raise(&next, Hlc(attached.last_hlc.0 + 1));
                 }
+                let compare = self.logging.activity.attached(&Attachment {
+                    copy: attached.copy,
+                    epoch: attached.epoch,
+                    durable: attached.durable,
+                    last_attached,
+                    copying: self.copying.is_copying(),
+                });
                 let Self { member, copying, disks, .. } = self;
-                let ranges = |purpose| copied_ranges(member, disks, purpose);
+                let ranges = |purpose| copied_ranges(member, disks, purpose, compare);
                 copying.attached(member, attached.copy, ranges, self.now);
                 if self.several.is_some() && must_compare {
                     self.copying.await_floor();
@@ -454,6 +478,7 @@ impl Owner {
                     if result.is_err() {
                         self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
                     }
+                    self.logging.activity.finished(request.0, self.sequencer.last_seq());
                     self.reply(requests::slot_of(request), result.map_err(errno));
                 }
                 Action::Copied { extent, outcome } => self.copying.copied(extent, outcome),
@@ -467,6 +492,7 @@ impl Owner {
                          may differ until it can be copied"
                     );
                     self.copying.suspect(extent);
+                    self.logging.activity.suspect();
                 }
             }
         }
@@ -532,8 +558,9 @@ impl Owner {
             self.has_copy = copy.is_some();
             self.view.set_copy(copy);
         }
-        let draining = self.draining.is_some();
-        replication::ask_for_acks(&self.sequencer, &self.copying, &self.port, draining);
+        self.publish_log_stats();
+        let others = self.draining.is_some() || self.logging.activity.wants_acks();
+        replication::ask_for_acks(&self.sequencer, &self.copying, &self.port, others);
     }
 
     fn phase(&self) -> Phase {
@@ -546,8 +573,9 @@ impl Owner {
     }
 }
 
-/// What a copy has to look at: for an initial copy what may hold anything but zeroes, else all.
-fn copied_ranges(member: &str, disks: &[Disk], purpose: Purpose) -> Vec<Extent> {
+/// What a copy has to look at: for an initial copy what may hold anything but zeroes, else what the
+/// activity log says, or all.
+fn copied_ranges(member: &str, disks: &[Disk], purpose: Purpose, compare: Compare) -> Vec<Extent> {
     let allocated = |disk: &Disk| {
         disk.allocated().unwrap_or_else(|error| {
             tracing::warn!(
@@ -561,7 +589,21 @@ fn copied_ranges(member: &str, disks: &[Disk], purpose: Purpose) -> Vec<Extent> 
     };
     match purpose {
         Purpose::Initial => disks.iter().flat_map(allocated).collect(),
-        Purpose::Compare => disks.iter().map(Disk::whole).collect(),
+        Purpose::Compare => match compare {
+            Compare::Mapped(ranges) => {
+                tracing::info!(
+                    member,
+                    bytes = ranges.iter().map(|range| range.len_bytes).sum::<u64>(),
+                    "the sites may differ only where the activity log says: comparing that"
+                );
+                ranges
+            }
+            Compare::All(why) => {
+                tracing::warn!(member, why, "comparing all of the disks");
+                disks.iter().map(Disk::whole).collect()
+            }
+            Compare::Nothing => disks.iter().map(Disk::whole).collect(),
+        },
     }
 }
 

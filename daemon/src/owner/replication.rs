@@ -2,6 +2,7 @@
 //! copies out, and when to be woken. The simulator's turns call the same functions.
 
 use super::copying::Copying;
+use crate::activity::ActivityLog;
 use crate::link::GateControl;
 use crate::link::port::OwnerPort;
 use crate::sequencer::Sequencer;
@@ -62,17 +63,28 @@ pub fn drive_copies<T>(
     }
 }
 
-/// At the end of a turn: whether the next acknowledgement must wake the loop.
+/// What the turn has shown of where the sites may differ.
+pub fn drive_activity(activity: &mut ActivityLog, sequencer: &Sequencer, copying: &mut Copying) {
+    let last_seq = sequencer.last_seq();
+    activity.committed(sequencer.durable());
+    for extent in copying.take_finished() {
+        activity.compared(extent, last_seq);
+    }
+    activity.step(sequencer.is_started() && copying.is_whole(), last_seq);
+}
+
+/// At the end of a turn: whether the next acknowledgement must wake the loop. `others`: somebody
+/// besides sequencer and copies waits for one.
 pub fn ask_for_acks<T>(
     sequencer: &Sequencer,
     copying: &Copying,
     port: &OwnerPort<T>,
-    draining: bool,
+    others: bool,
 ) {
     let wants_acks = sequencer.waiting() > 0
         || sequencer.waiting_for_backup() > 0
         || copying.is_active()
-        || draining;
+        || others;
     port.set_wants_acks(wants_acks);
     if wants_acks && port.acked().0 > sequencer.durable() {
         // It came between the last look and the wish to be woken.

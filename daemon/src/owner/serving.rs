@@ -1,9 +1,11 @@
 //! Serving guests: connections, what they ask, and what they are answered.
 
 use super::connection::{Connection, ConnectionId, Input};
+use super::logging::Logged;
 use super::requests::{self, Slot};
 use super::token::Token;
 use super::{Owner, disk};
+use crate::sequencer::RequestId;
 use std::sync::atomic::Ordering;
 use tidelock_nbd::{Command, Errno, Request};
 use tidelock_protocol::record::{Effect, Payload};
@@ -85,6 +87,7 @@ impl Owner {
                     None => {
                         let token = Token::Flush(slot).to_u64();
                         self.ring.fsync(token, disk.fd(), SyncKind::Data);
+                        self.logging.guest_flush_begins(slot, disk.id());
                     }
                 }
             }
@@ -114,15 +117,20 @@ impl Owner {
     }
 
     pub(super) fn sequence(&mut self, slot: Slot, disk: usize, request: &Request, effect: Effect) {
+        let extent = self.disks[disk].extent(request);
+        let logged = Logged { extent, effect, fua: request.flags.fua() };
+        if self.logging.activity.admit(requests::request_of(slot).0, extent) {
+            self.sequence_logged(requests::request_of(slot), logged);
+        } else {
+            self.logging.hold_back(requests::request_of(slot), logged);
+        }
+    }
+
+    /// The activity log has what the request may change.
+    pub(super) fn sequence_logged(&mut self, request: RequestId, logged: Logged) {
+        let Logged { extent, effect, fua } = logged;
         self.observe_tags();
-        self.sequencer.submit(
-            requests::request_of(slot),
-            self.disks[disk].extent(request),
-            effect,
-            request.flags.fua(),
-            self.now,
-            self.wall_ms,
-        );
+        self.sequencer.submit(request, extent, effect, fua, self.now, self.wall_ms);
     }
 
     pub(super) fn block_status(&mut self, slot: Slot, disk: usize, request: &Request) {
@@ -168,16 +176,19 @@ impl Owner {
     }
 
     pub(super) fn flushed(&mut self, slot: Slot, result: std::io::Result<u32>) {
-        let id = self.requests.connection(slot);
-        let disk = self.connections.get(&id).map(Connection::disk);
+        let disk = self.logging.guest_flush_ended(slot, result.is_ok());
         if let (Err(error), Some(disk)) = (&result, disk) {
-            self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
-            if self.disks[disk].poison(&self.member, error) {
-                let entry = (self.disks[disk].name().to_owned(), error.to_string());
-                self.view.change_trouble(|trouble| trouble.failed_disks.push(entry));
-            }
+            self.flush_failed(usize::from(disk.0), error);
         }
         self.reply(slot, result.map(drop).map_err(|e| Errno::from(&e)));
+    }
+
+    pub(super) fn flush_failed(&mut self, disk: usize, error: &std::io::Error) {
+        self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
+        if self.disks[disk].poison(&self.member, error) {
+            let entry = (self.disks[disk].name().to_owned(), error.to_string());
+            self.view.change_trouble(|trouble| trouble.failed_disks.push(entry));
+        }
     }
 
     pub(super) fn reply(&mut self, slot: Slot, result: Result<(), Errno>) {

@@ -16,10 +16,14 @@ pub(super) enum Token {
     Flush(Slot),
     Local(OpId),
     Idle,
+    LogWrite,
+    /// A disk and the number of the flush.
+    LogFlush(u16, u64),
 }
 
 impl Token {
     const KIND_SHIFT: u32 = 56;
+    const DISK_SHIFT: u32 = 40;
 
     pub(super) fn to_u64(self) -> u64 {
         let (kind, id) = match self {
@@ -32,6 +36,11 @@ impl Token {
             Token::Flush(slot) => (6, u64::from(slot.0)),
             Token::Local(op) => (7, op.0),
             Token::Idle => (8, 0),
+            Token::LogWrite => (9, 0),
+            Token::LogFlush(disk, number) => {
+                debug_assert!(number < 1 << Self::DISK_SHIFT);
+                (10, u64::from(disk) << Self::DISK_SHIFT | number)
+            }
         };
         debug_assert!(id < 1 << Self::KIND_SHIFT);
         kind << Self::KIND_SHIFT | id
@@ -49,6 +58,11 @@ impl Token {
             6 => Token::Flush(Slot(id as u32)),
             7 => Token::Local(OpId(id)),
             8 => Token::Idle,
+            9 => Token::LogWrite,
+            10 => {
+                let number = id & ((1 << Self::DISK_SHIFT) - 1);
+                Token::LogFlush((id >> Self::DISK_SHIFT) as u16, number)
+            }
             kind => unreachable!("token of kind {kind}"),
         }
     }
@@ -71,6 +85,8 @@ mod tests {
             Token::Flush(Slot(0)),
             Token::Local(OpId(id)),
             Token::Idle,
+            Token::LogWrite,
+            Token::LogFlush(63, (1 << 40) - 1),
         ] {
             assert_eq!(Token::from_u64(token.to_u64()), token);
         }

@@ -33,6 +33,16 @@ pub(crate) fn status() -> Status {
         guest_io: GuestIo { reads: 5, writes: 1_012, connections: 1, ..GuestIo::default() },
         clock_refused_ms: None,
         clock_lead_ms: 0,
+        activity: ActivityStatus {
+            compares: ActivityCompares::Map,
+            because: None,
+            exposed_bytes: 37 << 20,
+            entries: 37,
+            hits: 971,
+            misses: 41,
+            transactions: 40,
+            overflows: 0,
+        },
     };
     let gate = GateStatus {
         interface: "tap0".into(),

@@ -29,6 +29,17 @@ impl LocalDisk {
         &self.live
     }
 
+    /// What a power loss leaves at least.
+    #[must_use]
+    pub fn durable(&self) -> &[u8] {
+        &self.durable
+    }
+
+    /// Where a power loss may take back what is read now, in bytes.
+    pub fn unsynced(&self) -> impl Iterator<Item = u64> + '_ {
+        self.dirty.iter().map(|sector| sector * SECTOR_BYTES)
+    }
+
     /// Its size.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {

@@ -52,6 +52,8 @@ pub enum Checker {
     /// Rule 9: a group can be opened after any crash, and a recovered one keeps what its guest
     /// made durable.
     OpensAgain,
+    /// Rules 6 and 9: where the sites may come to differ, the activity log on stable storage says so.
+    InMap,
     /// Rule 10: every queue keeps within its limit.
     Bounded,
     /// Rule 5: the state at a time equals a replay of its own up to there, whenever it is asked for.
@@ -64,7 +66,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 26] = [
+    pub const ALL: [Checker; 27] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -87,6 +89,7 @@ impl Checker {
         Checker::NoFalseSync,
         Checker::SitesEqual,
         Checker::OpensAgain,
+        Checker::InMap,
         Checker::Bounded,
         Checker::Past,
         Checker::Stream,
@@ -125,6 +128,7 @@ impl Checker {
             Checker::NoFalseSync => "no-false-sync",
             Checker::SitesEqual => "sites-equal",
             Checker::OpensAgain => "opens-again",
+            Checker::InMap => "in-map",
             Checker::Bounded => "bounded",
             Checker::Past => "past",
             Checker::Stream => "stream",

@@ -192,6 +192,9 @@ impl World {
             for disk in &mut self.vms[vm].disks {
                 disk.power_loss(&mut self.rng);
             }
+            if let Some(file) = &mut self.vms[vm].log_file {
+                file.power_loss(&mut self.rng);
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use crate::schedule::MS;
 use crate::world::{Event, Kernel, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
+use tidelock_daemon::activity::LastEnd;
 use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::link::GateControl;
@@ -165,16 +166,17 @@ impl World {
         let mode = self.modes[plan.group];
         let several = self.plan.groups[plan.group].has_several();
         let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
-        let (incarnation, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
+        let (incarnation, last_incarnation, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");
-            let next = (clocks.wall_ms * 1000).max(state.incarnation.0 + 1);
+            let last = state.incarnation;
+            let next = (clocks.wall_ms * 1000).max(last.0 + 1);
             state.incarnation = Incarnation(next);
             let before_ms = state.hlc_ceiling_ms;
             state.hlc_ceiling_ms = ceiling::first(before_ms, clocks.wall_ms);
             let clean = state.clean.take();
             let known = clean.is_some() || goes_back;
             let floor = if known { Hlc(0) } else { ceiling::floor_above(before_ms) };
-            (state.incarnation, state.epoch, clean, floor, state.hlc_ceiling_ms)
+            (state.incarnation, last, state.epoch, clean, floor, state.hlc_ceiling_ms)
         };
         // The kernel's maps outlive the daemon, its own memory does not.
         if !several {
@@ -190,6 +192,12 @@ impl World {
             codec: self.plan.codec(plan.group),
             peers: self.plan.groups[plan.group].members().collect(),
         });
+        let last_end = clean.map_or(LastEnd::Unclean, |(seq, _)| LastEnd::Clean {
+            incarnation: last_incarnation,
+            epoch,
+            seq,
+        });
+        let activity = self.open_log(vm, incarnation, last_end);
         let plan = &self.plan.vms[vm];
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);
@@ -237,6 +245,9 @@ impl World {
             channel,
             sequencer,
             copying: Copying::new(bounds),
+            activity,
+            held_back: BTreeMap::new(),
+            log_write: None,
             port,
             messages,
             wake,
@@ -258,7 +269,7 @@ impl World {
             local_ops: BTreeMap::new(),
             op_requests: BTreeMap::new(),
             reads: BTreeSet::new(),
-            flushes: BTreeSet::new(),
+            flushes: BTreeMap::new(),
             poisoned: BTreeSet::new(),
             attached: false,
             refusal: None,
@@ -285,6 +296,7 @@ impl World {
         }
         for vm in self.vms_of(host) {
             let Some(run) = self.vms[vm].run.take() else { continue };
+            self.tear_log(vm, run.log_write);
             for op in run.local_ops.into_values() {
                 let (extent, data) = match op {
                     LocalOp::Write { extent, data, .. } => (extent, data),

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
-//! | [`host`], [`owner`], [`sequencing`], [`local`], [`link`], [`gate`] | the daemon |
+//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`] | the daemon |
 //! | [`backup`], [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`net`], [`lan`] | what is simulated |
 //! | [`faults`], [`change`] | what goes wrong, and what the operator does |
@@ -37,6 +37,7 @@ pub mod host;
 pub mod lan;
 pub mod link;
 pub mod local;
+pub mod logging;
 pub mod net;
 pub mod oracle;
 pub mod owner;

@@ -7,12 +7,14 @@ use crate::gate::{MemberGate, SimGate};
 use crate::guest::{Ask, Known, Packet};
 use crate::host::ToOwner;
 use crate::local::LocalOp;
+use crate::logging::Logged;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::{MS, US};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use tidelock_daemon::activity::{ActivityLog, Attachment, Compare};
 use tidelock_daemon::copy_job::Purpose;
 use tidelock_daemon::link::Refusal;
 use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
@@ -26,7 +28,7 @@ use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 
@@ -60,6 +62,12 @@ pub struct MemberRun {
     pub sequencer: Sequencer,
     /// Production's.
     pub copying: Copying,
+    /// Production's.
+    pub activity: ActivityLog,
+    /// Requests that wait for it.
+    pub(crate) held_back: BTreeMap<u64, Logged>,
+    /// Its block under way.
+    pub(crate) log_write: Option<(u64, Vec<u8>)>,
     /// Production's.
     pub port: Arc<OwnerPort<ToOwner>>,
     /// Its receiving end.
@@ -97,7 +105,8 @@ pub struct MemberRun {
     /// The request of a local write.
     pub(crate) op_requests: BTreeMap<OpId, RequestId>,
     pub(crate) reads: BTreeSet<u64>,
-    pub(crate) flushes: BTreeSet<u64>,
+    /// With their disks and numbers.
+    pub(crate) flushes: BTreeMap<u64, (DiskId, u64)>,
     pub(crate) poisoned: BTreeSet<DiskId>,
     pub(crate) attached: bool,
     /// Why the backup refuses.
@@ -119,28 +128,18 @@ impl World {
             // It stays in the socket, and the next daemon is asked.
             return Ok(());
         }
-        let clocks = self.member_clocks(vm);
-        self.observe_tags(vm);
         let state = &mut self.vms[vm];
         let run = state.run.as_mut().expect("runs");
         let id = run.run;
         match state.guest.asked[&request].clone() {
             Ask::Write { extent, effect, fua, known, .. } => {
-                let data = match &effect {
-                    Effect::Write(payload) => Some(payload.data().as_ptr()),
-                    _ => None,
-                };
-                let (seq, repair) = (None, None);
-                let submitted = Submitted { extent, data, seq, repair, failed: false, known };
-                run.submitted.insert(RequestId(request), submitted);
-                run.sequencer.submit(
-                    RequestId(request),
-                    extent,
-                    effect,
-                    fua,
-                    clocks.now,
-                    clocks.wall_ms,
-                );
+                let logged = Logged { extent, effect, fua, known };
+                if run.activity.admit(request, extent) {
+                    self.sequence(vm, request, logged)?;
+                } else {
+                    run.held_back.insert(request, logged);
+                    self.counts.logged += 1;
+                }
                 self.owner_turn(vm)
             }
             Ask::Read { .. } => {
@@ -151,8 +150,8 @@ impl World {
             Ask::Flush { disk, .. } if run.poisoned.contains(&disk) => {
                 self.guest_flush_done(vm, request, false)
             }
-            Ask::Flush { .. } => {
-                run.flushes.insert(request);
+            Ask::Flush { disk, .. } => {
+                run.flushes.insert(request, (disk, run.activity.flush_begins(disk)));
                 self.schedule.after(latency * 2, Event::FlushDone { vm, run: id, request });
                 Ok(())
             }
@@ -167,7 +166,7 @@ impl World {
     }
 
     /// What the member has heard of others before it sent the request at hand.
-    fn observe_tags(&mut self, vm: usize) {
+    pub(crate) fn observe_tags(&mut self, vm: usize) {
         let group = &self.plan.groups[self.plan.vms[vm].group];
         let Some(run) = self.vms[vm].run.as_mut().filter(|_| group.has_several()) else { return };
         run.observed.merge(&run.pending.read());
@@ -226,13 +225,14 @@ impl World {
         let fails = self.local_fails(vm);
         let state = &mut self.vms[vm];
         let member = state.run.as_mut().expect("runs");
-        member.flushes.remove(&request);
-        let Some(Ask::Flush { disk, .. }) = state.guest.asked.get(&request) else { return Ok(()) };
+        let (disk, number) = member.flushes.remove(&request).expect("it began");
+        // Also if the guest has died.
         if fails {
-            member.poisoned.insert(*disk);
+            member.poisoned.insert(disk);
         } else {
             state.disks[usize::from(disk.0)].sync();
         }
+        member.activity.flush_ended(disk, number, !fails);
         self.guest_flush_done(vm, request, !fails)
     }
 
@@ -277,7 +277,7 @@ impl World {
         let writer = WriterId(self.plan.vms[vm].writer);
         match message {
             // The groups here attach with version 1 of the protocol, which has none.
-            FromLink::Attached { attached, first } => {
+            FromLink::Attached { attached, first, last_attached } => {
                 note!(
                     self,
                     "vm {vm} attached: durable {} copy {:?} epoch {}",
@@ -307,8 +307,17 @@ impl World {
                     run.pending.publish(writer, attached.durable.next());
                     run.pending.publish_at(writer, Seq::ZERO, Hlc(attached.last_hlc.0 + 1));
                 }
+                let compare = run.activity.attached(&Attachment {
+                    copy: attached.copy,
+                    epoch: attached.epoch,
+                    durable: attached.durable,
+                    last_attached,
+                    copying: run.copying.is_copying(),
+                });
+                self.counts.mapped_resyncs += u64::from(matches!(compare, Compare::Mapped(_)));
                 let disks = &self.plan.vms[vm].disks;
-                let ranges = |purpose| ranges_of(disks, &state.disks, purpose);
+                let ranges = |purpose| ranges_of(disks, &state.disks, purpose, compare.clone());
+                note!(self, "vm {vm} is to compare {compare:?}");
                 run.copying.attached("", attached.copy, ranges, clocks.now);
                 if several && must_compare {
                     run.copying.await_floor();
@@ -360,6 +369,7 @@ impl World {
         let member = self.vms[vm].run.as_mut().expect("runs");
         member.tick_armed = false;
         member.copying.tick();
+        member.activity.retry();
         self.owner_turn(vm)
     }
 
@@ -383,6 +393,10 @@ impl World {
             was_active
         };
         self.drive_idle(vm, clocks);
+        self.drive_log(vm)?;
+        self.act(vm)?;
+        // What was freed since.
+        self.drive_log(vm)?;
         self.act(vm)?;
         self.hand_over(vm);
         let ceiling_ms = self.vms[vm].state.lock().expect("one thread").hlc_ceiling_ms;
@@ -393,6 +407,7 @@ impl World {
         }
         let done = run.draining
             && run.submitted.is_empty()
+            && run.held_back.is_empty()
             && run.reads.is_empty()
             && run.flushes.is_empty()
             && replication::is_settled(&run.sequencer)
@@ -402,9 +417,10 @@ impl World {
             self.drained(vm);
             return Ok(());
         }
-        let MemberRun { sequencer, copying, port, draining, .. } = run;
-        replication::ask_for_acks(sequencer, copying, port, *draining);
-        if run.copying.needs_tick() && !run.tick_armed {
+        let MemberRun { sequencer, copying, activity, port, draining, .. } = run;
+        let others = *draining || activity.wants_acks();
+        replication::ask_for_acks(sequencer, copying, port, others);
+        if (run.copying.needs_tick() || run.activity.needs_tick()) && !run.tick_armed {
             run.tick_armed = true;
             let id = run.run;
             self.schedule.after(TICK_NS, Event::Tick { vm, run: id });
@@ -482,6 +498,7 @@ impl MemberRun {
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.submitted.is_empty()
+            && self.held_back.is_empty()
             && self.local_ops.is_empty()
             && self.reads.is_empty()
             && self.flushes.is_empty()
@@ -498,19 +515,21 @@ impl MemberRun {
     /// Guests' writes that are not completed, also those of a guest that has died since.
     #[must_use]
     pub fn open_writes(&self) -> usize {
-        self.submitted.len()
+        self.submitted.len() + self.held_back.len()
     }
 
     /// Whether one of them overlaps this.
     #[must_use]
     pub fn is_writing(&self, extent: Extent) -> bool {
-        self.submitted.values().any(|s| s.extent.overlaps(&extent))
+        let mut extents = self.submitted.values().map(|s| s.extent);
+        let mut held_back = self.held_back.values().map(|l| l.extent);
+        extents.any(|e| e.overlaps(&extent)) || held_back.any(|e| e.overlaps(&extent))
     }
 
     /// Operations in flight and waiting, for the bound.
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.sequencer.waiting() + self.local_ops.len()
+        self.sequencer.waiting() + self.local_ops.len() + self.held_back.len()
     }
 }
 
@@ -518,7 +537,11 @@ fn ranges_of(
     plans: &[crate::scenario::DiskPlan],
     disks: &[crate::disk::LocalDisk],
     purpose: Purpose,
+    compare: Compare,
 ) -> Vec<Extent> {
+    if let (Purpose::Compare, Compare::Mapped(ranges)) = (purpose, compare) {
+        return ranges;
+    }
     let mut extents = Vec::new();
     for (nth, (plan, disk)) in plans.iter().zip(disks).enumerate() {
         let disk_id = DiskId(nth as u16);

@@ -7,7 +7,7 @@ use crate::failure::{Checked, Checker, check, fail};
 use crate::world::{World, note};
 use std::collections::BTreeMap;
 use tidelock_backup_server::group::{AtSizeMax, Group};
-use tidelock_backup_server::history::{At, Hold, PastError, PastView, Point};
+use tidelock_backup_server::history::{At, History, Hold, PastError, PastView, Point};
 use tidelock_backup_server::storage::memory::{Memory, MemoryFile};
 use tidelock_backup_server::view::DiskKey;
 use tidelock_protocol::hlc::Hlc;
@@ -52,6 +52,9 @@ impl World {
         };
         let (oldest, newest) = (past.oldest_time(), past.newest_time());
         self.check_window(group, of)?;
+        if let Err(PastError::NoTimes) = past.resolve(&At::Hlc(newest)) {
+            return self.ask_latest(group, of, &past, anew);
+        }
         let mut times: Vec<Hlc> = Vec::new();
         if anew && oldest <= newest {
             times.push(Hlc(oldest.0 + self.rng.below(newest.0 - oldest.0 + 1)));
@@ -133,6 +136,39 @@ impl World {
                     slot.asked[replace % ASKED_MAX] = asked;
                 }
             }
+        }
+        self.check_held(group, of)
+    }
+
+    /// Of several writers only what a recovery would take has a name. It may be kept.
+    fn ask_latest(
+        &mut self,
+        group: usize,
+        of: &mut Group<Memory>,
+        past: &History<MemoryFile>,
+        anew: bool,
+    ) -> Checked {
+        let several = past.manifest().writers.len() > 1;
+        check(several, Checker::Past, || format!("group {group}: times are refused"))?;
+        let Ok(point) = past.resolve(&At::Latest) else { return self.check_held(group, of) };
+        if !of.state().recoveries.iter().any(|start| start.epoch == point.epoch) {
+            self.check_closed(group, &point.cut)?;
+        }
+        let views = match past.open(&point) {
+            Ok(views) => views,
+            Err(error) => return fail(Checker::Past, format!("group {group}, latest: {error}")),
+        };
+        let asked = Asked { time: point.hlc, point };
+        self.check_views(group, &asked, &views)?;
+        self.counts.pasts += 1;
+        let slot = &mut self.backup.groups[group];
+        if anew && slot.views.len() < VIEWS_MAX {
+            slot.views.push((asked, views));
+        } else if anew
+            && slot.held.len() < VIEWS_MAX
+            && let Ok(hold) = past.hold(&asked.point, "the simulator")
+        {
+            slot.held.push((asked, hold));
         }
         self.check_held(group, of)
     }

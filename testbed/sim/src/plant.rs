@@ -1,7 +1,7 @@
 //! Bugs that are planted on purpose, to show that the checkers bite.
 
 use tidelock_backup_server::planted::Bug;
-use tidelock_daemon::sequencer;
+use tidelock_daemon::{activity, sequencer};
 use tidelock_netfilter::release_queue;
 
 /// A planted bug.
@@ -9,6 +9,8 @@ use tidelock_netfilter::release_queue;
 pub enum Plant {
     /// In the sequencer.
     Sequencer(sequencer::PlantedBug),
+    /// In the activity log.
+    Activity(activity::PlantedBug),
     /// In the gate's release queue.
     Gate(release_queue::PlantedBug),
     /// In the backup.
@@ -37,13 +39,16 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 26] = [
+pub const PLANTS: [(&str, Plant); 29] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
     ("publish-after-completion", Plant::Sequencer(sequencer::PlantedBug::PublishAfterCompletion)),
     ("overlap-not-ordered", Plant::Sequencer(sequencer::PlantedBug::OverlapNotOrdered)),
     ("unbounded-backlog", Plant::Sequencer(sequencer::PlantedBug::UnboundedBacklog)),
+    ("activity-forgotten", Plant::Activity(activity::PlantedBug::Forgotten)),
+    ("activity-late", Plant::Activity(activity::PlantedBug::Late)),
+    ("activity-unflushed", Plant::Activity(activity::PlantedBug::Unflushed)),
     ("any-entry-covers", Plant::Gate(release_queue::PlantedBug::AnyEntryCovers)),
     ("first-entry-only", Plant::Gate(release_queue::PlantedBug::FirstEntryOnly)),
     ("one-too-early", Plant::Gate(release_queue::PlantedBug::OneTooEarly)),

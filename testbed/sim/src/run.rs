@@ -6,6 +6,7 @@ use crate::plant::{self, Plant};
 use crate::schedule::S;
 use crate::world::{Counts, World};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use tidelock_daemon::activity::{Standing, Why};
 use tidelock_daemon::owner::Phase;
 use tidelock_protocol::message::Mode;
 
@@ -157,6 +158,16 @@ impl World {
             let (last, told) = (self.vms[vm].oracle.last_effect(), slot.told.get(writer));
             if told < last {
                 return Some(format!("committed {told} of {last}"));
+            }
+        }
+        if self.plan.vms[vm].log.is_some() && writer.is_some() {
+            let standing = run.activity.standing();
+            let is_back = matches!(
+                standing,
+                Standing::Mapped | Standing::Off | Standing::Everything(Why::FlushFailed)
+            );
+            if !is_back {
+                return Some(format!("its activity log stands at {standing:?}"));
             }
         }
         if run.queue.mode() != self.modes[group] {

@@ -8,6 +8,7 @@ use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use std::ops::Range;
 use tidelock_backup_server::group::{AtSizeMax, Retention};
+use tidelock_daemon::activity::Geometry;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag::{self, Codec};
@@ -59,6 +60,8 @@ pub struct VmPlan {
     pub copy_window_bytes: u64,
     /// Copies per second; 0: no limit.
     pub copy_rate_bytes_per_s: u64,
+    /// Its activity log, if it keeps one.
+    pub log: Option<Geometry>,
 }
 
 impl VmPlan {
@@ -443,7 +446,17 @@ fn draw_vm(rng: &mut Rng, group: usize, writer: u16, kind: VmKind, host: usize) 
         weights,
         copy_window_bytes: *rng.pick(&[1, 64 << 10, 1 << 20]),
         copy_rate_bytes_per_s: *rng.pick(&[0, 0, 1 << 20]),
+        log: draw_log(rng, kind.follows),
     }
+}
+
+fn draw_log(rng: &mut Rng, follows: bool) -> Option<Geometry> {
+    let geometry = Geometry {
+        extent_bytes: *rng.pick(&[512, 1024, 4096, 16 << 10]),
+        slots: *rng.pick(&[4, 8, 16, 64]),
+        context: *rng.pick(&[1, 4, 16]),
+    };
+    (!follows && !rng.chance(1, 8)).then_some(geometry)
 }
 
 fn draw_disk(rng: &mut Rng, size_bytes: u64) -> DiskPlan {

@@ -45,6 +45,7 @@ impl World {
                 Action::Copied { extent, outcome } => run.copying.copied(extent, outcome),
                 Action::Suspect(extent) => {
                     run.copying.suspect(extent);
+                    run.activity.suspect();
                     note!(self, "vm {vm}: {extent:?} may differ");
                 }
             }
@@ -102,6 +103,7 @@ impl World {
         let group = self.plan.vms[vm].group;
         let writer = WriterId(self.plan.vms[vm].writer);
         let run = self.vms[vm].run.as_mut().expect("runs");
+        run.activity.finished(id.0, run.sequencer.last_seq());
         let Some(submitted) = run.submitted.remove(&id) else {
             return fail(Checker::Stream, format!("vm {vm}: {id:?} is completed twice"));
         };

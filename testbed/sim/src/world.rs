@@ -21,7 +21,7 @@ use tidelock_backup_server::group::Now;
 use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::sequencer::OpId;
 use tidelock_netfilter::gate::Pending;
-use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::tag::Codec;
 
@@ -48,6 +48,10 @@ pub enum Event {
     FlushDone { vm: usize, run: Run, request: u64 },
     /// A step of one of the sequencer's operations has ended.
     LocalDone { vm: usize, run: Run, op: OpId },
+    /// A block of an activity log was written.
+    LogWritten { vm: usize, run: Run },
+    /// A flush for an activity log has ended.
+    LogFlushed { vm: usize, run: Run, disk: DiskId, number: u64 },
     /// The owner loop was woken.
     Owner { vm: usize, run: Run },
     /// Its tick.
@@ -106,6 +110,8 @@ pub struct Kernel {
 pub struct Vm {
     /// Its local disks, which outlive everything.
     pub disks: Vec<LocalDisk>,
+    /// The file of its activity log, if there is one.
+    pub log_file: Option<LocalDisk>,
     /// The guest.
     pub guest: Guest,
     /// Who talks with it from outside.
@@ -172,6 +178,12 @@ pub struct Counts {
     pub recoveries: u64,
     /// Initial copies and resyncs completed.
     pub copies: u64,
+    /// Resyncs of only what an activity log had.
+    pub mapped_resyncs: u64,
+    /// Requests that waited for an activity log.
+    pub logged: u64,
+    /// Maps that were given up because they were full.
+    pub overflows: u64,
     /// Runs of daemons that went on after a clean end, with nothing compared.
     pub clean_starts: u64,
     /// Members and disks that came or went.
@@ -226,6 +238,7 @@ impl World {
                 let writers = plan.writers_max(vm.group);
                 Vm {
                     disks: contents.iter().cloned().map(LocalDisk::new).collect(),
+                    log_file: None,
                     guest: Guest::new(writers),
                     client: Client::new(writers),
                     state: Arc::default(),
@@ -360,6 +373,8 @@ impl World {
             Event::ReadDone { vm, run, request } => self.read_done(vm, run, request),
             Event::FlushDone { vm, run, request } => self.flush_done(vm, run, request),
             Event::LocalDone { vm, run, op } => self.local_done(vm, run, op),
+            Event::LogWritten { vm, run } => self.log_written(vm, run),
+            Event::LogFlushed { vm, run, disk, number } => self.log_flushed(vm, run, disk, number),
             Event::Owner { vm, run } => self.owner_woken(vm, run),
             Event::Tick { vm, run } => self.tick(vm, run),
             Event::Idle { vm, run } => self.idle_due(vm, run),

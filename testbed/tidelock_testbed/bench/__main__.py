@@ -7,7 +7,7 @@ import sys
 import time
 
 from ..progress import say
-from . import commits, gate, memory, nbd, reads, release, replication, reply, report, tagging, tiers, work
+from . import activity, commits, gate, memory, nbd, reads, release, replication, reply, report, tagging, tiers, work
 from .machine import busy, machine
 from .servers import EXAMPLES
 from .settings import Settings
@@ -26,6 +26,7 @@ MEASURES = {
     "j": tagging.measure_outside,
     "k": release.measure,
     "l": reply.measure,
+    "m": activity.measure,
 }
 
 

@@ -35,6 +35,10 @@ As PipeCloud's figure 12, at {rtt_ms} ms RTT: one guest, {reads_per_s} static pa
 rises. A packet cannot be told from one that depends on a write, so a page waits for the writes before it.
 """
 
+ACTIVITY = """## (m) The activity log
+
+fio on a protected disk, with the [activity log](../activity-log.md) on and off, and with a map that holds a quarter of
+the disk's extents, so that most writes over the whole disk wait for it. The same sites and image in turns; medians."""
 REPLY = """## (l) A reply at low load
 
 The databases of (c), and one client: its next commit follows the last one's reply. Below, what a reply takes beyond the
@@ -110,6 +114,17 @@ def write_reply(_directory: Path, result: dict) -> list[str]:
         lines.append(f"| {what} | " + " | ".join(f"{row['timeline']['phases_us'][name]:,.0f}" for row in rows) + " |")
     whole = " | ".join(f"{row['timeline']['over_rtt_us']:,.0f}" for row in rows)
     return [*lines, f"| **together** | {whole} |", "", "Medians.", ""]
+
+
+def write_activity(_directory: Path, result: dict) -> list[str]:
+    """Part (m)."""
+    lines = [*ACTIVITY.splitlines(), "", "| write in | workload | off, IOPS | on, IOPS | on / off | a quarter / off |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in result["rows"]:
+        off, on = (f"{row['iops'][setup]['median']:,.0f}" for setup in ("off", "on"))
+        ratios = " | ".join(f"×{row[name]['median']:.2f}" for name in ("ratio", "ratio_small"))
+        lines.append(f"| {row['share']} | {row['workload']} | {off} | {on} | {ratios} |")
+    return [*lines, ""]
 
 
 def _times(spread: dict) -> str:

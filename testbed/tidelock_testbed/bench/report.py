@@ -25,6 +25,7 @@ PARTS = {
     "j": "covered",
     "k": "release",
     "l": "reply",
+    "m": "activity",
 }
 """Each part's name in file names."""
 
@@ -72,6 +73,7 @@ def write(directory: Path) -> None:
         "j": packets.write_outside,
         "k": packets.write_release,
         "l": figures.write_reply,
+        "m": figures.write_activity,
     }
     machine = next(iter(parts.values()))["machine"]
     page = [

@@ -9,6 +9,7 @@ from .tagging import CABLES, RATES, THROUGHPUT_LEVEL, TRIPS
 
 SYNC_FACTOR = 12
 """PipeCloud 6.1, figure 9."""
+ACTIVITY_RATIO = {"1 %": 0.97, "100 %": 0.85}
 REPLY_OVER_RTT_MS = 2
 TAGS_ADD_US = 5
 """What tags may add to a round trip between two members."""
@@ -37,7 +38,7 @@ def verdicts(results: dict[str, dict]) -> list[Verdict]:
     """Of the parts that were measured, in their order."""
     makers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     makers |= {"f": _work, "g": _tiers, "h": _reads}
-    makers |= {"i": _tags, "j": _covered, "k": _release, "l": _reply}
+    makers |= {"i": _tags, "j": _covered, "k": _release, "l": _reply, "m": _activity}
     return [verdict for part, make in makers.items() if part in results for verdict in make(results[part])]
 
 
@@ -278,6 +279,22 @@ def _release(result: dict) -> list[Verdict]:
         ),
         Verdict("k", f"{held}: out of the kernel's queue, all at once", words("let_out_ns"), None, command("k")),
     ]
+
+
+def _activity(result: dict) -> list[Verdict]:
+    made = []
+    for row in result["rows"]:
+        least = ACTIVITY_RATIO[row["share"]]
+        made.append(
+            Verdict(
+                "m",
+                f"activity log on against off, {row['workload']}, {row['share']} of the disk: ×{least} or more",
+                _spread(row["ratio"]),
+                row["ratio"]["median"] >= least,
+                command("m"),
+            )
+        )
+    return made
 
 
 def _reply(result: dict) -> list[Verdict]:

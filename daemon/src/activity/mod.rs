@@ -1,0 +1,795 @@
+//! The activity log: a small durable map of the extents in which the two sites may differ, so that
+//! after a crash of daemon or host only those are compared.
+//!
+//! Sans-I/O: requests, acknowledgements and ends of I/O go in, [`Action`]s come out.
+//!
+//! Invariant: where the local disk and the backup differ, now or after a crash at any moment, the
+//! map on stable storage has the extent, or says that everything may differ. So
+//! - a request is admitted (its record sent, its local write started) only when the log has its
+//!   extents: **both** could be the one that survives;
+//! - an extent leaves the map only when no request is under way in it, the backup has every record
+//!   that was given out until then, **and** the local disk was flushed since: a power loss
+//!   takes back what was not, and the backup has it;
+//! - what the run before left in the map stays until it has been compared.
+//!
+//! ```text
+//!                      copy complete, backup has caught up
+//!   Everything ───────────────────────────────────────────► Sealing ──► Mapped
+//!     ▲   ▲                                                    │          │
+//!     │   └──── no slot without waiting for the backup ────────┴──────────┤
+//!     │         a failed local write or flush, a full copy                │
+//!     └───────────────────────────────────────────────────────────────────┘
+//!   any ── the log's own file fails ──► Discarding ──► Off (nothing is on disk: all is compared)
+//! ```
+//!
+//! In `Everything` nothing waits and nothing is written. It is entered, by one transaction, instead
+//! of letting guests wait for the backup (rule 10: a loud degrade). In `Sealing` requests are
+//! admitted as in `Mapped` while what was admitted before is waited for; then one transaction
+//! says that the map is all there is.
+//!
+//! Nothing waits for a timer: what asks for a slot while a transaction is being written is in the
+//! next one. Hot extents stay in the map, the coldest is given up for a new one.
+//!
+//! Source: DRBD's activity log (DRBD user guide, "The activity log"; Reisner and Ellenberg 2005),
+//! with the local flush and the state `Everything` added; PacificA 3.3 for what a replica
+//! has to reconcile.
+
+pub mod format;
+pub mod geometry;
+mod opening;
+mod sealing;
+pub mod table;
+#[cfg(test)]
+mod tests;
+
+pub use format::{Found, Identity, Unusable};
+pub use geometry::{BLOCK_BYTES, Geometry};
+pub use opening::{FileChange, LastEnd, Opening, open};
+
+use crate::sequencer::Extent;
+use format::Head;
+use geometry::{Entry, UPDATES_MAX};
+use sealing::Sealing;
+use smallvec::SmallVec;
+use std::collections::{HashMap, VecDeque};
+use table::Table;
+use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq};
+use tidelock_protocol::message::CopyState;
+
+/// What is to be done, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The request may be admitted.
+    Go(u64),
+    /// Write this block, durably; then call [`ActivityLog::written`].
+    Write {
+        /// Where, in bytes from the beginning of the file.
+        offset: u64,
+        /// [`BLOCK_BYTES`] bytes.
+        block: Vec<u8>,
+    },
+    /// Flush a local disk; then call [`ActivityLog::flush_ended`] with this number.
+    Flush {
+        /// The disk.
+        disk: DiskId,
+        /// The number.
+        number: u64,
+    },
+    /// Remove the file, durably; then call [`ActivityLog::discarded`].
+    Discard,
+}
+
+/// Why everything may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The whole disks are being copied or compared.
+    Copy,
+    /// The map was full of what the backup does not have yet.
+    Overflow,
+    /// The local disk failed a write and could not be read back.
+    DiskFailed,
+    /// The local disk failed a flush: what it says about durability is not believed in this run.
+    FlushFailed,
+}
+
+impl std::fmt::Display for Why {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Why::Copy => "the whole disks are being compared or copied",
+            Why::Overflow => "more extents than the map has slots wait for the backup",
+            Why::DiskFailed => "the local disk failed a write",
+            Why::FlushFailed => "the local disk failed a flush",
+        })
+    }
+}
+
+/// How the log stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// No log is kept: not configured, or its file failed.
+    Off,
+    /// Its file failed, and is not removed yet: writes wait.
+    Failing,
+    /// After a crash everything would be compared.
+    Everything(Why),
+    /// After a crash the map would be compared.
+    Mapped,
+}
+
+#[derive(Debug)]
+enum State {
+    Off,
+    Discarding,
+    Everything(Why),
+    Sealing(Sealing),
+    Mapped,
+}
+
+/// What a resync has to look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compare {
+    /// No copy is begun.
+    Nothing,
+    /// These ranges.
+    Mapped(Vec<Extent>),
+    /// Whole disks, and why not less.
+    All(String),
+}
+
+/// What an attachment says that the log goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Attachment {
+    /// How much the backup has.
+    pub copy: CopyState,
+    /// The granted epoch.
+    pub epoch: Epoch,
+    /// The last record that the backup has.
+    pub durable: Seq,
+    /// The run that had attached before this one, if the backup says so.
+    pub last_attached: Option<Incarnation>,
+    /// A copy is under way already.
+    pub copying: bool,
+}
+
+/// Numbers for status and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests whose extents were in the map.
+    pub hits: u64,
+    /// Requests that waited for the log's write.
+    pub misses: u64,
+    /// Transactions written.
+    pub transactions: u64,
+    /// How often the map was given up for "everything".
+    pub overflows: u64,
+}
+
+/// A request that was admitted.
+#[derive(Debug, Default)]
+struct Hold {
+    slots: SmallVec<[u32; 2]>,
+    /// It was admitted while everything may differ.
+    untracked: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    request: u64,
+    entries: SmallVec<[Entry; 2]>,
+    slots: SmallVec<[u32; 2]>,
+}
+
+#[derive(Debug)]
+struct Writing {
+    everything: bool,
+    slots: Vec<(u32, Option<Entry>)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct DiskFlushes {
+    begun: u64,
+    done: u64,
+}
+
+/// Why no slot can be had now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blocked {
+    /// A disk must be flushed with this number or a later one.
+    Flush(usize, u64),
+    /// The backup must catch up.
+    Backup,
+    /// Requests must end.
+    Busy,
+}
+
+/// What the log of a run before left.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    confirmed: Incarnation,
+    latest: Incarnation,
+    epoch: Epoch,
+    covered: Seq,
+    everything: bool,
+}
+
+/// Bugs that the simulator plants to show that its checkers bite.
+#[cfg(feature = "planted-bugs")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// An extent leaves the map before the backup has what was written in it.
+    Forgotten,
+    /// A request is admitted before the log has its extents.
+    Late,
+    /// An extent leaves the map although the local disk was not flushed.
+    Unflushed,
+}
+
+/// The activity log of one member.
+#[derive(Debug)]
+pub struct ActivityLog {
+    geometry: Geometry,
+    id: u64,
+    state: State,
+    table: Table,
+    held: HashMap<u64, Hold>,
+    untracked: u64,
+    /// In order of arrival; the first `placed` of them have their slots.
+    waiting: VecDeque<Waiting>,
+    placed: usize,
+    /// Slots that the log on disk does not have as they are.
+    queue: VecDeque<u32>,
+    head: Head,
+    head_changed: bool,
+    writing: Option<Writing>,
+    /// What the last transaction on stable storage says.
+    everything_durable: bool,
+    disks: Vec<DiskFlushes>,
+    disk_bytes: Vec<u64>,
+    last_seq: Seq,
+    durable: Seq,
+    /// No map before the backup has this.
+    retry_from: Seq,
+    /// Slots given to something else since the last flush of its own.
+    taken: u32,
+    uncompared: u32,
+    uncompared_wide: Vec<u32>,
+    before: Option<Before>,
+    /// Why there is nothing to go by, for the resync that follows.
+    unusable: Option<String>,
+    actions: VecDeque<Action>,
+    counts: Counts,
+    #[cfg(feature = "planted-bugs")]
+    bug: Option<PlantedBug>,
+}
+
+impl ActivityLog {
+    /// No log: everything is admitted at once, and everything is compared after a crash.
+    #[must_use]
+    pub fn off() -> Self {
+        let geometry = Geometry { extent_bytes: 512, slots: 1, context: 1 };
+        let head = Head {
+            number: 0,
+            incarnation: Incarnation(0),
+            confirmed: Incarnation(0),
+            epoch: Epoch(0),
+            covered: Seq::ZERO,
+            everything: true,
+        };
+        Self { state: State::Off, ..Self::on(geometry, 0, head, Vec::new()) }
+    }
+
+    fn on(geometry: Geometry, id: u64, head: Head, disk_bytes: Vec<u64>) -> Self {
+        Self {
+            geometry,
+            id,
+            state: if head.everything { State::Everything(Why::Copy) } else { State::Mapped },
+            table: Table::new(geometry, disk_bytes.clone()),
+            held: HashMap::new(),
+            untracked: 0,
+            waiting: VecDeque::new(),
+            placed: 0,
+            queue: VecDeque::new(),
+            head,
+            head_changed: false,
+            writing: None,
+            everything_durable: head.everything,
+            disks: vec![DiskFlushes::default(); disk_bytes.len()],
+            disk_bytes,
+            last_seq: Seq::ZERO,
+            durable: head.covered,
+            retry_from: Seq::ZERO,
+            taken: 0,
+            uncompared: 0,
+            uncompared_wide: Vec::new(),
+            before: None,
+            unusable: None,
+            actions: VecDeque::new(),
+            counts: Counts::default(),
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+        }
+    }
+
+    /// Plants a bug.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, bug: PlantedBug) {
+        self.bug = Some(bug);
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    fn has_bug(&self, bug: PlantedBug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    // ---- requests
+
+    /// A guest wants to write or zero an extent. Returns whether it may be admitted now; if not,
+    /// [`Action::Go`] says when. Its end must be told: [`finished`](Self::finished).
+    pub fn admit(&mut self, request: u64, extent: Extent) -> bool {
+        if self.admits_untracked() {
+            self.hold(request, Hold { slots: SmallVec::new(), untracked: true });
+            return true;
+        }
+        let mut entries = self.geometry.entries_of(extent);
+        if matches!(self.state, State::Mapped | State::Sealing(_))
+            && self.waiting.len() == self.placed
+        {
+            let found = |entry: &Entry| {
+                self.table.find(*entry).filter(|slot| self.table.slot(*slot).logged)
+            };
+            let slots: Option<SmallVec<[u32; 2]>> = entries.iter().map(found).collect();
+            if let Some(slots) = slots {
+                slots.iter().for_each(|slot| self.table.pin(*slot));
+                self.counts.hits += 1;
+                self.hold(request, Hold { slots, untracked: false });
+                return true;
+            }
+        }
+        self.counts.misses += 1;
+        // Slots are given out in order, so that of two large requests one gets all that it needs.
+        entries.reverse();
+        self.waiting.push_back(Waiting { request, entries, slots: SmallVec::new() });
+        self.pump();
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::Late) {
+            self.go_on();
+        }
+        false
+    }
+
+    fn hold(&mut self, request: u64, hold: Hold) {
+        self.untracked += u64::from(hold.untracked);
+        let other = self.held.insert(request, hold);
+        assert!(other.is_none(), "request {request} is under way twice");
+    }
+
+    /// Whether requests need not be in the map, because what is on disk says that everything may
+    /// differ and goes on to say so.
+    fn admits_untracked(&self) -> bool {
+        match self.state {
+            State::Off => true,
+            State::Everything(_) => {
+                self.everything_durable && self.writing.as_ref().is_none_or(|w| w.everything)
+            }
+            _ => false,
+        }
+    }
+
+    /// A request that was admitted is over: its record was given out, and so was what repairs it
+    /// if it failed. `last_seq`: the last seq that was given out.
+    pub fn finished(&mut self, request: u64, last_seq: Seq) {
+        self.last_seq = self.last_seq.max(last_seq);
+        let Some(hold) = self.held.remove(&request) else { return };
+        self.untracked -= u64::from(hold.untracked);
+        for slot in hold.slots {
+            self.release(slot);
+        }
+        self.pump();
+    }
+
+    fn release(&mut self, slot: u32) {
+        let disk = self.table.slot(slot).entry.map_or(0, |entry| usize::from(entry.disk.0));
+        self.table.unpin(slot, self.last_seq, self.disks[disk].begun + 1);
+    }
+
+    /// Gives slots to what waits, in order, and lets go what the log has.
+    fn pump(&mut self) {
+        if self.admits_untracked() {
+            return self.let_all_go();
+        }
+        if !matches!(self.state, State::Mapped | State::Sealing(_)) {
+            return;
+        }
+        while self.placed < self.waiting.len() {
+            match self.place(self.placed) {
+                Ok(()) => self.placed += 1,
+                Err(Blocked::Busy) => break,
+                Err(Blocked::Flush(disk, number)) => {
+                    if self.disks[disk].begun < number {
+                        self.flush(disk);
+                    }
+                    break;
+                }
+                Err(Blocked::Backup) => return self.overflow(),
+            }
+        }
+        self.go_on();
+    }
+
+    fn place(&mut self, index: usize) -> Result<(), Blocked> {
+        while let Some(entry) = self.waiting[index].entries.last().copied() {
+            let slot = match self.table.find(entry) {
+                Some(slot) => {
+                    self.table.pin(slot);
+                    slot
+                }
+                None => {
+                    let slot = self.empty_slot()?;
+                    self.table.assign(slot, entry);
+                    self.enqueue(slot);
+                    slot
+                }
+            };
+            let waiting = &mut self.waiting[index];
+            waiting.entries.pop();
+            waiting.slots.push(slot);
+        }
+        Ok(())
+    }
+
+    fn enqueue(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.table.slot_mut(slot).queued, true) {
+            self.queue.push_back(slot);
+        }
+    }
+
+    /// A slot that stands for nothing, or for an extent in which both sites hold the same, for good.
+    fn empty_slot(&mut self) -> Result<u32, Blocked> {
+        if let Some(slot) = self.table.take_free() {
+            return Ok(slot);
+        }
+        let Some(slot) = self.table.coldest() else {
+            // Requests end by themselves, a comparison needs the backup.
+            let busy = self.placed > 0 || self.held.values().any(|hold| !hold.slots.is_empty());
+            return Err(if busy { Blocked::Busy } else { Blocked::Backup });
+        };
+        let of = *self.table.slot(slot);
+        let disk = of.entry.map_or(0, |entry| usize::from(entry.disk.0));
+        #[allow(unused_mut)]
+        let (mut has_backup, mut is_flushed) =
+            (of.needs <= self.durable, self.disks[disk].done >= of.stable_after);
+        #[cfg(feature = "planted-bugs")]
+        {
+            has_backup |= self.has_bug(PlantedBug::Forgotten);
+            is_flushed |= self.has_bug(PlantedBug::Unflushed);
+        }
+        if !has_backup {
+            return Err(Blocked::Backup);
+        }
+        if !is_flushed {
+            return Err(Blocked::Flush(disk, of.stable_after));
+        }
+        self.taken += 1;
+        if self.taken >= (self.geometry.slots / 4).max(1) {
+            // Ahead of the need: what waits here is a guest.
+            self.taken = 0;
+            (0..self.disks.len()).for_each(|disk| self.flush(disk));
+        }
+        Ok(slot)
+    }
+
+    /// Lets go those that have all their slots, in the log as well.
+    fn go_on(&mut self) {
+        let mut at = 0;
+        while at < self.placed {
+            #[allow(unused_mut)]
+            let mut logged =
+                self.waiting[at].slots.iter().all(|slot| self.table.slot(*slot).logged);
+            #[cfg(feature = "planted-bugs")]
+            {
+                logged |= self.has_bug(PlantedBug::Late);
+            }
+            if !logged {
+                at += 1;
+                continue;
+            }
+            let Waiting { request, slots, .. } = self.waiting.remove(at).expect("in range");
+            self.placed -= 1;
+            self.hold(request, Hold { slots, untracked: false });
+            self.actions.push_back(Action::Go(request));
+        }
+    }
+
+    fn let_all_go(&mut self) {
+        self.placed = 0;
+        while let Some(Waiting { request, slots, .. }) = self.waiting.pop_front() {
+            self.hold(request, Hold { slots, untracked: true });
+            self.actions.push_back(Action::Go(request));
+        }
+    }
+
+    // ---- what others say
+
+    /// The backup has everything up to here.
+    pub fn committed(&mut self, durable: Seq) {
+        if durable > self.durable {
+            self.durable = durable;
+        }
+    }
+
+    /// A flush of a local disk begins now. What the guest asks for counts, too.
+    pub fn flush_begins(&mut self, disk: DiskId) -> u64 {
+        let Some(of) = self.disks.get_mut(usize::from(disk.0)) else { return 0 };
+        of.begun += 1;
+        of.begun
+    }
+
+    /// It has ended.
+    pub fn flush_ended(&mut self, disk: DiskId, number: u64, ok: bool) {
+        let Some(of) = self.disks.get_mut(usize::from(disk.0)) else { return };
+        if ok {
+            of.done = of.done.max(number);
+            return self.pump();
+        }
+        self.give_up_map(Why::FlushFailed);
+    }
+
+    fn flush(&mut self, disk: usize) {
+        let disk = DiskId(disk as u16);
+        let number = self.flush_begins(disk);
+        self.actions.push_back(Action::Flush { disk, number });
+    }
+
+    /// The local disk failed a write, and what it holds there is not known: until it has been
+    /// copied the sites may differ, whatever the map says.
+    pub fn suspect(&mut self) {
+        self.give_up_map(Why::DiskFailed);
+    }
+
+    /// The backup has attached the member. Returns what a copy has to look at.
+    pub fn attached(&mut self, attachment: &Attachment) -> Compare {
+        let Attachment { copy, epoch, durable, last_attached, copying } = *attachment;
+        let before = self.before.take();
+        let unusable = self.unusable.take();
+        self.committed(durable);
+        let own = self.head.incarnation;
+        if (self.head.confirmed, self.head.epoch) != (own, epoch) {
+            (self.head.confirmed, self.head.epoch) = (own, epoch);
+            self.head_changed = true;
+        }
+        if copying || copy == CopyState::Whole {
+            return Compare::Nothing;
+        }
+        let why = match (before, copy) {
+            _ if matches!(self.state, State::Off | State::Discarding) => {
+                unusable.unwrap_or_else(|| "no activity log is kept".to_owned())
+            }
+            (_, CopyState::Empty | CopyState::Partial) => "the backup has no whole copy".to_owned(),
+            (None, _) => unusable
+                .unwrap_or_else(|| "the backup does not have what it acknowledged".to_owned()),
+            (Some(before), _) => match before.refusal(own, epoch, durable, last_attached) {
+                None => return Compare::Mapped(self.table.ranges()),
+                Some(why) => why.to_owned(),
+            },
+        };
+        self.give_up_map(Why::Copy);
+        Compare::All(why)
+    }
+
+    /// Part of a disk was compared or copied: both sites hold the same there once everything up to
+    /// `last_seq` has arrived.
+    pub fn compared(&mut self, extent: Extent, last_seq: Seq) {
+        self.last_seq = self.last_seq.max(last_seq);
+        let Some(of) = self.disks.get(usize::from(extent.disk.0)) else { return };
+        if self.uncompared == 0 {
+            return;
+        }
+        let after = of.begun + 1;
+        let done = self.table.compared(extent, self.last_seq, after, &self.uncompared_wide);
+        self.uncompared -= done;
+        if done > 0 {
+            let Self { table, uncompared_wide, .. } = self;
+            uncompared_wide.retain(|slot| table.slot(*slot).uncompared_bytes > 0);
+            self.pump();
+        }
+    }
+
+    fn settle_all(&mut self) {
+        let Self { table, disks, last_seq, .. } = self;
+        table.settle_all(*last_seq, |disk| disks[disk].begun + 1);
+        self.uncompared = 0;
+        self.uncompared_wide.clear();
+    }
+
+    // ---- everything may differ
+
+    fn overflow(&mut self) {
+        self.counts.overflows += 1;
+        self.give_up_map(Why::Overflow);
+    }
+
+    fn give_up_map(&mut self, why: Why) {
+        if matches!(self.state, State::Off | State::Discarding) {
+            return;
+        }
+        let for_good = matches!(self.state, State::Everything(Why::FlushFailed));
+        if !for_good {
+            self.state = State::Everything(why);
+        }
+        if why == Why::Copy {
+            self.settle_all();
+        }
+        self.retry_from = self.last_seq;
+        self.pump();
+    }
+
+    // ---- the file
+
+    fn says_everything(&self) -> bool {
+        match &self.state {
+            State::Off | State::Discarding | State::Everything(_) => true,
+            State::Sealing(sealing) => !sealing.is_ready(),
+            State::Mapped => false,
+        }
+    }
+
+    /// What is to be done next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        if let Some(action) = self.actions.pop_front() {
+            return Some(action);
+        }
+        if self.writing.is_some() || matches!(self.state, State::Off | State::Discarding) {
+            return None;
+        }
+        let everything = self.says_everything();
+        if self.queue.is_empty() && !self.head_changed && everything == self.head.everything {
+            return None;
+        }
+        Some(self.begin_transaction(everything))
+    }
+
+    fn begin_transaction(&mut self, everything: bool) -> Action {
+        let count = self.queue.len().min(UPDATES_MAX);
+        // What is not in this transaction must not be missing in a map that is all there is.
+        let everything = everything || (self.head.everything && count < self.queue.len());
+        let slots: Vec<_> = self
+            .queue
+            .drain(..count)
+            .map(|slot| {
+                let of = self.table.slot_mut(slot);
+                of.queued = false;
+                (slot, of.entry)
+            })
+            .collect();
+        self.head.number += 1;
+        self.head.everything = everything;
+        self.head.covered = self.durable;
+        self.head_changed = false;
+        let table = &self.table;
+        let block = format::transaction(self.id, &self.geometry, &self.head, &slots, |slot| {
+            table.slot(slot).entry
+        });
+        self.writing = Some(Writing { everything, slots });
+        Action::Write { offset: self.geometry.place_of(self.head.number), block }
+    }
+
+    /// The write of a block has ended.
+    pub fn written(&mut self, ok: bool) {
+        let writing = self.writing.take().expect("a transaction under way");
+        if !ok {
+            // It may be there or not, and so may what it has overwritten.
+            self.state = State::Discarding;
+            self.actions.push_back(Action::Discard);
+            return;
+        }
+        self.counts.transactions += 1;
+        self.everything_durable = writing.everything;
+        for (slot, entry) in writing.slots {
+            let of = self.table.slot_mut(slot);
+            if of.entry == entry && !of.queued {
+                of.logged = true;
+            }
+        }
+        let is_sealed = matches!(&self.state, State::Sealing(sealing) if sealing.is_ready());
+        if !writing.everything && is_sealed {
+            self.state = State::Mapped;
+        }
+        self.pump();
+    }
+
+    /// The file was removed, or could not be: then it is to be tried again.
+    pub fn discarded(&mut self, ok: bool) {
+        if ok {
+            self.state = State::Off;
+            self.let_all_go();
+        }
+    }
+
+    /// Time has passed: what failed is tried again.
+    pub fn retry(&mut self) {
+        if matches!(self.state, State::Discarding) {
+            self.actions.push_back(Action::Discard);
+        }
+    }
+
+    // ---- for status
+
+    /// How it stands.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        match &self.state {
+            State::Off => Standing::Off,
+            State::Discarding => Standing::Failing,
+            State::Everything(why) => Standing::Everything(*why),
+            State::Sealing(sealing) => Standing::Everything(sealing.why()),
+            State::Mapped => Standing::Mapped,
+        }
+    }
+
+    /// Extents' entries in the map, and the bytes that a resync would compare after a crash now.
+    #[must_use]
+    pub fn exposure(&self) -> (u32, u64) {
+        match self.standing() {
+            Standing::Mapped => (self.table.used(), self.table.bytes()),
+            _ => (self.table.used(), self.disk_bytes.iter().sum()),
+        }
+    }
+
+    /// Numbers so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Requests that wait for it.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The sizes in force.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Whether something only goes on when time passes.
+    #[must_use]
+    pub fn needs_tick(&self) -> bool {
+        matches!(self.state, State::Discarding)
+    }
+
+    /// What the map stands for, as ranges.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<Extent> {
+        self.table.ranges()
+    }
+}
+
+impl Before {
+    /// Why the map cannot be believed, if it cannot.
+    fn refusal(
+        &self,
+        own: Incarnation,
+        epoch: Epoch,
+        durable: Seq,
+        last_attached: Option<Incarnation>,
+    ) -> Option<&'static str> {
+        let Some(last) = last_attached else {
+            return Some("the backup is too old to say which run it knew last");
+        };
+        if self.everything {
+            return Some("the activity log said that everything may differ");
+        }
+        if ![self.confirmed, self.latest, own].contains(&last) {
+            return Some("another run, which wrote another activity log, has attached meanwhile");
+        }
+        if self.epoch != epoch {
+            return Some("the activity log is of another epoch");
+        }
+        if durable < self.covered {
+            return Some("the backup has lost what it acknowledged");
+        }
+        None
+    }
+}

@@ -1,0 +1,359 @@
+mod crashes;
+mod model;
+
+use super::format::{self, Found, Head, Unusable};
+use super::geometry::{BLOCK_BYTES, Entry, Geometry};
+use super::*;
+use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq};
+
+const EXTENT: u64 = 1024;
+const GEOMETRY: Geometry = Geometry { extent_bytes: EXTENT as u32, slots: 8, context: 3 };
+
+fn identity() -> Identity {
+    let disk = |nth, name: &str| (DiskId(nth), name.to_owned(), 64 * EXTENT);
+    Identity { group: "g".into(), member: "m".into(), disks: vec![disk(0, "a"), disk(1, "b")] }
+}
+
+fn extent(disk: u16, nth: u64) -> Extent {
+    Extent { disk: DiskId(disk), offset: nth * EXTENT, len_bytes: EXTENT }
+}
+
+const CLEAN: LastEnd =
+    LastEnd::Clean { incarnation: Incarnation(7), epoch: Epoch(2), seq: Seq(100) };
+
+fn open_clean() -> (ActivityLog, Vec<u8>) {
+    let (_, old) = open_new(Err(Unusable::Missing), LastEnd::Unclean);
+    open_new(format::read(&old, &identity()), CLEAN)
+}
+
+fn open_new(found: Result<Found, Unusable>, last_end: LastEnd) -> (ActivityLog, Vec<u8>) {
+    let Opening { log, change } = open(found, GEOMETRY, &identity(), Incarnation(9), last_end);
+    let FileChange::Replace(file) = change else { panic!("a new file") };
+    (log, file)
+}
+
+/// Does what the log asks for at once; returns what may go.
+fn run(log: &mut ActivityLog, file: &mut [u8]) -> Vec<u64> {
+    let mut go = Vec::new();
+    while let Some(action) = log.poll_action() {
+        match action {
+            Action::Go(request) => go.push(request),
+            Action::Write { offset, block } => {
+                file[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+                log.written(true);
+            }
+            Action::Flush { disk, number } => log.flush_ended(disk, number, true),
+            Action::Discard => panic!("nothing failed"),
+        }
+    }
+    go
+}
+
+#[test]
+fn a_hit_costs_nothing_and_a_miss_waits_for_the_log() {
+    let (mut log, mut file) = open_clean();
+    assert_eq!(log.standing(), Standing::Mapped);
+    assert!(!log.admit(1, extent(0, 5)));
+    assert_eq!(log.waiting(), 1);
+    let Some(Action::Write { offset, block }) = log.poll_action() else { panic!("a write") };
+    assert!(!log.admit(2, extent(0, 5)), "the log does not have it yet");
+    assert!(!log.admit(3, extent(1, 5)), "the next transaction");
+    assert_eq!(log.poll_action(), None, "one write at a time");
+    file[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+    log.written(true);
+    assert_eq!(run(&mut log, &mut file), [1, 2, 3]);
+    assert_eq!(log.counts().transactions, 2);
+    for request in 1..=3 {
+        log.finished(request, Seq(100 + request));
+    }
+    assert!(log.admit(4, extent(0, 5)) && log.admit(5, extent(1, 5)));
+    assert_eq!(log.poll_action(), None);
+    assert_eq!((log.counts().hits, log.counts().misses), (2, 3));
+    assert_eq!(log.exposure(), (2, 2 * EXTENT));
+    assert_eq!(format::read(&file, &identity()).unwrap().slots.iter().flatten().count(), 2);
+}
+
+#[test]
+fn the_coldest_extent_leaves_once_both_sites_have_it_for_good() {
+    let (mut log, mut file) = open_clean();
+    log.step(true, Seq(100));
+    for nth in 0..8 {
+        assert!(!log.admit(nth, extent(0, nth)));
+        assert_eq!(run(&mut log, &mut file), [nth]);
+        log.finished(nth, Seq(101 + nth));
+    }
+    assert!(log.admit(50, extent(0, 0)), "0 is not the coldest any more");
+    log.finished(50, Seq(109));
+    log.committed(Seq(102));
+    // 1 is: the backup has it, the local disk was not flushed since.
+    assert!(!log.admit(60, extent(1, 0)));
+    let flush = log.poll_action();
+    let Some(Action::Flush { disk: DiskId(0), number }) = flush else { panic!("{flush:?}") };
+    assert_eq!(log.poll_action(), None, "nothing leaves before");
+    log.flush_ended(DiskId(0), number, true);
+    assert_eq!(run(&mut log, &mut file), [60]);
+    let found = format::read(&file, &identity()).unwrap();
+    let has =
+        |disk, first| found.slots.contains(&Some(Entry { disk: DiskId(disk), first, more: 0 }));
+    assert!(has(1, 0) && has(0, 0) && !has(0, 1) && has(0, 2));
+    assert_eq!(found.head.covered, Seq(102));
+}
+
+#[test]
+fn a_map_full_of_what_the_backup_lacks_is_given_up_and_comes_back() {
+    let (mut log, mut file) = open_clean();
+    for nth in 0..8 {
+        assert!(!log.admit(nth, extent(0, nth)));
+        run(&mut log, &mut file);
+        log.finished(nth, Seq(101 + nth));
+    }
+    assert!(!log.admit(8, extent(0, 8)), "not before the log says so");
+    assert_eq!(log.standing(), Standing::Everything(Why::Overflow));
+    assert_eq!(run(&mut log, &mut file), [8]);
+    assert!(format::read(&file, &identity()).unwrap().head.everything);
+    assert!(log.admit(9, extent(0, 9)), "nothing waits from here on");
+    assert_eq!(log.exposure().1, 2 * 64 * EXTENT);
+    log.finished(8, Seq(109));
+    log.step(true, Seq(109));
+    assert_eq!(log.poll_action(), None, "the backup has not caught up");
+    log.committed(Seq(109));
+    log.step(true, Seq(110));
+    assert_eq!(log.poll_action(), None, "9 is under way, and not noted");
+    log.finished(9, Seq(110));
+    log.step(true, Seq(110));
+    run(&mut log, &mut file);
+    log.step(true, Seq(110));
+    assert!(run(&mut log, &mut file).is_empty());
+    assert_ne!(log.standing(), Standing::Mapped, "110 is on its way");
+    log.committed(Seq(110));
+    log.step(true, Seq(110));
+    run(&mut log, &mut file);
+    assert_eq!(log.standing(), Standing::Mapped);
+    assert!(!format::read(&file, &identity()).unwrap().head.everything);
+    assert_eq!(log.counts().overflows, 1);
+}
+
+fn attachment(last_attached: Option<u64>, durable: u64) -> Attachment {
+    Attachment {
+        copy: CopyState::Resyncing,
+        epoch: Epoch(2),
+        durable: Seq(durable),
+        last_attached: last_attached.map(Incarnation),
+        copying: false,
+    }
+}
+
+/// A run that has written extents 3 and 4, and what it leaves.
+fn left_by_a_crash() -> Vec<u8> {
+    let (mut log, mut file) = open_clean();
+    let whole = Attachment { copy: CopyState::Whole, ..attachment(None, 100) };
+    assert_eq!(log.attached(&whole), Compare::Nothing);
+    run(&mut log, &mut file);
+    log.admit(1, Extent { len_bytes: 2 * EXTENT - 100, ..extent(1, 3) });
+    run(&mut log, &mut file);
+    file
+}
+
+fn reopen(file: &mut [u8], incarnation: u64) -> ActivityLog {
+    let found = format::read(file, &identity());
+    let run = Incarnation(incarnation);
+    let Opening { log, change } = open(found, GEOMETRY, &identity(), run, LastEnd::Unclean);
+    let FileChange::Append { offset, block } = change else { panic!("the map is kept") };
+    file[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+    log
+}
+
+#[test]
+fn after_a_crash_exactly_the_map_is_compared() {
+    let mut file = left_by_a_crash();
+    let mut log = reopen(&mut file, 20);
+    let both = Extent { len_bytes: 2 * EXTENT, ..extent(1, 3) };
+    assert_eq!(log.attached(&attachment(Some(9), 100)), Compare::Mapped(vec![both]));
+    run(&mut log, &mut file);
+    // Killed again before anything was compared, and once more without having attached.
+    let mut log = reopen(&mut file, 30);
+    run(&mut log, &mut file);
+    let mut log = reopen(&mut file, 40);
+    assert_eq!(log.attached(&attachment(Some(20), 100)), Compare::Mapped(vec![both]));
+}
+
+#[test]
+fn a_map_that_cannot_be_believed_is_not() {
+    let all = |attachment: Attachment| {
+        let mut file = left_by_a_crash();
+        let mut log = reopen(&mut file, 20);
+        let Compare::All(why) = log.attached(&attachment) else { panic!("{attachment:?}") };
+        run(&mut log, &mut file);
+        assert!(format::read(&file, &identity()).unwrap().head.everything);
+        why
+    };
+    assert!(all(attachment(None, 100)).contains("too old"));
+    assert!(all(attachment(Some(15), 100)).contains("another run"));
+    assert!(all(attachment(Some(9), 99)).contains("lost"));
+    assert!(all(Attachment { epoch: Epoch(3), ..attachment(Some(9), 100) }).contains("epoch"));
+    let partial = Attachment { copy: CopyState::Partial, ..attachment(Some(9), 100) };
+    assert!(all(partial).contains("no whole copy"));
+    // A clean start that the backup does not agree with.
+    let (mut log, _) = open_clean();
+    assert!(matches!(log.attached(&attachment(Some(7), 90)), Compare::All(_)));
+    let mut off = ActivityLog::off();
+    assert!(matches!(off.attached(&attachment(Some(7), 90)), Compare::All(_)));
+    assert!(off.admit(1, extent(0, 0)) && off.poll_action().is_none());
+}
+
+/// A clean end speaks of the disks that there were then.
+#[test]
+fn a_clean_start_with_other_disks_has_no_map() {
+    for why in [Unusable::Missing, Unusable::Foreign("set of disks")] {
+        let (mut log, mut file) = open_new(Err(why), CLEAN);
+        assert_eq!(log.standing(), Standing::Everything(Why::Copy));
+        assert!(log.admit(1, extent(0, 0)), "nothing waits");
+        log.finished(1, Seq(101));
+        // Killed before it has attached.
+        let mut next = reopen(&mut file, 20);
+        assert!(matches!(next.attached(&attachment(Some(7), 100)), Compare::All(_)));
+        // Or the backup says that it has all of these.
+        let whole = Attachment { copy: CopyState::Whole, ..attachment(None, 101) };
+        assert_eq!(log.attached(&whole), Compare::Nothing);
+        for _ in 0..3 {
+            log.step(true, Seq(101));
+            run(&mut log, &mut file);
+        }
+        assert_eq!(log.standing(), Standing::Mapped);
+    }
+}
+
+#[test]
+fn what_is_missing_damaged_or_foreign_says_nothing() {
+    let file = left_by_a_crash();
+    assert!(format::read(&file, &identity()).is_ok());
+    let read = |file: &[u8], change: &dyn Fn(&mut Identity)| {
+        let mut identity = identity();
+        change(&mut identity);
+        format::read(file, &identity)
+    };
+    let foreign = |change: &dyn Fn(&mut Identity)| {
+        assert!(matches!(read(&file, change), Err(Unusable::Foreign(_))));
+    };
+    foreign(&|identity| identity.group = "h".into());
+    foreign(&|identity| identity.member = "mm".into());
+    foreign(&|identity| identity.disks[1].2 += 512);
+    foreign(&|identity| identity.disks[0].1 = "c".into());
+    foreign(&|identity| drop(identity.disks.pop()));
+    let one_superblock: Vec<u8> = [vec![0; BLOCK_BYTES], file[BLOCK_BYTES..].to_vec()].concat();
+    assert!(format::read(&one_superblock, &identity()).is_ok(), "the other one is whole");
+    let none = [vec![0; 2 * BLOCK_BYTES], file[2 * BLOCK_BYTES..].to_vec()].concat();
+    assert!(matches!(format::read(&none, &identity()), Err(Unusable::Damaged(_))));
+    assert!(matches!(format::read(&file[..100], &identity()), Err(Unusable::Damaged(_))));
+    let short = &file[..file.len() - BLOCK_BYTES];
+    assert!(matches!(format::read(short, &identity()), Err(Unusable::Damaged(_))));
+    // A transaction in the middle: what it repeats may be nowhere else.
+    let first = GEOMETRY.place_of(1) as usize;
+    let mut damaged = file.clone();
+    damaged[first + 100] ^= 1;
+    assert!(matches!(format::read(&damaged, &identity()), Err(Unusable::Damaged(_))));
+    // Another version.
+    let mut newer = file.clone();
+    for copy in newer.chunks_exact_mut(BLOCK_BYTES).take(2) {
+        copy[8] = 2;
+        let crc = tidelock_protocol::record::crc32c(&copy[..BLOCK_BYTES - 4]);
+        copy[BLOCK_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+    }
+    assert_eq!(format::read(&newer, &identity()), Err(Unusable::Version(2)));
+}
+
+/// With right checksums, too: what somebody else has made is refused, or is a map of these disks.
+#[test]
+fn no_content_makes_the_reader_panic() {
+    let file = left_by_a_crash();
+    let mut random = 1u64;
+    let mut next = move || {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (random >> 33) as usize
+    };
+    let mut read = 0;
+    for _ in 0..5_000 {
+        let mut damaged = file.clone();
+        let block = next() % (damaged.len() / BLOCK_BYTES) * BLOCK_BYTES;
+        for _ in 0..1 + next() % 3 {
+            // Mostly where something stands.
+            let at = if next() % 2 == 0 { next() % 128 } else { next() % (BLOCK_BYTES - 4) };
+            damaged[block + at] ^= 1 << (next() % 8);
+        }
+        let crc = tidelock_protocol::record::crc32c(&damaged[block..block + BLOCK_BYTES - 4]);
+        damaged[block + BLOCK_BYTES - 4..block + BLOCK_BYTES].copy_from_slice(&crc.to_le_bytes());
+        if let Ok(found) = format::read(&damaged, &identity()) {
+            read += 1;
+            let run = Incarnation(50);
+            let log = open(Ok(found), GEOMETRY, &identity(), run, LastEnd::Unclean).log;
+            assert!(log.ranges().iter().all(|range| range.end() <= 64 * EXTENT));
+        }
+    }
+    assert!(read > 100, "{read}");
+}
+
+/// What version 1 has written is read for good: the digest of a file, and what it says.
+#[test]
+fn the_format_is_the_documented_one() {
+    let file = left_by_a_crash();
+    let found = format::read(&file, &identity()).unwrap();
+    let head = Head {
+        number: 3,
+        incarnation: Incarnation(9),
+        confirmed: Incarnation(9),
+        epoch: Epoch(2),
+        covered: Seq(100),
+        everything: false,
+    };
+    let mut slots = vec![None; 8];
+    slots[0] = Some(Entry { disk: DiskId(1), first: 3, more: 1 });
+    assert_eq!(found, Found { id: 9, geometry: GEOMETRY, head, slots });
+    let digest = blake3::hash(&file).to_hex();
+    assert_eq!(&digest[..16], "0df0f9e06deb74ec", "if the bytes changed, so must the version");
+    assert_eq!(&file[..8], b"TLKACTS1");
+    let block = &file[GEOMETRY.place_of(3) as usize..][..BLOCK_BYTES];
+    assert_eq!((&block[..8], block[16], block[60]), (&b"TLKACTT1"[..], 3, 1));
+    assert_eq!(block[80..92], [0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 1, 0]);
+}
+
+#[test]
+fn a_failed_write_gives_the_log_up_and_a_failed_flush_its_map() {
+    let (mut log, mut file) = open_clean();
+    assert!(!log.admit(1, extent(0, 0)));
+    assert!(matches!(log.poll_action(), Some(Action::Write { .. })));
+    log.written(false);
+    assert_eq!((log.poll_action(), log.poll_action()), (Some(Action::Discard), None));
+    log.discarded(false);
+    assert_eq!((log.standing(), log.poll_action()), (Standing::Failing, None));
+    assert!(!log.admit(2, extent(0, 1)), "what is on disk may say too little");
+    log.retry();
+    assert_eq!(log.poll_action(), Some(Action::Discard));
+    log.discarded(true);
+    assert_eq!(run(&mut log, &mut file), [1, 2]);
+    assert_eq!(log.standing(), Standing::Off);
+    assert!(log.admit(3, extent(0, 9)));
+
+    let (mut log, mut file) = open_clean();
+    let number = log.flush_begins(DiskId(1));
+    log.flush_ended(DiskId(1), number, false);
+    run(&mut log, &mut file);
+    log.step(true, Seq(100));
+    assert!(run(&mut log, &mut file).is_empty());
+    assert_eq!(log.standing(), Standing::Everything(Why::FlushFailed), "until the next start");
+}
+
+#[test]
+fn a_request_over_many_extents_takes_one_slot_and_huge_ones_do_not_block_each_other() {
+    let (mut log, mut file) = open_clean();
+    let huge = |disk| Extent { len_bytes: 60 * EXTENT, ..extent(disk, 0) };
+    for request in 0..8 {
+        assert!(!log.admit(request, huge((request % 2) as u16)));
+    }
+    assert_eq!(run(&mut log, &mut file), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(log.exposure().0, 8);
+    assert!(!log.admit(8, huge(0)), "all slots are in use");
+    assert!(run(&mut log, &mut file).is_empty());
+    log.finished(3, Seq(100));
+    assert_eq!(run(&mut log, &mut file), [8]);
+    assert_eq!(log.ranges(), [huge(0), huge(1)]);
+}

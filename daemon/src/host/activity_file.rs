@@ -1,0 +1,107 @@
+//! A member's activity log as a file in the state directory: what a start finds there, and what it
+//! puts there before anything is admitted.
+//!
+//! Fails closed: a log that can be neither kept nor removed ends the start, because a stale one would
+//! be believed later.
+
+use crate::activity::{
+    self, ActivityLog, FileChange, Geometry, Identity, LastEnd, Opening, Unusable, format,
+};
+use crate::config::ActivitySettings;
+use crate::owner::LogFile;
+use crate::state::{self, Opened};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use tidelock_uring::{FileError, LocalFile, OpenRequest};
+
+/// Why the log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The file cannot be written.
+    #[error(
+        "cannot keep the activity log in {path}: {source}; make room or mend the disk, or set \
+         `enabled = false` in [group.activity_log] (then all is compared after a crash)"
+    )]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file cannot be opened.
+    #[error(transparent)]
+    Open(#[from] FileError),
+}
+
+/// What a log is opened with.
+pub(super) struct OpenLog {
+    pub(super) path: PathBuf,
+    pub(super) settings: Option<ActivitySettings>,
+    pub(super) identity: Identity,
+}
+
+/// Slots that each transaction repeats.
+const CONTEXT: u16 = activity::geometry::CONTEXT_MAX;
+
+impl OpenLog {
+    pub(super) fn open(self, opened: &Opened) -> Result<(ActivityLog, Option<LogFile>), LogError> {
+        let Some(ActivitySettings { extent, slots }) = self.settings else {
+            remove(&self.path).map_err(|source| self.failed(source))?;
+            return Ok((ActivityLog::off(), None));
+        };
+        let extent_bytes = u32::try_from(extent.bytes).expect("checked with the configuration");
+        let geometry = Geometry { extent_bytes, slots, context: CONTEXT };
+        let last_end = opened.resume.map_or(LastEnd::Unclean, |resume| LastEnd::Clean {
+            incarnation: opened.last_incarnation,
+            epoch: resume.epoch,
+            seq: resume.seq,
+        });
+        let Opening { log, change } = activity::open(
+            read(&self.path, &self.identity),
+            geometry,
+            &self.identity,
+            opened.incarnation,
+            last_end,
+        );
+        match change {
+            FileChange::Replace(bytes) => state::replace(&self.path, &bytes),
+            FileChange::Append { offset, block } => append(&self.path, offset, &block),
+        }
+        .map_err(|source| self.failed(source))?;
+        let file = LocalFile::open(&self.path, &OpenRequest::default())?;
+        Ok((log, Some(LogFile { file, path: self.path })))
+    }
+
+    fn failed(&self, source: io::Error) -> LogError {
+        LogError::Io { path: self.path.clone(), source }
+    }
+}
+
+fn read(path: &Path, identity: &Identity) -> Result<format::Found, Unusable> {
+    if !path.exists() {
+        return Err(Unusable::Missing);
+    }
+    // A daemon that was killed may have a write under way: the kernel ends it, and lets go of the
+    // lock then.
+    let locked = LocalFile::open(path, &OpenRequest::default());
+    let read = locked
+        .map_err(|error| error.to_string())
+        .and_then(|_locked| fs::read(path).map_err(|error| error.to_string()));
+    format::read(&read.map_err(Unusable::Unreadable)?, identity)
+}
+
+fn append(path: &Path, offset: u64, block: &[u8]) -> io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    file.write_all_at(block, offset)?;
+    file.sync_data()
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Ok(()) => File::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?.sync_all(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
