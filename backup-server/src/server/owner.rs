@@ -320,7 +320,8 @@ impl Owner {
         };
         match event {
             Event::Marks { done } => {
-                let _ = done.send(live.and_then(|(_, past)| past.all(clock::now().unix_ms)));
+                let _ =
+                    done.send(live.and_then(|(group, past)| past.all(group, clock::now().unix_ms)));
             }
             Event::SetMark { name, mark, moves, done } => {
                 let _ =

@@ -4,14 +4,14 @@
 //! record cannot be read, everything is held until it can: a pin might be in it (rule 5).
 
 use crate::group::Group;
-use crate::history::Hold;
+use crate::history::{Closed, Hold};
 use crate::storage::files::Files;
 use crate::travel::marks::{Kind, Mark, Marks};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How often it is looked for what is over.
+/// How often it is looked for what is over, to take it off record; it is not shown before.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A bookmark or pin as it is told.
@@ -65,10 +65,18 @@ impl Past {
         past
     }
 
-    /// Those whose time is not over.
-    pub(super) fn all(&self, now_unix_ms: u64) -> Result<Vec<NamedMark>, String> {
+    /// Those that are not over.
+    pub(super) fn all(
+        &self,
+        group: &Group<Files>,
+        now_unix_ms: u64,
+    ) -> Result<Vec<NamedMark>, String> {
         let marks = self.marks.as_ref().map_err(Clone::clone)?;
-        let all = marks.all().iter().filter(|(_, mark)| !mark.is_expired(now_unix_ms));
+        let is_over = |mark: &Mark| {
+            mark.is_expired(now_unix_ms)
+                || (mark.kind == Kind::Bookmark && is_behind(mark, group.oldest()))
+        };
+        let all = marks.all().iter().filter(|(_, mark)| !is_over(mark));
         let told = |(name, mark): (&String, &Mark)| NamedMark {
             name: name.clone(),
             mark: mark.clone(),
@@ -115,10 +123,7 @@ impl Past {
             return;
         }
         self.look_at = Instant::now() + LOOK;
-        let oldest = group.oldest();
-        let is_seen =
-            |mark: &Mark| mark.point.hlc >= oldest.at || mark.point.cut.covers(&oldest.cut);
-        match marks.expire(now_unix_ms, |mark| !is_seen(mark)) {
+        match marks.expire(now_unix_ms, |mark| is_behind(mark, group.oldest())) {
             Ok(over) => {
                 for name in over {
                     tracing::info!(name, "a bookmark or pin is over");
@@ -128,6 +133,11 @@ impl Past {
             Err(error) => tracing::warn!("bookmarks and pins that are over stay for now: {error}"),
         }
     }
+}
+
+/// Whether the window has left behind what it names.
+fn is_behind(mark: &Mark, oldest: &Closed) -> bool {
+    mark.point.hlc < oldest.at && !mark.point.cut.covers(&oldest.cut)
 }
 
 fn why(name: &str) -> String {
