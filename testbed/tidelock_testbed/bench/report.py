@@ -75,13 +75,12 @@ def write(directory: Path) -> None:
         "l": figures.write_reply,
         "m": figures.write_activity,
     }
-    machine = next(iter(parts.values()))["machine"]
     page = [
         *words.PAGE.splitlines(),
         "",
         "| machine | |",
         "|---|---|",
-        *(f"| {name} | {value} |" for name, value in machine.items()),
+        *_machines({part: whole["machine"] for part, whole in parts.items()}),
         "",
         "## Summary",
         "",
@@ -96,6 +95,18 @@ def write(directory: Path) -> None:
             "",
         ]
     (directory / "README.md").write_text("\n".join(page).rstrip() + "\n")
+
+
+def _machines(by_part: dict[str, dict]) -> list[str]:
+    """Rows of what the parts were measured on: where that differs, with the parts."""
+    rows = []
+    for name in dict.fromkeys(name for machine in by_part.values() for name in machine):
+        values: dict[str, list[str]] = {}
+        for part, machine in by_part.items():
+            values.setdefault(machine.get(name, "none"), []).append(part)
+        told = [f"{value} ({', '.join(of)})" if len(values) > 1 else value for value, of in values.items()]
+        rows.append(f"| {name} | {'; '.join(told)} |")
+    return rows
 
 
 def _spread(spread: dict, digits: int = 2) -> str:
