@@ -93,9 +93,6 @@ pub struct CutTracker {
     tracks: Vec<Track>,
     cut: CountVector,
     watermark: Hlc,
-    /// By writer: what it has reached with all that is committed, where that is known from
-    /// elsewhere.
-    known: Vec<Hlc>,
 }
 
 impl CutTracker {
@@ -123,12 +120,6 @@ impl CutTracker {
             }
         }
         self.form = form;
-    }
-
-    /// Each writer has nothing between what is committed and this time: of the past it is known
-    /// what came next.
-    pub fn nothing_before(&mut self, reached: Vec<Hlc>) {
-        self.known = reached;
     }
 
     /// The next record of the journal, which is not void, and the state before it.
@@ -243,11 +234,7 @@ impl CutTracker {
         loop {
             let reached = (0..).map(WriterId).zip(&self.tracks).zip(&limit);
             let reached = reached.filter(|((_, track), _)| counts(track) && speaks(track));
-            let least = reached.map(|((writer, track), seq)| {
-                let known = self.known.get(writer.index()).copied().unwrap_or_default();
-                let all = *seq == committed.get(writer);
-                (writer, track.hlc_at(*seq).max(if all { known } else { Hlc(0) }))
-            });
+            let least = reached.map(|((writer, track), seq)| (writer, track.hlc_at(*seq)));
             let least = least.min_by_key(|(_, hlc)| *hlc).unwrap_or_default();
             let mut fell = false;
             for (i, track) in self.tracks.iter().enumerate() {

@@ -17,12 +17,11 @@
 //!
 //! # What "the state at T" is
 //!
-//! Each record has an **effective time** ([`effective`]): its HLC, but later than whatever was
-//! closed before it came: the group's last change of shape or epoch, and in the vector form what is
-//! [`SETTLE_MS`] older than the newest record by then. The state at T is the greatest downward-closed
-//! set of records with effective times up to T, of a resync all or nothing, without void records
-//! (`cut.rs` is asked, with T as what each writer has reached). It is given only once no record
-//! with an effective time up to T can come any more, so it never changes (rule 5).
+//! Each record has an **effective time** ([`effective`]): its HLC, but later than the group's last change of shape or
+//! epoch, and of several writers not earlier than any record that had arrived before it. So these times only grow
+//! along the journal, and the state at T is the cut (`cut.rs`) of the journal's longest beginning whose times are up
+//! to T: what a recovery would have brought back when the newest record that had arrived was of T. It is given only
+//! once no record with an effective time up to T can come any more, so it never changes (rule 5).
 //!
 //! Source: Retroscope 3 (window-log, retrospective snapshots by HLC); Slogger 5 (watermark).
 
@@ -31,7 +30,7 @@ mod settle;
 mod walk;
 
 pub use hold::{Hold, Holds};
-pub use walk::{SETTLE_MS, effective};
+pub use walk::effective;
 
 use crate::cut::CutTracker;
 use crate::extents::{Extents, Slice};
@@ -48,7 +47,6 @@ use std::sync::{Arc, RwLock};
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::message::Form;
 use tidelock_protocol::vector::CountVector;
 
 /// A point that somebody asks for.
@@ -120,12 +118,6 @@ pub enum PastError {
         /// Up to here nothing can arrive any more.
         complete: Hlc,
     },
-    /// Times do not order what several writers did.
-    #[error(
-        "times and seqs name states of groups with one writer; of a group with several only `latest`, \
-         bookmarks and pins do. Set a bookmark before what may go wrong"
-    )]
-    NoTimes,
     /// A recovery to an earlier point has left it out.
     #[error(
         "the group was recovered to {chosen} (HLC), and what came after that until {until} (HLC) was left out"
@@ -248,22 +240,17 @@ impl<F: StorageFile> History<F> {
 
     /// The oldest point: of the window, or when the initial copy was complete if that is later.
     pub fn oldest(&self) -> Result<Point, PastError> {
-        self.check_times()?;
-        self.oldest_of_any()
-    }
-
-    pub(crate) fn oldest_of_any(&self) -> Result<Point, PastError> {
-        match self.resolve_of_any(&At::Hlc(self.oldest.at)) {
+        match self.resolve(&At::Hlc(self.oldest.at)) {
             Err(PastError::Initialising { .. }) => {}
             Err(PastError::NotComplete { .. } | PastError::Future { .. }) => {
-                return self.resolve_of_any(&At::Latest);
+                return self.resolve(&At::Latest);
             }
             found => return found,
         }
         // When the last initial copy was complete: each end of one is tried.
         let mut ends = Vec::new();
         self.walk(self.base.segment, |_, step| {
-            if let walk::Step::Record { record, at, .. } = step
+            if let walk::Step::Record { record, at, is_void: false, .. } = step
                 && record.effect == tidelock_protocol::record::Effect::CopyDone
             {
                 ends.push(at);
@@ -271,13 +258,13 @@ impl<F: StorageFile> History<F> {
             Ok(ControlFlow::Continue(()))
         })?;
         for end in ends {
-            match self.resolve_of_any(&At::Hlc(end)) {
+            match self.resolve(&At::Hlc(end)) {
                 Err(PastError::Initialising { .. }) => {}
                 Err(PastError::NotComplete { .. }) => break,
                 found => return found,
             }
         }
-        self.resolve_of_any(&At::Latest)
+        self.resolve(&At::Latest)
     }
 
     /// The newest point: what a recovery would take.
@@ -287,13 +274,6 @@ impl<F: StorageFile> History<F> {
 
     /// The greatest downward-closed cut that is not after what is asked for.
     pub fn resolve(&self, at: &At) -> Result<Point, PastError> {
-        if *at != At::Latest {
-            self.check_times()?;
-        }
-        self.resolve_of_any(at)
-    }
-
-    pub(crate) fn resolve_of_any(&self, at: &At) -> Result<Point, PastError> {
         match at {
             At::Hlc(time) => self.at_time(*time),
             At::WallMs(ms) => {
@@ -310,15 +290,6 @@ impl<F: StorageFile> History<F> {
                 self.settle(&Limit::Vector(vector))
             }
             At::Latest => self.settle(&Limit::Exact(&self.cut, None)),
-        }
-    }
-
-    /// Of several writers a time does not name a closed state yet: a record names what its writer has heard by tags,
-    /// and not what else was in C by then, and a resync that had not ended then holds back other records than now.
-    fn check_times(&self) -> Result<(), PastError> {
-        match self.manifest.writers.len() {
-            0 | 1 => Ok(()),
-            _ => Err(PastError::NoTimes),
         }
     }
 
@@ -441,7 +412,7 @@ impl<F: StorageFile> History<F> {
             if place.start >= to.end {
                 return Ok(ControlFlow::Break(()));
             }
-            let walk::Step::Record { record, len_bytes, at, .. } = step else {
+            let walk::Step::Record { record, len_bytes, at, is_void: false } = step else {
                 return Ok(ControlFlow::Continue(()));
             };
             let (writer, seq) = (record.writer, record.seq);
@@ -499,13 +470,11 @@ pub(crate) fn complete(state: &State) -> Hlc {
         // One clock for all writers.
         return state.last_hlc.max(state.barrier);
     }
-    let counted = state.writers.iter().filter(|w| w.standing != Standing::Removed);
-    let least = counted.map(|w| w.hlc).min().unwrap_or_default();
-    let settled = match state.form {
-        Form::Vector => walk::settled(state),
-        Form::Hlc => Hlc(0),
-    };
-    least.max(settled).max(state.barrier)
+    match &state.writers[..] {
+        [only] if only.standing != Standing::Removed => only.hlc.max(state.barrier),
+        // Another writer may still bring a record of the newest time.
+        _ => Hlc(state.newest_effective().0.saturating_sub(1)).max(state.barrier),
+    }
 }
 
 #[derive(Clone, Copy)]

@@ -1,12 +1,15 @@
 //! From a time or a vector to a cut, and to its places in the journal.
 //!
-//! The journal is replayed into a fresh [`crate::cut::CutTracker`], but only with what is up to the
-//! limit: what a recovery would have taken, had nothing else arrived. The replay begins at the last
-//! segment before which everything is known to be in the answer ([`super::Closed`]), and ends
-//! as soon as nothing up to the limit can follow.
+//! The journal is replayed into a fresh [`crate::cut::CutTracker`] up to the limit: what a recovery would have taken,
+//! had nothing else arrived. The replay begins at the last segment before which everything is known to be in the
+//! answer ([`super::Closed`]), and ends as soon as nothing up to the limit can follow.
+//!
+//! Of several writers the answers are beginnings of the journal, and nothing that arrived later is ever in them, however
+//! old it says that it is. That is what makes them closed: see [`super::effective`].
 
-use super::walk::{self, Step};
+use super::walk::{Place, Step};
 use super::{History, PastError, Point};
+use crate::cut::CutTracker;
 use crate::journal::{Note, Position, Standing, State};
 use crate::planted::{self, Bug};
 use crate::storage::StorageFile;
@@ -14,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Form};
-use tidelock_protocol::record::Effect;
+use tidelock_protocol::message::CopyState;
+use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 
 /// What must not be passed.
@@ -37,6 +40,13 @@ struct Seen {
     end: Position,
     /// It comes after the end of what can be in the answer.
     is_over: bool,
+}
+
+impl Seen {
+    fn new(place: &Place<'_>, record: &Record, at: Hlc, is_over: bool) -> Self {
+        let (start, end) = (place.start, place.end);
+        Self { writer: record.writer, seq: record.seq, at, start, end, is_over }
+    }
 }
 
 /// What of a vector is not void.
@@ -80,50 +90,53 @@ pub(super) fn settle<F: StorageFile>(
     let from = anchor(of, limit)?;
     let (mut tracker, mut seen_state) = of.begin(from);
     let mut newest = seen_state.last_hlc.max(since(&seen_state));
+    let mut replayed_to = newest;
     let mut seen: Vec<Seen> = Vec::new();
-    // By writer: the time of its first record beyond the limit.
-    let mut passed: BTreeMap<WriterId, Hlc> = BTreeMap::new();
-    // Writers that began a resync right after the limit.
-    let mut resyncs_next: BTreeSet<WriterId> = BTreeSet::new();
+    // A record was beyond the exact cut that is looked for.
+    let mut passed: BTreeSet<WriterId> = BTreeSet::new();
     let mut whole_at: BTreeMap<WriterId, Seq> = BTreeMap::new();
     let mut joined: BTreeSet<WriterId> = BTreeSet::new();
     // Where it is certain that nothing more can be in it.
     let mut over = None::<Position>;
     of.walk(from, |place, step| {
-        if over.is_none() && is_past(limit, place.before, &passed) {
-            over = Some(place.start);
+        if over.is_none() {
+            let is_over = match &step {
+                Step::Record { record, at, .. } => {
+                    is_past(limit, place.before, !passed.is_empty())
+                        || is_beyond(limit, of, &tracker, &seen_state, record, *at)?
+                }
+                Step::Note(note) => {
+                    is_past(limit, place.before, !passed.is_empty())
+                        || !follows(limit, place.before, note)
+                }
+            };
+            over = is_over.then_some(place.start);
         }
         if over.is_some() {
             // What is in the images must be in it, too: nothing more of that can be.
-            if let Step::Record { record, at, .. } = step {
-                let (writer, seq, start, end) = (record.writer, record.seq, place.start, place.end);
-                seen.push(Seen { writer, seq, at, start, end, is_over: true });
+            if let Step::Record { record, at, is_void: false, .. } = step {
+                seen.push(Seen::new(place, record, at, true));
             }
             let ends = place.start >= of.base;
             return Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
         }
         match step {
-            Step::Record { record, at, .. } => {
-                let (writer, seq) = (record.writer, record.seq);
-                let is_beyond = passed.contains_key(&writer)
-                    || match limit {
-                        Limit::Time(time) => at > last_taken(*time),
-                        Limit::Vector(cut) | Limit::Exact(cut, _) => seq > cut.get(writer),
-                    };
-                let (start, end) = (place.start, place.end);
-                seen.push(Seen { writer, seq, at, start, end, is_over: false });
-                if is_beyond {
-                    let next = place.before.writer(writer).map(|of| of.copy);
-                    if !passed.contains_key(&writer) && next == Some(CopyState::Resyncing) {
-                        resyncs_next.insert(writer);
-                    }
-                    passed.entry(writer).or_insert(record.hlc);
+            Step::Record { is_void: true, .. } if matches!(limit, Limit::Exact(..)) => {}
+            Step::Record { record, at, is_void, .. } => {
+                let writer = record.writer;
+                replayed_to = replayed_to.max(at);
+                if !is_void {
+                    seen.push(Seen::new(place, record, at, false));
+                }
+                if passed.contains(&writer) || is_outside(limit, record) {
+                    passed.insert(writer);
                     return Ok(ControlFlow::Continue(()));
                 }
-                let before = seen_state.writer(writer).copied();
-                if let (Effect::CopyDone, Some(before)) = (&record.effect, before) {
+                if let (Effect::CopyDone, Some(before)) =
+                    (&record.effect, seen_state.writer(writer))
+                {
                     if matches!(before.copy, CopyState::Empty | CopyState::Partial) {
-                        whole_at.insert(writer, seq);
+                        whole_at.insert(writer, record.seq);
                     }
                     if before.standing == Standing::Joining {
                         joined.insert(writer);
@@ -132,38 +145,22 @@ pub(super) fn settle<F: StorageFile>(
                 tracker.record(&seen_state, record);
                 seen_state.apply_record(record).map_err(unexpected)?;
             }
-            Step::Note(Note::Shape(_)) => {
-                if let Limit::Time(time) | Limit::Exact(_, Some(time)) = limit
-                    && *time <= place.before.newest_effective()
-                {
-                    over = Some(place.start);
-                    return Ok(ControlFlow::Continue(()));
-                }
+            Step::Note(note @ Note::Shape(_)) => {
+                // What was told by then stays in the cut, however far behind a new writer is.
                 tracker.settle(&seen_state.committed());
-                let Step::Note(note) = step else { unreachable!("a shape") };
                 seen_state.apply_note(note).map_err(unexpected)?;
                 tracker.reshape(&seen_state);
                 newest = newest.max(since(&seen_state));
             }
-            Step::Note(note @ Note::EpochStart(start)) => {
-                let is_in = match limit {
-                    Limit::Time(time) => *time > place.before.newest_effective(),
-                    Limit::Vector(cut) | Limit::Exact(cut, _) => {
-                        cut.covers(&start.cut) && **cut != start.cut
-                    }
-                };
-                if !is_in {
-                    over = Some(place.start);
-                    return Ok(ControlFlow::Continue(()));
-                }
+            Step::Note(note @ Note::EpochStart(_)) => {
                 seen_state.apply_note(note).map_err(unexpected)?;
-                tracker = crate::cut::CutTracker::new(&seen_state);
+                tracker = CutTracker::new(&seen_state);
                 newest = newest.max(since(&seen_state));
                 passed.clear();
             }
             Step::Note(note @ Note::Copy { writer, .. }) => {
                 // Of a writer whose later records are beyond the limit it says nothing here.
-                if !passed.contains_key(writer) {
+                if !passed.contains(writer) {
                     seen_state.apply_note(note).map_err(unexpected)?;
                 }
             }
@@ -174,19 +171,7 @@ pub(super) fn settle<F: StorageFile>(
     let cut = match limit {
         Limit::Exact(cut, _) => (*cut).clone(),
         Limit::Time(_) | Limit::Vector(_) => {
-            let reached = seen_state.writers.iter().enumerate().map(|(i, writer)| {
-                let passed = passed.get(&WriterId(i as u16));
-                let in_resync = resyncs_next.contains(&WriterId(i as u16));
-                match limit {
-                    // As long as it compares, the watermark stands where it was before: what a
-                    // recovery left out then must not be shown either.
-                    _ if in_resync || writer.committed != writer.seq => Hlc(0),
-                    Limit::Time(time) => *time,
-                    _ => passed.map_or(Hlc(0), |hlc| Hlc(hlc.0.saturating_sub(1))),
-                }
-            });
-            tracker.nothing_before(reached.collect());
-            tracker.settle(&seen_state.committed()).clone()
+            trimmed(tracker.settle(&seen_state.committed()), &seen_state, &of.state)
         }
     };
     let writers = writers(&seen_state, &cut, &whole_at, &joined)?;
@@ -195,7 +180,13 @@ pub(super) fn settle<F: StorageFile>(
         // It is in the images already.
         return Err(PastError::BeforeWindow { oldest: of.oldest.at });
     }
-    let newest = seen.iter().filter(is_in).map(|r| r.at).fold(newest, Ord::max);
+    // By its name the same point is found again: of several writers that takes all that was replayed.
+    let newest = match (limit, seen_state.writers.len()) {
+        (Limit::Exact(..), _) | (_, 0 | 1) => {
+            seen.iter().filter(is_in).map(|r| r.at).fold(newest, Ord::max)
+        }
+        _ => newest.max(replayed_to),
+    };
     let start = Position { segment: from, offset: 0 };
     let last = seen.iter().filter(is_in).map(|r| r.end).fold(start.max(of.base), Ord::max);
     let first = seen.iter().find(|record| !is_in(record)).map(|record| record.start);
@@ -225,29 +216,62 @@ fn last_taken(time: Hlc) -> Hlc {
     Hlc(time.0 + late)
 }
 
-/// Whether nothing up to the limit can follow.
-fn is_past(limit: &Limit<'_>, before: &State, passed: &BTreeMap<WriterId, Hlc>) -> bool {
-    let writers = (0..).map(WriterId).zip(&before.writers);
-    let mut counted = writers.filter(|(_, writer)| writer.standing != Standing::Removed);
+/// Whether nothing up to the limit can follow a state, also if what came in between is void.
+fn is_past(limit: &Limit<'_>, before: &State, has_passed: bool) -> bool {
     match limit {
-        Limit::Time(time) if before.recovered().is_some() => {
-            !passed.is_empty() && before.last_hlc > *time
-        }
-        Limit::Time(time) => {
-            let settled = before.form == Form::Vector
-                && before.writers.len() > 1
-                && walk::settled(before) >= *time;
-            settled
-                || before.barrier >= *time
-                || counted.all(|(writer, _)| passed.contains_key(&writer))
-        }
-        // Until it is known of every writer when its next record is.
-        Limit::Vector(_) => counted.all(|(writer, _)| passed.contains_key(&writer)),
+        Limit::Time(_) if planted::is(Bug::TimesAlone) => false,
+        Limit::Time(time) => before.newest_effective() > last_taken(*time),
+        Limit::Vector(_) => false,
         Limit::Exact(cut, time) => {
-            let newest = before.newest_effective();
-            let after = time.is_some_and(|time| time <= newest);
-            after && before.journaled().covers(cut) && !passed.is_empty()
+            let after = time.is_some_and(|time| time <= before.newest_effective());
+            after && before.journaled().covers(cut) && has_passed
         }
+    }
+}
+
+/// Whether the answer is reached before this record.
+fn is_beyond<F: StorageFile>(
+    limit: &Limit<'_>,
+    of: &History<F>,
+    tracker: &CutTracker,
+    before: &State,
+    record: &Record,
+    at: Hlc,
+) -> Result<bool, PastError> {
+    match limit {
+        Limit::Time(_) if planted::is(Bug::TimesAlone) => Ok(false),
+        Limit::Time(time) => Ok(at > last_taken(*time)),
+        Limit::Vector(vector) => {
+            let (mut tracker, mut state) = (tracker.clone(), before.clone());
+            tracker.record(&state, record);
+            state.apply_record(record).map_err(unexpected)?;
+            let cut = tracker.settle(&state.committed());
+            Ok(!vector.covers(&trimmed(cut, &state, &of.state)))
+        }
+        Limit::Exact(..) => Ok(false),
+    }
+}
+
+/// Whether the answer has neither this record nor what follows it of its writer, but may have what others do.
+fn is_outside(limit: &Limit<'_>, record: &Record) -> bool {
+    match limit {
+        Limit::Exact(cut, _) => record.seq > cut.get(record.writer),
+        Limit::Time(time) => planted::is(Bug::TimesAlone) && record.hlc > *time,
+        Limit::Vector(_) => false,
+    }
+}
+
+/// Whether the answer may have what comes after this note.
+fn follows(limit: &Limit<'_>, before: &State, note: &Note) -> bool {
+    match (note, limit) {
+        (Note::Shape(_) | Note::EpochStart(_), Limit::Time(time)) => {
+            *time > before.newest_effective()
+        }
+        (Note::Shape(_), Limit::Exact(_, Some(time))) => *time > before.newest_effective(),
+        (Note::EpochStart(start), Limit::Vector(cut) | Limit::Exact(cut, _)) => {
+            cut.covers(&start.cut) && **cut != start.cut
+        }
+        _ => true,
     }
 }
 

@@ -1,34 +1,25 @@
-//! The journal once more, with each record's effective time, without void records.
+//! The journal once more, with each record's effective time.
 
 use super::PastError;
 use crate::journal::{Damage, Entry, JournalError, Note, Position, Reader, SegmentHeader, State};
 use crate::storage::StorageFile;
 use std::ops::ControlFlow;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::message::Form;
 use tidelock_protocol::record::Record;
 
-/// In the vector form a writer that has nothing to write says nothing. So that it does not keep
-/// everybody from asking for a time, a record that arrives when another writer's is so many
-/// milliseconds later counts as of that time. It is a part of the journal's format: the same
-/// question must always have the same answer.
-pub const SETTLE_MS: u64 = 10_000;
-
-/// In the vector form: records that come after this state count as later than this.
-pub(super) fn settled(state: &State) -> Hlc {
-    Hlc(state.last_hlc.0.saturating_sub(SETTLE_MS << 16))
-}
-
-/// The effective time of a record that follows a state: its HLC, but after what was closed by then.
+/// The effective time of a record that follows a state: its HLC, but after what was closed by then, and of several
+/// writers not before any record that had arrived.
+///
+/// Of one writer HLCs only grow. Of several they do not, and no rule about their own times alone gives closed states:
+/// a record names what its writer has heard by tags, but not what was told to clients as C before a client asked that
+/// writer for it, and clocks differ. What was in C by then has arrived before it, though, so whatever takes a record
+/// only with all that had arrived before it is closed.
 #[must_use]
 pub fn effective(before: &State, record: &Record) -> Hlc {
-    let mut closed = before.barrier;
-    if before.form == Form::Vector && before.recovered().is_none() && before.writers.len() > 1 {
-        closed = closed.max(settled(before));
-    }
-    match closed {
-        Hlc(0) => record.hlc,
-        closed => record.hlc.max(Hlc(closed.0.saturating_add(1))),
+    match (before.writers.len(), before.barrier) {
+        (0 | 1, Hlc(0)) => record.hlc,
+        (0 | 1, barrier) => record.hlc.max(Hlc(barrier.0.saturating_add(1))),
+        _ => record.hlc.max(before.newest_effective()),
     }
 }
 
@@ -44,7 +35,7 @@ pub(super) struct Place<'a> {
 
 /// An entry.
 pub(super) enum Step<'a> {
-    /// A record that is not void.
+    /// A record.
     Record {
         /// Its header.
         record: &'a Record,
@@ -52,6 +43,9 @@ pub(super) enum Step<'a> {
         len_bytes: u64,
         /// Its effective time.
         at: Hlc,
+        /// A later recovery has cut it off. That it had arrived was true all the same: in the HLC form it may be what
+        /// others waited for.
+        is_void: bool,
     },
     /// A note.
     Note(&'a Note),
@@ -91,12 +85,10 @@ pub(super) fn walk<F: StorageFile>(
                 }
                 Entry::Record { head, .. } => {
                     let record = head.peek();
-                    if !last.is_void(record) {
-                        let at = effective(before, record);
-                        let len_bytes = u64::from(head.extent_len_bytes());
-                        if f(&place, Step::Record { record, len_bytes, at })?.is_break() {
-                            return Ok(());
-                        }
+                    let (at, is_void) = (effective(before, record), last.is_void(record));
+                    let len_bytes = u64::from(head.extent_len_bytes());
+                    if f(&place, Step::Record { record, len_bytes, at, is_void })?.is_break() {
+                        return Ok(());
                     }
                     before.apply_record(record).map_err(|e| damaged(e.into()))?;
                 }

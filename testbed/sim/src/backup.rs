@@ -54,6 +54,8 @@ pub struct GroupSlot {
     pub dying: bool,
     /// For the checkers: C as it was told to any host.
     pub told: CountVector,
+    /// What C was told as, when the newest record that had arrived counted as of this time.
+    pub(crate) told_at: Vec<(Hlc, CountVector)>,
     /// The watermark as it was told to any host.
     pub told_watermark: Hlc,
     /// What was acknowledged.
@@ -105,6 +107,7 @@ impl Backup {
             full: false,
             dying: false,
             told: CountVector::new(),
+            told_at: Vec::new(),
             told_watermark: Hlc(0),
             told_durable: CountVector::new(),
             contiguous: CountVector::new(),

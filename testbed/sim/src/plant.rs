@@ -39,7 +39,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 29] = [
+pub const PLANTS: [(&str, Plant); 30] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -60,6 +60,7 @@ pub const PLANTS: [(&str, Plant); 29] = [
     ("removed-holds-watermark", Plant::Backup(Bug::RemovedHoldsWatermark)),
     ("newcomer-not-waited-for", Plant::Backup(Bug::NewcomerNotWaitedFor)),
     ("view-after-its-time", Plant::Backup(Bug::ViewAfterItsTime)),
+    ("times-alone", Plant::Backup(Bug::TimesAlone)),
     ("fold-passes-the-window", Plant::Backup(Bug::FoldPassesTheWindow)),
     ("oldest-forgotten", Plant::Backup(Bug::OldestForgotten)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),

@@ -78,7 +78,11 @@ impl World {
         check(slot.contiguous.covers(&committed), Checker::AckContiguous, || {
             format!("group {group} calls {committed} committed, of {}", slot.contiguous)
         })?;
-        slot.told.merge(&committed);
+        if !slot.told.covers(&committed) {
+            slot.told.merge(&committed);
+            let newest = slot.group.as_ref().map(|of| of.state().newest_effective());
+            slot.told_at.extend(newest.map(|newest| (newest, slot.told.clone())));
+        }
         slot.told_watermark = slot.told_watermark.max(watermark);
         self.check_watermark(group)?;
         if self.rng.chance(1, self.plan.probe_one_in) {

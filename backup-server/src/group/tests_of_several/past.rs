@@ -34,26 +34,28 @@ fn busy(disk: &Memory, form: Form, window_ms: u64, records: u64) -> Group<Memory
     group
 }
 
-/// Every state is the records up to its time, whatever was folded.
+/// Every state is the records up to its time, in the HLC form up to the watermark of then, whatever was folded.
 fn check_all(group: &mut Group<Memory>, records: u64) -> (u64, u64) {
     let (mut shown, mut before) = (0, 0);
+    let behind = u64::from(group.state().form == Form::Hlc);
     for n in 2..records - 2 {
+        let upto = n - behind;
         let past = group.history().unwrap();
-        match past.resolve_of_any(&At::WallMs(T0 + n)) {
+        match past.resolve(&At::WallMs(T0 + n)) {
             Ok(point) => {
-                assert_eq!(point.cut, vector(&[n / 2 + 2, n.div_ceil(2) + 1]), "at {n} ms");
+                assert_eq!(point.cut, vector(&[upto / 2 + 2, upto.div_ceil(2) + 1]), "at {n} ms");
                 assert_eq!(point.hlc, Hlc(hlc(n)).max(past.oldest_time()));
                 // Its own name; places may be told as an end or as the beginning that follows.
                 let same = |other: Point| {
                     assert_eq!((other.cut, other.hlc), (point.cut.clone(), point.hlc))
                 };
-                same(past.resolve_of_any(&At::Hlc(point.hlc)).unwrap());
+                same(past.resolve(&At::Hlc(point.hlc)).unwrap());
                 same(past.locate(&point).unwrap());
                 let views = past.open(&point).unwrap();
                 for writer in 0..2u64 {
                     let key = DiskKey { writer: WriterId(writer as u16), disk: DiskId(0) };
                     let mut expected = vec![0; SIZE as usize];
-                    for m in (0..=n).filter(|m| m % 2 == writer) {
+                    for m in (0..=upto).filter(|m| m % 2 == writer) {
                         let at = (m % 8 * 64) as usize;
                         expected[at..at + 64].fill((m / 2 + 2) as u8);
                     }
@@ -75,8 +77,14 @@ fn check_all(group: &mut Group<Memory>, records: u64) -> (u64, u64) {
 
 #[test]
 fn any_time_of_the_window_is_shown_as_it_was_whatever_was_folded() {
+    for form in [Form::Vector, Form::Hlc] {
+        any_time_is_shown_as_it_was(form);
+    }
+}
+
+fn any_time_is_shown_as_it_was(form: Form) {
     let disk = Memory::new();
-    let mut group = busy(&disk, Form::Hlc, 30, 100);
+    let mut group = busy(&disk, form, 30, 100);
     assert_eq!(check_all(&mut group, 100), (96, 0));
     let now = at_ms(1000);
     while fold(&mut group, now) {}
@@ -87,9 +95,9 @@ fn any_time_of_the_window_is_shown_as_it_was_whatever_was_folded() {
     group.options = windowed(30);
     assert_eq!(check_all(&mut group, 100), (shown, before));
     let past = group.history().unwrap();
-    let future = past.resolve_of_any(&At::WallMs(T0 + 1000)).unwrap_err();
+    let future = past.resolve(&At::WallMs(T0 + 1000)).unwrap_err();
     assert!(matches!(future, PastError::Future { .. }), "{future}");
-    assert!(past.oldest_of_any().unwrap().hlc < past.newest().unwrap().hlc);
+    assert!(past.oldest().unwrap().hlc < past.newest().unwrap().hlc);
 }
 
 #[test]
@@ -97,7 +105,7 @@ fn a_hold_keeps_its_point_beyond_the_window_and_lets_go_when_dropped() {
     let disk = Memory::new();
     let mut group = busy(&disk, Form::Hlc, 1_000_000, 100);
     let past = group.history().unwrap();
-    let point = past.resolve_of_any(&At::WallMs(T0 + 20)).unwrap();
+    let point = past.resolve(&At::WallMs(T0 + 20)).unwrap();
     let hold = past.hold(&point, "a pin").unwrap();
     drop(past);
     group.options = windowed(10);
@@ -120,7 +128,7 @@ fn at_its_size_the_window_is_shortened_and_said_so_or_the_group_stops() {
     let size = |group: &Group<Memory>| group.unfolded_bytes();
     group.options.retention = of(AtSizeMax::Shorten);
     let past = group.history().unwrap();
-    let point = past.resolve_of_any(&At::WallMs(T0 + 5)).unwrap();
+    let point = past.resolve(&At::WallMs(T0 + 5)).unwrap();
     let views = past.open(&point).unwrap();
     drop(past);
     for n in 20..120 {
@@ -151,7 +159,7 @@ fn at_its_size_the_window_is_shortened_and_said_so_or_the_group_stops() {
 }
 
 #[test]
-fn several_writers_have_the_latest_state_and_what_was_kept_of_it() {
+fn what_was_told_before_a_record_came_is_in_each_state_that_has_the_record() {
     let mut group = two(&Memory::new(), Form::Vector);
     group.options = windowed(1_000_000);
     // b's clock is far ahead, and a has heard of its write when that was in C: nothing names it.
@@ -159,22 +167,55 @@ fn several_writers_have_the_latest_state_and_what_was_kept_of_it() {
     group.flush();
     send(&mut group, record(0, 2, hlc(50), &[]));
     group.flush();
+    send(&mut group, record(1, 3, hlc(9_001), &[]));
+    group.flush();
     let past = group.history().unwrap();
-    for at in [
-        At::WallMs(T0 + 100),
-        At::Hlc(tidelock_protocol::hlc::Hlc(hlc(9_000))),
-        At::Vector(vector(&[2, 1])),
-    ] {
-        let refused = past.resolve(&at).unwrap_err();
-        assert!(matches!(refused, PastError::NoTimes), "{at:?}: {refused}");
-    }
-    assert!(matches!(past.oldest(), Err(PastError::NoTimes)));
+    let cut_at = |ms: u64| past.resolve(&At::WallMs(T0 + ms)).unwrap().cut;
+    assert_eq!(cut_at(100), vector(&[1, 1]), "a's record came later");
+    assert_eq!(cut_at(8_999), vector(&[1, 1]));
+    assert_eq!(cut_at(9_000), vector(&[2, 2]));
+    // By seqs, too: not one without the other.
+    let by_seqs = |seqs: &[u64]| past.resolve(&At::Vector(vector(seqs))).unwrap().cut;
+    assert_eq!(by_seqs(&[2, 1]), vector(&[1, 1]));
+    assert_eq!(by_seqs(&[1, 3]), vector(&[1, 2]));
+    assert_eq!(by_seqs(&[2, 2]), vector(&[2, 2]));
+    assert_eq!(by_seqs(&[2, 3]), vector(&[2, 3]));
+    // The newest time may still get more; the latest state is what is kept of it.
+    let open = past.resolve(&At::WallMs(T0 + 9_001)).unwrap_err();
+    assert!(matches!(open, PastError::Future { .. } | PastError::NotComplete { .. }), "{open}");
     let kept = past.newest().unwrap();
-    assert_eq!(kept.cut, vector(&[2, 2]));
+    assert_eq!(kept.cut, vector(&[2, 3]));
     drop(past);
     send(&mut group, record(0, 3, hlc(60), &[]));
     group.flush();
     let past = group.history().unwrap();
     assert_eq!(past.locate(&kept).unwrap().cut, kept.cut);
     assert!(past.open(&kept).is_ok());
+}
+
+#[test]
+fn a_record_that_waits_for_another_writers_is_in_no_state_before_that() {
+    for form in [Form::Vector, Form::Hlc] {
+        let mut group = two(&Memory::new(), form);
+        group.options = windowed(1_000_000);
+        let deps: &[(u16, u64)] = if form == Form::Vector { &[(1, 2)] } else { &[] };
+        send(&mut group, record(0, 2, hlc(20), deps));
+        group.flush();
+        send(&mut group, record(0, 3, hlc(30), &[]));
+        group.flush();
+        send(&mut group, record(1, 2, hlc(10), &[]));
+        group.flush();
+        send(&mut group, record(1, 3, hlc(40), &[]));
+        group.flush();
+        let past = group.history().unwrap();
+        let cut_at = |ms: u64| past.resolve(&At::WallMs(T0 + ms)).unwrap().cut;
+        assert_eq!(cut_at(29), vector(&[1, 1]), "{form:?}");
+        // When the last record was of 30 ms, b's first had come.
+        let at_30 = if form == Form::Vector { [3, 2] } else { [1, 2] };
+        assert_eq!(cut_at(30), vector(&at_30), "{form:?}");
+        assert_eq!(
+            past.newest().unwrap().cut,
+            vector(if form == Form::Vector { &[3, 3] } else { &[3, 2] })
+        );
+    }
 }
