@@ -7,37 +7,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tidelock_testbed.bench.postgres import database_disk, private
+from tidelock_testbed.bench.postgres import database_disk
 from tidelock_testbed.pair import DISK, GROUP, MEMBER, Options, Pair
 from tidelock_testbed.paths import BIN
+from tidelock_testbed.sqlalone import SqlAlone
 
-SQL_ALONE = Path(__file__).resolve().parents[1] / "tidelock_testbed" / "sql-alone"
 DATABASE_MIB = 160
 ROWS = 300
 COUNT = "SELECT count(*) AS orders FROM orders;\n"
-
-
-class Database:
-    """PostgreSQL on whatever disk, one session at a time and nothing in between."""
-
-    def __init__(self, run, image):
-        self.root = image.root
-        self.work = run.directory / "sql"
-        self.work.mkdir()
-
-    def command(self, uri: str) -> list[str]:
-        """The command line that runs the SQL of its standard input."""
-        return [str(word) for word in private('exec "$@"', SQL_ALONE, self.root, uri, self.work)]
-
-    def run(self, uri: str, sql: str) -> str:
-        """Runs statements; returns all that it says."""
-        done = subprocess.run(self.command(uri), input=sql, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
 
 
 class Backup:
@@ -64,7 +44,7 @@ def shop(run, image):
     disk = database_disk(run, image, run.directory / "database.img", DATABASE_MIB)
     pair = Pair(run, Options(disk=disk, window="1h"))
     pair.start()
-    database = Database(run, image)
+    database = SqlAlone(image.root, run.directory / "sql")
     primary = f"nbd+unix:///{DISK}?socket={pair.socket}"
     rows = f"INSERT INTO orders SELECT n, repeat('x', 200) FROM generate_series(1, {ROWS}) n;\n"
     database.run(primary, "CREATE TABLE orders (id int, what text);\n" + rows + "CHECKPOINT;\n")
@@ -88,16 +68,7 @@ def test_a_dropped_table_is_found_by_asking_postgresql_on_views(run, shop):
     work = "".join(f"CREATE TABLE t{n} AS SELECT generate_series(1, 500) n;\n" for n in range(3))
     database.run(primary, work + "DROP TABLE orders;\n" + work.replace("TABLE t", "TABLE u"))
     pair.wait_settled()
-    ask = " ".join(f"'{word}'" for word in database.command("URI")).replace("'URI'", '"$uri"')
-    check = f"""
-        uri="nbd+unix:///{MEMBER}.{DISK}?socket=$TIDELOCK_VIEW_{MEMBER.upper()}_{DISK.upper()}"
-        said=$(printf '{COUNT.strip()}\\n' | {ask} 2>&1)
-        case $said in
-            *'orders = "{ROWS}"'*) exit 0 ;;
-            *'relation "orders" does not exist'*) exit 1 ;;
-            *) echo "$said"; exit 200 ;;
-        esac
-    """
+    check = database.check(MEMBER, DISK, COUNT.strip(), f'orders = "{ROWS}"', ['relation "orders" does not exist'])
     words = ("--from", "bookmark:before-deploy", "--pin", "clean", "--", "sh", "-c", check)
     found = backup.bisect(*words, env={})
     assert found["exact"] and len(found["records"]) >= 1, found

@@ -22,7 +22,13 @@ class BackupServer:
     """`tidelock-backup` in the backup site's namespace."""
 
     def __init__(
-        self, run: Run, netns: Netns, directory: Path, tls: TlsFiles, hosts: dict[str, list[str]] | None = None
+        self,
+        run: Run,
+        netns: Netns,
+        directory: Path,
+        tls: TlsFiles,
+        hosts: dict[str, list[str]] | None = None,
+        window: str = "",
     ):
         self.run, self.netns = run, netns
         self.exports = run.sockets / "exports"
@@ -36,6 +42,7 @@ class BackupServer:
             f'control = "{self.control_socket}"',
             f'exports_dir = "{self.exports}"',
             tls.toml(),
+            *(["[retention]", f'window = "{window}"'] if window else []),
         ]
         for group, names in (hosts or {}).items():  # only a group of several hosts must be named
             lines += ["[[group]]", f'name = "{group}"', f"hosts = {json.dumps(names)}"]

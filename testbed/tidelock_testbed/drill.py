@@ -120,6 +120,9 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     modes = SCENARIOS[options.scenario].modes
     if options.mode not in modes:
         parser.error(f"MODE={options.mode} with SCENARIO={options.scenario}: use one of {', '.join(modes)}")
+    guests = SCENARIOS[options.scenario].guests
+    if options.guest not in guests:
+        parser.error(f"GUEST={options.guest} with SCENARIO={options.scenario}: use {' or '.join(guests)}")
     several = sorted(name for name, drill in SCENARIOS.items() if drill.several_guests)
     if options.scenario not in several and (options.boundary, options.form, options.tagging) != ("group", "auto", "on"):
         parser.error(f"BOUNDARY, FORM and TAGGING are for several guests: use SCENARIO={' or '.join(several)}")

@@ -116,6 +116,7 @@ class Drill:
     about = "guest, daemon, links and disks of the primary site are gone at a random moment under load"
     disks = 1
     several_guests = False
+    guests = ("vm", "process")
     modes = ("sync", "pipelined", "async")
     copy_rate = {"vm": "", "process": ""}
     load_s = {"vm": (8.0, 14.0), "process": (2.0, 5.0)}

@@ -42,6 +42,7 @@ class Rig:
         seed: int = 1,
         disks: int = 1,
         protection: Protection = Protection(),
+        window: str = "",
     ):
         self.run, self.kind, self.protection = run, kind, protection
         self.random = random.Random(f"rig {seed}")
@@ -57,7 +58,7 @@ class Rig:
         pki = Pki(run.directory / "authority")
         backup_tls = pki.issue("backup", self.net.BACKUP4, self.backup_dir / "tls")
         host_tls = pki.issue("host", HOST, self.primary / "tls")
-        self.backup = BackupServer(run, self.net.backup.netns, self.backup_dir, backup_tls)
+        self.backup = BackupServer(run, self.net.backup.netns, self.backup_dir, backup_tls, window=window)
         self.disks = self._make_disks(disks)
         machine = self._describe_machine(disks) if self.image else None
         member = Member(MEMBER, self.guest_net, self.disks, machine=machine)

@@ -7,6 +7,7 @@ import time
 
 from .appdrill import APP_DRILLS
 from .drilling import NEVER_MIND_S, CopyWatch, Drill
+from .oops import Oops
 from .process import wait_until
 from .progress import say
 from .rig import Recovery
@@ -221,5 +222,5 @@ class Grace(Drill):
 
 SCENARIOS: dict[str, type[Drill]] = {
     drill.name: drill
-    for drill in (Drill, TwoDisks, LinkCut, BackupRestart, DaemonCrash, DuringCopy, Grace, *APP_DRILLS)
+    for drill in (Drill, TwoDisks, LinkCut, BackupRestart, DaemonCrash, DuringCopy, Grace, Oops, *APP_DRILLS)
 }

@@ -12,7 +12,7 @@ const AT_HELP: &str = "A point in time (AT, FROM, TO) is one of:
   hlc:L.C                          the group's own clock, as it is shown by every command
   db=120,web=7                     not after these seqs; members that are not named are not limited
   bookmark:NAME                    of a bookmark or a pin
-What is shown is the greatest consistent state of the whole group that is not later.";
+What is shown is a consistent state of the whole group, with nothing that is later.";
 
 const BISECT_HELP: &str = "The command is run once for each step, as `git bisect run` does it. Its exit code says what it saw:
   0               good
