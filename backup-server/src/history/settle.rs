@@ -83,122 +83,188 @@ fn anchor<F: StorageFile>(of: &History<F>, limit: &Limit<'_>) -> Result<u64, Pas
     Ok(base.index)
 }
 
+/// The replay from a segment on, and what it has come to.
+struct Replay<'a, F> {
+    of: &'a History<F>,
+    limit: &'a Limit<'a>,
+    tracker: CutTracker,
+    state: State,
+    /// The last change of the group's shape or epoch, or what was replayed before.
+    since: Hlc,
+    /// The effective time of the newest record that was replayed.
+    newest: Hlc,
+    seen: Vec<Seen>,
+    /// Of an exact cut: writers of which a record was beyond it.
+    passed: BTreeSet<WriterId>,
+    whole_at: BTreeMap<WriterId, Seq>,
+    joined: BTreeSet<WriterId>,
+    /// Where it is certain that nothing more can be in it.
+    over: Option<Position>,
+}
+
 pub(super) fn settle<F: StorageFile>(
     of: &History<F>,
     limit: &Limit<'_>,
 ) -> Result<Point, PastError> {
     let from = anchor(of, limit)?;
-    let (mut tracker, mut seen_state) = of.begin(from);
-    let mut newest = seen_state.last_hlc.max(since(&seen_state));
-    let mut replayed_to = newest;
-    let mut seen: Vec<Seen> = Vec::new();
-    // A record was beyond the exact cut that is looked for.
-    let mut passed: BTreeSet<WriterId> = BTreeSet::new();
-    let mut whole_at: BTreeMap<WriterId, Seq> = BTreeMap::new();
-    let mut joined: BTreeSet<WriterId> = BTreeSet::new();
-    // Where it is certain that nothing more can be in it.
-    let mut over = None::<Position>;
-    of.walk(from, |place, step| {
-        if over.is_none() {
-            let is_over = match &step {
-                Step::Record { record, at, .. } => {
-                    is_past(limit, place.before, !passed.is_empty())
-                        || is_beyond(limit, of, &tracker, &seen_state, record, *at)?
-                }
-                Step::Note(note) => {
-                    is_past(limit, place.before, !passed.is_empty())
-                        || !follows(limit, place.before, note)
-                }
-            };
-            over = is_over.then_some(place.start);
+    let (tracker, state) = of.begin(from);
+    let newest = state.last_hlc.max(since(&state));
+    let mut replay = Replay {
+        of,
+        limit,
+        tracker,
+        state,
+        since: newest,
+        newest,
+        seen: Vec::new(),
+        passed: BTreeSet::new(),
+        whole_at: BTreeMap::new(),
+        joined: BTreeSet::new(),
+        over: None,
+    };
+    of.walk(from, |place, step| replay.step(place, &step))?;
+    replay.point(from)
+}
+
+impl<F: StorageFile> Replay<'_, F> {
+    fn step(&mut self, place: &Place<'_>, step: &Step<'_>) -> Result<ControlFlow<()>, PastError> {
+        if self.over.is_none() && self.is_over(place, step)? {
+            self.over = Some(place.start);
         }
-        if over.is_some() {
-            // What is in the images must be in it, too: nothing more of that can be.
-            if let Step::Record { record, at, is_void: false, .. } = step {
-                seen.push(Seen::new(place, record, at, true));
+        if self.over.is_none() {
+            match step {
+                Step::Record { record, at, is_void, .. } => {
+                    self.record(place, record, *at, *is_void)?;
+                }
+                Step::Note(note) => self.note(note)?,
             }
-            let ends = place.start >= of.base;
-            return Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+            return Ok(ControlFlow::Continue(()));
+        }
+        // What is in the images must be in it, too: nothing more of that can be.
+        if let Step::Record { record, at, is_void: false, .. } = step {
+            self.seen.push(Seen::new(place, record, *at, true));
+        }
+        let ends = place.start >= self.of.base;
+        Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    }
+
+    /// Whether neither this nor anything after it can be in the answer.
+    fn is_over(&self, place: &Place<'_>, step: &Step<'_>) -> Result<bool, PastError> {
+        if is_past(self.limit, place.before, !self.passed.is_empty()) {
+            return Ok(true);
         }
         match step {
-            Step::Record { is_void: true, .. } if matches!(limit, Limit::Exact(..)) => {}
-            Step::Record { record, at, is_void, .. } => {
-                let writer = record.writer;
-                replayed_to = replayed_to.max(at);
-                if !is_void {
-                    seen.push(Seen::new(place, record, at, false));
-                }
-                if passed.contains(&writer) || is_outside(limit, record) {
-                    passed.insert(writer);
-                    return Ok(ControlFlow::Continue(()));
-                }
-                if let (Effect::CopyDone, Some(before)) =
-                    (&record.effect, seen_state.writer(writer))
-                {
-                    if matches!(before.copy, CopyState::Empty | CopyState::Partial) {
-                        whole_at.insert(writer, record.seq);
-                    }
-                    if before.standing == Standing::Joining {
-                        joined.insert(writer);
-                    }
-                }
-                tracker.record(&seen_state, record);
-                seen_state.apply_record(record).map_err(unexpected)?;
-            }
-            Step::Note(note @ Note::Shape(_)) => {
-                // What was told by then stays in the cut, however far behind a new writer is.
-                tracker.settle(&seen_state.committed());
-                seen_state.apply_note(note).map_err(unexpected)?;
-                tracker.reshape(&seen_state);
-                newest = newest.max(since(&seen_state));
-            }
-            Step::Note(note @ Note::EpochStart(_)) => {
-                seen_state.apply_note(note).map_err(unexpected)?;
-                tracker = CutTracker::new(&seen_state);
-                newest = newest.max(since(&seen_state));
-                passed.clear();
-            }
-            Step::Note(note @ Note::Copy { writer, .. }) => {
-                // Of a writer whose later records are beyond the limit it says nothing here.
-                if !passed.contains(writer) {
-                    seen_state.apply_note(note).map_err(unexpected)?;
-                }
-            }
-            Step::Note(Note::Checkpoint(_) | Note::CleanEnd) => {}
+            Step::Record { record, at, .. } => self.is_beyond(record, *at),
+            Step::Note(note) => Ok(!follows(self.limit, place.before, note)),
         }
-        Ok(ControlFlow::Continue(()))
-    })?;
-    let cut = match limit {
-        Limit::Exact(cut, _) => (*cut).clone(),
-        Limit::Time(_) | Limit::Vector(_) => {
-            trimmed(tracker.settle(&seen_state.committed()), &seen_state, &of.state)
-        }
-    };
-    let writers = writers(&seen_state, &cut, &whole_at, &joined)?;
-    let is_in = |record: &&Seen| !record.is_over && record.seq <= cut.get(record.writer);
-    if seen.iter().any(|record| record.start < of.base && !is_in(&record)) {
-        // It is in the images already.
-        return Err(PastError::BeforeWindow { oldest: of.oldest.at });
     }
-    // By its name the same point is found again: of several writers that takes all that was replayed.
-    let newest = match (limit, seen_state.writers.len()) {
-        (Limit::Exact(..), _) | (_, 0 | 1) => {
-            seen.iter().filter(is_in).map(|r| r.at).fold(newest, Ord::max)
+
+    /// Whether the answer is reached before this record.
+    fn is_beyond(&self, record: &Record, at: Hlc) -> Result<bool, PastError> {
+        match self.limit {
+            Limit::Time(_) if planted::is(Bug::TimesAlone) => Ok(false),
+            Limit::Time(time) => Ok(at > last_taken(*time)),
+            Limit::Vector(vector) => {
+                let (mut tracker, mut state) = (self.tracker.clone(), self.state.clone());
+                tracker.record(&state, record);
+                state.apply_record(record).map_err(unexpected)?;
+                let cut = tracker.settle(&state.committed());
+                Ok(!vector.covers(&trimmed(cut, &state, &self.of.state)))
+            }
+            Limit::Exact(..) => Ok(false),
         }
-        _ => newest.max(replayed_to),
-    };
-    let start = Position { segment: from, offset: 0 };
-    let last = seen.iter().filter(is_in).map(|r| r.end).fold(start.max(of.base), Ord::max);
-    let first = seen.iter().find(|record| !is_in(record)).map(|record| record.start);
-    Ok(Point {
-        // What is between is nothing, so it is the same state.
-        hlc: newest.max(of.oldest.at),
-        epoch: seen_state.epoch,
-        writers,
-        end: last,
-        beyond: first.or(over).unwrap_or(of.end).max(of.base),
-        cut,
-    })
+    }
+
+    fn record(
+        &mut self,
+        place: &Place<'_>,
+        record: &Record,
+        at: Hlc,
+        is_void: bool,
+    ) -> Result<(), PastError> {
+        if is_void && matches!(self.limit, Limit::Exact(..)) {
+            return Ok(());
+        }
+        let writer = record.writer;
+        self.newest = self.newest.max(at);
+        if !is_void {
+            self.seen.push(Seen::new(place, record, at, false));
+        }
+        if self.passed.contains(&writer) || is_outside(self.limit, record) {
+            self.passed.insert(writer);
+            return Ok(());
+        }
+        if let (Effect::CopyDone, Some(before)) = (&record.effect, self.state.writer(writer)) {
+            if matches!(before.copy, CopyState::Empty | CopyState::Partial) {
+                self.whole_at.insert(writer, record.seq);
+            }
+            if before.standing == Standing::Joining {
+                self.joined.insert(writer);
+            }
+        }
+        self.tracker.record(&self.state, record);
+        self.state.apply_record(record).map_err(unexpected)
+    }
+
+    fn note(&mut self, note: &Note) -> Result<(), PastError> {
+        match note {
+            Note::Checkpoint(_) | Note::CleanEnd => return Ok(()),
+            // Of a writer whose later records are beyond the limit it says nothing here.
+            Note::Copy { writer, .. } if self.passed.contains(writer) => return Ok(()),
+            // What was told by then stays in the cut, however far behind a new writer is.
+            Note::Shape(_) => {
+                self.tracker.settle(&self.state.committed());
+            }
+            Note::Copy { .. } | Note::EpochStart(_) => {}
+        }
+        self.state.apply_note(note).map_err(unexpected)?;
+        match note {
+            Note::Shape(_) => self.tracker.reshape(&self.state),
+            Note::EpochStart(_) => {
+                self.tracker = CutTracker::new(&self.state);
+                self.passed.clear();
+            }
+            _ => return Ok(()),
+        }
+        self.since = self.since.max(since(&self.state));
+        Ok(())
+    }
+
+    /// The answer, after a replay that began at this segment.
+    fn point(mut self, from: u64) -> Result<Point, PastError> {
+        let (of, state) = (self.of, &self.state);
+        let cut = match self.limit {
+            Limit::Exact(cut, _) => (*cut).clone(),
+            Limit::Time(_) | Limit::Vector(_) => {
+                trimmed(self.tracker.settle(&state.committed()), state, &of.state)
+            }
+        };
+        let writers = writers(state, &cut, &self.whole_at, &self.joined)?;
+        let is_in = |record: &&Seen| !record.is_over && record.seq <= cut.get(record.writer);
+        if self.seen.iter().any(|record| record.start < of.base && !is_in(&record)) {
+            // It is in the images already.
+            return Err(PastError::BeforeWindow { oldest: of.oldest.at });
+        }
+        let within = || self.seen.iter().filter(is_in);
+        // By its name the same point is found again: of several writers that takes all that was replayed.
+        let newest = match (self.limit, state.writers.len()) {
+            (Limit::Exact(..), _) | (_, 0 | 1) => {
+                within().map(|record| record.at).fold(self.since, Ord::max)
+            }
+            _ => self.newest.max(self.since),
+        };
+        let start = Position { segment: from, offset: 0 }.max(of.base);
+        let first = self.seen.iter().find(|record| !is_in(record)).map(|record| record.start);
+        Ok(Point {
+            // What is between is nothing, so it is the same state.
+            hlc: newest.max(of.oldest.at),
+            epoch: state.epoch,
+            writers,
+            end: within().map(|record| record.end).fold(start, Ord::max),
+            beyond: first.or(self.over).unwrap_or(of.end).max(of.base),
+            cut,
+        })
+    }
 }
 
 /// Since when the group has been what it is.
@@ -226,29 +292,6 @@ fn is_past(limit: &Limit<'_>, before: &State, has_passed: bool) -> bool {
             let after = time.is_some_and(|time| time <= before.newest_effective());
             after && before.journaled().covers(cut) && has_passed
         }
-    }
-}
-
-/// Whether the answer is reached before this record.
-fn is_beyond<F: StorageFile>(
-    limit: &Limit<'_>,
-    of: &History<F>,
-    tracker: &CutTracker,
-    before: &State,
-    record: &Record,
-    at: Hlc,
-) -> Result<bool, PastError> {
-    match limit {
-        Limit::Time(_) if planted::is(Bug::TimesAlone) => Ok(false),
-        Limit::Time(time) => Ok(at > last_taken(*time)),
-        Limit::Vector(vector) => {
-            let (mut tracker, mut state) = (tracker.clone(), before.clone());
-            tracker.record(&state, record);
-            state.apply_record(record).map_err(unexpected)?;
-            let cut = tracker.settle(&state.committed());
-            Ok(!vector.covers(&trimmed(cut, &state, &of.state)))
-        }
-        Limit::Exact(..) => Ok(false),
     }
 }
 
