@@ -9,7 +9,8 @@
 //!  resync ─▶ Sound, Sounded* ─▶ Floor                        (floor.rs)
 //!  AskFloor ─▶ Sound, Sounded* ─▶ FloorIs                    (asked.rs)
 //!                          │
-//!                          └─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
+//!                          ├─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
+//!                          └─▶ index_job ─▶ (index) ─▶ index_done (indexing.rs)
 //!  recover ─▶ guest_write* ─▶ guest_flush                     (recovery.rs)
 //! ```
 //!
@@ -22,6 +23,7 @@ mod attach;
 mod floor;
 mod folding;
 mod follow;
+mod indexing;
 mod ingest;
 mod left_out;
 mod past;
@@ -217,6 +219,8 @@ struct FoldState {
     wall_ms: u64,
     /// The window was shortened.
     shortened: bool,
+    /// An index is being written.
+    indexing: bool,
 }
 
 /// A group.
@@ -285,7 +289,11 @@ impl<S: Storage> Group<S> {
             options.journal,
             |start, before, shown| found.shown(start, before, shown),
         )?;
-        let past::Found { beyond, closed, .. } = found;
+        let past::Found { beyond, mut closed, .. } = found;
+        // What was not read, and what was found when it was.
+        for (index, (at, cut)) in opened.closed {
+            closed.entry(index).or_insert(Closed { at, cut });
+        }
         let state = opened.journal.state();
         // A recovery's cut was closed, and what came after it depends on nothing else.
         let beyond = beyond.filter(|_| state.recovered().is_none());
@@ -316,8 +324,9 @@ impl<S: Storage> Group<S> {
         let oldest = oldest
             .unwrap_or_else(|| Closed { at: state.newest_effective(), cut: state.committed() });
         let fold = FoldState { position, oldest, closed, ..FoldState::default() };
-        let group =
+        let mut group =
             Self::assemble(storage, options, manifest, opened.journal, cut, images, fold, now)?;
+        group.note_made_again(&opened.made_again);
         Ok(Some((group, opened.torn)))
     }
 

@@ -484,8 +484,12 @@ impl World {
         let after = self.rng.range(MS..30 * MS) * self.backup.slow_factor;
         let now = self.backup_now();
         let slot = &mut self.backup.groups[group];
-        let job = slot.group.as_mut().filter(|_| !slot.folding).and_then(|g| g.fold_job(now));
-        let Some(job) = job else {
+        let mut of = slot.group.as_mut().filter(|_| !slot.folding);
+        let Some(job) = of.as_mut().and_then(|of| of.fold_job(now)) else {
+            if let Some((of, job)) = of.and_then(|of| of.index_job().map(|job| (of, job))) {
+                let segment = job.segment();
+                of.index_done(segment, job.run());
+            }
             self.schedule_fold(group);
             return Ok(());
         };
