@@ -19,7 +19,7 @@ impl<S: Storage> Group<S> {
         if self.stall == Some(Stall::FoldBehind) {
             self.check_unfolded();
         }
-        let busy = self.fold.running.is_some() || self.fold.indexing;
+        let busy = self.fold.running.is_some() || self.fold.aside;
         if busy || self.broken.is_some() || self.fold_is_blocked() {
             return None;
         }

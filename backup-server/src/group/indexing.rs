@@ -13,7 +13,7 @@ impl<S: Storage> Group<S> {
     /// round: a fold removes segments with their indexes.
     pub fn index_job(&mut self) -> Option<IndexJob<S>> {
         if !self.journal.has_unindexed()
-            || self.fold.indexing
+            || self.fold.aside
             || self.fold.running.is_some()
             || self.broken.is_some()
         {
@@ -27,14 +27,14 @@ impl<S: Storage> Group<S> {
         let job = journal.index_job(stays.segment, |index| {
             fold.closed.get(&index).map(|closed| (closed.at, closed.cut.clone()))
         });
-        self.fold.indexing = job.is_some();
+        self.fold.aside = job.is_some();
         job
     }
 
     /// Such a job has ended, for this segment. Without an index the journal is whole: the next
     /// opening reads the segment and tries again.
     pub fn index_done(&mut self, segment: u64, result: Result<(), JournalError>) {
-        self.fold.indexing = false;
+        self.fold.aside = false;
         if let Err(error) = result {
             self.notices.push(format!(
                 "journal segment {segment} has no index: {error}. The server goes on; its next \

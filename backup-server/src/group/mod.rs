@@ -10,7 +10,8 @@
 //!  AskFloor ─▶ Sound, Sounded* ─▶ FloorIs                    (asked.rs)
 //!                          │
 //!                          ├─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
-//!                          └─▶ index_job ─▶ (index) ─▶ index_done (indexing.rs)
+//!                          ├─▶ index_job ─▶ (index) ─▶ index_done (indexing.rs)
+//!                          └─▶ scrub_job ─▶ (scrub) ─▶ scrub_done (scrub.rs)
 //!  recover ─▶ guest_write* ─▶ guest_flush                     (recovery.rs)
 //! ```
 //!
@@ -29,6 +30,7 @@ mod left_out;
 mod past;
 mod recovery;
 mod retention;
+mod scrub;
 mod shape;
 mod status;
 #[cfg(test)]
@@ -41,6 +43,7 @@ pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use past::PastStatus;
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
 pub use retention::{AtSizeMax, Retention};
+pub use scrub::ScrubStatus;
 pub use shape::RemoveError;
 pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 
@@ -219,8 +222,8 @@ struct FoldState {
     wall_ms: u64,
     /// The window was shortened.
     shortened: bool,
-    /// An index is being written.
-    indexing: bool,
+    /// An index is being written, or a segment verified.
+    aside: bool,
 }
 
 /// A group.
@@ -247,6 +250,7 @@ pub struct Group<S: Storage> {
     /// Kept while something reads disks as of now: digest checks, a recovered group's exports.
     overlay: Option<SharedOverlay<S::File>>,
     fold: FoldState,
+    scrub: scrub::Scrub,
     grace: Grace,
     opened_at: MonoNanos,
     /// When each host was heard last, since then.
@@ -365,6 +369,7 @@ impl<S: Storage> Group<S> {
             images,
             overlay: None,
             fold,
+            scrub: scrub::Scrub::new(now.mono),
             stall: None,
             broken: None,
             durable_copies: Vec::new(),

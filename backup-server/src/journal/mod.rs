@@ -25,6 +25,7 @@ mod note;
 mod open;
 mod reader;
 mod scan;
+mod scrub;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -46,6 +47,7 @@ pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteErr
 pub use open::open_from_bytes;
 pub use open::{Opened, Shown, TornTail};
 pub use reader::{JournalBatch, Reader};
+pub use scrub::ScrubJob;
 pub use state::{Standing, State, StateError, WriterState};
 
 use crate::storage::{self, Storage, StorageFile};
@@ -407,6 +409,20 @@ impl<S: Storage> Journal<S> {
         let sealed = self.unindexed.pop_front()?;
         let closed = closed(sealed.index());
         Some(IndexJob { storage: self.storage.clone(), dir: self.dir.clone(), sealed, closed })
+    }
+
+    /// Work that verifies the first sealed segment after this one, if there is one.
+    pub fn scrub_job(&self, after: u64) -> Option<ScrubJob<S>> {
+        let sealed = self.segments.split_last().map_or(&[][..], |(_, sealed)| sealed);
+        let segment = sealed.iter().find(|segment| segment.index > after)?.clone();
+        Some(ScrubJob { storage: self.storage.clone(), dir: self.dir.clone(), segment })
+    }
+
+    /// How many sealed segments come after this one.
+    #[must_use]
+    pub fn sealed_after(&self, segment: u64) -> u64 {
+        let after = self.segments.iter().filter(|of| of.index > segment).count();
+        after.saturating_sub(1) as u64
     }
 
     /// Whether there may be work for [`Journal::index_job`].

@@ -191,6 +191,15 @@ pub enum Event {
         /// How.
         result: Result<(), JournalError>,
     },
+    /// A segment was verified, or not.
+    ScrubDone {
+        /// Of which opening of the group.
+        generation: u64,
+        /// Which segment.
+        segment: u64,
+        /// How.
+        result: Result<u64, JournalError>,
+    },
     /// The server stops.
     Stop,
 }

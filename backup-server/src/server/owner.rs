@@ -18,7 +18,7 @@ use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Output, RecoverError,
     RemoveError,
 };
-use crate::journal::IndexJob;
+use crate::journal::{IndexJob, ScrubJob};
 use crate::manifest;
 use crate::storage::files::{Files, OpenFile};
 use std::collections::{BTreeMap, VecDeque};
@@ -150,7 +150,7 @@ impl Owner {
     fn timeout(&self) -> Option<Duration> {
         let retry = match &self.phase {
             Phase::Broken { .. } => true,
-            Phase::Live(group) => !group.accepts(),
+            Phase::Live(group) => !group.accepts() || group.is_scrubbing(),
             Phase::Absent => false,
         };
         (retry || self.fold_not_before.is_some() || !self.deferred.is_empty()).then_some(RETRY)
@@ -247,6 +247,12 @@ impl Owner {
                 if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
                 {
                     group.index_done(segment, result);
+                }
+            }
+            Event::ScrubDone { generation, segment, result } => {
+                if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
+                {
+                    group.scrub_done(clock::now(), segment, result);
                 }
             }
             Event::Stop => self.stop(),
@@ -533,7 +539,10 @@ impl Owner {
             }
             None => match group.index_job() {
                 Some(job) => Work::Index(job),
-                None => return,
+                None => match group.scrub_job(clock::now()) {
+                    Some(job) => Work::Scrub(job),
+                    None => return,
+                },
             },
         };
         let folder = match &self.folder {
@@ -572,6 +581,7 @@ impl Phase {
 enum Work {
     Fold(FoldJob<OpenFile>),
     Index(IndexJob<Files>),
+    Scrub(ScrubJob<Files>),
 }
 
 impl Work {
@@ -585,6 +595,10 @@ impl Work {
             Work::Index(job) => {
                 let segment = job.segment();
                 Event::IndexDone { generation, segment, result: job.run() }
+            }
+            Work::Scrub(job) => {
+                let segment = job.segment();
+                Event::ScrubDone { generation, segment, result: job.run() }
             }
         }
     }

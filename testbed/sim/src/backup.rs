@@ -486,9 +486,8 @@ impl World {
         let slot = &mut self.backup.groups[group];
         let mut of = slot.group.as_mut().filter(|_| !slot.folding);
         let Some(job) = of.as_mut().and_then(|of| of.fold_job(now)) else {
-            if let Some((of, job)) = of.and_then(|of| of.index_job().map(|job| (of, job))) {
-                let segment = job.segment();
-                of.index_done(segment, job.run());
+            if let Some(of) = of {
+                aside(of, now);
             }
             self.schedule_fold(group);
             return Ok(());
@@ -571,6 +570,18 @@ impl GroupSlot {
         self.folding = false;
         self.outputs.clear();
         self.writers.clear();
+    }
+}
+
+/// What else the fold's thread does.
+fn aside(of: &mut Group<Memory>, now: Now) {
+    if let Some(job) = of.index_job() {
+        let segment = job.segment();
+        of.index_done(segment, job.run());
+    }
+    if let Some(job) = of.scrub_job(now) {
+        let segment = job.segment();
+        of.scrub_done(now, segment, job.run());
     }
 }
 

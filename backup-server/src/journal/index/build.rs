@@ -88,7 +88,7 @@ impl Sealed {
 
     /// The content of its index.
     #[must_use]
-    pub fn encode(self, closed: Option<(Hlc, CountVector)>) -> Vec<u8> {
+    pub(super) fn encode(self, closed: Option<(Hlc, CountVector)>) -> Vec<u8> {
         self.builder.finish(self.of, closed)
     }
 }
@@ -109,12 +109,18 @@ impl<S: Storage> IndexJob<S> {
         self.sealed.index()
     }
 
+    /// What it would write.
+    #[must_use]
+    pub fn content(self) -> Vec<u8> {
+        self.sealed.encode(self.closed)
+    }
+
     /// Does it. The segment was synced before; its index is written to a file aside, which is
     /// synced, and gets its name; then the directory is synced.
     pub fn run(self) -> Result<(), JournalError> {
         let name = index_file_name(self.sealed.of.index, self.sealed.of.id);
-        let content = self.sealed.encode(self.closed);
-        storage::replace(&self.storage, &self.dir, &name, &content)
+        let (storage, dir) = (self.storage.clone(), self.dir.clone());
+        storage::replace(&storage, &dir, &name, &self.content())
             .map_err(JournalError::io("write the index of a journal segment"))
     }
 }
