@@ -216,7 +216,7 @@ fn names_are_exact() {
 // ---- beside its segment
 
 /// Writes records until some segments are sealed, and the indexes of those that are.
-fn run(disk: &Memory, first: u64, records: u64, index: bool) -> Result<u64, JournalError> {
+fn run(disk: &Memory, first: u64, records: u64) -> Result<u64, JournalError> {
     let mut acked = first - 1;
     let mut journal = match first {
         1 => Journal::create(disk.clone(), "journal", State::new(1), OPTIONS)?,
@@ -230,10 +230,9 @@ fn run(disk: &Memory, first: u64, records: u64, index: bool) -> Result<u64, Jour
         acked = seq;
         // As if the cut had everything at once.
         let closed = |_| Some((Hlc(seq), CountVector::of(WriterId(0), Seq(seq))));
-        if let Some(job) = journal.index_job(0, closed).filter(|_| index) {
-            if job.run().is_err() {
-                return Ok(acked);
-            }
+        let job = journal.index_job(0, closed);
+        if job.is_some_and(|job| job.run().is_err()) {
+            return Ok(acked);
         }
     }
     Ok(acked)
@@ -291,7 +290,7 @@ fn shown(disk: &Memory) -> (Vec<u64>, usize) {
 #[test]
 fn opening_reads_no_sealed_segment_that_has_an_index_and_is_closed() {
     let disk = Memory::new();
-    assert_eq!(run(&disk, 1, 24, true).unwrap(), 24);
+    assert_eq!(run(&disk, 1, 24).unwrap(), 24);
     let journal = open_at(&disk, Position::default()).unwrap().journal;
     let count = journal.segments().len() as u64;
     assert!(count >= 6 && check_indexes(&journal, &disk) as u64 == count - 1);
@@ -313,7 +312,7 @@ fn opening_reads_no_sealed_segment_that_has_an_index_and_is_closed() {
 #[test]
 fn whatever_is_missing_or_damaged_is_made_again_and_leads_to_the_same() {
     let disk = Memory::new();
-    run(&disk, 1, 24, true).unwrap();
+    run(&disk, 1, 24).unwrap();
     let whole = open_at(&disk.killed(), Position::default()).unwrap();
     let states: Vec<_> = whole.journal.starts().map(|(i, s)| (i, (**s).clone())).collect();
     let names = index_names(&disk);
@@ -345,7 +344,7 @@ fn whatever_is_missing_or_damaged_is_made_again_and_leads_to_the_same() {
 #[test]
 fn what_is_left_over_of_indexes_goes() {
     let disk = Memory::new();
-    run(&disk, 1, 12, true).unwrap();
+    run(&disk, 1, 12).unwrap();
     let before = index_names(&disk);
     for name in ["0000000000000001-0000000000000bad.idx", &format!("{}.new", before[0])] {
         disk.create(&format!("journal/{name}")).unwrap();
@@ -359,12 +358,12 @@ fn what_is_left_over_of_indexes_goes() {
 #[test]
 fn power_loss_at_every_operation_of_sealing_and_indexing() {
     let dry = Memory::new();
-    assert_eq!(run(&dry, 1, 9, true).unwrap(), 9);
+    assert_eq!(run(&dry, 1, 9).unwrap(), 9);
     assert!(index_names(&dry).len() >= 2);
     for at in 0..=dry.ops() {
         let disk = Memory::new();
         disk.set_faults(Faults { power_off_at: Some(at), ..Faults::default() });
-        let Ok(acked) = run(&disk, 1, 9, true) else { continue };
+        let Ok(acked) = run(&disk, 1, 9) else { continue };
         crate::journal::tests::for_each_crash(&disk, at, |after| {
             let mut opened = open_at(&after, Position::default()).unwrap();
             let seq = opened.journal.state().writers[0].seq.0;
@@ -377,7 +376,7 @@ fn power_loss_at_every_operation_of_sealing_and_indexing() {
             assert_eq!(indexed, opened.journal.segments().len() - 1);
             // And it goes on.
             drop(opened);
-            assert_eq!(run(&after, seq + 1, 4, true).unwrap(), seq + 4);
+            assert_eq!(run(&after, seq + 1, 4).unwrap(), seq + 4);
         });
     }
 }
