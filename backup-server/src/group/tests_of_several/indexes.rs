@@ -77,6 +77,28 @@ fn a_group_opened_by_its_indexes_is_the_same_group() {
 }
 
 #[test]
+fn a_resync_keeps_what_is_not_closed_in_what_opening_reads() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 20);
+    index_all(&mut group);
+    let before = read_by_opening(&disk.killed());
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let said = join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    assert_eq!(copy_of(&said), CopyState::Resyncing);
+    for n in 0..60 {
+        send(&mut group, record(0, 12 + n, 2_000_000_000_000 + n, &[]));
+        group.flush();
+    }
+    index_all(&mut group);
+    let cut = group.cut().clone();
+    assert_eq!(cut.get(WriterId(0)), Seq(11), "all or nothing of it");
+    drop(group);
+    assert!(read_by_opening(&disk.killed()) > before + 3);
+    let group = reopen(&disk.crash(&mut || false));
+    assert_eq!(group.cut(), &cut);
+}
+
+#[test]
 fn what_a_fold_takes_away_gets_no_index() {
     let disk = Memory::new();
     let mut group = busy(&disk, Form::Hlc, 0, 60);
