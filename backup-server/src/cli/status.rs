@@ -76,6 +76,9 @@ fn render(group: &GroupStatus) -> String {
     }
     let (journal, unfolded) = (text::bytes(group.journal_bytes), text::bytes(group.unfolded_bytes));
     line("journal", format!("{journal}, of which {unfolded} are not in the images yet"));
+    if let Some(damaged) = &group.scrub.damaged {
+        line("DAMAGED", damaged.clone());
+    }
     if let Some(error) = &group.fold_error {
         line("FOLD", error.clone());
     }

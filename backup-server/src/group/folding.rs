@@ -19,7 +19,8 @@ impl<S: Storage> Group<S> {
         if self.stall == Some(Stall::FoldBehind) {
             self.check_unfolded();
         }
-        if self.fold.running.is_some() || self.broken.is_some() || self.fold_is_blocked() {
+        let busy = self.fold.running.is_some() || self.fold.aside;
+        if busy || self.broken.is_some() || self.fold_is_blocked() {
             return None;
         }
         // At a limit everything that can go must go.

@@ -9,7 +9,9 @@
 //!  resync ─▶ Sound, Sounded* ─▶ Floor                        (floor.rs)
 //!  AskFloor ─▶ Sound, Sounded* ─▶ FloorIs                    (asked.rs)
 //!                          │
-//!                          └─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
+//!                          ├─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
+//!                          ├─▶ index_job ─▶ (index) ─▶ index_done (indexing.rs)
+//!                          └─▶ scrub_job ─▶ (scrub) ─▶ scrub_done (scrub.rs)
 //!  recover ─▶ guest_write* ─▶ guest_flush                     (recovery.rs)
 //! ```
 //!
@@ -22,11 +24,13 @@ mod attach;
 mod floor;
 mod folding;
 mod follow;
+mod indexing;
 mod ingest;
 mod left_out;
 mod past;
 mod recovery;
 mod retention;
+mod scrub;
 mod shape;
 mod status;
 #[cfg(test)]
@@ -39,6 +43,7 @@ pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use past::PastStatus;
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
 pub use retention::{AtSizeMax, Retention};
+pub use scrub::ScrubStatus;
 pub use shape::RemoveError;
 pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 
@@ -217,6 +222,8 @@ struct FoldState {
     wall_ms: u64,
     /// The window was shortened.
     shortened: bool,
+    /// An index is being written, or a segment verified.
+    aside: bool,
 }
 
 /// A group.
@@ -243,6 +250,7 @@ pub struct Group<S: Storage> {
     /// Kept while something reads disks as of now: digest checks, a recovered group's exports.
     overlay: Option<SharedOverlay<S::File>>,
     fold: FoldState,
+    scrub: scrub::Scrub,
     grace: Grace,
     opened_at: MonoNanos,
     /// When each host was heard last, since then.
@@ -285,7 +293,11 @@ impl<S: Storage> Group<S> {
             options.journal,
             |start, before, shown| found.shown(start, before, shown),
         )?;
-        let past::Found { beyond, closed, .. } = found;
+        let past::Found { beyond, mut closed, .. } = found;
+        // What was not read, and what was found when it was.
+        for (index, (at, cut)) in opened.closed {
+            closed.entry(index).or_insert(Closed { at, cut });
+        }
         let state = opened.journal.state();
         // A recovery's cut was closed, and what came after it depends on nothing else.
         let beyond = beyond.filter(|_| state.recovered().is_none());
@@ -316,8 +328,9 @@ impl<S: Storage> Group<S> {
         let oldest = oldest
             .unwrap_or_else(|| Closed { at: state.newest_effective(), cut: state.committed() });
         let fold = FoldState { position, oldest, closed, ..FoldState::default() };
-        let group =
+        let mut group =
             Self::assemble(storage, options, manifest, opened.journal, cut, images, fold, now)?;
+        group.note_made_again(&opened.made_again);
         Ok(Some((group, opened.torn)))
     }
 
@@ -356,6 +369,7 @@ impl<S: Storage> Group<S> {
             images,
             overlay: None,
             fold,
+            scrub: scrub::Scrub::new(now.mono),
             stall: None,
             broken: None,
             durable_copies: Vec::new(),

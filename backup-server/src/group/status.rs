@@ -1,6 +1,6 @@
 //! What a group says of itself: from what is durable, never from a flag (rule 6).
 
-use super::{Group, Now, PastStatus};
+use super::{Group, Now, PastStatus, ScrubStatus};
 use crate::journal::Standing;
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -92,6 +92,9 @@ pub struct GroupStatus {
     /// How much of the past there is.
     #[serde(default)]
     pub past: PastStatus,
+    /// What of the journal was verified since the group was opened.
+    #[serde(default)]
+    pub scrub: ScrubStatus,
     /// Why folding does not work.
     pub fold_error: Option<String>,
     /// Why it does not acknowledge for now.
@@ -121,6 +124,7 @@ impl GroupStatus {
             unfolded_bytes: 0,
             journal_segments: 0,
             past: PastStatus::default(),
+            scrub: ScrubStatus::default(),
             fold_error: None,
             stalled: None,
             broken: Some(reason.to_owned()),
@@ -190,6 +194,7 @@ impl<S: Storage> Group<S> {
             unfolded_bytes: self.unfolded_bytes(),
             journal_segments: self.journal.segments().len() as u64,
             past: self.past_status(),
+            scrub: self.scrub_status(),
             fold_error: self.fold.last_error.clone(),
             stalled: self.stall_reason(),
             broken: self.broken.clone(),

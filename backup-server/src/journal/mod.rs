@@ -19,10 +19,13 @@
 
 mod batch;
 mod format;
+mod index;
+mod indexed;
 mod note;
 mod open;
 mod reader;
 mod scan;
+mod scrub;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -32,20 +35,32 @@ pub use format::{
     BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_TARGET_BYTES, BatchHeader, Damage, Entries,
     Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION, VERSION_MIN,
 };
+#[cfg(any(test, feature = "memory-storage"))]
+pub use index::index_from_bytes;
+pub use index::{
+    BLOCK_BYTES, ENTRIES_PER_BLOCK, Footer, INDEX_VERSION, IndexEntry, IndexError, IndexJob,
+    Sealed, SegmentFacts, SegmentIndex, WriterRun, index_file_name, parse_index_file_name,
+};
+pub use indexed::{ClosedSegments, MadeAgain};
 pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError, Shape};
 #[cfg(any(test, feature = "memory-storage"))]
 pub use open::open_from_bytes;
 pub use open::{Opened, Shown, TornTail};
 pub use reader::{JournalBatch, Reader};
+pub use scrub::ScrubJob;
 pub use state::{Standing, State, StateError, WriterState};
 
 use crate::storage::{self, Storage, StorageFile};
 use batch::Batch;
+use index::Builder;
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::record::Record;
+use tidelock_protocol::vector::CountVector;
 
 /// A place between two batches.
 #[derive(
@@ -118,6 +133,10 @@ impl JournalError {
     }
 }
 
+/// Sealed segments whose entries are kept until their indexes are written. Of more than that the
+/// oldest are forgotten: opening makes their indexes from the segments.
+const UNINDEXED_MAX: usize = 16;
+
 /// One segment file.
 #[derive(Clone, Debug)]
 pub struct Segment<F> {
@@ -153,6 +172,10 @@ pub struct Journal<S: Storage> {
     batch: Batch,
     /// The checkpoint of the segment that must be begun before the staged batch is written.
     next_segment: Option<Note>,
+    /// The entries of the last segment, which is not sealed.
+    builder: Builder,
+    /// Sealed segments without an index, oldest first.
+    unindexed: VecDeque<Sealed>,
     poisoned: bool,
 }
 
@@ -179,6 +202,8 @@ impl<S: Storage> Journal<S> {
             next_segment: Some(Note::Checkpoint(Box::new(state.clone()))),
             state,
             batch: Batch::default(),
+            builder: Builder::default(),
+            unindexed: VecDeque::new(),
             poisoned: false,
         };
         journal.begin_segment()?;
@@ -237,7 +262,10 @@ impl<S: Storage> Journal<S> {
 
     /// Writes what is staged as one batch. It is not durable yet. On [`JournalError::Full`] it
     /// stays staged. Calls `placed` for each record with where it is.
-    pub fn write(&mut self, placed: impl FnMut(Placed<'_, S::File>)) -> Result<(), JournalError> {
+    pub fn write(
+        &mut self,
+        mut placed: impl FnMut(Placed<'_, S::File>),
+    ) -> Result<(), JournalError> {
         if self.poisoned {
             return Err(JournalError::Poisoned);
         }
@@ -261,7 +289,11 @@ impl<S: Storage> Journal<S> {
         self.fail_write("write to the journal", written)?;
         let segment = self.segments.last_mut().expect("begun");
         segment.len_bytes += (BATCH_HEADER_BYTES + self.batch.body_len()) as u64;
-        self.batch.place(segment, at + BATCH_HEADER_BYTES as u64, placed);
+        let builder = &mut self.builder;
+        self.batch.place(segment, at + BATCH_HEADER_BYTES as u64, |of| {
+            builder.record(of.record, of.record.len_bytes(), of.effect);
+            placed(of);
+        });
         (self.number, self.chain) = (header.number, link);
         self.batch.clear();
         Ok(())
@@ -340,6 +372,11 @@ impl<S: Storage> Journal<S> {
             return Err(JournalError::Io { what: "make a journal segment durable", source });
         }
         let len_bytes = (front.len() + batch.body_len()) as u64;
+        let builder = std::mem::take(&mut self.builder);
+        if let Some(before) = self.segments.last() {
+            let sealed = Sealed::new(before, self.number, self.chain, builder);
+            drop(self.push_unindexed(sealed));
+        }
         self.segments.push(Segment { index: header.index, id: header.id, file, len_bytes });
         let Note::Checkpoint(start) = checkpoint else { unreachable!("begins with a checkpoint") };
         self.starts.push(Arc::new((**start).clone()));
@@ -348,6 +385,50 @@ impl<S: Storage> Journal<S> {
         self.durable_number = self.number;
         self.durable_end = self.end();
         Ok(())
+    }
+
+    /// Takes a segment whose index is to be written. Returns one for which there is no room.
+    fn push_unindexed(&mut self, sealed: Sealed) -> Option<Sealed> {
+        let is_full = self.unindexed.len() == UNINDEXED_MAX;
+        let over = is_full.then(|| self.unindexed.pop_front()).flatten();
+        self.unindexed.push_back(sealed);
+        over
+    }
+
+    /// Work that writes the index of a sealed segment, if one has none; not of segments before
+    /// this one, which are about to go. `closed` is asked what is known of the segment's beginning.
+    pub fn index_job(
+        &mut self,
+        from: u64,
+        closed: impl FnOnce(u64) -> Option<(Hlc, CountVector)>,
+    ) -> Option<IndexJob<S>> {
+        let from = from.max(self.segments[0].index);
+        while self.unindexed.front().is_some_and(|sealed| sealed.index() < from) {
+            self.unindexed.pop_front();
+        }
+        let sealed = self.unindexed.pop_front()?;
+        let closed = closed(sealed.index());
+        Some(IndexJob { storage: self.storage.clone(), dir: self.dir.clone(), sealed, closed })
+    }
+
+    /// Work that verifies the first sealed segment after this one, if there is one.
+    pub fn scrub_job(&self, after: u64) -> Option<ScrubJob<S>> {
+        let sealed = self.segments.split_last().map_or(&[][..], |(_, sealed)| sealed);
+        let segment = sealed.iter().find(|segment| segment.index > after)?.clone();
+        Some(ScrubJob { storage: self.storage.clone(), dir: self.dir.clone(), segment })
+    }
+
+    /// How many sealed segments come after this one.
+    #[must_use]
+    pub fn sealed_after(&self, segment: u64) -> u64 {
+        let after = self.segments.iter().filter(|of| of.index > segment).count();
+        after.saturating_sub(1) as u64
+    }
+
+    /// Whether there may be work for [`Journal::index_job`].
+    #[must_use]
+    pub fn has_unindexed(&self) -> bool {
+        !self.unindexed.is_empty()
     }
 
     /// No room can get better; any other failed write leaves the file in an unknown state.
@@ -436,12 +517,17 @@ impl<S: Storage> Journal<S> {
             return Ok(());
         }
         for segment in &self.segments[..old] {
-            let name = SegmentHeader::file_name(segment.index, segment.id);
-            match self.storage.remove(&storage::join(&self.dir, &name)) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    return Err(JournalError::io("remove a journal segment")(e));
+            let names = [
+                SegmentHeader::file_name(segment.index, segment.id),
+                index_file_name(segment.index, segment.id),
+            ];
+            for name in names {
+                match self.storage.remove(&storage::join(&self.dir, &name)) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                        return Err(JournalError::io("remove a journal segment")(e));
+                    }
+                    _ => {}
                 }
-                _ => {}
             }
         }
         self.segments.drain(..old);

@@ -1,4 +1,7 @@
-//! Opening a journal: everything is read and verified, a torn tail is found and cut.
+//! Opening a journal: a torn tail is found and cut, and what the journal leads to is known.
+//!
+//! Of every segment header and checkpoint are read and verified. Sealed segments that have an
+//! index are not read further ([`super::indexed`]); the others and the last one are, as a whole.
 //!
 //! ```text
 //!  names ──▶ torn beginnings removed ──▶ segments in order ──▶ batches in order ──▶ damage?
@@ -9,13 +12,20 @@
 //!  what no batch knows as durable is written again and synced ──▶ durable
 //! ```
 
-use super::format::{Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader};
+use super::format::{
+    BATCH_HEADER_BYTES, Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader,
+};
+use super::index::{Builder, IndexJob, Sealed, index_file_name};
+use super::indexed::{ClosedSegments, Indexed, MadeAgain};
 use super::reader::corrupt;
 use super::scan::{Scan, ScanError, Scanned, find_header};
-use super::{Batch, Journal, JournalError, Note, Options, Position, Segment, State, write_back};
+use super::{
+    Batch, Journal, JournalError, Note, Options, PlacedEffect, Position, Segment, State, write_back,
+};
 use crate::storage::{self, Storage, StorageFile};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use tidelock_protocol::record::Record;
+use tidelock_protocol::record::{Effect, Record};
 
 /// An entry that opening a journal shows.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +58,11 @@ pub struct Opened<S: Storage> {
     pub torn: Option<TornTail>,
     /// Whether the last run ended cleanly.
     pub clean: bool,
+    /// Of segments that were not read, and of the first one that was shown: since when everything
+    /// before them is in every state.
+    pub closed: ClosedSegments,
+    /// Indexes of sealed segments that were missing or damaged.
+    pub made_again: Vec<MadeAgain>,
 }
 
 /// The batches of the last segment, and what they lead to.
@@ -61,6 +76,8 @@ struct Replay {
     batches: Vec<(u64, u64)>,
     /// The state at the beginning of each segment so far.
     starts: Vec<Arc<State>>,
+    /// The entries of the segment at hand.
+    builder: Builder,
     clean: bool,
 }
 
@@ -76,8 +93,8 @@ impl<S: Storage> Journal<S> {
         Self::open_with(storage, dir, floor, options, |_, _, _| {})
     }
 
-    /// Opens it and shows each entry that it holds, with the beginning of its batch and the state
-    /// before it. The first entry is a checkpoint, which is the state before what follows.
+    /// Opens it and shows each entry from some segment on, before which everything is in every cut
+    /// ([`Opened::closed`] has it), with the beginning of its batch and the state before it.
     pub fn open_with(
         storage: S,
         dir: &str,
@@ -86,6 +103,7 @@ impl<S: Storage> Journal<S> {
         mut visit: impl FnMut(Position, &State, Shown<'_>),
     ) -> Result<Opened<S>, JournalError> {
         let (segments, tail_removed) = find_segments(&storage, dir, floor)?;
+        let indexed = Indexed::read(&storage, dir, &segments)?;
         let mut journal = Self {
             storage,
             dir: dir.to_owned(),
@@ -100,6 +118,8 @@ impl<S: Storage> Journal<S> {
             state: State::default(),
             batch: Batch::default(),
             next_segment: None,
+            builder: Builder::default(),
+            unindexed: VecDeque::new(),
             poisoned: false,
         };
         let mut replay = Replay {
@@ -109,19 +129,36 @@ impl<S: Storage> Journal<S> {
             durable: 0,
             batches: Vec::new(),
             starts: Vec::new(),
+            builder: Builder::default(),
             clean: false,
         };
         let mut torn = None;
-        for at in 0..segments.len() {
-            let (segment, header) = &segments[at];
+        for (at, found) in segments.iter().enumerate() {
             let is_last = at + 1 == segments.len();
             // A segment that was followed by another one was durable first.
             let may_be_torn = is_last && !tail_removed;
-            let next = segments.get(at + 1).map(|(_, next)| next);
-            let before = journal.segments.last();
-            let (segment, cut) =
-                replay.segment(segment, header, before, next, may_be_torn, floor, &mut visit)?;
+            let next = segments.get(at + 1).map(|next| &next.header);
+            let segment = replay.begin(found, journal.segments.last(), next)?;
+            if let Some(next) = next.filter(|_| indexed.whole[at]) {
+                replay.skip(&found.checkpoint, next);
+                journal.segments.push(segment);
+                continue;
+            }
+            let mut show = |position: Position, before: &State, shown: Shown<'_>| {
+                if at >= indexed.from {
+                    visit(position, before, shown);
+                }
+            };
+            let (segment, cut) = replay.segment(segment, may_be_torn, floor, &mut show)?;
             torn = cut;
+            let builder = std::mem::take(&mut replay.builder);
+            match is_last {
+                true => journal.builder = builder,
+                false if indexed.is_missing(&index_file_name(segment.index, segment.id)) => {
+                    journal.make_again(Sealed::new(&segment, replay.number, replay.chain, builder));
+                }
+                false => {}
+            }
             journal.segments.push(segment);
         }
         let Some(state) = replay.state.take() else {
@@ -135,7 +172,17 @@ impl<S: Storage> Journal<S> {
             return Err(corrupt(last, last.len_bytes, damage));
         }
         journal.settle(&replay, torn.is_some())?;
-        Ok(Opened { journal, torn, clean: replay.clean })
+        let Indexed { closed, made_again, .. } = indexed;
+        Ok(Opened { journal, torn, clean: replay.clean, closed, made_again })
+    }
+
+    /// The newest of those that have no index wait for it as after sealing; the others must not
+    /// wait in memory.
+    fn make_again(&mut self, sealed: Sealed) {
+        let Some(sealed) = self.push_unindexed(sealed) else { return };
+        let (storage, dir) = (self.storage.clone(), self.dir.clone());
+        // Without room the journal is whole without it, and the next opening tries again.
+        let _ = IndexJob { storage, dir, sealed, closed: None }.run();
     }
 
     /// Makes what was found durable, and what was cut gone.
@@ -162,8 +209,14 @@ impl<S: Storage> Journal<S> {
     }
 }
 
-type Found<F> = (Segment<F>, SegmentHeader);
-type FoundSegments<F> = (Vec<Found<F>>, bool);
+/// A segment whose header and checkpoint are whole.
+pub(super) struct FoundSegment<F> {
+    pub(super) segment: Segment<F>,
+    pub(super) header: SegmentHeader,
+    pub(super) checkpoint: State,
+}
+
+type FoundSegments<F> = (Vec<FoundSegment<F>>, bool);
 
 /// The segments from the floor on, in order and without a hole; beginnings that were torn are
 /// removed. Also tells whether one of those was the last.
@@ -179,7 +232,7 @@ fn find_segments<S: Storage>(
     let remove = |index, id| {
         storage.remove(&path(index, id)).map_err(JournalError::io("remove a journal segment"))
     };
-    let mut whole: Vec<Found<S::File>> = Vec::new();
+    let mut whole: Vec<FoundSegment<S::File>> = Vec::new();
     let mut torn = Vec::new();
     for (index, id) in ids {
         if index < floor.segment {
@@ -197,8 +250,8 @@ fn find_segments<S: Storage>(
                 return Err(corrupt(&segment, offset, damage));
             }
             Err((offset, damage)) => torn.push((segment, offset, damage)),
-            Ok(header) => {
-                let expected = whole.last().map_or(index, |(s, _)| s.index + 1);
+            Ok((header, checkpoint)) => {
+                let expected = whole.last().map_or(index, |of| of.segment.index + 1);
                 if index < expected {
                     let damage = Damage::Chain("there is another segment of this index");
                     return Err(corrupt(&segment, 0, damage));
@@ -206,15 +259,15 @@ fn find_segments<S: Storage>(
                 if index > expected {
                     return Err(JournalError::Missing { index: expected });
                 }
-                whole.push((segment, header));
+                whole.push(FoundSegment { segment, header, checkpoint });
             }
         }
     }
-    let first = whole.first().map_or(0, |(s, _)| s.index);
+    let first = whole.first().map_or(0, |of| of.segment.index);
     if floor.segment > 0 && first != floor.segment {
         return Err(JournalError::Missing { index: floor.segment });
     }
-    let last = whole.last().map_or(0, |(s, _)| s.index);
+    let last = whole.last().map_or(0, |of| of.segment.index);
     let mut tail_removed = false;
     for (segment, offset, damage) in torn {
         // A beginning that was torn is the last one, or the next attempt's stands beside it.
@@ -238,8 +291,8 @@ fn has_more<F: StorageFile>(segment: &Segment<F>) -> Result<bool, JournalError> 
         .map_err(JournalError::io("read the journal"))
 }
 
-/// A segment's header, or where its beginning is damaged.
-type HeaderOrDamage = Result<SegmentHeader, (u64, Damage)>;
+/// A segment's header and checkpoint, or where its beginning is damaged.
+type HeaderOrDamage = Result<(SegmentHeader, State), (u64, Damage)>;
 
 /// The header of a segment, if header and checkpoint are whole; else where the damage is.
 fn read_header<F: StorageFile>(segment: &Segment<F>) -> Result<HeaderOrDamage, JournalError> {
@@ -260,7 +313,12 @@ fn read_header<F: StorageFile>(segment: &Segment<F>) -> Result<HeaderOrDamage, J
     };
     let at = SEGMENT_HEADER_BYTES as u64;
     match Scan::new(segment.file.clone(), segment.id, at, segment.len_bytes).next() {
-        Ok(Some(_)) => Ok(Ok(header)),
+        Ok(Some(first)) => match Entries::new(&first.header, first.body).next() {
+            Some(Ok(Entry::Note(Note::Checkpoint(state)))) => Ok(Ok((header, *state))),
+            // It is durable, so no crash has made it.
+            Some(Err(damage)) => Err(corrupt(segment, at, damage)),
+            _ => Err(corrupt(segment, at, Damage::Chain("no checkpoint"))),
+        },
         Ok(None) => Ok(Err((at, Damage::Short("checkpoint")))),
         Err(ScanError::Damage(damage)) => Ok(Err((at, damage))),
         Err(ScanError::Io(source)) => Err(JournalError::Io { what: "read the journal", source }),
@@ -268,19 +326,15 @@ fn read_header<F: StorageFile>(segment: &Segment<F>) -> Result<HeaderOrDamage, J
 }
 
 impl Replay {
-    #[allow(clippy::too_many_arguments)] // What is before it, after it, and asked of it.
-    /// Replays one segment. Returns it with its valid length, and what was cut.
-    fn segment<F: StorageFile>(
+    /// Whether a segment continues what is before it. Returns it with the length that the next
+    /// one says it has.
+    fn begin<F: StorageFile>(
         &mut self,
-        segment: &Segment<F>,
-        header: &SegmentHeader,
+        found: &FoundSegment<F>,
         before: Option<&Segment<F>>,
         next: Option<&SegmentHeader>,
-        may_be_torn: bool,
-        floor: Position,
-        visit: &mut impl FnMut(Position, &State, Shown<'_>),
-    ) -> Result<(Segment<F>, Option<TornTail>), JournalError> {
-        let mut segment = segment.clone();
+    ) -> Result<Segment<F>, JournalError> {
+        let (mut segment, header) = (found.segment.clone(), &found.header);
         if let Some(before) = before {
             let continues = (header.prev_id, header.prev_len, header.first_batch, header.chain)
                 == (before.id, before.len_bytes, self.number + 1, self.chain);
@@ -297,6 +351,24 @@ impl Replay {
             // What is beyond was cut by the run that began the next segment.
             segment.len_bytes = next.prev_len;
         }
+        Ok(segment)
+    }
+
+    /// The segment at hand is not read: its index says how it ends, as the next one does.
+    fn skip(&mut self, checkpoint: &State, next: &SegmentHeader) {
+        self.starts.push(Arc::new(State::of_checkpoint(checkpoint)));
+        (self.number, self.chain) = (next.first_batch - 1, next.chain);
+        self.state = None;
+    }
+
+    /// Replays one segment. Returns it with its valid length, and what was cut.
+    fn segment<F: StorageFile>(
+        &mut self,
+        mut segment: Segment<F>,
+        may_be_torn: bool,
+        floor: Position,
+        visit: &mut impl FnMut(Position, &State, Shown<'_>),
+    ) -> Result<(Segment<F>, Option<TornTail>), JournalError> {
         self.batches.clear();
         let start = SEGMENT_HEADER_BYTES as u64;
         let mut scan = Scan::new(segment.file.clone(), segment.id, start, segment.len_bytes);
@@ -356,6 +428,7 @@ impl Replay {
             return Err(Damage::Chain("the batch before it differs"));
         }
         let first = batch.offset == SEGMENT_HEADER_BYTES as u64;
+        let body_at = batch.offset + BATCH_HEADER_BYTES as u64;
         for (nth, entry) in Entries::new(&batch.header, batch.body.clone()).enumerate() {
             let entry = entry?;
             self.clean = matches!(entry, Entry::Note(Note::CleanEnd | Note::Checkpoint(_)));
@@ -376,10 +449,16 @@ impl Replay {
                         self.starts.push(Arc::new(state.clone()));
                     }
                 }
-                (Entry::Record { head, payload, .. }, Some(state)) => {
+                (Entry::Record { head, payload, payload_at }, Some(state)) => {
                     let record = head.finish(payload)?;
                     visit(state, Shown::Record(&record));
                     state.apply_record(&record)?;
+                    let effect = match record.effect {
+                        Effect::Write(_) => PlacedEffect::Write { at: body_at + payload_at as u64 },
+                        Effect::Zero { .. } => PlacedEffect::Zero,
+                        Effect::CopyDone | Effect::Idle => PlacedEffect::None,
+                    };
+                    self.builder.record(&record, record.len_bytes(), effect);
                 }
                 (_, None) => return Err(Damage::Chain("no checkpoint")),
             }

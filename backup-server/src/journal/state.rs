@@ -284,6 +284,12 @@ impl State {
         State { is_format_1: false, has_no_barrier: false, ..checkpoint.clone() }
     }
 
+    /// Whether it was read from a checkpoint that does not say everything.
+    #[must_use]
+    pub(super) fn is_of_older_format(&self) -> bool {
+        self.is_format_1 || self.has_no_barrier
+    }
+
     /// Whether a checkpoint stands for this state, as far as its format can tell.
     fn equals(&self, checkpoint: &State) -> bool {
         let barrierless = |state: &State| State { barrier: Hlc(0), ..Self::of_checkpoint(state) };

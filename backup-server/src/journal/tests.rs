@@ -11,12 +11,12 @@ use tidelock_protocol::message::CopyState;
 use tidelock_protocol::record::{Effect, Payload};
 use tidelock_protocol::vector::CountVector;
 
-const OPTIONS: Options = Options { segment_bytes: 800 };
+pub(super) const OPTIONS: Options = Options { segment_bytes: 800 };
 /// Up to this many independent choices every subset is tried.
 const EXHAUSTIVE_CHOICES: usize = 9;
 const SAMPLES: u32 = 60;
 
-fn write_record(seq: u64, len: usize) -> Record {
+pub(super) fn write_record(seq: u64, len: usize) -> Record {
     let data: Bytes = (0..len).map(|i| (seq as usize * 31 + i) as u8).collect::<Vec<_>>().into();
     record(seq, 1, Effect::Write(Payload::new(data)))
 }
@@ -26,7 +26,11 @@ fn create(disk: &Memory) -> Result<Journal<Memory>, JournalError> {
 }
 
 fn open(disk: &Memory) -> Result<Opened<Memory>, JournalError> {
-    Journal::open(disk.clone(), "journal", Position::default(), OPTIONS)
+    open_at(disk, Position::default())
+}
+
+pub(super) fn open_at(disk: &Memory, floor: Position) -> Result<Opened<Memory>, JournalError> {
+    Journal::open(disk.clone(), "journal", floor, OPTIONS)
 }
 
 /// Everything in the journal, in order.
@@ -98,7 +102,7 @@ fn check(disk: &Memory, acked: u64) -> u64 {
 }
 
 /// Tries what can survive of a crash: everything if it is little, else a sample.
-fn for_each_crash(disk: &Memory, seed: u64, mut f: impl FnMut(Memory)) {
+pub(super) fn for_each_crash(disk: &Memory, seed: u64, mut f: impl FnMut(Memory)) {
     let choices = disk.crash_choices();
     if choices <= EXHAUSTIVE_CHOICES {
         for subset in 0u32..1 << choices {

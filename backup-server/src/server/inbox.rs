@@ -11,6 +11,7 @@ use crate::group::{
     ConnectionId, GroupStatus, GuestEffect, Link, NamedView, RecoverError, Recovery, RemoveError,
 };
 use crate::history::{History, Point};
+use crate::journal::JournalError;
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
 use crate::storage::files::OpenFile;
@@ -180,6 +181,24 @@ pub enum Event {
         cut: CountVector,
         /// How.
         result: Result<Folded, FoldError>,
+    },
+    /// The index of a segment was written, or not.
+    IndexDone {
+        /// Of which opening of the group.
+        generation: u64,
+        /// Of which segment.
+        segment: u64,
+        /// How.
+        result: Result<(), JournalError>,
+    },
+    /// A segment was verified, or not.
+    ScrubDone {
+        /// Of which opening of the group.
+        generation: u64,
+        /// Which segment.
+        segment: u64,
+        /// How.
+        result: Result<u64, JournalError>,
     },
     /// The server stops.
     Stop,

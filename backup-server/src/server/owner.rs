@@ -18,6 +18,7 @@ use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Output, RecoverError,
     RemoveError,
 };
+use crate::journal::{IndexJob, ScrubJob};
 use crate::manifest;
 use crate::storage::files::{Files, OpenFile};
 use std::collections::{BTreeMap, VecDeque};
@@ -149,7 +150,7 @@ impl Owner {
     fn timeout(&self) -> Option<Duration> {
         let retry = match &self.phase {
             Phase::Broken { .. } => true,
-            Phase::Live(group) => !group.accepts(),
+            Phase::Live(group) => !group.accepts() || group.is_scrubbing(),
             Phase::Absent => false,
         };
         (retry || self.fold_not_before.is_some() || !self.deferred.is_empty()).then_some(RETRY)
@@ -240,6 +241,18 @@ impl Owner {
                 if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
                 {
                     group.fold_done(cut, result);
+                }
+            }
+            Event::IndexDone { generation, segment, result } => {
+                if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
+                {
+                    group.index_done(segment, result);
+                }
+            }
+            Event::ScrubDone { generation, segment, result } => {
+                if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
+                {
+                    group.scrub_done(clock::now(), segment, result);
                 }
             }
             Event::Stop => self.stop(),
@@ -519,8 +532,19 @@ impl Owner {
             return;
         }
         let Phase::Live(group) = &mut self.phase else { return };
-        let Some(job) = group.fold_job(clock::now()) else { return };
-        self.fold_not_before = None;
+        let job = match group.fold_job(clock::now()) {
+            Some(job) => {
+                self.fold_not_before = None;
+                Work::Fold(job)
+            }
+            None => match group.index_job() {
+                Some(job) => Work::Index(job),
+                None => match group.scrub_job(clock::now()) {
+                    Some(job) => Work::Scrub(job),
+                    None => return,
+                },
+            },
+        };
         let folder = match &self.folder {
             Some(folder) => folder,
             None => self.folder.insert(Folder::spawn(&self.group, Arc::clone(&self.inbox))),
@@ -553,17 +577,44 @@ impl Phase {
     }
 }
 
+/// A job of the fold's thread.
+enum Work {
+    Fold(FoldJob<OpenFile>),
+    Index(IndexJob<Files>),
+    Scrub(ScrubJob<Files>),
+}
+
+impl Work {
+    /// Does it, and says how it ended.
+    fn run(self, generation: u64) -> Event {
+        match self {
+            Work::Fold(job) => {
+                let cut = job.cut.clone();
+                Event::FoldDone { generation, cut, result: job.run() }
+            }
+            Work::Index(job) => {
+                let segment = job.segment();
+                Event::IndexDone { generation, segment, result: job.run() }
+            }
+            Work::Scrub(job) => {
+                let segment = job.segment();
+                Event::ScrubDone { generation, segment, result: job.run() }
+            }
+        }
+    }
+}
+
 /// The fold's thread: jobs one after the other, with less claim on the processor than what
 /// acknowledges. Not none: a fold that starves stops everything at the limit of unfolded bytes.
 struct Folder {
-    jobs: mpsc::Sender<(u64, FoldJob<OpenFile>)>,
+    jobs: mpsc::Sender<(u64, Work)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Folder {
     fn spawn(group: &str, inbox: Arc<Inbox>) -> Self {
         const NICE: i32 = 10;
-        let (jobs, waiting) = mpsc::channel::<(u64, FoldJob<OpenFile>)>();
+        let (jobs, waiting) = mpsc::channel::<(u64, Work)>();
         let builder = std::thread::Builder::new().name(format!("fold-{group}"));
         let spawned = builder.spawn(move || {
             let tid = rustix::thread::gettid();
@@ -571,9 +622,7 @@ impl Folder {
                 tracing::debug!("the fold runs at normal priority: {error}");
             }
             while let Ok((generation, job)) = waiting.recv() {
-                let cut = job.cut.clone();
-                let result = job.run();
-                if !inbox.push(Event::FoldDone { generation, cut, result }) {
+                if !inbox.push(job.run(generation)) {
                     return;
                 }
             }

@@ -487,8 +487,11 @@ impl World {
         let after = self.rng.range(MS..30 * MS) * self.backup.slow_factor;
         let now = self.backup_now();
         let slot = &mut self.backup.groups[group];
-        let job = slot.group.as_mut().filter(|_| !slot.folding).and_then(|g| g.fold_job(now));
-        let Some(job) = job else {
+        let mut of = slot.group.as_mut().filter(|_| !slot.folding);
+        let Some(job) = of.as_mut().and_then(|of| of.fold_job(now)) else {
+            if let Some(of) = of {
+                aside(of, now);
+            }
             self.schedule_fold(group);
             return Ok(());
         };
@@ -570,6 +573,18 @@ impl GroupSlot {
         self.folding = false;
         self.outputs.clear();
         self.writers.clear();
+    }
+}
+
+/// What else the fold's thread does.
+fn aside(of: &mut Group<Memory>, now: Now) {
+    if let Some(job) = of.index_job() {
+        let segment = job.segment();
+        of.index_done(segment, job.run());
+    }
+    if let Some(job) = of.scrub_job(now) {
+        let segment = job.segment();
+        of.scrub_done(now, segment, job.run());
     }
 }
 

@@ -5,7 +5,7 @@ use crate::history::{At, PastError, Point};
 
 const T0: u64 = 1_700_000_000_000;
 
-fn windowed(window_ms: u64) -> GroupOptions {
+pub(super) fn windowed(window_ms: u64) -> GroupOptions {
     let retention = Retention { window_ms, ..Retention::default() };
     GroupOptions { retention, ..options() }
 }
@@ -14,7 +14,7 @@ fn hlc(ms: u64) -> u64 {
     Hlc::new(T0 + ms, 0).0
 }
 
-fn fold(group: &mut Group<Memory>, now: Now) -> bool {
+pub(super) fn fold(group: &mut Group<Memory>, now: Now) -> bool {
     let Some(job) = group.fold_job(now) else { return false };
     let cut = job.cut.clone();
     let result = job.run();
@@ -23,7 +23,7 @@ fn fold(group: &mut Group<Memory>, now: Now) -> bool {
 }
 
 /// Two writers, whole at seq 1, then records a millisecond apart, in turns.
-fn busy(disk: &Memory, form: Form, window_ms: u64, records: u64) -> Group<Memory> {
+pub(super) fn busy(disk: &Memory, form: Form, window_ms: u64, records: u64) -> Group<Memory> {
     let mut group = two(disk, form);
     group.options = windowed(window_ms);
     for n in 0..records {
@@ -35,7 +35,7 @@ fn busy(disk: &Memory, form: Form, window_ms: u64, records: u64) -> Group<Memory
 }
 
 /// Every state is the records up to its time, in the HLC form up to the watermark of then, whatever was folded.
-fn check_all(group: &mut Group<Memory>, records: u64) -> (u64, u64) {
+pub(super) fn check_all(group: &mut Group<Memory>, records: u64) -> (u64, u64) {
     let (mut shown, mut before) = (0, 0);
     let behind = u64::from(group.state().form == Form::Hlc);
     for n in 2..records - 2 {

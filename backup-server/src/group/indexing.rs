@@ -1,0 +1,57 @@
+//! Which sealed segments get an index, and when.
+//!
+//! Work for the fold's thread, when it has nothing to fold: an index is never waited for. Not for
+//! segments that the next fold takes away, so with `retention.window = "0s"` hardly ever.
+
+use super::Group;
+use crate::journal::{IndexJob, JournalError, MadeAgain};
+use crate::storage::Storage;
+
+impl<S: Storage> Group<S> {
+    /// Work that writes the index of a sealed segment, if there is any. Its outcome goes to
+    /// [`Group::index_done`]; while it runs there is no [`Group::fold_job`], and the other way
+    /// round: a fold removes segments with their indexes.
+    pub fn index_job(&mut self) -> Option<IndexJob<S>> {
+        if !self.journal.has_unindexed()
+            || self.fold.aside
+            || self.fold.running.is_some()
+            || self.broken.is_some()
+        {
+            return None;
+        }
+        let stays = match self.fold_is_blocked() {
+            true => self.fold.position,
+            false => self.target_not_held().to.max(self.fold.position),
+        };
+        let Self { journal, fold, .. } = self;
+        let job = journal.index_job(stays.segment, |index| {
+            fold.closed.get(&index).map(|closed| (closed.at, closed.cut.clone()))
+        });
+        self.fold.aside = job.is_some();
+        job
+    }
+
+    /// Such a job has ended, for this segment. Without an index the journal is whole: the next
+    /// opening reads the segment and tries again.
+    pub fn index_done(&mut self, segment: u64, result: Result<(), JournalError>) {
+        self.fold.aside = false;
+        if let Err(error) = result {
+            self.notices.push(format!(
+                "journal segment {segment} has no index: {error}. The server goes on; its next \
+                 start takes longer"
+            ));
+        }
+    }
+
+    /// Says that opening had to read segments whose indexes should have been there.
+    pub(super) fn note_made_again(&mut self, made_again: &[MadeAgain]) {
+        let Some(first) = made_again.first() else { return };
+        self.notices.push(format!(
+            "{} of the journal's indexes could not be used, the first is {} ({}): the segments \
+             were read and the indexes are made again",
+            made_again.len(),
+            first.file,
+            first.reason
+        ));
+    }
+}

@@ -1,0 +1,175 @@
+//! Groups whose journals have indexes: opened by them they are the same groups, and what opening
+//! does not read is verified beside.
+
+use super::past::{busy, check_all, fold, windowed};
+use super::*;
+use crate::journal::{SegmentHeader, index_file_name};
+
+const DAY_MS: u64 = 24 * 3600 * 1000;
+
+fn index_all(group: &mut Group<Memory>) -> usize {
+    let jobs = std::iter::from_fn(|| {
+        let job = group.index_job()?;
+        let segment = job.segment();
+        assert!(group.fold_job(at_ms(0)).is_none(), "one at a time");
+        group.index_done(segment, job.run());
+        Some(segment)
+    });
+    jobs.count()
+}
+
+fn scrub(group: &mut Group<Memory>, now: Now) -> Option<u64> {
+    let job = group.scrub_job(now)?;
+    let segment = job.segment();
+    group.scrub_done(now, segment, job.run());
+    Some(segment)
+}
+
+/// How many segments opening has to read.
+fn read_by_opening(disk: &Memory) -> usize {
+    let mut segments = std::collections::BTreeSet::new();
+    let position = manifest::read_fold_position(disk).unwrap().position;
+    let options = options().journal;
+    let show = |at: Position, _: &journal::State, _: journal::Shown<'_>| {
+        segments.insert(at.segment);
+    };
+    Journal::open_with(disk.clone(), "journal", position, options, show).unwrap();
+    segments.len()
+}
+
+fn indexes(disk: &Memory) -> Vec<String> {
+    let mut names = disk.list("journal").unwrap();
+    names.retain(|name| name.ends_with(".idx"));
+    names
+}
+
+#[test]
+fn a_group_opened_by_its_indexes_is_the_same_group() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, DAY_MS, 100);
+    let segments = group.journal.segments().len();
+    assert_eq!(index_all(&mut group), segments - 1);
+    let (state, cut) = (group.state().clone(), group.cut().clone());
+    let closed: Vec<u64> = group.fold.closed.keys().copied().collect();
+    let expected = check_all(&mut group, 100);
+    assert_eq!(expected, (96, 0));
+    drop(group);
+    let without = disk.crash(&mut || false);
+    for name in indexes(&without) {
+        without.remove(&format!("journal/{name}")).unwrap();
+    }
+    assert!(segments > 5 && read_by_opening(&disk.killed()) == 2);
+    assert_eq!(read_by_opening(&without.killed()), segments);
+    for disk in [disk.crash(&mut || false), without] {
+        let mut group = reopen(&disk);
+        group.options = windowed(DAY_MS);
+        assert_eq!((group.state(), group.cut()), (&state, &cut));
+        let found: Vec<u64> = group.fold.closed.keys().copied().collect();
+        assert!(closed.ends_with(&found) && closed.len() <= found.len() + 1, "{found:?}");
+        assert_eq!(check_all(&mut group, 100), expected);
+        // Records leave the window by the same places.
+        group.options = windowed(30);
+        while fold(&mut group, at_ms(1000)) {}
+        let (shown, before) = check_all(&mut group, 100);
+        assert!(shown >= 30 && before > 10, "{shown} shown, {before} before the window");
+        assert!(indexes(&disk).len() < group.journal.segments().len(), "indexes go as well");
+    }
+}
+
+#[test]
+fn a_resync_keeps_what_is_not_closed_in_what_opening_reads() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 20);
+    index_all(&mut group);
+    let before = read_by_opening(&disk.killed());
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let said = join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    assert_eq!(copy_of(&said), CopyState::Resyncing);
+    for n in 0..60 {
+        send(&mut group, record(0, 12 + n, 2_000_000_000_000 + n, &[]));
+        group.flush();
+    }
+    index_all(&mut group);
+    let cut = group.cut().clone();
+    assert_eq!(cut.get(WriterId(0)), Seq(11), "all or nothing of it");
+    drop(group);
+    assert!(read_by_opening(&disk.killed()) > before + 3);
+    let group = reopen(&disk.crash(&mut || false));
+    assert_eq!(group.cut(), &cut);
+}
+
+#[test]
+fn what_a_fold_takes_away_gets_no_index() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, 0, 60);
+    assert!(group.journal.segments().len() > 3);
+    assert_eq!(index_all(&mut group), 0);
+    while fold(&mut group, at_ms(0)) {}
+    assert!(indexes(&disk).is_empty());
+}
+
+#[test]
+fn verification_finds_damage_that_opening_does_not_read_and_the_group_refuses() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, DAY_MS, 60);
+    index_all(&mut group);
+    let (index, id, len_bytes) = {
+        let segment = &group.journal.segments()[2];
+        (segment.index, segment.id, segment.len_bytes)
+    };
+    let sealed = group.journal.segments().len() as u64 - 1;
+    drop(group);
+    let path = format!("journal/{}", SegmentHeader::file_name(index, id));
+    disk.flip(&path, len_bytes - 3);
+    let mut group = reopen(&disk);
+    let mut now = at_ms(0);
+    assert_eq!(scrub(&mut group, now), None, "not all at once");
+    let mut verified = Vec::new();
+    while group.broken().is_none() {
+        assert_eq!(group.status(now).scrub.segments_left, sealed - verified.len() as u64);
+        now.mono.0 += 1_000_000_000;
+        verified.extend(scrub(&mut group, now));
+    }
+    assert_eq!(verified, [1, 2, 3]);
+    let broken = group.broken().unwrap().to_owned();
+    let name = SegmentHeader::file_name(index, id);
+    assert!(broken.contains(&name) && broken.contains("damaged at byte"), "{broken}");
+    assert_eq!(group.status(now).scrub.damaged, Some(broken));
+    drop(group);
+    // From then on opening finds it, until the file is as it was.
+    assert!(!indexes(&disk).contains(&index_file_name(index, id)));
+    let opened = Group::open(disk.clone(), at_ms(0), options());
+    assert_eq!(opened.map(|_| ()).unwrap_err().refusal_kind(), RefusalKind::Damaged);
+    disk.flip(&path, len_bytes - 3);
+    let mut group = reopen(&disk);
+    assert!(group.take_notices()[0].contains(&index_file_name(index, id)));
+    for nth in 1..=sealed {
+        now.mono.0 += 1_000_000_000;
+        assert_eq!(scrub(&mut group, now), Some(nth));
+    }
+    now.mono.0 += 1_000_000_000;
+    assert_eq!(scrub(&mut group, now), None);
+    assert!(!group.is_scrubbing() && group.broken().is_none());
+    now.mono.0 += DAY_MS * 1_000_000;
+    assert_eq!(scrub(&mut group, now), Some(1), "again the next day");
+}
+
+#[test]
+fn the_disks_of_a_recovered_group_are_not_taken_away_by_it() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, DAY_MS, 60);
+    group.recover(at_ms(0), true).unwrap();
+    let (path, last) = {
+        let segment = &group.journal.segments()[1];
+        let name = SegmentHeader::file_name(segment.index, segment.id);
+        (format!("journal/{name}"), segment.len_bytes - 3)
+    };
+    disk.flip(&path, last);
+    group.take_notices();
+    for second in 1..4 {
+        scrub(&mut group, at_ms(1000 * second));
+    }
+    assert!(group.broken().is_none());
+    assert!(group.take_notices()[0].contains("damaged at byte"));
+    assert!(group.status(at_ms(0)).scrub.damaged.is_some());
+}

@@ -1,0 +1,132 @@
+//! Indexes of segments beside the real server: it is killed whenever, they are lost and damaged.
+
+mod common;
+
+use common::{HANG, Host, Process, cli, cli_json, config, copy_done, disk_after, has, record};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tidelock_protocol::ids::Seq;
+use tidelock_protocol::message::LastRun;
+use tokio::net::TcpStream;
+
+/// A past, in small segments.
+const SMALL: &str = "[journal]\nsegment = \"1MiB\"\n[retention]\nwindow = \"1h\"\n";
+
+/// In batches that are smaller than a segment.
+async fn send(host: &mut Host<TcpStream>, from: u64, to: u64) {
+    for seq in from..=to {
+        host.record(&record(seq)).await.unwrap();
+        if seq % 150 == 0 || seq == to {
+            host.durable(seq).await;
+        }
+    }
+}
+
+fn exported(config: &Path, at: u64, dir: &Path) -> Vec<u8> {
+    let image = dir.join("exported.img");
+    let (out, at) = (image.to_str().unwrap(), format!("hlc:{at}.0"));
+    let output = cli(config, &["export", "shop", "db.root", out, "--at", &at]);
+    assert!(output.status.success(), "{at}: {output:?}");
+    let content = std::fs::read(&image).unwrap();
+    std::fs::remove_file(image).unwrap();
+    content
+}
+
+fn files(dir: &Path, ending: &str) -> Vec<PathBuf> {
+    let journal = dir.join("data/groups/shop/journal");
+    let entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<_> =
+        entries.filter(|path| path.to_str().unwrap().ends_with(ending)).collect();
+    found.sort();
+    found
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !done() {
+        assert!(since.elapsed() < HANG, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn flip(path: &Path, from_end: usize) {
+    let mut content = std::fs::read(path).unwrap();
+    let at = content.len() - from_end;
+    content[at] ^= 1;
+    std::fs::write(path, content).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_between_seal_and_index_and_whatever_is_lost_of_them_the_past_is_the_same() {
+    if !has("qemu-img") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), SMALL);
+    let mut server = Process::start(&config);
+    let (mut host, _) = Host::attached(server.address, 1, LastRun::Unknown).await;
+    host.record(&copy_done(1)).await.unwrap();
+    let mut last = 1;
+    // Segments are sealed every 450 records or so: each kill hits another moment of it.
+    for round in 1u64..=6 {
+        let next = last + 1000 + 97 * round;
+        send(&mut host, last + 1, next).await;
+        last = next;
+        server.kill();
+        server = Process::start(&config);
+        let run = LastRun::Continues { from: Seq(last + 1) };
+        let (again, attached) = Host::attached(server.address, 1, run).await;
+        assert_eq!(attached.durable, Seq(last));
+        host = again;
+    }
+    let sealed = || files(dir.path(), ".seg").len() - 1;
+    wait_until("all sealed segments get an index", || files(dir.path(), ".idx").len() >= sealed());
+    let left_over = files(dir.path(), ".new");
+    assert!(sealed() > 10 && left_over.is_empty(), "{} sealed, {left_over:?}", sealed());
+    for at in [1, 2, 800, 1990, last - 1, last] {
+        assert!(exported(&config, at, dir.path()) == disk_after(at), "{at}");
+    }
+    server.kill();
+    for (nth, index) in files(dir.path(), ".idx").iter().enumerate() {
+        match nth % 3 {
+            0 => std::fs::remove_file(index).unwrap(),
+            1 => flip(index, 50),
+            _ => {}
+        }
+    }
+    let server = Process::start(&config);
+    wait_until("they are made again", || files(dir.path(), ".idx").len() >= sealed());
+    for at in [1, 2, 800, 1990, last - 1, last] {
+        assert!(exported(&config, at, dir.path()) == disk_after(at), "{at}");
+    }
+    server.terminate();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_in_the_middle_is_found_beside_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), SMALL);
+    let server = Process::start(&config);
+    let (mut host, _) = Host::attached(server.address, 1, LastRun::Unknown).await;
+    host.record(&copy_done(1)).await.unwrap();
+    send(&mut host, 2, 2500).await;
+    wait_until("indexes", || {
+        files(dir.path(), ".idx").len() + 1 >= files(dir.path(), ".seg").len()
+    });
+    server.kill();
+    let segments = files(dir.path(), ".seg");
+    assert!(segments.len() > 3, "{segments:?}");
+    let damaged = segments[1].clone();
+    flip(&damaged, 100);
+    let server = Process::start(&config);
+    let group = || cli_json(&config, &["status", "--json"])["groups"][0].clone();
+    wait_until("it is told", || group()["broken"].is_string());
+    let name = damaged.file_name().unwrap().to_str().unwrap().to_owned();
+    let broken = group()["broken"].to_string();
+    assert!(broken.contains(&name) && broken.contains("damaged at byte"), "{broken}");
+    // Restored from a copy, it goes on by itself.
+    flip(&damaged, 100);
+    wait_until("it works again", || group()["broken"].is_null());
+    assert_eq!(group()["writers"][0]["durable"], 2500);
+    server.terminate();
+}
