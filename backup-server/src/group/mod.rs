@@ -25,6 +25,7 @@ mod follow;
 mod ingest;
 mod left_out;
 mod past;
+mod policies;
 mod recovery;
 mod retention;
 mod shape;
@@ -37,6 +38,7 @@ mod tests_of_several;
 pub use attach::GroupCreateError;
 pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use past::PastStatus;
+pub use policies::{Exposure, Known};
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
 pub use retention::{AtSizeMax, Retention};
 pub use shape::RemoveError;
@@ -225,6 +227,7 @@ pub struct Group<S: Storage> {
     storage: S,
     options: GroupOptions,
     manifest: Manifest,
+    policies: policies::Policies,
     journal: Journal<S>,
     commit: GroupCommit,
     cut: CutTracker,
@@ -342,6 +345,7 @@ impl<S: Storage> Group<S> {
             floors: Vec::new(),
             asked: Vec::new(),
             for_everyone: None,
+            policies: policies::Policies::read(&storage)?,
             last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),

@@ -3,6 +3,7 @@
 mod histories;
 mod left_out;
 mod past;
+mod policies;
 mod resyncs;
 mod shapes;
 
