@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `group.json` | what the group is: writers, members, their disks, mode, grace. The group exists when this is there |
 //! | `fold.json` | up to where the journal is in the images, and the oldest time that can be shown |
+//! | `policies.json` | what members do when this server cannot be reached (`group/policies.rs`) |
 //! | `machines/MEMBER.json` or `.xml` | what to boot |
 //!
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
@@ -275,7 +276,7 @@ pub fn read_machine<S: Storage>(
     Ok(None)
 }
 
-fn read_json<S: Storage, T: DeserializeOwned>(
+pub(crate) fn read_json<S: Storage, T: DeserializeOwned>(
     storage: &S,
     file: &str,
 ) -> Result<Option<T>, ManifestError> {
@@ -299,7 +300,7 @@ fn read_json<S: Storage, T: DeserializeOwned>(
     serde_json::from_value(value).map(Some).map_err(damaged)
 }
 
-fn write_json<S: Storage, T: Serialize>(
+pub(crate) fn write_json<S: Storage, T: Serialize>(
     storage: &S,
     dir: &str,
     file: &str,

@@ -18,6 +18,10 @@ pub enum Bug {
     NewcomerNotWaitedFor,
     /// Breaks rule 4: goes on taking records of an epoch that has ended.
     OldEpochAccepted,
+    /// Breaks rule 1: a host believes that its policy is kept, and it is not.
+    PolicyForgotten,
+    /// Breaks rule 1: who attaches while others are in mode async is not told.
+    NewcomerNotTold,
     /// Breaks rule 5: a view of the past takes a record after its time.
     ViewAfterItsTime,
     /// Breaks rule 2: of each writer a view of the past has what that wrote up to then by its own clock.

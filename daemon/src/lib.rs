@@ -7,6 +7,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 pub mod copy_job;
+pub mod degrade;
 pub mod host;
 pub mod link;
 pub mod metrics;

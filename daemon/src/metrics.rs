@@ -180,6 +180,15 @@ fn encode_groups(
     each(e, ("tidelock_unprotected", SECONDS, Gauge), help, groups, |f, l, g| {
         f.seconds(l, g.unprotected_for_ms.unwrap_or(0))
     })?;
+    let help = "1 while the group is degraded by its policy: replies did not wait for the backup, and it does \
+                not have all that has left";
+    each(e, ("tidelock_degraded", None, Gauge), help, groups, |f, l, g| {
+        f.gauge(l, u64::from(g.degraded_since_unix_ms.is_some()))
+    })?;
+    let help = "Since when, as seconds since 1970; 0 if it is not";
+    each(e, ("tidelock_degraded_since", SECONDS, Gauge), help, groups, |f, l, g| {
+        f.seconds(l, g.degraded_since_unix_ms.unwrap_or(0))
+    })?;
     let help = "How long replies may still leave if the backup is not heard again; 0 if not at all";
     each(e, ("tidelock_lease_left", SECONDS, Gauge), help, groups, |f, l, g| {
         f.seconds(l, if g.lease.held { g.lease.left_ms } else { 0 })

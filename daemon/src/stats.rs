@@ -86,6 +86,7 @@ pub struct LinkStats {
     /// When the oldest record that is not durable was admitted; 0: none.
     oldest_ns: AtomicU64,
     lease_sent_ns: AtomicU64,
+    policy_kept: AtomicBool,
     watermark: AtomicU64,
     frontier: AtomicU64,
     commit_latency: LatencyHistogram,
@@ -109,6 +110,17 @@ impl LinkStats {
 
     pub(crate) fn lease_renewed(&self, sent_at: MonoNanos) {
         self.lease_sent_ns.fetch_max(sent_at.0, Relaxed);
+    }
+
+    pub(crate) fn set_policy_kept(&self, is_kept: bool) {
+        self.policy_kept.store(is_kept, Relaxed);
+    }
+
+    /// Whether the backup has on stable storage, as far as this run has heard, what this member's group
+    /// does without it.
+    #[must_use]
+    pub fn is_policy_kept(&self) -> bool {
+        self.policy_kept.load(Relaxed)
     }
 
     pub(crate) fn set_watermark(&self, watermark: Hlc, frontier: Hlc) {

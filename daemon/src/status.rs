@@ -92,6 +92,13 @@ pub struct GroupStatus {
     pub configured_mode: Mode,
     /// Since when clients may have seen what a disaster would undo; `None` if they have not.
     pub unprotected_for_ms: Option<u64>,
+    /// What becomes of packets that have waited too long for the backup, as configured.
+    #[serde(default = "hold")]
+    pub when_unreachable: String,
+    /// The group has degraded by that policy at this time of the host's wall clock, in milliseconds
+    /// since the Unix epoch, and the backup does not have all that has left since.
+    #[serde(default)]
+    pub degraded_since_unix_ms: Option<u64>,
     /// The epoch granted by the backup; 0 before the first.
     pub epoch: Epoch,
     /// What lets the gate be open.
@@ -111,6 +118,10 @@ pub struct GroupStatus {
     /// the group's newest record.
     #[serde(default)]
     pub watermark_lag_ms: Option<u64>,
+}
+
+fn hold() -> String {
+    "hold".to_owned()
 }
 
 /// A member on another host.

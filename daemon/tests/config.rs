@@ -225,6 +225,16 @@ fn each_mistake_gets_its_words() {
         ),
         (
             "name = \"g\"",
+            "name = \"g\"\nwhen_unreachable = \"async\"",
+            "8:20 `when_unreachable` in [[group]]: it must be said after how long -> \"async after 30s\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\nwhen_unreachable = \"async after 10ms\"",
+            "8:20 `when_unreachable` in [[group]]: 10ms is not between 1s and 1d -> \"async after 30s\"",
+        ),
+        (
+            "name = \"g\"",
             "name = \"g\"\nmodes = \"sync\"",
             "8:1 unknown key `modes` in [[group]] -> mode",
         ),

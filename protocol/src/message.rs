@@ -15,13 +15,15 @@ use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
 /// The versions of the protocol that this build speaks, oldest and newest.
-pub const PROTOCOL: (u16, u16) = (1, 3);
+pub const PROTOCOL: (u16, u16) = (1, 4);
 /// From this version on the two sides speak of groups with several members: [`Message::Join`] and
 /// what follows it.
 pub const PROTOCOL_OF_GROUPS: u16 = 2;
 /// From this version on the backup says which run of a member it knew last:
 /// [`LastRun::Unclean`] and [`Message::LastAttached`].
 pub const PROTOCOL_OF_RUNS: u16 = 3;
+/// From this version on the backup knows when a member goes on without it: [`Message::Policy`].
+pub const PROTOCOL_OF_POLICIES: u16 = 4;
 
 /// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
 pub const UNASKED: u64 = 0;
@@ -78,6 +80,27 @@ impl std::str::FromStr for Mode {
             "async" => Ok(Mode::Async),
             _ => Err(format!("unknown mode \"{s}\": use sync, pipelined or async")),
         }
+    }
+}
+
+/// What a member's host does when the backup cannot be reached, and what it does now (version 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// The mode in force: [`Mode::Async`] while it is degraded.
+    pub mode: Mode,
+    /// The gate opens when something has waited so long for the backup, in milliseconds; `None`: it
+    /// holds.
+    pub after_ms: Option<u64>,
+    /// The gate was opened then, by the host's wall clock in milliseconds since the Unix epoch, and
+    /// C does not cover all that has left since.
+    pub degraded_since_unix_ms: Option<u64>,
+}
+
+impl Policy {
+    /// In this mode, whatever happens.
+    #[must_use]
+    pub fn holding(mode: Mode) -> Self {
+        Self { mode, after_ms: None, degraded_since_unix_ms: None }
     }
 }
 
@@ -407,4 +430,13 @@ pub enum Message {
         /// The run that had attached last before this attachment; 0: none.
         incarnation: Incarnation,
     },
+    /// Host: as soon as the member is attached, and at every change (version 4).
+    Policy(Policy),
+    /// Backup: what it has on stable storage of a member's policy (version 4). A run of the daemon asks
+    /// for no lease before it has heard this.
+    PolicyKept(Policy),
+    /// Backup: another member is in mode async, or may be: what the guest of this one has heard while
+    /// its daemon was away may not have been tagged (version 4). Right before
+    /// [`Message::PolicyKept`].
+    Unheard,
 }

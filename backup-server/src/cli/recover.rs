@@ -73,6 +73,37 @@ async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<Exported
     }
 }
 
+/// What the old primary can still do, and what it may have told.
+fn fencing(recovery: &Recovery) -> String {
+    if recovery.exposed.is_empty() {
+        return "the old primary is fenced: it can commit nothing and its gate stays shut\n".into();
+    }
+    let mut text =
+        "CLIENTS MAY HAVE SEEN WHAT IS NOT HERE, because replies did not wait for this site:\n"
+            .to_owned();
+    for of in &recovery.exposed {
+        let since = match of.since_unix_ms {
+            Some(since) => format!("since {}", text::utc(since)),
+            None => "for an unknown time".to_owned(),
+        };
+        let why = match (of.after_ms, of.is_known) {
+            (Some(after_ms), true) => format!(
+                "{since} by that host's clock it was degraded (\"async after {} s\")",
+                after_ms as f64 / 1e3
+            ),
+            (Some(after_ms), false) => format!(
+                "{since} at the earliest, if it went on without this site (\"async after {} s\")",
+                after_ms as f64 / 1e3
+            ),
+            (None, _) => format!("{since} at the earliest it was in mode async"),
+        };
+        text += &format!("  {} on {}: {why}\n", of.member, of.host);
+    }
+    text + "the old primary can commit nothing any more, but it needs no lease to answer clients: it may go \
+            on\nuntil it hears of this recovery. Make sure that it is off, or that no client reaches it, \
+            before clients\nare sent here\n"
+}
+
 fn countdown(length_ms: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("  [{bar:40}] {msg}").expect("a constant template");
     ProgressBar::new(length_ms).with_style(style)
@@ -122,10 +153,52 @@ fn tell(
     for member in &recovery.followers {
         println!("  {member}: has no disks here");
     }
-    println!("the old primary is fenced: it can commit nothing and its gate stays shut");
+    print!("{}", fencing(recovery));
     println!("disks, writable at once:");
     for disk in disks {
         println!("  {:<20} {:>10}  {}", disk.name, text::bytes(disk.size_bytes), disk.uri());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::Exposure;
+    use tidelock_protocol::ids::Epoch;
+    use tidelock_protocol::message::Form;
+
+    #[test]
+    fn what_clients_may_have_seen_is_said_and_that_the_old_primary_may_answer() {
+        let exposure = Exposure {
+            member: "db".into(),
+            host: "host-a".into(),
+            after_ms: Some(30_000),
+            is_known: true,
+            since_unix_ms: Some(1_700_000_000_123),
+        };
+        let unknown = Exposure { is_known: false, ..exposure.clone() };
+        let by_mode = Exposure { after_ms: None, since_unix_ms: None, ..exposure.clone() };
+        let mut recovery = Recovery {
+            group: "shop".into(),
+            epoch: Epoch(2),
+            at_unix_ms: 0,
+            primary_declared_dead: false,
+            writers: vec![],
+            form: Form::Vector,
+            followers: vec![],
+            exposed: vec![exposure, unknown, by_mode],
+        };
+        let text = fencing(&recovery);
+        for part in [
+            "db on host-a: since 2023-11-14T22:13:20Z by that host's clock it was degraded (\"async after 30 s\")",
+            "since 2023-11-14T22:13:20Z at the earliest, if it went on without this site",
+            "for an unknown time at the earliest it was in mode async",
+            "Make sure that it is off",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        recovery.exposed.clear();
+        assert!(fencing(&recovery).contains("its gate stays shut"));
+    }
 }

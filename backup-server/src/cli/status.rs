@@ -49,6 +49,22 @@ fn copy(writer: &WriterStatus) -> &'static str {
     }
 }
 
+/// What the member's host does without this server, if it does not hold.
+fn policy(group: &GroupStatus, member: &str, line: &mut impl FnMut(&str, String)) {
+    let Some(known) = group.policies.get(member) else { return };
+    if let Some(after_ms) = known.after_ms {
+        let after = after_ms as f64 / 1e3;
+        line(
+            "  policy",
+            format!("async after {after} s: then it answers clients without this site"),
+        );
+    }
+    if let Some(since) = known.degraded_since_unix_ms {
+        let since = text::utc(since);
+        line("  DEGRADED", format!("since {since} clients may have seen what is not here"));
+    }
+}
+
 fn render(group: &GroupStatus) -> String {
     let mut out = format!("group {}\n", group.group);
     let mut line = |name: &str, value: String| {
@@ -113,6 +129,7 @@ fn render(group: &GroupStatus) -> String {
             Some(since) => line("  host", format!("{host}, since {}", text::utc(since))),
             None => line("  host", format!("{host}, not connected")),
         }
+        policy(group, &writer.member, &mut line);
         for disk in &writer.disks {
             line("  disk", format!("{} ({})", disk.name, text::bytes(disk.size_bytes)));
         }
@@ -122,6 +139,7 @@ fn render(group: &GroupStatus) -> String {
         let how = since.map_or("not connected".to_owned(), |at| format!("since {}", text::utc(at)));
         line("member", format!("{} (no disks)", follower.member));
         line("  host", format!("{}, {how}", follower.host));
+        policy(group, &follower.member, &mut line);
     }
     out
 }
@@ -129,7 +147,9 @@ fn render(group: &GroupStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::Known;
     use tidelock_protocol::ids::{Epoch, Seq};
+    use tidelock_protocol::message::Mode;
 
     #[test]
     fn what_is_wrong_stands_out() {
@@ -154,7 +174,19 @@ mod tests {
             writers: vec![writer],
             ..broken
         };
-        let text = render(&stalled);
+        let mut degraded = stalled;
+        let known = Known {
+            mode: Mode::Async,
+            mode_since_unix_ms: 0,
+            after_ms: Some(30_000),
+            degraded_since_unix_ms: Some(1_700_000_000_123),
+            has_left: false,
+        };
+        degraded.policies.insert("db".into(), known);
+        let text = render(&degraded);
+        for part in ["after 30 s", "DEGRADED   since 2023-11-14T22:13:20Z"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
         for part in ["STALLED", "no room", "seq 9, committed 5", "not connected", "resyncing"] {
             assert!(text.contains(part), "{part} in {text}");
         }

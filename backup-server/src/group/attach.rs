@@ -12,7 +12,7 @@
 //! A disk that is added makes a whole copy one that is resyncing, and a second run an empty one one
 //! that has begun: of the first nothing may have arrived, but its guest was served.
 
-use super::{Group, GroupError, GroupOptions, Link, Now, Output, WriterSlot};
+use super::{Group, GroupError, GroupOptions, Link, Now, Output, WriterSlot, policies};
 use crate::cut::CutTracker;
 use crate::journal::{self, Journal, Note, Position, Standing, State};
 use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
@@ -534,6 +534,9 @@ fn clear<S: Storage>(storage: &S) -> io::Result<()> {
             storage.remove(&storage::join(dir, &name))?;
         }
         storage.sync_dir(dir)?;
+    }
+    if storage::read_all(storage, policies::FILE)?.is_some() {
+        storage.remove(policies::FILE)?;
     }
     storage.sync_dir("")
 }

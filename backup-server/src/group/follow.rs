@@ -86,6 +86,7 @@ impl<S: Storage> Group<S> {
             Frame::Control(_, Message::AskFloor { mark, everyone }) => {
                 self.ask_floor(link, mark, everyone);
             }
+            Frame::Control(_, Message::Policy(policy)) => self.policy(now, link, policy),
             // Its mode is its host's affair.
             Frame::Control(_, Message::ModeChanged { .. }) => {}
             _ => {

@@ -98,6 +98,7 @@ impl<S: Storage> Group<S> {
                 self.beacon(now, link, sent_at);
             }
             Message::DigestCheck { .. } => return self.digest_check(i, link, message),
+            Message::Policy(policy) => self.policy(now, link, policy),
             Message::ModeChanged { mode } => self.mode_changed(WriterId(i as u16), mode),
             Message::Sounded { id, pending, hlc } => {
                 self.sounded(WriterId(i as u16), id, &pending, hlc);
@@ -107,6 +108,7 @@ impl<S: Storage> Group<S> {
                 self.flush();
                 self.slots[i].link = None;
                 self.slots[i].has_left = true;
+                self.policy_has_left(&self.manifest.writers[i].clone());
                 self.tell_floors();
             }
             _ => {

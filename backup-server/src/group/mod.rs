@@ -28,6 +28,7 @@ mod indexing;
 mod ingest;
 mod left_out;
 mod past;
+mod policies;
 mod recovery;
 mod retention;
 mod scrub;
@@ -41,6 +42,7 @@ mod tests_of_several;
 pub use attach::GroupCreateError;
 pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use past::PastStatus;
+pub use policies::{Exposure, Known};
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
 pub use retention::{AtSizeMax, Retention};
 pub use scrub::ScrubStatus;
@@ -232,6 +234,7 @@ pub struct Group<S: Storage> {
     storage: S,
     options: GroupOptions,
     manifest: Manifest,
+    policies: policies::Policies,
     journal: Journal<S>,
     commit: GroupCommit,
     cut: CutTracker,
@@ -355,6 +358,7 @@ impl<S: Storage> Group<S> {
             floors: Vec::new(),
             asked: Vec::new(),
             for_everyone: None,
+            policies: policies::Policies::read(&storage)?,
             last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),

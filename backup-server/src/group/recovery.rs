@@ -1,7 +1,7 @@
 //! Recovery: the epoch is raised first, then the disks are writable here (DESIGN 2.9, rule 4).
 
 use super::left_out::RecoveryWriter;
-use super::{Group, GroupError, Now, Output};
+use super::{Exposure, Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
 use crate::history::{Hold, PastError, Point};
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
@@ -36,6 +36,10 @@ pub struct Recovery {
     pub form: Form,
     /// Members without disks: they are booted like the others.
     pub followers: Vec<String>,
+    /// Members whose gate may not have waited for this site: what their clients have seen may not be
+    /// here, and they may go on answering until their hosts hear of this recovery.
+    #[serde(default)]
+    pub exposed: Vec<Exposure>,
 }
 
 /// Why a group cannot be recovered.
@@ -129,6 +133,7 @@ impl<S: Storage> Group<S> {
             writers: writers.collect(),
             form: state.form,
             followers: self.manifest.followers.keys().cloned().collect(),
+            exposed: self.policies.exposed_at(start.epoch),
         })
     }
 
@@ -191,6 +196,7 @@ impl<S: Storage> Group<S> {
         };
         let cut = start.cut.clone();
         self.remember_left_out(start.epoch, kept.map(|(point, _)| point.hlc));
+        self.remember_exposed(start.epoch, now);
         let note = Note::EpochStart(start);
         self.journal.stage_note(&note).map_err(|e| RecoverError::Journal(e.to_string()))?;
         // From here on nothing of the old primary is taken. That it is fenced it hears when this

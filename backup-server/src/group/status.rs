@@ -1,9 +1,10 @@
 //! What a group says of itself: from what is durable, never from a flag (rule 6).
 
-use super::{Group, Now, PastStatus, ScrubStatus};
+use super::{Group, Known, Now, PastStatus, ScrubStatus};
 use crate::journal::Standing;
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Mode};
@@ -69,6 +70,9 @@ pub struct GroupStatus {
     pub writers: Vec<WriterStatus>,
     /// Its members without disks.
     pub followers: Vec<FollowerStatus>,
+    /// By member: what its host does when this server cannot be reached, as it has said.
+    #[serde(default)]
+    pub policies: BTreeMap<String, Known>,
     /// How records say what they depend on.
     pub form: Form,
     /// What a recovery would take now.
@@ -113,6 +117,7 @@ impl GroupStatus {
             recoverable: false,
             writers: Vec::new(),
             followers: Vec::new(),
+            policies: BTreeMap::new(),
             form: Form::Vector,
             cut: CountVector::new(),
             watermark: Hlc(0),
@@ -178,6 +183,7 @@ impl<S: Storage> Group<S> {
             recoverable: self.is_recoverable(),
             writers: writers.collect(),
             followers: followers.collect(),
+            policies: self.policies().clone(),
             form: state.form,
             cut: self.cut.cut().clone(),
             watermark: self.cut.watermark(),

@@ -55,6 +55,17 @@ pub fn ns(ns: u64) -> String {
     duration(Duration::from_nanos(ns))
 }
 
+/// A time of a wall clock, in milliseconds since the Unix epoch: `2023-11-14T22:13:20Z`.
+pub fn utc(unix_ms: u64) -> String {
+    time::OffsetDateTime::from_unix_timestamp((unix_ms / 1000) as i64).map_or_else(
+        |_| format!("{unix_ms} ms after 1970"),
+        |t| {
+            let (h, m, s) = t.to_hms();
+            format!("{}T{h:02}:{m:02}:{s:02}Z", t.date())
+        },
+    )
+}
+
 /// `1 packet`, `2 packets`.
 pub fn count(number: u64, thing: &str) -> String {
     if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
@@ -134,6 +145,7 @@ mod tests {
         ] {
             assert_eq!(duration(Duration::from_micros(number)), text);
         }
+        assert_eq!(utc(1_700_000_000_123), "2023-11-14T22:13:20Z");
         assert_eq!(count(1, "write"), "1 write");
         assert_eq!(count(0, "write"), "0 writes");
     }

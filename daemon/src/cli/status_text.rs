@@ -68,15 +68,24 @@ fn render_group(out: &mut String, group: &GroupStatus, paint: Paint) {
         );
         line(out, 2, "", &paint.tone(Tone::Bad, &text));
     }
+    if let Some(since) = group.degraded_since_unix_ms {
+        let text = format!("degraded since {} ({})", human::utc(since), group.when_unreachable);
+        line(out, 2, "", &paint.tone(Tone::Bad, &text));
+    }
     let mut mode = group.mode.to_string();
     if group.mode != group.configured_mode {
         write!(mode, " (configured: {})", group.configured_mode).expect("a String takes all");
+    }
+    if group.when_unreachable != "hold" {
+        write!(mode, ", {}", group.when_unreachable).expect("a String takes all");
     }
     line(out, 2, "mode", &format!("{mode}, epoch {}", group.epoch));
     let lease = &group.lease;
     let of = format!("(of {}, grace {})", human::ms(lease.period_ms), human::ms(lease.grace_ms));
     let text = if lease.held {
         format!("held, {} left {of}", human::ms(lease.left_ms))
+    } else if group.mode == tidelock_protocol::message::Mode::Async {
+        format!("{} {of}", paint.tone(Tone::Bad, "not held, and the mode needs none"))
     } else {
         format!("{} {of}", paint.tone(Tone::Bad, "not held: nothing leaves for clients"))
     };
@@ -317,6 +326,8 @@ group    shop: PROTECTED for 3 h 10 min
         group.state = GroupState::Degraded;
         group.mode = Mode::Async;
         group.unprotected_for_ms = Some(61_000);
+        group.when_unreachable = "async after 30s".into();
+        group.degraded_since_unix_ms = Some(1_700_000_000_123);
         group.lease.held = false;
         group.watermark_lag_ms = Some(61_000);
         group.elsewhere[0].host = None;
@@ -345,8 +356,9 @@ group    shop: PROTECTED for 3 h 10 min
             "DISCONNECTED from backup.example.org:9640 for 3 h 12 min, PLAINTEXT, next attempt in 1.5 s\n         connection refused",
             "shop: DEGRADED",
             "clients may have seen what a disaster would undo, for 1 min 1 s",
-            "async (configured: pipelined), epoch 1",
-            "not held: nothing leaves for clients",
+            "async (configured: pipelined), async after 30s, epoch 1",
+            "not held, and the mode needs none",
+            "degraded since 2023-11-14T22:13:20Z (async after 30s)",
             "none: the backup has everything",
             "FULL: 3 requests of the guest wait",
             "resync [###################.] 99.9 %, 97.7 KiB of 97.7 KiB, 0 B/s, standing still",

@@ -297,6 +297,10 @@ fn detail_lines(group: &GroupStatus) -> Vec<Line<'static>> {
         );
         lines.push(Line::styled(text, style(Tone::Bad)));
     }
+    if let Some(since) = group.degraded_since_unix_ms {
+        let text = format!("degraded since {} ({})", human::utc(since), group.when_unreachable);
+        lines.push(Line::styled(text, style(Tone::Bad)));
+    }
     lines
         .extend(tags(group).map(|(text, tone)| Line::styled(format!("tags  {text}"), style(tone))));
     for member in &group.members {

@@ -13,6 +13,7 @@ use tidelock_protocol::tag;
 
 use super::network::read_network;
 use super::read::FileContext;
+use super::unreachable::WhenUnreachable;
 use super::{
     ActivitySettings, Boundary, CopySettings, Disk, Group, Member, Peer, Roles, TagSettings,
 };
@@ -73,6 +74,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         group.fail(&backlog.place, what, format!("\"{BACKLOG_MIN}\" or more"));
     }
     let (lease, grace) = read_lease(group);
+    let when_unreachable = group.or("when_unreachable", WhenUnreachable::Hold).value;
     let copy = group.optional_table("copy", read_copy);
     let activity_log = group
         .optional_table("activity_log", |log| Some(read_activity_log(log)))
@@ -117,6 +119,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
     Some(Group {
         name: name?,
         mode,
+        when_unreachable,
         backlog: backlog.value,
         lease,
         grace,

@@ -14,6 +14,7 @@ mod machine;
 mod network;
 mod read;
 mod rules;
+mod unreachable;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ use tidelock_protocol::message::{Form, Mode};
 
 pub use machine::{certificate_warning, check_machine, disk_size, read_machine};
 pub use read::parse;
+pub use unreachable::WhenUnreachable;
 
 /// Where the configuration is if nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/tidelock/host.toml";
@@ -141,6 +143,8 @@ pub struct Group {
     pub name: Located<Name>,
     /// The mode at start.
     pub mode: Mode,
+    /// What becomes of packets that have waited too long for the backup.
+    pub when_unreachable: WhenUnreachable,
     /// The limit of the backlog of each writer.
     pub backlog: Size,
     /// For how long the gate may be open after a renewal.

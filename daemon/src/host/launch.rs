@@ -1,6 +1,7 @@
 //! One member put together: its disks and sockets, its state, its owner loop, and its end of the link.
 
 use super::activity_file::OpenLog;
+use super::degrading;
 use super::gating::PendingEntry;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
 use crate::activity::Identity;
@@ -8,6 +9,7 @@ use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
 use crate::copy_job::Bounds;
+use crate::degrade::Degrade;
 use crate::link::GateControl;
 use crate::link::member::{Member as LinkMember, MemberParts, Presence};
 use crate::link::port::{OwnerPort, ToLink};
@@ -24,7 +26,7 @@ use std::time::{Duration, Instant};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, WriterId};
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{Attach, DiskSpec, Form, LastRun};
+use tidelock_protocol::message::{Attach, DiskSpec, Form, LastRun, Policy};
 use tidelock_uring::{EventFd, LocalFile, OpenRequest, SizeRule};
 use tokio::sync::{mpsc, watch};
 
@@ -138,6 +140,7 @@ impl Launch<'_> {
         };
         let link_member = LinkMember::new(MemberParts {
             presence,
+            policy: policy_of(config, group),
             attach,
             channel,
             port: port.clone(),
@@ -219,6 +222,7 @@ pub(super) fn follow(
     let link_stats = Arc::<LinkStats>::default();
     let link_member = LinkMember::new(MemberParts {
         presence: Presence::Follower { form: group.form, peers: group.peers() },
+        policy: policy_of(config, group),
         attach,
         channel,
         port: Arc::new(port),
@@ -236,6 +240,12 @@ fn open_state(
     member: &Member,
 ) -> Result<(MemberState, Opened), StateError> {
     MemberState::open(state_path(config, group, member), clock::wall_ms() * 1000)
+}
+
+/// What the backup is told first of what a group does without it.
+fn policy_of(config: &Config, group: &Group) -> Policy {
+    let since_unix_ms = degrading::on_record(config, group).unwrap_or(Some(0));
+    Degrade::new(group.when_unreachable.after_ms(), since_unix_ms).policy(group.mode)
 }
 
 /// Where a member's state is. Without it the member, or its whole group, is begun anew.

@@ -6,6 +6,7 @@
 //! (owner → link), acknowledgements (link → owner).
 
 mod activity_file;
+mod degrading;
 mod ending;
 mod gating;
 mod launch;
@@ -25,7 +26,7 @@ use crate::state::{MemberState, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use crate::status::Status;
 use gating::{HeldGate, Unread};
-use launch::{Launch, follow, is_one_of_several};
+use launch::{Launch, follow};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -135,7 +136,9 @@ struct Follower {
 
 struct HostGroup {
     config: Group,
+    /// As the operator wants it.
     mode: Mutex<Mode>,
+    degrading: degrading::Degrading,
     history: snapshot::GroupHistory,
     gate: Option<GateHandle>,
     members: Vec<HostMember>,
@@ -216,6 +219,7 @@ impl Host {
             }
             groups.push(HostGroup {
                 mode: Mutex::new(group.mode),
+                degrading: degrading::Degrading::open(&config, group),
                 history: snapshot::GroupHistory::default(),
                 gate: gate_handle,
                 members,
@@ -287,21 +291,7 @@ impl ControlTarget for Host {
         let name = group.config.name.to_string();
         let mut current = group.mode.lock().expect("no panic while held");
         let before = std::mem::replace(&mut *current, mode);
-        if before != mode {
-            // The gate first: towards async nothing is lost by it; away from async nothing that
-            // depends on later writes can leave any more.
-            if let Some(gate) = &group.gate {
-                gate.set_mode(mode);
-            }
-            for writer in group.members.iter().filter_map(|m| m.writer.as_ref()) {
-                writer.port.send(ToOwner::SetMode(mode));
-            }
-            // What members have heard in mode async may say nothing of what it depends on, here
-            // and on other hosts: they are held until every writer has said how far it is.
-            if before == Mode::Async && is_one_of_several(&group.config) {
-                group.members.iter().for_each(|member| self.ask_floor(member, true));
-            }
-        }
+        self.mode_is_wanted(group, before, mode);
         Ok(ModeChange { group: name, before, after: mode })
     }
 

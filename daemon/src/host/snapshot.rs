@@ -8,6 +8,7 @@ use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
 use crate::clock;
 use crate::config::{Roles, Security};
 use crate::copy_job::Purpose;
+use crate::degrade::Standing;
 use crate::link::LinkState;
 use crate::owner::Phase;
 use crate::state::MemberState;
@@ -81,6 +82,13 @@ struct GroupPast {
     ever_attached: bool,
 }
 
+impl GroupHistory {
+    /// The backup has all that clients were told while the group was degraded.
+    pub fn is_protected_again(&self) {
+        self.0.lock().expect("no panic while held").unprotected_since = None;
+    }
+}
+
 impl Host {
     /// Looks at everything again and again, and says what changes. Ends with the daemon.
     pub async fn monitor(&self) {
@@ -126,7 +134,9 @@ impl Host {
     }
 
     fn group_status(&self, group: &HostGroup, now: MonoNanos) -> GroupStatus {
-        let mode = *group.mode.lock().expect("no panic while held");
+        let mode = group.degrading.mode(*group.mode.lock().expect("no panic while held"));
+        let since_unix_ms = group.degrading.since_unix_ms();
+        let degraded_for_ms = since_unix_ms.map(|since| clock::wall_ms().saturating_sub(since));
         let (state, past) = self.judge(group, mode, now);
         let period_ms = group.config.lease.as_millis() as u64;
         let until = match &group.gate {
@@ -150,7 +160,12 @@ impl Host {
             detail: detail(group),
             mode,
             configured_mode: group.config.mode,
-            unprotected_for_ms: past.unprotected_since.map(|at| ms(now.since_ns(at))),
+            unprotected_for_ms: past
+                .unprotected_since
+                .map(|at| ms(now.since_ns(at)))
+                .max(degraded_for_ms),
+            when_unreachable: group.config.when_unreachable.to_string(),
+            degraded_since_unix_ms: since_unix_ms,
             epoch: epoch.max().unwrap_or_default(),
             lease: LeaseStatus {
                 held: left_ms > 0 && state != GroupState::Fenced,
@@ -186,7 +201,8 @@ impl Host {
         let mut past = group.history.0.lock().expect("no panic while held");
         past.ever_attached |= attached;
         // What clients were told while nothing was held must have arrived before this ends.
-        let catching_up = mode != Mode::Async
+        let catching_up = group.degrading.since_unix_ms().is_none()
+            && mode != Mode::Async
             && past.unprotected_since.is_some()
             && matches!(past.state, Some(GroupState::Degraded | GroupState::Replicating))
             && (writers().any(|w| w.link_stats.lag_writes() > 0)
@@ -194,6 +210,7 @@ impl Host {
         let facts = Facts {
             stopping: self.stopping.load(Ordering::SeqCst),
             fenced: phase(Phase::Fenced),
+            degraded: group.degrading.since_unix_ms().is_some(),
             ever_attached: past.ever_attached,
             attached,
             stalled: phase(Phase::Refused)
@@ -248,7 +265,7 @@ impl Host {
 }
 
 impl HostMember {
-    fn link_stats(&self) -> Option<&LinkStats> {
+    pub(super) fn link_stats(&self) -> Option<&LinkStats> {
         let writer = self.writer.as_ref().map(|w| &w.link_stats);
         writer.or_else(|| Some(&self.follower.as_ref()?.link_stats)).map(|stats| &**stats)
     }
@@ -259,9 +276,30 @@ impl HostMember {
     }
 }
 
+/// What the policy does now, or why it cannot.
+fn policy_detail(group: &HostGroup) -> Option<String> {
+    let policy = group.config.when_unreachable;
+    let mut links = group.members.iter().filter_map(HostMember::link_stats);
+    match group.degrading.standing() {
+        Standing::Degraded { .. } => Some(format!(
+            "nothing is held ({policy}): replies had waited for the backup for too long"
+        )),
+        Standing::Returning { .. } => {
+            Some("replies are held again; not all that has left before is at the backup".to_owned())
+        }
+        Standing::Holding if policy.after_ms().is_none() => None,
+        Standing::Holding => {
+            let is_told = links.all(|link| !link.is_attached() || link.is_policy_kept());
+            let why =
+                "has not kept it (it speaks an older version of the protocol, or has no room)";
+            (!is_told).then(|| format!("\"{policy}\" is not in force: the backup {why}"))
+        }
+    }
+}
+
 /// More about the state, for people.
 fn detail(group: &HostGroup) -> Option<String> {
-    let mut parts = Vec::new();
+    let mut parts: Vec<String> = policy_detail(group).into_iter().collect();
     for member in &group.members {
         if let Some(follower) = &member.follower {
             let said = follower.link_stats.stalled().or_else(|| follower.link_stats.refusal());

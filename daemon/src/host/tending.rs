@@ -21,6 +21,7 @@ impl Host {
             self.monitor(),
             self.keep_ceilings(),
             self.follow_interfaces(),
+            self.follow_policies(),
             self.watch_certificate()
         );
     }

@@ -11,7 +11,7 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode,
-    PROTOCOL_OF_RUNS, Progress, RefusalKind, UNASKED,
+    PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
@@ -80,6 +80,7 @@ pub struct Member<T> {
     /// Answers to the backup's questions.
     answers: VecDeque<Message>,
     attach: Attach,
+    policy: Policy,
     channel: Channel,
     phase: Phase,
     /// `None` until the backup has told a run that did not know where to go on.
@@ -94,8 +95,12 @@ pub struct Member<T> {
     refusal_is_final: bool,
     /// By the backup, in this run.
     was_attached: bool,
+    /// A lease was had in this run.
+    is_heard_from: bool,
     /// Attached since the last beacon.
     wants_lease: bool,
+    /// The backup has told this run what it keeps of the policy: no lease is asked for before.
+    policy_is_kept: bool,
     /// When it asks for a floor next, it asks for everyone.
     floor_for_everyone: bool,
     /// The backup has said that it takes no records for now. Sending on would only fill its
@@ -114,6 +119,8 @@ pub struct MemberParts<T> {
     /// The attachment as at the start of this run. `LastRun::Clean` lets writes be admitted at
     /// once, after that seq; `Unknown` lets them wait for the backup.
     pub attach: Attach,
+    /// What its group does without the backup.
+    pub policy: Policy,
     /// Its number on this connection.
     pub channel: Channel,
     /// Its owner loop.
@@ -132,7 +139,8 @@ impl<T> Member<T> {
     /// A member that is not attached yet.
     #[must_use]
     pub fn new(parts: MemberParts<T>) -> Self {
-        let MemberParts { presence, attach, channel, port, to_owner, gate, keeper, stats } = parts;
+        let MemberParts { presence, attach, policy, channel, port, to_owner, gate, keeper, stats } =
+            parts;
         let sender = match (&presence, attach.last_run) {
             (Presence::Follower { .. }, _) => None,
             (_, LastRun::Clean { seq }) => Some(Sender::new(seq)),
@@ -142,6 +150,7 @@ impl<T> Member<T> {
             presence,
             answers: VecDeque::new(),
             attach,
+            policy,
             channel,
             phase: Phase::Detached,
             sender,
@@ -153,7 +162,9 @@ impl<T> Member<T> {
             admitted: VecDeque::new(),
             refusal_is_final: false,
             was_attached: false,
+            is_heard_from: false,
             wants_lease: false,
+            policy_is_kept: false,
             floor_for_everyone: false,
             is_stalled: false,
             protocol: 0,
@@ -183,6 +194,12 @@ impl<T> Member<T> {
             ToLink::Mode(mode) => {
                 self.attach.mode = mode;
                 self.control(Message::ModeChanged { mode }, out);
+            }
+            ToLink::Policy(policy) => {
+                self.policy = policy;
+                if self.speaks_of_policies() {
+                    self.control(Message::Policy(policy), out);
+                }
             }
             ToLink::Detach => self.control(Message::Detach, out),
             ToLink::AskFloor { everyone } => {
@@ -240,6 +257,21 @@ impl<T> Member<T> {
         frame::encode_control(self.channel, &message, out);
     }
 
+    /// A backup that speaks an older version cannot be told, and the group holds.
+    fn speaks_of_policies(&self) -> bool {
+        self.protocol >= PROTOCOL_OF_POLICIES
+    }
+
+    fn say_policy(&mut self) {
+        if self.speaks_of_policies() {
+            self.answers.push_back(Message::Policy(self.policy));
+        }
+    }
+
+    fn may_ask_for_lease(&self) -> bool {
+        self.policy_is_kept || !self.speaks_of_policies()
+    }
+
     /// Whether it can only be served by a backup that knows of groups with several members.
     #[must_use]
     pub fn needs_groups(&self) -> bool {
@@ -291,12 +323,27 @@ impl<T> Member<T> {
                 Ok(())
             }
             (Message::Lease { sent_at }, Phase::Attached) => {
+                self.is_heard_from = true;
                 self.gate.lease_renewed(sent_at);
                 self.stats.lease_renewed(sent_at);
                 Ok(())
             }
             (Message::DigestResult { disk, offset, equal }, Phase::Attached) => {
                 self.port.send((self.to_owner)(FromLink::Digest { disk, offset, equal }));
+                Ok(())
+            }
+            (Message::PolicyKept(kept), Phase::Attached) => {
+                // Also if it is not what was said: then it has no room, and the group holds.
+                self.policy_is_kept = true;
+                self.stats.set_policy_kept(kept.after_ms == self.policy.after_ms);
+                Ok(())
+            }
+            (Message::Unheard, Phase::Attached) => {
+                // Who has been here all the time was told what there is to be told.
+                if !self.is_heard_from {
+                    self.gate.mark_incomplete();
+                    self.ask_floor();
+                }
                 Ok(())
             }
             (Message::Stalled { reason }, Phase::Attached) => {
@@ -345,6 +392,7 @@ impl<T> Member<T> {
         self.stats.set_stalled(None);
         self.publish_stats();
         self.heard_progress(&followed.progress);
+        self.say_policy();
         self.ask_floor();
         Ok(())
     }
@@ -410,6 +458,7 @@ impl<T> Member<T> {
         let message = FromLink::Attached { attached, first, last_attached };
         self.port.send((self.to_owner)(message));
         self.publish_stats();
+        self.say_policy();
         self.ask_floor();
         Ok(())
     }
@@ -489,10 +538,10 @@ impl<T> Member<T> {
 
     /// Asks for the lease to be renewed; a member that was refused for now asks to be attached.
     pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
-        self.wants_lease = false;
         if self.phase == Phase::Refused {
             self.connected(self.protocol, out);
-        } else {
+        } else if self.may_ask_for_lease() {
+            self.wants_lease = false;
             self.say_what_is_awaited(out);
             self.control(Message::Beacon { sent_at: now }, out);
         }
@@ -521,7 +570,7 @@ impl<T> Member<T> {
     /// of a lease is long for the clients that wait for them.
     #[must_use]
     pub fn wants_lease(&self) -> bool {
-        self.wants_lease
+        self.wants_lease && self.may_ask_for_lease()
     }
 
     /// The lease that this member asks for.

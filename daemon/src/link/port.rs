@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
-use tidelock_protocol::message::{Attached, Message, Mode};
+use tidelock_protocol::message::{Attached, Message, Mode, Policy};
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
@@ -28,6 +28,8 @@ pub enum ToLink {
     InOrder(Message),
     /// The group's mode changed.
     Mode(Mode),
+    /// What the backup is to know of the group's policy changed.
+    Policy(Policy),
     /// What the guest may have heard was not seen: the others are asked how far they are. `everyone`: nor
     /// is it known what they have heard of this one.
     AskFloor {

@@ -1,6 +1,7 @@
 use super::GateControl;
 use super::member::{Member, MemberError, MemberParts, Presence};
 use super::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
+use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Followed, Form, LastRun, Message, Mode, PROTOCOL,
-    PROTOCOL_OF_RUNS, Progress, RefusalKind, UNASKED,
+    PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -17,6 +18,8 @@ use tidelock_uring::EventFd;
 
 const NOW: MonoNanos = MonoNanos(0);
 const WRITER: WriterId = WriterId(0);
+const POLICY: Policy =
+    Policy { mode: Mode::Pipelined, after_ms: Some(9_000), degraded_since_unix_ms: None };
 
 /// What the link told the gate and the disk, in order.
 #[derive(Clone, Default)]
@@ -77,6 +80,7 @@ struct Bench {
     heard: Receiver<FromLink>,
     told: Told,
     port: Arc<OwnerPort<FromLink>>,
+    stats: Arc<LinkStats>,
 }
 
 fn bench(last_run: LastRun) -> Bench {
@@ -87,6 +91,7 @@ fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
     let told = Told::default();
     let (port, heard) = OwnerPort::new(EventFd::new().unwrap());
     let port = Arc::new(port);
+    let stats = Arc::<LinkStats>::default();
     let member = Member::new(MemberParts {
         presence,
         attach: Attach {
@@ -103,14 +108,15 @@ fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
             grace_ms: 15_000,
             machine: None,
         },
+        policy: POLICY,
         channel: Channel(1),
         port: port.clone(),
         to_owner: |message| message,
         gate: Arc::new(told.clone()),
         keeper: Box::new(told.clone()),
-        stats: Arc::default(),
+        stats: stats.clone(),
     });
-    Bench { member, heard, told, port }
+    Bench { member, heard, told, port, stats }
 }
 
 fn attached(durable: u64, committed: u64, copy: CopyState) -> Message {
@@ -157,9 +163,10 @@ impl Bench {
         let mut out = BytesMut::new();
         self.member.fill(&mut out, 1 << 20);
         std::iter::from_fn(|| frame::decode(&mut out).unwrap())
-            .map(|frame| match frame {
-                Frame::Record(_, record) => record.seq.0,
-                Frame::Control(..) => 0,
+            .filter_map(|frame| match frame {
+                Frame::Record(_, record) => Some(record.seq.0),
+                Frame::Control(_, Message::Policy(_)) => None,
+                Frame::Control(..) => Some(0),
             })
             .collect()
     }
@@ -247,6 +254,72 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
     assert!(out.is_empty(), "a fenced member does not ask again");
 }
 
+fn controls(b: &mut Bench) -> Vec<Message> {
+    let mut out = BytesMut::new();
+    b.member.beacon(NOW, &mut out);
+    b.member.fill(&mut out, 1 << 20);
+    let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+    let control = |frame| match frame {
+        Frame::Control(_, message) => Some(message),
+        Frame::Record(..) => None,
+    };
+    frames.filter_map(control).collect()
+}
+
+/// The gate may open without the backup only if that knows of it, so nobody answers clients before.
+#[test]
+fn the_policy_is_told_and_kept_before_there_is_a_lease() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    assert_eq!(controls(&mut b), [Message::Policy(POLICY)], "no beacon");
+    assert!(!b.member.wants_lease() && !b.stats.is_policy_kept());
+    let other = Policy::holding(Mode::Pipelined);
+    b.member.receive(Message::PolicyKept(other), NOW).unwrap();
+    assert!(b.member.wants_lease() && !b.stats.is_policy_kept(), "it had no room: the group holds");
+    b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+    assert!(b.stats.is_policy_kept());
+    assert_eq!(controls(&mut b), [Message::Beacon { sent_at: NOW }]);
+    let open = Policy { mode: Mode::Async, degraded_since_unix_ms: Some(7), ..POLICY };
+    let mut out = BytesMut::new();
+    b.member.hear_owner(ToLink::Policy(open), &mut out);
+    let said = frame::decode(&mut out).unwrap();
+    assert_eq!(said, Some(Frame::Control(Channel(1), Message::Policy(open))));
+    b.member.disconnected();
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    assert_eq!(controls(&mut b), [Message::Beacon { sent_at: NOW }, Message::Policy(open)]);
+}
+
+#[test]
+fn an_older_backup_is_told_of_no_policy() {
+    let mut b = bench(LastRun::Unknown);
+    b.member.connected(PROTOCOL_OF_POLICIES - 1, &mut BytesMut::new());
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    assert!(b.member.wants_lease());
+    assert_eq!(controls(&mut b), [Message::Beacon { sent_at: NOW }]);
+    let mut out = BytesMut::new();
+    b.member.hear_owner(ToLink::Policy(POLICY), &mut out);
+    assert!(out.is_empty() && !b.stats.is_policy_kept());
+}
+
+#[test]
+fn what_was_heard_while_others_were_in_mode_async_is_asked_for_by_who_comes_then() {
+    let mut b = bench_of(
+        Presence::Writer { form: Form::Vector, peers: vec![] },
+        LastRun::Clean { seq: Seq(0) },
+    );
+    b.member.connected(PROTOCOL.1, &mut BytesMut::new());
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    b.member.receive(Message::Unheard, NOW).unwrap();
+    assert!(controls(&mut b).contains(&Message::AskFloor { mark: 5, everyone: false }));
+    b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+    b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
+    *b.told.mark.lock().unwrap() = None;
+    b.member.receive(Message::Unheard, NOW).unwrap();
+    assert_eq!(*b.told.mark.lock().unwrap(), None, "it has been here since");
+}
+
 #[test]
 fn the_first_lease_is_asked_for_at_once() {
     let mut b = bench(LastRun::Unknown);
@@ -254,6 +327,7 @@ fn the_first_lease_is_asked_for_at_once() {
     assert!(!b.member.wants_lease());
     for _ in 0..2 {
         b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+        b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
         assert!(b.member.wants_lease());
         let mut out = BytesMut::new();
         b.member.beacon(NOW, &mut out);
@@ -272,6 +346,8 @@ fn nothing_is_sent_to_a_backup_that_takes_nothing_but_beacons_are() {
     let mut b = bench(LastRun::Unknown);
     b.connect();
     b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+    b.member.fill(&mut BytesMut::new(), 1 << 20);
     b.member.receive(Message::Stalled { reason: Some("full".into()) }, NOW).unwrap();
     b.admit(1..=2);
     assert_eq!(b.sent(), [0; 0]);
@@ -319,6 +395,7 @@ fn a_beacon_says_what_the_member_waits_for() {
         };
         let followed = Followed { epoch: Epoch(1), progress: progress(6, 60) };
         b.member.receive(Message::Followed(followed), NOW).unwrap();
+        b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
         let pending = CountVector::of(WRITER, Seq(7));
         *b.told.pending.lock().unwrap() = (pending.clone(), Hlc(70));
         let mut said = |b: &mut Bench| {

@@ -113,6 +113,8 @@ pub struct Facts {
     pub stopping: bool,
     /// The backup has ended this primary's epoch.
     pub fenced: bool,
+    /// The gate was opened by the group's policy, and the backup does not have all that has left.
+    pub degraded: bool,
     /// Each writer has been attached at least once in this run.
     pub ever_attached: bool,
     /// Each writer is attached now.
@@ -136,6 +138,8 @@ pub fn judge(facts: Facts) -> GroupState {
         GroupState::Fenced
     } else if facts.stopping {
         GroupState::Stopping
+    } else if facts.degraded {
+        GroupState::Degraded
     } else if !facts.ever_attached {
         if facts.stalled { GroupState::Stalled } else { GroupState::WaitingForBackup }
     } else if facts.stalled {
@@ -162,6 +166,7 @@ mod tests {
     const GOOD: Facts = Facts {
         stopping: false,
         fenced: false,
+        degraded: false,
         ever_attached: true,
         attached: true,
         stalled: false,
@@ -188,6 +193,12 @@ mod tests {
             (Facts { stalled: true, ..GOOD }, GroupState::Stalled),
             (Facts { stalled: true, attached: false, ..GOOD }, GroupState::Stalled),
             (Facts { ever_attached: false, attached: false, ..GOOD }, GroupState::WaitingForBackup),
+            (
+                Facts { degraded: true, attached: false, stalled: true, ..GOOD },
+                GroupState::Degraded,
+            ),
+            (Facts { degraded: true, resync: true, ..GOOD }, GroupState::Degraded),
+            (Facts { degraded: true, fenced: true, ..GOOD }, GroupState::Fenced),
             (Facts { stopping: true, ..GOOD }, GroupState::Stopping),
             (Facts { stopping: true, fenced: true, ..GOOD }, GroupState::Fenced),
         ];
@@ -199,12 +210,13 @@ mod tests {
     /// Rule 6: of all combinations, `protected` is said only if everything holds.
     #[test]
     fn nothing_else_is_called_protected() {
-        for bits in 0..128u32 {
+        for bits in 0..256u32 {
             let bit = |n: u32| bits & (1 << n) != 0;
             for mode in [Mode::Sync, Mode::Pipelined, Mode::Async] {
                 let facts = Facts {
                     stopping: bit(0),
                     fenced: bit(1),
+                    degraded: bit(7),
                     ever_attached: bit(2),
                     attached: bit(3),
                     stalled: bit(4),

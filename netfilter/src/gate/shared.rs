@@ -448,6 +448,12 @@ impl GateHandle {
         self.group.applied.load(Ordering::SeqCst) == self.group.version()
     }
 
+    /// Whether a covered packet may leave at this time, whatever the mode is and what single members wait for.
+    #[must_use]
+    pub fn state(&self, now: MonoNanos) -> GateState {
+        self.group.lock().gate_state(now)
+    }
+
     /// Until when the lease holds, if it ever did.
     #[must_use]
     pub fn lease_until(&self) -> Option<MonoNanos> {

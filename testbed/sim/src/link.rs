@@ -18,8 +18,12 @@ use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, WriterId};
-use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, PROTOCOL};
+use tidelock_protocol::message::{
+    Attach, DiskSpec, LastRun, Message, Mode, PROTOCOL_OF_RUNS, Policy,
+};
 
+/// What both ends speak: groups here hold, whatever happens, and have no policy to tell.
+pub const PROTOCOLS: (u16, u16) = (1, PROTOCOL_OF_RUNS);
 /// What is encoded ahead of the pipe.
 const OUT_BYTES: usize = 256 << 10;
 const PAUSE_FIRST_NS: u64 = 100 * MS;
@@ -130,6 +134,7 @@ impl LinkLoop {
         let least = if self.members.is_empty() { u64::MAX } else { self.lease_ms };
         self.lease_ms = least.min(attach.lease_ms);
         self.members.push(Member::new(MemberParts {
+            policy: Policy::holding(attach.mode),
             presence,
             attach,
             channel,
@@ -260,7 +265,7 @@ impl World {
         note!(self, "host {host} connects: {conn}");
         self.backup.accept(conn);
         let mut out = BytesMut::new();
-        let (oldest, newest) = PROTOCOL;
+        let (oldest, newest) = PROTOCOLS;
         let hello =
             Message::Hello { oldest, newest, host: format!("h{host}"), software: "sim".into() };
         frame::encode_control(Channel(0), &hello, &mut out);
@@ -381,7 +386,7 @@ impl World {
                 (State::Greeting, Frame::Control(Channel(0), Message::Welcome { .. })) => {
                     link.state = State::Serving;
                     for member in &mut link.members {
-                        member.connected(PROTOCOL.1, &mut link.out);
+                        member.connected(PROTOCOLS.1, &mut link.out);
                     }
                 }
                 (State::Serving, Frame::Control(Channel(0), Message::Refused { kind, reason })) => {

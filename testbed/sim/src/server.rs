@@ -2,6 +2,7 @@
 
 use crate::backup::GroupSlot;
 use crate::failure::{Checked, Checker, check, fail};
+use crate::link::PROTOCOLS;
 use crate::net::{ConnId, Way};
 use crate::schedule::MS;
 use crate::world::{World, note};
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 use tidelock_backup_server::group::{ConnectionId, Link};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::Channel;
-use tidelock_protocol::message::{Attach, Follow, Join, Message, PROTOCOL};
+use tidelock_protocol::message::{Attach, Follow, Join, Message};
 
 /// Frames of one group that wait for its thread: beyond it connections are not read.
 const INBOX_MAX_BYTES: usize = 512 << 10;
@@ -118,7 +119,7 @@ impl World {
         let Some(host) = server.host.clone() else {
             if let Frame::Control(Channel(0), Message::Hello { host, .. }) = frame {
                 server.host = Some(host);
-                let (_, protocol) = PROTOCOL;
+                let (_, protocol) = PROTOCOLS;
                 let welcome =
                     Message::Welcome { protocol, server: "b".into(), software: "sim".into() };
                 self.tell(id, Channel(0), &welcome);

@@ -4,6 +4,7 @@ mod histories;
 mod indexes;
 mod left_out;
 mod past;
+mod policies;
 mod resyncs;
 mod shapes;
 

@@ -1,0 +1,267 @@
+//! What members do when this server cannot be reached, kept durably for the day on which it matters:
+//! `policies.json` beside the group's journal.
+//!
+//! A host whose policy is `async after T` opens its gate without a lease, so a recovery must know of it:
+//! clients may have seen what the cut does not have, and the old primary may go on answering until it
+//! hears of the new epoch. Invariant: a host is told that its policy is kept only when it is on stable
+//! storage, and it neither asks for a lease nor degrades before.
+//!
+//! The same file says who of the group is in mode async. Such a member tells others what no tag names
+//! (`docs/causality.md`, section 5), so whoever attaches while that lasts, or may last, is told
+//! ([`Message::Unheard`]) and asks for a floor before anything of it leaves.
+
+use super::{Group, Link, Now, Output};
+use crate::journal::Standing;
+use crate::manifest::{self, FORMAT, ManifestError};
+use crate::planted::{self, Bug};
+use crate::storage::Storage;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tidelock_protocol::ids::{Epoch, WriterId};
+use tidelock_protocol::message::{Message, Mode, Policy};
+
+pub(super) const FILE: &str = "policies.json";
+
+/// What is known of one member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Known {
+    /// The mode in force, as it said last.
+    pub mode: Mode,
+    /// When it said so first, by this server's wall clock in milliseconds since the Unix epoch.
+    pub mode_since_unix_ms: u64,
+    /// Its gate opens when something has waited so long for this server, in milliseconds; `None`: never.
+    pub after_ms: Option<u64>,
+    /// It has said that its gate was opened then, by its own wall clock in milliseconds since the Unix
+    /// epoch, and not that this is over.
+    pub degraded_since_unix_ms: Option<u64>,
+    /// Its last run has ended with everything committed.
+    pub has_left: bool,
+}
+
+impl Known {
+    fn policy(&self) -> Policy {
+        let Self { mode, after_ms, degraded_since_unix_ms, .. } = *self;
+        Policy { mode, after_ms, degraded_since_unix_ms }
+    }
+}
+
+/// What clients of a member may have seen that a recovery does not have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exposure {
+    /// The member.
+    pub member: String,
+    /// The host that attached it last.
+    pub host: String,
+    /// The policy of its group there, in milliseconds; `None`: it holds, and was in mode async.
+    pub after_ms: Option<u64>,
+    /// The host has said that it does not hold. If not, it may have begun since it was heard last.
+    pub is_known: bool,
+    /// Since when at the earliest, in milliseconds since the Unix epoch: by the host's wall clock if it is
+    /// known to have degraded, else by this server's; `None`: nobody knows.
+    pub since_unix_ms: Option<u64>,
+}
+
+/// The file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Policies {
+    format: u32,
+    members: BTreeMap<String, Known>,
+    /// What was found out when the group was recovered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    recovery: Option<AtRecovery>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AtRecovery {
+    epoch: Epoch,
+    exposed: Vec<Exposure>,
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self { format: FORMAT, members: BTreeMap::new(), recovery: None }
+    }
+}
+
+impl Policies {
+    pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, ManifestError> {
+        Ok(manifest::read_json(storage, FILE)?.unwrap_or_default())
+    }
+
+    pub(super) fn exposed_at(&self, epoch: Epoch) -> Vec<Exposure> {
+        let recovery = self.recovery.as_ref().filter(|recovery| recovery.epoch == epoch);
+        recovery.map_or_else(Vec::new, |recovery| recovery.exposed.clone())
+    }
+}
+
+/// One member, as [`Group`] sees it beside its policy.
+struct Peer {
+    name: String,
+    host: String,
+    /// The mode that it had said before there were policies.
+    mode: Mode,
+    is_attached: bool,
+    has_left: bool,
+    lease_ms: u64,
+    /// The time of its last record, in milliseconds; 0: none.
+    last_record_ms: u64,
+}
+
+impl<S: Storage> Group<S> {
+    /// What each member has said that it does without this server.
+    #[must_use]
+    pub fn policies(&self) -> &BTreeMap<String, Known> {
+        &self.policies.members
+    }
+
+    /// A member says what it does without this server.
+    pub(super) fn policy(&mut self, now: Now, link: Link, policy: Policy) {
+        let Some(name) = self.name_of_link(link) else { return };
+        let old = self.policies.members.get(&name);
+        let mode_since_unix_ms = old
+            .filter(|old| old.mode == policy.mode)
+            .map_or(now.unix_ms, |old| old.mode_since_unix_ms);
+        let Policy { mode, after_ms, degraded_since_unix_ms } = policy;
+        let known =
+            Known { mode, mode_since_unix_ms, after_ms, degraded_since_unix_ms, has_left: false };
+        if !planted::is(Bug::PolicyForgotten) {
+            self.keep_policy(&name, known);
+        }
+        if self.broken.is_some() {
+            return;
+        }
+        if self.others_may_be_async(&name) && !planted::is(Bug::NewcomerNotTold) {
+            self.outputs.push(Output::Send(link, Message::Unheard));
+        }
+        let kept = match self.policies.members.get(&name) {
+            Some(known) if !planted::is(Bug::PolicyForgotten) => known.policy(),
+            Some(_) => policy,
+            None if planted::is(Bug::PolicyForgotten) => policy,
+            None => Policy::holding(mode),
+        };
+        self.outputs.push(Output::Send(link, Message::PolicyKept(kept)));
+    }
+
+    /// A member has ended cleanly: nothing of it was let out that is not here.
+    pub(super) fn policy_has_left(&mut self, name: &str) {
+        if let Some(mut known) = self.policies.members.get(name).cloned() {
+            known.has_left = true;
+            self.keep_policy(name, known);
+        }
+    }
+
+    /// Makes it durable. Without room the old one stays in force, and the host hears so.
+    fn keep_policy(&mut self, name: &str, known: Known) {
+        let mut policies = self.policies.clone();
+        policies.members.insert(name.to_owned(), known);
+        if policies == self.policies {
+            return;
+        }
+        policies.format = FORMAT;
+        match manifest::write_json(&self.storage, "", FILE, &policies) {
+            Ok(()) => self.policies = policies,
+            Err(error) if error.is_full() => {}
+            Err(error) => self.break_down(&error.into()),
+        }
+    }
+
+    fn name_of_link(&self, link: Link) -> Option<String> {
+        let writer = self.links().find(|(_, other)| *other == link);
+        let writer = writer.map(|(i, _)| self.manifest.writers[i].clone());
+        let follower = self.followers.iter().find(|follower| follower.link == link);
+        writer.or_else(|| Some(follower?.member.clone()))
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        let state = self.journal.state();
+        let lease_max_ms =
+            self.manifest.members.iter().flatten().map(|m| m.lease_ms).max().unwrap_or(0);
+        let writers = self.manifest.writers.iter().enumerate().filter_map(|(i, name)| {
+            let member = self.manifest.member(WriterId(i as u16))?;
+            let of = state.writers[i];
+            (of.standing != Standing::Removed).then(|| Peer {
+                name: name.clone(),
+                host: member.host.clone(),
+                mode: member.mode,
+                is_attached: self.slots[i].link.is_some(),
+                has_left: self.slots[i].has_left,
+                lease_ms: member.lease_ms,
+                last_record_ms: of.hlc.physical_ms(),
+            })
+        });
+        let followers = self.manifest.followers.iter().map(|(name, host)| Peer {
+            name: name.clone(),
+            host: host.clone(),
+            mode: Mode::Pipelined,
+            is_attached: self.followers.iter().any(|follower| follower.member == *name),
+            has_left: false,
+            lease_ms: lease_max_ms,
+            last_record_ms: 0,
+        });
+        writers.chain(followers).collect()
+    }
+
+    /// Whether somebody else tells others what no tag names: a host that cannot be heard may have opened
+    /// its gate since.
+    fn others_may_be_async(&self, name: &str) -> bool {
+        self.peers().iter().filter(|peer| peer.name != name).any(|peer| {
+            let known = self.policies.members.get(&peer.name);
+            let is_async = known.map_or(peer.mode, |known| known.mode) == Mode::Async;
+            if peer.is_attached {
+                return is_async;
+            }
+            let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
+            !has_left && (is_async || known.is_some_and(|known| known.after_ms.is_some()))
+        })
+    }
+
+    /// What clients may have seen that a recovery now does not have.
+    #[must_use]
+    pub fn exposed(&self, now: Now) -> Vec<Exposure> {
+        let exposed = self.peers().into_iter().filter_map(|peer| {
+            let known = self.policies.members.get(&peer.name);
+            let mode = known.map_or(peer.mode, |known| known.mode);
+            let (after_ms, degraded) =
+                known.map_or((None, None), |known| (known.after_ms, known.degraded_since_unix_ms));
+            let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
+            let before = |unix_ms: u64| unix_ms.saturating_sub(peer.lease_ms);
+            let (is_known, since_unix_ms) = match degraded {
+                Some(since_unix_ms) => (true, Some(since_unix_ms)),
+                None if has_left => return None,
+                None if mode == Mode::Async => {
+                    (true, known.map(|known| before(known.mode_since_unix_ms)))
+                }
+                // What it says comes in order with its beacons: up to the last one it held.
+                None => (false, after_ms.and(self.last_heard_unix_ms(&peer, now)).map(before)),
+            };
+            let is_exposed = is_known || after_ms.is_some();
+            let Peer { name: member, host, .. } = peer;
+            is_exposed.then_some(Exposure { member, host, after_ms, is_known, since_unix_ms })
+        });
+        exposed.collect()
+    }
+
+    /// When the member's host was heard last, by this server's wall clock, or earlier.
+    fn last_heard_unix_ms(&self, peer: &Peer, now: Now) -> Option<u64> {
+        let heard = self.heard.get(&peer.host).map(|at| {
+            let ago_ms = now.mono.since_ns(*at) / 1_000_000;
+            now.unix_ms.saturating_sub(ago_ms)
+        });
+        // The server has been started since.
+        heard.or(Some(peer.last_record_ms).filter(|ms| *ms > 0))
+    }
+
+    /// Before the recovery of this epoch: what it will have to say.
+    pub(super) fn remember_exposed(&mut self, epoch: Epoch, now: Now) {
+        let exposed = self.exposed(now);
+        if exposed.is_empty() && self.policies.recovery.is_none() {
+            return;
+        }
+        self.policies.recovery = Some(AtRecovery { epoch, exposed });
+        // No recovery fails for want of a file. If the disk does, the journal will tell.
+        let _ = manifest::write_json(&self.storage, "", FILE, &self.policies);
+    }
+}

@@ -1,0 +1,141 @@
+//! What members do without this server: kept, told to who attaches, and said at a recovery.
+
+use super::*;
+use tidelock_protocol::message::Policy;
+
+const AFTER_MS: u64 = 30_000;
+const HOLDS: Policy =
+    Policy { mode: Mode::Pipelined, after_ms: Some(AFTER_MS), degraded_since_unix_ms: None };
+const OPEN: Policy =
+    Policy { mode: Mode::Async, after_ms: Some(AFTER_MS), degraded_since_unix_ms: Some(777) };
+
+fn two(disk: &Memory) -> Group<Memory> {
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let mut group = shape.create(disk).unwrap();
+    for writer in 0..2 {
+        join(&mut group, at_ms(0), &shape.join(writer, 1, LastRun::Unknown));
+        send(&mut group, done(writer, 1, 10, &[]));
+    }
+    group.flush();
+    group.take_outputs();
+    group
+}
+
+fn tell(group: &mut Group<Memory>, writer: u16, policy: Policy) -> Vec<Message> {
+    say(group, writer, Message::Policy(policy));
+    told(&group.take_outputs(), link(writer))
+}
+
+fn comes_back(group: &mut Group<Memory>, writer: u16, policy: Policy) -> Vec<Message> {
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let seq = group.committed().get(WriterId(writer));
+    join(group, at_ms(0), &shape.join(writer, 2, LastRun::Clean { seq }));
+    tell(group, writer, policy)
+}
+
+fn leave(group: &mut Group<Memory>, writer: u16) {
+    say(group, writer, Message::Detach);
+    group.take_outputs();
+}
+
+#[test]
+fn it_is_on_stable_storage_before_the_host_hears_so() {
+    let disk = Memory::new();
+    let mut group = two(&disk);
+    assert_eq!(tell(&mut group, 0, HOLDS), [Message::PolicyKept(HOLDS)]);
+    let kept = reopen(&disk.crash(&mut || false)).policies()["a"].clone();
+    assert_eq!((kept.after_ms, kept.mode), (Some(AFTER_MS), Mode::Pipelined));
+    // Without room the host hears what is kept instead, and holds by it.
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    let hold = Policy::holding(Mode::Pipelined);
+    assert_eq!(tell(&mut group, 1, HOLDS), [Message::PolicyKept(hold)]);
+    let more = Policy { after_ms: Some(1), ..HOLDS };
+    assert_eq!(tell(&mut group, 0, more), [Message::PolicyKept(HOLDS)]);
+    disk.set_faults(Faults::default());
+    assert_eq!(tell(&mut group, 1, HOLDS), [Message::PolicyKept(HOLDS)]);
+    // As format 3 wrote it.
+    let old = br#"{"format": 3, "members": {"a": {"mode": "async", "mode_since_unix_ms": 5,
+        "after_ms": 30000, "degraded_since_unix_ms": 7, "has_left": false}}}"#;
+    crate::storage::replace(&disk, "", "policies.json", old).unwrap();
+    assert_eq!(reopen(&disk).policies()["a"].degraded_since_unix_ms, Some(7));
+}
+
+#[test]
+fn who_attaches_while_others_are_in_mode_async_is_told() {
+    let mut group = two(&Memory::new());
+    let hold = Policy::holding(Mode::Pipelined);
+    tell(&mut group, 0, hold);
+    tell(&mut group, 1, hold);
+    leave(&mut group, 1);
+    assert_eq!(comes_back(&mut group, 1, hold), [Message::PolicyKept(hold)]);
+    // By the operator, or degraded and heard of.
+    for policy in [Policy::holding(Mode::Async), OPEN] {
+        leave(&mut group, 1);
+        tell(&mut group, 0, policy);
+        let said = comes_back(&mut group, 1, hold);
+        assert_eq!(said, [Message::Unheard, Message::PolicyKept(hold)], "{policy:?}");
+    }
+    // It cannot be heard, and may have opened its gate since; or not, if it has left.
+    for (policy, leaves, is_told) in
+        [(HOLDS, false, true), (HOLDS, true, false), (hold, false, false)]
+    {
+        leave(&mut group, 1);
+        let shape = Shape { writers: 2, form: Form::Vector };
+        let seq = group.committed().get(WriterId(0));
+        join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Clean { seq }));
+        tell(&mut group, 0, policy);
+        if leaves {
+            leave(&mut group, 0);
+        } else {
+            group.connection_lost(link(0).connection);
+        }
+        let said = comes_back(&mut group, 1, hold);
+        assert_eq!(said.contains(&Message::Unheard), is_told, "{policy:?} {leaves}");
+    }
+}
+
+#[test]
+fn a_recovery_says_what_may_have_been_told_without_it() {
+    let lease_ms = 10_000;
+    let recovered = |policies: [Option<Policy>; 2], left: bool| {
+        let disk = Memory::new();
+        let mut group = two(&disk);
+        for (writer, policy) in (0..).zip(policies) {
+            if let Some(policy) = policy {
+                tell(&mut group, writer, policy);
+            }
+            group.beacon(at_ms(20_000), link(writer), MonoNanos(1));
+            if left {
+                leave(&mut group, writer);
+            }
+        }
+        let first = group.recover(at_ms(90_000), false).unwrap().exposed;
+        let again = reopen(&disk.crash(&mut || false)).recovery().unwrap().exposed;
+        assert_eq!(first, again, "asked again, by another process");
+        let brief = |e: &Exposure| (e.member.clone(), e.is_known, e.since_unix_ms);
+        first.iter().map(brief).collect::<Vec<_>>()
+    };
+    let hold = Policy::holding(Mode::Pipelined);
+    assert_eq!(recovered([None, Some(hold)], false), []);
+    let last_word = Some(at_ms(20_000 - lease_ms).unix_ms);
+    let (a, b) = ("a".to_owned(), "b".to_owned());
+    assert_eq!(
+        recovered([Some(HOLDS), Some(OPEN)], false),
+        [(a.clone(), false, last_word), (b.clone(), true, Some(777))]
+    );
+    assert_eq!(recovered([Some(HOLDS), Some(OPEN)], true), [(b, true, Some(777))]);
+    let since = Some(at_ms(0).unix_ms - lease_ms);
+    assert_eq!(recovered([Some(Policy::holding(Mode::Async)), None], false), [(a, true, since)]);
+}
+
+#[test]
+fn after_a_restart_the_last_record_says_when_it_was_heard() {
+    let disk = Memory::new();
+    let mut group = two(&disk);
+    tell(&mut group, 0, HOLDS);
+    let at = Hlc::new(at_ms(50_000).unix_ms, 0);
+    send(&mut group, record(0, 2, at.0, &[]));
+    group.flush();
+    let exposed = reopen(&disk.crash(&mut || false)).exposed(at_ms(0));
+    assert_eq!(exposed[0].since_unix_ms, Some(at_ms(40_000).unix_ms));
+}
