@@ -29,6 +29,7 @@ class Protection:
     lease_s: float = 10
     grace_s: float = 15
     backlog: str = "256MiB"
+    when_unreachable: str = "hold"
     copy_rate: str = ""
     """The most that the initial copy sends, or nothing for no limit."""
 
@@ -86,6 +87,7 @@ class Group:
             f'backlog = "{protection.backlog}"',
             f'lease = "{protection.lease_s * 1e3:.0f}ms"',
             f'grace = "{protection.grace_s * 1e3:.0f}ms"',
+            f'when_unreachable = "{protection.when_unreachable}"',
             *(f"{key} = {json.dumps(value)}" for key, value in self.keys.items()),
             *(["[group.copy]", f'rate = "{protection.copy_rate}"'] if protection.copy_rate else []),
         ]
