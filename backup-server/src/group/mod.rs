@@ -297,10 +297,15 @@ impl<S: Storage> Group<S> {
             |start, before, shown| found.shown(start, before, shown),
         )?;
         let past::Found { beyond, mut closed, .. } = found;
-        // What was not read, and what was found when it was.
-        for (index, (at, cut)) in opened.closed {
-            closed.entry(index).or_insert(Closed { at, cut });
+        // What was read was taken to follow what is in every cut. It is since then, not before.
+        if let Some((at, cut)) = opened.closed.last_key_value().map(|(_, closed)| closed) {
+            for of in closed.values_mut() {
+                of.at = of.at.max(*at);
+                of.cut.merge(cut);
+            }
         }
+        let indexed = opened.closed.into_iter();
+        closed.extend(indexed.map(|(index, (at, cut))| (index, Closed { at, cut })));
         let state = opened.journal.state();
         // A recovery's cut was closed, and what came after it depends on nothing else.
         let beyond = beyond.filter(|_| state.recovered().is_none());
