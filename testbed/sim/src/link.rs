@@ -18,12 +18,10 @@ use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, WriterId};
-use tidelock_protocol::message::{
-    Attach, DiskSpec, LastRun, Message, Mode, PROTOCOL_OF_RUNS, Policy,
-};
+use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, PROTOCOL, Policy};
 
-/// What both ends speak: groups here hold, whatever happens, and have no policy to tell.
-pub const PROTOCOLS: (u16, u16) = (1, PROTOCOL_OF_RUNS);
+/// What both ends speak. Groups here hold, whatever happens.
+pub const PROTOCOLS: (u16, u16) = PROTOCOL;
 /// What is encoded ahead of the pipe.
 const OUT_BYTES: usize = 256 << 10;
 const PAUSE_FIRST_NS: u64 = 100 * MS;
