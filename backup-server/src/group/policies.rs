@@ -133,7 +133,9 @@ impl<S: Storage> Group<S> {
         if self.broken.is_some() {
             return;
         }
-        if self.others_may_be_async(&name) && !planted::is(Bug::NewcomerNotTold) {
+        // Alone in its group as its host has it, it has nobody to hear of.
+        let has_others = self.slots.iter().all(|s| s.link != Some(link) || s.speaks_of_groups);
+        if has_others && self.others_may_be_async(&name) && !planted::is(Bug::NewcomerNotTold) {
             self.outputs.push(Output::Send(link, Message::Unheard));
         }
         let kept = match self.policies.members.get(&name) {
