@@ -47,7 +47,7 @@ fn no_rule_is_broken() {
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
     assert!(pasts > 1_000, "{pasts} states of the past");
-    assert!(mapped > 20 && logged > 1_000 && overflows > 1, "{mapped} {logged} {overflows}");
+    assert!(mapped > 20 && logged > 1_000 && overflows > 0, "{mapped} {logged} {overflows}");
     assert!(clean > 5, "{clean} clean starts");
     assert!(merged > 10_000 && untagged > 1_000 && idles > 500, "{merged} {untagged} {idles}");
     assert!(floors > 100, "{floors} holds until it was known what a guest had heard");
