@@ -103,7 +103,7 @@ def _machines(by_part: dict[str, dict]) -> list[str]:
     for name in dict.fromkeys(name for machine in by_part.values() for name in machine):
         values: dict[str, list[str]] = {}
         for part, machine in by_part.items():
-            values.setdefault(machine.get(name, "none"), []).append(part)
+            values.setdefault(str(machine.get(name, "none")), []).append(part)
         told = [f"{value} ({', '.join(of)})" if len(values) > 1 else value for value, of in values.items()]
         rows.append(f"| {name} | {'; '.join(told)} |")
     return rows
