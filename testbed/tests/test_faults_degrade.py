@@ -25,19 +25,8 @@ def protected_rig(run) -> tuple[Rig, Clients]:
     rig.guest.wait_ready()
     rig.daemon.wait_state("protected", NEVER_MIND_S)
     clients = Clients(run, rig.net, rig.guest, clients=4)
-    wait_for_more(clients, 100)
+    clients.wait_for_more(100)
     return rig, clients
-
-
-def wait_for_more(clients: Clients, rows: int) -> None:
-    """Waits until so many more rows are confirmed to the clients."""
-    wanted = len(clients.ledger.follow().confirmed) + rows
-    wait_until(
-        f"{rows} more rows are confirmed",
-        lambda: len(clients.ledger.follow().confirmed) >= wanted,
-        NEVER_MIND_S,
-        [clients.process],
-    )
 
 
 def degraded(rig: Rig, clients: Clients) -> dict:
@@ -51,7 +40,7 @@ def degraded(rig: Rig, clients: Clients) -> dict:
     assert gate_of(group)["open"] and not group["lease"]["held"]
     since = group["degraded_since_unix_ms"] / 1e3
     assert since >= cut_at + AFTER_S - 1, "not before something has waited for so long"
-    wait_for_more(clients, 100)
+    clients.wait_for_more(100)
     return group
 
 
@@ -68,7 +57,7 @@ def test_it_goes_on_without_the_backup_and_comes_back_by_itself(run):
     rig.daemon.wait_state("protected", NEVER_MIND_S)
     group = rig.daemon.group()
     assert group["mode"] == "pipelined" and group["degraded_since_unix_ms"] is None
-    wait_for_more(clients, 100)
+    clients.wait_for_more(100)
     log = rig.daemon.process.log.read_text()
     assert log.index("DEGRADED") < log.index("replies are held again") < log.index("no longer degraded")
     assert log.count("DEGRADED") == 1, "no oscillation"
@@ -103,7 +92,7 @@ def test_a_recovery_says_what_clients_may_have_seen(run):
     assert re.search(r"since 20\d\d-.* at the earliest", text), text
 
     # The old primary answers until it hears of it, and never again afterwards.
-    wait_for_more(clients, 20)
+    clients.wait_for_more(20)
     rig.net.wan.mend()
     rig.daemon.wait_state("fenced", NEVER_MIND_S)
     wait_until("its gate is shut", lambda: not gate_of(rig.daemon.group())["open"], NEVER_MIND_S)

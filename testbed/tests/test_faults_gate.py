@@ -20,19 +20,8 @@ def protected_rig(run) -> tuple[Rig, Clients]:
     rig.guest.wait_ready()
     rig.daemon.wait_state("protected", NEVER_MIND_S)
     clients = Clients(run, rig.net, rig.guest, clients=4)
-    wait_for_more(clients, 100)
+    clients.wait_for_more(100)
     return rig, clients
-
-
-def wait_for_more(clients: Clients, rows: int) -> None:
-    """Waits until so many more rows are confirmed to the clients."""
-    wanted = len(clients.ledger.follow().confirmed) + rows
-    wait_until(
-        f"{rows} more rows are confirmed",
-        lambda: len(clients.ledger.follow().confirmed) >= wanted,
-        NEVER_MIND_S,
-        [clients.process],
-    )
 
 
 def confirmed_since(clients: Clients, at: float) -> list:
@@ -57,7 +46,7 @@ def test_packets_are_held_while_the_wan_is_cut(run):
     assert confirmed_since(clients, cut_at) == []
     rig.net.wan.mend()
     rig.daemon.wait_state("protected", NEVER_MIND_S)
-    wait_for_more(clients, 100)
+    clients.wait_for_more(100)
     wait_until("the gate is open", lambda: gate_of(rig.daemon.group())["open"], NEVER_MIND_S)
 
 
@@ -71,5 +60,5 @@ def test_nothing_leaves_while_the_daemon_is_gone(run):
     assert confirmed_since(clients, killed_at) == []
     rig.daemon.start()
     rig.daemon.wait_state("protected", NEVER_MIND_S)
-    wait_for_more(clients, 100)
+    clients.wait_for_more(100)
     assert len(clients.ledger.follow().confirmed) > replies

@@ -9,7 +9,7 @@ from .guest import Guest
 from .ledger import Ledger, Row
 from .net import Net
 from .paths import ROOT
-from .process import Process, run_command
+from .process import Process, run_command, wait_until
 from .run import Run
 
 
@@ -38,6 +38,15 @@ class Clients:
             net.clients,
             env={"PYTHONPATH": str(ROOT / "testbed")},
         )
+
+    def wait_for_more(self, rows: int) -> None:
+        """Waits until so many more rows are confirmed."""
+        wanted = len(self.ledger.follow().confirmed) + rows
+
+        def are_there() -> bool:
+            return len(self.ledger.follow().confirmed) >= wanted
+
+        wait_until(f"{rows} more rows are confirmed", are_there, 300, [self.process])
 
     def stop(self) -> Ledger:
         """Ends the program and returns the whole ledger."""
