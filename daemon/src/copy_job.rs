@@ -1,5 +1,5 @@
-//! Bringing whole disks across while the VM runs: the initial copy, and the resync after an
-//! unclean stop.
+//! Going over whole disks while the VM runs: the initial copy, the resync after an unclean stop, and
+//! verification.
 //!
 //! Sans-I/O: [`CopyJob::next`] says which extent the sequencer should read next and what for, and
 //! the outcomes come back. Each extent is read while it is held, and is sent as a record with a
@@ -7,13 +7,20 @@
 //!
 //! An initial copy starts from a backup whose disks read as zeroes: only what is allocated and not
 //! zero is sent. A comparison asks the backup for each chunk whether it has the same digest at that
-//! very point of the stream, and copies what differs, in pieces.
+//! very point of the stream, and copies what differs, in pieces. A verification asks the same, and narrows
+//! what differs down to blocks; it copies those only if it is told to repair.
+//!
+//! A digest check stands in the stream behind every record that was admitted before, and the extent is held
+//! while it is read. So both sides are asked for the same state while guests write on, and what differs,
+//! differs: there are no false alarms. An extent that was equal once stays equal by the records that follow.
 //!
 //! ```text
 //! initial:  chunk ─ CopyUnlessZero ─► Sent | Zero ──────────────► done
 //! compare:  chunk ─ Digest ─► Asked ─► equal ───────────────────► done
 //!                                └───► differs ─ Copy (pieces) ─► done
-//! any:      Unreadable ─► set aside, tried again; the job cannot end before it was read
+//! verify:   chunk ─ Digest ─► Asked ─► equal ───────────────────► done
+//!                                └───► differs ─ Digest (finer) ─► ... ─► found, Copy if to be repaired ─► done
+//! any:      Unreadable ─► set aside, tried again; the job cannot end before it was read (verify: said so)
 //! ```
 //!
 //! Bounded: at most [`READING_MAX_BYTES`] are being read, [`ASKED_MAX`] digest checks are on their
@@ -30,6 +37,12 @@ const DIGEST_BYTES: u64 = 1 << 20;
 const _: () = assert!(DIGEST_BYTES <= DIGEST_CHUNK_MAX_BYTES as u64);
 const _: () = assert!(DIGEST_BYTES.is_multiple_of(COPY_MAX_BYTES as u64));
 
+/// To what a verification narrows down a chunk that differs.
+const FINER_BYTES: [u64; 2] = [64 << 10, 4 << 10];
+
+/// Extents that a verification lists; what differs beyond is counted.
+pub const FOUND_MAX: usize = 1000;
+
 /// Bytes that are being read: what a guest's write may have to wait behind.
 pub const READING_MAX_BYTES: u64 = 1 << 20;
 
@@ -43,6 +56,24 @@ pub enum Purpose {
     Initial,
     /// The backup's disks hold something, which may differ.
     Compare,
+    /// They should be equal, and are looked at.
+    Verify {
+        /// What differs is copied.
+        repair: bool,
+    },
+}
+
+/// What a verification has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Where the sites differed, in order, [`FOUND_MAX`] at most.
+    pub differing: Vec<Extent>,
+    /// Their bytes, of those that are not listed, too.
+    pub differing_bytes: u64,
+    /// Bytes of them that were copied.
+    pub repaired_bytes: u64,
+    /// Bytes that the local disk did not let us read: of these nothing is known.
+    pub unreadable_bytes: u64,
 }
 
 /// Bounds of the job.
@@ -103,6 +134,7 @@ pub struct CopyJob {
     marker: Option<Seq>,
     /// What is done since somebody asked. Only of comparisons: they may end in parts.
     finished: Vec<Extent>,
+    findings: Findings,
 }
 
 impl CopyJob {
@@ -126,6 +158,7 @@ impl CopyJob {
             started_at: now,
             marker: None,
             finished: Vec::new(),
+            findings: Findings::default(),
         }
     }
 
@@ -144,7 +177,7 @@ impl CopyJob {
     fn next_of_ranges(&mut self) -> Option<(Extent, CopyKind)> {
         let (unit, kind) = match self.purpose {
             Purpose::Initial => (u64::from(COPY_MAX_BYTES), CopyKind::CopyUnlessZero),
-            Purpose::Compare => (DIGEST_BYTES, CopyKind::Digest),
+            Purpose::Compare | Purpose::Verify { .. } => (DIGEST_BYTES, CopyKind::Digest),
         };
         let range = self.ranges.front_mut()?;
         // Cut at multiples of the unit, so that chunks stay aligned whatever the range.
@@ -156,6 +189,17 @@ impl CopyJob {
             self.ranges.pop_front();
         }
         Some((extent, kind))
+    }
+
+    /// Whether [`next`](Self::next) would give out something.
+    #[must_use]
+    pub fn has_next(&self, now: MonoNanos) -> bool {
+        !(self.pieces.is_empty() && self.ranges.is_empty()) && !self.is_throttled(now)
+    }
+
+    /// What the sequencer has of the job, by disk and offset.
+    pub fn reading(&self) -> impl Iterator<Item = (DiskId, u64)> + '_ {
+        self.reading.keys().copied()
     }
 
     /// Whether there is more to read, but not now.
@@ -184,11 +228,16 @@ impl CopyJob {
                 self.asked_bytes += extent.len_bytes;
                 self.asked.insert((extent.disk, extent.offset), extent);
             }
+            CopyOutcome::Unreadable if matches!(self.purpose, Purpose::Verify { .. }) => {
+                self.done_bytes += extent.len_bytes;
+                self.findings.unreadable_bytes += extent.len_bytes;
+            }
             CopyOutcome::Unreadable => self.unreadable.push(work),
             CopyOutcome::Sent | CopyOutcome::Zero => {
                 self.done_bytes += extent.len_bytes;
                 if outcome == CopyOutcome::Sent {
                     self.sent_bytes += extent.len_bytes;
+                    self.findings.repaired_bytes += extent.len_bytes;
                 }
                 self.finish(extent);
             }
@@ -204,12 +253,57 @@ impl CopyJob {
             self.done_bytes += chunk.len_bytes;
             return self.finish(chunk);
         }
-        let unit = u64::from(COPY_MAX_BYTES);
-        for at in (0..chunk.len_bytes).step_by(COPY_MAX_BYTES as usize) {
-            let len_bytes = unit.min(chunk.len_bytes - at);
-            let piece = Extent { offset: chunk.offset + at, len_bytes, ..chunk };
-            self.pieces.push_back((piece, CopyKind::Copy));
+        match self.purpose {
+            Purpose::Initial | Purpose::Compare => {
+                self.cut_up(chunk, u64::from(COPY_MAX_BYTES), CopyKind::Copy);
+            }
+            Purpose::Verify { repair } => {
+                match FINER_BYTES.into_iter().find(|unit| *unit < chunk.len_bytes) {
+                    Some(unit) => self.cut_up(chunk, unit, CopyKind::Digest),
+                    None => {
+                        self.found(chunk);
+                        match repair {
+                            true => self.pieces.push_back((chunk, CopyKind::Copy)),
+                            false => self.done_bytes += chunk.len_bytes,
+                        }
+                    }
+                }
+            }
         }
+    }
+
+    fn cut_up(&mut self, chunk: Extent, unit: u64, kind: CopyKind) {
+        let mut at = chunk.offset;
+        while at < chunk.end() {
+            let len_bytes = unit.min(chunk.end() - at);
+            self.pieces.push_back((Extent { offset: at, len_bytes, ..chunk }, kind));
+            at += len_bytes;
+        }
+    }
+
+    fn found(&mut self, extent: Extent) {
+        let Findings { differing, differing_bytes, .. } = &mut self.findings;
+        *differing_bytes += extent.len_bytes;
+        let at = differing.partition_point(|e| (e.disk, e.offset) < (extent.disk, extent.offset));
+        let touches = |a: &Extent, b: &Extent| a.disk == b.disk && a.end() == b.offset;
+        let joins_next = differing.get(at).is_some_and(|next| touches(&extent, next));
+        if let Some(before) = at.checked_sub(1).filter(|i| touches(&differing[*i], &extent)) {
+            differing[before].len_bytes += extent.len_bytes;
+            if joins_next {
+                differing[before].len_bytes += differing.remove(at).len_bytes;
+            }
+        } else if joins_next {
+            differing[at].offset = extent.offset;
+            differing[at].len_bytes += extent.len_bytes;
+        } else if differing.len() < FOUND_MAX {
+            differing.insert(at, extent);
+        }
+    }
+
+    /// What a verification has found so far.
+    #[must_use]
+    pub fn findings(&self) -> &Findings {
+        &self.findings
     }
 
     fn finish(&mut self, extent: Extent) {
@@ -348,6 +442,69 @@ mod tests {
         }
         assert!(job.is_complete());
         assert_eq!(job.progress(NOW).sent_bytes, MIB);
+    }
+
+    /// Answers checks as a backup whose bytes at `bad` are others, until nothing is left to read.
+    fn verify(job: &mut CopyJob, bad: &[u64]) -> u64 {
+        let mut copied = 0;
+        while !job.is_complete() {
+            for (extent, kind) in take(job) {
+                if kind == CopyKind::Copy {
+                    copied += extent.len_bytes;
+                    job.copied(extent, CopyOutcome::Sent);
+                    continue;
+                }
+                job.copied(extent, CopyOutcome::Asked);
+                let equal = !bad.iter().any(|at| (extent.offset..extent.end()).contains(at));
+                job.digest_result(extent.disk, extent.offset, equal);
+            }
+        }
+        copied
+    }
+
+    #[test]
+    fn a_verification_finds_the_blocks_and_changes_nothing() {
+        let purpose = Purpose::Verify { repair: false };
+        let mut job = CopyJob::new(purpose, vec![range(0, 3 * MIB + 512)], BOUNDS, NOW);
+        let bad = [5, 4096, 8191, 70_000, MIB + 9, 3 * MIB + 3];
+        assert_eq!(verify(&mut job, &bad), 0, "nothing is copied");
+        let expected = [range(0, 8192), range(69_632, 4096), range(MIB, 4096), range(3 * MIB, 512)];
+        assert_eq!(job.findings().differing, expected);
+        assert_eq!(job.findings().differing_bytes, 4 * 4096 + 512);
+        assert_eq!(job.findings().repaired_bytes, 0);
+        assert_eq!(job.progress(NOW).done_bytes, 3 * MIB + 512);
+
+        let mut job = CopyJob::new(purpose, vec![range(0, 3 * MIB)], BOUNDS, NOW);
+        verify(&mut job, &[]);
+        assert_eq!(*job.findings(), Findings::default());
+    }
+
+    #[test]
+    fn a_repair_copies_what_differs_and_no_more() {
+        let purpose = Purpose::Verify { repair: true };
+        let mut job = CopyJob::new(purpose, vec![range(0, 3 * MIB)], BOUNDS, NOW);
+        assert_eq!(verify(&mut job, &[4096, 2 * MIB]), 8192);
+        assert_eq!(job.findings().repaired_bytes, job.findings().differing_bytes);
+    }
+
+    #[test]
+    fn a_list_of_findings_ends_and_their_count_does_not() {
+        let purpose = Purpose::Verify { repair: false };
+        let mut job = CopyJob::new(purpose, vec![range(0, 16 * MIB)], BOUNDS, NOW);
+        let bad: Vec<u64> = (0..16 * MIB).step_by(8192).collect();
+        verify(&mut job, &bad);
+        assert_eq!(job.findings().differing.len(), FOUND_MAX);
+        assert_eq!(job.findings().differing_bytes, 4096 * bad.len() as u64);
+    }
+
+    #[test]
+    fn what_a_verification_cannot_read_is_said() {
+        let purpose = Purpose::Verify { repair: false };
+        let mut job = CopyJob::new(purpose, vec![range(0, 10)], BOUNDS, NOW);
+        let (extent, _) = job.next(NOW).unwrap();
+        job.copied(extent, CopyOutcome::Unreadable);
+        assert!(job.is_complete());
+        assert_eq!(job.findings().unreadable_bytes, 10);
     }
 
     #[test]

@@ -16,3 +16,4 @@ pub mod sequencer;
 pub mod state;
 pub mod stats;
 pub mod status;
+pub mod verified;

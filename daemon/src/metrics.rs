@@ -10,6 +10,7 @@ use crate::status::{
     ActivityCompares, GateStatus, GroupState, GroupStatus, GuestIo, LinkState, Status,
     TaggingStatus, WriterStatus,
 };
+use crate::verified::Verified;
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
@@ -278,6 +279,19 @@ fn encode_lag(
     each(e, ("tidelock_copy_size", BYTES, Gauge), help, writers, |f, l, w| {
         f.gauge(l, w.copy.map_or(0, |copy| copy.total_bytes))
     })?;
+    let help = "When the last verification ended, as seconds since 1970; 0: there was none";
+    each(e, ("tidelock_verified_at", SECONDS, Gauge), help, writers, |f, l, w| {
+        f.seconds(l, w.verify.last.as_ref().map_or(0, |last| last.ended_unix_ms))
+    })?;
+    let help = "Bytes in which the last verification found the sites to differ, and which were not repaired";
+    each(e, ("tidelock_verify_differing", BYTES, Gauge), help, writers, |f, l, w| {
+        let differing = |last: &Verified| last.differing_bytes - last.repaired_bytes;
+        f.gauge(l, w.verify.last.as_ref().map_or(0, differing))
+    })?;
+    let help = "Bytes that the last verification could not read";
+    each(e, ("tidelock_verify_unreadable", BYTES, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, w.verify.last.as_ref().map_or(0, |last| last.unreadable_bytes))
+    })?;
     let help = "From a write's admission to the backup's acknowledgement";
     each(e, ("tidelock_commit_latency", SECONDS, Histogram), help, writers, |f, l, w| {
         f.histogram(l, &w.commit_latency)
@@ -376,7 +390,7 @@ fn encode_tagging(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{ControlError, ModeChange};
+    use crate::control::{ControlError, ModeChange, VerifyBegun, VerifyWish};
     use crate::status::example::status;
     use std::collections::BTreeSet;
     use std::io::{Read, Write};
@@ -444,6 +458,10 @@ mod tests {
 
         fn set_mode(&self, _: &str, _: Mode) -> Result<ModeChange, ControlError> {
             unreachable!("metrics switch nothing")
+        }
+
+        fn verify(&self, _: &str, _: &VerifyWish) -> Result<VerifyBegun, ControlError> {
+            unreachable!("metrics verify nothing")
         }
 
         fn stop(&self) -> Result<(), ControlError> {

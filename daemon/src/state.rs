@@ -7,6 +7,7 @@
 use crate::ceiling;
 use crate::link::port::EpochKeeper;
 use crate::owner::Resume;
+use crate::verified::Verified;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -64,6 +65,9 @@ struct Content {
     /// See [`ceiling`].
     #[serde(default)]
     hlc_ceiling_ms: u64,
+    /// The last verification.
+    #[serde(default)]
+    verified: Option<Verified>,
 }
 
 /// The state file of one member, for the loops that write it.
@@ -105,8 +109,10 @@ impl MemberState {
         let epoch = old.as_ref().map_or(Epoch(0), |c| c.epoch);
         let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
         let hlc_ceiling_ms = ceiling::first(floor_ms, wall_us / 1000);
-        let clean = old.and_then(|c| c.clean);
-        let content = Content { format: FORMAT, epoch, incarnation, clean: None, hlc_ceiling_ms };
+        let clean = old.as_ref().and_then(|c| c.clean);
+        let verified = old.and_then(|c| c.verified);
+        let content =
+            Content { format: FORMAT, epoch, incarnation, clean: None, hlc_ceiling_ms, verified };
         let state = Inner { path, content };
         state.write()?;
         let opened = Opened {
@@ -133,6 +139,17 @@ impl MemberState {
         let raised_ms = ceiling::raised(self.lock().content.hlc_ceiling_ms, hlc, wall_ms);
         self.change(|content| content.hlc_ceiling_ms = raised_ms)?;
         Ok(raised_ms)
+    }
+
+    /// A verification has ended.
+    pub fn keep_verified(&self, verified: Verified) -> Result<(), StateError> {
+        self.change(|content| content.verified = Some(verified))
+    }
+
+    /// The last verification.
+    #[must_use]
+    pub fn verified(&self) -> Option<Verified> {
+        self.lock().content.verified.clone()
     }
 
     /// The epoch in force.

@@ -12,9 +12,11 @@ mod activity;
 #[cfg(test)]
 pub(crate) mod example;
 mod state;
+mod verify;
 
 pub use activity::{ActivityCompares, ActivityStatus};
 pub use state::{Facts, GroupState, judge};
+pub use verify::VerifyStatus;
 
 use crate::stats::LatencySnapshot;
 use serde::{Deserialize, Serialize};
@@ -232,6 +234,9 @@ pub struct WriterStatus {
     /// Where the sites may differ.
     #[serde(default)]
     pub activity: ActivityStatus,
+    /// Whether the sites were seen to be equal.
+    #[serde(default)]
+    pub verify: VerifyStatus,
 }
 
 /// How far the backup is behind.
@@ -326,6 +331,8 @@ pub enum CopyKindStatus {
     Initial,
     /// The comparison by digests after an unclean stop.
     Resync,
+    /// The comparison by digests while all is well.
+    Verify,
 }
 
 impl fmt::Display for CopyKindStatus {
@@ -333,6 +340,7 @@ impl fmt::Display for CopyKindStatus {
         f.write_str(match self {
             CopyKindStatus::Initial => "initial copy",
             CopyKindStatus::Resync => "resync",
+            CopyKindStatus::Verify => "verify",
         })
     }
 }

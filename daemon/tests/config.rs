@@ -249,6 +249,16 @@ fn each_mistake_gets_its_words() {
             "9:10 `window` in [group.copy]: 1MiB is out of range -> \"4MiB\" to \"1GiB\"",
         ),
         (
+            "name = \"g\"",
+            "name = \"g\"\n[group.verify]\nevery = \"1s\"",
+            "9:9 `every` in [group.verify]: the disks would be read all the time -> \"7d\", or no `every` to verify only on command",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.verify]\nrate = \"0B/s\"",
+            "9:8 `rate` in [group.verify]: at this rate it would never end -> \"50MiB/s\"",
+        ),
+        (
             "name = \"m\"",
             "name = \"m\"\nroles = []",
             "10:9 `roles` in [[group.member]]: a member without a role does nothing -> roles = [\"writer\", \"outbound\"]",

@@ -50,6 +50,8 @@ class Options:
     configured_size: str = ""
     disk: Path | None = None
     """A block device, or an image that exists."""
+    verify: str = ""
+    """Keys of `[group.verify]`, inline."""
     window: str = ""
     """Of the past that the backup keeps, if any."""
     backup_tmpfs_mib: int = 0
@@ -96,11 +98,12 @@ class Pair:
         o = self.options
         size = f'size = "{o.configured_size}"\n' if o.configured_size else ""
         copy = f'copy = {{ rate = "{o.copy_rate_mib}MiB/s" }}\n' if o.copy_rate_mib else ""
+        verify = f"verify = {{ {o.verify} }}\n" if o.verify else ""
         self.host_config.write_text(
             f'[host]\nname = "{name}"\nruntime_dir = "{self.runtime}"\nstate_dir = "{self.directory / "state"}"\n'
             f'[backup]\naddress = "{self.address}:{self.port}"\n{tls.toml()}'
             f'[[group]]\nname = "{GROUP}"\nmode = "{o.mode}"\nbacklog = "{o.backlog_mib}MiB"\n'
-            f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n{copy}'
+            f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n{copy}{verify}'
             f'[[group.member]]\nname = "{MEMBER}"\nroles = ["writer"]\n'
             f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
         )

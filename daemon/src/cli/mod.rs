@@ -1,7 +1,8 @@
 //! The `tidelock` command: what an operator types.
 //!
 //! Exit codes: 0 done; 1 refused or failed, with the reason on standard error; 2 the command line
-//! is wrong; 3 no daemon answers; 4 (`status --check` only) some group is not protected.
+//! is wrong; 3 no daemon answers; 4 (`status --check` only) some group is not protected; 5 (`verify` only)
+//! the sites differ, or could not be compared.
 
 pub mod human;
 pub mod mode;
@@ -9,9 +10,10 @@ pub mod paint;
 pub mod pki;
 pub mod status_text;
 pub mod top;
+pub mod verify;
 
 use crate::config;
-use crate::control::{Client, ClientError};
+use crate::control::{Client, ClientError, VerifyWish};
 use clap::{Args, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,13 +23,15 @@ use tidelock_protocol::message::Mode;
 const EXIT_FAILED: u8 = 1;
 const EXIT_NO_DAEMON: u8 = 3;
 const EXIT_NOT_PROTECTED: u8 = 4;
+const EXIT_NOT_EQUAL: u8 = 5;
 
 const EXIT_CODES: &str = "Exit codes:
   0  done
   1  refused or failed; the reason is on standard error
   2  the command line is wrong
   3  no daemon answers on the socket
-  4  `status --check`: some group is not protected";
+  4  `status --check`: some group is not protected
+  5  `verify`: the sites differ, or could not be compared";
 
 /// Look at and steer a Tidelock host daemon
 #[derive(Debug, Parser)]
@@ -88,6 +92,33 @@ pub enum Command {
         /// Do not ask before giving up the promise to clients
         #[arg(long)]
         yes: bool,
+    },
+    /// Compare the backup's disks with the local ones by digests, while guests write on
+    ///
+    /// Each extent is compared at one point of the stream of writes, so that what is found differs indeed. The
+    /// daemon goes on with it if this command is ended; --stop ends it. The outcome is in `tidelock status`.
+    #[command(after_help = EXIT_CODES)]
+    Verify {
+        /// Where the daemon is
+        #[command(flatten)]
+        daemon: Daemon,
+        /// The group
+        group: String,
+        /// Only this member
+        #[arg(long, value_name = "NAME")]
+        member: Option<String>,
+        /// Copy what differs from here to the backup
+        #[arg(long)]
+        repair: bool,
+        /// End what runs instead
+        #[arg(long)]
+        stop: bool,
+        /// Do not wait for the end
+        #[arg(long)]
+        no_wait: bool,
+        /// Print the outcome as JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Stop the daemon cleanly, as SIGTERM does: what guests have written is sent first
     Stop {
@@ -151,6 +182,13 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Mode { daemon, group, mode, yes } => {
             let mut client = Client::connect(&daemon.socket)?;
             print(&mode::run(&mut client, &group, mode, yes)?)?;
+        }
+        Command::Verify { daemon, group, member, repair, stop, no_wait, json } => {
+            let wish = VerifyWish { member, repair, stop };
+            verify::check(&wish, no_wait)?;
+            let outcome = verify::run(&daemon.socket, &group, wish, no_wait, json)?;
+            print(&outcome.text)?;
+            return Ok(if outcome.is_good { ExitCode::SUCCESS } else { EXIT_NOT_EQUAL.into() });
         }
         Command::Stop { daemon } => {
             Client::connect(&daemon.socket)?.stop()?;

@@ -2,10 +2,12 @@
 
 use super::human;
 use super::paint::{Paint, Tone, tone_of};
+use super::verify;
 use crate::stats::LatencySnapshot;
 use crate::status::{
     ActivityCompares, ActivityStatus, CopyStatus, DiskStatus, ElsewhereStatus, GateStatus,
-    GroupStatus, LinkState, LinkStatus, MemberStatus, Role, Status, TaggingStatus, WriterStatus,
+    GroupStatus, LinkState, LinkStatus, MemberStatus, Role, Status, TaggingStatus, VerifyStatus,
+    WriterStatus,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -214,6 +216,9 @@ fn render_writer(out: &mut String, writer: &WriterStatus, paint: Paint) {
     if let Some(copy) = &writer.copy {
         line(out, 4, "copy", &render_copy(copy));
     }
+    if let Some(text) = verification(&writer.verify, paint) {
+        line(out, 4, "verify", &text);
+    }
     let io = &writer.guest_io;
     if io.disk_errors > 0 {
         let text = human::count(io.disk_errors, "request") + " failed on the local disk";
@@ -222,6 +227,23 @@ fn render_writer(out: &mut String, writer: &WriterStatus, paint: Paint) {
     for disk in &writer.disks {
         line(out, 4, "disk", &render_disk(disk, paint));
     }
+}
+
+/// Whether the sites were seen to be equal; `None`: nobody has asked.
+fn verification(verify: &VerifyStatus, paint: Paint) -> Option<String> {
+    let mut parts: Vec<String> = verify.running.iter().map(render_copy).collect();
+    match &verify.last {
+        Some(last) if last.is_good() => parts.push(format!("last: {}", verify::summary(last))),
+        Some(last) => {
+            parts.push(paint.tone(Tone::Bad, &format!("last: {}", verify::summary(last))))
+        }
+        None if verify.every_ms.is_some() => parts.push("not verified yet".to_owned()),
+        None => {}
+    }
+    if let Some(why) = &verify.given_up {
+        parts.push(paint.tone(Tone::Watch, &format!("one was given up since: {why}")));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 fn render_disk(disk: &DiskStatus, paint: Paint) -> String {
@@ -307,6 +329,7 @@ group    shop: PROTECTED for 3 h 10 min
     backlog  1 MiB of 256 MiB
     crash    a resync would compare 37 MiB
     commits  half within 60 ms, 99 % within 60 ms, longest 60 ms
+    verify   not verified yet
     disk     root, 40 GiB, /var/lib/vms/db.img, NBD at /run/tidelock/shop/db/root.sock
     gate     tap0 open, 4 packets held, oldest 48 ms, holds: half within 50 ms, 99 % within 70 ms, longest 70 ms
     tags     700 packets tagged, 650 merged, held instead: 3 mtu

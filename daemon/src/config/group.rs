@@ -16,6 +16,7 @@ use super::read::FileContext;
 use super::unreachable::WhenUnreachable;
 use super::{
     ActivitySettings, Boundary, CopySettings, Disk, Group, Member, Peer, Roles, TagSettings,
+    VerifySettings,
 };
 
 const MODES: [(&str, Mode); 3] =
@@ -34,6 +35,10 @@ const BACKLOG_DEFAULT: Size = Size::mib(256);
 const WINDOW_MIN: Size = Size { bytes: limits::DIGEST_CHUNK_MAX_BYTES as u64 };
 const WINDOW_DEFAULT: Size = Size::mib(16);
 const WINDOW_MAX: Size = Size::mib(1024);
+
+/// A disk of 1 TiB takes six hours.
+const VERIFY_RATE_DEFAULT: Rate = Rate { bytes_per_s: 50 << 20 };
+const VERIFY_EVERY_MIN: Duration = Duration::from_secs(60);
 
 const EXTENT_DEFAULT: Size = Size::mib(1);
 const EXTENT_MIN: Size = Size { bytes: 64 << 10 };
@@ -76,6 +81,9 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
     let (lease, grace) = read_lease(group);
     let when_unreachable = group.or("when_unreachable", WhenUnreachable::Hold).value;
     let copy = group.optional_table("copy", read_copy);
+    let verify = group
+        .optional_table("verify", |verify| Some(read_verify(verify)))
+        .unwrap_or(VerifySettings { every: None, rate: VERIFY_RATE_DEFAULT });
     let activity_log = group
         .optional_table("activity_log", |log| Some(read_activity_log(log)))
         .unwrap_or(Some(ActivitySettings { extent: EXTENT_DEFAULT, slots: SLOTS_DEFAULT }));
@@ -124,6 +132,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         lease,
         grace,
         copy: copy.unwrap_or(CopySettings { rate: None, window: WINDOW_DEFAULT }),
+        verify,
         activity_log,
         members,
         roster,
@@ -278,6 +287,20 @@ fn read_copy(copy: &mut Section<'_>) -> Option<CopySettings> {
         copy.fail(&window.place, what, format!("\"{WINDOW_MIN}\" to \"{WINDOW_MAX}\""));
     }
     Some(CopySettings { rate: rate.map(|rate| rate.value), window: window.value })
+}
+
+fn read_verify(verify: &mut Section<'_>) -> VerifySettings {
+    let every = verify.optional::<Duration>("every");
+    if let Some(every) = every.as_ref().filter(|every| every.value < VERIFY_EVERY_MIN) {
+        let what = "`every` in [group.verify]: the disks would be read all the time";
+        verify.fail(&every.place, what, "\"7d\", or no `every` to verify only on command");
+    }
+    let rate = verify.or("rate", VERIFY_RATE_DEFAULT);
+    if rate.value.bytes_per_s == 0 {
+        let what = "`rate` in [group.verify]: at this rate it would never end";
+        verify.fail(&rate.place, what, format!("\"{VERIFY_RATE_DEFAULT}\""));
+    }
+    VerifySettings { every: every.map(|every| every.value), rate: rate.value }
 }
 
 fn read_activity_log(log: &mut Section<'_>) -> Option<ActivitySettings> {

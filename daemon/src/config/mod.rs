@@ -153,6 +153,8 @@ pub struct Group {
     pub grace: Duration,
     /// Limits of the initial copy and of a resync.
     pub copy: CopySettings,
+    /// When and how gently the sites are compared while all is well.
+    pub verify: VerifySettings,
     /// Where the sites may differ, kept for the time after a crash; `None`: not kept.
     pub activity_log: Option<ActivitySettings>,
     /// Its members on this host.
@@ -266,6 +268,15 @@ pub struct CopySettings {
     pub rate: Option<Rate>,
     /// The most that is between reading and done.
     pub window: Size,
+}
+
+/// Verification: comparing the sites while all is well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VerifySettings {
+    /// How long after the last one the next one begins by itself; `None`: only on command.
+    pub every: Option<Duration>,
+    /// The most that is read of the local disks for it.
+    pub rate: Rate,
 }
 
 /// Sizes of a new activity log.

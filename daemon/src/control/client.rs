@@ -1,6 +1,6 @@
 //! The client's side of the control API: blocking, for command lines.
 
-use super::{ANSWER_MAX_BYTES, Answer, ControlError, ModeChange, Request};
+use super::{ANSWER_MAX_BYTES, Answer, ControlError, ModeChange, Request, VerifyBegun, VerifyWish};
 use crate::status::{SCHEMA, Status};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -82,6 +82,15 @@ impl Client {
         }
     }
 
+    /// Begins to compare the sites, or ends that.
+    pub fn verify(&mut self, group: &str, wish: VerifyWish) -> Result<VerifyBegun, ClientError> {
+        let VerifyWish { member, repair, stop } = wish;
+        match self.ask(&Request::Verify { group: group.to_owned(), member, repair, stop })? {
+            Answer::Verify(begun) => Ok(begun),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Begins a clean stop.
     pub fn stop(&mut self) -> Result<(), ClientError> {
         match self.ask(&Request::Stop)? {
@@ -112,6 +121,7 @@ fn unexpected(answer: &Answer) -> ClientError {
     let kind = match answer {
         Answer::Status(_) => "status",
         Answer::Mode(_) => "mode",
+        Answer::Verify(_) => "verify",
         Answer::Stopping {} => "stopping",
         Answer::Error(_) => "error",
     };

@@ -8,6 +8,8 @@
 //! ← {"status":{"schema":1,"host":"host-a",...}}
 //! → {"command":"mode","group":"shop","mode":"async"}
 //! ← {"mode":{"group":"shop","before":"pipelined","after":"async"}}
+//! → {"command":"verify","group":"shop","member":null,"repair":false,"stop":false}
+//! ← {"verify":{"members":["db"]}}
 //! → {"command":"stop"}
 //! ← {"stopping":{}}
 //! ← {"error":{"kind":"unknown-group","message":"..."}}      (to anything that fails)
@@ -49,6 +51,8 @@ pub trait ControlTarget: Send + Sync + 'static {
     fn status(&self) -> Status;
     /// Switches a group's mode until the next start.
     fn set_mode(&self, group: &str, mode: Mode) -> Result<ModeChange, ControlError>;
+    /// Begins to compare the sites, or ends that. How it goes is in the status.
+    fn verify(&self, group: &str, wish: &VerifyWish) -> Result<VerifyBegun, ControlError>;
     /// Begins a clean stop, as SIGTERM does.
     fn stop(&self) -> Result<(), ControlError>;
 }
@@ -66,8 +70,33 @@ pub enum Request {
         /// The mode.
         mode: Mode,
     },
+    /// Compare the sites, or end that.
+    Verify {
+        /// The group.
+        group: String,
+        /// Of this member; absent: of all with disks on this host.
+        #[serde(default)]
+        member: Option<String>,
+        /// Copy what differs to the backup.
+        #[serde(default)]
+        repair: bool,
+        /// End what runs instead.
+        #[serde(default)]
+        stop: bool,
+    },
     /// Stop cleanly.
     Stop,
+}
+
+/// Which verification is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VerifyWish {
+    /// Of this member; `None`: of all with disks on this host.
+    pub member: Option<String>,
+    /// Copy what differs to the backup.
+    pub repair: bool,
+    /// End what runs instead.
+    pub stop: bool,
 }
 
 /// An answer.
@@ -78,6 +107,8 @@ pub enum Answer {
     Status(Box<Status>),
     /// To [`Request::Mode`].
     Mode(ModeChange),
+    /// To [`Request::Verify`].
+    Verify(VerifyBegun),
     /// To [`Request::Stop`]: the stop has begun.
     Stopping {},
     /// To anything that could not be done.
@@ -93,6 +124,13 @@ pub struct ModeChange {
     pub before: Mode,
     /// The mode now in force.
     pub after: Mode,
+}
+
+/// Verifications that were begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyBegun {
+    /// Of these members.
+    pub members: Vec<String>,
 }
 
 /// Why a request was not done.

@@ -2,7 +2,7 @@
 
 use super::{
     Answer, CONNECTIONS_MAX, ControlError, ControlErrorKind, ControlTarget, IDLE_MAX,
-    REQUEST_MAX_BYTES, Request,
+    REQUEST_MAX_BYTES, Request, VerifyWish,
 };
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -132,6 +132,12 @@ fn perform(request: Request, target: &dyn ControlTarget) -> Answer {
             }
             Err(error) => Answer::Error(error),
         },
+        Request::Verify { group, member, repair, stop } => {
+            match target.verify(&group, &VerifyWish { member, repair, stop }) {
+                Ok(begun) => Answer::Verify(begun),
+                Err(error) => Answer::Error(error),
+            }
+        }
         Request::Stop => match target.stop() {
             Ok(()) => Answer::Stopping {},
             Err(error) => Answer::Error(error),

@@ -29,6 +29,11 @@ impl ControlTarget for Fake {
         Ok(ModeChange { group: group.to_owned(), before, after: mode })
     }
 
+    fn verify(&self, group: &str, wish: &VerifyWish) -> Result<VerifyBegun, ControlError> {
+        let member = wish.member.clone().unwrap_or_else(|| "db".to_owned());
+        Ok(VerifyBegun { members: vec![format!("{group}/{member} {} {}", wish.repair, wish.stop)] })
+    }
+
     fn stop(&self) -> Result<(), ControlError> {
         self.stopping.store(true, Ordering::SeqCst);
         Ok(())
@@ -79,6 +84,17 @@ fn ask(stream: &mut UnixStream, line: &str) -> String {
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     answer
+}
+
+#[test]
+fn a_verification_is_begun_and_ended() {
+    let fixture = Fixture::new();
+    let members = |wish| fixture.client().verify("shop", wish).unwrap().members;
+    assert_eq!(members(VerifyWish::default()), ["shop/db false false"]);
+    let wish = VerifyWish { member: Some("web".into()), repair: true, stop: false };
+    assert_eq!(members(wish), ["shop/web true false"]);
+    let line = "{\"command\":\"verify\",\"group\":\"shop\",\"stop\":true}\n";
+    assert!(ask(&mut fixture.raw(), line).contains("shop/db false true"));
 }
 
 #[test]

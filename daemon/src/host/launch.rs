@@ -3,6 +3,7 @@
 use super::activity_file::OpenLog;
 use super::degrading;
 use super::gating::PendingEntry;
+use super::verifying::Verifications;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
 use crate::activity::Identity;
 use crate::ceiling;
@@ -159,6 +160,7 @@ impl Launch<'_> {
             link_stats,
             state,
             sockets,
+            verifications: Verifications::default(),
             disk_sizes_bytes,
         };
         Ok((writer, link_member))

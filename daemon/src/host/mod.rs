@@ -12,10 +12,11 @@ mod gating;
 mod launch;
 mod snapshot;
 mod tending;
+mod verifying;
 
 use crate::clock;
 use crate::config::{Config, Group, Member, Security};
-use crate::control::{ControlError, ControlTarget, ModeChange};
+use crate::control::{ControlError, ControlTarget, ModeChange, VerifyBegun, VerifyWish};
 use crate::link::connection::Hello;
 use crate::link::connector::{self, Endpoint};
 use crate::link::member::MemberError;
@@ -114,6 +115,7 @@ struct Writer {
     link_stats: Arc<LinkStats>,
     state: MemberState,
     sockets: Vec<PathBuf>,
+    verifications: verifying::Verifications,
     /// In the order of the configuration.
     disk_sizes_bytes: Vec<u64>,
 }
@@ -270,6 +272,12 @@ impl Host {
         self.stop_asked.notified().await;
     }
 
+    fn group(&self, name: &str) -> Result<&HostGroup, ControlError> {
+        let known = || self.groups.iter().map(|g| g.config.name.as_str());
+        let found = self.groups.iter().find(|g| g.config.name.as_str() == name);
+        found.ok_or_else(|| ControlError::unknown_group(name, &known().collect::<Vec<_>>()))
+    }
+
     fn writers(&self) -> impl Iterator<Item = (&str, &Writer)> {
         self.groups
             .iter()
@@ -284,15 +292,16 @@ impl ControlTarget for Host {
     }
 
     fn set_mode(&self, group: &str, mode: Mode) -> Result<ModeChange, ControlError> {
-        let Some(group) = self.groups.iter().find(|g| g.config.name.as_str() == group) else {
-            let known: Vec<&str> = self.groups.iter().map(|g| g.config.name.as_str()).collect();
-            return Err(ControlError::unknown_group(group, &known));
-        };
+        let group = self.group(group)?;
         let name = group.config.name.to_string();
         let mut current = group.mode.lock().expect("no panic while held");
         let before = std::mem::replace(&mut *current, mode);
         self.mode_is_wanted(group, before, mode);
         Ok(ModeChange { group: name, before, after: mode })
+    }
+
+    fn verify(&self, group: &str, wish: &VerifyWish) -> Result<VerifyBegun, ControlError> {
+        Host::verify(self, self.group(group)?, wish)
     }
 
     fn stop(&self) -> Result<(), ControlError> {

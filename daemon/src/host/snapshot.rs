@@ -7,7 +7,7 @@
 use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
 use crate::clock;
 use crate::config::{Roles, Security};
-use crate::copy_job::Purpose;
+use crate::copy_job::{self, Purpose};
 use crate::degrade::Standing;
 use crate::link::LinkState;
 use crate::owner::Phase;
@@ -16,8 +16,10 @@ use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats};
 use crate::status::{
     ActivityStatus, BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, ElsewhereStatus, Facts,
     GateStatus, GroupState, GroupStatus, GuestIo, LagStatus, LeaseStatus, LinkState as LinkWord,
-    LinkStatus, MemberStatus, Role, SCHEMA, Status, TaggingStatus, WriterStatus, judge,
+    LinkStatus, MemberStatus, Role, SCHEMA, Status, TaggingStatus, VerifyStatus, WriterStatus,
+    judge,
 };
+use crate::verified::Verified;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -217,6 +219,7 @@ impl Host {
                 || links().any(|link| link.stalled().is_some() || link.refusal().is_some()),
             initial_copy: phase(Phase::Initialising) || phase(Phase::WaitingForBackup),
             resync: phase(Phase::Resyncing) || phase(Phase::DiskFailing),
+            differs: writers().any(Writer::differs),
             mode: if catching_up { Mode::Async } else { mode },
             configured_mode: if catching_up { Mode::Pipelined } else { group.config.mode },
         };
@@ -322,6 +325,15 @@ fn detail(group: &HostGroup) -> Option<String> {
         if u128::from(lead_ms) > group.config.max_clock_lead.as_millis() {
             say(format!("another member's clock is {lead_ms} ms ahead of this host's"));
         }
+        if let Some(verified) = writer.state.verified().filter(Verified::differs) {
+            let name = group.config.name.as_str();
+            say(format!(
+                "the sites differed in {} bytes when they were compared last, first at {}; `tidelock verify {name} \
+                 --repair` copies what differs from here to the backup",
+                verified.differing_bytes - verified.repaired_bytes,
+                verified.first()
+            ));
+        }
         let suspect_bytes = writer.view.suspect_bytes();
         if suspect_bytes > 0 {
             say(format!("the local disk failed; the sites may differ in {suspect_bytes} bytes"));
@@ -373,16 +385,7 @@ fn writer_status(
             waiting_requests: get(&stats.waiting),
             full_count: get(&stats.backlog_full_count),
         },
-        copy: writer.view.copy().map(|copy| CopyStatus {
-            kind: match copy.purpose {
-                Purpose::Initial => CopyKindStatus::Initial,
-                Purpose::Compare => CopyKindStatus::Resync,
-            },
-            done_bytes: copy.done_bytes,
-            total_bytes: copy.total_bytes,
-            rate_bytes_per_s: copy.rate_bytes_per_s,
-            left_ms: copy.seconds_left().map(|s| s * 1000),
-        }),
+        copy: writer.view.copy().map(|copy| copy_status(&copy)),
         commit_latency: writer.link_stats.commit_latencies(),
         guest_io: GuestIo {
             reads: get(&stats.reads),
@@ -397,6 +400,25 @@ fn writer_status(
             .filter(|off| *off != 0),
         clock_lead_ms: get(&stats.clock_lead_ms),
         activity: ActivityStatus::of(&stats.activity, writer.disk_sizes_bytes.iter().sum()),
+        verify: VerifyStatus {
+            running: writer.view.verify().map(|progress| copy_status(&progress)),
+            every_ms: group.config.verify.every.map(|every| every.as_millis() as u64),
+            ..writer.verifications.status(&writer.state)
+        },
+    }
+}
+
+fn copy_status(copy: &copy_job::Progress) -> CopyStatus {
+    CopyStatus {
+        kind: match copy.purpose {
+            Purpose::Initial => CopyKindStatus::Initial,
+            Purpose::Compare => CopyKindStatus::Resync,
+            Purpose::Verify { .. } => CopyKindStatus::Verify,
+        },
+        done_bytes: copy.done_bytes,
+        total_bytes: copy.total_bytes,
+        rate_bytes_per_s: copy.rate_bytes_per_s,
+        left_ms: copy.seconds_left().map(|s| s * 1000),
     }
 }
 

@@ -22,6 +22,7 @@ impl Host {
             self.keep_ceilings(),
             self.follow_interfaces(),
             self.follow_policies(),
+            self.follow_verifications(),
             self.watch_certificate()
         );
     }

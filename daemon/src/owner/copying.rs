@@ -1,10 +1,10 @@
 //! Which copies the member needs: the job of an initial copy or resync, and extents that the
-//! local disk failed.
+//! local disk failed. And verification, which waits for both.
 
 use super::status::Phase;
-use crate::copy_job::{Bounds, CopyJob, Progress, Purpose};
+use crate::copy_job::{Bounds, CopyJob, Findings, Progress, Purpose};
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::limits::COPY_MAX_BYTES;
 use tidelock_protocol::message::CopyState;
@@ -31,6 +31,12 @@ pub struct Copying {
     awaits_floor: bool,
     /// Up to where seqs must go.
     pad_to: Seq,
+    verify: Option<CopyJob>,
+    /// What a verification that was given up had at the sequencer. Extents that overlap come back in the order
+    /// in which they were submitted, so the next outcome is its own.
+    orphans: BTreeSet<(DiskId, u64)>,
+    /// Since the last look: why the verification has ended before its end.
+    given_up: Option<&'static str>,
 }
 
 impl Copying {
@@ -48,6 +54,9 @@ impl Copying {
             stopped: false,
             awaits_floor: false,
             pad_to: Seq::ZERO,
+            verify: None,
+            orphans: BTreeSet::new(),
+            given_up: None,
         }
     }
 
@@ -63,11 +72,15 @@ impl Copying {
         let purpose = match copy {
             CopyState::Whole => {
                 self.whole = self.job.is_none();
+                if let Some(verify) = &mut self.verify {
+                    verify.reattached();
+                }
                 return;
             }
             CopyState::Empty => Purpose::Initial,
             CopyState::Partial | CopyState::Resyncing => Purpose::Compare,
         };
+        self.give_up_verify("the sites are being compared anyway, or a first copy runs");
         if let Some(job) = &mut self.job {
             return job.reattached();
         }
@@ -130,8 +143,19 @@ impl Copying {
         }
         match &self.job {
             Some(job) => job.marker().is_none() && !job.is_throttled(now),
-            None => self.suspects_due && !self.suspects.is_empty(),
+            None if self.wants_suspects() => true,
+            None => self.can_verify() && self.verify.as_ref().is_some_and(|v| v.has_next(now)),
         }
+    }
+
+    /// Outcomes are told by extents, so what suspects and a verification read must not be the same.
+    fn wants_suspects(&self) -> bool {
+        let is_verify_reading = self.verify.as_ref().is_some_and(|v| v.reading().next().is_some());
+        self.suspects_due && !self.suspects.is_empty() && !is_verify_reading
+    }
+
+    fn can_verify(&self) -> bool {
+        self.suspects.is_empty() && self.reading_suspects.is_empty()
     }
 
     /// What may be sent and not durable while copies are begun.
@@ -144,32 +168,90 @@ impl Copying {
         if let Some(job) = &mut self.job {
             return job.next(now);
         }
-        let Some(extent) = self.suspects.pop() else {
-            self.suspects_due = false;
-            return None;
-        };
+        if !self.wants_suspects() {
+            self.suspects_due &= !self.suspects.is_empty();
+            return if self.can_verify() { self.verify.as_mut()?.next(now) } else { None };
+        }
+        let extent = self.suspects.pop()?;
         self.reading_suspects.insert((extent.disk, extent.offset), extent);
         Some((extent, CopyKind::Copy))
     }
 
     /// The sequencer is done with an extent that [`next`](Self::next) gave out.
     pub fn copied(&mut self, extent: Extent, outcome: CopyOutcome) {
-        if self.reading_suspects.remove(&(extent.disk, extent.offset)).is_some() {
+        let key = (extent.disk, extent.offset);
+        if self.orphans.remove(&key) {
+            return;
+        }
+        if self.reading_suspects.remove(&key).is_some() {
             if outcome == CopyOutcome::Unreadable {
                 self.suspects.push(extent);
                 // Not again in this round.
                 self.suspects_due = false;
             }
-        } else if let Some(job) = &mut self.job {
+        } else if let Some(job) = self.job.as_mut().or(self.verify.as_mut()) {
             job.copied(extent, outcome);
         }
     }
 
     /// The backup's answer to a digest check.
     pub fn digest_result(&mut self, disk: DiskId, offset: u64, equal: bool) {
-        if let Some(job) = &mut self.job {
+        if let Some(job) = self.job.as_mut().or(self.verify.as_mut()) {
             job.digest_result(disk, offset, equal);
         }
+    }
+
+    /// Begins to look whether the backup's disks equal these, at `rate_bytes_per_s` at most (0: no limit).
+    ///
+    /// # Errors
+    /// Why not now.
+    pub fn begin_verify(
+        &mut self,
+        repair: bool,
+        disks: Vec<Extent>,
+        rate_bytes_per_s: u64,
+        now: MonoNanos,
+    ) -> Result<(), &'static str> {
+        if self.verify.is_some() {
+            return Err("a verification runs already");
+        }
+        if self.stopped {
+            return Err("the daemon is ending");
+        }
+        if !self.whole {
+            return Err("the backup does not have all of the disks yet");
+        }
+        let bounds = Bounds { rate_bytes_per_s, ..self.bounds };
+        self.verify = Some(CopyJob::new(Purpose::Verify { repair }, disks, bounds, now));
+        Ok(())
+    }
+
+    /// Ends a verification that runs before its end.
+    pub fn give_up_verify(&mut self, why: &'static str) {
+        if let Some(verify) = self.verify.take() {
+            self.orphans.extend(verify.reading());
+            self.given_up = Some(why);
+        }
+    }
+
+    /// Why a verification was given up since the last look.
+    pub fn take_given_up(&mut self) -> Option<&'static str> {
+        self.given_up.take()
+    }
+
+    /// How far the verification is, if one runs.
+    pub fn verify_progress(&self, now: MonoNanos) -> Option<Progress> {
+        self.verify.as_ref().map(|job| job.progress(now))
+    }
+
+    /// What a verification has found that has looked at everything.
+    pub fn verified(&self) -> Option<&Findings> {
+        self.verify.as_ref().filter(|job| job.is_complete()).map(CopyJob::findings)
+    }
+
+    /// It was taken note of.
+    pub fn end_verify(&mut self) {
+        self.verify = None;
     }
 
     /// The sites may differ here.
@@ -196,7 +278,8 @@ impl Copying {
     /// Whether something only goes on when time passes.
     pub fn needs_tick(&self) -> bool {
         !self.stopped
-            && (!self.suspects.is_empty() || self.job.as_ref().is_some_and(CopyJob::needs_time))
+            && (!self.suspects.is_empty()
+                || self.job.iter().chain(&self.verify).any(CopyJob::needs_time))
     }
 
     /// A tick has passed.
@@ -223,11 +306,12 @@ impl Copying {
     /// The daemon ends: no new copies.
     pub fn stop(&mut self) {
         self.stopped = true;
+        self.give_up_verify("the daemon is ending");
     }
 
     /// Whether acknowledgements matter to a copy.
     pub fn is_active(&self) -> bool {
-        self.job.is_some() || !self.reading_suspects.is_empty()
+        self.job.is_some() || self.verify.is_some() || !self.reading_suspects.is_empty()
     }
 
     /// Whether the backup's disks equal the local ones once everything sent is there.

@@ -28,10 +28,11 @@ mod requests;
 mod serving;
 mod status;
 mod token;
+mod verifying;
 
 pub use disk::DiskSetup;
 pub use logging::LogFile;
-pub use status::{OwnerView, Phase, Trouble};
+pub use status::{OwnerView, Phase, Trouble, VerifyEnded};
 
 use crate::activity::{ActivityLog, Attachment, Compare};
 use crate::clock;
@@ -80,6 +81,15 @@ pub enum ToOwner {
     Link(FromLink),
     /// Change the mode.
     SetMode(Mode),
+    /// Look whether the backup's disks equal the local ones.
+    Verify {
+        /// Copy what differs.
+        repair: bool,
+        /// At this rate at most; 0: no limit.
+        rate_bytes_per_s: u64,
+    },
+    /// End that before its end.
+    StopVerify,
     /// Take no more requests; answer when everything is done locally and at the backup. The loop
     /// ends then, together with the other writers of the group: as many as are counted here.
     Drain(oneshot::Sender<Drained>, Arc<AtomicUsize>),
@@ -188,6 +198,7 @@ pub struct Owner {
     requests: Requests,
     local_ops: HashMap<OpId, LocalOp>,
     copying: Copying,
+    verifying: Option<verifying::Begun>,
     logging: Logging,
     admitted: Vec<Record>,
     port: Arc<OwnerPort<ToOwner>>,
@@ -245,6 +256,7 @@ impl Owner {
             requests: Requests::default(),
             local_ops: HashMap::new(),
             copying: Copying::new(parts.copy_bounds),
+            verifying: None,
             logging: Logging::new(parts.activity, parts.log_file),
             admitted: Vec::new(),
             port: parts.port,
@@ -346,6 +358,10 @@ impl Owner {
                 self.sequencer.set_mode(mode);
                 self.to_link(ToLink::Mode(mode));
             }
+            ToOwner::Verify { repair, rate_bytes_per_s } => {
+                self.begin_verify(repair, rate_bytes_per_s);
+            }
+            ToOwner::StopVerify => self.copying.give_up_verify("it was stopped on command"),
             ToOwner::Drain(reply, not_ready) => self.begin_drain(reply, not_ready),
             ToOwner::Stop => self.stopped = true,
         }
@@ -558,6 +574,7 @@ impl Owner {
             self.has_copy = copy.is_some();
             self.view.set_copy(copy);
         }
+        self.follow_verify();
         self.publish_log_stats();
         let others = self.draining.is_some() || self.logging.activity.wants_acks();
         replication::ask_for_acks(&self.sequencer, &self.copying, &self.port, others);
@@ -604,6 +621,7 @@ fn copied_ranges(member: &str, disks: &[Disk], purpose: Purpose, compare: Compar
             }
             Compare::Nothing => disks.iter().map(Disk::whole).collect(),
         },
+        Purpose::Verify { .. } => unreachable!("nothing is copied for it at an attachment"),
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::copy_job;
 use crate::link::Refusal;
+use crate::verified::Verified;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use tidelock_protocol::ids::Seq;
@@ -54,6 +55,15 @@ pub struct Trouble {
     pub failed_disks: Vec<(String, String)>,
 }
 
+/// How a verification ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VerifyEnded {
+    /// It has looked at everything.
+    Whole(Verified),
+    /// It has not, or was not begun.
+    GivenUp(String),
+}
+
 /// The state of an owner loop.
 #[derive(Debug)]
 pub struct OwnerView {
@@ -64,6 +74,10 @@ pub struct OwnerView {
     hlc_ceiling_ms: AtomicU64,
     /// The copy that runs; changes with every piece of it.
     copy: Mutex<Option<copy_job::Progress>>,
+    /// The verification that runs; likewise.
+    verify: Mutex<Option<copy_job::Progress>>,
+    /// A verification that has ended and is not on record yet.
+    verify_ended: Mutex<Option<VerifyEnded>>,
     trouble: Mutex<Trouble>,
 }
 
@@ -75,6 +89,8 @@ impl Default for OwnerView {
             suspect_bytes: AtomicU64::new(0),
             hlc_ceiling_ms: AtomicU64::new(0),
             copy: Mutex::new(None),
+            verify: Mutex::new(None),
+            verify_ended: Mutex::new(None),
             trouble: Mutex::default(),
         }
     }
@@ -89,6 +105,14 @@ impl OwnerView {
 
     pub(super) fn set_copy(&self, copy: Option<copy_job::Progress>) {
         *self.copy.lock().expect("no panic while held") = copy;
+    }
+
+    pub(super) fn set_verify(&self, verify: Option<copy_job::Progress>) {
+        *self.verify.lock().expect("no panic while held") = verify;
+    }
+
+    pub(super) fn verify_has_ended(&self, ended: VerifyEnded) {
+        *self.verify_ended.lock().expect("no panic while held") = Some(ended);
     }
 
     pub(super) fn change_trouble(&self, change: impl FnOnce(&mut Trouble)) {
@@ -128,6 +152,17 @@ impl OwnerView {
     #[must_use]
     pub fn copy(&self) -> Option<copy_job::Progress> {
         *self.copy.lock().expect("no panic while held")
+    }
+
+    /// The verification that runs.
+    #[must_use]
+    pub fn verify(&self) -> Option<copy_job::Progress> {
+        *self.verify.lock().expect("no panic while held")
+    }
+
+    /// How one ended, once.
+    pub fn take_verify_ended(&self) -> Option<VerifyEnded> {
+        self.verify_ended.lock().expect("no panic while held").take()
     }
 
     /// What went wrong.

@@ -426,6 +426,12 @@ impl Sequencer {
         self.in_flight.is_empty() && self.waiting.is_empty() && self.sync_waiting.is_empty()
     }
 
+    /// The epoch of what is given out; 0 before the start.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.started.map_or(Epoch(0), |(epoch, _)| epoch)
+    }
+
     /// The last seq given out.
     #[must_use]
     pub fn last_seq(&self) -> Seq {

@@ -43,6 +43,7 @@ pub(crate) fn status() -> Status {
             transactions: 40,
             overflows: 0,
         },
+        verify: VerifyStatus { every_ms: Some(7 * 86_400_000), ..VerifyStatus::default() },
     };
     let gate = GateStatus {
         interface: "tap0".into(),

@@ -20,6 +20,8 @@ pub enum GroupState {
     Degraded,
     /// After an unclean stop the sites are being compared: the backup is whole but stands still.
     Resyncing,
+    /// A verification has found the backup's disks different from the local ones.
+    Differs,
     /// The link is down: writes fill the backlog, packets are held.
     Disconnected,
     /// The link is up but the backup has stopped acknowledging, or refuses the group.
@@ -32,12 +34,13 @@ pub enum GroupState {
 
 impl GroupState {
     /// All states, from best to worst as far as an operator is concerned.
-    pub const ALL: [GroupState; 10] = [
+    pub const ALL: [GroupState; 11] = [
         GroupState::Protected,
         GroupState::Replicating,
         GroupState::Resyncing,
         GroupState::Initialising,
         GroupState::Degraded,
+        GroupState::Differs,
         GroupState::WaitingForBackup,
         GroupState::Disconnected,
         GroupState::Stalled,
@@ -55,6 +58,7 @@ impl GroupState {
             GroupState::Replicating => "replicating",
             GroupState::Degraded => "degraded",
             GroupState::Resyncing => "resyncing",
+            GroupState::Differs => "differs",
             GroupState::Disconnected => "disconnected",
             GroupState::Stalled => "stalled",
             GroupState::Fenced => "fenced",
@@ -81,6 +85,9 @@ impl GroupState {
             }
             GroupState::Resyncing => {
                 "the sites are being compared after an unclean stop; the backup stands at its last whole state"
+            }
+            GroupState::Differs => {
+                "the backup's disks were found to differ from the local ones; a recovery would bring back theirs"
             }
             GroupState::Disconnected => {
                 "the link is down; writes fill the backlog and replies are held"
@@ -125,6 +132,8 @@ pub struct Facts {
     pub initial_copy: bool,
     /// Some writer is being compared after an unclean stop.
     pub resync: bool,
+    /// The last verification of some writer found differences that were not repaired.
+    pub differs: bool,
     /// The mode in force.
     pub mode: Mode,
     /// The mode of the configuration.
@@ -150,12 +159,14 @@ pub fn judge(facts: Facts) -> GroupState {
         GroupState::Initialising
     } else if facts.resync {
         GroupState::Resyncing
-    } else if facts.mode != Mode::Async {
-        GroupState::Protected
-    } else if facts.configured_mode == Mode::Async {
+    } else if facts.mode == Mode::Async && facts.configured_mode != Mode::Async {
+        GroupState::Degraded
+    } else if facts.differs {
+        GroupState::Differs
+    } else if facts.mode == Mode::Async {
         GroupState::Replicating
     } else {
-        GroupState::Degraded
+        GroupState::Protected
     }
 }
 
@@ -172,6 +183,7 @@ mod tests {
         stalled: false,
         initial_copy: false,
         resync: false,
+        differs: false,
         mode: Mode::Pipelined,
         configured_mode: Mode::Pipelined,
     };
@@ -188,6 +200,9 @@ mod tests {
             ),
             (Facts { resync: true, ..GOOD }, GroupState::Resyncing),
             (Facts { initial_copy: true, ..GOOD }, GroupState::Initialising),
+            (Facts { differs: true, ..GOOD }, GroupState::Differs),
+            (Facts { differs: true, resync: true, ..GOOD }, GroupState::Resyncing),
+            (Facts { differs: true, mode: Mode::Async, ..GOOD }, GroupState::Degraded),
             (Facts { attached: false, ..GOOD }, GroupState::Disconnected),
             (Facts { attached: false, initial_copy: true, ..GOOD }, GroupState::Disconnected),
             (Facts { stalled: true, ..GOOD }, GroupState::Stalled),
@@ -210,7 +225,7 @@ mod tests {
     /// Rule 6: of all combinations, `protected` is said only if everything holds.
     #[test]
     fn nothing_else_is_called_protected() {
-        for bits in 0..256u32 {
+        for bits in 0..512u32 {
             let bit = |n: u32| bits & (1 << n) != 0;
             for mode in [Mode::Sync, Mode::Pipelined, Mode::Async] {
                 let facts = Facts {
@@ -222,6 +237,7 @@ mod tests {
                     stalled: bit(4),
                     initial_copy: bit(5),
                     resync: bit(6),
+                    differs: bit(8),
                     mode,
                     configured_mode: Mode::Pipelined,
                 };
