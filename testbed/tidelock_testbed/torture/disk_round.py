@@ -49,11 +49,14 @@ class DiskRound:
             disk_mib=DISK_MIB,
             disk=self.faulty.device if self.faulty else None,
             backup_tmpfs_mib=backup_mib,
+            # Some are under way when faults come; each run of the daemon begins one.
+            verify=f'every = "1m", rate = "{self.chance.choice([16, 64, 1024])}MiB/s"',
         )
         self.pair = Pair(run, options, Net(run, rtt_ms=self.chance.choice([0, 4, 30])))
         self.oracle = Oracle(DISK_MIB * MIB)
         self.load: Load | None = None
         self.laps = 0
+        self.verified_ms = 0
         self.durable = 0
         self.is_over = False
         """The primary site is gone: its daemon is not started again."""
@@ -122,9 +125,17 @@ class DiskRound:
             groups = self.pair.status(timeout_s=PATIENCE_S)["groups"]
         except OSError:  # nobody answers: it is dead, or stopped
             return
+        self._look_at_verification(writer_of(groups[0])["verify"]["last"])
         backlog = writer_of(groups[0])["backlog"]
         text = f"the backlog has {backlog['used_bytes']} bytes, its limit is {backlog['limit_bytes']}"
         self.verdict.check(10, backlog["used_bytes"] <= backlog["limit_bytes"], text)
+
+    def _look_at_verification(self, last: dict | None) -> None:
+        """Nobody has changed a byte behind the daemon's back, so the sites never differ, whatever has failed."""
+        if last and last["ended_unix_ms"] != self.verified_ms:
+            self.verified_ms = last["ended_unix_ms"]
+            text = f"a verification found the sites to differ: {last['differing'][:5]}"
+            self.verdict.check(6, last["differing_bytes"] == 0, text)
 
     def look_at_the_backup(self) -> None:
         """What it has made durable never falls."""
