@@ -140,9 +140,11 @@ fn stacks<F: StorageFile>(
     range: Range<u64>,
     cut: Option<&CountVector>,
 ) -> Result<Stacks<F>, JournalError> {
+    let inside = tail.segments().iter().filter(|segment| range.contains(&segment.index));
+    let segments = Arc::new(inside.map(|of| (of.index, of.clone())).collect());
     let mut stacks = BTreeMap::new();
     for writer in writers(state) {
-        let stack = Stack::build(tail, range.clone(), &Limit { writer, state, cut })?;
+        let stack = Stack::build(tail, &segments, &Limit { writer, state, cut })?;
         if !stack.is_empty() {
             stacks.insert(writer, stack);
         }

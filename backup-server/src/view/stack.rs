@@ -24,12 +24,15 @@ enum Layer<F> {
     Memory(BTreeMap<DiskKey, Extents<Source>>),
 }
 
+/// Those that a view is made of, by index; all its stacks have the same.
+pub(super) type Segments<F> = Arc<BTreeMap<u64, Segment<F>>>;
+
 /// The stack.
 #[derive(Clone, Debug)]
 pub(super) struct Stack<F> {
     /// Newest first.
     layers: Vec<Layer<F>>,
-    segments: BTreeMap<u64, Segment<F>>,
+    segments: Segments<F>,
 }
 
 /// What is asked for of a writer.
@@ -71,18 +74,17 @@ impl Limit<'_> {
 }
 
 impl<F: StorageFile> Stack<F> {
-    /// What the journal has of a writer in a range of segments.
+    /// What the journal has of a writer in some segments that follow each other.
     pub(super) fn build(
         tail: &Tail<F>,
-        range: Range<u64>,
+        segments: &Segments<F>,
         limit: &Limit<'_>,
     ) -> Result<Self, JournalError> {
-        let first = tail.segments().first().map_or(0, |segment| segment.index);
-        let first = range.start.max(first);
+        let bounds = segments.first_key_value().zip(segments.last_key_value());
+        let (first, mut end) = bounds.map_or((0, 0), |((first, _), (last, _))| (*first, *last + 1));
         let mut layers = Vec::new();
         // Neighbours that have to be read, newest first.
         let mut loose = Vec::new();
-        let mut end = range.end;
         while end > first {
             let last = end - 1;
             let usable = tail.maps().ending_at(last).filter(|map| !map.is_damaged());
@@ -101,9 +103,7 @@ impl<F: StorageFile> Stack<F> {
             end = map.facts().first;
         }
         layers.extend(memory(tail, &mut loose, limit)?);
-        let inside = tail.segments().iter().filter(|s| (first..range.end).contains(&s.index));
-        let segments = inside.map(|segment| (segment.index, segment.clone())).collect();
-        Ok(Self { layers, segments })
+        Ok(Self { layers, segments: Arc::clone(segments) })
     }
 
     /// Whether there is nothing in it.

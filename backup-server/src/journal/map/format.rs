@@ -316,7 +316,7 @@ pub(super) fn decode_leaf(
         let (skip, payload_len) = (u64::from(raw.skip.get()), u64::from(raw.payload_len.get()));
         let key = DiskKey { writer: WriterId(raw.writer.get()), disk: DiskId(raw.disk.get()) };
         let offset = raw.offset.get();
-        let segment = facts.first + u64::from(raw.segment.get());
+        let segment = facts.first.saturating_add(raw.segment.get().into());
         let inside = at == 0 || skip + len <= payload_len && at.checked_add(payload_len).is_some();
         let follows = end.is_none_or(|end| end <= (key, offset));
         let (Some(extent_end), true, true) = (offset.checked_add(len), inside, follows) else {
