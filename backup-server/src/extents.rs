@@ -80,6 +80,11 @@ impl<V: Slice> Extents<V> {
         })
     }
 
+    /// The ranges that have a value, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (Range<u64>, &V)> + '_ {
+        self.by_start.iter().map(|(start, extent)| (*start..extent.end, &extent.value))
+    }
+
     /// Drops the ranges whose value does not satisfy the condition.
     pub fn retain(&mut self, mut keep: impl FnMut(&V) -> bool) {
         self.by_start.retain(|_, extent| keep(&extent.value));

@@ -30,6 +30,10 @@ pub enum Bug {
     FoldPassesTheWindow,
     /// Breaks rule 5: the time before which nothing can be asked for is forgotten in a fold.
     OldestForgotten,
+    /// Breaks rule 5: of what overlaps, a merged map has the oldest.
+    MapOlderWins,
+    /// Breaks rule 2: a map has records that a recovery has left out.
+    MapKeepsVoid,
 }
 
 #[cfg(feature = "planted-bugs")]

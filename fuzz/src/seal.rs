@@ -107,6 +107,52 @@ pub fn segment(bytes: &mut [u8], chain: bool) -> usize {
     found
 }
 
+const INDEX_BLOCK: usize = 4096;
+const INDEX_TRAILER: usize = 96;
+
+/// Seals the index of a segment: the blocks that its trailer counts, what stands between them and
+/// the trailer, and the trailer. Returns whether there was room for all of it.
+pub fn index(bytes: &mut [u8]) -> bool {
+    let Some(trailer_at) = bytes.len().checked_sub(INDEX_TRAILER) else { return false };
+    let (front, trailer) = bytes.split_at_mut(trailer_at);
+    let blocks = u32_at(trailer, 12).unwrap_or(0) as usize;
+    let fits = blocks.checked_mul(INDEX_BLOCK).is_some_and(|len| len <= front.len());
+    if fits {
+        let (blocks, middle) = front.split_at_mut(blocks * INDEX_BLOCK);
+        for block in blocks.chunks_mut(INDEX_BLOCK) {
+            let crc = crc32c(&block[4..]);
+            put(block, 0, crc);
+        }
+        put(trailer, 76, crc32c(middle));
+    }
+    let crc = crc32c(&trailer[..92]);
+    put(trailer, 92, crc);
+    fits
+}
+
+const MAP_TRAILER: usize = 88;
+
+/// Seals a map: the leaves and fences that its trailer counts, what stands between them and the
+/// trailer, and the trailer. Returns whether there was room for all of it.
+pub fn map(bytes: &mut [u8]) -> bool {
+    let Some(trailer_at) = bytes.len().checked_sub(MAP_TRAILER) else { return false };
+    let (front, trailer) = bytes.split_at_mut(trailer_at);
+    let count = |at| u32_at(trailer, at).unwrap_or(0) as usize;
+    let blocks = count(16).saturating_add(count(20));
+    let fits = blocks.checked_mul(INDEX_BLOCK).is_some_and(|len| len <= front.len());
+    if fits {
+        let (blocks, middle) = front.split_at_mut(blocks * INDEX_BLOCK);
+        for block in blocks.chunks_mut(INDEX_BLOCK) {
+            let crc = crc32c(&block[4..]);
+            put(block, 0, crc);
+        }
+        put(trailer, 80, crc32c(middle));
+    }
+    let crc = crc32c(&trailer[..84]);
+    put(trailer, 84, crc);
+    fits
+}
+
 fn entries(mut body: &mut [u8]) {
     while let Some(&kind) = body.first() {
         let len = if kind >= NOTE_KIND_MIN { note(body) } else { record(body) };

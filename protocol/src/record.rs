@@ -117,6 +117,12 @@ impl Payload {
     pub fn data(&self) -> &Bytes {
         &self.data
     }
+
+    /// Its checksum (CRC-32C).
+    #[must_use]
+    pub fn crc(&self) -> u32 {
+        self.crc
+    }
 }
 
 /// One record of a writer's stream.

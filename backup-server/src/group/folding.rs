@@ -6,7 +6,6 @@ use crate::fold::{FoldError, FoldJob, Folded};
 use crate::journal::{JournalError, Position};
 use crate::manifest::{self, FoldPosition};
 use crate::storage::Storage;
-use std::sync::PoisonError;
 
 /// About how much one job folds: its images are synced once for all of it.
 const JOB_BYTES: u64 = 256 << 20;
@@ -93,10 +92,7 @@ impl<S: Storage> Group<S> {
         manifest::write_fold_position(&self.storage, &fold)?;
         self.fold.position = folded.position;
         self.fold.closed = self.fold.closed.split_off(&folded.position.segment);
-        if let Some(overlay) = &self.overlay {
-            let mut overlay = overlay.write().unwrap_or_else(PoisonError::into_inner);
-            overlay.prune(folded.position.segment);
-        }
+        self.refresh_overlay()?;
         self.journal.remove_before(folded.position)?;
         Ok(())
     }

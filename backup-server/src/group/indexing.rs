@@ -1,16 +1,16 @@
-//! Which sealed segments get an index, and when.
+//! Which sealed segments get an index and maps, and when.
 //!
-//! Work for the fold's thread, when it has nothing to fold: an index is never waited for. Not for
+//! Work for the fold's thread, when it has nothing to fold: neither is ever waited for. Not for
 //! segments that the next fold takes away, so with `retention.window = "0s"` hardly ever.
 
 use super::Group;
-use crate::journal::{IndexJob, JournalError, MadeAgain};
+use crate::journal::{IndexJob, JournalError, Made, MadeAgain};
 use crate::storage::Storage;
 
 impl<S: Storage> Group<S> {
-    /// Work that writes the index of a sealed segment, if there is any. Its outcome goes to
+    /// Work that writes the index of a sealed segment or a map, if there is any. Its outcome goes to
     /// [`Group::index_done`]; while it runs there is no [`Group::fold_job`], and the other way
-    /// round: a fold removes segments with their indexes.
+    /// round: a fold removes segments with their indexes and maps.
     pub fn index_job(&mut self) -> Option<IndexJob<S>> {
         if !self.journal.has_unindexed()
             || self.fold.aside
@@ -27,19 +27,29 @@ impl<S: Storage> Group<S> {
         let job = journal.index_job(stays.segment, |index| {
             fold.closed.get(&index).map(|closed| (closed.at, closed.cut.clone()))
         });
+        let job = job.or_else(|| journal.map_job(stays.segment));
         self.fold.aside = job.is_some();
         job
     }
 
-    /// Such a job has ended, for this segment. Without an index the journal is whole: the next
-    /// opening reads the segment and tries again.
-    pub fn index_done(&mut self, segment: u64, result: Result<(), JournalError>) {
+    /// Such a job has ended, for this segment. Without what it was to make the journal is whole: the
+    /// next opening reads the segment and tries again, and views read what has no map by its index.
+    pub fn index_done(&mut self, segment: u64, result: Result<Made<S::File>, JournalError>) {
         self.fold.aside = false;
-        if let Err(error) = result {
-            self.notices.push(format!(
-                "journal segment {segment} has no index: {error}. The server goes on; its next \
-                 start takes longer"
-            ));
+        match result {
+            Ok(made) => {
+                self.journal.made(made);
+                if let Err(error) = self.refresh_overlay() {
+                    self.break_down(&error.into());
+                }
+            }
+            Err(error) => {
+                self.journal.not_made(segment);
+                self.notices.push(format!(
+                    "journal segment {segment} has no index or map: {error}. The server goes on; \
+                     its next start and views take longer"
+                ));
+            }
         }
     }
 

@@ -511,11 +511,19 @@ impl<S: Storage> Group<S> {
         if let Some(overlay) = &self.overlay {
             return Ok(Arc::clone(overlay));
         }
-        let reader = self.journal.reader(self.fold.position, self.journal.end());
-        let overlay = Overlay::build(reader, self.journal.state(), None)?;
+        let (tail, base) = (self.journal.tail(), self.fold.position.segment);
+        let overlay = Overlay::live(&tail, self.journal.state(), base)?;
         let overlay = Arc::new(RwLock::new(overlay));
         self.overlay = Some(Arc::clone(&overlay));
         Ok(overlay)
+    }
+
+    /// Segments have got maps or have gone to the images: the overlay need not keep them.
+    fn refresh_overlay(&mut self) -> Result<(), JournalError> {
+        let Some(overlay) = &self.overlay else { return Ok(()) };
+        let (tail, base) = (self.journal.tail(), self.fold.position.segment);
+        let mut overlay = overlay.write().unwrap_or_else(PoisonError::into_inner);
+        overlay.refresh(&tail, self.journal.state(), base)
     }
 
     /// Drops the overlay when nothing needs it any more.

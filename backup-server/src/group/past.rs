@@ -119,7 +119,7 @@ impl<S: Storage> Group<S> {
         });
         Ok(History {
             manifest: self.manifest.clone(),
-            segments: self.journal.segments().to_vec(),
+            tail: self.journal.tail(),
             starts: starts.collect(),
             base: self.fold.position,
             running: self.fold.running.clone(),

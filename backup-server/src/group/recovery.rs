@@ -8,7 +8,7 @@ use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use crate::text;
-use crate::view::{DiskKey, Overlay, View};
+use crate::view::{DiskKey, View};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, RwLock};
@@ -245,6 +245,7 @@ impl<S: Storage> Group<S> {
         self.overlay = None;
         self.overlay()?;
         self.promoted = true;
+        self.journal.note_void();
         let reason = self.fenced_reason().expect("recovered");
         for link in self.fenced.drain(..) {
             self.outputs.push(Output::Refuse(link, RefusalKind::Fenced, reason.clone()));
@@ -366,9 +367,7 @@ impl<S: Storage> Group<S> {
         let history = self.history()?;
         let point = history.newest()?;
         let hold = history.hold(&point, "an export")?;
-        let reader = self.journal.reader(self.fold.position, self.journal.durable_end());
-        let overlay =
-            Overlay::build(reader, self.journal.state(), Some(&cut)).map_err(GroupError::from)?;
+        let overlay = history.overlay(&point).map_err(GroupError::from)?;
         let overlay = Arc::new(RwLock::new(overlay));
         let served = self.manifest.disks().filter(|(writer, _)| {
             let of = self.journal.state().writer(*writer);

@@ -34,7 +34,7 @@ pub use walk::effective;
 
 use crate::cut::CutTracker;
 use crate::extents::{Extents, Slice};
-use crate::journal::{JournalError, Position, Reader, Segment, Standing, State};
+use crate::journal::{JournalError, Position, Reader, Standing, State, Tail};
 use crate::manifest::Manifest;
 use crate::storage::StorageFile;
 use crate::view::{Content, DiskKey, Overlay, View};
@@ -172,7 +172,7 @@ pub struct Closed {
 #[derive(Debug)]
 pub struct History<F> {
     pub(crate) manifest: Manifest,
-    pub(crate) segments: Vec<Segment<F>>,
+    pub(crate) tail: Tail<F>,
     pub(crate) starts: Vec<SegmentStart>,
     /// Up to here the journal is in the images.
     pub(crate) base: Position,
@@ -327,9 +327,7 @@ impl<F: StorageFile> History<F> {
     /// dropped, unless the journal reaches its size ([`PastView::is_revoked`]).
     pub fn open(&self, point: &Point) -> Result<BTreeMap<DiskKey, PastView<F>>, PastError> {
         let hold = Arc::new(self.hold(point, "a view")?);
-        let reader = self.reader(self.base, point.end);
-        let overlay = Overlay::build(reader, &self.state, Some(&point.cut))?;
-        let overlay = Arc::new(RwLock::new(overlay));
+        let overlay = Arc::new(RwLock::new(self.overlay(point)?));
         let shown = self.manifest.disks().filter(|(writer, _)| point.writers.contains(writer));
         let views = shown.map(|(writer, disk)| {
             let key = DiskKey { writer, disk: disk.id };
@@ -338,6 +336,12 @@ impl<F: StorageFile> History<F> {
             (key, PastView { view, hold: Arc::clone(&hold) })
         });
         Ok(views.collect())
+    }
+
+    /// What the journal has of a point beyond the images.
+    pub(crate) fn overlay(&self, point: &Point) -> Result<Overlay<F>, JournalError> {
+        let range = self.base.segment..point.end.segment + 1;
+        Overlay::past(&self.tail, &self.state, range, &point.cut)
     }
 
     /// Keeps a point: as long as the hold is there it can be opened, whatever the window is.
@@ -454,7 +458,7 @@ impl<F: StorageFile> History<F> {
     }
 
     fn reader(&self, from: Position, to: Position) -> Reader<F> {
-        Reader::new(self.segments.clone(), from, to)
+        self.tail.reader(from, to)
     }
 
     /// Whether the later part of its images may have moved.

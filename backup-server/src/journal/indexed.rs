@@ -12,8 +12,8 @@
 
 use super::index::{SegmentFacts, SegmentIndex, index_file_name, parse_index_file_name};
 use super::open::FoundSegment;
-use super::{IndexError, JournalError};
-use crate::storage::{self, Storage};
+use super::{IndexError, JournalError, SegmentHeader};
+use crate::storage::{self, Storage, StorageFile};
 use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
@@ -31,7 +31,7 @@ pub struct MadeAgain {
 }
 
 /// What the indexes say of the segments that were found.
-pub(super) struct Indexed {
+pub(super) struct Indexed<F> {
     /// By place in the list: the segment need not be read for what it leads to.
     pub(super) whole: Vec<bool>,
     /// The place of the first segment that must be read for the cut.
@@ -39,15 +39,28 @@ pub(super) struct Indexed {
     /// Of the segments up to there.
     pub(super) closed: ClosedSegments,
     pub(super) made_again: Vec<MadeAgain>,
+    /// By segment.
+    pub(super) files: BTreeMap<u64, F>,
 }
 
-impl Indexed {
+/// How a segment ends, as the header of the next one says.
+pub(super) fn facts_of<F>(of: &FoundSegment<F>, next: &SegmentHeader) -> SegmentFacts {
+    SegmentFacts {
+        index: of.segment.index,
+        id: of.segment.id,
+        len_bytes: next.prev_len,
+        last_batch: next.first_batch.wrapping_sub(1),
+        chain: next.chain,
+    }
+}
+
+impl<F: StorageFile> Indexed<F> {
     /// Reads the indexes of all segments but the last, and removes those of segments that are gone
     /// and those that were not finished.
-    pub(super) fn read<S: Storage>(
+    pub(super) fn read<S: Storage<File = F>>(
         storage: &S,
         dir: &str,
-        segments: &[FoundSegment<S::File>],
+        segments: &[FoundSegment<F>],
     ) -> Result<Self, JournalError> {
         remove_left_over(storage, dir, segments)?;
         let mut indexed = Self {
@@ -55,6 +68,7 @@ impl Indexed {
             from: 0,
             closed: BTreeMap::new(),
             made_again: Vec::new(),
+            files: BTreeMap::new(),
         };
         // Checkpoints of older formats say less than the entries before them.
         let complete = segments.iter().all(|of| !of.checkpoint.is_of_older_format());
@@ -62,19 +76,14 @@ impl Indexed {
         for (at, pair) in segments.windows(2).enumerate() {
             let (segment, next) = (&pair[0].segment, &pair[1].header);
             let name = index_file_name(segment.index, segment.id);
-            let facts = SegmentFacts {
-                index: segment.index,
-                id: segment.id,
-                len_bytes: next.prev_len,
-                last_batch: next.first_batch - 1,
-                chain: next.chain,
-            };
+            let facts = facts_of(&pair[0], next);
             let opened = storage
                 .open(&storage::join(dir, &name))
                 .map_err(IndexError::from)
-                .and_then(|file| SegmentIndex::open_of(file, &facts));
+                .and_then(|file| Ok((SegmentIndex::open_of(file.clone(), &facts)?, file)));
             match opened {
-                Ok(index) => {
+                Ok((index, file)) => {
+                    indexed.files.insert(segment.index, file);
                     indexed.whole[at] = complete;
                     if let Some(closed) = index.footer().closed.clone().filter(|_| complete) {
                         found.insert(segment.index, closed);

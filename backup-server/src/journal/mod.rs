@@ -21,12 +21,15 @@ mod batch;
 mod format;
 mod index;
 mod indexed;
+mod jobs;
+mod map;
 mod note;
 mod open;
 mod reader;
 mod scan;
 mod scrub;
 mod state;
+mod tail;
 #[cfg(test)]
 mod tests;
 
@@ -38,10 +41,17 @@ pub use format::{
 #[cfg(any(test, feature = "memory-storage"))]
 pub use index::index_from_bytes;
 pub use index::{
-    BLOCK_BYTES, ENTRIES_PER_BLOCK, Footer, INDEX_VERSION, IndexEntry, IndexError, IndexJob,
-    Sealed, SegmentFacts, SegmentIndex, WriterRun, index_file_name, parse_index_file_name,
+    BLOCK_BYTES, ENTRIES_PER_BLOCK, Footer, INDEX_VERSION, IndexEntry, IndexError, Sealed,
+    SegmentFacts, SegmentIndex, WriterRun, index_file_name, parse_index_file_name,
 };
 pub use indexed::{ClosedSegments, MadeAgain};
+pub use jobs::{IndexJob, Made};
+#[cfg(any(test, feature = "memory-storage"))]
+pub use map::map_from_bytes;
+pub use map::{
+    FANOUT, MAP_VERSION, MapEntry, MapError, MapFacts, MapFile, MapRun, Maps, map_file_name,
+    parse_map_file_name,
+};
 pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError, Shape};
 #[cfg(any(test, feature = "memory-storage"))]
 pub use open::open_from_bytes;
@@ -49,18 +59,23 @@ pub use open::{Opened, Shown, TornTail};
 pub use reader::{JournalBatch, Reader};
 pub use scrub::ScrubJob;
 pub use state::{Standing, State, StateError, WriterState};
+pub use tail::Tail;
+
+/// The name of a map's file.
+#[must_use]
+pub fn map_name(facts: &MapFacts) -> String {
+    map_file_name(facts.level, facts.last.index, facts.last.id)
+}
 
 use crate::storage::{self, Storage, StorageFile};
 use batch::Batch;
 use index::Builder;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use thiserror::Error;
-use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::record::Record;
-use tidelock_protocol::vector::CountVector;
 
 /// A place between two batches.
 #[derive(
@@ -176,6 +191,15 @@ pub struct Journal<S: Storage> {
     builder: Builder,
     /// Sealed segments without an index, oldest first.
     unindexed: VecDeque<Sealed>,
+    /// How sealed segments end.
+    sealed: BTreeMap<u64, SegmentFacts>,
+    /// The one whose index is being written.
+    being_indexed: Option<Sealed>,
+    /// The indexes that there are.
+    indexes: BTreeMap<u64, S::File>,
+    maps: Arc<Maps<S::File>>,
+    /// There may be maps to make.
+    maps_due: bool,
     poisoned: bool,
 }
 
@@ -204,6 +228,11 @@ impl<S: Storage> Journal<S> {
             batch: Batch::default(),
             builder: Builder::default(),
             unindexed: VecDeque::new(),
+            sealed: BTreeMap::new(),
+            being_indexed: None,
+            indexes: BTreeMap::new(),
+            maps: Arc::default(),
+            maps_due: false,
             poisoned: false,
         };
         journal.begin_segment()?;
@@ -375,6 +404,8 @@ impl<S: Storage> Journal<S> {
         let builder = std::mem::take(&mut self.builder);
         if let Some(before) = self.segments.last() {
             let sealed = Sealed::new(before, self.number, self.chain, builder);
+            self.sealed.insert(sealed.of.index, sealed.of);
+            self.maps_due = true;
             drop(self.push_unindexed(sealed));
         }
         self.segments.push(Segment { index: header.index, id: header.id, file, len_bytes });
@@ -385,50 +416,6 @@ impl<S: Storage> Journal<S> {
         self.durable_number = self.number;
         self.durable_end = self.end();
         Ok(())
-    }
-
-    /// Takes a segment whose index is to be written. Returns one for which there is no room.
-    fn push_unindexed(&mut self, sealed: Sealed) -> Option<Sealed> {
-        let is_full = self.unindexed.len() == UNINDEXED_MAX;
-        let over = is_full.then(|| self.unindexed.pop_front()).flatten();
-        self.unindexed.push_back(sealed);
-        over
-    }
-
-    /// Work that writes the index of a sealed segment, if one has none; not of segments before
-    /// this one, which are about to go. `closed` is asked what is known of the segment's beginning.
-    pub fn index_job(
-        &mut self,
-        from: u64,
-        closed: impl FnOnce(u64) -> Option<(Hlc, CountVector)>,
-    ) -> Option<IndexJob<S>> {
-        let from = from.max(self.segments[0].index);
-        while self.unindexed.front().is_some_and(|sealed| sealed.index() < from) {
-            self.unindexed.pop_front();
-        }
-        let sealed = self.unindexed.pop_front()?;
-        let closed = closed(sealed.index());
-        Some(IndexJob { storage: self.storage.clone(), dir: self.dir.clone(), sealed, closed })
-    }
-
-    /// Work that verifies the first sealed segment after this one, if there is one.
-    pub fn scrub_job(&self, after: u64) -> Option<ScrubJob<S>> {
-        let sealed = self.segments.split_last().map_or(&[][..], |(_, sealed)| sealed);
-        let segment = sealed.iter().find(|segment| segment.index > after)?.clone();
-        Some(ScrubJob { storage: self.storage.clone(), dir: self.dir.clone(), segment })
-    }
-
-    /// How many sealed segments come after this one.
-    #[must_use]
-    pub fn sealed_after(&self, segment: u64) -> u64 {
-        let after = self.segments.iter().filter(|of| of.index > segment).count();
-        after.saturating_sub(1) as u64
-    }
-
-    /// Whether there may be work for [`Journal::index_job`].
-    #[must_use]
-    pub fn has_unindexed(&self) -> bool {
-        !self.unindexed.is_empty()
     }
 
     /// No room can get better; any other failed write leaves the file in an unknown state.
@@ -530,6 +517,18 @@ impl<S: Storage> Journal<S> {
                 }
             }
         }
+        // Maps go by what is in memory, so that what a crash leaves of them opening removes.
+        let first = self.segments[old].index;
+        for name in Arc::make_mut(&mut self.maps).remove_before(first) {
+            match self.storage.remove(&storage::join(&self.dir, &name)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(JournalError::io("remove a map of the journal")(e));
+                }
+                _ => {}
+            }
+        }
+        self.indexes = self.indexes.split_off(&first);
+        self.sealed = self.sealed.split_off(&first);
         self.segments.drain(..old);
         self.starts.drain(..old);
         self.storage.sync_dir(&self.dir).map_err(JournalError::io("remove a journal segment"))

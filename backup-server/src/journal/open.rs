@@ -15,8 +15,10 @@
 use super::format::{
     BATCH_HEADER_BYTES, Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader,
 };
-use super::index::{Builder, IndexJob, Sealed, index_file_name};
-use super::indexed::{ClosedSegments, Indexed, MadeAgain};
+use super::index::{Builder, Sealed, index_file_name};
+use super::indexed::{ClosedSegments, Indexed, MadeAgain, facts_of};
+use super::jobs::Work;
+use super::map::Maps;
 use super::reader::corrupt;
 use super::scan::{Scan, ScanError, Scanned, find_header};
 use super::{
@@ -104,6 +106,9 @@ impl<S: Storage> Journal<S> {
     ) -> Result<Opened<S>, JournalError> {
         let (segments, tail_removed) = find_segments(&storage, dir, floor)?;
         let indexed = Indexed::read(&storage, dir, &segments)?;
+        let sealed = segments.windows(2).map(|pair| facts_of(&pair[0], &pair[1].header));
+        let sealed = sealed.map(|of| (of.index, of)).collect();
+        let maps = Maps::open(&storage, dir, &sealed)?;
         let mut journal = Self {
             storage,
             dir: dir.to_owned(),
@@ -120,6 +125,11 @@ impl<S: Storage> Journal<S> {
             next_segment: None,
             builder: Builder::default(),
             unindexed: VecDeque::new(),
+            sealed,
+            being_indexed: None,
+            indexes: indexed.files.clone(),
+            maps: Arc::new(maps),
+            maps_due: true,
             poisoned: false,
         };
         let mut replay = Replay {
@@ -180,9 +190,10 @@ impl<S: Storage> Journal<S> {
     /// wait in memory.
     fn make_again(&mut self, sealed: Sealed) {
         let Some(sealed) = self.push_unindexed(sealed) else { return };
-        let (storage, dir) = (self.storage.clone(), self.dir.clone());
         // Without room the journal is whole without it, and the next opening tries again.
-        let _ = IndexJob { storage, dir, sealed, closed: None }.run();
+        if let Ok(made) = self.job(Work::Index { sealed, closed: None }).run() {
+            self.made(made);
+        }
     }
 
     /// Makes what was found durable, and what was cut gone.

@@ -183,8 +183,14 @@ impl State {
     /// nothing.
     #[must_use]
     pub fn is_void(&self, record: &Record) -> bool {
-        let mut later = self.recoveries.iter().rev().take_while(|r| r.epoch > record.epoch);
-        later.any(|r| record.seq > r.cut.get(record.writer))
+        record.seq > self.last_that_counts(record.writer, record.epoch)
+    }
+
+    /// Of a writer's records of an epoch those after this seq were cut off by a later recovery.
+    #[must_use]
+    pub fn last_that_counts(&self, writer: WriterId, epoch: Epoch) -> Seq {
+        let later = self.recoveries.iter().rev().take_while(|r| r.epoch > epoch);
+        later.map(|r| r.cut.get(writer)).min().unwrap_or(Seq(u64::MAX))
     }
 
     /// The next entry is this record.

@@ -14,7 +14,7 @@ pub const SOCKET_PATH_MAX_BYTES: usize = 107;
 /// The window, unless another is asked for: none.
 const WINDOW_MS: u64 = 0;
 /// The size of a group's journal at which its window is shortened, unless another is asked for.
-const SIZE_MAX_BYTES: u64 = 2 << 30;
+const SIZE_MAX_BYTES: u64 = 64 << 30;
 
 /// How hosts prove who they are.
 #[derive(Clone, Debug, PartialEq, Eq)]

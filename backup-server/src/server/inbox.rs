@@ -11,7 +11,7 @@ use crate::group::{
     ConnectionId, GroupStatus, GuestEffect, Link, NamedView, RecoverError, Recovery, RemoveError,
 };
 use crate::history::{History, Point};
-use crate::journal::JournalError;
+use crate::journal::{JournalError, Made};
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
 use crate::storage::files::OpenFile;
@@ -189,7 +189,7 @@ pub enum Event {
         /// Of which segment.
         segment: u64,
         /// How.
-        result: Result<(), JournalError>,
+        result: Result<Made<OpenFile>, JournalError>,
     },
     /// A segment was verified, or not.
     ScrubDone {

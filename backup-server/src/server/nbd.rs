@@ -331,10 +331,14 @@ async fn execute(
             // Files are read in threads that may wait.
             let work = tokio::task::spawn_blocking(move || {
                 let disk = &disks[export];
-                if request.command == Command::Read {
-                    return disk.read(request.offset, request.len).map(|d| (d, Vec::new()));
-                }
-                disk.extents(request.offset, request.len).map(|e| (Bytes::new(), e))
+                let found = match request.command {
+                    Command::Read => {
+                        disk.read(request.offset, request.len).map(|data| (data, Vec::new()))
+                    }
+                    _ => disk.extents(request.offset, request.len).map(|e| (Bytes::new(), e)),
+                };
+                // The client hears only that it failed.
+                found.inspect_err(|e| tracing::error!(disk = disk.name, at = request.offset, "{e}"))
             });
             work.await.unwrap_or_else(|e| Err(io::Error::other(e)))
         }

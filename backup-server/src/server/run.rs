@@ -58,6 +58,15 @@ pub struct Server {
     others: Vec<JoinHandle<()>>,
 }
 
+/// Two or three files are open for each segment of a journal: as many as this process may have.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!("the limit of open files stays as it is: {error}");
+    }
+}
+
 impl Server {
     /// Starts. Recovered groups are offered again at once.
     pub async fn start(config: Config, role: Role) -> Result<Self, StartError> {
@@ -65,6 +74,7 @@ impl Server {
             // What would be refused at each connection is told now.
             files.load()?.backup_config(std::time::SystemTime::now())?;
         }
+        raise_open_files();
         let registry = Arc::new(open(&config, role).await?);
         let exports = Arc::new(Exports::new(Arc::clone(&registry)));
         let listen = |on: String| move |source| StartError::Listen { on, source };

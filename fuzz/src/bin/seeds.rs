@@ -6,9 +6,9 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use std::path::Path;
 use std::{fs, io};
-use tidelock_backup_server::journal::{EpochStart, Journal, Note, Options, State};
-use tidelock_backup_server::storage::StorageFile;
+use tidelock_backup_server::journal::{BLOCK_BYTES, EpochStart, Journal, Note, Options, State};
 use tidelock_backup_server::storage::memory::Memory;
+use tidelock_backup_server::storage::{Storage, StorageFile};
 use tidelock_protocol::frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
@@ -24,6 +24,8 @@ fn main() -> io::Result<()> {
     write("nbd_session", nbd_session())?;
     write("frame_decoder", frame_decoder())?;
     write("journal_open", journal_open())?;
+    write("index_decode", indexes())?;
+    write("map_decode", maps())?;
     write("tag", tags())
 }
 
@@ -202,6 +204,58 @@ fn stage_records(journal: &mut Journal<Memory>) {
         let seq = Seq(at as u64 + 1);
         journal.stage_record(Record { seq, ..record }).expect("in order");
     }
+}
+
+/// The index of the first segment of a journal of two, as it is and to be sealed.
+fn indexes() -> Seeds {
+    let mut state = State::new(4);
+    state.epoch = Epoch(2);
+    let options = Options { segment_bytes: 1 };
+    let mut journal =
+        Journal::create(Memory::new(), "journal", state, options).expect("memory does not fail");
+    stage_records(&mut journal);
+    commit(&mut journal);
+    journal.stage_note(&Note::CleanEnd).expect("always allowed");
+    commit(&mut journal);
+    let mut made = Vec::new();
+    while let Some(job) = journal.index_job(0, |_| Some((Hlc(9), CountVector::new()))) {
+        made.extend(job.content());
+    }
+    let largest = made.into_iter().max_by_key(Vec::len).expect("a segment was sealed");
+    // Of its only block what the target takes.
+    let (block, behind) = largest.split_at(BLOCK_BYTES);
+    let with = |mode: u8| [&[mode, 1][..], &block[..368], behind].concat();
+    vec![("one-block", with(1)), ("one-block-as-it-is", with(0))]
+}
+
+/// The map of the first segment of a journal of two, as it is and to be sealed.
+fn maps() -> Seeds {
+    let mut state = State::new(4);
+    state.epoch = Epoch(2);
+    let (disk, options) = (Memory::new(), Options { segment_bytes: 1 });
+    let mut journal =
+        Journal::create(disk.clone(), "journal", state, options).expect("memory does not fail");
+    stage_records(&mut journal);
+    commit(&mut journal);
+    journal.stage_note(&Note::CleanEnd).expect("always allowed");
+    commit(&mut journal);
+    while let Some(job) = journal.index_job(0, |_| None).or_else(|| journal.map_job(0)) {
+        journal.made(job.run().expect("memory does not fail"));
+    }
+    let names = disk.list("journal").expect("memory does not fail");
+    let content = |name: &String| {
+        let file = disk.open(&format!("journal/{name}")).expect("it is there");
+        let mut content = vec![0; file.size_bytes().expect("it is there") as usize];
+        file.read_at(&mut content, 0).expect("it is there");
+        content
+    };
+    let maps = names.iter().filter(|name| name.ends_with(".map")).map(content);
+    let largest = maps.max_by_key(Vec::len).expect("a segment was sealed");
+    // Of its leaf and its fence what the target takes.
+    let (blocks, behind) = largest.split_at(2 * BLOCK_BYTES);
+    let (leaf, fence) = blocks.split_at(BLOCK_BYTES);
+    let with = |mode: u8| [&[mode, 2][..], &leaf[..368], &fence[..368], behind].concat();
+    vec![("leaf-and-fence", with(1)), ("leaf-and-fence-as-they-are", with(0))]
 }
 
 fn journal_open() -> Seeds {

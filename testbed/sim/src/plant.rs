@@ -39,7 +39,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 30] = [
+pub const PLANTS: [(&str, Plant); 32] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -63,6 +63,8 @@ pub const PLANTS: [(&str, Plant); 30] = [
     ("times-alone", Plant::Backup(Bug::TimesAlone)),
     ("fold-passes-the-window", Plant::Backup(Bug::FoldPassesTheWindow)),
     ("oldest-forgotten", Plant::Backup(Bug::OldestForgotten)),
+    ("map-older-wins", Plant::Backup(Bug::MapOlderWins)),
+    ("map-keeps-void", Plant::Backup(Bug::MapKeepsVoid)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
     ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),

@@ -1,16 +1,15 @@
 //! Making an index: collected while a segment is written or read, written when it is sealed.
 
 use super::format::{ENTRIES_PER_BLOCK, Footer, IndexEntry, SegmentFacts, WriterRun, encode};
-use super::index_file_name;
-use crate::journal::{JournalError, PlacedEffect, Segment};
-use crate::storage::{self, Storage};
+use crate::journal::{PlacedEffect, Segment};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, WriterId};
-use tidelock_protocol::record::Record;
+use tidelock_protocol::record::{Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
-/// What is known of a segment's records so far: 40 bytes for each.
+/// What is known of a segment's records so far: 48 bytes for each.
 #[derive(Clone, Debug, Default)]
 pub(in crate::journal) struct Builder {
     entries: Vec<IndexEntry>,
@@ -44,21 +43,28 @@ impl Builder {
                 seq: record.seq,
                 len_bytes,
                 at,
+                crc: record.payload().map_or(0, Payload::crc),
             });
         }
     }
 
+    /// The entries so far, in the order of the journal.
+    pub(in crate::journal) fn entries(&self) -> &[IndexEntry] {
+        &self.entries
+    }
+
     /// The index's bytes.
-    fn finish(mut self, of: SegmentFacts, closed: Option<(Hlc, CountVector)>) -> Vec<u8> {
-        self.entries.sort_unstable();
+    fn finish(&self, of: SegmentFacts, closed: Option<(Hlc, CountVector)>) -> Vec<u8> {
+        let mut entries = self.entries.clone();
+        entries.sort_unstable();
         let footer = Footer {
             of,
-            entries: self.entries.len() as u64,
-            blocks: self.entries.len().div_ceil(ENTRIES_PER_BLOCK) as u32,
-            runs: self.runs.into_values().collect(),
+            entries: entries.len() as u64,
+            blocks: entries.len().div_ceil(ENTRIES_PER_BLOCK) as u32,
+            runs: self.runs.values().copied().collect(),
             closed,
         };
-        encode(&self.entries, &footer)
+        encode(&entries, &footer)
     }
 }
 
@@ -66,7 +72,7 @@ impl Builder {
 #[derive(Clone, Debug)]
 pub struct Sealed {
     pub(in crate::journal) of: SegmentFacts,
-    pub(in crate::journal) builder: Builder,
+    pub(in crate::journal) builder: Arc<Builder>,
 }
 
 impl Sealed {
@@ -77,7 +83,10 @@ impl Sealed {
         builder: Builder,
     ) -> Self {
         let Segment { index, id, len_bytes, .. } = *segment;
-        Self { of: SegmentFacts { index, id, len_bytes, last_batch, chain }, builder }
+        Self {
+            of: SegmentFacts { index, id, len_bytes, last_batch, chain },
+            builder: Arc::new(builder),
+        }
     }
 
     /// Which segment.
@@ -88,39 +97,7 @@ impl Sealed {
 
     /// The content of its index.
     #[must_use]
-    pub(super) fn encode(self, closed: Option<(Hlc, CountVector)>) -> Vec<u8> {
+    pub(in crate::journal) fn encode(&self, closed: Option<(Hlc, CountVector)>) -> Vec<u8> {
         self.builder.finish(self.of, closed)
-    }
-}
-
-/// Writes one index, away from what acknowledges.
-#[derive(Debug)]
-pub struct IndexJob<S> {
-    pub(in crate::journal) storage: S,
-    pub(in crate::journal) dir: String,
-    pub(in crate::journal) sealed: Sealed,
-    pub(in crate::journal) closed: Option<(Hlc, CountVector)>,
-}
-
-impl<S: Storage> IndexJob<S> {
-    /// Which segment.
-    #[must_use]
-    pub fn segment(&self) -> u64 {
-        self.sealed.index()
-    }
-
-    /// What it would write.
-    #[must_use]
-    pub fn content(self) -> Vec<u8> {
-        self.sealed.encode(self.closed)
-    }
-
-    /// Does it. The segment was synced before; its index is written to a file aside, which is
-    /// synced, and gets its name; then the directory is synced.
-    pub fn run(self) -> Result<(), JournalError> {
-        let name = index_file_name(self.sealed.of.index, self.sealed.of.id);
-        let (storage, dir) = (self.storage.clone(), self.dir.clone());
-        storage::replace(&storage, &dir, &name, &self.content())
-            .map_err(JournalError::io("write the index of a journal segment"))
     }
 }

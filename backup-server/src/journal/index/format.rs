@@ -7,10 +7,11 @@
 //! ```
 //!
 //! Block, [`BLOCK_BYTES`]: checksum of the rest (4), number of entries (4), id of the segment (8),
-//! entries of 40 bytes, zeroes.
+//! entries of 44 bytes, zeroes.
 //!
 //! Entry: writer (2), disk (2), bytes of the extent (4), offset (8), seq (8), epoch (8), where the
-//! payload begins in the segment's file, 0: zeroes (8). Sorted by writer, disk, offset, epoch, seq.
+//! payload begins in the segment's file, 0: zeroes (8), checksum of the payload (4). Sorted by
+//! writer, disk, offset, epoch, seq.
 //!
 //! Fence: writer, disk, 4 zero bytes, offset of the first entry of each block.
 
@@ -27,10 +28,10 @@ pub const BLOCK_BYTES: usize = 4096;
 /// Entries of a full block.
 pub const ENTRIES_PER_BLOCK: usize = (BLOCK_BYTES - BLOCK_HEAD_BYTES) / ENTRY_BYTES;
 /// The version of the index's format. One of another version is made again.
-pub const INDEX_VERSION: u32 = 1;
+pub const INDEX_VERSION: u32 = 2;
 
 const BLOCK_HEAD_BYTES: usize = 16;
-const ENTRY_BYTES: usize = 40;
+const ENTRY_BYTES: usize = 44;
 pub(super) const FENCE_BYTES: usize = 16;
 const RUN_BYTES: usize = 48;
 pub(super) const TRAILER_BYTES: usize = 96;
@@ -58,6 +59,8 @@ pub struct IndexEntry {
     pub len_bytes: u32,
     /// Where the payload begins in the segment's file; 0: zeroes.
     pub at: u64,
+    /// The payload's checksum; 0 of zeroes.
+    pub crc: u32,
 }
 
 /// The records of one writer and epoch: their seqs have no gap.
@@ -127,6 +130,7 @@ struct RawEntry {
     seq: U64,
     epoch: U64,
     at: U64,
+    crc: U32,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
@@ -247,6 +251,7 @@ fn encode_block(out: &mut Vec<u8>, entries: &[IndexEntry], id: u64) {
             seq: entry.seq.0.into(),
             epoch: entry.epoch.0.into(),
             at: entry.at.into(),
+            crc: entry.crc.into(),
         };
         out.extend_from_slice(raw.as_bytes());
     }
@@ -286,6 +291,7 @@ pub(super) fn decode_block(
             seq: Seq(raw.seq.get()),
             len_bytes: raw.len.get(),
             at,
+            crc: raw.crc.get(),
         })
     });
     entries.collect()

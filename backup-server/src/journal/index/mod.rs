@@ -22,7 +22,7 @@ mod format;
 mod tests;
 
 pub(super) use build::Builder;
-pub use build::{IndexJob, Sealed};
+pub use build::Sealed;
 pub use file::{IndexError, SegmentIndex};
 pub use format::{
     BLOCK_BYTES, ENTRIES_PER_BLOCK, Footer, INDEX_VERSION, IndexEntry, SegmentFacts, WriterRun,

@@ -86,7 +86,7 @@ proptest! {
             let at = if let PlacedEffect::Write { at } = effect { *at } else { 0 };
             let (epoch, seq, len_bytes) = (record.epoch, record.seq, *len_bytes);
             let (writer, disk, offset) = (record.writer, record.disk, record.offset);
-            IndexEntry { writer, disk, offset, epoch, seq, len_bytes, at }
+            IndexEntry { writer, disk, offset, epoch, seq, len_bytes, at, crc: 0 }
         }).collect();
         expected.sort_by_key(|e| (e.writer, e.disk, e.offset, e.seq));
         let all: Vec<IndexEntry> = index.entries(..).map(Result::unwrap).collect();
@@ -153,7 +153,7 @@ fn the_bytes_are_as_documented() {
     let cut = &content[BLOCK_BYTES + 64..BLOCK_BYTES + 80];
     assert_eq!((cut[0], cut[8]), (0, 6), "the cut, by writer");
     let trailer = &content[content.len() - 96..];
-    assert_eq!(&trailer[..16], b"TLKINDX\0\x01\0\0\0\x01\0\0\0");
+    assert_eq!(&trailer[..16], b"TLKINDX\0\x02\0\0\0\x01\0\0\0");
     assert_eq!(trailer[16..24], 1u64.to_le_bytes(), "entries");
     assert_eq!(trailer[24..32], 3u64.to_le_bytes(), "segment");
     assert_eq!(trailer[32..40], 0xabu64.to_le_bytes(), "its id");
@@ -194,10 +194,10 @@ fn an_index_of_another_segment_or_version_is_not_believed() {
     }
     let mut newer = content;
     let trailer = newer.len() - 96;
-    newer[trailer + 8] = 2;
+    newer[trailer + 8] = 3;
     let crc = tidelock_protocol::record::crc32c(&newer[trailer..trailer + 92]);
     newer[trailer + 92..].copy_from_slice(&crc.to_le_bytes());
-    assert!(matches!(index_from_bytes(&newer), Err(IndexError::Version(2))));
+    assert!(matches!(index_from_bytes(&newer), Err(IndexError::Version(3))));
 }
 
 #[test]

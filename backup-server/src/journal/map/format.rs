@@ -1,0 +1,444 @@
+//! The bytes of a map (`docs/journal-format.md`, section 10).
+//!
+//! ```text
+//!  leaf 0 │ leaf 1 │ ... │ fence 0 │ ... │ top  │ runs │ trailer
+//!  4096 B   4096 B         4096 B          16 B   32 B   88 B
+//!                                          each   each
+//! ```
+//!
+//! Leaf and fence: checksum of the rest (4), number of entries (4), id of the last segment (8), number of the block in
+//! the file (8), entries, zeroes.
+//!
+//! Entry of a leaf, 40 bytes: writer (2), disk (2), bytes of the extent (4), offset (8), where the payload begins in
+//! the segment's file, 0: zeroes (8), segment, counted from the first (4), bytes of the payload before this part of it
+//! (4), bytes of the payload (4), its checksum (4).
+//!
+//! Entry of a fence and of the top, 16 bytes: writer, disk, 4 zero bytes, offset of the first entry of a leaf; of the
+//! top: of a fence.
+
+use crate::journal::SegmentFacts;
+use crate::view::DiskKey;
+use std::io;
+use thiserror::Error;
+use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
+use tidelock_protocol::record::crc32c;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The version of the map's format. One of another version is made again.
+pub const MAP_VERSION: u32 = 1;
+
+pub(super) const BLOCK_BYTES: usize = crate::journal::BLOCK_BYTES;
+const HEAD_BYTES: usize = 24;
+const ENTRY_BYTES: usize = 40;
+const KEY_BYTES: usize = 16;
+const RUN_BYTES: usize = 32;
+pub(super) const TRAILER_BYTES: usize = 88;
+/// Entries of a full leaf.
+pub(super) const ENTRIES_PER_LEAF: usize = (BLOCK_BYTES - HEAD_BYTES) / ENTRY_BYTES;
+/// Entries of a full fence.
+pub(super) const KEYS_PER_FENCE: usize = (BLOCK_BYTES - HEAD_BYTES) / KEY_BYTES;
+const MAGIC: [u8; 8] = *b"TLKMAP\0\0";
+const RUNS_MAX: u32 = 64 * 1024;
+/// A map of this level is of more segments than there can be.
+pub(super) const LEVEL_MAX: u32 = 16;
+
+/// Why a map cannot be used. What it was made from can.
+#[derive(Debug, Error)]
+pub enum MapError {
+    /// It is not what was written.
+    #[error("{0}")]
+    Damaged(&'static str),
+    /// It was written by another version.
+    #[error("its version is {0}")]
+    Version(u32),
+    /// It cannot be read.
+    #[error("it cannot be read: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Where a piece of a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapEntry {
+    /// Which disk.
+    pub key: DiskKey,
+    /// Where the extent begins, in bytes.
+    pub offset: u64,
+    /// Bytes of the extent.
+    pub len_bytes: u32,
+    /// Its segment's index.
+    pub segment: u64,
+    /// Where the payload begins in the segment's file; 0: zeroes.
+    pub at: u64,
+    /// Bytes of the payload before what is at `offset`.
+    pub skip: u32,
+    /// Bytes of the payload.
+    pub payload_len: u32,
+    /// The payload's checksum.
+    pub crc: u32,
+}
+
+/// The records of one writer and epoch that are in a map: their seqs have no gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapRun {
+    /// Whose.
+    pub writer: WriterId,
+    /// Their epoch.
+    pub epoch: Epoch,
+    /// The first seq.
+    pub first: Seq,
+    /// The last seq.
+    pub last: Seq,
+}
+
+/// What a map is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapFacts {
+    /// 0: of one segment; each level is of [`super::FANOUT`] times as many.
+    pub level: u32,
+    /// The index of the first segment.
+    pub first: u64,
+    /// The last segment, whose chain has all before it.
+    pub last: SegmentFacts,
+    /// By writer and epoch.
+    pub runs: Vec<MapRun>,
+}
+
+/// The place of a disk's extent: what maps are sorted by.
+pub(super) type Place = (DiskKey, u64);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawHead {
+    crc: U32,
+    count: U32,
+    id: U64,
+    number: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawEntry {
+    writer: U16,
+    disk: U16,
+    len: U32,
+    offset: U64,
+    at: U64,
+    segment: U32,
+    skip: U32,
+    payload_len: U32,
+    crc: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawKey {
+    writer: U16,
+    disk: U16,
+    zero: U32,
+    offset: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawRun {
+    writer: U16,
+    zero: [u8; 6],
+    epoch: U64,
+    first: U64,
+    last: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawTrailer {
+    magic: [u8; 8],
+    version: U32,
+    level: U32,
+    leaves: U32,
+    fences: U32,
+    entries: U64,
+    first: U64,
+    index: U64,
+    id: U64,
+    len: U64,
+    last_batch: U64,
+    chain: U32,
+    runs: U32,
+    middle_crc: U32,
+    crc: U32,
+}
+
+const _: () = assert!(size_of::<RawHead>() == HEAD_BYTES);
+const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
+const _: () = assert!(size_of::<RawKey>() == KEY_BYTES);
+const _: () = assert!(size_of::<RawRun>() == RUN_BYTES);
+const _: () = assert!(size_of::<RawTrailer>() == TRAILER_BYTES);
+
+impl RawKey {
+    fn new((key, offset): Place) -> Self {
+        let (writer, disk) = (key.writer.0.into(), key.disk.0.into());
+        Self { writer, disk, zero: 0.into(), offset: offset.into() }
+    }
+
+    fn place(&self) -> Place {
+        let (writer, disk) = (WriterId(self.writer.get()), DiskId(self.disk.get()));
+        (DiskKey { writer, disk }, self.offset.get())
+    }
+}
+
+impl MapEntry {
+    pub(super) fn place(&self) -> Place {
+        (self.key, self.offset)
+    }
+
+    /// Where the extent ends.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset + u64::from(self.len_bytes)
+    }
+}
+
+fn block(
+    id: u64,
+    number: u64,
+    count: usize,
+    content: impl Iterator<Item = impl IntoBytes + Immutable>,
+) -> Vec<u8> {
+    let head = RawHead {
+        crc: 0.into(),
+        count: (count as u32).into(),
+        id: id.into(),
+        number: number.into(),
+    };
+    let mut out = Vec::with_capacity(BLOCK_BYTES);
+    out.extend_from_slice(head.as_bytes());
+    for raw in content {
+        out.extend_from_slice(raw.as_bytes());
+    }
+    out.resize(BLOCK_BYTES, 0);
+    let crc = crc32c(&out[4..]);
+    out[..4].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+/// A leaf's bytes.
+pub(super) fn encode_leaf(facts: &MapFacts, number: u64, entries: &[MapEntry]) -> Vec<u8> {
+    let raw = entries.iter().map(|entry| RawEntry {
+        writer: entry.key.writer.0.into(),
+        disk: entry.key.disk.0.into(),
+        len: entry.len_bytes.into(),
+        offset: entry.offset.into(),
+        at: entry.at.into(),
+        segment: ((entry.segment - facts.first) as u32).into(),
+        skip: entry.skip.into(),
+        payload_len: entry.payload_len.into(),
+        crc: entry.crc.into(),
+    });
+    block(facts.last.id, number, entries.len(), raw)
+}
+
+/// A fence's bytes.
+pub(super) fn encode_fence(facts: &MapFacts, number: u64, places: &[Place]) -> Vec<u8> {
+    let raw = places.iter().map(|place| RawKey::new(*place));
+    block(facts.last.id, number, places.len(), raw)
+}
+
+/// What stands behind leaves and fences.
+pub(super) fn encode_end(facts: &MapFacts, leaves: u64, entries: u64, top: &[Place]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for place in top {
+        out.extend_from_slice(RawKey::new(*place).as_bytes());
+    }
+    for run in &facts.runs {
+        let raw = RawRun {
+            writer: run.writer.0.into(),
+            zero: [0; 6],
+            epoch: run.epoch.0.into(),
+            first: run.first.0.into(),
+            last: run.last.0.into(),
+        };
+        out.extend_from_slice(raw.as_bytes());
+    }
+    let of = &facts.last;
+    let mut trailer = RawTrailer {
+        magic: MAGIC,
+        version: MAP_VERSION.into(),
+        level: facts.level.into(),
+        leaves: (leaves as u32).into(),
+        fences: (top.len() as u32).into(),
+        entries: entries.into(),
+        first: facts.first.into(),
+        index: of.index.into(),
+        id: of.id.into(),
+        len: of.len_bytes.into(),
+        last_batch: of.last_batch.into(),
+        chain: of.chain.into(),
+        runs: (facts.runs.len() as u32).into(),
+        middle_crc: crc32c(&out).into(),
+        crc: 0.into(),
+    };
+    trailer.crc = crc32c(&trailer.as_bytes()[..TRAILER_BYTES - 4]).into();
+    out.extend_from_slice(trailer.as_bytes());
+    out
+}
+
+fn content(
+    bytes: &[u8; BLOCK_BYTES],
+    id: u64,
+    number: u64,
+    max: usize,
+) -> Result<(usize, &[u8]), MapError> {
+    let (head, rest) = bytes.split_at(HEAD_BYTES);
+    let head = RawHead::ref_from_bytes(head).expect("HEAD_BYTES, unaligned");
+    if head.crc.get() != crc32c(&bytes[4..]) {
+        return Err(MapError::Damaged("the checksum of a block is wrong"));
+    }
+    let count = head.count.get() as usize;
+    if head.id.get() != id || head.number.get() != number || count == 0 || count > max {
+        return Err(MapError::Damaged("a block is not where it belongs"));
+    }
+    Ok((count, rest))
+}
+
+/// Reads and verifies a leaf.
+pub(super) fn decode_leaf(
+    bytes: &[u8; BLOCK_BYTES],
+    facts: &MapFacts,
+    number: u64,
+) -> Result<Vec<MapEntry>, MapError> {
+    let (count, rest) = content(bytes, facts.last.id, number, ENTRIES_PER_LEAF)?;
+    let raw = <[RawEntry]>::ref_from_bytes(&rest[..count * ENTRY_BYTES]);
+    let raw = raw.expect("a whole number of entries, unaligned");
+    let mut end = None;
+    let entries = raw.iter().map(|raw| {
+        let (at, len) = (raw.at.get(), u64::from(raw.len.get()));
+        let (skip, payload_len) = (u64::from(raw.skip.get()), u64::from(raw.payload_len.get()));
+        let key = DiskKey { writer: WriterId(raw.writer.get()), disk: DiskId(raw.disk.get()) };
+        let offset = raw.offset.get();
+        let segment = facts.first.saturating_add(raw.segment.get().into());
+        let inside = at == 0 || skip + len <= payload_len && at.checked_add(payload_len).is_some();
+        let follows = end.is_none_or(|end| end <= (key, offset));
+        let (Some(extent_end), true, true) = (offset.checked_add(len), inside, follows) else {
+            return Err(MapError::Damaged("an entry is out of bounds or of order"));
+        };
+        if len == 0 || segment > facts.last.index {
+            return Err(MapError::Damaged("an entry is out of bounds or of order"));
+        }
+        end = Some((key, extent_end));
+        Ok(MapEntry {
+            key,
+            offset,
+            len_bytes: raw.len.get(),
+            segment,
+            at,
+            skip: raw.skip.get(),
+            payload_len: raw.payload_len.get(),
+            crc: raw.crc.get(),
+        })
+    });
+    entries.collect()
+}
+
+/// Reads and verifies a fence.
+pub(super) fn decode_fence(
+    bytes: &[u8; BLOCK_BYTES],
+    facts: &MapFacts,
+    number: u64,
+) -> Result<Vec<Place>, MapError> {
+    let (count, rest) = content(bytes, facts.last.id, number, KEYS_PER_FENCE)?;
+    decode_keys(&rest[..count * KEY_BYTES])
+}
+
+fn decode_keys(bytes: &[u8]) -> Result<Vec<Place>, MapError> {
+    let raw = <[RawKey]>::ref_from_bytes(bytes).expect("a whole number of keys, unaligned");
+    let places: Vec<Place> = raw.iter().map(RawKey::place).collect();
+    if !places.is_sorted() {
+        return Err(MapError::Damaged("a fence is not in order"));
+    }
+    Ok(places)
+}
+
+/// A trailer that checks out: how long what is before it must be.
+pub(super) struct Trailer(RawTrailer);
+
+impl Trailer {
+    pub(super) fn decode(bytes: &[u8; TRAILER_BYTES]) -> Result<Self, MapError> {
+        let raw: RawTrailer = zerocopy::transmute!(*bytes);
+        if raw.magic != MAGIC {
+            return Err(MapError::Damaged("this is not a map"));
+        }
+        if raw.crc.get() != crc32c(&bytes[..TRAILER_BYTES - 4]) {
+            return Err(MapError::Damaged("the checksum of the trailer is wrong"));
+        }
+        if raw.version.get() != MAP_VERSION {
+            return Err(MapError::Version(raw.version.get()));
+        }
+        let (leaves, fences) = (u64::from(raw.leaves.get()), u64::from(raw.fences.get()));
+        let last = raw.index.get();
+        if raw.runs.get() > RUNS_MAX
+            || raw.level.get() > LEVEL_MAX
+            || raw.first.get() > last
+            || last == u64::MAX
+            || leaves != raw.entries.get().div_ceil(ENTRIES_PER_LEAF as u64)
+            || fences != leaves.div_ceil(KEYS_PER_FENCE as u64)
+        {
+            return Err(MapError::Damaged("the trailer is out of bounds"));
+        }
+        Ok(Self(raw))
+    }
+
+    /// Leaves, fences, where the top begins, and the bytes from there to the trailer.
+    pub(super) fn layout(&self) -> (u64, u64, u64, u64) {
+        let (leaves, fences) = (u64::from(self.0.leaves.get()), u64::from(self.0.fences.get()));
+        let runs = u64::from(self.0.runs.get());
+        let len = fences * KEY_BYTES as u64 + runs * RUN_BYTES as u64;
+        (leaves, fences, (leaves + fences) * BLOCK_BYTES as u64, len)
+    }
+
+    /// Reads and verifies what is between the blocks and the trailer.
+    pub(super) fn decode_middle(&self, bytes: &[u8]) -> Result<(MapFacts, Vec<Place>), MapError> {
+        let raw = &self.0;
+        if crc32c(bytes) != raw.middle_crc.get() {
+            return Err(MapError::Damaged("the checksum of the top is wrong"));
+        }
+        let (top, runs) = bytes.split_at(raw.fences.get() as usize * KEY_BYTES);
+        let top = decode_keys(top)?;
+        let runs = <[RawRun]>::ref_from_bytes(runs).expect("whole, unaligned");
+        let run = |run: &RawRun| MapRun {
+            writer: WriterId(run.writer.get()),
+            epoch: Epoch(run.epoch.get()),
+            first: Seq(run.first.get()),
+            last: Seq(run.last.get()),
+        };
+        let last = SegmentFacts {
+            index: raw.index.get(),
+            id: raw.id.get(),
+            len_bytes: raw.len.get(),
+            last_batch: raw.last_batch.get(),
+            chain: raw.chain.get(),
+        };
+        let runs: Vec<MapRun> = runs.iter().map(run).collect();
+        if runs.iter().any(|run| run.first > run.last) {
+            return Err(MapError::Damaged("a run ends before it begins"));
+        }
+        Ok((MapFacts { level: raw.level.get(), first: raw.first.get(), last, runs }, top))
+    }
+}
+
+/// The name of the map of this level whose last segment is this one.
+#[must_use]
+pub fn map_file_name(level: u32, index: u64, id: u64) -> String {
+    format!("{index:016x}-{id:016x}.{level:02}.map")
+}
+
+/// Level, index and id of the last segment, from the name of a map, also of one that was not
+/// finished.
+#[must_use]
+pub fn parse_map_file_name(name: &str) -> Option<(u32, u64, u64)> {
+    let stem = name.strip_suffix(".new").unwrap_or(name).strip_suffix(".map")?;
+    let (stem, level) = stem.rsplit_once('.')?;
+    let level = level.parse().ok().filter(|n| *n <= LEVEL_MAX && level == format!("{n:02}"))?;
+    let (index, id) = crate::journal::SegmentHeader::parse_file_name(&format!("{stem}.seg"))?;
+    Some((level, index, id))
+}

@@ -1,0 +1,104 @@
+//! The journal as somebody reads it through maps and indexes: as it was when this was taken.
+//!
+//! Files that it has stay readable when their names are gone, so it may be used by any thread.
+
+use super::index::{Builder, SegmentIndex};
+use super::map::Maps;
+use super::reader::corrupt;
+use super::{Entry, IndexEntry, JournalError, PlacedEffect, Position, Reader, Segment};
+use crate::storage::StorageFile;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_protocol::record::Effect;
+
+/// Segments with what there is to find something in them.
+#[derive(Clone, Debug)]
+pub struct Tail<F> {
+    pub(super) segments: Vec<Segment<F>>,
+    pub(super) indexes: BTreeMap<u64, F>,
+    pub(super) maps: Arc<Maps<F>>,
+    /// What the newest segments have, of which no index is written yet.
+    pub(super) waiting: BTreeMap<u64, Arc<Builder>>,
+}
+
+impl<F: StorageFile> Tail<F> {
+    /// The segments, oldest first.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment<F>] {
+        &self.segments
+    }
+
+    /// The maps.
+    #[must_use]
+    pub fn maps(&self) -> &Maps<F> {
+        &self.maps
+    }
+
+    /// A segment.
+    #[must_use]
+    pub fn segment(&self, index: u64) -> Option<&Segment<F>> {
+        let first = self.segments.first()?.index;
+        self.segments.get(usize::try_from(index.checked_sub(first)?).ok()?)
+    }
+
+    /// What the records of a writer in a segment change, also void ones, in the order of the
+    /// journal. From memory, from the segment's index or, if that cannot be read, from the segment.
+    pub fn entries_of(
+        &self,
+        segment: u64,
+        writer: WriterId,
+    ) -> Result<Vec<IndexEntry>, JournalError> {
+        if let Some(builder) = self.waiting.get(&segment) {
+            let entries = builder.entries().iter().filter(|entry| entry.writer == writer);
+            return Ok(entries.copied().collect());
+        }
+        if let Some(file) = self.indexes.get(&segment)
+            && let Ok(index) = SegmentIndex::open(file.clone())
+        {
+            let from = (writer, DiskId(0), 0);
+            let to = (writer, DiskId(u16::MAX), u64::MAX);
+            let entries: Result<Vec<IndexEntry>, _> = index.entries(from..=to).collect();
+            if let Ok(mut entries) = entries {
+                entries.sort_unstable_by_key(|entry| (entry.epoch, entry.seq));
+                return Ok(entries);
+            }
+        }
+        let Some(segment) = self.segment(segment) else {
+            return Err(JournalError::Missing { index: segment });
+        };
+        let mut entries = read(segment)?;
+        entries.retain(|entry| entry.writer == writer);
+        Ok(entries)
+    }
+
+    /// Reads the batches between two positions.
+    #[must_use]
+    pub fn reader(&self, from: Position, to: Position) -> Reader<F> {
+        Reader::new(self.segments.clone(), from, to)
+    }
+}
+
+/// The same from the segment itself, of all writers.
+fn read<F: StorageFile>(segment: &Segment<F>) -> Result<Vec<IndexEntry>, JournalError> {
+    let from = Position { segment: segment.index, offset: 0 };
+    let to = Position { segment: segment.index, offset: segment.len_bytes };
+    let mut builder = Builder::default();
+    for batch in Reader::new(vec![segment.clone()], from, to) {
+        let batch = batch?;
+        for entry in batch.entries {
+            let damaged = |damage| corrupt(segment, batch.start.offset, damage);
+            let Entry::Record { head, payload, payload_at } = entry.map_err(damaged)? else {
+                continue;
+            };
+            let record = head.finish(payload).map_err(|e| damaged(e.into()))?;
+            let effect = match record.effect {
+                Effect::Write(_) => PlacedEffect::Write { at: batch.body_at + payload_at as u64 },
+                Effect::Zero { .. } => PlacedEffect::Zero,
+                Effect::CopyDone | Effect::Idle => PlacedEffect::None,
+            };
+            builder.record(&record, record.len_bytes(), effect);
+        }
+    }
+    Ok(builder.entries().to_vec())
+}
