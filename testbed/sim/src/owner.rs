@@ -547,7 +547,7 @@ fn ranges_of(
         let disk_id = DiskId(nth as u16);
         let whole = Extent { disk: disk_id, offset: 0, len_bytes: disk.size_bytes() };
         match purpose {
-            Purpose::Compare => extents.push(whole),
+            Purpose::Compare | Purpose::Verify { .. } => extents.push(whole),
             // Written since: a file system would have allocated it.
             Purpose::Initial if disk.live() != plan.content => extents.push(whole),
             Purpose::Initial => extents.extend(plan.allocated.iter().map(|range| Extent {
