@@ -29,16 +29,17 @@
 //! Source: PipeCloud 4.1 (DR Blocktap), with the publication moved before the completion.
 
 mod action;
-mod extent_locks;
+mod extent_order;
 #[cfg(test)]
 mod tests;
 
 #[cfg(feature = "planted-bugs")]
 pub use action::PlantedBug;
 pub use action::{Action, CopyKind, CopyOutcome, DiskError, Lag, OpId, RequestId, Settings};
-pub use extent_locks::{Extent, ExtentLocks};
+use extent_order::Ticket;
+pub use extent_order::{Extent, ExtentOrder};
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use tidelock_protocol::hlc::{Hlc, HlcClock};
 use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq};
 use tidelock_protocol::limits::RECORD_PAYLOAD_MAX_BYTES;
@@ -59,7 +60,6 @@ enum Work {
 #[derive(Debug)]
 struct Waiting {
     extent: Extent,
-    lock: Extent,
     work: Work,
 }
 
@@ -76,7 +76,7 @@ enum Stage {
 #[derive(Debug)]
 struct InFlight {
     extent: Extent,
-    lock: Extent,
+    ticket: Ticket,
     stage: Stage,
 }
 
@@ -101,8 +101,11 @@ pub struct Sequencer {
     /// Entries of other writers that changed since the last record.
     new_deps: CountVector,
     observed: CountVector,
-    locks: ExtentLocks,
-    waiting: VecDeque<Waiting>,
+    order: ExtentOrder,
+    next_ticket: Ticket,
+    waiting: HashMap<Ticket, Waiting>,
+    /// Those that wait for no other operation any more.
+    free: BTreeSet<Ticket>,
     in_flight: HashMap<OpId, InFlight>,
     next_op: u64,
     unacked: VecDeque<Unacked>,
@@ -136,8 +139,10 @@ impl Sequencer {
             clock: HlcClock::default(),
             new_deps: CountVector::new(),
             observed: CountVector::new(),
-            locks: ExtentLocks::default(),
-            waiting: VecDeque::new(),
+            order: ExtentOrder::default(),
+            next_ticket: 0,
+            waiting: HashMap::new(),
+            free: BTreeSet::new(),
             in_flight: HashMap::new(),
             next_op: 0,
             unacked: VecDeque::new(),
@@ -181,7 +186,7 @@ impl Sequencer {
         self.durable = durable;
         // What was observed or bounded before stays.
         self.clock.observe(last_hlc);
-        self.admit_waiting(now, wall_ms);
+        self.admit_free(now, wall_ms);
     }
 
     /// Whether [`start`](Self::start) was called.
@@ -363,7 +368,7 @@ impl Sequencer {
         }
         self.durable = self.durable.max(durable);
         self.complete_synced();
-        self.admit_waiting(now, wall_ms);
+        self.admit_free(now, wall_ms);
     }
 
     /// Changes the mode.
@@ -411,7 +416,7 @@ impl Sequencer {
     /// Whether writes wait because the backlog is full.
     #[must_use]
     pub fn is_backlog_full(&self) -> bool {
-        self.waiting.front().is_some_and(|w| !self.has_room(&w.work))
+        self.free.first().is_some_and(|ticket| !self.has_room(&self.waiting[ticket].work))
     }
 
     /// Requests that are complete but for the backup's word (mode sync).
@@ -458,51 +463,48 @@ impl Sequencer {
 
     fn enqueue(&mut self, extent: Extent, work: Work, now: MonoNanos, wall_ms: u64) {
         assert!(extent.len_bytes > 0, "empty requests are completed by the tap");
-        let lock = extent.aligned_to(self.settings.lock_align_bytes);
-        self.waiting.push_back(Waiting { extent, lock, work });
-        // What came before goes first, unless it waits.
-        if self.waiting.len() == 1 {
-            self.admit_waiting(now, wall_ms);
-        } else if self.may_start(self.waiting.len() - 1) {
-            let last = self.waiting.pop_back().expect("just pushed");
-            self.admit(last, now, wall_ms);
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let is_free = self.enter(ticket, extent);
+        let waiting = Waiting { extent, work };
+        let is_next = is_free && self.free.is_empty();
+        if is_next && self.started.is_some() && self.has_room(&waiting.work) {
+            return self.admit(ticket, waiting, now, wall_ms);
+        }
+        self.waiting.insert(ticket, waiting);
+        if is_free {
+            self.free.insert(ticket);
         }
     }
 
-    /// Admits everything that need not wait any more, in order.
-    fn admit_waiting(&mut self, now: MonoNanos, wall_ms: u64) {
-        let mut i = 0;
-        while i < self.waiting.len() {
-            if self.may_start(i) {
-                let next = self.waiting.remove(i).expect("in range");
-                self.admit(next, now, wall_ms);
-            } else if !self.has_room(&self.waiting[i].work) {
-                // The backlog is full: nothing overtakes, so that a large write is not starved.
-                return;
-            } else {
-                i += 1;
-            }
-        }
-    }
-
-    /// Whether the waiting operation at `index` may start; if so, its extent is held now.
-    fn may_start(&mut self, index: usize) -> bool {
-        let Waiting { lock, work, .. } = &self.waiting[index];
-        if self.started.is_none() || !self.has_room(work) {
-            return false;
-        }
-        let lock = *lock;
+    /// Whether an operation waits for no other one.
+    fn enter(&mut self, ticket: Ticket, extent: Extent) -> bool {
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::OverlapNotOrdered) {
             return true;
         }
-        let earlier = self.waiting.iter().take(index);
-        for other in earlier {
-            if other.lock.overlaps(&lock) || !self.has_room(&other.work) {
-                return false;
-            }
+        self.order.enter(ticket, extent.aligned_to(self.settings.lock_align_bytes))
+    }
+
+    fn leave(&mut self, ticket: Ticket) {
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::OverlapNotOrdered) {
+            return;
         }
-        self.locks.try_hold(lock)
+        let Self { order, free, .. } = self;
+        order.leave(ticket, |ticket| {
+            free.insert(ticket);
+        });
+    }
+
+    /// Admits everything that need not wait any more, in order. When the backlog is full nothing
+    /// overtakes, so that a large write is not starved.
+    fn admit_free(&mut self, now: MonoNanos, wall_ms: u64) {
+        while self.started.is_some() && !self.is_backlog_full() {
+            let Some(ticket) = self.free.pop_first() else { return };
+            let waiting = self.waiting.remove(&ticket).expect("free ones wait");
+            self.admit(ticket, waiting, now, wall_ms);
+        }
     }
 
     /// Whether the backlog has room. One operation is always let in, however large.
@@ -519,8 +521,8 @@ impl Sequencer {
             || self.unacked_cost_bytes + cost <= self.settings.backlog_limit_bytes
     }
 
-    fn admit(&mut self, waiting: Waiting, now: MonoNanos, wall_ms: u64) {
-        let Waiting { extent, lock, work } = waiting;
+    fn admit(&mut self, ticket: Ticket, waiting: Waiting, now: MonoNanos, wall_ms: u64) {
+        let Waiting { extent, work } = waiting;
         let op = OpId(self.next_op);
         self.next_op += 1;
         let stage = match work {
@@ -548,7 +550,7 @@ impl Sequencer {
                 Stage::Copying(kind)
             }
         };
-        self.in_flight.insert(op, InFlight { extent, lock, stage });
+        self.in_flight.insert(op, InFlight { extent, ticket, stage });
     }
 
     fn send_record(
@@ -676,12 +678,8 @@ impl Sequencer {
 
     fn end(&mut self, op: OpId, now: MonoNanos, wall_ms: u64) {
         let ended = self.in_flight.remove(&op).expect("in flight");
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::OverlapNotOrdered) {
-            return self.admit_waiting(now, wall_ms);
-        }
-        self.locks.release(ended.lock);
-        self.admit_waiting(now, wall_ms);
+        self.leave(ended.ticket);
+        self.admit_free(now, wall_ms);
     }
 }
 
