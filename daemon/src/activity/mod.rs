@@ -25,7 +25,8 @@
 //! In `Everything` nothing waits and nothing is written. It is entered, by one transaction, instead
 //! of letting guests wait for the backup (rule 10: a loud degrade). In `Sealing` requests are
 //! admitted as in `Mapped` while what was admitted before is waited for; then one transaction
-//! says that the map is all there is.
+//! says that the map is all there is. A map that was too small is tried again with hysteresis
+//! ([`trial`]).
 //!
 //! Nothing waits for a timer: what asks for a slot while a transaction is being written is in the
 //! next one. Hot extents stay in the map, the coldest is given up for a new one.
@@ -41,6 +42,7 @@ mod sealing;
 pub mod table;
 #[cfg(test)]
 mod tests;
+pub mod trial;
 
 pub use format::{Found, Identity, Unusable};
 pub use geometry::{BLOCK_BYTES, Geometry};
@@ -51,10 +53,11 @@ use format::Head;
 use geometry::{Entry, UPDATES_MAX};
 use sealing::Sealing;
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use table::Table;
-use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq};
+use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::CopyState;
+use trial::{Calm, Trial};
 
 /// What is to be done, in order.
 #[derive(Debug, PartialEq, Eq)]
@@ -172,11 +175,21 @@ struct Hold {
     untracked: bool,
 }
 
+/// A request that does not have all its slots.
 #[derive(Debug)]
 struct Waiting {
     request: u64,
     entries: SmallVec<[Entry; 2]>,
     slots: SmallVec<[u32; 2]>,
+}
+
+/// A request that has them, and waits until the log has them, too.
+#[derive(Debug)]
+struct Placed {
+    request: u64,
+    slots: SmallVec<[u32; 2]>,
+    /// So many of them the log does not have.
+    missing: usize,
 }
 
 #[derive(Debug)]
@@ -232,10 +245,16 @@ pub struct ActivityLog {
     state: State,
     table: Table,
     held: HashMap<u64, Hold>,
+    /// Of those, how many use no slot that they have, and how many have slots.
     untracked: u64,
-    /// In order of arrival; the first `placed` of them have their slots.
+    with_slots: u64,
+    /// In order of arrival. All that came before those that are here has its slots.
     waiting: VecDeque<Waiting>,
-    placed: usize,
+    /// By the order in which they got their slots.
+    placed: BTreeMap<u64, Placed>,
+    next_placed: u64,
+    /// Who waits for the log to have a slot.
+    awaited: HashMap<u32, SmallVec<[u64; 2]>>,
     /// Slots that the log on disk does not have as they are.
     queue: VecDeque<u32>,
     head: Head,
@@ -249,6 +268,11 @@ pub struct ActivityLog {
     durable: Seq,
     /// No map before the backup has this.
     retry_from: Seq,
+    /// As of the last step.
+    now: MonoNanos,
+    calm: Calm,
+    /// While everything may differ because the map was too small.
+    trial: Option<Trial>,
     /// Slots given to something else since the last flush of its own.
     taken: u32,
     uncompared: u32,
@@ -286,8 +310,11 @@ impl ActivityLog {
             table: Table::new(geometry, disk_bytes.clone()),
             held: HashMap::new(),
             untracked: 0,
+            with_slots: 0,
             waiting: VecDeque::new(),
-            placed: 0,
+            placed: BTreeMap::new(),
+            next_placed: 0,
+            awaited: HashMap::new(),
             queue: VecDeque::new(),
             head,
             head_changed: false,
@@ -298,6 +325,9 @@ impl ActivityLog {
             last_seq: Seq::ZERO,
             durable: head.covered,
             retry_from: Seq::ZERO,
+            now: MonoNanos(0),
+            calm: Calm::default(),
+            trial: None,
             taken: 0,
             uncompared: 0,
             uncompared_wide: Vec::new(),
@@ -328,12 +358,11 @@ impl ActivityLog {
     pub fn admit(&mut self, request: u64, extent: Extent) -> bool {
         if self.admits_untracked() {
             self.hold(request, Hold { slots: SmallVec::new(), untracked: true });
+            self.try_extent(request, extent);
             return true;
         }
         let mut entries = self.geometry.entries_of(extent);
-        if matches!(self.state, State::Mapped | State::Sealing(_))
-            && self.waiting.len() == self.placed
-        {
+        if matches!(self.state, State::Mapped | State::Sealing(_)) && self.waiting.is_empty() {
             let found = |entry: &Entry| {
                 self.table.find(*entry).filter(|slot| self.table.slot(*slot).logged)
             };
@@ -350,15 +379,12 @@ impl ActivityLog {
         entries.reverse();
         self.waiting.push_back(Waiting { request, entries, slots: SmallVec::new() });
         self.pump();
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::Late) {
-            self.go_on();
-        }
         false
     }
 
     fn hold(&mut self, request: u64, hold: Hold) {
         self.untracked += u64::from(hold.untracked);
+        self.with_slots += u64::from(!hold.slots.is_empty());
         let other = self.held.insert(request, hold);
         assert!(other.is_none(), "request {request} is under way twice");
     }
@@ -381,6 +407,10 @@ impl ActivityLog {
         self.last_seq = self.last_seq.max(last_seq);
         let Some(hold) = self.held.remove(&request) else { return };
         self.untracked -= u64::from(hold.untracked);
+        self.with_slots -= u64::from(!hold.slots.is_empty());
+        if let Some(trial) = &mut self.trial {
+            trial.finished(request, self.last_seq);
+        }
         for slot in hold.slots {
             self.release(slot);
         }
@@ -400,24 +430,24 @@ impl ActivityLog {
         if !matches!(self.state, State::Mapped | State::Sealing(_)) {
             return;
         }
-        while self.placed < self.waiting.len() {
-            match self.place(self.placed) {
-                Ok(()) => self.placed += 1,
-                Err(Blocked::Busy) => break,
-                Err(Blocked::Flush(disk, number)) => {
-                    if self.disks[disk].begun < number {
-                        self.flush(disk);
-                    }
-                    break;
-                }
-                Err(Blocked::Backup) => return self.overflow(),
+        while let Some(mut first) = self.waiting.pop_front() {
+            let Err(blocked) = self.place(&mut first) else {
+                self.is_placed(first);
+                continue;
+            };
+            self.waiting.push_front(first);
+            match blocked {
+                Blocked::Busy => {}
+                Blocked::Flush(disk, number) if self.disks[disk].begun < number => self.flush(disk),
+                Blocked::Flush(..) => {}
+                Blocked::Backup => self.overflow(),
             }
+            return;
         }
-        self.go_on();
     }
 
-    fn place(&mut self, index: usize) -> Result<(), Blocked> {
-        while let Some(entry) = self.waiting[index].entries.last().copied() {
+    fn place(&mut self, waiting: &mut Waiting) -> Result<(), Blocked> {
+        while let Some(entry) = waiting.entries.last().copied() {
             let slot = match self.table.find(entry) {
                 Some(slot) => {
                     self.table.pin(slot);
@@ -430,11 +460,34 @@ impl ActivityLog {
                     slot
                 }
             };
-            let waiting = &mut self.waiting[index];
             waiting.entries.pop();
             waiting.slots.push(slot);
         }
         Ok(())
+    }
+
+    /// A request has all its slots: it goes on when the log has them.
+    fn is_placed(&mut self, waiting: Waiting) {
+        let Waiting { request, slots, .. } = waiting;
+        let is_missing = |slot: &&u32| !self.table.slot(**slot).logged;
+        let missing: SmallVec<[u32; 2]> = slots.iter().filter(is_missing).copied().collect();
+        #[cfg(feature = "planted-bugs")]
+        let missing = if self.has_bug(PlantedBug::Late) { SmallVec::new() } else { missing };
+        let placed = Placed { request, slots, missing: missing.len() };
+        if missing.is_empty() {
+            return self.let_go(placed);
+        }
+        self.next_placed += 1;
+        for slot in missing {
+            self.awaited.entry(slot).or_default().push(self.next_placed);
+        }
+        self.placed.insert(self.next_placed, placed);
+    }
+
+    fn let_go(&mut self, placed: Placed) {
+        let Placed { request, slots, .. } = placed;
+        self.hold(request, Hold { slots, untracked: false });
+        self.actions.push_back(Action::Go(request));
     }
 
     fn enqueue(&mut self, slot: u32) {
@@ -450,7 +503,7 @@ impl ActivityLog {
         }
         let Some(slot) = self.table.coldest() else {
             // Requests end by themselves, a comparison needs the backup.
-            let busy = self.placed > 0 || self.held.values().any(|hold| !hold.slots.is_empty());
+            let busy = !self.placed.is_empty() || self.with_slots > 0;
             return Err(if busy { Blocked::Busy } else { Blocked::Backup });
         };
         let of = *self.table.slot(slot);
@@ -478,31 +531,13 @@ impl ActivityLog {
         Ok(slot)
     }
 
-    /// Lets go those that have all their slots, in the log as well.
-    fn go_on(&mut self) {
-        let mut at = 0;
-        while at < self.placed {
-            #[allow(unused_mut)]
-            let mut logged =
-                self.waiting[at].slots.iter().all(|slot| self.table.slot(*slot).logged);
-            #[cfg(feature = "planted-bugs")]
-            {
-                logged |= self.has_bug(PlantedBug::Late);
-            }
-            if !logged {
-                at += 1;
-                continue;
-            }
-            let Waiting { request, slots, .. } = self.waiting.remove(at).expect("in range");
-            self.placed -= 1;
-            self.hold(request, Hold { slots, untracked: false });
-            self.actions.push_back(Action::Go(request));
-        }
-    }
-
     fn let_all_go(&mut self) {
-        self.placed = 0;
-        while let Some(Waiting { request, slots, .. }) = self.waiting.pop_front() {
+        self.awaited.clear();
+        let placed = std::mem::take(&mut self.placed).into_values();
+        let placed = placed.map(|Placed { request, slots, .. }| (request, slots));
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        let waiting = waiting.map(|Waiting { request, slots, .. }| (request, slots));
+        for (request, slots) in placed.chain(waiting) {
             self.hold(request, Hold { slots, untracked: true });
             self.actions.push_back(Action::Go(request));
         }
@@ -605,6 +640,7 @@ impl ActivityLog {
 
     fn overflow(&mut self) {
         self.counts.overflows += 1;
+        self.calm.overflows(self.now);
         self.give_up_map(Why::Overflow);
     }
 
@@ -620,7 +656,18 @@ impl ActivityLog {
             self.settle_all();
         }
         self.retry_from = self.last_seq;
+        self.trial = None;
         self.pump();
+    }
+
+    /// A request that is not noted: would it have fitted?
+    fn try_extent(&mut self, request: u64, extent: Extent) {
+        let Some(trial) = &mut self.trial else { return };
+        let entries = self.geometry.entries_of(extent);
+        if !trial.admit(request, entries, self.durable) {
+            self.trial = None;
+            self.retry_from = self.last_seq;
+        }
     }
 
     // ---- the file
@@ -679,16 +726,31 @@ impl ActivityLog {
         if !ok {
             // It may be there or not, and so may what it has overwritten.
             self.state = State::Discarding;
+            self.trial = None;
             self.actions.push_back(Action::Discard);
             return;
         }
         self.counts.transactions += 1;
         self.everything_durable = writing.everything;
+        // In the order in which they came.
+        let mut whole = BTreeSet::new();
         for (slot, entry) in writing.slots {
             let of = self.table.slot_mut(slot);
-            if of.entry == entry && !of.queued {
-                of.logged = true;
+            if of.entry != entry || of.queued {
+                continue;
             }
+            of.logged = true;
+            for number in self.awaited.remove(&slot).unwrap_or_default() {
+                let placed = self.placed.get_mut(&number).expect("it waits for the slot");
+                placed.missing -= 1;
+                if placed.missing == 0 {
+                    whole.insert(number);
+                }
+            }
+        }
+        for number in whole {
+            let placed = self.placed.remove(&number).expect("just seen");
+            self.let_go(placed);
         }
         let is_sealed = matches!(&self.state, State::Sealing(sealing) if sealing.is_ready());
         if !writing.everything && is_sealed {
@@ -744,7 +806,7 @@ impl ActivityLog {
     /// Requests that wait for it.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.placed.len() + self.waiting.len()
     }
 
     /// The sizes in force.
@@ -756,7 +818,7 @@ impl ActivityLog {
     /// Whether something only goes on when time passes.
     #[must_use]
     pub fn needs_tick(&self) -> bool {
-        matches!(self.state, State::Discarding)
+        matches!(self.state, State::Discarding) || self.trial.is_some()
     }
 
     /// What the map stands for, as ranges.

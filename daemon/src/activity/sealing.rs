@@ -5,8 +5,9 @@
 //! Draining ── nothing unnoted is under way ──► Covering ── backup and disks have it ──► Ready
 //! ```
 
+use super::trial::Trial;
 use super::{ActivityLog, State, Why};
-use tidelock_protocol::ids::Seq;
+use tidelock_protocol::ids::{MonoNanos, Seq};
 
 #[derive(Debug)]
 enum Stage {
@@ -36,8 +37,9 @@ impl Sealing {
 impl ActivityLog {
     /// To be called in each turn. `whole`: what the backup has equals the local disks once
     /// everything has arrived that was given out up to `last_seq`.
-    pub fn step(&mut self, whole: bool, last_seq: Seq) {
+    pub fn step(&mut self, whole: bool, last_seq: Seq, now: MonoNanos) {
         self.last_seq = self.last_seq.max(last_seq);
+        self.now = now;
         if whole && self.uncompared > 0 {
             self.settle_all();
         }
@@ -45,9 +47,13 @@ impl ActivityLog {
             State::Everything(Why::FlushFailed) => {}
             State::Everything(why) => {
                 // Each attempt costs the writes that fill the map: not before the backup has all
-                // that was too much for it.
-                if whole && self.durable >= self.retry_from {
-                    self.state = State::Sealing(Sealing { why: *why, stage: Stage::Draining });
+                // that was too much for it, and what came since was less.
+                let why = *why;
+                if whole && self.durable >= self.retry_from && self.would_fit(why) {
+                    self.trial = None;
+                    self.calm.returns(now);
+                    self.state = State::Sealing(Sealing { why, stage: Stage::Draining });
+                    self.free_resting();
                     self.drain_unnoted();
                 }
             }
@@ -61,9 +67,32 @@ impl ActivityLog {
             }
             State::Sealing(_) | State::Mapped | State::Off | State::Discarding => {}
         }
-        if self.placed < self.waiting.len() {
+        if !self.waiting.is_empty() {
             self.pump();
         }
+    }
+
+    /// Whether a map would do, if it was given up because it was too small.
+    fn would_fit(&mut self, why: Why) -> bool {
+        if why != Why::Overflow {
+            return true;
+        }
+        // Until the log says that everything may differ, requests wait, and nothing is counted.
+        if !self.admits_untracked() {
+            return false;
+        }
+        let (now, durable, last_seq) = (self.now, self.durable, self.last_seq);
+        let ends_at = now.plus_ms(self.calm.ms());
+        let trial =
+            self.trial.get_or_insert_with(|| Trial::new(self.geometry.slots, ends_at, last_seq));
+        trial.is_passed(now, durable, last_seq)
+    }
+
+    /// Until the map is all there is the log says that everything may differ, and then the backup and the
+    /// disks have what was given out before: nothing that rests has to be in it.
+    fn free_resting(&mut self) {
+        debug_assert!(self.uncompared == 0, "the disks are whole");
+        self.table.free_resting();
     }
 
     fn drain_unnoted(&mut self) {
@@ -72,8 +101,7 @@ impl ActivityLog {
             return;
         }
         let why = sealing.why;
-        // What rests in the map was used without being noted, too.
-        self.settle_all();
+        self.free_resting();
         let flushes = self.disks.iter().map(|disk| disk.begun + 1).collect();
         (0..self.disks.len()).for_each(|disk| self.flush(disk));
         let stage = Stage::Covering { barrier: self.last_seq, flushes };

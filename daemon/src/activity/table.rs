@@ -223,6 +223,16 @@ impl Table {
         }
     }
 
+    /// Whatever rests may be given to another extent at once.
+    pub fn free_resting(&mut self) {
+        let mut slot = self.coldest;
+        while slot != NONE {
+            let of = &mut self.slots[slot as usize];
+            (of.needs, of.stable_after) = (Seq::ZERO, 0);
+            slot = of.after;
+        }
+    }
+
     /// What the map stands for, as the fewest ranges.
     #[must_use]
     pub fn ranges(&self) -> Vec<Extent> {

@@ -106,8 +106,8 @@ fn remove(path: &std::path::Path) -> io::Result<()> {
 impl Owner {
     /// Tells the log what the turn has shown, and does what it asks for.
     pub(super) fn drive_log(&mut self) {
-        let Self { logging, sequencer, copying, .. } = self;
-        super::replication::drive_activity(&mut logging.activity, sequencer, copying);
+        let Self { logging, sequencer, copying, now, .. } = self;
+        super::replication::drive_activity(&mut logging.activity, sequencer, copying, *now);
         while let Some(action) = self.logging.activity.poll_action() {
             match action {
                 Action::Go(request) => {

@@ -64,13 +64,18 @@ pub fn drive_copies<T>(
 }
 
 /// What the turn has shown of where the sites may differ.
-pub fn drive_activity(activity: &mut ActivityLog, sequencer: &Sequencer, copying: &mut Copying) {
+pub fn drive_activity(
+    activity: &mut ActivityLog,
+    sequencer: &Sequencer,
+    copying: &mut Copying,
+    now: MonoNanos,
+) {
     let last_seq = sequencer.last_seq();
     activity.committed(sequencer.durable());
     for extent in copying.take_finished() {
         activity.compared(extent, last_seq);
     }
-    activity.step(sequencer.is_started() && copying.is_whole(), last_seq);
+    activity.step(sequencer.is_started() && copying.is_whole(), last_seq, now);
 }
 
 /// At the end of a turn: whether the next acknowledgement must wake the loop. `others`: somebody

@@ -134,10 +134,11 @@ impl World {
 
     /// What production's loop does for the log in each turn.
     pub(crate) fn drive_log(&mut self, vm: usize) -> Checked {
+        let now = self.host_now(self.plan.vms[vm].host);
         let run = self.vms[vm].run.as_mut().expect("runs");
         let id = run.run;
         let overflows = run.activity.counts().overflows;
-        replication::drive_activity(&mut run.activity, &run.sequencer, &mut run.copying);
+        replication::drive_activity(&mut run.activity, &run.sequencer, &mut run.copying, now);
         self.counts.overflows += run.activity.counts().overflows - overflows;
         loop {
             let run = self.vms[vm].run.as_mut().expect("runs");

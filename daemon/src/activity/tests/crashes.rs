@@ -44,7 +44,7 @@ fn a_torn_block_is_as_if_it_had_not_been_written() {
             }
         }
         log.committed(Seq(101 + nth));
-        log.step(true, Seq(101 + nth));
+        log.step(true, Seq(101 + nth), START);
     }
     assert!(last.head.number > 3 * u64::from(GEOMETRY.ring()), "{}", last.head.number);
 }
@@ -63,7 +63,7 @@ fn runs_that_tear_their_last_block_take_over_from_each_other() {
                 log.finished(request, Seq(100));
                 before.insert((at.disk, at.offset));
             }
-            log.step(true, Seq(100));
+            log.step(true, Seq(100), START);
         }
         log.admit(99, extent(0, 40));
         if let Some(Action::Write { offset, block }) = log.poll_action() {
@@ -80,7 +80,7 @@ fn runs_that_tear_their_last_block_take_over_from_each_other() {
             log.flush_ended(DiskId(nth), number, true);
         }
         log.attached(&attachment(Some(100 + run_nth), 100));
-        log.step(true, Seq(100));
+        log.step(true, Seq(100), START);
         run(&mut log, &mut file);
     }
     assert!(before.len() > 20);

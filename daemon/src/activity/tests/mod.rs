@@ -4,9 +4,11 @@ mod model;
 use super::format::{self, Found, Head, Unusable};
 use super::geometry::{BLOCK_BYTES, Entry, Geometry};
 use super::*;
-use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq};
+use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
+use trial::{CALM_MS, STEADY, STRIKES_MAX};
 
 const EXTENT: u64 = 1024;
+const START: MonoNanos = MonoNanos(1_000);
 const GEOMETRY: Geometry = Geometry { extent_bytes: EXTENT as u32, slots: 8, context: 3 };
 
 fn identity() -> Identity {
@@ -76,7 +78,7 @@ fn a_hit_costs_nothing_and_a_miss_waits_for_the_log() {
 #[test]
 fn the_coldest_extent_leaves_once_both_sites_have_it_for_good() {
     let (mut log, mut file) = open_clean();
-    log.step(true, Seq(100));
+    log.step(true, Seq(100), START);
     for nth in 0..8 {
         assert!(!log.admit(nth, extent(0, nth)));
         assert_eq!(run(&mut log, &mut file), [nth]);
@@ -114,23 +116,93 @@ fn a_map_full_of_what_the_backup_lacks_is_given_up_and_comes_back() {
     assert!(log.admit(9, extent(0, 9)), "nothing waits from here on");
     assert_eq!(log.exposure().1, 2 * 64 * EXTENT);
     log.finished(8, Seq(109));
-    log.step(true, Seq(109));
-    assert_eq!(log.poll_action(), None, "the backup has not caught up");
-    log.committed(Seq(109));
-    log.step(true, Seq(110));
-    assert_eq!(log.poll_action(), None, "9 is under way, and not noted");
+    log.step(true, Seq(109), START);
+    assert!(log.poll_action().is_none() && !log.needs_tick(), "the backup has not caught up");
     log.finished(9, Seq(110));
-    log.step(true, Seq(110));
-    run(&mut log, &mut file);
-    log.step(true, Seq(110));
-    assert!(run(&mut log, &mut file).is_empty());
-    assert_ne!(log.standing(), Standing::Mapped, "110 is on its way");
+    log.committed(Seq(109));
+    assert!(log.admit(10, extent(0, 10)));
+    log.step(true, Seq(110), START);
+    assert!(log.poll_action().is_none() && log.needs_tick(), "nor has it been calm");
     log.committed(Seq(110));
-    log.step(true, Seq(110));
+    let later = START.plus_ms(CALM_MS);
+    log.step(true, Seq(110), later);
+    log.step(true, Seq(110), later);
+    assert_eq!(log.poll_action(), None, "10 is under way, and not noted");
+    assert!(!log.admit(11, extent(0, 11)), "from here on all is noted");
+    log.finished(10, Seq(111));
+    log.step(true, Seq(111), later);
+    assert_eq!(run(&mut log, &mut file), [11]);
+    log.step(true, Seq(112), later);
+    assert!(run(&mut log, &mut file).is_empty());
+    assert_ne!(log.standing(), Standing::Mapped, "111 is on its way");
+    log.committed(Seq(111));
+    log.step(true, Seq(112), later);
     run(&mut log, &mut file);
     assert_eq!(log.standing(), Standing::Mapped);
     assert!(!format::read(&file, &identity()).unwrap().head.everything);
     assert_eq!(log.counts().overflows, 1);
+}
+
+/// A guest that keeps so many extents on their way to the backup, each written once, for these steps of
+/// 10 ms. Returns how often the map was given up.
+fn steady_load(
+    log: &mut ActivityLog,
+    file: &mut [u8],
+    in_flight: u64,
+    steps: std::ops::Range<u64>,
+) -> u64 {
+    let before = log.counts().overflows;
+    for nth in steps {
+        let (request, seq) = (nth, Seq(101 + nth));
+        if !log.admit(request, extent((nth / 64 % 2) as u16, nth % 64)) {
+            assert_eq!(run(log, file), [request], "nothing waits for the backup");
+        }
+        log.finished(request, seq);
+        log.committed(Seq(seq.0 - in_flight));
+        log.step(true, seq, START.plus_ms(10 * nth));
+        run(log, file);
+    }
+    log.counts().overflows - before
+}
+
+#[test]
+fn a_map_that_is_too_small_is_not_tried_again_and_again() {
+    let (mut log, mut file) = open_clean();
+    log.step(true, Seq(100), START);
+    // Half an hour.
+    assert_eq!(steady_load(&mut log, &mut file, 20, 0..180_000), 1);
+    assert_eq!(log.standing(), Standing::Everything(Why::Overflow));
+    assert_eq!(steady_load(&mut log, &mut file, 3, 180_000..181_000), 0);
+    assert_eq!(log.standing(), Standing::Mapped, "what fits is noted again while the guest writes");
+}
+
+#[test]
+fn bursts_overflow_a_map_no_oftener_than_is_stated() {
+    for (burst, pause_ms) in [(30, 1_100), (12, 2_500), (9, 17_000), (30, 40_000)] {
+        let (mut log, mut file) = open_clean();
+        let (mut seq, mut now, mut request) = (100, START, 0);
+        for _ in 0..500 {
+            for nth in 0..burst {
+                request += 1;
+                if !log.admit(request, extent(1, nth)) {
+                    assert_eq!(run(&mut log, &mut file), [request]);
+                }
+                seq += 1;
+                log.finished(request, Seq(seq));
+            }
+            log.step(true, Seq(seq), now);
+            log.committed(Seq(seq));
+            for _ in 0..pause_ms / 100 {
+                now = now.plus_ms(100);
+                log.step(true, Seq(seq), now);
+                run(&mut log, &mut file);
+            }
+        }
+        let span_ms = now.since_ns(START) / 1_000_000;
+        let most = u64::from(STRIKES_MAX) + 1 + span_ms / (STEADY * CALM_MS);
+        let overflows = log.counts().overflows;
+        assert!((2..=most).contains(&overflows), "{overflows} of {most} in {span_ms} ms");
+    }
 }
 
 fn attachment(last_attached: Option<u64>, durable: u64) -> Attachment {
@@ -216,7 +288,7 @@ fn a_clean_start_with_other_disks_has_no_map() {
         let whole = Attachment { copy: CopyState::Whole, ..attachment(None, 101) };
         assert_eq!(log.attached(&whole), Compare::Nothing);
         for _ in 0..3 {
-            log.step(true, Seq(101));
+            log.step(true, Seq(101), START);
             run(&mut log, &mut file);
         }
         assert_eq!(log.standing(), Standing::Mapped);
@@ -337,7 +409,7 @@ fn a_failed_write_gives_the_log_up_and_a_failed_flush_its_map() {
     let number = log.flush_begins(DiskId(1));
     log.flush_ended(DiskId(1), number, false);
     run(&mut log, &mut file);
-    log.step(true, Seq(100));
+    log.step(true, Seq(100), START);
     assert!(run(&mut log, &mut file).is_empty());
     assert_eq!(log.standing(), Standing::Everything(Why::FlushFailed), "until the next start");
 }

@@ -51,6 +51,7 @@ struct Sites {
     whole: bool,
     next: u64,
     incarnation: u64,
+    now: MonoNanos,
 }
 
 #[derive(Clone, Debug)]
@@ -104,6 +105,7 @@ impl Sites {
             whole: true,
             next: 1,
             incarnation: 9,
+            now: MonoNanos(1),
         };
         let whole = Attachment { copy: CopyState::Whole, ..attachment(None, 100) };
         assert_eq!(sites.log.attached(&whole), Compare::Nothing);
@@ -139,7 +141,8 @@ impl Sites {
             self.whole = true;
         }
         self.log.committed(Seq(self.acked));
-        self.log.step(self.whole, last_seq);
+        self.now = self.now.plus_ms(400);
+        self.log.step(self.whole, last_seq, self.now);
         while let Some(action) = self.log.poll_action() {
             match action {
                 Action::Go(request) => self.admitted(request),
