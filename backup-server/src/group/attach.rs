@@ -216,6 +216,7 @@ impl<S: Storage> Group<S> {
             Ok(attached) => {
                 self.say_last_attached(link, attach, last);
                 self.outputs.push(Output::Send(link, Message::Attached(attached)));
+                self.held.is_attached(now.mono, link, &self.all_links());
                 self.say_stalled(link);
             }
             Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),
@@ -230,6 +231,7 @@ impl<S: Storage> Group<S> {
                 self.say_last_attached(link, &join.attach, last);
                 let (copy, durable) = (attached.copy, attached.durable);
                 self.outputs.push(Output::Send(link, Message::Attached(attached)));
+                self.held.is_attached(now.mono, link, &self.all_links());
                 let progress = Message::Progress(self.progress(durable, &self.told()));
                 self.outputs.push(Output::Send(link, progress));
                 self.tell_for_everyone(link);

@@ -15,6 +15,7 @@ impl<S: Storage> Group<S> {
         match self.try_follow(now, link, host, follow) {
             Ok(followed) => {
                 self.outputs.push(Output::Send(link, Message::Followed(followed)));
+                self.held.is_attached(now.mono, link, &self.all_links());
                 self.tell_for_everyone(link);
                 self.say_stalled(link);
             }

@@ -126,6 +126,9 @@ impl<S: Storage> Group<S> {
         if attached && self.broken.is_none() {
             self.grace.heard(now.mono);
             self.heard(link, now);
+            if let Some(member) = self.name_of_link(link) {
+                self.held.beacon(now.mono, &member, link, sent_at);
+            }
             self.outputs.push(Output::Send(link, Message::Lease { sent_at }));
             self.ask_for_awaited(link);
         }

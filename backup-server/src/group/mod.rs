@@ -24,6 +24,7 @@ mod attach;
 mod floor;
 mod folding;
 mod follow;
+mod held;
 mod indexing;
 mod ingest;
 mod left_out;
@@ -258,6 +259,8 @@ pub struct Group<S: Storage> {
     opened_at: MonoNanos,
     /// When each host was heard last, since then.
     heard: BTreeMap<String, MonoNanos>,
+    /// Until when each member held.
+    held: held::HeldUntil,
     clock: HlcClock,
     stall: Option<Stall>,
     broken: Option<String>,
@@ -369,6 +372,7 @@ impl<S: Storage> Group<S> {
             grace: Grace::new(now.mono, manifest.grace_ms),
             opened_at: now.mono,
             heard: BTreeMap::new(),
+            held: held::HeldUntil::default(),
             storage,
             options,
             manifest,

@@ -55,10 +55,12 @@ pub struct Exposure {
     pub host: String,
     /// The policy of its group there, in milliseconds; `None`: it holds, and was in mode async.
     pub after_ms: Option<u64>,
-    /// The host has said that it does not hold. If not, it may have begun since it was heard last.
+    /// The host has said that it does not hold. If not, it may have begun since it sent what was heard last.
     pub is_known: bool,
     /// Since when at the earliest, in milliseconds since the Unix epoch: by the host's wall clock if it is
-    /// known to have degraded, else by this server's; `None`: nobody knows.
+    /// known to have degraded, else by this server's. If the server was started since the host was heard
+    /// last, it is the time of the member's last record, as far as the hosts' clocks are right. `None`: nobody
+    /// knows.
     pub since_unix_ms: Option<u64>,
 }
 
@@ -90,11 +92,6 @@ impl Policies {
     pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, ManifestError> {
         Ok(manifest::read_json(storage, FILE)?.unwrap_or_default())
     }
-
-    pub(super) fn exposed_at(&self, epoch: Epoch) -> Vec<Exposure> {
-        let recovery = self.recovery.as_ref().filter(|recovery| recovery.epoch == epoch);
-        recovery.map_or_else(Vec::new, |recovery| recovery.exposed.clone())
-    }
 }
 
 /// One member, as [`Group`] sees it beside its policy.
@@ -103,7 +100,8 @@ struct Peer {
     host: String,
     /// The mode that it had said before there were policies.
     mode: Mode,
-    is_attached: bool,
+    /// It is attached, and has said since what it does.
+    is_heard: bool,
     has_left: bool,
     lease_ms: u64,
     /// The time of its last record, in milliseconds; 0: none.
@@ -120,6 +118,7 @@ impl<S: Storage> Group<S> {
     /// A member says what it does without this server.
     pub(super) fn policy(&mut self, now: Now, link: Link, policy: Policy) {
         let Some(name) = self.name_of_link(link) else { return };
+        self.held.says_policy(&name, link);
         let old = self.policies.members.get(&name);
         let mode_since_unix_ms = old
             .filter(|old| old.mode == policy.mode)
@@ -170,7 +169,7 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    fn name_of_link(&self, link: Link) -> Option<String> {
+    pub(super) fn name_of_link(&self, link: Link) -> Option<String> {
         let writer = self.links().find(|(_, other)| *other == link);
         let writer = writer.map(|(i, _)| self.manifest.writers[i].clone());
         let follower = self.followers.iter().find(|follower| follower.link == link);
@@ -188,7 +187,7 @@ impl<S: Storage> Group<S> {
                 name: name.clone(),
                 host: member.host.clone(),
                 mode: member.mode,
-                is_attached: self.slots[i].link.is_some(),
+                is_heard: self.slots[i].link.is_some_and(|link| self.held.has_said(link)),
                 has_left: self.slots[i].has_left,
                 lease_ms: member.lease_ms,
                 last_record_ms: of.hlc.physical_ms(),
@@ -198,7 +197,10 @@ impl<S: Storage> Group<S> {
             name: name.clone(),
             host: host.clone(),
             mode: Mode::Pipelined,
-            is_attached: self.followers.iter().any(|follower| follower.member == *name),
+            is_heard: self
+                .followers
+                .iter()
+                .any(|f| f.member == *name && self.held.has_said(f.link)),
             has_left: false,
             lease_ms: lease_max_ms,
             last_record_ms: 0,
@@ -207,12 +209,12 @@ impl<S: Storage> Group<S> {
     }
 
     /// Whether somebody else tells others what no tag names: a host that cannot be heard may have opened
-    /// its gate since.
+    /// its gate since, and one that has just come back may not have said so yet.
     fn others_may_be_async(&self, name: &str) -> bool {
         self.peers().iter().filter(|peer| peer.name != name).any(|peer| {
             let known = self.policies.members.get(&peer.name);
             let is_async = known.map_or(peer.mode, |known| known.mode) == Mode::Async;
-            if peer.is_attached {
+            if peer.is_heard {
                 return is_async;
             }
             let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
@@ -223,6 +225,24 @@ impl<S: Storage> Group<S> {
     /// What clients may have seen that a recovery now does not have.
     #[must_use]
     pub fn exposed(&self, now: Now) -> Vec<Exposure> {
+        self.exposed_as_of(Some(now))
+    }
+
+    /// What the recovery with this epoch has said. It may have been put on record without this: then it is
+    /// what members had said last, because nothing of them was heard since.
+    pub(super) fn exposed_at(&self, epoch: Epoch) -> Vec<Exposure> {
+        match self.policies.recovery.as_ref().filter(|recovery| recovery.epoch == epoch) {
+            Some(recovery) => recovery.exposed.clone(),
+            None => {
+                let mut exposed = self.exposed_as_of(None);
+                exposed.retain(|of| self.policies.members.contains_key(&of.member));
+                exposed
+            }
+        }
+    }
+
+    /// `None`: by what is on stable storage alone.
+    fn exposed_as_of(&self, now: Option<Now>) -> Vec<Exposure> {
         let exposed = self.peers().into_iter().filter_map(|peer| {
             let known = self.policies.members.get(&peer.name);
             let mode = known.map_or(peer.mode, |known| known.mode);
@@ -236,8 +256,8 @@ impl<S: Storage> Group<S> {
                 None if mode == Mode::Async => {
                     (true, known.map(|known| before(known.mode_since_unix_ms)))
                 }
-                // What it says comes in order with its beacons: up to the last one it held.
-                None => (false, after_ms.and(self.last_heard_unix_ms(&peer, now)).map(before)),
+                // What it says comes in order with its beacons: when it sent the last one it held.
+                None => (false, after_ms.and(self.held_until_unix_ms(&peer, now)).map(before)),
             };
             let is_exposed = is_known || after_ms.is_some();
             let Peer { name: member, host, .. } = peer;
@@ -246,22 +266,19 @@ impl<S: Storage> Group<S> {
         exposed.collect()
     }
 
-    /// When the member's host was heard last, by this server's wall clock, or earlier.
-    fn last_heard_unix_ms(&self, peer: &Peer, now: Now) -> Option<u64> {
-        let heard = self.heard.get(&peer.host).map(|at| {
-            let ago_ms = now.mono.since_ns(*at) / 1_000_000;
+    /// When the member certainly held, by this server's wall clock, or by the time of its last record.
+    fn held_until_unix_ms(&self, peer: &Peer, now: Option<Now>) -> Option<u64> {
+        let held = now.and_then(|now| Some((now, self.held.at(&peer.name)?))).map(|(now, at)| {
+            let ago_ms = now.mono.since_ns(at).div_ceil(1_000_000);
             now.unix_ms.saturating_sub(ago_ms)
         });
         // The server has been started since.
-        heard.or(Some(peer.last_record_ms).filter(|ms| *ms > 0))
+        held.or(Some(peer.last_record_ms).filter(|ms| *ms > 0))
     }
 
     /// Before the recovery of this epoch: what it will have to say.
     pub(super) fn remember_exposed(&mut self, epoch: Epoch, now: Now) {
         let exposed = self.exposed(now);
-        if exposed.is_empty() && self.policies.recovery.is_none() {
-            return;
-        }
         self.policies.recovery = Some(AtRecovery { epoch, exposed });
         // No recovery fails for want of a file. If the disk does, the journal will tell.
         let _ = manifest::write_json(&self.storage, "", FILE, &self.policies);

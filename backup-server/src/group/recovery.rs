@@ -133,7 +133,7 @@ impl<S: Storage> Group<S> {
             writers: writers.collect(),
             form: state.form,
             followers: self.manifest.followers.keys().cloned().collect(),
-            exposed: self.policies.exposed_at(start.epoch),
+            exposed: self.exposed_at(start.epoch),
         })
     }
 

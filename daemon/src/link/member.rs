@@ -141,6 +141,8 @@ impl<T> Member<T> {
     pub fn new(parts: MemberParts<T>) -> Self {
         let MemberParts { presence, attach, policy, channel, port, to_owner, gate, keeper, stats } =
             parts;
+        // What it asks from its start on it may owe to a run before that was in mode async.
+        let floor_for_everyone = gate.awaits_floor().is_some();
         let sender = match (&presence, attach.last_run) {
             (Presence::Follower { .. }, _) => None,
             (_, LastRun::Clean { seq }) => Some(Sender::new(seq)),
@@ -165,7 +167,7 @@ impl<T> Member<T> {
             is_heard_from: false,
             wants_lease: false,
             policy_is_kept: false,
-            floor_for_everyone: false,
+            floor_for_everyone,
             is_stalled: false,
             protocol: 0,
             last_attached: None,
@@ -227,6 +229,8 @@ impl<T> Member<T> {
         }
         self.phase = Phase::Attaching;
         self.last_attached = None;
+        // Before its first lease a run is told who may be in mode async (`Unheard`): in answer to its policy.
+        self.policy_is_kept &= self.is_heard_from;
         let mut attach = self.attach.clone();
         attach.last_run = match (&self.sender, attach.last_run) {
             // Nothing was sent since the clean stop, and what was admitted since is here: say
@@ -316,7 +320,8 @@ impl<T> Member<T> {
                 Ok(())
             }
             (Message::FloorIs { mark, pending, hlc }, Phase::Attached) => {
-                if mark != 0 {
+                // Of an older question: then it is asked again.
+                if self.gate.awaits_floor() == Some(mark) {
                     self.floor_for_everyone = false;
                 }
                 self.gate.floor(mark, &pending, hlc);

@@ -288,6 +288,13 @@ fn the_policy_is_told_and_kept_before_there_is_a_lease() {
     b.member.disconnected();
     b.connect();
     b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    // It has had no lease: it may have to be told who is in mode async.
+    assert_eq!(controls(&mut b), [Message::Policy(open)]);
+    b.member.receive(Message::PolicyKept(open), NOW).unwrap();
+    b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
+    b.member.disconnected();
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
     assert_eq!(controls(&mut b), [Message::Beacon { sent_at: NOW }, Message::Policy(open)]);
 }
 

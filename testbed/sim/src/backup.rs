@@ -2,6 +2,7 @@
 //! thread for each group that is busy while it syncs, and the fold beside it.
 
 use crate::failure::{Checked, Checker, check, fail};
+use crate::hearsay::Said;
 use crate::net::ConnId;
 use crate::probe::Recovered;
 use crate::scenario::Scenario;
@@ -74,6 +75,10 @@ pub struct GroupSlot {
     pub held: Vec<crate::past::Held>,
     /// Links of this boot, to know whose they are; `None`: a follower's.
     pub writers: BTreeMap<Link, Option<WriterId>>,
+    /// The same, as VMs.
+    pub(crate) vms: BTreeMap<Link, usize>,
+    /// For the checkers: what members have said that they do without the backup.
+    pub(crate) said: Said,
 }
 
 /// The server.
@@ -117,6 +122,8 @@ impl Backup {
             views: Vec::new(),
             held: Vec::new(),
             writers: BTreeMap::new(),
+            vms: BTreeMap::new(),
+            said: Said::default(),
         };
         Self {
             boot: None,
@@ -304,17 +311,24 @@ impl World {
             self.backup.groups[group].inbox_bytes -= input.bytes();
             match input {
                 Input::Attach(link, host, attach) => {
-                    if let Some(of) = self.attached_group(group, link, &host, Some(&attach))? {
+                    let member = attach.member.clone();
+                    if let Some(of) =
+                        self.attached_group(group, link, &host, &member, Some(&attach))?
+                    {
                         of.attach(now, link, &host, &attach);
                     }
                 }
                 Input::Join(link, host, join) => {
-                    if let Some(of) = self.attached_group(group, link, &host, Some(&join.attach))? {
+                    let member = join.attach.member.clone();
+                    if let Some(of) =
+                        self.attached_group(group, link, &host, &member, Some(&join.attach))?
+                    {
                         of.join(now, link, &host, &join);
                     }
                 }
                 Input::Follow(link, host, follow) => {
-                    if let Some(of) = self.attached_group(group, link, &host, None)? {
+                    let member = follow.member.clone();
+                    if let Some(of) = self.attached_group(group, link, &host, &member, None)? {
                         of.follow(now, link, &host, &follow);
                     }
                 }
@@ -322,6 +336,7 @@ impl World {
                 Input::Lost(connection) => {
                     let slot = &mut self.backup.groups[group];
                     slot.kept.retain(|link, _| link.connection != connection);
+                    slot.said.lost(connection);
                     if let Some(of) = &mut slot.group {
                         of.connection_lost(connection);
                     }
@@ -356,6 +371,7 @@ impl World {
         group: usize,
         link: Link,
         host: &str,
+        member: &str,
         attach: Option<&Attach>,
     ) -> Checked<Option<&mut Group<Memory>>> {
         let now = self.backup_now();
@@ -395,6 +411,9 @@ impl World {
             return Ok(None);
         }
         slot.writers.insert(link, attach.map(|attach| attach.writer));
+        if let Some(vm) = self.plan.vms.iter().position(|vm| vm.name == member) {
+            slot.vms.insert(link, vm);
+        }
         Ok(slot.group.as_mut())
     }
 
@@ -409,18 +428,24 @@ impl World {
         if let Some(kept) = slot.kept.get_mut(&link) {
             return kept.push_back(frame);
         }
-        slot.receive(now, link, frame);
+        self.receive(group, now, link, frame);
+    }
+
+    fn receive(&mut self, group: usize, now: Now, link: Link, frame: Frame) {
+        if let Frame::Control(_, message @ (Message::Policy(_) | Message::Detach)) = &frame {
+            self.is_told_policy(group, link, message);
+        }
+        self.backup.groups[group].receive(now, link, frame);
     }
 
     /// What waited while the group did not accept, in order.
     fn take_kept(&mut self, group: usize) -> Checked {
         let now = self.backup_now();
-        let slot = &mut self.backup.groups[group];
-        for (link, frames) in std::mem::take(&mut slot.kept) {
+        for (link, frames) in std::mem::take(&mut self.backup.groups[group].kept) {
             for frame in frames {
-                match slot.kept.get_mut(&link) {
+                match self.backup.groups[group].kept.get_mut(&link) {
                     Some(kept) => kept.push_back(frame),
-                    None => slot.receive(now, link, frame),
+                    None => self.receive(group, now, link, frame),
                 }
             }
         }
@@ -532,6 +557,12 @@ impl GroupSlot {
         self.outputs.extend(outputs);
     }
 
+    /// How often it was opened.
+    #[must_use]
+    pub fn opening(&self) -> u64 {
+        self.opening
+    }
+
     /// What its disk does to it now.
     #[must_use]
     pub fn faults(&self) -> Faults {
@@ -573,6 +604,8 @@ impl GroupSlot {
         self.folding = false;
         self.outputs.clear();
         self.writers.clear();
+        self.vms.clear();
+        self.said.reset();
     }
 }
 

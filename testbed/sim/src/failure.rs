@@ -43,6 +43,10 @@ pub enum Checker {
     HlcGrows,
     /// The guest reads what it wrote.
     ReadOwnWrites,
+    /// A group that degrades says so until C covers what has left, and a recovery knows of it.
+    Degraded,
+    /// Rule 8: a group degrades no oftener than is stated.
+    Steady,
     /// Rule 8: after the faults, lag returns to zero and everything is protected again.
     ComesBack,
     /// Rule 6: a member is not called replicating before the backup has a whole copy.
@@ -66,7 +70,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 27] = [
+    pub const ALL: [Checker; 29] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -85,6 +89,8 @@ impl Checker {
         Checker::Watermark,
         Checker::HlcGrows,
         Checker::ReadOwnWrites,
+        Checker::Degraded,
+        Checker::Steady,
         Checker::ComesBack,
         Checker::NoFalseSync,
         Checker::SitesEqual,
@@ -124,6 +130,8 @@ impl Checker {
             Checker::Watermark => "watermark",
             Checker::HlcGrows => "hlc-grows",
             Checker::ReadOwnWrites => "read-own-writes",
+            Checker::Degraded => "degraded",
+            Checker::Steady => "steady",
             Checker::ComesBack => "comes-back",
             Checker::NoFalseSync => "no-false-sync",
             Checker::SitesEqual => "sites-equal",

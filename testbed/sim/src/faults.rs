@@ -9,7 +9,6 @@ use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use std::sync::Arc;
 use tidelock_backup_server::storage::memory::Faults;
-use tidelock_daemon::link::port::ToLink;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::message::Mode;
 
@@ -215,23 +214,7 @@ impl World {
     fn change_mode(&mut self, group: usize) {
         let mode = *self.rng.pick(&[Mode::Sync, Mode::Pipelined, Mode::Pipelined, Mode::Async]);
         note!(self, "group {group} goes to {mode}");
-        let before = std::mem::replace(&mut self.modes[group], mode);
-        let here = |vm: &usize| self.vms[*vm].run.as_ref().is_some_and(|run| !run.ended);
-        let vms: Vec<_> = self.plan.groups[group].members().filter(here).collect();
-        let runs = || vms.iter().filter_map(|vm| self.vms[*vm].run.as_ref().map(|run| (*vm, run)));
-        // The gate first, as production does.
-        for (vm, run) in runs() {
-            run.gate.set_now(self.host_now(self.plan.vms[vm].host));
-            run.gate.set_mode(mode);
-        }
-        for (_, run) in runs() {
-            run.port.send(ToOwner::SetMode(mode));
-        }
-        if before == Mode::Async && mode != Mode::Async && self.plan.groups[group].has_several() {
-            for vm in vms {
-                self.tell_link(vm, ToLink::AskFloor { everyone: true });
-            }
-        }
+        (0..self.hosts.len()).for_each(|host| self.want_mode(host, group, mode));
     }
 
     /// The primary site is gone, or cut off and alive, or only believed to be: recover the group.

@@ -108,6 +108,12 @@ impl SimGate {
         self.lock().mode == Mode::Async
     }
 
+    /// When the last beacon that was answered had been sent, if there was one.
+    #[must_use]
+    pub fn answered_at(&self) -> Option<MonoNanos> {
+        Some(MonoNanos(self.answered.load(Relaxed))).filter(|at| at.0 > 0)
+    }
+
     /// A copy of the state.
     #[must_use]
     pub fn state(&self) -> GroupState {
@@ -129,8 +135,7 @@ impl SimGate {
     /// For the checker: the end of the lease by its definition.
     #[must_use]
     pub fn lease_end(&self, lease_ms: u64) -> Option<MonoNanos> {
-        let sent_at = self.answered.load(Relaxed);
-        (sent_at > 0).then(|| MonoNanos(sent_at).plus_ms(lease_ms))
+        self.answered_at().map(|sent_at| sent_at.plus_ms(lease_ms))
     }
 }
 
@@ -215,10 +220,16 @@ impl World {
         let now = self.host_now(self.plan.vms[vm].host);
         let group = &self.plan.groups[self.plan.vms[vm].group];
         let by_time = group.has_several() && group.form == Form::Hlc;
+        self.notice_question(vm);
+        self.notice_lease(vm);
         let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
         let state = run.gate.state();
         let was = std::mem::replace(&mut run.is_incomplete, run.pending.incomplete().is_some());
-        self.counts.floors += u64::from(was && !run.is_incomplete);
+        if was && !run.is_incomplete {
+            self.counts.floors += 1;
+            self.is_answered(vm);
+        }
+        let run = self.vms[vm].run.as_mut().expect("just seen");
         match (was, run.is_incomplete) {
             (true, false) if by_time => run.queue.restamp_at(run.pending.read_hlc()),
             (true, false) => run.queue.restamp(&run.pending.read()),
@@ -280,6 +291,8 @@ impl World {
         check(!gate.fenced, Checker::Fence, || format!("vm {vm}: a packet left a fenced gate"))?;
         if mode == Mode::Async {
             note!(self, "packet of vm {vm} leaves (async)");
+            self.leaves_unpromised(vm, packet)?;
+            self.leaks(vm, &packet.everything());
             // Nothing is promised to its receiver. But a member may have heard it then.
             return self.rumour(vm, packet);
         }
@@ -305,7 +318,7 @@ impl World {
             })?;
         }
         if let Some(to) = packet.to {
-            self.send_untagged(vm, to, packet.known.clone());
+            self.send_untagged(vm, to, packet);
             return Ok(());
         }
         let client = &mut self.vms[vm].client;

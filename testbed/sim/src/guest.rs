@@ -47,6 +47,23 @@ pub struct Packet {
     pub kind: Kind,
     /// The member that it is for; `None`: a client.
     pub to: Option<usize>,
+    /// What the guest knew besides, and nobody answers for.
+    pub hearsay: Known,
+}
+
+impl Packet {
+    /// It is stamped anew with the answer to what the guest had heard.
+    pub fn is_answered_for(&mut self) {
+        learn(&mut self.known, &self.hearsay);
+    }
+
+    /// All that its receiver comes to know.
+    #[must_use]
+    pub fn everything(&self) -> Known {
+        let mut all = self.known.clone();
+        learn(&mut all, &self.hearsay);
+        all
+    }
 }
 
 /// What a guest has asked of a disk.
@@ -94,10 +111,18 @@ pub struct Guest {
     pub known: Known,
     /// What it has heard of others in mode async, in which nobody said what that depends on.
     pub rumours: Known,
+    /// What it has heard so and is not answered for yet: see [`crate::hearsay`].
+    pub hearsay: Known,
+    /// Of that which hosts let out, what their questions on behalf of everyone were answered for.
+    pub vouched: Known,
+    /// So many of those answers it has heard.
+    pub answers_heard: usize,
     /// What its disks may tell it after a boot.
     on_disk: Known,
     /// Of that, what came by rumours.
     rumours_on_disk: Known,
+    /// And what nobody answers for.
+    pub hearsay_on_disk: Known,
     /// What is under way, by number.
     pub asked: BTreeMap<u64, Ask>,
     /// Numbers of requests.
@@ -118,8 +143,12 @@ impl Guest {
             awake: false,
             known: vec![Point::default(); writers],
             rumours: vec![Point::default(); writers],
+            hearsay: vec![Point::default(); writers],
+            vouched: vec![Point::default(); writers],
+            answers_heard: 0,
             on_disk: vec![Point::default(); writers],
             rumours_on_disk: vec![Point::default(); writers],
+            hearsay_on_disk: vec![Point::default(); writers],
             asked: BTreeMap::new(),
             next: 0,
             rows: BTreeMap::new(),
@@ -131,6 +160,7 @@ impl Guest {
     pub fn stores(&mut self, writer: u16, point: Point, known: &Known) {
         learn(&mut self.on_disk, known);
         learn(&mut self.rumours_on_disk, &self.rumours);
+        learn(&mut self.hearsay_on_disk, &self.hearsay);
         let own = &mut self.on_disk[usize::from(writer)];
         if point.seq > Seq::ZERO {
             *own = (*own).max(point);
@@ -139,6 +169,22 @@ impl Guest {
 }
 
 impl Guest {
+    /// From now on this is to be covered, of what it has heard and what is on its disks.
+    pub fn answers_for(&mut self, heard: &Known, on_disk: &Known) {
+        learn(&mut self.rumours, heard);
+        learn(&mut self.rumours_on_disk, on_disk);
+    }
+
+    /// What a host had let out is in P.
+    pub fn is_vouched_for(&mut self, let_out: &Known) {
+        learn(&mut self.vouched, let_out);
+        let (heard, on_disk) = (
+            crate::hearsay::shared(&self.hearsay, &self.vouched),
+            crate::hearsay::shared(&self.hearsay_on_disk, &self.vouched),
+        );
+        self.answers_for(&heard, &on_disk);
+    }
+
     /// All that it knows, whoever vouches for it.
     #[must_use]
     pub fn everything(&self) -> Known {
@@ -155,13 +201,28 @@ pub struct Client {
     pub known: Known,
     /// The newest version of each row.
     pub rows: BTreeMap<u64, u64>,
+    /// What any packet depended on that left while the group was degraded, until that is over.
+    pub unpromised: Option<Unpromised>,
+}
+
+/// What clients came to know without a promise.
+#[derive(Clone, Debug)]
+pub struct Unpromised {
+    /// What the packets depended on.
+    pub known: Known,
+    /// Since when the host says that it is degraded, by its wall clock.
+    pub since_unix_ms: u64,
+    /// The backup's wall clock when the first packet left.
+    pub first_unix_ms: u64,
+    /// The time of the member's last record then.
+    pub last_record_ms: u64,
 }
 
 impl Client {
     /// Was told nothing.
     #[must_use]
     pub fn new(writers: usize) -> Self {
-        Self { known: vec![Point::default(); writers], rows: BTreeMap::new() }
+        Self { known: vec![Point::default(); writers], rows: BTreeMap::new(), unpromised: None }
     }
 }
 
@@ -187,6 +248,7 @@ impl World {
         guest.awake = follows;
         guest.known.clone_from(&guest.on_disk);
         guest.rumours.clone_from(&guest.rumours_on_disk);
+        guest.hearsay.clone_from(&guest.hearsay_on_disk);
         guest.alive = true;
         guest.boot = boot;
         note!(self, "guest {vm} boots");
@@ -450,19 +512,35 @@ impl World {
     /// What P names of that which a guest knows, and what it has heard besides. Once P is complete it
     /// names all that may be in rumours.
     pub fn known_and_rumours(&mut self, vm: usize) -> (Known, Known) {
+        self.notice_question(vm);
         let state = &mut self.vms[vm];
         let guest = &mut state.guest;
         if state.pending.incomplete().is_none() {
             guest.known = guest.everything();
             guest.rumours.fill(Point::default());
         }
-        (guest.known.clone(), guest.rumours.clone())
+        let mut rumours = guest.rumours.clone();
+        learn(&mut rumours, &guest.hearsay);
+        (guest.known.clone(), rumours)
     }
 
     /// A guest sends a packet to a client: it comes to the gate a little later.
     pub fn send_packet(&mut self, vm: usize, row: Option<Row>, kind: Kind) -> Checked {
-        let known = self.vms[vm].guest.everything();
-        self.queue_packet(vm, Packet { known, row, kind, to: None })
+        self.send_unnamed(vm, row, kind, None)
+    }
+
+    /// A guest sends a packet that is not tagged.
+    pub fn send_unnamed(
+        &mut self,
+        vm: usize,
+        row: Option<Row>,
+        kind: Kind,
+        to: Option<usize>,
+    ) -> Checked {
+        self.notice_question(vm);
+        let guest = &self.vms[vm].guest;
+        let (known, hearsay) = (guest.everything(), guest.hearsay.clone());
+        self.queue_packet(vm, Packet { known, row, kind, to, hearsay })
     }
 
     /// A packet comes to the kernel's queue.

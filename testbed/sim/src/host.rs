@@ -1,5 +1,6 @@
 //! The daemon of a host: how it starts, what it keeps between runs, and how it ends.
 
+use crate::degrade::HostGroup;
 use crate::disk::SECTOR_BYTES;
 use crate::failure::Checked;
 use crate::faults::Later;
@@ -69,6 +70,8 @@ pub struct Daemon {
     pub run: Run,
     /// Its link.
     pub link: LinkLoop,
+    /// How its groups stand.
+    pub standings: BTreeMap<usize, HostGroup>,
 }
 
 impl std::fmt::Debug for Daemon {
@@ -99,7 +102,8 @@ impl World {
         let mut gates: BTreeMap<usize, Arc<SimGate>> = BTreeMap::new();
         for (nth, vm) in vms.iter().copied().enumerate() {
             let group = self.plan.vms[vm].group;
-            let (mode, lease_ms) = (self.modes[group], self.plan.groups[group].lease_ms);
+            // As configured, whatever the operator wanted from the daemons that ran.
+            let (mode, lease_ms) = (self.plan.groups[group].mode, self.plan.groups[group].lease_ms);
             let here: Vec<_> =
                 vms.iter().copied().filter(|v| self.plan.vms[*v].group == group).collect();
             let gate = gates
@@ -117,10 +121,12 @@ impl World {
             self.start_member(vm, run, channel, gate, &mut link);
         }
         note!(self, "daemon of host {host} starts, run {run}");
-        self.hosts[host].daemon = Some(Daemon { run, link });
+        let standings = self.standings_of(host, &vms);
+        self.hosts[host].daemon = Some(Daemon { run, link, standings });
         let after = self.rng.range(0..20 * MS);
         self.schedule.after(after, Event::Connect { host, run });
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
+        self.begin_looks(host, run);
         for vm in vms {
             self.ask_again(vm)?;
         }
@@ -163,7 +169,7 @@ impl World {
         let mut clocks = self.clocks(plan.host);
         let mut wall = WallClock::new(CLOCK_LEAD_MS);
         clocks.wall_ms = wall.read(clocks.wall_ms, clocks.now);
-        let mode = self.modes[plan.group];
+        let mode = self.plan.groups[plan.group].mode;
         let several = self.plan.groups[plan.group].has_several();
         let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
         let (incarnation, last_incarnation, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
@@ -230,6 +236,7 @@ impl World {
         link.add_member(
             presence_of(&self.plan, vm),
             attach_of(&self.plan, vm, incarnation, epoch, last_run, mode),
+            self.first_policy(vm, mode),
             channel,
             port.clone(),
             Arc::new(held) as Arc<dyn GateControl>,
@@ -276,6 +283,9 @@ impl World {
             draining: false,
             ended: false,
             tick_armed: false,
+            was_leased: false,
+            heard_before: None,
+            asks: None,
             unacked: VecDeque::new(),
         });
     }
@@ -291,6 +301,7 @@ impl World {
     pub fn end_daemon(&mut self, host: usize) {
         let Some(daemon) = self.hosts[host].daemon.take() else { return };
         note!(self, "daemon of host {host} ends, run {}", daemon.run);
+        self.asks_nothing(host);
         if let Some(conn) = daemon.link.conn() {
             self.host_closes(conn);
         }

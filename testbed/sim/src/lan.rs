@@ -68,8 +68,7 @@ impl World {
         let Some(codec) = kernel.map(|kernel| kernel.codec) else {
             // Its receiver must depend on nothing uncommitted: it waits like one to the outside.
             self.counts.untagged += 1;
-            let known = self.vms[vm].guest.everything();
-            return self.queue_packet(vm, Packet { known, row: None, kind: DATA, to: Some(to) });
+            return self.send_unnamed(vm, None, DATA, Some(to));
         };
         let mut options = Vec::new();
         codec.encode_ipv4(IPV4_OPTION, &stamp, &mut options);
@@ -79,10 +78,10 @@ impl World {
         Ok(())
     }
 
-    /// A packet without a tag has waited for what it depends on.
-    pub fn send_untagged(&mut self, vm: usize, to: usize, known: Known) {
+    /// A packet without a tag has waited for what it depends on, as far as its sender answers for it.
+    pub fn send_untagged(&mut self, vm: usize, to: usize, packet: &Packet) {
         let from = Source::Member(vm);
-        let rumours = self.nothing(to);
+        let (known, rumours) = (packet.known.clone(), packet.hearsay.clone());
         self.fly(Flying { from, to, options: Vec::new(), said: None, known, rumours });
     }
 
@@ -100,7 +99,7 @@ impl World {
                 (Source::Client, *self.rng.pick(&members))
             }
         };
-        let (known, rumours) = (self.nothing(to), packet.known.clone());
+        let (known, rumours) = (self.nothing(to), packet.everything());
         self.fly(Flying { from, to, options: Vec::new(), said: None, known, rumours });
         Ok(())
     }
@@ -274,12 +273,11 @@ impl World {
 
     /// A guest has heard what another one knows, and does something about it.
     fn hears(&mut self, vm: usize, known: &Known, rumours: &Known) -> Checked {
-        let guest = &mut self.vms[vm].guest;
-        if !guest.alive {
+        if !self.vms[vm].guest.alive {
             return Ok(());
         }
-        learn(&mut guest.known, known);
-        learn(&mut guest.rumours, rumours);
+        self.hears_unsaid(vm, rumours);
+        learn(&mut self.vms[vm].guest.known, known);
         if !self.busy || !self.is_awake(vm) {
             return Ok(());
         }

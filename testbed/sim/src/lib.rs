@@ -28,11 +28,13 @@
 
 pub mod backup;
 pub mod change;
+pub mod degrade;
 pub mod disk;
 pub mod failure;
 pub mod faults;
 pub mod gate;
 pub mod guest;
+pub mod hearsay;
 pub mod host;
 pub mod lan;
 pub mod link;

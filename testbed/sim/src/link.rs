@@ -20,8 +20,6 @@ use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, WriterId};
 use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, PROTOCOL, Policy};
 
-/// What both ends speak. Groups here hold, whatever happens.
-pub const PROTOCOLS: (u16, u16) = PROTOCOL;
 /// What is encoded ahead of the pipe.
 const OUT_BYTES: usize = 256 << 10;
 const PAUSE_FIRST_NS: u64 = 100 * MS;
@@ -40,6 +38,7 @@ enum State {
 pub struct LinkLoop {
     vms: Vec<usize>,
     members: Vec<Member<ToOwner>>,
+    stats: Vec<Arc<LinkStats>>,
     /// From the owner loops.
     pub inbox: VecDeque<(Channel, ToLink)>,
     conn: Option<ConnId>,
@@ -106,6 +105,7 @@ impl LinkLoop {
         Self {
             vms,
             members: Vec::new(),
+            stats: Vec::new(),
             inbox: VecDeque::new(),
             conn: None,
             state: State::Down,
@@ -120,10 +120,12 @@ impl LinkLoop {
     }
 
     /// Adds a member.
+    #[allow(clippy::too_many_arguments)] // The parts of the one thing that it makes.
     pub fn add_member(
         &mut self,
         presence: Presence,
         attach: Attach,
+        policy: Policy,
         channel: Channel,
         port: Arc<OwnerPort<ToOwner>>,
         gate: Arc<dyn GateControl>,
@@ -131,16 +133,18 @@ impl LinkLoop {
     ) {
         let least = if self.members.is_empty() { u64::MAX } else { self.lease_ms };
         self.lease_ms = least.min(attach.lease_ms);
+        let stats = Arc::<LinkStats>::default();
+        self.stats.push(stats.clone());
         self.members.push(Member::new(MemberParts {
-            policy: Policy::holding(attach.mode),
             presence,
             attach,
+            policy,
             channel,
             port,
             to_owner: ToOwner::Link,
             gate,
             keeper,
-            stats: Arc::<LinkStats>::default(),
+            stats,
         }));
     }
 
@@ -148,6 +152,13 @@ impl LinkLoop {
     #[must_use]
     pub fn conn(&self) -> Option<ConnId> {
         self.conn
+    }
+
+    /// What it says of a member.
+    #[must_use]
+    pub fn stats_of(&self, vm: usize) -> Option<&LinkStats> {
+        let nth = self.vms.iter().position(|other| *other == vm)?;
+        self.stats.get(nth).map(|stats| &**stats)
     }
 
     /// Whether the first message waits: the loop must look.
@@ -263,7 +274,7 @@ impl World {
         note!(self, "host {host} connects: {conn}");
         self.backup.accept(conn);
         let mut out = BytesMut::new();
-        let (oldest, newest) = PROTOCOLS;
+        let (oldest, newest) = PROTOCOL;
         let hello =
             Message::Hello { oldest, newest, host: format!("h{host}"), software: "sim".into() };
         frame::encode_control(Channel(0), &hello, &mut out);
@@ -384,7 +395,7 @@ impl World {
                 (State::Greeting, Frame::Control(Channel(0), Message::Welcome { .. })) => {
                     link.state = State::Serving;
                     for member in &mut link.members {
-                        member.connected(PROTOCOLS.1, &mut link.out);
+                        member.connected(PROTOCOL.1, &mut link.out);
                     }
                 }
                 (State::Serving, Frame::Control(Channel(0), Message::Refused { kind, reason })) => {

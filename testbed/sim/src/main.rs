@@ -201,6 +201,8 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.copies += one.copies;
     sum.clean_starts += one.clean_starts;
     sum.changes += one.changes;
+    sum.degrades += one.degrades;
+    sum.returns += one.returns;
 }
 
 fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
@@ -216,7 +218,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte",
         failed.len(),
         done.seeds,
@@ -229,6 +231,8 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.floors,
         c.faults,
         c.changes,
+        c.degrades,
+        c.returns,
         c.daemon_runs,
         c.clean_starts,
         c.copies,

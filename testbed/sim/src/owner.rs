@@ -115,6 +115,12 @@ pub struct MemberRun {
     /// The loop has ended cleanly.
     pub ended: bool,
     pub(crate) tick_armed: bool,
+    /// It has had a lease.
+    pub(crate) was_leased: bool,
+    /// What its guest had heard when the backup had to tell it that others may be in mode async.
+    pub(crate) heard_before: Option<Known>,
+    /// The mark of the question that it has for the backup.
+    pub(crate) asks: Option<u64>,
     /// Guests' records that are not durable, and what they cost the backlog.
     pub(crate) unacked: VecDeque<(Seq, u64)>,
 }

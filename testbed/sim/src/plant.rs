@@ -1,7 +1,7 @@
 //! Bugs that are planted on purpose, to show that the checkers bite.
 
 use tidelock_backup_server::planted::Bug;
-use tidelock_daemon::{activity, sequencer};
+use tidelock_daemon::{activity, degrade, sequencer};
 use tidelock_netfilter::release_queue;
 
 /// A planted bug.
@@ -11,6 +11,8 @@ pub enum Plant {
     Sequencer(sequencer::PlantedBug),
     /// In the activity log.
     Activity(activity::PlantedBug),
+    /// In what decides when a group goes on without the backup.
+    Degrade(degrade::PlantedBug),
     /// In the gate's release queue.
     Gate(release_queue::PlantedBug),
     /// In the backup.
@@ -39,7 +41,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 32] = [
+pub const PLANTS: [(&str, Plant); 36] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -65,6 +67,10 @@ pub const PLANTS: [(&str, Plant); 32] = [
     ("oldest-forgotten", Plant::Backup(Bug::OldestForgotten)),
     ("map-older-wins", Plant::Backup(Bug::MapOlderWins)),
     ("map-keeps-void", Plant::Backup(Bug::MapKeepsVoid)),
+    ("policy-forgotten", Plant::Backup(Bug::PolicyForgotten)),
+    ("newcomer-not-told", Plant::Backup(Bug::NewcomerNotTold)),
+    ("over-before-covered", Plant::Degrade(degrade::PlantedBug::OverBeforeCovered)),
+    ("no-calm", Plant::Degrade(degrade::PlantedBug::NoCalm)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
     ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),

@@ -13,7 +13,7 @@ use tidelock_protocol::message::Mode;
 /// How long guests go on after the last fault.
 const CALM_S: u64 = 3;
 /// Within this everything must have come back.
-const PATIENCE_S: u64 = 240;
+const PATIENCE_S: u64 = 480;
 
 /// How to run.
 #[derive(Clone, Copy, Debug)]
@@ -170,8 +170,8 @@ impl World {
                 return Some(format!("its activity log stands at {standing:?}"));
             }
         }
-        if run.queue.mode() != self.modes[group] {
-            return Some(format!("the gate is in mode {}", run.queue.mode()));
+        if let Some(why) = self.stands_otherwise(host, group, run.queue.mode()) {
+            return Some(why);
         }
         if run.pending.incomplete().is_some() && run.queue.mode() != Mode::Async {
             return Some("it is not known what the guest has heard".to_owned());

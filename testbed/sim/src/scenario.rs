@@ -97,6 +97,8 @@ pub struct GroupPlan {
     pub form: Form,
     /// The mode at the beginning.
     pub mode: Mode,
+    /// Its gate opens when something has waited so long for the backup, if it ever does.
+    pub degrade_after_ms: Option<u64>,
     /// The lease.
     pub lease_ms: u64,
     /// The grace.
@@ -331,6 +333,8 @@ impl Scenario {
                 leaving: Vec::new(),
                 form: *rng.pick(&[Form::Vector, Form::Hlc]),
                 mode: *rng.pick(&[Mode::Pipelined, Mode::Pipelined, Mode::Sync, Mode::Async]),
+                degrade_after_ms: (rng.chance(1, 2))
+                    .then(|| 4 * round_ms + lease_ms / 2 + rng.range(200..1000)),
                 lease_ms,
                 grace_ms: lease_ms * 3 / 2,
                 fold_min_bytes: *rng.pick(&[1, 4 << 10, 64 << 10]),

@@ -2,7 +2,6 @@
 
 use crate::backup::GroupSlot;
 use crate::failure::{Checked, Checker, check, fail};
-use crate::link::PROTOCOLS;
 use crate::net::{ConnId, Way};
 use crate::schedule::MS;
 use crate::world::{World, note};
@@ -11,7 +10,7 @@ use std::collections::BTreeMap;
 use tidelock_backup_server::group::{ConnectionId, Link};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::Channel;
-use tidelock_protocol::message::{Attach, Follow, Join, Message};
+use tidelock_protocol::message::{Attach, Follow, Join, Message, PROTOCOL};
 
 /// Frames of one group that wait for its thread: beyond it connections are not read.
 const INBOX_MAX_BYTES: usize = 512 << 10;
@@ -119,7 +118,7 @@ impl World {
         let Some(host) = server.host.clone() else {
             if let Frame::Control(Channel(0), Message::Hello { host, .. }) = frame {
                 server.host = Some(host);
-                let (_, protocol) = PROTOCOLS;
+                let (_, protocol) = PROTOCOL;
                 let welcome =
                     Message::Welcome { protocol, server: "b".into(), software: "sim".into() };
                 self.tell(id, Channel(0), &welcome);

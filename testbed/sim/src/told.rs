@@ -15,6 +15,10 @@ impl World {
             match output {
                 Output::Send(link, message) => {
                     self.check_told(group, link, &message)?;
+                    self.check_unheard(group, link, &message)?;
+                    if matches!(message, Message::FloorIs { mark, .. } if mark != 0) {
+                        self.answers(group, link);
+                    }
                     note!(
                         self,
                         "group {group} to {}.{}: {}",

@@ -6,6 +6,7 @@ use crate::disk::LocalDisk;
 use crate::failure::Checked;
 use crate::gate::SimGate;
 use crate::guest::{Client, Guest};
+use crate::hearsay::Leaks;
 use crate::host::{Daemon, StateFile};
 use crate::lan::Lan;
 use crate::net::{ConnId, Net, Way};
@@ -16,13 +17,13 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{S, Schedule, US};
 use crate::trace::Trace;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tidelock_backup_server::group::Now;
 use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::sequencer::OpId;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
-use tidelock_protocol::message::Mode;
 use tidelock_protocol::tag::Codec;
 
 /// Adds a line to the trace.
@@ -62,6 +63,8 @@ pub enum Event {
     Gate { vm: usize, run: Run },
     /// A packet of one member comes to another one.
     Packet { number: u64 },
+    /// A daemon looks whether its groups go on without the backup.
+    Look { host: usize, run: Run },
     /// A daemon looks after the ceilings of its writers' times.
     Ceilings { host: usize, run: Run },
     /// The link's loop looks.
@@ -145,6 +148,8 @@ pub struct Host {
     pub restarts: bool,
     /// Its configuration is being changed: no daemon is started.
     pub changes: bool,
+    /// What its daemons keep on record: groups that are degraded, and since when by its wall clock.
+    pub degraded: BTreeMap<usize, u64>,
 }
 
 /// Counts, for reports.
@@ -188,6 +193,10 @@ pub struct Counts {
     pub clean_starts: u64,
     /// Members and disks that came or went.
     pub changes: u64,
+    /// Groups that went on without the backup, on one host.
+    pub degrades: u64,
+    /// Of those, how many came back by themselves.
+    pub returns: u64,
 }
 
 /// The world.
@@ -206,14 +215,14 @@ pub struct World {
     pub hosts: Vec<Host>,
     /// VMs.
     pub vms: Vec<Vm>,
-    /// The mode of each group, as its operator wants it.
-    pub modes: Vec<Mode>,
     /// The network to the backup.
     pub net: Net,
     /// The network between members.
     pub lan: Lan,
     /// The backup site.
     pub backup: Backup,
+    /// What hosts have let out that no tag names, by group.
+    pub leaks: Vec<Leaks>,
     /// Faults come.
     pub faulty: bool,
     /// Guests begin new things.
@@ -264,13 +273,14 @@ impl World {
                 lost: false,
                 restarts: false,
                 changes: false,
+                degraded: BTreeMap::new(),
             })
             .collect();
         Self {
             net: Net::new(plan.hosts.len()),
             lan: Lan::default(),
             backup: Backup::new(&plan),
-            modes: plan.groups.iter().map(|g| g.mode).collect(),
+            leaks: plan.groups.iter().map(|_| Leaks::default()).collect(),
             hosts,
             vms,
             rng,
@@ -381,6 +391,7 @@ impl World {
             Event::Gate { vm, run } => self.gate_event(vm, run),
             Event::Packet { number } => self.arrives(number),
             Event::Link { host, run } => self.link_event(host, run),
+            Event::Look { host, run } => self.look(host, run),
             Event::Ceilings { host, run } => {
                 self.keep_ceilings(host, run);
                 Ok(())

@@ -92,6 +92,21 @@ fn who_attaches_while_others_are_in_mode_async_is_told() {
         let said = comes_back(&mut group, 1, hold);
         assert_eq!(said.contains(&Message::Unheard), is_told, "{policy:?} {leaves}");
     }
+    // It has come back, and has not said yet that its gate is open.
+    leave(&mut group, 1);
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let seq = group.committed().get(WriterId(0));
+    for run in [4, 5] {
+        group.connection_lost(link(0).connection);
+        join(&mut group, at_ms(0), &shape.join(0, run, LastRun::Clean { seq }));
+        if run == 4 {
+            tell(&mut group, 0, HOLDS);
+        }
+    }
+    assert!(comes_back(&mut group, 1, hold).contains(&Message::Unheard));
+    tell(&mut group, 0, HOLDS);
+    leave(&mut group, 1);
+    assert!(!comes_back(&mut group, 1, hold).contains(&Message::Unheard));
 }
 
 #[test]
@@ -104,7 +119,9 @@ fn a_recovery_says_what_may_have_been_told_without_it() {
             if let Some(policy) = policy {
                 tell(&mut group, writer, policy);
             }
-            group.beacon(at_ms(20_000), link(writer), MonoNanos(1));
+            group.beacon(at_ms(1), link(writer), MonoNanos(1));
+            // On its way for a minute.
+            group.beacon(at_ms(70_000), link(writer), MonoNanos(20_000 * 1_000_000 + 1));
             if left {
                 leave(&mut group, writer);
             }
@@ -126,6 +143,20 @@ fn a_recovery_says_what_may_have_been_told_without_it() {
     assert_eq!(recovered([Some(HOLDS), Some(OPEN)], true), [(b, true, Some(777))]);
     let since = Some(at_ms(0).unix_ms - lease_ms);
     assert_eq!(recovered([Some(Policy::holding(Mode::Async)), None], false), [(a, true, since)]);
+}
+
+/// The journal has the recovery on record, and what it had to say is not beside it.
+#[test]
+fn a_recovery_that_was_cut_short_says_it_all_the_same() {
+    let disk = Memory::new();
+    let mut group = two(&disk);
+    tell(&mut group, 0, OPEN);
+    tell(&mut group, 1, Policy::holding(Mode::Pipelined));
+    let before = crate::storage::read_all(&disk, "policies.json").unwrap().unwrap();
+    let first = group.recover(at_ms(90_000), true).unwrap().exposed;
+    crate::storage::replace(&disk, "", "policies.json", &before).unwrap();
+    let again = reopen(&disk).recovery().unwrap().exposed;
+    assert_eq!((first.len(), &again), (1, &first));
 }
 
 #[test]
