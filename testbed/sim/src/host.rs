@@ -254,6 +254,7 @@ impl World {
             copying: Copying::new(bounds),
             activity,
             held_back: BTreeMap::new(),
+            overflows: 0,
             log_write: None,
             port,
             messages,

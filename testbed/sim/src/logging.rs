@@ -137,9 +137,9 @@ impl World {
         let now = self.host_now(self.plan.vms[vm].host);
         let run = self.vms[vm].run.as_mut().expect("runs");
         let id = run.run;
-        let overflows = run.activity.counts().overflows;
         replication::drive_activity(&mut run.activity, &run.sequencer, &mut run.copying, now);
-        self.counts.overflows += run.activity.counts().overflows - overflows;
+        let overflows = run.activity.counts().overflows;
+        self.counts.overflows += overflows - std::mem::replace(&mut run.overflows, overflows);
         loop {
             let run = self.vms[vm].run.as_mut().expect("runs");
             let Some(action) = run.activity.poll_action() else { return Ok(()) };

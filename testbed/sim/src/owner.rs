@@ -66,6 +66,8 @@ pub struct MemberRun {
     pub activity: ActivityLog,
     /// Requests that wait for it.
     pub(crate) held_back: BTreeMap<u64, Logged>,
+    /// How often it was full, as counted by now.
+    pub(crate) overflows: u64,
     /// Its block under way.
     pub(crate) log_write: Option<(u64, Vec<u8>)>,
     /// Production's.

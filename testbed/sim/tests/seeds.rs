@@ -50,7 +50,7 @@ fn no_rule_is_broken() {
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
     assert!(pasts > 1_000, "{pasts} states of the past");
-    assert!(mapped > 20 && logged > 1_000 && overflows > 0, "{mapped} {logged} {overflows}");
+    assert!(mapped > 20 && logged > 1_000 && overflows > 20, "{mapped} {logged} {overflows}");
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
     assert!(clean > 5, "{clean} clean starts");
     assert!(merged > 10_000 && untagged > 1_000 && idles > 500, "{merged} {untagged} {idles}");
@@ -222,8 +222,8 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("lease-ignored", Checker::Lease, 1, &[Checker::Fence, Checker::OutputCommit]),
         ("one-too-early", Checker::OutputCommit, 48, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::OutputCommit, 22, &[Checker::Closed]),
-        ("floor-not-awaited", Checker::OutputCommit, 508, &[Checker::Closed]),
-        ("times-alone", Checker::Past, 91, &[Checker::Closed]),
+        ("floor-not-awaited", Checker::OutputCommit, 379, &[Checker::Closed, Checker::Degraded]),
+        ("times-alone", Checker::Past, 217, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
             Checker::Watermark,
