@@ -194,7 +194,8 @@ impl CopyJob {
     /// Whether [`next`](Self::next) would give out something.
     #[must_use]
     pub fn has_next(&self, now: MonoNanos) -> bool {
-        !(self.pieces.is_empty() && self.ranges.is_empty()) && !self.is_throttled(now)
+        let is_empty = self.pieces.is_empty() && self.ranges.is_empty();
+        !is_empty && !self.is_throttled(now)
     }
 
     /// What the sequencer has of the job, by disk and offset.
