@@ -18,8 +18,6 @@
 
 use crate::journal::SegmentFacts;
 use crate::view::DiskKey;
-use std::io;
-use thiserror::Error;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::record::crc32c;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -43,19 +41,8 @@ const RUNS_MAX: u32 = 64 * 1024;
 /// A map of this level is of more segments than there can be.
 pub(super) const LEVEL_MAX: u32 = 16;
 
-/// Why a map cannot be used. What it was made from can.
-#[derive(Debug, Error)]
-pub enum MapError {
-    /// It is not what was written.
-    #[error("{0}")]
-    Damaged(&'static str),
-    /// It was written by another version.
-    #[error("its version is {0}")]
-    Version(u32),
-    /// It cannot be read.
-    #[error("it cannot be read: {0}")]
-    Io(#[from] io::Error),
-}
+/// Why a map cannot be used, for the same reasons as an index. What it was made from can.
+pub use crate::journal::index::IndexError as MapError;
 
 /// Where a piece of a disk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
