@@ -113,21 +113,12 @@ const INDEX_TRAILER: usize = 96;
 /// Seals the index of a segment: the blocks that its trailer counts, what stands between them and
 /// the trailer, and the trailer. Returns whether there was room for all of it.
 pub fn index(bytes: &mut [u8]) -> bool {
-    let Some(trailer_at) = bytes.len().checked_sub(INDEX_TRAILER) else { return false };
-    let (front, trailer) = bytes.split_at_mut(trailer_at);
-    let blocks = u32_at(trailer, 12).unwrap_or(0) as usize;
-    let fits = blocks.checked_mul(INDEX_BLOCK).is_some_and(|len| len <= front.len());
-    if fits {
-        let (blocks, middle) = front.split_at_mut(blocks * INDEX_BLOCK);
-        for block in blocks.chunks_mut(INDEX_BLOCK) {
-            let crc = crc32c(&block[4..]);
-            put(block, 0, crc);
-        }
-        put(trailer, 76, crc32c(middle));
-    }
-    let crc = crc32c(&trailer[..92]);
-    put(trailer, 92, crc);
-    fits
+    blocks_and_trailer(
+        bytes,
+        INDEX_TRAILER,
+        |trailer| u32_at(trailer, 12).unwrap_or(0) as usize,
+        76,
+    )
 }
 
 const MAP_TRAILER: usize = 88;
@@ -135,22 +126,33 @@ const MAP_TRAILER: usize = 88;
 /// Seals a map: the leaves and fences that its trailer counts, what stands between them and the
 /// trailer, and the trailer. Returns whether there was room for all of it.
 pub fn map(bytes: &mut [u8]) -> bool {
-    let Some(trailer_at) = bytes.len().checked_sub(MAP_TRAILER) else { return false };
+    let count = |trailer: &[u8], at| u32_at(trailer, at).unwrap_or(0) as usize;
+    let blocks = |trailer: &[u8]| count(trailer, 16).saturating_add(count(trailer, 20));
+    blocks_and_trailer(bytes, MAP_TRAILER, blocks, 80)
+}
+
+/// `middle_crc_at`: where the trailer has the checksum of what stands between; its own is at its end.
+fn blocks_and_trailer(
+    bytes: &mut [u8],
+    trailer_len: usize,
+    blocks: impl Fn(&[u8]) -> usize,
+    middle_crc_at: usize,
+) -> bool {
+    let Some(trailer_at) = bytes.len().checked_sub(trailer_len) else { return false };
     let (front, trailer) = bytes.split_at_mut(trailer_at);
-    let count = |at| u32_at(trailer, at).unwrap_or(0) as usize;
-    let blocks = count(16).saturating_add(count(20));
-    let fits = blocks.checked_mul(INDEX_BLOCK).is_some_and(|len| len <= front.len());
-    if fits {
-        let (blocks, middle) = front.split_at_mut(blocks * INDEX_BLOCK);
+    let blocks_len = blocks(trailer).checked_mul(INDEX_BLOCK).filter(|len| *len <= front.len());
+    if let Some(blocks_len) = blocks_len {
+        let (blocks, middle) = front.split_at_mut(blocks_len);
         for block in blocks.chunks_mut(INDEX_BLOCK) {
             let crc = crc32c(&block[4..]);
             put(block, 0, crc);
         }
-        put(trailer, 80, crc32c(middle));
+        put(trailer, middle_crc_at, crc32c(middle));
     }
-    let crc = crc32c(&trailer[..84]);
-    put(trailer, 84, crc);
-    fits
+    let own_at = trailer_len - 4;
+    let crc = crc32c(&trailer[..own_at]);
+    put(trailer, own_at, crc);
+    blocks_len.is_some()
 }
 
 fn entries(mut body: &mut [u8]) {
