@@ -65,6 +65,7 @@ fn main() -> anyhow::Result<()> {
         channel: Channel(1),
         pending: Arc::new(Nowhere),
         gate: Arc::new(NoGate),
+        ceiling_wanted: Arc::default(),
         stats: Arc::default(),
         view: Arc::default(),
         copy_bounds: Bounds { window_bytes: 16 << 20, rate_bytes_per_s: 0 },

@@ -95,7 +95,7 @@ pub struct Opened {
     pub resume: Option<Resume>,
     /// No time of this run is below.
     pub hlc_floor: Hlc,
-    /// Nor does one follow the clock beyond this.
+    /// Nor does one pass this, as said in [`ceiling`].
     pub hlc_ceiling_ms: u64,
 }
 
@@ -133,7 +133,7 @@ impl MemberState {
         self.change(|content| content.clean = Some(CleanMark { seq, hlc }))
     }
 
-    /// Moves the ceiling when the last time that was given out comes near it. `wall_ms`: the wall
+    /// Moves the ceiling when the greatest time that was given out or heard comes near it. `wall_ms`: the wall
     /// clock as far as it is believed. Returns what is on record.
     pub fn keep_ahead_of(&self, hlc: Hlc, wall_ms: u64) -> Result<u64, StateError> {
         let raised_ms = ceiling::raised(self.lock().content.hlc_ceiling_ms, hlc, wall_ms);
@@ -268,8 +268,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.json");
         let (_, opened) = MemberState::open(path.clone(), 50_000_000).unwrap();
-        let mut clock = tidelock_protocol::hlc::HlcClock::after(opened.hlc_floor);
+        let mut clock = ceiling::BoundedClock::default();
         clock.set_ceiling(opened.hlc_ceiling_ms);
+        clock.observe(opened.hlc_floor);
         let last = (0..70_000).map(|_| clock.tick(3_600_000)).last().unwrap();
         assert!(last > Hlc::new(opened.hlc_ceiling_ms, 0), "it counts on where it may not follow");
         let (_, next) = MemberState::open(path, 3_600_000_000).unwrap();
@@ -290,8 +291,9 @@ mod tests {
                 let ahead_ms = opened.hlc_floor.physical_ms().saturating_sub(wall_ms);
                 let ahead_max_ms = ceiling::AHEAD_MS + ceiling::CARRIES_MS;
                 assert!(ahead_ms <= ahead_max_ms, "run {run} begins {ahead_ms} ms ahead");
-                let mut clock = tidelock_protocol::hlc::HlcClock::after(opened.hlc_floor);
+                let mut clock = ceiling::BoundedClock::default();
                 clock.set_ceiling(opened.hlc_ceiling_ms);
+                clock.observe(opened.hlc_floor);
                 for _ in 0..records {
                     wall_ms += lives_ms / 7;
                     greatest = clock.tick(wall_ms);

@@ -223,8 +223,10 @@ pub struct OwnerStats {
     pub backlog_full_count: AtomicU64,
     /// Open NBD connections.
     pub connections: AtomicU64,
-    /// The time of the last record, as an HLC.
-    pub last_hlc: AtomicU64,
+    /// The greatest time that was given out or heard of others, as an HLC.
+    pub greatest_hlc: AtomicU64,
+    /// Writes wait until the ceiling of these times has been raised on record.
+    pub waits_for_ceiling: AtomicBool,
     /// The wall clock as far as it is believed, in milliseconds since the Unix epoch.
     pub wall_ms: AtomicU64,
     /// By how much the wall clock is off what is believed, in milliseconds; 0: it is believed.

@@ -270,3 +270,39 @@ fn two_daemons_of_one_group_stop_cleanly_crash_and_come_back() {
         stop(a);
     }
 }
+
+/// A time that the next run could give out again is not given out, whatever the others' clocks say.
+#[test]
+fn writes_wait_for_a_time_that_cannot_be_put_on_record() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: two_hosts: {why}");
+        return;
+    }
+    let world = World::new("hlc");
+    let (a, b) = (world.daemon("host-a"), world.daemon("host-b"));
+    world.until_protected(&["host-a", "host-b"]);
+    let waits = "guests' writes wait until the state file has a greater time";
+    let says_so = || world.group("host-a").is_some_and(|g| g["detail"].to_string().contains(waits));
+
+    // Its state file cannot be made anew, the others' can.
+    let in_the_way = world.file("host-a.state/g/b.new");
+    fs::create_dir(&in_the_way).unwrap();
+    let mut nth = 0;
+    until("it hears of a time beyond its ceiling", || {
+        nth += 1;
+        world.write("host-a", "a", nth);
+        says_so()
+    });
+    let log = fs::read_to_string(world.file("host-a.log")).unwrap();
+    assert!(log.contains("cannot be put on record"), "{log}");
+
+    fs::remove_dir(&in_the_way).unwrap();
+    until("no write waits any more", || !says_so());
+    for member in ["a", "b", "c"] {
+        world.write("host-a", member, nth);
+    }
+    let log = fs::read_to_string(world.file("host-a.log")).unwrap();
+    assert!(log.contains("put on record again"), "{log}");
+    stop(b);
+    stop(a);
+}

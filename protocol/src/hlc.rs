@@ -12,8 +12,8 @@
 //! - l against the own wall clock: [`WallClock`] follows no jump beyond a bound.
 //! - l against others' clocks: what another node said is always taken over, because an order that
 //!   has happened cannot be refused; [`HlcClock::lead_ms`] says how far ahead it has brought us.
-//! - a restart: [`HlcClock::set_ceiling`] keeps l from following the wall clock beyond what is on
-//!   record as the beginning of the next run.
+//! - a restart: [`HlcClock::after`] goes on from a time that is on record. Who cannot record each one keeps a ceiling
+//!   on record and stays below it (`daemon/src/ceiling.rs`).
 
 use crate::ids::MonoNanos;
 use serde::{Deserialize, Serialize};
@@ -59,15 +59,13 @@ impl fmt::Display for Hlc {
 #[derive(Clone, Debug, Default)]
 pub struct HlcClock {
     last: Hlc,
-    /// The wall clock is followed up to here.
-    ceiling_ms: Option<u64>,
 }
 
 impl HlcClock {
     /// A clock that continues after `last`, so that a restart never goes back.
     #[must_use]
     pub fn after(last: Hlc) -> Self {
-        Self { last, ceiling_ms: None }
+        Self { last }
     }
 
     /// The time of a local event. `physical_ms` is the wall clock; it may stand still or go back.
@@ -75,7 +73,6 @@ impl HlcClock {
     /// A full counter carries into l: the integer stays ordered, and l runs ahead of the wall
     /// clock by a millisecond for every 65,536 events in one.
     pub fn tick(&mut self, physical_ms: u64) -> Hlc {
-        let physical_ms = self.ceiling_ms.map_or(physical_ms, |ceiling| physical_ms.min(ceiling));
         self.last = Hlc::new(physical_ms, 0).max(Hlc(self.last.0 + 1));
         self.last
     }
@@ -83,12 +80,6 @@ impl HlcClock {
     /// Something was heard of that happened at `remote`: whatever follows here is later.
     pub fn observe(&mut self, remote: Hlc) {
         self.last = self.last.max(remote);
-    }
-
-    /// The next run of this node begins above this, so l does not follow the wall clock beyond.
-    /// It may still pass it by what it hears from others and by carries.
-    pub fn set_ceiling(&mut self, physical_ms: u64) {
-        self.ceiling_ms = Some(self.ceiling_ms.map_or(physical_ms, |old| old.max(physical_ms)));
     }
 
     /// How far l is ahead of the wall clock, which is by what others' clocks are ahead.
@@ -172,17 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn the_wall_clock_is_followed_up_to_the_ceiling_and_others_beyond_it() {
+    fn what_others_say_is_taken_over() {
         let mut clock = HlcClock::after(Hlc::new(5, 0));
-        clock.set_ceiling(10);
-        clock.set_ceiling(8);
-        assert_eq!(clock.tick(9), Hlc::new(9, 0));
-        assert_eq!(clock.tick(500), Hlc::new(10, 0));
-        assert_eq!(clock.tick(500), Hlc::new(10, 1), "it waits for the next ceiling");
-        assert_eq!(clock.tick_on_receive(500, Hlc::new(30, 7)), Hlc::new(30, 8));
+        assert_eq!(clock.tick_on_receive(20, Hlc::new(30, 7)), Hlc::new(30, 8));
         assert_eq!((clock.lead_ms(20), clock.lead_ms(40)), (10, 0));
-        clock.set_ceiling(400);
-        assert_eq!(clock.tick(500), Hlc::new(400, 0));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use tidelock_protocol::ids::{Channel, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Attach, DiskSpec, Form, LastRun, Policy};
 use tidelock_uring::{EventFd, LocalFile, OpenRequest, SizeRule};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 /// How long a start waits for a disk's socket to be let go of by a daemon that was killed.
 const SOCKET_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -44,12 +44,14 @@ pub(super) struct Launch<'a> {
     pub(super) gate: Arc<dyn GateControl>,
     pub(super) pending: PendingEntry,
     pub(super) link: mpsc::UnboundedSender<(Channel, ToLink)>,
+    pub(super) ceiling_wanted: Arc<Notify>,
     pub(super) failed: watch::Sender<Option<Arc<HostError>>>,
 }
 
 impl Launch<'_> {
     pub(super) fn writer(self) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
-        let Launch { config, group, member, channel, gate, pending, link, failed } = self;
+        let Launch { config, group, member, channel, gate, pending, link, ceiling_wanted, failed } =
+            self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
         let (state, opened) = open_state(config, group, member)?;
@@ -113,6 +115,7 @@ impl Launch<'_> {
             channel,
             pending: Arc::new(pending) as Arc<dyn PublishPending>,
             gate: gate.clone(),
+            ceiling_wanted,
             stats: owner_stats.clone(),
             view: view.clone(),
             copy_bounds: Bounds {

@@ -159,6 +159,8 @@ pub struct Host {
     link: Mutex<Option<mpsc::UnboundedSender<(Channel, ToLink)>>>,
     stopping: AtomicBool,
     stop_asked: Notify,
+    /// An owner waits until more of its times is on record.
+    ceiling_wanted: Arc<Notify>,
     /// The first error that ended a loop.
     failure: watch::Receiver<Option<Arc<HostError>>>,
 }
@@ -170,6 +172,7 @@ impl Host {
         let unread = Unread::of(&config);
         let gate = gating::start(&config, &unread)?;
         let (to_link, inbox) = mpsc::unbounded_channel();
+        let ceiling_wanted = Arc::<Notify>::default();
         let mut link_members = Vec::new();
         let mut groups = Vec::new();
         for group in &config.groups {
@@ -204,6 +207,7 @@ impl Host {
                             gate: control,
                             pending: unread.entry(group, member),
                             link: to_link.clone(),
+                            ceiling_wanted: ceiling_wanted.clone(),
                             failed: failed.clone(),
                         };
                         let (writer, link_member) = launch.writer()?;
@@ -253,6 +257,7 @@ impl Host {
             link: Mutex::new(Some(to_link)),
             stopping: AtomicBool::new(false),
             stop_asked: Notify::new(),
+            ceiling_wanted,
             failure,
         })
     }

@@ -317,6 +317,9 @@ fn detail(group: &HostGroup) -> Option<String> {
         if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
             say("the backlog is full, guests' writes wait".to_owned());
         }
+        if writer.owner_stats.waits_for_ceiling.load(Ordering::Relaxed) {
+            say("guests' writes wait until the state file has a greater time".to_owned());
+        }
         let refused_ms = writer.owner_stats.clock_refused_ms.load(Ordering::Relaxed);
         if refused_ms != 0 {
             say(format!("the wall clock has jumped by {refused_ms} ms and is not believed"));

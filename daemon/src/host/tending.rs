@@ -4,12 +4,15 @@ use super::{Host, HostMember};
 use crate::ceiling;
 use crate::config::{self, Security};
 use crate::link::port::ToLink;
+use crate::state::StateError;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 use tidelock_netfilter::gate::Gate;
 use tidelock_protocol::hlc::Hlc;
 
+/// How often ceilings are looked at if no owner waits for one.
+const LOOK_EVERY: Duration = Duration::from_millis(ceiling::LOOK_EVERY_MS);
 /// How often members' interfaces are looked at.
 const INTERFACES_LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -29,21 +32,36 @@ impl Host {
 
     /// Keeps what is on record of each writer's times ahead of those that it gives out.
     async fn keep_ceilings(&self) {
-        let mut said = false;
+        let mut failed: Option<StateError> = None;
         loop {
-            for (name, writer) in self.writers() {
-                let last = Hlc(writer.owner_stats.last_hlc.load(Ordering::Relaxed));
+            let had_failed = failed.take().is_some();
+            for (_, writer) in self.writers() {
+                let greatest = Hlc(writer.owner_stats.greatest_hlc.load(Ordering::Relaxed));
                 let wall_ms = writer.owner_stats.wall_ms.load(Ordering::Relaxed);
-                match writer.state.keep_ahead_of(last, wall_ms) {
-                    Ok(ceiling_ms) => writer.view.set_hlc_ceiling_ms(ceiling_ms),
-                    Err(_) if said => {}
-                    Err(error) => {
-                        said = true;
-                        tracing::error!(member = name, %error, "times no longer follow the clock");
+                match writer.state.keep_ahead_of(greatest, wall_ms) {
+                    Ok(ceiling_ms) => {
+                        writer.view.set_hlc_ceiling_ms(ceiling_ms);
+                        if writer.owner_stats.waits_for_ceiling.load(Ordering::Relaxed) {
+                            writer.port.wake();
+                        }
                     }
+                    Err(error) => failed = Some(error),
                 }
             }
-            tokio::time::sleep(Duration::from_millis(ceiling::LOOK_EVERY_MS)).await;
+            match &failed {
+                Some(error) if !had_failed => tracing::error!(
+                    %error,
+                    "times cannot be put on record and no longer follow the clock; guests' writes wait where they must \
+                     come after what others have said: make room, or mend the disk of the state directory"
+                ),
+                None if had_failed => tracing::info!("times are put on record again"),
+                _ => {}
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                // What cannot be written now is tried again with the next look.
+                () = self.ceiling_wanted.notified(), if failed.is_none() => {}
+            }
         }
     }
 

@@ -62,7 +62,7 @@ use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::{BufPool, Buffer, Completion, EventFd, Ring};
 use token::Token;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 /// Operations that fit into one submission.
 const RING_ENTRIES: u32 = 512;
@@ -163,6 +163,8 @@ pub struct OwnerParts {
     pub pending: Arc<dyn PublishPending>,
     /// The member's gate.
     pub gate: Arc<dyn GateControl>,
+    /// Told when writes wait for a higher ceiling of their times.
+    pub ceiling_wanted: Arc<Notify>,
     /// Numbers for status and metrics.
     pub stats: Arc<OwnerStats>,
     /// State for status.
@@ -208,6 +210,7 @@ pub struct Owner {
     channel: Channel,
     pending: Arc<dyn PublishPending>,
     gate: Arc<dyn GateControl>,
+    ceiling_wanted: Arc<Notify>,
     stats: Arc<OwnerStats>,
     view: Arc<OwnerView>,
     has_copy: bool,
@@ -239,6 +242,9 @@ impl Owner {
         let mut wall = WallClock::new(parts.max_clock_lead.as_millis() as u64);
         let now = clock::mono_now();
         let wall_ms = wall.read(clock::wall_ms(), now);
+        if let Some(ceiling_ms) = parts.view.hlc_ceiling_ms() {
+            sequencer.set_ceiling(ceiling_ms, now, wall_ms);
+        }
         sequencer.observe(parts.hlc_floor);
         if let Some(Resume { epoch, seq, hlc }) = parts.resume {
             sequencer.start(epoch, seq, hlc, now, wall_ms);
@@ -266,6 +272,7 @@ impl Owner {
             channel: parts.channel,
             pending: parts.pending,
             gate: parts.gate,
+            ceiling_wanted: parts.ceiling_wanted,
             stats: parts.stats,
             view: parts.view,
             has_copy: false,
@@ -562,7 +569,12 @@ impl Owner {
                 tracing::warn!(member = self.member, "the backlog is full: guests' writes wait");
             }
         }
-        self.stats.last_hlc.store(self.sequencer.last_hlc().0, Ordering::Relaxed);
+        self.stats.greatest_hlc.store(self.sequencer.greatest_hlc().0, Ordering::Relaxed);
+        let waits_for_ceiling = self.sequencer.waits_for_ceiling();
+        self.stats.waits_for_ceiling.store(waits_for_ceiling, Ordering::Relaxed);
+        if waits_for_ceiling {
+            self.ceiling_wanted.notify_one();
+        }
         self.stats.wall_ms.store(self.wall_ms, Ordering::Relaxed);
         let lead_ms = self.sequencer.clock_lead_ms(self.wall_ms);
         self.stats.clock_lead_ms.store(lead_ms, Ordering::Relaxed);

@@ -31,9 +31,8 @@ impl Owner {
                  correction that is meant, start the daemon again"
             );
         }
-        let ceiling_ms = self.view.hlc_ceiling_ms();
-        if ceiling_ms > 0 {
-            self.sequencer.set_ceiling(ceiling_ms);
+        if let Some(ceiling_ms) = self.view.hlc_ceiling_ms() {
+            self.sequencer.set_ceiling(ceiling_ms, self.now, self.wall_ms);
         }
     }
 

@@ -46,7 +46,7 @@ pub fn drive_copies<T>(
         return;
     }
     // Copies wait while guests' writes do, and while they would queue in front of one.
-    while !sequencer.is_backlog_full() {
+    while !sequencer.is_backlog_full() && !sequencer.waits_for_ceiling() {
         if !copying.wants_more(clocks.now)
             || sequencer.lag().bytes >= copying.window_bytes()
             || !port.has_room_for_copies()
@@ -57,7 +57,7 @@ pub fn drive_copies<T>(
         sequencer.submit_copy(extent, kind, clocks.now, clocks.wall_ms);
     }
     let nobody_waits = sequencer.pad_to(copying.pad_to(), clocks.now, clocks.wall_ms);
-    if copying.wants_marker() && nobody_waits {
+    if copying.wants_marker() && nobody_waits && !sequencer.waits_for_ceiling() {
         let marker = sequencer.copy_done(clocks.now, clocks.wall_ms);
         copying.set_marker(marker);
     }

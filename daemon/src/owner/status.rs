@@ -70,7 +70,7 @@ pub struct OwnerView {
     phase: AtomicU8,
     published: AtomicU64,
     suspect_bytes: AtomicU64,
-    /// What the state file has: times do not follow the clock beyond. 0: none is kept.
+    /// What the state file has, see [`crate::ceiling`]. 0: none is kept.
     hlc_ceiling_ms: AtomicU64,
     /// The copy that runs; changes with every piece of it.
     copy: Mutex<Option<copy_job::Progress>>,
@@ -144,8 +144,8 @@ impl OwnerView {
 
     /// It.
     #[must_use]
-    pub fn hlc_ceiling_ms(&self) -> u64 {
-        self.hlc_ceiling_ms.load(Relaxed)
+    pub fn hlc_ceiling_ms(&self) -> Option<u64> {
+        Some(self.hlc_ceiling_ms.load(Relaxed)).filter(|ceiling_ms| *ceiling_ms > 0)
     }
 
     /// The initial copy or resync that runs.

@@ -118,4 +118,6 @@ pub enum PlantedBug {
     OverlapNotOrdered,
     /// The backlog limit is ignored.
     UnboundedBacklog,
+    /// What others' clocks say is taken over whatever is on record.
+    CeilingPassed,
 }

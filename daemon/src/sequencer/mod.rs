@@ -15,6 +15,8 @@
 //!   are sent as records with a seq like any other.
 //! - Admitted bytes that the backup has not made durable are bounded by the backlog limit. At the
 //!   limit writes wait (backpressure); reads never wait here.
+//! - No time is given out that the next run could give out again: where one must come after a time that is
+//!   beyond the ceiling on record, it waits until the ceiling has been raised.
 //!
 //! The life of an operation:
 //!
@@ -39,8 +41,9 @@ pub use action::{Action, CopyKind, CopyOutcome, DiskError, Lag, OpId, RequestId,
 use extent_order::Ticket;
 pub use extent_order::{Extent, ExtentOrder};
 
+use crate::ceiling::BoundedClock;
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use tidelock_protocol::hlc::{Hlc, HlcClock};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq};
 use tidelock_protocol::limits::RECORD_PAYLOAD_MAX_BYTES;
 use tidelock_protocol::message::{Message, Mode};
@@ -97,7 +100,7 @@ pub struct Sequencer {
     mode: Mode,
     /// Granted epoch and last seq given out; `None` until both are known.
     started: Option<(Epoch, Seq)>,
-    clock: HlcClock,
+    clock: BoundedClock,
     /// Entries of other writers that changed since the last record.
     new_deps: CountVector,
     observed: CountVector,
@@ -136,7 +139,7 @@ impl Sequencer {
             settings,
             mode: settings.mode,
             started: None,
-            clock: HlcClock::default(),
+            clock: BoundedClock::default(),
             new_deps: CountVector::new(),
             observed: CountVector::new(),
             order: ExtentOrder::default(),
@@ -221,30 +224,42 @@ impl Sequencer {
         self.send_record(disk, 0, Effect::CopyDone, true, now, wall_ms)
     }
 
-    /// The next run of this member begins above this time (see [`HlcClock::set_ceiling`]).
-    pub fn set_ceiling(&mut self, physical_ms: u64) {
+    /// A ceiling of this member's times is on record (see [`crate::ceiling`]).
+    pub fn set_ceiling(&mut self, physical_ms: u64, now: MonoNanos, wall_ms: u64) {
         self.clock.set_ceiling(physical_ms);
+        self.admit_free(now, wall_ms);
+    }
+
+    /// Whether what comes next waits for a higher ceiling: above [`greatest_hlc`](Self::greatest_hlc).
+    #[must_use]
+    pub fn waits_for_ceiling(&self) -> bool {
+        self.clock.waits()
     }
 
     /// The member has merged a tag of this time: what follows is later.
     pub fn observe(&mut self, hlc: Hlc) {
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::CeilingPassed) {
+            self.clock.set_ceiling(hlc.physical_ms());
+        }
         self.clock.observe(hlc);
     }
 
-    /// A record that says only that there is nothing older to come. Not while the backlog is
-    /// full: whatever waits for room will say the same.
+    /// A record that says only that there is nothing older to come. Not while others wait for room or for a
+    /// ceiling: they will say the same.
     pub fn idle(&mut self, now: MonoNanos, wall_ms: u64) {
-        if self.started.is_some() && !self.is_backlog_full() {
+        if self.started.is_some() && !self.is_backlog_full() && !self.waits_for_ceiling() {
             self.send_record(DiskId(0), 0, Effect::Idle, false, now, wall_ms);
         }
     }
 
-    /// Idle records until `seq` is given out, as far as the backlog has room now. Returns whether
+    /// Idle records until `seq` is given out, as far as backlog and ceiling let it now. Returns whether
     /// it is. Somebody waits for a seq of an earlier run that was lost with it.
     pub fn pad_to(&mut self, seq: Seq, now: MonoNanos, wall_ms: u64) -> bool {
         while self.last_seq() < seq {
             let room = self.settings.backlog_limit_bytes.saturating_sub(self.unacked_cost_bytes);
-            if room < RECORD_OVERHEAD_BYTES && !self.unacked.is_empty() {
+            let is_full = room < RECORD_OVERHEAD_BYTES && !self.unacked.is_empty();
+            if is_full || self.waits_for_ceiling() {
                 return false;
             }
             self.send_record(DiskId(0), 0, Effect::Idle, false, now, wall_ms);
@@ -255,7 +270,7 @@ impl Sequencer {
     /// How far the member's clock is ahead of the wall clock, because others' are.
     #[must_use]
     pub fn clock_lead_ms(&self, wall_ms: u64) -> u64 {
-        self.clock.lead_ms(wall_ms)
+        self.greatest_hlc().physical_ms().saturating_sub(wall_ms)
     }
 
     /// The time of the last record.
@@ -407,7 +422,7 @@ impl Sequencer {
         self.unacked_cost_bytes
     }
 
-    /// Requests and copies that wait for an overlap, for room in the backlog or for the start.
+    /// Requests and copies that wait for an overlap, for room in the backlog, for the start or for a ceiling.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
@@ -461,6 +476,12 @@ impl Sequencer {
         self.clock.last()
     }
 
+    /// The greatest time that was given out or heard.
+    #[must_use]
+    pub fn greatest_hlc(&self) -> Hlc {
+        self.clock.greatest()
+    }
+
     fn enqueue(&mut self, extent: Extent, work: Work, now: MonoNanos, wall_ms: u64) {
         assert!(extent.len_bytes > 0, "empty requests are completed by the tap");
         let ticket = self.next_ticket;
@@ -468,7 +489,7 @@ impl Sequencer {
         let is_free = self.enter(ticket, extent);
         let waiting = Waiting { extent, work };
         let is_next = is_free && self.free.is_empty();
-        if is_next && self.started.is_some() && self.has_room(&waiting.work) {
+        if is_next && self.may_admit() && self.has_room(&waiting.work) {
             return self.admit(ticket, waiting, now, wall_ms);
         }
         self.waiting.insert(ticket, waiting);
@@ -500,11 +521,16 @@ impl Sequencer {
     /// Admits everything that need not wait any more, in order. When the backlog is full nothing
     /// overtakes, so that a large write is not starved.
     fn admit_free(&mut self, now: MonoNanos, wall_ms: u64) {
-        while self.started.is_some() && !self.is_backlog_full() {
+        while self.may_admit() && !self.is_backlog_full() {
             let Some(ticket) = self.free.pop_first() else { return };
             let waiting = self.waiting.remove(&ticket).expect("free ones wait");
             self.admit(ticket, waiting, now, wall_ms);
         }
+    }
+
+    /// Whether anything may be admitted.
+    fn may_admit(&self) -> bool {
+        self.started.is_some() && !self.waits_for_ceiling()
     }
 
     /// Whether the backlog has room. One operation is always let in, however large.

@@ -224,3 +224,25 @@ fn zero_detection_sees_every_byte() {
         }
     }
 }
+
+#[test]
+fn what_must_come_after_a_time_beyond_the_ceiling_waits_for_it() {
+    let mut s = sequencer(Mode::Pipelined, 1 << 20);
+    s.set_ceiling(1_000, NOW, 0);
+    s.submit_copy(extent(100, 8), CopyKind::Copy, NOW, 0);
+    assert_eq!(short(&mut s), "R0");
+    s.observe(Hlc::new(5_000, 0));
+    assert!(s.waits_for_ceiling());
+    write(&mut s, 1, 0, 8);
+    s.idle(NOW, 0);
+    assert!(!s.pad_to(Seq(9), NOW, 0));
+    assert_eq!(short(&mut s), "");
+    // It was read before, so it does not depend on what was heard.
+    s.read_done(OpId(0), Ok(vec![1; 8].into()), NOW, 0);
+    assert_eq!(short(&mut s), "K1 Sent");
+    assert!(s.record_hlc() < Hlc::new(1_000, 0));
+    assert_eq!(s.greatest_hlc(), Hlc::new(5_000, 0));
+    s.set_ceiling(5_100, NOW, 0);
+    assert_eq!(short(&mut s), "S2 P2 W1@0");
+    assert!(s.record_hlc() > Hlc::new(5_000, 0));
+}

@@ -134,18 +134,34 @@ impl World {
     }
 
     /// What is on record of each writer's times is kept ahead of those that it gives out.
-    pub fn keep_ceilings(&mut self, host: usize, run: Run) {
+    pub fn keep_ceilings(&mut self, host: usize, run: Run) -> Checked {
         if self.hosts[host].daemon.as_ref().is_none_or(|daemon| daemon.run != run) {
-            return;
+            return Ok(());
         }
         for vm in self.vms_of(host) {
-            let wall_ms = self.member_clocks(vm).wall_ms;
-            let Some(member) = &self.vms[vm].run else { continue };
-            let last = member.sequencer.last_hlc();
-            let mut state = self.vms[vm].state.lock().expect("one thread");
-            state.hlc_ceiling_ms = ceiling::raised(state.hlc_ceiling_ms, last, wall_ms);
+            self.raise_ceiling(vm, run)?;
         }
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
+        Ok(())
+    }
+
+    /// The same for one of them, which may wait for it.
+    pub fn raise_ceiling(&mut self, vm: usize, run: Run) -> Checked {
+        if !self.runs_as(vm, run) {
+            return Ok(());
+        }
+        let wall_ms = self.member_clocks(vm).wall_ms;
+        let member = self.vms[vm].run.as_ref().expect("runs");
+        let (greatest, waited) =
+            (member.sequencer.greatest_hlc(), member.sequencer.waits_for_ceiling());
+        let mut state = self.vms[vm].state.lock().expect("one thread");
+        state.hlc_ceiling_ms = ceiling::raised(state.hlc_ceiling_ms, greatest, wall_ms);
+        drop(state);
+        if !waited {
+            return Ok(());
+        }
+        self.counts.ceilings += 1;
+        self.owner_turn(vm)
     }
 
     /// A guest asks again what was not answered.
@@ -217,8 +233,8 @@ impl World {
         if let Some(Plant::Sequencer(bug)) = self.plant {
             sequencer.plant(bug);
         }
+        sequencer.set_ceiling(hlc_ceiling_ms, clocks.now, clocks.wall_ms);
         sequencer.observe(hlc_floor);
-        sequencer.set_ceiling(hlc_ceiling_ms);
         let mut queue = ReleaseQueue::new(plan.gate_capacity, mode);
         if let Some(Plant::Gate(bug)) = self.plant {
             queue.plant(bug);

@@ -34,6 +34,8 @@ use tidelock_uring::EventFd;
 
 /// How often what cannot go on by itself is tried again, as in production.
 const TICK_NS: u64 = 100 * MS;
+/// What it takes to put a ceiling on record.
+const CEILING_NS: u64 = 3 * MS;
 /// How often a writer says that it has nothing to write.
 const IDLE_NS: u64 = 20 * MS;
 
@@ -390,8 +392,10 @@ impl World {
         }
         let clocks = self.member_clocks(vm);
         let writer = self.plan.vms[vm].writer_id();
+        let ceiling_ms = self.vms[vm].state.lock().expect("one thread").hlc_ceiling_ms;
         let was_active = {
             let run = self.vms[vm].run.as_mut().expect("runs");
+            run.sequencer.set_ceiling(ceiling_ms, clocks.now, clocks.wall_ms);
             let (gate, pending) = (run.gate.clone(), run.pending.clone());
             let gate = MemberGate { gate, writer, pending };
             let MemberRun { sequencer, copying, port, .. } = run;
@@ -407,9 +411,7 @@ impl World {
         self.drive_log(vm)?;
         self.act(vm)?;
         self.hand_over(vm);
-        let ceiling_ms = self.vms[vm].state.lock().expect("one thread").hlc_ceiling_ms;
         let run = self.vms[vm].run.as_mut().expect("runs");
-        run.sequencer.set_ceiling(ceiling_ms);
         if was_active && !run.copying.is_active() && run.copying.is_whole() {
             self.counts.copies += 1;
         }
@@ -426,6 +428,10 @@ impl World {
             return Ok(());
         }
         let MemberRun { sequencer, copying, activity, port, draining, .. } = run;
+        if sequencer.waits_for_ceiling() {
+            let id = run.run;
+            self.schedule.after(CEILING_NS, Event::CeilingWanted { vm, run: id });
+        }
         let others = *draining || activity.wants_acks();
         replication::ask_for_acks(sequencer, copying, port, others);
         if (run.copying.needs_tick() || run.activity.needs_tick()) && !run.tick_armed {

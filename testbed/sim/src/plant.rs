@@ -41,13 +41,14 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 36] = [
+pub const PLANTS: [(&str, Plant); 37] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
     ("publish-after-completion", Plant::Sequencer(sequencer::PlantedBug::PublishAfterCompletion)),
     ("overlap-not-ordered", Plant::Sequencer(sequencer::PlantedBug::OverlapNotOrdered)),
     ("unbounded-backlog", Plant::Sequencer(sequencer::PlantedBug::UnboundedBacklog)),
+    ("ceiling-passed", Plant::Sequencer(sequencer::PlantedBug::CeilingPassed)),
     ("activity-forgotten", Plant::Activity(activity::PlantedBug::Forgotten)),
     ("activity-late", Plant::Activity(activity::PlantedBug::Late)),
     ("activity-unflushed", Plant::Activity(activity::PlantedBug::Unflushed)),

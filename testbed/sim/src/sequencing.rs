@@ -6,6 +6,7 @@ use crate::failure::{Checked, Checker, check, fail};
 use crate::local::LocalOp;
 use crate::oracle::Point;
 use crate::world::{World, note};
+use tidelock_daemon::ceiling;
 use tidelock_daemon::link::port::ToLink;
 use tidelock_daemon::sequencer::{Action, DiskError, Extent, RequestId};
 use tidelock_protocol::ids::WriterId;
@@ -62,6 +63,14 @@ impl World {
         };
         let run = state.run.as_mut().expect("runs");
         state.oracle.admitted(&record)?;
+        let ceiling_ms = state.state.lock().expect("one thread").hlc_ceiling_ms;
+        let next_run = ceiling::floor_above(ceiling_ms);
+        check(record.hlc < next_run, Checker::HlcGrows, || {
+            format!(
+                "record {} has time {}, the next run may begin at {next_run}",
+                record.seq, record.hlc
+            )
+        })?;
         if record.effect == Effect::Idle {
             self.counts.idles += 1;
         } else if record.copy {

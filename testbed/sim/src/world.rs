@@ -67,6 +67,8 @@ pub enum Event {
     Look { host: usize, run: Run },
     /// A daemon looks after the ceilings of its writers' times.
     Ceilings { host: usize, run: Run },
+    /// A writer waits for one.
+    CeilingWanted { vm: usize, run: Run },
     /// The link's loop looks.
     Link { host: usize, run: Run },
     /// It tries to connect.
@@ -189,6 +191,8 @@ pub struct Counts {
     pub logged: u64,
     /// Maps that were given up because they were full.
     pub overflows: u64,
+    /// How often a writer waited for a ceiling of its times.
+    pub ceilings: u64,
     /// Runs of daemons that went on after a clean end, with nothing compared.
     pub clean_starts: u64,
     /// Members and disks that came or went.
@@ -392,10 +396,8 @@ impl World {
             Event::Packet { number } => self.arrives(number),
             Event::Link { host, run } => self.link_event(host, run),
             Event::Look { host, run } => self.look(host, run),
-            Event::Ceilings { host, run } => {
-                self.keep_ceilings(host, run);
-                Ok(())
-            }
+            Event::Ceilings { host, run } => self.keep_ceilings(host, run),
+            Event::CeilingWanted { vm, run } => self.raise_ceiling(vm, run),
             Event::Connect { host, run } => self.connect(host, run),
             Event::Beacon { host, run, conn } => self.beacon(host, run, conn),
             Event::Deliver { conn, way } => self.deliver(conn, way),

@@ -28,7 +28,7 @@ fn no_rule_is_broken() {
     let mut pasts = 0;
     let (mut merged, mut untagged, mut idles, mut floors) = (0, 0, 0, 0);
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
-    let (mut degrades, mut returns) = (0, 0);
+    let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
     for seed in 1..=150 {
         let outcome = run(seed, &options);
         assert!(outcome.failure.is_none(), "{}", report(&outcome));
@@ -46,12 +46,14 @@ fn no_rule_is_broken() {
         overflows += outcome.counts.overflows;
         degrades += outcome.counts.degrades;
         returns += outcome.counts.returns;
+        ceilings += outcome.counts.ceilings;
     }
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
     assert!(pasts > 1_000, "{pasts} states of the past");
     assert!(mapped > 20 && logged > 1_000 && overflows > 20, "{mapped} {logged} {overflows}");
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
+    assert!(ceilings > 5, "{ceilings} waits for a time to be on record");
     assert!(clean > 5, "{clean} clean starts");
     assert!(merged > 10_000 && untagged > 1_000 && idles > 500, "{merged} {untagged} {idles}");
     assert!(floors > 100, "{floors} holds until it was known what a guest had heard");
@@ -153,7 +155,7 @@ fn every_planted_bug_is_caught() {
             "cut-of-each-maximum" | "watermark-ignores-idle" => {
                 &[Checker::OutputCommit, Checker::Closed, Checker::Watermark, Checker::Past]
             }
-            "hlc-goes-back" => &[Checker::HlcGrows],
+            "hlc-goes-back" | "ceiling-passed" => &[Checker::HlcGrows],
             "floor-not-awaited" => &[Checker::OutputCommit, Checker::Closed],
             "policy-forgotten" | "over-before-covered" => &[Checker::Degraded],
             "no-calm" => &[Checker::Steady],
