@@ -390,7 +390,9 @@ fn encode_tagging(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{ControlError, ModeChange, VerifyBegun, VerifyWish};
+    use crate::control::{
+        BookmarkState, BookmarkWish, Bookmarking, ControlError, ModeChange, VerifyBegun, VerifyWish,
+    };
     use crate::status::example::status;
     use std::collections::BTreeSet;
     use std::io::{Read, Write};
@@ -462,6 +464,14 @@ mod tests {
 
         fn verify(&self, _: &str, _: &VerifyWish) -> Result<VerifyBegun, ControlError> {
             unreachable!("metrics verify nothing")
+        }
+
+        fn bookmark(&self, _: &str, _: BookmarkWish) -> Result<Bookmarking, ControlError> {
+            unreachable!("metrics set nothing")
+        }
+
+        fn bookmarked(&self, _: &str, _: u64) -> Result<BookmarkState, ControlError> {
+            unreachable!("metrics set nothing")
         }
 
         fn stop(&self) -> Result<(), ControlError> {

@@ -15,7 +15,7 @@ use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
 /// The versions of the protocol that this build speaks, oldest and newest.
-pub const PROTOCOL: (u16, u16) = (1, 4);
+pub const PROTOCOL: (u16, u16) = (1, 5);
 /// From this version on the two sides speak of groups with several members: [`Message::Join`] and
 /// what follows it.
 pub const PROTOCOL_OF_GROUPS: u16 = 2;
@@ -24,6 +24,8 @@ pub const PROTOCOL_OF_GROUPS: u16 = 2;
 pub const PROTOCOL_OF_RUNS: u16 = 3;
 /// From this version on the backup knows when a member goes on without it: [`Message::Policy`].
 pub const PROTOCOL_OF_POLICIES: u16 = 4;
+/// From this version on a host can have points in time named: [`Message::Bookmark`].
+pub const PROTOCOL_OF_BOOKMARKS: u16 = 5;
 
 /// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
 pub const UNASKED: u64 = 0;
@@ -264,6 +266,30 @@ pub struct Progress {
     pub frontier: Hlc,
 }
 
+/// A name for a point in time, asked for at the primary (version 5).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bookmark {
+    /// Which request: one of its own for each of this host. Asked again with the same, it is set once.
+    pub id: u64,
+    /// The name.
+    pub name: String,
+    /// It goes after this time, in milliseconds.
+    pub expires_in_ms: Option<u64>,
+    /// A bookmark that has the name is moved.
+    pub moves: bool,
+}
+
+/// Where a bookmark was set (version 5).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BookmarkPoint {
+    /// The time of the point.
+    pub hlc: Hlc,
+    /// The last seq of each writer in it, by name.
+    pub seqs: Vec<(String, u64)>,
+    /// Writers whose hosts were not connected: what they may have written meanwhile is not in it.
+    pub without: Vec<String>,
+}
+
 /// Why the backup refuses. Stable: tools may match on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -439,4 +465,14 @@ pub enum Message {
     /// its daemon was away may not have been tagged (version 4). Right before
     /// [`Message::PolicyKept`].
     Unheard,
+    /// Host: name a point in time that has all that any writer of the group had written when this arrived, as soon as
+    /// it is in the cut (version 5).
+    Bookmark(Box<Bookmark>),
+    /// Backup: the answer to a [`Message::Bookmark`] (version 5).
+    Bookmarked {
+        /// The request's.
+        id: u64,
+        /// Where it is; or why it was not set, for people.
+        outcome: Result<Box<BookmarkPoint>, String>,
+    },
 }

@@ -70,6 +70,7 @@ async fn mark(client: &Client, kind: Kind, args: &Mark) -> Result<()> {
 pub(super) fn line(mark: &MarkStatus) -> String {
     let expires =
         mark.expires_at_unix_ms.map_or_else(String::new, |at| format!("  until {}", text::utc(at)));
+    let host = mark.host.as_ref().map_or_else(String::new, |host| format!("  by {host}"));
     let lost = if mark.lost { "  LOST: its point could not be held" } else { "" };
-    format!("{:<8}  {:<20}  {}{expires}{lost}", mark.kind.word(), mark.name, mark.at)
+    format!("{:<8}  {:<20}  {}{expires}{host}{lost}", mark.kind.word(), mark.name, mark.at)
 }

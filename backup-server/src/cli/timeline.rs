@@ -114,6 +114,7 @@ mod tests {
             disks: BTreeMap::new(),
         };
         let mark = |name: &str, ms| MarkStatus {
+            host: None,
             name: name.into(),
             kind: Kind::Bookmark,
             at: moment(ms),

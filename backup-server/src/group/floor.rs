@@ -72,7 +72,10 @@ impl<S: Storage> Group<S> {
             |floor: &Floor| floor.writer != writer && !floor.answers.contains_key(&writer);
         let slot = &self.slots[writer.index()];
         let Some(link) = slot.link.filter(|_| slot.speaks_of_groups) else { return };
-        if self.floors.iter().any(is_waited_for) || self.is_asked_for(writer) {
+        if self.floors.iter().any(is_waited_for)
+            || self.is_asked_for(writer)
+            || self.is_asked_to_cover(writer)
+        {
             let message = Message::Sound { id: self.last_sound };
             self.outputs.push(Output::Send(link, message));
         }
@@ -87,6 +90,7 @@ impl<S: Storage> Group<S> {
             floor.answers.insert(writer, (pending.clone(), hlc));
         }
         self.asked_has_answer(writer, id, pending, hlc);
+        self.covering_has_answer(writer, id, pending, hlc);
         self.tell_floors();
     }
 
@@ -186,7 +190,7 @@ impl<S: Storage> Group<S> {
     }
 
     /// The last seq before a resync that is not in the cut.
-    fn resync_from(&self, writer: WriterId) -> Option<Seq> {
+    pub(super) fn resync_from(&self, writer: WriterId) -> Option<Seq> {
         let of = self.journal.state().writers[writer.index()];
         let begun = (of.copy == CopyState::Resyncing).then_some(of.committed);
         begun.or_else(|| self.cut.resync_from(writer))

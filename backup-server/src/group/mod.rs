@@ -21,6 +21,7 @@
 
 mod asked;
 mod attach;
+mod covering;
 mod floor;
 mod folding;
 mod follow;
@@ -41,6 +42,7 @@ mod tests;
 mod tests_of_several;
 
 pub use attach::GroupCreateError;
+pub use covering::Covered;
 pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use past::PastStatus;
 pub use policies::{Exposure, Known};
@@ -245,6 +247,7 @@ pub struct Group<S: Storage> {
     floors: Vec<floor::Floor>,
     /// The same for members that have asked.
     asked: Vec<asked::Asked>,
+    covering: Vec<covering::Covering>,
     /// The greatest of the answers that all members are to hear, also those that come later.
     for_everyone: Option<(CountVector, Hlc)>,
     last_sound: u64,
@@ -365,6 +368,7 @@ impl<S: Storage> Group<S> {
             followers: Vec::new(),
             floors: Vec::new(),
             asked: Vec::new(),
+            covering: Vec::new(),
             for_everyone: None,
             policies: policies::Policies::read(&storage)?,
             last_sound: 0,

@@ -4,8 +4,10 @@
 //! payloads are slices of the buffer that they were read into. A peer that breaks the protocol is
 //! told so and cut off: nothing of the damaged frame is used, everything before it counts.
 
+use super::bookmarks;
 use super::inbox::{AttachRequest, Event, Inbox};
 use super::outbox::Outbox;
+use super::owner::OwnerHandle;
 use super::registry::Registry;
 use crate::group::{ConnectionId, Link};
 use bytes::BytesMut;
@@ -16,10 +18,11 @@ use std::time::Duration;
 use thiserror::Error;
 use tidelock_protocol::frame::{self, Frame, FrameError};
 use tidelock_protocol::ids::Channel;
-use tidelock_protocol::message::{Message, PROTOCOL, RefusalKind};
+use tidelock_protocol::message::{Bookmark, Message, PROTOCOL, RefusalKind};
 use tidelock_tls::PeerIdentity;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// How much one read asks for at least.
@@ -30,6 +33,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(120);
 const HELLO_MAX: Duration = Duration::from_secs(10);
 /// A host that takes nothing for so long is gone.
 const WRITE_MAX: Duration = Duration::from_secs(60);
+/// Bookmarks of one connection that may wait for the cut.
+const BOOKMARKS_MAX: usize = 64;
 const SOFTWARE: &str = concat!("tidelock-backup ", env!("CARGO_PKG_VERSION"));
 
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(1);
@@ -78,6 +83,7 @@ where
         outbox,
         host: String::new(),
         channels: BTreeMap::new(),
+        bookmarks: JoinSet::new(),
     };
     let ended = tokio::select! {
         ended = connection.receive() => ended,
@@ -86,8 +92,8 @@ where
             refuse(RefusalKind::Stopping, "the backup server is stopping")
         }
     };
-    for inbox in connection.channels.values() {
-        inbox.push(Event::ConnectionLost(id));
+    for owner in connection.channels.values() {
+        owner.inbox.push(Event::ConnectionLost(id));
     }
     if let Err(error) = &ended {
         let (kind, reason) = match error {
@@ -112,7 +118,9 @@ struct Connection<R> {
     registry: Arc<Registry>,
     outbox: Arc<Outbox>,
     host: String,
-    channels: BTreeMap<Channel, Arc<Inbox>>,
+    channels: BTreeMap<Channel, OwnerHandle>,
+    /// Those that wait for the cut; given up with the connection.
+    bookmarks: JoinSet<()>,
 }
 
 /// Frames of one channel that follow each other.
@@ -231,6 +239,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
                         inbox.push(Event::Beacon { link, sent_at, permit });
                     }
                 }
+                Frame::Control(_, Message::Bookmark(wanted)) => self.bookmark(channel, *wanted)?,
                 frame => match &mut run {
                     Some(run) if run.channel == channel => {
                         run.frames.push(frame);
@@ -260,10 +269,33 @@ impl<R: AsyncRead + Unpin> Connection<R> {
     }
 
     fn inbox(&self, channel: Channel) -> Result<&Arc<Inbox>, ConnectionError> {
+        self.owner(channel).map(|owner| &owner.inbox)
+    }
+
+    fn owner(&self, channel: Channel) -> Result<&OwnerHandle, ConnectionError> {
         match self.channels.get(&channel) {
-            Some(inbox) => Ok(inbox),
+            Some(owner) => Ok(owner),
             None => refuse(RefusalKind::Invalid, format!("channel {channel} is not attached")),
         }
+    }
+
+    /// Answers when the cut has what is to be in it.
+    fn bookmark(&mut self, channel: Channel, wanted: Bookmark) -> Result<(), ConnectionError> {
+        let group = Arc::clone(&self.owner(channel)?.group);
+        while self.bookmarks.try_join_next().is_some() {}
+        let (id, outbox) = (wanted.id, Arc::clone(&self.outbox));
+        if self.bookmarks.len() >= BOOKMARKS_MAX {
+            let reason = format!("{BOOKMARKS_MAX} bookmarks of this host wait already");
+            outbox.send(channel, Message::Bookmarked { id, outcome: Err(reason) });
+            return Ok(());
+        }
+        let (registry, link) = (Arc::clone(&self.registry), self.link(channel));
+        let host = self.host.clone();
+        self.bookmarks.spawn(async move {
+            let outcome = bookmarks::set(&registry, &group, link, host, wanted).await;
+            outbox.send(channel, Message::Bookmarked { id, outcome: outcome.map(Box::new) });
+        });
+        Ok(())
     }
 
     async fn attach(
@@ -300,8 +332,8 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             }
         };
         if let Some(other) = self.channels.get(&channel)
-            && !Arc::ptr_eq(other, &owner.inbox)
-            && !other.is_closed()
+            && !Arc::ptr_eq(&other.inbox, &owner.inbox)
+            && !other.inbox.is_closed()
         {
             return refuse(RefusalKind::Invalid, "the channel is another group's");
         }
@@ -313,7 +345,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             permit,
         });
         if event.is_some_and(|event| owner.inbox.push(event)) {
-            self.channels.insert(channel, owner.inbox);
+            self.channels.insert(channel, owner);
         } else {
             // It ended this very moment: the host asks again.
             let reason = "the group is being closed, ask again".to_owned();

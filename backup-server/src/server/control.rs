@@ -18,7 +18,7 @@
 use super::exports::{ExportedDisk, Exports};
 use super::inbox::{Event, Inbox};
 use super::registry::Registry;
-use super::travel::{self, DiskDiff, MarkStatus, RecordStatus, Span};
+use super::travel::{self, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
 use super::views::{ViewStatus, Views, Wanted};
 use crate::group::{GroupStatus, RecoverError, Recovery};
 use crate::travel::increment::Description;
@@ -378,7 +378,9 @@ async fn serve(
         }
         Request::Marks { group } => travel::marks(registry, &group).await,
         Request::Mark { group, name, kind, at, expires_in_ms, moves } => {
-            travel::mark(registry, &group, (name, kind), at, expires_in_ms, moves).await
+            let mark = WantedMark { name, kind, at, expires_in_ms, moves, asked_by: None };
+            let set = travel::mark(registry, &group, mark).await;
+            set.map_or_else(|reason| Reply::Error { reason }, |mark| Reply::Marked { mark })
         }
         Request::Unmark { group, name, kind } => travel::unmark(registry, &group, name, kind).await,
     };

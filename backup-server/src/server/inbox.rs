@@ -149,8 +149,15 @@ pub enum Event {
         mark: Mark,
         /// Whether one of this name is moved.
         moves: bool,
-        /// The answer.
-        done: oneshot::Sender<Result<(), String>>,
+        /// The answer: what is on record.
+        done: oneshot::Sender<Result<Mark, String>>,
+    },
+    /// Waits until the cut has what every writer has written, on behalf of an attached member.
+    Cover {
+        /// Its link.
+        link: Link,
+        /// The answer: writers whose hosts are not connected.
+        done: oneshot::Sender<Result<Vec<String>, String>>,
     },
     /// Takes one out.
     RemoveMark {

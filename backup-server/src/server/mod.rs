@@ -14,9 +14,11 @@
 //! | [`exports`] | where those are offered |
 //! | [`views`] | views of the past that are open |
 //! | [`travel`] | requests about the past |
+//! | [`bookmarks`] | bookmarks that hosts ask for |
 //! | [`control`] | the socket of the command line |
 //! | [`metrics`] | Prometheus over HTTP |
 
+mod bookmarks;
 pub mod clock;
 pub mod config;
 pub mod connection;

@@ -80,6 +80,8 @@ struct Owner {
     outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
     deferred: VecDeque<Deferred>,
     waiting: Vec<Waiting>,
+    /// Who waits for the cut, by what the group calls it.
+    covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
     unsynced_bytes: u64,
     folder: Option<Folder>,
     fold_not_before: Option<Instant>,
@@ -108,6 +110,7 @@ pub fn spawn(
         outboxes: BTreeMap::new(),
         deferred: VecDeque::new(),
         waiting: Vec::new(),
+        covering: BTreeMap::new(),
         unsynced_bytes: 0,
         folder: None,
         fold_not_before: None,
@@ -206,6 +209,7 @@ impl Owner {
             let _ = waiting.done.send(Err(io::Error::other(reason.clone())));
         }
         self.deferred.clear();
+        self.covering.clear();
         self.alive.store(false, Ordering::Release);
         self.phase = Phase::Broken { kind, reason, retry_at: Instant::now() + RETRY };
     }
@@ -255,6 +259,7 @@ impl Owner {
                     group.scrub_done(clock::now(), segment, result);
                 }
             }
+            Event::Cover { link, done } => self.cover(link, done),
             Event::Stop => self.stop(),
             event @ (Event::Marks { .. } | Event::SetMark { .. } | Event::RemoveMark { .. }) => {
                 self.marks(event);
@@ -345,6 +350,31 @@ impl Owner {
             }
             other => unreachable!("not of marks: {other:?}"),
         }
+    }
+
+    fn cover(&mut self, link: Link, done: oneshot::Sender<Result<Vec<String>, String>>) {
+        let id = match &mut self.phase {
+            Phase::Live(group) => group.cover(link).ok_or("the member is not attached".to_owned()),
+            phase => Err(phase.unavailable().to_string()),
+        };
+        match id {
+            Ok(id) => drop(self.covering.insert(id, done)),
+            // Nobody waits for it any more.
+            Err(reason) => drop(done.send(Err(reason))),
+        }
+    }
+
+    fn tell_covered(&mut self) {
+        if self.covering.is_empty() {
+            return;
+        }
+        let Phase::Live(group) = &mut self.phase else { return };
+        for covered in group.take_covered() {
+            if let Some(done) = self.covering.remove(&covered.id) {
+                let _ = done.send(Ok(covered.without));
+            }
+        }
+        self.covering.retain(|_, done| !done.is_closed());
     }
 
     fn attach(&mut self, link: Link, host: &str, request: &AttachRequest, outbox: Arc<Outbox>) {
@@ -470,6 +500,7 @@ impl Owner {
         }
         self.take_deferred();
         self.commit();
+        self.tell_covered();
         self.send_outputs();
         if let (Phase::Live(group), Some(past)) = (&self.phase, &mut self.past) {
             past.tend(group, clock::now().unix_ms);

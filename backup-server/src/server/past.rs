@@ -85,27 +85,27 @@ impl Past {
         Ok(all.map(told).collect())
     }
 
-    /// Sets a mark: what it holds first, then the record.
+    /// Sets a mark: what it holds first, then the record. Returns what is on record.
     pub(super) fn set(
         &mut self,
         group: &mut Group<Files>,
         name: &str,
         mark: Mark,
         moves: bool,
-    ) -> Result<(), String> {
+    ) -> Result<Mark, String> {
         let marks = self.marks.as_mut().map_err(|e| e.clone())?;
         marks.check(name, &mark, moves).map_err(|e| e.to_string())?;
         let hold = match mark.kind {
             Kind::Pin => Some(group.hold(&mark.point, &why(name)).map_err(|e| e.to_string())?),
             Kind::Bookmark => None,
         };
-        marks.set(name, mark, moves).map_err(|e| e.to_string())?;
+        let mark = marks.set(name, mark, moves).map_err(|e| e.to_string())?;
         // The old one goes only now.
         match hold {
             Some(hold) => self.holds.insert(name.to_owned(), hold),
             None => self.holds.remove(name),
         };
-        Ok(())
+        Ok(mark)
     }
 
     /// Takes a mark out: the record first, then what it holds.

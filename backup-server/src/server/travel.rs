@@ -13,7 +13,7 @@ use crate::storage::files::OpenFile;
 use crate::text;
 use crate::travel::disk::Disk;
 use crate::travel::increment::{self, Description};
-use crate::travel::marks::{Kind, Mark};
+use crate::travel::marks::{Asker, Kind, Mark};
 use crate::travel::moment::Moment;
 use crate::travel::when::When;
 use crate::view::DiskKey;
@@ -46,6 +46,9 @@ pub struct MarkStatus {
     pub expires_at_unix_ms: Option<u64>,
     /// A pin whose point could not be held.
     pub lost: bool,
+    /// The host at which it was set; absent: here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 /// What was written within a span of time.
@@ -212,6 +215,7 @@ impl Look {
             set_at_unix_ms: mark.mark.set_at_unix_ms,
             expires_at_unix_ms: mark.mark.expires_at_unix_ms,
             lost: mark.lost,
+            host: mark.mark.asked_by.as_ref().map(|asker| asker.host.clone()),
         }
     }
 
@@ -325,32 +329,38 @@ pub(super) async fn marks(registry: &Registry, group: &str) -> Reply {
     or_error(listed.await.map(|marks| Reply::Marks { marks }))
 }
 
+/// What a bookmark or pin is to be.
+pub(super) struct WantedMark {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) at: When,
+    pub(super) expires_in_ms: Option<u64>,
+    pub(super) moves: bool,
+    pub(super) asked_by: Option<Asker>,
+}
+
 /// Sets a bookmark or pin.
 pub(super) async fn mark(
     registry: &Registry,
     group: &str,
-    (name, kind): (String, Kind),
-    at: When,
-    expires_in_ms: Option<u64>,
-    moves: bool,
-) -> Reply {
-    let set = async {
-        let look = look(registry, group).await?;
-        let (look, point) = spawn_blocking(move || {
-            let point = look.resolve(&at);
-            (look, point)
-        })
-        .await
-        .map_err(|e| format!("the server failed: {e}"))?;
-        let now = clock::now().unix_ms;
-        let expires_at_unix_ms = expires_in_ms.map(|ms| now.saturating_add(ms));
-        let mark = Mark { kind, point: point?, set_at_unix_ms: now, expires_at_unix_ms };
-        let named = NamedMark { name: name.clone(), mark: mark.clone(), lost: false };
-        ask(registry, group, |done| Event::SetMark { name, mark, moves, done }).await??;
-        // Until here the look has kept the point.
-        Ok(look.mark_status(&named))
-    };
-    or_error(set.await.map(|mark| Reply::Marked { mark }))
+    wanted: WantedMark,
+) -> Result<MarkStatus, String> {
+    let WantedMark { name, kind, at, expires_in_ms, moves, asked_by } = wanted;
+    let look = look(registry, group).await?;
+    let (look, point) = spawn_blocking(move || {
+        let point = look.resolve(&at);
+        (look, point)
+    })
+    .await
+    .map_err(|e| format!("the server failed: {e}"))?;
+    let now = clock::now().unix_ms;
+    let expires_at_unix_ms = expires_in_ms.map(|ms| now.saturating_add(ms));
+    let mark = Mark { kind, point: point?, set_at_unix_ms: now, expires_at_unix_ms, asked_by };
+    let of = name.clone();
+    let mark =
+        ask(registry, group, |done| Event::SetMark { name: of, mark, moves, done }).await??;
+    // Until here the look has kept the point.
+    Ok(look.mark_status(&NamedMark { name, mark, lost: false }))
 }
 
 /// Takes a bookmark or pin out.

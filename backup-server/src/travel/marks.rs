@@ -6,11 +6,14 @@
 //!
 //! Invariants: what was answered is durable; after a crash the file is the old one or the new one. A pin's hold is
 //! taken before the pin is put on record and given up after it is off record, so a pin on record is always held
-//! (rule 5). Marks never change by themselves: setting a name that exists is refused, unless it is said to move.
+//! (rule 5). Marks never change by themselves: setting a name that exists is refused, unless it is said to move. What
+//! a host asks for is set once, however often it asks because a link broke before the answer.
+//!
+//! Format 2 added `asked_by`; format 1 is read.
 //!
 //! ```json
-//! {"format": 1, "marks": {"before-deploy": {"kind": "pin", "point": {"cut": [120, 7], "hlc": 117660..., ...},
-//!  "set_at_unix_ms": 1795348800000, "expires_at_unix_ms": null}}}
+//! {"format": 2, "marks": {"before-deploy": {"kind": "pin", "point": {"cut": [120, 7], "hlc": 117660..., ...},
+//!  "set_at_unix_ms": 1795348800000, "expires_at_unix_ms": null, "asked_by": {"host": "host-a", "id": 1795348800000}}}}
 //! ```
 
 use crate::history::Point;
@@ -26,7 +29,7 @@ use tidelock_protocol::limits;
 /// The file, in the group's directory.
 pub const FILE: &str = "marks.json";
 /// Its version.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Marks of one group.
 pub const MARKS_MAX: usize = 4096;
 
@@ -51,6 +54,16 @@ impl Kind {
     }
 }
 
+/// A request of a host, not of this server's own command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asker {
+    /// The host.
+    pub host: String,
+    /// Which of its requests.
+    pub id: u64,
+}
+
 /// A bookmark or pin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,9 +76,17 @@ pub struct Mark {
     pub set_at_unix_ms: u64,
     /// When it goes by itself, in milliseconds since the Unix epoch.
     pub expires_at_unix_ms: Option<u64>,
+    /// Who asked for it; `None`: this server's command line.
+    #[serde(default)]
+    pub asked_by: Option<Asker>,
 }
 
 impl Mark {
+    /// Whether this is what a host has asked for and asks for again.
+    fn is_same_request(&self, other: &Mark) -> bool {
+        self.kind == other.kind && self.asked_by.is_some() && self.asked_by == other.asked_by
+    }
+
     /// Whether its time is over.
     #[must_use]
     pub fn is_expired(&self, now_unix_ms: u64) -> bool {
@@ -179,6 +200,7 @@ impl<S: Storage> Marks<S> {
         match self.get(name, mark.set_at_unix_ms) {
             // Said again, as a script may: the same mark at the same point.
             Some(old) if old.kind == mark.kind && old.point == mark.point => {}
+            Some(old) if old.is_same_request(mark) => {}
             Some(old) if !moves || old.kind != mark.kind => {
                 let (kind, at) = (old.kind, old.point.hlc);
                 return Err(MarkError::Exists { name: name.to_owned(), kind, at });
@@ -192,12 +214,16 @@ impl<S: Storage> Marks<S> {
         Ok(())
     }
 
-    /// Sets a mark, durably.
-    pub fn set(&mut self, name: &str, mark: Mark, moves: bool) -> Result<(), MarkError> {
+    /// Sets a mark, durably. Returns what is on record: of a request that was done already, what was set then.
+    pub fn set(&mut self, name: &str, mark: Mark, moves: bool) -> Result<Mark, MarkError> {
         self.check(name, &mark, moves)?;
+        if let Some(old) = self.marks.get(name).filter(|old| old.is_same_request(&mark)) {
+            return Ok(old.clone());
+        }
         let mut marks = self.marks.clone();
-        marks.insert(name.to_owned(), mark);
-        self.write(marks)
+        marks.insert(name.to_owned(), mark.clone());
+        self.write(marks)?;
+        Ok(mark)
     }
 
     /// Takes a mark out, durably.
@@ -254,7 +280,7 @@ fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Mark>, MarkError> {
     // The format comes first: what a newer one means by its other fields is not known.
     let value: serde_json::Value = serde_json::from_slice(bytes).map_err(damaged)?;
     match value.get("format").and_then(serde_json::Value::as_u64) {
-        Some(format) if format == u64::from(FORMAT) => {}
+        Some(format) if (1..=u64::from(FORMAT)).contains(&format) => {}
         Some(format) => return Err(MarkError::Version(format)),
         None => return Err(MarkError::Damaged("it has no format".into())),
     }
@@ -286,11 +312,26 @@ mod tests {
             end: place,
             beyond: place,
         };
-        Mark { kind, point, set_at_unix_ms: 1000, expires_at_unix_ms: None }
+        Mark { kind, point, set_at_unix_ms: 1000, expires_at_unix_ms: None, asked_by: None }
     }
 
     fn open(disk: &Memory) -> Marks<Memory> {
         Marks::open(disk.clone()).unwrap()
+    }
+
+    #[test]
+    fn what_a_host_asks_for_again_is_set_once() {
+        let disk = Memory::new();
+        let mut marks = open(&disk);
+        let asked = |id, seq| {
+            let asked_by = Some(Asker { host: "host-a".into(), id });
+            Mark { asked_by, ..mark(Kind::Bookmark, seq) }
+        };
+        assert_eq!(marks.set("deploy", asked(7, 5), false).unwrap(), asked(7, 5));
+        assert_eq!(marks.set("deploy", asked(7, 6), false).unwrap(), asked(7, 5), "it was set");
+        assert!(matches!(marks.set("deploy", asked(8, 6), false), Err(MarkError::Exists { .. })));
+        assert_eq!(marks.set("deploy", asked(8, 6), true).unwrap(), asked(8, 6));
+        assert_eq!(open(&disk).all()["deploy"], asked(8, 6));
     }
 
     #[test]
@@ -373,7 +414,7 @@ mod tests {
         assert_eq!(deploy.point.cut.get(WriterId(1)), Seq(7));
         assert_eq!(marks.all()["gold"].expires_at_unix_ms, Some(2000));
         for (text, part) in [
-            (r#"{"format": 2, "other": 1}"#, "format 2"),
+            (r#"{"format": 3, "other": 1}"#, "format 3"),
             (r#"{"marks": {}}"#, "damaged"),
             (r#"{"format": 1, "marks": {"../x": 1}}"#, "damaged"),
             ("{", "damaged"),
@@ -403,7 +444,7 @@ mod tests {
         match op {
             Op::Set(name, seq, pin) => {
                 let kind = if *pin { Kind::Pin } else { Kind::Bookmark };
-                marks.set(&format!("m{name}"), mark(kind, *seq), true)
+                marks.set(&format!("m{name}"), mark(kind, *seq), true).map(drop)
             }
             Op::Remove(name) => {
                 let name = format!("m{name}");

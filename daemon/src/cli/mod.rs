@@ -4,6 +4,7 @@
 //! is wrong; 3 no daemon answers; 4 (`status --check` only) some group is not protected; 5 (`verify` only)
 //! the sites differ, or could not be compared.
 
+pub mod bookmark;
 pub mod human;
 pub mod mode;
 pub mod paint;
@@ -13,7 +14,7 @@ pub mod top;
 pub mod verify;
 
 use crate::config;
-use crate::control::{Client, ClientError, VerifyWish};
+use crate::control::{BookmarkWish, Client, ClientError, VerifyWish};
 use clap::{Args, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -120,6 +121,33 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Name this moment at the backup: the state with everything that was written before
+    ///
+    /// For a script around a deployment: when this returns, the bookmark is on stable storage at the backup and has
+    /// all that any member of the group had written when it began, and nothing that is written from now on. While
+    /// the backup is away it waits. There, `tidelock-backup` takes `bookmark:NAME` as a point in time.
+    #[command(after_help = EXIT_CODES)]
+    Bookmark {
+        /// Where the daemon is
+        #[command(flatten)]
+        daemon: Daemon,
+        /// The group
+        group: String,
+        /// Its name: letters, digits, `.`, `_` and `-`
+        name: String,
+        /// It goes by itself after so long, like 7d; it goes with its point in any case
+        #[arg(long, value_name = "SPAN", value_parser = tidelock_config::duration_argument)]
+        expires: Option<Duration>,
+        /// Move a bookmark that has the name
+        #[arg(long = "move")]
+        moves: bool,
+        /// Fail if it is not set within so long, like 30s
+        #[arg(long, value_name = "SPAN", value_parser = tidelock_config::duration_argument)]
+        timeout: Option<Duration>,
+        /// Print it as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Stop the daemon cleanly, as SIGTERM does: what guests have written is sent first
     Stop {
         /// Where the daemon is
@@ -189,6 +217,11 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let outcome = verify::run(&daemon.socket, &group, wish, no_wait, json)?;
             print(&outcome.text)?;
             return Ok(if outcome.is_good { ExitCode::SUCCESS } else { EXIT_NOT_EQUAL.into() });
+        }
+        Command::Bookmark { daemon, group, name, expires, moves, timeout, json } => {
+            let expires_in_ms = expires.map(|span| span.as_millis() as u64);
+            let wish = BookmarkWish { name, expires_in_ms, moves };
+            print(&bookmark::run(&daemon.socket, &group, wish, timeout, json)?)?;
         }
         Command::Stop { daemon } => {
             Client::connect(&daemon.socket)?.stop()?;

@@ -1,6 +1,9 @@
 //! The client's side of the control API: blocking, for command lines.
 
-use super::{ANSWER_MAX_BYTES, Answer, ControlError, ModeChange, Request, VerifyBegun, VerifyWish};
+use super::{
+    ANSWER_MAX_BYTES, Answer, BookmarkState, BookmarkWish, ControlError, ModeChange, Request,
+    VerifyBegun, VerifyWish,
+};
 use crate::status::{SCHEMA, Status};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -91,6 +94,24 @@ impl Client {
         }
     }
 
+    /// Begins to set a bookmark. Returns what to ask for it by.
+    pub fn bookmark(&mut self, group: &str, wish: BookmarkWish) -> Result<u64, ClientError> {
+        let BookmarkWish { name, expires_in_ms, moves } = wish;
+        let group = group.to_owned();
+        match self.ask(&Request::Bookmark { group, name, expires_in_ms, moves })? {
+            Answer::Bookmarking(begun) => Ok(begun.id),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// How far one is.
+    pub fn bookmarked(&mut self, group: &str, id: u64) -> Result<BookmarkState, ClientError> {
+        match self.ask(&Request::Bookmarked { group: group.to_owned(), id })? {
+            Answer::Bookmark(state) => Ok(state),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Begins a clean stop.
     pub fn stop(&mut self) -> Result<(), ClientError> {
         match self.ask(&Request::Stop)? {
@@ -122,6 +143,8 @@ fn unexpected(answer: &Answer) -> ClientError {
         Answer::Status(_) => "status",
         Answer::Mode(_) => "mode",
         Answer::Verify(_) => "verify",
+        Answer::Bookmarking(_) => "bookmarking",
+        Answer::Bookmark(_) => "bookmark",
         Answer::Stopping {} => "stopping",
         Answer::Error(_) => "error",
     };

@@ -10,6 +10,10 @@
 //! ← {"mode":{"group":"shop","before":"pipelined","after":"async"}}
 //! → {"command":"verify","group":"shop","member":null,"repair":false,"stop":false}
 //! ← {"verify":{"members":["db"]}}
+//! → {"command":"bookmark","group":"shop","name":"before-deploy"}
+//! ← {"bookmarking":{"id":1795348800000000}}
+//! → {"command":"bookmarked","group":"shop","id":1795348800000000}
+//! ← {"bookmark":{"state":"waiting","why":"..."}}          (or "set", with its point)
 //! → {"command":"stop"}
 //! ← {"stopping":{}}
 //! ← {"error":{"kind":"unknown-group","message":"..."}}      (to anything that fails)
@@ -30,6 +34,7 @@ mod tests;
 
 use crate::status::Status;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tidelock_protocol::message::Mode;
 
@@ -53,6 +58,10 @@ pub trait ControlTarget: Send + Sync + 'static {
     fn set_mode(&self, group: &str, mode: Mode) -> Result<ModeChange, ControlError>;
     /// Begins to compare the sites, or ends that. How it goes is in the status.
     fn verify(&self, group: &str, wish: &VerifyWish) -> Result<VerifyBegun, ControlError>;
+    /// Begins to set a bookmark at the backup.
+    fn bookmark(&self, group: &str, wish: BookmarkWish) -> Result<Bookmarking, ControlError>;
+    /// How far one is.
+    fn bookmarked(&self, group: &str, id: u64) -> Result<BookmarkState, ControlError>;
     /// Begins a clean stop, as SIGTERM does.
     fn stop(&self) -> Result<(), ControlError>;
 }
@@ -84,6 +93,26 @@ pub enum Request {
         #[serde(default)]
         stop: bool,
     },
+    /// Name the point in time that has all that was written so far.
+    Bookmark {
+        /// The group.
+        group: String,
+        /// The name.
+        name: String,
+        /// It goes after this time.
+        #[serde(default)]
+        expires_in_ms: Option<u64>,
+        /// A bookmark of this name is moved.
+        #[serde(default)]
+        moves: bool,
+    },
+    /// How far that is. Who does not ask for half a minute does not wait for it any more.
+    Bookmarked {
+        /// The group.
+        group: String,
+        /// What the answer to [`Request::Bookmark`] said.
+        id: u64,
+    },
     /// Stop cleanly.
     Stop,
 }
@@ -99,6 +128,46 @@ pub struct VerifyWish {
     pub stop: bool,
 }
 
+/// Which bookmark is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BookmarkWish {
+    /// The name.
+    pub name: String,
+    /// It goes after this time.
+    pub expires_in_ms: Option<u64>,
+    /// A bookmark of this name is moved.
+    pub moves: bool,
+}
+
+/// A bookmark that is being set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bookmarking {
+    /// To ask for it.
+    pub id: u64,
+}
+
+/// How far a bookmark is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum BookmarkState {
+    /// The backup does not have everything yet.
+    Waiting {
+        /// For people.
+        why: String,
+    },
+    /// It is on stable storage at the backup.
+    Set {
+        /// The time of its point, in milliseconds since the Unix epoch.
+        unix_ms: u64,
+        /// The same by the hybrid logical clock, as the backup's commands take it.
+        hlc: String,
+        /// The last seq of each writer.
+        seqs: BTreeMap<String, u64>,
+        /// Writers whose hosts were not connected to the backup: what they may have written meanwhile is not in it.
+        without: Vec<String>,
+    },
+}
+
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -109,6 +178,10 @@ pub enum Answer {
     Mode(ModeChange),
     /// To [`Request::Verify`].
     Verify(VerifyBegun),
+    /// To [`Request::Bookmark`].
+    Bookmarking(Bookmarking),
+    /// To [`Request::Bookmarked`].
+    Bookmark(BookmarkState),
     /// To [`Request::Stop`]: the stop has begun.
     Stopping {},
     /// To anything that could not be done.

@@ -1,7 +1,7 @@
 //! The daemon's side of the control API.
 
 use super::{
-    Answer, CONNECTIONS_MAX, ControlError, ControlErrorKind, ControlTarget, IDLE_MAX,
+    Answer, BookmarkWish, CONNECTIONS_MAX, ControlError, ControlErrorKind, ControlTarget, IDLE_MAX,
     REQUEST_MAX_BYTES, Request, VerifyWish,
 };
 use std::io;
@@ -138,6 +138,16 @@ fn perform(request: Request, target: &dyn ControlTarget) -> Answer {
                 Err(error) => Answer::Error(error),
             }
         }
+        Request::Bookmark { group, name, expires_in_ms, moves } => {
+            match target.bookmark(&group, BookmarkWish { name, expires_in_ms, moves }) {
+                Ok(begun) => Answer::Bookmarking(begun),
+                Err(error) => Answer::Error(error),
+            }
+        }
+        Request::Bookmarked { group, id } => match target.bookmarked(&group, id) {
+            Ok(state) => Answer::Bookmark(state),
+            Err(error) => Answer::Error(error),
+        },
         Request::Stop => match target.stop() {
             Ok(()) => Answer::Stopping {},
             Err(error) => Answer::Error(error),

@@ -34,6 +34,17 @@ impl ControlTarget for Fake {
         Ok(VerifyBegun { members: vec![format!("{group}/{member} {} {}", wish.repair, wish.stop)] })
     }
 
+    fn bookmark(&self, _: &str, wish: BookmarkWish) -> Result<Bookmarking, ControlError> {
+        Ok(Bookmarking { id: wish.expires_in_ms.unwrap_or(7) })
+    }
+
+    fn bookmarked(&self, group: &str, id: u64) -> Result<BookmarkState, ControlError> {
+        match id {
+            7 => Ok(BookmarkState::Waiting { why: format!("{group} is behind") }),
+            _ => Err(ControlError::new(ControlErrorKind::Refused, "that name is taken")),
+        }
+    }
+
     fn stop(&self) -> Result<(), ControlError> {
         self.stopping.store(true, Ordering::SeqCst);
         Ok(())
@@ -84,6 +95,19 @@ fn ask(stream: &mut UnixStream, line: &str) -> String {
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).unwrap();
     answer
+}
+
+#[test]
+fn a_bookmark_is_asked_for_and_looked_after() {
+    let fixture = Fixture::new();
+    let mut client = Client::connect(&fixture.path()).unwrap();
+    let wish = |expires_in_ms| BookmarkWish { name: "deploy".into(), expires_in_ms, moves: true };
+    let id = client.bookmark("shop", wish(None)).unwrap();
+    let state = client.bookmarked("shop", id).unwrap();
+    assert_eq!(state, BookmarkState::Waiting { why: "shop is behind".into() });
+    let id = client.bookmark("shop", wish(Some(60_000))).unwrap();
+    let error = client.bookmarked("shop", id).unwrap_err();
+    assert_eq!(error.to_string(), "that name is taken");
 }
 
 #[test]

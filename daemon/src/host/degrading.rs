@@ -155,7 +155,8 @@ impl Host {
             Step::Open { .. } => tracing::error!(
                 group = name,
                 policy = %group.config.when_unreachable,
-                "DEGRADED: replies have waited for the backup for too long and leave now; from here on clients                  may see what a disaster undoes"
+                "DEGRADED: replies have waited for the backup for too long and leave now; from here on clients \
+                 may see what a disaster undoes"
             ),
             Step::Hold => tracing::warn!(
                 group = name,

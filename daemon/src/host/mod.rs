@@ -6,6 +6,7 @@
 //! (owner → link), acknowledgements (link → owner).
 
 mod activity_file;
+mod bookmarking;
 mod degrading;
 mod ending;
 mod gating;
@@ -16,7 +17,10 @@ mod verifying;
 
 use crate::clock;
 use crate::config::{Config, Group, Member, Security};
-use crate::control::{ControlError, ControlTarget, ModeChange, VerifyBegun, VerifyWish};
+use crate::control::{
+    BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlTarget, ModeChange, VerifyBegun,
+    VerifyWish,
+};
 use crate::link::connection::Hello;
 use crate::link::connector::{self, Endpoint};
 use crate::link::member::MemberError;
@@ -142,6 +146,7 @@ struct HostGroup {
     mode: Mutex<Mode>,
     degrading: degrading::Degrading,
     history: snapshot::GroupHistory,
+    bookmarks: bookmarking::Bookmarks,
     gate: Option<GateHandle>,
     members: Vec<HostMember>,
 }
@@ -227,6 +232,7 @@ impl Host {
                 mode: Mutex::new(group.mode),
                 degrading: degrading::Degrading::open(&config, group),
                 history: snapshot::GroupHistory::default(),
+                bookmarks: bookmarking::Bookmarks::default(),
                 gate: gate_handle,
                 members,
                 config: group.clone(),
@@ -307,6 +313,14 @@ impl ControlTarget for Host {
 
     fn verify(&self, group: &str, wish: &VerifyWish) -> Result<VerifyBegun, ControlError> {
         Host::verify(self, self.group(group)?, wish)
+    }
+
+    fn bookmark(&self, group: &str, wish: BookmarkWish) -> Result<Bookmarking, ControlError> {
+        Host::bookmark(self, self.group(group)?, wish)
+    }
+
+    fn bookmarked(&self, group: &str, id: u64) -> Result<BookmarkState, ControlError> {
+        Host::bookmarked(self, self.group(group)?, id)
     }
 
     fn stop(&self) -> Result<(), ControlError> {

@@ -1,6 +1,7 @@
 //! One member's half of the conversation with the backup. Sans-I/O: messages and records in,
 //! frames out.
 
+use super::bookmarks::Bookmarks;
 use super::port::{FromLink, OwnerPort, ToLink};
 use super::{GateControl, Refusal};
 use crate::stats::LinkStats;
@@ -11,7 +12,8 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode,
-    PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy, Progress, RefusalKind, UNASKED,
+    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy, Progress, RefusalKind,
+    UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
@@ -79,6 +81,7 @@ pub struct Member<T> {
     presence: Presence,
     /// Answers to the backup's questions.
     answers: VecDeque<Message>,
+    bookmarks: Bookmarks,
     attach: Attach,
     policy: Policy,
     channel: Channel,
@@ -151,6 +154,7 @@ impl<T> Member<T> {
         Self {
             presence,
             answers: VecDeque::new(),
+            bookmarks: Bookmarks::default(),
             attach,
             policy,
             channel,
@@ -201,6 +205,14 @@ impl<T> Member<T> {
                 self.policy = policy;
                 if self.speaks_of_policies() {
                     self.control(Message::Policy(policy), out);
+                }
+            }
+            ToLink::Bookmark(wanted, done) => {
+                let message = self.bookmarks.begin(wanted, done);
+                match self.cannot_bookmark() {
+                    Some(reason) => self.bookmarks.give_up(reason),
+                    // If it is not attached, it asks when it is.
+                    None => self.control(message, out),
                 }
             }
             ToLink::Detach => self.control(Message::Detach, out),
@@ -269,6 +281,27 @@ impl<T> Member<T> {
     fn say_policy(&mut self) {
         if self.speaks_of_policies() {
             self.answers.push_back(Message::Policy(self.policy));
+        }
+    }
+
+    /// Why no bookmark can be set; `None`: it can, or it is not known.
+    fn cannot_bookmark(&self) -> Option<&'static str> {
+        let is_older = self.phase == Phase::Attached && self.protocol < PROTOCOL_OF_BOOKMARKS;
+        if self.refusal_is_final {
+            Some("this primary was replaced: the group was recovered at the backup")
+        } else if is_older {
+            Some(
+                "the backup server is too old for bookmarks of hosts: upgrade it, or set the bookmark there",
+            )
+        } else {
+            None
+        }
+    }
+
+    fn ask_for_bookmarks(&mut self) {
+        match self.cannot_bookmark() {
+            Some(reason) => self.bookmarks.give_up(reason),
+            None => self.answers.extend(self.bookmarks.again()),
         }
     }
 
@@ -351,6 +384,10 @@ impl<T> Member<T> {
                 }
                 Ok(())
             }
+            (Message::Bookmarked { id, outcome }, Phase::Attached) => {
+                self.bookmarks.answered(id, outcome.map(|point| *point));
+                Ok(())
+            }
             (Message::Stalled { reason }, Phase::Attached) => {
                 match &reason {
                     Some(reason) => tracing::warn!(
@@ -399,6 +436,7 @@ impl<T> Member<T> {
         self.heard_progress(&followed.progress);
         self.say_policy();
         self.ask_floor();
+        self.ask_for_bookmarks();
         Ok(())
     }
 
@@ -465,6 +503,7 @@ impl<T> Member<T> {
         self.publish_stats();
         self.say_policy();
         self.ask_floor();
+        self.ask_for_bookmarks();
         Ok(())
     }
 
@@ -499,6 +538,7 @@ impl<T> Member<T> {
         if refusal.is_final() {
             self.gate.fence();
             self.refusal_is_final = true;
+            self.ask_for_bookmarks();
         }
         if let Some(sender) = &mut self.sender {
             sender.detached();

@@ -12,9 +12,11 @@
 //! |---|---|
 //! | [`member`] | one member's half of the conversation, sans-I/O |
 //! | [`port`] | what the owner loop and the link share |
+//! | `bookmarks` | bookmarks that wait for the backup |
 //! | [`connection`] | one connection: hello, attach, the read and write loop |
 //! | [`connector`] | connecting again and again, TLS or plaintext |
 
+mod bookmarks;
 pub mod connection;
 pub mod connector;
 pub mod member;

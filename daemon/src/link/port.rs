@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
-use tidelock_protocol::message::{Attached, Message, Mode, Policy};
+use tidelock_protocol::message::{Attached, Bookmark, BookmarkPoint, Message, Mode, Policy};
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
@@ -36,9 +36,14 @@ pub enum ToLink {
         /// They are to be told, too.
         everyone: bool,
     },
+    /// A point in time is to be named.
+    Bookmark(Bookmark, BookmarkDone),
     /// Everything is committed: leave.
     Detach,
 }
+
+/// Where the answer to a [`ToLink::Bookmark`] goes. If nobody waits there any more, it is not asked for again.
+pub type BookmarkDone = tokio::sync::oneshot::Sender<Result<BookmarkPoint, String>>;
 
 /// From the link to the owner loop.
 #[derive(Debug)]

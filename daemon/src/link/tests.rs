@@ -9,8 +9,9 @@ use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
-    Attach, Attached, CopyState, Followed, Form, LastRun, Message, Mode, PROTOCOL,
-    PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy, Progress, RefusalKind, UNASKED,
+    Attach, Attached, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, Message, Mode,
+    PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy, Progress,
+    RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -325,6 +326,48 @@ fn what_was_heard_while_others_were_in_mode_async_is_asked_for_by_who_comes_then
     *b.told.mark.lock().unwrap() = None;
     b.member.receive(Message::Unheard, NOW).unwrap();
     assert_eq!(*b.told.mark.lock().unwrap(), None, "it has been here since");
+}
+
+#[test]
+fn a_bookmark_is_asked_for_on_each_connection_until_it_is_answered() {
+    use tokio::sync::oneshot;
+    let wanted = |id| Bookmark { id, name: "deploy".into(), expires_in_ms: None, moves: false };
+    let asked = |b: &mut Bench| {
+        let bookmarks = controls(b).into_iter();
+        bookmarks.filter(|m| matches!(m, Message::Bookmark(_))).collect::<Vec<_>>()
+    };
+    let mut b = bench(LastRun::Unknown);
+    let (done, mut outcome) = oneshot::channel();
+    let mut out = BytesMut::new();
+    b.member.hear_owner(ToLink::Bookmark(wanted(7), done), &mut out);
+    let (forgotten, _) = oneshot::channel();
+    b.member.hear_owner(ToLink::Bookmark(wanted(8), forgotten), &mut out);
+    assert!(out.is_empty(), "there is no connection");
+    for _ in 0..2 {
+        b.connect();
+        b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+        assert_eq!(asked(&mut b), [Message::Bookmark(Box::new(wanted(7)))]);
+        b.member.disconnected();
+    }
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    let point = BookmarkPoint { hlc: Hlc(3), seqs: vec![], without: vec![] };
+    let answer = Message::Bookmarked { id: 7, outcome: Ok(Box::new(point.clone())) };
+    b.member.receive(answer, NOW).unwrap();
+    assert_eq!(outcome.try_recv(), Ok(Ok(point)));
+
+    // While it is attached, at once; an older backup cannot.
+    let (done, _waits) = oneshot::channel();
+    b.member.hear_owner(ToLink::Bookmark(wanted(9), done), &mut out);
+    let said = frame::decode(&mut out).unwrap();
+    assert_eq!(said, Some(Frame::Control(Channel(1), Message::Bookmark(Box::new(wanted(9))))));
+    b.member.disconnected();
+    b.member.connected(PROTOCOL_OF_BOOKMARKS - 1, &mut BytesMut::new());
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    let (done, mut outcome) = oneshot::channel();
+    b.member.hear_owner(ToLink::Bookmark(wanted(10), done), &mut out);
+    assert!(out.is_empty());
+    assert!(outcome.try_recv().unwrap().unwrap_err().contains("too old"));
 }
 
 #[test]

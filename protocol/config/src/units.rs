@@ -66,6 +66,11 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, Wrong> {
     Ok(Duration::from_micros(micros))
 }
 
+/// A duration of a command line, written as in a configuration file.
+pub fn duration_argument(text: &str) -> Result<Duration, String> {
+    parse_duration(text).map_err(|wrong| format!("{}: write one as 90s, 5m, 1h or 7d", wrong.what))
+}
+
 /// A duration as it would be written in a configuration file.
 #[must_use]
 pub fn format_duration(duration: Duration) -> String {

@@ -1,5 +1,6 @@
 //! Groups of several members on several hosts, which are played by the tests.
 
+mod covering;
 mod histories;
 mod indexes;
 mod left_out;
