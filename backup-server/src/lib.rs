@@ -10,6 +10,7 @@
 //! | [`history`] | any point in time of the window: resolved, held, shown |
 //! | [`cut`] | the greatest downward-closed cut |
 //! | [`travel`] | what operators do with the past |
+//! | [`window_log`] | a past for other stores, by key and value |
 //! | [`manifest`] | the small files beside a journal |
 //! | `server` | threads, sockets and files around all that |
 //! | `boot` | QEMU on recovered disks |
@@ -36,3 +37,4 @@ pub mod storage;
 pub mod text;
 pub mod travel;
 pub mod view;
+pub mod window_log;
