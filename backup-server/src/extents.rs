@@ -34,11 +34,15 @@ impl<V: Slice> Extents<V> {
         if range.is_empty() {
             return;
         }
-        self.clear(range.clone());
+        self.remove(range.clone());
         self.by_start.insert(range.start, Extent { end: range.end, value });
     }
 
-    fn clear(&mut self, range: Range<u64>) {
+    /// The range has no value any more.
+    pub fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
         // The one that reaches into the range from before it.
         if let Some((&start, extent)) = self.by_start.range_mut(..range.start).next_back()
             && extent.end > range.start

@@ -9,6 +9,7 @@
 //! | [`view`] | a disk with what is not folded yet |
 //! | [`history`] | any point in time of the window: resolved, held, shown |
 //! | [`cut`] | the greatest downward-closed cut |
+//! | [`damage`] | what was acknowledged and cannot be read any more |
 //! | [`travel`] | what operators do with the past |
 //! | [`window_log`] | a past for other stores, by key and value |
 //! | [`manifest`] | the small files beside a journal |
@@ -23,6 +24,7 @@ pub mod boot;
 #[cfg(feature = "server")]
 pub mod cli;
 pub mod cut;
+pub mod damage;
 pub mod extents;
 pub mod fold;
 pub mod group;

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `group.json` | what the group is: writers, members, their disks, mode, grace. The group exists when this is there |
 //! | `fold.json` | up to where the journal is in the images, and the oldest time that can be shown |
+//! | `damaged.json` | which segments are damaged (`damage.rs`) |
 //! | `policies.json` | what members do when this server cannot be reached (`group/policies.rs`) |
 //! | `machines/MEMBER.json` or `.xml` | what to boot |
 //!
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
 
 use crate::cut::HeldBack;
+use crate::damage::{DamagedRange, ImageDamage};
 use crate::history::Closed;
 use crate::journal::Position;
 use crate::storage::{self, Storage};
@@ -25,8 +27,11 @@ use tidelock_protocol::vector::CountVector;
 
 /// The version of these files.
 pub const FORMAT: u32 = 3;
-/// The oldest version that is read.
+/// The version of a `fold.json` that says of images that a part of them is damaged.
+const FORMAT_OF_DAMAGED: u32 = 4;
+/// The versions that are read.
 const FORMAT_MIN: u32 = 1;
+const FORMAT_MAX: u32 = FORMAT_OF_DAMAGED;
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +98,9 @@ struct FoldFile {
     /// From format 3 on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     oldest: Option<OldestTime>,
+    /// Format 4 only: a program that does not know of it must not show these images.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    damaged: Vec<DamagedRange>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -110,6 +118,8 @@ pub struct FoldPosition {
     /// What is in the images is in every state from here on; of what is before nothing can be told.
     /// `None`: written by a format that did not say.
     pub oldest: Option<Closed>,
+    /// What of the images is not what was written.
+    pub damaged: ImageDamage,
 }
 
 /// What is wrong with one of the files.
@@ -135,7 +145,7 @@ pub enum ManifestError {
     },
     /// It is a newer version's.
     #[error(
-        "{file} has format {found}, this program knows {FORMAT_MIN} to {FORMAT}: use a newer one"
+        "{file} has format {found}, this program knows {FORMAT_MIN} to {FORMAT_MAX}: use a newer one"
     )]
     Version {
         /// Which.
@@ -216,11 +226,11 @@ impl Manifest {
 pub fn read_fold_position<S: Storage>(storage: &S) -> Result<FoldPosition, ManifestError> {
     let Some(fold) = read_json::<S, FoldFile>(storage, FOLD)? else {
         let oldest = Some(Closed::default());
-        return Ok(FoldPosition { position: Position::default(), oldest });
+        return Ok(FoldPosition { oldest, ..FoldPosition::default() });
     };
     let position = Position { segment: fold.segment, offset: fold.offset };
     let oldest = fold.oldest.map(|oldest| Closed { at: oldest.hlc, cut: oldest.cut });
-    Ok(FoldPosition { position, oldest })
+    Ok(FoldPosition { position, oldest, damaged: fold.damaged.into_iter().collect() })
 }
 
 /// Records it, durably.
@@ -230,7 +240,9 @@ pub fn write_fold_position<S: Storage>(
 ) -> Result<(), ManifestError> {
     let Position { segment, offset } = fold.position;
     let oldest = fold.oldest.clone().map(|Closed { at: hlc, cut }| OldestTime { hlc, cut });
-    write_json(storage, "", FOLD, &FoldFile { format: FORMAT, segment, offset, oldest })
+    let damaged = fold.damaged.to_ranges();
+    let format = if damaged.is_empty() { FORMAT } else { FORMAT_OF_DAMAGED };
+    write_json(storage, "", FOLD, &FoldFile { format, segment, offset, oldest, damaged })
 }
 
 /// Keeps a member's machine description.
@@ -293,7 +305,7 @@ pub(crate) fn read_json<S: Storage, T: DeserializeOwned>(
     // The format comes first: what a newer one means by its other fields is not known.
     let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
     let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
-    if !(u64::from(FORMAT_MIN)..=u64::from(FORMAT)).contains(&format) {
+    if !(u64::from(FORMAT_MIN)..=u64::from(FORMAT_MAX)).contains(&format) {
         let found = u32::try_from(format).unwrap_or(u32::MAX);
         return Err(ManifestError::Version { file: file.to_owned(), found });
     }
@@ -330,7 +342,8 @@ mod tests {
         assert_eq!(none.oldest, Some(Closed::default()));
         let cut = CountVector::of(WriterId(2), Seq(7));
         let oldest = Some(Closed { at: Hlc(77), cut });
-        let fold = FoldPosition { position: Position { segment: 3, offset: 99 }, oldest };
+        let position = Position { segment: 3, offset: 99 };
+        let fold = FoldPosition { position, oldest, ..FoldPosition::default() };
         write_fold_position(&disk, &fold).unwrap();
         assert_eq!(read_fold_position(&disk.crash(&mut || false)).unwrap(), fold);
         // As format 2 wrote it.
@@ -338,9 +351,24 @@ mod tests {
         storage::replace(&disk, "", "fold.json", old).unwrap();
         let fold = FoldPosition { oldest: None, ..fold };
         assert_eq!(read_fold_position(&disk).unwrap(), fold);
-        storage::replace(&disk, "", "group.json", br#"{"format": 4, "new": true}"#).unwrap();
+        let format = |disk: &Memory| {
+            let bytes = storage::read_all(disk, "fold.json").unwrap().unwrap();
+            serde_json::from_slice::<serde_json::Value>(&bytes).unwrap()["format"].clone()
+        };
+        let mut damaged = fold.clone();
+        let key = crate::view::DiskKey { writer: WriterId(1), disk: DiskId(2) };
+        damaged.damaged.mark(key, 4096..8192, 7);
+        write_fold_position(&disk, &damaged).unwrap();
+        assert_eq!(
+            (read_fold_position(&disk).unwrap(), format(&disk)),
+            (damaged.clone(), 4.into())
+        );
+        damaged.damaged.heal(key, 0..9000);
+        write_fold_position(&disk, &damaged).unwrap();
+        assert_eq!((read_fold_position(&disk).unwrap(), format(&disk)), (fold, 3.into()));
+        storage::replace(&disk, "", "group.json", br#"{"format": 5, "new": true}"#).unwrap();
         let error = Manifest::read(&disk).unwrap_err();
-        assert!(matches!(error, ManifestError::Version { found: 4, .. }), "{error}");
+        assert!(matches!(error, ManifestError::Version { found: 5, .. }), "{error}");
         let json = Machine::Json("{}".into());
         write_machine(&disk, "vm", &json).unwrap();
         assert_eq!(read_machine(&disk, "vm").unwrap(), Some(json));

@@ -34,6 +34,10 @@ pub enum Bug {
     MapOlderWins,
     /// Breaks rule 2: a map has records that a recovery has left out.
     MapKeepsVoid,
+    /// Breaks rule 5: a fold forgets that what it could not write is damaged.
+    DamageFoldedAsGood,
+    /// Breaks rule 5: a point is not told to be affected by damage that was folded.
+    DamageNotListed,
 }
 
 #[cfg(feature = "planted-bugs")]

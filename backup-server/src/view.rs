@@ -24,6 +24,8 @@ mod tests;
 
 pub use overlay::Overlay;
 
+use crate::damage::{DamagedData, Noticed};
+use crate::journal::Segment;
 use crate::storage::StorageFile;
 use source::{Piece, Verified};
 use std::io;
@@ -69,13 +71,15 @@ pub struct View<F> {
     image: F,
     overlay: SharedOverlay<F>,
     verified: Arc<Verified>,
+    noticed: Noticed,
 }
 
 impl<F: StorageFile> View<F> {
     /// The disk as image and overlay have it.
     #[must_use]
     pub fn new(key: DiskKey, size_bytes: u64, image: F, overlay: SharedOverlay<F>) -> Self {
-        Self { key, size_bytes, image, overlay, verified: Arc::default() }
+        let noticed = overlay.read().unwrap_or_else(PoisonError::into_inner).noticed();
+        Self { key, size_bytes, image, overlay, verified: Arc::default(), noticed }
     }
 
     /// Its size.
@@ -87,9 +91,10 @@ impl<F: StorageFile> View<F> {
     /// What a range is made of, in order and without a hole.
     fn pieces(&self, range: Range<u64>) -> io::Result<Vec<(Range<u64>, Piece<F>)>> {
         // Files stay readable when their names are gone, so the lock is for looking up only.
-        let (recent, stacks) = {
+        let (recent, stacks, damaged) = {
             let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
-            overlay.recent(self.key, range)
+            let (recent, stacks) = overlay.recent(self.key, range);
+            (recent, stacks, overlay.damaged())
         };
         let stack = stacks.get(&self.key.writer);
         let mut pieces = Vec::with_capacity(recent.len());
@@ -101,7 +106,38 @@ impl<F: StorageFile> View<F> {
             }
         }
         pieces.sort_unstable_by_key(|(range, _)| range.start);
-        Ok(pieces)
+        if damaged.is_empty() {
+            return Ok(pieces);
+        }
+        let mut split = Vec::with_capacity(pieces.len());
+        for (range, piece) in pieces {
+            if !matches!(piece, Piece::Image) {
+                split.push((range, piece));
+                continue;
+            }
+            for (part, lost) in damaged.pieces(self.key, range) {
+                let lost = lost.map(|with| Piece::Lost { segment: with.0 });
+                split.push((part, lost.unwrap_or(Piece::Image)));
+            }
+        }
+        Ok(split)
+    }
+
+    /// The parts of a range that cannot be read: what is lost with a segment, and payloads of which
+    /// `is_damaged` says so, by segment, place in its file, length and checksum.
+    pub(crate) fn damaged_in(
+        &self,
+        range: Range<u64>,
+        mut is_damaged: impl FnMut(&Segment<F>, u64, u32, u32) -> bool,
+    ) -> io::Result<Vec<(Range<u64>, u64)>> {
+        let of = |(range, piece): (Range<u64>, Piece<F>)| match piece {
+            Piece::Lost { segment } => Some((range, segment)),
+            Piece::Payload { segment, at, len_bytes, crc, .. } => {
+                is_damaged(&segment, at, len_bytes, crc).then_some((range, segment.index))
+            }
+            Piece::Image | Piece::Zero => None,
+        };
+        Ok(self.pieces(range)?.into_iter().filter_map(of).collect())
     }
 
     /// Fills the buffer from this offset on. Data of the journal is verified.
@@ -111,8 +147,13 @@ impl<F: StorageFile> View<F> {
             match piece {
                 Piece::Image => self.image.read_at(part, range.start)?,
                 Piece::Zero => part.fill(0),
+                Piece::Lost { segment } => return Err(lost(segment)),
                 Piece::Payload { segment, at, skip, len_bytes, crc } => {
-                    self.verified.read(&segment, (at, skip), (len_bytes, crc), part)?;
+                    let read = self.verified.read(&segment, (at, skip), (len_bytes, crc), part);
+                    read.map_err(|error| {
+                        self.noticed.note(segment.index);
+                        io::Error::other(DamagedData(error.to_string()))
+                    })?;
                 }
             }
         }
@@ -127,7 +168,7 @@ impl<F: StorageFile> View<F> {
     ) -> io::Result<()> {
         for (range, piece) in self.pieces(range)? {
             let content = match piece {
-                Piece::Payload { .. } => Content::Data,
+                Piece::Payload { .. } | Piece::Lost { .. } => Content::Data,
                 Piece::Zero => Content::Zero,
                 Piece::Image => {
                     if !self.describe_image(range, &mut f)? {
@@ -164,4 +205,11 @@ impl<F: StorageFile> View<F> {
         }
         Ok(true)
     }
+}
+
+fn lost(segment: u64) -> io::Error {
+    io::Error::other(DamagedData(format!(
+        "journal segment {segment} was damaged, and what it had here is lost. It stands until newer data is written \
+         there; `tidelock-backup damaged` says more"
+    )))
 }

@@ -103,7 +103,7 @@ async fn killed_between_seal_and_index_and_whatever_is_lost_of_them_the_past_is_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damage_in_the_middle_is_found_beside_and_named() {
+async fn damage_in_the_middle_is_found_beside_and_named_and_costs_only_itself() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path(), SMALL);
     let server = Process::start(&config);
@@ -117,16 +117,34 @@ async fn damage_in_the_middle_is_found_beside_and_named() {
     let segments = files(dir.path(), ".seg");
     assert!(segments.len() > 3, "{segments:?}");
     let damaged = segments[1].clone();
-    flip(&damaged, 100);
+    flip(&damaged, 100_000);
     let server = Process::start(&config);
     let group = || cli_json(&config, &["status", "--json"])["groups"][0].clone();
-    wait_until("it is told", || group()["broken"].is_string());
+    let list = |more: &[&str]| {
+        cli_json(&config, &[&["damaged", "shop", "--json"], more].concat())["segments"].clone()
+    };
+    wait_until("it is told", || group()["damaged"][0]["reason"].is_string());
     let name = damaged.file_name().unwrap().to_str().unwrap().to_owned();
-    let broken = group()["broken"].to_string();
-    assert!(broken.contains(&name) && broken.contains("damaged at byte"), "{broken}");
-    // Restored from a copy, it goes on by itself.
-    flip(&damaged, 100);
-    wait_until("it works again", || group()["broken"].is_null());
-    assert_eq!(group()["writers"][0]["durable"], 2500);
+    let reason = group()["damaged"][0]["reason"].to_string();
+    assert!(reason.contains(&name) && reason.contains("damaged at byte"), "{reason}");
+    assert!(group()["broken"].is_null());
+    // Replication goes on, and what is not damaged is shown.
+    let run = LastRun::Continues { from: Seq(2501) };
+    let (mut host, _) = Host::attached(server.address, 1, run).await;
+    send(&mut host, 2501, 2600).await;
+    if has("qemu-img") {
+        assert!(exported(&config, 300, dir.path()) == disk_after(300));
+    }
+    let timeline = cli_json(&config, &["timeline", "shop", "--json"]);
+    assert_eq!(timeline["damaged"][0]["segment"], list(&[])[0]["segment"]);
+    // Restored from a copy, which is another file.
+    assert_eq!(list(&["--check"]).as_array().map(Vec::len), Some(1), "still damaged");
+    let aside = dir.path().join("copy");
+    std::fs::copy(&damaged, &aside).unwrap();
+    flip(&aside, 100_000);
+    std::fs::rename(&aside, &damaged).unwrap();
+    assert_eq!(list(&["--check"]).as_array().map(Vec::len), Some(0));
+    assert!(group()["damaged"].as_array().unwrap().is_empty());
+    assert_eq!(group()["writers"][0]["durable"], 2600);
     server.terminate();
 }

@@ -57,6 +57,8 @@ pub(crate) enum Command {
     },
     /// Make this site the primary of a group: fence the old primary, serve the disks
     Recover(Recover),
+    /// Show damaged segments of the journal, and what they affect; check them again, or give one up
+    Damaged(Damaged),
     /// Take a member out of a group for good: nothing waits for it any more, and it is not recovered
     Remove(Remove),
     /// Copy a disk of a group into an image, before or after a recovery, without stopping anything
@@ -111,6 +113,21 @@ pub(crate) struct View {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["group", "at", "write", "name", "detach"])]
     pub(crate) close: Option<String>,
     /// For programs: one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Damaged {
+    /// The group
+    pub(crate) group: String,
+    /// Look at them again now: what was restored from a copy is no longer damaged
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Give this segment up: its file is not kept, and what is damaged stays so until it is written again
+    #[arg(long, value_name = "SEGMENT", conflicts_with = "check")]
+    pub(crate) forget: Option<u64>,
+    /// For programs
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -232,6 +249,9 @@ pub(crate) struct Recover {
     /// Recover to this point in time; what came later is left out for good [default: everything that can be]
     #[arg(long, value_name = "AT")]
     pub(crate) at: Option<When>,
+    /// Also if some of that state is damaged and cannot be read: guests get I/O errors there
+    #[arg(long)]
+    pub(crate) accept_damage: bool,
     /// Boot the group's VMs with QEMU
     #[arg(long)]
     pub(crate) boot: bool,

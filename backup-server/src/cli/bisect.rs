@@ -329,6 +329,7 @@ mod tests {
             quota_bytes: None,
             used_bytes: 0,
             lost: false,
+            damaged: Vec::new(),
         };
         let told = environment(&view, 3);
         assert_eq!(told["TIDELOCK_VIEW_DB_1_ROOT"], "/x/@view-1/db-1.root.sock");

@@ -7,6 +7,7 @@ mod args;
 mod bisect;
 mod boot;
 mod client;
+mod damaged;
 mod diff;
 mod export;
 mod marks;
@@ -54,6 +55,10 @@ pub async fn run(args: Args) -> Result<()> {
         Command::Recover(recover) => {
             start_log(&config, Some("warn"));
             recover::run(config, recover).await
+        }
+        Command::Damaged(args) => {
+            start_log(&config, Some("warn"));
+            damaged::run(config, args).await
         }
         Command::Remove(remove) => {
             start_log(&config, Some("warn"));

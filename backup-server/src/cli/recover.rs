@@ -43,6 +43,7 @@ async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<Exported
         group: args.group.clone(),
         primary_is_dead: args.primary_is_dead,
         at: args.at.clone(),
+        accept_damage: args.accept_damage,
     };
     let mut call = client.call(&request).await?;
     let mut bar: Option<ProgressBar> = None;

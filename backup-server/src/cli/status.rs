@@ -1,7 +1,7 @@
 //! `tidelock-backup status`.
 
 use super::client::Client;
-use super::view;
+use super::{damaged, view};
 use crate::group::{GroupStatus, WriterStatus};
 use crate::journal::Standing;
 use crate::server::config::Config;
@@ -92,8 +92,17 @@ fn render(group: &GroupStatus) -> String {
     }
     let (journal, unfolded) = (text::bytes(group.journal_bytes), text::bytes(group.unfolded_bytes));
     line("journal", format!("{journal}, of which {unfolded} are not in the images yet"));
-    if let Some(damaged) = &group.scrub.damaged {
-        line("DAMAGED", damaged.clone());
+    for of in &group.damaged {
+        line("DAMAGED", damaged::one_line(of));
+    }
+    if !group.damaged.is_empty() {
+        let bytes: u64 = group.latest_damaged.iter().map(|disk| disk.len_bytes).sum();
+        let latest = match bytes {
+            0 => "the latest state is not affected".to_owned(),
+            bytes => format!("{} of the latest state cannot be read", text::bytes(bytes)),
+        };
+        line("  latest", latest);
+        line("  do", format!("see `tidelock-backup damaged {}`", group.group));
     }
     if let Some(error) = &group.fold_error {
         line("FOLD", error.clone());

@@ -2,10 +2,10 @@
 
 use super::args::Timeline;
 use super::client::Client;
-use super::marks;
+use super::{damaged, marks};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
-use crate::server::travel::{MarkStatus, Span};
+use crate::server::travel::{DamagedSpan, MarkStatus, Span};
 use crate::text;
 use crate::travel::moment::Moment;
 use crate::travel::when::When;
@@ -26,18 +26,24 @@ pub(super) async fn run(config: Config, args: Timeline) -> Result<()> {
     };
     let reply = client.ask(&request).await;
     client.end().await;
-    let Reply::Timeline { oldest, newest, from, to, spans, marks } = reply? else {
+    let Reply::Timeline { oldest, newest, from, to, spans, damaged, marks } = reply? else {
         bail!("the server answered something else");
     };
     if args.json {
         let all = json!({
             "group": args.group, "oldest": oldest, "newest": newest, "from": from, "to": to, "spans": spans,
-            "marks": marks,
+            "damaged": damaged, "marks": marks,
         });
         println!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(());
     }
     print!("{}", render(&args.group, &[&oldest, &newest], &spans, marks));
+    for span in &damaged {
+        println!("  DAMAGED {}", damaged_span(span));
+    }
+    if !damaged.is_empty() {
+        println!("  see `tidelock-backup damaged {}`", args.group);
+    }
     Ok(())
 }
 
@@ -67,6 +73,11 @@ fn render(
         }
     }
     out
+}
+
+fn damaged_span(span: &DamagedSpan) -> String {
+    damaged::span(Some(span.from), span.until, span.is_untold)
+        + &format!(" (segment {})", span.segment)
 }
 
 /// In eighths of a character; what is not nothing is seen.

@@ -2,6 +2,7 @@
 
 use super::args::View;
 use super::client::Client;
+use super::damaged;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::exports::ExportedDisk;
@@ -108,6 +109,9 @@ pub(super) fn tell(view: &ViewStatus) {
         }
         None => println!("  read-only"),
     }
+    for of in &view.damaged {
+        println!("  DAMAGED    {}", damaged::part(of));
+    }
     for disk in &view.disks {
         println!("  {:<20} {:>10}  {}", disk.name, text::bytes(disk.size_bytes), disk.uri());
     }
@@ -119,7 +123,7 @@ pub(super) fn to_json(view: &ViewStatus) -> Value {
     json!({
         "name": view.name, "group": view.group, "at": view.at, "disks": disks, "detached": view.detached,
         "writable": view.quota_bytes.is_some(), "quota_bytes": view.quota_bytes, "used_bytes": view.used_bytes,
-        "lost": view.lost,
+        "lost": view.lost, "damaged": view.damaged,
     })
 }
 

@@ -6,6 +6,7 @@ use crate::fold::{FoldError, FoldJob, Folded};
 use crate::journal::{JournalError, Position};
 use crate::manifest::{self, FoldPosition};
 use crate::storage::Storage;
+use std::sync::Arc;
 
 /// About how much one job folds: its images are synced once for all of it.
 const JOB_BYTES: u64 = 256 << 20;
@@ -45,10 +46,14 @@ impl<S: Storage> Group<S> {
         let cut = self.cut.cut().clone();
         self.fold.running = Some((to, cut.clone()));
         Some(FoldJob {
-            reader: self.journal.reader(from, to),
+            tail: self.journal.tail(),
+            from,
+            to,
             state: self.journal.state().clone(),
+            starts: self.journal.starts_after(from.segment).map(|(n, s)| (n, s.clone())).collect(),
             cut,
             images: self.images.clone(),
+            damaged: (*self.fold.damaged).clone(),
             budget_bytes: JOB_BYTES,
         })
     }
@@ -83,17 +88,23 @@ impl<S: Storage> Group<S> {
         cut: tidelock_protocol::vector::CountVector,
         folded: Folded,
     ) -> Result<(), GroupError> {
+        for found in folded.found {
+            self.quarantine(found)?;
+        }
         if folded.position == self.fold.position {
             self.fold.blocked = Some((folded.position, cut));
             return Ok(());
         }
         let oldest = Some(self.fold.oldest.clone());
-        let fold = FoldPosition { position: folded.position, oldest };
+        let fold = FoldPosition { position: folded.position, oldest, damaged: folded.damaged };
         manifest::write_fold_position(&self.storage, &fold)?;
-        self.fold.position = folded.position;
+        self.fold.position = fold.position;
+        self.fold.damaged = Arc::new(fold.damaged);
         self.fold.closed = self.fold.closed.split_off(&folded.position.segment);
         self.refresh_overlay()?;
+        self.set_aside()?;
         self.journal.remove_before(folded.position)?;
+        self.damage.is_due = true;
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Frames of attached members: into the journal, made durable, acknowledged.
 
 use super::{Group, GroupError, Link, Now, Output, Stall};
+use crate::damage;
 use crate::journal::{BATCH_TARGET_BYTES, JournalError, Note};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
@@ -164,6 +165,11 @@ impl<S: Storage> Group<S> {
                 .map_err(|source| GroupError::Image { path: disk_path(key), source })
         });
         match read {
+            // What is damaged here is not what is there: the host sends it if it is to be mended.
+            Err(GroupError::Image { source, .. }) if damage::is_damage(&source) => {
+                let message = Message::DigestResult { disk, offset, equal: false };
+                self.outputs.push(Output::Send(link, message));
+            }
             Ok(()) => {
                 let equal = blake3::hash(&extent) == blake3::Hash::from_bytes(digest);
                 let message = Message::DigestResult { disk, offset, equal };

@@ -22,6 +22,7 @@
 mod asked;
 mod attach;
 mod covering;
+mod damage;
 mod floor;
 mod folding;
 mod follow;
@@ -43,6 +44,7 @@ mod tests_of_several;
 
 pub use attach::GroupCreateError;
 pub use covering::Covered;
+pub use damage::{DamagedDisk, DamagedSegment, ForgetError};
 pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use past::PastStatus;
 pub use policies::{Exposure, Known};
@@ -53,6 +55,7 @@ pub use shape::RemoveError;
 pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 
 use crate::cut::CutTracker;
+use crate::damage::ImageDamage;
 use crate::fold::FoldError;
 use crate::history::{Closed, Holds};
 use crate::journal::{self, Journal, JournalError, Position, Standing, TornTail};
@@ -229,6 +232,8 @@ struct FoldState {
     shortened: bool,
     /// An index is being written, or a segment verified.
     aside: bool,
+    /// What of the images is damaged.
+    damaged: Arc<ImageDamage>,
 }
 
 /// A group.
@@ -258,6 +263,7 @@ pub struct Group<S: Storage> {
     overlay: Option<SharedOverlay<S::File>>,
     fold: FoldState,
     scrub: scrub::Scrub,
+    damage: damage::DamageState,
     grace: Grace,
     opened_at: MonoNanos,
     /// When each host was heard last, since then.
@@ -293,7 +299,9 @@ impl<S: Storage> Group<S> {
         options: GroupOptions,
     ) -> Result<Option<(Self, Option<TornTail>)>, GroupError> {
         let Some(mut manifest) = Manifest::read(&storage)? else { return Ok(None) };
-        let FoldPosition { position, oldest } = manifest::read_fold_position(&storage)?;
+        let FoldPosition { position, oldest, damaged } = manifest::read_fold_position(&storage)?;
+        let quarantine = damage::DamageState::read(&storage)?.quarantine;
+        damage::set_aside(&storage, &quarantine, position.segment)?;
         let mut found = past::Found::new(position);
         let opened = Journal::open_with(
             storage.clone(),
@@ -341,10 +349,12 @@ impl<S: Storage> Group<S> {
         // Without it nothing can be told of what is before.
         let oldest = oldest
             .unwrap_or_else(|| Closed { at: state.newest_effective(), cut: state.committed() });
-        let fold = FoldState { position, oldest, closed, ..FoldState::default() };
+        let damaged = Arc::new(damaged);
+        let fold = FoldState { position, oldest, closed, damaged, ..FoldState::default() };
         let mut group =
             Self::assemble(storage, options, manifest, opened.journal, cut, images, fold, now)?;
         group.note_made_again(&opened.made_again);
+        group.damage.wanted.extend(opened.damaged);
         Ok(Some((group, opened.torn)))
     }
 
@@ -360,6 +370,7 @@ impl<S: Storage> Group<S> {
         now: Now,
     ) -> Result<Self, GroupError> {
         let slots = manifest.writers.iter().map(|_| WriterSlot::EMPTY).collect();
+        let damage = damage::DamageState::read(&storage)?;
         let state = journal.state();
         let mut group = Self {
             commit: GroupCommit::new(state.committed()),
@@ -387,6 +398,7 @@ impl<S: Storage> Group<S> {
             overlay: None,
             fold,
             scrub: scrub::Scrub::new(now.mono),
+            damage,
             stall: None,
             broken: None,
             durable_copies: Vec::new(),
@@ -520,7 +532,8 @@ impl<S: Storage> Group<S> {
             return Ok(Arc::clone(overlay));
         }
         let (tail, base) = (self.journal.tail(), self.fold.position.segment);
-        let overlay = Overlay::live(&tail, self.journal.state(), base)?;
+        let overlay = Overlay::live(&tail, self.journal.state(), base)?
+            .over(Arc::clone(&self.fold.damaged), self.damage.noticed.clone());
         let overlay = Arc::new(RwLock::new(overlay));
         self.overlay = Some(Arc::clone(&overlay));
         Ok(overlay)
@@ -531,6 +544,7 @@ impl<S: Storage> Group<S> {
         let Some(overlay) = &self.overlay else { return Ok(()) };
         let (tail, base) = (self.journal.tail(), self.fold.position.segment);
         let mut overlay = overlay.write().unwrap_or_else(PoisonError::into_inner);
+        overlay.set_damaged(Arc::clone(&self.fold.damaged));
         overlay.refresh(&tail, self.journal.state(), base)
     }
 
@@ -545,10 +559,13 @@ impl<S: Storage> Group<S> {
 
     /// Writes what is staged; the overlay learns where it is.
     fn write_staged(&mut self) -> Result<(), JournalError> {
-        let Self { journal, overlay, .. } = self;
-        let Some(overlay) = overlay else { return journal.write(|_| {}) };
+        let Self { journal, overlay, damage, .. } = self;
+        let Some(overlay) = overlay else { return journal.write(|placed| damage.placed(&placed)) };
         let mut overlay = overlay.write().unwrap_or_else(PoisonError::into_inner);
-        journal.write(|placed| overlay.placed(&placed))
+        journal.write(|placed| {
+            damage.placed(&placed);
+            overlay.placed(&placed);
+        })
     }
 
     /// The journal or an image failed: nothing is acknowledged any more.

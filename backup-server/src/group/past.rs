@@ -8,6 +8,7 @@ use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::Epoch;
 use tidelock_protocol::vector::CountVector;
@@ -128,6 +129,9 @@ impl<S: Storage> Group<S> {
             state: self.journal.state().clone(),
             cut: self.cut.cut().clone(),
             images: self.images.clone(),
+            damaged: Arc::clone(&self.fold.damaged),
+            quarantine: Arc::clone(&self.damage.quarantine),
+            noticed: self.damage.noticed.clone(),
             holds: self.fold.holds.clone(),
             hold,
         })
@@ -176,6 +180,7 @@ impl<S: Storage> Group<S> {
         let fold = crate::manifest::FoldPosition {
             position: self.fold.position,
             oldest: Some(closed.clone()),
+            damaged: (*self.fold.damaged).clone(),
         };
         if !planted::is(Bug::OldestForgotten) {
             crate::manifest::write_fold_position(&self.storage, &fold)?;

@@ -87,6 +87,9 @@ pub enum RecoverError {
     /// The point cannot be shown any more.
     #[error(transparent)]
     Past(PastError),
+    /// Some of it cannot be read.
+    #[error("{0}")]
+    Damaged(String),
     /// The recovery cannot be put on record.
     #[error("the recovery cannot be put on record: {0}")]
     Journal(String),
@@ -143,7 +146,7 @@ impl<S: Storage> Group<S> {
         now: Now,
         primary_declared_dead: bool,
     ) -> Result<Recovery, RecoverError> {
-        self.recover_to(now, primary_declared_dead, None)
+        self.recover_to(now, primary_declared_dead, None, false)
     }
 
     /// The same at a point of the past: what came later is left out for good.
@@ -153,7 +156,17 @@ impl<S: Storage> Group<S> {
         primary_declared_dead: bool,
         point: &Point,
     ) -> Result<Recovery, RecoverError> {
-        self.recover_to(now, primary_declared_dead, Some(point))
+        self.recover_to(now, primary_declared_dead, Some(point), false)
+    }
+
+    /// The same, also if some of the disks' data is damaged: reads of that fail.
+    pub fn recover_accepting(
+        &mut self,
+        now: Now,
+        primary_declared_dead: bool,
+        point: Option<&Point>,
+    ) -> Result<Recovery, RecoverError> {
+        self.recover_to(now, primary_declared_dead, point, true)
     }
 
     fn recover_to(
@@ -161,6 +174,7 @@ impl<S: Storage> Group<S> {
         now: Now,
         primary_declared_dead: bool,
         point: Option<&Point>,
+        accepts_damage: bool,
     ) -> Result<Recovery, RecoverError> {
         // What has arrived is part of it, as far as it can be.
         self.flush();
@@ -172,6 +186,9 @@ impl<S: Storage> Group<S> {
             };
         }
         self.check_whole()?;
+        if !accepts_damage {
+            self.check_undamaged(point)?;
+        }
         let remaining_ms = self.grace.remaining_ms(now.mono);
         if remaining_ms > 0 && !primary_declared_dead {
             return Err(RecoverError::Grace { remaining_ms });

@@ -2,12 +2,11 @@
 //!
 //! One segment at a time on the fold's thread, when it has nothing else to do, and at most every
 //! [`PAUSE_MS`]: all that is kept once after the group was opened, and once a day from then on.
-//! Damage stops the group as it does when opening finds it, because what it would recover to is
-//! not what was acknowledged; but not the disks of a group that was recovered, which guests run on:
-//! there it is told, and said in the status.
+//! Before all others come segments in which somebody has found damage. What is found goes on
+//! record, and what is as it was written again goes off it (`damage.rs`); the group goes on.
 
 use super::{Group, Now};
-use crate::journal::{JournalError, ScrubJob};
+use crate::journal::{ScrubJob, Scrubbed};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::ids::MonoNanos;
@@ -26,7 +25,7 @@ pub struct ScrubStatus {
     pub segments_left: u64,
     /// Bytes that were verified since the group was opened.
     pub verified_bytes: u64,
-    /// The last damage that was found.
+    /// The oldest segment on record as damaged, with what is wrong.
     pub damaged: Option<String>,
 }
 
@@ -38,7 +37,6 @@ pub(super) struct Scrub {
     next_at: MonoNanos,
     round_began: MonoNanos,
     verified_bytes: u64,
-    damaged: Option<String>,
 }
 
 impl Scrub {
@@ -49,7 +47,6 @@ impl Scrub {
             next_at: after_ms(now, PAUSE_MS),
             round_began: now,
             verified_bytes: 0,
-            damaged: None,
         }
     }
 }
@@ -61,9 +58,16 @@ fn after_ms(now: MonoNanos, ms: u64) -> MonoNanos {
 impl<S: Storage> Group<S> {
     /// A segment to verify, if one is due. Its outcome goes to [`Group::scrub_done`]; until then
     /// there is no [`Group::fold_job`] and no [`Group::index_job`].
-    pub fn scrub_job(&mut self, now: Now) -> Option<ScrubJob<S>> {
+    pub fn scrub_job(&mut self, now: Now) -> Option<ScrubJob<S::File>> {
         let busy = self.fold.running.is_some() || self.fold.aside;
-        if busy || self.broken.is_some() || now.mono < self.scrub.next_at {
+        if busy || self.broken.is_some() {
+            return None;
+        }
+        if let Some(job) = self.wanted_scrub() {
+            self.fold.aside = true;
+            return Some(job);
+        }
+        if now.mono < self.scrub.next_at {
             return None;
         }
         if !self.scrub.running {
@@ -82,26 +86,22 @@ impl<S: Storage> Group<S> {
     }
 
     /// Such a job has ended, for this segment.
-    pub fn scrub_done(&mut self, now: Now, segment: u64, result: Result<u64, JournalError>) {
+    pub fn scrub_done(&mut self, now: Now, segment: u64, scrubbed: Scrubbed) {
         self.fold.aside = false;
-        self.scrub.done = segment;
-        self.scrub.next_at = after_ms(now.mono, PAUSE_MS);
-        let error = match result {
-            Ok(bytes) => {
-                self.scrub.verified_bytes += bytes;
-                return;
-            }
-            Err(error) => error,
-        };
-        self.scrub.damaged = Some(error.to_string());
-        if self.journal.state().recovered().is_some() {
-            self.notices.push(format!(
-                "{error}. Guests run on this group's disks, so they are served as they are: what \
-                 the damaged part holds may be wrong"
-            ));
-            return;
+        self.fold.wall_ms = now.unix_ms;
+        self.scrub.verified_bytes += scrubbed.bytes;
+        if !self.damage.wanted.remove(&segment) {
+            self.scrub.done = segment;
+            self.scrub.next_at = after_ms(now.mono, PAUSE_MS);
         }
-        self.break_down(&error.into());
+        let recorded = match scrubbed.damage {
+            Some(damage) => self.quarantine(damage),
+            None => self.take_out_of_quarantine(segment),
+        };
+        if let Err(error) = recorded {
+            // Found again in the next round, and by whoever reads it.
+            self.notices.push(format!("damage of the journal cannot be put on record: {error}"));
+        }
     }
 
     /// Whether a round of verification runs, which goes on by the clock.
@@ -116,7 +116,7 @@ impl<S: Storage> Group<S> {
             running,
             segments_left: if running { self.journal.sealed_after(self.scrub.done) } else { 0 },
             verified_bytes: self.scrub.verified_bytes,
-            damaged: self.scrub.damaged.clone(),
+            damaged: self.damage.first_of_all(),
         }
     }
 }

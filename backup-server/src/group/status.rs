@@ -1,6 +1,6 @@
 //! What a group says of itself: from what is durable, never from a flag (rule 6).
 
-use super::{Group, Known, Now, PastStatus, ScrubStatus};
+use super::{DamagedDisk, DamagedSegment, Group, Known, Now, PastStatus, ScrubStatus};
 use crate::journal::Standing;
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -99,6 +99,12 @@ pub struct GroupStatus {
     /// What of the journal was verified since the group was opened.
     #[serde(default)]
     pub scrub: ScrubStatus,
+    /// Damaged segments of the journal, oldest first.
+    #[serde(default)]
+    pub damaged: Vec<DamagedSegment>,
+    /// What cannot be read of the state that a recovery would take.
+    #[serde(default)]
+    pub latest_damaged: Vec<DamagedDisk>,
     /// Why folding does not work.
     pub fold_error: Option<String>,
     /// Why it does not acknowledge for now.
@@ -130,6 +136,8 @@ impl GroupStatus {
             journal_segments: 0,
             past: PastStatus::default(),
             scrub: ScrubStatus::default(),
+            damaged: Vec::new(),
+            latest_damaged: Vec::new(),
             fold_error: None,
             stalled: None,
             broken: Some(reason.to_owned()),
@@ -180,7 +188,7 @@ impl<S: Storage> Group<S> {
         GroupStatus {
             group: self.manifest.group.clone(),
             epoch: state.epoch,
-            recoverable: self.is_recoverable(),
+            recoverable: self.is_recoverable() && self.latest_damaged().is_empty(),
             writers: writers.collect(),
             followers: followers.collect(),
             policies: self.policies().clone(),
@@ -201,6 +209,8 @@ impl<S: Storage> Group<S> {
             journal_segments: self.journal.segments().len() as u64,
             past: self.past_status(),
             scrub: self.scrub_status(),
+            damaged: self.damaged(),
+            latest_damaged: self.latest_damaged(),
             fold_error: self.fold.last_error.clone(),
             stalled: self.stall_reason(),
             broken: self.broken.clone(),

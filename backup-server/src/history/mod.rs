@@ -25,16 +25,19 @@
 //!
 //! Source: Retroscope 3 (window-log, retrospective snapshots by HLC); Slogger 5 (watermark).
 
+mod affected;
 mod hold;
 mod settle;
 mod walk;
 
+pub use affected::{Affected, AffectedSpan};
 pub use hold::{Hold, Holds};
 pub use walk::effective;
 
 use crate::cut::CutTracker;
+use crate::damage::{ImageDamage, Noticed, Quarantine};
 use crate::extents::{Extents, Slice};
-use crate::journal::{JournalError, Position, Reader, Standing, State, Tail};
+use crate::journal::{JournalError, Position, Reader, SegmentHeader, Standing, State, Tail};
 use crate::manifest::Manifest;
 use crate::storage::StorageFile;
 use crate::view::{Content, DiskKey, Overlay, View};
@@ -186,6 +189,10 @@ pub struct History<F> {
     pub(crate) state: State,
     pub(crate) cut: CountVector,
     pub(crate) images: BTreeMap<DiskKey, F>,
+    /// What of the images is damaged, and which segments are.
+    pub(crate) damaged: Arc<ImageDamage>,
+    pub(crate) quarantine: Arc<Quarantine>,
+    pub(crate) noticed: Noticed,
     pub(crate) holds: Holds,
     /// Keeps the base.
     pub(crate) hold: Hold,
@@ -315,12 +322,24 @@ impl<F: StorageFile> History<F> {
 
     /// A point that was found before, perhaps by another run: where it is now.
     pub fn locate(&self, point: &Point) -> Result<Point, PastError> {
-        let located = self.settle(&Limit::Exact(&point.cut, Some(point.hlc)))?;
+        let located = match self.settle(&Limit::Exact(&point.cut, Some(point.hlc))) {
+            // Of what cannot be replayed any more its places are still where they were.
+            Err(PastError::Journal(_)) if self.still_is(point) => return Ok(point.clone()),
+            located => located?,
+        };
         if located.cut != point.cut || located.epoch != point.epoch {
             let what = "this point is not in the group's history any more".to_owned();
             return Err(PastError::Unknown(what));
         }
         Ok(Point { hlc: point.hlc.max(located.hlc), ..located })
+    }
+
+    /// Whether no recovery since has left out any of a point, and the images have not passed it.
+    fn still_is(&self, point: &Point) -> bool {
+        let later = self.state.recoveries.iter().filter(|start| start.epoch > point.epoch);
+        later.map(|start| &start.cut).all(|cut| cut.covers(&point.cut))
+            && point.epoch <= self.state.epoch
+            && point.beyond >= self.base
     }
 
     /// The disks as they were at a point, read-only. Their state does not change until they are
@@ -341,7 +360,8 @@ impl<F: StorageFile> History<F> {
     /// What the journal has of a point beyond the images.
     pub(crate) fn overlay(&self, point: &Point) -> Result<Overlay<F>, JournalError> {
         let range = self.base.segment..point.end.segment + 1;
-        Overlay::past(&self.tail, &self.state, range, &point.cut)
+        let overlay = Overlay::past(&self.tail, &self.state, range, &point.cut)?;
+        Ok(overlay.over(Arc::clone(&self.damaged), self.noticed.clone()))
     }
 
     /// Keeps a point: as long as the hold is there it can be opened, whatever the window is.
@@ -367,7 +387,7 @@ impl<F: StorageFile> History<F> {
     ) -> Result<impl Iterator<Item = Range<u64>> + use<F>, PastError> {
         let (from, to) = if from.hlc <= to.hlc { (from, to) } else { (to, from) };
         let mut extents = Extents::default();
-        self.between(from, to, |at| {
+        self.between(from, to, true, |at| {
             if let Some((key, offset, len)) = at.extent
                 && key == disk
             {
@@ -395,7 +415,7 @@ impl<F: StorageFile> History<F> {
         max: usize,
     ) -> Result<Vec<RecordAt>, PastError> {
         let mut records = Vec::new();
-        self.between(from, to, |at| {
+        self.between(from, to, true, |at| {
             if records.len() == max {
                 return ControlFlow::Break(());
             }
@@ -405,28 +425,74 @@ impl<F: StorageFile> History<F> {
         Ok(records)
     }
 
+    /// A segment of which headers are damaged is told by its index: of its records those that
+    /// change something, as of its end. One of which nothing is known is an error, or left out.
     fn between(
         &self,
         from: &Point,
         to: &Point,
+        needs_all: bool,
         mut f: impl FnMut(RecordAt) -> ControlFlow<()>,
     ) -> Result<(), PastError> {
-        let first = from.beyond.max(self.base);
-        self.walk(first.segment, |place, step| {
-            if place.start >= to.end {
-                return Ok(ControlFlow::Break(()));
-            }
-            let walk::Step::Record { record, len_bytes, at, is_void: false } = step else {
-                return Ok(ControlFlow::Continue(()));
+        let mut first = from.beyond.max(self.base);
+        let mut ended = false;
+        let mut told = BTreeMap::new();
+        let is_asked =
+            |writer: WriterId, seq: Seq| seq > from.cut.get(writer) && seq <= to.cut.get(writer);
+        while !ended {
+            let walked = self.walk(first.segment, |place, step| {
+                if place.start >= to.end {
+                    return Ok(ControlFlow::Break(()));
+                }
+                let walk::Step::Record { record, len_bytes, at, is_void: false } = step else {
+                    return Ok(ControlFlow::Continue(()));
+                };
+                let (writer, seq) = (record.writer, record.seq);
+                if !is_asked(writer, seq) || place.start < first {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                told.insert(writer, seq);
+                let key = DiskKey::of(record);
+                let extent = (len_bytes > 0).then_some((key, record.offset, len_bytes));
+                let went = f(RecordAt { hlc: at, writer, seq, extent });
+                ended |= went.is_break();
+                Ok(went)
+            });
+            let damaged = match walked {
+                Err(PastError::Journal(JournalError::Corrupt { file, offset, damage })) => {
+                    let index = SegmentHeader::parse_file_name(&file).map_or(0, |(index, _)| index);
+                    let listed = self.tail.listed_entries(index);
+                    match (listed, needs_all) {
+                        (None, true) => {
+                            let error = JournalError::Corrupt { file, offset, damage };
+                            return Err(PastError::Journal(error));
+                        }
+                        (listed, _) => (index, listed.unwrap_or_default()),
+                    }
+                }
+                walked => return walked,
             };
-            let (writer, seq) = (record.writer, record.seq);
-            if seq <= from.cut.get(writer) || seq > to.cut.get(writer) || place.start < first {
-                return Ok(ControlFlow::Continue(()));
+            let (index, entries) = damaged;
+            let end = self.starts.iter().find(|start| start.index == index + 1);
+            let Some(end) = end else { return Ok(()) };
+            for entry in entries {
+                let (writer, seq) = (entry.writer, entry.seq);
+                let counts = seq <= self.state.last_that_counts(writer, entry.epoch);
+                let is_new = told.get(&writer).is_none_or(|last| seq > *last);
+                if !counts || !is_new || !is_asked(writer, seq) {
+                    continue;
+                }
+                let key = DiskKey { writer, disk: entry.disk };
+                let extent = Some((key, entry.offset, u64::from(entry.len_bytes)));
+                let hlc = end.state.newest_effective();
+                if f(RecordAt { hlc, writer, seq, extent }).is_break() {
+                    return Ok(());
+                }
             }
-            let key = DiskKey::of(record);
-            let extent = (len_bytes > 0).then_some((key, record.offset, len_bytes));
-            Ok(f(RecordAt { hlc: at, writer, seq, extent }))
-        })
+            first = Position { segment: index + 1, offset: 0 };
+            ended |= first >= to.end;
+        }
+        Ok(())
     }
 
     /// How much was written between two points, in so many spans of equal length.
@@ -444,7 +510,7 @@ impl<F: StorageFile> History<F> {
         let spans = (0..buckets).map(|nth| (Hlc(edge(nth)), Hlc(edge(nth + 1))));
         let mut spans: Vec<_> =
             spans.map(|(from, to)| Bucket { from, to, ..Bucket::default() }).collect();
-        self.between(from, to, |at| {
+        self.between(from, to, false, |at| {
             if let Some((key, _, len)) = at.extent {
                 let nth = spans.partition_point(|span| span.to < at.hlc).min(spans.len() - 1);
                 let span = &mut spans[nth];

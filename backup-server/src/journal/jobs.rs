@@ -198,6 +198,13 @@ impl<S: Storage> Journal<S> {
         self.sealed.get(&segment).copied()
     }
 
+    /// As if its index could not have been written.
+    #[cfg(test)]
+    pub(crate) fn forget_entries_of(&mut self, segment: u64) {
+        self.unindexed.retain(|sealed| sealed.index() != segment);
+        self.indexes.remove(&segment);
+    }
+
     /// What a reader through maps needs, as it is now.
     #[must_use]
     pub fn tail(&self) -> Tail<S::File> {
@@ -216,10 +223,22 @@ impl<S: Storage> Journal<S> {
     }
 
     /// Work that verifies the first sealed segment after this one, if there is one.
-    pub fn scrub_job(&self, after: u64) -> Option<ScrubJob<S>> {
+    #[must_use]
+    pub fn scrub_job(&self, after: u64) -> Option<ScrubJob<S::File>> {
         let sealed = self.segments.split_last().map_or(&[][..], |(_, sealed)| sealed);
-        let segment = sealed.iter().find(|segment| segment.index > after)?.clone();
-        Some(ScrubJob { storage: self.storage.clone(), dir: self.dir.clone(), segment })
+        let segment = sealed.iter().find(|segment| segment.index > after)?.index;
+        self.scrub_job_of(segment)
+    }
+
+    /// Work that verifies this segment; of the last one what is durable.
+    #[must_use]
+    pub fn scrub_job_of(&self, segment: u64) -> Option<ScrubJob<S::File>> {
+        let mut segment = self.segments.iter().find(|of| of.index == segment)?.clone();
+        if segment.index == self.durable_end.segment {
+            segment.len_bytes = self.durable_end.offset;
+        }
+        let listed = self.tail().listed(segment.index);
+        Some(ScrubJob { segment, listed })
     }
 
     /// How many sealed segments come after this one.

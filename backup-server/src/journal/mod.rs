@@ -18,6 +18,7 @@
 //!   not known as durable once more before it believes in it.
 
 mod batch;
+mod examine;
 mod format;
 mod index;
 mod indexed;
@@ -34,6 +35,7 @@ mod tail;
 mod tests;
 
 pub use batch::{Placed, PlacedEffect};
+pub(crate) use examine::{payload_of, read_payload};
 pub use format::{
     BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_TARGET_BYTES, BatchHeader, Damage, Entries,
     Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION, VERSION_MIN,
@@ -57,7 +59,8 @@ pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteErr
 pub use open::open_from_bytes;
 pub use open::{Opened, Shown, TornTail};
 pub use reader::{JournalBatch, Reader};
-pub use scrub::ScrubJob;
+pub(crate) use scan::is_whole;
+pub use scrub::{ScrubJob, Scrubbed};
 pub use state::{Standing, State, StateError, WriterState};
 pub use tail::Tail;
 
@@ -76,6 +79,15 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use thiserror::Error;
 use tidelock_protocol::record::Record;
+
+/// Reads the batches of a segment that is not part of a journal any more.
+pub(crate) fn reader_of<F: StorageFile>(
+    segment: Segment<F>,
+    from: Position,
+    to: Position,
+) -> Reader<F> {
+    Reader::new(vec![segment], from, to)
+}
 
 /// A place between two batches.
 #[derive(
@@ -487,6 +499,20 @@ impl<S: Storage> Journal<S> {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.segments.iter().map(|s| s.len_bytes).sum()
+    }
+
+    /// Opens a segment's file again: another one may have been put in its place.
+    pub fn reopen_segment(&mut self, index: u64) -> Result<(), JournalError> {
+        let last = self.segments.len() - 1;
+        let Some(at) = self.segments.iter().position(|of| of.index == index) else { return Ok(()) };
+        if at == last {
+            // It is being written.
+            return Ok(());
+        }
+        let name = SegmentHeader::file_name(index, self.segments[at].id);
+        let file = self.storage.open(&storage::join(&self.dir, &name));
+        self.segments[at].file = file.map_err(JournalError::io("open a journal segment"))?;
+        Ok(())
     }
 
     /// Reads the batches between two positions.

@@ -25,7 +25,7 @@ use super::{
     Batch, Journal, JournalError, Note, Options, PlacedEffect, Position, Segment, State, write_back,
 };
 use crate::storage::{self, Storage, StorageFile};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidelock_protocol::record::{Effect, Record};
 
@@ -65,6 +65,9 @@ pub struct Opened<S: Storage> {
     pub closed: ClosedSegments,
     /// Indexes of sealed segments that were missing or damaged.
     pub made_again: Vec<MadeAgain>,
+    /// Of the segments that were read: those in which payloads are damaged. All else of them is
+    /// what was written.
+    pub damaged: BTreeSet<u64>,
 }
 
 /// The batches of the last segment, and what they lead to.
@@ -81,6 +84,8 @@ struct Replay {
     /// The entries of the segment at hand.
     builder: Builder,
     clean: bool,
+    /// Segments that have damaged payloads.
+    damaged: BTreeSet<u64>,
 }
 
 impl<S: Storage> Journal<S> {
@@ -141,6 +146,7 @@ impl<S: Storage> Journal<S> {
             starts: Vec::new(),
             builder: Builder::default(),
             clean: false,
+            damaged: BTreeSet::new(),
         };
         let mut torn = None;
         for (at, found) in segments.iter().enumerate() {
@@ -183,7 +189,8 @@ impl<S: Storage> Journal<S> {
         }
         journal.settle(&replay, torn.is_some())?;
         let Indexed { closed, made_again, .. } = indexed;
-        Ok(Opened { journal, torn, clean: replay.clean, closed, made_again })
+        let Replay { clean, damaged, .. } = replay;
+        Ok(Opened { journal, torn, clean, closed, made_again, damaged })
     }
 
     /// The newest of those that have no index wait for it as after sealing; the others must not
@@ -397,7 +404,14 @@ impl Replay {
                 Err(ScanError::Damage(damage)) => {
                     let at = Position { segment: segment.index, offset: scan.at };
                     if !may_be_torn || at < floor || !self.is_torn(&segment, scan.at, &damage)? {
-                        return Err(corrupt(&segment, scan.at, damage));
+                        // It was acknowledged. If only payloads are damaged, all else goes on.
+                        let Ok(Some(batch)) = scan.next_durable() else {
+                            return Err(corrupt(&segment, scan.at, damage));
+                        };
+                        self.damaged.insert(segment.index);
+                        self.batch(&batch, |state, entry| visit(at, state, entry))
+                            .map_err(|damage| corrupt(&segment, batch.offset, damage))?;
+                        continue;
                     }
                     let torn = TornTail {
                         file: SegmentHeader::file_name(segment.index, segment.id),
@@ -461,7 +475,11 @@ impl Replay {
                     }
                 }
                 (Entry::Record { head, payload, payload_at }, Some(state)) => {
-                    let record = head.finish(payload)?;
+                    let len_bytes = head.extent_len_bytes();
+                    let record = match batch.is_damaged {
+                        true => head.peek().clone(),
+                        false => head.finish(payload)?,
+                    };
                     visit(state, Shown::Record(&record));
                     state.apply_record(&record)?;
                     let effect = match record.effect {
@@ -469,7 +487,7 @@ impl Replay {
                         Effect::Zero { .. } => PlacedEffect::Zero,
                         Effect::CopyDone | Effect::Idle => PlacedEffect::None,
                     };
-                    self.builder.record(&record, record.len_bytes(), effect);
+                    self.builder.record(&record, len_bytes, effect);
                 }
                 (_, None) => return Err(Damage::Chain("no checkpoint")),
             }

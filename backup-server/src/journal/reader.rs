@@ -18,10 +18,12 @@ pub struct JournalBatch<F> {
     pub segment: Segment<F>,
     /// Its entries.
     pub entries: Entries,
+    /// Payloads of some of its records are not what was written; all else is.
+    pub is_damaged: bool,
 }
 
-/// Reads from one position to another. It keeps the files open, so segments may be removed
-/// meanwhile.
+/// Reads from one position to another what was durable. It keeps the files open, so segments may be
+/// removed meanwhile.
 #[derive(Debug)]
 pub struct Reader<F> {
     segments: Vec<Segment<F>>,
@@ -74,7 +76,7 @@ impl<F: StorageFile> Reader<F> {
         let segment = segment.clone();
         let end = if segment.index == self.to.segment { self.to.offset } else { segment.len_bytes };
         let mut scan = Scan::new(segment.file.clone(), segment.id, self.at.offset, end);
-        let scanned = match scan.next() {
+        let scanned = match scan.next_durable() {
             Ok(Some(scanned)) => scanned,
             Ok(None) => return Err(corrupt(&segment, scan.at, Damage::Short("segment"))),
             Err(ScanError::Damage(damage)) => return Err(corrupt(&segment, scan.at, damage)),
@@ -91,6 +93,7 @@ impl<F: StorageFile> Reader<F> {
             end,
             body_at: scan.at - scanned.body.len() as u64,
             segment,
+            is_damaged: scanned.is_damaged,
             entries: Entries::new(&scanned.header, scanned.body),
         }))
     }

@@ -1,9 +1,10 @@
 //! Reads the batches of one segment one after the other and verifies each.
 
-use super::format::{BATCH_HEADER_BYTES, BatchHeader, Damage};
+use super::format::{BATCH_HEADER_BYTES, BatchHeader, Damage, Entries, Entry};
 use crate::storage::StorageFile;
 use bytes::{Bytes, BytesMut};
 use std::io;
+use tidelock_protocol::record::{Head, crc32c};
 
 /// One verified batch.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub(super) struct Scanned {
     pub(super) header: BatchHeader,
     pub(super) link: u32,
     pub(super) body: Bytes,
+    /// Everything but the payloads of some of its records is what was written.
+    pub(super) is_damaged: bool,
 }
 
 #[derive(Debug)]
@@ -48,6 +51,22 @@ impl<F: StorageFile> Scan<F> {
 
     /// The next batch; `None` at the end. After an error the scan stands before what is wrong.
     pub(super) fn next(&mut self) -> Result<Option<Scanned>, ScanError> {
+        self.step(|header, body| header.check_body(body).map(|()| false))
+    }
+
+    /// The same of what is known to have been durable: a batch of which only payloads are damaged
+    /// still says what its records were.
+    pub(super) fn next_durable(&mut self) -> Result<Option<Scanned>, ScanError> {
+        self.step(|header, body| match header.check_body(body) {
+            Err(_) if only_payloads_differ(header, body) => Ok(true),
+            checked => checked.map(|()| false),
+        })
+    }
+
+    fn step(
+        &mut self,
+        check: impl FnOnce(&BatchHeader, &Bytes) -> Result<bool, Damage>,
+    ) -> Result<Option<Scanned>, ScanError> {
         let left = self.end.saturating_sub(self.at);
         if left == 0 {
             return Ok(None);
@@ -67,11 +86,31 @@ impl<F: StorageFile> Scan<F> {
         }
         let mut body = BytesMut::zeroed(header.body_len as usize);
         self.file.read_at(&mut body, self.at + front.len() as u64)?;
-        header.check_body(&body).map_err(ScanError::Damage)?;
+        let body = body.freeze();
+        let is_damaged = check(&header, &body).map_err(ScanError::Damage)?;
         let offset = self.at;
         self.at += len;
-        Ok(Some(Scanned { offset, header, link, body: body.freeze() }))
+        Ok(Some(Scanned { offset, header, link, body, is_damaged }))
     }
+}
+
+/// Whether payloads are all that is wrong with a body: each entry's header has a checksum of its
+/// own, and so has each payload.
+fn only_payloads_differ(header: &BatchHeader, body: &Bytes) -> bool {
+    let mut differ = false;
+    for entry in Entries::new(header, body.clone()) {
+        match entry {
+            Ok(Entry::Record { head, payload, .. }) => differ |= !is_whole(&head, &payload),
+            Ok(Entry::Note(_)) => {}
+            Err(_) => return false,
+        }
+    }
+    differ
+}
+
+/// Whether a payload is what its record's header says.
+pub(crate) fn is_whole(head: &Head, payload: &[u8]) -> bool {
+    head.peek().payload().is_none_or(|of| of.crc() == crc32c(payload))
 }
 
 /// Looks in `from..to` for the header of a batch of this segment that `wanted` accepts.

@@ -2,10 +2,12 @@
 //!
 //! Files that it has stay readable when their names are gone, so it may be used by any thread.
 
+use super::examine::{Listed, examine};
 use super::index::{Builder, SegmentIndex};
 use super::map::Maps;
 use super::reader::corrupt;
 use super::{Entry, IndexEntry, JournalError, PlacedEffect, Position, Reader, Segment};
+use crate::damage::SegmentDamage;
 use crate::storage::StorageFile;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,6 +74,27 @@ impl<F: StorageFile> Tail<F> {
         Ok(entries)
     }
 
+    pub(super) fn listed(&self, segment: u64) -> Listed<F> {
+        match (self.waiting.get(&segment), self.indexes.get(&segment)) {
+            (Some(builder), _) => Listed::Memory(Arc::clone(builder)),
+            (None, Some(file)) => Listed::Index(file.clone()),
+            (None, None) => Listed::None,
+        }
+    }
+
+    /// What each record of a segment changes, of each writer in the order of the journal, as far
+    /// as that is known without reading the segment.
+    #[must_use]
+    pub fn listed_entries(&self, segment: u64) -> Option<Vec<IndexEntry>> {
+        self.listed(segment).entries(self.segment(segment)?)
+    }
+
+    /// Reads all of a segment. `None`: it is what was written.
+    #[must_use]
+    pub fn examine(&self, segment: u64) -> Option<SegmentDamage> {
+        examine(self.segment(segment)?, &self.listed(segment))
+    }
+
     /// Reads the batches between two positions.
     #[must_use]
     pub fn reader(&self, from: Position, to: Position) -> Reader<F> {
@@ -88,16 +111,16 @@ fn read<F: StorageFile>(segment: &Segment<F>) -> Result<Vec<IndexEntry>, Journal
         let batch = batch?;
         for entry in batch.entries {
             let damaged = |damage| corrupt(segment, batch.start.offset, damage);
-            let Entry::Record { head, payload, payload_at } = entry.map_err(damaged)? else {
+            let Entry::Record { head, payload_at, .. } = entry.map_err(damaged)? else {
                 continue;
             };
-            let record = head.finish(payload).map_err(|e| damaged(e.into()))?;
+            let record = head.peek();
             let effect = match record.effect {
                 Effect::Write(_) => PlacedEffect::Write { at: batch.body_at + payload_at as u64 },
                 Effect::Zero { .. } => PlacedEffect::Zero,
                 Effect::CopyDone | Effect::Idle => PlacedEffect::None,
             };
-            builder.record(&record, record.len_bytes(), effect);
+            builder.record(record, head.extent_len_bytes(), effect);
         }
     }
     Ok(builder.entries().to_vec())

@@ -3,7 +3,8 @@
 //! | request | replies |
 //! |---|---|
 //! | `{"do": "status"}` | `{"is": "status", "server": ..., "groups": [...]}` |
-//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT}` (`at` may be left out) | `{"is": "waiting", "remaining_ms": n}` ..., then `{"is": "recovered", ...}` |
+//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false}` (the last two may be left out) | `{"is": "waiting", "remaining_ms": n}` ..., then `{"is": "recovered", ...}` |
+//! | `{"do": "damaged", "group": G}`, with `"check": true` or `"forget": SEGMENT` | `{"is": "damaged", "segments": [...], "latest": [...]}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
@@ -16,11 +17,11 @@
 //! Any of them may be answered by `{"is": "error", "reason": ...}`.
 
 use super::exports::{ExportedDisk, Exports};
-use super::inbox::{Event, Inbox};
+use super::inbox::{DamagedAsk, Event, Inbox};
 use super::registry::Registry;
-use super::travel::{self, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
+use super::travel::{self, DamagedSpan, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
 use super::views::{ViewStatus, Views, Wanted};
-use crate::group::{GroupStatus, RecoverError, Recovery};
+use crate::group::{DamagedDisk, DamagedSegment, GroupStatus, RecoverError, Recovery};
 use crate::travel::increment::Description;
 use crate::travel::marks::Kind;
 use crate::travel::moment::Moment;
@@ -41,6 +42,8 @@ use tokio::time::{sleep, timeout};
 const REQUEST_MAX_BYTES: u64 = 4096;
 /// How often a waiting recovery says how long it still waits.
 const COUNTDOWN: Duration = Duration::from_millis(200);
+/// So often a fold is waited for.
+const FOLD_WAITS: usize = 300;
 /// A group's owner that does not answer for so long is stuck in its disk.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
@@ -59,6 +62,20 @@ pub enum Request {
         /// To this point; everything that can be, if it is not there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         at: Option<When>,
+        /// Also if some of it cannot be read.
+        #[serde(default)]
+        accept_damage: bool,
+    },
+    /// The damaged segments of the journal.
+    Damaged {
+        /// Of which group.
+        group: String,
+        /// Look at them again.
+        #[serde(default)]
+        check: bool,
+        /// Give this one up.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        forget: Option<u64>,
     },
     /// What to boot.
     Machine {
@@ -184,6 +201,7 @@ fn latest() -> When {
 }
 
 /// An answer.
+#[allow(clippy::large_enum_variant)] // One at a time, and not for long.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "lowercase")]
 pub enum Reply {
@@ -205,6 +223,13 @@ pub enum Reply {
         recovery: Recovery,
         /// Its disks.
         disks: Vec<ExportedDisk>,
+    },
+    /// The damaged segments.
+    Damaged {
+        /// Oldest first.
+        segments: Vec<DamagedSegment>,
+        /// What cannot be read of the latest state.
+        latest: Vec<DamagedDisk>,
     },
     /// The member is removed.
     Removed,
@@ -254,6 +279,9 @@ pub enum Reply {
         to: Moment,
         /// In order.
         spans: Vec<Span>,
+        /// Points that damage affects.
+        #[serde(default)]
+        damaged: Vec<DamagedSpan>,
         /// Bookmarks and pins, by name.
         marks: Vec<MarkStatus>,
     },
@@ -329,8 +357,17 @@ async fn serve(
     };
     let answer = match request {
         Request::Status => status(registry).await,
-        Request::Recover { group, primary_is_dead, at } => {
-            recover(registry, exports, &group, primary_is_dead, at, &mut writer).await?
+        Request::Recover { group, primary_is_dead, at, accept_damage } => {
+            let how = (primary_is_dead, accept_damage);
+            recover(registry, exports, &group, how, at, &mut writer).await?
+        }
+        Request::Damaged { group, check, forget } => {
+            let ask = match (forget, check) {
+                (Some(segment), _) => DamagedAsk::Forget(segment),
+                (None, true) => DamagedAsk::Check,
+                (None, false) => DamagedAsk::Tell,
+            };
+            damaged(registry, &group, ask).await
         }
         Request::Remove { group, member } => remove(registry, &group, member).await,
         Request::Machine { group, member } => {
@@ -433,6 +470,19 @@ async fn status(registry: &Registry) -> Reply {
     Reply::Status { server: registry.config().name.clone(), groups: statuses(registry).await }
 }
 
+/// A fold that runs is waited for.
+async fn damaged(registry: &Registry, group: &str, how: DamagedAsk) -> Reply {
+    for _ in 0..FOLD_WAITS {
+        let asked = ask(registry, group, |done| Event::Damaged { ask: how, done }).await;
+        match asked.and_then(|answer| answer) {
+            Ok(Some((segments, latest))) => return Reply::Damaged { segments, latest },
+            Ok(None) => sleep(COUNTDOWN).await,
+            Err(reason) => return Reply::Error { reason },
+        }
+    }
+    Reply::Error { reason: "a fold has been running all the time: ask again later".into() }
+}
+
 async fn remove(registry: &Registry, group: &str, member: String) -> Reply {
     match ask(registry, group, |done| Event::Remove { member, done }).await {
         Ok(Ok(())) => Reply::Removed,
@@ -445,7 +495,7 @@ async fn recover(
     registry: &Registry,
     exports: &Exports,
     group: &str,
-    primary_is_dead: bool,
+    (primary_is_dead, accepts_damage): (bool, bool),
     at: Option<When>,
     writer: &mut OwnedWriteHalf,
 ) -> io::Result<Reply> {
@@ -458,7 +508,12 @@ async fn recover(
     };
     loop {
         let point = kept.as_ref().map(|(point, _hold)| point.clone());
-        let event = |done| Event::Recover { primary_declared_dead: primary_is_dead, point, done };
+        let event = |done| Event::Recover {
+            primary_declared_dead: primary_is_dead,
+            point,
+            accepts_damage,
+            done,
+        };
         let recovery = match ask(registry, group, event).await {
             Ok(Ok(recovery)) => recovery,
             Ok(Err(RecoverError::Grace { remaining_ms })) => {

@@ -8,10 +8,11 @@
 
 use crate::fold::{FoldError, Folded};
 use crate::group::{
-    ConnectionId, GroupStatus, GuestEffect, Link, NamedView, RecoverError, Recovery, RemoveError,
+    ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, NamedView,
+    RecoverError, Recovery, RemoveError,
 };
 use crate::history::{History, Point};
-use crate::journal::{JournalError, Made};
+use crate::journal::{JournalError, Made, Scrubbed};
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
 use crate::storage::files::OpenFile;
@@ -116,6 +117,8 @@ pub enum Event {
         primary_declared_dead: bool,
         /// To a point of the past; `None`: with everything that can be.
         point: Option<Point>,
+        /// Also if some of it cannot be read.
+        accepts_damage: bool,
         /// The answer.
         done: oneshot::Sender<Result<Recovery, RecoverError>>,
     },
@@ -198,18 +201,39 @@ pub enum Event {
         /// How.
         result: Result<Made<OpenFile>, JournalError>,
     },
-    /// A segment was verified, or not.
+    /// Damaged segments.
+    Damaged {
+        /// What is to be done with them.
+        ask: DamagedAsk,
+        /// What there are then; `None`: not now, a fold runs.
+        done: oneshot::Sender<Result<Option<Damage>, String>>,
+    },
+    /// A segment was verified.
     ScrubDone {
         /// Of which opening of the group.
         generation: u64,
         /// Which segment.
         segment: u64,
         /// How.
-        result: Result<u64, JournalError>,
+        result: Scrubbed,
     },
     /// The server stops.
     Stop,
 }
+
+/// What is to be done with damaged segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DamagedAsk {
+    /// Only tell them.
+    Tell,
+    /// Look at them again.
+    Check,
+    /// Give this one up.
+    Forget(u64),
+}
+
+/// Damaged segments, and what of the latest state cannot be read.
+pub type Damage = (Vec<DamagedSegment>, Vec<DamagedDisk>);
 
 /// The disks of a recovered group.
 #[derive(Debug)]

@@ -10,7 +10,7 @@
 //! Only what has to be tried again (no room, a failed disk) is tried once a second.
 
 use super::clock;
-use super::inbox::{AttachRequest, Event, Inbox, LiveDisks};
+use super::inbox::{AttachRequest, Damage, DamagedAsk, Event, Inbox, LiveDisks};
 use super::outbox::Outbox;
 use super::past::Past;
 use crate::fold::FoldJob;
@@ -272,12 +272,22 @@ impl Owner {
         let now = clock::now();
         // An answer that nobody waits for any more is dropped.
         match (query, &mut self.phase) {
-            (Event::Recover { primary_declared_dead, point, done }, Phase::Live(group)) => {
-                let recovered = match &point {
-                    Some(point) => group.recover_at(now, primary_declared_dead, point),
-                    None => group.recover(now, primary_declared_dead),
+            (
+                Event::Recover { primary_declared_dead: dead, point, accepts_damage, done },
+                Phase::Live(group),
+            ) => {
+                let recovered = match (&point, accepts_damage) {
+                    (point, true) => group.recover_accepting(now, dead, point.as_ref()),
+                    (Some(point), false) => group.recover_at(now, dead, point),
+                    (None, false) => group.recover(now, dead),
                 };
                 let _ = done.send(recovered);
+            }
+            (Event::Damaged { ask, done }, Phase::Live(group)) => {
+                let _ = done.send(damaged(group, ask));
+            }
+            (Event::Damaged { done, .. }, phase) => {
+                let _ = done.send(Err(phase.unavailable().to_string()));
             }
             (Event::Recover { done, .. }, phase) => {
                 let _ = done.send(Err(phase.unavailable()));
@@ -505,6 +515,9 @@ impl Owner {
         if let (Phase::Live(group), Some(past)) = (&self.phase, &mut self.past) {
             past.tend(group, clock::now().unix_ms);
         }
+        if let Phase::Live(group) = &mut self.phase {
+            group.tend_damage(clock::now());
+        }
         self.start_fold();
         let broken = match &self.phase {
             Phase::Live(group) => group.broken().map(str::to_owned),
@@ -599,6 +612,23 @@ impl Owner {
     }
 }
 
+fn damaged(group: &mut Group<Files>, ask: DamagedAsk) -> Result<Option<Damage>, String> {
+    let now = clock::now();
+    match ask {
+        DamagedAsk::Tell => {}
+        DamagedAsk::Check => {
+            if !group.check_damaged(now).map_err(|e| e.to_string())? {
+                return Ok(None);
+            }
+        }
+        DamagedAsk::Forget(segment) => {
+            group.forget_damaged(segment).map_err(|e| e.to_string())?;
+        }
+    }
+    group.tend_damage(now);
+    Ok(Some((group.damaged(), group.latest_damaged())))
+}
+
 impl Phase {
     fn unavailable(&self) -> RecoverError {
         match self {
@@ -612,7 +642,7 @@ impl Phase {
 enum Work {
     Fold(FoldJob<OpenFile>),
     Index(IndexJob<Files>),
-    Scrub(ScrubJob<Files>),
+    Scrub(ScrubJob<OpenFile>),
 }
 
 impl Work {

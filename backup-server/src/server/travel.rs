@@ -51,6 +51,23 @@ pub struct MarkStatus {
     pub host: Option<String>,
 }
 
+/// The points in time that a damaged segment affects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedSpan {
+    /// The segment.
+    pub segment: u64,
+    /// From here on, in milliseconds since the Unix epoch.
+    pub from_unix_ms: u64,
+    /// The same by the group's clock.
+    pub from: Hlc,
+    /// Before this; `None`: the latest state is affected.
+    pub until_unix_ms: Option<u64>,
+    /// The same by the group's clock.
+    pub until: Option<Hlc>,
+    /// Points within it cannot be asked for.
+    pub is_untold: bool,
+}
+
 /// What was written within a span of time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
@@ -199,7 +216,27 @@ impl Look {
                 "at {when} the initial copy of {} was not complete: its disks had no state",
                 self.history.manifest().name_of(*writer)
             ),
+            PastError::Journal(error) => format!("{when}: {error}{}", self.near(when)),
             error => error.to_string(),
+        }
+    }
+
+    /// Which points are not damaged, near one that cannot be told.
+    fn near(&self, when: &When) -> String {
+        let time = match when {
+            When::Hlc(hlc) => *hlc,
+            When::WallMs(ms) => Hlc(ms.min(&((1 << 48) - 1)) << 16 | 0xffff),
+            When::BeforeNowMs(ms) => Hlc(clock::now().unix_ms.saturating_sub(*ms) << 16 | 0xffff),
+            When::Oldest => self.history.oldest_time(),
+            When::Latest | When::Seqs(_) | When::Bookmark(_) => return String::new(),
+        };
+        let Ok(spans) = self.history.spans() else { return String::new() };
+        let (before, after) = self.history.unaffected_near(&spans, time);
+        let at = |hlc: Hlc| format!("{} (hlc:{hlc})", text::utc_ms(hlc.physical_ms()));
+        let near: Vec<_> = before.into_iter().chain(after).map(at).collect();
+        match near.is_empty() {
+            true => String::new(),
+            false => format!(". The nearest undamaged points are {}", near.join(" and ")),
         }
     }
 
@@ -402,7 +439,17 @@ pub(super) async fn timeline(
                 .collect(),
         };
         let marks = look.marks.iter().map(|mark| look.mark_status(mark));
+        let damaged = look.history.spans().map_err(|e| e.to_string())?;
+        let damaged = damaged.into_iter().map(|span| DamagedSpan {
+            segment: span.segment,
+            from_unix_ms: span.from.physical_ms(),
+            from: span.from,
+            until_unix_ms: span.until.map(Hlc::physical_ms),
+            until: span.until,
+            is_untold: span.is_untold,
+        });
         Ok(Reply::Timeline {
+            damaged: damaged.collect(),
             oldest: look.moment(&oldest),
             newest: look.moment(&newest),
             from: look.moment(&from),

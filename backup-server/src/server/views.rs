@@ -6,6 +6,7 @@
 
 use super::exports::{ExportedDisk, Exports, Offer};
 use super::nbd::ServedDisk;
+use crate::group::DamagedDisk;
 use crate::history::{History, PastView, Point};
 use crate::names;
 use crate::storage::files::{Files, OpenFile};
@@ -56,6 +57,9 @@ pub struct ViewStatus {
     pub used_bytes: u64,
     /// It lost its point, because the journal reached its size: reading it fails.
     pub lost: bool,
+    /// What cannot be read of it, as far as was known when it was opened.
+    #[serde(default)]
+    pub damaged: Vec<DamagedDisk>,
 }
 
 #[derive(Debug)]
@@ -68,6 +72,7 @@ struct OpenView {
     witness: Option<PastView<OpenFile>>,
     detached: bool,
     offer: Offer,
+    damaged: Vec<DamagedDisk>,
 }
 
 /// All views.
@@ -147,9 +152,11 @@ impl Views {
         }
         let offer = self.exports.offer_view(&name, served).map_err(|e| e.to_string())?;
         let at = Moment::new(point, manifest);
+        let affected = history.affected(point).map_err(|e| e.to_string())?;
+        let damaged = affected.iter().map(|of| DamagedDisk::new(manifest, of)).collect();
         let group = manifest.group.clone();
         let id = self.last_id.fetch_add(1, Ordering::Relaxed);
-        let view = OpenView { id, group, at, quota, witness, detached: false, offer };
+        let view = OpenView { id, group, at, quota, witness, detached: false, offer, damaged };
         let status = view.status(&name);
         open.insert(name.clone(), view);
         drop(open);
@@ -240,6 +247,7 @@ impl OpenView {
             quota_bytes: self.quota.as_ref().map(|quota| quota.max_bytes()),
             used_bytes: self.quota.as_ref().map_or(0, |quota| quota.used_bytes()),
             lost: self.witness.as_ref().is_some_and(PastView::is_revoked),
+            damaged: self.damaged.clone(),
         }
     }
 }

@@ -5,7 +5,8 @@
 
 use super::DiskKey;
 use super::source::{Piece, Source};
-use super::stack::{Limit, Stack, insert};
+use super::stack::{Limit, Loaded, Stack, insert};
+use crate::damage::{ImageDamage, Noticed};
 use crate::extents::Extents;
 use crate::journal::{JournalError, Placed, PlacedEffect, Segment, State, Tail};
 use crate::storage::StorageFile;
@@ -21,20 +22,50 @@ pub(super) type Stacks<F> = Arc<BTreeMap<WriterId, Stack<F>>>;
 /// The extents of a journal's tail, for all disks of the group.
 #[derive(Clone, Debug)]
 pub struct Overlay<F> {
-    recent: BTreeMap<DiskKey, Extents<Source>>,
+    recent: Loaded,
     /// Those that `recent` is about.
     segments: BTreeMap<u64, Segment<F>>,
     /// The first of them: what is before is in the stacks.
     recent_from: u64,
     stacks: Stacks<F>,
+    /// What of the images is damaged where nothing of this is over them.
+    damaged: Arc<ImageDamage>,
+    /// Segments that readers have found to be damaged.
+    noticed: Noticed,
 }
 
 impl<F: StorageFile> Overlay<F> {
     /// An overlay of nothing.
     #[must_use]
     pub fn new() -> Self {
-        let (recent, segments) = (BTreeMap::new(), BTreeMap::new());
-        Self { recent, segments, recent_from: 0, stacks: Arc::default() }
+        Self {
+            recent: Loaded::default(),
+            segments: BTreeMap::new(),
+            recent_from: 0,
+            stacks: Arc::default(),
+            damaged: Arc::default(),
+            noticed: Noticed::default(),
+        }
+    }
+
+    /// What of the images below it is damaged, and who hears of what else is.
+    #[must_use]
+    pub fn over(mut self, damaged: Arc<ImageDamage>, noticed: Noticed) -> Self {
+        (self.damaged, self.noticed) = (damaged, noticed);
+        self
+    }
+
+    pub(super) fn noticed(&self) -> Noticed {
+        self.noticed.clone()
+    }
+
+    /// The images have moved.
+    pub fn set_damaged(&mut self, damaged: Arc<ImageDamage>) {
+        self.damaged = damaged;
+    }
+
+    pub(super) fn damaged(&self) -> Arc<ImageDamage> {
+        Arc::clone(&self.damaged)
     }
 
     /// What is in a cut, in a range of segments: what is before is in the images.
@@ -73,9 +104,10 @@ impl<F: StorageFile> Overlay<F> {
         self.stacks = stacks(tail, state, base..from, None)?;
         self.recent_from = from;
         if self.segments.keys().next().is_some_and(|first| *first < from) {
-            for extents in self.recent.values_mut() {
+            for extents in self.recent.disks.values_mut() {
                 extents.retain(|source| source.segment() >= from);
             }
+            self.recent.lost.retain(|_, segment| *segment >= from);
             self.segments.retain(|segment, _| *segment >= from);
         }
         Ok(())
@@ -96,13 +128,14 @@ impl<F: StorageFile> Overlay<F> {
         };
         let range = record.offset..record.offset + u64::from(len_bytes);
         self.segments.entry(segment).or_insert_with(|| placed.segment.clone());
-        self.recent.entry(DiskKey::of(record)).or_default().insert(range, source);
+        let extents = self.recent.disks.entry(DiskKey::of(record)).or_default();
+        extents.insert(range, source);
     }
 
     /// Extents that are kept in memory.
     #[must_use]
     pub fn extents(&self) -> usize {
-        self.recent.values().map(Extents::len).sum()
+        self.recent.disks.values().map(Extents::len).sum()
     }
 
     /// How many layers there are below what is in memory, of the writer that has most.
@@ -114,9 +147,8 @@ impl<F: StorageFile> Overlay<F> {
     /// What a range of a disk is in memory, and where what is not there is looked up.
     pub(super) fn recent(&self, key: DiskKey, range: Range<u64>) -> (Recent<F>, Stacks<F>) {
         let stacks = Arc::clone(&self.stacks);
-        let Some(extents) = self.recent.get(&key) else { return (vec![(range, None)], stacks) };
         let piece = |source| Piece::of(source, |segment| self.segments.get(&segment));
-        let pieces = extents.pieces(range);
+        let pieces = self.recent.pieces(key, range).into_iter();
         (pieces.map(|(range, source)| (range, source.and_then(piece))).collect(), stacks)
     }
 }

@@ -32,12 +32,19 @@ pub enum Source {
         /// The segment's index.
         segment: u64,
     },
+    /// Not known: headers and index of this segment are damaged.
+    Lost {
+        /// The segment's index.
+        segment: u64,
+    },
 }
 
 impl Source {
     pub(super) fn segment(self) -> u64 {
         match self {
-            Source::Payload { segment, .. } | Source::Zero { segment } => segment,
+            Source::Payload { segment, .. }
+            | Source::Zero { segment }
+            | Source::Lost { segment } => segment,
         }
     }
 
@@ -66,7 +73,7 @@ impl Slice for Source {
             Source::Payload { segment, at, skip, len_bytes, crc } => {
                 Source::Payload { segment, at, skip: skip + bytes as u32, len_bytes, crc }
             }
-            zero @ Source::Zero { .. } => zero,
+            Source::Zero { .. } | Source::Lost { .. } => self,
         }
     }
 }
@@ -78,6 +85,8 @@ pub(super) enum Piece<F> {
     Image,
     /// Zeroes.
     Zero,
+    /// What this segment had is lost.
+    Lost { segment: u64 },
     /// A part of a payload, from its `skip`th byte on.
     Payload { segment: Segment<F>, at: u64, skip: u32, len_bytes: u32, crc: u32 },
 }
@@ -94,6 +103,7 @@ impl<F: Clone> Piece<F> {
         let found = segment(source.segment())?;
         Some(match source {
             Source::Zero { .. } => Piece::Zero,
+            Source::Lost { segment } => Piece::Lost { segment },
             Source::Payload { at, skip, len_bytes, crc, .. } => {
                 Piece::Payload { segment: found.clone(), at, skip, len_bytes, crc }
             }

@@ -21,7 +21,41 @@ use tidelock_protocol::vector::CountVector;
 #[derive(Clone, Debug)]
 enum Layer<F> {
     Map(Arc<MapFile<F>>),
-    Memory(BTreeMap<DiskKey, Extents<Source>>),
+    Memory(Loaded),
+}
+
+/// What segments have, in memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Loaded {
+    pub(super) disks: BTreeMap<DiskKey, Extents<Source>>,
+    /// By writer: of this segment nothing is known, so what is not in `disks` is not known either.
+    pub(super) lost: BTreeMap<WriterId, u64>,
+}
+
+impl Loaded {
+    fn is_empty(&self) -> bool {
+        self.disks.is_empty() && self.lost.is_empty()
+    }
+
+    /// A range of a disk in pieces; `None`: it has nothing there.
+    pub(super) fn pieces(
+        &self,
+        key: DiskKey,
+        range: Range<u64>,
+    ) -> Vec<(Range<u64>, Option<Source>)> {
+        let lost = self.lost.get(&key.writer).map(|segment| Source::Lost { segment: *segment });
+        match self.disks.get(&key) {
+            None => vec![(range, lost)],
+            Some(extents) => {
+                extents.pieces(range).map(|(range, source)| (range, source.or(lost))).collect()
+            }
+        }
+    }
+
+    fn lose(&mut self, writer: WriterId, segment: u64) {
+        self.disks.retain(|key, _| key.writer != writer);
+        self.lost.insert(writer, segment);
+    }
 }
 
 /// Those that a view is made of, by index; all its stacks have the same.
@@ -161,9 +195,8 @@ impl<F: StorageFile> Layer<F> {
     ) -> io::Result<()> {
         use crate::extents::Slice;
         match self {
-            Layer::Memory(disks) => {
-                let Some(extents) = disks.get(&key) else { return Ok(()) };
-                for (part, source) in extents.pieces(range.clone()) {
+            Layer::Memory(loaded) => {
+                for (part, source) in loaded.pieces(key, range.clone()) {
                     if let Some(source) = source {
                         f(part, source);
                     }
@@ -192,27 +225,36 @@ fn memory<F: StorageFile>(
     loose: &mut Vec<u64>,
     limit: &Limit<'_>,
 ) -> Result<Option<Layer<F>>, JournalError> {
-    let mut disks = BTreeMap::new();
+    let mut loaded = Loaded::default();
     while let Some(segment) = loose.pop() {
-        insert(tail, segment, limit, &mut disks)?;
+        insert(tail, segment, limit, &mut loaded)?;
     }
-    Ok((!disks.is_empty()).then_some(Layer::Memory(disks)))
+    Ok((!loaded.is_empty()).then_some(Layer::Memory(loaded)))
 }
 
-/// Puts what a segment has of a writer over what is there.
+/// Puts what a segment has of a writer over what is there. If it is not known what it has, nothing
+/// that is there counts.
 pub(super) fn insert<F: StorageFile>(
     tail: &Tail<F>,
     segment: u64,
     limit: &Limit<'_>,
-    disks: &mut BTreeMap<DiskKey, Extents<Source>>,
+    loaded: &mut Loaded,
 ) -> Result<(), JournalError> {
-    for entry in tail.entries_of(segment, limit.writer)? {
+    let entries = match tail.entries_of(segment, limit.writer) {
+        Err(JournalError::Corrupt { .. } | JournalError::Io { .. }) => {
+            loaded.lose(limit.writer, segment);
+            return Ok(());
+        }
+        entries => entries?,
+    };
+    for entry in entries {
         if entry.seq > limit.last(entry.epoch) {
             continue;
         }
         let key = DiskKey { writer: entry.writer, disk: entry.disk };
         let range = entry.offset..entry.offset + u64::from(entry.len_bytes);
-        disks.entry(key).or_default().insert(range, Source::of_entry(segment, &entry));
+        let extents = loaded.disks.entry(key).or_default();
+        extents.insert(range, Source::of_entry(segment, &entry));
     }
     Ok(())
 }

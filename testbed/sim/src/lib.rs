@@ -20,7 +20,7 @@
 //! | [`backup`], [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`net`], [`lan`] | what is simulated |
 //! | [`faults`], [`change`] | what goes wrong, and what the operator does |
-//! | [`oracle`], [`probe`], [`failure`] | the checkers |
+//! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
 //! | [`run`] | one seed from beginning to end |
 
@@ -47,6 +47,7 @@ pub mod past;
 pub mod plant;
 pub mod probe;
 pub mod rng;
+mod rot;
 pub mod run;
 pub mod scenario;
 pub mod schedule;

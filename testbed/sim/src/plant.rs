@@ -41,7 +41,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 37] = [
+pub const PLANTS: [(&str, Plant); 39] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -68,6 +68,8 @@ pub const PLANTS: [(&str, Plant); 37] = [
     ("oldest-forgotten", Plant::Backup(Bug::OldestForgotten)),
     ("map-older-wins", Plant::Backup(Bug::MapOlderWins)),
     ("map-keeps-void", Plant::Backup(Bug::MapKeepsVoid)),
+    ("damage-folded-as-good", Plant::Backup(Bug::DamageFoldedAsGood)),
+    ("damage-not-listed", Plant::Backup(Bug::DamageNotListed)),
     ("policy-forgotten", Plant::Backup(Bug::PolicyForgotten)),
     ("newcomer-not-told", Plant::Backup(Bug::NewcomerNotTold)),
     ("over-before-covered", Plant::Degrade(degrade::PlantedBug::OverBeforeCovered)),

@@ -64,7 +64,8 @@ impl World {
         let rng = &mut self.rng;
         let mut survives = || rng.chance(keep_percent, 100);
         let storage = self.backup.groups[group].storage.crash(&mut survives);
-        self.rehearse(group, storage)
+        self.rehearse(group, storage)?;
+        self.rot(group)
     }
 
     fn rehearse(&mut self, group: usize, storage: Memory) -> Checked {

@@ -181,6 +181,8 @@ pub struct Counts {
     pub pins: u64,
     /// States of the past, compared byte by byte.
     pub pasts: u64,
+    /// Copies of the backup's disk on which bytes were flipped, all that is left compared byte by byte.
+    pub rots: u64,
     /// Recoveries of groups.
     pub recoveries: u64,
     /// Initial copies and resyncs completed.

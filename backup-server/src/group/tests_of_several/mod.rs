@@ -1,6 +1,7 @@
 //! Groups of several members on several hosts, which are played by the tests.
 
 mod covering;
+mod damage;
 mod histories;
 mod indexes;
 mod left_out;

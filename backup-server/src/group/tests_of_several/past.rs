@@ -3,14 +3,14 @@
 use super::*;
 use crate::history::{At, PastError, Point};
 
-const T0: u64 = 1_700_000_000_000;
+pub(super) const T0: u64 = 1_700_000_000_000;
 
 pub(super) fn windowed(window_ms: u64) -> GroupOptions {
     let retention = Retention { window_ms, ..Retention::default() };
     GroupOptions { retention, ..options() }
 }
 
-fn hlc(ms: u64) -> u64 {
+pub(super) fn hlc(ms: u64) -> u64 {
     Hlc::new(T0 + ms, 0).0
 }
 

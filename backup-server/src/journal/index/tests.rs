@@ -303,7 +303,7 @@ fn opening_reads_no_sealed_segment_that_has_an_index_and_is_closed() {
     let opened = open_at(&disk, Position::default()).unwrap().journal;
     assert_eq!(opened.state().writers[0].seq, Seq(24));
     let mut read = opened.reader(opened.start(), opened.end());
-    assert!(read.any(|batch| matches!(batch, Err(JournalError::Corrupt { .. }))));
+    assert!(read.any(|batch| batch.unwrap().is_damaged), "the last byte is data");
     // Its header and its checkpoint are read.
     disk.flip(&format!("journal/{name}"), 70);
     assert!(matches!(open_at(&disk, Position::default()), Err(JournalError::Corrupt { .. })));

@@ -1,0 +1,264 @@
+//! Data that was acknowledged and can no longer be read: what of it is known, and the record of it.
+//!
+//! What it is for: a disk that loses a sector must not cost the group. A damaged segment is put on
+//! record (`damaged.json`), its readable part is used on, and a fold carries what it cannot write
+//! into the images' own record (`fold.json`), until newer data stands there.
+//!
+//! Invariants:
+//! - Nothing that is damaged is ever shown as data: whoever reads it gets an error (rule 5). Views
+//!   do not need this record for that, because each payload has a checksum; images do.
+//! - A segment on record is not deleted before an operator gives it up: when a fold has passed it,
+//!   its file goes to [`QUARANTINE_DIR`].
+//! - What is damaged in the images is on record in the same file, replaced as a whole, as the
+//!   position up to which they are folded.
+//!
+//! Source: a block layer's list of bad extents (Linux `badblocks`, btrfs' scrub), by point in time.
+
+use crate::extents::{Extents, Slice};
+use crate::manifest::{self, ManifestError};
+use crate::storage::Storage;
+use crate::view::DiskKey;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
+
+/// Where damaged segments go that a fold has passed.
+pub const QUARANTINE_DIR: &str = "quarantine";
+const FILE: &str = "damaged.json";
+
+/// A record whose payload is not what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DamagedExtent {
+    /// Whose.
+    pub writer: WriterId,
+    /// Its disk.
+    pub disk: DiskId,
+    /// Where the extent begins on the disk, in bytes.
+    pub offset: u64,
+    /// Its bytes.
+    pub len_bytes: u32,
+    /// The record's epoch.
+    pub epoch: Epoch,
+    /// Its seq.
+    pub seq: Seq,
+    /// Where the payload begins in the segment's file.
+    pub at: u64,
+    /// The checksum of what was written.
+    pub crc: u32,
+}
+
+impl DamagedExtent {
+    /// Of which disk.
+    #[must_use]
+    pub fn key(&self) -> DiskKey {
+        DiskKey { writer: self.writer, disk: self.disk }
+    }
+
+    /// The part of the disk, in bytes.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + u64::from(self.len_bytes)
+    }
+}
+
+/// What of a segment can still be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Known {
+    /// Every record; some payloads are damaged.
+    Records,
+    /// What each record changes, by the index; not in which order with other writers' and when.
+    Extents,
+    /// Nothing: headers are damaged, and there is no index.
+    Nothing,
+}
+
+/// What is wrong with a segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SegmentDamage {
+    /// The segment's index.
+    pub segment: u64,
+    /// Its id.
+    pub id: u64,
+    /// Its valid bytes.
+    pub len_bytes: u64,
+    /// Where the first damage was noticed, in bytes from the beginning of the file.
+    pub at: u64,
+    /// What it was.
+    pub reason: String,
+    /// What can still be told of it.
+    pub known: Known,
+    /// Payloads that are damaged, as far as they are known.
+    pub extents: Vec<DamagedExtent>,
+}
+
+/// A segment on record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quarantined {
+    /// What is wrong with it.
+    pub damage: SegmentDamage,
+    /// When it was found, in milliseconds since the Unix epoch.
+    pub found_unix_ms: u64,
+    /// The newest effective time before the segment.
+    pub after: Hlc,
+    /// An operator has given it up: its file goes when a fold has passed it.
+    pub given_up: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: u32,
+    segments: Vec<Quarantined>,
+}
+
+/// The segments on record, by index.
+pub type Quarantine = BTreeMap<u64, Quarantined>;
+
+/// Reads the record.
+pub fn read<S: Storage>(storage: &S) -> Result<Quarantine, ManifestError> {
+    let Some(file) = manifest::read_json::<S, File>(storage, FILE)? else {
+        return Ok(Quarantine::new());
+    };
+    Ok(file.segments.into_iter().map(|of| (of.damage.segment, of)).collect())
+}
+
+/// Replaces it, durably.
+pub fn write<S: Storage>(storage: &S, quarantine: &Quarantine) -> Result<(), ManifestError> {
+    let segments = quarantine.values().cloned().collect();
+    let format = manifest::FORMAT;
+    manifest::write_json(storage, "", FILE, &File { format, segments })
+}
+
+/// In an image: the segment that had what should be here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostWith(pub u64);
+
+impl Slice for LostWith {
+    fn without_front(self, _: u64) -> Self {
+        self
+    }
+}
+
+/// What of the images is not what was written.
+#[derive(Clone, Debug, Default)]
+pub struct ImageDamage(BTreeMap<DiskKey, Extents<LostWith>>);
+
+/// One range of it, as it is on record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DamagedRange {
+    writer: WriterId,
+    disk: DiskId,
+    from: u64,
+    to: u64,
+    segment: u64,
+}
+
+impl ImageDamage {
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a segment had of a range was not folded.
+    pub fn mark(&mut self, key: DiskKey, range: Range<u64>, segment: u64) {
+        if !range.is_empty() {
+            self.0.entry(key).or_default().insert(range, LostWith(segment));
+        }
+    }
+
+    /// The range was written.
+    pub fn heal(&mut self, key: DiskKey, range: Range<u64>) {
+        let Some(extents) = self.0.get_mut(&key) else { return };
+        extents.remove(range);
+        if extents.is_empty() {
+            self.0.remove(&key);
+        }
+    }
+
+    /// A range of a disk in pieces, in order: those that are damaged, and those that are not.
+    pub fn pieces(&self, key: DiskKey, range: Range<u64>) -> Vec<(Range<u64>, Option<LostWith>)> {
+        match self.0.get(&key) {
+            Some(extents) => extents.pieces(range).collect(),
+            None => vec![(range, None)],
+        }
+    }
+
+    /// All of it, in order of the disks.
+    pub fn iter(&self) -> impl Iterator<Item = (DiskKey, Range<u64>, LostWith)> + '_ {
+        let of = |(key, extents): (&DiskKey, &'_ Extents<LostWith>)| {
+            let key = *key;
+            extents.iter().map(|(range, with)| (key, range, *with)).collect::<Vec<_>>()
+        };
+        self.0.iter().flat_map(of)
+    }
+
+    /// As it is put on record.
+    #[must_use]
+    pub fn to_ranges(&self) -> Vec<DamagedRange> {
+        let range = |(key, range, with): (DiskKey, Range<u64>, LostWith)| DamagedRange {
+            writer: key.writer,
+            disk: key.disk,
+            from: range.start,
+            to: range.end,
+            segment: with.0,
+        };
+        self.iter().map(range).collect()
+    }
+}
+
+impl FromIterator<DamagedRange> for ImageDamage {
+    fn from_iter<T: IntoIterator<Item = DamagedRange>>(ranges: T) -> Self {
+        let mut damage = Self::default();
+        for DamagedRange { writer, disk, from, to, segment } in ranges {
+            damage.mark(DiskKey { writer, disk }, from..to.max(from), segment);
+        }
+        damage
+    }
+}
+
+impl PartialEq for ImageDamage {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_ranges() == other.to_ranges()
+    }
+}
+
+impl Eq for ImageDamage {}
+
+/// What a read has come upon: it cannot be given out. An [`io::Error`] carries it.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct DamagedData(pub String);
+
+/// Whether a read failed because what it asked for is damaged, and not the disk below it all.
+#[must_use]
+pub fn is_damage(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<DamagedData>())
+}
+
+/// Segments that readers have found to be damaged, to be looked at as a whole.
+#[derive(Clone, Debug, Default)]
+pub struct Noticed(Arc<Mutex<BTreeSet<u64>>>);
+
+impl Noticed {
+    /// This one was found.
+    pub fn note(&self, segment: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(segment);
+    }
+
+    /// Those that were found since.
+    #[must_use]
+    pub fn take(&self) -> BTreeSet<u64> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,70 @@
+//! What a fold does with a segment that cannot be read batch by batch.
+//!
+//! Its index says what each of its records changes and where the payload is, so it is folded by
+//! that: as a whole, and only if all of it is in the cut. Of a writer the order is that of the
+//! journal; different writers' disks do not meet. Without an index nothing of the segment is known,
+//! so nothing that stands in the images is either.
+
+use super::{FoldError, Run};
+use crate::journal::{IndexEntry, Position, SEGMENT_HEADER_BYTES, payload_of};
+use crate::storage::StorageFile;
+use crate::view::DiskKey;
+use tidelock_protocol::ids::{Seq, WriterId};
+
+impl<F: StorageFile> Run<F> {
+    /// The segment is on record as damaged when this job is done.
+    pub(super) fn note(&mut self, segment: u64) {
+        if self.folded.found.iter().all(|found| found.segment != segment) {
+            self.folded.found.extend(self.job.tail.examine(segment));
+        }
+    }
+
+    /// Folds the segment as far as it is known what it had. Returns where the next one begins;
+    /// `None`: it must wait.
+    pub(super) fn unreadable(&mut self, segment: u64) -> Result<Option<Position>, FoldError> {
+        self.note(segment);
+        // Of the last one it is not known yet what it will have.
+        if segment >= self.job.to.segment {
+            return Ok(None);
+        }
+        if !self.is_in_the_cut(segment) {
+            return Ok(None);
+        }
+        match self.job.tail.listed_entries(segment) {
+            Some(entries) => self.by_entries(segment, &entries)?,
+            None => {
+                for key in self.job.images.keys() {
+                    self.folded.damaged.mark(*key, 0..u64::MAX, segment);
+                }
+            }
+        }
+        Ok(Some(Position { segment: segment + 1, offset: SEGMENT_HEADER_BYTES as u64 }))
+    }
+
+    fn by_entries(&mut self, segment: u64, entries: &[IndexEntry]) -> Result<(), FoldError> {
+        let Some(of) = self.job.tail.segment(segment).cloned() else { return Ok(()) };
+        for entry in entries {
+            if entry.seq > self.job.state.last_that_counts(entry.writer, entry.epoch) {
+                continue;
+            }
+            let key = DiskKey { writer: entry.writer, disk: entry.disk };
+            let range = entry.offset..entry.offset + u64::from(entry.len_bytes);
+            match (entry.at, payload_of(&of, entry)) {
+                (0, _) => self.zero(key, range, false)?,
+                (_, Some(payload)) => self.write(key, entry.offset, &payload)?,
+                (_, None) => self.damaged(segment, key, range),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all records of a segment are, also those that change nothing.
+    fn is_in_the_cut(&self, segment: u64) -> bool {
+        let (state, cut) = (&self.job.state, &self.job.cut);
+        let Some(after) = self.job.starts.get(&(segment + 1)) else { return false };
+        let is_in = |(writer, seq): (WriterId, Seq)| {
+            seq.min(state.last_that_counts(writer, after.epoch)) <= cut.get(writer)
+        };
+        after.journaled().entries().all(is_in)
+    }
+}

@@ -1,0 +1,532 @@
+//! Damaged segments of a group: on record, told, given up, taken off record again.
+//!
+//! What is known is told with the points in time that it affects ([`crate::history::AffectedSpan`]).
+//! That is found out anew when damage is found or folded, and when something is written over it.
+
+use super::{Group, GroupError, Now, RecoverError};
+use crate::damage::{
+    self, ImageDamage, Known, LostWith, Noticed, QUARANTINE_DIR, Quarantine, Quarantined,
+    SegmentDamage,
+};
+use crate::history::{Affected, AffectedSpan, Point};
+use crate::journal::{
+    Entry, IndexEntry, Placed, Position, ScrubJob, Segment, SegmentHeader, payload_of,
+};
+use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
+use crate::storage::{self, Storage, StorageFile};
+use crate::view::{DiskKey, Overlay};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice};
+use std::sync::{Arc, PoisonError};
+use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::record::Effect;
+
+/// It is not found out more often what is affected, in nanoseconds.
+const PAUSE_NANOS: u64 = 1_000_000_000;
+/// So many parts are named in a refusal.
+const SAID_MAX: usize = 8;
+const JOURNAL_DIR: &str = "journal";
+
+/// A damaged segment as it is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedSegment {
+    /// Its index.
+    pub segment: u64,
+    /// Its file, in the group's directory; `None`: it was given up, and is not there any more.
+    pub file: Option<String>,
+    /// When it was found, in milliseconds since the Unix epoch.
+    pub found_unix_ms: u64,
+    /// What is wrong, and where.
+    pub reason: String,
+    /// What can still be told of it.
+    pub known: Known,
+    /// Records whose data is damaged, as far as they are known.
+    pub records: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// An operator has given it up.
+    pub given_up: bool,
+    /// States at this time and later are affected; `None`: no point in the window is.
+    pub from: Option<Hlc>,
+    /// Those at this time and later are not any more; `None`: the latest is.
+    pub until: Option<Hlc>,
+    /// Points within that span cannot be asked for.
+    pub is_untold: bool,
+}
+
+/// What of a disk cannot be read in the state that a recovery would take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedDisk {
+    /// member.disk
+    pub name: String,
+    /// The damaged segment that had it.
+    pub segment: u64,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// Its bytes.
+    pub len_bytes: u64,
+}
+
+impl DamagedDisk {
+    /// With the disk's name.
+    #[must_use]
+    pub fn new(manifest: &Manifest, of: &Affected) -> Self {
+        let key = of.key;
+        let disk = manifest.disk(key.writer, key.disk);
+        let disk = disk.map_or_else(|| key.disk.to_string(), |disk| disk.name.clone());
+        Self {
+            name: format!("{}.{disk}", manifest.name_of(key.writer)),
+            segment: of.segment,
+            offset: of.range.start,
+            len_bytes: of.range.end - of.range.start,
+        }
+    }
+}
+
+/// Why a segment cannot be given up.
+#[derive(Debug, Error)]
+pub enum ForgetError {
+    /// It is not damaged.
+    #[error("segment {segment} is not on record as damaged; those are: {known}")]
+    Unknown {
+        /// Which.
+        segment: u64,
+        /// Which are.
+        known: String,
+    },
+    /// The record cannot be replaced.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// The file cannot be removed.
+    #[error("cannot remove the file: {0}")]
+    Io(#[from] io::Error),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct DamageState {
+    pub(super) quarantine: Arc<Quarantine>,
+    /// Found by readers.
+    pub(super) noticed: Noticed,
+    /// To be looked at before all others.
+    pub(super) wanted: BTreeSet<u64>,
+    /// What is affected may be something else by now.
+    pub(super) is_due: bool,
+    next_at: MonoNanos,
+    spans: Vec<AffectedSpan>,
+    latest: Vec<Affected>,
+}
+
+impl DamageState {
+    pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, ManifestError> {
+        let quarantine = Arc::new(damage::read(storage)?);
+        Ok(Self { quarantine, is_due: true, ..Self::default() })
+    }
+
+    /// A record was written: perhaps over what is damaged.
+    pub(super) fn placed<F>(&mut self, placed: &Placed<'_, F>) {
+        if self.latest.is_empty() || self.is_due {
+            return;
+        }
+        let record = placed.record;
+        let (key, end) = (DiskKey::of(record), record.offset + u64::from(record.len_bytes()));
+        let over =
+            |of: &Affected| of.key == key && of.range.start < end && record.offset < of.range.end;
+        self.is_due = self.latest.iter().any(over);
+    }
+
+    pub(super) fn first_of_all(&self) -> Option<String> {
+        self.quarantine.values().next().map(|of| reason(&of.damage))
+    }
+}
+
+fn file_name(damage: &SegmentDamage) -> String {
+    SegmentHeader::file_name(damage.segment, damage.id)
+}
+
+fn reason(damage: &SegmentDamage) -> String {
+    let file = file_name(damage);
+    format!("journal segment {file} is damaged at byte {}: {}", damage.at, damage.reason)
+}
+
+/// Damaged segments that a fold has passed go out of the journal's directory, to be kept.
+pub(super) fn set_aside<S: Storage>(
+    storage: &S,
+    quarantine: &Quarantine,
+    before: u64,
+) -> Result<(), GroupError> {
+    let mut moved = false;
+    for of in quarantine.range(..before).map(|(_, of)| of).filter(|of| !of.given_up) {
+        let name = file_name(&of.damage);
+        let (from, to) = (storage::join(JOURNAL_DIR, &name), storage::join(QUARANTINE_DIR, &name));
+        let rename = || {
+            storage.create_dir(QUARANTINE_DIR)?;
+            match storage.rename(&from, &to) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+                renamed => renamed.map(|()| true),
+            }
+        };
+        moved |= rename().map_err(|source| io_error("keep", &from, source))?;
+    }
+    if moved {
+        for dir in ["", QUARANTINE_DIR, JOURNAL_DIR] {
+            storage.sync_dir(dir).map_err(|source| io_error("keep", QUARANTINE_DIR, source))?;
+        }
+    }
+    Ok(())
+}
+
+fn io_error(what: &'static str, file: &str, source: io::Error) -> ManifestError {
+    ManifestError::Io { what, file: file.to_owned(), source }
+}
+
+impl<S: Storage> Group<S> {
+    /// The next segment that somebody wants to be looked at.
+    pub(super) fn wanted_scrub(&mut self) -> Option<ScrubJob<S::File>> {
+        self.damage.wanted.extend(self.damage.noticed.take());
+        while let Some(segment) = self.damage.wanted.first().copied() {
+            match self.journal.scrub_job_of(segment) {
+                Some(job) => return Some(job),
+                None => self.damage.wanted.remove(&segment),
+            };
+        }
+        None
+    }
+
+    /// Puts a damaged segment on record.
+    pub(super) fn quarantine(&mut self, damage: SegmentDamage) -> Result<(), GroupError> {
+        let segment = damage.segment;
+        let before = self.damage.quarantine.get(&segment);
+        if before.is_some_and(|before| before.damage == damage) {
+            return Ok(());
+        }
+        let start = self.journal.starts().find(|(index, _)| *index == segment);
+        let quarantined = Quarantined {
+            found_unix_ms: before.map_or(self.fold.wall_ms, |before| before.found_unix_ms),
+            given_up: before.is_some_and(|before| before.given_up),
+            after: start.map_or(Hlc(0), |(_, state)| state.newest_effective()),
+            damage,
+        };
+        let notice = format!(
+            "{}. What it affects is told by `tidelock-backup damaged {}`; everything else can be used",
+            reason(&quarantined.damage),
+            self.manifest.group
+        );
+        let mut quarantine = (*self.damage.quarantine).clone();
+        quarantine.insert(segment, quarantined);
+        self.record_quarantine(quarantine)?;
+        self.notices.push(notice);
+        Ok(())
+    }
+
+    fn record_quarantine(&mut self, quarantine: Quarantine) -> Result<(), ManifestError> {
+        damage::write(&self.storage, &quarantine)?;
+        self.damage.quarantine = Arc::new(quarantine);
+        self.damage.is_due = true;
+        self.damage.next_at = MonoNanos(0);
+        Ok(())
+    }
+
+    /// A segment is as it was written: if it was on record as damaged, it was restored.
+    pub(super) fn take_out_of_quarantine(&mut self, segment: u64) -> Result<(), GroupError> {
+        let Some(of) = self.damage.quarantine.get(&segment) else { return Ok(()) };
+        let notice = format!("journal segment {} is whole again", file_name(&of.damage));
+        let mut quarantine = (*self.damage.quarantine).clone();
+        quarantine.remove(&segment);
+        self.record_quarantine(quarantine)?;
+        self.notices.push(notice);
+        Ok(())
+    }
+
+    /// Damaged segments that are not needed any more go to where they are kept, or go.
+    pub(super) fn set_aside(&mut self) -> Result<(), GroupError> {
+        let before = self.fold.position.segment;
+        set_aside(&self.storage, &self.damage.quarantine, before)?;
+        let is_over = |of: &Quarantined| of.given_up && of.damage.segment < before;
+        if self.damage.quarantine.values().any(is_over) {
+            let mut quarantine = (*self.damage.quarantine).clone();
+            quarantine.retain(|_, of| !is_over(of));
+            self.record_quarantine(quarantine)?;
+        }
+        Ok(())
+    }
+
+    /// Finds out what is affected, if that may have changed. To be called now and then.
+    pub fn tend_damage(&mut self, now: Now) {
+        if !self.damage.is_due || self.broken.is_some() || now.mono < self.damage.next_at {
+            return;
+        }
+        self.damage.next_at = MonoNanos(now.mono.0.saturating_add(PAUSE_NANOS));
+        if self.damage.quarantine.is_empty() && self.fold.damaged.is_empty() {
+            (self.damage.spans, self.damage.latest) = (Vec::new(), Vec::new());
+            self.damage.is_due = false;
+            return;
+        }
+        let Ok(history) = self.history() else { return };
+        let Ok(spans) = history.spans() else { return };
+        let latest = history.newest().and_then(|point| history.affected(&point));
+        self.damage.spans = spans;
+        // What was written over it may not be in the cut yet.
+        self.damage.is_due = self.cut.cut() != &self.journal.state().journaled();
+        if let Ok(latest) = latest {
+            self.damage.latest = latest;
+        }
+    }
+
+    /// The damaged segments, oldest first, as of the last [`Group::tend_damage`].
+    #[must_use]
+    pub fn damaged(&self) -> Vec<DamagedSegment> {
+        let span = |segment: u64| self.damage.spans.iter().find(|span| span.segment == segment);
+        let told = |segment: u64, of: Option<&Quarantined>| {
+            let span = span(segment);
+            let dir = match segment < self.fold.position.segment {
+                true => QUARANTINE_DIR,
+                false => JOURNAL_DIR,
+            };
+            let extents = of.map_or(&[][..], |of| &of.damage.extents);
+            DamagedSegment {
+                segment,
+                file: of.map(|of| storage::join(dir, &file_name(&of.damage))),
+                found_unix_ms: of.map_or(0, |of| of.found_unix_ms),
+                reason: of.map_or("it was given up".to_owned(), |of| reason(&of.damage)),
+                known: of.map_or(Known::Nothing, |of| of.damage.known),
+                records: extents.len() as u64,
+                bytes: extents.iter().map(|extent| u64::from(extent.len_bytes)).sum(),
+                given_up: of.is_none_or(|of| of.given_up),
+                from: span.map(|span| span.from),
+                until: span.and_then(|span| span.until),
+                is_untold: span.is_some_and(|span| span.is_untold),
+            }
+        };
+        let mut all: BTreeMap<u64, DamagedSegment> = BTreeMap::new();
+        for (_, _, LostWith(segment)) in self.fold.damaged.iter() {
+            all.entry(segment).or_insert_with(|| told(segment, None));
+        }
+        for (segment, of) in self.damage.quarantine.iter() {
+            all.insert(*segment, told(*segment, Some(of)));
+        }
+        all.into_values().collect()
+    }
+
+    /// What cannot be read of the state that a recovery would take.
+    #[must_use]
+    pub fn latest_damaged(&self) -> Vec<DamagedDisk> {
+        self.damage.latest.iter().map(|of| DamagedDisk::new(&self.manifest, of)).collect()
+    }
+
+    /// Whether all of a point can be read, as far as is known; `None`: of the latest.
+    pub(super) fn check_undamaged(&mut self, point: Option<&Point>) -> Result<(), RecoverError> {
+        if self.damage.quarantine.is_empty() && self.fold.damaged.is_empty() {
+            return Ok(());
+        }
+        let history = self.history()?;
+        let point = match point {
+            Some(point) => point.clone(),
+            None => history.newest()?,
+        };
+        let affected = history.affected(&point)?;
+        if affected.is_empty() {
+            return Ok(());
+        }
+        let near = history.unaffected_near(&history.spans()?, point.hlc);
+        drop(history);
+        Err(RecoverError::Damaged(self.say_affected(&affected, near)))
+    }
+
+    fn say_affected(&self, affected: &[Affected], near: (Option<Hlc>, Option<Hlc>)) -> String {
+        let bytes: u64 = affected.iter().map(|of| of.range.end - of.range.start).sum();
+        let mut text = format!("{bytes} bytes of that state are damaged and could not be read:");
+        for of in affected.iter().take(SAID_MAX) {
+            let of = DamagedDisk::new(&self.manifest, of);
+            let DamagedDisk { name, segment, offset, len_bytes } = of;
+            text += &format!(" {name}: {len_bytes} bytes at {offset} (journal segment {segment});");
+        }
+        if affected.len() > SAID_MAX {
+            text += &format!(" and {} more;", affected.len() - SAID_MAX);
+        }
+        let at = |hlc: Hlc| format!("hlc:{hlc} ({})", crate::text::utc_ms(hlc.physical_ms()));
+        let near = match near {
+            (Some(before), Some(after)) => {
+                format!("the nearest undamaged points are {} and {}", at(before), at(after))
+            }
+            (Some(before), None) => format!("the nearest undamaged point is {}", at(before)),
+            (None, Some(after)) => format!("the nearest undamaged point is {}", at(after)),
+            (None, None) => "no point in the window is undamaged".to_owned(),
+        };
+        text + &format!(
+            " {near}. Restore the segment's file from a copy and run `tidelock-backup damaged {} --check`, choose \
+             another point with --at, or give --accept-damage: reads of these parts will fail",
+            self.manifest.group
+        )
+    }
+
+    /// An operator gives a damaged segment up: its file is not kept. What is damaged stays so until
+    /// something newer is written there.
+    pub fn forget_damaged(&mut self, segment: u64) -> Result<(), ForgetError> {
+        let mut quarantine = (*self.damage.quarantine).clone();
+        let Some(of) = quarantine.get_mut(&segment) else {
+            let known: Vec<_> = quarantine.keys().map(u64::to_string).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            return Err(ForgetError::Unknown { segment, known });
+        };
+        if segment < self.fold.position.segment {
+            let file = storage::join(QUARANTINE_DIR, &file_name(&of.damage));
+            match self.storage.remove(&file) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
+                _ => self.storage.sync_dir(QUARANTINE_DIR)?,
+            }
+            quarantine.remove(&segment);
+        } else {
+            of.given_up = true;
+        }
+        self.record_quarantine(quarantine)?;
+        Ok(())
+    }
+
+    /// Looks at all damaged segments again: of those whose files were restored what they had is as
+    /// it was written. `false`: a fold runs, so ask again.
+    pub fn check_damaged(&mut self, now: Now) -> Result<bool, GroupError> {
+        if self.fold.running.is_some() || self.fold.aside || self.broken.is_some() {
+            return Ok(false);
+        }
+        self.fold.wall_ms = now.unix_ms;
+        let segments: Vec<Quarantined> = self.damage.quarantine.values().cloned().collect();
+        for of in segments {
+            let segment = of.damage.segment;
+            if segment < self.fold.position.segment {
+                self.check_set_aside(&of.damage)?;
+                continue;
+            }
+            // A copy may have been put in its place as another file.
+            self.journal.reopen_segment(segment)?;
+            let Some(job) = self.journal.scrub_job_of(segment) else { continue };
+            match job.run().damage {
+                Some(damage) => self.quarantine(damage)?,
+                None => self.take_out_of_quarantine(segment)?,
+            }
+            self.remake_overlay()?;
+        }
+        Ok(true)
+    }
+
+    fn remake_overlay(&mut self) -> Result<(), GroupError> {
+        let Some(overlay) = &self.overlay else { return Ok(()) };
+        let (tail, base) = (self.journal.tail(), self.fold.position.segment);
+        let made = Overlay::live(&tail, self.journal.state(), base)?
+            .over(Arc::clone(&self.fold.damaged), self.damage.noticed.clone());
+        *overlay.write().unwrap_or_else(PoisonError::into_inner) = made;
+        Ok(())
+    }
+
+    /// A segment that a fold has passed: if its file was restored, the images get what it had,
+    /// where nothing newer stands.
+    fn check_set_aside(&mut self, damage: &SegmentDamage) -> Result<(), GroupError> {
+        let path = storage::join(QUARANTINE_DIR, &file_name(damage));
+        let file = match self.storage.open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file.map_err(|e| io_error("open", &path, e))?,
+        };
+        let SegmentDamage { segment: index, id, len_bytes, .. } = *damage;
+        let segment = Segment { index, id, file, len_bytes };
+        let Some(content) = self.content_of(&segment, damage) else { return Ok(()) };
+        let marked = |damaged: &ImageDamage, key, range| {
+            let pieces = damaged.pieces(key, range).into_iter();
+            let of = pieces.filter(|(_, lost)| *lost == Some(LostWith(index)));
+            of.map(|(range, _)| range).collect::<Vec<_>>()
+        };
+        let failed = |source| io_error("restore to an image from", &path, source);
+        for (key, offset, effect) in content {
+            let Some(image) = self.images.get(&key) else { continue };
+            let len = match &effect {
+                Restored::Data(data) => data.len() as u64,
+                Restored::Zero(len) => *len,
+            };
+            for part in marked(&self.fold.damaged, key, offset..offset + len) {
+                let written = match &effect {
+                    Restored::Data(data) => {
+                        let (from, to) = (part.start - offset, part.end - offset);
+                        let part_of = &data[from as usize..to as usize];
+                        image.write_at(&[IoSlice::new(part_of)], part.start)
+                    }
+                    Restored::Zero(_) => image.zero_at(part.start, part.end - part.start, false),
+                };
+                written.map_err(failed)?;
+            }
+        }
+        let mut damaged = (*self.fold.damaged).clone();
+        for (key, range, LostWith(with)) in self.fold.damaged.iter() {
+            if with == index {
+                damaged.heal(key, range);
+            }
+        }
+        for image in self.images.values() {
+            image.sync().map_err(failed)?;
+        }
+        let (position, oldest) = (self.fold.position, Some(self.fold.oldest.clone()));
+        let fold = FoldPosition { position, oldest, damaged };
+        manifest::write_fold_position(&self.storage, &fold)?;
+        self.fold.damaged = Arc::new(fold.damaged);
+        self.refresh_overlay()?;
+        self.take_out_of_quarantine(index)?;
+        // Its data is in the images.
+        self.storage.remove(&path).map_err(|e| io_error("remove", &path, e))?;
+        Ok(())
+    }
+
+    /// What a segment had of what was damaged, in order. `None`: it is still damaged.
+    fn content_of(
+        &self,
+        segment: &Segment<S::File>,
+        damage: &SegmentDamage,
+    ) -> Option<Vec<(DiskKey, u64, Restored)>> {
+        let mut content = Vec::new();
+        if damage.known == Known::Nothing {
+            let from = Position { segment: segment.index, offset: 0 };
+            let to = Position { segment: segment.index, offset: segment.len_bytes };
+            for batch in crate::journal::reader_of(segment.clone(), from, to) {
+                let batch = batch.ok().filter(|batch| !batch.is_damaged)?;
+                for entry in batch.entries {
+                    let Entry::Record { head, payload, .. } = entry.ok()? else { continue };
+                    let record = head.peek();
+                    if self.journal.state().is_void(record) {
+                        continue;
+                    }
+                    let restored = match record.effect {
+                        Effect::Write(_) => Restored::Data(payload.to_vec()),
+                        Effect::Zero { len_bytes, .. } => Restored::Zero(u64::from(len_bytes)),
+                        Effect::CopyDone | Effect::Idle => continue,
+                    };
+                    content.push((DiskKey::of(record), record.offset, restored));
+                }
+            }
+            return Some(content);
+        }
+        let mut extents = damage.extents.clone();
+        extents.sort_unstable_by_key(|extent| (extent.writer, extent.epoch, extent.seq));
+        for of in extents {
+            let entry = IndexEntry {
+                writer: of.writer,
+                disk: of.disk,
+                offset: of.offset,
+                epoch: of.epoch,
+                seq: of.seq,
+                len_bytes: of.len_bytes,
+                at: of.at,
+                crc: of.crc,
+            };
+            let payload = payload_of(segment, &entry)?;
+            if of.seq <= self.journal.state().last_that_counts(of.writer, of.epoch) {
+                content.push((of.key(), of.offset, Restored::Data(payload)));
+            }
+        }
+        Some(content)
+    }
+}
+
+/// What goes back to an image.
+enum Restored {
+    Data(Vec<u8>),
+    Zero(u64),
+}

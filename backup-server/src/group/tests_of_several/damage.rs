@@ -1,0 +1,409 @@
+//! Damage at rest: what was flipped on the disk is told, never shown, and everything else is as it was.
+
+use super::indexes::{index_all, scrub};
+use super::past::{T0, busy, fold, hlc, windowed};
+use super::*;
+use crate::damage::Known;
+use crate::history::{At, PastError};
+use crate::journal::{SegmentHeader, index_file_name};
+
+const DAY_MS: u64 = 24 * 3600 * 1000;
+const SLOT: u64 = 64;
+
+/// What is seen of each point in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// Slots of which the data is what was written.
+    right: u64,
+    /// Slots that cannot be read.
+    refused: u64,
+    /// Points that cannot be told, because of damage.
+    untold: u64,
+    /// Points before the window.
+    before: u64,
+}
+
+/// The segment's path, and its bytes.
+fn path_of(group: &Group<Memory>, nth: usize) -> (String, u64) {
+    let segment = &group.journal.segments()[nth];
+    let name = SegmentHeader::file_name(segment.index, segment.id);
+    (format!("journal/{name}"), segment.len_bytes)
+}
+
+fn index_path_of(group: &Group<Memory>, nth: usize) -> String {
+    let segment = &group.journal.segments()[nth];
+    format!("journal/{}", index_file_name(segment.index, segment.id))
+}
+
+/// Verifies everything that is sealed.
+fn scrub_all(group: &mut Group<Memory>, seconds: &mut u64) {
+    for _ in 0..=group.journal.segments().len() * 2 + 4 {
+        *seconds += 1;
+        scrub(group, at_ms(*seconds * 1000));
+    }
+    *seconds += 1;
+    group.tend_damage(at_ms(*seconds * 1000));
+}
+
+/// Every state is the records up to its time; what cannot be read is exactly what is told, and lies in a span that
+/// is told.
+fn check(group: &mut Group<Memory>, records: u64) -> Seen {
+    let mut seen = Seen::default();
+    let behind = u64::from(group.state().form == Form::Hlc);
+    for n in 2..records - 2 {
+        let upto = n - behind;
+        let past = group.history().unwrap();
+        let spans = past.spans().unwrap();
+        let spanned = |time: Hlc| {
+            let has = |span: &&crate::history::AffectedSpan| {
+                span.from <= time && span.until.is_none_or(|until| time < until)
+            };
+            spans.iter().find(has).copied()
+        };
+        let time = Hlc::new(T0 + n, u16::MAX);
+        let point = match past.resolve(&At::Hlc(time)) {
+            Ok(point) => point,
+            Err(PastError::BeforeWindow { .. }) => {
+                seen.before += 1;
+                continue;
+            }
+            Err(PastError::Journal(error)) => {
+                let mut of_time = spans.iter().filter(|span| {
+                    span.from <= time && span.until.is_none_or(|until| time < until)
+                });
+                assert!(of_time.any(|span| span.is_untold), "{n}: {error}; {spans:?}");
+                seen.untold += 1;
+                continue;
+            }
+            Err(error) => panic!("{n}: {error}"),
+        };
+        assert_eq!(point.cut, vector(&[upto / 2 + 2, upto.div_ceil(2) + 1]), "at {n} ms");
+        let affected = past.affected(&point).unwrap();
+        let views = past.open(&point).unwrap();
+        for writer in 0..2u64 {
+            let key = DiskKey { writer: WriterId(writer as u16), disk: DiskId(0) };
+            let mut expected = vec![0; SIZE as usize];
+            for m in (0..=upto).filter(|m| m % 2 == writer) {
+                let at = (m % 8 * SLOT) as usize;
+                expected[at..at + SLOT as usize].fill((m / 2 + 2) as u8);
+            }
+            for slot in 0..SIZE / SLOT {
+                let range = slot * SLOT..(slot + 1) * SLOT;
+                let told = affected.iter().any(|of| {
+                    of.key == key && of.range.start < range.end && range.start < of.range.end
+                });
+                let mut found = vec![0; SLOT as usize];
+                match views[&key].read(range.start, &mut found) {
+                    Ok(()) => {
+                        let want = &expected[range.start as usize..range.end as usize];
+                        assert_eq!(found, want, "slot {slot} of {writer} at {n} ms");
+                        assert!(!told, "slot {slot} of {writer} at {n} ms is told to be damaged");
+                        seen.right += 1;
+                    }
+                    Err(error) => {
+                        assert!(told, "slot {slot} of {writer} at {n} ms: {error}; {affected:?}");
+                        assert!(spanned(time).is_some(), "{n}: {affected:?} is not in {spans:?}");
+                        seen.refused += 1;
+                    }
+                }
+            }
+        }
+    }
+    seen
+}
+
+fn writes_all_slots(group: &mut Group<Memory>, records: u64) {
+    for writer in 0..2 {
+        let run = LastRun::Continues { from: Seq(records / 2 + 2) };
+        let shape = Shape { writers: 2, form: group.state().form };
+        join(group, at_ms(0), &shape.join(writer, 1, run));
+    }
+    for m in records..records + 16 {
+        let (writer, seq) = ((m % 2) as u16, m / 2 + 2);
+        let data = Effect::Write(Payload::new(vec![1; SIZE as usize].into()));
+        let whole = Record { effect: data, ..record(writer, seq, hlc(m), &[]) };
+        send(group, whole);
+        group.flush();
+    }
+}
+
+#[test]
+fn damaged_data_costs_only_itself_until_something_newer_is_written() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, DAY_MS, 60);
+    index_all(&mut group);
+    let whole = check(&mut group, 60);
+    assert_eq!((whole.refused, whole.untold), (0, 0));
+    let (path, len_bytes) = path_of(&group, 2);
+    disk.flip(&path, len_bytes - 3);
+    let mut seconds = 0;
+    scrub_all(&mut group, &mut seconds);
+    assert!(group.broken().is_none() && group.accepts(), "replication goes on");
+    let status = group.status(at_ms(0));
+    let [damaged] = &status.damaged[..] else { panic!("{:?}", status.damaged) };
+    assert_eq!((damaged.segment, damaged.known, damaged.records), (3, Known::Records, 1));
+    assert_eq!(damaged.file.as_ref(), Some(&path));
+    assert!(damaged.until.is_some_and(|until| damaged.from.unwrap() < until), "{damaged:?}");
+    assert!(status.latest_damaged.is_empty() && status.recoverable);
+    assert!(group.take_notices().iter().any(|notice| notice.contains("damaged at byte")));
+    let seen = check(&mut group, 60);
+    assert!(seen.refused > 0 && seen.untold == 0, "{seen:?}");
+    assert_eq!(seen.right + seen.refused, whole.right);
+    // It is on record.
+    drop(group);
+    let mut group = reopen(&disk.crash(&mut || false));
+    group.options = windowed(DAY_MS);
+    assert_eq!(check(&mut group, 60), seen);
+    // The file is restored: that is found by itself.
+    let disk = group.storage.clone();
+    disk.flip(&path, len_bytes - 3);
+    scrub_all(&mut group, &mut seconds);
+    assert!(group.damaged().is_empty() && group.status(at_ms(0)).scrub.damaged.is_none());
+    assert_eq!(check(&mut group, 60), whole);
+}
+
+#[test]
+fn a_damaged_header_costs_the_times_of_its_segment_and_without_an_index_what_is_not_written_again()
+{
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 60);
+    index_all(&mut group);
+    let (path, len_bytes) = path_of(&group, 2);
+    let headers = |group: &mut Group<Memory>| {
+        // The last record is 64 bytes of data behind its header.
+        disk.flip(&path, len_bytes - 80);
+        let mut seconds = 0;
+        scrub_all(group, &mut seconds);
+        group.status(at_ms(0)).damaged[0].clone()
+    };
+    let damaged = headers(&mut group);
+    assert_eq!((damaged.known, damaged.records, damaged.is_untold), (Known::Extents, 0, true));
+    let seen = check(&mut group, 60);
+    assert!(seen.refused == 0 && (2..20).contains(&seen.untold), "{seen:?}");
+    drop(group);
+    let mut group = reopen(&disk.crash(&mut || false));
+    group.options = windowed(DAY_MS);
+    assert_eq!(check(&mut group, 60), seen);
+    // Without its index nothing is known of it. Its map is enough for those that do not cut it.
+    disk.flip(&path, len_bytes - 80);
+    let mut names = disk.list("journal").unwrap();
+    names.retain(|name| name.ends_with(".map") || name.ends_with(".idx"));
+    names.iter().for_each(|name| disk.remove(&format!("journal/{name}")).unwrap());
+    let mut group = reopen(&disk);
+    group.options = windowed(DAY_MS);
+    // No index of it is made any more: too many of them wait.
+    group.journal.forget_entries_of(3);
+    let damaged = headers(&mut group);
+    assert_eq!((damaged.known, damaged.is_untold), (Known::Nothing, true));
+    let seen = check(&mut group, 60);
+    assert!(seen.refused > 0, "{seen:?}");
+    assert!(!group.latest_damaged().is_empty() && !group.status(at_ms(0)).recoverable);
+    // A fold carries it on.
+    group.options = windowed(20);
+    while fold(&mut group, at_ms(1000)) {}
+    let folded = check(&mut group, 60);
+    assert!(folded.before > seen.before && folded.refused > 0, "{folded:?}");
+    writes_all_slots(&mut group, 60);
+    group.damage.is_due = true;
+    group.tend_damage(at_ms(1_000_000));
+    assert!(group.latest_damaged().is_empty() && group.is_recoverable());
+}
+
+#[test]
+fn what_a_fold_cannot_write_stays_damaged_in_the_images_at_every_sync_point() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 40);
+    index_all(&mut group);
+    // The last write to a slot in the window that is folded.
+    for nth in [1, 2, 3] {
+        let (path, len_bytes) = path_of(&group, nth);
+        for back in [3, 200, 400] {
+            disk.flip(&path, len_bytes - back);
+        }
+    }
+    drop(group);
+    let life = |disk: &Memory| -> Option<()> {
+        let mut group = Group::open(disk.clone(), at_ms(0), windowed(5)).ok()??.0;
+        while fold(&mut group, at_ms(1000)) {}
+        (group.broken().is_none()).then_some(())
+    };
+    let whole = disk.killed();
+    life(&whole).unwrap();
+    let ops = whole.ops();
+    let (mut refused, mut kept) = (0, 0);
+    for at in disk.ops()..=ops {
+        let dying = disk.killed();
+        dying.set_faults(Faults { power_off_at: Some(at), ..Faults::default() });
+        let _ = life(&dying);
+        for survives in [false, true] {
+            let after = dying.crash(&mut || survives);
+            let mut group = reopen(&after);
+            group.options = windowed(5);
+            let mut seconds = 0;
+            scrub_all(&mut group, &mut seconds);
+            refused += check(&mut group, 40).refused;
+            while fold(&mut group, at_ms(1000)) {}
+            group.tend_damage(at_ms(2_000_000));
+            check(&mut group, 40);
+            // Nobody has given them up.
+            for of in group.damaged() {
+                let file = of.file.expect("kept");
+                assert!(after.open(&file).is_ok(), "{file} is gone");
+                kept += u64::from(file.starts_with("quarantine/"));
+            }
+        }
+    }
+    assert!(refused > 0 && kept > 0, "{refused} refused, {kept} kept");
+    // Restored where it is kept, it heals the images.
+    let mut group = reopen(&whole);
+    group.options = windowed(5);
+    group.tend_damage(at_ms(1000));
+    let before = group.damaged().len();
+    let aside: Vec<_> = group.damaged().into_iter().filter_map(|of| of.file).collect();
+    assert!(before > 1 && aside.iter().all(|file| file.starts_with("quarantine/")), "{aside:?}");
+    let restored = &aside[0];
+    let len_bytes = whole.open(restored).unwrap().size_bytes().unwrap();
+    for back in [3, 200, 400] {
+        whole.flip(restored, len_bytes - back);
+    }
+    assert!(group.check_damaged(at_ms(5000)).unwrap());
+    group.tend_damage(at_ms(9000));
+    assert_eq!(group.damaged().len(), before - 1);
+    check(&mut group, 40);
+    // What an operator gives up goes, and what it had stays unreadable.
+    let given_up = group.damaged()[0].clone();
+    let unknown = group.forget_damaged(999).unwrap_err().to_string();
+    assert!(unknown.contains(&given_up.segment.to_string()), "{unknown}");
+    group.forget_damaged(given_up.segment).unwrap();
+    assert!(whole.open(&given_up.file.unwrap()).is_err());
+    group.tend_damage(at_ms(19_000));
+    check(&mut group, 40);
+    writes_all_slots(&mut group, 40);
+    while fold(&mut group, at_ms(20_000)) {}
+    group.options = windowed(0);
+    while fold(&mut group, at_ms(20_000)) {}
+    group.damage.is_due = true;
+    group.tend_damage(at_ms(30_000));
+    assert!(group.fold.damaged.is_empty() && group.latest_damaged().is_empty());
+}
+
+#[test]
+fn a_read_that_comes_upon_damage_has_the_segment_looked_at_and_a_recovery_must_be_told_to_accept_it()
+ {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 60);
+    index_all(&mut group);
+    let nth = group.journal.segments().len() - 2;
+    let (path, len_bytes) = path_of(&group, nth);
+    disk.flip(&path, len_bytes - 3);
+    let key = |writer| DiskKey { writer: WriterId(writer), disk: DiskId(0) };
+    let read = |group: &mut Group<Memory>| {
+        let views = [0, 1].map(|writer| group.view(key(writer)).unwrap());
+        let mut found = vec![0; SIZE as usize];
+        views.map(|view| view.read(0, &mut found).is_err())
+    };
+    assert_eq!(read(&mut group).iter().filter(|failed| **failed).count(), 1);
+    assert_eq!(scrub(&mut group, at_ms(0)), Some(nth as u64 + 1), "at once");
+    group.tend_damage(at_ms(1000));
+    let latest = group.latest_damaged();
+    let [damaged] = &latest[..] else { panic!("{latest:?}") };
+    assert_eq!((damaged.len_bytes, damaged.segment), (64, nth as u64 + 1));
+    // The host is told that this part differs: a repair sends it.
+    let writer = u16::from(damaged.name.starts_with('b'));
+    let message = Message::DigestCheck {
+        disk: DiskId(0),
+        offset: damaged.offset,
+        len_bytes: 64,
+        digest: [0; 32],
+    };
+    group.take_outputs();
+    say(&mut group, writer, message);
+    let said = told(&group.take_outputs(), link(writer));
+    assert!(matches!(said[..], [Message::DigestResult { equal: false, .. }]), "{said:?}");
+    let refused = group.recover(at_ms(0), true).unwrap_err().to_string();
+    for part in [&damaged.name, "--accept-damage", "64 bytes"] {
+        assert!(refused.contains(part), "{part} in {refused}");
+    }
+    let past = group.history().unwrap();
+    let spans = past.spans().unwrap();
+    let (before, after) = past.unaffected_near(&spans, past.newest().unwrap().hlc);
+    assert_eq!(after, None);
+    let point = past.resolve(&At::Hlc(before.unwrap())).unwrap();
+    assert!(past.affected(&point).unwrap().is_empty());
+    drop(past);
+    // A repair: the same range is written.
+    let seq = 32;
+    let offset = damaged.offset;
+    let mut healed = reopen(&disk.killed());
+    healed.options = windowed(DAY_MS);
+    join(
+        &mut healed,
+        at_ms(0),
+        &Shape { writers: 2, form: Form::Vector }.join(
+            writer,
+            1,
+            LastRun::Continues { from: Seq(seq) },
+        ),
+    );
+    send(&mut healed, Record { offset, ..record(writer, seq, hlc(90), &[]) });
+    healed.flush();
+    let mut seconds = 0;
+    scrub_all(&mut healed, &mut seconds);
+    assert!(healed.latest_damaged().is_empty() && healed.status(at_ms(0)).recoverable);
+    assert!(healed.recover(at_ms(0), true).is_ok());
+    assert!(group.recover_accepting(at_ms(0), true, None).is_ok());
+    assert_eq!(read(&mut group).iter().filter(|failed| **failed).count(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn whatever_is_flipped_is_told_and_never_shown(
+        flips in prop::collection::vec((any::<u16>(), any::<u16>(), 0u8..8), 1..6),
+        hlc_form: bool,
+        indexed: bool,
+        window_ms in 5u64..40,
+        survives: bool,
+    ) {
+        let disk = Memory::new();
+        let form = if hlc_form { Form::Hlc } else { Form::Vector };
+        let mut group = busy(&disk, form, DAY_MS, 60);
+        if indexed {
+            index_all(&mut group);
+        }
+        let sealed = group.journal.segments().len() - 1;
+        for (nth, at, what) in flips {
+            let nth = usize::from(nth) % sealed;
+            let file = match what {
+                0 => index_path_of(&group, nth),
+                _ => path_of(&group, nth).0,
+            };
+            let Ok(found) = disk.open(&file) else { continue };
+            // Behind header and checkpoint, which opening reads and without which there is no group.
+            let from = if what == 0 { 0 } else { 250 };
+            let len_bytes = found.size_bytes().unwrap();
+            disk.flip(&file, from + u64::from(at) % (len_bytes - from));
+        }
+        let mut seconds = 0;
+        scrub_all(&mut group, &mut seconds);
+        check(&mut group, 60);
+        group.options = windowed(window_ms);
+        while fold(&mut group, at_ms(1000)) {}
+        prop_assert!(group.broken().is_none());
+        check(&mut group, 60);
+        drop(group);
+        let opened = Group::open(disk.crash(&mut || survives), at_ms(0), windowed(window_ms));
+        match opened {
+            Ok(opened) => {
+                let mut group = opened.unwrap().0;
+                scrub_all(&mut group, &mut seconds);
+                check(&mut group, 60);
+                while fold(&mut group, at_ms(1000)) {}
+                check(&mut group, 60);
+            }
+            // A header in what opening has to read.
+            Err(error) => prop_assert_eq!(error.refusal_kind(), RefusalKind::Damaged),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Rule 5 on a disk that forgets: bytes of a copy of the backup's disk are flipped where they rest, and then each view
+//! either equals the oracle's replay or fails to be read in exactly the parts that are told, before and after folds
+//! and another start.
+//!
+//! It draws its own numbers, so that what else happens in a run does not depend on it.
+
+use crate::backup::options;
+use crate::failure::{Checked, Checker, check, fail};
+use crate::rng::Rng;
+use crate::world::World;
+use tidelock_backup_server::group::{Group, Now};
+use tidelock_backup_server::history::{At, History, PastError, Point};
+use tidelock_backup_server::journal::{SegmentHeader, index_file_name};
+use tidelock_backup_server::storage::memory::{Memory, MemoryFile};
+use tidelock_backup_server::storage::{Storage, StorageFile};
+use tidelock_backup_server::view::DiskKey;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_protocol::message::RefusalKind;
+
+/// Most jobs of a kind: none of them goes on for ever.
+const JOBS_MAX: usize = 64;
+
+/// A group whose disk has lost something.
+struct Rotten {
+    group: usize,
+    of: Group<Memory>,
+    now: Now,
+    rng: Rng,
+}
+
+impl Rotten {
+    fn index(&mut self) {
+        for _ in 0..JOBS_MAX {
+            let Some(job) = self.of.index_job() else { return };
+            let segment = job.segment();
+            self.of.index_done(segment, job.run());
+        }
+    }
+
+    /// Some bytes of sealed segments and their indexes.
+    fn flip(&mut self, disk: &Memory) -> bool {
+        let segments = self.of.journal().segments();
+        let Some((_, sealed)) = segments.split_last().filter(|(_, sealed)| !sealed.is_empty())
+        else {
+            return false;
+        };
+        for _ in 0..self.rng.range(1..7) {
+            let segment = &sealed[self.rng.index(sealed.len())];
+            let name = match self.rng.chance(1, 6) {
+                true => index_file_name(segment.index, segment.id),
+                false => SegmentHeader::file_name(segment.index, segment.id),
+            };
+            let path = format!("journal/{name}");
+            let Ok(size_bytes) = disk.open(&path).and_then(|file| file.size_bytes()) else {
+                continue;
+            };
+            disk.flip(&path, self.rng.below(size_bytes));
+        }
+        true
+    }
+
+    /// Verifies all of the journal.
+    fn scrub(&mut self) {
+        for _ in 0..2 * self.of.journal().segments().len() + 4 {
+            self.now.mono.0 += 1_000_000_000;
+            if let Some(job) = self.of.scrub_job(self.now) {
+                let segment = job.segment();
+                self.of.scrub_done(self.now, segment, job.run());
+            }
+        }
+    }
+
+    fn fold(&mut self) {
+        for _ in 0..JOBS_MAX {
+            let Some(job) = self.of.fold_job(self.now) else { return };
+            let cut = job.cut.clone();
+            self.of.fold_done(cut, job.run());
+        }
+    }
+}
+
+impl World {
+    /// What would be if the backup's disk had lost some of what it has?
+    pub(crate) fn rot(&mut self, group: usize) -> Checked {
+        let mut rng = Rng::new(self.rng.clone().number());
+        // It costs more than all other checks together.
+        if !rng.chance(1, 8) {
+            return Ok(());
+        }
+        let disk = self.backup.groups[group].storage.crash(&mut || false);
+        let (now, options) = (self.backup_now(), options(&self.plan, group));
+        // What must open is probed elsewhere.
+        let Ok(Some((of, _))) = Group::open(disk.clone(), now, options.clone()) else {
+            return Ok(());
+        };
+        let mut rotten = Rotten { group, of, now, rng };
+        if rotten.rng.chance(3, 4) {
+            rotten.index();
+        }
+        if !rotten.flip(&disk) {
+            return Ok(());
+        }
+        rotten.scrub();
+        self.check_rotten(&mut rotten)?;
+        rotten.fold();
+        self.check_rotten(&mut rotten)?;
+        self.counts.rots += 1;
+        let Rotten { of, now, rng, .. } = rotten;
+        drop(of);
+        let of = match Group::open(disk.crash(&mut || false), now, options) {
+            Ok(Some((of, _))) => of,
+            Ok(None) => return fail(Checker::Past, format!("group {group} has vanished")),
+            // What says what the group is was hit.
+            Err(error) if error.refusal_kind() == RefusalKind::Damaged => return Ok(()),
+            Err(error) => return fail(Checker::Past, format!("damaged group {group}: {error}")),
+        };
+        let mut rotten = Rotten { group, of, now, rng };
+        rotten.scrub();
+        self.check_rotten(&mut rotten)?;
+        rotten.fold();
+        self.check_rotten(&mut rotten)
+    }
+
+    fn check_rotten(&mut self, rotten: &mut Rotten) -> Checked {
+        let group = rotten.group;
+        check(rotten.of.broken().is_none(), Checker::Past, || {
+            format!("damage at rest has stopped group {group}: {:?}", rotten.of.broken())
+        })?;
+        let Ok(past) = rotten.of.history() else { return Ok(()) };
+        let spans = match past.spans() {
+            Ok(spans) => spans,
+            Err(error) => return fail(Checker::Past, format!("damaged group {group}: {error}")),
+        };
+        let (oldest, newest) = (past.oldest_time(), past.newest_time());
+        let mut asked = vec![At::Latest];
+        if oldest <= newest {
+            let times =
+                [0, 1, 2].map(|_| Hlc(oldest.0 + rotten.rng.below(newest.0 - oldest.0 + 1)));
+            asked.extend(times.into_iter().chain([newest]).map(At::Hlc));
+        }
+        for at in asked {
+            let point = match past.resolve(&at) {
+                Ok(point) => point,
+                Err(PastError::Initialising { .. }) => continue,
+                Err(PastError::Journal(error)) => {
+                    let untold = spans.iter().filter(|span| span.is_untold).any(|span| match at {
+                        At::Hlc(time) => {
+                            span.from <= time && span.until.is_none_or(|until| time < until)
+                        }
+                        _ => true,
+                    });
+                    check(untold, Checker::Past, || {
+                        format!("damaged group {group} at {at:?}: {error}, and told are {spans:?}")
+                    })?;
+                    continue;
+                }
+                Err(error) => {
+                    let what = format!("damaged group {group} at {at:?}: {error}");
+                    return fail(Checker::Past, what);
+                }
+            };
+            self.check_rotten_point(group, &past, &point)?;
+        }
+        Ok(())
+    }
+
+    fn check_rotten_point(
+        &mut self,
+        group: usize,
+        past: &History<MemoryFile>,
+        point: &Point,
+    ) -> Checked {
+        let opened = past.affected(point).and_then(|affected| Ok((affected, past.open(point)?)));
+        let (affected, views) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                return fail(Checker::Past, format!("damaged group {group}, {point:?}: {error}"));
+            }
+        };
+        for vm in self.plan.groups[group].vms.clone() {
+            let writer = WriterId(self.plan.vms[vm].writer);
+            if !point.writers.contains(&writer) {
+                continue;
+            }
+            let seq = point.cut.get(writer);
+            let recovered = self.backup.groups[group].recovered.as_ref();
+            let expected = match recovered.filter(|of| of.epoch == point.epoch) {
+                Some(of) => of.images(usize::from(writer.0), seq),
+                None => self.vms[vm].oracle.state_at(seq)?,
+            };
+            for (nth, want) in expected.iter().enumerate() {
+                let key = DiskKey { writer, disk: DiskId(nth as u16) };
+                let mut at = 0;
+                let told = affected.iter().filter(|of| of.key == key).map(|of| of.range.clone());
+                for damaged in told.chain(std::iter::once(want.len() as u64..want.len() as u64)) {
+                    let mut have = vec![0; (damaged.start - at) as usize];
+                    let read = match have.is_empty() {
+                        true => Ok(()),
+                        false => views[&key].read(at, &mut have),
+                    };
+                    let right = read.is_ok() && have == want[at as usize..damaged.start as usize];
+                    check(right, Checker::Past, || {
+                        format!(
+                            "damaged group {group} at {}: disk {nth} of vm {vm} from byte {at} to {} is not told to be \
+                             damaged, and is not right: {read:?}",
+                            point.hlc, damaged.start
+                        )
+                    })?;
+                    if !damaged.is_empty() {
+                        let mut one = [0];
+                        let refused = views[&key].read(damaged.start, &mut one).is_err()
+                            && views[&key].read(damaged.end - 1, &mut one).is_err();
+                        check(refused, Checker::Past, || {
+                            format!(
+                                "damaged group {group}: {damaged:?} is told to be damaged, and is read"
+                            )
+                        })?;
+                    }
+                    at = damaged.end;
+                }
+            }
+        }
+        Ok(())
+    }
+}
