@@ -101,6 +101,12 @@ async fn without_room_it_stops_acknowledging_says_so_and_goes_on_when_there_is()
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(std::fs::read(&out).unwrap() == common::disk_after(durable));
     }
+    // What would fill the disk again is not begun.
+    let snapshot = [binary, "--config", config_text, "snapshot", "shop", "x"];
+    let refused = inside(&snapshot).unwrap();
+    let errors = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && errors.contains("server.snapshots_dir"), "{errors}");
+    assert!(!data.join("snapshots/shop").exists());
     server.kill().unwrap();
     server.wait().unwrap();
 }

@@ -158,6 +158,97 @@ async fn views_show_what_was_then_while_replication_goes_on_and_change_nothing()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_view_is_moved_under_its_clients_and_a_request_sees_one_point() {
+    use tidelock_backup_server::server::nbd_client::Client;
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), WINDOW);
+    let (_server, mut host) = replicated(&config, 300).await;
+    let open = ["view", "shop", "--at", "hlc:100.0", "--detach", "--name", "v", "--json"];
+    let view = cli_json(&config, &open);
+    let socket = view["disks"][0]["socket"].as_str().unwrap().to_owned();
+    let read = |client: &mut Client| {
+        let mut content = vec![0; common::DISK_BYTES as usize];
+        client.read(0, &mut content).unwrap();
+        content
+    };
+    let mut client = Client::connect(Path::new(&socket), "db.root").unwrap();
+    assert_eq!(client.size_bytes(), common::DISK_BYTES);
+    assert!(read(&mut client) == disk_after(100));
+    let roll = |to: &str, more: &[&str]| {
+        cli_json(&config, &[&["view", "--roll", "v", "--to", to, "--json"], more].concat())
+    };
+    // One client reads the disk in one request again and again, while it is moved.
+    let (one, other) = (disk_after(100), disk_after(250));
+    let hammering = std::thread::spawn(move || {
+        let mut client = Client::connect(Path::new(&socket), "db.root").unwrap();
+        let (mut ones, mut others) = (0, 0);
+        let since = std::time::Instant::now();
+        while (ones < 3 || others < 3) && since.elapsed() < common::HANG {
+            let found = read(&mut client);
+            ones += u32::from(found == one);
+            others += u32::from(found == other);
+            assert!(found == one || found == other, "a mixture");
+        }
+        (ones, others)
+    });
+    let mut times = 0;
+    while !hammering.is_finished() {
+        let forward = roll("hlc:250.0", &[]);
+        assert_eq!(forward["from"]["seqs"]["db"], 100);
+        assert_eq!(forward["at"]["seqs"]["db"], 250);
+        let back = roll("hlc:100.0", &[]);
+        assert_eq!(forward["changed"], back["changed"]);
+        times += 1;
+    }
+    let (ones, others) = hammering.join().unwrap();
+    assert!(ones >= 3 && others >= 3, "{ones} and {others} in {times} rounds");
+    let rolled = roll("latest", &[]);
+    assert!(read(&mut client) == disk_after(300), "the same connection");
+    let mut written = vec![false; common::DISK_BYTES as usize];
+    for record in (101..=300).map(record) {
+        written[record.offset as usize..][..record.len_bytes() as usize].fill(true);
+    }
+    let bytes = written.iter().filter(|written| **written).count() as u64;
+    assert_eq!(rolled["changed"][0]["bytes"], bytes);
+
+    // What is written to a view belongs to its point.
+    let write =
+        ["view", "shop", "--at", "hlc:50.0", "--write", "--detach", "--name", "w", "--json"];
+    let writable = cli_json(&config, &write);
+    let socket = writable["disks"][0]["socket"].as_str().unwrap();
+    let mut client = Client::connect(Path::new(socket), "db.root").unwrap();
+    client.write(8192, &[9; 4096]).unwrap();
+    let kept = refused(&config, &["view", "--roll", "w", "--to", "hlc:60.0"]);
+    assert!(kept.contains("--discard-writes"), "{kept}");
+    let mut content = [0; 4096];
+    client.read(8192, &mut content).unwrap();
+    assert_eq!(content, [9; 4096]);
+    let discard = ["view", "--roll", "w", "--to", "hlc:60.0", "--discard-writes", "--json"];
+    let discarded = cli_json(&config, &discard);
+    assert_eq!(discarded["discarded_bytes"], 4096);
+    assert_eq!((&discarded["used_bytes"], &discarded["writable"]), (&0.into(), &true.into()));
+    assert!(read(&mut client) == disk_after(60));
+    client.zero(0, 65536).unwrap();
+    client.flush().unwrap();
+    assert!(read(&mut client)[..65536] == [0; 65536]);
+
+    // Where it cannot be moved to it stays.
+    for (args, part) in [
+        (["view", "--roll", "x", "--to", "latest"], "open are: v, w"),
+        (["view", "--roll", "v", "--to", "hlc:999.0"], "`latest`"),
+    ] {
+        let errors = refused(&config, &args);
+        assert!(errors.contains(part), "{args:?}: {errors}");
+    }
+    send(&mut host, 301, 310).await;
+    let v = &cli_json(&config, &["view", "--list", "--json"])["views"][0];
+    assert_eq!(v["at"]["seqs"]["db"], 300);
+    let text = cli(&config, &["view", "--roll", "v"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("it was at") && text.contains("were written, in"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_shown_is_refused_with_what_can() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path(), WINDOW);

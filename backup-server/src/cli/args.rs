@@ -67,6 +67,9 @@ pub(crate) enum Command {
     /// Serve the disks of a group as they were at a point in time, over NBD, without copying
     #[command(after_help = AT_HELP)]
     View(View),
+    /// Make copies of all disks of a group at a point in time that outlive the window, move them, list them
+    #[command(after_help = AT_HELP)]
+    Snapshot(Snapshot),
     /// Show what can be seen of the past: the window, how much was written when, bookmarks and pins
     #[command(after_help = AT_HELP)]
     Timeline(Timeline),
@@ -89,7 +92,7 @@ pub(crate) enum Command {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct View {
     /// The group
-    #[arg(required_unless_present_any = ["list", "close"])]
+    #[arg(required_unless_present_any = ["list", "close", "roll"])]
     pub(crate) group: Option<String>,
     /// The point in time [default: latest]
     #[arg(long, value_name = "AT", allow_hyphen_values = true)]
@@ -112,6 +115,61 @@ pub(crate) struct View {
     /// Close a view
     #[arg(long, value_name = "NAME", conflicts_with_all = ["group", "at", "write", "name", "detach"])]
     pub(crate) close: Option<String>,
+    /// Move a view that is open to another point in time; its sockets and clients stay
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["group", "at", "write", "name", "detach", "list", "close"])]
+    pub(crate) roll: Option<String>,
+    /// Where a view is moved to [default: latest]
+    #[arg(long, value_name = "AT", requires = "roll", allow_hyphen_values = true)]
+    pub(crate) to: Option<When>,
+    /// Throw away what was written to a writable view that is moved
+    #[arg(long, requires = "roll")]
+    pub(crate) discard_writes: bool,
+    /// For programs: one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Snapshot {
+    /// The group
+    #[arg(required_unless_present = "list")]
+    pub(crate) group: Option<String>,
+    /// The snapshot's name; several with a point each are made in one pass: NAME=AT NAME=AT
+    #[arg(required_unless_present_any = ["list", "remove", "verify"], value_name = "NAME[=AT]")]
+    pub(crate) names: Vec<String>,
+    /// The point in time [default: latest]
+    #[arg(long, value_name = "AT", allow_hyphen_values = true)]
+    pub(crate) at: Option<When>,
+    /// Store only what is different from this snapshot, as qcow2 over its images
+    #[arg(long, value_name = "NAME", conflicts_with = "roll_to")]
+    pub(crate) base: Option<String>,
+    /// Move a snapshot that is there to this point, forward or back; only the difference is written
+    #[arg(long, value_name = "AT", conflicts_with = "at", allow_hyphen_values = true)]
+    pub(crate) roll_to: Option<When>,
+    /// Read and write so much each second at most, like 50MiB/s
+    #[arg(long, value_name = "SIZE/s", value_parser = parse_rate)]
+    pub(crate) rate: Option<Size>,
+    /// Begin at this time; the point is that of the asking, and is held until it is made
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub(crate) not_before: Option<When>,
+    /// Spread the work over this span, like 10min
+    #[arg(long, value_name = "SPAN", value_parser = when::parse_span_ms)]
+    pub(crate) over: Option<u64>,
+    /// It goes by itself after this span, like 7d
+    #[arg(long, value_name = "SPAN", value_parser = when::parse_span_ms)]
+    pub(crate) expires: Option<u64>,
+    /// Do not wait for it: the server makes it
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// Show those that there are
+    #[arg(long, conflicts_with_all = ["names", "at", "base", "roll_to", "remove", "verify"])]
+    pub(crate) list: bool,
+    /// Take a snapshot out
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["names", "at", "base", "roll_to", "verify"])]
+    pub(crate) remove: Option<String>,
+    /// Read a snapshot's images, and say whether they are what they were
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["names", "at", "base", "roll_to"])]
+    pub(crate) verify: Option<String>,
     /// For programs: one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -130,6 +188,15 @@ pub(crate) struct Damaged {
     /// For programs
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Bytes each second.
+fn parse_rate(text: &str) -> Result<Size, String> {
+    let size: Size = text.strip_suffix("/s").unwrap_or(text).parse()?;
+    if size.bytes == 0 {
+        return Err("nothing would ever be done".into());
+    }
+    Ok(size)
 }
 
 #[derive(Debug, ClapArgs)]
@@ -298,6 +365,16 @@ pub(crate) enum Format {
     Qcow2,
 }
 
+impl Format {
+    /// As QEMU calls it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+        }
+    }
+}
+
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Export {
     /// The group
@@ -312,4 +389,16 @@ pub(crate) struct Export {
     /// The point in time [default: latest]
     #[arg(long, value_name = "AT", allow_hyphen_values = true)]
     pub(crate) at: Option<When>,
+    /// Only what is different from this earlier export, over which the image is made; it may be of a later point, too
+    #[arg(long, value_name = "IMAGE", conflicts_with = "chain")]
+    pub(crate) base: Option<PathBuf>,
+    /// The point of the base, if it is not said beside it
+    #[arg(long, value_name = "AT", requires = "base", allow_hyphen_values = true)]
+    pub(crate) base_at: Option<When>,
+    /// Given several times: images of these points, each over the one before; OUT gets a number before its suffix
+    #[arg(long, value_name = "AT", conflicts_with = "at", allow_hyphen_values = true)]
+    pub(crate) chain: Vec<When>,
+    /// For programs: one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
 }

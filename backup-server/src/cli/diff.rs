@@ -6,6 +6,7 @@ use super::client::Client;
 use super::export::{Unfinished, refuse_existing};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
+use crate::server::travel::DiskDiff;
 use crate::text;
 use crate::travel::increment::{self, Piece};
 use anyhow::{Context, Result, bail, ensure};
@@ -44,14 +45,19 @@ async fn tell(client: &Client, args: &Diff) -> Result<()> {
         return Ok(());
     }
     println!("from  {from}\nto    {to}");
-    for disk in &disks {
+    tell_disks(&disks);
+    Ok(())
+}
+
+/// What is different, for people.
+pub(super) fn tell_disks(disks: &[DiskDiff]) {
+    for disk in disks {
         let (bytes, size) = (text::bytes(disk.bytes), text::bytes(disk.size_bytes));
         println!("  {:<20} {bytes} of {size} were written, in {} extents", disk.name, disk.extents);
         for (offset, len) in disk.ranges.iter().flatten() {
             println!("    {offset:>16} {len:>12}");
         }
     }
-    Ok(())
 }
 
 async fn write(client: &Client, args: &Diff, out: &Path) -> Result<()> {

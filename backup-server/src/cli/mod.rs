@@ -14,6 +14,7 @@ mod marks;
 mod recover;
 mod remove;
 mod serve;
+mod snapshot;
 mod status;
 mod timeline;
 mod view;
@@ -71,6 +72,10 @@ pub async fn run(args: Args) -> Result<()> {
         Command::View(view) => {
             start_log(&config, Some("warn"));
             view::run(config, view).await
+        }
+        Command::Snapshot(snapshot) => {
+            start_log(&config, Some("warn"));
+            snapshot::run(config, snapshot).await
         }
         Command::Timeline(timeline) => {
             start_log(&config, Some("warn"));

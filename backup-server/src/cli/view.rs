@@ -37,6 +37,9 @@ async fn view(client: &Client, args: &View) -> Result<()> {
         }
         return Ok(());
     }
+    if let Some(name) = &args.roll {
+        return roll(client, name, args).await;
+    }
     let group = args.group.clone().context("say of which group")?;
     ensure!(
         !(args.detach && client.is_alone()),
@@ -80,6 +83,35 @@ async fn view(client: &Client, args: &View) -> Result<()> {
             bail!("the server answered something else")
         }
     }
+}
+
+async fn roll(client: &Client, name: &str, args: &View) -> Result<()> {
+    let request = Request::RollView {
+        name: name.to_owned(),
+        to: args.to.clone().unwrap_or(When::Latest),
+        discard_writes: args.discard_writes,
+    };
+    let Reply::Rolled { view, from, changed, discarded_bytes } = client.ask(&request).await? else {
+        bail!("the server answered something else");
+    };
+    if args.json {
+        let mut told = to_json(&view);
+        told["from"] = json!(from);
+        told["changed"] = json!(changed);
+        told["discarded_bytes"] = json!(discarded_bytes);
+        println!("{told}");
+        return Ok(());
+    }
+    tell(&view);
+    println!("  it was at  {from}");
+    if discarded_bytes > 0 {
+        println!("  {} that were written to it are gone", text::bytes(discarded_bytes));
+    }
+    match changed {
+        Some(disks) => super::diff::tell_disks(&disks),
+        None => println!("  it had lost its point, so what is different is not known"),
+    }
+    Ok(())
 }
 
 fn list(views: &[ViewStatus], json: bool) -> Result<()> {

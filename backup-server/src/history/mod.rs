@@ -378,7 +378,7 @@ impl<F: StorageFile> History<F> {
     }
 
     /// Extents of a disk that records between two points have written, in order and merged. It is
-    /// as much as may differ between the two.
+    /// as much as may differ between the two. Read from the segments' indexes, not from the data.
     pub fn changed(
         &self,
         from: &Point,
@@ -386,15 +386,19 @@ impl<F: StorageFile> History<F> {
         disk: DiskKey,
     ) -> Result<impl Iterator<Item = Range<u64>> + use<F>, PastError> {
         let (from, to) = if from.hlc <= to.hlc { (from, to) } else { (to, from) };
+        let between = from.beyond.max(self.base).segment..=to.end.segment;
+        let (after, last) = (from.cut.get(disk.writer), to.cut.get(disk.writer));
         let mut extents = Extents::default();
-        self.between(from, to, true, |at| {
-            if let Some((key, offset, len)) = at.extent
-                && key == disk
-            {
-                extents.insert(offset..offset + len, Marked);
+        for segment in self.tail.segments().iter().filter(|of| between.contains(&of.index)) {
+            for entry in self.tail.entries_of(segment.index, disk.writer)? {
+                let counts = self.state.last_that_counts(disk.writer, entry.epoch);
+                let is_between = entry.seq > after && entry.seq <= last.min(counts);
+                if is_between && entry.disk == disk.disk {
+                    let end = entry.offset + u64::from(entry.len_bytes);
+                    extents.insert(entry.offset..end, Marked);
+                }
             }
-            ControlFlow::Continue(())
-        })?;
+        }
         let mut merged: Vec<Range<u64>> = Vec::new();
         for (range, marked) in extents.pieces(0..u64::MAX) {
             match merged.last_mut() {

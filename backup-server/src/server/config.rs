@@ -42,6 +42,8 @@ pub struct Config {
     pub exports_dir: PathBuf,
     /// What writable views write goes here.
     pub views_dir: PathBuf,
+    /// Where snapshots are kept: `GROUP/NAME/`.
+    pub snapshots_dir: PathBuf,
     /// Offer them here, too.
     pub exports_tcp: Option<SocketAddr>,
     /// Prometheus.
@@ -61,6 +63,16 @@ pub struct Config {
 struct OfGroup {
     hosts: Vec<String>,
     retention: Option<Retention>,
+    speculative: Option<Speculative>,
+}
+
+/// The snapshot of a group that the server keeps near the present by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speculative {
+    /// How often it is moved.
+    pub every: Duration,
+    /// Bytes each second at most.
+    pub rate_bytes_s: u64,
 }
 
 impl Config {
@@ -73,6 +85,12 @@ impl Config {
             retention: of.and_then(|of| of.retention).unwrap_or(self.options.retention),
             ..self.options.clone()
         }
+    }
+
+    /// Whether a snapshot of this group is kept near the present.
+    #[must_use]
+    pub fn speculative(&self, group: &str) -> Option<Speculative> {
+        self.groups.get(group)?.speculative
     }
 
     /// Reads a configuration. `file` is its name in messages.
@@ -91,6 +109,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let control = server.optional::<PathBuf>("control");
         let exports_dir = server.optional::<PathBuf>("exports_dir");
         let views_dir = server.optional::<PathBuf>("views_dir");
+        let snapshots_dir = server.optional::<PathBuf>("snapshots_dir");
         let exports_tcp = server.optional::<SocketAddr>("exports_tcp");
         let metrics = server.optional::<SocketAddr>("metrics");
         let log = server.or("log", "info".to_owned());
@@ -104,6 +123,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let control = control.map_or_else(|| data_dir.join("control.sock"), |c| c.value);
         let exports_dir = exports_dir.map_or_else(|| data_dir.join("exports"), |e| e.value);
         let views_dir = views_dir.map_or_else(|| data_dir.join("views"), |v| v.value);
+        let snapshots_dir = snapshots_dir.map_or_else(|| data_dir.join("snapshots"), |s| s.value);
         let place = server.place();
         check_socket(server, &place, &control);
         // The longest name that can be put below it.
@@ -115,6 +135,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
             control,
             exports_dir,
             views_dir,
+            snapshots_dir,
             exports_tcp.map(|tcp| tcp.value),
             metrics.map(|m| m.value),
             log.value,
@@ -142,8 +163,9 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let hosts = group.required::<Vec<Name>>("hosts", "hosts = [\"host-a\"]");
         let of_group =
             group.optional_table("retention", |r| read_retention(r, retention, &options));
+        let speculative = group.optional_table("snapshot", read_snapshot);
         let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
-        Some((name?.value.to_string(), OfGroup { hosts, retention: of_group }))
+        Some((name?.value.to_string(), OfGroup { hosts, retention: of_group, speculative }))
     });
     let (
         name,
@@ -152,6 +174,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         control,
         exports_dir,
         views_dir,
+        snapshots_dir,
         exports_tcp,
         metrics,
         log,
@@ -165,6 +188,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         control,
         exports_dir,
         views_dir,
+        snapshots_dir,
         exports_tcp,
         metrics,
         log,
@@ -252,6 +276,21 @@ fn read_retention(
     })
 }
 
+/// `None`: none is kept.
+fn read_snapshot(section: &mut Section<'_>) -> Option<Speculative> {
+    let every = section.or("speculative", Duration::ZERO);
+    let rate = section.or("speculative_rate", Size::mib(32));
+    if !every.value.is_zero() && every.value < Duration::from_secs(1) {
+        let what = "a snapshot cannot be kept that near to the present";
+        section.fail(&every.place, what, "\"10m\", at least \"1s\", or \"0s\" for none");
+    }
+    if rate.bytes < 1 << 20 {
+        section.fail(&rate.place, "`speculative_rate` is too little", "\"32MiB\" (each second)");
+    }
+    let kept = Speculative { every: every.value, rate_bytes_s: rate.bytes };
+    (!every.value.is_zero()).then_some(kept)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,7 +329,9 @@ mod tests {
                 keys += 1;
             }
         }
-        assert_eq!(cells.matches('.').count() + 1, keys, "documented, but not in the example");
+        // All but `plaintext` have a section.
+        let documented = cells.split('`').skip(1).step_by(2).filter(|key| key.contains('.'));
+        assert_eq!(documented.count() + 1, keys, "documented, but not in the example");
     }
 
     #[test]

@@ -9,16 +9,21 @@
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
 //! | `{"do": "views"}`, `{"do": "closeview", "name": N}` | `{"is": "views", "views": [...]}`, `{"is": "closed"}` |
+//! | `{"do": "rollview", "name": N, "to": AT, "discard_writes": false}` | `{"is": "rolled", "view": {...}, ...}` |
 //! | `{"do": "resolve", "group": G, "at": AT}` | `{"is": "point", "at": {...}}` |
 //! | `{"do": "timeline", ...}`, `{"do": "diff", ...}`, `{"do": "records", ...}` | `{"is": "timeline", ...}`, `{"is": "diff", ...}`, `{"is": "records", ...}` |
-//! | `{"do": "increment", ...}` | `{"is": "increment", "description": {...}}`, then the file's bytes |
+//! | `{"do": "increment", ...}`, `{"do": "content", ...}` | `{"is": "increment", "description": {...}}`, then the file's bytes |
+//! | `{"do": "digest", ...}` | `{"is": "digest", "digest": ...}` |
+//! | `{"do": "snapshot", "ask": {"what": "make", ...}}`, also `list`, `remove`, `verify` | `{"is": "snapping", "snapshots": [...]}` ..., `{"is": "snapshots", ...}`; `{"is": "snapshotremoved"}`, `{"is": "snapshotverified", "disks": [...]}` |
 //! | `{"do": "marks", "group": G}`, `{"do": "mark", ...}`, `{"do": "unmark", ...}` | `{"is": "marks", ...}`, `{"is": "marked", ...}`, `{"is": "unmarked"}` |
 //!
 //! Any of them may be answered by `{"is": "error", "reason": ...}`.
 
+use super::content;
 use super::exports::{ExportedDisk, Exports};
 use super::inbox::{DamagedAsk, Event, Inbox};
 use super::registry::Registry;
+use super::snapshots::{self, SnapshotStatus, Snapshots, VerifiedDisk};
 use super::travel::{self, DamagedSpan, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
 use super::views::{ViewStatus, Views, Wanted};
 use crate::group::{DamagedDisk, DamagedSegment, GroupStatus, RecoverError, Recovery};
@@ -112,6 +117,21 @@ pub enum Request {
         /// Which.
         name: String,
     },
+    /// Moves a view to another point.
+    RollView {
+        /// Which.
+        name: String,
+        /// To here.
+        to: When,
+        /// What was written to it goes.
+        #[serde(default)]
+        discard_writes: bool,
+    },
+    /// Snapshots.
+    Snapshot {
+        /// What of them.
+        ask: snapshots::Ask,
+    },
     /// Which point is meant.
     Resolve {
         /// Of which group.
@@ -163,6 +183,26 @@ pub enum Request {
         /// The second.
         to: When,
         /// Of which disk.
+        disk: String,
+    },
+    /// All of a disk, as an increment.
+    Content {
+        /// Of which group.
+        group: String,
+        /// At which point.
+        at: When,
+        /// Which.
+        disk: String,
+        /// From here on.
+        offset: u64,
+    },
+    /// The digest of a disk.
+    Digest {
+        /// Of which group.
+        group: String,
+        /// At which point.
+        at: When,
+        /// Which.
         disk: String,
     },
     /// The bookmarks and pins.
@@ -250,6 +290,36 @@ pub enum Reply {
     },
     /// The view is closed.
     Closed,
+    /// The view is at another point.
+    Rolled {
+        /// As it is now.
+        view: ViewStatus,
+        /// Where it was.
+        from: Moment,
+        /// What is different, by disk; `None`: that cannot be told.
+        changed: Option<Vec<DiskDiff>>,
+        /// What was written to it and is gone.
+        discarded_bytes: u64,
+    },
+    /// Snapshots that are being made or moved.
+    Snapping {
+        /// As they are now.
+        snapshots: Vec<SnapshotStatus>,
+    },
+    /// Snapshots.
+    Snapshots {
+        /// By name.
+        snapshots: Vec<SnapshotStatus>,
+        /// For people.
+        notes: Vec<String>,
+    },
+    /// The snapshot is removed.
+    SnapshotRemoved,
+    /// The snapshot was read.
+    SnapshotVerified {
+        /// Its disks.
+        disks: Vec<VerifiedDisk>,
+    },
     /// A point.
     Point {
         /// Which.
@@ -299,6 +369,11 @@ pub enum Reply {
         /// What it is of.
         description: Description,
     },
+    /// A disk's digest.
+    Digest {
+        /// As [`crate::travel::digest`] has it.
+        digest: String,
+    },
     /// Bookmarks and pins.
     Marks {
         /// By name.
@@ -324,6 +399,7 @@ pub async fn run(
     registry: Arc<Registry>,
     exports: Arc<Exports>,
     views: Arc<Views>,
+    snapshots: Arc<Snapshots>,
 ) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -331,10 +407,10 @@ pub async fn run(
             continue;
         };
         let (registry, exports) = (Arc::clone(&registry), Arc::clone(&exports));
-        let views = Arc::clone(&views);
+        let (views, snapshots) = (Arc::clone(&views), Arc::clone(&snapshots));
         tokio::spawn(async move {
             // The command line is gone: nobody to tell.
-            let _ = serve(stream, &registry, &exports, &views).await;
+            let _ = serve(stream, &registry, &exports, &views, &snapshots).await;
         });
     }
 }
@@ -344,6 +420,7 @@ async fn serve(
     registry: &Registry,
     exports: &Exports,
     views: &Arc<Views>,
+    snapshots: &Arc<Snapshots>,
 ) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
@@ -396,6 +473,12 @@ async fn serve(
             Ok(()) => Reply::Closed,
             Err(reason) => Reply::Error { reason },
         },
+        Request::RollView { name, to, discard_writes } => {
+            travel::roll_view(registry, views, name, to, discard_writes).await
+        }
+        Request::Snapshot { ask } => {
+            snapshots::serve(snapshots, ask, &mut reader, &mut writer).await?
+        }
         Request::Resolve { group, at } => travel::resolve(registry, &group, at).await,
         Request::Timeline { group, from, to, buckets } => {
             travel::timeline(registry, &group, from, to, buckets).await
@@ -407,12 +490,20 @@ async fn serve(
             travel::diff(registry, &group, (from, to), disk, ranges).await
         }
         Request::Increment { group, from, to, disk } => {
-            let points = (from, to);
-            match travel::increment(registry, group, points, disk, &mut writer).await? {
+            let wanted = content::Wanted { disk, at: to, from: Some(from), offset: 0 };
+            match content::send(registry, group, wanted, &mut writer).await? {
                 Some(answer) => answer,
                 None => return Ok(()),
             }
         }
+        Request::Content { group, at, disk, offset } => {
+            let wanted = content::Wanted { disk, at, from: None, offset };
+            match content::send(registry, group, wanted, &mut writer).await? {
+                Some(answer) => answer,
+                None => return Ok(()),
+            }
+        }
+        Request::Digest { group, at, disk } => content::digest(registry, &group, disk, at).await,
         Request::Marks { group } => travel::marks(registry, &group).await,
         Request::Mark { group, name, kind, at, expires_in_ms, moves } => {
             let mark = WantedMark { name, kind, at, expires_in_ms, moves, asked_by: None };

@@ -139,6 +139,11 @@ pub enum Event {
         /// The answer.
         done: oneshot::Sender<Result<History<OpenFile>, String>>,
     },
+    /// Nothing of the journal is needed any more for a snapshot that was on record when the group was opened.
+    SnapshotOver {
+        /// Which.
+        name: String,
+    },
     /// The bookmarks and pins.
     Marks {
         /// The answer.

@@ -11,9 +11,13 @@
 //! | [`listener`] | accepting hosts, TLS |
 //! | [`past`] | the bookmarks and pins that an owner keeps |
 //! | [`nbd`] | disks of recovered groups and views as NBD exports |
+//! | [`nbd_client`] | images that `qemu-nbd` serves |
 //! | [`exports`] | where those are offered |
 //! | [`views`] | views of the past that are open |
+//! | [`snapshots`] | snapshots that are made and kept |
+//! | [`qemu`] | QEMU's tools for its image formats |
 //! | [`travel`] | requests about the past |
+//! | `content` | what disks had at points, and its digests |
 //! | [`bookmarks`] | bookmarks that hosts ask for |
 //! | [`control`] | the socket of the command line |
 //! | [`metrics`] | Prometheus over HTTP |
@@ -22,17 +26,21 @@ mod bookmarks;
 pub mod clock;
 pub mod config;
 pub mod connection;
+mod content;
 pub mod control;
 pub mod exports;
 pub mod inbox;
 pub mod listener;
 pub mod metrics;
 pub mod nbd;
+pub mod nbd_client;
 pub mod outbox;
 pub mod owner;
 pub mod past;
+pub mod qemu;
 pub mod registry;
 mod run;
+pub mod snapshots;
 pub mod travel;
 pub mod views;
 

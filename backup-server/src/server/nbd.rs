@@ -7,11 +7,11 @@ use crate::history::PastView;
 use crate::storage::files::OpenFile;
 use crate::travel::disk::Disk;
 use crate::travel::scratch::Scratch;
-use crate::view::{Content, DiskKey};
+use crate::view::{Content, DiskKey, View};
 use bytes::{Buf, Bytes, BytesMut};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use tidelock_nbd::{
     BlockSize, Command, Errno, Event as NbdEvent, Export, ExportError, ExportTable, Extent,
     ExtentState, Features, ReplyEncoder, Request, Session,
@@ -27,23 +27,72 @@ const READ_BYTES: usize = 128 << 10;
 /// Extents that one block status looks at.
 const EXTENTS_MAX: usize = 4096;
 
-/// Where a disk's writes go.
+/// A disk of a view of the past.
 #[derive(Clone, Debug)]
-enum Backing {
-    /// To the owner of the recovered group.
-    Live { inbox: Arc<Inbox>, key: DiskKey, alive: Arc<AtomicBool> },
-    /// Nowhere: a view of the past.
-    ReadOnly,
-    /// To a file that goes with the view.
+pub enum Layer {
+    /// That cannot be written to.
+    Past(PastView<OpenFile>),
+    /// That is written to a file which goes with the view.
     Scratch(Arc<Scratch<PastView<OpenFile>, OpenFile>>),
+}
+
+impl Layer {
+    /// What is under what was written to it.
+    #[must_use]
+    pub fn past(&self) -> &PastView<OpenFile> {
+        match self {
+            Self::Past(past) => past,
+            Self::Scratch(scratch) => scratch.lower(),
+        }
+    }
+
+    fn disk(&self) -> &dyn Disk {
+        match self {
+            Self::Past(past) => past,
+            Self::Scratch(scratch) => &**scratch,
+        }
+    }
+}
+
+/// The disks of a view, all at one point, to which they are moved together. Each request takes them once, so it is
+/// done at one point, whatever happens meanwhile.
+#[derive(Debug)]
+pub struct Shown(RwLock<Arc<Vec<Layer>>>);
+
+impl Shown {
+    /// These disks.
+    #[must_use]
+    pub fn new(layers: Vec<Layer>) -> Self {
+        Self(RwLock::new(Arc::new(layers)))
+    }
+
+    /// The disks as they are now.
+    #[must_use]
+    pub fn layers(&self) -> Arc<Vec<Layer>> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on they are others, as many and of the same sizes in the same order.
+    pub fn replace(&self, layers: Vec<Layer>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(layers);
+    }
+}
+
+/// Whose a disk is.
+#[derive(Clone, Debug)]
+enum Source {
+    /// Of a recovered group: its owner is asked to write.
+    Live { view: View<OpenFile>, inbox: Arc<Inbox>, key: DiskKey, alive: Arc<AtomicBool> },
+    /// Of a view, the so manieth.
+    Shown { all: Arc<Shown>, nth: usize, is_writable: bool },
 }
 
 /// One disk to be offered.
 #[derive(Clone, Debug)]
 pub struct ServedDisk {
     name: String,
-    disk: Arc<dyn Disk>,
-    backing: Backing,
+    size_bytes: u64,
+    source: Source,
 }
 
 impl ServedDisk {
@@ -51,24 +100,24 @@ impl ServedDisk {
     #[must_use]
     pub fn live(live: LiveDisks, inbox: &Arc<Inbox>) -> Vec<Self> {
         let LiveDisks { disks, alive } = live;
-        let disk = |(name, key, view)| {
+        let disk = |(name, key, view): (String, DiskKey, View<OpenFile>)| {
             let (inbox, alive) = (Arc::clone(inbox), Arc::clone(&alive));
-            Self { name, disk: Arc::new(view), backing: Backing::Live { inbox, key, alive } }
+            let size_bytes = view.size_bytes();
+            Self { name, size_bytes, source: Source::Live { view, inbox, key, alive } }
         };
         disks.into_iter().map(disk).collect()
     }
 
-    /// A disk of a view that cannot be written to.
+    /// The disks of a view, with these names.
     #[must_use]
-    pub fn read_only(name: String, view: PastView<OpenFile>) -> Self {
-        Self { name, disk: Arc::new(view), backing: Backing::ReadOnly }
-    }
-
-    /// A disk of a view that can.
-    #[must_use]
-    pub fn scratch(name: String, scratch: Scratch<PastView<OpenFile>, OpenFile>) -> Self {
-        let scratch = Arc::new(scratch);
-        Self { name, disk: Arc::clone(&scratch) as _, backing: Backing::Scratch(scratch) }
+    pub fn shown(names: Vec<String>, all: &Arc<Shown>) -> Vec<Self> {
+        let layers = all.layers();
+        let disk = |(nth, (name, layer)): (usize, (String, &Layer))| {
+            let is_writable = matches!(layer, Layer::Scratch(_));
+            let source = Source::Shown { all: Arc::clone(all), nth, is_writable };
+            Self { name, size_bytes: layer.disk().size_bytes(), source }
+        };
+        names.into_iter().zip(layers.iter()).enumerate().map(disk).collect()
     }
 
     /// The same with the group's name before its own.
@@ -87,54 +136,62 @@ impl ServedDisk {
     /// Its size.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.disk.size_bytes()
+        self.size_bytes
     }
 
     fn is_writable(&self) -> bool {
-        !matches!(self.backing, Backing::ReadOnly)
+        !matches!(self.source, Source::Shown { is_writable: false, .. })
+    }
+
+    /// Does something with the disk as it is now.
+    fn with<T>(&self, f: impl FnOnce(&dyn Disk) -> io::Result<T>) -> io::Result<T> {
+        match &self.source {
+            Source::Live { view, alive, .. } => {
+                let done = f(view)?;
+                // Afterwards: what was read may have been another group's.
+                if alive.load(Ordering::Acquire) { Ok(done) } else { Err(gone()) }
+            }
+            Source::Shown { all, nth, .. } => f(all.layers()[*nth].disk()),
+        }
     }
 
     fn read(&self, offset: u64, len: u32) -> io::Result<Bytes> {
         let mut data = vec![0; len as usize];
-        self.disk.read(offset, &mut data)?;
-        self.check_view()?;
+        self.with(|disk| disk.read(offset, &mut data))?;
         Ok(data.into())
     }
 
     fn extents(&self, offset: u64, len: u32) -> io::Result<Vec<Extent>> {
         let mut extents = Vec::new();
-        self.disk.describe(offset..offset + u64::from(len), &mut |len, content| {
+        let range = offset..offset + u64::from(len);
+        let mut found = |len, content| {
             let state = match content {
                 Content::Data => ExtentState::DATA,
                 Content::Zero => ExtentState::HOLE_ZERO,
             };
             extents.push(Extent { len, state });
             extents.len() < EXTENTS_MAX
-        })?;
-        self.check_view()?;
+        };
+        self.with(|disk| disk.describe(range, &mut found))?;
         Ok(extents)
-    }
-
-    fn check_view(&self) -> io::Result<()> {
-        match &self.backing {
-            Backing::Live { alive, .. } if !alive.load(Ordering::Acquire) => Err(gone()),
-            _ => Ok(()),
-        }
     }
 
     /// The answer to a change or flush.
     async fn change(&self, request: &Request, data: Bytes) -> io::Result<()> {
-        let (inbox, key) = match &self.backing {
-            Backing::Live { inbox, key, .. } => (inbox, key),
-            Backing::Scratch(scratch) => {
-                let (scratch, request) = (Arc::clone(scratch), *request);
-                // Files are written in threads that may wait.
-                let work = tokio::task::spawn_blocking(move || scribble(&scratch, &request, &data));
-                return work.await.unwrap_or_else(|e| Err(io::Error::other(e)));
-            }
-            // Nothing was written that a flush could miss.
-            Backing::ReadOnly if request.command == Command::Flush => return Ok(()),
-            Backing::ReadOnly => return Err(io::ErrorKind::PermissionDenied.into()),
+        let (inbox, key) = match &self.source {
+            Source::Live { inbox, key, .. } => (inbox, key),
+            Source::Shown { all, nth, .. } => match &all.layers()[*nth] {
+                Layer::Scratch(scratch) => {
+                    let (scratch, request) = (Arc::clone(scratch), *request);
+                    // Files are written in threads that may wait.
+                    let work =
+                        tokio::task::spawn_blocking(move || scribble(&scratch, &request, &data));
+                    return work.await.unwrap_or_else(|e| Err(io::Error::other(e)));
+                }
+                // Nothing was written that a flush could miss.
+                Layer::Past(_) if request.command == Command::Flush => return Ok(()),
+                Layer::Past(_) => return Err(io::ErrorKind::PermissionDenied.into()),
+            },
         };
         let (done, answer) = oneshot::channel();
         let zero = |no_hole| GuestEffect::Zero { len_bytes: request.len, no_hole };

@@ -13,6 +13,7 @@ use super::clock;
 use super::inbox::{AttachRequest, Damage, DamagedAsk, Event, Inbox, LiveDisks};
 use super::outbox::Outbox;
 use super::past::Past;
+use super::snapshots;
 use crate::fold::FoldJob;
 use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Output, RecoverError,
@@ -71,6 +72,7 @@ struct Waiting {
 struct Owner {
     group: Arc<str>,
     dir: PathBuf,
+    snapshots_dir: PathBuf,
     options: GroupOptions,
     inbox: Arc<Inbox>,
     phase: Phase,
@@ -94,6 +96,7 @@ struct Owner {
 pub fn spawn(
     group: &str,
     dir: &Path,
+    snapshots_dir: &Path,
     options: GroupOptions,
     input_max_bytes: u64,
 ) -> io::Result<(OwnerHandle, JoinHandle<()>)> {
@@ -102,6 +105,7 @@ pub fn spawn(
     let mut owner = Owner {
         group: Arc::clone(&group),
         dir: dir.to_owned(),
+        snapshots_dir: snapshots_dir.to_owned(),
         options,
         inbox: Arc::clone(&inbox),
         phase: Phase::Absent,
@@ -188,7 +192,8 @@ impl Owner {
                     unfolded_bytes = group.unfolded_bytes(),
                     "opened"
                 );
-                self.past = Some(Past::open(&mut group));
+                let snapshots = snapshots::needs(&self.snapshots_dir, &self.group);
+                self.past = Some(Past::open(&mut group, snapshots));
                 self.phase = Phase::Live(Box::new(group));
             }
             Err(error) => self.broken(&error),
@@ -257,6 +262,11 @@ impl Owner {
                 if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
                 {
                     group.scrub_done(clock::now(), segment, result);
+                }
+            }
+            Event::SnapshotOver { name } => {
+                if let Some(past) = &mut self.past {
+                    past.snapshot_over(&name);
                 }
             }
             Event::Cover { link, done } => self.cover(link, done),
@@ -434,7 +444,8 @@ impl Owner {
         match Group::create(storage, host, attach, clock::now(), options) {
             Ok(mut group) => {
                 tracing::info!(group = &*self.group, host, "created");
-                self.past = Some(Past::open(&mut group));
+                let snapshots = snapshots::needs(&self.snapshots_dir, &self.group);
+                self.past = Some(Past::open(&mut group, snapshots));
                 self.phase = Phase::Live(Box::new(group));
                 Ok(())
             }

@@ -1,4 +1,5 @@
-//! What a group's owner keeps of the past besides the group: its bookmarks and pins, and what they hold.
+//! What a group's owner keeps of the past besides the group: its bookmarks and pins, and what they and unfinished
+//! snapshots hold.
 //!
 //! Invariant: each pin on record is held from before the first fold on, or it is said that it is lost. If the
 //! record cannot be read, everything is held until it can: a pin might be in it (rule 5).
@@ -7,6 +8,7 @@ use crate::group::Group;
 use crate::history::{Closed, Hold};
 use crate::storage::files::Files;
 use crate::travel::marks::{Kind, Mark, Marks};
+use crate::travel::snapshot::Record;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -30,6 +32,8 @@ pub struct NamedMark {
 pub(super) struct Past {
     marks: Result<Marks<Files>, String>,
     holds: BTreeMap<String, Hold>,
+    /// Of snapshots that are not whole.
+    of_snapshots: BTreeMap<String, Vec<Hold>>,
     /// In place of pins that are not known.
     _everything: Option<Hold>,
     look_at: Instant,
@@ -37,10 +41,23 @@ pub(super) struct Past {
 
 impl Past {
     /// To be called before the first fold.
-    pub(super) fn open(group: &mut Group<Files>) -> Self {
+    pub(super) fn open(group: &mut Group<Files>, snapshots: Vec<(String, Record)>) -> Self {
         let marks = Marks::open(group.storage().clone()).map_err(|e| e.to_string());
-        let mut past =
-            Self { marks, holds: BTreeMap::new(), _everything: None, look_at: Instant::now() };
+        let mut past = Self {
+            marks,
+            holds: BTreeMap::new(),
+            of_snapshots: BTreeMap::new(),
+            _everything: None,
+            look_at: Instant::now(),
+        };
+        for (name, record) in snapshots {
+            for point in record.needs() {
+                // What it cannot have its job tells, or does without.
+                if let Ok(hold) = group.hold(point, &format!("snapshot {name}")) {
+                    past.of_snapshots.entry(name.clone()).or_default().push(hold);
+                }
+            }
+        }
         match &past.marks {
             Ok(marks) => {
                 let pins = marks.all().iter().filter(|(_, mark)| mark.kind == Kind::Pin);
@@ -114,6 +131,11 @@ impl Past {
         marks.remove(name, kind).map_err(|e| e.to_string())?;
         self.holds.remove(name);
         Ok(())
+    }
+
+    /// Nothing is needed for a snapshot any more.
+    pub(super) fn snapshot_over(&mut self, name: &str) {
+        self.of_snapshots.remove(name);
     }
 
     /// Takes out what is over, now and then.

@@ -117,7 +117,8 @@ impl Registry {
         }
         let dir = self.config.data_dir.join("groups").join(name);
         let options = self.config.options(name);
-        let (handle, thread) = owner::spawn(name, &dir, options, self.config.input_max_bytes)?;
+        let (snapshots, input) = (&self.config.snapshots_dir, self.config.input_max_bytes);
+        let (handle, thread) = owner::spawn(name, &dir, snapshots, options, input)?;
         state.groups.insert(name.to_owned(), (handle.clone(), thread));
         Ok(handle)
     }

@@ -3,6 +3,7 @@
 use super::config::Config;
 use super::exports::{self, Exports};
 use super::registry::{Registry, RegistryError};
+use super::snapshots::Snapshots;
 use super::views::Views;
 use super::{control, listener, metrics};
 use std::io;
@@ -52,6 +53,7 @@ pub struct Server {
     registry: Arc<Registry>,
     exports: Arc<Exports>,
     views: Arc<Views>,
+    snapshots: Arc<Snapshots>,
     address: Option<SocketAddr>,
     stop: watch::Sender<bool>,
     hosts: Option<JoinHandle<()>>,
@@ -83,12 +85,16 @@ impl Server {
         let views_dir = config.views_dir.display().to_string();
         let views = Views::new(Arc::clone(&exports), &config.views_dir);
         let views = Arc::new(views.map_err(listen(views_dir))?);
+        let snapshots_dir = config.snapshots_dir.display().to_string();
+        let snapshots = Snapshots::open(&registry, role == Role::Serve);
+        let snapshots = snapshots.map_err(listen(snapshots_dir))?;
         let control = bind_control(&config)?;
         let (stop, stopping) = watch::channel(false);
         let mut server = Self {
             registry: Arc::clone(&registry),
             exports: Arc::clone(&exports),
             views: Arc::clone(&views),
+            snapshots: Arc::clone(&snapshots),
             address: None,
             stop,
             hosts: None,
@@ -99,8 +105,10 @@ impl Server {
             Arc::clone(&registry),
             Arc::clone(&exports),
             views,
+            Arc::clone(&snapshots),
         )));
         if role == Role::Serve {
+            server.others.push(tokio::spawn(snapshots.tend()));
             let on = || listen(config.listen.to_string());
             let hosts = TcpListener::bind(config.listen).await.map_err(on())?;
             server.address = Some(hosts.local_addr().map_err(on())?);
@@ -141,6 +149,9 @@ impl Server {
     /// Stops: what was received is made durable and acknowledged, hosts are told, and the
     /// journals end cleanly.
     pub async fn stop(mut self) {
+        // They only read: what they have is kept, and they go on another time.
+        let snapshots = Arc::clone(&self.snapshots);
+        let _ = tokio::task::spawn_blocking(move || snapshots.stop()).await;
         let registry = Arc::clone(&self.registry);
         // The owners first: their last acknowledgements still go out.
         let _ = tokio::task::spawn_blocking(move || registry.stop()).await;

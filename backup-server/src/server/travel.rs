@@ -11,21 +11,15 @@ use crate::history::{At, Bucket, History, Hold, PastError, Point};
 use crate::manifest::Manifest;
 use crate::storage::files::OpenFile;
 use crate::text;
-use crate::travel::disk::Disk;
-use crate::travel::increment::{self, Description};
 use crate::travel::marks::{Asker, Kind, Mark};
 use crate::travel::moment::Moment;
 use crate::travel::when::When;
 use crate::view::DiskKey;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
-use tokio::io::AsyncWriteExt;
-use tokio::net::unix::OwnedWriteHalf;
-use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
 /// Spans of a timeline.
@@ -119,12 +113,13 @@ pub struct DiskDiff {
 }
 
 /// The past of a group, with its bookmarks.
-struct Look {
-    history: History<OpenFile>,
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) history: History<OpenFile>,
     marks: Vec<NamedMark>,
 }
 
-async fn look(registry: &Registry, group: &str) -> Result<Look, String> {
+pub(super) async fn look(registry: &Registry, group: &str) -> Result<Look, String> {
     let history = ask(registry, group, |done| Event::History { done }).await??;
     // A record of them that cannot be read must not keep anybody from the past itself.
     let marks = ask(registry, group, |done| Event::Marks { done }).await?.unwrap_or_default();
@@ -132,7 +127,7 @@ async fn look(registry: &Registry, group: &str) -> Result<Look, String> {
 }
 
 /// Looks at the past where waiting for files is allowed.
-async fn looking<T: Send + 'static>(
+pub(super) async fn looking<T: Send + 'static>(
     registry: &Registry,
     group: &str,
     f: impl FnOnce(&Look) -> Result<T, String> + Send + 'static,
@@ -143,7 +138,7 @@ async fn looking<T: Send + 'static>(
 
 impl Look {
     /// The point that is asked for.
-    fn resolve(&self, when: &When) -> Result<Point, String> {
+    pub(super) fn resolve(&self, when: &When) -> Result<Point, String> {
         let history = &self.history;
         let at = match when {
             When::Latest => At::Latest,
@@ -240,7 +235,7 @@ impl Look {
         }
     }
 
-    fn moment(&self, point: &Point) -> Moment {
+    pub(super) fn moment(&self, point: &Point) -> Moment {
         Moment::new(point, self.history.manifest())
     }
 
@@ -256,8 +251,31 @@ impl Look {
         }
     }
 
+    /// What is different between two points, by disk.
+    fn diffs(
+        &self,
+        from: &Point,
+        to: &Point,
+        disk: Option<&str>,
+        with_ranges: bool,
+    ) -> Result<Vec<DiskDiff>, String> {
+        let diff = |(key, name, size_bytes)| {
+            let changed = self.history.changed(from, to, key).map_err(|e| e.to_string())?;
+            let ranges = with_ranges.then(Vec::new);
+            let mut diff = DiskDiff { name, size_bytes, extents: 0, bytes: 0, ranges };
+            for range in changed {
+                let len = range.end - range.start;
+                diff.extents += 1;
+                diff.bytes += len;
+                diff.ranges.iter_mut().for_each(|ranges| ranges.push((range.start, len)));
+            }
+            Ok(diff)
+        };
+        chosen(self.disks(from, to), disk)?.into_iter().map(diff).collect()
+    }
+
     /// The disks that have a state at both points.
-    fn disks(&self, from: &Point, to: &Point) -> Vec<(DiskKey, String, u64)> {
+    pub(super) fn disks(&self, from: &Point, to: &Point) -> Vec<(DiskKey, String, u64)> {
         let manifest = self.history.manifest();
         let disks = manifest
             .disks()
@@ -277,7 +295,7 @@ fn disk_name(manifest: &Manifest, writer: tidelock_protocol::ids::WriterId, disk
     format!("{}.{disk}", manifest.name_of(writer))
 }
 
-fn or_error(reply: Result<Reply, String>) -> Reply {
+pub(super) fn or_error(reply: Result<Reply, String>) -> Reply {
     reply.unwrap_or_else(|reason| Reply::Error { reason })
 }
 
@@ -351,6 +369,32 @@ pub(super) async fn open_view(
         views.open(&look.history, &point, &wanted)
     })
     .await
+}
+
+/// Moves a view, and says what that has changed.
+pub(super) async fn roll_view(
+    registry: &Registry,
+    views: &Arc<Views>,
+    name: String,
+    at: When,
+    discards_writes: bool,
+) -> Reply {
+    let views = Arc::clone(views);
+    let rolled = async {
+        let group = views.group_of(&name)?;
+        looking(registry, &group, move |look| {
+            let point = look.resolve(&at)?;
+            let rolled = views.roll(&look.history, &name, &point, discards_writes)?;
+            // A view that had lost its point is moved all the same, and what is different cannot be told.
+            let from = look.history.locate(&rolled.from).ok();
+            let changed = from.map(|from| look.diffs(&from, &point, None, false)).transpose()?;
+            let from = look.moment(&rolled.from);
+            let (view, discarded_bytes) = (rolled.view, rolled.discarded_bytes);
+            Ok(Reply::Rolled { view, from, changed, discarded_bytes })
+        })
+        .await
+    };
+    or_error(rolled.await)
 }
 
 /// The bookmarks and pins.
@@ -476,31 +520,13 @@ pub(super) async fn diff(
 ) -> Reply {
     let told = looking(registry, group, move |look| {
         let (from, to) = (look.resolve(&from)?, look.resolve(&to)?);
-        let disks = chosen(look.disks(&from, &to), disk.as_deref())?;
-        let diffs = disks.into_iter().map(|(key, name, size_bytes)| {
-            let changed = look.history.changed(&from, &to, key).map_err(|e| e.to_string())?;
-            let mut diff = DiskDiff {
-                name,
-                size_bytes,
-                extents: 0,
-                bytes: 0,
-                ranges: with_ranges.then(Vec::new),
-            };
-            for range in changed {
-                let len = range.end - range.start;
-                diff.extents += 1;
-                diff.bytes += len;
-                diff.ranges.iter_mut().for_each(|ranges| ranges.push((range.start, len)));
-            }
-            Ok(diff)
-        });
-        let disks = diffs.collect::<Result<Vec<_>, String>>()?;
+        let disks = look.diffs(&from, &to, disk.as_deref(), with_ranges)?;
         Ok(Reply::Diff { from: look.moment(&from), to: look.moment(&to), disks })
     });
     or_error(told.await)
 }
 
-fn chosen(
+pub(super) fn chosen(
     mut disks: Vec<(DiskKey, String, u64)>,
     disk: Option<&str>,
 ) -> Result<Vec<(DiskKey, String, u64)>, String> {
@@ -514,56 +540,4 @@ fn chosen(
         ));
     }
     Ok(disks)
-}
-
-/// Sends an increment: a reply with what it is of, then its bytes until the connection ends.
-pub(super) async fn increment(
-    registry: &Registry,
-    group: String,
-    (from, to): (When, When),
-    disk: String,
-    writer: &mut OwnedWriteHalf,
-) -> io::Result<Option<Reply>> {
-    // A few parts ahead of the socket.
-    let (parts, mut ready) = mpsc::channel::<io::Result<Vec<u8>>>(4);
-    let in_group = group.clone();
-    let begun = looking(registry, &group, move |look| {
-        let (from, to) = (look.resolve(&from)?, look.resolve(&to)?);
-        let (key, name, _) = chosen(look.disks(&from, &to), Some(&disk))?.remove(0);
-        let changed = look.history.changed(&from, &to, key).map_err(|e| e.to_string())?;
-        let view = look.history.open(&to).map_err(|e| e.to_string())?.remove(&key);
-        let view = view.ok_or("the disk has no state there")?;
-        let description = Description {
-            group: in_group,
-            disk: name,
-            size_bytes: Disk::size_bytes(&view),
-            from: look.moment(&from),
-            to: look.moment(&to),
-        };
-        let made =
-            increment::Writer::new(view, &description, changed).map_err(|e| e.to_string())?;
-        Ok((description, made))
-    });
-    let (description, mut made) = match begun.await {
-        Ok(begun) => begun,
-        Err(reason) => return Ok(Some(Reply::Error { reason })),
-    };
-    super::control::reply(writer, &Reply::Increment { description }).await?;
-    let making = spawn_blocking(move || {
-        loop {
-            let part = made.next_part();
-            let ends = !matches!(part, Ok(Some(_)));
-            // Whoever asked is gone if it cannot be sent.
-            let Some(part) = part.transpose() else { return };
-            if parts.blocking_send(part).is_err() || ends {
-                return;
-            }
-        }
-    });
-    while let Some(part) = ready.recv().await {
-        // An error ends it without its end, which the other side misses.
-        writer.write_all(&part?).await?;
-    }
-    let _ = making.await;
-    Ok(None)
 }

@@ -1,19 +1,22 @@
 //! Views of the past that are open: the disks of a group as they were at a point, as NBD exports.
 //!
 //! A view lasts as long as the connection that asked for it, or, if so asked, until it is closed or the server
-//! stops. Invariants: a view holds its point; what is written to it goes to files that have no name any more, and is
-//! gone with it; nothing of the replica changes (rule 7).
+//! stops. It can be moved to another point while its clients stay connected (Retroscope 3: rolling snapshots, without
+//! the snapshot). Invariants: a view holds its point; what is written to it goes to files that have no name any more,
+//! and is gone with it; nothing of the replica changes (rule 7); a request sees one point only.
 
 use super::exports::{ExportedDisk, Exports, Offer};
-use super::nbd::ServedDisk;
+use super::nbd::{Layer, ServedDisk, Shown};
 use crate::group::DamagedDisk;
 use crate::history::{History, PastView, Point};
+use crate::manifest::Manifest;
 use crate::names;
 use crate::storage::files::{Files, OpenFile};
 use crate::storage::{Storage, StorageFile};
 use crate::text;
 use crate::travel::moment::Moment;
 use crate::travel::scratch::{Quota, Scratch};
+use crate::view::DiskKey;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -62,14 +65,27 @@ pub struct ViewStatus {
     pub damaged: Vec<DamagedDisk>,
 }
 
+/// A view that was moved.
+#[derive(Debug)]
+pub struct Rolled {
+    /// As it is now.
+    pub view: ViewStatus,
+    /// Where it was.
+    pub from: Point,
+    /// What was written to it and is gone.
+    pub discarded_bytes: u64,
+}
+
 #[derive(Debug)]
 struct OpenView {
     id: u64,
     group: String,
+    point: Point,
     at: Moment,
     quota: Option<Arc<Quota>>,
-    /// One of its disks, for asking whether it is still there.
-    witness: Option<PastView<OpenFile>>,
+    /// Its disks, by their keys in the order of the layers.
+    keys: Vec<DiskKey>,
+    shown: Arc<Shown>,
     detached: bool,
     offer: Offer,
     damaged: Vec<DamagedDisk>,
@@ -134,29 +150,21 @@ impl Views {
             self.check_room(quota.max_bytes())?;
         }
         let disks = history.open(point).map_err(|e| e.to_string())?;
-        let witness = disks.values().next().cloned();
         let mut open = self.lock();
         let name = free_name(&open, wanted.name.as_deref())?;
-        let mut served = Vec::new();
-        for (key, view) in disks {
-            let disk = manifest.disk(key.writer, key.disk).map_or("?", |disk| &disk.name);
-            let disk = format!("{}.{disk}", manifest.name_of(key.writer));
-            served.push(match &quota {
-                None => ServedDisk::read_only(disk, view),
-                Some(quota) => {
-                    let scratch = self.scratch(&name, &disk, view, quota);
-                    let failed = |e| format!("no scratch file in {}: {e}", self.dir.display());
-                    ServedDisk::scratch(disk, scratch.map_err(failed)?)
-                }
-            });
-        }
+        let keys: Vec<DiskKey> = disks.keys().copied().collect();
+        let names: Vec<String> = keys.iter().map(|key| disk_name(manifest, *key)).collect();
+        let layers = self.layers(&name, &names, disks.into_values(), quota.as_ref())?;
+        let shown = Arc::new(Shown::new(layers));
+        let served = ServedDisk::shown(names, &shown);
         let offer = self.exports.offer_view(&name, served).map_err(|e| e.to_string())?;
         let at = Moment::new(point, manifest);
-        let affected = history.affected(point).map_err(|e| e.to_string())?;
-        let damaged = affected.iter().map(|of| DamagedDisk::new(manifest, of)).collect();
+        let damaged = damaged_at(history, point)?;
         let group = manifest.group.clone();
         let id = self.last_id.fetch_add(1, Ordering::Relaxed);
-        let view = OpenView { id, group, at, quota, witness, detached: false, offer, damaged };
+        let point = point.clone();
+        let view =
+            OpenView { id, group, point, at, quota, keys, shown, detached: false, offer, damaged };
         let status = view.status(&name);
         open.insert(name.clone(), view);
         drop(open);
@@ -175,15 +183,65 @@ impl Views {
         Some(status)
     }
 
+    /// Of which group a view is.
+    pub fn group_of(&self, name: &str) -> Result<String, String> {
+        let open = self.lock();
+        open.get(name).map(|view| view.group.clone()).ok_or_else(|| unknown(&open, name))
+    }
+
+    /// Moves a view to another point: sockets and clients stay. Returns it and the point where it was. To be called
+    /// where waiting for files is allowed; `history` is of the view's group.
+    pub fn roll(
+        &self,
+        history: &History<OpenFile>,
+        name: &str,
+        point: &Point,
+        discards_writes: bool,
+    ) -> Result<Rolled, String> {
+        let manifest = history.manifest();
+        let disks = history.open(point).map_err(|e| e.to_string())?;
+        let damaged = damaged_at(history, point)?;
+        let mut open = self.lock();
+        let Some(view) = open.get_mut(name).filter(|view| view.group == manifest.group) else {
+            return Err(unknown(&open, name));
+        };
+        let quota = view.quota.as_ref().map(|quota| Arc::new(Quota::new(quota.max_bytes())));
+        if quota.is_some() && !discards_writes {
+            return Err(format!(
+                "view {name} is writable, and what was written to it belongs to the point where it is: give \
+                 --discard-writes to throw it away, or open another view"
+            ));
+        }
+        let sizes: Vec<u64> = view.offer.disks.iter().map(|disk| disk.size_bytes).collect();
+        let new: Vec<u64> = disks.values().map(PastView::size_bytes).collect();
+        if !disks.keys().eq(&view.keys) || new != sizes {
+            let names = |keys: &mut dyn Iterator<Item = &DiskKey>| {
+                keys.map(|key| disk_name(manifest, *key)).collect::<Vec<_>>().join(", ")
+            };
+            return Err(format!(
+                "view {name} has the disks {}, and at that point there are {}, perhaps of other sizes: open another \
+                 view there",
+                names(&mut view.keys.iter()),
+                names(&mut disks.keys())
+            ));
+        }
+        let names: Vec<String> = view.offer.disks.iter().map(|disk| disk.name.clone()).collect();
+        let layers = self.layers(name, &names, disks.into_values(), quota.as_ref())?;
+        let discarded_bytes = view.quota.as_ref().map_or(0, |quota| quota.used_bytes());
+        view.shown.replace(layers);
+        let from = std::mem::replace(&mut view.point, point.clone());
+        view.at = Moment::new(point, manifest);
+        (view.quota, view.damaged) = (quota, damaged);
+        Ok(Rolled { view: view.status(name), from, discarded_bytes })
+    }
+
     /// Closes a view.
     pub fn close(&self, name: &str) -> Result<(), String> {
         let mut open = self.lock();
         if open.remove(name).is_some() {
             return Ok(());
         }
-        let names: Vec<_> = open.keys().map(String::as_str).collect();
-        let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        Err(format!("there is no view {name}; open are: {names}"))
+        Err(unknown(&open, name))
     }
 
     /// Those that are open.
@@ -211,6 +269,23 @@ impl Views {
             ));
         }
         Ok(())
+    }
+
+    fn layers(
+        &self,
+        view: &str,
+        names: &[String],
+        disks: impl Iterator<Item = PastView<OpenFile>>,
+        quota: Option<&Arc<Quota>>,
+    ) -> Result<Vec<Layer>, String> {
+        let layer = |(name, past): (&String, PastView<OpenFile>)| match quota {
+            None => Ok(Layer::Past(past)),
+            Some(quota) => match self.scratch(view, name, past, quota) {
+                Ok(scratch) => Ok(Layer::Scratch(Arc::new(scratch))),
+                Err(e) => Err(format!("no scratch file in {}: {e}", self.dir.display())),
+            },
+        };
+        names.iter().zip(disks).map(layer).collect()
     }
 
     fn scratch(
@@ -246,10 +321,27 @@ impl OpenView {
             detached: self.detached,
             quota_bytes: self.quota.as_ref().map(|quota| quota.max_bytes()),
             used_bytes: self.quota.as_ref().map_or(0, |quota| quota.used_bytes()),
-            lost: self.witness.as_ref().is_some_and(PastView::is_revoked),
+            lost: self.shown.layers().first().is_some_and(|layer| layer.past().is_revoked()),
             damaged: self.damaged.clone(),
         }
     }
+}
+
+fn disk_name(manifest: &Manifest, key: DiskKey) -> String {
+    let disk = manifest.disk(key.writer, key.disk).map_or("?", |disk| &disk.name);
+    format!("{}.{disk}", manifest.name_of(key.writer))
+}
+
+fn unknown(open: &BTreeMap<String, OpenView>, name: &str) -> String {
+    let names: Vec<_> = open.keys().map(String::as_str).collect();
+    let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    format!("there is no view {name}; open are: {names}")
+}
+
+/// What cannot be read at a point.
+fn damaged_at(history: &History<OpenFile>, point: &Point) -> Result<Vec<DamagedDisk>, String> {
+    let affected = history.affected(point).map_err(|e| e.to_string())?;
+    Ok(affected.iter().map(|of| DamagedDisk::new(history.manifest(), of)).collect())
 }
 
 fn free_name(open: &BTreeMap<String, OpenView>, wanted: Option<&str>) -> Result<String, String> {

@@ -9,11 +9,17 @@
 //! | [`scratch`] | a disk that is written to without changing what is below it |
 //! | [`bisect`] | the search for the first bad instant |
 //! | [`increment`] | what changed between two points, as a file |
+//! | [`digest`] | digests of disks, block by block |
+//! | [`copy`] | copies of disks: made, moved, several in one pass |
+//! | [`snapshot`] | snapshots on record |
 
 pub mod bisect;
+pub mod copy;
+pub mod digest;
 pub mod disk;
 pub mod increment;
 pub mod marks;
 pub mod moment;
 pub mod scratch;
+pub mod snapshot;
 pub mod when;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::Epoch;
+use tidelock_protocol::ids::{Epoch, WriterId};
 
 /// A point with names in place of numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,8 +30,14 @@ impl Moment {
     /// Of a group's point.
     #[must_use]
     pub fn new(point: &Point, manifest: &Manifest) -> Self {
-        let seqs =
-            point.cut.entries().map(|(writer, seq)| (manifest.name_of(writer).to_owned(), seq.0));
+        Self::of_members(point, &manifest.writers)
+    }
+
+    /// The same with the names of the writers by their numbers.
+    #[must_use]
+    pub fn of_members(point: &Point, writers: &[String]) -> Self {
+        let name = |writer: WriterId| writers.get(writer.index()).map_or("?", String::as_str);
+        let seqs = point.cut.entries().map(|(writer, seq)| (name(writer).to_owned(), seq.0));
         Self {
             time: text::utc_ms(point.wall_ms()),
             unix_ms: point.wall_ms(),

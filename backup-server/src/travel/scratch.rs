@@ -190,6 +190,12 @@ impl<D: Disk, F: StorageFile> Scratch<D, F> {
         self.file.sync().inspect_err(|_| self.is_poisoned.store(true, Ordering::Release))
     }
 
+    /// What is below it.
+    #[must_use]
+    pub fn lower(&self) -> &D {
+        &self.lower
+    }
+
     /// What its disks take, and may take.
     #[must_use]
     pub fn quota(&self) -> &Arc<Quota> {

@@ -219,3 +219,34 @@ fn a_record_that_waits_for_another_writers_is_in_no_state_before_that() {
         );
     }
 }
+
+#[test]
+fn what_changed_between_two_points_is_what_the_records_between_them_wrote() {
+    for form in [Form::Vector, Form::Hlc] {
+        let disk = Memory::new();
+        let mut group = busy(&disk, form, 1_000_000, 60);
+        let past = group.history().unwrap();
+        let points = [3, 4, 17, 18, 40, 55].map(|ms| past.resolve(&At::WallMs(T0 + ms)).unwrap());
+        for (from, to) in points.iter().flat_map(|from| points.iter().map(move |to| (from, to))) {
+            let (earlier, later) = if from.hlc <= to.hlc { (from, to) } else { (to, from) };
+            let records = past.records(earlier, later, usize::MAX).unwrap();
+            for writer in 0..2 {
+                let key = DiskKey { writer: WriterId(writer), disk: DiskId(0) };
+                let mut expected = vec![false; SIZE as usize];
+                for (_, offset, len) in
+                    records.iter().filter_map(|record| record.extent).filter(|e| e.0 == key)
+                {
+                    expected[offset as usize..(offset + len) as usize].fill(true);
+                }
+                let mut found = vec![false; SIZE as usize];
+                let mut last_end = None;
+                for range in past.changed(from, to, key).unwrap() {
+                    assert!(last_end.is_none_or(|end| range.start > end), "in order and merged");
+                    last_end = Some(range.end);
+                    found[range.start as usize..range.end as usize].fill(true);
+                }
+                assert_eq!(found, expected, "{form:?}: from {from:?} to {to:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! QEMU's own tools for its own formats: `qemu-img` makes and checks images, `qemu-nbd` reads and writes them.
+
+use super::nbd_client::Client;
+use crate::travel::copy::Image;
+use std::ffi::OsStr;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A `qemu-nbd` that does not listen by then hangs, or waits for a lock.
+const LISTENS_WITHIN: Duration = Duration::from_secs(20);
+/// And one that has not written its metadata and ended by then.
+const ENDS_WITHIN: Duration = Duration::from_secs(120);
+
+/// An image that `qemu-nbd` has opened. [`QemuImage::close`] says whether all of it was written.
+#[derive(Debug)]
+pub struct QemuImage {
+    client: Option<Client>,
+    child: Child,
+    socket: PathBuf,
+}
+
+impl QemuImage {
+    /// Opens an image. Its socket is made in a directory that is nobody else's.
+    pub fn open(image: &Path, format: &str, read_only: bool, sockets: &Path) -> io::Result<Self> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let nth = LAST.fetch_add(1, Ordering::Relaxed);
+        let socket = sockets.join(format!("q{}-{nth}.sock", std::process::id()));
+        match std::fs::remove_file(&socket) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        // It ends with the connection, and with this process before there is one.
+        let mut command = Command::new("setpriv");
+        command.args([
+            "--pdeathsig",
+            "KILL",
+            "qemu-nbd",
+            "--cache",
+            "writeback",
+            "--export-name",
+            "image",
+        ]);
+        command.args(["--format", format, "--socket"]).arg(&socket);
+        if read_only {
+            command.arg("--read-only");
+        }
+        let child = command
+            .arg(image)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| {
+                io::Error::other(format!("cannot run qemu-nbd (is qemu-utils installed?): {e}"))
+            })?;
+        let mut opened = Self { client: None, child, socket };
+        let since = Instant::now();
+        loop {
+            match Client::connect(&opened.socket, "image") {
+                Ok(client) => {
+                    opened.client = Some(client);
+                    return Ok(opened);
+                }
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                    ) => {}
+                Err(e) => return Err(e),
+            }
+            if opened.child.try_wait()?.is_some() {
+                return Err(opened.failed(image));
+            }
+            if since.elapsed() > LISTENS_WITHIN {
+                return Err(io::Error::other(format!(
+                    "qemu-nbd does not open {}",
+                    image.display()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The disk's size.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.client.as_ref().map_or(0, Client::size_bytes)
+    }
+
+    /// Writes what QEMU still has, and ends it.
+    pub fn close(mut self, image: &Path) -> io::Result<()> {
+        self.client()?.flush()?;
+        self.client = None;
+        let since = Instant::now();
+        loop {
+            match self.child.try_wait()? {
+                Some(status) if status.success() => return std::fs::File::open(image)?.sync_all(),
+                Some(_) => return Err(self.failed(image)),
+                None if since.elapsed() > ENDS_WITHIN => {
+                    return Err(io::Error::other(format!(
+                        "qemu-nbd does not close {}",
+                        image.display()
+                    )));
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    fn failed(&mut self, image: &Path) -> io::Error {
+        let mut text = String::new();
+        if let Some(stderr) = &mut self.child.stderr {
+            let _ = stderr.read_to_string(&mut text);
+        }
+        io::Error::other(format!("qemu-nbd cannot serve {}: {}", image.display(), text.trim()))
+    }
+
+    fn client(&mut self) -> io::Result<&mut Client> {
+        self.client.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Drop for QemuImage {
+    fn drop(&mut self) {
+        self.client = None;
+        let since = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if since.elapsed() > ENDS_WITHIN {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Image for QemuImage {
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.client()?.read(offset, buf)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.client()?.write(offset, data)
+    }
+
+    fn zero(&mut self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.client()?.zero(offset, len_bytes)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.client()?.flush()
+    }
+}
+
+/// Runs `qemu-img` to its end. Returns what it printed.
+pub fn img<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> io::Result<Vec<u8>> {
+    let output =
+        Command::new("qemu-img").args(args).stdin(Stdio::null()).output().map_err(|e| {
+            io::Error::other(format!("cannot run qemu-img (is qemu-utils installed?): {e}"))
+        })?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("qemu-img ended with {}: {}", output.status, text.trim())))
+}
+
+/// Makes an empty qcow2 image, over another one if so asked: that one's name as the new one is to have it, and its
+/// format.
+pub fn create(image: &Path, size_bytes: u64, over: Option<(&Path, &str)>) -> io::Result<()> {
+    let mut args: Vec<&OsStr> = ["create", "-q", "-f", "qcow2"].map(OsStr::new).into();
+    if let Some((backing, format)) = over {
+        args.extend([OsStr::new("-b"), backing.as_os_str(), OsStr::new("-F"), OsStr::new(format)]);
+    }
+    let size = size_bytes.to_string();
+    args.extend([image.as_os_str(), OsStr::new(&size)]);
+    img(args).map(drop)
+}

@@ -1,0 +1,500 @@
+//! What is asked for: checked, put on record, and begun.
+//!
+//! Order: the points are held, then the record is durable, then the first byte is written.
+
+use super::{Entry, Key, SNAPSHOTS_MAX, Snapshots, unknown};
+use crate::history::{History, Point};
+use crate::names;
+use crate::server::clock;
+use crate::server::travel::{self, Look};
+use crate::storage::Storage;
+use crate::storage::files::OpenFile;
+use crate::text;
+use crate::travel::digest;
+use crate::travel::snapshot::{DiskRecord, FORMAT, Format, Pace, Record, SPECULATIVE, Stage};
+use crate::travel::when::When;
+use crate::view::Content;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
+
+/// What is left free on the file system: a full one stops replication.
+const SPARE_BYTES: u64 = 64 << 20;
+
+/// What is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Wanted {
+    /// Their names and points; no point: `latest`, or what a begun one has.
+    pub names: Vec<(String, Option<When>)>,
+    /// Only what is different from this snapshot is stored.
+    pub base: Option<String>,
+    /// The one that is named is moved here.
+    pub roll_to: Option<When>,
+    /// How fast.
+    pub pace: Pace,
+    /// When it goes by itself.
+    pub expires_in_ms: Option<u64>,
+}
+
+/// What was begun.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Begun {
+    /// These are made or moved.
+    pub names: Vec<String>,
+    /// Those of them whose job began with this; others had one.
+    pub started: Vec<String>,
+    /// For people: what was found and used.
+    pub notes: Vec<String>,
+}
+
+impl Snapshots {
+    /// Makes, moves or goes on with snapshots of a group.
+    pub async fn begin(self: &Arc<Self>, group: &str, wanted: Wanted) -> Result<Begun, String> {
+        let snapshots = Arc::clone(self);
+        let of = group.to_owned();
+        travel::looking(&self.registry, group, move |look| {
+            let _one = snapshots.asking.lock().unwrap_or_else(PoisonError::into_inner);
+            snapshots.begin_one_by_one(look, &of, &wanted)
+        })
+        .await
+    }
+
+    /// Makes the speculative snapshot of a group, or moves it.
+    pub(super) async fn keep_near(
+        self: &Arc<Self>,
+        group: &str,
+        to: &When,
+        wanted: Wanted,
+        is_there: bool,
+    ) -> Result<(), String> {
+        let (snapshots, of, to) = (Arc::clone(self), group.to_owned(), to.clone());
+        travel::looking(&self.registry, group, move |look| {
+            let _one = snapshots.asking.lock().unwrap_or_else(PoisonError::into_inner);
+            let point = look.resolve(&to)?;
+            let name = SPECULATIVE.to_owned();
+            match is_there {
+                true => snapshots.roll(look, &of, &name, point, &wanted).map(drop),
+                false => {
+                    let mut begun = Begun::default();
+                    snapshots.make(look, &of, &[(name, point)], &wanted, &mut begun)
+                }
+            }
+        })
+        .await
+    }
+
+    fn begin_one_by_one(
+        self: &Arc<Self>,
+        look: &Look,
+        group: &str,
+        wanted: &Wanted,
+    ) -> Result<Begun, String> {
+        let names: Vec<String> = wanted.names.iter().map(|(name, _)| name.clone()).collect();
+        if let Some(bad) = names.iter().find(|name| !names::is_valid(name)) {
+            return Err(format!(
+                "{bad:?} cannot be a snapshot's name: letters, digits, `.`, `_` and `-`, not beginning with `.` or `-`"
+            ));
+        }
+        if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
+            return Err("one name is there twice".into());
+        }
+        if let Some(to) = &wanted.roll_to {
+            let [name] = &names[..] else {
+                return Err("one snapshot can be moved at a time: name it".into());
+            };
+            let to = look.resolve(to)?;
+            return self.roll(look, group, name, to, wanted);
+        }
+        let mut fresh = Vec::new();
+        let mut begun = Begun::default();
+        for (name, when) in &wanted.names {
+            match self.go_on_with(look, group, name, when.as_ref())? {
+                Some(started) => {
+                    begun.notes.push(format!(
+                        "{name} was begun before: what is there is kept after its digest is checked"
+                    ));
+                    begun.names.push(name.clone());
+                    begun.started.extend(started);
+                }
+                None => {
+                    let point = look.resolve(when.as_ref().unwrap_or(&When::Latest))?;
+                    fresh.push((name.clone(), point));
+                }
+            }
+        }
+        if let ([(name, point)], None) = (&fresh[..], &wanted.base)
+            && let Some(note) = self.take_over(look, group, name, point, wanted)?
+        {
+            begun.notes.push(note);
+            begun.names.push(name.clone());
+            begun.started = self.start(group, vec![name.clone()]);
+            return Ok(begun);
+        }
+        if !fresh.is_empty() {
+            self.make(look, group, &fresh, wanted, &mut begun)?;
+        }
+        Ok(begun)
+    }
+
+    /// A snapshot that was begun goes on. `None`: there is none.
+    fn go_on_with(
+        self: &Arc<Self>,
+        look: &Look,
+        group: &str,
+        name: &str,
+        when: Option<&When>,
+    ) -> Result<Option<Vec<String>>, String> {
+        let record = match self.lock().get(&key(group, name)) {
+            None => return Ok(None),
+            Some(entry) => entry.record.clone(),
+        };
+        if record.stage == Stage::Whole {
+            return Err(format!(
+                "there is a snapshot {name} already: move it with --roll-to, take it out with --remove, or choose \
+                 another name"
+            ));
+        }
+        if let Some(when) = when
+            && look.resolve(when)?.cut != record.aim().cut
+        {
+            return Err(format!(
+                "snapshot {name} was begun for another point, {}: leave --at out to go on with it, or remove it first",
+                look.moment(record.aim())
+            ));
+        }
+        let started = self.start(group, vec![name.to_owned()]);
+        if !started.is_empty() {
+            // Also after a kill.
+            let record = Record { paused: false, ..record };
+            self.save(name, &record).map_err(|e| format!("cannot write {name}'s record: {e}"))?;
+        }
+        Ok(Some(started))
+    }
+
+    fn make(
+        self: &Arc<Self>,
+        look: &Look,
+        group: &str,
+        fresh: &[(String, Point)],
+        wanted: &Wanted,
+        begun: &mut Begun,
+    ) -> Result<(), String> {
+        let history = &look.history;
+        let base = wanted.base.as_ref().map(|base| self.base(group, base)).transpose()?;
+        let count = self.lock().keys().filter(|(of, _)| of == group).count();
+        if count + fresh.len() > SNAPSHOTS_MAX {
+            return Err(format!(
+                "there are {SNAPSHOTS_MAX} snapshots of this group already: remove some"
+            ));
+        }
+        let now = clock::now().unix_ms;
+        // One may have disks that another has not: then each is made by itself.
+        let of = |(_, point): &(String, Point)| disks(look, point, false);
+        let are_alike = fresh.windows(2).all(|two| of(&two[0]) == of(&two[1]));
+        let can_share = fresh.len() > 1 && base.is_none() && are_alike;
+        let together = can_share.then(|| self.files.fresh_id());
+        let mut records = Vec::new();
+        let mut needed_bytes = 0;
+        for (name, point) in fresh {
+            let disks = disks(look, point, base.is_some());
+            if let Some((base, of)) = wanted.base.as_ref().zip(base.as_ref()) {
+                same_disks(&format!("snapshot {base}"), &of.disks, &disks)?;
+            }
+            needed_bytes += match &base {
+                Some(of) => self.difference_bytes(history, &of.point, point, &disks).unwrap_or(0),
+                None => content_bytes(history, point)?,
+            };
+            let record = Record {
+                format: FORMAT,
+                group: group.to_owned(),
+                stage: Stage::Making,
+                point: point.clone(),
+                target: None,
+                base: wanted.base.clone(),
+                base_point: base.as_ref().map(|of| of.point.clone()),
+                paused: false,
+                together,
+                pace: wanted.pace,
+                asked_at_unix_ms: now,
+                expires_at_unix_ms: wanted.expires_in_ms.map(|ms| now.saturating_add(ms)),
+                mixed: false,
+                members: history.manifest().writers.clone(),
+                disks,
+            };
+            records.push((name.clone(), record));
+        }
+        self.check_room(needed_bytes)?;
+        for (name, record) in records {
+            self.put_on_record(history, &name, record)?;
+            begun.names.push(name);
+        }
+        let names = fresh.iter().map(|(name, _)| name.clone());
+        if together.is_some() {
+            begun.notes.push("what they have in common is read once".into());
+            begun.started.extend(self.start(group, names.collect()));
+        } else {
+            names.for_each(|name| begun.started.extend(self.start(group, vec![name])));
+        }
+        Ok(())
+    }
+
+    /// Holds, then the record.
+    fn put_on_record(
+        &self,
+        history: &History<OpenFile>,
+        name: &str,
+        record: Record,
+    ) -> Result<(), String> {
+        let group = record.group.clone();
+        let mut entry = Entry::new(record);
+        hold(history, name, &mut entry)?;
+        let cannot = |e| format!("cannot make {}: {e}", self.path(&group, name).display());
+        self.files.create_dir(&Self::place(&group, name)).map_err(cannot)?;
+        let dirs = self.files.sync_dir(&group).and_then(|()| self.files.sync_dir(""));
+        dirs.and_then(|()| self.save(name, &entry.record)).map_err(cannot)?;
+        self.lock().insert(key(&group, name), entry);
+        Ok(())
+    }
+
+    fn roll(
+        self: &Arc<Self>,
+        look: &Look,
+        group: &str,
+        name: &str,
+        to: Point,
+        wanted: &Wanted,
+    ) -> Result<Begun, String> {
+        let mut record = {
+            let all = self.lock();
+            let Some(entry) = all.get(&key(group, name)) else {
+                return Err(unknown(&all, group, name));
+            };
+            let over = Self::over(&all, group, name);
+            if !over.is_empty() {
+                return Err(format!(
+                    "snapshot {name} is the base of {}, which would change with it: remove what is over it, or make \
+                     another snapshot",
+                    over.join(", ")
+                ));
+            }
+            if entry.job.is_some() {
+                return Err(format!(
+                    "snapshot {name} is being made, moved or read: wait, or see `snapshot --list`"
+                ));
+            }
+            entry.record.clone()
+        };
+        same_disks(
+            &format!("snapshot {name}"),
+            &record.disks,
+            &disks(look, &to, record.base.is_some()),
+        )?;
+        match record.stage {
+            Stage::Making => {
+                return Err(format!(
+                    "snapshot {name} is not made yet: go on with it, or remove it"
+                ));
+            }
+            Stage::Whole => {}
+            // On the way to there already.
+            Stage::Rolling if record.aim().cut == to.cut => {}
+            Stage::Rolling => record.mixed = true,
+        }
+        let needed = self.difference_bytes(&look.history, &record.point, &to, &record.disks);
+        self.check_room(needed.unwrap_or(0))?;
+        record.stage = Stage::Rolling;
+        record.target = Some(to);
+        record.paused = false;
+        record.pace = wanted.pace;
+        if name == SPECULATIVE {
+            record.asked_at_unix_ms = clock::now().unix_ms;
+        }
+        self.put_rolling(look, name, record)?;
+        let started = self.start(group, vec![name.to_owned()]);
+        Ok(Begun { names: vec![name.to_owned()], started, notes: Vec::new() })
+    }
+
+    fn put_rolling(&self, look: &Look, name: &str, mut record: Record) -> Result<(), String> {
+        record.disks.iter_mut().for_each(|disk| disk.digest = None);
+        let group = record.group.clone();
+        let mut entry = Entry::new(record);
+        hold(&look.history, name, &mut entry)?;
+        self.save(name, &entry.record).map_err(|e| format!("cannot write {name}'s record: {e}"))?;
+        self.lock().insert(key(&group, name), entry);
+        Ok(())
+    }
+
+    /// The snapshot that is kept near the present becomes the one that is asked for.
+    fn take_over(
+        self: &Arc<Self>,
+        look: &Look,
+        group: &str,
+        name: &str,
+        point: &Point,
+        wanted: &Wanted,
+    ) -> Result<Option<String>, String> {
+        let near = match self.lock().get(&key(group, SPECULATIVE)) {
+            Some(entry) if entry.record.stage == Stage::Whole && entry.job.is_none() => {
+                entry.record.clone()
+            }
+            _ => return Ok(None),
+        };
+        let was_at = look.moment(&near.point);
+        // Otherwise it is no nearer than the journal.
+        let Some(difference) =
+            self.difference_bytes(&look.history, &near.point, point, &near.disks)
+        else {
+            return Ok(None);
+        };
+        if same_disks("it", &near.disks, &disks(look, point, false)).is_err() {
+            return Ok(None);
+        }
+        self.check_room(difference)?;
+        let now = clock::now().unix_ms;
+        let record = Record {
+            stage: Stage::Rolling,
+            target: Some(point.clone()),
+            pace: wanted.pace,
+            asked_at_unix_ms: now,
+            expires_at_unix_ms: wanted.expires_in_ms.map(|ms| now.saturating_add(ms)),
+            ..near
+        };
+        self.put_rolling(look, SPECULATIVE, record)?;
+        let moved = self
+            .files
+            .rename(&Self::place(group, SPECULATIVE), &Self::place(group, name))
+            .and_then(|()| self.files.sync_dir(group));
+        moved.map_err(|e| format!("cannot give the speculative snapshot its name: {e}"))?;
+        {
+            let mut all = self.lock();
+            if let Some(entry) = all.remove(&key(group, SPECULATIVE)) {
+                all.insert(key(group, name), entry);
+            }
+        }
+        Ok(Some(format!(
+            "{name} was the speculative snapshot of {}: only {} have changed since",
+            was_at.time,
+            text::bytes(difference)
+        )))
+    }
+
+    fn base(&self, group: &str, base: &str) -> Result<Record, String> {
+        let all = self.lock();
+        match all.get(&key(group, base)) {
+            None => Err(unknown(&all, group, base)),
+            Some(entry) if entry.record.stage != Stage::Whole => {
+                Err(format!("snapshot {base} is not whole, so nothing can be based on it yet"))
+            }
+            Some(entry) => Ok(entry.record.clone()),
+        }
+    }
+
+    /// What records between two points have written at most; `None`: the journal does not have both.
+    fn difference_bytes(
+        &self,
+        history: &History<OpenFile>,
+        from: &Point,
+        to: &Point,
+        disks: &[DiskRecord],
+    ) -> Option<u64> {
+        let from = history.locate(from).ok()?;
+        let mut bytes = 0;
+        for disk in disks {
+            let changed = history.changed(&from, to, disk.key()).ok()?;
+            bytes += changed.map(|range| range.end - range.start).sum::<u64>();
+        }
+        Some(bytes)
+    }
+
+    /// A full disk stops replication, and a snapshot must not.
+    pub(super) fn check_room(&self, needed_bytes: u64) -> Result<(), String> {
+        let free = free_bytes(&self.dir)?;
+        if free < needed_bytes.saturating_add(SPARE_BYTES) {
+            return Err(format!(
+                "{} must be written, and {} has {} free, of which {} are left alone: make room, or set \
+                 server.snapshots_dir to another file system",
+                text::bytes(needed_bytes),
+                self.dir.display(),
+                text::bytes(free),
+                text::bytes(SPARE_BYTES)
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn free_bytes(dir: &Path) -> Result<u64, String> {
+    let room = rustix::fs::statvfs(dir)
+        .map_err(|e| format!("cannot see how much room {} has: {e}", dir.display()))?;
+    Ok(room.f_bavail.saturating_mul(room.f_frsize))
+}
+
+pub(super) fn key(group: &str, name: &str) -> Key {
+    (group.to_owned(), name.to_owned())
+}
+
+/// Holds the points that a snapshot needs. It cannot be without the one that it is to have; from the others only the
+/// difference is told.
+pub(super) fn hold(
+    history: &History<OpenFile>,
+    name: &str,
+    entry: &mut Entry,
+) -> Result<(), String> {
+    let why = format!("snapshot {name}");
+    let held = history.hold(entry.record.aim(), &why).map_err(|e| e.to_string())?;
+    entry.holds.push(held);
+    for point in entry.record.needs() {
+        let held = history.locate(point).and_then(|point| history.hold(&point, &why));
+        entry.holds.extend(held);
+    }
+    Ok(())
+}
+
+/// The disks that have a state at a point.
+fn disks(look: &Look, point: &Point, is_over: bool) -> Vec<DiskRecord> {
+    let format = if is_over { Format::Qcow2 } else { Format::Raw };
+    let suffix = if is_over { "qcow2" } else { "img" };
+    let disk = |(key, name, size_bytes): (crate::view::DiskKey, String, u64)| DiskRecord {
+        file: format!("{name}.{suffix}"),
+        name,
+        writer: key.writer,
+        disk: key.disk,
+        size_bytes,
+        format,
+        digest: None,
+    };
+    look.disks(point, point).into_iter().map(disk).collect()
+}
+
+fn same_disks(what: &str, ours: &[DiskRecord], theirs: &[DiskRecord]) -> Result<(), String> {
+    let told = |disks: &[DiskRecord]| -> Vec<String> {
+        disks.iter().map(|disk| format!("{} ({} bytes)", disk.name, disk.size_bytes)).collect()
+    };
+    let (ours, theirs) = (told(ours), told(theirs));
+    if ours == theirs {
+        return Ok(());
+    }
+    Err(format!(
+        "{what} has the disks {}, and at that point there are {}: make a snapshot of its own there",
+        ours.join(", "),
+        theirs.join(", ")
+    ))
+}
+
+/// What a full copy of all disks takes.
+fn content_bytes(history: &History<OpenFile>, point: &Point) -> Result<u64, String> {
+    let mut bytes = 0;
+    for view in history.open(point).map_err(|e| e.to_string())?.values() {
+        for block in 0..digest::blocks(view.size_bytes()) {
+            let described =
+                view.describe(digest::range(block, view.size_bytes()), |len, content| {
+                    bytes += if content == Content::Data { len } else { 0 };
+                    true
+                });
+            described.map_err(|e| e.to_string())?;
+        }
+    }
+    Ok(bytes)
+}

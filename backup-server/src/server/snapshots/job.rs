@@ -1,0 +1,505 @@
+//! Making and moving snapshots, each in a thread of its own.
+
+use super::ask::key;
+use super::{Key, Snapshots};
+use crate::history::{PastView, Point};
+use crate::server::clock;
+use crate::server::qemu::{self, QemuImage};
+use crate::server::travel;
+use crate::storage::files::OpenFile;
+use crate::storage::{self, Storage, StorageFile};
+use crate::travel::copy::{Copier, Copy, Image, Plan, Raw};
+use crate::travel::digest::{self, Table};
+use crate::travel::snapshot::{DiskRecord, Format, Record, SPECULATIVE, Stage};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Jobs that read and write at the same time; others wait.
+const WORKING_MAX: usize = 2;
+/// What is written between two syncs.
+const SYNC_BYTES: u64 = 256 << 20;
+/// How long a job sleeps before it looks whether it is to end.
+const NAP: Duration = Duration::from_millis(50);
+/// How often a group that does not answer is asked again.
+const TRIES: u32 = 30;
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A job under way.
+#[derive(Debug, Default)]
+pub struct Job {
+    pub(super) is_waiting: AtomicBool,
+    pub(super) done_bytes: AtomicU64,
+    pub(super) written_bytes: AtomicU64,
+    cancelled: AtomicBool,
+}
+
+impl Job {
+    pub(super) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until then, unless it is to end.
+    fn sleep_until(&self, when: Instant) -> Result<(), End> {
+        loop {
+            if self.is_cancelled() {
+                return Err(End::Cancelled);
+            }
+            let left = when.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(NAP));
+        }
+    }
+}
+
+/// Why a job ends before its end.
+enum End {
+    Cancelled,
+    /// It may be better in a moment.
+    Again(String),
+    Failed(String),
+}
+
+type Target = Copy<PastView<OpenFile>, Box<dyn Image + Send>, OpenFile>;
+
+impl Snapshots {
+    /// Starts what was begun and is not paused.
+    pub(super) fn go_on(self: &Arc<Self>) {
+        let mut together: BTreeMap<(String, u64), Vec<String>> = BTreeMap::new();
+        let mut alone = Vec::new();
+        for ((group, name), entry) in self.lock().iter() {
+            let record = &entry.record;
+            match (record.stage, record.together) {
+                (Stage::Whole, _) => {}
+                _ if record.paused => {}
+                (Stage::Making, Some(id)) => {
+                    together.entry((group.clone(), id)).or_default().push(name.clone());
+                }
+                _ => alone.push((group.clone(), vec![name.clone()])),
+            }
+        }
+        let together = together.into_iter().map(|((group, _), names)| (group, names));
+        for (group, names) in together.chain(alone) {
+            self.start(&group, names);
+        }
+    }
+
+    /// Starts a job for these, but for those that have one. Returns those that it is for.
+    pub(super) fn start(self: &Arc<Self>, group: &str, mut names: Vec<String>) -> Vec<String> {
+        let job = Arc::new(Job::default());
+        {
+            let mut all = self.lock();
+            names.retain(|name| {
+                let entry = all.get_mut(&key(group, name)).filter(|entry| entry.job.is_none());
+                entry.is_some_and(|entry| {
+                    entry.record.paused = false;
+                    entry.failed = None;
+                    entry.job = Some(Arc::clone(&job));
+                    true
+                })
+            });
+        }
+        if names.is_empty() {
+            return names;
+        }
+        let (this, of, started) = (Arc::clone(self), group.to_owned(), names.clone());
+        let run = move || this.run(&of, names, &job);
+        let thread = std::thread::Builder::new().name(format!("snapshot-{group}")).spawn(run);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => tracing::error!(group, "no thread for a snapshot: {error}"),
+        }
+        started
+    }
+
+    /// Ends a snapshot's job, if it has one, and waits until it has ended. It is gone on with when somebody asks.
+    pub fn pause(&self, group: &str, name: &str) {
+        let key = key(group, name);
+        let job = match self.lock().get_mut(&key) {
+            Some(entry) => {
+                entry.record.paused = entry.record.stage != Stage::Whole;
+                entry.job.clone()
+            }
+            None => return,
+        };
+        let Some(job) = job else { return };
+        job.cancel();
+        while self.lock().get(&key).is_some_and(|entry| entry.job.is_some()) {
+            std::thread::sleep(NAP);
+        }
+    }
+
+    fn run(self: &Arc<Self>, group: &str, names: Vec<String>, job: &Job) {
+        let mut tries = 0;
+        let ended = loop {
+            match self.work(group, &names, job) {
+                Err(End::Again(reason)) => {
+                    tries += 1;
+                    if tries == TRIES {
+                        break Err(End::Failed(reason));
+                    }
+                    if let Err(end) = job.sleep_until(Instant::now() + RETRY) {
+                        break Err(end);
+                    }
+                }
+                ended => break ended,
+            }
+        };
+        let stopping = self.stopping.load(Ordering::Acquire);
+        for name in &names {
+            let (record, holds) = {
+                let mut all = self.lock();
+                let Some(entry) = all.get_mut(&key(group, name)) else { continue };
+                entry.written_bytes = job.written_bytes.load(Ordering::Relaxed);
+                if let Err(End::Failed(reason)) = &ended {
+                    tracing::error!(group, snapshot = name, "not made: {reason}");
+                    entry.failed = Some(reason.clone());
+                }
+                // A command that served itself is over; a server that stops goes on when it starts.
+                entry.record.paused |= stopping && !self.goes_on;
+                let holds = match entry.record.stage {
+                    Stage::Whole => std::mem::take(&mut entry.holds),
+                    _ => Vec::new(),
+                };
+                (entry.record.clone(), holds)
+            };
+            if record.stage == Stage::Whole {
+                self.release(group, name);
+                tracing::info!(group, snapshot = name, "the snapshot is whole");
+            } else if let Err(error) = self.save(name, &record) {
+                tracing::warn!(group, snapshot = name, "its record: {error}");
+            }
+            drop(holds);
+            if let Some(entry) = self.lock().get_mut(&key(group, name)) {
+                entry.job = None;
+            }
+        }
+    }
+
+    /// Waits for its time and for others, and does it.
+    fn work(&self, group: &str, names: &[String], job: &Job) -> Result<(), End> {
+        job.is_waiting.store(true, Ordering::Relaxed);
+        let records = self.records(group, names);
+        let not_before =
+            records.iter().filter_map(|(_, record)| record.pace.not_before_unix_ms).max();
+        loop {
+            let wait_ms = not_before.unwrap_or(0).saturating_sub(clock::now().unix_ms);
+            if wait_ms == 0 {
+                break;
+            }
+            job.sleep_until(Instant::now() + Duration::from_millis(wait_ms.min(1000)))?;
+        }
+        let taken = |working: usize| (working < WORKING_MAX).then_some(working + 1);
+        while self.working.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).is_err() {
+            job.sleep_until(Instant::now() + NAP)?;
+        }
+        job.is_waiting.store(false, Ordering::Relaxed);
+        let done = self.copy_all(group, records, job);
+        self.working.fetch_sub(1, Ordering::AcqRel);
+        done
+    }
+
+    fn records(&self, group: &str, names: &[String]) -> Vec<(String, Record)> {
+        let all = self.lock();
+        let record =
+            |name: &String| Some((name.clone(), all.get(&key(group, name))?.record.clone()));
+        let mut records: Vec<_> = names.iter().filter_map(record).collect();
+        drop(all);
+        // In order of time: each is derived from the one before.
+        records.sort_by_key(|(_, record)| record.aim().hlc);
+        records
+    }
+
+    fn copy_all(
+        &self,
+        group: &str,
+        mut records: Vec<(String, Record)>,
+        job: &Job,
+    ) -> Result<(), End> {
+        let look =
+            self.runtime.block_on(travel::look(&self.registry, group)).map_err(End::Again)?;
+        let lost = |name: &str, e: &dyn std::fmt::Display| {
+            End::Failed(format!(
+                "the point of snapshot {name} is lost: {e}. Remove the snapshot, or move one that was whole with \
+                 --roll-to"
+            ))
+        };
+        let mut plans = Vec::new();
+        let mut previous: Option<Point> = None;
+        for (name, record) in &records {
+            let aim = look.history.locate(record.aim()).map_err(|e| lost(name, &e))?;
+            let views = look.history.open(&aim).map_err(|e| lost(name, &e))?;
+            let mut of_disks = BTreeMap::new();
+            for disk in &record.disks {
+                let changed = |from: &Point| -> Option<Vec<Range<u64>>> {
+                    let from = look.history.locate(from).ok()?;
+                    Some(look.history.changed(&from, &aim, disk.key()).ok()?.collect())
+                };
+                let from = match record.stage {
+                    Stage::Rolling if !record.mixed => Some(&record.point),
+                    Stage::Rolling => None,
+                    _ => record.base_point.as_ref(),
+                };
+                let plan = match (record.stage, &record.base) {
+                    (Stage::Making, None) => Plan::Fill {
+                        is_new: false,
+                        unlike_previous: previous.as_ref().and_then(changed),
+                    },
+                    _ => from.and_then(changed).map_or(Plan::Compare, Plan::Change),
+                };
+                let view = views.get(&disk.key()).cloned();
+                let view = view.ok_or_else(|| lost(name, &"it has other disks there"))?;
+                of_disks.insert(disk.name.clone(), (view, plan));
+            }
+            previous = Some(aim);
+            plans.push(of_disks);
+        }
+        // Views hold what is read; the images may move otherwise.
+        drop(look);
+        let pace = Pacer::new(&records, job);
+        let disks: Vec<String> = records.first().map_or(Vec::new(), |(_, record)| {
+            record.disks.iter().map(|disk| disk.name.clone()).collect()
+        });
+        for name in disks {
+            let mut copies = Vec::new();
+            let mut files = Vec::new();
+            for ((snapshot, record), of_disks) in records.iter().zip(&mut plans) {
+                let Some((view, plan)) = of_disks.remove(&name) else { continue };
+                let Some(disk) = record.disks.iter().find(|disk| disk.name == name) else {
+                    continue;
+                };
+                let of = self
+                    .target(snapshot, record, disk, view, plan)
+                    .map_err(|e| self.explain(&e))?;
+                files.push(self.path(group, snapshot).join(&disk.file));
+                copies.push(of);
+            }
+            self.copy_disk(&name, copies, &files, &mut records, &pace)?;
+        }
+        for (name, record) in &mut records {
+            self.finish(name, record).map_err(|e| self.explain(&e))?;
+        }
+        Ok(())
+    }
+
+    fn copy_disk(
+        &self,
+        name: &str,
+        copies: Vec<Target>,
+        files: &[PathBuf],
+        records: &mut [(String, Record)],
+        pace: &Pacer<'_>,
+    ) -> Result<(), End> {
+        let views: Vec<_> = copies.iter().map(|copy| copy.disk.clone()).collect();
+        let mut copier = Copier::new(copies);
+        let mut synced_bytes = 0;
+        let ended = |error: io::Error| match views.iter().any(PastView::is_revoked) {
+            true => End::Again(error.to_string()),
+            false => self.explain(&error),
+        };
+        let before = pace.written();
+        while let Some(bytes) = copier.step().map_err(ended)? {
+            let done = copier.done();
+            pace.step(bytes, before, &done)?;
+            if done.written_bytes > synced_bytes + SYNC_BYTES {
+                copier.sync().map_err(ended)?;
+                synced_bytes = done.written_bytes;
+                self.check_room(0).map_err(End::Failed)?;
+            }
+        }
+        copier.sync().map_err(ended)?;
+        for ((copy, file), (_, record)) in copier.end().into_iter().zip(files).zip(records) {
+            // QEMU writes the last of its metadata when it closes the image.
+            drop(copy.image);
+            std::fs::File::open(file)
+                .and_then(|file| file.sync_all())
+                .map_err(|e| self.explain(&e))?;
+            let whole = copy.digests.whole().map_err(|e| self.explain(&e))?;
+            for disk in record.disks.iter_mut().filter(|disk| disk.name == name) {
+                disk.digest = Some(digest::hex(&whole));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens an image, which is made if it is not there.
+    fn target(
+        &self,
+        name: &str,
+        record: &Record,
+        disk: &DiskRecord,
+        view: PastView<OpenFile>,
+        plan: Plan,
+    ) -> io::Result<Target> {
+        let place = Self::place(&record.group, name);
+        let open = |file: &str| {
+            let path = storage::join(&place, file);
+            match self.files.open(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    self.files.create(&path).map(|file| (file, true))
+                }
+                file => file.map(|file| (file, false)),
+            }
+        };
+        let path = self.path(&record.group, name).join(&disk.file);
+        let (image, digests, is_new): (Box<dyn Image + Send>, _, _) = match disk.format {
+            Format::Raw => {
+                let (file, is_new) = open(&disk.file)?;
+                if file.size_bytes()? != disk.size_bytes {
+                    file.set_size(disk.size_bytes)?;
+                }
+                (
+                    Box::new(Raw(file)),
+                    Table::open(open(&disk.digests())?.0, disk.size_bytes)?,
+                    is_new,
+                )
+            }
+            Format::Qcow2 => {
+                let digests = self.overlay(name, record, disk, &path)?;
+                let image = QemuImage::open(&path, disk.format.word(), false, &self.sockets()?)?;
+                (Box::new(image), digests, false)
+            }
+        };
+        self.files.sync_dir(&place)?;
+        let plan = match plan {
+            Plan::Fill { unlike_previous, .. } => Plan::Fill { is_new, unlike_previous },
+            plan => plan,
+        };
+        Ok(Copy { disk: view, image, digests, plan })
+    }
+
+    /// Makes an image over the base's, if it is not there, and its digests, which are those of the base to begin with.
+    fn overlay(
+        &self,
+        name: &str,
+        record: &Record,
+        disk: &DiskRecord,
+        path: &Path,
+    ) -> io::Result<Table<OpenFile>> {
+        let base = record.base.as_deref().unwrap_or_default();
+        let entry = self.lock().get(&key(&record.group, base)).map(|entry| entry.record.clone());
+        let of = entry.as_ref().and_then(|of| of.disks.iter().find(|of| of.name == disk.name));
+        let of =
+            of.ok_or_else(|| io::Error::other(format!("its base {base} is not there any more")))?;
+        let digests = storage::join(&Self::place(&record.group, name), &disk.digests());
+        match self.files.open(&digests) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            file => return Table::open(file?, disk.size_bytes),
+        }
+        // The table comes last: without it all is made anew.
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let backing = Path::new("..").join(base).join(&of.file);
+        qemu::create(path, disk.size_bytes, Some((&backing, of.format.word())))?;
+        std::fs::File::open(path)?.sync_all()?;
+        let theirs = storage::join(&Self::place(&record.group, base), &of.digests());
+        let theirs = Table::open(self.files.open(&theirs)?, disk.size_bytes)?;
+        let unfinished = format!("{digests}.new");
+        match self.files.remove(&unfinished) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let table = Table::open(self.files.create(&unfinished)?, disk.size_bytes)?;
+        table.copy(&theirs)?;
+        table.sync()?;
+        self.files.rename(&unfinished, &digests)?;
+        Ok(table)
+    }
+
+    /// All images are durable: says so on record.
+    fn finish(&self, name: &str, record: &mut Record) -> io::Result<()> {
+        self.files.sync_dir(&Self::place(&record.group, name))?;
+        if let Some(target) = record.target.take() {
+            record.point = target;
+        }
+        record.stage = Stage::Whole;
+        (record.mixed, record.paused, record.together) = (false, false, None);
+        self.save(name, record)?;
+        if let Some(entry) = self.lock().get_mut::<Key>(&key(&record.group, name)) {
+            entry.record = record.clone();
+        }
+        Ok(())
+    }
+
+    /// Where sockets of `qemu-nbd` are made.
+    pub(super) fn sockets(&self) -> io::Result<PathBuf> {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = self.registry.config().exports_dir.join("@images");
+        std::fs::create_dir_all(&dir)?;
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
+        Ok(dir)
+    }
+
+    fn explain(&self, error: &io::Error) -> End {
+        if storage::is_full(error) {
+            return End::Failed(format!(
+                "the file system of {} is full: make room and ask for the snapshot again, what is there is kept",
+                self.dir.display()
+            ));
+        }
+        End::Failed(error.to_string())
+    }
+}
+
+/// Slows a job down to what was asked for.
+struct Pacer<'a> {
+    job: &'a Job,
+    since: Instant,
+    rate_bytes_s: Option<u64>,
+    over: Option<Duration>,
+    all_bytes: u64,
+}
+
+impl<'a> Pacer<'a> {
+    fn new(records: &[(String, Record)], job: &'a Job) -> Self {
+        let paces = || records.iter().map(|(_, record)| record.pace);
+        let disks = records.first().map_or(&[][..], |(_, record)| &record.disks[..]);
+        job.done_bytes.store(0, Ordering::Relaxed);
+        Self {
+            job,
+            since: Instant::now(),
+            rate_bytes_s: paces().filter_map(|pace| pace.rate_bytes_s).min(),
+            over: paces().filter_map(|pace| pace.over_ms).max().map(Duration::from_millis),
+            all_bytes: disks.iter().map(|disk| disk.size_bytes).sum(),
+        }
+    }
+
+    fn written(&self) -> u64 {
+        self.job.written_bytes.load(Ordering::Relaxed)
+    }
+
+    /// So many bytes of the disks were looked at.
+    fn step(&self, bytes: u64, before: u64, done: &crate::travel::copy::Done) -> Result<(), End> {
+        let looked_at = self.job.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.job.written_bytes.store(before + done.written_bytes, Ordering::Relaxed);
+        let mut until = self.since;
+        if let Some(over) = self.over {
+            until = self.since + over.mul_f64(looked_at as f64 / self.all_bytes.max(1) as f64);
+        }
+        if let Some(rate) = self.rate_bytes_s {
+            let moved = before + done.written_bytes.max(done.read_bytes);
+            until =
+                until.max(self.since + Duration::from_secs_f64(moved as f64 / rate.max(1) as f64));
+        }
+        self.job.sleep_until(until)
+    }
+}
+
+/// Whether a name is the server's own.
+pub(super) fn is_speculative(name: &str) -> bool {
+    name == SPECULATIVE
+}
