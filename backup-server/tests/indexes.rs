@@ -81,8 +81,9 @@ async fn killed_between_seal_and_index_and_whatever_is_lost_of_them_the_past_is_
     }
     let sealed = || files(dir.path(), ".seg").len() - 1;
     wait_until("all sealed segments get an index", || files(dir.path(), ".idx").len() >= sealed());
-    let left_over = files(dir.path(), ".new");
-    assert!(sealed() > 10 && left_over.is_empty(), "{} sealed, {left_over:?}", sealed());
+    // A map may be in the making; what the kills have left is not made any more.
+    wait_until("nothing half made is left", || files(dir.path(), ".new").is_empty());
+    assert!(sealed() > 10, "{} sealed", sealed());
     for at in [1, 2, 800, 1990, last - 1, last] {
         assert!(exported(&config, at, dir.path()) == disk_after(at), "{at}");
     }

@@ -46,8 +46,12 @@ def test_it_has_what_was_written_before_it_and_nothing_else_also_over_an_outage(
     guest.write(0, BEFORE)
     late = bookmark(pair, "never", "--timeout", "100ms")
     assert late.returncode == REFUSED and "the backup is not connected" in late.stderr, late
-    waiting = subprocess.Popen(command(pair, "deploy", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until("it says what it waits for", lambda: "waiting: the backup is not connected" in waiting.stderr.readline(), 30)
+    waiting = subprocess.Popen(
+        command(pair, "deploy", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(
+        "it says what it waits for", lambda: "waiting: the backup is not connected" in waiting.stderr.readline(), 30
+    )
     pair.start_backup()
     said, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == DONE
@@ -89,7 +93,9 @@ def test_a_name_that_is_taken_stays_where_it_is_unless_it_is_moved_by_who_has_se
     assert first_block_at(pair, "clean") == BEFORE
     assert bookmark(pair, "deploy", "--move", "--expires", "1h").returncode == DONE
     assert first_block_at(pair, "deploy") == AFTER
-    marks = {mark["name"]: mark for mark in json.loads(pair.backup_command("bookmark", GROUP, "--list", "--json"))["marks"]}
+    marks = {
+        mark["name"]: mark for mark in json.loads(pair.backup_command("bookmark", GROUP, "--list", "--json"))["marks"]
+    }
     assert marks["deploy"]["host"] and marks["deploy"]["expires_at_unix_ms"], marks
     assert "host" not in marks["clean"], marks
     guest.close()

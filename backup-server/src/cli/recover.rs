@@ -47,6 +47,7 @@ async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<Exported
     };
     let mut call = client.call(&request).await?;
     let mut bar: Option<ProgressBar> = None;
+    let mut said_room = false;
     loop {
         match call.next().await? {
             Reply::Waiting { remaining_ms } => {
@@ -62,6 +63,11 @@ async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<Exported
                 bar.set_length(bar.length().unwrap_or(0).max(remaining_ms));
                 bar.set_position(bar.length().unwrap_or(0) - remaining_ms);
                 bar.set_message(format!("{:.1} s", remaining_ms as f64 / 1e3));
+            }
+            Reply::NoRoom { reason } => {
+                if !std::mem::replace(&mut said_room, true) {
+                    eprintln!("{reason}. It goes on as soon as there is room");
+                }
             }
             Reply::Recovered { recovery, disks } => {
                 if let Some(bar) = bar {

@@ -93,6 +93,9 @@ pub enum RecoverError {
     /// The recovery cannot be put on record.
     #[error("the recovery cannot be put on record: {0}")]
     Journal(String),
+    /// It cannot for now: asked again, it goes on when there is room.
+    #[error("the recovery cannot be put on record: {0}")]
+    NoRoom(String),
     /// The group does not work.
     #[error(transparent)]
     Group(#[from] GroupError),
@@ -303,9 +306,12 @@ impl<S: Storage> Group<S> {
     }
 
     pub(super) fn check_journal(&self) -> Result<(), RecoverError> {
+        if let Some(reason) = self.broken.clone() {
+            return Err(RecoverError::Journal(reason));
+        }
         let stuck = self.journal.staged_bytes() > 0;
-        match self.broken.clone().or_else(|| stuck.then(|| self.stall_reason()).flatten()) {
-            Some(reason) => Err(RecoverError::Journal(reason)),
+        match self.stall_reason().filter(|_| stuck) {
+            Some(reason) => Err(RecoverError::NoRoom(reason)),
             None => Ok(()),
         }
     }

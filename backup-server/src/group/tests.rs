@@ -507,6 +507,23 @@ fn at_the_limit_of_unfolded_bytes_the_group_stalls_and_comes_back() {
 }
 
 #[test]
+fn a_recovery_without_room_is_on_record_when_there_is() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    for _ in 0..2 {
+        let error = group.recover(at_ms(0), true).unwrap_err();
+        assert!(matches!(error, RecoverError::NoRoom(_)), "{error}");
+        assert_eq!(group.recovery(), None, "nothing is told before it is durable");
+    }
+    disk.set_faults(Faults::default());
+    group.retry();
+    let recovery = group.recover(at_ms(0), true).unwrap();
+    assert_eq!(recovery.epoch, Epoch(2), "it is begun once");
+    assert_eq!(reopen(&disk.crash(&mut || false)).recovery(), Some(recovery));
+}
+
+#[test]
 fn a_full_disk_stalls_and_nothing_is_lost_or_doubled() {
     for room in (0..4000).step_by(61) {
         let disk = Memory::new();

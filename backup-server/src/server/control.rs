@@ -3,7 +3,7 @@
 //! | request | replies |
 //! |---|---|
 //! | `{"do": "status"}` | `{"is": "status", "server": ..., "groups": [...]}` |
-//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false}` (the last two may be left out) | `{"is": "waiting", "remaining_ms": n}` ..., then `{"is": "recovered", ...}` |
+//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false}` (the last two may be left out) | `{"is": "waiting", "remaining_ms": n}` or `{"is": "noroom", "reason": "..."}` ..., then `{"is": "recovered", ...}` |
 //! | `{"do": "damaged", "group": G}`, with `"check": true` or `"forget": SEGMENT` | `{"is": "damaged", "segments": [...], "latest": [...]}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
@@ -256,6 +256,11 @@ pub enum Reply {
     Waiting {
         /// For so long.
         remaining_ms: u64,
+    },
+    /// A recovery waits for room at the backup.
+    NoRoom {
+        /// For people.
+        reason: String,
     },
     /// The group is recovered.
     Recovered {
@@ -611,6 +616,12 @@ async fn recover(
                 // Fails when the command line is gone: then nobody wants it any more.
                 reply(writer, &Reply::Waiting { remaining_ms }).await?;
                 sleep(COUNTDOWN.min(Duration::from_millis(remaining_ms))).await;
+                continue;
+            }
+            // The journal may be making room by itself, by shortening the window.
+            Ok(Err(error @ RecoverError::NoRoom(_))) => {
+                reply(writer, &Reply::NoRoom { reason: error.to_string() }).await?;
+                sleep(COUNTDOWN).await;
                 continue;
             }
             Ok(Err(error)) => return Ok(Reply::Error { reason: error.to_string() }),
