@@ -125,7 +125,7 @@ fn known_seed(name: &str) -> u64 {
         "rebuilt-next-to-pending" => 22,
         "ack-over-gap" | "hlc-goes-back" => 30,
         "removed-holds-watermark" => 80,
-        "floor-not-awaited" => 379,
+        "floor-not-awaited" => 1102,
         "newcomer-not-waited-for" => 250,
         _ => 1,
     }
@@ -225,8 +225,8 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("lease-ignored", Checker::Lease, 1, &[Checker::Fence, Checker::OutputCommit]),
         ("one-too-early", Checker::OutputCommit, 48, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::OutputCommit, 22, &[Checker::Closed]),
-        ("floor-not-awaited", Checker::OutputCommit, 379, &[Checker::Closed, Checker::Degraded]),
-        ("times-alone", Checker::Past, 217, &[Checker::Closed]),
+        ("floor-not-awaited", Checker::OutputCommit, 1102, &[Checker::Closed, Checker::Degraded]),
+        ("times-alone", Checker::Past, 225, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
             Checker::Watermark,
