@@ -52,8 +52,7 @@ def test_what_differs_is_found_while_the_guest_writes_and_repaired_on_command(ru
     oracle = Oracle(WRITTEN_MIB * MIB)
     load = pair.load(oracle, "verify", depth=32)
     for _ in range(3):
-        replies = load.replies
-        wait_until("the guest writes", lambda: load.replies > replies, 60)
+        wait_until("the guest writes", lambda before=load.replies: load.replies > before, 60)
         done = verify(pair)
         assert (done.returncode, done.stderr) == (EQUAL, ""), done
         assert "equal, 64 MiB compared" in done.stdout

@@ -4,59 +4,20 @@ while the primary goes on (DESIGN rules 5 and 7).
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 
 import pytest
+from shop import COUNT, ROWS, Backup, open_shop, orders
 
-from tidelock_testbed.bench.postgres import database_disk
-from tidelock_testbed.pair import DISK, GROUP, MEMBER, Options, Pair
-from tidelock_testbed.paths import BIN
-from tidelock_testbed.sqlalone import SqlAlone
-
-DATABASE_MIB = 160
-ROWS = 300
-COUNT = "SELECT count(*) AS orders FROM orders;\n"
-
-
-class Backup:
-    """The command line of a pair's backup."""
-
-    def __init__(self, pair: Pair):
-        self.pair = pair
-
-    def json(self, *words: object) -> dict:
-        """What a command says to programs."""
-        return json.loads(self.pair.backup_command(*words, "--json"))
-
-    def bisect(self, *words: object, env: dict[str, str]) -> dict:
-        """The search, to its end."""
-        argv = [BIN / "tidelock-backup", "--config", self.pair.backup_config, "bisect", GROUP, "--json", *words]
-        done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+from tidelock_testbed.pair import DISK, GROUP, MEMBER
 
 
 @pytest.fixture
 def shop(run, image):
-    """A pair whose guest's disk has a database with orders."""
-    disk = database_disk(run, image, run.directory / "database.img", DATABASE_MIB)
-    pair = Pair(run, Options(disk=disk, window="1h"))
-    pair.start()
-    database = SqlAlone(image.root, run.directory / "sql")
-    primary = f"nbd+unix:///{DISK}?socket={pair.socket}"
-    rows = f"INSERT INTO orders SELECT n, repeat('x', 200) FROM generate_series(1, {ROWS}) n;\n"
-    database.run(primary, "CREATE TABLE orders (id int, what text);\n" + rows + "CHECKPOINT;\n")
+    """A pair whose guest's disk has a database with orders, all of them at the backup."""
+    pair, database, primary = open_shop(run, image)
     pair.wait_settled()
     return pair, database, primary
-
-
-def orders(said: str) -> int | None:
-    """How many orders there are; None: there is no such table."""
-    if 'relation "orders" does not exist' in said:
-        return None
-    return int(said.split('orders = "')[1].split('"')[0])
 
 
 def test_a_dropped_table_is_found_by_asking_postgresql_on_views(run, shop):

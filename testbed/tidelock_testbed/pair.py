@@ -54,6 +54,8 @@ class Options:
     """Keys of `[group.verify]`, inline."""
     window: str = ""
     """Of the past that the backup keeps, if any."""
+    backup_more: str = ""
+    """More of the backup's configuration."""
     backup_tmpfs_mib: int = 0
     """The backup's data on a file system of this size, in a mount namespace of its own; 0: an ordinary directory."""
 
@@ -114,6 +116,7 @@ class Pair:
             f'control = "{self.run.sockets / "backup.sock"}"\nexports_dir = "{self.run.sockets / "exports"}"\n'
             + self.backup_tls.toml()
             + (f'[retention]\nwindow = "{self.options.window}"\n' if self.options.window else "")
+            + self.options.backup_more
         )
 
     # The backup server.
