@@ -2,28 +2,11 @@
 
 mod common;
 
-use common::{
-    DISK_BYTES, Host, Process, cli, cli_json, config, copy_done, disk_after, has, record,
-};
+use common::{DISK_BYTES, WINDOW, cli_json, config, disk_after, has, record, replicated};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use tidelock_protocol::message::LastRun;
-use tokio::net::TcpStream;
-
-const WINDOW: &str = "[retention]\nwindow = \"1h\"\n";
-
-async fn replicated(config: &Path, to: u64) -> (Process, Host<TcpStream>) {
-    let server = Process::start(config);
-    let (mut host, _) = Host::attached(server.address, 1, LastRun::Unknown).await;
-    host.record(&copy_done(1)).await.unwrap();
-    for seq in 2..=to {
-        host.record(&record(seq)).await.unwrap();
-    }
-    host.durable(to).await;
-    (server, host)
-}
 
 fn tools() -> bool {
     ["qemu-img", "qemu-nbd", "setpriv"].into_iter().all(has)
@@ -36,9 +19,7 @@ fn export(config: &Path, out: &Path, args: &[&str]) -> Value {
 
 fn refused(config: &Path, out: &Path, args: &[&str]) -> String {
     let words = ["export", "shop", "db.root", out.to_str().unwrap()];
-    let output = cli(config, &[&words, args].concat());
-    assert!(!output.status.success(), "{args:?}: {output:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    common::refused(config, &[&words, args].concat())
 }
 
 /// As QEMU reads it, with all that is below it.

@@ -2,25 +2,14 @@
 
 mod common;
 
-use common::{HANG, Host, Process, cli, cli_json, config, copy_done, disk_after, has, record};
+use common::{HANG, Host, Process, cli, cli_json, config, copy_done, disk_after, has, send};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::LastRun;
-use tokio::net::TcpStream;
 
 /// A past, in small segments.
 const SMALL: &str = "[journal]\nsegment = \"1MiB\"\n[retention]\nwindow = \"1h\"\n";
-
-/// In batches that are smaller than a segment.
-async fn send(host: &mut Host<TcpStream>, from: u64, to: u64) {
-    for seq in from..=to {
-        host.record(&record(seq)).await.unwrap();
-        if seq % 150 == 0 || seq == to {
-            host.durable(seq).await;
-        }
-    }
-}
 
 fn exported(config: &Path, at: u64, dir: &Path) -> Vec<u8> {
     let image = dir.join("exported.img");

@@ -3,7 +3,8 @@
 mod common;
 
 use common::{
-    DISK_BYTES, HANG, Host, Process, cli, cli_json, config, copy_done, disk_after, has, record,
+    DISK_BYTES, HANG, Host, Process, WINDOW, at, cli, cli_json, config, disk_after, has, record,
+    refused, replicated, send,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -13,43 +14,15 @@ use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::LastRun;
 use tokio::net::TcpStream;
 
-/// Further configuration: a past.
-const WINDOW: &str = "[retention]\nwindow = \"1h\"\n";
 /// Folds as soon as there is a MiB, and keeps no window.
 const NO_WINDOW: &str =
     "[journal]\nsegment = \"1MiB\"\nfold_min = \"1MiB\"\n[retention]\nwindow = \"0s\"\n";
-
-/// Seq and time are the same number.
-fn at(seq: u64) -> String {
-    format!("hlc:{seq}.0")
-}
-
-async fn replicated(config: &Path, to: u64) -> (Process, Host<TcpStream>) {
-    let server = Process::start(config);
-    let (mut host, _) = Host::attached(server.address, 1, LastRun::Unknown).await;
-    host.record(&copy_done(1)).await.unwrap();
-    send(&mut host, 2, to).await;
-    (server, host)
-}
-
-async fn send(host: &mut Host<TcpStream>, from: u64, to: u64) {
-    for seq in from..=to {
-        host.record(&record(seq)).await.unwrap();
-    }
-    host.durable(to).await;
-}
 
 async fn again(config: &Path, next: u64) -> (Process, Host<TcpStream>) {
     let server = Process::start(config);
     let continues = LastRun::Continues { from: Seq(next) };
     let (host, _) = Host::attached(server.address, 1, continues).await;
     (server, host)
-}
-
-fn refused(config: &Path, args: &[&str]) -> String {
-    let output = cli(config, args);
-    assert!(!output.status.success(), "{args:?}: {output:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn snapshot(config: &Path, args: &[&str]) -> Value {

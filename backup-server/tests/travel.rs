@@ -2,7 +2,10 @@
 
 mod common;
 
-use common::{Host, Process, cli, cli_json, config, copy_done, disk_after, has, record};
+use common::{
+    Host, Process, WINDOW, at, cli, cli_json, config, copy_done, disk_after, has, record, refused,
+    replicated, send,
+};
 use serde_json::Value;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -10,35 +13,6 @@ use std::process::{Child, Command, Stdio};
 use tidelock_protocol::message::LastRun;
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tokio::net::TcpStream;
-
-/// Further configuration: a past.
-const WINDOW: &str = "[retention]\nwindow = \"1h\"\n";
-
-/// Records are a millisecond apart, from the beginning of 1970 on: seq and time are the same number.
-fn at(seq: u64) -> String {
-    format!("hlc:{seq}.0")
-}
-
-async fn replicated(config: &Path, to: u64) -> (Process, Host<TcpStream>) {
-    let server = Process::start(config);
-    let (mut host, _) = Host::attached(server.address, 1, LastRun::Unknown).await;
-    host.record(&copy_done(1)).await.unwrap();
-    send(&mut host, 2, to).await;
-    (server, host)
-}
-
-async fn send(host: &mut Host<TcpStream>, from: u64, to: u64) {
-    for seq in from..=to {
-        host.record(&record(seq)).await.unwrap();
-    }
-    host.durable(to).await;
-}
-
-fn refused(config: &Path, args: &[&str]) -> String {
-    let output = cli(config, args);
-    assert!(!output.status.success(), "{args:?}: {output:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 /// What an NBD client reads from a disk of a view.
 fn copied(view: &Value, dir: &Path) -> Vec<u8> {

@@ -54,11 +54,10 @@ impl<S: Storage> Group<S> {
         waiting.retain(|covering| links.contains(&covering.link));
         let mut covered = Vec::new();
         waiting.retain(|covering| {
-            let (all, without) = match self.written_by_all(&covering.answers) {
-                Some((all, without)) if self.committed().covers(&all) => (all, without),
+            let without = match self.written_by_all(&covering.answers) {
+                Some((all, without)) if self.committed().covers(&all) => without,
                 _ => return true,
             };
-            tracing::debug!(%all, "covered");
             covered.push(Covered { id: covering.id, without });
             false
         });

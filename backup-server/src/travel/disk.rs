@@ -74,3 +74,35 @@ impl<F: StorageFile + Send + Sync> Disk for PastView<F> {
         PastView::describe(self, range, f)
     }
 }
+
+/// A disk that is an array, for tests.
+#[cfg(test)]
+#[derive(Clone, Debug)]
+pub(super) struct Plain(pub(super) Vec<u8>);
+
+#[cfg(test)]
+impl Disk for Plain {
+    fn size_bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        buf.copy_from_slice(&self.0[offset as usize..offset as usize + buf.len()]);
+        Ok(())
+    }
+
+    fn describe(
+        &self,
+        range: Range<u64>,
+        f: &mut dyn FnMut(u64, Content) -> bool,
+    ) -> io::Result<()> {
+        let bytes = &self.0[range.start as usize..range.end as usize];
+        for run in bytes.chunk_by(|a, b| (*a == 0) == (*b == 0)) {
+            let content = if run[0] == 0 { Content::Zero } else { Content::Data };
+            if !f(run.len() as u64, content) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -258,39 +258,11 @@ pub fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::travel::disk::Plain;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::Epoch;
-
-    #[derive(Clone, Debug)]
-    struct Plain(Vec<u8>);
-
-    impl Disk for Plain {
-        fn size_bytes(&self) -> u64 {
-            self.0.len() as u64
-        }
-
-        fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-            buf.copy_from_slice(&self.0[offset as usize..offset as usize + buf.len()]);
-            Ok(())
-        }
-
-        fn describe(
-            &self,
-            range: Range<u64>,
-            f: &mut dyn FnMut(u64, Content) -> bool,
-        ) -> io::Result<()> {
-            let bytes = &self.0[range.start as usize..range.end as usize];
-            for run in bytes.chunk_by(|a, b| (*a == 0) == (*b == 0)) {
-                let content = if run[0] == 0 { Content::Zero } else { Content::Data };
-                if !f(run.len() as u64, content) {
-                    break;
-                }
-            }
-            Ok(())
-        }
-    }
 
     fn moment(seq: u64) -> Moment {
         let (hlc_raw, epoch) = (Hlc::new(seq, 0), Epoch(1));

@@ -104,6 +104,40 @@ pub fn cli_json(config: &Path, args: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
 }
 
+/// Runs a command that must fail. Returns what it says.
+pub fn refused(config: &Path, args: &[&str]) -> String {
+    let output = cli(config, args);
+    assert!(!output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Further configuration: a past.
+pub const WINDOW: &str = "[retention]\nwindow = \"1h\"\n";
+
+/// Records are a millisecond apart, from the beginning of 1970 on: seq and time are the same number.
+pub fn at(seq: u64) -> String {
+    format!("hlc:{seq}.0")
+}
+
+/// A server, and a host that has sent it records up to this one.
+pub async fn replicated(config: &Path, to: u64) -> (Process, Host<TcpStream>) {
+    let server = Process::start(config);
+    let (mut host, _) = Host::attached(server.address, 1, LastRun::Unknown).await;
+    host.record(&copy_done(1)).await.unwrap();
+    send(&mut host, 2, to).await;
+    (server, host)
+}
+
+/// Sends records, in batches that are smaller than the smallest segment here, until they are durable.
+pub async fn send(host: &mut Host<TcpStream>, from: u64, to: u64) {
+    for seq in from..=to {
+        host.record(&record(seq)).await.unwrap();
+        if seq % 150 == 0 || seq == to {
+            host.durable(seq).await;
+        }
+    }
+}
+
 /// Whether a program is there; says so if not, and the test ends without a result.
 pub fn has(program: &str) -> bool {
     let found = std::env::var_os("PATH")

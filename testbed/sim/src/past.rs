@@ -228,6 +228,21 @@ impl World {
         Ok(())
     }
 
+    /// What a member's disks were at a point, by the oracle's own replay; `None`: they had no state.
+    pub(crate) fn disks_at(&mut self, vm: usize, point: &Point) -> Checked<Option<Vec<Vec<u8>>>> {
+        let plan = &self.plan.vms[vm];
+        let writer = WriterId(plan.writer);
+        if !point.writers.contains(&writer) {
+            return Ok(None);
+        }
+        let seq = point.cut.get(writer);
+        let recovered = self.backup.groups[plan.group].recovered.as_ref();
+        match recovered.filter(|of| of.epoch == point.epoch) {
+            Some(of) => Ok(Some(of.images(usize::from(writer.0), seq))),
+            None => Ok(Some(self.vms[vm].oracle.state_at(seq)?)),
+        }
+    }
+
     /// The disks of a point, byte by byte.
     fn check_views(
         &mut self,
@@ -238,15 +253,7 @@ impl World {
         let Asked { time, point } = asked;
         for vm in self.plan.groups[group].vms.clone() {
             let writer = WriterId(self.plan.vms[vm].writer);
-            if !point.writers.contains(&writer) {
-                continue;
-            }
-            let seq = point.cut.get(writer);
-            let recovered = self.backup.groups[group].recovered.as_ref();
-            let expected = match recovered.filter(|of| of.epoch == point.epoch) {
-                Some(of) => of.images(usize::from(writer.0), seq),
-                None => self.vms[vm].oracle.state_at(seq)?,
-            };
+            let Some(expected) = self.disks_at(vm, point)? else { continue };
             for (nth, want) in expected.iter().enumerate() {
                 let key = DiskKey { writer, disk: DiskId(nth as u16) };
                 let mut have = vec![0; want.len()];

@@ -180,15 +180,7 @@ impl World {
         };
         for vm in self.plan.groups[group].vms.clone() {
             let writer = WriterId(self.plan.vms[vm].writer);
-            if !point.writers.contains(&writer) {
-                continue;
-            }
-            let seq = point.cut.get(writer);
-            let recovered = self.backup.groups[group].recovered.as_ref();
-            let expected = match recovered.filter(|of| of.epoch == point.epoch) {
-                Some(of) => of.images(usize::from(writer.0), seq),
-                None => self.vms[vm].oracle.state_at(seq)?,
-            };
+            let Some(expected) = self.disks_at(vm, point)? else { continue };
             for (nth, want) in expected.iter().enumerate() {
                 let key = DiskKey { writer, disk: DiskId(nth as u16) };
                 let mut at = 0;

@@ -3,38 +3,10 @@
 use super::*;
 use crate::storage::Storage;
 use crate::storage::memory::{Faults, Memory, MemoryFile};
-use crate::view::Content;
+use crate::travel::disk::Plain;
 use proptest::prelude::*;
 
 const SIZE: u64 = 2 * BLOCK_BYTES + 8192;
-
-#[derive(Clone, Debug)]
-struct Plain(Vec<u8>);
-
-impl Disk for Plain {
-    fn size_bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        buf.copy_from_slice(&self.0[offset as usize..offset as usize + buf.len()]);
-        Ok(())
-    }
-
-    fn describe(
-        &self,
-        range: Range<u64>,
-        f: &mut dyn FnMut(u64, Content) -> bool,
-    ) -> io::Result<()> {
-        for page in self.0[range.start as usize..range.end as usize].chunks(4096) {
-            let content = if is_zero(page) { Content::Zero } else { Content::Data };
-            if !f(page.len() as u64, content) {
-                break;
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Sector, number of sectors, byte.
 type Write = (u64, u64, u8);
