@@ -44,7 +44,10 @@ def test_other_boundaries_keep_it_too(run, boundary):
 
 @pytest.mark.parametrize("kind", [ThreeTier, TwoWriters, TwoHosts], ids=lambda kind: kind.name)
 def test_without_tags_a_drill_sees_the_promise_break(run, kind):
-    """The same drill, with nothing else changed: so it is tags that keep the promise, and the drill would notice."""
+    """The same drill: so it is tags that keep the promise, and the drill would notice.
+
+    Where the front tier waits for nobody then, the way to the backup is gone a request earlier than the rest.
+    """
     entry = drilled(run, kind, rtt_ms=100, seed=1, tagging=False).entry
     assert entry.violated and not entry.promise_held
     assert entry.lost > 0

@@ -94,12 +94,6 @@ class AppDrill(Drill):
         front = self.application.front
         say(f"clients: {self.clients_at_once} ask {front} to write numbered rows, {READERS} which are the newest")
 
-    @staticmethod
-    def answered(ledger: Ledger, since: float) -> int:
-        """How many requests were asked and answered since then."""
-        ledger.follow()
-        return sum(ledger.sent[row] > since for row in ledger.confirmed)
-
     def guest_processes(self) -> list[Process]:
         """Of all guests."""
         return [process for guest in self.rig.guests.values() for process in guest.processes]
@@ -121,6 +115,12 @@ class AppDrill(Drill):
         self.event("disaster", self.disaster_at)
         self.sampler.stop()
         say(f"DISASTER: the primary site is gone, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms")
+
+    def replies_wait_for_nothing(self) -> bool:
+        """Without tags, a front tier that writes nothing itself waits for nobody."""
+        return super().replies_wait_for_nothing() or not (
+            self.knobs.tagging or self.rig.is_writer(self.application.front)
+        )
 
     def links_go_first(self) -> bool:
         """Without tags always: what the kernel still sends of a daemon that is dead must not hide the loss."""

@@ -27,7 +27,9 @@ from .workload import Clients, rows_in
 
 CLIENTS = 8
 WORST_MOMENT_S = 2
-"""How long a disaster waits for replies to clients."""
+"""How long a disaster waits for a reply to a client."""
+ROLLING_S = 30
+"""The same, when the way to the backup is gone already."""
 CONFIRMED_MIN = 20
 """Below this a run proves nothing and fails."""
 SERVED_AGAIN = 2 * CLIENTS
@@ -260,18 +262,29 @@ class Drill:
     def worst_moment(self) -> None:
         """The worst moment is the one just after a client was told something.
 
-        In async the disaster is a rolling one, which takes the way to the backup first: when one client has had two
-        replies since, the second tells of a row that the backup never hears of.
+        Where replies wait for nothing the disaster is a rolling one, which takes the way to the backup first, until a
+        client has been told of a row that it asked for since: the backup never hears of that.
         """
-        replies = 1
-        if self.knobs.mode == "async":
+        rolls = self.replies_wait_for_nothing()
+        if rolls:
             for wan in self.rig.net.wans:
                 wan.cut()
-            replies = CLIENTS + 1
-        told = len(self.ledger.follow().confirmed)
-        end = time.monotonic() + WORST_MOMENT_S
-        while len(self.ledger.follow().confirmed) < told + replies and time.monotonic() < end:
+        since, told = time.monotonic(), len(self.ledger.follow().confirmed)
+        end = since + (ROLLING_S if rolls else WORST_MOMENT_S)
+        while time.monotonic() < end:
+            if self.answered(self.ledger, since) if rolls else len(self.ledger.follow().confirmed) > told:
+                return
             time.sleep(0.0005)
+
+    def replies_wait_for_nothing(self) -> bool:
+        """Whether clients are answered also while the backup cannot be reached."""
+        return self.knobs.mode == "async"
+
+    @staticmethod
+    def answered(ledger: Ledger, since: float) -> int:
+        """How many requests were asked and answered since then."""
+        ledger.follow()
+        return sum(ledger.sent[row] > since for row in ledger.confirmed)
 
     def links_go_first(self) -> bool:
         """Whether the links die before the guest and the daemon, by some milliseconds."""
