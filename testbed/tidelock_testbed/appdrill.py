@@ -88,7 +88,7 @@ class AppDrill(Drill):
         self.readers = Clients(self.run, fleet.net, fleet.front, READERS, name="readers", options=options)
         needs = [self.clients.process, *self.guest_processes()]
         wait_until(
-            "the first rows are confirmed", lambda: len(self.ledger.follow().confirmed) >= CONFIRMED_FIRST, 90, needs
+            "the first rows are confirmed", lambda: len(self.ledger.follow().confirmed) >= CONFIRMED_FIRST, 180, needs
         )
         self.load_from = time.monotonic()
         front = self.application.front

@@ -4,8 +4,8 @@
 
 Each client sends its next row when the last one was answered. When an answer does not come, or the
 connection breaks, that row is given up (`gone`: it may or may not be there), the client connects again for as
-long as it takes, and goes on with the row after it. So the program survives the disaster and finds the
-recovered server at the same address. It runs until it is killed.
+long as it takes, and goes on with the row after it, for which it waits longer. So the program survives the
+disaster and finds the recovered server at the same address. It runs until it is killed.
 
 With --read, each request only asks how many rows there are, or for the page that --page names, and nothing is
 written; rows that the page tells of are noted (`told`). With --every-ms, requests leave at that pace, as long as each
@@ -22,6 +22,9 @@ import h11
 import psycopg
 
 RETRY_S = 0.2
+PATIENCE_GROWTH_MAX = 4
+"""Who was not answered in time waits up to so many times as long for the next row: where a guest is slower than its
+clients' patience, what they gave up keeps it so busy that it never answers in time."""
 NEWEST = "/newest"
 """The page that tells of rows, `<database> <client> <n>` in each line."""
 
@@ -163,6 +166,7 @@ async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> No
         ledger.write(f"{time.monotonic():.6f} {event} {number} {n}\n")
 
     n = 0
+    patience_s = options.patience_s
     # Clients that keep a pace begin one after the other, not all at once.
     due = time.monotonic() + options.every_ms / 1e3 * (number - options.first) / options.clients
     while True:
@@ -175,11 +179,14 @@ async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> No
                 n += 1
                 note("sent", n)
                 try:
-                    page = await asyncio.wait_for(request(number, n), options.patience_s)
-                except BaseException:
+                    page = await asyncio.wait_for(request(number, n), patience_s)
+                except BaseException as error:
                     note("gone", n)
+                    if isinstance(error, TimeoutError):
+                        patience_s = min(2 * patience_s, PATIENCE_GROWTH_MAX * options.patience_s)
                     raise
                 note("ok", n)
+                patience_s = options.patience_s
                 if options.page == NEWEST:
                     for line in page.splitlines():
                         ledger.write(f"{time.monotonic():.6f} told {line}\n")
@@ -202,7 +209,7 @@ async def main() -> None:
     parser.add_argument("--pause-ms", type=float, default=0, help="between an answer and the next request")
     parser.add_argument("--every-ms", type=float, default=0, help="each client's pace")
     parser.add_argument("--render-ms", type=float, default=0, help="work of the front tier on each answer")
-    parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer")
+    parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer at first")
     parser.add_argument("--connect-s", type=float, default=2, help="how long an attempt to connect may take")
     parser.add_argument("--read", action="store_true", help="only read")
     parser.add_argument("--page", default="/", help="what to read of a web service")
