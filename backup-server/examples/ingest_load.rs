@@ -91,6 +91,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 disk: DiskId(0),
                 offset: mix % (disk_bytes / BLOCK) * BLOCK,
                 copy: false,
+                flushed: false,
                 effect: Effect::Write(payload.clone()),
             };
             frame::encode_record_head(Channel(1), &record, &mut out);

@@ -58,6 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 disk: KEY.disk,
                 offset: random(DISK_BYTES / 4096) * 4096,
                 copy: false,
+                flushed: false,
                 effect: Effect::Write(Payload::new(data.clone())),
             })?;
         }

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{DISK_BYTES, WINDOW, cli_json, config, disk_after, has, record, replicated};
+use common::{
+    DISK_BYTES, NO_WINDOW, WINDOW, cli_json, config, disk_after, has, record, replicated, send,
+};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -210,7 +212,7 @@ async fn without_room_it_stops_with_a_reason_and_goes_on_with_room() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let config = config(dir.path(), WINDOW);
+    let config = config(dir.path(), NO_WINDOW);
     let (_server, mut host) = replicated(&config, 400).await;
     let out = dir.path().join("x.qcow2");
     // No file of it may be larger than this, which is what QEMU's write fails at.
@@ -222,12 +224,17 @@ async fn without_room_it_stops_with_a_reason_and_goes_on_with_room() {
         .unwrap();
     assert!(!limited.status.success() && !out.exists());
     assert!(dir.path().join("x.qcow2.unfinished").exists());
-    host.record(&record(401)).await.unwrap();
-    host.durable(401).await;
+    // The point is held until it is made, although the window has nothing else.
+    send(&mut host, 401, 1500).await;
+    let pins = || cli_json(&config, &["pin", "shop", "--list", "--json"])["marks"].clone();
+    let held = pins();
+    assert!(held[0]["name"].as_str().unwrap().starts_with("export-"), "{held}");
+    assert_eq!((&held[0]["at"]["seqs"]["db"], &held[0]["lost"]), (&400.into(), &false.into()));
     let other = refused(&config, &out, &["--format", "qcow2", "--at", "hlc:7.0"]);
     assert!(other.contains("give the same arguments"), "{other}");
     let made = export(&config, &out, &["--format", "qcow2"]);
     assert_eq!(made["images"][0]["at"]["seqs"]["db"], 400, "where it was begun");
     assert!(content(&out) == disk_after(400));
     nothing_unfinished(dir.path());
+    assert_eq!(pins(), serde_json::json!([]));
 }

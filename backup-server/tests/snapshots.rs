@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    DISK_BYTES, HANG, Host, Process, WINDOW, at, cli, cli_json, config, disk_after, has, record,
-    refused, replicated, send,
+    DISK_BYTES, HANG, Host, NO_WINDOW, Process, WINDOW, at, cli, cli_json, config, disk_after, has,
+    record, refused, replicated, send,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,6 @@ use std::time::{Duration, Instant};
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::LastRun;
 use tokio::net::TcpStream;
-
-/// Folds as soon as there is a MiB, and keeps no window.
-const NO_WINDOW: &str =
-    "[journal]\nsegment = \"1MiB\"\nfold_min = \"1MiB\"\n[retention]\nwindow = \"0s\"\n";
 
 async fn again(config: &Path, next: u64) -> (Process, Host<TcpStream>) {
     let server = Process::start(config);

@@ -303,12 +303,17 @@ async fn bookmarks_and_pins_survive_a_kill_and_are_moved_only_when_told() {
     let sum = |what: &str| spans.iter().map(|span| span[what].as_u64().unwrap()).sum::<u64>();
     let bytes: u64 = (2..=50).map(|seq| u64::from(record(seq).len_bytes())).sum();
     assert_eq!((spans.len(), sum("records"), sum("bytes")), (7, 49, bytes));
+    // After records 9, 19, ... 49, as the ones that follow them say.
+    assert_eq!(sum("flushes"), 5);
+    let last = spans.iter().rev().find_map(|span| span["last_flush"].as_object()).unwrap();
+    assert_eq!((last["member"].as_str(), last["seq"].as_u64()), (Some("db"), Some(49)));
     cli_json(&config, &["bookmark", "shop", "before-deploy", "--remove", "--json"]);
     let gone = refused(&config, &["bookmark", "shop", "before-deploy", "--remove"]);
     assert!(gone.contains("there are: none"), "{gone}");
     let text = cli(&config, &["timeline", "shop", "--from", "hlc:10.0", "--to", "-1s"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("* pin") && text.contains("records"), "{text}");
+    assert!(text.contains("1 flush, after db=49"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

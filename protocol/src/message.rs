@@ -15,7 +15,7 @@ use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
 /// The versions of the protocol that this build speaks, oldest and newest.
-pub const PROTOCOL: (u16, u16) = (1, 5);
+pub const PROTOCOL: (u16, u16) = (1, 6);
 /// From this version on the two sides speak of groups with several members: [`Message::Join`] and
 /// what follows it.
 pub const PROTOCOL_OF_GROUPS: u16 = 2;
@@ -26,6 +26,8 @@ pub const PROTOCOL_OF_RUNS: u16 = 3;
 pub const PROTOCOL_OF_POLICIES: u16 = 4;
 /// From this version on a host can have points in time named: [`Message::Bookmark`].
 pub const PROTOCOL_OF_BOOKMARKS: u16 = 5;
+/// From this version on records say where a guest has flushed: [`crate::record::Record::flushed`].
+pub const PROTOCOL_OF_FLUSHES: u16 = 6;
 
 /// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
 pub const UNASKED: u64 = 0;

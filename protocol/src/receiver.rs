@@ -193,6 +193,7 @@ mod tests {
             disk: DiskId(1),
             offset,
             copy: false,
+            flushed: false,
             effect: Effect::Zero { len_bytes, no_hole: false },
         }
     }

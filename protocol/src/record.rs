@@ -9,7 +9,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 1 | kind: 1 write, 2 zero, 3 copy-done, 4 idle; 128 and above: notes of the journal, never on a link |
-//! | 1 | 1 | flags: 1 COPY, 2 NO_HOLE; the others must be 0 |
+//! | 1 | 1 | flags: 1 COPY, 2 NO_HOLE, 4 FLUSHED (protocol 6, journal format 4); the others must be 0 |
 //! | 2 | 2 | writer |
 //! | 4 | 2 | disk |
 //! | 6 | 2 | number of dependency entries that follow the header |
@@ -40,6 +40,7 @@ pub const DEP_BYTES: usize = 16;
 
 const FLAG_COPY: u8 = 1;
 const FLAG_NO_HOLE: u8 = 2;
+const FLAG_FLUSHED: u8 = 4;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
@@ -145,6 +146,9 @@ pub struct Record {
     pub offset: u64,
     /// Not a guest's write but Tidelock's own copy of what the disk held: never in P.
     pub copy: bool,
+    /// Between the writer's record before this one and this one, its guest asked for a flush, or that one was a write with
+    /// FUA: what stands just before this record is a state that the guest meant to find again. Never of a copy.
+    pub flushed: bool,
     /// What it does.
     pub effect: Effect,
 }
@@ -223,7 +227,9 @@ impl Record {
         let start = out.len();
         let mut header = RawHeader {
             kind,
-            flags: flags | if self.copy { FLAG_COPY } else { 0 },
+            flags: flags
+                | if self.copy { FLAG_COPY } else { 0 }
+                | if self.flushed { FLAG_FLUSHED } else { 0 },
             writer: self.writer.0.into(),
             disk: self.disk.0.into(),
             deps: (self.deps.entries().count() as u16).into(),
@@ -322,14 +328,17 @@ impl Head {
             return malformed("extent beyond 2^64");
         }
         let allowed = match raw.kind {
-            1 => FLAG_COPY,
-            2 => FLAG_COPY | FLAG_NO_HOLE,
+            1 => FLAG_COPY | FLAG_FLUSHED,
+            2 => FLAG_COPY | FLAG_NO_HOLE | FLAG_FLUSHED,
             3 => FLAG_COPY,
-            4 => 0,
+            4 => FLAG_FLUSHED,
             _ => return malformed("unknown kind"),
         };
         if raw.flags & !allowed != 0 {
             return malformed("unknown flags");
+        }
+        if raw.flags & FLAG_COPY != 0 && raw.flags & FLAG_FLUSHED != 0 {
+            return malformed("a copy after a flush");
         }
         let effect = match raw.kind {
             1 if len == 0 || len != payload_len => return malformed("write without its payload"),
@@ -359,6 +368,7 @@ impl Head {
             disk: DiskId(raw.disk.get()),
             offset: raw.offset.get(),
             copy: raw.flags & FLAG_COPY != 0,
+            flushed: raw.flags & FLAG_FLUSHED != 0,
             effect,
         };
         Ok(Head { record, payload_len, payload_crc: raw.payload_crc.get(), deps_len })
@@ -425,7 +435,7 @@ pub(crate) mod tests {
         pub(crate) fn any_record()(
             writer in 0..limits::WRITERS_MAX, seq in 1u64.., epoch in 1u64.., hlc: u64,
             deps in prop::collection::vec((0..limits::WRITERS_MAX, 1u64..), 0..5),
-            disk in 0..limits::DISKS_MAX, offset in 0u64..1 << 40, copy: bool, no_hole: bool,
+            disk in 0..limits::DISKS_MAX, offset in 0u64..1 << 40, copy: bool, no_hole: bool, flushed: bool,
             kind in 0..4, data in prop::collection::vec(any::<u8>(), 1..300), len in 1u32..,
         ) -> Record {
             let effect = match kind {
@@ -440,7 +450,7 @@ pub(crate) mod tests {
                 writer: WriterId(writer), seq: Seq(seq), epoch: Epoch(epoch), hlc: Hlc(hlc),
                 deps: deps.into_iter().map(|(w, s)| (WriterId(w), Seq(s))).collect(),
                 disk: DiskId(disk), offset: if done || idle { 0 } else { offset },
-                copy: done || copy && !idle, effect,
+                copy: done || copy && !idle, flushed: flushed && !done && (idle || !copy), effect,
             }
         }
     }
@@ -482,6 +492,7 @@ pub(crate) mod tests {
             disk: DiskId(0),
             offset: 0,
             copy: true,
+            flushed: false,
             effect: Effect::CopyDone,
         };
         let decode = |writers: [u8; 2]| {
@@ -511,6 +522,7 @@ pub(crate) mod tests {
             disk: DiskId(4),
             offset: 0x1000,
             copy: true,
+            flushed: false,
             effect: Effect::Write(Payload::new(Bytes::from_static(b"abc"))),
         };
         let mut out = BytesMut::new();
@@ -525,5 +537,12 @@ pub(crate) mod tests {
         assert_eq!(out[48..52], crc32c(b"abc").to_le_bytes());
         assert_eq!(out[56..72], [1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(out[72..], *b"abc");
+        let mut out = BytesMut::new();
+        Record { copy: false, flushed: true, ..record.clone() }.encode(&mut out);
+        assert_eq!(out[1], 4);
+        let mut out = BytesMut::new();
+        Record { flushed: true, ..record }.encode(&mut out);
+        let of_both = Record::decode(&mut out.freeze());
+        assert!(matches!(of_both, Err(RecordError::Malformed(_))), "{of_both:?}");
     }
 }

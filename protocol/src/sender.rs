@@ -228,6 +228,7 @@ mod tests {
             disk: DiskId(0),
             offset: 0,
             copy: false,
+            flushed: false,
             effect: Effect::Write(Payload::new(vec![0; 10].into())),
         }
     }

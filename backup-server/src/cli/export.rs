@@ -8,6 +8,7 @@
 //! Invariant: what has the name that was asked for was read back and has the digest of the disk at the point that is
 //! beside it. What is unfinished stays, and the same command goes on with it.
 
+mod hold;
 mod image;
 mod record;
 
@@ -20,6 +21,7 @@ use crate::text;
 use crate::travel::moment::Moment;
 use crate::travel::when::When;
 use anyhow::{Context, Result, bail, ensure};
+use hold::Hold;
 use image::Unmade;
 use record::{Base, Begun, Record};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -169,12 +171,12 @@ async fn one(
             begun.asked
         );
     }
-    // What `latest` was when it was begun.
-    let at = begun.as_ref().map_or_else(|| at.clone(), |begun| When::Hlc(begun.at.hlc_raw));
+    let begun_at = begun.as_ref().map(|begun| &begun.at);
+    let hold = Hold::take(client, &args.group, out, at, begun_at).await?;
     let (group, wanted) = (args.group.clone(), Wanted::default());
-    let mut view = client.call(&Request::View { group, at, wanted, detach: false }).await?;
-    let opened = view.next().await;
-    let opened = match (&begun, opened) {
+    let request = Request::View { group, at: hold.point(), wanted, detach: false };
+    let mut view = client.call(&request).await?;
+    let opened = match (&begun, view.next().await) {
         (Some(_), Err(error)) => bail!(
             "{0} was begun of a point that is not there any more ({error}): remove {0}* to begin again",
             record::unfinished(out).display()
@@ -185,6 +187,7 @@ async fn one(
         bail!("the server answered something else");
     };
     let Some(disk) = disks.iter().find(|d| d.name == args.disk) else {
+        hold.give_up().await;
         let names: Vec<_> = disks.iter().map(|d| d.name.as_str()).collect();
         bail!("group {} has no disk {}; it has {}", args.group, args.disk, names.join(", "));
     };
@@ -199,6 +202,7 @@ async fn one(
             out.display()
         );
     }
+    hold.warn();
     eprintln!("exporting {} at {at}", disk.name);
     let size_bytes = disk.size_bytes;
     if begun.is_none() {
@@ -218,7 +222,7 @@ async fn one(
         control: client.config().control.clone(),
         group: args.group.clone(),
         disk: args.disk.clone(),
-        at: at.clone(),
+        at: hold.point(),
         out: out.to_owned(),
         format: args.format.word(),
         size_bytes,
@@ -231,11 +235,17 @@ async fn one(
         signal = super::asked_to_end() => {
             stop.store(true, Ordering::Release);
             let _ = making.await;
-            bail!("{}: {} is not made; the same command goes on with it", signal?, out.display())
+            bail!(
+                "{}: {} is not made; the same command goes on with it (its point is held for a day)",
+                signal?,
+                out.display()
+            )
         }
     };
     let (digest, base) = made?;
-    finish(args, out, at, size_bytes, digest, base)
+    let record = finish(args, out, at, size_bytes, digest, base)?;
+    hold.give_up().await;
+    Ok(record)
 }
 
 /// It is what it should be: it gets its name, and beside it what it is.

@@ -65,8 +65,20 @@ fn render(
             0 => String::new(),
             n => format!("{:>10}  {n} records", text::bytes(span.bytes)),
         };
-        let line =
-            format!("  {}  {}{amount}", text::utc_ms(span.from_unix_ms), bar(span.bytes, most));
+        let flushes = match &span.last_flush {
+            None => String::new(),
+            Some(last) if span.flushes == 1 => {
+                format!(", 1 flush, after {}={}", last.member, last.seq)
+            }
+            Some(last) => {
+                format!(", {} flushes, the last after {}={}", span.flushes, last.member, last.seq)
+            }
+        };
+        let line = format!(
+            "  {}  {}{amount}{flushes}",
+            text::utc_ms(span.from_unix_ms),
+            bar(span.bytes, most)
+        );
         let _ = writeln!(out, "{}", line.trim_end());
         while let Some(mark) = marks.next_if(|mark| is_last || mark.at.unix_ms < span.to_unix_ms) {
             let _ = writeln!(out, "    * {}", marks::line(&mark));
@@ -123,6 +135,8 @@ mod tests {
             records: bytes,
             bytes,
             disks: BTreeMap::new(),
+            flushes: 0,
+            last_flush: None,
         };
         let mark = |name: &str, ms| MarkStatus {
             host: None,

@@ -16,6 +16,7 @@ fn record(writer: u16, seq: u64, deps: &[(u16, u64)]) -> Record {
         disk: DiskId(0),
         offset: 0,
         copy: false,
+        flushed: false,
         effect: Effect::Zero { len_bytes: 1, no_hole: false },
     }
 }
@@ -49,6 +50,7 @@ impl Journal {
         self.add(&Record {
             hlc,
             copy: true,
+            flushed: false,
             effect: Effect::CopyDone,
             ..record(writer, seq, deps)
         });

@@ -500,6 +500,7 @@ impl<S: Storage> Group<S> {
                 attached_at: Some(now),
                 speaks_of_groups,
                 has_left: false,
+                flushed: false,
             },
         );
         if let Some(old) = old.link.filter(|old| *old != link) {

@@ -7,9 +7,13 @@ use crate::journal::{JournalError, Position};
 use crate::manifest::{self, FoldPosition};
 use crate::storage::Storage;
 use std::sync::Arc;
+use tidelock_protocol::ids::MonoNanos;
 
 /// About how much one job folds: its images are synced once for all of it.
 const JOB_BYTES: u64 = 256 << 20;
+/// Where the rate is bounded, a job folds what may be folded in this time.
+const PACED_JOB_S: u64 = 2;
+const NANOS: u64 = 1_000_000_000;
 
 impl<S: Storage> Group<S> {
     /// Work for the fold, if there is any. Its outcome goes to [`Group::fold_done`]; there is one
@@ -32,9 +36,16 @@ impl<S: Storage> Group<S> {
         }
         let Target { to, oldest, shortens } = self.target_not_held();
         let from = self.fold.position;
-        if from >= to || self.journal.bytes_between(from, to) < least {
+        let waits = self.journal.bytes_between(from, to);
+        if from >= to || waits < least {
             return None;
         }
+        let calm = !pressed && waits < self.options.unfolded_max_bytes / 2;
+        let rate = self.options.fold_rate_bytes_s.filter(|_| calm);
+        if rate.is_some() && now.mono < self.fold.pace.1 {
+            return None;
+        }
+        self.fold.pace = (now.mono, now.mono);
         // First it is on record that less can be seen: a fold may be interrupted anywhere.
         if let Err(error) = self.advance_oldest(oldest) {
             self.fold_failed(error);
@@ -54,7 +65,7 @@ impl<S: Storage> Group<S> {
             cut,
             images: self.images.clone(),
             damaged: (*self.fold.damaged).clone(),
-            budget_bytes: JOB_BYTES,
+            budget_bytes: rate.map_or(JOB_BYTES, |rate| JOB_BYTES.min(rate * PACED_JOB_S)),
         })
     }
 
@@ -88,6 +99,11 @@ impl<S: Storage> Group<S> {
         cut: tidelock_protocol::vector::CountVector,
         folded: Folded,
     ) -> Result<(), GroupError> {
+        if let Some(rate) = self.options.fold_rate_bytes_s {
+            let took = u128::from(folded.bytes) * u128::from(NANOS) / u128::from(rate.max(1));
+            let (began, _) = self.fold.pace;
+            self.fold.pace.1 = MonoNanos(began.0.saturating_add(took as u64));
+        }
         for found in folded.found {
             self.quarantine(found)?;
         }
@@ -106,6 +122,12 @@ impl<S: Storage> Group<S> {
         self.journal.remove_before(folded.position)?;
         self.damage.is_due = true;
         Ok(())
+    }
+
+    /// Whether folding waits for its rate: [`Group::fold_job`] is to be asked again in a while.
+    #[must_use]
+    pub fn fold_is_paced(&self, now: Now) -> bool {
+        self.options.fold_rate_bytes_s.is_some() && now.mono < self.fold.pace.1
     }
 
     /// Bytes of the journal that are not in the images.

@@ -114,6 +114,8 @@ pub struct GroupOptions {
     pub unfolded_max_bytes: u64,
     /// Unfolded bytes from which folding is worth while.
     pub fold_min_bytes: u64,
+    /// Folds no more than this each second, as long as nothing presses; `None`: as fast as it can.
+    pub fold_rate_bytes_s: Option<u64>,
     /// How long the past is kept.
     pub retention: Retention,
     /// The hosts that may attach members; `None`: the one that created the group.
@@ -126,6 +128,7 @@ impl Default for GroupOptions {
             journal: journal::Options::default(),
             unfolded_max_bytes: 8 << 30,
             fold_min_bytes: 16 << 20,
+            fold_rate_bytes_s: None,
             retention: Retention::default(),
             hosts: None,
         }
@@ -181,6 +184,8 @@ struct WriterSlot {
     speaks_of_groups: bool,
     /// Its last run has ended with everything durable.
     has_left: bool,
+    /// Its recovered guest has flushed since its last record.
+    flushed: bool,
 }
 
 /// A member without disks that is connected.
@@ -198,6 +203,7 @@ impl WriterSlot {
         attached_at: None,
         speaks_of_groups: false,
         has_left: false,
+        flushed: false,
     };
 }
 
@@ -221,6 +227,8 @@ struct FoldState {
     running: Option<(Position, CountVector)>,
     /// Folding from here under this cut leads nowhere.
     blocked: Option<(Position, CountVector)>,
+    /// The last job began at this time, and the rate lets the next one begin at that.
+    pace: (MonoNanos, MonoNanos),
     last_error: Option<String>,
     /// Who needs the images to stay where they are.
     holds: Holds,

@@ -343,7 +343,9 @@ impl<S: Storage> Group<S> {
         if !self.accepts() || !self.promoted {
             return false;
         }
-        let Some(receiver) = self.slots[key.writer.index()].receiver.as_mut() else {
+        let super::WriterSlot { receiver: Some(receiver), flushed, .. } =
+            &mut self.slots[key.writer.index()]
+        else {
             return false;
         };
         let effect = match effect {
@@ -359,6 +361,7 @@ impl<S: Storage> Group<S> {
             disk: key.disk,
             offset,
             copy: false,
+            flushed: std::mem::take(flushed),
             effect,
         };
         if receiver.admit(&record).is_err() {
@@ -369,6 +372,12 @@ impl<S: Storage> Group<S> {
             self.guest_written();
         }
         true
+    }
+
+    /// A recovered guest asks for a flush, which [`Group::flush`] does; or its write was one with FUA. Its next record
+    /// says so.
+    pub fn guest_flush(&mut self, writer: WriterId) {
+        self.slots[writer.index()].flushed = true;
     }
 
     /// Makes guests' writes readable. Whether it worked: if not, they are not completed.

@@ -127,7 +127,7 @@ impl<S: Storage> Group<S> {
         let retention = self.options.retention;
         let (unfolded, max) = (self.unfolded_bytes(), self.options.unfolded_max_bytes);
         let resyncing = self.journal.state().writers.iter().any(|w| w.copy == CopyState::Resyncing);
-        let exempt = resyncing || self.fold_is_blocked();
+        let exempt = resyncing || self.needs_records_to_fold();
         let size_max = retention.size_max_bytes;
         if unfolded >= size_max && retention.at_size_max == AtSizeMax::Shorten && !resyncing {
             self.give_up_holds();
@@ -165,6 +165,13 @@ impl<S: Storage> Group<S> {
             _ => {}
         }
         self.note_window();
+    }
+
+    /// Whether only more records can bring about that there is something to fold, and no time that passes.
+    fn needs_records_to_fold(&self) -> bool {
+        let next = self.fold.position.segment + 1;
+        let windowed = self.options.retention.window_ms > 0;
+        self.fold_is_blocked() || windowed && self.fold.closed.range(next..).next().is_none()
     }
 
     /// Whoever holds what must leave the journal loses it.

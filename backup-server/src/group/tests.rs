@@ -4,6 +4,7 @@ mod chosen;
 
 use super::attach::after_attach;
 use super::*;
+use crate::history::At;
 use crate::storage::memory::{Faults, Memory};
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -30,6 +31,7 @@ fn options() -> GroupOptions {
         journal: journal::Options { segment_bytes: 2000 },
         unfolded_max_bytes: 1 << 30,
         fold_min_bytes: 1,
+        fold_rate_bytes_s: None,
         retention: Retention::default(),
         hosts: None,
     }
@@ -100,6 +102,7 @@ fn write(seq: u64, offset: u64, byte: u8, len: usize) -> Record {
         disk: DiskId(0),
         offset,
         copy: false,
+        flushed: false,
         effect: Effect::Write(Payload::new(Bytes::from(vec![byte; len]))),
     }
 }
@@ -445,6 +448,65 @@ fn guests_of_a_recovered_group_keep_what_they_flushed() {
     assert_eq!(read_disk(&mut crashed), expected);
     let beyond = GuestEffect::Write(Bytes::from_static(b"xx"));
     assert!(!crashed.guest_write(at_ms(2), KEY, SIZE - 1, beyond));
+}
+
+#[test]
+fn what_a_recovered_guest_writes_says_where_it_flushed() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    group.options.retention.window_ms = 1_000_000;
+    group.recover(at_ms(0), true).unwrap();
+    let from = group.history().unwrap().resolve(&At::Latest).unwrap();
+    for ms in 1..=4 {
+        let byte = GuestEffect::Write(Bytes::from_static(b"x"));
+        assert!(group.guest_write(at_ms(ms), KEY, ms, byte));
+        if ms == 2 {
+            group.guest_flush(WRITER);
+        }
+    }
+    group.flush();
+    let history = group.history().unwrap();
+    let to = history.resolve(&At::Latest).unwrap();
+    let spans = history.timeline(&from, &to, 1).unwrap();
+    assert_eq!((spans[0].records, spans[0].flushes), (4, 1));
+    let last = spans[0].last_flush.unwrap();
+    assert_eq!((last.writer, last.seq.0), (WRITER, from.cut.get(WRITER).0 + 2));
+}
+
+#[test]
+fn folding_keeps_to_its_rate_while_nothing_presses() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    while fold(&mut group) {}
+    group.options.fold_rate_bytes_s = Some(1000);
+    let mut next = 4;
+    let mut feed = |group: &mut Group<Memory>| {
+        for _ in 0..10 {
+            assert!(send(group, LINK, write(next, 0, 1, 500)));
+            group.flush();
+            next += 1;
+        }
+    };
+    let fold_at = |group: &mut Group<Memory>, ms| {
+        let before = group.unfolded_bytes();
+        let job = group.fold_job(at_ms(ms))?;
+        let cut = job.cut.clone();
+        group.fold_done(cut, job.run());
+        Some(before - group.unfolded_bytes())
+    };
+    feed(&mut group);
+    // Two seconds' worth, then nothing until they have passed.
+    let first = fold_at(&mut group, 0).unwrap();
+    assert!((2000..3000).contains(&first), "{first}");
+    assert!(group.fold_is_paced(at_ms(1999)));
+    assert_eq!(fold_at(&mut group, 1999), None);
+    assert!(!group.fold_is_paced(at_ms(3000)));
+    assert!(fold_at(&mut group, 3000).is_some());
+    // What waits is half of what may wait: it goes as fast as it can.
+    feed(&mut group);
+    group.options.unfolded_max_bytes = 2 * group.unfolded_bytes();
+    assert!(fold_at(&mut group, 3001).unwrap() > 3000);
+    assert_eq!(group.unfolded_bytes(), 0);
 }
 
 #[test]

@@ -211,6 +211,21 @@ pub struct Bucket {
     pub bytes: u64,
     /// The same by disk.
     pub disks: BTreeMap<DiskKey, u64>,
+    /// States that a guest meant to find again, because it flushed.
+    pub flushes: u64,
+    /// The last of them: right after this record.
+    pub last_flush: Option<FlushPoint>,
+}
+
+/// A state that a guest meant to find again: everything up to this record of its.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushPoint {
+    /// The record's effective time.
+    pub hlc: Hlc,
+    /// Whose.
+    pub writer: WriterId,
+    /// Its seq.
+    pub seq: Seq,
 }
 
 /// One record of the past.
@@ -224,6 +239,8 @@ pub struct RecordAt {
     pub seq: Seq,
     /// The disk and extent that it changes; `None`: nothing.
     pub extent: Option<(DiskKey, u64, u64)>,
+    /// Its guest has flushed since the record before it.
+    pub flushed: bool,
 }
 
 impl<F: StorageFile> History<F> {
@@ -458,7 +475,7 @@ impl<F: StorageFile> History<F> {
                 told.insert(writer, seq);
                 let key = DiskKey::of(record);
                 let extent = (len_bytes > 0).then_some((key, record.offset, len_bytes));
-                let went = f(RecordAt { hlc: at, writer, seq, extent });
+                let went = f(RecordAt { hlc: at, writer, seq, extent, flushed: record.flushed });
                 ended |= went.is_break();
                 Ok(went)
             });
@@ -489,7 +506,8 @@ impl<F: StorageFile> History<F> {
                 let key = DiskKey { writer, disk: entry.disk };
                 let extent = Some((key, entry.offset, u64::from(entry.len_bytes)));
                 let hlc = end.state.newest_effective();
-                if f(RecordAt { hlc, writer, seq, extent }).is_break() {
+                // An index does not say where a guest has flushed.
+                if f(RecordAt { hlc, writer, seq, extent, flushed: false }).is_break() {
                     return Ok(());
                 }
             }
@@ -499,7 +517,8 @@ impl<F: StorageFile> History<F> {
         Ok(())
     }
 
-    /// How much was written between two points, in so many spans of equal length.
+    /// How much was written between two points, and where guests flushed, in so many spans of equal length. A flush
+    /// is told by the record that follows it.
     pub fn timeline(
         &self,
         from: &Point,
@@ -514,9 +533,20 @@ impl<F: StorageFile> History<F> {
         let spans = (0..buckets).map(|nth| (Hlc(edge(nth)), Hlc(edge(nth + 1))));
         let mut spans: Vec<_> =
             spans.map(|(from, to)| Bucket { from, to, ..Bucket::default() }).collect();
+        let nth_of = |spans: &[Bucket], hlc: Hlc| {
+            spans.partition_point(|span| span.to < hlc).min(spans.len() - 1)
+        };
+        let mut last: BTreeMap<WriterId, FlushPoint> = BTreeMap::new();
         self.between(from, to, false, |at| {
+            let RecordAt { hlc, writer, seq, .. } = at;
+            let before = last.insert(writer, FlushPoint { hlc, writer, seq });
+            if let Some(point) = before.filter(|_| at.flushed) {
+                let nth = nth_of(&spans, point.hlc);
+                spans[nth].flushes += 1;
+                spans[nth].last_flush = Some(point);
+            }
             if let Some((key, _, len)) = at.extent {
-                let nth = spans.partition_point(|span| span.to < at.hlc).min(spans.len() - 1);
+                let nth = nth_of(&spans, hlc);
                 let span = &mut spans[nth];
                 span.records += 1;
                 span.bytes += len;

@@ -8,7 +8,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `TLKJRNL` and a zero byte |
-//! | 8 | 4 | version of the format: 3; 1 and 2 are read |
+//! | 8 | 4 | version of the format: 4; 1 to 3 are read |
 //! | 12 | 4 | 0 |
 //! | 16 | 8 | index of the segment: 1, 2, ... |
 //! | 24 | 8 | id of the segment, random |
@@ -45,7 +45,7 @@ pub const SEGMENT_HEADER_BYTES: usize = 64;
 /// Bytes of a batch's header.
 pub const BATCH_HEADER_BYTES: usize = 48;
 /// The version of the journal's format.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The oldest version that is read.
 pub const VERSION_MIN: u32 = 1;
 /// A batch takes no more entries when its body has reached this.
@@ -370,7 +370,7 @@ mod tests {
         let segment =
             SegmentHeader { index: 2, id: 3, prev_id: 4, prev_len: 5, first_batch: 6, chain: 7 };
         let bytes = segment.encode();
-        assert_eq!(&bytes[..16], b"TLKJRNL\0\x03\0\0\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"TLKJRNL\0\x04\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..24], 2u64.to_le_bytes());
         assert_eq!(bytes[40..48], 5u64.to_le_bytes());
         assert_eq!(SegmentHeader::decode(&bytes), Ok(segment));

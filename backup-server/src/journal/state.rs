@@ -353,6 +353,7 @@ pub(crate) mod tests {
             disk: DiskId(0),
             offset: 0,
             copy: effect == Effect::CopyDone,
+            flushed: false,
             effect,
         }
     }

@@ -1,6 +1,6 @@
 //! The configuration file (`docs/backup-server.md`), checked as a whole.
 
-use crate::group::{GroupOptions, Retention};
+use crate::group::{AtSizeMax, GroupOptions, Retention};
 use crate::journal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -246,6 +246,11 @@ fn read_journal(section: &mut Section<'_>) -> Option<GroupOptions> {
     if !(1 << 20..=1 << 32).contains(&segment.bytes) {
         section.fail(&segment.place, "`segment` is out of bounds", "\"1MiB\" to \"4GiB\"");
     }
+    let fold_rate = section.optional::<Size>("fold_rate");
+    if let Some(rate) = fold_rate.as_ref().filter(|rate| rate.bytes < 1 << 20) {
+        let what = "`fold_rate` is so small that folding would not keep up";
+        section.fail(&rate.place, what, "\"1MiB\" or more (each second), or leave it out");
+    }
     if unfolded.bytes < 4 * segment.bytes.max(fold_min.bytes) {
         let what = "`unfolded_max` is less than four times `segment` or `fold_min`";
         section.fail(&unfolded.place, what, "\"8GiB\"");
@@ -254,6 +259,7 @@ fn read_journal(section: &mut Section<'_>) -> Option<GroupOptions> {
         journal: journal::Options { segment_bytes: segment.bytes },
         unfolded_max_bytes: unfolded.bytes,
         fold_min_bytes: fold_min.bytes,
+        fold_rate_bytes_s: fold_rate.map(|rate| rate.bytes),
         ..default
     })
 }
@@ -269,10 +275,13 @@ fn read_retention(
         let what = "`size_max` is less than four times `journal.segment` or `journal.fold_min`";
         section.fail(&size_max.place, what, "\"2GiB\"");
     }
+    let at_size_max = section
+        .choice("at_size_max", &[("shorten", AtSizeMax::Shorten), ("stop", AtSizeMax::Stop)])
+        .map_or(default.at_size_max, |chosen| *chosen);
     Some(Retention {
         window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
         size_max_bytes: size_max.bytes,
-        ..default
+        at_size_max,
     })
 }
 
@@ -364,6 +373,11 @@ mod tests {
         assert_eq!(of("g").window_ms, 7 * 86_400_000);
         assert_eq!(of("other").window_ms, 7_200_000);
         assert_eq!(of("other").size_max_bytes, SIZE_MAX_BYTES);
+        assert_eq!(of("g").at_size_max, AtSizeMax::Shorten);
+        let stops = text.replace("window = \"2h\"", "at_size_max = \"stop\"");
+        let config = Config::parse("b.toml", &stops).unwrap();
+        assert_eq!(config.options("other").retention.at_size_max, AtSizeMax::Stop);
+        assert_eq!(config.options("g").retention.at_size_max, AtSizeMax::Stop, "as the server");
         let small = text.replace("window = \"2h\"", "size_max = \"1MiB\"");
         assert!(Config::parse("b.toml", &small).unwrap_err().to_string().contains("size_max"));
     }

@@ -24,7 +24,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidelock_protocol::frame::Frame;
-use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::ids::{MonoNanos, WriterId};
 use tidelock_protocol::message::{Attach, Follow, Join, Machine};
 use tidelock_protocol::vector::CountVector;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -108,6 +108,8 @@ pub enum Event {
     },
     /// Makes all writes that were answered durable.
     GuestFlush {
+        /// Whose guest.
+        writer: WriterId,
         /// The answer.
         done: oneshot::Sender<io::Result<()>>,
     },

@@ -200,7 +200,7 @@ impl ServedDisk {
             Command::WriteZeroes => zero(request.flags.no_hole()),
             Command::Trim => zero(false),
             Command::Flush => {
-                return ask(inbox, Event::GuestFlush { done }, answer).await;
+                return ask(inbox, Event::GuestFlush { writer: key.writer, done }, answer).await;
             }
             Command::Read | Command::BlockStatus | Command::Cache => return Ok(()),
         };

@@ -157,7 +157,9 @@ impl Owner {
     fn timeout(&self) -> Option<Duration> {
         let retry = match &self.phase {
             Phase::Broken { .. } => true,
-            Phase::Live(group) => !group.accepts() || group.is_scrubbing(),
+            Phase::Live(group) => {
+                !group.accepts() || group.is_scrubbing() || group.fold_is_paced(clock::now())
+            }
             Phase::Absent => false,
         };
         (retry || self.fold_not_before.is_some() || !self.deferred.is_empty()).then_some(RETRY)
@@ -497,6 +499,9 @@ impl Owner {
                     crate::group::GuestEffect::Zero { .. } => 0,
                 };
                 if group.guest_write(clock::now(), key, offset, effect) {
+                    if durable {
+                        group.guest_flush(key.writer);
+                    }
                     self.unsynced_bytes += bytes + 64;
                     self.waiting.push(Waiting { done, durable });
                 } else {
@@ -504,7 +509,10 @@ impl Owner {
                     let _ = done.send(Err(refused));
                 }
             }
-            Event::GuestFlush { done } => self.waiting.push(Waiting { done, durable: true }),
+            Event::GuestFlush { writer, done } => {
+                group.guest_flush(writer);
+                self.waiting.push(Waiting { done, durable: true });
+            }
             other => unreachable!("not a guest's: {other:?}"),
         }
     }

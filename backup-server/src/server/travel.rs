@@ -75,6 +75,21 @@ pub struct Span {
     pub bytes: u64,
     /// The same by disk.
     pub disks: BTreeMap<String, u64>,
+    /// States that guests meant to find again, because they flushed.
+    pub flushes: u64,
+    /// The last of them.
+    pub last_flush: Option<FlushStatus>,
+}
+
+/// A state that a guest meant to find again: as a point in time, `MEMBER=SEQ`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlushStatus {
+    /// Whose guest.
+    pub member: String,
+    /// The last record before the flush.
+    pub seq: u64,
+    /// When that was written, in milliseconds since the Unix epoch.
+    pub unix_ms: u64,
 }
 
 /// One record of the past.
@@ -481,6 +496,12 @@ pub(super) async fn timeline(
                 .iter()
                 .map(|(key, bytes)| (name_of(manifest, *key), *bytes))
                 .collect(),
+            flushes: bucket.flushes,
+            last_flush: bucket.last_flush.map(|point| FlushStatus {
+                member: manifest.name_of(point.writer).to_owned(),
+                seq: point.seq.0,
+                unix_ms: point.hlc.physical_ms(),
+            }),
         };
         let marks = look.marks.iter().map(|mark| look.mark_status(mark));
         let damaged = look.history.spans().map_err(|e| e.to_string())?;

@@ -117,6 +117,7 @@ impl World {
             disk: DiskId(disk),
             offset,
             copy: effect == Effect::CopyDone,
+            flushed: false,
             effect,
         };
         self.journal.stage_record(record.clone()).unwrap();

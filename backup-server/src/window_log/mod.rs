@@ -236,6 +236,7 @@ impl<S: Storage> WindowLog<S> {
             disk: DiskId(0),
             offset: 0,
             copy: false,
+            flushed: false,
             effect: Effect::Write(Payload::new(payload)),
         };
         self.journal.stage_record(record).map_err(|error: StateError| {

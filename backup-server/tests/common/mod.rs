@@ -114,6 +114,10 @@ pub fn refused(config: &Path, args: &[&str]) -> String {
 /// Further configuration: a past.
 pub const WINDOW: &str = "[retention]\nwindow = \"1h\"\n";
 
+/// Further configuration: folds as soon as there is a MiB, and keeps no window.
+pub const NO_WINDOW: &str =
+    "[journal]\nsegment = \"1MiB\"\nfold_min = \"1MiB\"\n[retention]\nwindow = \"0s\"\n";
+
 /// Records are a millisecond apart, from the beginning of 1970 on: seq and time are the same number.
 pub fn at(seq: u64) -> String {
     format!("hlc:{seq}.0")
@@ -292,12 +296,13 @@ pub fn record(seq: u64) -> Record {
         disk: DiskId(0),
         offset,
         copy: false,
+        flushed: seq.is_multiple_of(10),
         effect,
     }
 }
 
 pub fn copy_done(seq: u64) -> Record {
-    Record { offset: 0, copy: true, effect: Effect::CopyDone, ..record(seq) }
+    Record { offset: 0, copy: true, flushed: false, effect: Effect::CopyDone, ..record(seq) }
 }
 
 /// The disk after the records up to a seq, of which the first is a `CopyDone`.

@@ -12,8 +12,8 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode,
-    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy, Progress, RefusalKind,
-    UNASKED,
+    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy,
+    Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
@@ -563,7 +563,8 @@ impl<T> Member<T> {
         if let Some(sender) = &mut self.sender {
             while out.len() < limit_bytes && !self.is_stalled {
                 match sender.poll_transmit() {
-                    Some(Transmit::Record(record)) => {
+                    Some(Transmit::Record(mut record)) => {
+                        record.flushed &= self.protocol >= PROTOCOL_OF_FLUSHES;
                         out.reserve(frame::HEADER_BYTES + record.encoded_len());
                         frame::encode_record_head(self.channel, &record, out);
                         if let Some(payload) = record.payload() {

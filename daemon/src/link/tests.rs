@@ -10,8 +10,8 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
     Attach, Attached, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, Message, Mode,
-    PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy, Progress,
-    RefusalKind, UNASKED,
+    PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS,
+    Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -140,6 +140,7 @@ fn record(seq: u64) -> Record {
         disk: DiskId(0),
         offset: 0,
         copy: false,
+        flushed: false,
         effect: Effect::Write(Payload::new(vec![1; 512].into())),
     }
 }
@@ -184,6 +185,27 @@ fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
     assert_eq!(b.port.acked(), (Seq(7), Seq(5)));
     b.admit(8..=9);
     assert_eq!(b.sent(), [8, 9]);
+}
+
+/// The flag would end the connection to a backup that does not know it.
+#[test]
+fn an_older_backup_is_not_told_of_flushes() {
+    for (protocol, is_told) in [(PROTOCOL_OF_FLUSHES, true), (PROTOCOL_OF_FLUSHES - 1, false)] {
+        let mut b = bench(LastRun::Unknown);
+        let mut out = BytesMut::new();
+        b.member.connected(protocol, &mut out);
+        b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+        let records = vec![Record { flushed: true, ..record(1) }];
+        b.member.hear_owner(ToLink::Records { records, admitted_at: NOW }, &mut out);
+        out.clear();
+        b.member.fill(&mut out, 1 << 20);
+        let sent = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+        let sent = sent.filter_map(|frame| match frame {
+            Frame::Record(_, record) => Some(record.flushed),
+            Frame::Control(..) => None,
+        });
+        assert_eq!(sent.collect::<Vec<_>>(), [is_told]);
+    }
 }
 
 /// The variant would end the connection to a backup that does not know it.

@@ -85,6 +85,7 @@ impl Owner {
                 match disk.poisoned() {
                     Some(_) => self.reply(slot, Err(Errno::Io)),
                     None => {
+                        self.sequencer.flush_asked();
                         let token = Token::Flush(slot).to_u64();
                         self.ring.fsync(token, disk.fd(), SyncKind::Data);
                         self.logging.guest_flush_begins(slot, disk.id());

@@ -120,6 +120,8 @@ pub struct Sequencer {
     guest_hlc: Hlc,
     /// The time of the last record.
     record_hlc: Hlc,
+    /// The guest has flushed since then.
+    flushed: bool,
     published: Seq,
     /// Guest's writes beyond `published` (mode sync), in seq order.
     unnamed: VecDeque<(Seq, Hlc, Extent)>,
@@ -155,6 +157,7 @@ impl Sequencer {
             guest_seq: Seq::ZERO,
             guest_hlc: Hlc(0),
             record_hlc: Hlc(0),
+            flushed: false,
             published: Seq::ZERO,
             unnamed: VecDeque::new(),
             sync_waiting: VecDeque::new(),
@@ -210,6 +213,12 @@ impl Sequencer {
     ) {
         assert!(matches!(effect, Effect::Write(_) | Effect::Zero { .. }));
         self.enqueue(extent, Work::Guest { request, effect, fua }, now, wall_ms);
+    }
+
+    /// The guest asks for a flush: all writes that it was told of have been given out. The next record says so, for
+    /// those who look for such points in the past.
+    pub fn flush_asked(&mut self) {
+        self.flushed = true;
     }
 
     /// Tidelock's own reading of `extent`, to copy or to compare it.
@@ -561,6 +570,7 @@ impl Sequencer {
                     now,
                     wall_ms,
                 );
+                self.flushed |= fua;
                 let hlc = self.record_hlc;
                 (self.guest_seq, self.guest_hlc) = (seq, hlc);
                 if self.mode == Mode::Sync {
@@ -599,6 +609,7 @@ impl Sequencer {
             disk,
             offset,
             copy,
+            flushed: !copy && std::mem::take(&mut self.flushed),
             effect,
         };
         self.record_hlc = record.hlc;

@@ -58,6 +58,29 @@ fn pipelined_completes_locally_and_publishes_before() {
 }
 
 #[test]
+fn the_record_after_a_flush_says_so_but_no_copy() {
+    let mut s = sequencer(Mode::Pipelined, 1 << 20);
+    let flushed = |s: &mut Sequencer| {
+        let sent = std::iter::from_fn(|| s.poll_action()).filter_map(|action| match action {
+            Action::Send(record) => Some(record.flushed),
+            _ => None,
+        });
+        sent.collect::<Vec<_>>()
+    };
+    write(&mut s, 1, 0, 8);
+    s.flush_asked();
+    s.flush_asked();
+    s.copy_done(NOW, 0);
+    write(&mut s, 2, 8, 8);
+    write(&mut s, 3, 16, 8);
+    assert_eq!(flushed(&mut s), [false, false, true, false]);
+    s.submit(RequestId(4), extent(24, 8), data(8), true, NOW, 0);
+    s.idle(NOW, 0);
+    s.idle(NOW, 0);
+    assert_eq!(flushed(&mut s), [false, true, false], "FUA is a flush after its write");
+}
+
+#[test]
 fn sync_waits_for_the_backup_and_publishes_what_is_committed_only() {
     let mut s = sequencer(Mode::Sync, 1 << 20);
     write(&mut s, 1, 0, 8);

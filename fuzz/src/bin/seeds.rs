@@ -100,6 +100,7 @@ fn record(effect: Effect, copy: bool, deps: &[(u16, u64)]) -> Record {
         disk: DiskId(0),
         offset: 4096,
         copy,
+        flushed: false,
         effect,
     }
 }

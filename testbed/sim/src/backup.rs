@@ -177,6 +177,7 @@ pub fn options(plan: &Scenario, group: usize) -> GroupOptions {
         journal: journal::Options { segment_bytes: of.segment_bytes },
         unfolded_max_bytes: of.unfolded_max_bytes,
         fold_min_bytes: of.fold_min_bytes,
+        fold_rate_bytes_s: of.fold_rate_bytes_s,
         retention: of.retention,
         hosts: Some((0..plan.hosts.len()).map(|h| format!("h{h}")).collect()),
     }

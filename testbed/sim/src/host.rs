@@ -261,7 +261,7 @@ impl World {
         if let Some((seq, hlc)) = clean {
             let hlc = if goes_back { Hlc(0) } else { hlc };
             sequencer.start(epoch, seq, hlc, clocks.now, clocks.wall_ms);
-            self.begin_life(vm, seq);
+            self.begin_life(vm, seq, seq);
         }
         self.vms[vm].run = Some(MemberRun {
             run,
@@ -307,10 +307,11 @@ impl World {
         });
     }
 
-    pub(crate) fn begin_life(&mut self, vm: usize, base_seq: Seq) {
+    /// A run of a member admits writes after `base_seq`; of those before, states have what is up to `cut`.
+    pub(crate) fn begin_life(&mut self, vm: usize, base_seq: Seq, cut: Seq) {
         let state = &mut self.vms[vm];
         let base = state.disks.iter().map(|d| d.live().to_vec()).collect();
-        state.oracle.begin_life(base, base_seq);
+        state.oracle.begin_life(base, base_seq, cut);
         note!(self, "vm {vm} admits writes from {} on", base_seq.next());
     }
 

@@ -53,6 +53,8 @@ impl Entry {
 struct Life {
     base: Vec<Vec<u8>>,
     base_seq: Seq,
+    /// Up to where states have what the lives before wrote: what came after it, late, is only in this life's base.
+    cut_before: Seq,
     /// From this seq on the backup has all of it.
     complete_at: Option<Seq>,
     log: Vec<Entry>,
@@ -115,8 +117,9 @@ impl WriterOracle {
         self.damaged.clear();
     }
 
-    /// A run of the daemon begins to admit writes after `base_seq`, with disks that hold this.
-    pub fn begin_life(&mut self, base: Vec<Vec<u8>>, base_seq: Seq) {
+    /// A run of the daemon begins to admit writes after `base_seq`, with disks that hold this, when the backup's cut
+    /// is `cut_before`.
+    pub fn begin_life(&mut self, base: Vec<Vec<u8>>, base_seq: Seq, cut_before: Seq) {
         for life in &mut self.lives {
             // What was not durable when the next life began never was.
             life.log.retain(|e| e.seq <= base_seq);
@@ -126,7 +129,7 @@ impl WriterOracle {
         self.damaged.clear();
         self.last_effect = self.last_effect.min(base_seq);
         self.newest_seq = self.newest_seq.max(base_seq);
-        self.lives.push(Life { base, base_seq, complete_at: None, log: Vec::new() });
+        self.lives.push(Life { base, base_seq, cut_before, complete_at: None, log: Vec::new() });
     }
 
     /// The backup says that it has everything up to where this life began.
@@ -216,7 +219,7 @@ impl WriterOracle {
     #[must_use]
     pub fn greatest_at(&self, time: Hlc, journaled: Seq) -> Seq {
         let is_there = |point: &Point| {
-            let end = self.lives.get(point.life + 1).map(|l| l.base_seq);
+            let end = self.lives.get(point.life + 1).map(|l| l.cut_before);
             point.seq <= journaled && end.is_none_or(|end| point.seq <= end)
         };
         let up_to = self.admitted.iter().rev().filter(|(_, hlc)| *hlc <= time);
@@ -230,7 +233,7 @@ impl WriterOracle {
                 if life.complete_at.is_some_and(|at| at <= seq) {
                     break;
                 }
-                seq = life.base_seq;
+                seq = life.cut_before;
             }
         }
         seq
@@ -409,6 +412,7 @@ mod tests {
             disk: DiskId(0),
             offset,
             copy: false,
+            flushed: false,
             effect: Effect::Write(Payload::new(vec![byte; 2].into())),
         }
     }
@@ -420,7 +424,7 @@ mod tests {
     #[test]
     fn a_state_is_a_base_and_a_prefix() {
         let mut o = WriterOracle::new(vec![vec![0; 4]]);
-        o.begin_life(vec![vec![9; 4]], Seq(0));
+        o.begin_life(vec![vec![9; 4]], Seq(0), Seq(0));
         o.wrote(&write(1, 0, 1), Vec::new());
         assert!(!o.is_whole_at(Seq(1)) && o.state_at(Seq(1)).is_err());
         o.copied(&done(2), &[]).unwrap();
@@ -431,7 +435,7 @@ mod tests {
         let point = Point { life: 0, seq: Seq(3) };
         assert!(o.has(point, Seq(3)) && !o.has(point, Seq(2)));
         // A run that ended uncleanly: 3 was durable here and never at the backup.
-        o.begin_life(vec![vec![7; 4]], Seq(2));
+        o.begin_life(vec![vec![7; 4]], Seq(2), Seq(2));
         assert!(!o.has(point, Seq(3)), "a 3 of the new life is another write");
         o.wrote(&write(3, 0, 5), Vec::new());
         assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
@@ -444,7 +448,7 @@ mod tests {
     #[test]
     fn a_copy_must_be_what_the_disk_holds() {
         let mut o = WriterOracle::new(vec![vec![0; 4]]);
-        o.begin_life(vec![vec![0; 4]], Seq(0));
+        o.begin_life(vec![vec![0; 4]], Seq(0), Seq(0));
         o.wrote(&write(1, 0, 1), Vec::new());
         let copy = |seq, byte| Record { copy: true, ..write(seq, 0, byte) };
         assert!(o.copied(&copy(2, 0), &[0, 0]).is_err(), "older than the guest's write");

@@ -296,7 +296,9 @@ impl World {
                     attached.epoch
                 );
                 if first {
-                    self.begin_life(vm, attached.durable);
+                    let group = self.backup.groups[self.plan.vms[vm].group].group.as_ref();
+                    let cut = group.map_or(attached.durable, |group| group.cut().get(writer));
+                    self.begin_life(vm, attached.durable, cut.min(attached.durable));
                 }
                 let state = &mut self.vms[vm];
                 if attached.copy == CopyState::Whole && state.oracle.continues_whole()? {

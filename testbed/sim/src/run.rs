@@ -79,10 +79,6 @@ fn live(world: &mut World, options: &Options) -> Checked {
         world.step()?;
     }
     world.heal()?;
-    for slot in &mut world.backup.groups {
-        // A group that stops at its size waits for whoever holds a point.
-        slot.forget_views();
-    }
     let calm_until = world.schedule.now_ns() + CALM_S * S;
     while world.schedule.now_ns() < calm_until {
         world.step()?;
@@ -98,6 +94,10 @@ fn live(world: &mut World, options: &Options) -> Checked {
             let stalls: Vec<_> = stalls.filter_map(|group| group.status(now).stalled).collect();
             format!("{PATIENCE_S} s after the faults: {why} {stalls:?}")
         })?;
+        for slot in &mut world.backup.groups {
+            // A group that stops at its size waits for whoever holds a point.
+            slot.forget_views();
+        }
         // The answer costs more than a step.
         for _ in 0..64 {
             world.step()?;

@@ -105,6 +105,8 @@ pub struct GroupPlan {
     pub grace_ms: u64,
     /// Unfolded bytes from which the fold works.
     pub fold_min_bytes: u64,
+    /// How fast it folds at most.
+    pub fold_rate_bytes_s: Option<u64>,
     /// Unfolded bytes at which the backup stops acknowledging.
     pub unfolded_max_bytes: u64,
     /// How long the past is kept.
@@ -339,6 +341,7 @@ impl Scenario {
                 grace_ms: lease_ms * 3 / 2,
                 fold_min_bytes: *rng.pick(&[1, 4 << 10, 64 << 10]),
                 unfolded_max_bytes: *rng.pick(&[96 << 10, 512 << 10, 8 << 20]),
+                fold_rate_bytes_s: rng.chance(1, 4).then(|| rng.range(4 << 10..1 << 20)),
                 segment_bytes,
                 retention: draw_retention(rng, segment_bytes),
                 past: if rng.chance(1, 3) { Seq((1 << 32) - rng.range(1..200)) } else { Seq::ZERO },
@@ -490,10 +493,12 @@ fn draw_disk(rng: &mut Rng, size_bytes: u64) -> DiskPlan {
 }
 
 fn draw_retention(rng: &mut Rng, segment_bytes: u64) -> Retention {
-    // A group that stops at its size may wait for records that it does not take: that policy is
-    // left to the group's own tests.
-    let at_size_max = AtSizeMax::Shorten;
     let window_ms = *rng.pick(&[0, 0, 50, 500, 5_000, 3_600_000]);
+    // Who stops takes nothing until the window has passed: not in a run, if it is long.
+    let at_size_max = match window_ms {
+        0..=5_000 if rng.chance(1, 3) => AtSizeMax::Stop,
+        _ => AtSizeMax::Shorten,
+    };
     let size_max_bytes = (segment_bytes * *rng.pick(&[4, 16, 256])).max(64 << 10);
     Retention { window_ms, size_max_bytes, at_size_max }
 }

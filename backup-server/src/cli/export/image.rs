@@ -32,7 +32,7 @@ pub(super) struct Unmade {
     pub(super) group: String,
     pub(super) disk: String,
     /// Held by whoever asks.
-    pub(super) at: Moment,
+    pub(super) at: When,
     pub(super) out: PathBuf,
     pub(super) format: &'static str,
     pub(super) size_bytes: u64,
@@ -97,7 +97,7 @@ impl Unmade {
     }
 
     fn when(&self) -> When {
-        When::Hlc(self.at.hlc_raw)
+        self.at.clone()
     }
 
     /// How the image names its base: relative if both are in one directory. And that one's format.

@@ -42,6 +42,7 @@ fn options() -> GroupOptions {
         journal: journal::Options { segment_bytes: 1500 },
         unfolded_max_bytes: 1 << 30,
         fold_min_bytes: 1,
+        fold_rate_bytes_s: None,
         retention: Retention::default(),
         hosts: Some((0..4).map(host).collect()),
     }
@@ -113,6 +114,7 @@ fn record(writer: u16, seq: u64, hlc: u64, deps: &[(u16, u64)]) -> Record {
         disk: DiskId(0),
         offset: 0,
         copy: false,
+        flushed: false,
         effect: Effect::Write(Payload::new(vec![seq as u8; 64].into())),
     }
 }

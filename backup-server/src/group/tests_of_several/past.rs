@@ -159,6 +159,29 @@ fn at_its_size_the_window_is_shortened_and_said_so_or_the_group_stops() {
 }
 
 #[test]
+fn a_group_does_not_stop_at_its_size_for_records_that_it_does_not_take() {
+    for form in [Form::Vector, Form::Hlc] {
+        let mut group = two(&Memory::new(), form);
+        let at_size_max = AtSizeMax::Stop;
+        let retention = Retention { window_ms: 10, size_max_bytes: 8000, at_size_max };
+        group.options = GroupOptions { retention, ..options() };
+        // All depend on one of b that does not come.
+        let deps: &[(u16, u64)] = if form == Form::Vector { &[(1, 2)] } else { &[] };
+        for n in 2..60 {
+            send(&mut group, record(0, n, hlc(n), deps));
+            group.flush();
+            while fold(&mut group, at_ms(1000)) {}
+            assert!(group.accepts(), "{form:?}: at {n}");
+        }
+        assert!(group.unfolded_bytes() > 8000);
+        send(&mut group, record(1, 2, hlc(100), &[]));
+        group.flush();
+        while fold(&mut group, at_ms(1000)) {}
+        assert!(group.accepts() && group.unfolded_bytes() < 8000, "{form:?}");
+    }
+}
+
+#[test]
 fn what_was_told_before_a_record_came_is_in_each_state_that_has_the_record() {
     let mut group = two(&Memory::new(), Form::Vector);
     group.options = windowed(1_000_000);

@@ -47,6 +47,7 @@ fn records(of: &[(u16, u16, u8, u8, bool)]) -> Vec<(Record, u32, PlacedEffect)> 
             disk: DiskId(disk),
             offset: 512 * u64::from(*offset),
             copy: false,
+            flushed: false,
             effect: Effect::Zero { len_bytes, no_hole: false },
         };
         let effect = if *zero { PlacedEffect::Zero } else { PlacedEffect::Write { at } };
