@@ -31,7 +31,10 @@ pub const FORMAT: u32 = 3;
 const FORMAT_OF_DAMAGED: u32 = 4;
 /// The versions that are read.
 const FORMAT_MIN: u32 = 1;
-const FORMAT_MAX: u32 = FORMAT_OF_DAMAGED;
+const FORMAT_MAX: u32 = FORMAT_OF_COLD;
+/// The version of a `group.json` beside which there may be compressed segments: a program that does not
+/// know of them must not open this journal.
+pub(crate) const FORMAT_OF_COLD: u32 = 5;
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,7 +56,7 @@ pub struct Member {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// [`FORMAT`], or the one of groups with compressed segments.
     pub format: u32,
     /// Its name.
     pub group: String,
@@ -305,7 +308,8 @@ pub(crate) fn read_json<S: Storage, T: DeserializeOwned>(
     // The format comes first: what a newer one means by its other fields is not known.
     let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
     let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
-    if !(u64::from(FORMAT_MIN)..=u64::from(FORMAT_MAX)).contains(&format) {
+    let newest = if file == GROUP { FORMAT_MAX } else { FORMAT_OF_DAMAGED };
+    if !(u64::from(FORMAT_MIN)..=u64::from(newest)).contains(&format) {
         let found = u32::try_from(format).unwrap_or(u32::MAX);
         return Err(ManifestError::Version { file: file.to_owned(), found });
     }
@@ -366,9 +370,9 @@ mod tests {
         damaged.damaged.heal(key, 0..9000);
         write_fold_position(&disk, &damaged).unwrap();
         assert_eq!((read_fold_position(&disk).unwrap(), format(&disk)), (fold, 3.into()));
-        storage::replace(&disk, "", "group.json", br#"{"format": 5, "new": true}"#).unwrap();
+        storage::replace(&disk, "", "group.json", br#"{"format": 6, "new": true}"#).unwrap();
         let error = Manifest::read(&disk).unwrap_err();
-        assert!(matches!(error, ManifestError::Version { found: 5, .. }), "{error}");
+        assert!(matches!(error, ManifestError::Version { found: 6, .. }), "{error}");
         let json = Machine::Json("{}".into());
         write_machine(&disk, "vm", &json).unwrap();
         assert_eq!(read_machine(&disk, "vm").unwrap(), Some(json));

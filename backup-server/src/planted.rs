@@ -38,6 +38,8 @@ pub enum Bug {
     DamageFoldedAsGood,
     /// Breaks rule 5: a point is not told to be affected by damage that was folded.
     DamageNotListed,
+    /// Breaks rules 3 and 9: a segment's own file goes before the compressed one is durable.
+    ColdNotSynced,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -131,6 +131,44 @@ pub fn map(bytes: &mut [u8]) -> bool {
     blocks_and_trailer(bytes, MAP_TRAILER, blocks, 80)
 }
 
+const COLD_DESCRIPTION: usize = 72;
+const COLD_ENTRY: usize = 16;
+
+/// Seals a compressed segment: its length, both descriptions, and of both tables each entry that has a
+/// frame inside the file. Returns how many those are.
+pub fn cold(bytes: &mut [u8]) -> usize {
+    let size = bytes.len();
+    let front = 8..8 + COLD_DESCRIPTION;
+    if size < 2 * front.end {
+        return 0;
+    }
+    let blocks = (u32_at(bytes, 60).unwrap_or(0) as usize).min(size / COLD_ENTRY);
+    let back = size - COLD_DESCRIPTION..size;
+    bytes[64..72].copy_from_slice(&(size as u64).to_le_bytes());
+    let crc = crc32c(&bytes[front.start..front.end - 4]);
+    put(bytes, front.end - 4, crc);
+    bytes.copy_within(front.clone(), back.start);
+    let id: [u8; 8] = bytes[32..40].try_into().expect("8 bytes");
+    let tables = [Some(front.end), back.start.checked_sub(blocks * COLD_ENTRY)];
+    let mut sealed = 0;
+    for table in tables.into_iter().flatten() {
+        for block in 0..blocks {
+            let entry = table + block * COLD_ENTRY;
+            let Some(len) = u32_at(bytes, entry + 8) else { break };
+            let at: [u8; 8] = bytes[entry..entry + 8].try_into().expect("8 bytes");
+            let at = usize::try_from(u64::from_le_bytes(at)).unwrap_or(usize::MAX);
+            let Some(frame) = bytes.get(at..at.saturating_add(len as usize)) else { continue };
+            let bound = [&id[..], &(block as u32).to_le_bytes(), frame].concat();
+            let crc = crc32c(&bound);
+            if entry + COLD_ENTRY <= size {
+                put(bytes, entry + 12, crc);
+                sealed += 1;
+            }
+        }
+    }
+    sealed
+}
+
 /// `middle_crc_at`: where the trailer has the checksum of what stands between; its own is at its end.
 fn blocks_and_trailer(
     bytes: &mut [u8],

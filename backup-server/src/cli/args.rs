@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Recover(Recover),
     /// Show damaged segments of the journal, and what they affect; check them again, or give one up
     Damaged(Damaged),
+    /// Show what can be kept of a journal that cannot be opened, or cut it there
+    Repair(Repair),
     /// Take a member out of a group for good: nothing waits for it any more, and it is not recovered
     Remove(Remove),
     /// Copy a disk of a group into an image, before or after a recovery, without stopping anything
@@ -185,6 +187,18 @@ pub(crate) struct Damaged {
     /// Give this segment up: its file is not kept, and what is damaged stays so until it is written again
     #[arg(long, value_name = "SEGMENT", conflicts_with = "check")]
     pub(crate) forget: Option<u64>,
+    /// For programs
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Repair {
+    /// The group
+    pub(crate) group: String,
+    /// Cut it: what is behind the damage goes to the quarantine
+    #[arg(long)]
+    pub(crate) yes: bool,
     /// For programs
     #[arg(long)]
     pub(crate) json: bool,

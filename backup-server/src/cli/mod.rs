@@ -13,6 +13,7 @@ mod export;
 mod marks;
 mod recover;
 mod remove;
+mod repair;
 mod serve;
 mod snapshot;
 mod status;
@@ -60,6 +61,10 @@ pub async fn run(args: Args) -> Result<()> {
         Command::Damaged(args) => {
             start_log(&config, Some("warn"));
             damaged::run(config, args).await
+        }
+        Command::Repair(repair) => {
+            start_log(&config, Some("warn"));
+            repair::run(config, repair).await
         }
         Command::Remove(remove) => {
             start_log(&config, Some("warn"));

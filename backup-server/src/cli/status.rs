@@ -92,6 +92,13 @@ fn render(group: &GroupStatus) -> String {
     }
     let (journal, unfolded) = (text::bytes(group.journal_bytes), text::bytes(group.unfolded_bytes));
     line("journal", format!("{journal}, of which {unfolded} are not in the images yet"));
+    let compressed = group.compressed;
+    if compressed.segments > 0 {
+        let (bytes, stored) = (text::bytes(compressed.bytes), text::bytes(compressed.stored_bytes));
+        let segments = compressed.segments;
+        line("  on disk", text::bytes(group.journal_stored_bytes));
+        line("  compressed", format!("{segments} segments: {bytes} take {stored}"));
+    }
     for of in &group.damaged {
         line("DAMAGED", damaged::one_line(of));
     }

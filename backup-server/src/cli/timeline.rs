@@ -26,18 +26,23 @@ pub(super) async fn run(config: Config, args: Timeline) -> Result<()> {
     };
     let reply = client.ask(&request).await;
     client.end().await;
-    let Reply::Timeline { oldest, newest, from, to, spans, damaged, marks } = reply? else {
+    let Reply::Timeline { oldest, newest, from, to, spans, compressed, damaged, marks } = reply?
+    else {
         bail!("the server answered something else");
     };
     if args.json {
         let all = json!({
             "group": args.group, "oldest": oldest, "newest": newest, "from": from, "to": to, "spans": spans,
-            "damaged": damaged, "marks": marks,
+            "compressed": compressed, "damaged": damaged, "marks": marks,
         });
         println!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(());
     }
     print!("{}", render(&args.group, &[&oldest, &newest], &spans, marks));
+    if compressed.segments > 0 {
+        let (bytes, stored) = (text::bytes(compressed.bytes), text::bytes(compressed.stored_bytes));
+        println!("  compressed: {} segments, {bytes} take {stored}", compressed.segments);
+    }
     for span in &damaged {
         println!("  DAMAGED {}", damaged_span(span));
     }

@@ -12,7 +12,9 @@
 //! A disk that is added makes a whole copy one that is resyncing, and a second run an empty one one
 //! that has begun: of the first nothing may have arrived, but its guest was served.
 
-use super::{Group, GroupError, GroupOptions, Link, Now, Output, WriterSlot, policies};
+use super::{
+    Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, Output, WriterSlot, policies,
+};
 use crate::cut::CutTracker;
 use crate::journal::{self, Journal, Note, Position, Standing, State};
 use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
@@ -193,7 +195,7 @@ impl<S: Storage> Group<S> {
         clear(&storage).map_err(wrong)?;
         let state = State::new(manifest.writers.len());
         let cut = CutTracker::new(&state);
-        let journal = Journal::create(storage.clone(), "journal", state, options.journal)
+        let journal = Journal::create(storage.clone(), JOURNAL_DIR, state, options.journal)
             .map_err(|e| GroupCreateError::Group(e.into()))?;
         manifest.write(&storage).map_err(|e| GroupCreateError::Group(e.into()))?;
         Self::assemble(
@@ -520,18 +522,18 @@ fn forbidden(host: &str, group: &str) -> String {
 /// Whether a directory without a `group.json` holds more than an unfinished creation leaves: that
 /// makes an empty journal, and no images.
 fn holds_data<S: Storage>(storage: &S, options: journal::Options) -> io::Result<bool> {
-    for dir in ["journal", "images"] {
+    for dir in [JOURNAL_DIR, "images"] {
         storage.create_dir(dir)?;
     }
-    let segments = storage.list("journal")?.len();
-    let opened = Journal::open(storage.clone(), "journal", Position::default(), options);
+    let segments = storage.list(JOURNAL_DIR)?.len();
+    let opened = Journal::open(storage.clone(), JOURNAL_DIR, Position::default(), options);
     let written = opened.is_ok_and(|o| o.journal.state().journaled() != CountVector::new());
     Ok(segments > 1 || written || !storage.list("images")?.is_empty())
 }
 
 /// Empties a directory in which a group was begun and never came to be.
 fn clear<S: Storage>(storage: &S) -> io::Result<()> {
-    for dir in ["journal", "images", "machines"] {
+    for dir in [JOURNAL_DIR, "images", "machines"] {
         storage.create_dir(dir)?;
         for name in storage.list(dir)? {
             storage.remove(&storage::join(dir, &name))?;

@@ -3,14 +3,15 @@
 //! What is known is told with the points in time that it affects ([`crate::history::AffectedSpan`]).
 //! That is found out anew when damage is found or folded, and when something is written over it.
 
-use super::{Group, GroupError, Now, RecoverError};
+use super::{Group, GroupError, JOURNAL_DIR, Now, RecoverError};
 use crate::damage::{
     self, ImageDamage, Known, LostWith, Noticed, QUARANTINE_DIR, Quarantine, Quarantined,
     SegmentDamage,
 };
 use crate::history::{Affected, AffectedSpan, Point};
 use crate::journal::{
-    Entry, IndexEntry, Placed, Position, ScrubJob, Segment, SegmentHeader, payload_of,
+    ColdError, Entry, IndexEntry, Placed, Position, ScrubJob, Segment, SegmentHeader,
+    cold_file_name, find_segment_file, payload_of,
 };
 use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
 use crate::storage::{self, Storage, StorageFile};
@@ -28,7 +29,6 @@ use tidelock_protocol::record::Effect;
 const PAUSE_NANOS: u64 = 1_000_000_000;
 /// So many parts are named in a refusal.
 const SAID_MAX: usize = 8;
-const JOURNAL_DIR: &str = "journal";
 
 /// A damaged segment as it is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,6 +146,29 @@ fn file_name(damage: &SegmentDamage) -> String {
     SegmentHeader::file_name(damage.segment, damage.id)
 }
 
+/// The names that its file may have: as it was written, and compressed.
+fn file_names(damage: &SegmentDamage) -> [String; 2] {
+    [file_name(damage), cold_file_name(damage.segment, damage.id)]
+}
+
+/// The name that its file has in a directory.
+fn found_in<S: Storage>(storage: &S, dir: &str, damage: &SegmentDamage) -> String {
+    let [plain, cold] = file_names(damage);
+    let is_there = |name: &str| storage.open(&storage::join(dir, name)).is_ok();
+    if !is_there(&plain) && is_there(&cold) { cold } else { plain }
+}
+
+/// Removes them.
+fn remove_files<S: Storage>(storage: &S, dir: &str, damage: &SegmentDamage) -> io::Result<()> {
+    for name in file_names(damage) {
+        match storage.remove(&storage::join(dir, &name)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 fn reason(damage: &SegmentDamage) -> String {
     let file = file_name(damage);
     format!("journal segment {file} is damaged at byte {}: {}", damage.at, damage.reason)
@@ -159,16 +182,18 @@ pub(super) fn set_aside<S: Storage>(
 ) -> Result<(), GroupError> {
     let mut moved = false;
     for of in quarantine.range(..before).map(|(_, of)| of).filter(|of| !of.given_up) {
-        let name = file_name(&of.damage);
-        let (from, to) = (storage::join(JOURNAL_DIR, &name), storage::join(QUARANTINE_DIR, &name));
-        let rename = || {
-            storage.create_dir(QUARANTINE_DIR)?;
-            match storage.rename(&from, &to) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-                renamed => renamed.map(|()| true),
-            }
-        };
-        moved |= rename().map_err(|source| io_error("keep", &from, source))?;
+        for name in file_names(&of.damage) {
+            let (from, to) =
+                (storage::join(JOURNAL_DIR, &name), storage::join(QUARANTINE_DIR, &name));
+            let rename = || {
+                storage.create_dir(QUARANTINE_DIR)?;
+                match storage.rename(&from, &to) {
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+                    renamed => renamed.map(|()| true),
+                }
+            };
+            moved |= rename().map_err(|source| io_error("keep", &from, source))?;
+        }
     }
     if moved {
         for dir in ["", QUARANTINE_DIR, JOURNAL_DIR] {
@@ -288,7 +313,7 @@ impl<S: Storage> Group<S> {
             let extents = of.map_or(&[][..], |of| &of.damage.extents);
             DamagedSegment {
                 segment,
-                file: of.map(|of| storage::join(dir, &file_name(&of.damage))),
+                file: of.map(|of| storage::join(dir, &found_in(&self.storage, dir, &of.damage))),
                 found_unix_ms: of.map_or(0, |of| of.found_unix_ms),
                 reason: of.map_or("it was given up".to_owned(), |of| reason(&of.damage)),
                 known: of.map_or(Known::Nothing, |of| of.damage.known),
@@ -372,11 +397,8 @@ impl<S: Storage> Group<S> {
             return Err(ForgetError::Unknown { segment, known });
         };
         if segment < self.fold.position.segment {
-            let file = storage::join(QUARANTINE_DIR, &file_name(&of.damage));
-            match self.storage.remove(&file) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
-                _ => self.storage.sync_dir(QUARANTINE_DIR)?,
-            }
+            remove_files(&self.storage, QUARANTINE_DIR, &of.damage)?;
+            self.storage.sync_dir(QUARANTINE_DIR)?;
             quarantine.remove(&segment);
         } else {
             of.given_up = true;
@@ -424,12 +446,16 @@ impl<S: Storage> Group<S> {
     /// where nothing newer stands.
     fn check_set_aside(&mut self, damage: &SegmentDamage) -> Result<(), GroupError> {
         let path = storage::join(QUARANTINE_DIR, &file_name(damage));
-        let file = match self.storage.open(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            file => file.map_err(|e| io_error("open", &path, e))?,
-        };
         let SegmentDamage { segment: index, id, len_bytes, .. } = *damage;
-        let segment = Segment { index, id, file, len_bytes };
+        let found =
+            match find_segment_file(&self.storage, QUARANTINE_DIR, index, id, &Arc::default()) {
+                Ok(Some(found)) => found,
+                Ok(None) => return Ok(()),
+                Err(ColdError::Io(e)) => return Err(io_error("open", &path, e).into()),
+                // It is what it was before: damaged.
+                Err(_) => return Ok(()),
+            };
+        let segment = Segment { index, id, file: found.file, len_bytes };
         let Some(content) = self.content_of(&segment, damage) else { return Ok(()) };
         let marked = |damaged: &ImageDamage, key, range| {
             let pieces = damaged.pieces(key, range).into_iter();
@@ -471,7 +497,8 @@ impl<S: Storage> Group<S> {
         self.refresh_overlay()?;
         self.take_out_of_quarantine(index)?;
         // Its data is in the images.
-        self.storage.remove(&path).map_err(|e| io_error("remove", &path, e))?;
+        remove_files(&self.storage, QUARANTINE_DIR, damage)
+            .map_err(|e| io_error("remove", &path, e))?;
         Ok(())
     }
 

@@ -29,7 +29,7 @@ impl<S: Storage> Group<S> {
         }
         // At a limit everything that can go must go.
         let retention = &self.options.retention;
-        let pressed = self.stall.is_some() || self.unfolded_bytes() >= retention.size_max_bytes;
+        let pressed = self.stall.is_some() || self.stored_bytes() >= retention.size_max_bytes;
         let least = if pressed { 1 } else { self.options.fold_min_bytes.max(1) };
         if self.unfolded_bytes() < least {
             return None;
@@ -134,6 +134,11 @@ impl<S: Storage> Group<S> {
     #[must_use]
     pub fn unfolded_bytes(&self) -> u64 {
         self.journal.bytes_after(self.fold.position)
+    }
+
+    /// What they take on disk.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.journal.stored_after(self.fold.position)
     }
 
     /// Up to where the journal is in the images.

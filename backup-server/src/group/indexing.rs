@@ -4,7 +4,7 @@
 //! segments that the next fold takes away, so with `retention.window = "0s"` hardly ever.
 
 use super::Group;
-use crate::journal::{IndexJob, JournalError, Made, MadeAgain};
+use crate::journal::{IndexJob, JournalError, Made, MadeAgain, Position};
 use crate::storage::Storage;
 
 impl<S: Storage> Group<S> {
@@ -19,10 +19,7 @@ impl<S: Storage> Group<S> {
         {
             return None;
         }
-        let stays = match self.fold_is_blocked() {
-            true => self.fold.position,
-            false => self.target_not_held().to.max(self.fold.position),
-        };
+        let stays = self.stays();
         let Self { journal, fold, .. } = self;
         let job = journal.index_job(stays.segment, |index| {
             fold.closed.get(&index).map(|closed| (closed.at, closed.cut.clone()))
@@ -30,6 +27,14 @@ impl<S: Storage> Group<S> {
         let job = job.or_else(|| journal.map_job(stays.segment));
         self.fold.aside = job.is_some();
         job
+    }
+
+    /// What is before the next fold takes away.
+    pub(super) fn stays(&self) -> Position {
+        match self.fold_is_blocked() {
+            true => self.fold.position,
+            false => self.target_not_held().to.max(self.fold.position),
+        }
     }
 
     /// Such a job has ended, for this segment. Without what it was to make the journal is whole: the

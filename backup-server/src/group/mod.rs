@@ -11,6 +11,7 @@
 //!                          │
 //!                          ├─▶ fold_job ─▶ (fold) ─▶ fold_done (folding.rs)
 //!                          ├─▶ index_job ─▶ (index) ─▶ index_done (indexing.rs)
+//!                          ├─▶ compress_job ─▶ (compress) ─▶ compress_done (compressing.rs)
 //!                          └─▶ scrub_job ─▶ (scrub) ─▶ scrub_done (scrub.rs)
 //!  recover ─▶ guest_write* ─▶ guest_flush                     (recovery.rs)
 //! ```
@@ -21,6 +22,7 @@
 
 mod asked;
 mod attach;
+mod compressing;
 mod covering;
 mod damage;
 mod floor;
@@ -43,6 +45,7 @@ mod tests;
 mod tests_of_several;
 
 pub use attach::GroupCreateError;
+pub use compressing::CompressedStatus;
 pub use covering::Covered;
 pub use damage::{DamagedDisk, DamagedSegment, ForgetError};
 pub use left_out::{HeldBackBy, RecoveryWriter};
@@ -58,7 +61,7 @@ use crate::cut::CutTracker;
 use crate::damage::ImageDamage;
 use crate::fold::FoldError;
 use crate::history::{Closed, Holds};
-use crate::journal::{self, Journal, JournalError, Position, Standing, TornTail};
+use crate::journal::{self, Compress, Journal, JournalError, Position, Standing, TornTail};
 use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
 use crate::storage::{Storage, StorageFile};
 use crate::view::{DiskKey, Overlay, SharedOverlay, View};
@@ -105,6 +108,9 @@ pub struct Now {
     pub unix_ms: u64,
 }
 
+/// Where the journal is in a group's directory.
+pub const JOURNAL_DIR: &str = "journal";
+
 /// How a group is kept.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
@@ -118,6 +124,8 @@ pub struct GroupOptions {
     pub fold_rate_bytes_s: Option<u64>,
     /// How long the past is kept.
     pub retention: Retention,
+    /// What of the journal is compressed; `None`: nothing is.
+    pub compress: Option<Compress>,
     /// The hosts that may attach members; `None`: the one that created the group.
     pub hosts: Option<Vec<String>>,
 }
@@ -130,6 +138,7 @@ impl Default for GroupOptions {
             fold_min_bytes: 16 << 20,
             fold_rate_bytes_s: None,
             retention: Retention::default(),
+            compress: None,
             hosts: None,
         }
     }
@@ -238,7 +247,7 @@ struct FoldState {
     wall_ms: u64,
     /// The window was shortened.
     shortened: bool,
-    /// An index is being written, or a segment verified.
+    /// An index is being written, or a segment verified or compressed.
     aside: bool,
     /// What of the images is damaged.
     damaged: Arc<ImageDamage>,
@@ -271,6 +280,7 @@ pub struct Group<S: Storage> {
     overlay: Option<SharedOverlay<S::File>>,
     fold: FoldState,
     scrub: scrub::Scrub,
+    compressing: compressing::Compressing,
     damage: damage::DamageState,
     grace: Grace,
     opened_at: MonoNanos,
@@ -313,7 +323,7 @@ impl<S: Storage> Group<S> {
         let mut found = past::Found::new(position);
         let opened = Journal::open_with(
             storage.clone(),
-            "journal",
+            JOURNAL_DIR,
             position,
             options.journal,
             |start, before, shown| found.shown(start, before, shown),
@@ -406,6 +416,7 @@ impl<S: Storage> Group<S> {
             overlay: None,
             fold,
             scrub: scrub::Scrub::new(now.mono),
+            compressing: compressing::Compressing::default(),
             damage,
             stall: None,
             broken: None,
@@ -417,6 +428,7 @@ impl<S: Storage> Group<S> {
         };
         group.fold.wall_ms = now.unix_ms;
         group.fold.shortened = group.is_shortened();
+        group.settle_format();
         group.restart_receivers();
         if group.journal.state().recovered().is_some() {
             group.promoted = true;

@@ -36,7 +36,7 @@ pub enum AtSizeMax {
 pub struct Retention {
     /// The window, in milliseconds; 0: everything is folded as soon as it can be.
     pub window_ms: u64,
-    /// Most bytes of the journal that are not in the images.
+    /// Most bytes of the journal that are not in the images, as they are on disk.
     pub size_max_bytes: u64,
     /// What to do then.
     pub at_size_max: AtSizeMax,
@@ -72,7 +72,7 @@ impl<S: Storage> Group<S> {
             return Target { to: self.journal.durable_end(), oldest, shortens: false };
         }
         let place = |segment: u64| Position { segment, offset: SEGMENT_HEADER_BYTES as u64 };
-        let closed = self.fold.closed.range(self.fold.position.segment + 1..);
+        let closed = self.fold.closed.range(self.after_fold()..);
         let (to, oldest) = (self.fold.position, self.fold.oldest.clone());
         let mut target = Target { to, oldest, shortens: false };
         let size_max = match retention.at_size_max {
@@ -85,7 +85,7 @@ impl<S: Storage> Group<S> {
         // Nothing that is behind the target is missed by either measure.
         for (segment, closed) in closed {
             let left = closed.at <= edge;
-            if !left && self.journal.bytes_after(target.to) <= size_max {
+            if !left && self.journal.stored_after(target.to) <= size_max {
                 break;
             }
             let (to, oldest) = (place(*segment), closed.clone());
@@ -128,8 +128,8 @@ impl<S: Storage> Group<S> {
         let (unfolded, max) = (self.unfolded_bytes(), self.options.unfolded_max_bytes);
         let resyncing = self.journal.state().writers.iter().any(|w| w.copy == CopyState::Resyncing);
         let exempt = resyncing || self.needs_records_to_fold();
-        let size_max = retention.size_max_bytes;
-        if unfolded >= size_max && retention.at_size_max == AtSizeMax::Shorten && !resyncing {
+        let (size_max, stored) = (retention.size_max_bytes, self.stored_bytes());
+        if stored >= size_max && retention.at_size_max == AtSizeMax::Shorten && !resyncing {
             self.give_up_holds();
         }
         let late = |group: &Self| match retention.window_ms {
@@ -143,7 +143,7 @@ impl<S: Storage> Group<S> {
         let late = if unfolded < max - max / 8 { 0 } else { late(self) };
         let stops = retention.at_size_max == AtSizeMax::Stop;
         match self.stall {
-            None if stops && unfolded >= size_max && !exempt => self.stall(Stall::SizeMax),
+            None if stops && stored >= size_max && !exempt => self.stall(Stall::SizeMax),
             None if late >= max && !exempt => {
                 // An export must not stop replication: it ends with an error instead.
                 let held = retention.window_ms == 0 && self.fold.holds.count() > 0;
@@ -158,7 +158,7 @@ impl<S: Storage> Group<S> {
             }
             // One that came while nothing was taken must not keep it so.
             Some(Stall::FoldBehind) if retention.window_ms == 0 => self.fold.holds.revoke_all(),
-            Some(Stall::SizeMax) if unfolded < size_max - size_max / 8 || exempt => {
+            Some(Stall::SizeMax) if stored < size_max - size_max / 8 || exempt => {
                 self.stall = None;
                 self.tell_stall();
             }
@@ -169,9 +169,14 @@ impl<S: Storage> Group<S> {
 
     /// Whether only more records can bring about that there is something to fold, and no time that passes.
     fn needs_records_to_fold(&self) -> bool {
-        let next = self.fold.position.segment + 1;
         let windowed = self.options.retention.window_ms > 0;
-        self.fold_is_blocked() || windowed && self.fold.closed.range(next..).next().is_none()
+        let is_none = || self.fold.closed.range(self.after_fold()..).next().is_none();
+        self.fold_is_blocked() || windowed && is_none()
+    }
+
+    /// The first segment of which the beginning is ahead of the fold.
+    fn after_fold(&self) -> u64 {
+        self.fold.position.max(self.journal.start()).segment + 1
     }
 
     /// Whoever holds what must leave the journal loses it.

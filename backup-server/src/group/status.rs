@@ -1,7 +1,9 @@
 //! What a group says of itself: from what is durable, never from a flag (rule 6).
 
-use super::{DamagedDisk, DamagedSegment, Group, Known, Now, PastStatus, ScrubStatus};
-use crate::journal::Standing;
+use super::{
+    CompressedStatus, DamagedDisk, DamagedSegment, Group, Known, Now, PastStatus, ScrubStatus,
+};
+use crate::journal::{Position, Standing};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -93,6 +95,12 @@ pub struct GroupStatus {
     pub unfolded_bytes: u64,
     /// Segments of the journal.
     pub journal_segments: u64,
+    /// Bytes that it takes on disk.
+    #[serde(default)]
+    pub journal_stored_bytes: u64,
+    /// What of it is compressed.
+    #[serde(default)]
+    pub compressed: CompressedStatus,
     /// How much of the past there is.
     #[serde(default)]
     pub past: PastStatus,
@@ -134,6 +142,8 @@ impl GroupStatus {
             journal_bytes: 0,
             unfolded_bytes: 0,
             journal_segments: 0,
+            journal_stored_bytes: 0,
+            compressed: CompressedStatus::default(),
             past: PastStatus::default(),
             scrub: ScrubStatus::default(),
             damaged: Vec::new(),
@@ -207,6 +217,8 @@ impl<S: Storage> Group<S> {
             journal_bytes: self.journal.bytes(),
             unfolded_bytes: self.unfolded_bytes(),
             journal_segments: self.journal.segments().len() as u64,
+            journal_stored_bytes: self.journal.stored_after(Position::default()),
+            compressed: self.compressed_status(),
             past: self.past_status(),
             scrub: self.scrub_status(),
             damaged: self.damaged(),

@@ -33,6 +33,7 @@ fn options() -> GroupOptions {
         fold_min_bytes: 1,
         fold_rate_bytes_s: None,
         retention: Retention::default(),
+        compress: None,
         hosts: None,
     }
 }

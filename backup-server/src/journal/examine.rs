@@ -6,6 +6,7 @@
 //! record what it changes and where its payload stands.
 
 use super::index::{Builder, SegmentIndex};
+use super::open::found_of;
 use super::scan::is_whole;
 use super::{Entry, IndexEntry, JournalError, Position, Reader, Segment};
 use crate::damage::{DamagedExtent, Known, SegmentDamage};
@@ -72,6 +73,15 @@ pub(super) fn examine<F: StorageFile>(
     let mut first: Option<(u64, String)> = None;
     let mut extents = Vec::new();
     let mut in_order = true;
+    // What the disk has is what is asked.
+    segment.file.forget_cached();
+    if let Err(error) = found_of(segment.clone()) {
+        // Damage of the header alone costs nothing: opening knows it from the segment before it.
+        first = Some(match error {
+            JournalError::Corrupt { offset, damage, .. } => (offset, damage.to_string()),
+            error => (0, error.to_string()),
+        });
+    }
     let mut reader = Reader::new(vec![segment.clone()], from, to);
     while let Some(batch) = reader.next() {
         let batch = match batch {

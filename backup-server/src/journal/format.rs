@@ -72,6 +72,12 @@ pub enum Damage {
     /// It does not begin as it must.
     #[error("this is not a {0}")]
     Magic(&'static str),
+    /// A compressed segment, as a whole.
+    #[error("{0}")]
+    Cold(String),
+    /// Of a compressed segment.
+    #[error("its compressed file cannot be read there")]
+    Compressed,
     /// A checksum does not fit.
     #[error("the checksum of the {what} is {found:08x}, computed {computed:08x}")]
     Checksum {

@@ -4,7 +4,8 @@
 use super::index::{Builder, Sealed, SegmentIndex, index_file_name};
 use super::map::{Due, MapError, MapFile, flatten, write_flat, write_merged};
 use super::{
-    IndexError, Journal, JournalError, ScrubJob, SegmentFacts, State, Tail, UNINDEXED_MAX,
+    Compress, CompressJob, IndexError, Journal, JournalError, ScrubJob, SegmentFacts, SegmentFile,
+    State, Tail, UNINDEXED_MAX,
 };
 use crate::storage::{self, Storage};
 use std::collections::BTreeMap;
@@ -239,6 +240,50 @@ impl<S: Storage> Journal<S> {
         }
         let listed = self.tail().listed(segment.index);
         Some(ScrubJob { segment, listed })
+    }
+
+    /// The first sealed segment after this one that is not compressed and has an index, with the time
+    /// of the newest record up to its end.
+    #[must_use]
+    pub fn next_plain(&self, after: u64) -> Option<(u64, Hlc)> {
+        let from = self.segments.partition_point(|of| of.index <= after);
+        let sealed = self.segments.len().saturating_sub(1);
+        let is_plain = |at: &usize| {
+            let of = &self.segments[*at];
+            of.file.cold().is_none() && self.indexes.contains_key(&of.index)
+        };
+        let at = (from..sealed).find(is_plain)?;
+        Some((self.segments[at].index, self.starts[at + 1].last_hlc))
+    }
+
+    /// Work that compresses this segment, if it is sealed.
+    #[must_use]
+    pub fn compress_job(&self, segment: u64, how: Compress) -> Option<CompressJob<S>> {
+        let of = self.facts(segment)?;
+        let segment = self.segments.iter().find(|of| of.index == segment)?.clone();
+        Some(CompressJob {
+            storage: self.storage.clone(),
+            dir: self.dir.clone(),
+            listed: self.tail().listed(segment.index),
+            segment,
+            of,
+            how,
+            cache: Arc::clone(&self.blocks),
+        })
+    }
+
+    /// A segment was compressed: its own file goes. If a crash brings it back, opening removes it, or
+    /// the other one.
+    pub fn compressed(&mut self, segment: u64, file: SegmentFile<S::File>) -> io::Result<()> {
+        let Some(of) = self.segments.iter_mut().find(|of| of.index == segment) else {
+            return Ok(());
+        };
+        let name = of.file_name();
+        if of.file.cold().is_some() || file.cold().is_none_or(|cold| cold.facts().id != of.id) {
+            return Ok(());
+        }
+        of.file = file;
+        self.storage.remove(&storage::join(&self.dir, &name))
     }
 
     /// How many sealed segments come after this one.

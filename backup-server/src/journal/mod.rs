@@ -18,6 +18,7 @@
 //!   not known as durable once more before it believes in it.
 
 mod batch;
+mod cold;
 mod examine;
 mod format;
 mod index;
@@ -27,6 +28,7 @@ mod map;
 mod note;
 mod open;
 mod reader;
+mod repair;
 mod scan;
 mod scrub;
 mod state;
@@ -35,6 +37,13 @@ mod tail;
 mod tests;
 
 pub use batch::{Placed, PlacedEffect};
+#[cfg(any(test, feature = "memory-storage"))]
+pub use cold::cold_from_bytes;
+pub(crate) use cold::find_segment_file;
+pub use cold::{
+    COLD_VERSION, ColdError, ColdFile, Compress, CompressJob, Compressed, SegmentFile,
+    cold_file_name, parse_cold_file_name,
+};
 pub(crate) use examine::{payload_of, read_payload};
 pub use format::{
     BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_TARGET_BYTES, BatchHeader, Damage, Entries,
@@ -59,6 +68,7 @@ pub use note::{EpochStart, NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteErr
 pub use open::open_from_bytes;
 pub use open::{Opened, Shown, TornTail};
 pub use reader::{JournalBatch, Reader};
+pub use repair::{Repair, RepairError, plan as plan_repair, repair};
 pub(crate) use scan::is_whole;
 pub use scrub::{ScrubJob, Scrubbed};
 pub use state::{Standing, State, StateError, WriterState};
@@ -72,6 +82,7 @@ pub fn map_name(facts: &MapFacts) -> String {
 
 use crate::storage::{self, Storage, StorageFile};
 use batch::Batch;
+use cold::BlockCache;
 use index::Builder;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -119,7 +130,7 @@ pub enum JournalError {
     /// Data that was acknowledged is damaged.
     #[error(
         "journal segment {file} is damaged at byte {offset}: {damage}. Restore the file from a copy, \
-         or remove the group's directory and let the host copy its disks again"
+         or see what `tidelock-backup repair` can keep"
     )]
     Corrupt {
         /// The segment's file.
@@ -131,8 +142,8 @@ pub enum JournalError {
     },
     /// A segment is not there.
     #[error(
-        "journal segment {index} is missing. Restore the file from a copy, or remove the group's \
-         directory and let the host copy its disks again"
+        "journal segment {index} is missing. Restore the file from a copy, or see what \
+         `tidelock-backup repair` can keep"
     )]
     Missing {
         /// Its index.
@@ -172,9 +183,23 @@ pub struct Segment<F> {
     /// Its id.
     pub id: u64,
     /// The file, which stays readable when its name is removed.
-    pub file: F,
+    pub file: SegmentFile<F>,
     /// Valid bytes.
     pub len_bytes: u64,
+}
+
+impl<F: StorageFile> Segment<F> {
+    /// The name of its file.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        self.file.name(self.index, self.id)
+    }
+
+    /// Bytes that it takes on disk.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.file.cold().map_or(self.len_bytes, ColdFile::stored_bytes)
+    }
 }
 
 /// The journal of one group.
@@ -210,6 +235,8 @@ pub struct Journal<S: Storage> {
     /// The indexes that there are.
     indexes: BTreeMap<u64, S::File>,
     maps: Arc<Maps<S::File>>,
+    /// Of compressed segments.
+    blocks: Arc<BlockCache>,
     /// There may be maps to make.
     maps_due: bool,
     poisoned: bool,
@@ -244,6 +271,7 @@ impl<S: Storage> Journal<S> {
             being_indexed: None,
             indexes: BTreeMap::new(),
             maps: Arc::default(),
+            blocks: Arc::default(),
             maps_due: false,
             poisoned: false,
         };
@@ -420,6 +448,7 @@ impl<S: Storage> Journal<S> {
             self.maps_due = true;
             drop(self.push_unindexed(sealed));
         }
+        let file = SegmentFile::Plain(file);
         self.segments.push(Segment { index: header.index, id: header.id, file, len_bytes });
         let Note::Checkpoint(start) = checkpoint else { unreachable!("begins with a checkpoint") };
         self.starts.push(Arc::new((**start).clone()));
@@ -495,6 +524,19 @@ impl<S: Storage> Journal<S> {
         self.bytes_after(from).saturating_sub(self.bytes_after(to))
     }
 
+    /// Bytes that the segments from a position to the end take on disk; of a compressed one all.
+    #[must_use]
+    pub fn stored_after(&self, position: Position) -> u64 {
+        let after = self.segments.iter().filter(|s| s.index >= position.segment);
+        let of = |segment: &Segment<S::File>| match segment.file {
+            SegmentFile::Plain(_) if segment.index == position.segment => {
+                segment.len_bytes.saturating_sub(position.offset)
+            }
+            _ => segment.stored_bytes(),
+        };
+        after.map(of).sum()
+    }
+
     /// Bytes of all segments.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -509,9 +551,15 @@ impl<S: Storage> Journal<S> {
             // It is being written.
             return Ok(());
         }
-        let name = SegmentHeader::file_name(index, self.segments[at].id);
-        let file = self.storage.open(&storage::join(&self.dir, &name));
-        self.segments[at].file = file.map_err(JournalError::io("open a journal segment"))?;
+        let id = self.segments[at].id;
+        let found = match find_segment_file(&self.storage, &self.dir, index, id, &self.blocks) {
+            Ok(found) => found.ok_or_else(|| io::ErrorKind::NotFound.into()),
+            Err(ColdError::Io(source)) => Err(source),
+            // As damaged as what is open.
+            Err(_) => return Ok(()),
+        };
+        // What is left over goes when the journal is opened, or with the segment.
+        self.segments[at].file = found.map_err(JournalError::io("open a journal segment"))?.file;
         Ok(())
     }
 
@@ -532,6 +580,7 @@ impl<S: Storage> Journal<S> {
         for segment in &self.segments[..old] {
             let names = [
                 SegmentHeader::file_name(segment.index, segment.id),
+                cold_file_name(segment.index, segment.id),
                 index_file_name(segment.index, segment.id),
             ];
             for name in names {
@@ -561,7 +610,7 @@ impl<S: Storage> Journal<S> {
     }
 }
 
-fn write_back<F: StorageFile>(file: &F, from: u64, to: u64) -> io::Result<()> {
+fn write_back<F: StorageFile>(file: &SegmentFile<F>, from: u64, to: u64) -> io::Result<()> {
     let mut at = from;
     let mut buf = vec![0; 1 << 20];
     while at < to {

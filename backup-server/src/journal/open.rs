@@ -1,7 +1,7 @@
 //! Opening a journal: a torn tail is found and cut, and what the journal leads to is known.
 //!
-//! Of every segment header and checkpoint are read and verified. Sealed segments that have an
-//! index are not read further ([`super::indexed`]); the others and the last one are, as a whole.
+//! Of every segment header and checkpoint are read and verified; damaged ones follow from the segment before it. Sealed
+//! segments that have an index are not read further ([`super::indexed`]); the others and the last one are, as a whole.
 //!
 //! ```text
 //!  names ──▶ torn beginnings removed ──▶ segments in order ──▶ batches in order ──▶ damage?
@@ -12,6 +12,9 @@
 //!  what no batch knows as durable is written again and synced ──▶ durable
 //! ```
 
+use super::cold::{
+    BlockCache, ColdError, SegmentFile, cold_file_name, find_segment_file, parse_cold_file_name,
+};
 use super::format::{
     BATCH_HEADER_BYTES, Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader,
 };
@@ -65,12 +68,13 @@ pub struct Opened<S: Storage> {
     pub closed: ClosedSegments,
     /// Indexes of sealed segments that were missing or damaged.
     pub made_again: Vec<MadeAgain>,
-    /// Of the segments that were read: those in which payloads are damaged. All else of them is
-    /// what was written.
+    /// Segments in which payloads are damaged, if they were read; of others the header or checkpoint. All else of them
+    /// that was read is what was written.
     pub damaged: BTreeSet<u64>,
 }
 
 /// The batches of the last segment, and what they lead to.
+#[derive(Default)]
 struct Replay {
     state: Option<State>,
     number: u64,
@@ -84,7 +88,7 @@ struct Replay {
     /// The entries of the segment at hand.
     builder: Builder,
     clean: bool,
-    /// Segments that have damaged payloads.
+    /// Segments that have damaged payloads, or a damaged beginning.
     damaged: BTreeSet<u64>,
 }
 
@@ -109,7 +113,9 @@ impl<S: Storage> Journal<S> {
         options: Options,
         mut visit: impl FnMut(Position, &State, Shown<'_>),
     ) -> Result<Opened<S>, JournalError> {
-        let (segments, tail_removed) = find_segments(&storage, dir, floor)?;
+        let blocks = Arc::default();
+        let (segments, tail_removed) = find_segments(&storage, dir, floor, &blocks)?;
+        check_cold(&segments)?;
         let indexed = Indexed::read(&storage, dir, &segments)?;
         let sealed = segments.windows(2).map(|pair| facts_of(&pair[0], &pair[1].header));
         let sealed = sealed.map(|of| (of.index, of)).collect();
@@ -134,20 +140,11 @@ impl<S: Storage> Journal<S> {
             being_indexed: None,
             indexes: indexed.files.clone(),
             maps: Arc::new(maps),
+            blocks,
             maps_due: true,
             poisoned: false,
         };
-        let mut replay = Replay {
-            state: None,
-            number: 0,
-            chain: 0,
-            durable: 0,
-            batches: Vec::new(),
-            starts: Vec::new(),
-            builder: Builder::default(),
-            clean: false,
-            damaged: BTreeSet::new(),
-        };
+        let mut replay = Replay::default();
         let mut torn = None;
         for (at, found) in segments.iter().enumerate() {
             let is_last = at + 1 == segments.len();
@@ -157,8 +154,13 @@ impl<S: Storage> Journal<S> {
             let segment = replay.begin(found, journal.segments.last(), next)?;
             if let Some(next) = next.filter(|_| indexed.whole[at]) {
                 replay.skip(&found.checkpoint, next);
+                // Its index says how it ends; what was in it is to be looked at.
+                replay.damaged.extend(found.lost.is_some().then_some(segment.index));
                 journal.segments.push(segment);
                 continue;
+            }
+            if let Some((offset, damage)) = &found.lost {
+                return Err(corrupt(&segment, *offset, damage.clone()));
             }
             let mut show = |position: Position, before: &State, shown: Shown<'_>| {
                 if at >= indexed.from {
@@ -227,11 +229,13 @@ impl<S: Storage> Journal<S> {
     }
 }
 
-/// A segment whose header and checkpoint are whole.
+/// A segment, and what its header and checkpoint say.
 pub(super) struct FoundSegment<F> {
     pub(super) segment: Segment<F>,
     pub(super) header: SegmentHeader,
     pub(super) checkpoint: State,
+    /// They are damaged, and follow from the segment before it: where, and how that was noticed.
+    lost: Option<(u64, Damage)>,
 }
 
 type FoundSegments<F> = (Vec<FoundSegment<F>>, bool);
@@ -242,13 +246,20 @@ fn find_segments<S: Storage>(
     storage: &S,
     dir: &str,
     floor: Position,
+    blocks: &Arc<BlockCache>,
 ) -> Result<FoundSegments<S::File>, JournalError> {
     let names = storage.list(dir).map_err(JournalError::io("list the journal"))?;
-    let mut ids: Vec<_> = names.iter().filter_map(|n| SegmentHeader::parse_file_name(n)).collect();
-    ids.sort_unstable();
-    let path = |index, id| storage::join(dir, &SegmentHeader::file_name(index, id));
+    let mut ids = BTreeSet::new();
+    for name in &names {
+        match parse_cold_file_name(name) {
+            Some(_) if name.ends_with(".new") => remove_name(storage, dir, name)?,
+            Some(id) => ids.extend([id]),
+            None => ids.extend(SegmentHeader::parse_file_name(name)),
+        }
+    }
     let remove = |index, id| {
-        storage.remove(&path(index, id)).map_err(JournalError::io("remove a journal segment"))
+        remove_name(storage, dir, &SegmentHeader::file_name(index, id))?;
+        remove_name(storage, dir, &cold_file_name(index, id))
     };
     let mut whole: Vec<FoundSegment<S::File>> = Vec::new();
     let mut torn = Vec::new();
@@ -257,39 +268,45 @@ fn find_segments<S: Storage>(
             remove(index, id)?;
             continue;
         }
-        let open = || {
-            let file = storage.open(&path(index, id))?;
-            let len_bytes = file.size_bytes()?;
-            Ok(Segment { index, id, file, len_bytes })
+        let segment = open_segment(storage, dir, (index, id), blocks)?;
+        let (header, checkpoint, lost) = match read_header(&segment)? {
+            Ok((header, checkpoint)) => (header, checkpoint, None),
+            Err((offset, damage)) if !has_more(&segment)? => {
+                torn.push((segment, offset, damage));
+                continue;
+            }
+            Err((offset, damage)) => {
+                match whole.last().filter(|of| of.segment.index + 1 == index) {
+                    Some(before) => {
+                        let (header, checkpoint) = beginning_after(before, &segment)
+                            .map_err(|_| corrupt(&segment, offset, damage.clone()))?;
+                        (header, checkpoint, Some((offset, damage)))
+                    }
+                    None => return Err(corrupt(&segment, offset, damage)),
+                }
+            }
         };
-        let segment = open().map_err(JournalError::io("open a journal segment"))?;
-        match read_header(&segment)? {
-            Err((offset, damage)) if has_more(&segment)? => {
-                return Err(corrupt(&segment, offset, damage));
-            }
-            Err((offset, damage)) => torn.push((segment, offset, damage)),
-            Ok((header, checkpoint)) => {
-                let expected = whole.last().map_or(index, |of| of.segment.index + 1);
-                if index < expected {
-                    let damage = Damage::Chain("there is another segment of this index");
-                    return Err(corrupt(&segment, 0, damage));
-                }
-                if index > expected {
-                    return Err(JournalError::Missing { index: expected });
-                }
-                whole.push(FoundSegment { segment, header, checkpoint });
-            }
+        let expected = whole.last().map_or(index, |of| of.segment.index + 1);
+        if index < expected {
+            let damage = Damage::Chain("there is another segment of this index");
+            return Err(corrupt(&segment, 0, damage));
         }
+        if index > expected {
+            return Err(JournalError::Missing { index: expected });
+        }
+        whole.push(FoundSegment { segment, header, checkpoint, lost });
     }
     let first = whole.first().map_or(0, |of| of.segment.index);
     if floor.segment > 0 && first != floor.segment {
         return Err(JournalError::Missing { index: floor.segment });
     }
     let last = whole.last().map_or(0, |of| of.segment.index);
+    let is_cold = whole.last().is_some_and(|of| of.segment.file.cold().is_some());
     let mut tail_removed = false;
     for (segment, offset, damage) in torn {
         // A beginning that was torn is the last one, or the next attempt's stands beside it.
-        if whole.is_empty() || segment.index < first {
+        // What follows a compressed segment was durable before that was compressed.
+        if whole.is_empty() || segment.index < first || (segment.index > last && is_cold) {
             return Err(corrupt(&segment, offset, damage));
         }
         if segment.index > last + 1 {
@@ -301,8 +318,68 @@ fn find_segments<S: Storage>(
     Ok((whole, tail_removed))
 }
 
+pub(super) fn remove_name<S: Storage>(
+    storage: &S,
+    dir: &str,
+    name: &str,
+) -> Result<(), JournalError> {
+    match storage.remove(&storage::join(dir, name)) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(JournalError::io("remove a journal segment")(e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens a segment's file, as it was written or compressed, and removes the other if both are there.
+pub(super) fn open_segment<S: Storage>(
+    storage: &S,
+    dir: &str,
+    (index, id): (u64, u64),
+    blocks: &Arc<BlockCache>,
+) -> Result<Segment<S::File>, JournalError> {
+    let io = JournalError::io("open a journal segment");
+    let found = match find_segment_file(storage, dir, index, id, blocks) {
+        Ok(found) => found,
+        Err(ColdError::Io(source)) => return Err(io(source)),
+        // It is the only one there.
+        Err(error) => {
+            let damage = Damage::Cold(error.to_string());
+            return Err(JournalError::Corrupt {
+                file: cold_file_name(index, id),
+                offset: 0,
+                damage,
+            });
+        }
+    };
+    let Some(found) = found else { return Err(JournalError::Missing { index }) };
+    if let Some(name) = &found.left_over {
+        remove_name(storage, dir, name)?;
+    }
+    let len_bytes = found.file.size_bytes().map_err(io)?;
+    Ok(Segment { index, id, file: found.file, len_bytes })
+}
+
+/// Compressed segments are sealed, and each is the one that the next segment continues.
+fn check_cold<F: StorageFile>(segments: &[FoundSegment<F>]) -> Result<(), JournalError> {
+    for (at, of) in segments.iter().enumerate() {
+        let Some(cold) = of.segment.file.cold() else { continue };
+        let Some(next) = segments.get(at + 1) else {
+            return Err(JournalError::Missing { index: of.segment.index + 1 });
+        };
+        if *cold.facts() != facts_of(of, &next.header) {
+            let damage = Damage::Chain("it was compressed with another end");
+            return Err(corrupt(&of.segment, 0, damage));
+        }
+    }
+    Ok(())
+}
+
 /// Whether a segment holds more than its beginning, which is written and made durable as one.
 fn has_more<F: StorageFile>(segment: &Segment<F>) -> Result<bool, JournalError> {
+    if matches!(segment.file, SegmentFile::Cold(_)) {
+        return Ok(true);
+    }
     let beginning = SEGMENT_HEADER_BYTES as u64;
     find_header(&segment.file, segment.id, 0, segment.len_bytes, |at, _| at != beginning)
         .map(|found| found.is_some())
@@ -319,6 +396,9 @@ fn read_header<F: StorageFile>(segment: &Segment<F>) -> Result<HeaderOrDamage, J
     match segment.file.read_at(&mut bytes, 0) {
         Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
             return Ok(Err((0, Damage::Short("segment header"))));
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+            return Ok(Err((0, Damage::Compressed)));
         }
         read => read.map_err(io)?,
     }
@@ -341,6 +421,44 @@ fn read_header<F: StorageFile>(segment: &Segment<F>) -> Result<HeaderOrDamage, J
         Err(ScanError::Damage(damage)) => Ok(Err((at, damage))),
         Err(ScanError::Io(source)) => Err(JournalError::Io { what: "read the journal", source }),
     }
+}
+
+/// A segment by itself.
+pub(super) fn found_of<F: StorageFile>(
+    segment: Segment<F>,
+) -> Result<FoundSegment<F>, JournalError> {
+    match read_header(&segment)? {
+        Ok((header, checkpoint)) => Ok(FoundSegment { segment, header, checkpoint, lost: None }),
+        Err((offset, damage)) => Err(corrupt(&segment, offset, damage)),
+    }
+}
+
+/// What the beginning of a segment must say, by the one before it.
+pub(super) fn beginning_after<F: StorageFile>(
+    before: &FoundSegment<F>,
+    segment: &Segment<F>,
+) -> Result<(SegmentHeader, State), JournalError> {
+    let mut replay = Replay::default();
+    let before = replay.alone(before, before.segment.len_bytes)?;
+    let header = SegmentHeader {
+        index: segment.index,
+        id: segment.id,
+        prev_id: before.id,
+        prev_len: before.len_bytes,
+        first_batch: replay.number + 1,
+        chain: replay.chain,
+    };
+    Ok((header, replay.state.expect("it was replayed")))
+}
+
+/// The state after so many bytes of a segment.
+pub(super) fn state_at<F: StorageFile>(
+    of: &FoundSegment<F>,
+    len_bytes: u64,
+) -> Result<State, JournalError> {
+    let mut replay = Replay::default();
+    replay.alone(of, len_bytes)?;
+    Ok(replay.state.expect("it was replayed"))
 }
 
 impl Replay {
@@ -370,6 +488,20 @@ impl Replay {
             segment.len_bytes = next.prev_len;
         }
         Ok(segment)
+    }
+
+    /// Replays so many bytes of one segment, all of which were durable.
+    fn alone<F: StorageFile>(
+        &mut self,
+        of: &FoundSegment<F>,
+        len_bytes: u64,
+    ) -> Result<Segment<F>, JournalError> {
+        if let Some((offset, damage)) = &of.lost {
+            return Err(corrupt(&of.segment, *offset, damage.clone()));
+        }
+        let segment = Segment { len_bytes, ..self.begin(of, None, None)? };
+        let nothing = &mut |_: Position, _: &State, _: Shown<'_>| {};
+        Ok(self.segment(segment, false, Position::default(), nothing)?.0)
     }
 
     /// The segment at hand is not read: its index says how it ends, as the next one does.

@@ -1,6 +1,6 @@
 //! Reads the journal again, batch by batch: for the fold, for views, for replay.
 
-use super::format::{Damage, Entries, SEGMENT_HEADER_BYTES, SegmentHeader};
+use super::format::{Damage, Entries, SEGMENT_HEADER_BYTES};
 use super::scan::{Scan, ScanError};
 use super::{JournalError, Position, Segment};
 use crate::storage::StorageFile;
@@ -99,9 +99,12 @@ impl<F: StorageFile> Reader<F> {
     }
 }
 
-pub(super) fn corrupt<F>(segment: &Segment<F>, offset: u64, damage: Damage) -> JournalError {
-    let file = SegmentHeader::file_name(segment.index, segment.id);
-    JournalError::Corrupt { file, offset, damage }
+pub(super) fn corrupt<F: StorageFile>(
+    segment: &Segment<F>,
+    offset: u64,
+    damage: Damage,
+) -> JournalError {
+    JournalError::Corrupt { file: segment.file_name(), offset, damage }
 }
 
 impl<F: StorageFile> Iterator for Reader<F> {

@@ -29,6 +29,7 @@ impl From<io::Error> for ScanError {
         match error.kind() {
             // The file is shorter than it was or must be.
             io::ErrorKind::UnexpectedEof => ScanError::Damage(Damage::Short("batch")),
+            io::ErrorKind::InvalidData => ScanError::Damage(Damage::Compressed),
             _ => ScanError::Io(error),
         }
     }

@@ -1,7 +1,7 @@
 //! The configuration file (`docs/backup-server.md`), checked as a whole.
 
 use crate::group::{AtSizeMax, GroupOptions, Retention};
-use crate::journal;
+use crate::journal::{self, Compress};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -63,6 +63,7 @@ pub struct Config {
 struct OfGroup {
     hosts: Vec<String>,
     retention: Option<Retention>,
+    compress_after: Option<Duration>,
     speculative: Option<Speculative>,
 }
 
@@ -80,7 +81,9 @@ impl Config {
     #[must_use]
     pub fn options(&self, group: &str) -> GroupOptions {
         let of = self.groups.get(group);
+        let after = of.and_then(|of| of.compress_after);
         GroupOptions {
+            compress: after.map_or(self.options.compress, compress),
             hosts: of.map(|of| of.hosts.clone()),
             retention: of.and_then(|of| of.retention).unwrap_or(self.options.retention),
             ..self.options.clone()
@@ -163,9 +166,11 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let hosts = group.required::<Vec<Name>>("hosts", "hosts = [\"host-a\"]");
         let of_group =
             group.optional_table("retention", |r| read_retention(r, retention, &options));
+        let compress_after = group.optional::<Duration>("compress_after").map(|after| after.value);
         let speculative = group.optional_table("snapshot", read_snapshot);
         let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
-        Some((name?.value.to_string(), OfGroup { hosts, retention: of_group, speculative }))
+        let of = OfGroup { hosts, retention: of_group, compress_after, speculative };
+        Some((name?.value.to_string(), of))
     });
     let (
         name,
@@ -243,6 +248,7 @@ fn read_journal(section: &mut Section<'_>) -> Option<GroupOptions> {
     let segment = section.or("segment", Size { bytes: default.journal.segment_bytes });
     let unfolded = section.or("unfolded_max", Size { bytes: default.unfolded_max_bytes });
     let fold_min = section.or("fold_min", Size { bytes: default.fold_min_bytes });
+    let compress_after = section.or("compress_after", Duration::ZERO);
     if !(1 << 20..=1 << 32).contains(&segment.bytes) {
         section.fail(&segment.place, "`segment` is out of bounds", "\"1MiB\" to \"4GiB\"");
     }
@@ -259,9 +265,16 @@ fn read_journal(section: &mut Section<'_>) -> Option<GroupOptions> {
         journal: journal::Options { segment_bytes: segment.bytes },
         unfolded_max_bytes: unfolded.bytes,
         fold_min_bytes: fold_min.bytes,
+        compress: compress(compress_after.value),
         fold_rate_bytes_s: fold_rate.map(|rate| rate.bytes),
         ..default
     })
+}
+
+/// What is compressed; of `"0s"` nothing is.
+fn compress(after: Duration) -> Option<Compress> {
+    let after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
+    (!after.is_zero()).then(|| Compress { after_ms, ..Compress::default() })
 }
 
 fn read_retention(
@@ -378,6 +391,11 @@ mod tests {
         let config = Config::parse("b.toml", &stops).unwrap();
         assert_eq!(config.options("other").retention.at_size_max, AtSizeMax::Stop);
         assert_eq!(config.options("g").retention.at_size_max, AtSizeMax::Stop, "as the server");
+        let text = text.replace("hosts = [\"x\"]", "hosts = [\"x\"]\ncompress_after = \"0s\"");
+        let text = format!("{text}[journal]\ncompress_after = \"90m\"\n");
+        let config = Config::parse("b.toml", &text).unwrap();
+        assert_eq!(config.options("g").compress, None);
+        assert_eq!(config.options("other").compress.unwrap().after_ms, 5_400_000);
         let small = text.replace("window = \"2h\"", "size_max = \"1MiB\"");
         assert!(Config::parse("b.toml", &small).unwrap_err().to_string().contains("size_max"));
     }

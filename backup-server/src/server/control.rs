@@ -5,6 +5,7 @@
 //! | `{"do": "status"}` | `{"is": "status", "server": ..., "groups": [...]}` |
 //! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false}` (the last two may be left out) | `{"is": "waiting", "remaining_ms": n}` or `{"is": "noroom", "reason": "..."}` ..., then `{"is": "recovered", ...}` |
 //! | `{"do": "damaged", "group": G}`, with `"check": true` or `"forget": SEGMENT` | `{"is": "damaged", "segments": [...], "latest": [...]}` |
+//! | `{"do": "repair", "group": G, "apply": false}` | `{"is": "repaired", "repair": {...}}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
@@ -21,12 +22,14 @@
 
 use super::content;
 use super::exports::{ExportedDisk, Exports};
-use super::inbox::{DamagedAsk, Event, Inbox};
+use super::inbox::{DamagedAsk, Event, Inbox, RepairStatus};
 use super::registry::Registry;
 use super::snapshots::{self, SnapshotStatus, Snapshots, VerifiedDisk};
 use super::travel::{self, DamagedSpan, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
 use super::views::{ViewStatus, Views, Wanted};
-use crate::group::{DamagedDisk, DamagedSegment, GroupStatus, RecoverError, Recovery};
+use crate::group::{
+    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, RecoverError, Recovery,
+};
 use crate::travel::increment::Description;
 use crate::travel::marks::Kind;
 use crate::travel::moment::Moment;
@@ -81,6 +84,14 @@ pub enum Request {
         /// Give this one up.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         forget: Option<u64>,
+    },
+    /// Cut a journal that cannot be opened.
+    Repair {
+        /// Of which group.
+        group: String,
+        /// Not only find out where, and what it costs.
+        #[serde(default)]
+        apply: bool,
     },
     /// What to boot.
     Machine {
@@ -276,6 +287,11 @@ pub enum Reply {
         /// What cannot be read of the latest state.
         latest: Vec<DamagedDisk>,
     },
+    /// Where the journal is cut.
+    Repaired {
+        /// And what it costs.
+        repair: RepairStatus,
+    },
     /// The member is removed.
     Removed,
     /// What to boot, if the host sent it.
@@ -354,6 +370,9 @@ pub enum Reply {
         to: Moment,
         /// In order.
         spans: Vec<Span>,
+        /// What of the journal is compressed.
+        #[serde(default)]
+        compressed: CompressedStatus,
         /// Points that damage affects.
         #[serde(default)]
         damaged: Vec<DamagedSpan>,
@@ -450,6 +469,12 @@ async fn serve(
                 (None, false) => DamagedAsk::Tell,
             };
             damaged(registry, &group, ask).await
+        }
+        Request::Repair { group, apply } => {
+            match ask(registry, &group, |done| Event::Repair { apply, done }).await {
+                Ok(Ok(repair)) => Reply::Repaired { repair },
+                Ok(Err(reason)) | Err(reason) => Reply::Error { reason },
+            }
         }
         Request::Remove { group, member } => remove(registry, &group, member).await,
         Request::Machine { group, member } => {

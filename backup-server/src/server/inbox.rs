@@ -12,19 +12,20 @@ use crate::group::{
     RecoverError, Recovery, RemoveError,
 };
 use crate::history::{History, Point};
-use crate::journal::{JournalError, Made, Scrubbed};
+use crate::journal::{Compressed, JournalError, Made, Scrubbed};
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
 use crate::storage::files::OpenFile;
 use crate::travel::marks::{Kind, Mark};
 use crate::view::DiskKey;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidelock_protocol::frame::Frame;
-use tidelock_protocol::ids::{MonoNanos, WriterId};
+use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Attach, Follow, Join, Machine};
 use tidelock_protocol::vector::CountVector;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -215,6 +216,13 @@ pub enum Event {
         /// What there are then; `None`: not now, a fold runs.
         done: oneshot::Sender<Result<Option<Damage>, String>>,
     },
+    /// Cut the journal before what keeps it from being opened.
+    Repair {
+        /// Not only find out where.
+        apply: bool,
+        /// Where, and what it costs; or why not.
+        done: oneshot::Sender<Result<RepairStatus, String>>,
+    },
     /// A segment was verified.
     ScrubDone {
         /// Of which opening of the group.
@@ -223,6 +231,17 @@ pub enum Event {
         segment: u64,
         /// How.
         result: Scrubbed,
+    },
+    /// A segment was compressed, or not.
+    CompressDone {
+        /// Of which opening of the group.
+        generation: u64,
+        /// Which segment.
+        segment: u64,
+        /// Its bytes.
+        len_bytes: u64,
+        /// How it ended.
+        result: Result<Compressed<OpenFile>, JournalError>,
     },
     /// The server stops.
     Stop,
@@ -237,6 +256,32 @@ pub enum DamagedAsk {
     Check,
     /// Give this one up.
     Forget(u64),
+}
+
+/// A journal that cannot be opened, and what a cut before the damage keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairStatus {
+    /// Why it cannot be opened.
+    pub reason: String,
+    /// Files, in the group's directory, that are kept in the quarantine and are cut here, or go.
+    pub files: Vec<String>,
+    /// The segment in which the journal ends then, and its bytes.
+    pub end: (u64, u64),
+    /// What it costs.
+    pub writers: Vec<RepairedWriter>,
+    /// It is done.
+    pub is_done: bool,
+}
+
+/// What of a writer is kept, and what is lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairedWriter {
+    /// The member.
+    pub member: String,
+    /// Its last write that is kept.
+    pub kept: Seq,
+    /// The last one that was found behind the cut; `None`: none was found.
+    pub lost: Option<Seq>,
 }
 
 /// Damaged segments, and what of the latest state cannot be read.

@@ -20,7 +20,7 @@ type Labels = Vec<(&'static str, String)>;
 type Value = fn(&GroupStatus) -> u64;
 
 /// Name, help and value of what is told of each group.
-const OF_GROUPS: [(&str, &str, Value); 11] = [
+const OF_GROUPS: [(&str, &str, Value); 15] = [
     ("epoch", "The epoch in force", |g| g.epoch.0),
     ("recoverable", "1 if the group can be recovered", |g| u64::from(g.recoverable)),
     ("recovered", "1 if the group was recovered here", |g| u64::from(g.recovered.is_some())),
@@ -33,6 +33,10 @@ const OF_GROUPS: [(&str, &str, Value); 11] = [
     ("journal_bytes", "Bytes of the journal", |g| g.journal_bytes),
     ("unfolded_bytes", "Bytes of the journal not in the images", |g| g.unfolded_bytes),
     ("journal_segments", "Segments of the journal", |g| g.journal_segments),
+    ("journal_stored_bytes", "Bytes that the journal takes on disk", |g| g.journal_stored_bytes),
+    ("compressed_segments", "Segments that are compressed", |g| g.compressed.segments),
+    ("compressed_bytes", "Bytes of segments that are compressed", |g| g.compressed.bytes),
+    ("compressed_stored_bytes", "Bytes that they take on disk", |g| g.compressed.stored_bytes),
     ("grace_remaining_milliseconds", "Until a recovery need not wait", |g| g.grace_remaining_ms),
 ];
 

@@ -16,6 +16,7 @@
 //! | [`views`] | views of the past that are open |
 //! | [`snapshots`] | snapshots that are made and kept |
 //! | [`qemu`] | QEMU's tools for its image formats |
+//! | `repair` | cutting a journal that cannot be opened |
 //! | [`travel`] | requests about the past |
 //! | `content` | what disks had at points, and its digests |
 //! | [`bookmarks`] | bookmarks that hosts ask for |
@@ -39,6 +40,7 @@ pub mod owner;
 pub mod past;
 pub mod qemu;
 pub mod registry;
+mod repair;
 mod run;
 pub mod snapshots;
 pub mod travel;

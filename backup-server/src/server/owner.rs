@@ -10,16 +10,17 @@
 //! Only what has to be tried again (no room, a failed disk) is tried once a second.
 
 use super::clock;
-use super::inbox::{AttachRequest, Damage, DamagedAsk, Event, Inbox, LiveDisks};
+use super::inbox::{AttachRequest, Damage, DamagedAsk, Event, Inbox, LiveDisks, RepairStatus};
 use super::outbox::Outbox;
 use super::past::Past;
+use super::repair;
 use super::snapshots;
 use crate::fold::FoldJob;
 use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Output, RecoverError,
     RemoveError,
 };
-use crate::journal::{IndexJob, ScrubJob};
+use crate::journal::{CompressJob, IndexJob, ScrubJob};
 use crate::manifest;
 use crate::storage::files::{Files, OpenFile};
 use std::collections::{BTreeMap, VecDeque};
@@ -155,14 +156,22 @@ impl Owner {
     }
 
     fn timeout(&self) -> Option<Duration> {
+        let pause = match &self.phase {
+            Phase::Live(group) => group.is_compressing(clock::now()),
+            _ => None,
+        };
         let retry = match &self.phase {
             Phase::Broken { .. } => true,
             Phase::Live(group) => {
-                !group.accepts() || group.is_scrubbing() || group.fold_is_paced(clock::now())
+                let waits = group.is_scrubbing() || group.fold_is_paced(clock::now());
+                !group.accepts() || waits || pause.is_some()
             }
             Phase::Absent => false,
         };
-        (retry || self.fold_not_before.is_some() || !self.deferred.is_empty()).then_some(RETRY)
+        let retry = retry || self.fold_not_before.is_some() || !self.deferred.is_empty();
+        // The pause after a small segment is short; when it is over, all else is waited for.
+        let pause = pause.filter(|pause| *pause > 0).map(Duration::from_nanos);
+        retry.then(|| pause.map_or(RETRY, |pause| pause.min(RETRY)))
     }
 
     fn open(&mut self) {
@@ -266,12 +275,21 @@ impl Owner {
                     group.scrub_done(clock::now(), segment, result);
                 }
             }
+            Event::CompressDone { generation, segment, len_bytes, result } => {
+                if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
+                {
+                    group.compress_done(clock::now(), segment, len_bytes, result);
+                }
+            }
             Event::SnapshotOver { name } => {
                 if let Some(past) = &mut self.past {
                     past.snapshot_over(&name);
                 }
             }
             Event::Cover { link, done } => self.cover(link, done),
+            Event::Repair { apply, done } => {
+                let _ = done.send(self.repair(apply));
+            }
             Event::Stop => self.stop(),
             event @ (Event::Marks { .. } | Event::SetMark { .. } | Event::RemoveMark { .. }) => {
                 self.marks(event);
@@ -397,6 +415,25 @@ impl Owner {
             }
         }
         self.covering.retain(|_, done| !done.is_closed());
+    }
+
+    /// Cuts the journal of a group that cannot be opened, or only finds out where.
+    fn repair(&mut self, apply: bool) -> Result<RepairStatus, String> {
+        if !matches!(self.phase, Phase::Broken { .. }) {
+            return Err(format!("group {}: its journal is open, nothing is to be cut", self.group));
+        }
+        let repaired = repair::run(&self.dir, &self.options, apply)?;
+        if apply {
+            tracing::warn!(
+                group = &*self.group,
+                reason = repaired.reason,
+                end = ?repaired.end,
+                writers = ?repaired.writers,
+                "the operator has cut the journal before the damage"
+            );
+            self.open();
+        }
+        Ok(repaired)
     }
 
     fn attach(&mut self, link: Link, host: &str, request: &AttachRequest, outbox: Arc<Outbox>) {
@@ -604,7 +641,10 @@ impl Owner {
                 Some(job) => Work::Index(job),
                 None => match group.scrub_job(clock::now()) {
                     Some(job) => Work::Scrub(job),
-                    None => return,
+                    None => match group.compress_job(clock::now()) {
+                        Some(job) => Work::Compress(job),
+                        None => return,
+                    },
                 },
             },
         };
@@ -662,6 +702,7 @@ enum Work {
     Fold(FoldJob<OpenFile>),
     Index(IndexJob<Files>),
     Scrub(ScrubJob<OpenFile>),
+    Compress(CompressJob<Files>),
 }
 
 impl Work {
@@ -679,6 +720,10 @@ impl Work {
             Work::Scrub(job) => {
                 let segment = job.segment();
                 Event::ScrubDone { generation, segment, result: job.run() }
+            }
+            Work::Compress(job) => {
+                let (segment, len_bytes) = (job.segment(), job.len_bytes());
+                Event::CompressDone { generation, segment, len_bytes, result: job.run() }
             }
         }
     }

@@ -7,6 +7,7 @@ use super::inbox::Event;
 use super::past::NamedMark;
 use super::registry::Registry;
 use super::views::{Attended, ViewStatus, Views, Wanted};
+use crate::group::CompressedStatus;
 use crate::history::{At, Bucket, History, Hold, PastError, Point};
 use crate::manifest::Manifest;
 use crate::storage::files::OpenFile;
@@ -514,6 +515,7 @@ pub(super) async fn timeline(
             is_untold: span.is_untold,
         });
         Ok(Reply::Timeline {
+            compressed: CompressedStatus::of(look.history.tail.segments()),
             damaged: damaged.collect(),
             oldest: look.moment(&oldest),
             newest: look.moment(&newest),

@@ -4,7 +4,7 @@
 //! checksum that was taken when the guest wrote it.
 
 use crate::extents::Slice;
-use crate::journal::{IndexEntry, MapEntry, Segment, SegmentHeader};
+use crate::journal::{IndexEntry, MapEntry, Segment};
 use crate::storage::StorageFile;
 use std::collections::HashSet;
 use std::io;
@@ -133,7 +133,7 @@ impl Verified {
             if crc32c(payload) == crc {
                 return Ok(());
             }
-            let file = SegmentHeader::file_name(segment.index, segment.id);
+            let file = segment.file_name();
             Err(io::Error::other(format!(
                 "journal segment {file} is damaged at byte {at}: the data is not what was written. Restore the file \
                  from a copy"

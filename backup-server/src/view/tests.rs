@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::journal::{
-    EpochStart, IndexJob, Journal, Note, Options, Position, SEGMENT_HEADER_BYTES, SegmentHeader,
-    State,
+    Compress, Compressed, EpochStart, IndexJob, Journal, Note, Options, Position,
+    SEGMENT_HEADER_BYTES, SegmentHeader, State,
 };
 use crate::storage::memory::{Faults, Memory, MemoryFile};
 use crate::storage::{Storage, StorageFile};
@@ -209,6 +209,28 @@ impl World {
         true
     }
 
+    /// So many segments are compressed. Whether all went well.
+    fn compress(&mut self, count: u64) -> bool {
+        let how = Compress { after_ms: 0, block_bytes: 512, percent_max: 1_000 };
+        for _ in 0..count {
+            let after = self.base.max(self.journal.segments()[0].index) - 1;
+            let Some((segment, _)) = self.journal.next_plain(after) else { return true };
+            let job = self.journal.compress_job(segment, how).expect("it is sealed");
+            match job.run() {
+                Ok(Compressed::Cold(file)) => {
+                    if self.journal.compressed(segment, file).is_err() {
+                        return false;
+                    }
+                }
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => return false,
+            }
+            let (tail, base) = (self.journal.tail(), self.base);
+            self.live.write().unwrap().refresh(&tail, self.journal.state(), base).unwrap();
+        }
+        true
+    }
+
     /// What is before some segment goes to the images.
     fn fold(&mut self) {
         let committed = self.journal.state().committed();
@@ -253,7 +275,10 @@ impl World {
         self.disk.sync_dir("").unwrap();
         let faults = Faults { power_off_at: Some(self.disk.ops() + after), ..Faults::default() };
         self.disk.set_faults(faults);
-        self.jobs(u64::MAX);
+        match after % 3 {
+            0 => self.compress(u64::MAX),
+            _ => self.jobs(u64::MAX) && self.compress(u64::MAX),
+        };
         let mut rng = self.rng;
         let disk = self.disk.crash(&mut || {
             rng = rng.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -342,6 +367,7 @@ enum Step {
     Look,
     Close,
     Jobs(u64),
+    Compress(u64),
     Fold,
     Recover,
     Resync(u16),
@@ -356,6 +382,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => Just(Step::Look),
         2 => Just(Step::Close),
         6 => (1u64..30).prop_map(Step::Jobs),
+        3 => (1u64..6).prop_map(Step::Compress),
         2 => Just(Step::Fold),
         1 => Just(Step::Recover),
         1 => (0u16..2).prop_map(Step::Resync),
@@ -380,6 +407,7 @@ proptest! {
                 Step::Look => world.look(),
                 Step::Close => drop(world.open.pop()),
                 Step::Jobs(count) => assert!(world.jobs(count)),
+                Step::Compress(count) => assert!(world.compress(count)),
                 Step::Fold => world.fold(),
                 Step::Recover => world.recover(),
                 Step::Resync(writer) => {

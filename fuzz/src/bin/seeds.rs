@@ -6,7 +6,9 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use std::path::Path;
 use std::{fs, io};
-use tidelock_backup_server::journal::{BLOCK_BYTES, EpochStart, Journal, Note, Options, State};
+use tidelock_backup_server::journal::{
+    BLOCK_BYTES, Compress, EpochStart, Journal, Note, Options, State,
+};
 use tidelock_backup_server::storage::memory::Memory;
 use tidelock_backup_server::storage::{Storage, StorageFile};
 use tidelock_protocol::frame;
@@ -26,6 +28,7 @@ fn main() -> io::Result<()> {
     write("journal_open", journal_open())?;
     write("index_decode", indexes())?;
     write("map_decode", maps())?;
+    write("cold_decode", cold())?;
     write("tag", tags())
 }
 
@@ -257,6 +260,35 @@ fn maps() -> Seeds {
     let (leaf, fence) = blocks.split_at(BLOCK_BYTES);
     let with = |mode: u8| [&[mode, 2][..], &leaf[..368], &fence[..368], behind].concat();
     vec![("leaf-and-fence", with(1)), ("leaf-and-fence-as-they-are", with(0))]
+}
+
+/// The first segment of a journal of two, compressed, as it is and to be sealed.
+fn cold() -> Seeds {
+    let mut state = State::new(4);
+    state.epoch = Epoch(2);
+    let (disk, options) = (Memory::new(), Options { segment_bytes: 1 });
+    let mut journal =
+        Journal::create(disk.clone(), "journal", state, options).expect("memory does not fail");
+    stage_records(&mut journal);
+    commit(&mut journal);
+    journal.stage_note(&Note::CleanEnd).expect("always allowed");
+    commit(&mut journal);
+    let how = Compress { block_bytes: 512, percent_max: 1000, ..Compress::default() };
+    for segment in 1.. {
+        let Some(job) = journal.compress_job(segment, how) else { break };
+        job.run().expect("memory does not fail");
+    }
+    let names = disk.list("journal").expect("memory does not fail");
+    let content = |name: &String| {
+        let file = disk.open(&format!("journal/{name}")).expect("it is there");
+        let mut content = vec![0; file.size_bytes().expect("it is there") as usize];
+        file.read_at(&mut content, 0).expect("it is there");
+        content
+    };
+    let cold = names.iter().filter(|name| name.ends_with(".zst")).map(content);
+    let largest = cold.max_by_key(Vec::len).expect("a segment was sealed");
+    let with = |mode: u8| [&[mode][..], &largest].concat();
+    vec![("segment", with(1)), ("segment-as-it-is", with(0))]
 }
 
 fn journal_open() -> Seeds {

@@ -179,6 +179,7 @@ pub fn options(plan: &Scenario, group: usize) -> GroupOptions {
         fold_min_bytes: of.fold_min_bytes,
         fold_rate_bytes_s: of.fold_rate_bytes_s,
         retention: of.retention,
+        compress: of.compress,
         hosts: Some((0..plan.hosts.len()).map(|h| format!("h{h}")).collect()),
     }
 }
@@ -619,6 +620,10 @@ fn aside(of: &mut Group<Memory>, now: Now) {
     if let Some(job) = of.scrub_job(now) {
         let segment = job.segment();
         of.scrub_done(now, segment, job.run());
+    }
+    if let Some(job) = of.compress_job(now) {
+        let (segment, len_bytes) = (job.segment(), job.len_bytes());
+        of.compress_done(now, segment, len_bytes, job.run());
     }
 }
 

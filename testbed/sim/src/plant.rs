@@ -41,7 +41,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 39] = [
+pub const PLANTS: [(&str, Plant); 40] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -70,6 +70,7 @@ pub const PLANTS: [(&str, Plant); 39] = [
     ("map-keeps-void", Plant::Backup(Bug::MapKeepsVoid)),
     ("damage-folded-as-good", Plant::Backup(Bug::DamageFoldedAsGood)),
     ("damage-not-listed", Plant::Backup(Bug::DamageNotListed)),
+    ("cold-not-synced", Plant::Backup(Bug::ColdNotSynced)),
     ("policy-forgotten", Plant::Backup(Bug::PolicyForgotten)),
     ("newcomer-not-told", Plant::Backup(Bug::NewcomerNotTold)),
     ("over-before-covered", Plant::Degrade(degrade::PlantedBug::OverBeforeCovered)),

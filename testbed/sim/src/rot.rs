@@ -10,7 +10,7 @@ use crate::rng::Rng;
 use crate::world::World;
 use tidelock_backup_server::group::{Group, Now};
 use tidelock_backup_server::history::{At, History, PastError, Point};
-use tidelock_backup_server::journal::{SegmentHeader, index_file_name};
+use tidelock_backup_server::journal::{Compress, index_file_name};
 use tidelock_backup_server::storage::memory::{Memory, MemoryFile};
 use tidelock_backup_server::storage::{Storage, StorageFile};
 use tidelock_backup_server::view::DiskKey;
@@ -38,6 +38,16 @@ impl Rotten {
         }
     }
 
+    /// Some of the oldest segments.
+    fn compress(&mut self) {
+        for _ in 0..self.rng.below(8) {
+            self.now.mono.0 += 1_000_000_000;
+            let Some(job) = self.of.compress_job(self.now) else { return };
+            let (segment, len_bytes) = (job.segment(), job.len_bytes());
+            self.of.compress_done(self.now, segment, len_bytes, job.run());
+        }
+    }
+
     /// Some bytes of sealed segments and their indexes.
     fn flip(&mut self, disk: &Memory) -> bool {
         let segments = self.of.journal().segments();
@@ -49,7 +59,7 @@ impl Rotten {
             let segment = &sealed[self.rng.index(sealed.len())];
             let name = match self.rng.chance(1, 6) {
                 true => index_file_name(segment.index, segment.id),
-                false => SegmentHeader::file_name(segment.index, segment.id),
+                false => segment.file_name(),
             };
             let path = format!("journal/{name}");
             let Ok(size_bytes) = disk.open(&path).and_then(|file| file.size_bytes()) else {
@@ -89,7 +99,11 @@ impl World {
             return Ok(());
         }
         let disk = self.backup.groups[group].storage.crash(&mut || false);
-        let (now, options) = (self.backup_now(), options(&self.plan, group));
+        let (now, mut options) = (self.backup_now(), options(&self.plan, group));
+        if rng.chance(1, 2) {
+            let block_bytes = *rng.pick(&[512, 4 << 10]);
+            options.compress = Some(Compress { after_ms: 0, block_bytes, percent_max: 1_000 });
+        }
         // What must open is probed elsewhere.
         let Ok(Some((of, _))) = Group::open(disk.clone(), now, options.clone()) else {
             return Ok(());
@@ -98,6 +112,7 @@ impl World {
         if rotten.rng.chance(3, 4) {
             rotten.index();
         }
+        rotten.compress();
         if !rotten.flip(&disk) {
             return Ok(());
         }

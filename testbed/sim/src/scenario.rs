@@ -8,6 +8,7 @@ use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use std::ops::Range;
 use tidelock_backup_server::group::{AtSizeMax, Retention};
+use tidelock_backup_server::journal::Compress;
 use tidelock_daemon::activity::Geometry;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
@@ -113,6 +114,8 @@ pub struct GroupPlan {
     pub retention: Retention,
     /// The size of a journal segment.
     pub segment_bytes: u64,
+    /// What of the journal is compressed.
+    pub compress: Option<Compress>,
     /// The last seq of each of its writers before the beginning: where tags wrap soon, they have a
     /// long past.
     pub past: Seq,
@@ -343,6 +346,7 @@ impl Scenario {
                 unfolded_max_bytes: *rng.pick(&[96 << 10, 512 << 10, 8 << 20]),
                 fold_rate_bytes_s: rng.chance(1, 4).then(|| rng.range(4 << 10..1 << 20)),
                 segment_bytes,
+                compress: draw_compress(Rng::new(rng.clone().number())),
                 retention: draw_retention(rng, segment_bytes),
                 past: if rng.chance(1, 3) { Seq((1 << 32) - rng.range(1..200)) } else { Seq::ZERO },
             });
@@ -490,6 +494,14 @@ fn draw_disk(rng: &mut Rng, size_bytes: u64) -> DiskPlan {
         }
     }
     DiskPlan { content, allocated }
+}
+
+/// It draws its own numbers, so that what else a seed is does not depend on it.
+fn draw_compress(mut rng: Rng) -> Option<Compress> {
+    let after_ms = *rng.pick(&[0, 50, 1_000]);
+    let block_bytes = *rng.pick(&[512, 4 << 10, 64 << 10]);
+    // Small segments hardly ever get smaller: what is written is what is to be read.
+    rng.chance(1, 2).then_some(Compress { after_ms, block_bytes, percent_max: 1_000 })
 }
 
 fn draw_retention(rng: &mut Rng, segment_bytes: u64) -> Retention {

@@ -335,7 +335,7 @@ impl World {
         for g in &p.groups {
             note!(
                 self,
-                "group {}: {} of {} writers and {} followers, tags {}, lease {} ms, fold from {}, at most {}, segments of {}, {:?}",
+                "group {}: {} of {} writers and {} followers, tags {}, lease {} ms, fold from {}, at most {}, segments of {}, {:?}, {:?}",
                 g.name,
                 g.mode,
                 g.vms.len(),
@@ -345,7 +345,8 @@ impl World {
                 g.fold_min_bytes,
                 g.unfolded_max_bytes,
                 g.segment_bytes,
-                g.retention
+                g.retention,
+                g.compress
             );
         }
         for v in &p.vms {

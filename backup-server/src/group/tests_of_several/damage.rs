@@ -1,11 +1,14 @@
 //! Damage at rest: what was flipped on the disk is told, never shown, and everything else is as it was.
 
+use super::cold::compress_some;
 use super::indexes::{index_all, scrub};
 use super::past::{T0, busy, fold, hlc, windowed};
 use super::*;
 use crate::damage::Known;
+use crate::group::JOURNAL_DIR;
 use crate::history::{At, PastError};
-use crate::journal::{SegmentHeader, index_file_name};
+use crate::journal::{Repair, RepairError, index_file_name, plan_repair, repair};
+use crate::manifest;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 const SLOT: u64 = 64;
@@ -26,8 +29,7 @@ struct Seen {
 /// The segment's path, and its bytes.
 fn path_of(group: &Group<Memory>, nth: usize) -> (String, u64) {
     let segment = &group.journal.segments()[nth];
-    let name = SegmentHeader::file_name(segment.index, segment.id);
-    (format!("journal/{name}"), segment.len_bytes)
+    (format!("journal/{}", segment.file_name()), segment.len_bytes)
 }
 
 fn index_path_of(group: &Group<Memory>, nth: usize) -> String {
@@ -210,6 +212,151 @@ fn a_damaged_header_costs_the_times_of_its_segment_and_without_an_index_what_is_
 }
 
 #[test]
+fn a_damaged_beginning_follows_from_the_segment_before_it() {
+    // Of the header, and of the checkpoint.
+    for at in [20, 64 + 48 + 20] {
+        let disk = Memory::new();
+        let mut group = busy(&disk, Form::Vector, DAY_MS, 60);
+        index_all(&mut group);
+        let whole = check(&mut group, 60);
+        let (path, _) = path_of(&group, 2);
+        let (first, _) = path_of(&group, 0);
+        drop(group);
+        disk.flip(&path, at);
+        let mut group = reopen(&disk.crash(&mut || false));
+        group.options = windowed(DAY_MS);
+        let disk = group.storage.clone();
+        let mut seconds = 0;
+        scrub_all(&mut group, &mut seconds);
+        let damaged = group.status(at_ms(0)).damaged[0].clone();
+        let seen = check(&mut group, 60);
+        if at == 20 {
+            assert_eq!((damaged.known, damaged.records), (Known::Records, 0));
+            assert_eq!(seen, whole, "all else says the same");
+        } else {
+            assert_eq!((damaged.known, damaged.records), (Known::Extents, 0));
+            assert!(damaged.is_untold && seen.refused == 0, "{seen:?}");
+            assert!((2..20).contains(&seen.untold), "{seen:?}");
+        }
+        assert!(group.latest_damaged().is_empty() && group.is_recoverable());
+        // It can be folded.
+        group.options = windowed(20);
+        while fold(&mut group, at_ms(1000)) {}
+        let folded = check(&mut group, 60);
+        assert!(folded.before > 2 && folded.refused == 0, "{folded:?}");
+        drop(group);
+        assert!(disk.open(&first).is_err(), "it was folded");
+        assert!(check(&mut reopen(&disk), 60).refused == 0);
+    }
+    // Nothing is before the first one.
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 60);
+    index_all(&mut group);
+    let (path, _) = path_of(&group, 0);
+    drop(group);
+    disk.flip(&path, 20);
+    let refused = Group::open(disk, at_ms(0), windowed(DAY_MS)).unwrap_err();
+    assert!(refused.to_string().contains("is damaged at byte 0"), "{refused}");
+}
+
+/// The newest state is everything up to its cut.
+fn check_newest(group: &mut Group<Memory>) {
+    let past = group.history().unwrap();
+    let point = past.newest().unwrap();
+    let views = past.open(&point).unwrap();
+    for writer in 0..2u64 {
+        let kept = point.cut.get(WriterId(writer as u16)).0;
+        let mut expected = vec![0; SIZE as usize];
+        for m in (writer..).step_by(2).take_while(|m| m / 2 + 2 <= kept) {
+            let at = (m % 8 * SLOT) as usize;
+            expected[at..at + SLOT as usize].fill((m / 2 + 2) as u8);
+        }
+        let mut found = vec![0; SIZE as usize];
+        let key = DiskKey { writer: WriterId(writer as u16), disk: DiskId(0) };
+        views[&key].read(0, &mut found).unwrap();
+        assert_eq!(found, expected, "writer {writer} at {kept}");
+    }
+}
+
+fn plan_of(disk: &Memory) -> Result<Option<Repair>, RepairError> {
+    let floor = manifest::read_fold_position(disk).unwrap().position;
+    plan_repair(disk, JOURNAL_DIR, floor, options().journal)
+}
+
+fn is_open(disk: &Memory) -> bool {
+    Group::open(disk.clone(), at_ms(0), windowed(DAY_MS)).is_ok()
+}
+
+#[test]
+fn a_journal_that_cannot_be_opened_is_cut_before_the_damage_whatever_interrupts_it() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 60);
+    index_all(&mut group);
+    let last = group.journal.segments().len() - 1;
+    let (path, len_bytes) = path_of(&group, last);
+    let (before, before_bytes) = path_of(&group, last - 1);
+    let journaled = group.journal.state().journaled();
+    drop(group);
+    let mut repaired = 0;
+    let places = (0..len_bytes).map(|at| (&path, at));
+    for (path, at) in places.chain([(&before, before_bytes - 80)]) {
+        let damaged = disk.crash(&mut || false);
+        damaged.flip(path, at);
+        let found = plan_of(&damaged).unwrap();
+        assert_eq!(found.is_none(), is_open(&damaged), "{path} at {at}");
+        let Some(plan) = found else { continue };
+        repaired += 1;
+        let quarantined = |of: &Memory| of.list("quarantine").unwrap().len();
+        for (nth, (kept, lost)) in plan.writers.iter().enumerate() {
+            let newest = journaled.get(WriterId(nth as u16));
+            assert!(*kept <= newest && lost.is_none_or(|lost| lost <= newest), "{plan:?}");
+        }
+        let broken = damaged.killed();
+        repair(&damaged, JOURNAL_DIR, "quarantine", &plan).unwrap();
+        let ops = damaged.ops();
+        assert_eq!(quarantined(&damaged), plan.files.len());
+        let (ends, _) = Group::open(damaged.clone(), at_ms(0), windowed(DAY_MS)).unwrap().unwrap();
+        let kept: Vec<Seq> = ends.journal.state().writers.iter().map(|of| of.seq).collect();
+        assert_eq!(kept, plan.writers.iter().map(|of| of.0).collect::<Vec<_>>());
+        drop(ends);
+        check_newest(&mut reopen(&damaged));
+        if repaired % 16 != 1 {
+            continue;
+        }
+        for op in broken.ops()..ops {
+            let dying = broken.killed();
+            dying.set_faults(Faults { power_off_at: Some(op), ..Faults::default() });
+            let _ = repair(&dying, JOURNAL_DIR, "quarantine", &plan);
+            for survives in [false, true] {
+                let after = dying.crash(&mut || survives);
+                if let Some(plan) = plan_of(&after).unwrap() {
+                    repair(&after, JOURNAL_DIR, "quarantine", &plan).unwrap();
+                }
+                check_newest(&mut reopen(&after));
+            }
+        }
+    }
+    assert!(repaired > 100, "{repaired}");
+}
+
+#[test]
+fn neither_what_the_images_have_nor_a_recovery_is_cut() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Vector, DAY_MS, 60);
+    index_all(&mut group);
+    let (first, _) = path_of(&group, 0);
+    let (path, _) = path_of(&group, group.journal.segments().len() - 1);
+    group.recover(at_ms(1_000_000), true).unwrap();
+    drop(group);
+    let damaged = disk.crash(&mut || false);
+    damaged.flip(&first, 20);
+    assert!(matches!(plan_of(&damaged), Err(RepairError::Folded { .. })));
+    let damaged = disk.crash(&mut || false);
+    damaged.flip(&path, 64 + 48 + 3);
+    assert!(matches!(plan_of(&damaged), Err(RepairError::Recovered { epoch: 2, .. })));
+}
+
+#[test]
 fn what_a_fold_cannot_write_stays_damaged_in_the_images_at_every_sync_point() {
     let disk = Memory::new();
     let mut group = busy(&disk, Form::Vector, DAY_MS, 40);
@@ -363,6 +510,7 @@ proptest! {
         flips in prop::collection::vec((any::<u16>(), any::<u16>(), 0u8..8), 1..6),
         hlc_form: bool,
         indexed: bool,
+        compressed in 0usize..20,
         window_ms in 5u64..40,
         survives: bool,
     ) {
@@ -371,6 +519,7 @@ proptest! {
         let mut group = busy(&disk, form, DAY_MS, 60);
         if indexed {
             index_all(&mut group);
+            compress_some(&mut group, compressed);
         }
         let sealed = group.journal.segments().len() - 1;
         for (nth, at, what) in flips {
@@ -381,8 +530,9 @@ proptest! {
             };
             let Ok(found) = disk.open(&file) else { continue };
             // Behind header and checkpoint, which opening reads and without which there is no group.
-            let from = if what == 0 { 0 } else { 250 };
+            let is_cold = group.journal.segments()[nth].file.cold().is_some();
             let len_bytes = found.size_bytes().unwrap();
+            let from = if what == 0 || is_cold { 0 } else { 250 };
             disk.flip(&file, from + u64::from(at) % (len_bytes - from));
         }
         let mut seconds = 0;

@@ -1,5 +1,6 @@
 //! Groups of several members on several hosts, which are played by the tests.
 
+mod cold;
 mod covering;
 mod damage;
 mod histories;
@@ -44,6 +45,7 @@ fn options() -> GroupOptions {
         fold_min_bytes: 1,
         fold_rate_bytes_s: None,
         retention: Retention::default(),
+        compress: None,
         hosts: Some((0..4).map(host).collect()),
     }
 }

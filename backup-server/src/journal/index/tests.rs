@@ -3,7 +3,9 @@
 use super::build::Builder;
 use super::*;
 use crate::journal::tests::{OPTIONS, open_at, write_record};
-use crate::journal::{Entry, Journal, JournalError, PlacedEffect, Position, Segment, State};
+use crate::journal::{
+    Entry, Journal, JournalError, PlacedEffect, Position, Segment, SegmentFile, State,
+};
 use crate::storage::memory::{Faults, Memory};
 use crate::storage::{Storage, StorageFile};
 use proptest::prelude::*;
@@ -25,7 +27,7 @@ fn file_of(content: &[u8]) -> crate::storage::memory::MemoryFile {
 
 fn sealed(builder: Builder) -> Sealed {
     let of = facts();
-    let file = file_of(&[]);
+    let file = SegmentFile::Plain(file_of(&[]));
     let segment = Segment { index: of.index, id: of.id, file, len_bytes: of.len_bytes };
     Sealed::new(&segment, of.last_batch, of.chain, builder)
 }
@@ -305,8 +307,14 @@ fn opening_reads_no_sealed_segment_that_has_an_index_and_is_closed() {
     assert_eq!(opened.state().writers[0].seq, Seq(24));
     let mut read = opened.reader(opened.start(), opened.end());
     assert!(read.any(|batch| batch.unwrap().is_damaged), "the last byte is data");
-    // Its header and its checkpoint are read.
+    // Its header and its checkpoint are read, and follow from the segment before it.
     disk.flip(&format!("journal/{name}"), 70);
+    let damaged = open_at(&disk, Position::default()).unwrap();
+    assert!(damaged.damaged.contains(&segment.index), "{:?}", damaged.damaged);
+    let starts = |of: &Journal<Memory>| of.starts().map(|(_, s)| s.clone()).collect::<Vec<_>>();
+    assert_eq!(starts(&damaged.journal), starts(&opened));
+    // What was in it only its index tells then.
+    disk.remove(&format!("journal/{}", index_file_name(segment.index, segment.id))).unwrap();
     assert!(matches!(open_at(&disk, Position::default()), Err(JournalError::Corrupt { .. })));
 }
 

@@ -1,0 +1,69 @@
+"""A journal that cannot be opened: cut before the damage on command, and made whole by the primary's resync."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from tidelock_testbed.oracle import Oracle
+from tidelock_testbed.pair import GROUP, MIB, Options, Pair
+from tidelock_testbed.paths import BIN
+from tidelock_testbed.process import wait_until
+
+DISK_MIB = 64
+WRITTEN_MIB = 3
+
+
+def repair(pair: Pair, *options: str) -> subprocess.CompletedProcess:
+    """As an operator does."""
+    words = [BIN / "tidelock-backup", "repair", GROUP, *options, "--config", pair.backup_config]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+def damage_headers(segment: Path) -> None:
+    """Whatever is in the middle of the file, much of it is gone."""
+    size = segment.stat().st_size
+    with segment.open("r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\xa5" * (size // 4))
+
+
+def test_a_damaged_newest_segment_is_cut_and_the_primary_brings_the_rest_again(run):
+    """Refused and told; a dry run changes nothing; cut, the host resyncs; in the end both sites are equal."""
+    pair = Pair(run, Options(disk_mib=DISK_MIB, window="1h"))
+    pair.start()
+    oracle = Oracle(WRITTEN_MIB * MIB)
+    load = pair.load(oracle, "before", depth=16)
+    wait_until("the guest writes", lambda: load.replies > 500, 60)
+    load.finish()
+    pair.wait_state("protected")
+    assert repair(pair).returncode != 0, "nothing is wrong"
+    pair.kill(pair.backup)
+    newest = max(pair.data_dir.rglob("*.seg"))
+    damage_headers(newest)
+    damaged = newest.read_bytes()
+    pair.start_backup()
+
+    def broken() -> str:
+        (group,) = json.loads(pair.backup_command("status", "--json"))["groups"]
+        return group["broken"] or ""
+
+    wait_until("the group is refused", lambda: "is damaged at byte" in broken(), 60)
+    assert "tidelock-backup repair" in broken()
+    told = repair(pair)
+    assert told.returncode == 0 and "can be cut before it" in told.stdout, told
+    assert "writes behind it are lost" in told.stdout
+    assert newest.read_bytes() == damaged, "nothing has changed"
+
+    done = json.loads(repair(pair, "--yes", "--json").stdout)
+    assert done["is_done"] and done["writers"][0]["kept"] < done["writers"][0]["lost"]
+    (kept,) = pair.data_dir.rglob("quarantine/*.seg")
+    assert kept.read_bytes() == damaged
+    # The host knows better than what is there, and brings all of it.
+    pair.wait_state("protected")
+    load = pair.load(oracle, "after", depth=16)
+    wait_until("the guest writes", lambda: load.replies > 100, 60)
+    load.finish()
+    pair.wait_state("protected")
+    pair.check_sites(oracle)
