@@ -411,3 +411,39 @@ def test_charts_are_whole_documents():
     lines = on_white(line_chart("t", "x", "y", [Series("s", [(0, 1), (2, 3)])]))
     for svg in (bars, lines):
         assert ElementTree.fromstring(svg).tag.endswith("svg")
+
+
+def history(ingest: float, fold: float, opened_us: float) -> dict:
+    """What part (n) finds, in short."""
+    spread = {"min": 0.9, "median": 1.0, "max": 1.1}
+    times = {"p50": 30.0, "p99": 60.0}
+    view = {"mib": 1024, "one_in": 4, "records": 9, "segments": 2, "held_kib": 2048, "views": 40, "views_kib": 1024}
+    view |= {which: {"segments": 1, "indexes": 2, "maps": 3} for which in ("disk_bytes", "formula_bytes")}
+    view |= {f"{name}_us": times for name in ("resolved", "first_read", "later_read", "raw_read")}
+    servers = ("view", "chain", "reflink")
+    rate = {"iops": dict.fromkeys(servers, spread), "ratio": dict.fromkeys(servers[1:], spread)}
+    return {
+        "ingest": {name: spread for name in ("plain_mib_per_s", "window_mib_per_s")}
+        | {"ratio": spread | {"median": ingest}},
+        "fold": {"ratio": spread | {"median": fold}, "fold_mib_per_s": spread, "write_amplification": 2.1},
+        "views": [view | {"opened_us": {"p50": opened_us, "p99": opened_us}}],
+        "left_out_mib": [51200],
+        "busy": {"workload": "writes", "iops": 2000, "seconds": 75, "disk_mib": 1024},
+        "reads": [{"workload": "4 KiB random read, QD 1"} | rate],
+        "opening": dict.fromkeys(servers, spread),
+        "memory_mib": dict.fromkeys(servers, 8.5),
+        "commit": {"overlay_mib": 9, "mib_per_s": 99.5},
+        "rolling": [{"span_s": 1, "written_mib": 8, "seconds": {"view": spread, "snapshot": spread}}],
+    }
+
+
+def test_the_past_has_its_targets_and_its_page(tmp_path):
+    def reached(**found: float) -> list[bool | None]:
+        return [verdict.reached for verdict in verdicts({"n": history(**found)})]
+
+    assert reached(ingest=0.98, fold=1.2, opened_us=9_000) == [True, True, True, None, None, None, None, True]
+    assert reached(ingest=0.96, fold=0.9, opened_us=21_000) == [False, False, True, None, None, None, None, False]
+    report.save(tmp_path, "n", {"processors": 2}, 0.0, history(ingest=0.98, fold=1.2, opened_us=9_000))
+    report.write(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "| 1 GiB, 1 in 4 | 9.0 (9.0) |" in page and "no room for a journal of 50 GiB" in page

@@ -7,7 +7,22 @@ import sys
 import time
 
 from ..progress import say
-from . import activity, commits, gate, memory, nbd, reads, release, replication, reply, report, tagging, tiers, work
+from . import (
+    activity,
+    commits,
+    gate,
+    history,
+    memory,
+    nbd,
+    reads,
+    release,
+    replication,
+    reply,
+    report,
+    tagging,
+    tiers,
+    work,
+)
 from .machine import busy, machine
 from .servers import EXAMPLES
 from .settings import Settings
@@ -27,6 +42,7 @@ MEASURES = {
     "k": release.measure,
     "l": reply.measure,
     "m": activity.measure,
+    "n": history.measure,
 }
 
 
@@ -48,7 +64,7 @@ def main(words: list[str] | None = None) -> int:
     unknown = [part for part in parts if part not in MEASURES]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}: choose from {', '.join(MEASURES)}")
-    for example in ("unreplicated", "gate-bench", "tagging-bench", "release-bench"):
+    for example in ("unreplicated", "gate-bench", "tagging-bench", "release-bench", "history-bench"):
         if not (EXAMPLES / example).exists():
             parser.error(f"{EXAMPLES / example} is not built: run `make bench`, which builds it")
     return measure(settings, parts)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..svg import Series, line_chart
-from . import figures, packets, words
+from . import figures, packets, past, words
 from .charts import bar_chart
 from .commits import MODES
 from .page import chart, profile
@@ -26,6 +26,7 @@ PARTS = {
     "k": "release",
     "l": "reply",
     "m": "activity",
+    "n": "history",
 }
 """Each part's name in file names."""
 
@@ -74,6 +75,7 @@ def write(directory: Path) -> None:
         "k": packets.write_release,
         "l": figures.write_reply,
         "m": figures.write_activity,
+        "n": past.write,
     }
     page = [
         *words.PAGE.splitlines(),

@@ -42,6 +42,12 @@ class Settings:
     front_work_ms: tuple[float, ...] = (0, 10, 25, 50, 75, 100)
     write_rates: tuple[int, ...] = (0, 10, 25, 50, 100, 150, 200)
     profile_s: float = 4.0
+    history_rounds: int = 6
+    history_turn_mib: int = 256
+    journals_mib: tuple[int, ...] = (1024, 10 * 1024, 50 * 1024)
+    """Those for which the disk has room."""
+    busy_s: float = 75.0
+    roll_spans_s: tuple[int, ...] = (1, 10, 60)
 
     @staticmethod
     def of(quick: bool) -> Settings:
@@ -67,4 +73,9 @@ class Settings:
             front_work_ms=(0, 25, 75),
             write_rates=(0, 25, 100),
             profile_s=2.0,
+            history_rounds=2,
+            history_turn_mib=64,
+            journals_mib=(256, 1024),
+            busy_s=8.0,
+            roll_spans_s=(1, 5),
         )

@@ -10,6 +10,9 @@ from .tagging import CABLES, RATES, THROUGHPUT_LEVEL, TRIPS
 SYNC_FACTOR = 12
 """PipeCloud 6.1, figure 9."""
 ACTIVITY_RATIO = {"1 %": 0.97, "100 %": 0.85}
+INGEST_RATIO = 0.97
+OPEN_MS = 20
+FIRST_READ_MORE_MS = 1
 REPLY_OVER_RTT_MS = 2
 TAGS_ADD_US = 5
 """What tags may add to a round trip between two members."""
@@ -38,7 +41,7 @@ def verdicts(results: dict[str, dict]) -> list[Verdict]:
     """Of the parts that were measured, in their order."""
     makers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     makers |= {"f": _work, "g": _tiers, "h": _reads}
-    makers |= {"i": _tags, "j": _covered, "k": _release, "l": _reply, "m": _activity}
+    makers |= {"i": _tags, "j": _covered, "k": _release, "l": _reply, "m": _activity, "n": _history}
     return [verdict for part, make in makers.items() if part in results for verdict in make(results[part])]
 
 
@@ -295,6 +298,55 @@ def _activity(result: dict) -> list[Verdict]:
             )
         )
     return made
+
+
+def _history(result: dict) -> list[Verdict]:
+    ingest, fold = result["ingest"]["ratio"], result["fold"]
+
+    def verdict(target: str, measured: str, reached: bool | None) -> Verdict:
+        return Verdict("n", target, measured, reached, command("n"))
+
+    def each(figure: str, unit: str, scale: float = 1) -> str:
+        told = (f"{one['mib'] / 1024:g} GiB {one[figure]['p50'] / scale:,.1f} {unit}" for one in result["views"])
+        return ", ".join(told)
+
+    longest = result["views"][-1]
+    more_us = longest["first_read_us"]["p50"] - longest["raw_read_us"]["p50"]
+
+    def reads(peer: str) -> str:
+        return ", ".join(f"{row['workload']} ×{row['ratio'][peer]['median']:.2f}" for row in result["reads"])
+
+    rolled = ", ".join(
+        f"{row['span_s']} s ({row['written_mib']:g} MiB) {row['seconds']['snapshot']['median']:.2f} s"
+        for row in result["rolling"]
+    )
+    held = ", ".join(f"{one['mib'] / 1024:g} GiB {one['held_kib'] / 1024:.0f} MiB" for one in result["views"])
+    return [
+        verdict(
+            f"ingest with index and window, of a plain append: at least {INGEST_RATIO}",
+            _spread(ingest),
+            ingest["median"] >= INGEST_RATIO,
+        ),
+        verdict(
+            f"a view at a random instant opens in less than {OPEN_MS} ms, however long the journal",
+            each("opened_us", "ms", 1e3),
+            all(one["opened_us"]["p50"] < OPEN_MS * 1e3 for one in result["views"]),
+        ),
+        verdict(
+            f"its first 4 KiB: less than {FIRST_READ_MORE_MS} ms more than from a raw file",
+            f"{each('first_read_us', 'µs')}; raw {longest['raw_read_us']['p50']:.1f} µs",
+            more_us < FIRST_READ_MORE_MS * 1e3,
+        ),
+        verdict("reads through a view, of a chain of qcow2 overlays of the same depth in time", reads("chain"), None),
+        verdict("the same, of an image on btrfs with as many reflinked states", reads("reflink"), None),
+        verdict("a snapshot is rolled by a span of a busy disk", rolled, None),
+        verdict("memory of a group with so long a journal, all indexed", held, None),
+        verdict(
+            "folding keeps ahead of ingest",
+            f"{_spread(fold['ratio'])} of its rate; {fold['write_amplification']:.2f} bytes are written for each byte",
+            fold["ratio"]["median"] >= 1,
+        ),
+    ]
 
 
 def _reply(result: dict) -> list[Verdict]:
