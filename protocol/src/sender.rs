@@ -38,7 +38,8 @@ pub enum SenderError {
     /// The backup has less than what was already forgotten here: it has lost acknowledged data or
     /// was replaced. Only a resync helps.
     #[error(
-        "the backup has the stream up to seq {durable}, but records up to {forgotten} are gone here: resync"
+        "the backup has lost acknowledged writes: it has the stream up to seq {durable}, and what it had acknowledged, to \
+         {forgotten}, is no longer kept here. The next start of the daemon compares everything"
     )]
     Gap {
         /// What the backup has.

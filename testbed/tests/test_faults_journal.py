@@ -60,7 +60,10 @@ def test_a_damaged_newest_segment_is_cut_and_the_primary_brings_the_rest_again(r
     assert done["is_done"] and done["writers"][0]["kept"] < done["writers"][0]["lost"]
     (kept,) = pair.data_dir.rglob("quarantine/*.seg")
     assert kept.read_bytes() == damaged
-    # The host knows better than what is there, and brings all of it.
+    # The host was told of more than is there: its stream cannot go on. Its next run compares everything.
+    wait_until("the daemon has ended", lambda: not pair.daemon.alive(), 60)
+    assert "has lost acknowledged writes" in pair.daemon.log.read_text()
+    pair.start_daemon()
     pair.wait_state("protected")
     load = pair.load(oracle, "after", depth=16)
     wait_until("the guest writes", lambda: load.replies > 100, 60)

@@ -44,8 +44,8 @@ fn render(group: &str, of: &RepairStatus) -> String {
     let _ = match of.is_done {
         true => writeln!(
             out,
-            "What was cut is in {QUARANTINE_DIR}/ of the group's directory. If the primary is alive, its host resyncs by \
-             itself, and nothing is lost in the end. If it is not, clients were told of what is lost."
+            "What was cut is in {QUARANTINE_DIR}/ of the group's directory. If the primary is alive, its daemon ends, and when it \
+             was started again it brings all of it. If it is not, clients were told of what is lost."
         ),
         false => writeln!(
             out,
