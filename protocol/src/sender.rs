@@ -39,7 +39,7 @@ pub enum SenderError {
     /// was replaced. Only a resync helps.
     #[error(
         "the backup has lost acknowledged writes: it has the stream up to seq {durable}, and what it had acknowledged, to \
-         {forgotten}, is no longer kept here. The next start of the daemon compares everything"
+         {forgotten}, is no longer kept here"
     )]
     Gap {
         /// What the backup has.
