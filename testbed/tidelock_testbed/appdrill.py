@@ -18,6 +18,7 @@ from .process import Process, wait_until
 from .progress import say
 from .sampler import FleetSampler
 from .views import answers_chart
+from .wan import Wan
 from .workload import Clients, references_in
 
 READERS = 2
@@ -115,6 +116,11 @@ class AppDrill(Drill):
         self.event("disaster", self.disaster_at)
         self.sampler.stop()
         say(f"DISASTER: the primary site is gone, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms")
+
+    def ways(self) -> list[Wan]:
+        """The slowest first: what depends on it goes another way."""
+        order = sorted(zip(self.round_trips_ms, super().ways(), strict=False), key=lambda way: -way[0])
+        return [way for _, way in order]
 
     def replies_wait_for_nothing(self) -> bool:
         """Without tags, a front tier that writes nothing itself waits for nobody."""

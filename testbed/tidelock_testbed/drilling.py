@@ -23,6 +23,7 @@ from .rig import Recovery, Rig
 from .run import Run
 from .sampler import Sampler
 from .views import answers_chart
+from .wan import Wan
 from .workload import Clients, rows_in
 
 CLIENTS = 8
@@ -262,19 +263,32 @@ class Drill:
     def worst_moment(self) -> None:
         """The worst moment is the one just after a client was told something.
 
-        Where replies wait for nothing the disaster is a rolling one, which takes the way to the backup first, until a
-        client has been told of a row that it asked for since: the backup never hears of that.
+        Where replies wait for nothing the disaster is a rolling one, which takes the ways to the backup first.
         """
-        rolls = self.replies_wait_for_nothing()
-        if rolls:
-            for wan in self.rig.net.wans:
-                wan.cut()
-        since, told = time.monotonic(), len(self.ledger.follow().confirmed)
-        end = since + (ROLLING_S if rolls else WORST_MOMENT_S)
-        while time.monotonic() < end:
-            if self.answered(self.ledger, since) if rolls else len(self.ledger.follow().confirmed) > told:
-                return
+        if self.replies_wait_for_nothing():
+            self.roll()
+            return
+        told, end = len(self.ledger.follow().confirmed), time.monotonic() + WORST_MOMENT_S
+        while len(self.ledger.follow().confirmed) <= told and time.monotonic() < end:
             time.sleep(0.0005)
+
+    def roll(self) -> None:
+        """One way to the backup after the other is gone, until a client was told of a row that it asked for since.
+
+        The backup never hears of that one. Between two of them clients are told of more, so that what followed from it
+        has arrived by the ways that were left.
+        """
+        ways = self.ways()
+        for number, way in enumerate(ways, 1):
+            way.cut()
+            since, answers = time.monotonic(), 1 if number == len(ways) else 2 * CLIENTS
+            end = since + ROLLING_S
+            while self.answered(self.ledger, since) < answers and time.monotonic() < end:
+                time.sleep(0.0005)
+
+    def ways(self) -> list[Wan]:
+        """To the backup, in the order in which a rolling disaster takes them."""
+        return self.rig.net.wans
 
     def replies_wait_for_nothing(self) -> bool:
         """Whether clients are answered also while the backup cannot be reached."""
