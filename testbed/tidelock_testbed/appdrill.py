@@ -117,10 +117,13 @@ class AppDrill(Drill):
         self.sampler.stop()
         say(f"DISASTER: the primary site is gone, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms")
 
-    def ways(self) -> list[Wan]:
-        """The slowest first: what depends on it goes another way."""
-        order = sorted(zip(self.round_trips_ms, super().ways(), strict=False), key=lambda way: -way[0])
-        return [way for _, way in order]
+    def ways_that_go_first(self) -> list[Wan]:
+        """The slowest first: what depends on it goes another way. A front that writes waits for its own without tags."""
+        wans = list(enumerate(self.rig.net.wans))
+        if not self.replies_wait_for_nothing():
+            own = self.hosts.get(self.application.front, 0)
+            wans = [] if self.knobs.tagging else [(number, wan) for number, wan in wans if number != own]
+        return [wan for _, wan in sorted(wans, key=lambda way: -self.round_trips_ms[way[0]])]
 
     def replies_wait_for_nothing(self) -> bool:
         """Without tags, a front tier that writes nothing itself waits for nobody."""

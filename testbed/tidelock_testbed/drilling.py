@@ -263,22 +263,22 @@ class Drill:
     def worst_moment(self) -> None:
         """The worst moment is the one just after a client was told something.
 
-        Where replies wait for nothing the disaster is a rolling one, which takes the ways to the backup first.
+        Where replies do not wait for all that they depend on the disaster is a rolling one, which takes ways to the
+        backup first.
         """
-        if self.replies_wait_for_nothing():
-            self.roll()
+        if ways := self.ways_that_go_first():
+            self.roll(ways)
             return
         told, end = len(self.ledger.follow().confirmed), time.monotonic() + WORST_MOMENT_S
         while len(self.ledger.follow().confirmed) <= told and time.monotonic() < end:
             time.sleep(0.0005)
 
-    def roll(self) -> None:
+    def roll(self, ways: list[Wan]) -> None:
         """One way to the backup after the other is gone, until a client was told of a row that it asked for since.
 
         The backup never hears of that one. Between two of them clients are told of more, so that what followed from it
         has arrived by the ways that were left.
         """
-        ways = self.ways()
         for number, way in enumerate(ways, 1):
             way.cut()
             since, answers = time.monotonic(), 1 if number == len(ways) else 2 * CLIENTS
@@ -286,9 +286,9 @@ class Drill:
             while self.answered(self.ledger, since) < answers and time.monotonic() < end:
                 time.sleep(0.0005)
 
-    def ways(self) -> list[Wan]:
-        """To the backup, in the order in which a rolling disaster takes them."""
-        return self.rig.net.wans
+    def ways_that_go_first(self) -> list[Wan]:
+        """To the backup, in the order in which a rolling disaster takes them; none, if replies wait for all of them."""
+        return self.rig.net.wans if self.replies_wait_for_nothing() else []
 
     def replies_wait_for_nothing(self) -> bool:
         """Whether clients are answered also while the backup cannot be reached."""
