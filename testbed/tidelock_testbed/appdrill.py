@@ -118,7 +118,7 @@ class AppDrill(Drill):
         say(f"DISASTER: the primary site is gone, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms")
 
     def ways_that_go_first(self) -> list[Wan]:
-        """The slowest first: what depends on it goes another way. A front that writes waits for its own without tags."""
+        """The slowest first: what depends on it goes another way. Without tags a writing front waits for its own."""
         wans = list(enumerate(self.rig.net.wans))
         if not self.replies_wait_for_nothing():
             own = self.hosts.get(self.application.front, 0)
