@@ -43,6 +43,11 @@ impl<V: Slice> Extents<V> {
         if range.is_empty() {
             return;
         }
+        // Mostly nothing is there.
+        let before = self.by_start.range(..range.end).next_back();
+        if before.is_none_or(|(_, extent)| extent.end <= range.start) {
+            return;
+        }
         // The one that reaches into the range from before it.
         if let Some((&start, extent)) = self.by_start.range_mut(..range.start).next_back()
             && extent.end > range.start

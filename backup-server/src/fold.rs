@@ -1,28 +1,37 @@
-//! Folding: the journal's records go into the disk images, in journal order, outside the
-//! acknowledgement path (PipeCloud 4.4).
+//! Folding: the journal's records go into the disk images, outside the acknowledgement path
+//! (PipeCloud 4.4). Of what is read of the journal at once, the newest of each extent is written,
+//! in the order of the disk (`gathered.rs`).
 //!
 //! Invariants:
 //! - Only durable records that are inside the group's downward-closed cut and not void are folded,
 //!   so an image never holds what a recovery would leave out (rule 2).
 //! - A fold that is interrupted is done again from the position that is on record. Doing it twice
-//!   is harmless: records say what an extent holds, not how it changes.
+//!   is harmless: records say what an extent holds, not how it changes. Until then every view has
+//!   the journal from that position over the images, so it is of no matter in which order they
+//!   were written.
 //! - The position is recorded after the images are durable, and segments go after that.
 //! - What is damaged is never written: the range is marked in the images' record, which has the
 //!   position, too, until a later record stands there (`damaged.rs`, below).
 
 mod damaged;
+mod gathered;
 
 use crate::damage::{ImageDamage, SegmentDamage};
 use crate::journal::{Entry, JournalBatch, JournalError, Position, State, Tail, is_whole};
 use crate::planted::{self, Bug};
 use crate::storage::{self, StorageFile};
 use crate::view::DiskKey;
+use gathered::{Change, Gathered};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 use tidelock_protocol::record::Effect;
 use tidelock_protocol::vector::CountVector;
+
+/// Payloads that are in memory at once, about.
+const GATHER_BYTES: u64 = 64 << 20;
 
 /// One piece of work.
 #[derive(Debug)]
@@ -52,10 +61,10 @@ pub struct FoldJob<F> {
 pub struct Folded {
     /// Everything before it is in the images, durably.
     pub position: Position,
-    /// Records that were written to images.
-    pub records: u64,
-    /// Their bytes.
+    /// Bytes that the records on the way changed, each by itself.
     pub bytes: u64,
+    /// Bytes of the images that were changed for that.
+    pub written_bytes: u64,
     /// What of the images is damaged at this position.
     pub damaged: ImageDamage,
     /// Segments that were found to be damaged.
@@ -96,6 +105,8 @@ enum Went {
 struct Run<F> {
     job: FoldJob<F>,
     folded: Folded,
+    /// What has been read and is not in the images.
+    gathered: Gathered,
     touched: BTreeSet<DiskKey>,
 }
 
@@ -104,8 +115,10 @@ impl<F: StorageFile> FoldJob<F> {
     pub fn run(self) -> Result<Folded, FoldError> {
         let folded =
             Folded { position: self.from, damaged: self.damaged.clone(), ..Folded::default() };
-        let mut run = Run { job: self, folded, touched: BTreeSet::new() };
+        let gathered = Gathered::default();
+        let mut run = Run { job: self, folded, gathered, touched: BTreeSet::new() };
         run.all()?;
+        run.apply()?;
         for key in run.touched {
             run.job.images[&key].sync().map_err(|e| image_error(key, e))?;
         }
@@ -127,13 +140,16 @@ impl<F: StorageFile> Run<F> {
             };
             match went {
                 Went::On => self.folded.position = reader.position(),
-                // The rest of this batch waits; what was done of it will be done again.
+                // The rest of this batch waits; what comes before will be done again.
                 Went::BeyondTheCut => return Ok(()),
                 Went::Unreadable => {
                     let Some(next) = self.unreadable(segment)? else { return Ok(()) };
                     self.folded.position = next;
                     reader = self.job.tail.reader(next, self.job.to);
                 }
+            }
+            if self.gathered.payload_bytes() >= GATHER_BYTES {
+                self.apply()?;
             }
             if self.folded.bytes >= self.job.budget_bytes {
                 return Ok(());
@@ -156,56 +172,50 @@ impl<F: StorageFile> Run<F> {
             let key = DiskKey::of(record);
             let len_bytes = u64::from(head.extent_len_bytes());
             let range = record.offset..record.offset + len_bytes;
+            self.folded.bytes += len_bytes;
             match record.effect {
                 Effect::Write(_) if batch.is_damaged && !is_whole(&head, &payload) => {
-                    self.damaged(segment, key, range);
+                    self.lost(segment, key, range);
                 }
-                Effect::Write(_) => self.write(key, record.offset, &payload)?,
-                Effect::Zero { no_hole, .. } => self.zero(key, range, no_hole)?,
+                Effect::Write(_) => self.gathered.write(key, record.offset, payload),
+                Effect::Zero { no_hole, .. } => self.gathered.zero(key, range, no_hole),
                 Effect::CopyDone | Effect::Idle => {}
             }
         }
         Ok(Went::On)
     }
 
-    fn image(&self, key: DiskKey) -> Result<&F, FoldError> {
-        self.job.images.get(&key).ok_or_else(|| FoldError::Image {
-            disk: format!("{}.{}", key.writer, key.disk),
-            source: io::ErrorKind::NotFound.into(),
-        })
-    }
-
-    fn write(&mut self, key: DiskKey, offset: u64, payload: &[u8]) -> Result<(), FoldError> {
-        let written = self.image(key)?.write_at(&[IoSlice::new(payload)], offset);
-        written.map_err(|e| image_error(key, e))?;
-        self.wrote(key, offset..offset + payload.len() as u64);
-        Ok(())
-    }
-
-    fn zero(
-        &mut self,
-        key: DiskKey,
-        range: std::ops::Range<u64>,
-        no_hole: bool,
-    ) -> Result<(), FoldError> {
-        let zeroed = self.image(key)?.zero_at(range.start, range.end - range.start, no_hole);
-        zeroed.map_err(|e| image_error(key, e))?;
-        self.wrote(key, range);
-        Ok(())
-    }
-
-    fn wrote(&mut self, key: DiskKey, range: std::ops::Range<u64>) {
-        self.touched.insert(key);
-        self.folded.records += 1;
-        self.folded.bytes += range.end - range.start;
-        self.folded.damaged.heal(key, range);
-    }
-
-    fn damaged(&mut self, segment: u64, key: DiskKey, range: std::ops::Range<u64>) {
+    fn lost(&mut self, segment: u64, key: DiskKey, range: Range<u64>) {
         self.note(segment);
         if !planted::is(Bug::DamageFoldedAsGood) {
-            self.folded.damaged.mark(key, range, segment);
+            self.gathered.lost(key, range, segment);
         }
+    }
+
+    /// What was gathered goes into the images.
+    fn apply(&mut self) -> Result<(), FoldError> {
+        for (key, range, change) in std::mem::take(&mut self.gathered).changes() {
+            let image = self.job.images.get(&key);
+            let image = image.ok_or_else(|| image_error(key, io::ErrorKind::NotFound.into()))?;
+            let done = match &change {
+                Change::Lost { segment } => {
+                    self.folded.damaged.mark(key, range, *segment);
+                    continue;
+                }
+                Change::Write(parts) => {
+                    let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+                    image.write_at(&parts, range.start)
+                }
+                Change::Zero { no_hole } => {
+                    image.zero_at(range.start, range.end - range.start, *no_hole)
+                }
+            };
+            done.map_err(|e| image_error(key, e))?;
+            self.touched.insert(key);
+            self.folded.written_bytes += range.end - range.start;
+            self.folded.damaged.heal(key, range);
+        }
+        Ok(())
     }
 }
 

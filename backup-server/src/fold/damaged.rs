@@ -31,8 +31,9 @@ impl<F: StorageFile> Run<F> {
             return Ok(None);
         }
         match self.job.tail.listed_entries(segment) {
-            Some(entries) => self.by_entries(segment, &entries)?,
+            Some(entries) => self.by_entries(segment, &entries),
             None => {
+                self.apply()?;
                 for key in self.job.images.keys() {
                     self.folded.damaged.mark(*key, 0..u64::MAX, segment);
                 }
@@ -41,21 +42,21 @@ impl<F: StorageFile> Run<F> {
         Ok(Some(Position { segment: segment + 1, offset: SEGMENT_HEADER_BYTES as u64 }))
     }
 
-    fn by_entries(&mut self, segment: u64, entries: &[IndexEntry]) -> Result<(), FoldError> {
-        let Some(of) = self.job.tail.segment(segment).cloned() else { return Ok(()) };
+    fn by_entries(&mut self, segment: u64, entries: &[IndexEntry]) {
+        let Some(of) = self.job.tail.segment(segment).cloned() else { return };
         for entry in entries {
             if entry.seq > self.job.state.last_that_counts(entry.writer, entry.epoch) {
                 continue;
             }
             let key = DiskKey { writer: entry.writer, disk: entry.disk };
-            let range = entry.offset..entry.offset + u64::from(entry.len_bytes);
+            let range = entry.range();
+            self.folded.bytes += range.end - range.start;
             match (entry.at, payload_of(&of, entry)) {
-                (0, _) => self.zero(key, range, false)?,
-                (_, Some(payload)) => self.write(key, entry.offset, &payload)?,
-                (_, None) => self.damaged(segment, key, range),
+                (0, _) => self.gathered.zero(key, range, false),
+                (_, Some(payload)) => self.gathered.write(key, entry.offset, payload.into()),
+                (_, None) => self.lost(segment, key, range),
             }
         }
-        Ok(())
     }
 
     /// Whether all records of a segment are, also those that change nothing.

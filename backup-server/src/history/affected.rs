@@ -248,8 +248,7 @@ impl<F: StorageFile> History<F> {
                 for entry in entries {
                     if entry.seq <= self.state.last_that_counts(writer, entry.epoch) {
                         let key = DiskKey { writer, disk: entry.disk };
-                        let end = entry.offset + u64::from(entry.len_bytes);
-                        cover(&mut remaining, key, entry.offset..end);
+                        cover(&mut remaining, key, entry.range());
                     }
                 }
             }

@@ -411,8 +411,7 @@ impl<F: StorageFile> History<F> {
                 let counts = self.state.last_that_counts(disk.writer, entry.epoch);
                 let is_between = entry.seq > after && entry.seq <= last.min(counts);
                 if is_between && entry.disk == disk.disk {
-                    let end = entry.offset + u64::from(entry.len_bytes);
-                    extents.insert(entry.offset..end, Marked);
+                    extents.insert(entry.range(), Marked);
                 }
             }
         }

@@ -44,8 +44,9 @@ impl<F: StorageFile> Tail<F> {
         self.segments.get(usize::try_from(index.checked_sub(first)?).ok()?)
     }
 
-    /// What the records of a writer in a segment change, also void ones, in the order of the
-    /// journal. From memory, from the segment's index or, if that cannot be read, from the segment.
+    /// What the records of a writer in a segment change, also void ones: those that change the same
+    /// place in the order of the journal, others in any. From memory, from the segment's index or,
+    /// if that cannot be read, from the segment.
     pub fn entries_of(
         &self,
         segment: u64,
@@ -62,7 +63,7 @@ impl<F: StorageFile> Tail<F> {
             let to = (writer, DiskId(u16::MAX), u64::MAX);
             let entries: Result<Vec<IndexEntry>, _> = index.entries(from..=to).collect();
             if let Ok(mut entries) = entries {
-                entries.sort_unstable_by_key(|entry| (entry.epoch, entry.seq));
+                order_where_they_meet(&mut entries);
                 return Ok(entries);
             }
         }
@@ -124,4 +125,59 @@ fn read<F: StorageFile>(segment: &Segment<F>) -> Result<Vec<IndexEntry>, Journal
         }
     }
     Ok(builder.entries().to_vec())
+}
+
+/// Puts entries of one writer, which come in the order of its disks, in the order of the journal
+/// where they overlap.
+fn order_where_they_meet(entries: &mut [IndexEntry]) {
+    let mut from = 0;
+    while let Some(first) = entries.get(from) {
+        let (disk, mut end, mut to) = (first.disk, first.range().end, from + 1);
+        while let Some(next) = entries.get(to).filter(|e| e.disk == disk && e.offset < end) {
+            end = end.max(next.range().end);
+            to += 1;
+        }
+        entries[from..to].sort_unstable_by_key(|entry| (entry.epoch, entry.seq));
+        from = to;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tidelock_protocol::ids::{Epoch, Seq};
+
+    proptest! {
+        #[test]
+        fn of_two_entries_that_overlap_the_older_comes_first(
+            extents in prop::collection::vec((0u16..2, 0u64..40, 1u32..8), 0..40),
+        ) {
+            let of = |(seq, (disk, offset, len_bytes)): (u64, (u16, u64, u32))| IndexEntry {
+                writer: WriterId(0),
+                disk: DiskId(disk),
+                offset,
+                epoch: Epoch(seq / 20),
+                seq: Seq(seq),
+                len_bytes,
+                at: 0,
+                crc: 0,
+            };
+            let mut entries: Vec<_> = (0..).zip(extents).map(of).collect();
+            let mut expected = entries.clone();
+            entries.sort_by_key(|e| (e.disk, e.offset, e.epoch, e.seq));
+            order_where_they_meet(&mut entries);
+            for (n, entry) in entries.iter().enumerate() {
+                for later in &entries[n + 1..] {
+                    let meet = entry.disk == later.disk
+                        && entry.offset < later.range().end
+                        && later.offset < entry.range().end;
+                    prop_assert!(!meet || entry.seq < later.seq);
+                }
+            }
+            entries.sort_by_key(|e| e.seq);
+            expected.sort_by_key(|e| e.seq);
+            prop_assert_eq!(entries, expected);
+        }
+    }
 }

@@ -252,9 +252,8 @@ pub(super) fn insert<F: StorageFile>(
             continue;
         }
         let key = DiskKey { writer: entry.writer, disk: entry.disk };
-        let range = entry.offset..entry.offset + u64::from(entry.len_bytes);
         let extents = loaded.disks.entry(key).or_default();
-        extents.insert(range, Source::of_entry(segment, &entry));
+        extents.insert(entry.range(), Source::of_entry(segment, &entry));
     }
     Ok(())
 }

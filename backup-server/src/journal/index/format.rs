@@ -16,6 +16,7 @@
 //! Fence: writer, disk, 4 zero bytes, offset of the first entry of each block.
 
 use super::IndexError;
+use std::ops::Range;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::record::crc32c;
@@ -61,6 +62,14 @@ pub struct IndexEntry {
     pub at: u64,
     /// The payload's checksum; 0 of zeroes.
     pub crc: u32,
+}
+
+impl IndexEntry {
+    /// The extent, in bytes of the disk.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + u64::from(self.len_bytes)
+    }
 }
 
 /// The records of one writer and epoch: their seqs have no gap.

@@ -46,8 +46,7 @@ pub(in crate::journal) fn flatten(
     let mut disks: BTreeMap<DiskKey, Extents<Part>> = BTreeMap::new();
     for of in entries {
         let key = DiskKey { writer: of.writer, disk: of.disk };
-        let range = of.offset..of.offset + u64::from(of.len_bytes);
-        disks.entry(key).or_default().insert(range, Part { of, skip: 0 });
+        disks.entry(key).or_default().insert(of.range(), Part { of, skip: 0 });
     }
     let mut flat = Vec::new();
     for (key, extents) in &disks {
