@@ -2,9 +2,12 @@
 
 mod common;
 
-use common::{HANG, Host, Process, at, cli, cli_json, config, copy_done, disk_after, has, send};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use common::{
+    Host, Process, at, cli_json, config, copy_done, disk_after, exported, has, journal_files, send,
+    wait_until,
+};
+use std::path::Path;
+use std::time::Duration;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::LastRun;
 
@@ -13,33 +16,6 @@ const COLD: &str =
     "[journal]\nsegment = \"1MiB\"\ncompress_after = \"1h\"\n[retention]\nwindow = \"1h\"\n";
 const PLAIN: &str =
     "[journal]\nsegment = \"1MiB\"\nfold_min = \"1MiB\"\n[retention]\nwindow = \"1s\"\n";
-
-fn exported(config: &Path, seq: u64, dir: &Path) -> Vec<u8> {
-    let image = dir.join("exported.img");
-    let output =
-        cli(config, &["export", "shop", "db.root", image.to_str().unwrap(), "--at", &at(seq)]);
-    assert!(output.status.success(), "{seq}: {output:?}");
-    let content = std::fs::read(&image).unwrap();
-    std::fs::remove_file(image).unwrap();
-    content
-}
-
-fn files(dir: &Path, ending: &str) -> Vec<PathBuf> {
-    let journal = dir.join("data/groups/shop/journal");
-    let entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
-    let mut found: Vec<_> =
-        entries.filter(|path| path.to_str().unwrap().ends_with(ending)).collect();
-    found.sort();
-    found
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let since = Instant::now();
-    while !done() {
-        assert!(since.elapsed() < HANG, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 fn group(config: &Path) -> serde_json::Value {
     cli_json(config, &["status", "--json"])["groups"][0].clone()
@@ -68,9 +44,9 @@ async fn killed_at_any_moment_a_compressed_past_is_the_same_and_smaller() {
     }
     // All but the one that is written.
     wait_until("all sealed segments are compressed", || {
-        files(dir.path(), ".seg").len() == 1 && files(dir.path(), ".new").is_empty()
+        journal_files(dir.path(), ".seg").len() == 1 && journal_files(dir.path(), ".new").is_empty()
     });
-    let cold = files(dir.path(), ".zst");
+    let cold = journal_files(dir.path(), ".zst");
     assert!(cold.len() > 10, "{} compressed", cold.len());
     let status = group(&path);
     let number = |name: &str| status["compressed"][name].as_u64().unwrap();
@@ -81,7 +57,7 @@ async fn killed_at_any_moment_a_compressed_past_is_the_same_and_smaller() {
     let timeline = cli_json(&path, &["timeline", "shop", "--json"]);
     assert_eq!(timeline["compressed"], status["compressed"]);
     for seq in [1, 2, 800, 1990, last - 1, last] {
-        assert!(exported(&path, seq, dir.path()) == disk_after(seq), "{seq}");
+        assert!(exported(&path, &at(seq), dir.path()) == disk_after(seq), "{seq}");
     }
     // Anyone who has zstd has the segment.
     if has("zstd") {
@@ -96,9 +72,11 @@ async fn killed_at_any_moment_a_compressed_past_is_the_same_and_smaller() {
     let run = LastRun::Continues { from: Seq(last + 1) };
     let (mut host, _) = Host::attached(server.address, 1, run).await;
     send(&mut host, last + 1, last + 3000).await;
-    wait_until("they leave the window", || files(dir.path(), ".zst").len() < cold.len() / 2);
+    wait_until("they leave the window", || {
+        journal_files(dir.path(), ".zst").len() < cold.len() / 2
+    });
     let seq = last + 3000;
-    assert!(exported(&path, seq, dir.path()) == disk_after(seq));
+    assert!(exported(&path, &at(seq), dir.path()) == disk_after(seq));
     server.terminate();
 }
 
@@ -110,9 +88,9 @@ async fn a_damaged_block_costs_itself_and_is_restored_by_a_copy_of_either_kind()
     let (mut host, _) = Host::attached(server.address, 1, LastRun::Unknown).await;
     host.record(&copy_done(1)).await.unwrap();
     send(&mut host, 2, 2500).await;
-    wait_until("compressed", || files(dir.path(), ".seg").len() == 1);
+    wait_until("compressed", || journal_files(dir.path(), ".seg").len() == 1);
     server.kill();
-    let damaged = files(dir.path(), ".zst")[1].clone();
+    let damaged = journal_files(dir.path(), ".zst")[1].clone();
     let good = std::fs::read(&damaged).unwrap();
     let mut bad = good.clone();
     let middle = bad.len() / 2;
@@ -148,6 +126,6 @@ async fn a_damaged_block_costs_itself_and_is_restored_by_a_copy_of_either_kind()
     let run = LastRun::Continues { from: Seq(2501) };
     let (_, attached) = Host::attached(server.address, 1, run).await;
     assert_eq!(attached.durable, Seq(2500));
-    assert!(exported(&path, 1200, dir.path()) == disk_after(1200));
+    assert!(exported(&path, &at(1200), dir.path()) == disk_after(1200));
     server.terminate();
 }

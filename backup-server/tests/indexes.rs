@@ -2,41 +2,16 @@
 
 mod common;
 
-use common::{HANG, Host, Process, cli, cli_json, config, copy_done, disk_after, has, send};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use common::{
+    Host, Process, at, cli_json, config, copy_done, disk_after, exported, has, journal_files, send,
+    wait_until,
+};
+use std::path::Path;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::LastRun;
 
 /// A past, in small segments.
 const SMALL: &str = "[journal]\nsegment = \"1MiB\"\n[retention]\nwindow = \"1h\"\n";
-
-fn exported(config: &Path, at: u64, dir: &Path) -> Vec<u8> {
-    let image = dir.join("exported.img");
-    let (out, at) = (image.to_str().unwrap(), format!("hlc:{at}.0"));
-    let output = cli(config, &["export", "shop", "db.root", out, "--at", &at]);
-    assert!(output.status.success(), "{at}: {output:?}");
-    let content = std::fs::read(&image).unwrap();
-    std::fs::remove_file(image).unwrap();
-    content
-}
-
-fn files(dir: &Path, ending: &str) -> Vec<PathBuf> {
-    let journal = dir.join("data/groups/shop/journal");
-    let entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
-    let mut found: Vec<_> =
-        entries.filter(|path| path.to_str().unwrap().ends_with(ending)).collect();
-    found.sort();
-    found
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let since = Instant::now();
-    while !done() {
-        assert!(since.elapsed() < HANG, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 fn flip(path: &Path, from_end: usize) {
     let mut content = std::fs::read(path).unwrap();
@@ -68,16 +43,18 @@ async fn killed_between_seal_and_index_and_whatever_is_lost_of_them_the_past_is_
         assert_eq!(attached.durable, Seq(last));
         host = again;
     }
-    let sealed = || files(dir.path(), ".seg").len() - 1;
-    wait_until("all sealed segments get an index", || files(dir.path(), ".idx").len() >= sealed());
+    let sealed = || journal_files(dir.path(), ".seg").len() - 1;
+    wait_until("all sealed segments get an index", || {
+        journal_files(dir.path(), ".idx").len() >= sealed()
+    });
     // A map may be in the making; what the kills have left is not made any more.
-    wait_until("nothing half made is left", || files(dir.path(), ".new").is_empty());
+    wait_until("nothing half made is left", || journal_files(dir.path(), ".new").is_empty());
     assert!(sealed() > 10, "{} sealed", sealed());
-    for at in [1, 2, 800, 1990, last - 1, last] {
-        assert!(exported(&config, at, dir.path()) == disk_after(at), "{at}");
+    for seq in [1, 2, 800, 1990, last - 1, last] {
+        assert!(exported(&config, &at(seq), dir.path()) == disk_after(seq), "{seq}");
     }
     server.kill();
-    for (nth, index) in files(dir.path(), ".idx").iter().enumerate() {
+    for (nth, index) in journal_files(dir.path(), ".idx").iter().enumerate() {
         match nth % 3 {
             0 => std::fs::remove_file(index).unwrap(),
             1 => flip(index, 50),
@@ -85,9 +62,9 @@ async fn killed_between_seal_and_index_and_whatever_is_lost_of_them_the_past_is_
         }
     }
     let server = Process::start(&config);
-    wait_until("they are made again", || files(dir.path(), ".idx").len() >= sealed());
-    for at in [1, 2, 800, 1990, last - 1, last] {
-        assert!(exported(&config, at, dir.path()) == disk_after(at), "{at}");
+    wait_until("they are made again", || journal_files(dir.path(), ".idx").len() >= sealed());
+    for seq in [1, 2, 800, 1990, last - 1, last] {
+        assert!(exported(&config, &at(seq), dir.path()) == disk_after(seq), "{seq}");
     }
     server.terminate();
 }
@@ -101,10 +78,10 @@ async fn damage_in_the_middle_is_found_beside_and_named_and_costs_only_itself() 
     host.record(&copy_done(1)).await.unwrap();
     send(&mut host, 2, 2500).await;
     wait_until("indexes", || {
-        files(dir.path(), ".idx").len() + 1 >= files(dir.path(), ".seg").len()
+        journal_files(dir.path(), ".idx").len() + 1 >= journal_files(dir.path(), ".seg").len()
     });
     server.kill();
-    let segments = files(dir.path(), ".seg");
+    let segments = journal_files(dir.path(), ".seg");
     assert!(segments.len() > 3, "{segments:?}");
     let damaged = segments[1].clone();
     flip(&damaged, 100_000);
@@ -123,7 +100,7 @@ async fn damage_in_the_middle_is_found_beside_and_named_and_costs_only_itself() 
     let (mut host, _) = Host::attached(server.address, 1, run).await;
     send(&mut host, 2501, 2600).await;
     if has("qemu-img") {
-        assert!(exported(&config, 300, dir.path()) == disk_after(300));
+        assert!(exported(&config, &at(300), dir.path()) == disk_after(300));
     }
     let timeline = cli_json(&config, &["timeline", "shop", "--json"]);
     assert_eq!(timeline["damaged"][0]["segment"], list(&[])[0]["segment"]);

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    Host, Process, WINDOW, at, cli, cli_json, config, copy_done, disk_after, has, record, refused,
-    replicated, send,
+    Host, Process, WINDOW, at, cli, cli_json, config, copy_done, disk_after, exported, has, record,
+    refused, replicated, send,
 };
 use serde_json::Value;
 use std::os::unix::process::ExitStatusExt;
@@ -21,16 +21,6 @@ fn copied(view: &Value, dir: &Path) -> Vec<u8> {
     let status = Command::new("nbdcopy").arg(uri).arg(&image).status().unwrap();
     assert!(status.success());
     std::fs::read(&image).unwrap()
-}
-
-fn exported(config: &Path, at: &str, dir: &Path) -> Vec<u8> {
-    let image = dir.join("exported.img");
-    let out = image.to_str().unwrap();
-    let output = cli(config, &["export", "shop", "db.root", out, "--at", at]);
-    assert!(output.status.success(), "{at}: {output:?}");
-    let content = std::fs::read(&image).unwrap();
-    std::fs::remove_file(image).unwrap();
-    content
 }
 
 fn qemu_io(view: &Value, commands: &[&str]) -> String {

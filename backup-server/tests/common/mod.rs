@@ -5,7 +5,7 @@ use bytes::{Bytes, BytesMut};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Seq, WriterId};
@@ -139,6 +139,35 @@ pub async fn send(host: &mut Host<TcpStream>, from: u64, to: u64) {
         if seq % 150 == 0 || seq == to {
             host.durable(seq).await;
         }
+    }
+}
+
+/// The group's disk at a point in time, exported and read.
+pub fn exported(config: &Path, at: &str, dir: &Path) -> Vec<u8> {
+    let image = dir.join("exported.img");
+    let output = cli(config, &["export", "shop", "db.root", image.to_str().unwrap(), "--at", at]);
+    assert!(output.status.success(), "{at}: {output:?}");
+    let content = std::fs::read(&image).unwrap();
+    std::fs::remove_file(image).unwrap();
+    content
+}
+
+/// Files of the group's journal whose names end like this, in order.
+pub fn journal_files(dir: &Path, ending: &str) -> Vec<PathBuf> {
+    let journal = dir.join("data/groups/shop/journal");
+    let entries = std::fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<_> =
+        entries.filter(|path| path.to_str().unwrap().ends_with(ending)).collect();
+    found.sort();
+    found
+}
+
+/// Waits for something that happens beside.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !done() {
+        assert!(since.elapsed() < HANG, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

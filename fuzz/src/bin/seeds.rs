@@ -210,17 +210,36 @@ fn stage_records(journal: &mut Journal<Memory>) {
     }
 }
 
-/// The index of the first segment of a journal of two, as it is and to be sealed.
-fn indexes() -> Seeds {
+/// A journal of two segments, the first of which has the records.
+fn of_two_segments(disk: &Memory) -> Journal<Memory> {
     let mut state = State::new(4);
     state.epoch = Epoch(2);
     let options = Options { segment_bytes: 1 };
     let mut journal =
-        Journal::create(Memory::new(), "journal", state, options).expect("memory does not fail");
+        Journal::create(disk.clone(), "journal", state, options).expect("memory does not fail");
     stage_records(&mut journal);
     commit(&mut journal);
     journal.stage_note(&Note::CleanEnd).expect("always allowed");
     commit(&mut journal);
+    journal
+}
+
+/// The largest of the journal's files whose names end like this.
+fn largest_file(disk: &Memory, ending: &str) -> Vec<u8> {
+    let names = disk.list("journal").expect("memory does not fail");
+    let content = |name: &String| {
+        let file = disk.open(&format!("journal/{name}")).expect("it is there");
+        let mut content = vec![0; file.size_bytes().expect("it is there") as usize];
+        file.read_at(&mut content, 0).expect("it is there");
+        content
+    };
+    let files = names.iter().filter(|name| name.ends_with(ending)).map(content);
+    files.max_by_key(Vec::len).expect("a segment was sealed")
+}
+
+/// The index of the first segment of a journal of two, as it is and to be sealed.
+fn indexes() -> Seeds {
+    let mut journal = of_two_segments(&Memory::new());
     let mut made = Vec::new();
     while let Some(job) = journal.index_job(0, |_| Some((Hlc(9), CountVector::new()))) {
         made.extend(job.content());
@@ -234,27 +253,12 @@ fn indexes() -> Seeds {
 
 /// The map of the first segment of a journal of two, as it is and to be sealed.
 fn maps() -> Seeds {
-    let mut state = State::new(4);
-    state.epoch = Epoch(2);
-    let (disk, options) = (Memory::new(), Options { segment_bytes: 1 });
-    let mut journal =
-        Journal::create(disk.clone(), "journal", state, options).expect("memory does not fail");
-    stage_records(&mut journal);
-    commit(&mut journal);
-    journal.stage_note(&Note::CleanEnd).expect("always allowed");
-    commit(&mut journal);
+    let disk = Memory::new();
+    let mut journal = of_two_segments(&disk);
     while let Some(job) = journal.index_job(0, |_| None).or_else(|| journal.map_job(0)) {
         journal.made(job.run().expect("memory does not fail"));
     }
-    let names = disk.list("journal").expect("memory does not fail");
-    let content = |name: &String| {
-        let file = disk.open(&format!("journal/{name}")).expect("it is there");
-        let mut content = vec![0; file.size_bytes().expect("it is there") as usize];
-        file.read_at(&mut content, 0).expect("it is there");
-        content
-    };
-    let maps = names.iter().filter(|name| name.ends_with(".map")).map(content);
-    let largest = maps.max_by_key(Vec::len).expect("a segment was sealed");
+    let largest = largest_file(&disk, ".map");
     // Of its leaf and its fence what the target takes.
     let (blocks, behind) = largest.split_at(2 * BLOCK_BYTES);
     let (leaf, fence) = blocks.split_at(BLOCK_BYTES);
@@ -264,29 +268,14 @@ fn maps() -> Seeds {
 
 /// The first segment of a journal of two, compressed, as it is and to be sealed.
 fn cold() -> Seeds {
-    let mut state = State::new(4);
-    state.epoch = Epoch(2);
-    let (disk, options) = (Memory::new(), Options { segment_bytes: 1 });
-    let mut journal =
-        Journal::create(disk.clone(), "journal", state, options).expect("memory does not fail");
-    stage_records(&mut journal);
-    commit(&mut journal);
-    journal.stage_note(&Note::CleanEnd).expect("always allowed");
-    commit(&mut journal);
+    let disk = Memory::new();
+    let journal = of_two_segments(&disk);
     let how = Compress { block_bytes: 512, percent_max: 1000, ..Compress::default() };
     for segment in 1.. {
         let Some(job) = journal.compress_job(segment, how) else { break };
         job.run().expect("memory does not fail");
     }
-    let names = disk.list("journal").expect("memory does not fail");
-    let content = |name: &String| {
-        let file = disk.open(&format!("journal/{name}")).expect("it is there");
-        let mut content = vec![0; file.size_bytes().expect("it is there") as usize];
-        file.read_at(&mut content, 0).expect("it is there");
-        content
-    };
-    let cold = names.iter().filter(|name| name.ends_with(".zst")).map(content);
-    let largest = cold.max_by_key(Vec::len).expect("a segment was sealed");
+    let largest = largest_file(&disk, ".zst");
     let with = |mode: u8| [&[mode][..], &largest].concat();
     vec![("segment", with(1)), ("segment-as-it-is", with(0))]
 }
