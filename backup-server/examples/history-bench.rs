@@ -26,7 +26,10 @@ use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
 const DISK_BYTES: u64 = 16 << 30;
+const FOLD_DISK_BYTES: u64 = 4 << 30;
 const BLOCK: u64 = 4096;
+/// Of a record.
+const HEADER: u64 = 60;
 /// Records that are made durable together, as under a load of so many writes in flight.
 const BATCH: u64 = 64;
 /// By the records' own clock: about 40 MB/s.
@@ -48,11 +51,44 @@ impl Random {
         self.0 ^= self.0 << 17;
         self.0 % bound
     }
+}
 
-    fn block(&mut self) -> u64 {
-        self.below(DISK_BYTES / BLOCK) * BLOCK
+/// Where a disk is written.
+#[derive(Clone, Copy)]
+struct Places {
+    disk_bytes: u64,
+    /// Of all writes, four of five go to a fifth of the disk's blocks, which are all over it (Retroscope, VI).
+    skewed: bool,
+}
+
+impl Places {
+    const ALL: Self = Self { disk_bytes: DISK_BYTES, skewed: false };
+
+    fn pick(self, random: &mut Random) -> u64 {
+        let blocks = self.disk_bytes / BLOCK;
+        let nth = match self.skewed {
+            false => random.below(blocks),
+            true if random.below(5) > 0 => random.below(blocks / 5),
+            true => blocks / 5 + random.below(blocks - blocks / 5),
+        };
+        // A number that is odd permutes those below a power of two.
+        nth.wrapping_mul(0x9e37_79b9_7f4a_7c15) % blocks * BLOCK
     }
 }
+
+/// What is folded, and into what.
+struct Fold {
+    name: &'static str,
+    /// The image was written before, as by the first copy of a disk: none of its blocks must be found a place.
+    written: bool,
+    skewed: bool,
+}
+
+const FOLDS: [Fold; 3] = [
+    Fold { name: "fresh", written: false, skewed: false },
+    Fold { name: "written", written: true, skewed: false },
+    Fold { name: "skewed", written: true, skewed: true },
+];
 
 fn record(seq: u64, ms: u64, offset: u64, effect: Effect) -> Record {
     Record {
@@ -94,6 +130,7 @@ impl Beside {
 
 struct Fed {
     group: Group<Files>,
+    places: Places,
     beside: Beside,
     data: Bytes,
     random: Random,
@@ -106,9 +143,15 @@ struct Fed {
 }
 
 impl Fed {
-    fn new(dir: &Path, window_ms: u64) -> Result<Self, Box<dyn Error>> {
+    fn new(
+        dir: &Path,
+        window_ms: u64,
+        places: Places,
+        one_in: u64,
+    ) -> Result<Self, Box<dyn Error>> {
         std::fs::create_dir_all(dir)?;
-        let disk = DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: DISK_BYTES };
+        let size_bytes = places.disk_bytes;
+        let disk = DiskSpec { id: DiskId(0), name: "root".into(), size_bytes };
         let attach = Attach {
             group: "g".into(),
             member: "db".into(),
@@ -124,7 +167,9 @@ impl Fed {
             machine: None,
         };
         let retention = Retention { window_ms, ..Retention::default() };
+        let segment_bytes = segment_bytes(one_in);
         let options = GroupOptions {
+            journal: Options { segment_bytes },
             retention,
             unfolded_max_bytes: u64::MAX / 2,
             fold_min_bytes: 1,
@@ -137,7 +182,7 @@ impl Fed {
         let data = Bytes::from(vec![7; BLOCK as usize]);
         let random = Random(0x9e37_79b9_7f4a_7c15);
         let (beside, seq, ms) = (Beside::new(), 0, BEGAN_MS);
-        let mut fed = Self { group, beside, data, random, seq, ms, one_in: 1, sample: vec![] };
+        let mut fed = Self { group, places, beside, data, random, seq, ms, one_in, sample: vec![] };
         fed.send(0, Effect::CopyDone)?;
         fed.group.flush();
         Ok(fed)
@@ -159,7 +204,7 @@ impl Fed {
     fn batch(&mut self) -> Result<(), Box<dyn Error>> {
         self.ms += BATCH_MS;
         for _ in 0..BATCH {
-            let offset = self.random.block();
+            let offset = self.places.pick(&mut self.random);
             if !self.seq.is_multiple_of(self.one_in) {
                 self.send(offset, Effect::Zero { len_bytes: BLOCK as u32, no_hole: false })?;
                 continue;
@@ -236,7 +281,8 @@ impl Plain {
                 self.seq += 1;
                 let effect = Effect::Write(Payload::new(self.data.clone()));
                 let ms = BEGAN_MS + self.seq;
-                self.journal.stage_record(record(self.seq, ms, self.random.block(), effect))?;
+                let offset = Places::ALL.pick(&mut self.random);
+                self.journal.stage_record(record(self.seq, ms, offset, effect))?;
             }
             self.journal.write(|_| {})?;
             self.journal.sync()?;
@@ -263,7 +309,7 @@ fn of_self(file: &str, name: &str) -> u64 {
 /// Turns of both, side by side.
 fn ingest(dir: &Path, rounds: u64, turn: u64) -> Result<Value, Box<dyn Error>> {
     let mut plain = Plain::new(dir.join("plain"))?;
-    let mut fed = Fed::new(&dir.join("window"), u64::MAX / 4)?;
+    let mut fed = Fed::new(&dir.join("window"), u64::MAX / 4, Places::ALL, 1)?;
     let (mut plainly, mut windowed) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let since = Instant::now();
@@ -277,10 +323,16 @@ fn ingest(dir: &Path, rounds: u64, turn: u64) -> Result<Value, Box<dyn Error>> {
 }
 
 /// All that left the window at once, beside what came in.
-fn fold(dir: &Path, rounds: u64, turn: u64) -> Result<Value, Box<dyn Error>> {
+fn fold(dir: &Path, rounds: u64, turn: u64, how: &Fold) -> Result<Value, Box<dyn Error>> {
+    let places = Places { disk_bytes: FOLD_DISK_BYTES, skewed: how.skewed };
+    let mut fed = Fed::new(dir, 0, places, 1)?;
+    if how.written {
+        let images: Vec<_> = std::fs::read_dir(dir.join("images"))?.collect::<Result<_, _>>()?;
+        let [image] = &images[..] else { return Err("one image is expected".into()) };
+        write_all(&std::fs::File::options().write(true).open(image.path())?, FOLD_DISK_BYTES)?;
+    }
     let written_before = of_self("io", "wchar:");
-    let mut fed = Fed::new(&dir.join("fold"), 0)?;
-    let (mut ingested, mut folded) = (Vec::new(), Vec::new());
+    let (mut ingested, mut folded, mut changed) = (Vec::new(), Vec::new(), 0);
     for _ in 0..rounds {
         let since = Instant::now();
         fed.feed(turn)?;
@@ -288,17 +340,23 @@ fn fold(dir: &Path, rounds: u64, turn: u64) -> Result<Value, Box<dyn Error>> {
         let since = Instant::now();
         while let Some(job) = fed.group.fold_job(fed.now()) {
             let cut = job.cut.clone();
-            fed.group.fold_done(cut, job.run());
+            let result = job.run();
+            changed += result.as_ref().map_or(0, |folded| folded.written_bytes);
+            fed.group.fold_done(cut, result);
         }
         folded.push(mib_per_s(turn, since.elapsed()));
     }
     fed.settle()?;
     let written = of_self("io", "wchar:") - written_before;
-    let amplification = written as f64 / (rounds * turn) as f64;
-    Ok(json!({
-        "ingest_mib_per_s": ingested, "fold_mib_per_s": folded,
-        "left_bytes": fed.group.unfolded_bytes(), "write_amplification": amplification,
-    }))
+    let of_all = |bytes: u64| bytes as f64 / (rounds * turn) as f64;
+    let told = json!({
+        "name": how.name, "ingest_mib_per_s": ingested, "fold_mib_per_s": folded,
+        "left_bytes": fed.group.unfolded_bytes(), "write_amplification": of_all(written),
+        "written_of_all": of_all(changed),
+    });
+    drop(fed);
+    std::fs::remove_dir_all(dir)?;
+    Ok(told)
 }
 
 /// The files of a directory whose names end like this.
@@ -316,19 +374,23 @@ fn bytes_of(dir: &Path, ends: &str) -> Result<u64, Box<dyn Error>> {
 /// A raw file that nothing stands before: what a first read costs without us.
 fn raw_file(path: &Path) -> Result<std::fs::File, Box<dyn Error>> {
     let file = std::fs::File::options().create_new(true).write(true).read(true).open(path)?;
-    let block = vec![7; 1 << 20];
-    for at in (0..RAW_BYTES).step_by(block.len()) {
+    write_all(&file, RAW_BYTES)?;
+    Ok(file)
+}
+
+fn write_all(file: &std::fs::File, bytes: u64) -> std::io::Result<()> {
+    let block = vec![5; 1 << 20];
+    for at in (0..bytes).step_by(block.len()) {
         file.write_all_at(&block, at)?;
     }
-    Ok(file)
+    file.sync_all()
 }
 
 /// Views at random instants of one long journal.
 fn views(dir: &Path, bytes: u64, one_in: u64) -> Result<Value, Box<dyn Error>> {
     std::fs::create_dir_all(dir)?;
     let before_kib = of_self("status", "VmRSS:");
-    let mut fed = Fed::new(&dir.join("group"), u64::MAX / 4)?;
-    fed.one_in = one_in;
+    let mut fed = Fed::new(&dir.join("group"), u64::MAX / 4, Places::ALL, one_in)?;
     fed.feed(bytes)?;
     fed.settle()?;
     let held_kib = of_self("status", "VmRSS:");
@@ -377,7 +439,7 @@ fn views(dir: &Path, bytes: u64, one_in: u64) -> Result<Value, Box<dyn Error>> {
         "mib": bytes >> 20, "one_in": one_in, "records": fed.seq,
         "segments": fed.group.journal().segments().len(),
         "disk_bytes": { "segments": of(".seg")?, "indexes": of(".idx")?, "maps": of(".map")? },
-        "formula_bytes": formula(fed.seq, fed.seq / one_in * BLOCK),
+        "formula_bytes": formula(fed.seq, one_in),
         "take_us": micros(&taking), "resolve_us": micros(&resolving), "open_us": micros(&opening),
         "first_read_us": micros(&first), "later_reads_us": micros(&later), "raw_first_read_us": micros(&plain),
         "held_kib": held_kib.saturating_sub(before_kib), "views": VIEWS, "views_kib": open_kib,
@@ -387,11 +449,17 @@ fn views(dir: &Path, bytes: u64, one_in: u64) -> Result<Value, Box<dyn Error>> {
     Ok(told)
 }
 
+/// Segments that have as many records as if all had a payload.
+fn segment_bytes(one_in: u64) -> u64 {
+    Options::default().segment_bytes * (BLOCK + HEADER * one_in) / ((BLOCK + HEADER) * one_in)
+}
+
 /// What the documentation says that so much takes at most (docs/backup-server.md, "Sizing").
-fn formula(records: u64, payload: u64) -> Value {
-    let segments = (payload + 60 * records).div_ceil(Options::default().segment_bytes);
+fn formula(records: u64, one_in: u64) -> Value {
+    let payload = records / one_in * BLOCK;
+    let segments = (payload + HEADER * records).div_ceil(segment_bytes(one_in));
     let levels = (1..).take_while(|level| 8_u64.pow(*level) <= segments).count() as u64 + 1;
-    json!({ "segments": payload + 60 * records, "indexes": 44 * records, "maps": 40 * levels * records })
+    json!({ "segments": payload + HEADER * records, "indexes": 45 * records, "maps": 41 * levels * records })
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -405,13 +473,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok((mib.parse::<u64>()? << 20, one_in.parse()?))
     });
     let sizes: Vec<(u64, u64)> = sizes.collect::<Result<_, std::num::ParseIntError>>()?;
-    let ingest = ingest(&dir, rounds, turn)?;
-    let fold = fold(&dir, rounds, turn)?;
+    // Many short turns, as a disk's speed changes from one second to the next.
+    let ingest = ingest(&dir, rounds * 4, turn / 4)?;
+    let folds = FOLDS.iter().map(|how| fold(&dir.join("fold"), rounds, turn, how));
+    let folds = folds.collect::<Result<Vec<_>, _>>()?;
     let views = sizes.into_iter().map(|(bytes, one_in)| views(&dir.join("views"), bytes, one_in));
     let views = views.collect::<Result<Vec<_>, _>>()?;
     println!(
         "{}",
-        json!({ "turn_mib": turn >> 20, "ingest": ingest, "fold": fold, "views": views })
+        json!({ "turn_mib": turn >> 20, "ingest": ingest, "folds": folds, "views": views })
     );
     Ok(())
 }

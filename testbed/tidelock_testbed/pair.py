@@ -146,11 +146,12 @@ class Pair:
         """The backup's data, as seen from outside."""
         return Path(f"/proc/{self._mounts.pid}/root{self.data_dir}") if self._mounts else self.data_dir
 
-    def backup_command(self, *words: object) -> str:
+    def backup_command(self, *words: object, timeout_s: float = 60) -> str:
         """Runs `tidelock-backup` and returns what it prints."""
         argv = [BIN / "tidelock-backup", *words, "--config", self.backup_config]
         argv = self._in_mounts(argv)
-        return run_command(argv, f"run tidelock-backup {words[0]}", self.net.backup.netns if self.net else None)
+        netns = self.net.backup.netns if self.net else None
+        return run_command(argv, f"run tidelock-backup {words[0]}", netns, timeout_s)
 
     def backup_status(self) -> dict:
         """What the server says of itself."""

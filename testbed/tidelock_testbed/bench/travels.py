@@ -5,7 +5,6 @@ Both others have a state for each link of the chain only, made after the fact; a
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ DEPTH = 6
 NAME = f"{MEMBER}.{DISK}"
 PEERS = {"chain": "qcow2 chain", "reflink": "btrfs reflink"}
 LISTENS_S = 30
+WHOLE_DISKS_S = 600
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def measure(run: Run, settings: Settings) -> dict:
     uri = f"nbd+unix:///{DISK}?socket={pair.socket}"
     run_fio(run, uri, BUSY, settings, settings.busy_s, BUSY_IOPS)
     pair.wait_settled()
-    latest_ms = json.loads(pair.backup_command("timeline", GROUP, "--json"))["newest"]["unix_ms"]
+    # Of the newest millisecond, more might still have come.
+    latest_ms = json.loads(pair.backup_command("timeline", GROUP, "--json"))["newest"]["unix_ms"] - 1
     points = [began_ms + (latest_ms - began_ms) * n // DEPTH for n in range(DEPTH)] + [latest_ms]
     chain = _chain(run, pair, points)
     states = States(points, chain, _reflinked(run, pair, points, settings))
@@ -83,7 +84,8 @@ def _chain(run: Run, pair: Pair, points: list[int]) -> list[Path]:
     """A qcow2 image for each point, on the one before."""
     words = [word for ms in points for word in ("--chain", _at(ms))]
     out = run.directory / "chain.qcow2"
-    made = pair.backup_command("export", GROUP, NAME, out, "--format", "qcow2", *words, "--json")
+    words += ["--format", "qcow2", "--json"]
+    made = pair.backup_command("export", GROUP, NAME, out, *words, timeout_s=WHOLE_DISKS_S)
     return [Path(image["file"]) for image in json.loads(made)["images"]]
 
 
@@ -100,13 +102,14 @@ def _reflinked(run: Run, pair: Pair, points: list[int], settings: Settings) -> P
     wait_until("btrfs is mounted", lambda: "\nmounted" in keeper.log.read_text(), LISTENS_S, [keeper])
     inside = Path(f"/proc/{keeper.pid}/root{mounted}")
     images = [inside / f"{number}.img" for number in range(len(points))]
-    pair.backup_command("export", GROUP, NAME, images[0], "--at", _at(points[0]))
+    pair.backup_command("export", GROUP, NAME, images[0], "--at", _at(points[0]), timeout_s=WHOLE_DISKS_S)
     increment = run.directory / "increment"
     for number in range(1, len(points)):
         run_command(["cp", "--reflink=always", images[number - 1], images[number]], "reflink an image")
         between = (_at(points[number - 1]), _at(points[number]))
-        pair.backup_command("diff", GROUP, *between, "--disk", NAME, "--output", increment)
-        pair.backup_command("apply", increment, images[number])
+        words = ("diff", GROUP, *between, "--disk", NAME, "--output", increment)
+        pair.backup_command(*words, timeout_s=WHOLE_DISKS_S)
+        pair.backup_command("apply", increment, images[number], timeout_s=WHOLE_DISKS_S)
         increment.unlink()
     return images[-1]
 
@@ -153,7 +156,7 @@ def _reads(run: Run, pair: Pair, states: States, settings: Settings) -> dict:
     for _ in range(settings.rounds):
         for workload in READS:
             for server, uri in uris.items():
-                turn = run_fio(run, uri, workload, dataclasses.replace(settings))
+                turn = run_fio(run, uri, workload, settings)
                 iops.setdefault((workload.name, server), []).append(turn.iops)
     memory = {"view": resident_mib(pair.backup) - before_mib}
     memory |= {peer: resident_mib(server) for peer, server in servers.items()}
@@ -182,7 +185,8 @@ def resident_mib(process: Process) -> float:
 
 def _rolling(pair: Pair, settings: Settings, latest_ms: int) -> list[dict]:
     """Back by each span and forward again: a view, and a snapshot's images."""
-    pair.backup_command("snapshot", GROUP, "rolled", "--at", _at(latest_ms), "--json")
+    words = ("snapshot", GROUP, "rolled", "--at", _at(latest_ms), "--json")
+    pair.backup_command(*words, timeout_s=WHOLE_DISKS_S)
     view = _view(pair, latest_ms)["name"]
     rows = []
     for span_s in settings.roll_spans_s:
@@ -195,7 +199,7 @@ def _rolling(pair: Pair, settings: Settings, latest_ms: int) -> list[dict]:
                 seconds["view"].append(time.monotonic() - began)
                 began = time.monotonic()
                 words = ("snapshot", GROUP, "rolled", "--roll-to", _at(ms), "--json")
-                told = json.loads(pair.backup_command(*words))["snapshots"][0]
+                told = json.loads(pair.backup_command(*words, timeout_s=WHOLE_DISKS_S))["snapshots"][0]
                 seconds["snapshot"].append(time.monotonic() - began)
                 written = told["written_bytes"]
         row = {
