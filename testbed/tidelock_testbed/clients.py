@@ -166,12 +166,19 @@ async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> No
         ledger.write(f"{time.monotonic():.6f} {event} {number} {n}\n")
 
     n = 0
-    patience_s = options.patience_s
+    patience_s, connect_s = options.patience_s, options.connect_s
     # Clients that keep a pace begin one after the other, not all at once.
     due = time.monotonic() + options.every_ms / 1e3 * (number - options.first) / options.clients
     while True:
         try:
-            await asyncio.wait_for(client.connect(), options.connect_s)
+            try:
+                await asyncio.wait_for(client.connect(), connect_s)
+            except TimeoutError:
+                if n == 0:
+                    # It has never been served: the guest is slow, not gone.
+                    connect_s = min(2 * connect_s, PATIENCE_GROWTH_MAX * options.connect_s)
+                raise
+            connect_s = options.connect_s
             while True:
                 if options.every_ms:
                     await asyncio.sleep(due - time.monotonic())
@@ -210,7 +217,7 @@ async def main() -> None:
     parser.add_argument("--every-ms", type=float, default=0, help="each client's pace")
     parser.add_argument("--render-ms", type=float, default=0, help="work of the front tier on each answer")
     parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer at first")
-    parser.add_argument("--connect-s", type=float, default=2, help="how long an attempt to connect may take")
+    parser.add_argument("--connect-s", type=float, default=2, help="how long to wait for a connection at first")
     parser.add_argument("--read", action="store_true", help="only read")
     parser.add_argument("--page", default="/", help="what to read of a web service")
     parser.add_argument("--locked", action="store_true", help="each insert locks the table")
