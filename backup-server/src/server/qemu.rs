@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 /// And one that has not written its metadata and ended by then.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
+const LOOKS_EACH: Duration = Duration::from_millis(5);
 
 /// An image that `qemu-nbd` has opened. [`QemuImage::close`] says whether all of it was written.
 #[derive(Debug)]
@@ -24,7 +25,30 @@ pub struct QemuImage {
 
 impl QemuImage {
     /// Opens an image. Its socket is made in a directory that is nobody else's.
+    ///
+    /// The `qemu-nbd` of a process that was killed has the image's lock until it is gone, too, so a lock is waited for.
     pub fn open(image: &Path, format: &str, read_only: bool, sockets: &Path) -> io::Result<Self> {
+        let since = Instant::now();
+        loop {
+            match Self::open_now(image, format, read_only, sockets, since) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::ResourceBusy
+                        && since.elapsed() < LISTENS_WITHIN =>
+                {
+                    std::thread::sleep(LOOKS_EACH);
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    fn open_now(
+        image: &Path,
+        format: &str,
+        read_only: bool,
+        sockets: &Path,
+        since: Instant,
+    ) -> io::Result<Self> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let nth = LAST.fetch_add(1, Ordering::Relaxed);
         let socket = sockets.join(format!("q{}-{nth}.sock", std::process::id()));
@@ -57,17 +81,21 @@ impl QemuImage {
                 io::Error::other(format!("cannot run qemu-nbd (is qemu-utils installed?): {e}"))
             })?;
         let mut opened = Self { client: None, child, socket };
-        let since = Instant::now();
         loop {
             match Client::connect(&opened.socket, "image") {
                 Ok(client) => {
                     opened.client = Some(client);
                     return Ok(opened);
                 }
+                // It listens before it opens the image: if it cannot, the connection breaks as it ends.
                 Err(e)
                     if matches!(
                         e.kind(),
-                        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                        io::ErrorKind::NotFound
+                            | io::ErrorKind::ConnectionRefused
+                            | io::ErrorKind::ConnectionReset
+                            | io::ErrorKind::BrokenPipe
+                            | io::ErrorKind::UnexpectedEof
                     ) => {}
                 Err(e) => return Err(e),
             }
@@ -80,7 +108,7 @@ impl QemuImage {
                     image.display()
                 )));
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(LOOKS_EACH);
         }
     }
 
@@ -105,7 +133,7 @@ impl QemuImage {
                         image.display()
                     )));
                 }
-                None => std::thread::sleep(Duration::from_millis(5)),
+                None => std::thread::sleep(LOOKS_EACH),
             }
         }
     }
@@ -115,7 +143,12 @@ impl QemuImage {
         if let Some(stderr) = &mut self.child.stderr {
             let _ = stderr.read_to_string(&mut text);
         }
-        io::Error::other(format!("qemu-nbd cannot serve {}: {}", image.display(), text.trim()))
+        let kind = match text.contains("lock") {
+            true => io::ErrorKind::ResourceBusy,
+            false => io::ErrorKind::Other,
+        };
+        let text = format!("qemu-nbd cannot serve {}: {}", image.display(), text.trim());
+        io::Error::new(kind, text)
     }
 
     fn client(&mut self) -> io::Result<&mut Client> {
@@ -133,7 +166,7 @@ impl Drop for QemuImage {
                 let _ = self.child.wait();
                 break;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(LOOKS_EACH);
         }
         let _ = std::fs::remove_file(&self.socket);
     }
@@ -180,4 +213,49 @@ pub fn create(image: &Path, size_bytes: u64, over: Option<(&Path, &str)>) -> io:
     let size = size_bytes.to_string();
     args.extend([image.as_os_str(), OsStr::new(&size)]);
     img(args).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn has_tools() -> bool {
+        ["qemu-img", "qemu-nbd", "setpriv"]
+            .iter()
+            .all(|tool| Command::new(tool).arg("--version").output().is_ok())
+    }
+
+    #[test]
+    fn a_lock_that_is_given_up_is_waited_for() {
+        if !has_tools() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.qcow2");
+        create(&image, 1 << 20, None).unwrap();
+        let before = QemuImage::open(&image, "qcow2", false, dir.path()).unwrap();
+        let holder = std::thread::spawn({
+            let image = image.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(300));
+                before.close(&image)
+            }
+        });
+        // By this thread: a `qemu-nbd` ends with the thread that has started it.
+        let next = QemuImage::open(&image, "qcow2", false, dir.path()).unwrap();
+        holder.join().unwrap().unwrap();
+        next.close(&image).unwrap();
+    }
+
+    #[test]
+    fn what_it_cannot_open_is_told_in_its_own_words() {
+        if !has_tools() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.qcow2");
+        std::fs::write(&image, [7; 65536]).unwrap();
+        let told = QemuImage::open(&image, "qcow2", false, dir.path()).unwrap_err().to_string();
+        assert!(told.contains("qcow2"), "{told}");
+    }
 }
