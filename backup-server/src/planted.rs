@@ -26,6 +26,8 @@ pub enum Bug {
     ViewAfterItsTime,
     /// Breaks rule 2: of each writer a view of the past has what that wrote up to then by its own clock.
     TimesAlone,
+    /// Breaks rule 5: a replay begins at a place before which not everything is in the answer.
+    WaypointTooEarly,
     /// Breaks rule 5: a fold goes on beyond the window and what is held.
     FoldPassesTheWindow,
     /// Breaks rule 5: the time before which nothing can be asked for is forgotten in a fold.

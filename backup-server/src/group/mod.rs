@@ -61,7 +61,7 @@ use crate::cut::CutTracker;
 use crate::damage::ImageDamage;
 use crate::fold::FoldError;
 use crate::history::{Closed, Holds};
-use crate::journal::{self, Compress, Journal, JournalError, Position, Standing, TornTail};
+use crate::journal::{self, Compress, Journal, JournalError, Position, Standing, State, TornTail};
 use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
 use crate::storage::{Storage, StorageFile};
 use crate::view::{DiskKey, Overlay, SharedOverlay, View};
@@ -243,6 +243,8 @@ struct FoldState {
     holds: Holds,
     /// By segment: since when all before it is in every state.
     closed: BTreeMap<u64, Closed>,
+    /// A place, with the state there, of which not all that is before it is in the cut yet.
+    waypoint: Option<(Position, State)>,
     /// The wall clock as it was looked at last, in milliseconds since the Unix epoch.
     wall_ms: u64,
     /// The window was shortened.
@@ -459,6 +461,7 @@ impl<S: Storage> Group<S> {
     fn note_durable(&mut self) {
         self.cut.settle(self.commit.committed());
         self.close_segments();
+        self.mark_waypoint();
         self.durable_copies.clear();
         self.durable_copies.extend(self.journal.state().writers.iter().map(|w| w.copy));
     }

@@ -3,7 +3,7 @@
 use super::{Group, RecoverError};
 use crate::cut::CutTracker;
 use crate::history::{Closed, History, Hold, PastError, Point, SegmentStart};
-use crate::journal::{Note, Position, Shown, State};
+use crate::journal::{Note, Position, Shown, State, Waypoint};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -104,6 +104,30 @@ impl<S: Storage> Group<S> {
             let closed = Closed { at: state.newest_effective(), cut: self.cut.cut().clone() };
             self.fold.closed.insert(index, closed);
         }
+    }
+
+    /// Everything written is durable: a place in the newest segment at which a replay may begin, as soon as the cut has
+    /// reached it.
+    pub(super) fn mark_waypoint(&mut self) {
+        let Self { journal, fold, cut, .. } = self;
+        let (state, end) = (journal.state(), journal.durable_end());
+        let is_of_now = |(at, before): &(Position, State)| {
+            at.segment == end.segment && before.epoch == state.epoch
+        };
+        let waypoint = fold.waypoint.take().filter(is_of_now).or_else(|| journal.waypoint_due());
+        let Some((at, before)) = waypoint else { return };
+        let is_in_the_cut = cut.cut().covers(&before.journaled());
+        if !is_in_the_cut && !planted::is(Bug::WaypointTooEarly) {
+            fold.waypoint = Some((at, before));
+            return;
+        }
+        let waypoint = Waypoint {
+            offset: at.offset,
+            state: before,
+            at: state.newest_effective(),
+            cut: cut.cut().clone(),
+        };
+        journal.mark(at.segment, waypoint);
     }
 
     /// The group's past as it is now, for any thread. Until it is dropped nothing is folded: make

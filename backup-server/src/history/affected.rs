@@ -308,7 +308,7 @@ impl<F: StorageFile> History<F> {
         let from = Position { segment, offset: 0 };
         let Some(of) = self.tail.segment(segment) else { return Ok(()) };
         let to = Position { segment, offset: of.len_bytes }.min(self.end);
-        walk::walk(self.reader(from, to), &self.state, |place, step| {
+        walk::walk(self.reader(from, to), None, &self.state, |place, step| {
             let Step::Record { record, len_bytes, at, is_void: false } = step else {
                 return Ok(ControlFlow::Continue(()));
             };

@@ -34,7 +34,6 @@ pub use affected::{Affected, AffectedSpan};
 pub use hold::{Hold, Holds};
 pub use walk::effective;
 
-use crate::cut::CutTracker;
 use crate::damage::{ImageDamage, Noticed, Quarantine};
 use crate::extents::{Extents, Slice};
 use crate::journal::{JournalError, Position, Reader, SegmentHeader, Standing, State, Tail};
@@ -644,14 +643,21 @@ impl<F: StorageFile> History<F> {
         segment: u64,
         f: impl FnMut(&walk::Place<'_>, walk::Step<'_>) -> Result<ControlFlow<()>, PastError>,
     ) -> Result<(), PastError> {
-        let from = Position { segment, offset: 0 };
-        walk::walk(self.reader(from, self.end), &self.state, f)
+        self.walk_from(Position { segment, offset: 0 }, None, f)
     }
 
-    /// A tracker and the state before a segment, all of which is in every state that is asked for.
-    fn begin(&self, segment: u64) -> (CutTracker, State) {
+    /// The same from a place on where this is the state.
+    fn walk_from(
+        &self,
+        from: Position,
+        state: Option<State>,
+        f: impl FnMut(&walk::Place<'_>, walk::Step<'_>) -> Result<ControlFlow<()>, PastError>,
+    ) -> Result<(), PastError> {
+        walk::walk(self.reader(from, self.end), state, &self.state, f)
+    }
+
+    fn state_before(&self, segment: u64) -> State {
         let start = self.starts.iter().find(|start| start.index == segment);
-        let state = start.map_or_else(State::default, |start| (*start.state).clone());
-        (CutTracker::new(&state), state)
+        start.map_or_else(State::default, |start| (*start.state).clone())
     }
 }

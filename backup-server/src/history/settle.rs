@@ -1,8 +1,8 @@
 //! From a time or a vector to a cut, and to its places in the journal.
 //!
 //! The journal is replayed into a fresh [`crate::cut::CutTracker`] up to the limit: what a recovery would have taken,
-//! had nothing else arrived. The replay begins at the last segment before which everything is known to be in the
-//! answer ([`super::Closed`]), and ends as soon as nothing up to the limit can follow.
+//! had nothing else arrived. The replay begins at the last place before which everything is known to be in the
+//! answer: the beginning of a segment ([`super::Closed`]) or a [`Waypoint`] in it. It ends as soon as nothing up to the limit can follow.
 //!
 //! Of several writers the answers are beginnings of the journal, and nothing that arrived later is ever in them, however
 //! old it says that it is. That is what makes them closed: see [`super::effective`].
@@ -10,11 +10,12 @@
 use super::walk::{Place, Step};
 use super::{History, PastError, Point};
 use crate::cut::CutTracker;
-use crate::journal::{Note, Position, Standing, State};
+use crate::journal::{Note, Position, Standing, State, Waypoint};
 use crate::planted::{self, Bug};
 use crate::storage::StorageFile;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::CopyState;
@@ -58,17 +59,29 @@ pub(crate) fn trimmed(vector: &CountVector, before: &State, last: &State) -> Cou
     vector.entries().map(trim).collect()
 }
 
-/// The segment where the replay begins.
-fn anchor<F: StorageFile>(of: &History<F>, limit: &Limit<'_>) -> Result<u64, PastError> {
+impl Limit<'_> {
+    /// Whether everything is in the answer that states at this time have, and those with this cut.
+    fn is_beyond(&self, at: Hlc, cut: &CountVector) -> bool {
+        match self {
+            Limit::Time(time) => at <= *time,
+            Limit::Vector(vector) | Limit::Exact(vector, _) => vector.covers(cut),
+        }
+    }
+}
+
+/// Where the replay begins: at a segment, or at this place in it.
+fn anchor<F: StorageFile>(
+    of: &History<F>,
+    limit: &Limit<'_>,
+) -> Result<(u64, Option<Arc<Waypoint>>), PastError> {
     let before_window = || PastError::BeforeWindow { oldest: of.oldest.at };
     let starts = of.starts.iter().rev().filter(|start| start.index > of.base.segment);
     let mut closed = starts.filter_map(|start| Some((start.index, start.closed.as_ref()?)));
-    let found = closed.find(|(_, closed)| match limit {
-        Limit::Time(time) => closed.at <= *time,
-        Limit::Vector(vector) | Limit::Exact(vector, _) => vector.covers(&closed.cut),
-    });
+    let found = closed.find(|(_, closed)| limit.is_beyond(closed.at, &closed.cut));
     if let Some((index, _)) = found {
-        return Ok(index);
+        let waypoints = of.tail.waypoints(index);
+        let last = waypoints.into_iter().rfind(|of| limit.is_beyond(of.at, &of.cut));
+        return Ok((index, last));
     }
     let first = of.starts.first().filter(|_| of.base.segment <= of.starts[0].index);
     let base = of.starts.iter().find(|start| start.index == of.base.segment).or(first);
@@ -80,10 +93,10 @@ fn anchor<F: StorageFile>(of: &History<F>, limit: &Limit<'_>) -> Result<u64, Pas
     {
         return Err(before_window());
     }
-    Ok(base.index)
+    Ok((base.index, None))
 }
 
-/// The replay from a segment on, and what it has come to.
+/// The replay from some place on, and what it has come to.
 struct Replay<'a, F> {
     of: &'a History<F>,
     limit: &'a Limit<'a>,
@@ -106,8 +119,11 @@ pub(super) fn settle<F: StorageFile>(
     of: &History<F>,
     limit: &Limit<'_>,
 ) -> Result<Point, PastError> {
-    let from = anchor(of, limit)?;
-    let (tracker, state) = of.begin(from);
+    let (segment, waypoint) = anchor(of, limit)?;
+    let from = Position { segment, offset: waypoint.as_ref().map_or(0, |of| of.offset) };
+    let before = waypoint.map(|of| of.state.clone());
+    let state = before.clone().unwrap_or_else(|| of.state_before(segment));
+    let tracker = CutTracker::new(&state);
     let newest = state.last_hlc.max(since(&state));
     let mut replay = Replay {
         of,
@@ -122,7 +138,7 @@ pub(super) fn settle<F: StorageFile>(
         joined: BTreeSet::new(),
         over: None,
     };
-    of.walk(from, |place, step| replay.step(place, &step))?;
+    of.walk_from(from, before, |place, step| replay.step(place, &step))?;
     replay.point(from)
 }
 
@@ -230,8 +246,8 @@ impl<F: StorageFile> Replay<'_, F> {
         Ok(())
     }
 
-    /// The answer, after a replay that began at this segment.
-    fn point(mut self, from: u64) -> Result<Point, PastError> {
+    /// The answer, after a replay that began here.
+    fn point(mut self, from: Position) -> Result<Point, PastError> {
         let (of, state) = (self.of, &self.state);
         let cut = match self.limit {
             Limit::Exact(cut, _) => (*cut).clone(),
@@ -253,7 +269,7 @@ impl<F: StorageFile> Replay<'_, F> {
             }
             _ => self.newest.max(self.since),
         };
-        let start = Position { segment: from, offset: 0 }.max(of.base);
+        let start = from.max(of.base);
         let first = self.seen.iter().find(|record| !is_in(record)).map(|record| record.start);
         Ok(Point {
             // What is between is nothing, so it is the same state.

@@ -51,14 +51,14 @@ pub(super) enum Step<'a> {
     Note(&'a Note),
 }
 
-/// Shows what a reader gives, which begins at a segment, to `f`, until that breaks. `last` is the
-/// state at the journal's end.
+/// Shows what a reader gives, which begins at a segment or at a place where this is the state, to `f`, until that
+/// breaks. `last` is the state at the journal's end.
 pub(super) fn walk<F: StorageFile>(
     reader: Reader<F>,
+    mut state: Option<State>,
     last: &State,
     mut f: impl FnMut(&Place<'_>, Step<'_>) -> Result<ControlFlow<()>, PastError>,
 ) -> Result<(), PastError> {
-    let mut state = None::<State>;
     for batch in reader {
         let batch = batch?;
         let (start, end) = (batch.start, batch.end);

@@ -1,11 +1,11 @@
 //! Work beside the journal, for a thread that nobody waits for: the indexes of sealed segments, and
 //! maps of them.
 
-use super::index::{Builder, Sealed, SegmentIndex, index_file_name};
+use super::index::{Builder, Sealed, SegmentIndex, WAYPOINTS_PER_SEGMENT, index_file_name};
 use super::map::{Due, MapError, MapFile, flatten, write_flat, write_merged};
 use super::{
-    Compress, CompressJob, IndexError, Journal, JournalError, ScrubJob, SegmentFacts, SegmentFile,
-    State, Tail, UNINDEXED_MAX,
+    Compress, CompressJob, IndexError, Journal, JournalError, Position, ScrubJob, SegmentFacts,
+    SegmentFile, State, Tail, UNINDEXED_MAX, Waypoint,
 };
 use crate::storage::{self, Storage};
 use std::collections::BTreeMap;
@@ -117,6 +117,24 @@ impl<S: Storage> Journal<S> {
         let over = is_full.then(|| self.unindexed.pop_front()).flatten();
         self.unindexed.push_back(sealed);
         over
+    }
+
+    /// The end, with the state there, if everything up to it is durable and the newest segment has had no waypoint
+    /// for so long that it is time for one.
+    #[must_use]
+    pub fn waypoint_due(&self) -> Option<(Position, State)> {
+        let end = self.end();
+        let last = self.builder.waypoints().last().map_or(0, |of| of.offset);
+        let is_due = end.offset - last >= self.options.segment_bytes / WAYPOINTS_PER_SEGMENT;
+        let is_durable = self.batch.is_empty() && self.durable_end == end;
+        (is_due && is_durable).then(|| (end, State::of_checkpoint(&self.state)))
+    }
+
+    /// A replay may begin at this place of a segment, if that is still the newest one.
+    pub fn mark(&mut self, segment: u64, waypoint: Waypoint) {
+        if self.segments.last().is_some_and(|last| last.index == segment) {
+            self.builder.waypoint(waypoint);
+        }
     }
 
     /// Work that writes the index of a sealed segment, if one has none; not of segments before

@@ -53,7 +53,7 @@ pub use format::{
 pub use index::index_from_bytes;
 pub use index::{
     BLOCK_BYTES, ENTRIES_PER_BLOCK, Footer, INDEX_VERSION, IndexEntry, IndexError, Sealed,
-    SegmentFacts, SegmentIndex, WriterRun, index_file_name, parse_index_file_name,
+    SegmentFacts, SegmentIndex, Waypoint, WriterRun, index_file_name, parse_index_file_name,
 };
 pub use indexed::{ClosedSegments, MadeAgain};
 pub use jobs::{IndexJob, Made};

@@ -6,7 +6,7 @@ use super::examine::{Listed, examine};
 use super::index::{Builder, SegmentIndex};
 use super::map::Maps;
 use super::reader::corrupt;
-use super::{Entry, IndexEntry, JournalError, PlacedEffect, Position, Reader, Segment};
+use super::{Entry, IndexEntry, JournalError, PlacedEffect, Position, Reader, Segment, Waypoint};
 use crate::damage::SegmentDamage;
 use crate::storage::StorageFile;
 use std::collections::BTreeMap;
@@ -73,6 +73,26 @@ impl<F: StorageFile> Tail<F> {
         let mut entries = read(segment)?;
         entries.retain(|entry| entry.writer == writer);
         Ok(entries)
+    }
+
+    /// Where within a segment a replay may begin, in order; none, if it is not known.
+    #[must_use]
+    pub fn waypoints(&self, segment: u64) -> Vec<Arc<Waypoint>> {
+        if let Some(builder) = self.waiting.get(&segment) {
+            return builder.waypoints().to_vec();
+        }
+        let index = self.indexes.get(&segment).map(|file| SegmentIndex::open(file.clone()));
+        let read = index.and_then(|index| index.ok()?.waypoints().ok());
+        read.unwrap_or_default().into_iter().map(Arc::new).collect()
+    }
+
+    /// As if none were known.
+    #[cfg(test)]
+    pub fn forget_waypoints(&mut self) {
+        self.indexes.clear();
+        for builder in self.waiting.values_mut() {
+            Arc::make_mut(builder).forget_waypoints();
+        }
     }
 
     pub(super) fn listed(&self, segment: u64) -> Listed<F> {

@@ -41,7 +41,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 40] = [
+pub const PLANTS: [(&str, Plant); 41] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -64,6 +64,7 @@ pub const PLANTS: [(&str, Plant); 40] = [
     ("newcomer-not-waited-for", Plant::Backup(Bug::NewcomerNotWaitedFor)),
     ("view-after-its-time", Plant::Backup(Bug::ViewAfterItsTime)),
     ("times-alone", Plant::Backup(Bug::TimesAlone)),
+    ("waypoint-too-early", Plant::Backup(Bug::WaypointTooEarly)),
     ("fold-passes-the-window", Plant::Backup(Bug::FoldPassesTheWindow)),
     ("oldest-forgotten", Plant::Backup(Bug::OldestForgotten)),
     ("map-older-wins", Plant::Backup(Bug::MapOlderWins)),

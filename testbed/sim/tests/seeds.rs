@@ -167,9 +167,10 @@ fn every_planted_bug_is_caught() {
             "newcomer-not-told" => &[Checker::Degraded, Checker::OutputCommit, Checker::Closed],
             "removed-holds-watermark" => &[Checker::ComesBack],
             "newcomer-not-waited-for" => &[Checker::Prefix],
-            "view-after-its-time" | "fold-passes-the-window" | "oldest-forgotten" => {
-                &[Checker::Past]
-            }
+            "waypoint-too-early"
+            | "view-after-its-time"
+            | "fold-passes-the-window"
+            | "oldest-forgotten" => &[Checker::Past],
             "damage-folded-as-good" | "damage-not-listed" => &[Checker::Past],
             "cold-not-synced" => &[Checker::OpensAgain, Checker::Past, Checker::Prefix],
             "times-alone" => &[Checker::Past, Checker::Closed],

@@ -97,8 +97,12 @@ impl Shape {
     }
 
     fn create(self, disk: &Memory) -> Option<Group<Memory>> {
+        self.create_with(disk, options())
+    }
+
+    fn create_with(self, disk: &Memory, options: GroupOptions) -> Option<Group<Memory>> {
         let attach = self.join(0, 1, LastRun::Unknown).attach;
-        Group::create(disk.clone(), &host(0), &attach, at_ms(0), options()).ok()
+        Group::create(disk.clone(), &host(0), &attach, at_ms(0), options).ok()
     }
 }
 
@@ -192,8 +196,12 @@ fn vector(seqs: &[u64]) -> CountVector {
 
 /// Two writers on two hosts, both whole: a at seq 1, b at seq 1.
 fn two(disk: &Memory, form: Form) -> Group<Memory> {
+    two_with(disk, form, options())
+}
+
+fn two_with(disk: &Memory, form: Form, options: GroupOptions) -> Group<Memory> {
     let shape = Shape { writers: 2, form };
-    let mut group = shape.create(disk).unwrap();
+    let mut group = shape.create_with(disk, options).unwrap();
     for writer in 0..2 {
         let said = join(&mut group, at_ms(0), &shape.join(writer, 1, LastRun::Unknown));
         assert_eq!(copy_of(&said), CopyState::Empty);

@@ -24,8 +24,11 @@ pub(super) fn fold(group: &mut Group<Memory>, now: Now) -> bool {
 
 /// Two writers, whole at seq 1, then records a millisecond apart, in turns.
 pub(super) fn busy(disk: &Memory, form: Form, window_ms: u64, records: u64) -> Group<Memory> {
-    let mut group = two(disk, form);
-    group.options = windowed(window_ms);
+    busy_with(disk, form, windowed(window_ms), records)
+}
+
+fn busy_with(disk: &Memory, form: Form, options: GroupOptions, records: u64) -> Group<Memory> {
+    let mut group = two_with(disk, form, options);
     for n in 0..records {
         let (writer, seq) = ((n % 2) as u16, n / 2 + 2);
         send(&mut group, Record { offset: n % 8 * 64, ..record(writer, seq, hlc(n), &[]) });
@@ -98,6 +101,49 @@ fn any_time_is_shown_as_it_was(form: Form) {
     let future = past.resolve(&At::WallMs(T0 + 1000)).unwrap_err();
     assert!(matches!(future, PastError::Future { .. }), "{future}");
     assert!(past.oldest().unwrap().hlc < past.newest().unwrap().hlc);
+}
+
+/// Wherever the replay begins, the point is the same.
+#[test]
+fn a_point_is_found_from_waypoints_as_from_the_beginning_of_its_segment() {
+    for form in [Form::Vector, Form::Hlc] {
+        for segment_bytes in [1500, 6000, 40_000] {
+            let disk = Memory::new();
+            let journal = journal::Options { segment_bytes };
+            let options = GroupOptions { journal, ..windowed(1_000_000) };
+            let mut group = busy_with(&disk, form, options, 100);
+            let few = points_of_both_ways(&mut group);
+            while super::indexes::index_all(&mut group) > 0 {}
+            let indexed = points_of_both_ways(&mut group);
+            let mut group = reopen(&disk.crash(&mut || false));
+            group.options = windowed(1_000_000);
+            let reopened = points_of_both_ways(&mut group);
+            assert_eq!(few, indexed);
+            assert!(few > 4 && (reopened > 4 || segment_bytes > 1500), "{few}, {reopened}");
+        }
+    }
+}
+
+/// How many waypoints are known.
+fn points_of_both_ways(group: &mut Group<Memory>) -> usize {
+    let (with, mut without) = (group.history().unwrap(), group.history().unwrap());
+    without.tail.forget_waypoints();
+    let committed = with.newest().unwrap().cut;
+    let times = (0..100).map(|ms| At::WallMs(T0 + ms));
+    let seqs =
+        (1..51).map(|seq| At::Vector(vector(&[seq, committed.get(WriterId(1)).0.min(seq + 3)])));
+    for at in times.chain(seqs).chain([At::Latest]) {
+        match (with.resolve(&at), without.resolve(&at)) {
+            (Ok(point), Ok(same)) => {
+                assert_eq!(point, same, "{at:?}");
+                assert_eq!(with.locate(&point).unwrap(), without.locate(&point).unwrap());
+            }
+            (Err(error), Err(same)) => assert_eq!(error.to_string(), same.to_string(), "{at:?}"),
+            (one, other) => panic!("{at:?}: {one:?}, {other:?}"),
+        }
+    }
+    let segments = with.tail.segments().iter().map(|segment| segment.index);
+    segments.map(|segment| with.tail.waypoints(segment).len()).sum()
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Making an index: collected while a segment is written or read, written when it is sealed.
 
+use super::Waypoint;
 use super::format::{ENTRIES_PER_BLOCK, Footer, IndexEntry, SegmentFacts, WriterRun, encode};
 use crate::journal::{PlacedEffect, Segment};
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use tidelock_protocol::vector::CountVector;
 pub(in crate::journal) struct Builder {
     entries: Vec<IndexEntry>,
     runs: BTreeMap<(WriterId, Epoch), WriterRun>,
+    waypoints: Vec<Arc<Waypoint>>,
 }
 
 impl Builder {
@@ -48,6 +50,21 @@ impl Builder {
         }
     }
 
+    /// The next place at which a replay may begin.
+    pub(in crate::journal) fn waypoint(&mut self, waypoint: Waypoint) {
+        self.waypoints.push(Arc::new(waypoint));
+    }
+
+    /// Those so far.
+    pub(in crate::journal) fn waypoints(&self) -> &[Arc<Waypoint>] {
+        &self.waypoints
+    }
+
+    #[cfg(test)]
+    pub(in crate::journal) fn forget_waypoints(&mut self) {
+        self.waypoints.clear();
+    }
+
     /// The entries so far, in the order of the journal.
     pub(in crate::journal) fn entries(&self) -> &[IndexEntry] {
         &self.entries
@@ -64,7 +81,7 @@ impl Builder {
             runs: self.runs.values().copied().collect(),
             closed,
         };
-        encode(&entries, &footer)
+        encode(&entries, &footer, &self.waypoints)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Reading an index. What is read is verified; nothing but the fence is kept in memory.
 
+use super::Waypoint;
 use super::format::{
     BLOCK_BYTES, Footer, IndexEntry, Key, SegmentFacts, TRAILER_BYTES, Trailer, decode_block,
 };
@@ -29,6 +30,8 @@ pub struct SegmentIndex<F> {
     file: F,
     footer: Footer,
     fence: Vec<Key>,
+    trailer: Trailer,
+    waypoints_at: u64,
 }
 
 impl<F: StorageFile> SegmentIndex<F> {
@@ -42,13 +45,14 @@ impl<F: StorageFile> SegmentIndex<F> {
         file.read_at(&mut trailer, trailer_at)?;
         let trailer = Trailer::decode(&trailer)?;
         let (at, len) = trailer.middle();
-        if at.checked_add(len) != Some(trailer_at) {
+        let waypoints_at = at.saturating_add(len);
+        if waypoints_at.checked_add(trailer.waypoints_len()) != Some(trailer_at) {
             return Err(IndexError::Damaged("it has another length"));
         }
         let mut middle = vec![0; len as usize];
         file.read_at(&mut middle, at)?;
         let (footer, fence) = trailer.decode_middle(&middle)?;
-        Ok(Self { file, footer, fence })
+        Ok(Self { file, footer, fence, trailer, waypoints_at })
     }
 
     /// Opens the index of exactly this segment.
@@ -66,6 +70,13 @@ impl<F: StorageFile> SegmentIndex<F> {
     #[must_use]
     pub fn footer(&self) -> &Footer {
         &self.footer
+    }
+
+    /// Where within the segment a replay may begin, in order.
+    pub fn waypoints(&self) -> Result<Vec<Waypoint>, IndexError> {
+        let mut bytes = vec![0; self.trailer.waypoints_len() as usize];
+        self.file.read_at(&mut bytes, self.waypoints_at)?;
+        self.trailer.decode_waypoints(&bytes)
     }
 
     /// The entries whose extents begin within a range of (writer, disk, offset), in order.

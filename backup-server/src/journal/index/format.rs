@@ -1,8 +1,8 @@
 //! The bytes of an index (`docs/journal-format.md`, section 9).
 //!
 //! ```text
-//!  block 0 │ block 1 │ ... │ fence │ runs │ cut │ trailer
-//!  4096 B    4096 B          16 B    48 B   8 B   96 B
+//!  block 0 │ block 1 │ ... │ fence │ runs │ cut │ waypoints │ trailer
+//!  4096 B    4096 B          16 B    48 B   8 B   postcard    96 B
 //!                            each    each   each
 //! ```
 //!
@@ -14,9 +14,12 @@
 //! writer, disk, offset, epoch, seq.
 //!
 //! Fence: writer, disk, 4 zero bytes, offset of the first entry of each block.
+//!
+//! Waypoints: their fields in postcard's encoding, in order.
 
-use super::IndexError;
+use super::{IndexError, Waypoint};
 use std::ops::Range;
+use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::record::crc32c;
@@ -28,8 +31,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const BLOCK_BYTES: usize = 4096;
 /// Entries of a full block.
 pub const ENTRIES_PER_BLOCK: usize = (BLOCK_BYTES - BLOCK_HEAD_BYTES) / ENTRY_BYTES;
-/// The version of the index's format. One of another version is made again.
-pub const INDEX_VERSION: u32 = 2;
+/// The version of the index's format. One of another version is made again, but for [`WITHOUT_WAYPOINTS`].
+pub const INDEX_VERSION: u32 = 3;
+
+/// The version before: the same without waypoints.
+const WITHOUT_WAYPOINTS: u32 = 2;
 
 const BLOCK_HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 44;
@@ -41,6 +47,8 @@ const MAGIC: [u8; 8] = *b"TLKINDX\0";
 const NOT_CLOSED: u32 = u32::MAX;
 /// More than any segment needs: two for each writer and recovery.
 const RUNS_MAX: u32 = 64 * 1024;
+/// More than all waypoints of a segment take.
+const WAYPOINTS_MAX_BYTES: u32 = 16 << 20;
 const CUT_MAX: u32 = tidelock_protocol::limits::WRITERS_MAX as u32;
 
 /// What a record does to its disk.
@@ -165,6 +173,7 @@ struct RawRun {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
+#[derive(Debug)]
 struct RawTrailer {
     magic: [u8; 8],
     version: U32,
@@ -179,7 +188,9 @@ struct RawTrailer {
     closed_at: U64,
     closed_cut: U32,
     middle_crc: U32,
-    zero: [u8; 12],
+    waypoints_len: U32,
+    waypoints_crc: U32,
+    zero: [u8; 4],
     crc: U32,
 }
 
@@ -189,7 +200,11 @@ const _: () = assert!(size_of::<RawRun>() == RUN_BYTES);
 const _: () = assert!(size_of::<RawTrailer>() == TRAILER_BYTES);
 
 /// The index's bytes. The entries are sorted.
-pub(super) fn encode(entries: &[IndexEntry], footer: &Footer) -> Vec<u8> {
+pub(super) fn encode(
+    entries: &[IndexEntry],
+    footer: &Footer,
+    waypoints: &[Arc<Waypoint>],
+) -> Vec<u8> {
     let chunks = entries.chunks(ENTRIES_PER_BLOCK);
     let mut out = Vec::with_capacity((chunks.len() + 1) * (BLOCK_BYTES + FENCE_BYTES));
     let mut middle = Vec::new();
@@ -223,6 +238,7 @@ pub(super) fn encode(entries: &[IndexEntry], footer: &Footer) -> Vec<u8> {
             middle.extend_from_slice(&cut.get(WriterId(writer as u16)).0.to_le_bytes());
         }
     }
+    let waypoints = encode_waypoints(waypoints);
     let mut trailer = RawTrailer {
         magic: MAGIC,
         version: INDEX_VERSION.into(),
@@ -237,13 +253,21 @@ pub(super) fn encode(entries: &[IndexEntry], footer: &Footer) -> Vec<u8> {
         closed_at: footer.closed.as_ref().map_or(0, |(at, _)| at.0).into(),
         closed_cut: closed_cut.into(),
         middle_crc: crc32c(&middle).into(),
-        zero: [0; 12],
+        waypoints_len: (waypoints.len() as u32).into(),
+        waypoints_crc: crc32c(&waypoints).into(),
+        zero: [0; 4],
         crc: 0.into(),
     };
     trailer.crc = crc32c(&trailer.as_bytes()[..TRAILER_BYTES - 4]).into();
     out.extend_from_slice(&middle);
+    out.extend_from_slice(&waypoints);
     out.extend_from_slice(trailer.as_bytes());
     out
+}
+
+fn encode_waypoints(waypoints: &[Arc<Waypoint>]) -> Vec<u8> {
+    let waypoints: Vec<&Waypoint> = waypoints.iter().map(|of| &**of).collect();
+    postcard::to_stdvec(&waypoints).expect("waypoints are plain data")
 }
 
 fn encode_block(out: &mut Vec<u8>, entries: &[IndexEntry], id: u64) {
@@ -307,6 +331,7 @@ pub(super) fn decode_block(
 }
 
 /// A trailer that checks out: how long what is before it must be.
+#[derive(Clone, Debug)]
 pub(super) struct Trailer(RawTrailer);
 
 impl Trailer {
@@ -318,7 +343,7 @@ impl Trailer {
         if raw.crc.get() != crc32c(&bytes[..TRAILER_BYTES - 4]) {
             return Err(IndexError::Damaged("the checksum of the trailer is wrong"));
         }
-        if raw.version.get() != INDEX_VERSION {
+        if !matches!(raw.version.get(), WITHOUT_WAYPOINTS | INDEX_VERSION) {
             return Err(IndexError::Version(raw.version.get()));
         }
         let cut = raw.closed_cut.get();
@@ -326,6 +351,7 @@ impl Trailer {
         if raw.runs.get() > RUNS_MAX
             || cut != NOT_CLOSED && cut > CUT_MAX
             || blocks != u64::from(raw.blocks.get())
+            || raw.waypoints_len.get() > WAYPOINTS_MAX_BYTES
         {
             return Err(IndexError::Damaged("the trailer is out of bounds"));
         }
@@ -336,7 +362,7 @@ impl Trailer {
         Some(self.0.closed_cut.get()).filter(|cut| *cut != NOT_CLOSED).unwrap_or(0) as usize
     }
 
-    /// Where the fence begins, and the bytes from there to the trailer.
+    /// Where the fence begins, and the bytes from there to the waypoints.
     pub(super) fn middle(&self) -> (u64, u64) {
         let blocks = u64::from(self.0.blocks.get());
         let runs = u64::from(self.0.runs.get());
@@ -344,7 +370,32 @@ impl Trailer {
         (blocks * BLOCK_BYTES as u64, len)
     }
 
-    /// Reads and verifies what is between the blocks and the trailer.
+    /// The bytes between that and the trailer.
+    pub(super) fn waypoints_len(&self) -> u64 {
+        self.0.waypoints_len.get().into()
+    }
+
+    /// Reads and verifies these.
+    pub(super) fn decode_waypoints(&self, bytes: &[u8]) -> Result<Vec<Waypoint>, IndexError> {
+        let raw = &self.0;
+        if raw.version.get() == WITHOUT_WAYPOINTS {
+            return Ok(Vec::new());
+        }
+        if crc32c(bytes) != raw.waypoints_crc.get() {
+            return Err(IndexError::Damaged("the checksum of the waypoints is wrong"));
+        }
+        let waypoints: Result<Vec<Waypoint>, _> = postcard::from_bytes(bytes);
+        let Ok(waypoints) = waypoints else {
+            return Err(IndexError::Damaged("the waypoints cannot be read"));
+        };
+        let is_inside = |of: &Waypoint| of.offset <= raw.len.get() && of.state.is_in_bounds();
+        if !waypoints.iter().all(is_inside) || !waypoints.is_sorted_by_key(|of| of.offset) {
+            return Err(IndexError::Damaged("a waypoint is out of bounds"));
+        }
+        Ok(waypoints)
+    }
+
+    /// Reads and verifies what is between the blocks and the waypoints.
     pub(super) fn decode_middle(&self, bytes: &[u8]) -> Result<(Footer, Vec<Key>), IndexError> {
         let raw = &self.0;
         if crc32c(bytes) != raw.middle_crc.get() {

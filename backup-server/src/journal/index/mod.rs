@@ -20,6 +20,7 @@ mod file;
 mod format;
 #[cfg(test)]
 mod tests;
+mod waypoint;
 
 pub(super) use build::Builder;
 pub use build::Sealed;
@@ -28,6 +29,8 @@ pub use format::{
     BLOCK_BYTES, ENTRIES_PER_BLOCK, Footer, INDEX_VERSION, IndexEntry, SegmentFacts, WriterRun,
     index_file_name, parse_index_file_name,
 };
+pub(super) use waypoint::WAYPOINTS_PER_SEGMENT;
+pub use waypoint::Waypoint;
 
 /// Reads a whole index with this content, which is hostile: for fuzzing. Returns its entries.
 #[cfg(any(test, feature = "memory-storage"))]
@@ -35,5 +38,7 @@ pub fn index_from_bytes(content: &[u8]) -> Result<Vec<IndexEntry>, IndexError> {
     use crate::storage::{Storage, StorageFile, memory::Memory};
     let file = Memory::new().create("index")?;
     file.write_at(&[std::io::IoSlice::new(content)], 0)?;
-    SegmentIndex::open(file)?.entries(..).collect()
+    let index = SegmentIndex::open(file)?;
+    index.waypoints()?;
+    index.entries(..).collect()
 }

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use std::io::IoSlice;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Effect, Record, crc32c};
 use tidelock_protocol::vector::CountVector;
 
 fn facts() -> SegmentFacts {
@@ -74,10 +74,13 @@ proptest! {
         for (record, len_bytes, effect) in &records {
             builder.record(record, *len_bytes, *effect);
         }
+        let waypoint = waypoint(cut);
+        builder.waypoint(waypoint.clone());
         let closed = Some((Hlc(5), CountVector::of(WriterId(1), Seq(cut))));
         let content = sealed(builder).encode(closed.clone());
         let index = SegmentIndex::open_of(file_of(&content), &facts()).unwrap();
         prop_assert_eq!(&index.footer().closed, &closed);
+        prop_assert_eq!(index.waypoints().unwrap(), [waypoint]);
         prop_assert_eq!(index.footer().entries, records.len() as u64);
         for run in &index.footer().runs {
             let of_run = || records.iter().filter(|(r, ..)| r.writer == run.writer);
@@ -123,12 +126,18 @@ proptest! {
     }
 }
 
+fn waypoint(cut: u64) -> Waypoint {
+    let cut = CountVector::of(WriterId(0), Seq(cut));
+    Waypoint { offset: 4711, state: State::new(2), at: Hlc(3), cut }
+}
+
 fn example() -> (Vec<IndexEntry>, Vec<u8>) {
     let of: Vec<_> = (0..150u16).map(|n| (n, n / 2, n as u8, 3, n % 5 == 0)).collect();
     let mut builder = Builder::default();
     for (record, len_bytes, effect) in records(&of) {
         builder.record(&record, len_bytes, effect);
     }
+    builder.waypoint(waypoint(7));
     let content = sealed(builder).encode(None);
     let entries = index_from_bytes(&content).unwrap();
     (entries, content)
@@ -141,7 +150,7 @@ fn the_bytes_are_as_documented() {
     builder.record(record, *len_bytes, PlacedEffect::Write { at: 0x170 });
     let cut = CountVector::of(WriterId(1), Seq(6));
     let content = sealed(builder).encode(Some((Hlc(0x77), cut)));
-    assert_eq!(content.len(), BLOCK_BYTES + 16 + 48 + 16 + 96);
+    assert_eq!(content.len(), BLOCK_BYTES + 16 + 48 + 16 + 1 + 96);
     let block = &content[..BLOCK_BYTES];
     assert_eq!(block[4..8], 1u32.to_le_bytes());
     assert_eq!(block[8..16], 0xabu64.to_le_bytes());
@@ -156,7 +165,7 @@ fn the_bytes_are_as_documented() {
     let cut = &content[BLOCK_BYTES + 64..BLOCK_BYTES + 80];
     assert_eq!((cut[0], cut[8]), (0, 6), "the cut, by writer");
     let trailer = &content[content.len() - 96..];
-    assert_eq!(&trailer[..16], b"TLKINDX\0\x02\0\0\0\x01\0\0\0");
+    assert_eq!(&trailer[..16], b"TLKINDX\0\x03\0\0\0\x01\0\0\0");
     assert_eq!(trailer[16..24], 1u64.to_le_bytes(), "entries");
     assert_eq!(trailer[24..32], 3u64.to_le_bytes(), "segment");
     assert_eq!(trailer[32..40], 0xabu64.to_le_bytes(), "its id");
@@ -165,6 +174,9 @@ fn the_bytes_are_as_documented() {
     assert_eq!(trailer[56..64], [7, 0, 0, 0, 1, 0, 0, 0], "chain, runs");
     assert_eq!(trailer[64..72], 0x77u64.to_le_bytes());
     assert_eq!(trailer[72..76], 2u32.to_le_bytes());
+    assert_eq!(content[content.len() - 97], 0, "no waypoints");
+    assert_eq!(trailer[80..84], 1u32.to_le_bytes(), "their bytes");
+    assert_eq!(trailer[84..88], crc32c(&[0]).to_le_bytes(), "their checksum");
 }
 
 #[test]
@@ -195,12 +207,33 @@ fn an_index_of_another_segment_or_version_is_not_believed() {
     ] {
         assert!(SegmentIndex::open_of(file_of(&content), &other).is_err(), "{other:?}");
     }
-    let mut newer = content;
-    let trailer = newer.len() - 96;
-    newer[trailer + 8] = 3;
-    let crc = tidelock_protocol::record::crc32c(&newer[trailer..trailer + 92]);
-    newer[trailer + 92..].copy_from_slice(&crc.to_le_bytes());
-    assert!(matches!(index_from_bytes(&newer), Err(IndexError::Version(3))));
+    let newer = with_trailer(content, |trailer| trailer[8] = 4);
+    assert!(matches!(index_from_bytes(&newer), Err(IndexError::Version(4))));
+}
+
+fn with_trailer(mut content: Vec<u8>, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let at = content.len() - 96;
+    change(&mut content[at..]);
+    let crc = crc32c(&content[at..at + 92]);
+    content[at + 92..].copy_from_slice(&crc.to_le_bytes());
+    content
+}
+
+#[test]
+fn an_index_from_before_there_were_waypoints_is_read() {
+    let mut builder = Builder::default();
+    for (record, len_bytes, effect) in records(&[(1, 1, 8, 7, false)]) {
+        builder.record(&record, len_bytes, effect);
+    }
+    let mut content = sealed(builder).encode(None);
+    content.remove(content.len() - 97);
+    let older = with_trailer(content, |trailer| {
+        trailer[8] = 2;
+        trailer[80..92].fill(0);
+    });
+    let index = SegmentIndex::open_of(file_of(&older), &facts()).unwrap();
+    assert_eq!(index.waypoints().unwrap(), []);
+    assert_eq!(index_from_bytes(&older).unwrap().len(), 1);
 }
 
 #[test]
