@@ -8,6 +8,7 @@ pub mod config;
 pub mod control;
 pub mod copy_job;
 pub mod degrade;
+mod durable;
 pub mod host;
 pub mod link;
 pub mod metrics;

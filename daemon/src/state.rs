@@ -1,16 +1,16 @@
 //! What a member's next run must know of this one: a small file per member in the state directory.
 //!
-//! The file is replaced as a whole (written aside, synced, renamed, directory synced), so a crash
-//! leaves the old one or the new one. A clean mark is removed before the first write of a run may
+//! The file is replaced as a whole ([`durable`]), so a crash leaves the old one or the new one. A clean mark is removed before the first write of a run may
 //! be admitted: what the mark says is true as long as it is there.
 
 use crate::ceiling;
+use crate::durable;
 use crate::link::port::EpochKeeper;
 use crate::owner::Resume;
 use crate::verified::Verified;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tidelock_protocol::hlc::Hlc;
@@ -102,6 +102,9 @@ pub struct Opened {
 impl MemberState {
     /// Opens or creates the file, and marks the new run as begun.
     pub fn open(path: PathBuf, wall_us: u64) -> Result<(Self, Opened), StateError> {
+        let directory = path.parent().unwrap_or(Path::new("."));
+        durable::make_directory(directory)
+            .map_err(|source| StateError::Io { path: path.clone(), source })?;
         let old = read(&path)?;
         let last = old.as_ref().map_or(Incarnation(0), |c| c.incarnation);
         // Larger than any before, also if the file was lost.
@@ -186,7 +189,7 @@ impl EpochKeeper for MemberState {
 impl Inner {
     fn write(&self) -> Result<(), StateError> {
         let bytes = serde_json::to_vec_pretty(&self.content).expect("plain data");
-        replace(&self.path, &bytes)
+        durable::replace(&self.path, &bytes)
             .map_err(|source| StateError::Io { path: self.path.clone(), source })
     }
 }
@@ -203,18 +206,6 @@ fn read(path: &Path) -> Result<Option<Content>, StateError> {
         return Err(StateError::Format { path: path.to_owned(), found: content.format });
     }
     Ok(Some(content))
-}
-
-/// Replaces a file as a whole, durably.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    fs::create_dir_all(directory)?;
-    let aside = path.with_extension("new");
-    let mut file = File::create(&aside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&aside, path)?;
-    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]

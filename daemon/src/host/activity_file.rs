@@ -8,11 +8,11 @@ use crate::activity::{
     self, ActivityLog, FileChange, Geometry, Identity, LastEnd, Opening, Unusable, format,
 };
 use crate::config::ActivitySettings;
+use crate::durable;
 use crate::owner::LogFile;
-use crate::state::{self, Opened};
-use std::fs::{self, File};
+use crate::state::Opened;
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tidelock_uring::{FileError, LocalFile, OpenRequest};
 
@@ -48,7 +48,7 @@ const CONTEXT: u16 = activity::geometry::CONTEXT_MAX;
 impl OpenLog {
     pub(super) fn open(self, opened: &Opened) -> Result<(ActivityLog, Option<LogFile>), LogError> {
         let Some(ActivitySettings { extent, slots }) = self.settings else {
-            remove(&self.path).map_err(|source| self.failed(source))?;
+            durable::remove(&self.path).map_err(|source| self.failed(source))?;
             return Ok((ActivityLog::off(), None));
         };
         let extent_bytes = u32::try_from(extent.bytes).expect("checked with the configuration");
@@ -66,8 +66,8 @@ impl OpenLog {
             last_end,
         );
         match change {
-            FileChange::Replace(bytes) => state::replace(&self.path, &bytes),
-            FileChange::Append { offset, block } => append(&self.path, offset, &block),
+            FileChange::Replace(bytes) => durable::replace(&self.path, &bytes),
+            FileChange::Append { offset, block } => durable::write_at(&self.path, offset, &block),
         }
         .map_err(|source| self.failed(source))?;
         let file = LocalFile::open(&self.path, &OpenRequest::default())?;
@@ -90,18 +90,4 @@ fn read(path: &Path, identity: &Identity) -> Result<format::Found, Unusable> {
         .map_err(|error| error.to_string())
         .and_then(|_locked| fs::read(path).map_err(|error| error.to_string()));
     format::read(&read.map_err(Unusable::Unreadable)?, identity)
-}
-
-fn append(path: &Path, offset: u64, block: &[u8]) -> io::Result<()> {
-    let file = File::options().write(true).open(path)?;
-    file.write_all_at(block, offset)?;
-    file.sync_data()
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Ok(()) => File::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?.sync_all(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
 }

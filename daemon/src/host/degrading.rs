@@ -6,9 +6,9 @@ use super::{Host, HostGroup, HostMember};
 use crate::clock;
 use crate::config::{Config, Group};
 use crate::degrade::{Degrade, Record, Sight, Standing, Step};
+use crate::durable;
 use crate::link::port::ToLink;
 use crate::owner::{Phase, ToOwner};
-use crate::state::replace;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,14 +60,7 @@ fn read(path: &Path) -> io::Result<Option<u64>> {
 
 fn write(path: &Path, since_unix_ms: u64) -> io::Result<()> {
     let record = Record { format: Record::FORMAT, since_unix_ms };
-    replace(path, &serde_json::to_vec_pretty(&record).expect("plain data"))
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    durable::replace(path, &serde_json::to_vec_pretty(&record).expect("plain data"))
 }
 
 impl Degrading {
@@ -163,7 +156,7 @@ impl Host {
                 "the backup has caught up: replies are held again; degraded until it has all that has left"
             ),
             Step::Covered => {
-                if let Err(error) = remove(&inner.path) {
+                if let Err(error) = durable::remove(&inner.path) {
                     let path = inner.path.display();
                     tracing::warn!(group = name, %path, %error, "the next start takes it to be degraded");
                 }
@@ -280,8 +273,8 @@ mod tests {
         assert_eq!(read(&path).unwrap(), Some(7));
         fs::write(&path, r#"{"format": 2, "since_unix_ms": 7}"#).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("format 2"));
-        remove(&path).unwrap();
-        remove(&path).unwrap();
+        durable::remove(&path).unwrap();
+        durable::remove(&path).unwrap();
         assert_eq!(read(&path).unwrap(), None);
     }
 }

@@ -5,9 +5,9 @@ use super::Owner;
 use super::requests::Slot;
 use super::token::Token;
 use crate::activity::{Action, ActivityLog, BLOCK_BYTES, Standing};
+use crate::durable;
 use crate::sequencer::{Extent, RequestId};
 use std::collections::HashMap;
-use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -69,7 +69,7 @@ impl Logging {
     /// Without it the next start compares everything.
     fn discard(&mut self, member: &str) -> bool {
         let Some(LogFile { path, .. }) = &self.file else { return true };
-        match remove(path) {
+        match durable::remove(path) {
             Ok(()) => {
                 tracing::error!(
                     member,
@@ -91,16 +91,6 @@ impl Logging {
             }
         }
     }
-}
-
-/// Removes a file, durably.
-fn remove(path: &std::path::Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    File::open(directory)?.sync_all()
 }
 
 impl Owner {
