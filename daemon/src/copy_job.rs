@@ -162,21 +162,34 @@ impl CopyJob {
         }
     }
 
-    /// What to read next, if the window and the rate have room.
-    pub fn next(&mut self, now: MonoNanos) -> Option<(Extent, CopyKind)> {
+    /// What to read next, if the rate has room; of a copy so much at most, a power of two.
+    pub fn next(&mut self, now: MonoNanos, piece_bytes: u64) -> Option<(Extent, CopyKind)> {
         if self.is_throttled(now) {
             return None;
         }
-        let next = self.pieces.pop_front().or_else(|| self.next_of_ranges())?;
+        let next = match self.next_of_pieces(piece_bytes) {
+            Some(next) => next,
+            None => self.next_of_ranges(piece_bytes)?,
+        };
         let (extent, _) = next;
         self.reading_bytes += extent.len_bytes;
         self.reading.insert((extent.disk, extent.offset), next);
         Some(next)
     }
 
-    fn next_of_ranges(&mut self) -> Option<(Extent, CopyKind)> {
+    fn next_of_pieces(&mut self, piece_bytes: u64) -> Option<(Extent, CopyKind)> {
+        let (mut extent, kind) = self.pieces.pop_front()?;
+        if kind != CopyKind::Digest && extent.len_bytes > piece_bytes {
+            let (offset, len_bytes) = (extent.offset + piece_bytes, extent.len_bytes - piece_bytes);
+            self.pieces.push_front((Extent { offset, len_bytes, ..extent }, kind));
+            extent.len_bytes = piece_bytes;
+        }
+        Some((extent, kind))
+    }
+
+    fn next_of_ranges(&mut self, piece_bytes: u64) -> Option<(Extent, CopyKind)> {
         let (unit, kind) = match self.purpose {
-            Purpose::Initial => (u64::from(COPY_MAX_BYTES), CopyKind::CopyUnlessZero),
+            Purpose::Initial => (piece_bytes, CopyKind::CopyUnlessZero),
             Purpose::Compare | Purpose::Verify { .. } => (DIGEST_BYTES, CopyKind::Digest),
         };
         let range = self.ranges.front_mut()?;
@@ -196,6 +209,19 @@ impl CopyJob {
     pub fn has_next(&self, now: MonoNanos) -> bool {
         let is_empty = self.pieces.is_empty() && self.ranges.is_empty();
         !is_empty && !self.is_throttled(now)
+    }
+
+    /// Bytes that the sequencer is reading to send them.
+    #[must_use]
+    pub fn reading_copies_bytes(&self) -> u64 {
+        let copies = self.reading.values().filter(|(_, kind)| *kind != CopyKind::Digest);
+        copies.map(|(extent, _)| extent.len_bytes).sum()
+    }
+
+    /// Whether nothing of it is being read or asked.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.reading.is_empty() && self.asked.is_empty()
     }
 
     /// What the sequencer has of the job, by disk and offset.
@@ -256,11 +282,11 @@ impl CopyJob {
         }
         match self.purpose {
             Purpose::Initial | Purpose::Compare => {
-                self.cut_up(chunk, u64::from(COPY_MAX_BYTES), CopyKind::Copy);
+                self.pieces.push_back((chunk, CopyKind::Copy));
             }
             Purpose::Verify { repair } => {
                 match FINER_BYTES.into_iter().find(|unit| *unit < chunk.len_bytes) {
-                    Some(unit) => self.cut_up(chunk, unit, CopyKind::Digest),
+                    Some(unit) => self.check_closer(chunk, unit),
                     None => {
                         self.found(chunk);
                         match repair {
@@ -273,11 +299,11 @@ impl CopyJob {
         }
     }
 
-    fn cut_up(&mut self, chunk: Extent, unit: u64, kind: CopyKind) {
+    fn check_closer(&mut self, chunk: Extent, unit: u64) {
         let mut at = chunk.offset;
         while at < chunk.end() {
             let len_bytes = unit.min(chunk.end() - at);
-            self.pieces.push_back((Extent { offset: at, len_bytes, ..chunk }, kind));
+            self.pieces.push_back((Extent { offset: at, len_bytes, ..chunk }, CopyKind::Digest));
             at += len_bytes;
         }
     }
@@ -376,6 +402,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
     const NOW: MonoNanos = MonoNanos(0);
+    const PIECE: u64 = COPY_MAX_BYTES as u64;
     const BOUNDS: Bounds = Bounds { window_bytes: 2 * MIB, rate_bytes_per_s: 0 };
 
     fn range(offset: u64, len_bytes: u64) -> Extent {
@@ -383,7 +410,7 @@ mod tests {
     }
 
     fn take(job: &mut CopyJob) -> Vec<(Extent, CopyKind)> {
-        std::iter::from_fn(|| job.next(NOW)).collect()
+        std::iter::from_fn(|| job.next(NOW, PIECE)).collect()
     }
 
     #[test]
@@ -502,7 +529,7 @@ mod tests {
     fn what_a_verification_cannot_read_is_said() {
         let purpose = Purpose::Verify { repair: false };
         let mut job = CopyJob::new(purpose, vec![range(0, 10)], BOUNDS, NOW);
-        let (extent, _) = job.next(NOW).unwrap();
+        let (extent, _) = job.next(NOW, PIECE).unwrap();
         job.copied(extent, CopyOutcome::Unreadable);
         assert!(job.is_complete());
         assert_eq!(job.findings().unreadable_bytes, 10);
@@ -511,12 +538,12 @@ mod tests {
     #[test]
     fn what_cannot_be_read_keeps_the_job_open() {
         let mut job = CopyJob::new(Purpose::Initial, vec![range(0, 10)], BOUNDS, NOW);
-        let (extent, _) = job.next(NOW).unwrap();
+        let (extent, _) = job.next(NOW, PIECE).unwrap();
         job.copied(extent, CopyOutcome::Unreadable);
         assert_eq!(job.progress(NOW).unreadable_bytes, 10);
-        assert!(!job.is_complete() && job.next(NOW).is_none());
+        assert!(!job.is_complete() && job.next(NOW, PIECE).is_none());
         job.retry_unreadable();
-        let (extent, _) = job.next(NOW).unwrap();
+        let (extent, _) = job.next(NOW, PIECE).unwrap();
         job.copied(extent, CopyOutcome::Zero);
         assert!(job.is_complete());
     }
@@ -527,7 +554,7 @@ mod tests {
         let mut job = CopyJob::new(Purpose::Initial, vec![range(0, 16 * MIB)], bounds, NOW);
         let given = |job: &mut CopyJob, at_s: u64| {
             let mut sum = 0;
-            while let Some((e, _)) = job.next(MonoNanos(at_s * 1_000_000_000)) {
+            while let Some((e, _)) = job.next(MonoNanos(at_s * 1_000_000_000), PIECE) {
                 job.copied(e, CopyOutcome::Zero);
                 sum += e.len_bytes;
             }

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod config;
 pub mod control;
 pub mod copy_job;
+mod copy_window;
 pub mod degrade;
 mod durable;
 pub mod host;

@@ -456,3 +456,41 @@ def test_the_past_has_its_targets_and_its_page(tmp_path):
     report.write(tmp_path)
     page = (tmp_path / "README.md").read_text()
     assert "| 1 GiB, 1 in 4 | 9.0 (9.0) |" in page and "no room for a journal of 50 GiB" in page
+
+
+def comeback(of_link: float, live: float) -> dict:
+    """What (o) finds."""
+    one = Spread.of([1.0]).json()
+    return {
+        "rtt_ms": 50,
+        "link_mib_per_s": 32,
+        "queue_ms": 50,
+        "resynced_mib": 256,
+        "restarts": {"killed": Spread.of([450.0]).json(), "stopped": Spread.of([400.0]).json()},
+        "resync_mib_per_s": one,
+        "plain_mib_per_s": one,
+        "resync_of_link": Spread.of([of_link]).json(),
+        "live_p50_ms": {"before": one, "meanwhile": one},
+        "live_ratio": Spread.of([live]).json(),
+    }
+
+
+@pytest.mark.parametrize(("of_link", "live", "reached"), [(0.9, 1.1, [True, True]), (0.89, 1.11, [False, False])])
+def test_a_resync_fills_the_link_and_leaves_others_their_commits(tmp_path, of_link, live, reached):
+    found = verdicts({"o": comeback(of_link, live)})
+    assert [verdict.reached for verdict in found] == [None, *reached]
+    report.save(tmp_path, "o", {"processors": 2}, 0.0, comeback(of_link, live))
+    report.write(tmp_path)
+    assert "| killed | 450 (450 to 450) |" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("end_mib", "reached"), [(64.0, True), (70.0, False)])
+def test_memory_in_an_outage_does_not_grow_after_half_of_it(tmp_path, end_mib, reached):
+    mibs = {"first": 20, "half": 60, "end": end_mib, "after": 60}
+    outage = {f"{when}_mib": {"tidelockd": mib} for when, mib in mibs.items()}
+    result = {"iops": 500, "backlog_mib": 64, "outages": {"goes on": {"seconds": 3600.0, **outage}}}
+    (found,) = verdicts({"p": result})
+    assert found.reached is reached
+    report.save(tmp_path, "p", {"processors": 2}, 0.0, result)
+    report.write(tmp_path)
+    assert f"| goes on | 3600 | `tidelockd` | 20 | 60 | {end_mib:g} | 60 |" in (tmp_path / "README.md").read_text()

@@ -3,6 +3,7 @@
 
 use super::status::Phase;
 use crate::copy_job::{Bounds, CopyJob, Findings, Progress, Purpose};
+use crate::copy_window::CopyWindow;
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
 use std::collections::{BTreeSet, HashMap};
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
@@ -16,6 +17,7 @@ const RETRY_TICKS: u32 = 50;
 #[derive(Debug)]
 pub struct Copying {
     bounds: Bounds,
+    window: CopyWindow,
     job: Option<CopyJob>,
     /// Whether the job is a resync, during which C stands still and the gate is shut.
     is_resync: bool,
@@ -44,6 +46,7 @@ impl Copying {
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
+            window: CopyWindow::new(bounds.window_bytes),
             job: None,
             is_resync: false,
             whole: false,
@@ -69,6 +72,7 @@ impl Copying {
         ranges: impl FnOnce(Purpose) -> Vec<Extent>,
         now: MonoNanos,
     ) {
+        self.window.restart();
         let purpose = match copy {
             CopyState::Whole => {
                 self.whole = self.job.is_none();
@@ -158,19 +162,44 @@ impl Copying {
         self.suspects.is_empty() && self.reading_suspects.is_empty()
     }
 
-    /// What may be sent and not durable while copies are begun.
-    pub fn window_bytes(&self) -> u64 {
-        self.bounds.window_bytes
+    /// Whether so much is sent and not durable, with what is being read to be sent, that no copy is begun.
+    pub fn is_window_full(&self, lag_bytes: u64) -> bool {
+        let jobs = self.job.iter().chain(&self.verify);
+        let suspects = self.reading_suspects.values().map(|extent| extent.len_bytes).sum::<u64>();
+        let reading = suspects + jobs.map(CopyJob::reading_copies_bytes).sum::<u64>();
+        lag_bytes + reading >= self.window.bytes()
+    }
+
+    /// Whether nothing of a copy is being read or asked.
+    pub fn is_idle(&self) -> bool {
+        self.reading_suspects.is_empty()
+            && self.job.iter().chain(&self.verify).all(CopyJob::is_idle)
+    }
+
+    /// Records up to this seq are given out, and `is_full` says whether the window has kept copies back.
+    pub fn sent(&mut self, last: Seq, is_full: bool, now: MonoNanos) {
+        if self.is_active() {
+            self.window.sent(last, is_full, now);
+        }
+    }
+
+    /// The backup has made everything up to this seq durable, so many bytes since the start.
+    pub fn acked(&mut self, durable: Seq, acked_bytes: u64, now: MonoNanos) {
+        self.window.acked(durable, acked_bytes, now);
     }
 
     /// What to read next.
     pub fn next(&mut self, now: MonoNanos) -> Option<(Extent, CopyKind)> {
         if let Some(job) = &mut self.job {
-            return job.next(now);
+            return job.next(now, self.window.piece_bytes());
         }
         if !self.wants_suspects() {
             self.suspects_due &= !self.suspects.is_empty();
-            return if self.can_verify() { self.verify.as_mut()?.next(now) } else { None };
+            let piece_bytes = self.window.piece_bytes();
+            return match self.can_verify() {
+                true => self.verify.as_mut()?.next(now, piece_bytes),
+                false => None,
+            };
         }
         let extent = self.suspects.pop()?;
         self.reading_suspects.insert((extent.disk, extent.offset), extent);
@@ -340,5 +369,71 @@ impl Copying {
         } else {
             Phase::Replicating
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::port::OwnerPort;
+    use crate::owner::replication::{Clocks, drive_copies};
+    use crate::sequencer::{Action, RequestId, Sequencer, Settings};
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::{Epoch, WriterId};
+    use tidelock_protocol::message::Mode;
+    use tidelock_protocol::record::{Effect, Payload};
+    use tidelock_uring::EventFd;
+
+    const CLOCKS: Clocks = Clocks { now: MonoNanos(1), wall_ms: 1 };
+    const DISK_BYTES: u64 = 1 << 20;
+
+    fn submit(sequencer: &mut Sequencer, nth: u64) {
+        let extent = Extent { disk: DiskId(0), offset: nth % 256 * 4096, len_bytes: 4096 };
+        let effect = Effect::Write(Payload::new(vec![1; 4096].into()));
+        sequencer.submit(RequestId(nth), extent, effect, false, CLOCKS.now, CLOCKS.wall_ms);
+    }
+
+    /// The link carries one record in a turn; in its place 32 writes of a guest always wait.
+    #[test]
+    fn a_copy_ends_also_beside_a_guest_that_writes_more_than_the_link_carries() {
+        let mut sequencer = Sequencer::new(Settings {
+            writer: WriterId(0),
+            mode: Mode::Pipelined,
+            backlog_limit_bytes: 64 << 10,
+            lock_align_bytes: 512,
+        });
+        sequencer.start(Epoch(1), Seq::ZERO, Hlc(0), CLOCKS.now, CLOCKS.wall_ms);
+        let mut copying = Copying::new(Bounds { window_bytes: 4 << 20, rate_bytes_per_s: 0 });
+        let whole = Extent { disk: DiskId(0), offset: 0, len_bytes: DISK_BYTES };
+        copying.attached("db", CopyState::Empty, |_| vec![whole], CLOCKS.now);
+        let (port, _messages) = OwnerPort::<()>::new(EventFd::new().unwrap());
+        port.set_unsent(1);
+        let (mut requests, mut durable, mut turns) = (0, Seq::ZERO, 0);
+        while !copying.wants_marker() {
+            turns += 1;
+            assert!(turns < 10_000, "it stands at {:?}", copying.progress(CLOCKS.now));
+            while sequencer.waiting() < 32 {
+                submit(&mut sequencer, requests);
+                requests += 1;
+            }
+            drive_copies(&mut sequencer, &mut copying, &port, CLOCKS);
+            while let Some(action) = sequencer.poll_action() {
+                match action {
+                    Action::Write { op, .. } => {
+                        sequencer.written(op, Ok(()), CLOCKS.now, CLOCKS.wall_ms);
+                    }
+                    Action::Read { op, extent } => {
+                        let data = vec![7; extent.len_bytes as usize].into();
+                        sequencer.read_done(op, Ok(data), CLOCKS.now, CLOCKS.wall_ms);
+                    }
+                    Action::Copied { extent, outcome } => copying.copied(extent, outcome),
+                    _ => {}
+                }
+            }
+            durable = durable.next().min(sequencer.last_seq());
+            sequencer.committed(durable, CLOCKS.now, CLOCKS.wall_ms);
+            copying.acked(durable, sequencer.acked_bytes(), CLOCKS.now);
+        }
+        assert!(requests > 32, "the guest's writes go on, too");
     }
 }

@@ -29,6 +29,7 @@ pub fn take_acks<T>(
     let (durable, committed) = port.acked();
     if sequencer.is_started() && durable > sequencer.durable() {
         sequencer.committed(durable, clocks.now, clocks.wall_ms);
+        copying.acked(durable, sequencer.acked_bytes(), clocks.now);
     }
     if copying.committed(member, committed, clocks.now) {
         gate.hold_for_resync(false);
@@ -45,17 +46,20 @@ pub fn drive_copies<T>(
     if !sequencer.is_started() {
         return;
     }
-    // Copies wait while guests' writes do, and while they would queue in front of one.
-    while !sequencer.is_backlog_full() && !sequencer.waits_for_ceiling() {
-        if !copying.wants_more(clocks.now)
-            || sequencer.lag().bytes >= copying.window_bytes()
-            || !port.has_room_for_copies()
-        {
+    let mut is_full = false;
+    while !sequencer.waits_for_ceiling() && copying.wants_more(clocks.now) {
+        // Copies wait while guests' writes do, and while they would queue in front of one. But one is always under
+        // way, in its turn: else guests that write as much as the link carries would keep the sites apart for ever.
+        let is_alone = copying.is_idle() && !sequencer.has_copies_on_the_way();
+        is_full = copying.is_window_full(sequencer.lag().bytes);
+        let waits = is_full || sequencer.is_backlog_full() || !port.has_room_for_copies();
+        if waits && !is_alone {
             break;
         }
         let Some((extent, kind)) = copying.next(clocks.now) else { break };
         sequencer.submit_copy(extent, kind, clocks.now, clocks.wall_ms);
     }
+    copying.sent(sequencer.last_seq(), is_full, clocks.now);
     let nobody_waits = sequencer.pad_to(copying.pad_to(), clocks.now, clocks.wall_ms);
     if copying.wants_marker() && nobody_waits && !sequencer.waits_for_ceiling() {
         let marker = sequencer.copy_done(clocks.now, clocks.wall_ms);

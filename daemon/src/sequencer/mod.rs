@@ -91,6 +91,8 @@ struct Unacked {
     payload_bytes: u64,
     admitted_at: MonoNanos,
     copy: bool,
+    /// Not an idle one.
+    is_of_copy: bool,
 }
 
 /// The sequencer of one member.
@@ -114,6 +116,9 @@ pub struct Sequencer {
     unacked: VecDeque<Unacked>,
     unacked_cost_bytes: u64,
     unacked_payload_bytes: u64,
+    /// Records of copies among them.
+    unacked_copies: usize,
+    acked_payload_bytes: u64,
     durable: Seq,
     /// The last seq that a guest may know the effect of, and the last one published.
     guest_seq: Seq,
@@ -153,6 +158,8 @@ impl Sequencer {
             unacked: VecDeque::new(),
             unacked_cost_bytes: 0,
             unacked_payload_bytes: 0,
+            unacked_copies: 0,
+            acked_payload_bytes: 0,
             durable: Seq::ZERO,
             guest_seq: Seq::ZERO,
             guest_hlc: Hlc(0),
@@ -388,6 +395,8 @@ impl Sequencer {
         while let Some(first) = self.unacked.front().filter(|u| u.seq <= durable) {
             self.unacked_cost_bytes -= first.cost_bytes;
             self.unacked_payload_bytes -= first.payload_bytes;
+            self.acked_payload_bytes += first.payload_bytes;
+            self.unacked_copies -= usize::from(first.is_of_copy);
             self.unacked.pop_front();
         }
         self.durable = self.durable.max(durable);
@@ -423,6 +432,18 @@ impl Sequencer {
             bytes: self.unacked_payload_bytes,
             oldest: self.unacked.iter().find(|u| !u.copy).map(|u| u.admitted_at),
         }
+    }
+
+    /// Payloads that the backup has made durable, in bytes since the start.
+    #[must_use]
+    pub fn acked_bytes(&self) -> u64 {
+        self.acked_payload_bytes
+    }
+
+    /// Whether a record of a copy is on its way.
+    #[must_use]
+    pub fn has_copies_on_the_way(&self) -> bool {
+        self.unacked_copies > 0
     }
 
     /// Bytes that count against the backlog limit.
@@ -620,7 +641,9 @@ impl Sequencer {
             payload_bytes,
             admitted_at: now,
             copy: copy || record.effect == Effect::Idle,
+            is_of_copy: copy,
         };
+        self.unacked_copies += usize::from(copy);
         self.unacked_cost_bytes += unacked.cost_bytes;
         self.unacked_payload_bytes += payload_bytes;
         self.unacked.push_back(unacked);

@@ -9,11 +9,13 @@ import time
 from ..progress import say
 from . import (
     activity,
+    comeback,
     commits,
     gate,
     history,
     memory,
     nbd,
+    outage,
     reads,
     release,
     replication,
@@ -43,6 +45,8 @@ MEASURES = {
     "l": reply.measure,
     "m": activity.measure,
     "n": history.measure,
+    "o": comeback.measure,
+    "p": outage.measure,
 }
 
 

@@ -14,15 +14,25 @@ from ..process import wait_until
 from ..run import Run
 
 DISK = "data"
+BESIDE = "beside"
 COPY_S = 600
 """The first copy of a disk is complete long before."""
 
 
 class Protected:
     """Both sites, running, and a guest's namespace behind the gate. Everything shares this machine's cores, and its
-    disk, unless the backup is given a directory elsewhere."""
+    disk, unless the backup is given a directory elsewhere. `beside`: the disk of a second group on the same host."""
 
-    def __init__(self, run: Run, image: Path, rtt_ms: float, directory: Path, backup_directory: Path | None = None):
+    def __init__(
+        self,
+        run: Run,
+        image: Path,
+        rtt_ms: float,
+        directory: Path,
+        backup_directory: Path | None = None,
+        protection: Protection = Protection(),
+        beside: Path | None = None,
+    ):
         self.run = run
         self.net = Net(run, rtt_ms)
         self.guest_net = GuestNet(0)
@@ -35,12 +45,18 @@ class Protected:
         pki = Pki(directory / "authority")
         backup_tls = pki.issue("backup", self.net.BACKUP4, backup / "tls")
         host_tls = pki.issue("host", HOST, primary / "tls")
+        groups = [Group(GROUP, [Member(MEMBER, self.guest_net, {DISK: image})], protection)]
+        if beside:
+            other = GuestNet(1)
+            self.net.primary.add_veth(other, Netns(run, "guest-beside"))
+            # In mode sync a write takes as long as its commit.
+            groups.append(Group(BESIDE, [Member(BESIDE, other, {DISK: beside})], Protection(mode="sync")))
         self.backup = BackupServer(run, self.net.backup.netns, backup, backup_tls)
         self.daemon = HostDaemon(
             run,
             self.net.primary.netns,
             primary,
-            [Group(GROUP, [Member(MEMBER, self.guest_net, {DISK: image})], Protection())],
+            groups,
             self.net.BACKUP4,
             host_tls,
         )
@@ -63,14 +79,15 @@ class Protected:
     def wait_protected(self) -> float:
         """Waits for the first copy; returns the seconds that it took."""
         began = time.monotonic()
-        self.daemon.wait_state("protected", COPY_S, [self.backup.process])
+        for group in self.daemon.status()["groups"]:
+            self.daemon.wait_state("protected", COPY_S, [self.backup.process], name=group["name"])
         return time.monotonic() - began
 
     def settle(self) -> None:
         """Waits until the backup has everything, so that the next turn of something else is not disturbed."""
         wait_until(
             "the backup has every write",
-            lambda: writer_of(self.daemon.group())["lag"]["writes"] == 0,
+            lambda: all(writer_of(group)["lag"]["writes"] == 0 for group in self.daemon.status()["groups"]),
             120,
             [self.daemon.process, self.backup.process],
             every_s=0.05,

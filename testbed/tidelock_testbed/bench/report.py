@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..svg import Series, line_chart
-from . import figures, packets, past, words
+from . import figures, packets, past, ways_back, words
 from .charts import bar_chart
 from .commits import MODES
 from .page import chart, profile
@@ -27,6 +27,8 @@ PARTS = {
     "l": "reply",
     "m": "activity",
     "n": "history",
+    "o": "comeback",
+    "p": "outage",
 }
 """Each part's name in file names."""
 
@@ -76,6 +78,8 @@ def write(directory: Path) -> None:
         "l": figures.write_reply,
         "m": figures.write_activity,
         "n": past.write,
+        "o": ways_back.write_comeback,
+        "p": ways_back.write_outage,
     }
     page = [
         *words.PAGE.splitlines(),

@@ -48,6 +48,10 @@ class Settings:
     """Those for which the disk has room."""
     busy_s: float = 75.0
     roll_spans_s: tuple[int, ...] = (1, 10, 60)
+    restarts: int = 9
+    resynced_mib: int = 256
+    live_s: float = 4.0
+    outage_s: float = 3600.0
 
     @staticmethod
     def of(quick: bool) -> Settings:
@@ -78,4 +82,8 @@ class Settings:
             journals_mib=(256, 1024),
             busy_s=8.0,
             roll_spans_s=(1, 5),
+            restarts=2,
+            resynced_mib=96,
+            live_s=1.0,
+            outage_s=20.0,
         )

@@ -11,6 +11,11 @@ from .tagging import CABLES, RATES, THROUGHPUT_LEVEL, TRIPS
 SYNC_FACTOR = 12
 """PipeCloud 6.1, figure 9."""
 ACTIVITY_RATIO = {"1 %": 0.97, "100 %": 0.85}
+RESYNC_OF_LINK = 0.9
+LIVE_RATIO = 1.1
+"""What a resync may add to the commits beside it."""
+STEADY_MIB = 4
+"""What memory may differ by between the half of an outage and its end: allocators, not a queue."""
 INGEST_RATIO = 0.97
 FOLD_RATIO = 0.97
 """Folded while a guest writes, of what it writes; the rest waits for the next job."""
@@ -45,6 +50,7 @@ def verdicts(results: dict[str, dict]) -> list[Verdict]:
     makers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     makers |= {"f": _work, "g": _tiers, "h": _reads}
     makers |= {"i": _tags, "j": _covered, "k": _release, "l": _reply, "m": _activity, "n": _history}
+    makers |= {"o": _comeback, "p": _outage}
     return [verdict for part, make in makers.items() if part in results for verdict in make(results[part])]
 
 
@@ -371,3 +377,51 @@ def _reply(result: dict) -> list[Verdict]:
             command("l"),
         )
     ]
+
+
+def _comeback(result: dict) -> list[Verdict]:
+    killed, stopped = (result["restarts"][how] for how in ("killed", "stopped"))
+    link, live = result["resync_of_link"], result["live_ratio"]
+    return [
+        Verdict(
+            "o",
+            "from a kill -9 of the daemon, which is started again, to the guest's next completed write",
+            f"{killed['median']:.0f} ms ({killed['min']:.0f} to {killed['max']:.0f}); from a clean stop "
+            f"{stopped['median']:.0f} ms",
+            None,
+            command("o"),
+        ),
+        Verdict(
+            "o",
+            f"resync, of what one TCP stream gets of the link: ×{RESYNC_OF_LINK} or more",
+            _spread(link),
+            link["median"] >= RESYNC_OF_LINK,
+            command("o"),
+        ),
+        Verdict(
+            "o",
+            f"commits of another group beside a resync, of what they take without: ×{LIVE_RATIO} or less",
+            _spread(live),
+            live["median"] <= LIVE_RATIO,
+            command("o"),
+        ),
+    ]
+
+
+def _outage(result: dict) -> list[Verdict]:
+    made = []
+    for name, found in result["outages"].items():
+        grown = {process: found["end_mib"][process] - found["half_mib"][process] for process in found["end_mib"]}
+        told = ", ".join(
+            f"{process} {found['half_mib'][process]:g} and {found['end_mib'][process]:g} MiB" for process in grown
+        )
+        made.append(
+            Verdict(
+                "p",
+                f"memory at half and at the end of {found['seconds'] / 60:g} minutes of an outage; the group {name}",
+                told,
+                max(grown.values()) <= STEADY_MIB,
+                command("p"),
+            )
+        )
+    return made

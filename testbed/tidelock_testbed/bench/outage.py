@@ -1,0 +1,77 @@
+"""(p) Memory while the backup is away for an hour: of a group that goes on without it, and of one that waits.
+
+The guest writes at a steady rate; the group that waits has a backlog that is full after a while, so that it stops.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ..hostdaemon import Protection, gate_of, writer_of
+from ..process import Process
+from ..progress import say
+from ..run import Run
+from .fio import Workload, fio_command
+from .images import disk_directory, filled_image
+from .protected import Protected
+from .settings import Settings
+from .usage import memory_mib
+
+RTT_MS = 10
+BACKLOG_MIB = 64
+IOPS = 500
+SAMPLES = 60
+POLICIES = {"goes on": "async after 5s", "waits": "hold"}
+WORKLOAD = Workload("4 KiB random write, QD 1", "randwrite", "4k", 1)
+
+
+def measure(settings: Settings) -> dict:
+    """One after the other; the one that waits stands still, so a part of the time is enough for it."""
+    return {
+        "rtt_ms": RTT_MS,
+        "backlog_mib": BACKLOG_MIB,
+        "iops": IOPS,
+        "outages": {
+            name: _outage(name, settings, settings.outage_s / (1 if name == "goes on" else 6)) for name in POLICIES
+        },
+    }
+
+
+def _outage(name: str, settings: Settings, seconds: float) -> dict:
+    with Run(f"bench-outage-{name.split()[0]}") as run:
+        images = disk_directory(run)
+        image = filled_image(images / "protected.img", settings.image_mib)
+        policy = Protection(lease_s=2, grace_s=3, backlog=f"{BACKLOG_MIB}MiB", when_unreachable=POLICIES[name])
+        pair = Protected(run, image, RTT_MS, images, protection=policy)
+        pair.wait_protected()
+        pids = {name: pid for name, pid in pair.processes().items() if name.startswith("tidelock")}
+        load = Process(run, "fio", fio_command(pair.uri, WORKLOAD, settings, seconds, IOPS))
+        pair.net.wan.cut()
+        began = time.monotonic()
+        samples: list[list[float]] = []
+        while (at := time.monotonic() - began) < seconds:
+            samples.append([round(at, 1), *(round(memory_mib(pid).now, 1) for pid in pids.values())])
+            time.sleep(seconds / SAMPLES)
+        group = pair.daemon.group()
+        written = writer_of(group)["guest_io"]["written_bytes"]
+        state, is_open = group["state"], gate_of(group)["open"]
+        pair.net.wan.mend()
+        mended = time.monotonic()
+        load.wait(600)
+        back_s = pair.wait_protected() + time.monotonic() - mended
+        after = [round(memory_mib(pid).now, 1) for pid in pids.values()]
+    half = samples[len(samples) // 2 :]
+    found = {
+        "seconds": seconds,
+        "state": state,
+        "gate_open": is_open,
+        "written_mib": round(written / (1 << 20)),
+        "rss_mib": samples,
+        "first_mib": dict(zip(pids, samples[0][1:], strict=True)),
+        "half_mib": dict(zip(pids, half[0][1:], strict=True)),
+        "end_mib": dict(zip(pids, half[-1][1:], strict=True)),
+        "after_mib": dict(zip(pids, after, strict=True)),
+        "back_s": round(back_s, 1),
+    }
+    say(f"(p) {name} for {seconds:.0f} s: {found['half_mib']} MiB at half of it, {found['end_mib']} at the end")
+    return found
