@@ -21,6 +21,8 @@
 //!   it held again, the group is not [`Standing::Holding`], so nothing calls it protected (rule 6).
 //! - It opens only when the backup has the policy on stable storage ([`Sight::may_open`]): `recover`
 //!   knows that the lease is no fence here.
+//! - What is opened before the backup was reached ([`Degrade::open_unreached`]) holds again only when the backup's
+//!   disks are whole: no stamp names what was written meanwhile, the comparison brings it.
 //! - It comes back whenever the lag stays small (rule 8), and does not oscillate: the calm is
 //!   [`CALM`] × T, doubled (up to 2^[`STRIKES_MAX`] times) by each degrade that comes soon after a return.
 //!   In any span S a group degrades at most [`STRIKES_MAX`] + 1 + S / ([`STEADY`] × [`CALM`] × T) times.
@@ -61,6 +63,8 @@ pub struct Sight {
     pub may_open: bool,
     /// There is a lease, and no resync.
     pub is_open: bool,
+    /// Neither an initial copy nor a resync is to come or under way.
+    pub is_whole: bool,
     /// Each member's P names all that its guest may know. Of no meaning while it is degraded.
     pub is_complete: bool,
     /// The gate does what it was told last.
@@ -141,6 +145,10 @@ pub struct Degrade {
     externalised: Option<Stamps>,
     returned_at: Option<MonoNanos>,
     strikes: u32,
+    /// It was opened before the backup was reached in this run.
+    unreached: bool,
+    /// So it was, or may have been in a run before: what has left is covered by no C before the disks are whole.
+    needs_whole: bool,
     #[cfg(feature = "planted-bugs")]
     bug: Option<PlantedBug>,
 }
@@ -159,6 +167,8 @@ impl Degrade {
             externalised: None,
             returned_at: None,
             strikes: 0,
+            unreached: false,
+            needs_whole: since_unix_ms.is_some(),
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -174,6 +184,21 @@ impl Degrade {
     #[must_use]
     pub fn standing(&self) -> Standing {
         self.standing
+    }
+
+    /// Opens the gate before the backup was reached in this run. That it may is for the caller to see to.
+    pub fn open_unreached(&mut self, unix_ms: u64) -> Step {
+        let since_unix_ms = self.since_unix_ms().unwrap_or(unix_ms);
+        self.standing = Standing::Degraded { since_unix_ms };
+        (self.calm_since, self.externalised) = (None, None);
+        (self.unreached, self.needs_whole) = (true, true);
+        Step::Open { since_unix_ms }
+    }
+
+    /// Whether what has left since [`open_unreached`](Self::open_unreached) is not all at the backup.
+    #[must_use]
+    pub fn is_unreached(&self) -> bool {
+        self.unreached && self.standing != Standing::Holding
     }
 
     /// Since when clients may have seen what a disaster would undo, by the wall clock.
@@ -216,6 +241,7 @@ impl Degrade {
     pub fn look(&mut self, sight: &Sight) -> Option<Step> {
         let is_degraded = matches!(self.standing, Standing::Degraded { .. });
         let is_open = sight.is_open && (is_degraded || sight.is_complete);
+        let is_whole = sight.is_whole || !self.needs_whole;
         let lag_ns = self.lag_ns(sight, is_open).max(sight.write_age_ns);
         match self.standing {
             Standing::Holding => self.open_if(sight, lag_ns, sight.unix_ms),
@@ -230,9 +256,10 @@ impl Degrade {
                     Some(PlantedBug::OverBeforeCovered) => (true, true),
                     _ => (is_open, is_covered),
                 };
-                if is_open && is_covered {
+                if is_open && is_covered && is_whole {
                     self.standing = Standing::Holding;
                     self.externalised = None;
+                    (self.unreached, self.needs_whole) = (false, false);
                     return Some(Step::Covered);
                 }
                 self.open_if(sight, lag_ns, since_unix_ms)
@@ -281,7 +308,9 @@ impl Degrade {
     }
 
     fn hold_if(&mut self, sight: &Sight, lag_ns: u64, since_unix_ms: u64) -> Option<Step> {
-        let is_level = sight.is_open && lag_ns <= self.after_ns.unwrap_or(0) / LEVEL;
+        let is_small = self.after_ns.is_none_or(|after_ns| lag_ns <= after_ns / LEVEL);
+        let is_whole = sight.is_whole || !self.needs_whole;
+        let is_level = sight.is_open && is_whole && is_small;
         if !is_level {
             self.calm_since = None;
         }

@@ -68,6 +68,12 @@ struct Content {
     /// The last verification.
     #[serde(default)]
     verified: Option<Verified>,
+    /// The backup has ended the epoch, and has granted none since.
+    #[serde(default)]
+    fenced: bool,
+    /// The backup has it on record that this host serves before it has reached it, under this epoch.
+    #[serde(default)]
+    serves_unreached_kept: bool,
 }
 
 /// The state file of one member, for the loops that write it.
@@ -97,6 +103,10 @@ pub struct Opened {
     pub hlc_floor: Hlc,
     /// Nor does one pass this, as said in [`ceiling`].
     pub hlc_ceiling_ms: u64,
+    /// The backup has ended the epoch.
+    pub fenced: bool,
+    /// It knows that this host serves before it has reached it.
+    pub serves_unreached_kept: bool,
 }
 
 impl MemberState {
@@ -113,9 +123,19 @@ impl MemberState {
         let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
         let hlc_ceiling_ms = ceiling::first(floor_ms, wall_us / 1000);
         let clean = old.as_ref().and_then(|c| c.clean);
+        let fenced = old.as_ref().is_some_and(|c| c.fenced);
+        let serves_unreached_kept = old.as_ref().is_some_and(|c| c.serves_unreached_kept);
         let verified = old.and_then(|c| c.verified);
-        let content =
-            Content { format: FORMAT, epoch, incarnation, clean: None, hlc_ceiling_ms, verified };
+        let content = Content {
+            format: FORMAT,
+            epoch,
+            incarnation,
+            clean: None,
+            hlc_ceiling_ms,
+            verified,
+            fenced,
+            serves_unreached_kept,
+        };
         let state = Inner { path, content };
         state.write()?;
         let opened = Opened {
@@ -126,6 +146,8 @@ impl MemberState {
             // After a clean end the last time itself is known.
             hlc_floor: if clean.is_some() { Hlc(0) } else { ceiling::floor_above(floor_ms) },
             hlc_ceiling_ms,
+            fenced,
+            serves_unreached_kept,
             resume: clean.map(|mark| Resume { epoch, seq: mark.seq, hlc: mark.hlc }),
         };
         Ok((Self(Arc::new(Mutex::new(state))), opened))
@@ -155,6 +177,15 @@ impl MemberState {
         self.lock().content.verified.clone()
     }
 
+    /// Whether clients may be answered before the backup was reached, if that is configured. Either no backup can have
+    /// been promoted in the place of this host, because none has granted it an epoch; or the backup knows what this
+    /// host does, and whoever recovers the group there is told so.
+    #[must_use]
+    pub fn may_answer_unreached(&self) -> bool {
+        let Content { epoch, fenced, serves_unreached_kept, .. } = self.lock().content;
+        !fenced && (epoch == Epoch(0) || serves_unreached_kept)
+    }
+
     /// The epoch in force.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
@@ -182,7 +213,19 @@ impl MemberState {
 
 impl EpochKeeper for MemberState {
     fn keep(&mut self, epoch: Epoch) -> io::Result<()> {
-        self.change(|content| content.epoch = epoch).map_err(io::Error::other)
+        let change = |content: &mut Content| {
+            content.serves_unreached_kept &= content.epoch == epoch;
+            (content.epoch, content.fenced) = (epoch, false);
+        };
+        self.change(change).map_err(io::Error::other)
+    }
+
+    fn keep_fenced(&mut self) -> io::Result<()> {
+        self.change(|content| content.fenced = true).map_err(io::Error::other)
+    }
+
+    fn keep_serves_unreached(&mut self, kept: bool) -> io::Result<()> {
+        self.change(|content| content.serves_unreached_kept = kept).map_err(io::Error::other)
     }
 }
 
@@ -293,6 +336,30 @@ mod tests {
                 wall_ms += if records == 0 { lives_ms } else { lives_ms % 7 };
             }
         }
+    }
+
+    #[test]
+    fn clients_are_answered_without_the_backup_only_where_it_knows_or_never_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.json");
+        let open = |wall_us| MemberState::open(path.clone(), wall_us).unwrap();
+        let (mut state, _) = open(1);
+        assert!(state.may_answer_unreached(), "no backup has granted anything");
+        state.keep(Epoch(1)).unwrap();
+        assert!(!state.may_answer_unreached());
+        state.keep_serves_unreached(true).unwrap();
+        let (mut state, opened) = open(2);
+        assert!(state.may_answer_unreached() && !opened.fenced);
+        state.keep(Epoch(1)).unwrap();
+        assert!(state.may_answer_unreached());
+        state.keep(Epoch(2)).unwrap();
+        assert!(!state.may_answer_unreached(), "who granted this has not said so");
+        state.keep_serves_unreached(true).unwrap();
+        state.keep_fenced().unwrap();
+        let (mut state, opened) = open(3);
+        assert!(!state.may_answer_unreached() && opened.fenced);
+        state.keep(Epoch(2)).unwrap();
+        assert!(state.may_answer_unreached() && !open(4).1.fenced, "it was taken back");
     }
 
     #[test]

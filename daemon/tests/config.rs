@@ -235,6 +235,11 @@ fn each_mistake_gets_its_words() {
         ),
         (
             "name = \"g\"",
+            "name = \"g\"\nbefore_first_contact = \"serve\"",
+            "8:24 `before_first_contact` in [[group]]: \"serve\" is none of the choices -> \"wait\" or \"serve-unprotected\"",
+        ),
+        (
+            "name = \"g\"",
             "name = \"g\"\nmodes = \"sync\"",
             "8:1 unknown key `modes` in [[group]] -> mode",
         ),

@@ -15,7 +15,7 @@ use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
 /// The versions of the protocol that this build speaks, oldest and newest.
-pub const PROTOCOL: (u16, u16) = (1, 6);
+pub const PROTOCOL: (u16, u16) = (1, 7);
 /// From this version on the two sides speak of groups with several members: [`Message::Join`] and
 /// what follows it.
 pub const PROTOCOL_OF_GROUPS: u16 = 2;
@@ -28,6 +28,8 @@ pub const PROTOCOL_OF_POLICIES: u16 = 4;
 pub const PROTOCOL_OF_BOOKMARKS: u16 = 5;
 /// From this version on records say where a guest has flushed: [`crate::record::Record::flushed`].
 pub const PROTOCOL_OF_FLUSHES: u16 = 6;
+/// From this version on the backup knows who serves guests before it was reached: [`Message::ServesUnreached`].
+pub const PROTOCOL_OF_UNREACHED: u16 = 7;
 
 /// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
 pub const UNASKED: u64 = 0;
@@ -476,5 +478,17 @@ pub enum Message {
         id: u64,
         /// Where it is; or why it was not set, for people.
         outcome: Result<Box<BookmarkPoint>, String>,
+    },
+    /// Host: whether a start of its daemon that does not reach the backup serves guests, and lets out their packets
+    /// without a lease (version 7). After [`Message::Policy`].
+    ServesUnreached {
+        /// It does.
+        serves: bool,
+    },
+    /// Backup: what it has on stable storage of that (version 7). A host that has not heard this answers no clients in
+    /// a later run before that has reached the backup.
+    ServesUnreachedKept {
+        /// It does.
+        serves: bool,
     },
 }

@@ -30,6 +30,7 @@ class Protection:
     grace_s: float = 15
     backlog: str = "256MiB"
     when_unreachable: str = "hold"
+    before_first_contact: str = "wait"
     copy_rate: str = ""
     """The most that the initial copy sends, or nothing for no limit."""
 
@@ -88,6 +89,7 @@ class Group:
             f'lease = "{protection.lease_s * 1e3:.0f}ms"',
             f'grace = "{protection.grace_s * 1e3:.0f}ms"',
             f'when_unreachable = "{protection.when_unreachable}"',
+            f'before_first_contact = "{protection.before_first_contact}"',
             *(f"{key} = {json.dumps(value)}" for key, value in self.keys.items()),
             *(["[group.copy]", f'rate = "{protection.copy_rate}"'] if protection.copy_rate else []),
         ]

@@ -48,6 +48,8 @@ class Options:
     """0: no limit."""
     disk_mib: int = 32
     configured_size: str = ""
+    group: str = ""
+    """More keys of `[[group]]`, a line each."""
     disk: Path | None = None
     """A block device, or an image that exists."""
     verify: str = ""
@@ -105,7 +107,7 @@ class Pair:
             f'[host]\nname = "{name}"\nruntime_dir = "{self.runtime}"\nstate_dir = "{self.directory / "state"}"\n'
             f'[backup]\naddress = "{self.address}:{self.port}"\n{tls.toml()}'
             f'[[group]]\nname = "{GROUP}"\nmode = "{o.mode}"\nbacklog = "{o.backlog_mib}MiB"\n'
-            f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n{copy}{verify}'
+            f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n{o.group}{copy}{verify}'
             f'[[group.member]]\nname = "{MEMBER}"\nroles = ["writer"]\n'
             f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
         )

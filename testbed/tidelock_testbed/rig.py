@@ -61,7 +61,7 @@ class Rig:
         self.backup = BackupServer(run, self.net.backup.netns, self.backup_dir, backup_tls, window=window)
         self.disks = self._make_disks(disks)
         machine = self._describe_machine(disks) if self.image else None
-        member = Member(MEMBER, self.guest_net, self.disks, machine=machine)
+        self.member = member = Member(MEMBER, self.guest_net, self.disks, machine=machine)
         self.daemon = HostDaemon(
             run,
             self.net.primary.netns,

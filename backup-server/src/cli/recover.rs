@@ -102,9 +102,17 @@ fn fencing(recovery: &Recovery) -> String {
                 "{since} at the earliest, if it went on without this site (\"async after {} s\")",
                 after_ms as f64 / 1e3
             ),
-            (None, _) => format!("{since} at the earliest it was in mode async"),
+            (None, true) if of.serves_unreached => {
+                format!("{since} at the earliest it has served without this site")
+            }
+            (None, false) => format!("{since} at the earliest, if it was started since"),
+            (None, true) => format!("{since} at the earliest it was in mode async"),
         };
-        text += &format!("  {} on {}: {why}\n", of.member, of.host);
+        let unreached = match of.serves_unreached {
+            true => " (it serves also if it has not reached this site: \"serve-unprotected\")",
+            false => "",
+        };
+        text += &format!("  {} on {}: {why}{unreached}\n", of.member, of.host);
     }
     text + "the old primary can commit nothing any more, but it needs no lease to answer clients: it may go \
             on\nuntil it hears of this recovery. Make sure that it is off, or that no client reaches it, \
@@ -183,6 +191,7 @@ mod tests {
             after_ms: Some(30_000),
             is_known: true,
             since_unix_ms: Some(1_700_000_000_123),
+            serves_unreached: false,
         };
         let unknown = Exposure { is_known: false, ..exposure.clone() };
         let by_mode = Exposure { after_ms: None, since_unix_ms: None, ..exposure.clone() };
@@ -194,7 +203,7 @@ mod tests {
             writers: vec![],
             form: Form::Vector,
             followers: vec![],
-            exposed: vec![exposure, unknown, by_mode],
+            exposed: vec![exposure.clone(), unknown, by_mode],
         };
         let text = fencing(&recovery);
         for part in [
@@ -202,6 +211,17 @@ mod tests {
             "since 2023-11-14T22:13:20Z at the earliest, if it went on without this site",
             "for an unknown time at the earliest it was in mode async",
             "Make sure that it is off",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        let started = Exposure { after_ms: None, serves_unreached: true, ..exposure };
+        let served = started.clone();
+        recovery.exposed = vec![Exposure { is_known: false, ..started }, served];
+        let text = fencing(&recovery);
+        for part in [
+            "since 2023-11-14T22:13:20Z at the earliest, if it was started since (it serves also if it has not \
+             reached this site: \"serve-unprotected\")",
+            "since 2023-11-14T22:13:20Z at the earliest it has served without this site",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -59,6 +59,10 @@ fn policy(group: &GroupStatus, member: &str, line: &mut impl FnMut(&str, String)
             format!("async after {after} s: then it answers clients without this site"),
         );
     }
+    if known.serves_unreached {
+        let text = "serve-unprotected: after a start it answers clients also if it has not reached this site";
+        line("  contact", text.to_owned());
+    }
     if let Some(since) = known.degraded_since_unix_ms {
         let since = text::utc(since);
         line("  DEGRADED", format!("since {since} clients may have seen what is not here"));
@@ -197,10 +201,11 @@ mod tests {
             after_ms: Some(30_000),
             degraded_since_unix_ms: Some(1_700_000_000_123),
             has_left: false,
+            serves_unreached: true,
         };
         degraded.policies.insert("db".into(), known);
         let text = render(&degraded);
-        for part in ["after 30 s", "DEGRADED   since 2023-11-14T22:13:20Z"] {
+        for part in ["after 30 s", "serve-unprotected", "DEGRADED   since 2023-11-14T22:13:20Z"] {
             assert!(text.contains(part), "{part} in {text}");
         }
         for part in ["STALLED", "no room", "seq 9, committed 5", "not connected", "resyncing"] {

@@ -100,6 +100,7 @@ impl<S: Storage> Group<S> {
             }
             Message::DigestCheck { .. } => return self.digest_check(i, link, message),
             Message::Policy(policy) => self.policy(now, link, policy),
+            Message::ServesUnreached { serves } => self.serves_unreached(link, serves),
             Message::ModeChanged { mode } => self.mode_changed(WriterId(i as u16), mode),
             Message::Sounded { id, pending, hlc } => {
                 self.sounded(WriterId(i as u16), id, &pending, hlc);

@@ -6,6 +6,9 @@
 //! hears of the new epoch. Invariant: a host is told that its policy is kept only when it is on stable
 //! storage, and it neither asks for a lease nor degrades before.
 //!
+//! In the same way it is kept whether a start of a host's daemon that does not reach this server serves guests all the
+//! same: such a host needs no lease either, also after it has left.
+//!
 //! The same file says who of the group is in mode async. Such a member tells others what no tag names
 //! (`docs/causality.md`, section 5), so whoever attaches while that lasts, or may last, is told
 //! ([`Message::Unheard`]) and asks for a floor before anything of it leaves.
@@ -37,6 +40,9 @@ pub struct Known {
     pub degraded_since_unix_ms: Option<u64>,
     /// Its last run has ended with everything committed.
     pub has_left: bool,
+    /// A run of it that has not reached this server answers clients.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub serves_unreached: bool,
 }
 
 impl Known {
@@ -62,6 +68,9 @@ pub struct Exposure {
     /// last, it is the time of the member's last record, as far as the hosts' clocks are right. `None`: nobody
     /// knows.
     pub since_unix_ms: Option<u64>,
+    /// It answers clients also if it was started and has not reached this server.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub serves_unreached: bool,
 }
 
 /// The file.
@@ -124,8 +133,15 @@ impl<S: Storage> Group<S> {
             .filter(|old| old.mode == policy.mode)
             .map_or(now.unix_ms, |old| old.mode_since_unix_ms);
         let Policy { mode, after_ms, degraded_since_unix_ms } = policy;
-        let known =
-            Known { mode, mode_since_unix_ms, after_ms, degraded_since_unix_ms, has_left: false };
+        let known = Known {
+            mode,
+            mode_since_unix_ms,
+            after_ms,
+            degraded_since_unix_ms,
+            has_left: false,
+            // It says that itself.
+            serves_unreached: old.is_some_and(|old| old.serves_unreached),
+        };
         if !planted::is(Bug::PolicyForgotten) {
             self.keep_policy(&name, known);
         }
@@ -144,6 +160,19 @@ impl<S: Storage> Group<S> {
             None => Policy::holding(mode),
         };
         self.outputs.push(Output::Send(link, Message::PolicyKept(kept)));
+    }
+
+    /// A member says whether a start that does not reach this server serves its guest. It has said its policy.
+    pub(super) fn serves_unreached(&mut self, link: Link, serves: bool) {
+        let Some(name) = self.name_of_link(link) else { return };
+        if let Some(known) = self.policies.members.get(&name).cloned() {
+            self.keep_policy(&name, Known { serves_unreached: serves, ..known });
+        }
+        if self.broken.is_none() {
+            let known = self.policies.members.get(&name);
+            let serves = known.is_some_and(|known| known.serves_unreached);
+            self.outputs.push(Output::Send(link, Message::ServesUnreachedKept { serves }));
+        }
     }
 
     /// A member has ended cleanly: nothing of it was let out that is not here.
@@ -249,19 +278,28 @@ impl<S: Storage> Group<S> {
             let (after_ms, degraded) =
                 known.map_or((None, None), |known| (known.after_ms, known.degraded_since_unix_ms));
             let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
+            let serves_unreached = known.is_some_and(|known| known.serves_unreached);
             let before = |unix_ms: u64| unix_ms.saturating_sub(peer.lease_ms);
             let (is_known, since_unix_ms) = match degraded {
                 Some(since_unix_ms) => (true, Some(since_unix_ms)),
-                None if has_left => return None,
+                // It may have been started again.
+                None if has_left && !serves_unreached => return None,
                 None if mode == Mode::Async => {
                     (true, known.map(|known| before(known.mode_since_unix_ms)))
                 }
                 // What it says comes in order with its beacons: when it sent the last one it held.
-                None => (false, after_ms.and(self.held_until_unix_ms(&peer, now)).map(before)),
+                None => (false, self.held_until_unix_ms(&peer, now).map(before)),
             };
-            let is_exposed = is_known || after_ms.is_some();
+            let is_exposed = is_known || after_ms.is_some() || serves_unreached;
             let Peer { name: member, host, .. } = peer;
-            is_exposed.then_some(Exposure { member, host, after_ms, is_known, since_unix_ms })
+            is_exposed.then_some(Exposure {
+                member,
+                host,
+                after_ms,
+                is_known,
+                since_unix_ms,
+                serves_unreached,
+            })
         });
         exposed.collect()
     }

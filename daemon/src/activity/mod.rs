@@ -10,7 +10,8 @@
 //! - an extent leaves the map only when no request is under way in it, the backup has every record
 //!   that was given out until then, **and** the local disk was flushed since: a power loss
 //!   takes back what was not, and the backup has it;
-//! - what the run before left in the map stays until it has been compared.
+//! - what the run before left in the map stays until it has been compared, and so does what is written before the
+//!   stream begins ([`ActivityLog::begin_unrecorded`]).
 //!
 //! ```text
 //!                      copy complete, backup has caught up
@@ -223,6 +224,8 @@ struct Before {
     epoch: Epoch,
     covered: Seq,
     everything: bool,
+    /// It had ended with equal disks.
+    clean: bool,
 }
 
 /// Bugs that the simulator plants to show that its checkers bite.
@@ -280,6 +283,8 @@ pub struct ActivityLog {
     before: Option<Before>,
     /// Why there is nothing to go by, for the resync that follows.
     unusable: Option<String>,
+    /// What is admitted may have no record.
+    unrecorded: bool,
     actions: VecDeque<Action>,
     counts: Counts,
     #[cfg(feature = "planted-bugs")]
@@ -333,6 +338,7 @@ impl ActivityLog {
             uncompared_wide: Vec::new(),
             before: None,
             unusable: None,
+            unrecorded: false,
             actions: VecDeque::new(),
             counts: Counts::default(),
             #[cfg(feature = "planted-bugs")]
@@ -382,7 +388,40 @@ impl ActivityLog {
         false
     }
 
+    /// Until the backup has attached the member, requests may be admitted of which it hears nothing: their extents
+    /// stay in the map until they have been compared.
+    pub fn begin_unrecorded(&mut self) {
+        self.unrecorded = true;
+        if self.before.is_none() && self.unusable.is_none() {
+            let Head { confirmed, epoch, covered, everything, .. } = self.head;
+            self.before = Some(Before {
+                confirmed,
+                latest: confirmed,
+                epoch,
+                covered,
+                everything,
+                clean: true,
+            });
+        }
+    }
+
+    fn must_be_compared(&mut self, slot: u32) {
+        let Some(entry) = self.table.slot(slot).entry else { return };
+        let disk_bytes = self.disk_bytes[usize::from(entry.disk.0)];
+        let len_bytes = self.geometry.extent_of(entry, disk_bytes).len_bytes;
+        let of = self.table.slot_mut(slot);
+        let is_news = of.uncompared_bytes == 0 && len_bytes > 0;
+        of.uncompared_bytes = len_bytes;
+        if is_news {
+            self.uncompared += 1;
+            self.uncompared_wide.extend((!entry.is_narrow()).then_some(slot));
+        }
+    }
+
     fn hold(&mut self, request: u64, hold: Hold) {
+        if self.unrecorded {
+            hold.slots.iter().for_each(|slot| self.must_be_compared(*slot));
+        }
         self.untracked += u64::from(hold.untracked);
         self.with_slots += u64::from(!hold.slots.is_empty());
         let other = self.held.insert(request, hold);
@@ -586,6 +625,7 @@ impl ActivityLog {
         let Attachment { copy, epoch, durable, last_attached, copying } = *attachment;
         let before = self.before.take();
         let unusable = self.unusable.take();
+        self.unrecorded = false;
         self.committed(durable);
         let own = self.head.incarnation;
         if (self.head.confirmed, self.head.epoch) != (own, epoch) {
@@ -602,10 +642,15 @@ impl ActivityLog {
             (_, CopyState::Empty | CopyState::Partial) => "the backup has no whole copy".to_owned(),
             (None, _) => unusable
                 .unwrap_or_else(|| "the backup does not have what it acknowledged".to_owned()),
-            (Some(before), _) => match before.refusal(own, epoch, durable, last_attached) {
-                None => return Compare::Mapped(self.table.ranges()),
-                Some(why) => why.to_owned(),
-            },
+            (Some(before), _) => {
+                let refusal = before.refusal(own, epoch, durable, last_attached);
+                match (refusal, &self.state) {
+                    (Some(why), _) => why.to_owned(),
+                    // What was admitted meanwhile is in no map.
+                    (None, State::Everything(why)) => why.to_string(),
+                    (None, _) => return Compare::Mapped(self.table.ranges()),
+                }
+            }
         };
         self.give_up_map(Why::Copy);
         Compare::All(why)
@@ -838,7 +883,10 @@ impl Before {
         last_attached: Option<Incarnation>,
     ) -> Option<&'static str> {
         let Some(last) = last_attached else {
-            return Some("the backup is too old to say which run it knew last");
+            return Some(match self.clean {
+                true => "the backup does not have what it acknowledged",
+                false => "the backup is too old to say which run it knew last",
+            });
         };
         if self.everything {
             return Some("the activity log said that everything may differ");

@@ -101,6 +101,7 @@ pub fn open(
         epoch: last.epoch,
         covered: last.covered,
         everything: last.everything,
+        clean: false,
     });
     let slot = |slot: u32| slots[slot as usize];
     let block = format::transaction(id, &geometry, &head, &[], slot);

@@ -25,7 +25,7 @@ pub struct Slot {
     pub needs: Seq,
     /// The disk needs a flush of this number, or a later one.
     pub stable_after: u64,
-    /// From the run before, and not compared yet.
+    /// From the run before, or written before the stream began, and not compared yet.
     pub uncompared_bytes: u64,
     before: u32,
     after: u32,

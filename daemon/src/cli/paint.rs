@@ -62,6 +62,7 @@ pub fn tone_of(state: GroupState) -> Tone {
         | GroupState::WaitingForBackup
         | GroupState::Stopping => Tone::Watch,
         GroupState::Degraded
+        | GroupState::Unprotected
         | GroupState::Differs
         | GroupState::Disconnected
         | GroupState::Stalled

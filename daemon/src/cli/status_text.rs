@@ -6,8 +6,8 @@ use super::verify;
 use crate::stats::LatencySnapshot;
 use crate::status::{
     ActivityCompares, ActivityStatus, CopyStatus, DiskStatus, ElsewhereStatus, GateStatus,
-    GroupStatus, LinkState, LinkStatus, MemberStatus, Role, Status, TaggingStatus, VerifyStatus,
-    WriterStatus,
+    GroupState, GroupStatus, LinkState, LinkStatus, MemberStatus, Role, Status, TaggingStatus,
+    VerifyStatus, WriterStatus,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -55,6 +55,15 @@ fn link(link: &LinkStatus, paint: Paint) -> String {
     text
 }
 
+/// Since when replies leave that the backup does not cover.
+pub(super) fn degraded(group: &GroupStatus) -> Option<String> {
+    let since = human::utc(group.degraded_since_unix_ms?);
+    Some(match group.state {
+        GroupState::Unprotected => format!("unprotected since {since}"),
+        _ => format!("degraded since {since} ({})", group.when_unreachable),
+    })
+}
+
 fn render_group(out: &mut String, group: &GroupStatus, paint: Paint) {
     let state = paint.tone(tone_of(group.state), &group.state.name().to_uppercase());
     let title = format!("{state} for {}", human::ms(group.state_age_ms));
@@ -70,8 +79,7 @@ fn render_group(out: &mut String, group: &GroupStatus, paint: Paint) {
         );
         line(out, 2, "", &paint.tone(Tone::Bad, &text));
     }
-    if let Some(since) = group.degraded_since_unix_ms {
-        let text = format!("degraded since {} ({})", human::utc(since), group.when_unreachable);
+    if let Some(text) = degraded(group) {
         line(out, 2, "", &paint.tone(Tone::Bad, &text));
     }
     let mut mode = group.mode.to_string();

@@ -4,7 +4,7 @@
 
 use super::human;
 use super::paint::{Paint, Tone, tone_of};
-use super::status_text::{elsewhere, latency, tags};
+use super::status_text::{degraded, elsewhere, latency, tags};
 use crate::control::Client;
 use crate::status::{GroupStatus, LinkState, MemberStatus, Status};
 use anyhow::Context;
@@ -297,10 +297,7 @@ fn detail_lines(group: &GroupStatus) -> Vec<Line<'static>> {
         );
         lines.push(Line::styled(text, style(Tone::Bad)));
     }
-    if let Some(since) = group.degraded_since_unix_ms {
-        let text = format!("degraded since {} ({})", human::utc(since), group.when_unreachable);
-        lines.push(Line::styled(text, style(Tone::Bad)));
-    }
+    lines.extend(degraded(group).map(|text| Line::styled(text, style(Tone::Bad))));
     lines
         .extend(tags(group).map(|(text, tone)| Line::styled(format!("tags  {text}"), style(tone))));
     for member in &group.members {

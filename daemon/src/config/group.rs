@@ -15,12 +15,17 @@ use super::network::read_network;
 use super::read::FileContext;
 use super::unreachable::WhenUnreachable;
 use super::{
-    ActivitySettings, Boundary, CopySettings, Disk, Group, Member, Peer, Roles, TagSettings,
-    VerifySettings,
+    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, Member, Peer, Roles,
+    TagSettings, VerifySettings,
 };
 
 const MODES: [(&str, Mode); 3] =
     [("sync", Mode::Sync), ("pipelined", Mode::Pipelined), ("async", Mode::Async)];
+
+const CONTACTS: [(&str, BeforeFirstContact); 2] = [
+    ("wait", BeforeFirstContact::Wait),
+    ("serve-unprotected", BeforeFirstContact::ServeUnprotected),
+];
 
 const LEASE_DEFAULT: Duration = Duration::from_secs(10);
 /// A beacon goes out every quarter of a lease: below this, jitter of a long link would shut gates.
@@ -80,6 +85,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
     }
     let (lease, grace) = read_lease(group);
     let when_unreachable = group.or("when_unreachable", WhenUnreachable::Hold).value;
+    let before_first_contact = group.choice("before_first_contact", &CONTACTS);
     let copy = group.optional_table("copy", read_copy);
     let verify = group
         .optional_table("verify", |verify| Some(read_verify(verify)))
@@ -124,10 +130,18 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         tag::Form::Hlc => Form::Hlc,
     });
     check_several(group, &roster, &members, boundary, form);
+    if let Some(contact) = before_first_contact.as_ref().filter(|c| c.value.serves())
+        && roster.len() > 1
+    {
+        let what = "`before_first_contact` in [[group]]: in a group of several members nobody could know what a \
+                    member that is served so has told the others";
+        group.fail(&contact.place, what, "\"wait\", or a group for each member");
+    }
     Some(Group {
         name: name?,
         mode,
         when_unreachable,
+        before_first_contact: before_first_contact.map_or(BeforeFirstContact::Wait, |c| c.value),
         backlog: backlog.value,
         lease,
         grace,

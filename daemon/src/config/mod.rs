@@ -145,6 +145,8 @@ pub struct Group {
     pub mode: Mode,
     /// What becomes of packets that have waited too long for the backup.
     pub when_unreachable: WhenUnreachable,
+    /// Whether guests wait for the backup at a start.
+    pub before_first_contact: BeforeFirstContact,
     /// The limit of the backlog of each writer.
     pub backlog: Size,
     /// For how long the gate may be open after a renewal.
@@ -171,6 +173,24 @@ pub struct Group {
     pub max_clock_lead: Duration,
     /// How often a writer that has nothing to write says so, in the HLC form.
     pub idle_interval: Duration,
+}
+
+/// What becomes of guests until a start has reached the backup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BeforeFirstContact {
+    /// Their writes wait.
+    #[default]
+    Wait,
+    /// They are served, and clients are told what no backup has.
+    ServeUnprotected,
+}
+
+impl BeforeFirstContact {
+    /// Whether guests are served.
+    #[must_use]
+    pub fn serves(self) -> bool {
+        self == Self::ServeUnprotected
+    }
 }
 
 /// One member of a group, as every host must know it.

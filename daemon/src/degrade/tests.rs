@@ -14,6 +14,7 @@ struct Bench {
     pending: u64,
     committed: u64,
     link: bool,
+    is_whole: bool,
     is_complete: bool,
     may_open: bool,
     steps: Vec<(u64, Step)>,
@@ -27,6 +28,7 @@ impl Bench {
             pending: 0,
             committed: 0,
             link: true,
+            is_whole: true,
             is_complete: true,
             may_open: true,
             steps: Vec::new(),
@@ -40,6 +42,7 @@ impl Bench {
             unix_ms: 1_800_000_000_000 + self.now_ms,
             may_open: self.may_open,
             is_open: self.link,
+            is_whole: self.is_whole,
             is_complete: self.is_complete,
             is_applied: true,
             form: Form::Vector,
@@ -220,4 +223,46 @@ proptest! {
         bench.run(((CALM << STRIKES_MAX) + 2) * T_MS, 1, 1);
         prop_assert_eq!(bench.degrade.standing(), Standing::Holding);
     }
+}
+
+/// What is opened before the backup was reached is over when the disks there are whole and C covers what has left
+/// since, with every policy.
+#[test]
+fn what_is_opened_before_the_first_contact_ends_when_the_disks_are_whole() {
+    for after_ms in [None, Some(T_MS)] {
+        let mut bench = Bench::new(after_ms);
+        (bench.link, bench.is_whole) = (false, false);
+        let step = bench.degrade.open_unreached(1_800_000_000_000);
+        assert_eq!(step, Step::Open { since_unix_ms: 1_800_000_000_000 });
+        assert!(bench.degrade.is_unreached());
+        assert_eq!(bench.degrade.mode(Mode::Pipelined), Mode::Async);
+        let degraded = Some(1_800_000_000_000);
+        assert_eq!(bench.degrade.policy(Mode::Sync).degraded_since_unix_ms, degraded);
+        bench.run(20_000, 3, 10);
+        // The backup is there, the comparison runs.
+        bench.link = true;
+        bench.run(20_000, 3, 10);
+        assert_eq!(bench.steps, [], "{after_ms:?}");
+        bench.is_whole = true;
+        bench.run(10_000, 3, 0);
+        bench.run(10_000, 3, 10);
+        let steps: Vec<Step> = bench.steps.iter().map(|(_, step)| *step).collect();
+        assert_eq!(steps[..2], [Step::Hold, Step::Covered], "{after_ms:?}");
+        assert!(!bench.degrade.is_unreached());
+    }
+}
+
+/// A run that was killed meanwhile may have left it on record.
+#[test]
+fn a_run_after_one_that_was_killed_is_not_over_before_the_disks_are_whole() {
+    let mut bench = Bench::new(None);
+    bench.degrade = Degrade::new(None, Some(7));
+    bench.is_whole = false;
+    bench.run(5_000, 0, 0);
+    assert_eq!(bench.steps, []);
+    assert_eq!(bench.degrade.open_unreached(9), Step::Open { since_unix_ms: 7 });
+    bench.is_whole = true;
+    bench.run(5_000, 0, 0);
+    let steps: Vec<Step> = bench.steps.iter().map(|(_, step)| *step).collect();
+    assert_eq!(steps, [Step::Hold, Step::Covered]);
 }

@@ -95,6 +95,11 @@ impl Degrading {
         self.0.lock().expect("no panic while held").degrade.since_unix_ms()
     }
 
+    /// The gate was opened before the backup was reached, and that is not over.
+    pub(super) fn is_unreached(&self) -> bool {
+        self.0.lock().expect("no panic while held").degrade.is_unreached()
+    }
+
     /// The mode in force where the operator wants this one.
     pub(super) fn mode(&self, wanted: Mode) -> Mode {
         self.0.lock().expect("no panic while held").degrade.mode(wanted)
@@ -119,6 +124,9 @@ impl Host {
     fn follow_policy(&self, group: &HostGroup) {
         let wanted = group.mode.lock().expect("no panic while held");
         let mut inner = group.degrading.0.lock().expect("no panic while held");
+        if self.opens_unreached(group, *wanted) && inner.degrade.mode(*wanted) != Mode::Async {
+            return self.open_unreached(group, *wanted, &mut inner);
+        }
         let is_hold = group.config.when_unreachable.after_ms().is_none();
         if is_hold && inner.degrade.standing() == Standing::Holding {
             return;
@@ -167,6 +175,41 @@ impl Host {
                 );
             }
         }
+    }
+
+    /// Whether clients are to be answered although the backup was not reached since the start.
+    fn opens_unreached(&self, group: &HostGroup, wanted: Mode) -> bool {
+        let writers = || group.members.iter().filter_map(|m| m.writer.as_ref());
+        wanted != Mode::Async
+            && writers().any(|writer| writer.view.phase() == Phase::Unrecorded)
+            && writers().all(|writer| writer.state.may_answer_unreached())
+            && !self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn open_unreached(&self, group: &HostGroup, wanted: Mode, inner: &mut Inner) {
+        let unix_ms = clock::wall_ms();
+        let since_unix_ms = inner.degrade.since_unix_ms().unwrap_or(unix_ms);
+        if let Err(error) = write(&inner.path, since_unix_ms) {
+            if !std::mem::replace(&mut inner.said, true) {
+                let (name, path) = (group.config.name.as_str(), inner.path.display());
+                tracing::error!(
+                    group = name, %path, %error,
+                    "replies are held: it cannot be put on record that they would not be"
+                );
+            }
+            return;
+        }
+        let before = inner.degrade.mode(wanted);
+        inner.degrade.open_unreached(unix_ms);
+        let policy = inner.degrade.policy(wanted);
+        self.tell_policy(group, policy);
+        self.change_mode(group, before, policy.mode);
+        tracing::error!(
+            group = group.config.name.as_str(),
+            "UNPROTECTED: the backup was not reached since the start, and clients are answered all the same; from \
+             here on they may see what a disaster undoes. If the group was recovered at the backup meanwhile, both \
+             sites answer"
+        );
     }
 
     fn tell_policy(&self, group: &HostGroup, policy: Policy) {
@@ -218,6 +261,14 @@ impl Host {
                 Some(gate) => gate.state(now) == GateState::Open,
                 None => self.is_answered(group, now) && !is_in(Phase::Resyncing),
             },
+            is_whole: ![
+                Phase::WaitingForBackup,
+                Phase::Unrecorded,
+                Phase::Initialising,
+                Phase::Resyncing,
+            ]
+            .into_iter()
+            .any(is_in),
             is_complete: in_force != Mode::Async
                 && group.members.iter().all(|m| m.control.awaits_floor().is_none()),
             is_applied: group.gate.as_ref().is_none_or(|gate| gate.is_applied()),

@@ -1,7 +1,7 @@
 //! The clean end of the whole daemon.
 
 use super::{Host, HostError};
-use crate::owner::{Drained, ToOwner};
+use crate::owner::{Drained, Phase, ToOwner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -43,6 +43,8 @@ impl Host {
                     if whole {
                         writer.state.ended_cleanly(seq, hlc)?;
                     }
+                    // The backup has not all that clients may be told from now on.
+                    all &= writer.view.phase() != Phase::Unrecorded;
                     tracing::info!(member = name, %seq, clean = whole, "drained");
                 }
                 _ => {

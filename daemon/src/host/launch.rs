@@ -123,6 +123,8 @@ impl Launch<'_> {
                 rate_bytes_per_s: group.copy.rate.map_or(0, |rate| rate.bytes_per_s),
             },
             resume: opened.resume,
+            // What it was fenced for may be at the backup still.
+            serves_unreached: group.before_first_contact.serves() && !opened.fenced,
             several: is_one_of_several(group)
                 .then_some(Several { form: group.form, idle_interval: group.idle_interval }),
             hlc_floor: opened.hlc_floor,
@@ -145,6 +147,8 @@ impl Launch<'_> {
         let link_member = LinkMember::new(MemberParts {
             presence,
             policy: policy_of(config, group),
+            says_unreached: (group.before_first_contact.serves() || opened.serves_unreached_kept)
+                .then_some(group.before_first_contact.serves()),
             attach,
             channel,
             port: port.clone(),
@@ -228,6 +232,7 @@ pub(super) fn follow(
     let link_member = LinkMember::new(MemberParts {
         presence: Presence::Follower { form: group.form, peers: group.peers() },
         policy: policy_of(config, group),
+        says_unreached: None,
         attach,
         channel,
         port: Arc::new(port),

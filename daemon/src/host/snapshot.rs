@@ -206,13 +206,17 @@ impl Host {
         let catching_up = group.degrading.since_unix_ms().is_none()
             && mode != Mode::Async
             && past.unprotected_since.is_some()
-            && matches!(past.state, Some(GroupState::Degraded | GroupState::Replicating))
+            && matches!(
+                past.state,
+                Some(GroupState::Degraded | GroupState::Unprotected | GroupState::Replicating)
+            )
             && (writers().any(|w| w.link_stats.lag_writes() > 0)
                 || group.members.iter().any(|m| m.control.is_catching_up()));
         let facts = Facts {
             stopping: self.stopping.load(Ordering::SeqCst),
             fenced: phase(Phase::Fenced),
             degraded: group.degrading.since_unix_ms().is_some(),
+            unprotected: group.degrading.is_unreached() || phase(Phase::Unrecorded),
             ever_attached: past.ever_attached,
             attached,
             stalled: phase(Phase::Refused)
@@ -283,6 +287,9 @@ impl HostMember {
 fn policy_detail(group: &HostGroup) -> Option<String> {
     let policy = group.config.when_unreachable;
     let mut links = group.members.iter().filter_map(HostMember::link_stats);
+    if let Some(text) = unreached_detail(group) {
+        return Some(text);
+    }
     match group.degrading.standing() {
         Standing::Degraded { .. } => Some(format!(
             "nothing is held ({policy}): replies had waited for the backup for too long"
@@ -298,6 +305,29 @@ fn policy_detail(group: &HostGroup) -> Option<String> {
             (!is_told).then(|| format!("\"{policy}\" is not in force: the backup {why}"))
         }
     }
+}
+
+/// What becomes of replies while, and after, guests are served without the backup.
+fn unreached_detail(group: &HostGroup) -> Option<String> {
+    let is_unrecorded = |member: &HostMember| {
+        member.writer.as_ref().is_some_and(|writer| writer.view.phase() == Phase::Unrecorded)
+    };
+    let is_unrecorded = group.members.iter().any(is_unrecorded);
+    let is_returning = matches!(group.degrading.standing(), Standing::Returning { .. });
+    let text = match (is_unrecorded, group.degrading.is_unreached()) {
+        (true, true) => "guests are served and replies leave, the backup has nothing of it yet",
+        (true, false) if *group.mode.lock().expect("no panic while held") == Mode::Async => {
+            "guests are served and replies leave (async), the backup has nothing of it yet"
+        }
+        (true, false) => {
+            "guests are served, replies are held: the backup has not confirmed that it knows that this host serves \
+             without it, and somebody may have recovered the group there. `tidelock mode` with async lets them out"
+        }
+        (false, true) if is_returning => return None,
+        (false, true) => "nothing is held until the backup has all of the disks",
+        (false, false) => return None,
+    };
+    Some(text.to_owned())
 }
 
 /// More about the state, for people.

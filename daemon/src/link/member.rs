@@ -12,8 +12,8 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode,
-    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, Policy,
-    Progress, RefusalKind, UNASKED,
+    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS,
+    PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
@@ -84,6 +84,7 @@ pub struct Member<T> {
     bookmarks: Bookmarks,
     attach: Attach,
     policy: Policy,
+    says_unreached: Option<bool>,
     channel: Channel,
     phase: Phase,
     /// `None` until the backup has told a run that did not know where to go on.
@@ -98,6 +99,10 @@ pub struct Member<T> {
     refusal_is_final: bool,
     /// By the backup, in this run.
     was_attached: bool,
+    /// The owner asks for [`FromLink::MayServeUnrecorded`].
+    wants_unrecorded: bool,
+    /// The backup was reached in this run, and does not want this member as it is.
+    is_unwanted: bool,
     /// A lease was had in this run.
     is_heard_from: bool,
     /// Attached since the last beacon.
@@ -124,6 +129,8 @@ pub struct MemberParts<T> {
     pub attach: Attach,
     /// What its group does without the backup.
     pub policy: Policy,
+    /// What the backup is to know of whether a run serves that has not reached it; `None`: nothing, as before.
+    pub says_unreached: Option<bool>,
     /// Its number on this connection.
     pub channel: Channel,
     /// Its owner loop.
@@ -142,8 +149,18 @@ impl<T> Member<T> {
     /// A member that is not attached yet.
     #[must_use]
     pub fn new(parts: MemberParts<T>) -> Self {
-        let MemberParts { presence, attach, policy, channel, port, to_owner, gate, keeper, stats } =
-            parts;
+        let MemberParts {
+            presence,
+            attach,
+            policy,
+            says_unreached,
+            channel,
+            port,
+            to_owner,
+            gate,
+            keeper,
+            stats,
+        } = parts;
         // What it asks from its start on it may owe to a run before that was in mode async.
         let floor_for_everyone = gate.awaits_floor().is_some();
         let sender = match (&presence, attach.last_run) {
@@ -157,6 +174,7 @@ impl<T> Member<T> {
             bookmarks: Bookmarks::default(),
             attach,
             policy,
+            says_unreached,
             channel,
             phase: Phase::Detached,
             sender,
@@ -168,6 +186,8 @@ impl<T> Member<T> {
             admitted: VecDeque::new(),
             refusal_is_final: false,
             was_attached: false,
+            wants_unrecorded: false,
+            is_unwanted: false,
             is_heard_from: false,
             wants_lease: false,
             policy_is_kept: false,
@@ -216,6 +236,10 @@ impl<T> Member<T> {
                 }
             }
             ToLink::Detach => self.control(Message::Detach, out),
+            ToLink::ServeUnrecorded => {
+                self.wants_unrecorded = true;
+                self.let_serve_unrecorded();
+            }
             ToLink::AskFloor { everyone } => {
                 self.floor_for_everyone |= everyone;
                 // If it is not attached, it asks when it is.
@@ -224,6 +248,23 @@ impl<T> Member<T> {
                 }
             }
         }
+    }
+
+    /// While an answer to "the last run ended cleanly" may come, nothing may be written that makes it untrue. The
+    /// connection ends when nothing comes, and then it was not said.
+    fn let_serve_unrecorded(&mut self) {
+        let may_be_attached = match self.phase {
+            Phase::Attached => true,
+            Phase::Attaching => self.sender.is_some(),
+            Phase::Detached | Phase::Refused => false,
+        };
+        if !self.wants_unrecorded || self.was_attached || self.is_unwanted || may_be_attached {
+            return;
+        }
+        self.wants_unrecorded = false;
+        self.sender = None;
+        self.attach.last_run = LastRun::Unknown;
+        self.port.send((self.to_owner)(FromLink::MayServeUnrecorded));
     }
 
     fn control(&self, message: Message, out: &mut BytesMut) {
@@ -282,6 +323,10 @@ impl<T> Member<T> {
         if self.speaks_of_policies() {
             self.answers.push_back(Message::Policy(self.policy));
         }
+        if let Some(serves) = self.says_unreached.filter(|_| self.protocol >= PROTOCOL_OF_UNREACHED)
+        {
+            self.answers.push_back(Message::ServesUnreached { serves });
+        }
     }
 
     /// Why no bookmark can be set; `None`: it can, or it is not known.
@@ -327,6 +372,7 @@ impl<T> Member<T> {
         self.is_stalled = false;
         self.stats.set_stalled(None);
         self.publish_stats();
+        self.let_serve_unrecorded();
     }
 
     /// A message of the backup for this member.
@@ -374,6 +420,16 @@ impl<T> Member<T> {
                 // Also if it is not what was said: then it has no room, and the group holds.
                 self.policy_is_kept = true;
                 self.stats.set_policy_kept(kept.after_ms == self.policy.after_ms);
+                Ok(())
+            }
+            (Message::ServesUnreachedKept { serves }, Phase::Attached) => {
+                if let Err(error) = self.keeper.keep_serves_unreached(serves) {
+                    let member = &self.attach.member;
+                    tracing::error!(
+                        member, %error,
+                        "that the backup knows who serves without it cannot be put on record"
+                    );
+                }
                 Ok(())
             }
             (Message::Unheard, Phase::Attached) => {
@@ -490,6 +546,7 @@ impl<T> Member<T> {
             .map_err(|source| MemberError::Stream { member: member(), source })?;
         self.phase = Phase::Attached;
         self.was_attached = true;
+        self.is_unwanted = false;
         self.wants_lease = true;
         // A group that was opened anew since it stalled does not say that it goes on; one that
         // is still stalled says so right after this.
@@ -535,10 +592,17 @@ impl<T> Member<T> {
             reason = refusal.reason,
             "the backup refuses this member"
         );
+        self.is_unwanted |= refusal.kind != RefusalKind::Stopping;
         if refusal.is_final() {
             self.gate.fence();
             self.refusal_is_final = true;
             self.ask_for_bookmarks();
+        }
+        if refusal.kind == RefusalKind::Fenced
+            && let Err(error) = self.keeper.keep_fenced()
+        {
+            let member = &self.attach.member;
+            tracing::error!(member, %error, "that this primary was replaced cannot be put on record");
         }
         if let Some(sender) = &mut self.sender {
             sender.detached();

@@ -38,6 +38,9 @@ pub enum ToLink {
     },
     /// A point in time is to be named.
     Bookmark(Bookmark, BookmarkDone),
+    /// The backup was not reached for so long that guests are to be served without being recorded: as soon as no claim
+    /// of this run is under way that the last one ended cleanly.
+    ServeUnrecorded,
     /// Everything is committed: leave.
     Detach,
 }
@@ -79,6 +82,9 @@ pub enum FromLink {
     },
     /// The backup refuses the member.
     Refused(Refusal),
+    /// Whatever this run says to the backup from now on, first of all it says that its disks may differ: guests may be
+    /// served without being recorded until it is attached.
+    MayServeUnrecorded,
 }
 
 /// What a member's owner loop can be asked, by the link and by others.
@@ -213,4 +219,12 @@ impl<T> OwnerPort<T> {
 pub trait EpochKeeper: Send {
     /// Makes the epoch durable before anything is admitted under it.
     fn keep(&mut self, epoch: Epoch) -> std::io::Result<()>;
+    /// The epoch has ended: no later run serves guests before the backup has granted one again.
+    fn keep_fenced(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+    /// The backup has on stable storage whether this host serves before it has reached it.
+    fn keep_serves_unreached(&mut self, _kept: bool) -> std::io::Result<()> {
+        Ok(())
+    }
 }

@@ -11,7 +11,7 @@ use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq
 use tidelock_protocol::message::{
     Attach, Attached, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, Message, Mode,
     PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS,
-    Policy, Progress, RefusalKind, UNASKED,
+    PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -74,6 +74,14 @@ impl EpochKeeper for Told {
         self.say(format!("epoch {epoch}"));
         Ok(())
     }
+    fn keep_fenced(&mut self) -> std::io::Result<()> {
+        self.say("kept fenced".into());
+        Ok(())
+    }
+    fn keep_serves_unreached(&mut self, kept: bool) -> std::io::Result<()> {
+        self.say(format!("serves unreached {kept}"));
+        Ok(())
+    }
 }
 
 struct Bench {
@@ -89,6 +97,10 @@ fn bench(last_run: LastRun) -> Bench {
 }
 
 fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
+    bench_of_says(presence, last_run, None)
+}
+
+fn bench_of_says(presence: Presence, last_run: LastRun, says_unreached: Option<bool>) -> Bench {
     let told = Told::default();
     let (port, heard) = OwnerPort::new(EventFd::new().unwrap());
     let port = Arc::new(port);
@@ -110,6 +122,7 @@ fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
             machine: None,
         },
         policy: POLICY,
+        says_unreached,
         channel: Channel(1),
         port: port.clone(),
         to_owner: |message| message,
@@ -268,7 +281,7 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
     b.member.beacon(NOW, &mut out);
     assert!(matches!(frame::decode(&mut out), Ok(Some(Frame::Control(_, Message::Attach(_))))));
     b.member.receive(refused(RefusalKind::Fenced), NOW).unwrap();
-    assert_eq!(b.told.take(), ["fence"]);
+    assert_eq!(b.told.take(), ["fence", "kept fenced"]);
     b.member.disconnected();
     for _ in 0..2 {
         b.member.connected(PROTOCOL.1, &mut out);
@@ -525,4 +538,92 @@ fn a_member_of_whom_it_was_not_seen_what_it_heard_asks_until_it_is_told() {
     assert_eq!(b.told.take().len(), 2);
     b.member.hear_owner(ToLink::AskFloor { everyone: false }, &mut BytesMut::new());
     assert_eq!(asked(&mut b), [(5, false)], "everyone was told");
+}
+
+/// What it says next is that its disks may differ, so the owner may make them differ.
+#[test]
+fn guests_are_served_unrecorded_only_when_no_clean_end_can_be_believed_any_more() {
+    const CLEAN: LastRun = LastRun::Clean { seq: Seq(7) };
+    let ask = |b: &mut Bench| b.member.hear_owner(ToLink::ServeUnrecorded, &mut BytesMut::new());
+    let may = |b: &Bench| matches!(b.heard.try_recv(), Ok(FromLink::MayServeUnrecorded));
+
+    let mut b = bench(CLEAN);
+    ask(&mut b);
+    assert!(may(&b), "nobody was told");
+    assert_eq!(b.connect(), LastRun::Unclean);
+    b.member.receive(attached(7, 7, CopyState::Resyncing), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
+
+    // The answer may be on its way, or already there.
+    let mut b = bench(CLEAN);
+    assert_eq!(b.connect(), CLEAN);
+    ask(&mut b);
+    assert!(!may(&b));
+    b.member.disconnected();
+    assert!(may(&b));
+    assert_eq!(b.connect(), LastRun::Unclean);
+
+    let mut b = bench(CLEAN);
+    b.connect();
+    ask(&mut b);
+    b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: false, .. })));
+    b.member.disconnected();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Detached)));
+    assert!(!may(&b), "the backup was reached");
+
+    // After an unclean end there is nothing to take back.
+    let mut b = bench(LastRun::Unknown);
+    assert_eq!(b.connect(), LastRun::Unclean);
+    ask(&mut b);
+    assert!(may(&b));
+}
+
+/// A backup that was reached and refuses may have been promoted.
+#[test]
+fn guests_are_not_served_unrecorded_while_the_backup_refuses() {
+    for (kind, serves) in [
+        (RefusalKind::Fenced, false),
+        (RefusalKind::Mismatch, false),
+        (RefusalKind::Stopping, true),
+    ] {
+        let mut b = bench(LastRun::Unknown);
+        b.connect();
+        b.member.receive(Message::Refused { kind, reason: String::new() }, NOW).unwrap();
+        assert!(matches!(b.heard.try_recv(), Ok(FromLink::Refused(_))));
+        b.member.hear_owner(ToLink::ServeUnrecorded, &mut BytesMut::new());
+        b.member.disconnected();
+        let heard = b.heard.try_recv();
+        assert_eq!(matches!(heard, Ok(FromLink::MayServeUnrecorded)), serves, "{kind:?}");
+        let is_fenced = b.told.take().contains(&"kept fenced".to_owned());
+        assert_eq!(is_fenced, kind == RefusalKind::Fenced);
+    }
+}
+
+/// The backup is told once it is attached, and what it has kept of that is put on record.
+#[test]
+fn the_backup_is_told_who_serves_without_it() {
+    for (says, protocol, is_told) in [
+        (None, PROTOCOL.1, false),
+        (Some(false), PROTOCOL.1, true),
+        (Some(true), PROTOCOL.1, true),
+        (Some(true), PROTOCOL_OF_UNREACHED - 1, false),
+    ] {
+        let mut b = bench_of_says(Presence::Alone, LastRun::Unknown, says);
+        b.member.connected(protocol, &mut BytesMut::new());
+        b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+        let mut out = BytesMut::new();
+        b.member.fill(&mut out, 1 << 20);
+        let sent = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+        let said: Vec<_> = sent
+            .filter_map(|frame| match frame {
+                Frame::Control(_, Message::ServesUnreached { serves }) => Some(serves),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(said, says.filter(|_| is_told).into_iter().collect::<Vec<_>>());
+        b.told.take();
+        b.member.receive(Message::ServesUnreachedKept { serves: true }, NOW).unwrap();
+        assert_eq!(b.told.take(), ["serves unreached true"]);
+    }
 }

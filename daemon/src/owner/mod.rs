@@ -16,6 +16,7 @@
 //! its connection has gone.
 
 mod connection;
+pub mod contact;
 pub mod copying;
 mod disk;
 mod ending;
@@ -34,6 +35,7 @@ pub use disk::DiskSetup;
 pub use logging::LogFile;
 pub use status::{OwnerView, Phase, Trouble, VerifyEnded};
 
+use crate::activity::geometry::merged;
 use crate::activity::{ActivityLog, Attachment, Compare};
 use crate::clock;
 use crate::copy_job::{Bounds, Purpose};
@@ -42,6 +44,7 @@ use crate::link::{GateControl, Refusal};
 use crate::sequencer::{Action, DiskError, Extent, OpId, Sequencer, Settings};
 use crate::stats::OwnerStats;
 use connection::{Connection, ConnectionId};
+use contact::Contact;
 use copying::Copying;
 use disk::Disk;
 use idling::Idling;
@@ -173,6 +176,8 @@ pub struct OwnerParts {
     pub copy_bounds: Bounds,
     /// Where to go on without asking the backup.
     pub resume: Option<Resume>,
+    /// Guests are served also if the backup is not reached ([`contact`]).
+    pub serves_unreached: bool,
     /// If the group has other members.
     pub several: Option<Several>,
     /// No time that this run gives out is below.
@@ -201,6 +206,7 @@ pub struct Owner {
     local_ops: HashMap<OpId, LocalOp>,
     copying: Copying,
     verifying: Option<verifying::Begun>,
+    contact: Contact,
     logging: Logging,
     admitted: Vec<Record>,
     port: Arc<OwnerPort<ToOwner>>,
@@ -246,8 +252,12 @@ impl Owner {
             sequencer.set_ceiling(ceiling_ms, now, wall_ms);
         }
         sequencer.observe(parts.hlc_floor);
-        if let Some(Resume { epoch, seq, hlc }) = parts.resume {
-            sequencer.start(epoch, seq, hlc, now, wall_ms);
+        let serving = parts.several.is_none() || parts.resume.is_some();
+        let serves_unreached = parts.serves_unreached;
+        let contact = Contact::new(&mut sequencer, parts.resume, serves_unreached, now, wall_ms);
+        let mut logging = Logging::new(parts.activity, parts.log_file);
+        if serves_unreached {
+            logging.activity.begin_unrecorded();
         }
         Ok(Self {
             member: parts.member,
@@ -263,7 +273,8 @@ impl Owner {
             local_ops: HashMap::new(),
             copying: Copying::new(parts.copy_bounds),
             verifying: None,
-            logging: Logging::new(parts.activity, parts.log_file),
+            contact,
+            logging,
             admitted: Vec::new(),
             port: parts.port,
             messages: parts.messages,
@@ -282,7 +293,7 @@ impl Owner {
             stopped: false,
             tick_armed: false,
             full_said_at: None,
-            serving: parts.several.is_none() || parts.resume.is_some(),
+            serving,
             several: parts.several,
             idling: Idling::default(),
             observed: CountVector::new(),
@@ -299,6 +310,8 @@ impl Owner {
         if self.serving {
             self.accept_all();
         }
+        // Its time passes also if nobody asks for anything.
+        self.drive_contact();
         while !self.stopped {
             self.ring.submit_and_wait(1)?;
             self.now = clock::mono_now();
@@ -307,6 +320,7 @@ impl Owner {
                 self.complete(completion);
             }
             self.take_acks();
+            self.drive_contact();
             self.drive_copies();
             self.drive_idle();
             self.drive_log();
@@ -379,15 +393,7 @@ impl Owner {
             FromLink::Attached { attached, first, last_attached } => {
                 self.attached = true;
                 self.set_refusal(None);
-                if first {
-                    self.sequencer.start(
-                        attached.epoch,
-                        attached.durable,
-                        attached.last_hlc,
-                        self.now,
-                        self.wall_ms,
-                    );
-                }
+                let unrecorded = self.begin_recording(&attached, first);
                 let must_compare =
                     matches!(attached.copy, CopyState::Partial | CopyState::Resyncing);
                 if self.several.is_some() && must_compare {
@@ -404,7 +410,7 @@ impl Owner {
                     copying: self.copying.is_copying(),
                 });
                 let Self { member, copying, disks, .. } = self;
-                let ranges = |purpose| copied_ranges(member, disks, purpose, compare);
+                let ranges = |purpose| copied_ranges(member, disks, purpose, compare, unrecorded);
                 copying.attached(member, attached.copy, ranges, self.now);
                 if self.several.is_some() && must_compare {
                     self.copying.await_floor();
@@ -421,6 +427,7 @@ impl Owner {
                 self.copying.floor_heard(pad_to);
             }
             FromLink::Detached => self.attached = false,
+            FromLink::MayServeUnrecorded => self.may_serve_unrecorded(),
             FromLink::Digest { disk, offset, equal } => {
                 self.copying.digest_result(disk, offset, equal);
             }
@@ -596,6 +603,7 @@ impl Owner {
         match &self.refusal {
             Some(refusal) if refusal.is_final() => Phase::Fenced,
             Some(_) => Phase::Refused,
+            None if self.sequencer.serves_unrecorded() => Phase::Unrecorded,
             None if !self.sequencer.is_started() => Phase::WaitingForBackup,
             None => self.copying.phase(self.attached),
         }
@@ -603,8 +611,14 @@ impl Owner {
 }
 
 /// What a copy has to look at: for an initial copy what may hold anything but zeroes, else what the
-/// activity log says, or all.
-fn copied_ranges(member: &str, disks: &[Disk], purpose: Purpose, compare: Compare) -> Vec<Extent> {
+/// activity log says, or all. `unrecorded`: what is being written there may be allocated only later.
+fn copied_ranges(
+    member: &str,
+    disks: &[Disk],
+    purpose: Purpose,
+    compare: Compare,
+    unrecorded: Vec<Extent>,
+) -> Vec<Extent> {
     let allocated = |disk: &Disk| {
         disk.allocated().unwrap_or_else(|error| {
             tracing::warn!(
@@ -617,7 +631,7 @@ fn copied_ranges(member: &str, disks: &[Disk], purpose: Purpose, compare: Compar
         })
     };
     match purpose {
-        Purpose::Initial => disks.iter().flat_map(allocated).collect(),
+        Purpose::Initial => merged(disks.iter().flat_map(allocated).chain(unrecorded).collect()),
         Purpose::Compare => match compare {
             Compare::Mapped(ranges) => {
                 tracing::info!(

@@ -16,6 +16,8 @@ use Ordering::Relaxed;
 pub enum Phase {
     /// Not attached since the daemon started, and nothing is known to go on from: writes wait.
     WaitingForBackup,
+    /// The same, but guests are served: nothing of what they write is recorded.
+    Unrecorded,
     /// The initial copy runs: nothing could be recovered.
     Initialising,
     /// The sites are being compared after an unclean stop: recovery would go back to before it,
@@ -34,8 +36,9 @@ pub enum Phase {
 }
 
 impl Phase {
-    const ALL: [Phase; 8] = [
+    const ALL: [Phase; 9] = [
         Phase::WaitingForBackup,
+        Phase::Unrecorded,
         Phase::Initialising,
         Phase::Resyncing,
         Phase::DiskFailing,

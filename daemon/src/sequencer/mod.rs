@@ -17,6 +17,9 @@
 //!   limit writes wait (backpressure); reads never wait here.
 //! - No time is given out that the next run could give out again: where one must come after a time that is
 //!   beyond the ceiling on record, it waits until the ceiling has been raised.
+//! - A write that was admitted before the stream began ([`Sequencer::serve_unrecorded`]) has no seq, and no record
+//!   ever has it: its extent is to be compared. It holds its extent like any other, so no copy reads what it has
+//!   half written.
 //!
 //! The life of an operation:
 //!
@@ -25,7 +28,7 @@
 //!             not started          ┌── write ── Local ── error ─► Repair ─► Complete(Err)
 //! submit ──► Waiting ──► Admitted ─┤                              (read back, send as a copy)
 //!                                  └── copy, digest ── Read ─► Send / SendInOrder
-//! * in mode sync: when the backup has it, too
+//! * in mode sync, if it is recorded: when the backup has it, too
 //! ```
 //!
 //! Source: PipeCloud 4.1 (DR Blocktap), with the publication moved before the completion.
@@ -70,6 +73,8 @@ struct Waiting {
 enum Stage {
     /// The local write of a guest's request is in flight.
     Writing { request: RequestId, seq: Seq, hlc: Hlc },
+    /// The same, of a request that has no record.
+    Unrecorded { request: RequestId },
     /// It failed; the extent is being read back to be sent as it is now.
     Repairing { request: RequestId, error: DiskError },
     /// Tidelock's own read.
@@ -102,6 +107,8 @@ pub struct Sequencer {
     mode: Mode,
     /// Granted epoch and last seq given out; `None` until both are known.
     started: Option<(Epoch, Seq)>,
+    /// Until then guests' writes are done here, and nothing of them is recorded.
+    serves_unrecorded: bool,
     clock: BoundedClock,
     /// Entries of other writers that changed since the last record.
     new_deps: CountVector,
@@ -146,6 +153,7 @@ impl Sequencer {
             settings,
             mode: settings.mode,
             started: None,
+            serves_unrecorded: false,
             clock: BoundedClock::default(),
             new_deps: CountVector::new(),
             observed: CountVector::new(),
@@ -196,6 +204,7 @@ impl Sequencer {
     ) {
         assert!(self.started.is_none(), "started twice");
         self.started = Some((epoch, durable));
+        self.serves_unrecorded = false;
         self.durable = durable;
         // What was observed or bounded before stays.
         self.clock.observe(last_hlc);
@@ -206,6 +215,28 @@ impl Sequencer {
     #[must_use]
     pub fn is_started(&self) -> bool {
         self.started.is_some()
+    }
+
+    /// Until the [`start`](Self::start) guests' writes are done on the local disk and completed, without seq and record.
+    /// The caller keeps on stable storage where the sites differ by that ([`crate::activity`]), and has it compared
+    /// after the start. What is in flight at the start ends as it began; what waits for it is recorded.
+    pub fn serve_unrecorded(&mut self, now: MonoNanos, wall_ms: u64) {
+        assert!(self.started.is_none(), "the stream has begun");
+        self.serves_unrecorded = true;
+        self.admit_free(now, wall_ms);
+    }
+
+    /// Whether writes are admitted that are not recorded.
+    #[must_use]
+    pub fn serves_unrecorded(&self) -> bool {
+        self.serves_unrecorded
+    }
+
+    /// Where writes are in flight that are not recorded.
+    #[must_use]
+    pub fn unrecorded(&self) -> Vec<Extent> {
+        let of = |op: &InFlight| matches!(op.stage, Stage::Unrecorded { .. }).then_some(op.extent);
+        self.in_flight.values().filter_map(of).collect()
     }
 
     /// A guest's write or zeroing of `extent`.
@@ -325,8 +356,14 @@ impl Sequencer {
         wall_ms: u64,
     ) {
         let op_state = self.in_flight.get_mut(&op).expect("an operation that was started");
-        let Stage::Writing { request, seq, hlc } = op_state.stage else {
-            panic!("{op:?} is not a write")
+        let (request, seq, hlc) = match op_state.stage {
+            Stage::Writing { request, seq, hlc } => (request, seq, hlc),
+            // If it failed, the disk may hold anything there: the comparison reads what it does.
+            Stage::Unrecorded { request } => {
+                self.actions.push_back(Action::Complete(request, result));
+                return self.end(op, now, wall_ms);
+            }
+            Stage::Repairing { .. } | Stage::Copying(_) => panic!("{op:?} is not a write"),
         };
         match result {
             Ok(()) => {
@@ -385,7 +422,9 @@ impl Sequencer {
                 let outcome = CopyOutcome::Unreadable;
                 self.actions.push_back(Action::Copied { extent, outcome });
             }
-            (Stage::Writing { .. }, _) => panic!("{op:?} is not a read"),
+            (Stage::Writing { .. } | Stage::Unrecorded { .. }, _) => {
+                panic!("{op:?} is not a read")
+            }
         }
         self.end(op, now, wall_ms);
     }
@@ -560,7 +599,8 @@ impl Sequencer {
 
     /// Whether anything may be admitted.
     fn may_admit(&self) -> bool {
-        self.started.is_some() && !self.waits_for_ceiling()
+        // What is not recorded needs no time.
+        self.serves_unrecorded || (self.started.is_some() && !self.waits_for_ceiling())
     }
 
     /// Whether the backlog has room. One operation is always let in, however large.
@@ -582,6 +622,10 @@ impl Sequencer {
         let op = OpId(self.next_op);
         self.next_op += 1;
         let stage = match work {
+            Work::Guest { request, effect, fua } if self.serves_unrecorded => {
+                self.actions.push_back(Action::Write { op, extent, effect, fua });
+                Stage::Unrecorded { request }
+            }
             Work::Guest { request, effect, fua } => {
                 let seq = self.send_record(
                     extent.disk,
@@ -603,6 +647,7 @@ impl Sequencer {
                 Stage::Writing { request, seq, hlc }
             }
             Work::Copy(kind) => {
+                debug_assert!(self.started.is_some(), "copies are recorded");
                 self.actions.push_back(Action::Read { op, extent });
                 Stage::Copying(kind)
             }

@@ -269,3 +269,66 @@ fn what_must_come_after_a_time_beyond_the_ceiling_waits_for_it() {
     assert_eq!(short(&mut s), "S2 P2 W1@0");
     assert!(s.record_hlc() > Hlc::new(5_000, 0));
 }
+
+#[test]
+fn what_is_written_before_the_stream_begins_has_no_record_and_holds_its_extent() {
+    let settings = Settings {
+        writer: WriterId(0),
+        mode: Mode::Sync,
+        backlog_limit_bytes: 1 << 20,
+        lock_align_bytes: 1,
+    };
+    let mut s = Sequencer::new(settings);
+    write(&mut s, 1, 0, 8);
+    assert_eq!(short(&mut s), "");
+    s.serve_unrecorded(NOW, 0);
+    write(&mut s, 2, 4, 8);
+    write(&mut s, 3, 100, 8);
+    write(&mut s, 4, 200, 8);
+    assert_eq!(short(&mut s), "W0@0 W1@100 W2@200");
+    s.written(OpId(0), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C1 W3@4", "in sync, too: nobody can be waited for");
+    s.written(OpId(1), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "E3", "there is no stream to repair it in");
+    assert_eq!(s.published(), Seq(0));
+
+    // In flight when the stream begins: what comes there is recorded, after it; no copy reads what is half written.
+    write(&mut s, 5, 8, 8);
+    let mut in_flight = s.unrecorded();
+    in_flight.sort_by_key(|e| e.offset);
+    assert_eq!(in_flight, [extent(4, 8), extent(200, 8)]);
+    s.start(Epoch(1), Seq(40), Hlc(0), NOW, 0);
+    assert!(!s.serves_unrecorded());
+    s.submit_copy(extent(0, 16), CopyKind::Copy, NOW, 0);
+    write(&mut s, 6, 208, 8);
+    assert_eq!(short(&mut s), "S41 W4@208");
+    s.written(OpId(3), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C2 S42 W5@8");
+    s.written(OpId(2), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C4", "it was told so, and has no seq");
+    assert!(s.unrecorded().is_empty());
+    s.written(OpId(5), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "R6", "the copy, after both");
+    s.committed(Seq(42), NOW, 0);
+    assert_eq!(short(&mut s), "P42 C5");
+}
+
+#[test]
+fn what_is_not_recorded_waits_for_no_ceiling() {
+    let mut s = Sequencer::new(Settings {
+        writer: WriterId(0),
+        mode: Mode::Pipelined,
+        backlog_limit_bytes: 1 << 20,
+        lock_align_bytes: 1,
+    });
+    s.set_ceiling(1_000, NOW, 0);
+    s.observe(Hlc::new(5_000, 0));
+    s.serve_unrecorded(NOW, 0);
+    write(&mut s, 1, 0, 8);
+    assert_eq!(short(&mut s), "W0@0");
+    s.start(Epoch(1), Seq(0), Hlc(0), NOW, 0);
+    write(&mut s, 2, 8, 8);
+    assert_eq!(short(&mut s), "");
+    s.set_ceiling(5_100, NOW, 0);
+    assert_eq!(short(&mut s), "S1 P1 W1@8");
+}

@@ -18,6 +18,8 @@ pub enum GroupState {
     Replicating,
     /// A weaker mode than the configured one is in force: clients may know too much.
     Degraded,
+    /// Guests were served before the backup was reached in this run, and it does not have all of that.
+    Unprotected,
     /// After an unclean stop the sites are being compared: the backup is whole but stands still.
     Resyncing,
     /// A verification has found the backup's disks different from the local ones.
@@ -34,12 +36,13 @@ pub enum GroupState {
 
 impl GroupState {
     /// All states, from best to worst as far as an operator is concerned.
-    pub const ALL: [GroupState; 11] = [
+    pub const ALL: [GroupState; 12] = [
         GroupState::Protected,
         GroupState::Replicating,
         GroupState::Resyncing,
         GroupState::Initialising,
         GroupState::Degraded,
+        GroupState::Unprotected,
         GroupState::Differs,
         GroupState::WaitingForBackup,
         GroupState::Disconnected,
@@ -57,6 +60,7 @@ impl GroupState {
             GroupState::Protected => "protected",
             GroupState::Replicating => "replicating",
             GroupState::Degraded => "degraded",
+            GroupState::Unprotected => "unprotected",
             GroupState::Resyncing => "resyncing",
             GroupState::Differs => "differs",
             GroupState::Disconnected => "disconnected",
@@ -82,6 +86,10 @@ impl GroupState {
             }
             GroupState::Degraded => {
                 "a weaker mode than configured is in force; clients may know what a disaster would undo"
+            }
+            GroupState::Unprotected => {
+                "guests are served although the backup was not reached since the start, or does not have all of that \
+                 yet; a disaster would undo it"
             }
             GroupState::Resyncing => {
                 "the sites are being compared after an unclean stop; the backup stands at its last whole state"
@@ -122,6 +130,8 @@ pub struct Facts {
     pub fenced: bool,
     /// The gate was opened by the group's policy, and the backup does not have all that has left.
     pub degraded: bool,
+    /// Guests were served before the backup was reached in this run, and it does not have all of that.
+    pub unprotected: bool,
     /// Each writer has been attached at least once in this run.
     pub ever_attached: bool,
     /// Each writer is attached now.
@@ -147,6 +157,8 @@ pub fn judge(facts: Facts) -> GroupState {
         GroupState::Fenced
     } else if facts.stopping {
         GroupState::Stopping
+    } else if facts.unprotected {
+        GroupState::Unprotected
     } else if facts.degraded {
         GroupState::Degraded
     } else if !facts.ever_attached {
@@ -178,6 +190,7 @@ mod tests {
         stopping: false,
         fenced: false,
         degraded: false,
+        unprotected: false,
         ever_attached: true,
         attached: true,
         stalled: false,
@@ -213,6 +226,15 @@ mod tests {
                 GroupState::Degraded,
             ),
             (Facts { degraded: true, resync: true, ..GOOD }, GroupState::Degraded),
+            (
+                Facts { unprotected: true, ever_attached: false, attached: false, ..GOOD },
+                GroupState::Unprotected,
+            ),
+            (
+                Facts { unprotected: true, degraded: true, resync: true, ..GOOD },
+                GroupState::Unprotected,
+            ),
+            (Facts { unprotected: true, fenced: true, ..GOOD }, GroupState::Fenced),
             (Facts { degraded: true, fenced: true, ..GOOD }, GroupState::Fenced),
             (Facts { stopping: true, ..GOOD }, GroupState::Stopping),
             (Facts { stopping: true, fenced: true, ..GOOD }, GroupState::Fenced),
@@ -225,7 +247,7 @@ mod tests {
     /// Rule 6: of all combinations, `protected` is said only if everything holds.
     #[test]
     fn nothing_else_is_called_protected() {
-        for bits in 0..512u32 {
+        for bits in 0..1024u32 {
             let bit = |n: u32| bits & (1 << n) != 0;
             for mode in [Mode::Sync, Mode::Pipelined, Mode::Async] {
                 let facts = Facts {
@@ -238,6 +260,7 @@ mod tests {
                     initial_copy: bit(5),
                     resync: bit(6),
                     differs: bit(8),
+                    unprotected: bit(9),
                     mode,
                     configured_mode: Mode::Pipelined,
                 };

@@ -163,6 +163,10 @@ impl World {
                 && !gate.fenced
                 && runs().all(|run| !run.draining),
             is_open: gate.gate_state(clocks.now) == GateState::Open,
+            is_whole: vms.iter().filter(|vm| self.plan.vms[**vm].is_writer()).all(|vm| {
+                let run = self.vms[*vm].run.as_ref().expect("it is here");
+                run.sequencer.is_started() && !run.copying.is_copying()
+            }),
             is_complete: in_force != Mode::Async
                 && runs().all(|run| run.pending.incomplete().is_none()),
             is_applied: runs().all(|run| run.queue.mode() == in_force && !run.gate_due),

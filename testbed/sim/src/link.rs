@@ -136,6 +136,7 @@ impl LinkLoop {
         let stats = Arc::<LinkStats>::default();
         self.stats.push(stats.clone());
         self.members.push(Member::new(MemberParts {
+            says_unreached: None,
             presence,
             attach,
             policy,

@@ -346,6 +346,7 @@ impl World {
                 run.copying.floor_heard(pending.get(writer));
                 self.observe_tags(vm);
             }
+            FromLink::MayServeUnrecorded => unreachable!("no group here asks for it"),
             FromLink::Detached => self.vms[vm].run.as_mut().expect("runs").attached = false,
             FromLink::Digest { disk, offset, equal } => {
                 let run = self.vms[vm].run.as_mut().expect("runs");

@@ -170,3 +170,39 @@ fn after_a_restart_the_last_record_says_when_it_was_heard() {
     let exposed = reopen(&disk.crash(&mut || false)).exposed(at_ms(0));
     assert_eq!(exposed[0].since_unix_ms, Some(at_ms(40_000).unix_ms));
 }
+
+/// Kept like a policy, and said also of a host that has left: nobody hears of its next start.
+#[test]
+fn who_serves_without_this_server_is_said_at_a_recovery() {
+    let disk = Memory::new();
+    let mut group = two(&disk);
+    let says = |group: &mut Group<Memory>, serves| {
+        say(group, 0, Message::ServesUnreached { serves });
+        told(&group.take_outputs(), link(0))
+    };
+    let kept = |serves| [Message::ServesUnreachedKept { serves }];
+    assert_eq!(says(&mut group, true), kept(false), "it has not said its policy");
+    let hold = Policy::holding(Mode::Pipelined);
+    tell(&mut group, 0, hold);
+    tell(&mut group, 1, hold);
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    assert_eq!(says(&mut group, true), kept(false), "there is no room");
+    disk.set_faults(Faults::default());
+    assert_eq!(says(&mut group, true), kept(true));
+    tell(&mut group, 0, Policy { after_ms: Some(1), ..hold });
+    tell(&mut group, 0, hold);
+    let mut after_crash = reopen(&disk.crash(&mut || false));
+    assert!(after_crash.policies()["a"].serves_unreached, "another word does not take it back");
+    group.beacon(at_ms(1), link(0), MonoNanos(1));
+    leave(&mut group, 0);
+    for exposed in
+        [group.exposed(at_ms(90_000)), after_crash.recover(at_ms(90_000), true).unwrap().exposed]
+    {
+        assert_eq!(exposed.len(), 1, "{exposed:?}");
+        let Exposure { member, is_known, serves_unreached, .. } = &exposed[0];
+        assert_eq!((member.as_str(), *is_known, *serves_unreached), ("a", false, true));
+    }
+    comes_back(&mut group, 0, hold);
+    assert_eq!(says(&mut group, false), kept(false));
+    assert_eq!(group.exposed(at_ms(90_000)), []);
+}

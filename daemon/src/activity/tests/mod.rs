@@ -429,3 +429,86 @@ fn a_request_over_many_extents_takes_one_slot_and_huge_ones_do_not_block_each_ot
     assert_eq!(run(&mut log, &mut file), [8]);
     assert_eq!(log.ranges(), [huge(0), huge(1)]);
 }
+
+const ATTACHED: Attachment = Attachment {
+    copy: CopyState::Resyncing,
+    epoch: Epoch(2),
+    durable: Seq(100),
+    last_attached: Some(Incarnation(7)),
+    copying: false,
+};
+
+/// Nothing of it leaves the map before it was compared, however many extents come after it.
+#[test]
+fn what_is_not_recorded_stays_in_the_map_until_it_was_compared() {
+    let (mut log, mut file) = open_clean();
+    log.begin_unrecorded();
+    let wide = Extent { len_bytes: 60 * EXTENT, ..extent(1, 0) };
+    assert!(!log.admit(0, wide));
+    assert_eq!(run(&mut log, &mut file), [0]);
+    log.finished(0, Seq(0));
+    for nth in 1..8 {
+        assert!(!log.admit(nth, extent(0, nth)));
+        assert_eq!(run(&mut log, &mut file), [nth]);
+        log.finished(nth, Seq(0));
+        assert!(log.admit(10 + nth, extent(0, nth)), "hot");
+        log.finished(10 + nth, Seq(0));
+    }
+    log.step(false, Seq(0), START);
+    let all = [Extent { len_bytes: 7 * EXTENT, ..extent(0, 1) }, wide];
+    assert_eq!(log.ranges(), all);
+
+    // A run after this one was killed knows them, and which run the backup knew.
+    let found = format::read(&file, &identity());
+    let Opening { log: mut next, .. } =
+        open(found, GEOMETRY, &identity(), Incarnation(12), LastEnd::Unclean);
+    next.begin_unrecorded();
+    assert_eq!(next.attached(&ATTACHED), Compare::Mapped(all.to_vec()));
+
+    // And so does this one.
+    assert_eq!(log.attached(&ATTACHED), Compare::Mapped(all.to_vec()));
+    log.compared(extent(0, 1), Seq(101));
+    log.compared(wide, Seq(102));
+    log.committed(Seq(102));
+    assert!(!log.admit(30, extent(0, 30)), "two have been compared");
+    assert_eq!(run(&mut log, &mut file), [30]);
+    assert!(!log.admit(31, extent(0, 31)));
+    assert_eq!(run(&mut log, &mut file), [31]);
+    assert!(!log.ranges().iter().any(|range| range.overlaps(&wide)));
+    assert!(log.ranges().iter().any(|range| range.overlaps(&extent(0, 2))));
+}
+
+#[test]
+fn more_than_the_map_has_slots_for_before_the_first_contact_costs_a_whole_comparison() {
+    let (mut log, mut file) = open_clean();
+    log.begin_unrecorded();
+    for nth in 0..9 {
+        assert!(!log.admit(nth, extent(0, nth)));
+        assert_eq!(run(&mut log, &mut file), [nth]);
+        log.finished(nth, Seq(0));
+    }
+    assert!(log.admit(9, extent(0, 9)));
+    assert!(format::read(&file, &identity()).unwrap().head.everything);
+    let Compare::All(why) = log.attached(&ATTACHED) else { panic!("it is in no map") };
+    assert_eq!(why, Why::Overflow.to_string());
+    assert_eq!(log.standing(), Standing::Everything(Why::Copy));
+}
+
+/// Another run has attached, or the backup has lost something: what the map has is not all.
+#[test]
+fn a_map_of_what_is_not_recorded_is_believed_like_any_other() {
+    for (attachment, said) in [
+        (Attachment { last_attached: Some(Incarnation(8)), ..ATTACHED }, "another run"),
+        (Attachment { durable: Seq(99), ..ATTACHED }, "has lost what it acknowledged"),
+        (Attachment { epoch: Epoch(3), ..ATTACHED }, "another epoch"),
+        (Attachment { last_attached: None, ..ATTACHED }, "does not have what it acknowledged"),
+        (Attachment { copy: CopyState::Empty, ..ATTACHED }, "no whole copy"),
+    ] {
+        let (mut log, mut file) = open_clean();
+        log.begin_unrecorded();
+        assert!(!log.admit(1, extent(0, 1)));
+        run(&mut log, &mut file);
+        let Compare::All(why) = log.attached(&attachment) else { panic!("{attachment:?}") };
+        assert!(why.contains(said), "{why}");
+    }
+}
