@@ -85,7 +85,7 @@ class Pair:
         self.host_tls = self.pki.issue("host", HOST, self.directory / "host-tls")
         self.host_config, self.backup_config = self.directory / "host.toml", self.directory / "backup.toml"
         self.write_host_config(self.host_tls)
-        self._write_backup_config()
+        self.write_backup_config()
         self.daemon: Process | None = None
         self.backup: Process | None = None
         self.daemon_environment: dict[str, str] = {}
@@ -112,7 +112,8 @@ class Pair:
             f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
         )
 
-    def _write_backup_config(self) -> None:
+    def write_backup_config(self) -> None:
+        """The server's configuration, for its next start."""
         self.backup_config.write_text(
             f'[server]\nname = "backup-a"\nlisten = "{self.address}:{self.port}"\ndata_dir = "{self.data_dir}"\n'
             f'control = "{self.run.sockets / "backup.sock"}"\nexports_dir = "{self.run.sockets / "exports"}"\n'

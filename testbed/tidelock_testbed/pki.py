@@ -26,8 +26,14 @@ class TlsFiles:
 class Pki:
     """An authority in a directory of its own."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, same_as: Pki | None = None):
         self.directory = directory
+        if same_as:
+            # For renewed certificates: nothing is overwritten in the directory of the old ones.
+            directory.mkdir(parents=True)
+            for file in ("ca.pem", "ca.key"):
+                shutil.copy2(same_as.directory / file, directory / file)
+            return
         run_command([BIN / "tidelock", "pki", "init", "--dir", directory], "make an authority")
 
     def issue(self, role: str, name: str, into: Path) -> TlsFiles:

@@ -9,7 +9,7 @@
 //! | whole | whole | whole | **resyncing** |
 //! | resyncing | resyncing | resyncing | resyncing |
 //!
-//! A disk that is added makes a whole copy one that is resyncing, and a second run an empty one one
+//! A disk that is added, or has grown, makes a whole copy one that is resyncing, and a second run an empty one one
 //! that has begun: of the first nothing may have arrived, but its guest was served.
 
 use super::{
@@ -309,10 +309,11 @@ impl<S: Storage> Group<S> {
             return refuse(RefusalKind::Mismatch, reason);
         }
         let known = self.manifest.member(writer);
-        let has_new_disk = known.is_some_and(|member| member.disks.len() < attach.disks.len());
+        // Sizes only grow, and disks are only added.
+        let has_more = known.is_some_and(|member| member.disks != attach.disks);
         let mut copy =
             after_attach(was.copy, attach.last_run, same_run, self.commit.durable_of(writer));
-        if has_new_disk && copy == CopyState::Whole {
+        if has_more && copy == CopyState::Whole {
             copy = CopyState::Resyncing;
         }
         if copy == CopyState::Empty && last.is_some() && !same_run {
@@ -385,14 +386,25 @@ impl<S: Storage> Group<S> {
         ))
     }
 
-    /// Disks are added at the end; everything else about them stays.
+    /// Disks are added at the end, and grow; everything else about them stays.
     fn check_disks(&self, attach: &Attach) -> Result<(), Refusal> {
         let mismatch = |reason| refuse(RefusalKind::Mismatch, reason);
         if attach.group != self.manifest.group {
             return mismatch(format!("this is group {}", self.manifest.group));
         }
         let Some(member) = self.manifest.member(attach.writer) else { return Ok(()) };
-        if !attach.disks.starts_with(&member.disks) {
+        let mut both = member.disks.iter().zip(&attach.disks);
+        if let Some((had, has)) =
+            both.clone().find(|(had, has)| had.name == has.name && has.size_bytes < had.size_bytes)
+        {
+            return mismatch(format!(
+                "disk {} of {} has {} bytes at the host, and {} at the backup: disks grow, they do not shrink. Give it \
+                 its size back, or protect it as another disk",
+                had.name, attach.member, has.size_bytes, had.size_bytes
+            ));
+        }
+        let are_the_same = both.all(|(had, has)| (had.id, &had.name) == (has.id, &has.name));
+        if attach.disks.len() < member.disks.len() || !are_the_same {
             let list = |disks: &[tidelock_protocol::message::DiskSpec]| {
                 let one = |d: &tidelock_protocol::message::DiskSpec| {
                     format!("{} ({} bytes)", d.name, d.size_bytes)
@@ -401,7 +413,7 @@ impl<S: Storage> Group<S> {
             };
             return mismatch(format!(
                 "the host's configuration gives {} the disks {}, the backup has {}. Disks are \
-                 added at the end, and stay as they are",
+                 added at the end, and keep their order and names",
                 attach.member,
                 list(&attach.disks),
                 list(&member.disks)
@@ -410,10 +422,12 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    /// Keeps what the attachment says, durably, with images for new disks.
+    /// Keeps what the attachment says, durably, with images for new disks and of the new sizes. An image may be larger
+    /// than its disk, if this is cut short.
     fn remember(&mut self, host: &str, attach: &Attach) -> Result<(), GroupError> {
         self.remember_machine(&attach.member, attach.machine.as_ref())?;
         self.create_images(attach)?;
+        self.grow_images(attach)?;
         let mut manifest = self.manifest.clone();
         manifest.grace_ms = manifest.grace_ms.max(attach.grace_ms);
         manifest.members[attach.writer.index()] = Some(Member {
@@ -440,6 +454,24 @@ impl<S: Storage> Group<S> {
             return Ok(());
         }
         manifest::write_machine(&self.storage, member, machine)
+    }
+
+    /// What is beyond the old end reads as zeroes, at every point in time, until the host has brought it across.
+    fn grow_images(&self, attach: &Attach) -> Result<(), GroupError> {
+        for disk in &attach.disks {
+            let known = self.manifest.disk(attach.writer, disk.id);
+            if known.is_none_or(|known| known.size_bytes >= disk.size_bytes) {
+                continue;
+            }
+            let image = &self.images[&DiskKey { writer: attach.writer, disk: disk.id }];
+            let grow = || {
+                image.set_size(disk.size_bytes)?;
+                image.sync()
+            };
+            let path = self.manifest.image_path(attach.writer, disk);
+            grow().map_err(|source| GroupError::Image { path, source })?;
+        }
+        Ok(())
     }
 
     /// For disks that have none.

@@ -68,7 +68,11 @@ pub struct Found {
     pub head: Head,
     /// By slot.
     pub slots: Vec<Option<Entry>>,
+    /// The sizes of the disks when it was made: they may have grown since.
+    pub disk_bytes: Vec<u64>,
 }
+
+pub(super) const OTHER_DISKS: &str = "set of disks, or disks of other sizes";
 
 /// Why a log says nothing: the sites have to be compared as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -182,28 +186,37 @@ pub fn transaction(
     block
 }
 
-/// A whole new file with one transaction and an empty map.
+/// A whole new file with one transaction and a map of these entries, from the first slot on.
 #[must_use]
-pub fn new_file(id: u64, geometry: &Geometry, identity: &Identity, head: &Head) -> Vec<u8> {
+pub fn new_file(
+    id: u64,
+    geometry: &Geometry,
+    identity: &Identity,
+    head: &Head,
+    entries: &[Entry],
+) -> Vec<u8> {
     assert!(geometry.is_sound() && head.number == 1);
+    assert!(entries.len() <= UPDATES_MAX.min(geometry.slots as usize));
     let mut file = vec![0; geometry.file_bytes() as usize];
     let superblock = superblock(id, geometry, identity);
     for copy in 0..SUPERBLOCKS as usize {
         put(&mut file, copy * BLOCK_BYTES, &superblock);
     }
-    let first = transaction(id, geometry, head, &[], |_| None);
+    let updates: Vec<_> = (0..).zip(entries.iter().copied().map(Some)).collect();
+    let slot = |slot: u32| entries.get(slot as usize).copied();
+    let first = transaction(id, geometry, head, &updates, slot);
     put(&mut file, geometry.place_of(head.number) as usize, &first);
     file
 }
 
-/// What a file says, if it is the log of these disks and whole.
+/// What a file says, if it is the log of these disks, no larger than they are now, and whole.
 pub fn read(file: &[u8], expected: &Identity) -> Result<Found, Unusable> {
     let damaged = |what: &str| Err(Unusable::Damaged(what.to_owned()));
     let mut superblocks = file.chunks_exact(BLOCK_BYTES).take(SUPERBLOCKS as usize);
     let Some(superblock) = superblocks.find(|block| is_sealed(block, SUPERBLOCK_MAGIC)) else {
         return damaged("neither superblock is whole");
     };
-    let (id, geometry) = read_superblock(superblock, expected)?;
+    let (id, geometry, disk_bytes) = read_superblock(superblock, expected)?;
     if file.len() as u64 != geometry.file_bytes() {
         return damaged("the file does not have its length");
     }
@@ -232,10 +245,13 @@ pub fn read(file: &[u8], expected: &Identity) -> Result<Found, Unusable> {
             return damaged("a transaction names what is not there");
         }
     }
-    Ok(Found { id, geometry, head, slots })
+    Ok(Found { id, geometry, head, slots, disk_bytes })
 }
 
-fn read_superblock(block: &[u8], expected: &Identity) -> Result<(u64, Geometry), Unusable> {
+fn read_superblock(
+    block: &[u8],
+    expected: &Identity,
+) -> Result<(u64, Geometry, Vec<u64>), Unusable> {
     let format = u32_at(block, 8);
     if format != FORMAT {
         return Err(Unusable::Version(format));
@@ -255,17 +271,19 @@ fn read_superblock(block: &[u8], expected: &Identity) -> Result<(u64, Geometry),
     if name(MEMBER_AT, block[29]) != expected.member.as_bytes() {
         return Err(Unusable::Foreign("member"));
     }
+    let disk_bytes = |nth: usize| u64_at(block, DISKS_AT + nth * DISK_BYTES + 8);
     let is_same = |(nth, (disk, name, size_bytes)): (usize, &(DiskId, String, u64))| {
         let at = DISKS_AT + nth * DISK_BYTES;
         u16_at(block, at) == disk.0
-            && u64_at(block, at + 8) == *size_bytes
+            && disk_bytes(nth) <= *size_bytes
             && block[at + 16..at + 24] == name_digest(name)
     };
     let same_count = usize::from(u16_at(block, 26)) == expected.disks.len();
     if !same_count || !expected.disks.iter().enumerate().all(is_same) {
-        return Err(Unusable::Foreign("set of disks, or disks of other sizes"));
+        return Err(Unusable::Foreign(OTHER_DISKS));
     }
-    Ok((u64_at(block, 32), geometry))
+    let disk_bytes = (0..expected.disks.len()).map(disk_bytes).collect();
+    Ok((u64_at(block, 32), geometry, disk_bytes))
 }
 
 fn read_head(block: &[u8], id: u64) -> Option<Head> {

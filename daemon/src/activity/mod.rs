@@ -393,15 +393,7 @@ impl ActivityLog {
     pub fn begin_unrecorded(&mut self) {
         self.unrecorded = true;
         if self.before.is_none() && self.unusable.is_none() {
-            let Head { confirmed, epoch, covered, everything, .. } = self.head;
-            self.before = Some(Before {
-                confirmed,
-                latest: confirmed,
-                epoch,
-                covered,
-                everything,
-                clean: true,
-            });
+            self.before = Some(Before::of(&self.head, true));
         }
     }
 

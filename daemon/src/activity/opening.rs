@@ -2,10 +2,11 @@
 //! be on stable storage before anything is admitted out.
 
 use super::format::{self, Found, Head, Identity, Unusable};
-use super::geometry::Geometry;
+use super::geometry::{Entry, Geometry, UPDATES_MAX};
 use super::table::Table;
 use super::{ActivityLog, Before};
-use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
+use crate::sequencer::Extent;
+use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq};
 
 /// How the run before ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub struct Opening {
     pub log: ActivityLog,
     /// The change.
     pub change: FileChange,
+    /// Disks have grown since a clean end. The map has what is new, so this run must say that its disks may differ.
+    pub has_grown: bool,
 }
 
 /// Opens the log of a member for the run `incarnation`. `geometry` is that of a new file; a map that
@@ -61,9 +64,9 @@ pub fn open(
         identity.disks.iter().enumerate().all(|(nth, disk)| usize::from(disk.0.0) == nth);
     assert!(numbered, "disks are numbered in order");
     let new = |head: Head| {
-        let file = format::new_file(incarnation.0, &geometry, identity, &head);
+        let file = format::new_file(incarnation.0, &geometry, identity, &head, &[]);
         let log = ActivityLog::on(geometry, incarnation.0, head, disk_bytes.clone());
-        Opening { log, change: FileChange::Replace(file) }
+        Opening { log, change: FileChange::Replace(file), has_grown: false }
     };
     let nothing = Head {
         number: 1,
@@ -73,11 +76,31 @@ pub fn open(
         covered: Seq::ZERO,
         everything: true,
     };
+    let grown = found.as_ref().map_or(Vec::new(), |found| grown(&geometry, identity, found));
     let found = match (found, last_end) {
-        (Ok(_), LastEnd::Clean { incarnation: confirmed, epoch, seq }) => {
-            return new(Head { confirmed, epoch, covered: seq, everything: false, ..nothing });
+        (Ok(_), LastEnd::Clean { incarnation: confirmed, epoch, seq })
+            if grown.len() <= UPDATES_MAX.min(geometry.slots as usize / 2) =>
+        {
+            let head = Head { confirmed, epoch, covered: seq, everything: false, ..nothing };
+            let mut opening = new(head);
+            if !grown.is_empty() {
+                let file = format::new_file(incarnation.0, &geometry, identity, &head, &grown);
+                opening.change = FileChange::Replace(file);
+                let mut slots = vec![None; geometry.slots as usize];
+                slots.iter_mut().zip(grown).for_each(|(slot, entry)| *slot = Some(entry));
+                opening.log.inherit(&slots);
+                opening.log.before = Some(Before::of(&head, true));
+                opening.has_grown = true;
+            }
+            return opening;
         }
-        (Ok(found), LastEnd::Unclean) => found,
+        (Ok(found), LastEnd::Unclean) if grown.is_empty() => found,
+        (Ok(_), _) => {
+            let mut opening = new(nothing);
+            let why = Unusable::Foreign(format::OTHER_DISKS);
+            opening.log.unusable = Some(why.to_string());
+            return opening;
+        }
         // After a clean end, too: a log of other disks says that the backup has never seen one of
         // these, and without a log nobody knows.
         (Err(why), _) => {
@@ -86,25 +109,44 @@ pub fn open(
             return opening;
         }
     };
-    let Found { id, geometry, head: last, slots } = found;
+    let Found { id, geometry, head: last, slots, .. } = found;
     let head = Head { number: last.number + 1, incarnation, ..last };
-    let mut log = ActivityLog::on(geometry, id, head, disk_bytes.clone());
-    log.table = Table::inherited(geometry, disk_bytes, &slots);
-    let uncompared = |slot: &u32| log.table.slot(*slot).uncompared_bytes > 0;
-    let all: Vec<u32> = (0..geometry.slots).filter(uncompared).collect();
-    log.uncompared = all.len() as u32;
-    let is_wide = |slot: &u32| log.table.slot(*slot).entry.is_some_and(|e| !e.is_narrow());
-    log.uncompared_wide = all.into_iter().filter(is_wide).collect();
-    log.before = Some(Before {
-        confirmed: last.confirmed,
-        latest: last.incarnation,
-        epoch: last.epoch,
-        covered: last.covered,
-        everything: last.everything,
-        clean: false,
-    });
+    let mut log = ActivityLog::on(geometry, id, head, disk_bytes);
+    log.inherit(&slots);
+    log.before = Some(Before::of(&last, false));
     let slot = |slot: u32| slots[slot as usize];
     let block = format::transaction(id, &geometry, &head, &[], slot);
     let offset = geometry.place_of(head.number);
-    Opening { log, change: FileChange::Append { offset, block } }
+    Opening { log, change: FileChange::Append { offset, block }, has_grown: false }
+}
+
+/// What the disks have that they had not when the log was made.
+fn grown(geometry: &Geometry, identity: &Identity, found: &Found) -> Vec<Entry> {
+    let sizes = identity.disks.iter().zip(&found.disk_bytes);
+    let new = sizes.filter(|((.., size_bytes), had_bytes)| size_bytes > had_bytes);
+    let extent = |((disk, _, size_bytes), had_bytes): (&(DiskId, String, u64), &u64)| Extent {
+        disk: *disk,
+        offset: *had_bytes,
+        len_bytes: size_bytes - had_bytes,
+    };
+    new.map(extent).flat_map(|extent| geometry.entries_of(extent)).collect()
+}
+
+impl ActivityLog {
+    /// Takes over a map, of which nothing has been compared.
+    fn inherit(&mut self, slots: &[Option<Entry>]) {
+        self.table = Table::inherited(self.geometry, self.disk_bytes.clone(), slots);
+        let uncompared = |slot: &u32| self.table.slot(*slot).uncompared_bytes > 0;
+        let all: Vec<u32> = (0..self.geometry.slots).filter(uncompared).collect();
+        self.uncompared = all.len() as u32;
+        let is_wide = |slot: &u32| self.table.slot(*slot).entry.is_some_and(|e| !e.is_narrow());
+        self.uncompared_wide = all.into_iter().filter(is_wide).collect();
+    }
+}
+
+impl Before {
+    pub(super) fn of(head: &Head, clean: bool) -> Self {
+        let Head { confirmed, epoch, covered, everything, incarnation, .. } = *head;
+        Self { confirmed, latest: incarnation, epoch, covered, everything, clean }
+    }
 }

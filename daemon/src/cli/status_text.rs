@@ -104,7 +104,7 @@ fn render_group(out: &mut String, group: &GroupStatus, paint: Paint) {
         line(out, 2, "tags", &paint.tone(tone, &text));
     }
     for member in &group.members {
-        render_member(out, member, paint);
+        render_member(out, member, group.state, paint);
     }
     for member in &group.elsewhere {
         line(out, 2, "member", &elsewhere(member, paint));
@@ -146,11 +146,11 @@ fn roles(roles: &[Role]) -> String {
     roles.iter().map(Role::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn render_member(out: &mut String, member: &MemberStatus, paint: Paint) {
+fn render_member(out: &mut String, member: &MemberStatus, state: GroupState, paint: Paint) {
     let name = paint.tone(Tone::Strong, &member.name);
     line(out, 2, "member", &format!("{name}: {} here", roles(&member.roles)));
     if let Some(writer) = &member.writer {
-        render_writer(out, writer, paint);
+        render_writer(out, writer, state, paint);
     }
     if let Some(gate) = &member.gate {
         line(out, 4, "gate", &render_gate(gate, paint));
@@ -200,9 +200,11 @@ fn exposure(activity: &ActivityStatus, paint: Paint) -> String {
     }
 }
 
-fn render_writer(out: &mut String, writer: &WriterStatus, paint: Paint) {
+fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, paint: Paint) {
     let lag = &writer.lag;
-    let text = if lag.writes == 0 {
+    let text = if lag.writes == 0 && state == GroupState::Unprotected {
+        "none of what is recorded; what was written before is to be compared".to_owned()
+    } else if lag.writes == 0 {
         "none: the backup has everything".to_owned()
     } else {
         let (writes, bytes) = (human::count(lag.writes, "write"), human::bytes(lag.bytes));
@@ -402,5 +404,9 @@ group    shop: PROTECTED for 3 h 10 min
         ] {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }
+        status.groups[0].state = GroupState::Unprotected;
+        let text = render(&status, Paint::PLAIN);
+        assert!(text.contains("unprotected since 2023-11-14T22:13:20Z\n"), "{text}");
+        assert!(!text.contains("the backup has everything"), "{text}");
     }
 }

@@ -14,6 +14,7 @@ use crate::state::Opened;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use tidelock_protocol::message::LastRun;
 use tidelock_uring::{FileError, LocalFile, OpenRequest};
 
 /// Why the log cannot be used.
@@ -46,7 +47,11 @@ pub(super) struct OpenLog {
 const CONTEXT: u16 = activity::geometry::CONTEXT_MAX;
 
 impl OpenLog {
-    pub(super) fn open(self, opened: &Opened) -> Result<(ActivityLog, Option<LogFile>), LogError> {
+    /// If disks have grown since a clean end, the run must say that they may differ: `opened` says so then.
+    pub(super) fn open(
+        self,
+        opened: &mut Opened,
+    ) -> Result<(ActivityLog, Option<LogFile>), LogError> {
         let Some(ActivitySettings { extent, slots }) = self.settings else {
             durable::remove(&self.path).map_err(|source| self.failed(source))?;
             return Ok((ActivityLog::off(), None));
@@ -58,7 +63,7 @@ impl OpenLog {
             epoch: resume.epoch,
             seq: resume.seq,
         });
-        let Opening { log, change } = activity::open(
+        let Opening { log, change, has_grown } = activity::open(
             read(&self.path, &self.identity),
             geometry,
             &self.identity,
@@ -70,6 +75,10 @@ impl OpenLog {
             FileChange::Append { offset, block } => durable::write_at(&self.path, offset, &block),
         }
         .map_err(|source| self.failed(source))?;
+        if has_grown && let Some(resume) = opened.resume.take() {
+            opened.last_run = LastRun::Unknown;
+            opened.hlc_floor = opened.hlc_floor.max(resume.hlc);
+        }
         let file = LocalFile::open(&self.path, &OpenRequest::default())?;
         Ok((log, Some(LogFile { file, path: self.path })))
     }

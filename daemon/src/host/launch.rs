@@ -54,7 +54,7 @@ impl Launch<'_> {
             self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
-        let (state, opened) = open_state(config, group, member)?;
+        let (state, mut opened) = open_state(config, group, member)?;
         let log = OpenLog {
             path: state_path(config, group, member).with_extension("activity"),
             settings: group.activity_log,
@@ -67,7 +67,7 @@ impl Launch<'_> {
                     .collect(),
             },
         };
-        let (activity, log_file) = log.open(&opened)?;
+        let (activity, log_file) = log.open(&mut opened)?;
         if is_one_of_several(group) && group.form == Form::Hlc {
             wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
         }

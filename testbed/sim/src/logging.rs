@@ -52,7 +52,7 @@ impl World {
             Err(why) => why.to_string(),
         };
         note!(self, "vm {vm}: its activity log: {what}");
-        let Opening { mut log, change } =
+        let Opening { mut log, change, .. } =
             activity::open(found, geometry, &identity, incarnation, last_end);
         match (change, &mut self.vms[vm].log_file) {
             (FileChange::Append { offset, block }, Some(file)) => file.write(offset, &block, true),

@@ -29,7 +29,7 @@ fn open_clean() -> (ActivityLog, Vec<u8>) {
 }
 
 fn open_new(found: Result<Found, Unusable>, last_end: LastEnd) -> (ActivityLog, Vec<u8>) {
-    let Opening { log, change } = open(found, GEOMETRY, &identity(), Incarnation(9), last_end);
+    let Opening { log, change, .. } = open(found, GEOMETRY, &identity(), Incarnation(9), last_end);
     let FileChange::Replace(file) = change else { panic!("a new file") };
     (log, file)
 }
@@ -229,7 +229,7 @@ fn left_by_a_crash() -> Vec<u8> {
 fn reopen(file: &mut [u8], incarnation: u64) -> ActivityLog {
     let found = format::read(file, &identity());
     let run = Incarnation(incarnation);
-    let Opening { log, change } = open(found, GEOMETRY, &identity(), run, LastEnd::Unclean);
+    let Opening { log, change, .. } = open(found, GEOMETRY, &identity(), run, LastEnd::Unclean);
     let FileChange::Append { offset, block } = change else { panic!("the map is kept") };
     file[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
     log
@@ -309,7 +309,7 @@ fn what_is_missing_damaged_or_foreign_says_nothing() {
     };
     foreign(&|identity| identity.group = "h".into());
     foreign(&|identity| identity.member = "mm".into());
-    foreign(&|identity| identity.disks[1].2 += 512);
+    foreign(&|identity| identity.disks[1].2 -= 512);
     foreign(&|identity| identity.disks[0].1 = "c".into());
     foreign(&|identity| drop(identity.disks.pop()));
     let one_superblock: Vec<u8> = [vec![0; BLOCK_BYTES], file[BLOCK_BYTES..].to_vec()].concat();
@@ -379,7 +379,8 @@ fn the_format_is_the_documented_one() {
     };
     let mut slots = vec![None; 8];
     slots[0] = Some(Entry { disk: DiskId(1), first: 3, more: 1 });
-    assert_eq!(found, Found { id: 9, geometry: GEOMETRY, head, slots });
+    let disk_bytes = vec![64 * EXTENT; 2];
+    assert_eq!(found, Found { id: 9, geometry: GEOMETRY, head, slots, disk_bytes });
     let digest = blake3::hash(&file).to_hex();
     assert_eq!(&digest[..16], "0df0f9e06deb74ec", "if the bytes changed, so must the version");
     assert_eq!(&file[..8], b"TLKACTS1");
@@ -511,4 +512,36 @@ fn a_map_of_what_is_not_recorded_is_believed_like_any_other() {
         let Compare::All(why) = log.attached(&attachment) else { panic!("{attachment:?}") };
         assert!(why.contains(said), "{why}");
     }
+}
+
+fn grown_identity() -> Identity {
+    let mut identity = identity();
+    identity.disks[1].2 += 30 * EXTENT + 7;
+    identity
+}
+
+/// After a clean end the sites can differ only in what is new, also if this run is killed.
+#[test]
+fn of_a_disk_that_has_grown_only_what_is_new_is_compared() {
+    let (_, old) = open_clean();
+    let found = || format::read(&old, &grown_identity());
+    let run = Incarnation(12);
+    let Opening { mut log, change, has_grown } =
+        open(found(), GEOMETRY, &grown_identity(), run, CLEAN);
+    let FileChange::Replace(file) = change else { panic!("a new file") };
+    assert!(has_grown);
+    let new = Extent { len_bytes: 30 * EXTENT + 7, ..extent(1, 64) };
+    assert_eq!(log.ranges(), [new]);
+    assert_eq!(log.attached(&ATTACHED), Compare::Mapped(vec![new]));
+    let found_again = format::read(&file, &grown_identity());
+    let Opening { log: mut next, has_grown, .. } =
+        open(found_again, GEOMETRY, &grown_identity(), Incarnation(13), LastEnd::Unclean);
+    assert!(!has_grown, "it is no news any more");
+    assert_eq!(next.attached(&ATTACHED), Compare::Mapped(vec![new]));
+
+    // After an unclean end the map is that of other disks, and so is one of disks that have shrunk.
+    let mut log = open(found(), GEOMETRY, &grown_identity(), run, LastEnd::Unclean).log;
+    let Compare::All(why) = log.attached(&ATTACHED) else { panic!("nobody knows") };
+    assert!(why.contains("other sizes"), "{why}");
+    assert_eq!(format::read(&file, &identity()), Err(Unusable::Foreign(format::OTHER_DISKS)));
 }
