@@ -40,7 +40,7 @@ pub(crate) const FORMAT_OF_COLD: u32 = 5;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
-    /// The host that attached it last.
+    /// The host that attached it last, or [`Member::NOBODY`].
     pub host: String,
     /// The newest run of its daemon.
     pub incarnation: Incarnation,
@@ -52,6 +52,24 @@ pub struct Member {
     pub lease_ms: u64,
 }
 
+impl Member {
+    /// In the place of a host's name: no host has attached it yet.
+    pub const NOBODY: &str = "";
+
+    /// One whose disks were here before any host attached it (`group/seed.rs`).
+    #[must_use]
+    pub fn seeded(disks: Vec<DiskSpec>) -> Self {
+        let host = Self::NOBODY.to_owned();
+        Self { host, incarnation: Incarnation(0), disks, mode: Mode::Pipelined, lease_ms: 0 }
+    }
+
+    /// Whether no host has attached it yet.
+    #[must_use]
+    pub fn is_seeded(&self) -> bool {
+        self.host == Self::NOBODY
+    }
+}
+
 /// The group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -60,7 +78,7 @@ pub struct Manifest {
     pub format: u32,
     /// Its name.
     pub group: String,
-    /// The host that created it.
+    /// The host that created it; [`Member::NOBODY`]: none has come yet, and it is the first one's that does.
     pub created_by: String,
     /// Its writers, by index.
     pub writers: Vec<String>,

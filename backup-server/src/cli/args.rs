@@ -1,5 +1,6 @@
 //! The arguments.
 
+use super::seed::SeedDisk;
 use crate::travel::when::{self, When};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -29,6 +30,14 @@ What it writes to the disks is gone with the step. What it prints goes to standa
 
 Exit codes of bisect itself: 0 the first bad instant is exact to one record; 3 it is one of several, because the command
 could not say or records may still arrive; 1 an error, also if --from is bad or --to is good.";
+
+const SEED_HELP: &str = "FILE is a raw image or a block device that nobody uses: what the old primary's daemon had, after this group was
+recovered elsewhere, or disks that were shipped. Name all members with disks, and the disks of each, in the order of
+the hosts' configuration. It may be in any state: when the host attaches, both sides are compared by digests, and what
+differs is sent. Until that is done, nothing can be recovered.
+
+Do it before the host's daemon is started. It runs beside the server, as root or as the server's user. If it is
+killed, give the same command again.";
 
 /// Tidelock's backup site: receives what protected VMs write, and recovers them.
 #[derive(Debug, Parser)]
@@ -61,6 +70,9 @@ pub(crate) enum Command {
     Damaged(Damaged),
     /// Show what can be kept of a journal that cannot be opened, or cut it there
     Repair(Repair),
+    /// Make a group of disks that are here already, so that the first host to attach it sends only what differs
+    #[command(after_help = SEED_HELP)]
+    Seed(Seed),
     /// Take a member out of a group for good: nothing waits for it any more, and it is not recovered
     Remove(Remove),
     /// Copy a disk of a group into an image, before or after a recovery, without stopping anything
@@ -363,6 +375,24 @@ pub(crate) struct Recover {
     /// More arguments for QEMU, after `--`
     #[arg(last = true, requires = "boot")]
     pub(crate) qemu_arguments: Vec<String>,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct Seed {
+    /// The group to make
+    pub(crate) group: String,
+    /// A disk, and where it is
+    #[arg(required = true, value_name = "MEMBER.DISK=FILE")]
+    pub(crate) disks: Vec<SeedDisk>,
+    /// Copy the files, sharing their blocks where the file system can [default]
+    #[arg(long = "copy", conflicts_with = "moves")]
+    pub(crate) _copies: bool,
+    /// Move the files: they become the server's, and are changed by what arrives
+    #[arg(long = "move")]
+    pub(crate) moves: bool,
+    /// For programs: one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, ClapArgs)]

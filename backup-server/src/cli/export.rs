@@ -310,7 +310,7 @@ impl Drop for Unfinished {
 }
 
 /// For people.
-fn progress(what: &str, bytes: u64) -> indicatif::ProgressBar {
+pub(super) fn progress(what: &str, bytes: u64) -> indicatif::ProgressBar {
     let style =
         format!("  {what} [{{bar:40}}] {{percent}}% of {} {{eta}} left", text::bytes(bytes));
     let style = indicatif::ProgressStyle::with_template(&style).expect("a constant template");

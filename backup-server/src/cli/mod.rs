@@ -14,6 +14,7 @@ mod marks;
 mod recover;
 mod remove;
 mod repair;
+mod seed;
 mod serve;
 mod snapshot;
 mod status;
@@ -65,6 +66,10 @@ pub async fn run(args: Args) -> Result<()> {
         Command::Repair(repair) => {
             start_log(&config, Some("warn"));
             repair::run(config, repair).await
+        }
+        Command::Seed(seed) => {
+            start_log(&config, Some("warn"));
+            seed::run(config, seed).await
         }
         Command::Remove(remove) => {
             start_log(&config, Some("warn"));

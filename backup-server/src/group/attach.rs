@@ -101,7 +101,7 @@ pub(super) fn check_follow(follow: &Follow) -> Result<(), Refusal> {
 
 const BAD_NAME: &str = "a group, member or disk name is not 1 to 64 letters, digits, '.', '_', '-'";
 
-fn are_unique<'a>(names: impl Iterator<Item = &'a String>) -> bool {
+pub(super) fn are_unique<'a>(names: impl Iterator<Item = &'a String>) -> bool {
     let mut names: Vec<_> = names.collect();
     names.sort_unstable();
     names.windows(2).all(|pair| pair[0] != pair[1])
@@ -339,7 +339,7 @@ impl<S: Storage> Group<S> {
     pub(super) fn check_host(&self, host: &str) -> Result<(), Refusal> {
         let allowed = match &self.options.hosts {
             Some(hosts) => hosts.iter().any(|h| h == host),
-            None => self.manifest.created_by == host,
+            None => [host, Member::NOBODY].contains(&&*self.manifest.created_by),
         };
         if !allowed {
             return refuse(RefusalKind::Forbidden, forbidden(host, &self.manifest.group));
@@ -430,6 +430,9 @@ impl<S: Storage> Group<S> {
         self.grow_images(attach)?;
         let mut manifest = self.manifest.clone();
         manifest.grace_ms = manifest.grace_ms.max(attach.grace_ms);
+        if manifest.created_by == Member::NOBODY {
+            manifest.created_by = host.to_owned();
+        }
         manifest.members[attach.writer.index()] = Some(Member {
             host: host.to_owned(),
             incarnation: attach.incarnation,

@@ -37,6 +37,7 @@ mod policies;
 mod recovery;
 mod retention;
 mod scrub;
+mod seed;
 mod shape;
 mod status;
 #[cfg(test)]
@@ -54,6 +55,7 @@ pub use policies::{Exposure, Known};
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
 pub use retention::{AtSizeMax, Retention};
 pub use scrub::ScrubStatus;
+pub use seed::{SECTOR_BYTES, SeedError, SeededMember, manifest as seeded_manifest, seed};
 pub use shape::RemoveError;
 pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 

@@ -210,7 +210,7 @@ impl<S: Storage> Group<S> {
         let lease_max_ms =
             self.manifest.members.iter().flatten().map(|m| m.lease_ms).max().unwrap_or(0);
         let writers = self.manifest.writers.iter().enumerate().filter_map(|(i, name)| {
-            let member = self.manifest.member(WriterId(i as u16))?;
+            let member = self.manifest.member(WriterId(i as u16)).filter(|m| !m.is_seeded())?;
             let of = state.writers[i];
             (of.standing != Standing::Removed).then(|| Peer {
                 name: name.clone(),

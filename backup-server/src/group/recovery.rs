@@ -5,6 +5,7 @@ use super::{Exposure, Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
 use crate::history::{Hold, PastError, Point};
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
+use crate::manifest::Member;
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use crate::text;
@@ -297,12 +298,19 @@ impl<S: Storage> Group<S> {
                 }
                 CopyState::Whole | CopyState::Resyncing => continue,
                 CopyState::Empty => "nothing has arrived",
+                CopyState::Partial if self.is_seeded(i) => {
+                    "its disks were seeded, and no host has compared them"
+                }
                 CopyState::Partial => "a part has arrived",
             };
             let member = self.manifest.writers[i].clone();
             return Err(RecoverError::Initialising { member, copy });
         }
         Ok(())
+    }
+
+    fn is_seeded(&self, writer: usize) -> bool {
+        self.manifest.members[writer].as_ref().is_some_and(Member::is_seeded)
     }
 
     pub(super) fn check_journal(&self) -> Result<(), RecoverError> {

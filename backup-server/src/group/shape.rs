@@ -12,6 +12,7 @@
 use super::attach::{Refusal, refuse};
 use super::{Group, GroupError, Link, Now, WriterSlot};
 use crate::journal::{Note, Shape, Standing};
+use crate::manifest::Member;
 use crate::storage::Storage;
 use thiserror::Error;
 use tidelock_protocol::ids::WriterId;
@@ -192,7 +193,7 @@ impl<S: Storage> Group<S> {
         let writers = writers.filter(|(_, w)| w.standing != Standing::Removed);
         let hosts = writers.filter_map(|(member, _)| Some(&member.as_ref()?.host));
         let mut hosts: Vec<_> = hosts.chain(self.manifest.followers.values()).cloned().collect();
-        hosts.retain(|other| other != host);
+        hosts.retain(|other| other != host && other != Member::NOBODY);
         hosts.sort_unstable();
         hosts.dedup();
         hosts
@@ -276,7 +277,8 @@ impl<S: Storage> Group<S> {
             return Some(host.clone());
         }
         let index = self.manifest.writers.iter().position(|name| name == member)?;
-        let host = self.manifest.members[index].as_ref().map(|m| m.host.clone());
+        let member = self.manifest.members[index].as_ref().filter(|m| !m.is_seeded());
+        let host = member.map(|m| m.host.clone());
         Some(host.unwrap_or_else(|| "no host yet".to_owned()))
     }
 

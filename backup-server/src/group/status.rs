@@ -163,12 +163,13 @@ impl<S: Storage> Group<S> {
         let writers = self.manifest.writers.iter().enumerate().map(|(i, name)| {
             let writer = WriterId(i as u16);
             let member = self.manifest.member(writer);
+            let attached = member.filter(|m| !m.is_seeded());
             let disks = member.map_or(&[][..], |m| &m.disks).iter();
             let slot = &self.slots[i];
             WriterStatus {
                 member: name.clone(),
-                host: member.map(|m| m.host.clone()),
-                mode: member.map(|m| m.mode),
+                host: attached.map(|m| m.host.clone()),
+                mode: attached.map(|m| m.mode),
                 durable: self.commit.durable_of(writer),
                 committed: self.commit.committed().get(writer),
                 copy: self.durable_copies[i],

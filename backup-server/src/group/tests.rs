@@ -1,6 +1,7 @@
 //! A group against a host that is played by the test, on a disk that crashes.
 
 mod chosen;
+mod seeded;
 
 use super::attach::after_attach;
 use super::*;

@@ -7,6 +7,7 @@
 //! | `{"do": "damaged", "group": G}`, with `"check": true` or `"forget": SEGMENT` | `{"is": "damaged", "segments": [...], "latest": [...]}` |
 //! | `{"do": "repair", "group": G, "apply": false}` | `{"is": "repaired", "repair": {...}}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
+//! | `{"do": "adopt", "group": G}` | `{"is": "adopted"}`: a group that was made beside the server is opened |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
 //! | `{"do": "views"}`, `{"do": "closeview", "name": N}` | `{"is": "views", "views": [...]}`, `{"is": "closed"}` |
@@ -99,6 +100,11 @@ pub enum Request {
         group: String,
         /// Which member.
         member: String,
+    },
+    /// Open a group that was made in the data directory (`tidelock-backup seed`).
+    Adopt {
+        /// Which.
+        group: String,
     },
     /// Remove a member from a group.
     Remove {
@@ -292,6 +298,8 @@ pub enum Reply {
         /// And what it costs.
         repair: RepairStatus,
     },
+    /// The group is open.
+    Adopted,
     /// The member is removed.
     Removed,
     /// What to boot, if the host sent it.
@@ -476,6 +484,7 @@ async fn serve(
                 Ok(Err(reason)) | Err(reason) => Reply::Error { reason },
             }
         }
+        Request::Adopt { group } => adopt(registry, &group).await,
         Request::Remove { group, member } => remove(registry, &group, member).await,
         Request::Machine { group, member } => {
             match ask(registry, &group, |done| Event::Machine { member, done }).await {
@@ -602,6 +611,18 @@ async fn damaged(registry: &Registry, group: &str, how: DamagedAsk) -> Reply {
         }
     }
     Reply::Error { reason: "a fold has been running all the time: ask again later".into() }
+}
+
+async fn adopt(registry: &Registry, group: &str) -> Reply {
+    let error = |reason| Reply::Error { reason };
+    if let Err(reason) = registry.adopt(group) {
+        return error(reason.to_string());
+    }
+    match ask(registry, group, |done| Event::Status { done }).await {
+        Ok(Some(status)) => status.broken.map_or(Reply::Adopted, error),
+        Ok(None) => error(format!("there is no group {group}")),
+        Err(reason) => error(reason),
+    }
 }
 
 async fn remove(registry: &Registry, group: &str, member: String) -> Reply {

@@ -446,6 +446,10 @@ impl Owner {
             AttachRequest::Follow(_) => None,
         };
         if matches!(self.phase, Phase::Absent) {
+            // It may have been put there since.
+            self.open();
+        }
+        if matches!(self.phase, Phase::Absent) {
             let made = match first {
                 Some(attach) => self.create(host, attach),
                 None => Err((

@@ -123,6 +123,16 @@ impl Registry {
         Ok(handle)
     }
 
+    /// The owner of a group that is in the data directory, also if it was put there just now.
+    pub fn adopt(&self, name: &str) -> io::Result<OwnerHandle> {
+        let is_there =
+            || self.config.data_dir.join("groups").join(name).join("group.json").exists();
+        if !names::is_valid(name) || !is_there() {
+            return Err(io::Error::other(format!("there is no group {name}")));
+        }
+        self.get_or_spawn(name)
+    }
+
     /// Stops all owners and waits until what they have is durable.
     pub fn stop(&self) {
         let groups = {

@@ -1,0 +1,146 @@
+//! A group that begins with images that are there already: the disks of a site that was the primary, or disks that
+//! were shipped.
+//!
+//! Nothing is believed of them: the copy is one that has begun and not ended ([`CopyState::Partial`]). So nothing can
+//! be recovered, and the host that attaches compares its disks with them by digests and sends what differs.
+
+use super::{GroupError, JOURNAL_DIR, attach};
+use crate::journal::{self, Journal, Note, State};
+use crate::manifest::{FORMAT, Manifest, Member};
+use crate::names;
+use crate::storage::{self, Storage, StorageFile};
+use std::collections::BTreeMap;
+use std::io;
+use thiserror::Error;
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::limits;
+use tidelock_protocol::message::{CopyState, DiskSpec};
+
+/// The unit in which a disk's size is counted.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// A writer whose disks are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeededMember {
+    /// Its name.
+    pub name: String,
+    /// Its disks, numbered as in its host's configuration.
+    pub disks: Vec<DiskSpec>,
+}
+
+/// Why no group is made.
+#[derive(Debug, Error)]
+pub enum SeedError {
+    /// A group, member or disk cannot be called so.
+    #[error("\"{0}\" is not a name: 1 to 64 letters, digits, '.', '_', '-'")]
+    Name(String),
+    /// Too much, too little, or twice the same.
+    #[error("{0}")]
+    Shape(String),
+    /// The storage.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+impl SeedError {
+    /// Whether there is no room.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Group(GroupError::Journal(journal::JournalError::Full(_))) => true,
+            Self::Group(GroupError::Manifest(error)) => error.is_full(),
+            Self::Group(GroupError::Image { source, .. }) => storage::is_full(source),
+            _ => false,
+        }
+    }
+}
+
+/// What the group is, before any host has attached it. Says what is wrong with the names and sizes.
+pub fn manifest(group: &str, members: &[SeededMember]) -> Result<Manifest, SeedError> {
+    let shape = |reason: String| Err(SeedError::Shape(reason));
+    let disks = || members.iter().flat_map(|m| &m.disks);
+    let all = [group].into_iter().chain(members.iter().map(|m| m.name.as_str()));
+    if let Some(bad) = all.chain(disks().map(|d| d.name.as_str())).find(|n| !names::is_valid(n)) {
+        return Err(SeedError::Name(bad.to_owned()));
+    }
+    if members.is_empty() || members.len() > usize::from(limits::WRITERS_MAX) {
+        return shape("a group has 1 to 64 members with disks".to_owned());
+    }
+    if !attach::are_unique(members.iter().map(|m| &m.name)) {
+        return shape("two members have the same name".to_owned());
+    }
+    for member in members {
+        if member.disks.is_empty() || member.disks.len() > usize::from(limits::DISKS_MAX) {
+            return shape(format!("{} has not 1 to 64 disks", member.name));
+        }
+        if !attach::are_unique(member.disks.iter().map(|d| &d.name)) {
+            return shape(format!("two disks of {} have the same name", member.name));
+        }
+    }
+    if let Some(disk) =
+        disks().find(|d| d.size_bytes == 0 || !d.size_bytes.is_multiple_of(SECTOR_BYTES))
+    {
+        let bytes = disk.size_bytes;
+        return shape(format!(
+            "disk {} has {bytes} bytes: the size of a disk is a multiple of {SECTOR_BYTES}. Is it a raw image?",
+            disk.name
+        ));
+    }
+    Ok(Manifest {
+        format: FORMAT,
+        group: group.to_owned(),
+        created_by: Member::NOBODY.to_owned(),
+        writers: members.iter().map(|m| m.name.clone()).collect(),
+        members: members.iter().map(|m| Some(Member::seeded(m.disks.clone()))).collect(),
+        grace_ms: 0,
+        peers: Vec::new(),
+        followers: BTreeMap::new(),
+        left_out: None,
+    })
+}
+
+/// Makes the group in a directory that holds its images and nothing else of it. Durable when it returns.
+pub fn seed<S: Storage>(
+    storage: &S,
+    manifest: &Manifest,
+    options: journal::Options,
+) -> Result<(), SeedError> {
+    for (writer, disk) in manifest.disks() {
+        check_image(storage, &manifest.image_path(writer, disk), disk)?;
+    }
+    let wrong = |source| GroupError::Image { path: "directory".into(), source };
+    clear_journal(storage).map_err(wrong)?;
+    let state = State::new(manifest.writers.len());
+    let journal = Journal::create(storage.clone(), JOURNAL_DIR, state, options);
+    let mut journal = journal.map_err(GroupError::from)?;
+    for writer in (0..manifest.writers.len() as u16).map(WriterId) {
+        let note = Note::Copy { writer, copy: CopyState::Partial };
+        journal.stage_note(&note).expect("nothing of it was here");
+    }
+    journal.write(|_| ()).and_then(|()| journal.sync()).map_err(GroupError::from)?;
+    storage.create_dir("machines").and_then(|()| storage.sync_dir("")).map_err(wrong)?;
+    // The group is there when this is.
+    manifest.write(storage).map_err(GroupError::from)?;
+    Ok(())
+}
+
+fn check_image<S: Storage>(storage: &S, path: &str, disk: &DiskSpec) -> Result<(), GroupError> {
+    let check = || {
+        let image = storage.open(path)?;
+        if image.size_bytes()? != disk.size_bytes {
+            return Err(io::Error::other("its size is not the disk's"));
+        }
+        image.sync()
+    };
+    let synced = check().and_then(|()| storage.sync_dir("images"));
+    synced.map_err(|source| GroupError::Image { path: path.to_owned(), source })
+}
+
+/// Of an attempt that was not finished.
+fn clear_journal<S: Storage>(storage: &S) -> io::Result<()> {
+    storage.create_dir(JOURNAL_DIR)?;
+    for name in storage.list(JOURNAL_DIR)? {
+        storage.remove(&storage::join(JOURNAL_DIR, &name))?;
+    }
+    storage.sync_dir(JOURNAL_DIR)
+}
