@@ -391,7 +391,8 @@ fn encode_tagging(
 mod tests {
     use super::*;
     use crate::control::{
-        BookmarkState, BookmarkWish, Bookmarking, ControlError, ModeChange, VerifyBegun, VerifyWish,
+        BookmarkState, BookmarkWish, Bookmarking, ControlError, ModeChange, SwitchState,
+        SwitchWish, Switching, VerifyBegun, VerifyWish,
     };
     use crate::status::example::status;
     use std::collections::BTreeSet;
@@ -472,6 +473,14 @@ mod tests {
 
         fn bookmarked(&self, _: &str, _: u64) -> Result<BookmarkState, ControlError> {
             unreachable!("metrics set nothing")
+        }
+
+        fn switchover(&self, _: &str, _: SwitchWish) -> Result<Switching, ControlError> {
+            unreachable!("metrics hand nothing over")
+        }
+
+        fn switched(&self, _: &str) -> Result<SwitchState, ControlError> {
+            unreachable!("metrics hand nothing over")
         }
 
         fn stop(&self) -> Result<(), ControlError> {

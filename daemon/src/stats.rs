@@ -87,6 +87,7 @@ pub struct LinkStats {
     oldest_ns: AtomicU64,
     lease_sent_ns: AtomicU64,
     policy_kept: AtomicBool,
+    protocol: AtomicU64,
     watermark: AtomicU64,
     frontier: AtomicU64,
     commit_latency: LatencyHistogram,
@@ -121,6 +122,16 @@ impl LinkStats {
     #[must_use]
     pub fn is_policy_kept(&self) -> bool {
         self.policy_kept.load(Relaxed)
+    }
+
+    pub(crate) fn set_protocol(&self, protocol: u16) {
+        self.protocol.store(protocol.into(), Relaxed);
+    }
+
+    /// The version of the protocol that the last connection speaks; 0: there was none.
+    #[must_use]
+    pub fn protocol(&self) -> u64 {
+        self.protocol.load(Relaxed)
     }
 
     pub(crate) fn set_watermark(&self, watermark: Hlc, frontier: Hlc) {

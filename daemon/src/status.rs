@@ -101,6 +101,10 @@ pub struct GroupStatus {
     /// since the Unix epoch, and the backup does not have all that has left since.
     #[serde(default)]
     pub degraded_since_unix_ms: Option<u64>,
+    /// The group was handed to the backup site at this time of the host's wall clock, in milliseconds since the Unix
+    /// epoch.
+    #[serde(default)]
+    pub switched_over_unix_ms: Option<u64>,
     /// The epoch granted by the backup; 0 before the first.
     pub epoch: Epoch,
     /// What lets the gate be open.

@@ -30,6 +30,8 @@ pub const PROTOCOL_OF_BOOKMARKS: u16 = 5;
 pub const PROTOCOL_OF_FLUSHES: u16 = 6;
 /// From this version on the backup knows who serves guests before it was reached: [`Message::ServesUnreached`].
 pub const PROTOCOL_OF_UNREACHED: u16 = 7;
+/// From this version on a primary can give up its lease: [`Message::GiveUpLease`].
+pub const PROTOCOL_OF_SWITCHES: u16 = 7;
 
 /// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
 pub const UNASKED: u64 = 0;
@@ -490,5 +492,13 @@ pub enum Message {
     ServesUnreachedKept {
         /// It does.
         serves: bool,
+    },
+    /// Host: the gate of this member is shut, and stays so in this epoch, also after a restart. It asks for no lease
+    /// any more (version 7). In the place of each beacon from then on.
+    GiveUpLease,
+    /// Backup: it knows (version 7). As long as the server runs, and the member does not attach again.
+    LeaseGivenUp {
+        /// The group's C.
+        committed: CountVector,
     },
 }

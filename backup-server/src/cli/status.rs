@@ -92,6 +92,10 @@ fn render(group: &GroupStatus) -> String {
             "recoverable",
             format!("yes; `recover` would wait {:.1} s", group.grace_remaining_ms as f64 / 1e3),
         ),
+        None if group.recoverable && group.lease_given_up => line(
+            "recoverable",
+            "yes, at once: the primary has switched over, and has given up its lease".to_owned(),
+        ),
         None => line("recoverable", if group.recoverable { "yes" } else { "no" }.to_owned()),
     }
     if let Some(reason) = &group.stalled {

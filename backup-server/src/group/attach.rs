@@ -325,6 +325,7 @@ impl<S: Storage> Group<S> {
         }
         self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
+        self.may_have_lease(&attach.member);
         self.take_over(now, link, attach, join.is_some());
         let state = self.journal.state();
         Ok(Attached {

@@ -44,6 +44,7 @@ impl<S: Storage> Group<S> {
         self.reshape(now, host, &follow.writers, &follow.peers, follow.form)?;
         self.remember_follower(host, follow).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
+        self.may_have_lease(&follow.member);
         let same = |old: &Follower| old.member == follow.member && old.link != link;
         if let Some(old) = self.followers.iter().find(|old| same(old)).map(|old| old.link) {
             let reason = format!("{} was attached again by its daemon", follow.member);
@@ -87,6 +88,7 @@ impl<S: Storage> Group<S> {
             Frame::Control(_, Message::AskFloor { mark, everyone }) => {
                 self.ask_floor(link, mark, everyone);
             }
+            Frame::Control(_, Message::GiveUpLease) => self.lease_given_up(link),
             Frame::Control(_, Message::Policy(policy)) => self.policy(now, link, policy),
             // Its mode is its host's affair.
             Frame::Control(_, Message::ModeChanged { .. }) => {}

@@ -105,6 +105,7 @@ impl<S: Storage> Group<S> {
             Message::Sounded { id, pending, hlc } => {
                 self.sounded(WriterId(i as u16), id, &pending, hlc);
             }
+            Message::GiveUpLease => self.lease_given_up(link),
             Message::AskFloor { mark, everyone } => self.ask_floor(link, mark, everyone),
             Message::Detach => {
                 self.flush();
@@ -125,7 +126,8 @@ impl<S: Storage> Group<S> {
     /// lease says who is primary, not how far the copy is.
     pub fn beacon(&mut self, now: Now, link: Link, sent_at: tidelock_protocol::ids::MonoNanos) {
         let attached = self.all_links().contains(&link);
-        if attached && self.broken.is_none() {
+        let gave_up = self.name_of_link(link).is_some_and(|name| self.given_up.contains(&name));
+        if attached && !gave_up && self.broken.is_none() {
             self.grace.heard(now.mono);
             self.heard(link, now);
             if let Some(member) = self.name_of_link(link) {

@@ -40,6 +40,7 @@ mod scrub;
 mod seed;
 mod shape;
 mod status;
+mod switching;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -67,7 +68,7 @@ use crate::journal::{self, Compress, Journal, JournalError, Position, Standing, 
 use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
 use crate::storage::{Storage, StorageFile};
 use crate::view::{DiskKey, Overlay, SharedOverlay, View};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
@@ -287,6 +288,8 @@ pub struct Group<S: Storage> {
     compressing: compressing::Compressing,
     damage: damage::DamageState,
     grace: Grace,
+    /// Members that have given up their leases.
+    given_up: BTreeSet<String>,
     opened_at: MonoNanos,
     /// When each host was heard last, since then.
     heard: BTreeMap<String, MonoNanos>,
@@ -408,6 +411,7 @@ impl<S: Storage> Group<S> {
             last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),
+            given_up: BTreeSet::new(),
             opened_at: now.mono,
             heard: BTreeMap::new(),
             held: held::HeldUntil::default(),

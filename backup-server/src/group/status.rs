@@ -87,6 +87,9 @@ pub struct GroupStatus {
     pub beyond_the_cut: u64,
     /// The recovery that made this site the primary.
     pub recovered: Option<Recovery>,
+    /// Every member has given up its lease: the group was switched over to this site.
+    #[serde(default)]
+    pub lease_given_up: bool,
     /// Until a recovery need not wait any more.
     pub grace_remaining_ms: u64,
     /// Bytes of the journal.
@@ -138,6 +141,7 @@ impl GroupStatus {
             watermark_lag_ms: 0,
             beyond_the_cut: 0,
             recovered: None,
+            lease_given_up: false,
             grace_remaining_ms: 0,
             journal_bytes: 0,
             unfolded_bytes: 0,
@@ -214,6 +218,7 @@ impl<S: Storage> Group<S> {
             },
             beyond_the_cut,
             recovered: self.recovery(),
+            lease_given_up: state.recovered().is_none() && self.has_no_lease(),
             grace_remaining_ms: self.grace.remaining_ms(now.mono),
             journal_bytes: self.journal.bytes(),
             unfolded_bytes: self.unfolded_bytes(),

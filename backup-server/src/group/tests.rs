@@ -2,6 +2,7 @@
 
 mod chosen;
 mod seeded;
+mod switched;
 
 use super::attach::after_attach;
 use super::*;

@@ -10,6 +10,7 @@ pub mod mode;
 pub mod paint;
 pub mod pki;
 pub mod status_text;
+pub mod switchover;
 pub mod top;
 pub mod verify;
 
@@ -148,6 +149,23 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Hand a group to the backup site, as planned, with nothing lost
+    ///
+    /// The guests must be stopped: by you before this, or by --stop-command. Then no request is taken any more, the
+    /// backup gets everything, this host's gate shuts for good, and its lease is given up, so that
+    /// `tidelock-backup recover` at the backup site need not wait. If the backup does not get everything in time, it is
+    /// refused, and the group goes on here as before.
+    #[command(after_help = EXIT_CODES)]
+    Switchover {
+        /// Where the daemon is
+        #[command(flatten)]
+        daemon: Daemon,
+        /// The group
+        group: String,
+        /// How
+        #[command(flatten)]
+        options: switchover::Options,
+    },
     /// Stop the daemon cleanly, as SIGTERM does: what guests have written is sent first
     Stop {
         /// Where the daemon is
@@ -222,6 +240,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let expires_in_ms = expires.map(|span| span.as_millis() as u64);
             let wish = BookmarkWish { name, expires_in_ms, moves };
             print(&bookmark::run(&daemon.socket, &group, wish, timeout, json)?)?;
+        }
+        Command::Switchover { daemon, group, options } => {
+            print(&switchover::run(&daemon.socket, &group, &options)?)?;
         }
         Command::Stop { daemon } => {
             Client::connect(&daemon.socket)?.stop()?;

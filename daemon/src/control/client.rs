@@ -2,7 +2,7 @@
 
 use super::{
     ANSWER_MAX_BYTES, Answer, BookmarkState, BookmarkWish, ControlError, ModeChange, Request,
-    VerifyBegun, VerifyWish,
+    SwitchState, SwitchWish, VerifyBegun, VerifyWish,
 };
 use crate::status::{SCHEMA, Status};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -112,6 +112,25 @@ impl Client {
         }
     }
 
+    /// Begins a switch, or only asks whether it could be. Returns the connections of guests to their disks.
+    pub fn switchover(&mut self, group: &str, wish: SwitchWish) -> Result<u64, ClientError> {
+        let SwitchWish { guest_is_stopped, check_only, timeout_ms } = wish;
+        let group = group.to_owned();
+        let wish = Request::Switchover { group, guest_is_stopped, check_only, timeout_ms };
+        match self.ask(&wish)? {
+            Answer::Switching(begun) => Ok(begun.connections),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// How far it is.
+    pub fn switched(&mut self, group: &str) -> Result<SwitchState, ClientError> {
+        match self.ask(&Request::Switched { group: group.to_owned() })? {
+            Answer::Switchover(state) => Ok(state),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Begins a clean stop.
     pub fn stop(&mut self) -> Result<(), ClientError> {
         match self.ask(&Request::Stop)? {
@@ -146,6 +165,7 @@ fn unexpected(answer: &Answer) -> ClientError {
         Answer::Bookmarking(_) => "bookmarking",
         Answer::Bookmark(_) => "bookmark",
         Answer::Stopping {} => "stopping",
+        Answer::Switching(_) | Answer::Switchover(_) => "switchover",
         Answer::Error(_) => "error",
     };
     ClientError::Strange(format!("unexpected {kind}"))

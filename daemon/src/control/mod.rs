@@ -14,6 +14,10 @@
 //! ← {"bookmarking":{"id":1795348800000000}}
 //! → {"command":"bookmarked","group":"shop","id":1795348800000000}
 //! ← {"bookmark":{"state":"waiting","why":"..."}}          (or "set", with its point)
+//! → {"command":"switchover","group":"shop","guest_is_stopped":false,"timeout_ms":30000}
+//! ← {"switching":{"connections":0}}
+//! → {"command":"switched","group":"shop"}
+//! ← {"switchover":{"state":"draining"}}                  (or "giving-up", "over" with what it took, "before")
 //! → {"command":"stop"}
 //! ← {"stopping":{}}
 //! ← {"error":{"kind":"unknown-group","message":"..."}}      (to anything that fails)
@@ -62,6 +66,10 @@ pub trait ControlTarget: Send + Sync + 'static {
     fn bookmark(&self, group: &str, wish: BookmarkWish) -> Result<Bookmarking, ControlError>;
     /// How far one is.
     fn bookmarked(&self, group: &str, id: u64) -> Result<BookmarkState, ControlError>;
+    /// Begins to hand a group to the backup site, or only says whether that could be.
+    fn switchover(&self, group: &str, wish: SwitchWish) -> Result<Switching, ControlError>;
+    /// How far that is.
+    fn switched(&self, group: &str) -> Result<SwitchState, ControlError>;
     /// Begins a clean stop, as SIGTERM does.
     fn stop(&self) -> Result<(), ControlError>;
 }
@@ -113,8 +121,72 @@ pub enum Request {
         /// What the answer to [`Request::Bookmark`] said.
         id: u64,
     },
+    /// Hand the group to the backup site: take no more requests, send everything, shut the gate, give up the lease.
+    Switchover {
+        /// The group.
+        group: String,
+        /// Also while guests have their disks open.
+        #[serde(default)]
+        guest_is_stopped: bool,
+        /// Change nothing, only say whether it could be.
+        #[serde(default)]
+        check_only: bool,
+        /// How long the backup may take to get everything.
+        #[serde(default = "switch_timeout_ms")]
+        timeout_ms: u64,
+    },
+    /// How far that is. If nobody asks for five seconds, it is given up, as long as it can be.
+    Switched {
+        /// The group.
+        group: String,
+    },
     /// Stop cleanly.
     Stop,
+}
+
+fn switch_timeout_ms() -> u64 {
+    30_000
+}
+
+/// Which switch is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchWish {
+    /// Also while guests have their disks open.
+    pub guest_is_stopped: bool,
+    /// Change nothing, only say whether it could be.
+    pub check_only: bool,
+    /// How long the backup may take to get everything.
+    pub timeout_ms: u64,
+}
+
+/// A switch that was begun, or could be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switching {
+    /// Connections of guests to the group's disks.
+    pub connections: u64,
+}
+
+/// How far a switch is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum SwitchState {
+    /// The backup does not have everything yet. It can still end without a change.
+    Draining,
+    /// The gate is being shut, and the backup told.
+    GivingUp,
+    /// This host answers no client of the group any more.
+    Over {
+        /// The last seq of each writer: the backup has all of it.
+        seqs: BTreeMap<String, u64>,
+        /// From the last request taken until the backup had everything and nothing was held.
+        drained_ms: u64,
+        /// From then until the backup has answered that it knows the lease to be given up.
+        gave_up_ms: u64,
+        /// Why it is not certain that the backup knows.
+        problem: Option<String>,
+    },
+    /// The same, by a run of the daemon before this one.
+    Before,
 }
 
 /// Which verification is wanted.
@@ -182,6 +254,10 @@ pub enum Answer {
     Bookmarking(Bookmarking),
     /// To [`Request::Bookmarked`].
     Bookmark(BookmarkState),
+    /// To [`Request::Switchover`].
+    Switching(Switching),
+    /// To [`Request::Switched`].
+    Switchover(SwitchState),
     /// To [`Request::Stop`]: the stop has begun.
     Stopping {},
     /// To anything that could not be done.

@@ -2,7 +2,7 @@
 
 use super::{
     Answer, BookmarkWish, CONNECTIONS_MAX, ControlError, ControlErrorKind, ControlTarget, IDLE_MAX,
-    REQUEST_MAX_BYTES, Request, VerifyWish,
+    REQUEST_MAX_BYTES, Request, SwitchWish, VerifyWish,
 };
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -146,6 +146,17 @@ fn perform(request: Request, target: &dyn ControlTarget) -> Answer {
         }
         Request::Bookmarked { group, id } => match target.bookmarked(&group, id) {
             Ok(state) => Answer::Bookmark(state),
+            Err(error) => Answer::Error(error),
+        },
+        Request::Switchover { group, guest_is_stopped, check_only, timeout_ms } => {
+            let wish = SwitchWish { guest_is_stopped, check_only, timeout_ms };
+            match target.switchover(&group, wish) {
+                Ok(begun) => Answer::Switching(begun),
+                Err(error) => Answer::Error(error),
+            }
+        }
+        Request::Switched { group } => match target.switched(&group) {
+            Ok(state) => Answer::Switchover(state),
             Err(error) => Answer::Error(error),
         },
         Request::Stop => match target.stop() {

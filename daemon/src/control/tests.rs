@@ -45,6 +45,22 @@ impl ControlTarget for Fake {
         }
     }
 
+    fn switchover(&self, group: &str, wish: SwitchWish) -> Result<Switching, ControlError> {
+        match (group, wish.guest_is_stopped) {
+            ("shop", true) => Ok(Switching { connections: wish.timeout_ms }),
+            _ => Err(ControlError::new(ControlErrorKind::Refused, "a guest has its disks open")),
+        }
+    }
+
+    fn switched(&self, _: &str) -> Result<SwitchState, ControlError> {
+        Ok(SwitchState::Over {
+            seqs: [("db".to_owned(), 7)].into(),
+            drained_ms: 1,
+            gave_up_ms: 2,
+            problem: None,
+        })
+    }
+
     fn stop(&self) -> Result<(), ControlError> {
         self.stopping.store(true, Ordering::SeqCst);
         Ok(())
@@ -206,4 +222,16 @@ fn connections_are_bounded_and_come_free_again() {
     while fixture.client().status().is_err() {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_switch_is_asked_for_and_followed() {
+    let fixture = Fixture::new();
+    let wish = SwitchWish { guest_is_stopped: true, check_only: true, timeout_ms: 9 };
+    assert_eq!(fixture.client().switchover("shop", wish.clone()).unwrap(), 9);
+    let open = SwitchWish { guest_is_stopped: false, ..wish };
+    let refused = fixture.client().switchover("shop", open).unwrap_err();
+    assert!(matches!(refused, ClientError::Refused(_)), "{refused}");
+    let over = fixture.client().switched("shop").unwrap();
+    assert!(matches!(over, SwitchState::Over { drained_ms: 1, .. }), "{over:?}");
 }

@@ -256,6 +256,7 @@ impl Host {
             may_open: wanted != Mode::Async
                 && links().all(|link| link.is_policy_kept())
                 && !is_in(Phase::Fenced)
+                && !group.switching.is_shut()
                 && !self.stopping.load(Ordering::SeqCst),
             is_open: match &group.gate {
                 Some(gate) => gate.state(now) == GateState::Open,

@@ -52,6 +52,10 @@ impl GateControl for HeldGate {
         }
     }
 
+    fn is_applied(&self) -> bool {
+        self.handle.as_ref().is_none_or(GateHandle::is_applied)
+    }
+
     fn hold_for_resync(&self, hold: bool) {
         if let (Some(handle), Some(writer)) = (&self.handle, self.writer) {
             handle.hold_for_resync(writer, hold);

@@ -46,12 +46,15 @@ pub(super) struct Launch<'a> {
     pub(super) link: mpsc::UnboundedSender<(Channel, ToLink)>,
     pub(super) ceiling_wanted: Arc<Notify>,
     pub(super) failed: watch::Sender<Option<Arc<HostError>>>,
+    /// A run before has handed the group to the backup site.
+    pub(super) switched_over: bool,
 }
 
 impl Launch<'_> {
     pub(super) fn writer(self) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
-        let Launch { config, group, member, channel, gate, pending, link, ceiling_wanted, failed } =
+        let Launch { config, group, member, channel, gate, pending, link, ceiling_wanted, .. } =
             self;
+        let Launch { failed, switched_over, .. } = self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
         let (state, mut opened) = open_state(config, group, member)?;
@@ -122,6 +125,7 @@ impl Launch<'_> {
                 window_bytes: group.copy.window.bytes,
                 rate_bytes_per_s: group.copy.rate.map_or(0, |rate| rate.bytes_per_s),
             },
+            switched_over,
             resume: opened.resume,
             // What it was fenced for may be at the backup still.
             serves_unreached: group.before_first_contact.serves() && !opened.fenced,
@@ -154,6 +158,7 @@ impl Launch<'_> {
             port: port.clone(),
             to_owner: ToOwner::Link,
             gate,
+            gives_up: switched_over,
             keeper: Box::new(state.clone()),
             stats: link_stats.clone(),
         });
@@ -205,6 +210,7 @@ pub(super) fn follow(
     member: &Member,
     channel: Channel,
     gate: Arc<dyn GateControl>,
+    switched_over: bool,
 ) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
     let (state, opened) = open_state(config, group, member)?;
     let machine = match &member.machine {
@@ -238,6 +244,7 @@ pub(super) fn follow(
         port: Arc::new(port),
         to_owner: ToOwner::Link,
         gate,
+        gives_up: switched_over,
         keeper: Box::new(state.clone()),
         stats: link_stats.clone(),
     });

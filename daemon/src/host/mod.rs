@@ -12,14 +12,15 @@ mod ending;
 mod gating;
 mod launch;
 mod snapshot;
+mod switching;
 mod tending;
 mod verifying;
 
 use crate::clock;
 use crate::config::{Config, Group, Member, Security};
 use crate::control::{
-    BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlTarget, ModeChange, VerifyBegun,
-    VerifyWish,
+    BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlErrorKind, ControlTarget,
+    ModeChange, SwitchState, SwitchWish, Switching, VerifyBegun, VerifyWish,
 };
 use crate::link::connection::Hello;
 use crate::link::connector::{self, Endpoint};
@@ -147,6 +148,7 @@ struct HostGroup {
     degrading: degrading::Degrading,
     history: snapshot::GroupHistory,
     bookmarks: bookmarking::Bookmarks,
+    switching: switching::Switching,
     gate: Option<GateHandle>,
     members: Vec<HostMember>,
 }
@@ -164,6 +166,7 @@ pub struct Host {
     link: Mutex<Option<mpsc::UnboundedSender<(Channel, ToLink)>>>,
     stopping: AtomicBool,
     stop_asked: Notify,
+    switch_asked: Notify,
     /// An owner waits until more of its times is on record.
     ceiling_wanted: Arc<Notify>,
     /// The first error that ended a loop.
@@ -182,6 +185,8 @@ impl Host {
         let mut groups = Vec::new();
         for group in &config.groups {
             let gate_handle = gate.as_ref().and_then(|gate| gate.handle(group.name.as_str()));
+            let switching = switching::Switching::open(&config, group);
+            let switched_over = switching.over_since_unix_ms().is_some();
             let mut members = Vec::new();
             for member in &group.members {
                 let channel = Channel(link_members.len() as u16 + 1);
@@ -194,11 +199,14 @@ impl Host {
                     floor: Mutex::default(),
                 });
                 let control_of_member = control.clone();
+                if switched_over {
+                    control.fence();
+                }
                 let mut follower = None;
                 let writer = match id {
                     None => {
                         let (stats, link_member) =
-                            follow(&config, group, member, channel, control)?;
+                            follow(&config, group, member, channel, control, switched_over)?;
                         link_members.push(link_member);
                         follower = Some(stats);
                         None
@@ -214,6 +222,7 @@ impl Host {
                             link: to_link.clone(),
                             ceiling_wanted: ceiling_wanted.clone(),
                             failed: failed.clone(),
+                            switched_over,
                         };
                         let (writer, link_member) = launch.writer()?;
                         link_members.push(link_member);
@@ -233,6 +242,7 @@ impl Host {
                 degrading: degrading::Degrading::open(&config, group),
                 history: snapshot::GroupHistory::default(),
                 bookmarks: bookmarking::Bookmarks::default(),
+                switching,
                 gate: gate_handle,
                 members,
                 config: group.clone(),
@@ -263,6 +273,7 @@ impl Host {
             link: Mutex::new(Some(to_link)),
             stopping: AtomicBool::new(false),
             stop_asked: Notify::new(),
+            switch_asked: Notify::new(),
             ceiling_wanted,
             failure,
         })
@@ -305,6 +316,11 @@ impl ControlTarget for Host {
     fn set_mode(&self, group: &str, mode: Mode) -> Result<ModeChange, ControlError> {
         let group = self.group(group)?;
         let name = group.config.name.to_string();
+        if group.switching.is_shut() {
+            let text =
+                format!("group {name} was switched over: its mode does not matter here any more");
+            return Err(ControlError::new(ControlErrorKind::Refused, text));
+        }
         let mut current = group.mode.lock().expect("no panic while held");
         let before = std::mem::replace(&mut *current, mode);
         self.mode_is_wanted(group, before, mode);
@@ -321,6 +337,14 @@ impl ControlTarget for Host {
 
     fn bookmarked(&self, group: &str, id: u64) -> Result<BookmarkState, ControlError> {
         Host::bookmarked(self, self.group(group)?, id)
+    }
+
+    fn switchover(&self, group: &str, wish: SwitchWish) -> Result<Switching, ControlError> {
+        Host::switchover(self, self.group(group)?, wish)
+    }
+
+    fn switched(&self, group: &str) -> Result<SwitchState, ControlError> {
+        Host::switched(self, self.group(group)?)
     }
 
     fn stop(&self) -> Result<(), ControlError> {

@@ -5,6 +5,7 @@
 //! asking.
 
 use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
+use crate::cli::human;
 use crate::clock;
 use crate::config::{Roles, Security};
 use crate::copy_job::{self, Purpose};
@@ -168,6 +169,7 @@ impl Host {
                 .max(degraded_for_ms),
             when_unreachable: group.config.when_unreachable.to_string(),
             degraded_since_unix_ms: since_unix_ms,
+            switched_over_unix_ms: group.switching.over_since_unix_ms(),
             epoch: epoch.max().unwrap_or_default(),
             lease: LeaseStatus {
                 held: left_ms > 0 && state != GroupState::Fenced,
@@ -214,7 +216,7 @@ impl Host {
                 || group.members.iter().any(|m| m.control.is_catching_up()));
         let facts = Facts {
             stopping: self.stopping.load(Ordering::SeqCst),
-            fenced: phase(Phase::Fenced),
+            fenced: phase(Phase::Fenced) || group.switching.over_since_unix_ms().is_some(),
             degraded: group.degrading.since_unix_ms().is_some(),
             unprotected: group.degrading.is_unreached() || phase(Phase::Unrecorded),
             ever_attached: past.ever_attached,
@@ -333,6 +335,12 @@ fn unreached_detail(group: &HostGroup) -> Option<String> {
 /// More about the state, for people.
 fn detail(group: &HostGroup) -> Option<String> {
     let mut parts: Vec<String> = policy_detail(group).into_iter().collect();
+    if let Some(at) = group.switching.over_since_unix_ms() {
+        parts.push(format!(
+            "switched over to the backup site at {}: this host has given up its lease",
+            human::utc(at)
+        ));
+    }
     for member in &group.members {
         if let Some(follower) = &member.follower {
             let said = follower.link_stats.stalled().or_else(|| follower.link_stats.refusal());
@@ -484,7 +492,7 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
                     "what the guest may have heard of other members is not known until every writer has said \
                      how far it is"
                 }
-                ShutWhy::Fenced => "the group was recovered at the backup",
+                ShutWhy::Fenced => "the group was recovered at the backup, or switched over to it",
             }
             .to_owned()
         }),

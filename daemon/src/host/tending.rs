@@ -26,6 +26,7 @@ impl Host {
             self.follow_interfaces(),
             self.follow_policies(),
             self.follow_verifications(),
+            self.follow_switches(),
             self.watch_certificate()
         );
     }

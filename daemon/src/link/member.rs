@@ -2,7 +2,7 @@
 //! frames out.
 
 use super::bookmarks::Bookmarks;
-use super::port::{FromLink, OwnerPort, ToLink};
+use super::port::{FromLink, LeaseGivenUp, OwnerPort, ToLink};
 use super::{GateControl, Refusal};
 use crate::stats::LinkStats;
 use bytes::BytesMut;
@@ -13,7 +13,7 @@ use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode,
     PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS,
-    PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind, UNASKED,
+    PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
@@ -114,6 +114,10 @@ pub struct Member<T> {
     /// The backup has said that it takes no records for now. Sending on would only fill its
     /// buffers, and the beacons that keep the gate open for reads would queue behind.
     is_stalled: bool,
+    /// The gate is shut for good in this epoch: no lease is asked for, it is given up.
+    gives_up: bool,
+    /// Who wants to hear that it is.
+    given_up: Option<LeaseGivenUp>,
     /// The version of the protocol that this connection speaks.
     protocol: u16,
     /// The run that the backup knew before this attachment.
@@ -139,6 +143,8 @@ pub struct MemberParts<T> {
     pub to_owner: fn(FromLink) -> T,
     /// Its gate.
     pub gate: Arc<dyn GateControl>,
+    /// A run before has given up the lease of this epoch, and the gate is shut.
+    pub gives_up: bool,
     /// Where the epoch is kept.
     pub keeper: Box<dyn super::port::EpochKeeper>,
     /// What status and metrics read.
@@ -158,6 +164,7 @@ impl<T> Member<T> {
             port,
             to_owner,
             gate,
+            gives_up,
             keeper,
             stats,
         } = parts;
@@ -193,6 +200,8 @@ impl<T> Member<T> {
             policy_is_kept: false,
             floor_for_everyone,
             is_stalled: false,
+            gives_up,
+            given_up: None,
             protocol: 0,
             last_attached: None,
         }
@@ -235,6 +244,12 @@ impl<T> Member<T> {
                     None => self.control(message, out),
                 }
             }
+            ToLink::GiveUpLease(given_up) => {
+                self.gives_up = true;
+                self.given_up = given_up;
+                // If it is not attached, it says so when it is.
+                self.give_up_lease(out);
+            }
             ToLink::Detach => self.control(Message::Detach, out),
             ToLink::ServeUnrecorded => {
                 self.wants_unrecorded = true;
@@ -267,6 +282,19 @@ impl<T> Member<T> {
         self.port.send((self.to_owner)(FromLink::MayServeUnrecorded));
     }
 
+    fn give_up_lease(&self, out: &mut BytesMut) {
+        // A backup that speaks an older version waits out the grace: nothing is asked of it.
+        if self.protocol >= PROTOCOL_OF_SWITCHES {
+            self.control(Message::GiveUpLease, out);
+        }
+    }
+
+    fn say_switch(&mut self) {
+        if self.gives_up && self.protocol >= PROTOCOL_OF_SWITCHES {
+            self.answers.push_back(Message::GiveUpLease);
+        }
+    }
+
     fn control(&self, message: Message, out: &mut BytesMut) {
         if self.phase == Phase::Attached {
             frame::encode_control(self.channel, &message, out);
@@ -277,6 +305,7 @@ impl<T> Member<T> {
     /// the backup has refused for good.
     pub fn connected(&mut self, protocol: u16, out: &mut BytesMut) {
         self.protocol = protocol;
+        self.stats.set_protocol(protocol);
         if self.refusal_is_final {
             return;
         }
@@ -444,6 +473,13 @@ impl<T> Member<T> {
                 self.bookmarks.answered(id, outcome.map(|point| *point));
                 Ok(())
             }
+            (Message::LeaseGivenUp { committed }, Phase::Attached) if self.gives_up => {
+                if let Some(given_up) = self.given_up.take() {
+                    // Nobody may wait for it any more.
+                    let _ = given_up.send(committed);
+                }
+                Ok(())
+            }
             (Message::Stalled { reason }, Phase::Attached) => {
                 match &reason {
                     Some(reason) => tracing::warn!(
@@ -493,6 +529,7 @@ impl<T> Member<T> {
         self.say_policy();
         self.ask_floor();
         self.ask_for_bookmarks();
+        self.say_switch();
         Ok(())
     }
 
@@ -561,6 +598,7 @@ impl<T> Member<T> {
         self.say_policy();
         self.ask_floor();
         self.ask_for_bookmarks();
+        self.say_switch();
         Ok(())
     }
 
@@ -650,6 +688,9 @@ impl<T> Member<T> {
     pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
         if self.phase == Phase::Refused {
             self.connected(self.protocol, out);
+        } else if self.gives_up {
+            // It may be a new server, which has to hear of it.
+            self.give_up_lease(out);
         } else if self.may_ask_for_lease() {
             self.wants_lease = false;
             self.say_what_is_awaited(out);
@@ -680,7 +721,7 @@ impl<T> Member<T> {
     /// of a lease is long for the clients that wait for them.
     #[must_use]
     pub fn wants_lease(&self) -> bool {
-        self.wants_lease && self.may_ask_for_lease()
+        self.wants_lease && !self.gives_up && self.may_ask_for_lease()
     }
 
     /// The lease that this member asks for.

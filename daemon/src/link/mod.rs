@@ -40,6 +40,10 @@ pub trait GateControl: Send + Sync {
     fn lease_renewed(&self, sent_at: MonoNanos);
     /// The epoch of this primary has ended: shut for good.
     fn fence(&self);
+    /// Whether all that was told to the gate is in force: after [`fence`](Self::fence), that nothing leaves any more.
+    fn is_applied(&self) -> bool {
+        true
+    }
     /// While true nothing passes, whatever its stamp: what local clients may have seen before an
     /// unclean stop is not known to be at the backup until the resync has ended.
     fn hold_for_resync(&self, hold: bool);

@@ -41,9 +41,14 @@ pub enum ToLink {
     /// The backup was not reached for so long that guests are to be served without being recorded: as soon as no claim
     /// of this run is under way that the last one ended cleanly.
     ServeUnrecorded,
+    /// The gate is shut for good in this epoch: the lease is given up, on this connection and on all that follow.
+    GiveUpLease(Option<LeaseGivenUp>),
     /// Everything is committed: leave.
     Detach,
 }
+
+/// Where C as the backup says it with its answer to a [`ToLink::GiveUpLease`] goes.
+pub type LeaseGivenUp = tokio::sync::oneshot::Sender<CountVector>;
 
 /// Where the answer to a [`ToLink::Bookmark`] goes. If nobody waits there any more, it is not asked for again.
 pub type BookmarkDone = tokio::sync::oneshot::Sender<Result<BookmarkPoint, String>>;

@@ -11,7 +11,7 @@ use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq
 use tidelock_protocol::message::{
     Attach, Attached, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, Message, Mode,
     PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS,
-    PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind, UNASKED,
+    PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -127,6 +127,7 @@ fn bench_of_says(presence: Presence, last_run: LastRun, says_unreached: Option<b
         port: port.clone(),
         to_owner: |message| message,
         gate: Arc::new(told.clone()),
+        gives_up: false,
         keeper: Box::new(told.clone()),
         stats: stats.clone(),
     });
@@ -626,4 +627,51 @@ fn the_backup_is_told_who_serves_without_it() {
         b.member.receive(Message::ServesUnreachedKept { serves: true }, NOW).unwrap();
         assert_eq!(b.told.take(), ["serves unreached true"]);
     }
+}
+
+/// What the link sends of its own with the beacon's timer.
+fn beat(b: &mut Bench) -> Vec<Message> {
+    let mut out = BytesMut::new();
+    b.member.beacon(NOW, &mut out);
+    b.member.fill(&mut out, 1 << 20);
+    let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+    let messages = frames.filter_map(|frame| match frame {
+        Frame::Control(_, Message::Policy(_)) => None,
+        Frame::Control(_, message) => Some(message),
+        Frame::Record(..) => None,
+    });
+    messages.collect()
+}
+
+#[test]
+fn who_gives_up_its_lease_asks_for_none_and_says_so_again_and_again() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
+    b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+    assert_eq!(beat(&mut b), [Message::Beacon { sent_at: NOW }]);
+    let (given_up, mut answer) = tokio::sync::oneshot::channel();
+    let mut out = BytesMut::new();
+    b.member.hear_owner(ToLink::GiveUpLease(Some(given_up)), &mut out);
+    let said = Frame::Control(Channel(1), Message::GiveUpLease);
+    assert_eq!(frame::decode(&mut out).unwrap(), Some(said));
+    assert!(!b.member.wants_lease());
+    assert_eq!(beat(&mut b), [Message::GiveUpLease], "in the place of a beacon");
+    // Not answered, and on the next connection the attachment comes first.
+    b.member.disconnected();
+    assert_eq!(beat(&mut b), []);
+    b.connect();
+    b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
+    b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+    assert!(!b.member.wants_lease());
+    assert!(answer.try_recv().is_err());
+    let committed = CountVector::of(WRITER, Seq(7));
+    b.member.receive(Message::LeaseGivenUp { committed: committed.clone() }, NOW).unwrap();
+    assert_eq!(answer.try_recv(), Ok(committed));
+    assert_eq!(beat(&mut b), [Message::GiveUpLease, Message::GiveUpLease]);
+    // A server that speaks an older version is asked for nothing.
+    b.member.disconnected();
+    b.member.connected(PROTOCOL_OF_SWITCHES - 1, &mut BytesMut::new());
+    b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
+    assert_eq!(beat(&mut b), []);
 }

@@ -335,7 +335,12 @@ impl Copying {
     /// The daemon ends: no new copies.
     pub fn stop(&mut self) {
         self.stopped = true;
-        self.give_up_verify("the daemon is ending");
+        self.give_up_verify("the daemon takes no more requests");
+    }
+
+    /// It does not end: copies that are needed are begun again.
+    pub fn go_on(&mut self) {
+        self.stopped = false;
     }
 
     /// Whether acknowledgements matter to a copy.

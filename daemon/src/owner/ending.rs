@@ -1,6 +1,8 @@
-//! The clean end: nothing new, everything to the backup, then the last word.
+//! The clean end: nothing new, everything to the backup, then the last word. And the same without an end: the guest's
+//! disk holds still, for a switch to the backup site, until it is let go again or the loop ends.
 
 use super::connection::Connection;
+use super::token::Token;
 use super::{Drained, Owner, Several, replication};
 use crate::link::port::ToLink;
 use std::sync::Arc;
@@ -8,13 +10,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidelock_protocol::message::Form;
 use tokio::sync::oneshot;
 
-/// A clean end that is under way.
+/// Nothing new is taken.
 pub(super) struct Draining {
-    reply: oneshot::Sender<Drained>,
+    /// Told once, when everything is at the backup.
+    reply: Option<oneshot::Sender<Drained>>,
     /// Writers of the group on this host that are not ready to end.
     not_ready: Arc<AtomicUsize>,
     /// This one was.
     is_ready: bool,
+    /// The loop ends then.
+    ends: bool,
 }
 
 impl Owner {
@@ -22,14 +27,28 @@ impl Owner {
         &mut self,
         reply: oneshot::Sender<Drained>,
         not_ready: Arc<AtomicUsize>,
+        ends: bool,
     ) {
         tracing::info!(member = self.member, "draining: no new requests");
-        self.draining = Some(Draining { reply, not_ready, is_ready: false });
+        self.draining = Some(Draining { reply: Some(reply), not_ready, is_ready: false, ends });
         for (id, connection) in &mut self.connections {
             connection.begin_shutdown();
             self.touched.push(*id);
         }
         self.copying.stop();
+    }
+
+    /// Requests are taken again.
+    pub(super) fn end_hold(&mut self) {
+        if self.draining.as_ref().is_none_or(|draining| draining.ends) {
+            return;
+        }
+        tracing::info!(member = self.member, "requests are taken again");
+        self.draining = None;
+        self.copying.go_on();
+        for disk in std::mem::take(&mut self.unaccepted) {
+            self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
+        }
     }
 
     /// Whether everything that this member may depend on is in C, also of other writers: the next
@@ -59,14 +78,19 @@ impl Owner {
         if !is_ready || others.load(Ordering::SeqCst) > 0 {
             return self.arm_tick();
         }
-        let Draining { reply, .. } = self.draining.take().expect("just seen");
-        self.to_link(ToLink::Detach);
+        let draining = self.draining.as_mut().expect("just seen");
+        let (reply, ends) = (draining.reply.take(), draining.ends);
+        let Some(reply) = reply else { return };
+        if ends {
+            self.draining = None;
+            self.to_link(ToLink::Detach);
+        }
         let _ = reply.send(Drained {
             seq: self.sequencer.last_seq(),
             hlc: self.sequencer.last_hlc(),
             whole: self.sequencer.is_started() && self.copying.is_whole() && self.sync_disks(),
         });
-        self.stopped = true;
+        self.stopped = ends;
     }
 
     /// Makes durable what the backup has. A clean end says that the sites are equal, and must

@@ -96,6 +96,11 @@ pub enum ToOwner {
     /// Take no more requests; answer when everything is done locally and at the backup. The loop
     /// ends then, together with the other writers of the group: as many as are counted here.
     Drain(oneshot::Sender<Drained>, Arc<AtomicUsize>),
+    /// Take no more requests; answer when everything is done locally and at the backup. The loop goes on, and takes
+    /// none until [`ToOwner::LetGo`].
+    Hold(oneshot::Sender<Drained>, Arc<AtomicUsize>),
+    /// Take requests again.
+    LetGo,
     /// End now.
     Stop,
 }
@@ -174,6 +179,8 @@ pub struct OwnerParts {
     pub view: Arc<OwnerView>,
     /// Bounds of copies.
     pub copy_bounds: Bounds,
+    /// The group was switched over to the backup site: no guest is served.
+    pub switched_over: bool,
     /// Where to go on without asking the backup.
     pub resume: Option<Resume>,
     /// Guests are served also if the backup is not reached ([`contact`]).
@@ -223,6 +230,8 @@ pub struct Owner {
     attached: bool,
     refusal: Option<Refusal>,
     draining: Option<ending::Draining>,
+    /// Disks whose sockets do not accept, because a client came while nothing was taken.
+    unaccepted: Vec<usize>,
     stopped: bool,
     tick_armed: bool,
     full_said_at: Option<MonoNanos>,
@@ -234,6 +243,7 @@ pub struct Owner {
     /// Guests are served. In a group of several, after an unclean stop: from the attachment on,
     /// because until then no tag says what the disk may hold.
     serving: bool,
+    switched_over: bool,
     wall: WallClock,
     now: MonoNanos,
     wall_ms: u64,
@@ -252,8 +262,9 @@ impl Owner {
             sequencer.set_ceiling(ceiling_ms, now, wall_ms);
         }
         sequencer.observe(parts.hlc_floor);
-        let serving = parts.several.is_none() || parts.resume.is_some();
-        let serves_unreached = parts.serves_unreached;
+        let has_what_tags_say = parts.several.is_none() || parts.resume.is_some();
+        let serving = !parts.switched_over && has_what_tags_say;
+        let serves_unreached = !parts.switched_over && parts.serves_unreached;
         let contact = Contact::new(&mut sequencer, parts.resume, serves_unreached, now, wall_ms);
         let mut logging = Logging::new(parts.activity, parts.log_file);
         if serves_unreached {
@@ -290,10 +301,12 @@ impl Owner {
             attached: false,
             refusal: None,
             draining: None,
+            unaccepted: Vec::new(),
             stopped: false,
             tick_armed: false,
             full_said_at: None,
             serving,
+            switched_over: parts.switched_over,
             several: parts.several,
             idling: Idling::default(),
             observed: CountVector::new(),
@@ -383,7 +396,9 @@ impl Owner {
                 self.begin_verify(repair, rate_bytes_per_s);
             }
             ToOwner::StopVerify => self.copying.give_up_verify("it was stopped on command"),
-            ToOwner::Drain(reply, not_ready) => self.begin_drain(reply, not_ready),
+            ToOwner::Drain(reply, not_ready) => self.begin_drain(reply, not_ready, true),
+            ToOwner::Hold(reply, not_ready) => self.begin_drain(reply, not_ready, false),
+            ToOwner::LetGo => self.end_hold(),
             ToOwner::Stop => self.stopped = true,
         }
     }
@@ -415,7 +430,7 @@ impl Owner {
                 if self.several.is_some() && must_compare {
                     self.copying.await_floor();
                 }
-                if !self.serving {
+                if !self.serving && !self.switched_over {
                     self.serving = true;
                     self.accept_all();
                 }

@@ -14,6 +14,7 @@ use tidelock_uring::{Buffer, SyncKind};
 impl Owner {
     pub(super) fn accepted(&mut self, disk: usize, result: std::io::Result<u32>, buffer: Buffer) {
         if self.draining.is_some() {
+            self.unaccepted.push(disk);
             return;
         }
         self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());

@@ -28,7 +28,7 @@ pub enum GroupState {
     Disconnected,
     /// The link is up but the backup has stopped acknowledging, or refuses the group.
     Stalled,
-    /// The group was recovered at the backup: this host's gate never opens again.
+    /// The group was recovered at the backup, or switched over to it: this host's gate never opens again.
     Fenced,
     /// The daemon is ending.
     Stopping,
@@ -102,7 +102,7 @@ impl GroupState {
             }
             GroupState::Stalled => "the backup does not acknowledge; replies are held",
             GroupState::Fenced => {
-                "the group was recovered at the backup; this host will never answer clients again"
+                "the group was recovered at the backup, or switched over to it; this host will never answer clients again"
             }
             GroupState::Stopping => "the daemon is ending",
         }
@@ -126,7 +126,7 @@ impl fmt::Display for GroupState {
 pub struct Facts {
     /// The daemon is ending.
     pub stopping: bool,
-    /// The backup has ended this primary's epoch.
+    /// The backup has ended this primary's epoch, or this host has given up its lease.
     pub fenced: bool,
     /// The gate was opened by the group's policy, and the backup does not have all that has left.
     pub degraded: bool,

@@ -144,6 +144,7 @@ impl LinkLoop {
             port,
             to_owner: ToOwner::Link,
             gate,
+            gives_up: false,
             keeper,
             stats,
         }));
