@@ -26,7 +26,7 @@ impl World {
     pub fn begin_change(&mut self, group: usize) {
         let hosts = self.hosts_of(group);
         let busy = hosts.iter().any(|host| self.hosts[*host].changes);
-        if busy || self.backup.groups[group].recovered.is_some() || self.is_lost(group) {
+        if busy || self.backup.groups[group].recovered.is_some() || self.is_leaving(group) {
             return;
         }
         let Some(change) = self.draw_change(group) else { return };
@@ -70,7 +70,7 @@ impl World {
         for host in &hosts {
             self.end_daemon(*host);
         }
-        let gone = self.backup.groups[group].recovered.is_some() || self.is_lost(group);
+        let gone = self.backup.groups[group].recovered.is_some() || self.is_leaving(group);
         if !gone && !self.apply(group, change) {
             // The backup is away, or has not heard that a host is gone: the operator tries again.
             self.later(Later::Change { group, change }, 50 * MS);

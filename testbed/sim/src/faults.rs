@@ -44,6 +44,8 @@ pub enum Later {
     Change { group: usize, change: Change },
     /// A new member boots as soon as everybody knows it.
     NewcomerBoots { vm: usize },
+    /// The operator looks again whether a group can be switched over to the backup site.
+    SwitchOver { group: usize, tries: u32 },
 }
 
 impl World {
@@ -244,7 +246,11 @@ impl World {
             }
         }
         let after = self.rng.range(MS..S);
-        self.schedule.after(after, Event::Recover { group });
+        // Nothing has happened to the primary site: it is left behind as planned, or only believed to be gone.
+        match kind {
+            4 if after % 3 > 0 => self.later(Later::SwitchOver { group, tries: 0 }, after),
+            _ => self.schedule.after(after, Event::Recover { group }),
+        }
     }
 
     /// Whether everything of the group at the primary site is certain not to run.
@@ -264,6 +270,7 @@ impl World {
         note!(self, "{later:?}");
         match later {
             Later::DaemonStarts { host } => return self.start_daemon(host),
+            Later::SwitchOver { group, tries } => return self.try_switch_over(group, tries),
             Later::DaemonEnds { host, run } => {
                 if self.hosts[host].daemon.as_ref().is_some_and(|d| d.run == run) {
                     self.end_daemon(host);
@@ -390,7 +397,8 @@ impl World {
             self.boot_if_off(vm)?;
         }
         for group in 0..self.plan.groups.len() {
-            if self.is_lost(group) && self.backup.groups[group].recovered.is_none() {
+            let goes = self.is_lost(group) || self.is_switched(group);
+            if goes && self.backup.groups[group].recovered.is_none() {
                 self.schedule.after(MS, Event::Recover { group });
             }
         }

@@ -102,6 +102,11 @@ impl SimGate {
         self.change(|state| state.mode = mode);
     }
 
+    /// The lease is given up: shut for good.
+    pub fn shut(&self) {
+        self.change(GroupState::fence);
+    }
+
     /// Whether nothing is held.
     #[must_use]
     pub fn is_async(&self) -> bool {

@@ -246,6 +246,9 @@ impl World {
             window_bytes: plan.copy_window_bytes,
             rate_bytes_per_s: plan.copy_rate_bytes_per_s,
         };
+        if self.vms[vm].switched {
+            gate.shut();
+        }
         let pending = self.vms[vm].pending.clone();
         let (writer, held) = (plan.writer_id(), pending.clone());
         let held = MemberGate { gate: gate.clone(), writer, pending: held };
@@ -256,6 +259,7 @@ impl World {
             channel,
             port.clone(),
             Arc::new(held) as Arc<dyn GateControl>,
+            self.vms[vm].switched,
             Box::new(Keeper(self.vms[vm].state.clone())),
         );
         if let Some((seq, hlc)) = clean {
@@ -279,7 +283,8 @@ impl World {
             queue,
             pending,
             wall,
-            serving: !several || clean.is_some() || self.plan.vms[vm].disks.is_empty(),
+            serving: !self.vms[vm].switched
+                && (!several || clean.is_some() || self.plan.vms[vm].disks.is_empty()),
             observed: CountVector::new(),
             idling: Idling::default(),
             stamp: CountVector::new(),
@@ -298,6 +303,7 @@ impl World {
             attached: false,
             refusal: None,
             draining: false,
+            holds: false,
             ended: false,
             tick_armed: false,
             was_leased: false,

@@ -53,6 +53,7 @@ pub mod scenario;
 pub mod schedule;
 pub mod sequencing;
 pub mod server;
+pub mod switching;
 pub mod told;
 pub mod trace;
 pub mod world;

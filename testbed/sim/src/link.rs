@@ -129,6 +129,7 @@ impl LinkLoop {
         channel: Channel,
         port: Arc<OwnerPort<ToOwner>>,
         gate: Arc<dyn GateControl>,
+        gives_up: bool,
         keeper: Box<dyn EpochKeeper>,
     ) {
         let least = if self.members.is_empty() { u64::MAX } else { self.lease_ms };
@@ -144,7 +145,7 @@ impl LinkLoop {
             port,
             to_owner: ToOwner::Link,
             gate,
-            gives_up: false,
+            gives_up,
             keeper,
             stats,
         }));

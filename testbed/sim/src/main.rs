@@ -199,6 +199,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.pasts += one.pasts;
     sum.rots += one.rots;
     sum.recoveries += one.recoveries;
+    sum.switches += one.switches;
     sum.copies += one.copies;
     sum.clean_starts += one.clean_starts;
     sum.changes += one.changes;
@@ -220,7 +221,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     let c = &done.counts;
     println!(
         "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), \
-         {} daemon runs ({} after a clean end), {} copies, {} recoveries, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
+         {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch), {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
         failed.len(),
         done.seeds,
         c.events,
@@ -238,6 +239,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.clean_starts,
         c.copies,
         c.recoveries,
+        c.switches,
         c.probes,
         c.pins,
         c.pasts,

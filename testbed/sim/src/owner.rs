@@ -116,6 +116,8 @@ pub struct MemberRun {
     /// Why the backup refuses.
     pub refusal: Option<Refusal>,
     pub(crate) draining: bool,
+    /// No request is taken, for a planned switch.
+    pub(crate) holds: bool,
     /// The loop has ended cleanly.
     pub ended: bool,
     pub(crate) tick_armed: bool,
@@ -134,7 +136,7 @@ impl World {
     /// A guest's request comes to the owner loop, if one runs.
     pub fn submit(&mut self, vm: usize, request: u64) -> Checked {
         let latency = self.local_latency(vm);
-        if self.vms[vm].run.as_ref().is_none_or(|run| run.draining || !run.serving) {
+        if self.vms[vm].run.as_ref().is_none_or(|run| run.draining || run.holds || !run.serving) {
             // It stays in the socket, and the next daemon is asked.
             return Ok(());
         }
@@ -187,7 +189,7 @@ impl World {
     }
 
     /// Whether everything that a member may depend on is in C: it may end cleanly.
-    fn is_covered(&mut self, vm: usize) -> bool {
+    pub(crate) fn is_covered(&mut self, vm: usize) -> bool {
         self.observe_tags(vm);
         let group = &self.plan.groups[self.plan.vms[vm].group];
         let run = self.vms[vm].run.as_ref().expect("runs");
@@ -334,7 +336,7 @@ impl World {
                 if several && must_compare {
                     run.copying.await_floor();
                 }
-                if !std::mem::replace(&mut run.serving, true) {
+                if !state.switched && !std::mem::replace(&mut run.serving, true) {
                     self.ask_again(vm)?;
                 }
             }

@@ -38,10 +38,12 @@ pub enum OnTheWay {
     WrapForgotten,
     /// Nobody waits until it is known what a guest has heard.
     FloorNotAwaited,
+    /// A lease is given up, and the gate stays open until it ends.
+    GivenUpBeforeShut,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 41] = [
+pub const PLANTS: [(&str, Plant); 42] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -83,6 +85,7 @@ pub const PLANTS: [(&str, Plant); 41] = [
     ("rebuilt-next-to-pending", Plant::OnTheWay(OnTheWay::RebuiltNextToPending)),
     ("wrap-forgotten", Plant::OnTheWay(OnTheWay::WrapForgotten)),
     ("floor-not-awaited", Plant::OnTheWay(OnTheWay::FloorNotAwaited)),
+    ("given-up-before-shut", Plant::OnTheWay(OnTheWay::GivenUpBeforeShut)),
 ];
 
 impl Plant {

@@ -280,7 +280,8 @@ impl World {
     /// The operator recovers a group.
     pub fn recover(&mut self, group: usize) -> Checked {
         let now = self.backup_now();
-        if self.backup.groups[group].recovered.is_some() || !self.faulty && !self.is_lost(group) {
+        let goes_on = !self.faulty && !self.is_lost(group) && !self.is_switched(group);
+        if self.backup.groups[group].recovered.is_some() || goes_on {
             return Ok(());
         }
         if self.backup.groups[group].is_busy() {

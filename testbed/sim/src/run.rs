@@ -128,7 +128,7 @@ impl World {
     fn restless_vm(&mut self, group: usize, vm: usize) -> Option<String> {
         let host = self.plan.vms[vm].host;
         let slot = &self.backup.groups[group];
-        if self.hosts[host].lost {
+        if self.hosts[host].lost || self.is_switched(group) && slot.recovered.is_none() {
             // Who had come before the others were whole is one of them, and may never have been.
             let whole = self.is_recoverable(group) && !slot.initialising;
             let must = slot.recovered.is_none() && whole;
@@ -194,7 +194,7 @@ impl World {
             if self.backup.groups[group].recovered.is_some() {
                 continue;
             }
-            let lost = self.is_lost(group);
+            let lost = self.is_leaving(group);
             check(lost || self.is_recoverable(group), Checker::ComesBack, || {
                 format!("group {group} is not whole")
             })?;

@@ -135,6 +135,8 @@ pub struct Vm {
     pub errors_one_in: u64,
     /// The local disks are so much slower.
     pub slow_factor: u64,
+    /// On record at its host: the group was switched over to the backup site.
+    pub switched: bool,
 }
 
 /// One host.
@@ -185,6 +187,8 @@ pub struct Counts {
     pub rots: u64,
     /// Recoveries of groups.
     pub recoveries: u64,
+    /// Groups that were switched over.
+    pub switches: u64,
     /// Initial copies and resyncs completed.
     pub copies: u64,
     /// Resyncs of only what an activity log had.
@@ -267,6 +271,7 @@ impl World {
                     kernel: None,
                     errors_one_in: 0,
                     slow_factor: 1,
+                    switched: false,
                 }
             })
             .collect();

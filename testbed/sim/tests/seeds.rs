@@ -25,7 +25,7 @@ fn report(outcome: &Outcome) -> String {
 fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
     let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
-    let mut pasts = 0;
+    let (mut pasts, mut switches) = (0, 0);
     let (mut merged, mut untagged, mut idles, mut floors) = (0, 0, 0, 0);
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
@@ -35,6 +35,7 @@ fn no_rule_is_broken() {
         probes += outcome.counts.probes;
         pasts += outcome.counts.pasts;
         recoveries += outcome.counts.recoveries;
+        switches += outcome.counts.switches;
         copies += outcome.counts.copies;
         clean += outcome.counts.clean_starts;
         merged += outcome.counts.merged;
@@ -51,6 +52,7 @@ fn no_rule_is_broken() {
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
     assert!(pasts > 1_000, "{pasts} states of the past");
+    assert!(switches > 0, "{switches} planned switches");
     assert!(mapped > 20 && logged > 1_000 && overflows > 20, "{mapped} {logged} {overflows}");
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
     assert!(ceilings > 5, "{ceilings} waits for a time to be on record");
@@ -126,6 +128,7 @@ fn known_seed(name: &str) -> u64 {
         "ceiling-passed" | "cut-of-each-maximum" | "map-keeps-void" => 8,
         "fence-ignored-in-async" => 10,
         "removed-holds-watermark" => 17,
+        "given-up-before-shut" => 20,
         "any-entry-covers" | "first-entry-only" | "sum-covers" => 19,
         "policy-forgotten" => 23,
         "hlc-goes-back" => 30,
@@ -154,6 +157,7 @@ fn every_planted_bug_is_caught() {
             }
             "lease-ignored" => &[Checker::Lease, Checker::Fence],
             "fence-ignored-in-async" => &[Checker::Fence],
+            "given-up-before-shut" => &[Checker::Fence],
             "merge-forgotten" | "strip-before-merge" => &[Checker::OutputCommit, Checker::Closed],
             "outsider-merged" => &[Checker::Outsider],
             "rebuilt-next-to-pending" | "wrap-forgotten" => &[Checker::Tag],
