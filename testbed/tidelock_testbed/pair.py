@@ -65,12 +65,15 @@ class Options:
 class Pair:
     """Both processes and all that they need. Nothing is started yet."""
 
-    def __init__(self, run: Run, options: Options = Options(), net: Net | None = None):
-        self.run, self.options, self.net = run, options, net
+    def __init__(self, run: Run, options: Options = Options(), net: Net | None = None, name: str = "pair"):
+        """Several pairs of one run need names of their own."""
+        self.run, self.options, self.net, self.name = run, options, net, name
         self._names = itertools.count()
-        self.directory = run.directory / "pair"
+        self.directory = run.directory / name
         self.directory.mkdir()
-        self.runtime = run.sockets / "host"
+        self.sockets = run.sockets if name == "pair" else run.sockets / name
+        self.sockets.mkdir(exist_ok=True)
+        self.runtime = self.sockets / "host"
         self.socket = self.runtime / GROUP / MEMBER / f"{DISK}.sock"
         self.control_socket = self.runtime / "control.sock"
         self.state_file = self.directory / "state" / GROUP / f"{MEMBER}.json"
@@ -90,6 +93,10 @@ class Pair:
         self.backup: Process | None = None
         self.daemon_environment: dict[str, str] = {}
         self.backup_environment: dict[str, str] = {}
+
+    def _process_name(self, program: str) -> str:
+        number = next(self._names)
+        return f"{program}-{number}" if self.name == "pair" else f"{self.name}-{program}-{number}"
 
     def _blank_disk(self) -> Path:
         path = self.directory / "disk.img"
@@ -116,7 +123,7 @@ class Pair:
         """The server's configuration, for its next start."""
         self.backup_config.write_text(
             f'[server]\nname = "backup-a"\nlisten = "{self.address}:{self.port}"\ndata_dir = "{self.data_dir}"\n'
-            f'control = "{self.run.sockets / "backup.sock"}"\nexports_dir = "{self.run.sockets / "exports"}"\n'
+            f'control = "{self.sockets / "backup.sock"}"\nexports_dir = "{self.sockets / "exports"}"\n'
             + self.backup_tls.toml()
             + (f'[retention]\nwindow = "{self.options.window}"\n' if self.options.window else "")
             + self.options.backup_more
@@ -128,7 +135,7 @@ class Pair:
         """Starts it and waits until it answers."""
         words = self._in_mounts([BIN / "tidelock-backup", "serve", "--config", self.backup_config])
         netns = self.net.backup.netns if self.net else None
-        name = f"backup-{next(self._names)}"
+        name = self._process_name("backup")
         self.backup = Process(self.run, name, words, netns, env=self.backup_environment)
         # Not by asking: without a server, the command opens the data directory itself.
         wait_until("tidelock-backup is ready", lambda: " ready " in self.backup.log.read_text(), LONG_S, [self.backup])
@@ -173,7 +180,7 @@ class Pair:
     def start_recovery(self, *options: str) -> Process:
         """`recover`, under way."""
         words = [BIN / "tidelock-backup", "recover", GROUP, *options, "--config", self.backup_config]
-        return Process(self.run, f"recover-{next(self._names)}", words, self.net.backup.netns if self.net else None)
+        return Process(self.run, self._process_name("recover"), words, self.net.backup.netns if self.net else None)
 
     # The host daemon.
 
@@ -181,7 +188,7 @@ class Pair:
         """Starts it and waits until it answers."""
         words = [BIN / "tidelockd", "--config", self.host_config]
         netns = self.net.primary.netns if self.net else None
-        name = f"tidelockd-{next(self._names)}"
+        name = self._process_name("tidelockd")
         self.daemon = Process(self.run, name, words, netns, env=self.daemon_environment)
         if wait:
             wait_until("tidelockd answers", self._daemon_runs, LONG_S, [self.daemon])
