@@ -17,7 +17,7 @@ from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.oracle import Oracle
 from tidelock_testbed.pair import DISK, GROUP, LONG_S, MEMBER, MIB, Options, Pair
 from tidelock_testbed.paths import BIN
-from tidelock_testbed.process import run_command, wait_until
+from tidelock_testbed.process import Process, run_command, wait_until
 
 DISK_MIB = 64
 WRITTEN_MIB = 4
@@ -74,6 +74,14 @@ def copy_numbers(pair: Pair) -> dict[str, int]:
     """What the last copy has looked at, and what it has sent."""
     last = pair.daemon.log.read_text().split("compared_bytes=")[-1]
     return {"compared": int(last.split()[0]), "sent": int(last.split("sent_bytes=")[1].split()[0])}
+
+
+def raw_guest(pair: Pair) -> socket.socket:
+    """Connected to the disk's socket, and silent."""
+    guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    guest.settimeout(LONG_S)
+    guest.connect(str(pair.socket))
+    return guest
 
 
 def no_connection(pair: Pair) -> bool:
@@ -160,6 +168,33 @@ def test_a_switch_that_cannot_be_changes_nothing(run):
     assert pair.group()["switched_over_unix_ms"] is None
 
 
+def test_who_asks_and_goes_away_has_changed_nothing(run):
+    """The command is killed while the backup lacks something: guests are served again, also one that came meanwhile."""
+    pair = Pair(run, PATIENT)
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    write_for_a_while(pair, oracle, "before")
+    pair.backup.signal(signal.SIGSTOP)
+    write_for_a_while(pair, oracle, "what the backup does not have")
+    words = [BIN / "tidelock", "switchover", GROUP, "--guest-is-stopped", "--timeout", "1h"]
+    asking = Process(run, "switchover", [*words, "--socket", pair.control_socket])
+
+    def says(text: str) -> bool:
+        return text in pair.daemon.log.read_text()
+
+    wait_until("no requests are taken", lambda: says("draining: no new requests"), LONG_S, [asking, pair.daemon])
+    early = raw_guest(pair)
+    assert early.recv(1) == b"", "nobody is served"
+    early.close()
+    asking.kill()
+    wait_until("it is given up", lambda: says("not switched over: the group goes on"), LONG_S, [pair.daemon])
+    write_for_a_while(pair, oracle, "after")
+    pair.backup.signal(signal.SIGCONT)
+    pair.wait_state("protected")
+    write_for_a_while(pair, oracle, "and on")
+    pair.check_sites(oracle)
+
+
 def test_a_crash_after_the_switch_does_not_undo_it(run):
     """The daemon's next run serves nobody, asks for no lease, and the backup site need not wait for it."""
     pair = Pair(run, PATIENT)
@@ -175,14 +210,13 @@ def test_a_crash_after_the_switch_does_not_undo_it(run):
     pair.start_daemon()
     pair.wait_state("fenced")
     wait_until("it is told again", lambda: pair.backup_group()["grace_remaining_ms"] == 0, LONG_S, [pair.daemon])
-    guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    guest.settimeout(0)
-    guest.connect(str(pair.socket))
+    guest = raw_guest(pair)
     recover(pair)
+    guest.settimeout(0)
     with pytest.raises(BlockingIOError):
         guest.recv(1)  # not even a greeting
     guest.close()
-    pair.daemon.stop()
+    pair.kill(pair.daemon)
     guest = recovered_disk(pair)
     image = pair.directory / "recovered.img"
     image.write_bytes(b"".join(guest.read(at, MIB) for at in range(0, 32 * MIB, MIB)))

@@ -248,7 +248,9 @@ impl World {
         let after = self.rng.range(MS..S);
         // Nothing has happened to the primary site: it is left behind as planned, or only believed to be gone.
         match kind {
-            4 if after % 3 > 0 => self.later(Later::SwitchOver { group, tries: 0 }, after),
+            4 if !after.is_multiple_of(3) => {
+                self.later(Later::SwitchOver { group, tries: 0 }, after)
+            }
             _ => self.schedule.after(after, Event::Recover { group }),
         }
     }
