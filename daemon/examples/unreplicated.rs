@@ -68,6 +68,7 @@ fn main() -> anyhow::Result<()> {
         ceiling_wanted: Arc::default(),
         stats: Arc::default(),
         view: Arc::default(),
+        pulse: Default::default(),
         copy_bounds: Bounds { window_bytes: 16 << 20, rate_bytes_per_s: 0 },
         switched_over: false,
         resume: Some(Resume { epoch: Epoch(1), seq: Seq(0), hlc: Hlc(0) }),

@@ -10,6 +10,7 @@ pub mod copy_job;
 mod copy_window;
 pub mod degrade;
 mod durable;
+pub mod heartbeat;
 pub mod host;
 pub mod link;
 pub mod metrics;

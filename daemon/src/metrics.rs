@@ -247,6 +247,18 @@ fn encode_lag(
     each(e, ("tidelock_backlog_full", None, Counter), help, writers, |f, l, w| {
         f.counter(l, w.backlog.full_count)
     })?;
+    let help = "How long ago the newest heartbeat that has come back had been sent, or a write that was as good";
+    each(e, ("tidelock_heartbeat_age", SECONDS, Gauge), help, writers, |f, l, w| {
+        w.heartbeat.age_ms.map_or(Ok(()), |age_ms| f.seconds(l, age_ms))
+    })?;
+    let help = "1 while a heartbeat is missing";
+    each(e, ("tidelock_heartbeat_missing", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, u64::from(w.heartbeat.missing.is_some()))
+    })?;
+    let help = "Heartbeats that were sent because nothing else was";
+    each(e, ("tidelock_heartbeats_sent", None, Counter), help, writers, |f, l, w| {
+        f.counter(l, w.heartbeat.sent)
+    })?;
     let help = "Bytes that a resync would compare after a crash now";
     each(e, ("tidelock_activity_exposed", BYTES, Gauge), help, writers, |f, l, w| {
         f.gauge(l, w.activity.exposed_bytes)
@@ -409,6 +421,8 @@ mod tests {
             "tidelock_lag_bytes{group=\"shop\",member=\"db\"} 49152",
             "tidelock_lag_seconds{group=\"shop\",member=\"db\"} 0.052",
             "tidelock_lag_writes{group=\"shop\",member=\"db\"} 12",
+            "tidelock_heartbeat_age_seconds{group=\"shop\",member=\"db\"} 0.23",
+            "tidelock_heartbeat_missing{group=\"shop\",member=\"db\"} 0",
             "tidelock_held_packets{group=\"shop\",member=\"db\"} 4",
             "tidelock_guest_writes_total{group=\"shop\",member=\"db\"} 1012",
             "tidelock_hold_time_seconds_count{group=\"shop\",member=\"db\"} 2",

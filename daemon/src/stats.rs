@@ -81,6 +81,8 @@ impl LatencySnapshot {
 #[derive(Debug, Default)]
 pub struct LinkStats {
     attached: AtomicBool,
+    takes_idle: AtomicBool,
+    is_stalled: AtomicBool,
     lag_writes: AtomicU64,
     lag_bytes: AtomicU64,
     /// When the oldest record that is not durable was admitted; 0: none.
@@ -101,6 +103,16 @@ impl LinkStats {
         if attached {
             self.set_refusal(None);
         }
+    }
+
+    pub(crate) fn set_takes_idle(&self, takes_idle: bool) {
+        self.takes_idle.store(takes_idle, Relaxed);
+    }
+
+    /// Whether the backup speaks a version of the protocol that has idle records, which heartbeats are.
+    #[must_use]
+    pub fn takes_idle(&self) -> bool {
+        self.takes_idle.load(Relaxed)
     }
 
     pub(crate) fn set_lag(&self, writes: u64, bytes: u64, oldest: Option<MonoNanos>) {
@@ -150,6 +162,7 @@ impl LinkStats {
     }
 
     pub(crate) fn set_stalled(&self, reason: Option<String>) {
+        self.is_stalled.store(reason.is_some(), Relaxed);
         *self.stalled.lock().expect("no panic while held") = reason;
     }
 
@@ -194,6 +207,12 @@ impl LinkStats {
     #[must_use]
     pub fn commit_latencies(&self) -> LatencySnapshot {
         self.commit_latency.snapshot()
+    }
+
+    /// Whether the backup has said that it has stopped acknowledging; takes no lock.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.is_stalled.load(Relaxed)
     }
 
     /// Why the backup has stopped acknowledging, if it has.

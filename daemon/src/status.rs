@@ -11,10 +11,12 @@
 mod activity;
 #[cfg(test)]
 pub(crate) mod example;
+mod heartbeat;
 mod state;
 mod verify;
 
 pub use activity::{ActivityCompares, ActivityStatus};
+pub use heartbeat::{HeartbeatStatus, MissingStatus};
 pub use state::{Facts, GroupState, judge};
 pub use verify::VerifyStatus;
 
@@ -241,6 +243,9 @@ pub struct WriterStatus {
     /// Whether the sites were seen to be equal.
     #[serde(default)]
     pub verify: VerifyStatus,
+    /// Whether what is admitted comes back acknowledged.
+    #[serde(default)]
+    pub heartbeat: HeartbeatStatus,
 }
 
 /// How far the backup is behind.

@@ -61,6 +61,9 @@ fn the_defaults_are_as_documented() {
     assert_eq!((group.copy.rate, group.copy.window), (None, Size::mib(16)));
     let log = group.activity_log.unwrap();
     assert_eq!((log.extent, log.slots), (Size::mib(1), 4096));
+    let heartbeat = group.heartbeat.unwrap();
+    assert_eq!(heartbeat.interval, Duration::from_secs(1));
+    assert_eq!(heartbeat.alarm_after, Duration::from_secs(5));
     assert_eq!(group.writers(), ["m"]);
     let member = &group.members[0];
     assert_eq!(group.writer_id(&member.name), Some(WriterId(0)));
@@ -88,6 +91,20 @@ fn several_groups_and_disks_are_counted_apart() {
     assert_eq!(member.network.as_ref().unwrap().queue.value, 7101);
     assert_eq!(member.disks[1].id, DiskId(1));
     assert_eq!(config.groups[1].writer_id(&member.name), Some(WriterId(0)));
+}
+
+#[test]
+fn heartbeats_are_off_or_missed_after_several() {
+    let heartbeat = |keys: &str| {
+        let with = format!("name = \"g\"\n[group.heartbeat]\n{keys}");
+        parse("f", &GOOD.replace("name = \"g\"", &with)).unwrap().groups[0].heartbeat
+    };
+    assert_eq!(heartbeat("interval = \"off\""), None);
+    let alarm_after = |keys: &str| heartbeat(keys).unwrap().alarm_after;
+    assert_eq!(alarm_after("interval = \"100ms\""), Duration::from_secs(5));
+    assert_eq!(alarm_after("interval = \"10s\""), Duration::from_secs(50));
+    assert_eq!(alarm_after("interval = \"10s\"\nalarm_after = \"30s\""), Duration::from_secs(30));
+    assert_eq!(alarm_after("interval = \"100ms\"\nalarm_after = \"1s\""), Duration::from_secs(1));
 }
 
 #[test]
@@ -262,6 +279,26 @@ fn each_mistake_gets_its_words() {
             "name = \"g\"",
             "name = \"g\"\n[group.verify]\nrate = \"0B/s\"",
             "9:8 `rate` in [group.verify]: at this rate it would never end -> \"50MiB/s\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.heartbeat]\ninterval = \"10ms\"",
+            "9:12 `interval` in [group.heartbeat]: 10ms is not between 100ms and 1m -> \"1s\", or \"off\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.heartbeat]\ninterval = \"10s\"\nalarm_after = \"20s\"",
+            "10:15 `alarm_after` in [group.heartbeat]: 20s is not between 30s (3 intervals, 1s at least) and 1h -> \"50s\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.heartbeat]\ninterval = \"off\"\nalarm_after = \"20s\"",
+            "10:15 `alarm_after` in [group.heartbeat]: none is sent, so none is missed -> no `alarm_after`, or an interval",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.heartbeat]\ninterval = true",
+            "9:12 `interval` in [group.heartbeat]: this is true or false -> \"1s\" or \"off\"",
         ),
         (
             "name = \"m\"",

@@ -66,6 +66,7 @@ pub fn tone_of(state: GroupState) -> Tone {
         | GroupState::Differs
         | GroupState::Disconnected
         | GroupState::Stalled
+        | GroupState::NoHeartbeat
         | GroupState::Fenced => Tone::Bad,
     }
 }

@@ -6,8 +6,8 @@ use super::verify;
 use crate::stats::LatencySnapshot;
 use crate::status::{
     ActivityCompares, ActivityStatus, CopyStatus, DiskStatus, ElsewhereStatus, GateStatus,
-    GroupState, GroupStatus, LinkState, LinkStatus, MemberStatus, Role, Status, TaggingStatus,
-    VerifyStatus, WriterStatus,
+    GroupState, GroupStatus, HeartbeatStatus, LinkState, LinkStatus, MemberStatus, MissingStatus,
+    Role, Status, TaggingStatus, VerifyStatus, WriterStatus,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -219,6 +219,9 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
         text += &paint.tone(Tone::Bad, &format!(", FULL: {requests} of the guest wait"));
     }
     line(out, 4, "backlog", &text);
+    if let Some((text, tone)) = heartbeat(&writer.heartbeat) {
+        line(out, 4, "beat", &paint.tone(tone, &text));
+    }
     line(out, 4, "crash", &exposure(&writer.activity, paint));
     if let Some(text) = latency(&writer.commit_latency) {
         line(out, 4, "commits", &text);
@@ -237,6 +240,24 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
     for disk in &writer.disks {
         line(out, 4, "disk", &render_disk(disk, paint));
     }
+}
+
+/// Whether what is admitted comes back; `None`: nobody looks.
+pub(super) fn heartbeat(heartbeat: &HeartbeatStatus) -> Option<(String, Tone)> {
+    let every = human::ms(heartbeat.interval_ms?);
+    let age = match heartbeat.age_ms {
+        Some(age_ms) => format!("the last that came back was sent {} ago", human::ms(age_ms)),
+        None => "none has come back yet".to_owned(),
+    };
+    Some(match heartbeat.missing {
+        None => (format!("{age}, one each {every}"), Tone::Good),
+        Some(MissingStatus::Daemon) => {
+            (format!("MISSING: this daemon's loop admits nothing; {age}"), Tone::Bad)
+        }
+        Some(MissingStatus::Backup) => {
+            (format!("MISSING: the backup acknowledges nothing; {age}"), Tone::Bad)
+        }
+    })
 }
 
 /// Whether the sites were seen to be equal; `None`: nobody has asked.
@@ -337,6 +358,7 @@ group    shop: PROTECTED for 3 h 10 min
   member   db: writer here
     lag      12 writes, 48 KiB, oldest 52 ms
     backlog  1 MiB of 256 MiB
+    beat     the last that came back was sent 230 ms ago, one each 1 s
     crash    a resync would compare 37 MiB
     commits  half within 60 ms, 99 % within 60 ms, longest 60 ms
     verify   not verified yet
@@ -369,6 +391,8 @@ group    shop: PROTECTED for 3 h 10 min
         writer.backlog.writes_wait = true;
         writer.backlog.waiting_requests = 3;
         writer.guest_io.disk_errors = 1;
+        writer.heartbeat.missing = Some(MissingStatus::Backup);
+        writer.heartbeat.age_ms = Some(7_000);
         writer.lag = crate::status::LagStatus::default();
         writer.copy = Some(CopyStatus {
             kind: CopyKindStatus::Resync,
@@ -396,6 +420,7 @@ group    shop: PROTECTED for 3 h 10 min
             "FULL: 3 requests of the guest wait",
             "resync [###################.] 99.9 %, 97.7 KiB of 97.7 KiB, 0 B/s, standing still",
             "1 request failed on the local disk",
+            "MISSING: the backup acknowledges nothing; the last that came back was sent 7 s ago",
             "tap0 SHUT (the lease has ended)",
             "1 packet dropped",
             "watermark 1 min 1 s behind the newest record: some writer is silent or resyncs",

@@ -4,7 +4,7 @@
 
 use super::human;
 use super::paint::{Paint, Tone, tone_of};
-use super::status_text::{degraded, elsewhere, latency, tags};
+use super::status_text::{degraded, elsewhere, heartbeat, latency, tags};
 use crate::control::Client;
 use crate::status::{GroupStatus, LinkState, MemberStatus, Status};
 use anyhow::Context;
@@ -302,6 +302,10 @@ fn detail_lines(group: &GroupStatus) -> Vec<Line<'static>> {
         .extend(tags(group).map(|(text, tone)| Line::styled(format!("tags  {text}"), style(tone))));
     for member in &group.members {
         lines.extend(member_line(member).map(Line::from));
+        let beat = member.writer.as_ref().and_then(|writer| heartbeat(&writer.heartbeat));
+        lines.extend(beat.map(|(text, tone)| {
+            Line::styled(format!("{}  heartbeat: {text}", member.name), style(tone))
+        }));
     }
     lines.extend(group.elsewhere.iter().map(|member| elsewhere(member, Paint::PLAIN).into()));
     lines
@@ -406,6 +410,7 @@ mod tests {
             "lag, ms (most 52)",
             "held packets (most 4)",
             "gate tap0 open",
+            "db  heartbeat: the last that came back was sent 230 ms ago",
             "tags  HLC, watermark 60 ms behind",
             "web: outbound on host-b",
             "q quit",

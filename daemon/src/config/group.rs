@@ -11,6 +11,7 @@ use tidelock_protocol::limits;
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag;
 
+use super::heartbeat::{self, read_heartbeat};
 use super::network::read_network;
 use super::read::FileContext;
 use super::unreachable::WhenUnreachable;
@@ -93,6 +94,9 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
     let activity_log = group
         .optional_table("activity_log", |log| Some(read_activity_log(log)))
         .unwrap_or(Some(ActivitySettings { extent: EXTENT_DEFAULT, slots: SLOTS_DEFAULT }));
+    let heartbeat = group
+        .optional_table("heartbeat", |heartbeat| Some(read_heartbeat(heartbeat)))
+        .unwrap_or(Some(heartbeat::DEFAULT));
     let form = group.choice("form", &FORMS).and_then(|form| form.value);
     let boundary = group.choice("boundary", &BOUNDARIES).map_or(Boundary::Group, |b| b.value);
     let max_clock_lead = read_span(
@@ -148,6 +152,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         copy: copy.unwrap_or(CopySettings { rate: None, window: WINDOW_DEFAULT }),
         verify,
         activity_log,
+        heartbeat,
         members,
         roster,
         form,

@@ -10,6 +10,7 @@
 //! interface or a queue.
 
 mod group;
+mod heartbeat;
 mod machine;
 mod network;
 mod read;
@@ -159,6 +160,8 @@ pub struct Group {
     pub verify: VerifySettings,
     /// Where the sites may differ, kept for the time after a crash; `None`: not kept.
     pub activity_log: Option<ActivitySettings>,
+    /// How soon it is found that replication has stopped without a word; `None`: not looked for.
+    pub heartbeat: Option<HeartbeatSettings>,
     /// Its members on this host.
     pub members: Vec<Member>,
     /// Every member on whatever host, in the order of the file.
@@ -306,6 +309,15 @@ pub struct ActivitySettings {
     pub extent: Size,
     /// How many extents may differ before all of the disks count as different.
     pub slots: u32,
+}
+
+/// A record every interval that goes the whole way, and is missed when it does not come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeartbeatSettings {
+    /// How long after one the next is sent, if nothing else was.
+    pub interval: Duration,
+    /// After how long one that has not come back is missed; several intervals.
+    pub alarm_after: Duration,
 }
 
 /// One VM.

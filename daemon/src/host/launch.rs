@@ -11,6 +11,7 @@ use crate::clock;
 use crate::config::{self, Config, Group, Member};
 use crate::copy_job::Bounds;
 use crate::degrade::Degrade;
+use crate::heartbeat::Pulse;
 use crate::link::GateControl;
 use crate::link::member::{Member as LinkMember, MemberParts, Presence};
 use crate::link::port::{OwnerPort, ToLink};
@@ -102,6 +103,7 @@ impl Launch<'_> {
         let disk_sizes_bytes = disks.iter().map(|d| d.spec.size_bytes).collect();
         let view = Arc::<OwnerView>::default();
         view.set_hlc_ceiling_ms(opened.hlc_ceiling_ms);
+        let pulse = Arc::<Pulse>::default();
         let parts = OwnerParts {
             member: name.clone(),
             settings: Settings {
@@ -121,6 +123,7 @@ impl Launch<'_> {
             ceiling_wanted,
             stats: owner_stats.clone(),
             view: view.clone(),
+            pulse: pulse.clone(),
             copy_bounds: Bounds {
                 window_bytes: group.copy.window.bytes,
                 rate_bytes_per_s: group.copy.rate.map_or(0, |rate| rate.bytes_per_s),
@@ -169,6 +172,7 @@ impl Launch<'_> {
             thread,
             owner_stats,
             view,
+            pulse,
             link_stats,
             state,
             sockets,

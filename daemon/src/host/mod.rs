@@ -1,11 +1,12 @@
 //! The whole daemon: the gate, an owner loop for each writer, and the link, put together from a
 //! configuration.
 //!
-//! Threads: one per writer (its owner loop), one for the gate, one for the link. What they share is
-//! small and lock-free on the data path: P (owner → gate), C and the lease (link → gate), records
-//! (owner → link), acknowledgements (link → owner).
+//! Threads: one per writer (its owner loop), one for the gate, one for the link, one that watches over
+//! heartbeats. What they share is small and lock-free on the data path: P (owner → gate), C and the lease
+//! (link → gate), records (owner → link), acknowledgements (link → owner).
 
 mod activity_file;
+mod beating;
 mod bookmarking;
 mod degrading;
 mod ending;
@@ -22,6 +23,7 @@ use crate::control::{
     BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlErrorKind, ControlTarget,
     ModeChange, SwitchState, SwitchWish, Switching, VerifyBegun, VerifyWish,
 };
+use crate::heartbeat::Pulse;
 use crate::link::connection::Hello;
 use crate::link::connector::{self, Endpoint};
 use crate::link::member::MemberError;
@@ -117,6 +119,7 @@ struct Writer {
     thread: Option<JoinHandle<()>>,
     owner_stats: Arc<OwnerStats>,
     view: Arc<OwnerView>,
+    pulse: Arc<Pulse>,
     link_stats: Arc<LinkStats>,
     state: MemberState,
     sockets: Vec<PathBuf>,
@@ -164,7 +167,9 @@ pub struct Host {
     link_thread: Mutex<Option<JoinHandle<()>>>,
     /// The link ends when the owner loops have, and this is gone: a host may have no writer.
     link: Mutex<Option<mpsc::UnboundedSender<(Channel, ToLink)>>>,
-    stopping: AtomicBool,
+    stopping: Arc<AtomicBool>,
+    /// The watch over heartbeats ends when this is gone.
+    heartbeats: Option<beating::UntilDropped>,
     stop_asked: Notify,
     switch_asked: Notify,
     /// An owner waits until more of its times is on record.
@@ -262,6 +267,8 @@ impl Host {
                 report(&failed, error);
             }
         })?;
+        let stopping = Arc::<AtomicBool>::default();
+        let heartbeats = beating::start(&groups, stopping.clone())?;
         Ok(Host {
             started_at: clock::mono_now(),
             config,
@@ -271,7 +278,8 @@ impl Host {
             link_history: Arc::default(),
             link_thread: Mutex::new(Some(link_thread)),
             link: Mutex::new(Some(to_link)),
-            stopping: AtomicBool::new(false),
+            stopping,
+            heartbeats: Some(heartbeats),
             stop_asked: Notify::new(),
             switch_asked: Notify::new(),
             ceiling_wanted,
@@ -355,6 +363,7 @@ impl ControlTarget for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        drop(self.heartbeats.take());
         for group in &mut self.groups {
             for writer in group.members.iter_mut().filter_map(|m| m.writer.as_mut()) {
                 writer.port.send(ToOwner::Stop);

@@ -10,15 +10,16 @@ use crate::clock;
 use crate::config::{Roles, Security};
 use crate::copy_job::{self, Purpose};
 use crate::degrade::Standing;
+use crate::heartbeat::Missing;
 use crate::link::LinkState;
 use crate::owner::Phase;
 use crate::state::MemberState;
 use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats};
 use crate::status::{
     ActivityStatus, BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, ElsewhereStatus, Facts,
-    GateStatus, GroupState, GroupStatus, GuestIo, LagStatus, LeaseStatus, LinkState as LinkWord,
-    LinkStatus, MemberStatus, Role, SCHEMA, Status, TaggingStatus, VerifyStatus, WriterStatus,
-    judge,
+    GateStatus, GroupState, GroupStatus, GuestIo, HeartbeatStatus, LagStatus, LeaseStatus,
+    LinkState as LinkWord, LinkStatus, MemberStatus, Role, SCHEMA, Status, TaggingStatus,
+    VerifyStatus, WriterStatus, judge,
 };
 use crate::verified::Verified;
 use std::sync::Mutex;
@@ -210,7 +211,12 @@ impl Host {
             && past.unprotected_since.is_some()
             && matches!(
                 past.state,
-                Some(GroupState::Degraded | GroupState::Unprotected | GroupState::Replicating)
+                Some(
+                    GroupState::Degraded
+                        | GroupState::Unprotected
+                        | GroupState::Replicating
+                        | GroupState::NoHeartbeat
+                )
             )
             && (writers().any(|w| w.link_stats.lag_writes() > 0)
                 || group.members.iter().any(|m| m.control.is_catching_up()));
@@ -223,6 +229,7 @@ impl Host {
             attached,
             stalled: phase(Phase::Refused)
                 || links().any(|link| link.stalled().is_some() || link.refusal().is_some()),
+            heartbeat_lost: writers().any(|w| w.pulse.lost().is_some()),
             initial_copy: phase(Phase::Initialising) || phase(Phase::WaitingForBackup),
             resync: phase(Phase::Resyncing) || phase(Phase::DiskFailing),
             differs: writers().any(Writer::differs),
@@ -351,6 +358,7 @@ fn detail(group: &HostGroup) -> Option<String> {
         let mut say = |text: String| parts.push(format!("{}: {text}", member.config.name.as_str()));
         writer.link_stats.stalled().into_iter().for_each(&mut say);
         writer.link_stats.refusal().into_iter().for_each(&mut say);
+        writer.pulse.lost().map(missing).into_iter().for_each(&mut say);
         trouble.refusal.into_iter().for_each(|refusal| say(refusal.reason));
         if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
             say("the backlog is full, guests' writes wait".to_owned());
@@ -384,6 +392,17 @@ fn detail(group: &HostGroup) -> Option<String> {
         }
     }
     (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// Where a heartbeat is missing, for people.
+fn missing(missing: Missing) -> String {
+    match missing {
+        Missing::Owner => "a heartbeat is missing: this daemon's loop admits nothing",
+        Missing::Backup => {
+            "a heartbeat is missing: the backup acknowledges nothing and does not say why"
+        }
+    }
+    .to_owned()
 }
 
 fn writer_status(
@@ -446,6 +465,7 @@ fn writer_status(
             every_ms: group.config.verify.every.map(|every| every.as_millis() as u64),
             ..writer.verifications.status(&writer.state)
         },
+        heartbeat: HeartbeatStatus::of(&writer.pulse, group.config.heartbeat, now),
     }
 }
 

@@ -12,8 +12,9 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode,
-    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS,
-    PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind, UNASKED,
+    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_GROUPS, PROTOCOL_OF_POLICIES,
+    PROTOCOL_OF_RUNS, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind,
+    UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
@@ -589,6 +590,7 @@ impl<T> Member<T> {
         // is still stalled says so right after this.
         self.is_stalled = false;
         self.stats.set_stalled(None);
+        self.stats.set_takes_idle(self.protocol >= PROTOCOL_OF_GROUPS);
         self.gate.committed(&attached.committed);
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
         let last_attached = self.last_attached.take();

@@ -15,6 +15,7 @@
 //! Invariant: every request taken from a connection is answered once, or given up by name when
 //! its connection has gone.
 
+mod beating;
 mod connection;
 pub mod contact;
 pub mod copying;
@@ -39,6 +40,7 @@ use crate::activity::geometry::merged;
 use crate::activity::{ActivityLog, Attachment, Compare};
 use crate::clock;
 use crate::copy_job::{Bounds, Purpose};
+use crate::heartbeat::Pulse;
 use crate::link::port::{FromLink, OwnerPort, ToLink};
 use crate::link::{GateControl, Refusal};
 use crate::sequencer::{Action, DiskError, Extent, OpId, Sequencer, Settings};
@@ -93,6 +95,8 @@ pub enum ToOwner {
     },
     /// End that before its end.
     StopVerify,
+    /// Admit heartbeat number so.
+    Heartbeat(u64),
     /// Take no more requests; answer when everything is done locally and at the backup. The loop
     /// ends then, together with the other writers of the group: as many as are counted here.
     Drain(oneshot::Sender<Drained>, Arc<AtomicUsize>),
@@ -177,6 +181,8 @@ pub struct OwnerParts {
     pub stats: Arc<OwnerStats>,
     /// State for status.
     pub view: Arc<OwnerView>,
+    /// What the watch over its heartbeats reads.
+    pub pulse: Arc<Pulse>,
     /// Bounds of copies.
     pub copy_bounds: Bounds,
     /// The group was switched over to the backup site: no guest is served.
@@ -226,6 +232,9 @@ pub struct Owner {
     ceiling_wanted: Arc<Notify>,
     stats: Arc<OwnerStats>,
     view: Arc<OwnerView>,
+    pulse: Arc<Pulse>,
+    /// The heartbeat that was asked for.
+    heartbeat: Option<u64>,
     has_copy: bool,
     attached: bool,
     refusal: Option<Refusal>,
@@ -297,6 +306,8 @@ impl Owner {
             ceiling_wanted: parts.ceiling_wanted,
             stats: parts.stats,
             view: parts.view,
+            pulse: parts.pulse,
+            heartbeat: None,
             has_copy: false,
             attached: false,
             refusal: None,
@@ -336,6 +347,7 @@ impl Owner {
             self.drive_contact();
             self.drive_copies();
             self.drive_idle();
+            self.drive_heartbeat();
             self.drive_log();
             self.act();
             self.send_replies();
@@ -396,6 +408,7 @@ impl Owner {
                 self.begin_verify(repair, rate_bytes_per_s);
             }
             ToOwner::StopVerify => self.copying.give_up_verify("it was stopped on command"),
+            ToOwner::Heartbeat(number) => self.heartbeat = Some(number),
             ToOwner::Drain(reply, not_ready) => self.begin_drain(reply, not_ready, true),
             ToOwner::Hold(reply, not_ready) => self.begin_drain(reply, not_ready, false),
             ToOwner::LetGo => self.end_hold(),
@@ -591,6 +604,7 @@ impl Owner {
                 tracing::warn!(member = self.member, "the backlog is full: guests' writes wait");
             }
         }
+        self.pulse.set_last_seq(self.sequencer.last_seq());
         self.stats.greatest_hlc.store(self.sequencer.greatest_hlc().0, Ordering::Relaxed);
         let waits_for_ceiling = self.sequencer.waits_for_ceiling();
         self.stats.waits_for_ceiling.store(waits_for_ceiling, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use crate::activity::ActivityLog;
 use crate::link::GateControl;
 use crate::link::port::OwnerPort;
 use crate::sequencer::Sequencer;
-use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::ids::{MonoNanos, Seq};
 
 /// Both clocks of the host.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +65,18 @@ pub fn drive_copies<T>(
         let marker = sequencer.copy_done(clocks.now, clocks.wall_ms);
         copying.set_marker(marker);
     }
+}
+
+/// Admits a heartbeat. Returns the seq that it is back with; `None`: nothing can be admitted now. While the
+/// backlog is full, or the loop is to end, the last record that was admitted stands for it.
+pub fn admit_heartbeat(sequencer: &mut Sequencer, is_ending: bool, clocks: Clocks) -> Option<Seq> {
+    if !sequencer.is_started() || sequencer.waits_for_ceiling() {
+        return None;
+    }
+    if !is_ending {
+        sequencer.idle(clocks.now, clocks.wall_ms);
+    }
+    Some(sequencer.last_seq())
 }
 
 /// What the turn has shown of where the sites may differ.

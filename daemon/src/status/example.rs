@@ -44,6 +44,14 @@ pub(crate) fn status() -> Status {
             overflows: 0,
         },
         verify: VerifyStatus { every_ms: Some(7 * 86_400_000), ..VerifyStatus::default() },
+        heartbeat: HeartbeatStatus {
+            interval_ms: Some(1_000),
+            alarm_after_ms: Some(5_000),
+            age_ms: Some(230),
+            returned: 11_000,
+            sent: 9_000,
+            missing: None,
+        },
     };
     let gate = GateStatus {
         interface: "tap0".into(),

@@ -28,6 +28,8 @@ pub enum GroupState {
     Disconnected,
     /// The link is up but the backup has stopped acknowledging, or refuses the group.
     Stalled,
+    /// A heartbeat has not come back, and nothing says why.
+    NoHeartbeat,
     /// The group was recovered at the backup, or switched over to it: this host's gate never opens again.
     Fenced,
     /// The daemon is ending.
@@ -36,7 +38,7 @@ pub enum GroupState {
 
 impl GroupState {
     /// All states, from best to worst as far as an operator is concerned.
-    pub const ALL: [GroupState; 12] = [
+    pub const ALL: [GroupState; 13] = [
         GroupState::Protected,
         GroupState::Replicating,
         GroupState::Resyncing,
@@ -47,6 +49,7 @@ impl GroupState {
         GroupState::WaitingForBackup,
         GroupState::Disconnected,
         GroupState::Stalled,
+        GroupState::NoHeartbeat,
         GroupState::Fenced,
         GroupState::Stopping,
     ];
@@ -65,6 +68,7 @@ impl GroupState {
             GroupState::Differs => "differs",
             GroupState::Disconnected => "disconnected",
             GroupState::Stalled => "stalled",
+            GroupState::NoHeartbeat => "no-heartbeat",
             GroupState::Fenced => "fenced",
             GroupState::Stopping => "stopping",
         }
@@ -101,6 +105,9 @@ impl GroupState {
                 "the link is down; writes fill the backlog and replies are held"
             }
             GroupState::Stalled => "the backup does not acknowledge; replies are held",
+            GroupState::NoHeartbeat => {
+                "writes that should have been acknowledged were not, though nothing says why; replies are held"
+            }
             GroupState::Fenced => {
                 "the group was recovered at the backup, or switched over to it; this host will never answer clients again"
             }
@@ -138,6 +145,8 @@ pub struct Facts {
     pub attached: bool,
     /// The backup has said that it does not acknowledge, or refuses for now.
     pub stalled: bool,
+    /// Some writer's heartbeat has not come back.
+    pub heartbeat_lost: bool,
     /// Some disk's first copy is not complete.
     pub initial_copy: bool,
     /// Some writer is being compared after an unclean stop.
@@ -167,6 +176,8 @@ pub fn judge(facts: Facts) -> GroupState {
         GroupState::Stalled
     } else if !facts.attached {
         GroupState::Disconnected
+    } else if facts.heartbeat_lost {
+        GroupState::NoHeartbeat
     } else if facts.initial_copy {
         GroupState::Initialising
     } else if facts.resync {
@@ -194,6 +205,7 @@ mod tests {
         ever_attached: true,
         attached: true,
         stalled: false,
+        heartbeat_lost: false,
         initial_copy: false,
         resync: false,
         differs: false,
@@ -220,6 +232,16 @@ mod tests {
             (Facts { attached: false, initial_copy: true, ..GOOD }, GroupState::Disconnected),
             (Facts { stalled: true, ..GOOD }, GroupState::Stalled),
             (Facts { stalled: true, attached: false, ..GOOD }, GroupState::Stalled),
+            (Facts { heartbeat_lost: true, ..GOOD }, GroupState::NoHeartbeat),
+            // Copies do not delay it, so it is missed during one, too.
+            (Facts { heartbeat_lost: true, initial_copy: true, ..GOOD }, GroupState::NoHeartbeat),
+            (Facts { heartbeat_lost: true, resync: true, ..GOOD }, GroupState::NoHeartbeat),
+            (Facts { heartbeat_lost: true, mode: Mode::Async, ..GOOD }, GroupState::NoHeartbeat),
+            (Facts { heartbeat_lost: true, stalled: true, ..GOOD }, GroupState::Stalled),
+            (Facts { heartbeat_lost: true, attached: false, ..GOOD }, GroupState::Disconnected),
+            (Facts { heartbeat_lost: true, degraded: true, ..GOOD }, GroupState::Degraded),
+            (Facts { heartbeat_lost: true, fenced: true, ..GOOD }, GroupState::Fenced),
+            (Facts { heartbeat_lost: true, stopping: true, ..GOOD }, GroupState::Stopping),
             (Facts { ever_attached: false, attached: false, ..GOOD }, GroupState::WaitingForBackup),
             (
                 Facts { degraded: true, attached: false, stalled: true, ..GOOD },
@@ -247,7 +269,7 @@ mod tests {
     /// Rule 6: of all combinations, `protected` is said only if everything holds.
     #[test]
     fn nothing_else_is_called_protected() {
-        for bits in 0..1024u32 {
+        for bits in 0..2048u32 {
             let bit = |n: u32| bits & (1 << n) != 0;
             for mode in [Mode::Sync, Mode::Pipelined, Mode::Async] {
                 let facts = Facts {
@@ -261,6 +283,7 @@ mod tests {
                     resync: bit(6),
                     differs: bit(8),
                     unprotected: bit(9),
+                    heartbeat_lost: bit(10),
                     mode,
                     configured_mode: Mode::Pipelined,
                 };

@@ -1,0 +1,130 @@
+//! The watch over all heartbeats, on a thread of its own: it takes no lock and waits for no loop, so that it finds
+//! any of them that has stopped, the runtime that answers `tidelock status` included.
+
+use super::{HostError, HostGroup, Writer, spawn};
+use crate::clock;
+use crate::config::HeartbeatSettings;
+use crate::heartbeat::{LOOK_EVERY, Missing, Pulse, Sight, Step, Watch};
+use crate::link::port::OwnerPort;
+use crate::owner::{OwnerView, Phase, ToOwner};
+use crate::stats::LinkStats;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use tidelock_protocol::ids::{MonoNanos, Seq};
+
+/// The thread ends when this is dropped.
+pub(super) type UntilDropped = mpsc::Sender<()>;
+
+/// One writer under watch.
+struct Watched {
+    group: String,
+    member: String,
+    settings: HeartbeatSettings,
+    watch: Watch,
+    /// The group's only member: its C goes on by itself but in a resync.
+    is_alone: bool,
+    port: Arc<OwnerPort<ToOwner>>,
+    link: Arc<LinkStats>,
+    view: Arc<OwnerView>,
+    pulse: Arc<Pulse>,
+}
+
+/// Starts it.
+pub(super) fn start(
+    groups: &[HostGroup],
+    stopping: Arc<AtomicBool>,
+) -> Result<UntilDropped, HostError> {
+    let mut watched: Vec<Watched> = groups.iter().flat_map(of_group).collect();
+    let (until_dropped, dropped) = mpsc::channel();
+    spawn("heartbeat", move || {
+        while dropped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+            let is_stopping = stopping.load(Ordering::SeqCst);
+            watched.iter_mut().for_each(|watched| watched.look(is_stopping));
+        }
+    })?;
+    Ok(until_dropped)
+}
+
+fn of_group(group: &HostGroup) -> impl Iterator<Item = Watched> {
+    let settings = group.config.heartbeat;
+    let writers =
+        group.members.iter().filter_map(move |m| Some((m, m.writer.as_ref()?, settings?)));
+    writers.map(|(member, writer, settings)| {
+        let Writer { port, link_stats, view, pulse, .. } = writer;
+        Watched {
+            group: group.config.name.to_string(),
+            member: member.config.name.to_string(),
+            settings,
+            watch: Watch::new(settings),
+            is_alone: group.config.roster.len() < 2,
+            port: port.clone(),
+            link: link_stats.clone(),
+            view: view.clone(),
+            pulse: pulse.clone(),
+        }
+    })
+}
+
+impl Watched {
+    fn look(&mut self, is_stopping: bool) {
+        let now = clock::mono_now();
+        let phase = self.view.phase();
+        let step = self.watch.look(&Sight {
+            now,
+            is_explained: is_stopping || self.is_explained(phase),
+            last_seq: self.pulse.last_seq(),
+            taken: self.pulse.taken(),
+            acknowledged: self.acknowledged(phase),
+        });
+        // Told first: a log that hangs must not keep it from those who ask.
+        self.pulse.tell(&self.watch);
+        match step {
+            Some(Step::Ask(number)) => self.port.send(ToOwner::Heartbeat(number)),
+            Some(Step::Lost(missing)) => self.say_lost(missing, now),
+            Some(Step::Back) => tracing::info!(
+                group = self.group,
+                member = self.member,
+                "heartbeats come back again"
+            ),
+            None => {}
+        }
+    }
+
+    /// Whether a state says why nothing comes back.
+    fn is_explained(&self, phase: Phase) -> bool {
+        !self.link.is_attached()
+            || !self.link.takes_idle()
+            || self.link.is_stalled()
+            || matches!(phase, Phase::WaitingForBackup | Phase::Refused | Phase::Fenced)
+    }
+
+    /// What answers a heartbeat: C, by which replies leave. In a resync C stands still, and in a group of several it
+    /// may wait for another writer; then that the backup has it on stable storage.
+    fn acknowledged(&self, phase: Phase) -> Seq {
+        let (durable, committed) = self.port.acked();
+        let c_follows = self.is_alone && !matches!(phase, Phase::Resyncing | Phase::DiskFailing);
+        if c_follows { committed } else { durable }
+    }
+
+    fn say_lost(&self, missing: Missing, now: MonoNanos) {
+        let waited_ms = self.watch.waited_ms(now);
+        match missing {
+            Missing::Owner => tracing::error!(
+                group = self.group,
+                member = self.member,
+                waited_ms,
+                "NO HEARTBEAT: this daemon's loop for the member admits nothing. If the guest's disk hangs, too, look \
+                 at the local disk (`dmesg`); then start the daemon again, it compares the sites"
+            ),
+            Missing::Backup => tracing::error!(
+                group = self.group,
+                member = self.member,
+                waited_ms,
+                alarm_after_ms = self.settings.alarm_after.as_millis() as u64,
+                "NO HEARTBEAT: the backup acknowledges nothing, and has not said why. Is its server alive and its \
+                 disk answering? Do packets get through to it?"
+            ),
+        }
+    }
+}
