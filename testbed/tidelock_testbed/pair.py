@@ -54,6 +54,8 @@ class Options:
     """A block device, or an image that exists."""
     verify: str = ""
     """Keys of `[group.verify]`, inline."""
+    heartbeat: str = ""
+    """Keys of `[group.heartbeat]`, inline."""
     window: str = ""
     """Of the past that the backup keeps, if any."""
     backup_more: str = ""
@@ -110,11 +112,13 @@ class Pair:
         size = f'size = "{o.configured_size}"\n' if o.configured_size else ""
         copy = f'copy = {{ rate = "{o.copy_rate_mib}MiB/s" }}\n' if o.copy_rate_mib else ""
         verify = f"verify = {{ {o.verify} }}\n" if o.verify else ""
+        heartbeat = f"heartbeat = {{ {o.heartbeat} }}\n" if o.heartbeat else ""
         self.host_config.write_text(
             f'[host]\nname = "{name}"\nruntime_dir = "{self.runtime}"\nstate_dir = "{self.directory / "state"}"\n'
             f'[backup]\naddress = "{self.address}:{self.port}"\n{tls.toml()}'
             f'[[group]]\nname = "{GROUP}"\nmode = "{o.mode}"\nbacklog = "{o.backlog_mib}MiB"\n'
-            f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n{o.group}{copy}{verify}'
+            f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n'
+            f'{o.group}{copy}{verify}{heartbeat}'
             f'[[group.member]]\nname = "{MEMBER}"\nroles = ["writer"]\n'
             f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
         )

@@ -118,3 +118,63 @@ pub fn ask_for_acks<T>(
 pub fn is_settled(sequencer: &Sequencer) -> bool {
     sequencer.is_idle() && (!sequencer.is_started() || sequencer.durable() == sequencer.last_seq())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sequencer::{Action, Extent, RequestId, Settings};
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::{DiskId, Epoch, WriterId};
+    use tidelock_protocol::message::Mode;
+    use tidelock_protocol::record::{Effect, Payload};
+
+    const CLOCKS: Clocks = Clocks { now: MonoNanos(1_000_000), wall_ms: 1_000 };
+
+    fn sequencer() -> Sequencer {
+        Sequencer::new(Settings {
+            writer: WriterId(0),
+            mode: Mode::Pipelined,
+            backlog_limit_bytes: 4096 + 512,
+            lock_align_bytes: 512,
+        })
+    }
+
+    fn start(sequencer: &mut Sequencer) {
+        sequencer.start(Epoch(1), Seq(7), Hlc(0), CLOCKS.now, CLOCKS.wall_ms);
+    }
+
+    fn write(sequencer: &mut Sequencer, offset: u64) {
+        let extent = Extent { disk: DiskId(0), offset, len_bytes: 4096 };
+        let effect = Effect::Write(Payload::new(vec![1; 4096].into()));
+        sequencer.submit(RequestId(offset), extent, effect, false, CLOCKS.now, CLOCKS.wall_ms);
+    }
+
+    #[test]
+    fn a_heartbeat_is_a_record_that_does_nothing_and_that_no_packet_waits_for() {
+        let mut sequencer = sequencer();
+        assert_eq!(admit_heartbeat(&mut sequencer, false, CLOCKS), None, "nothing is admitted yet");
+        start(&mut sequencer);
+        assert_eq!(admit_heartbeat(&mut sequencer, false, CLOCKS), Some(Seq(8)));
+        let Some(Action::Send(record)) = sequencer.poll_action() else { panic!("not sent") };
+        assert_eq!((record.seq, record.effect), (Seq(8), Effect::Idle));
+        assert_eq!(sequencer.poll_action(), None, "P does not name it");
+    }
+
+    #[test]
+    fn with_a_full_backlog_or_at_the_end_the_last_record_stands_for_it() {
+        let mut sequencer = sequencer();
+        start(&mut sequencer);
+        write(&mut sequencer, 0);
+        write(&mut sequencer, 4096);
+        assert!(sequencer.is_backlog_full());
+        assert_eq!(admit_heartbeat(&mut sequencer, false, CLOCKS), Some(Seq(8)));
+        assert_eq!(sequencer.last_seq(), Seq(8), "nothing was admitted");
+        sequencer.committed(Seq(8), CLOCKS.now, CLOCKS.wall_ms);
+        assert_eq!(
+            admit_heartbeat(&mut sequencer, true, CLOCKS),
+            Some(Seq(9)),
+            "the write that waited"
+        );
+        assert_eq!(sequencer.last_seq(), Seq(9));
+    }
+}
