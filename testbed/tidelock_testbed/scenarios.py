@@ -8,6 +8,7 @@ import time
 from .appdrill import APP_DRILLS
 from .drilling import NEVER_MIND_S, CopyWatch, Drill
 from .oops import Oops
+from .outage import DiesInOutage, Outage
 from .process import wait_until
 from .progress import say
 from .rig import Recovery
@@ -222,5 +223,8 @@ class Grace(Drill):
 
 SCENARIOS: dict[str, type[Drill]] = {
     drill.name: drill
-    for drill in (Drill, TwoDisks, LinkCut, BackupRestart, DaemonCrash, DuringCopy, Grace, Oops, *APP_DRILLS)
+    for drill in (
+        *(Drill, TwoDisks, LinkCut, BackupRestart, DaemonCrash, DuringCopy, Grace, Outage, DiesInOutage, Oops),
+        *APP_DRILLS,
+    )
 }
