@@ -18,11 +18,12 @@ from .paths import BIN
 from .process import run_command, wait_until
 from .progress import say
 
-MIB = 1 << 20
 CLOCKS_S = 0.05
 """Two readings of two clocks are so far apart at most."""
 SLOWER = 3
 """When the WAN comes back it carries so many times what the guest writes, and no more."""
+RATE_MIN = 256 << 10
+"""Bytes per second; below it what is not the guest's data counts."""
 
 
 class Outage(Drill):
@@ -101,7 +102,7 @@ class Outage(Drill):
     def come_back(self) -> None:
         """The WAN is back, slower; the group is well again by itself, and only then is the WAN as it was."""
         rig = self.rig
-        rate = max(int(SLOWER * self.bytes_per_s), MIB)
+        rate = max(int(SLOWER * self.bytes_per_s), RATE_MIN)
         healed_at = self.event("WAN is back, slower")
         rig.net.wan.set(cut=False, rate_bytes_per_s=rate)
         say(f"the WAN is back with {rate / 1e6:.1f} MB/s; the guest writes {self.bytes_per_s / 1e6:.1f} MB/s")
@@ -114,7 +115,7 @@ class Outage(Drill):
         needs = [self.clients.process, rig.guest.process]
         wait_until("clients get answers", lambda: self.answered(self.ledger, well_at) >= 1, 120, needs)
         told = sum(self.since <= at < well_at for at in self.ledger.follow().confirmed.values())
-        text = f"{told} rows were confirmed while nothing was held; the backup has them all, and replies are held again"
+        text = f"{told} rows were confirmed while it was degraded; the backup has them all, and replies are held again"
         self.entry.notes.append(f"{text}, {well_at - healed_at:.1f} s after the WAN was back")
         say(f"the group is {self.settled} again, {well_at - healed_at:.1f} s after the WAN was back")
         self.work(self.random.uniform(1, 3))
