@@ -118,7 +118,7 @@ class Pair:
             f'[backup]\naddress = "{self.address}:{self.port}"\n{tls.toml()}'
             f'[[group]]\nname = "{GROUP}"\nmode = "{o.mode}"\nbacklog = "{o.backlog_mib}MiB"\n'
             f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n'
-            f'{o.group}{copy}{verify}{heartbeat}'
+            f"{o.group}{copy}{verify}{heartbeat}"
             f'[[group.member]]\nname = "{MEMBER}"\nroles = ["writer"]\n'
             f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
         )
