@@ -53,7 +53,7 @@ fn what_is_here_is_compared_and_nothing_is_recovered_before() {
 fn it_becomes_the_group_of_the_first_host_that_comes() {
     let disk = Memory::new();
     let mut group = seeded(&disk);
-    let other_size = DiskSpec { size_bytes: SIZE * 2, ..members()[0].disks[0].clone() };
+    let other_size = DiskSpec { size_bytes: SIZE / 2, ..members()[0].disks[0].clone() };
     let other = Attach { disks: vec![other_size], ..attach_message(1, 0, LastRun::Unknown) };
     group.attach(at_ms(0), LINK, "host-b", &other);
     assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Mismatch)));
