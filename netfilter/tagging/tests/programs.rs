@@ -681,11 +681,22 @@ fn any_options_are_read_alike_by_the_program_and_the_codec() {
                 Err(_) => false,
             };
             prop_assert_eq!(received.passed, passes, "{:?}", options);
-            let wanted = match decoded {
+            let wanted = match &decoded {
                 Some(Stamp::Vector(v)) => (0..3).map(|w| v.get(WriterId(w)).0).collect(),
                 _ => vec![0, 0, 0],
             };
-            prop_assert_eq!(m.pending(), wanted);
+            let merged = m.pending();
+            if let (Ok(Some(body)), None, true) = (found, &decoded, peer) {
+                // An entry below 0 in a damaged tag of which the checksum is right is found when those before it are
+                // merged: P may say too much then, never too little.
+                for (nth, entry) in merged.iter().enumerate() {
+                    let at = body.get(2 + 4 * nth..6 + 4 * nth);
+                    let low = at.map(|at| u32::from_be_bytes(at.try_into().expect("4 bytes")));
+                    prop_assert!(*entry == 0 || low.map(u64::from) == Some(*entry));
+                }
+            } else {
+                prop_assert_eq!(merged, wanted);
+            }
             if received.passed {
                 let left = find_ipv4(options_of(&received.frame), IPV4_OPTION);
                 prop_assert_eq!(left, Ok(None), "the guest saw a tag");
