@@ -152,7 +152,7 @@ impl<F: StorageFile> Replay<'_, F> {
                 Step::Record { record, at, is_void, .. } => {
                     self.record(place, record, *at, *is_void)?;
                 }
-                Step::Note(note) => self.note(note)?,
+                Step::Note(note) => self.note(place, note)?,
             }
             return Ok(ControlFlow::Continue(()));
         }
@@ -222,7 +222,7 @@ impl<F: StorageFile> Replay<'_, F> {
         self.state.apply_record(record).map_err(unexpected)
     }
 
-    fn note(&mut self, note: &Note) -> Result<(), PastError> {
+    fn note(&mut self, place: &Place<'_>, note: &Note) -> Result<(), PastError> {
         match note {
             Note::Checkpoint(_) | Note::CleanEnd => return Ok(()),
             // Of a writer whose later records are beyond the limit it says nothing here.
@@ -242,7 +242,10 @@ impl<F: StorageFile> Replay<'_, F> {
             }
             _ => return Ok(()),
         }
-        self.since = self.since.max(since(&self.state));
+        // By the journal's own state: this one has not what is beyond the limit.
+        let mut after = place.before.clone();
+        after.apply_note(note).map_err(unexpected)?;
+        self.since = self.since.max(since(&after));
         Ok(())
     }
 

@@ -134,7 +134,7 @@ fn known_seed(name: &str) -> u64 {
         "hlc-goes-back" => 30,
         "activity-forgotten" => 36,
         "newcomer-not-waited-for" => 265,
-        "floor-not-awaited" => 396,
+        "floor-not-awaited" => 3278,
         _ => 1,
     }
 }
@@ -171,10 +171,10 @@ fn every_planted_bug_is_caught() {
             "newcomer-not-told" => &[Checker::Degraded, Checker::OutputCommit, Checker::Closed],
             "removed-holds-watermark" => &[Checker::ComesBack],
             "newcomer-not-waited-for" => &[Checker::Prefix],
-            "waypoint-too-early"
-            | "view-after-its-time"
-            | "fold-passes-the-window"
-            | "oldest-forgotten" => &[Checker::Past],
+            "waypoint-too-early" => &[Checker::Past, Checker::Prefix],
+            "view-after-its-time" | "fold-passes-the-window" | "oldest-forgotten" => {
+                &[Checker::Past]
+            }
             "damage-folded-as-good" | "damage-not-listed" => &[Checker::Past],
             "cold-not-synced" => &[Checker::OpensAgain, Checker::Past, Checker::Prefix],
             "times-alone" => &[Checker::Past, Checker::Closed],
@@ -236,7 +236,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("lease-ignored", Checker::Lease, 3, &[Checker::Fence, Checker::OutputCommit]),
         ("one-too-early", Checker::OutputCommit, 31, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
-        ("floor-not-awaited", Checker::OutputCommit, 396, &[Checker::Closed, Checker::Degraded]),
+        ("floor-not-awaited", Checker::OutputCommit, 3278, &[Checker::Closed, Checker::Degraded]),
         ("times-alone", Checker::Past, 82, &[Checker::Closed]),
         (
             "watermark-ignores-idle",

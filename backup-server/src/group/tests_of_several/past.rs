@@ -319,3 +319,30 @@ fn what_changed_between_two_points_is_what_the_records_between_them_wrote() {
         }
     }
 }
+
+/// What stands before the change of the group and beyond the cut has a part in the time from which on the group is
+/// another one.
+#[test]
+fn the_newest_point_is_found_again_after_a_member_was_removed_beside_records_that_wait() {
+    for form in [Form::Vector, Form::Hlc] {
+        let disk = Memory::new();
+        let shape = Shape { writers: 3, form };
+        let mut group = shape.create_with(&disk, windowed(1_000_000)).unwrap();
+        for writer in 0..3 {
+            join(&mut group, at_ms(0), &shape.join(writer, 1, LastRun::Unknown));
+            send(&mut group, done(writer, 1, hlc(u64::from(writer)), &[]));
+        }
+        // It waits for a record of c's that does not come.
+        send(&mut group, record(0, 2, hlc(500), &[(2, 9)]));
+        group.flush();
+        group.connection_lost(link(1).connection);
+        group.remove("b").unwrap();
+        let past = group.history().unwrap();
+        let point = past.newest().unwrap();
+        assert_eq!(point.cut.get(WriterId(0)), Seq(1));
+        assert_eq!(point.writers, [WriterId(0), WriterId(2)]);
+        assert!(point.hlc > Hlc(hlc(500)), "{point:?}");
+        let found = past.locate(&point).unwrap();
+        assert_eq!((found.writers, found.cut, found.hlc), (point.writers, point.cut, point.hlc));
+    }
+}
