@@ -29,10 +29,15 @@ class BackupServer:
         tls: TlsFiles,
         hosts: dict[str, list[str]] | None = None,
         window: str = "",
+        name: str = "",
     ):
+        """A second server of a run needs a name."""
         self.run, self.netns = run, netns
-        self.exports = run.sockets / "exports"
-        self.control_socket = run.sockets / "backup.sock"
+        self.name = f"tidelock-backup-{name}" if name else "tidelock-backup"
+        sockets = run.sockets / name
+        sockets.mkdir(exist_ok=True)
+        self.exports = sockets / "exports"
+        self.control_socket = sockets / "backup.sock"
         self.config = directory / "backup.toml"
         lines = [
             "[server]",
@@ -55,8 +60,8 @@ class BackupServer:
 
     def start(self) -> None:
         """Starts it and waits until it listens for its command line."""
-        self.process = Process(self.run, "tidelock-backup", self._command("serve"), self.netns, env=self.environment)
-        wait_until("tidelock-backup listens", self._listens, 30, [self.process])
+        self.process = Process(self.run, self.name, self._command("serve"), self.netns, env=self.environment)
+        wait_until(f"{self.name} listens", self._listens, 30, [self.process])
 
     def _listens(self) -> bool:
         # Not by asking for the status: without a server, that opens the data directory itself.
@@ -80,6 +85,16 @@ class BackupServer:
     ) -> Process:
         """Begins a recovery: the process of the command, which is over when it says so."""
         return Process(self.run, name, self._command("recover", group, *options), self.netns, on_line=on_line)
+
+    def seed(self, disks: dict[str, Path], group: str = GROUP, member: str = MEMBER) -> None:
+        """Makes a group of disks that are at this site; their files are taken, not copied."""
+        words = [f"{member}.{name}={path}" for name, path in disks.items()]
+        run_command(self._command("seed", group, *words, "--move"), f"seed {group}", self.netns)
+
+    def export(self, disk: str, out: Path, at: str = "latest", group: str = GROUP, member: str = MEMBER) -> None:
+        """Copies a disk into a raw image."""
+        words = ["export", group, f"{member}.{disk}", out, "--at", at]
+        run_command(self._command(*words), f"export {disk}", self.netns, timeout_s=300)
 
     def remove(self, group: str, member: str) -> None:
         """Takes a member out of a group for good."""

@@ -104,7 +104,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make drill", description=__doc__)
     parser.add_argument("--scenario", default="primary-dies", help=f"SCENARIO: {', '.join(SCENARIOS)}")
     parser.add_argument("--mode", default="pipelined", help=f"MODE: {', '.join(PROMISES)}")
-    parser.add_argument("--guest", default="vm", choices=["vm", "process"], help="GUEST")
+    parser.add_argument("--guest", choices=["vm", "process"], help="GUEST; a VM where the scenario has one")
     parser.add_argument("--rtt-ms", type=float, default=50, help="RTT, in milliseconds")
     parser.add_argument("--runs", type=int, default=1, help="RUNS: how many, each with the next seed")
     parser.add_argument("--seed", type=int, help="SEED of the first run; random if not given, and printed")
@@ -121,6 +121,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     if options.mode not in modes:
         parser.error(f"MODE={options.mode} with SCENARIO={options.scenario}: use one of {', '.join(modes)}")
     guests = SCENARIOS[options.scenario].guests
+    options.guest = options.guest or guests[0]
     if options.guest not in guests:
         parser.error(f"GUEST={options.guest} with SCENARIO={options.scenario}: use {' or '.join(guests)}")
     several = sorted(name for name, drill in SCENARIOS.items() if drill.several_guests)

@@ -99,6 +99,10 @@ class Site:
         netns.ip(f"route add default via {guest.gateway4}")
         netns.ip(f"-6 route add default via {guest.gateway6}")
 
+    def unplug(self, guest: GuestNet) -> None:
+        """Takes a guest's interface away, and with a process guest's the cable: it runs elsewhere from now on."""
+        self.netns.ip(f"link delete {guest.interface}")
+
     def add_bridge(self, *hosts: int) -> None:
         """The segment's bridge, and on it the gateways of these hosts' guests."""
         # Its own address, as libvirt gives one: otherwise it has its ports' lowest, and when a guest is added that
@@ -202,3 +206,11 @@ class Net:
         netns.ip("link set lan down")
         if len(self.hosts) == HOSTS_MAX:
             netns.ip(f"link set {HOST_LAN} down")
+
+    def reconnect_primary(self) -> None:
+        """Undoes `cut_off_primary`, for a site of one host."""
+        self.wan.mend()
+        lan = self._lan[self.primary.name]
+        self.primary.netns.ip("link set lan up")
+        # The kernel forgets an interface's IPv6 addresses when it goes down.
+        add_addresses(self.primary.netns, "lan", f"fd77:{lan}::1/64")

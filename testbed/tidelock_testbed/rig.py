@@ -3,7 +3,8 @@
     out/<run>/primary/   what the primary site has: disks, configuration, certificates, the daemon's state
     out/<run>/backup/    what the backup site has: certificates, the journal and images, kernel and root disk
 
-Invariant: after `destroy_primary` no process, link or file of the primary site is left to recover from.
+Invariant: after `destroy_primary` no process or link of the primary site is left to recover from, and no file, unless
+the site is to come back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .backupserver import BackupServer
 from .guest import Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
 from .hostdaemon import GROUP, HOST, MEMBER, Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
-from .net import GuestNet, Net
+from .net import GuestNet, Net, Site
 from .pki import Pki
 from .process import kill_at_once
 from .run import Run
@@ -55,7 +56,9 @@ class Rig:
         self.primary, self.backup_dir = run.directory / "primary", run.directory / "backup"
         for directory in (self.primary, self.backup_dir):
             directory.mkdir()
-        pki = Pki(run.directory / "authority")
+        self.site_returns = False
+        """Whether a disaster leaves the primary site's files, for when the site is there again."""
+        self.pki = pki = Pki(run.directory / "authority")
         backup_tls = pki.issue("backup", self.net.BACKUP4, self.backup_dir / "tls")
         host_tls = pki.issue("host", HOST, self.primary / "tls")
         self.backup = BackupServer(run, self.net.backup.netns, self.backup_dir, backup_tls, window=window)
@@ -127,25 +130,34 @@ class Rig:
         if not cut_first:
             self.net.cut_off_primary()
         ended = time.monotonic()
-        shutil.rmtree(self.primary)
+        if not self.site_returns:
+            shutil.rmtree(self.primary)
         return began, ended
 
 
 class Recovery:
-    """`tidelock-backup recover` under way, and the guest that it brings back at the backup site.
+    """`tidelock-backup recover` under way, and the guest that it brings back, at the backup site unless told otherwise.
 
     A VM is booted by the command itself, from the description that the backup kept. A process guest is started on
     the recovered disks as soon as the command has ended.
     """
 
-    def __init__(self, rig: Rig, *options: str):
+    def __init__(
+        self,
+        rig: Rig,
+        *options: str,
+        site: Site | None = None,
+        server: BackupServer | None = None,
+        name: str = "guest-recovered",
+    ):
         self.rig = rig
+        self.site, self.server = site or rig.net.backup, server or rig.backup
         self.lines: list[str] = []
         self.recovered_at: float | None = None
         """When the epoch was raised and the disks could be used."""
-        self.guest: Guest = (VmGuest if rig.image else ProcessGuest)(rig.run, rig.guest_net, "guest-recovered")
+        self.guest: Guest = (VmGuest if rig.image else ProcessGuest)(rig.run, rig.guest_net, name)
         if rig.image:
-            rig.net.backup.add_tap(rig.guest_net)
+            self.site.add_tap(rig.guest_net)
             options = (
                 "--boot",
                 *("--network", f"lan=tap:{rig.guest_net.interface}"),
@@ -153,7 +165,7 @@ class Recovery:
                 *options,
             )
         self.began_at = self.guest.started_at = time.monotonic()
-        self.command = self.guest.process = rig.backup.recover(*options, on_line=self._hear)
+        self.command = self.guest.process = self.server.recover(*options, on_line=self._hear)
 
     def _hear(self, at: float, line: str) -> None:
         self.lines.append(line)
@@ -189,8 +201,8 @@ class Recovery:
         if isinstance(self.guest, ProcessGuest) and self.guest.process is self.command:
             if self.command.wait(timeout_s) != 0:
                 raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
-            uris = [self.rig.backup.uri(disk) for disk in self.rig.disks]
-            self.guest.boot(self.rig.net.backup, uris)
+            uris = [self.server.uri(disk) for disk in self.rig.disks]
+            self.guest.boot(self.site, uris)
         self.guest.wait_ready(timeout_s)
 
     def refusal(self, timeout_s: float) -> str:

@@ -7,6 +7,7 @@ import time
 
 from .appdrill import APP_DRILLS
 from .drilling import NEVER_MIND_S, CopyWatch, Drill
+from .failback import Failback
 from .oops import Oops
 from .outage import DiesInOutage, Outage
 from .process import wait_until
@@ -224,7 +225,19 @@ class Grace(Drill):
 SCENARIOS: dict[str, type[Drill]] = {
     drill.name: drill
     for drill in (
-        *(Drill, TwoDisks, LinkCut, BackupRestart, DaemonCrash, DuringCopy, Grace, Outage, DiesInOutage, Oops),
+        *(
+            Drill,
+            TwoDisks,
+            LinkCut,
+            BackupRestart,
+            DaemonCrash,
+            DuringCopy,
+            Grace,
+            Outage,
+            DiesInOutage,
+            Failback,
+            Oops,
+        ),
         *APP_DRILLS,
     )
 }

@@ -1,0 +1,248 @@
+"""There and back again: a disaster, work at the backup site, and the way home when the old site is there again.
+
+    home ── disaster ──> away: on the recovered disk, then behind a daemon ── switchover ──> home
+
+The steps are those of `docs/operations.md`, section 15: the guest's recovered disk becomes a file that a daemon at the
+backup site can protect, the old site's disk seeds a backup server there, so that only what differs is sent, and the
+group is switched over to it.
+
+Invariant: clients run from before the disaster until after the way home, with one ledger for all of it.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import re
+import time
+from pathlib import Path
+
+from .backupserver import BackupServer
+from .drilling import CONFIRMED_MIN, NEVER_MIND_S, SERVED_AGAIN, CopyWatch, Drill
+from .guest import Guest, ProcessGuest
+from .hostdaemon import GROUP, MEMBER, Group, HostDaemon, Member, Protection
+from .ledger import Ledger, Row
+from .paths import BIN
+from .process import Process, run_command, wait_until
+from .progress import say
+from .rig import DISKS, PROCESS_DISK_MIB, Recovery, Rig
+from .workload import references_in
+
+HOST_AWAY = "host-b"
+WINDOW = "1h"
+"""Of the past at home, so that its disk can be looked at as it was at the switch."""
+DISK = DISKS[0]
+
+
+class Failback(Drill):
+    """The site that was lost comes back, and the group goes home to it."""
+
+    name = "failback"
+    about = (
+        "the primary site is gone, the guest works at the backup site, the old site is back with its old disk, is made "
+        "the new copy by delta, and the group is switched over to it"
+    )
+    guests = ("process",)
+    modes = ("pipelined",)
+
+    def __init__(self, run, knobs):
+        super().__init__(run, knobs)
+        self.entry.promise = "nothing that a client was told is lost: at home, away, and at home again"
+
+    def make_rig(self, protection: Protection) -> Rig:
+        """Two sites; the first keeps its disks through the disaster."""
+        rig = super().make_rig(protection)
+        rig.site_returns = True
+        return rig
+
+    def execute(self) -> None:
+        """The whole way, there and back."""
+        self.protect()
+        self.load()
+        self.disaster()
+        self.recover()
+        self.serve_again()
+        self.work_on(self.recovery.guest)
+        self.old_site_returns()
+        self.seed()
+        self.move_behind_a_daemon()
+        self.protect_to_the_old_site()
+        self.work_on(self.guest)
+        self.switch_home()
+        self.work_on(self.recovery.guest)
+        self.judge()
+
+    # -- away ------------------------------------------------------------------------------------------------------
+
+    def work_on(self, guest: Guest) -> None:
+        """Lets the clients work with this guest."""
+        self.at_work = guest
+        self.work(self.random.uniform(1, 3), every_s=1)
+
+    def guest_processes(self) -> list[Process]:
+        """What runs as long as the guest that is at work does."""
+        return self.at_work.processes if self.disaster_at else super().guest_processes()
+
+    def primary_says(self) -> str:
+        """Only until the disaster: afterwards the sampler has nobody to ask."""
+        return "" if self.disaster_at else super().primary_says()
+
+    def move_behind_a_daemon(self) -> None:
+        """The guest's disk becomes a file, and a daemon's, whose backup is at the old site."""
+        rig = self.rig
+        self.recovery.guest.kill()
+        stopped_at = self.event("guest stopped")
+        rig.net.backup.unplug(rig.guest_net)
+        site = rig.backup_dir / "host"
+        site.mkdir()
+        self.disk = site / f"{DISK}.img"
+        rig.backup.export(DISK, self.disk)
+        exported_at = time.monotonic()
+        self.daemon = self.make_daemon(site)
+        self.daemon.start()
+        self.guest = ProcessGuest(self.run, rig.guest_net, "guest-away")
+        self.guest.boot(rig.net.backup, [self.daemon.uri(DISK)])
+        self.guest.wait_ready()
+        served_at = self.first_answer(stopped_at, self.guest)
+        self.event("behind a daemon", served_at)
+        export_s, served_s = exported_at - stopped_at, served_at - stopped_at
+        note = (
+            f"away, the guest was stopped, its disk exported to a file ({export_s:.1f} s), and it was started behind "
+            f"a daemon; clients were answered {served_s:.1f} s after the stop"
+        )
+        self.note(f"backup: {note}", note)
+
+    def make_daemon(self, site: Path) -> HostDaemon:
+        """The backup site's own host daemon, with the old site for its backup."""
+        rig = self.rig
+        tls = rig.pki.issue("host", HOST_AWAY, site / "tls")
+        protection = Protection(
+            mode=self.knobs.mode,
+            lease_s=rig.protection.lease_s,
+            grace_s=rig.protection.grace_s,
+        )
+        group = Group(GROUP, [Member(MEMBER, rig.guest_net, {DISK: self.disk})], protection)
+        return HostDaemon(self.run, rig.net.backup.netns, site, [group], rig.net.PRIMARY4, tls, host=HOST_AWAY)
+
+    def old_site_returns(self) -> None:
+        """As after a power cut: disks, configuration and state are there, and the daemon starts by itself."""
+        rig = self.rig
+        self.event("old site is back")
+        rig.net.primary.unplug(rig.guest_net)
+        rig.net.reconnect_primary()
+        rig.daemon.start()
+        rig.daemon.wait_state("fenced", NEVER_MIND_S)
+        rig.daemon.close_control()
+        rig.daemon.process.stop()
+        # It leaves its gate shut; the next guest there has the same interface.
+        run_command(["nft", "flush", "ruleset"], "take the old gate away", rig.net.primary.netns)
+        say("home: the site is back with its old disk; its daemon has learned that it is fenced, and was stopped")
+
+    def seed(self) -> None:
+        """The old disk becomes the beginning of a copy."""
+        rig = self.rig
+        site = rig.primary / "server"
+        site.mkdir()
+        tls = rig.pki.issue("backup", rig.net.PRIMARY4, site / "tls")
+        self.home = BackupServer(self.run, rig.net.primary.netns, site, tls, window=WINDOW, name="home")
+        self.home.start()
+        self.home.seed(rig.disks)
+        say("home: tidelock-backup runs, seeded with the old disk")
+
+    def protect_to_the_old_site(self) -> None:
+        """The daemon at the backup site finds its backup, compares, and sends what differs; clients write on."""
+        needs = [self.guest.process, self.home.process]
+        self.daemon.wait_state("protected", 120, needs, CopyWatch().show)
+        self.protected_at = self.event("protected again")
+        compared, sent = self.copied()
+        whole = PROCESS_DISK_MIB << 20
+        self.check("the old site's disk was compared as a whole", compared == whole)
+        self.check("most of it was not sent", 0 < sent < whole / 2)
+        note = f"the way back sent {sent / (1 << 20):.1f} MiB of {whole >> 20} MiB"
+        self.note(f"backup: {note}; the group is protected, now by the old site", note)
+
+    def copied(self) -> tuple[int, int]:
+        """Bytes that the daemon's copies have compared and sent, as its log says."""
+        found = re.findall(r"compared_bytes=(\d+) sent_bytes=(\d+)", self.daemon.process.log.read_text())
+        return max((int(compared) for compared, _ in found), default=0), sum(int(sent) for _, sent in found)
+
+    # -- home again ------------------------------------------------------------------------------------------------
+
+    def switch_home(self) -> None:
+        """As planned: nothing is waited out."""
+        rig, stop = self.rig, f"kill {self.guest.process.pid}"
+        self.switched_at = self.event("switchover")
+        words = [BIN / "tidelock", "switchover", GROUP, "--stop-command", stop, "--json"]
+        words += ["--socket", self.daemon.control_socket]
+        self.switch = json.loads(run_command(words, "switch over", timeout_s=180))["switchover"]
+        self.recovery = Recovery(rig, site=rig.net.primary, server=self.home, name="guest-home")
+        self.recovery.wait_recovered(NEVER_MIND_S)
+        rig.net.route_clients_to(rig.net.primary, rig.guest_net)
+        self.recovery.wait_ready()
+        self.home_at = self.first_answer(self.recovery.recovered_at, self.recovery.guest)
+        self.event("home again", self.home_at)
+        last = max(at for at in self.ledger.confirmed.values() if at < self.home_at)
+        waited = [line for line in self.recovery.lines if "waiting until" in line]
+        self.check("the recovery at home waited for no lease to end", not waited)
+        fenced = self.daemon.group()["state"] == "fenced"
+        self.check("the daemon that has handed the group over knows that it is fenced", fenced)
+        note = (
+            f"the switch home was a pause of {self.home_at - last:.2f} s for clients, from the last answer to the first"
+        )
+        self.note(f"home: {note}", note)
+
+    def first_answer(self, since: float, guest: Guest) -> float:
+        """Waits until clients are served by this guest; returns when the first one was, that had asked since then."""
+        needs = [self.clients.process, *guest.processes]
+        what = f"clients are served by {guest.name}"
+        wait_until(what, lambda: self.answered(self.ledger, since) >= SERVED_AGAIN, 120, needs)
+        return min(at for row, at in self.ledger.confirmed.items() if self.ledger.sent[row] > since)
+
+    def note(self, spoken: str, written: str) -> None:
+        """Says something now, and in the report."""
+        say(spoken)
+        self.entry.notes.append(written)
+
+    # -- the judgement ---------------------------------------------------------------------------------------------
+
+    def compare(self, ledger: Ledger, rows: set[Row]) -> None:
+        """The disaster as in every drill; and then each stage by itself, the order of all, and the disks."""
+        super().compare(ledger, rows)
+        stages = {
+            "at home, before the disaster": (0, self.gone_at),
+            "away, before it was protected again": (self.gone_at, self.protected_at),
+            "away, protected by the old site": (self.protected_at, self.switched_at),
+            "at home again": (self.switched_at, float("inf")),
+        }
+        for name, (begin, end) in stages.items():
+            told = {row for row in ledger.confirmed if begin <= ledger.sent[row] < end}
+            if len(told) < CONFIRMED_MIN:
+                raise RuntimeError(f"only {len(told)} rows were confirmed {name}: this proves nothing")
+            say(f"{len(told)} rows were confirmed {name}, {len(told - rows)} of them are not there")
+            self.check(f"no row is lost that was confirmed {name}", told <= rows)
+        self.check("the rows are there in the order in which they were asked for and confirmed", self.in_order(ledger))
+        self.check_replies(ledger)
+        self.check("the disks of both sites were equal at the switch, byte by byte", self.disks_equal())
+
+    def in_order(self, ledger: Ledger) -> bool:
+        """Whether no row stands behind one that was asked for only after it had been confirmed."""
+        newest = 0.0
+        for row in references_in(self.rig.net, self.recovery.guest):
+            if ledger.confirmed.get(row, newest) < newest:
+                return False
+            newest = max(newest, ledger.sent.get(row, 0.0))
+        return True
+
+    def check_replies(self, ledger: Ledger) -> None:
+        """Where the old site is the backup replies wait for it."""
+        begin, end = self.protected_at, self.switched_at
+        asked = [row for row, sent in ledger.sent.items() if begin < sent < end and row in ledger.confirmed]
+        least_ms = min(ledger.confirmed[row] - ledger.sent[row] for row in asked) * 1e3
+        text = "while the old site was the backup, no reply came sooner than that could have had the row"
+        self.check(text, least_ms >= self.round_trip_ms)
+
+    def disks_equal(self) -> bool:
+        """Compares the disk that was switched over with the one at home, as it was at the last write before that."""
+        out = self.rig.primary / "at-the-switch.img"
+        self.home.export(DISK, out, at=f"{MEMBER}={self.switch['seqs'][MEMBER]}")
+        return filecmp.cmp(self.disk, out, shallow=False)
