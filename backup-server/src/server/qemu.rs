@@ -14,6 +14,9 @@ const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 /// And one that has not written its metadata and ended by then.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
 const LOOKS_EACH: Duration = Duration::from_millis(5);
+/// Runs a command if the parent is the process of this number: one that ended before `setpriv` had asked for its death
+/// to be told would leave the command behind, with the image's lock.
+const WHILE_PARENT_LIVES: &str = r#"[ "$PPID" = "$0" ] && exec "$@""#;
 
 /// An image that `qemu-nbd` has opened. [`QemuImage::close`] says whether all of it was written.
 #[derive(Debug)]
@@ -58,15 +61,9 @@ impl QemuImage {
         }
         // It ends with the connection, and with this process before there is one.
         let mut command = Command::new("setpriv");
-        command.args([
-            "--pdeathsig",
-            "KILL",
-            "qemu-nbd",
-            "--cache",
-            "writeback",
-            "--export-name",
-            "image",
-        ]);
+        command.args(["--pdeathsig", "KILL", "sh", "-c", WHILE_PARENT_LIVES]);
+        command.arg(std::process::id().to_string()).arg("qemu-nbd");
+        command.args(["--cache", "writeback", "--export-name", "image"]);
         command.args(["--format", format, "--socket"]).arg(&socket);
         if read_only {
             command.arg("--read-only");
@@ -245,6 +242,17 @@ mod tests {
         let next = QemuImage::open(&image, "qcow2", false, dir.path()).unwrap();
         holder.join().unwrap().unwrap();
         next.close(&image).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_begun_for_a_process_that_is_gone() {
+        let begun = |parent: u32| {
+            let mut command = Command::new("sh");
+            command.args(["-c", WHILE_PARENT_LIVES, &parent.to_string(), "echo", "begun"]);
+            command.output().unwrap().stdout == b"begun\n"
+        };
+        assert!(begun(std::process::id()));
+        assert!(!begun(std::process::id() + 1));
     }
 
     #[test]
