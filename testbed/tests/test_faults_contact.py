@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from answered import answered_rig, check_recovery_without_primary
 
 from tidelock_testbed.drilling import NEVER_MIND_S
 from tidelock_testbed.hostdaemon import GROUP as DRILL
@@ -16,8 +17,8 @@ from tidelock_testbed.nbdwire import WRITE, Connection
 from tidelock_testbed.oracle import BLOCK, Oracle
 from tidelock_testbed.pair import DISK, MIB, Options, Pair
 from tidelock_testbed.process import wait_until
-from tidelock_testbed.rig import PROCESS_DISK_MIB, Recovery, Rig
-from tidelock_testbed.workload import Clients, rows_in
+from tidelock_testbed.rig import PROCESS_DISK_MIB, Rig
+from tidelock_testbed.workload import Clients
 
 SERVES = 'before_first_contact = "serve-unprotected"\n'
 DISK_MIB = 96
@@ -199,19 +200,6 @@ def test_by_default_the_guest_waits(run):
 # With a gate, and clients.
 
 
-def answering_rig(run, protection: Protection = PROTECTION) -> tuple[Rig, Clients]:
-    """A protected guest, whose clients are answered."""
-    rig = Rig(run, "process", rtt_ms=10, protection=protection)
-    rig.backup.start()
-    rig.daemon.start()
-    rig.boot_guest()
-    rig.guest.wait_ready()
-    rig.daemon.wait_state("protected", NEVER_MIND_S)
-    clients = Clients(run, rig.net, rig.guest, clients=4)
-    clients.wait_for_more(100)
-    return rig, clients
-
-
 def restart_without_the_backup(rig: Rig) -> None:
     """The host comes back while the link is cut."""
     rig.net.wan.cut()
@@ -236,18 +224,12 @@ def test_a_guest_runs_before_its_backup_is_there(run):
     clients.wait_for_more(100)
     group = rig.daemon.group()
     assert group["mode"] == "pipelined" and group["lease"]["held"]
-    ledger = clients.stop()
-    rig.destroy_primary(cut_first=False)
-    recovery = Recovery(rig, "--primary-is-dead")
-    recovery.wait_ready()
-    rig.net.route_clients_to(rig.net.backup, rig.guest_net)
-    missing = set(ledger.confirmed) - rows_in(rig.net, recovery.guest)
-    assert not missing, f"{len(missing)} rows that were confirmed are gone"
+    check_recovery_without_primary(rig, clients)
 
 
 def test_a_host_that_comes_back_in_an_outage_answers_and_the_backup_knows(run):
     """It may, because the backup has it on record; when the link is back, the group is protected by itself."""
-    rig, clients = answering_rig(run)
+    rig, clients = answered_rig(run, PROTECTION)
     policy = rig.backup.status()["groups"][0]["policies"]
     assert [known["serves_unreached"] for known in policy.values()] == [True]
     restart_without_the_backup(rig)
@@ -256,18 +238,12 @@ def test_a_host_that_comes_back_in_an_outage_answers_and_the_backup_knows(run):
     rig.net.wan.mend()
     rig.daemon.wait_state("protected", NEVER_MIND_S)
     clients.wait_for_more(100)
-    ledger = clients.stop()
-    rig.destroy_primary(cut_first=False)
-    recovery = Recovery(rig, "--primary-is-dead")
-    recovery.wait_ready()
-    rig.net.route_clients_to(rig.net.backup, rig.guest_net)
-    missing = set(ledger.confirmed) - rows_in(rig.net, recovery.guest)
-    assert not missing, f"{len(missing)} rows that were confirmed are gone"
+    check_recovery_without_primary(rig, clients)
 
 
 def test_a_recovery_says_that_it_may_answer_and_afterwards_it_never_does(run):
     """The backup is promoted while the host is unprotected: `recover` says so, and a fenced host waits ever after."""
-    rig, clients = answering_rig(run)
+    rig, clients = answered_rig(run, PROTECTION)
     restart_without_the_backup(rig)
     clients.wait_for_more(20)
     words = rig.backup.recover("--json", name="recover-json")
@@ -303,7 +279,7 @@ def test_a_recovery_says_that_it_may_answer_and_afterwards_it_never_does(run):
 
 def test_replies_are_held_where_the_backup_does_not_know(run):
     """The key is set during the outage: the guest is served, its clients are not answered."""
-    rig, clients = answering_rig(run, replace(PROTECTION, before_first_contact="wait"))
+    rig, clients = answered_rig(run, replace(PROTECTION, before_first_contact="wait"))
     rig.daemon.configure([Group(DRILL, [rig.member], PROTECTION)])
     restart_without_the_backup(rig)
     answered = len(clients.ledger.follow().confirmed)

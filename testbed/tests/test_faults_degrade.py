@@ -7,26 +7,16 @@ import json
 import re
 import time
 
+from answered import answered_rig, check_recovery_without_primary
+
 from tidelock_testbed.drilling import NEVER_MIND_S
 from tidelock_testbed.hostdaemon import Protection, gate_of
 from tidelock_testbed.process import wait_until
-from tidelock_testbed.rig import Recovery, Rig
-from tidelock_testbed.workload import Clients, rows_in
+from tidelock_testbed.rig import Rig
+from tidelock_testbed.workload import Clients
 
 AFTER_S = 3
 PROTECTION = Protection(lease_s=2, grace_s=3, when_unreachable=f"async after {AFTER_S}s")
-
-
-def protected_rig(run) -> tuple[Rig, Clients]:
-    rig = Rig(run, "process", rtt_ms=10, protection=PROTECTION)
-    rig.backup.start()
-    rig.daemon.start()
-    rig.boot_guest()
-    rig.guest.wait_ready()
-    rig.daemon.wait_state("protected", NEVER_MIND_S)
-    clients = Clients(run, rig.net, rig.guest, clients=4)
-    clients.wait_for_more(100)
-    return rig, clients
 
 
 def degraded(rig: Rig, clients: Clients) -> dict:
@@ -46,7 +36,7 @@ def degraded(rig: Rig, clients: Clients) -> dict:
 
 def test_it_goes_on_without_the_backup_and_comes_back_by_itself(run):
     """The gate opens after T and not before, status says since when; when the link is back, it is pipelined again."""
-    rig, clients = protected_rig(run)
+    rig, clients = answered_rig(run, PROTECTION)
     group = degraded(rig, clients)
     assert group["when_unreachable"] == f"async after {AFTER_S}s"
     assert group["unprotected_for_ms"] is not None
@@ -63,18 +53,12 @@ def test_it_goes_on_without_the_backup_and_comes_back_by_itself(run):
     assert log.count("DEGRADED") == 1, "no oscillation"
 
     # And everything that a client was told meanwhile is in a recovery.
-    ledger = clients.stop()
-    rig.destroy_primary(cut_first=False)
-    recovery = Recovery(rig, "--primary-is-dead")
-    recovery.wait_ready()
-    rig.net.route_clients_to(rig.net.backup, rig.guest_net)
-    missing = set(ledger.confirmed) - rows_in(rig.net, recovery.guest)
-    assert not missing, f"{len(missing)} rows that were confirmed are gone"
+    check_recovery_without_primary(rig, clients)
 
 
 def test_a_recovery_says_what_clients_may_have_seen(run):
     """A disaster while it is degraded: `recover` names the host and since when, and that it may still answer."""
-    rig, clients = protected_rig(run)
+    rig, clients = answered_rig(run, PROTECTION)
     policy = rig.backup.status()["groups"][0]["policies"]
     assert [known["after_ms"] for known in policy.values()] == [AFTER_S * 1000]
     group = degraded(rig, clients)

@@ -5,23 +5,12 @@ from __future__ import annotations
 
 import time
 
+from answered import answered_rig
+
 from tidelock_testbed.drilling import NEVER_MIND_S
 from tidelock_testbed.hostdaemon import Protection, gate_of, writer_of
 from tidelock_testbed.process import wait_until
-from tidelock_testbed.rig import Rig
 from tidelock_testbed.workload import Clients
-
-
-def protected_rig(run) -> tuple[Rig, Clients]:
-    rig = Rig(run, "process", rtt_ms=10, protection=Protection(lease_s=2, grace_s=3))
-    rig.backup.start()
-    rig.daemon.start()
-    rig.boot_guest()
-    rig.guest.wait_ready()
-    rig.daemon.wait_state("protected", NEVER_MIND_S)
-    clients = Clients(run, rig.net, rig.guest, clients=4)
-    clients.wait_for_more(100)
-    return rig, clients
 
 
 def confirmed_since(clients: Clients, at: float) -> list:
@@ -32,7 +21,7 @@ def confirmed_since(clients: Clients, at: float) -> list:
 
 def test_packets_are_held_while_the_wan_is_cut(run):
     """No reply leaves for a write that the backup does not have, and after the lease none at all."""
-    rig, clients = protected_rig(run)
+    rig, clients = answered_rig(run, Protection(lease_s=2, grace_s=3))
     rig.net.wan.cut()
     cut_at = time.monotonic()
     rig.daemon.wait_state("disconnected", NEVER_MIND_S)
@@ -52,7 +41,7 @@ def test_packets_are_held_while_the_wan_is_cut(run):
 
 def test_nothing_leaves_while_the_daemon_is_gone(run):
     """kill -9 of the daemon: the rules stay and nobody answers; after the comparison the clients go on."""
-    rig, clients = protected_rig(run)
+    rig, clients = answered_rig(run, Protection(lease_s=2, grace_s=3))
     rig.daemon.process.kill()
     killed_at = time.monotonic()
     replies = len(clients.ledger.follow().confirmed)

@@ -11,16 +11,15 @@ import socket
 from pathlib import Path
 
 import pytest
+from answered import answered_rig, check_nothing_missing
 
 from tidelock_testbed import hostdaemon, nbdwire
-from tidelock_testbed.drilling import NEVER_MIND_S
 from tidelock_testbed.hostdaemon import Protection, gate_of, writer_of
 from tidelock_testbed.oracle import Oracle
 from tidelock_testbed.pair import DISK, GROUP, LONG_S, MEMBER, MIB, Options, Pair
 from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import Process, run_command, wait_until
-from tidelock_testbed.rig import Recovery, Rig
-from tidelock_testbed.workload import Clients, rows_in
+from tidelock_testbed.rig import Recovery
 
 DISK_MIB = 64
 WRITTEN_MIB = 4
@@ -147,14 +146,7 @@ def test_there_and_back_again(run):
 
 def test_clients_lose_nothing_in_a_switch(run):
     """A real gate, and a guest that was not even stopped: all that clients were told is at the other site."""
-    rig = Rig(run, "process", rtt_ms=10, protection=Protection(lease_s=60, grace_s=120))
-    rig.backup.start()
-    rig.daemon.start()
-    rig.boot_guest()
-    rig.guest.wait_ready()
-    rig.daemon.wait_state("protected", NEVER_MIND_S)
-    clients = Clients(run, rig.net, rig.guest, clients=4)
-    clients.wait_for_more(100)
+    rig, clients = answered_rig(run, Protection(lease_s=60, grace_s=120))
     words = [BIN / "tidelock", "switchover", hostdaemon.GROUP, "--guest-is-stopped", "--json"]
     over = json.loads(run_command([*words, "--socket", rig.daemon.control_socket], "switch over"))
     assert over["switchover"]["problem"] is None, over
@@ -165,9 +157,7 @@ def test_clients_lose_nothing_in_a_switch(run):
     assert not any("waiting until" in line for line in recovery.lines)
     ledger = clients.stop()
     assert len(ledger.confirmed) > 100
-    rig.net.route_clients_to(rig.net.backup, rig.guest_net)
-    missing = set(ledger.confirmed) - rows_in(rig.net, recovery.guest)
-    assert not missing, f"{len(missing)} rows that were confirmed are gone"
+    check_nothing_missing(rig, recovery, ledger)
 
 
 def test_a_switch_that_cannot_be_changes_nothing(run):
