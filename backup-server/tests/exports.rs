@@ -206,6 +206,59 @@ async fn an_export_that_is_killed_again_and_again_is_right_in_the_end() {
     assert!(killed >= 3 && went_on >= 1, "{killed} and {went_on}");
 }
 
+/// Not left to chance: what one that is killed between two of its steps has left.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_goes_on_from_whatever_a_kill_has_left() {
+    if !tools() || !has("prlimit") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), WINDOW);
+    let (_server, _host) = replicated(&config, 400).await;
+    let unfinished = |suffix: &str| dir.path().join(format!("x.img.unfinished{suffix}"));
+    for format in ["raw", "qcow2"] {
+        let out = dir.path().join("x.img");
+        // Its record is there, and a part of the image: no file of it may be larger.
+        let begin = || {
+            let limited = Command::new("prlimit")
+                .args(["--fsize=1500000", env!("CARGO_BIN_EXE_tidelock-backup"), "--config"])
+                .arg(&config)
+                .args(["export", "shop", "db.root", out.to_str().unwrap(), "--format", format])
+                .output()
+                .unwrap();
+            assert!(!limited.status.success() && unfinished(".json").exists());
+        };
+        let leave: [(&str, &dyn Fn()); 5] = [
+            ("no image", &|| std::fs::remove_file(unfinished("")).unwrap()),
+            ("an image without its size", &|| {
+                std::fs::remove_file(unfinished("")).unwrap();
+                let name = if format == "raw" { "" } else { ".new" };
+                std::fs::write(unfinished(name), []).unwrap();
+            }),
+            ("digests without their size", &|| {
+                std::fs::write(unfinished(".digests"), [1; 40]).unwrap();
+            }),
+            ("no digests", &|| {
+                let _ = std::fs::remove_file(unfinished(".digests"));
+            }),
+            ("a record that is being written", &|| {
+                std::fs::write(unfinished(".json.new"), "{").unwrap();
+            }),
+        ];
+        for (what, leave) in leave {
+            begin();
+            leave();
+            let made = export(&config, &out, &["--format", format]);
+            assert_eq!(made["images"][0]["at"]["seqs"]["db"], 400, "{format}, {what}");
+            assert!(content(&out) == disk_after(400), "{format}, {what}");
+            std::fs::remove_file(&out).unwrap();
+            std::fs::remove_file(dir.path().join("x.img.tidelock.json")).unwrap();
+            let _ = std::fs::remove_file(unfinished(".json.new"));
+            nothing_unfinished(dir.path());
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_room_it_stops_with_a_reason_and_goes_on_with_room() {
     if !tools() || !has("prlimit") {

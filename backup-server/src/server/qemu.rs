@@ -60,9 +60,7 @@ impl QemuImage {
             _ => {}
         }
         // It ends with the connection, and with this process before there is one.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "sh", "-c", WHILE_PARENT_LIVES]);
-        command.arg(std::process::id().to_string()).arg("qemu-nbd");
+        let mut command = ends_with_us("qemu-nbd");
         command.args(["--cache", "writeback", "--export-name", "image"]);
         command.args(["--format", format, "--socket"]).arg(&socket);
         if read_only {
@@ -187,10 +185,18 @@ impl Image for QemuImage {
     }
 }
 
+/// A program that is killed if this process, or the thread that starts it, is gone.
+fn ends_with_us(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "sh", "-c", WHILE_PARENT_LIVES]);
+    command.arg(std::process::id().to_string()).arg(program);
+    command
+}
+
 /// Runs `qemu-img` to its end. Returns what it printed.
 pub fn img<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> io::Result<Vec<u8>> {
     let output =
-        Command::new("qemu-img").args(args).stdin(Stdio::null()).output().map_err(|e| {
+        ends_with_us("qemu-img").args(args).stdin(Stdio::null()).output().map_err(|e| {
             io::Error::other(format!("cannot run qemu-img (is qemu-utils installed?): {e}"))
         })?;
     if output.status.success() {
@@ -201,7 +207,7 @@ pub fn img<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> io::Result<Vec
 }
 
 /// Makes an empty qcow2 image, over another one if so asked: that one's name as the new one is to have it, and its
-/// format.
+/// format. If this process is killed meanwhile the file is there and is no image.
 pub fn create(image: &Path, size_bytes: u64, over: Option<(&Path, &str)>) -> io::Result<()> {
     let mut args: Vec<&OsStr> = ["create", "-q", "-f", "qcow2"].map(OsStr::new).into();
     if let Some((backing, format)) = over {

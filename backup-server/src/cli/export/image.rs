@@ -46,11 +46,19 @@ impl Unmade {
     pub(super) fn make(&self) -> Result<(String, Option<BaseRecord>)> {
         let path = record::unfinished(&self.out);
         let over = self.base.as_ref().map(|base| self.backing(base)).transpose()?;
-        if path.symlink_metadata().is_err() {
-            let over = over.as_ref().map(|(file, format)| (file.as_path(), format.as_str()));
-            match self.format {
-                "raw" => File::create_new(&path)?.set_len(self.size_bytes)?,
-                _ => qemu::create(&path, self.size_bytes, over)?,
+        match self.format {
+            // One that was killed before it had set the size has left it shorter.
+            "raw" => {
+                let file = File::options().write(true).create(true).truncate(false).open(&path);
+                file?.set_len(self.size_bytes)?;
+            }
+            _ if path.symlink_metadata().is_ok() => {}
+            _ => {
+                let empty = record::empty(&self.out);
+                let over = over.as_ref().map(|(file, format)| (file.as_path(), format.as_str()));
+                qemu::create(&empty, self.size_bytes, over)?;
+                File::open(&empty)?.sync_all()?;
+                std::fs::rename(&empty, &path)?;
             }
         }
         let lock = File::open(&path)?;
@@ -142,7 +150,7 @@ impl Unmade {
             if known == UNKNOWN {
                 break;
             }
-            image.read(range.start, buf)?;
+            image.read(range.start, buf).map_err(|e| explain(e, &self.out))?;
             if digest::of_block(buf) != known {
                 break;
             }

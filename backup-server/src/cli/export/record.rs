@@ -101,24 +101,13 @@ impl Begun {
 
     pub(super) fn write(&self, out: &Path) -> Result<()> {
         // Of a record that is gone.
-        for left_over in [unfinished(out), digests(out)] {
-            match fs::remove_file(&left_over) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
-                _ => {}
-            }
-        }
+        remove_all(&[unfinished(out), empty(out), digests(out)])?;
         replace(&with(out, ".unfinished.json"), &serde_json::to_vec_pretty(self)?)
     }
 
     /// The image has its name, or is given up: takes out what was for making it.
     pub(super) fn remove(out: &Path) -> Result<()> {
-        for left_over in [with(out, ".unfinished.json"), unfinished(out), digests(out)] {
-            match fs::remove_file(&left_over) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
-                _ => {}
-            }
-        }
-        Ok(())
+        remove_all(&[with(out, ".unfinished.json"), unfinished(out), empty(out), digests(out)])
     }
 }
 
@@ -132,6 +121,11 @@ pub(super) fn unfinished(out: &Path) -> PathBuf {
     with(out, ".unfinished")
 }
 
+/// And until it is an image.
+pub(super) fn empty(out: &Path) -> PathBuf {
+    with(out, ".unfinished.new")
+}
+
 /// The digests of its blocks.
 pub(super) fn digests(out: &Path) -> PathBuf {
     with(out, ".unfinished.digests")
@@ -141,6 +135,18 @@ fn with(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
+}
+
+fn remove_all(files: &[PathBuf]) -> Result<()> {
+    for file in files {
+        match fs::remove_file(file) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("cannot remove {}", file.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>> {
