@@ -1,9 +1,10 @@
 //! What the past costs: ingest with index and window against a plain append, views of long journals, folding. `make bench
 //! ONLY=n` runs it and says what it means. It prints one JSON object.
 //!
-//! `history-bench DIR ROUNDS TURN_MIB SIZE[/N]...`: DIR must be empty. ROUNDS turns of TURN_MIB each for ingest, and as
-//! much folded; a journal of each SIZE (MiB) for the views, one after the other. All writes are 4 KiB at random places of a
-//! disk of 16 GiB. `/N`: one record in N has a payload, the others write zeroes, where the disk is short.
+//! `history-bench DIR ROUNDS TURN_MIB [SIZE[/N]...]`: DIR must be empty. For ingest sixteen turns of a quarter of TURN_MIB in
+//! each of ROUNDS, ROUNDS turns of TURN_MIB folded; a journal of each SIZE (MiB) for the views, one after the other. Without
+//! a SIZE it is ingest alone. All writes are 4 KiB at random places of a disk of 16 GiB. `/N`: one record in N has a payload,
+//! the others write zeroes, where the disk is short.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -138,6 +139,8 @@ struct Fed {
     ms: u64,
     /// One record in so many has a payload.
     one_in: u64,
+    /// Indexes and maps are made.
+    tends: bool,
     /// Some of the writes with payload: when, and where.
     sample: Vec<(u64, u64)>,
 }
@@ -182,7 +185,8 @@ impl Fed {
         let data = Bytes::from(vec![7; BLOCK as usize]);
         let random = Random(0x9e37_79b9_7f4a_7c15);
         let (beside, seq, ms) = (Beside::new(), 0, BEGAN_MS);
-        let mut fed = Self { group, places, beside, data, random, seq, ms, one_in, sample: vec![] };
+        let (tends, sample) = (true, vec![]);
+        let mut fed = Self { group, places, beside, data, random, seq, ms, one_in, tends, sample };
         fed.send(0, Effect::CopyDone)?;
         fed.group.flush();
         Ok(fed)
@@ -240,7 +244,9 @@ impl Fed {
     fn feed(&mut self, bytes: u64) -> Result<(), Box<dyn Error>> {
         for _ in 0..bytes / (BATCH * BLOCK) {
             self.batch()?;
-            self.tend();
+            if self.tends {
+                self.tend();
+            }
         }
         Ok(())
     }
@@ -306,20 +312,33 @@ fn of_self(file: &str, name: &str) -> u64 {
     line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
-/// Turns of both, side by side.
+/// Turns of all, side by side, in an order that is turned around each time.
 fn ingest(dir: &Path, rounds: u64, turn: u64) -> Result<Value, Box<dyn Error>> {
     let mut plain = Plain::new(dir.join("plain"))?;
-    let mut fed = Fed::new(&dir.join("window"), u64::MAX / 4, Places::ALL, 1)?;
-    let (mut plainly, mut windowed) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        let since = Instant::now();
-        plain.feed(turn)?;
-        plainly.push(mib_per_s(turn, since.elapsed()));
-        let since = Instant::now();
-        fed.feed(turn)?;
-        windowed.push(mib_per_s(turn, since.elapsed()));
+    let fed = |name| Fed::new(&dir.join(name), u64::MAX / 4, Places::ALL, 1);
+    let (mut fed, mut bare) = (fed("window")?, fed("bare")?);
+    bare.tends = false;
+    let mut rates = [const { Vec::new() }; 3];
+    for round in 0..rounds {
+        for nth in 0..3 {
+            let nth = if round % 2 == 0 { nth } else { 2 - nth };
+            let since = Instant::now();
+            match nth {
+                0 => plain.feed(turn)?,
+                1 => fed.feed(turn)?,
+                _ => bare.feed(turn)?,
+            }
+            rates[nth].push(mib_per_s(turn, since.elapsed()));
+        }
     }
-    Ok(json!({ "plain_mib_per_s": plainly, "window_mib_per_s": windowed }))
+    drop((plain, fed, bare));
+    for name in ["plain", "window", "bare"] {
+        std::fs::remove_dir_all(dir.join(name))?;
+    }
+    let [plain, window, bare] = rates;
+    Ok(json!({
+        "plain_mib_per_s": plain, "window_mib_per_s": window, "without_indexes_mib_per_s": bare,
+    }))
 }
 
 /// All that left the window at once, beside what came in.
@@ -464,7 +483,7 @@ fn formula(records: u64, one_in: u64) -> Value {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
-    let usage = "history-bench DIR ROUNDS TURN_MIB SIZE_MIB...";
+    let usage = "history-bench DIR ROUNDS TURN_MIB [SIZE_MIB...]";
     let dir = PathBuf::from(args.next().ok_or(usage)?);
     let mut number = || args.next().ok_or(usage)?.parse::<u64>().map_err(|_| usage);
     let (rounds, turn) = (number()?, number()? << 20);
@@ -474,8 +493,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let sizes: Vec<(u64, u64)> = sizes.collect::<Result<_, std::num::ParseIntError>>()?;
     // Many short turns, as a disk's speed changes from one second to the next.
-    let ingest = ingest(&dir, rounds * 4, turn / 4)?;
-    let folds = FOLDS.iter().map(|how| fold(&dir.join("fold"), rounds, turn, how));
+    let ingest = ingest(&dir, rounds * 16, turn / 4)?;
+    let folds = if sizes.is_empty() { &[][..] } else { &FOLDS };
+    let folds = folds.iter().map(|how| fold(&dir.join("fold"), rounds, turn, how));
     let folds = folds.collect::<Result<Vec<_>, _>>()?;
     let views = sizes.into_iter().map(|(bytes, one_in)| views(&dir.join("views"), bytes, one_in));
     let views = views.collect::<Result<Vec<_>, _>>()?;

@@ -32,7 +32,7 @@ pub(super) enum Work<F> {
     Merged(Vec<Arc<MapFile<F>>>),
 }
 
-/// What such a job has made: it is durable.
+/// What such a job has made: its content is durable.
 #[derive(Debug)]
 pub struct Made<F>(pub(super) MadeFile<F>);
 
@@ -56,7 +56,7 @@ impl<S: Storage> IndexJob<S> {
     }
 
     /// Does it. What it reads was synced before; what it makes is written to a file aside, which
-    /// is synced, and gets its name; then the directory is synced.
+    /// is synced, and gets its name; then, for an index, the directory is synced.
     pub fn run(self) -> Result<Made<S::File>, JournalError> {
         let Self { storage, dir, work } = self;
         let made = match work {

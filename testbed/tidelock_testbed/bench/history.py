@@ -54,7 +54,9 @@ def _own(run: Run, settings: Settings) -> dict:
         "ingest": {
             "plain_mib_per_s": Spread.of(ingest["plain_mib_per_s"]).json(),
             "window_mib_per_s": Spread.of(ingest["window_mib_per_s"]).json(),
+            "without_indexes_mib_per_s": Spread.of(ingest["without_indexes_mib_per_s"]).json(),
             "ratio": ratio(ingest["window_mib_per_s"], ingest["plain_mib_per_s"]).json(),
+            "without_indexes_ratio": ratio(ingest["without_indexes_mib_per_s"], ingest["plain_mib_per_s"]).json(),
         },
         "folds": [_fold(one) for one in found["folds"]],
         "views": [_views(one) for one in found["views"]],

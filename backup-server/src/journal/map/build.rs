@@ -13,6 +13,7 @@ use crate::storage::{self, Storage, StorageFile};
 use crate::view::DiskKey;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::sync::Arc;
 use tidelock_protocol::ids::{Epoch, WriterId};
 
@@ -41,25 +42,13 @@ pub(in crate::journal) fn flatten(
 ) -> (MapFacts, Vec<MapEntry>) {
     let counts = |writer, epoch| state.last_that_counts(writer, epoch);
     entries.retain(|entry| entry.seq <= counts(entry.writer, entry.epoch));
-    // Of one writer the order of the journal; no disk has two.
-    entries.sort_unstable_by_key(|entry| (entry.epoch, entry.seq));
-    let mut disks: BTreeMap<DiskKey, Extents<Part>> = BTreeMap::new();
-    for of in entries {
-        let key = DiskKey { writer: of.writer, disk: of.disk };
-        disks.entry(key).or_default().insert(of.range(), Part { of, skip: 0 });
-    }
-    let mut flat = Vec::new();
-    for (key, extents) in &disks {
-        flat.extend(extents.iter().map(|(range, part)| MapEntry {
-            key: *key,
-            offset: range.start,
-            len_bytes: (range.end - range.start) as u32,
-            segment: segment.index,
-            at: part.of.at,
-            skip: if part.of.at == 0 { 0 } else { part.skip },
-            payload_len: if part.of.at == 0 { 0 } else { part.of.len_bytes },
-            crc: part.of.crc,
-        }));
+    entries.sort_unstable_by_key(|of| (DiskKey { writer: of.writer, disk: of.disk }, of.offset));
+    let mut flat = Vec::with_capacity(entries.len());
+    let mut rest = &mut entries[..];
+    while !rest.is_empty() {
+        let (together, after) = rest.split_at_mut(overlapping(rest));
+        newest(together, |of, range, skip| flat.push(entry(segment.index, of, range, skip)));
+        rest = after;
     }
     let runs = runs.iter().filter_map(|run| {
         let last = run.last.min(counts(run.writer, run.epoch));
@@ -68,6 +57,45 @@ pub(in crate::journal) fn flatten(
     });
     let facts = MapFacts { level: 0, first: segment.index, last: *segment, runs: runs.collect() };
     (facts, flat)
+}
+
+/// How many of the first, which are in the order of their places, overlap each other, or are the only one.
+fn overlapping(entries: &[IndexEntry]) -> usize {
+    let first = &entries[0];
+    let mut end = first.range().end;
+    let others = entries[1..].iter().take_while(|next| {
+        let does = (next.writer, next.disk) == (first.writer, first.disk) && next.offset < end;
+        end = end.max(next.range().end);
+        does
+    });
+    1 + others.count()
+}
+
+/// What is the newest, where, and how many bytes of it are before that.
+fn newest(entries: &mut [IndexEntry], mut f: impl FnMut(&IndexEntry, Range<u64>, u32)) {
+    if let [one] = entries {
+        return f(one, one.range(), 0);
+    }
+    // Of one writer the order of the journal; no disk has two.
+    entries.sort_unstable_by_key(|entry| (entry.epoch, entry.seq));
+    let mut extents = Extents::default();
+    for of in entries {
+        extents.insert(of.range(), Part { of: *of, skip: 0 });
+    }
+    extents.iter().for_each(|(range, part)| f(&part.of, range, part.skip));
+}
+
+fn entry(segment: u64, of: &IndexEntry, range: Range<u64>, skip: u32) -> MapEntry {
+    MapEntry {
+        key: DiskKey { writer: of.writer, disk: of.disk },
+        offset: range.start,
+        len_bytes: (range.end - range.start) as u32,
+        segment,
+        at: of.at,
+        skip: if of.at == 0 { 0 } else { skip },
+        payload_len: if of.at == 0 { 0 } else { of.len_bytes },
+        crc: of.crc,
+    }
 }
 
 /// The runs of several maps that follow each other.
@@ -245,7 +273,8 @@ pub(in crate::journal) fn write_merged<S: Storage>(
     })
 }
 
-/// To a file aside, which is synced and gets its name; then the directory is synced.
+/// To a file aside, which is synced and gets its name. A power loss may take that name, and then it is made again: the
+/// journal's own syncs need not wait for one more.
 fn write<S: Storage>(
     storage: &S,
     dir: &str,
@@ -263,6 +292,5 @@ fn write<S: Storage>(
     fill(&mut writer)?;
     writer.end()?;
     storage.rename(&aside, &path)?;
-    storage.sync_dir(dir)?;
     MapFile::open(file)
 }

@@ -18,8 +18,8 @@
 //!   is made again. They never begin to count.
 //! - It is used for a writer only if all of that writer's runs in it are within what is asked for;
 //!   else those of the level below are, or the index of the segment.
-//! - It is written aside, made durable and then renamed. All of it can be made again: a journal
-//!   without maps is whole.
+//! - It is written aside, made durable and then renamed. Its name may be lost with the power; all of it
+//!   can be made again: a journal without maps is whole.
 //!
 //! Source: levels of sorted runs, as in a log-structured merge tree.
 
