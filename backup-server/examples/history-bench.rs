@@ -478,7 +478,7 @@ fn formula(records: u64, one_in: u64) -> Value {
     let payload = records / one_in * BLOCK;
     let segments = (payload + HEADER * records).div_ceil(segment_bytes(one_in));
     let levels = (1..).take_while(|level| 8_u64.pow(*level) <= segments).count() as u64 + 1;
-    json!({ "segments": payload + HEADER * records, "indexes": 45 * records, "maps": 41 * levels * records })
+    json!({ "segments": payload + HEADER * records, "indexes": 45 * records, "maps": 18 * levels * records })
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -2,8 +2,8 @@
 //! below.
 
 use super::format::{
-    BLOCK_BYTES, ENTRIES_PER_LEAF, KEYS_PER_FENCE, MapEntry, MapError, MapFacts, MapRun, Place,
-    encode_end, encode_fence, encode_leaf,
+    BLOCK_BYTES, KEYS_PER_FENCE, Leaf, MapEntry, MapError, MapFacts, MapRun, Place, encode_end,
+    encode_fence,
 };
 use super::{MapFile, map_file_name};
 use crate::extents::{Extents, Slice};
@@ -164,40 +164,49 @@ struct Writer<F> {
     facts: MapFacts,
     at: u64,
     out: Vec<u8>,
-    leaf: Vec<MapEntry>,
+    leaf: Leaf,
+    /// The newest entry, which the next one may go on with.
+    last: Option<MapEntry>,
     firsts: Vec<Place>,
     entries: u64,
 }
 
 impl<F: StorageFile> Writer<F> {
     fn new(file: F, facts: MapFacts) -> Self {
-        let (out, leaf, firsts) = (Vec::new(), Vec::new(), Vec::new());
-        Self { file, facts, at: 0, out, leaf, firsts, entries: 0 }
+        let (out, leaf, firsts) = (Vec::new(), Leaf::default(), Vec::new());
+        Self { file, facts, at: 0, out, leaf, last: None, firsts, entries: 0 }
     }
 
     fn push(&mut self, entry: MapEntry) -> io::Result<()> {
         // What a later record has cut and a still later one has gone from is one again.
-        if let Some(last) = self.leaf.last_mut()
+        if let Some(last) = &mut self.last
             && continues(last, &entry)
         {
             last.len_bytes += entry.len_bytes;
             return Ok(());
         }
-        if self.leaf.len() == ENTRIES_PER_LEAF {
-            self.end_leaf()?;
+        match self.last.replace(entry) {
+            Some(last) => self.put(&last),
+            None => Ok(()),
         }
-        self.leaf.push(entry);
+    }
+
+    fn put(&mut self, entry: &MapEntry) -> io::Result<()> {
+        if !self.leaf.push(&self.facts, entry) {
+            self.end_leaf()?;
+            let is_in = self.leaf.push(&self.facts, entry);
+            assert!(is_in, "an empty leaf has room for any entry");
+        }
         Ok(())
     }
 
     fn end_leaf(&mut self) -> io::Result<()> {
-        let Some(first) = self.leaf.first() else { return Ok(()) };
+        let leaf = std::mem::take(&mut self.leaf);
+        let Some(first) = leaf.first() else { return Ok(()) };
         let number = self.firsts.len() as u64;
-        self.firsts.push(first.place());
-        self.entries += self.leaf.len() as u64;
-        let bytes = encode_leaf(&self.facts, number, &self.leaf);
-        self.leaf.clear();
-        self.write(&bytes)
+        self.firsts.push(first);
+        self.entries += leaf.entries();
+        self.write(&leaf.encode(&self.facts, number))
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -213,6 +222,9 @@ impl<F: StorageFile> Writer<F> {
     }
 
     fn end(mut self) -> io::Result<()> {
+        if let Some(last) = self.last.take() {
+            self.put(&last)?;
+        }
         self.end_leaf()?;
         let firsts = std::mem::take(&mut self.firsts);
         let leaves = firsts.len() as u64;

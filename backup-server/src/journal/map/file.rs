@@ -1,5 +1,5 @@
 //! Reading a map. What is read is verified; in memory stay 16 bytes for each fence, which is of
-//! 26 000 entries.
+//! 60 000 entries.
 
 use super::format::{
     BLOCK_BYTES, KEYS_PER_FENCE, MapEntry, MapError, MapFacts, Place, TRAILER_BYTES, Trailer,

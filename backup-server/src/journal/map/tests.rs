@@ -1,7 +1,7 @@
 //! A map's bytes, and merging against arrays.
 
 use super::build::{flatten, write_flat, write_merged};
-use super::format::{ENTRIES_PER_LEAF, KEYS_PER_FENCE};
+use super::format::KEYS_PER_FENCE;
 use super::*;
 use crate::journal::{IndexEntry, SegmentFacts, State, WriterRun};
 use crate::storage::Storage;
@@ -144,7 +144,8 @@ fn any_flip_is_noticed_by_whoever_reads_it() {
 #[test]
 fn maps_of_many_blocks_are_searched_by_their_fences() {
     let storage = Memory::new();
-    let count = (ENTRIES_PER_LEAF * (KEYS_PER_FENCE + 2)) as u64;
+    // No entry takes less than 11 bytes.
+    let count = (4096 / 11 * (KEYS_PER_FENCE + 2)) as u64;
     let entries = (0..count).map(|n| entry(5 * n + 1, 0, n * 1000, 100)).collect();
     let map = map(&storage, 1, entries);
     let key = DiskKey { writer: WriterId(1), disk: DiskId(0) };
@@ -175,14 +176,19 @@ fn the_bytes_are_as_documented() {
     assert_eq!(leaf[4..8], 2u32.to_le_bytes(), "entries");
     assert_eq!(leaf[8..16], 0xab03u64.to_le_bytes(), "id");
     assert_eq!(leaf[16..24], [0; 8], "number of the block");
-    let second = &leaf[64..104];
-    assert_eq!(second[..8], [1, 0, 1, 0, 0, 12, 0, 0], "writer, disk, length");
-    assert_eq!(second[8..16], (8192u64 + 1024).to_le_bytes(), "offset");
-    assert_eq!(second[16..24], 0x7000u64.to_le_bytes(), "place of the payload");
-    assert_eq!(second[24..28], [0; 4], "segment");
-    assert_eq!(second[28..32], 1024u32.to_le_bytes(), "bytes of the payload before it");
-    assert_eq!(second[32..36], 4096u32.to_le_bytes(), "bytes of the payload");
-    assert_eq!(second[36..40], 7u32.to_le_bytes(), "its checksum");
+    let (first, second) = (&leaf[24..41], &leaf[41..56]);
+    assert_eq!(first[..3], [1, 1, 1], "another disk: writer, disk");
+    assert_eq!(first[3..5], [0x80, 0x40], "gap: 8192");
+    assert_eq!(first[5..7], [0x80, 0x10], "1024 bytes, zigzag");
+    assert_eq!(first[7..11], [0, 0x80, 0x80, 2], "segment, place of the payload: 0x8000");
+    assert_eq!(first[11..13], [0, 0], "bytes of the payload before it and behind it");
+    assert_eq!(first[13..], 8u32.to_le_bytes(), "its checksum");
+    assert_eq!(second[..2], [0, 0], "the same disk, no gap");
+    assert_eq!(second[2..4], [0x80, 0x20], "2048 bytes longer, zigzag");
+    assert_eq!(second[4..8], [0, 0x80, 0xe0, 1], "segment, place of the payload: 0x7000");
+    assert_eq!(second[8..11], [0x80, 8, 0], "1024 bytes of the payload before it, none behind it");
+    assert_eq!(second[11..], 7u32.to_le_bytes(), "its checksum");
+    assert_eq!(leaf[56..], [0; 4096 - 56]);
     let fence = &content[4096..8192];
     assert_eq!(fence[16..24], 1u64.to_le_bytes(), "number of the block");
     assert_eq!(fence[24..32], [1, 0, 1, 0, 0, 0, 0, 0]);
@@ -193,7 +199,7 @@ fn the_bytes_are_as_documented() {
     assert_eq!(run[8..16], 1u64.to_le_bytes(), "epoch");
     assert_eq!([run[16], run[24]], [7, 8], "seqs");
     let trailer = &content[8240..];
-    assert_eq!(&trailer[..16], b"TLKMAP\0\0\x01\0\0\0\0\0\0\0", "magic, version, level");
+    assert_eq!(&trailer[..16], b"TLKMAP\0\0\x02\0\0\0\0\0\0\0", "magic, version, level");
     assert_eq!(trailer[16..24], [1, 0, 0, 0, 1, 0, 0, 0], "leaves, fences");
     assert_eq!(trailer[24..32], 2u64.to_le_bytes(), "entries");
     assert_eq!(trailer[32..40], 3u64.to_le_bytes(), "first segment");
@@ -203,10 +209,10 @@ fn the_bytes_are_as_documented() {
     assert_eq!(trailer[64..72], 9u64.to_le_bytes(), "its last batch");
     assert_eq!(trailer[72..80], [7, 0, 0, 0, 1, 0, 0, 0], "chain, runs");
     let mut newer = content.clone();
-    newer[8248] = 2;
+    newer[8248] = 3;
     let crc = tidelock_protocol::record::crc32c(&newer[8240..8324]);
     newer[8324..].copy_from_slice(&crc.to_le_bytes());
-    assert!(matches!(map_from_bytes(&newer), Err(MapError::Version(2))));
+    assert!(matches!(map_from_bytes(&newer), Err(MapError::Version(3))));
 }
 
 #[test]
