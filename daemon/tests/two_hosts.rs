@@ -183,6 +183,14 @@ impl World {
         ));
     }
 
+    fn remove_rules(&self, host: &str) {
+        let config = self.file(&format!("{host}.toml"));
+        let arguments = ["remove-rules", "g", "--yes", "--config", config.to_str().unwrap()];
+        let tidelock = Path::new(env!("CARGO_BIN_EXE_tidelock"));
+        let output = self.inside(tidelock, &arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// The mark of a clean end in a member's state.
     fn clean(&self, host: &str, member: &str) -> Value {
         let file = self.file(&format!("{host}.state/g/{member}.json"));
@@ -268,6 +276,19 @@ fn two_daemons_of_one_group_stop_cleanly_crash_and_come_back() {
         assert!(log.contains("all that the guest may know is known"), "{form}: {log}");
         stop(b);
         stop(a);
+
+        // Nobody goes on: what was left is taken away, on each host what is of it.
+        let taps = |of: &str| format!("for t in {of}; do tc filter show dev t-$t ingress; done");
+        assert!(world.sh(&taps("a")).contains("from_guest"), "{form}: the programs stay");
+        world.remove_rules("host-b");
+        let left = world.sh("nft list ruleset; ls /sys/fs/bpf/tidelock");
+        assert!(!left.contains("t-web") && !left.contains("-web-"), "{form}: {left}");
+        assert!(left.contains("t-a") && left.contains("-g-a-"), "{form}: {left}");
+        world.remove_rules("host-a");
+        let left = world.sh(&format!("nft list ruleset; ls /sys/fs/bpf; {}", taps("a b c web")));
+        for trace in ["t-a", "TL-", "tidelock", "from_guest"] {
+            assert!(!left.contains(trace), "{form}: {trace} in {left}");
+        }
     }
 }
 

@@ -150,7 +150,9 @@ impl Bench {
             in_namespace(&self.lab.host(), read)
         });
         if let Some(gate) = self.gate {
-            in_namespace(&self.lab.host(), || gate.gate.stop(RulesAtStop::Leave).expect("an end"));
+            in_namespace(&self.lab.host(), || {
+                gate.gate.stop(|_| RulesAtStop::Leave).expect("an end")
+            });
         }
         json!({
             "path": match self.lab.topology() {

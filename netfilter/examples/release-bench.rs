@@ -162,7 +162,7 @@ fn let_out(entries: u16) -> Duration {
         std::thread::sleep(Duration::from_micros(100));
     }
     let span = start.elapsed();
-    in_namespace(&lab.host(), || gate.stop(RulesAtStop::Leave).expect("an end"));
+    in_namespace(&lab.host(), || gate.stop(|_| RulesAtStop::Leave).expect("an end"));
     span
 }
 

@@ -283,7 +283,7 @@ impl Site {
         self.iperf3.kill().expect("iperf3 ends");
         self.iperf3.wait().expect("iperf3 has ended");
         for (host, gate) in self.gates {
-            in_namespace(&host, || gate.stop(RulesAtStop::Leave).expect("an end"));
+            in_namespace(&host, || gate.stop(|_| RulesAtStop::Leave).expect("an end"));
         }
     }
 }

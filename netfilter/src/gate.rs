@@ -17,11 +17,13 @@
 //! programs nobody would see what the guest hears of them.
 
 mod interfaces;
+mod left;
 mod shared;
 mod stats;
 mod tagging;
 mod worker;
 
+pub use left::Left;
 pub use shared::{GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 pub use tagging::{
@@ -112,6 +114,14 @@ pub enum GateError {
         #[source]
         source: TaggingError,
     },
+    /// Rules are to go, and somebody judges by them.
+    #[error("packet queue {queue} of member \"{member}\" is in use: stop tidelockd first")]
+    InUse {
+        /// Whose rules.
+        member: String,
+        /// Its queue.
+        queue: QueueNumber,
+    },
     /// The thread cannot wait for events.
     #[error("gate: cannot wait for events")]
     Wait(#[source] io::Error),
@@ -120,12 +130,12 @@ pub enum GateError {
     Panicked,
 }
 
-/// What to do with the rules at a clean stop.
+/// What to do with a member's rules at a clean stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RulesAtStop {
-    /// Remove the rules of each member that may send without the gate.
+    /// Remove them if it may send without the gate.
     RemoveWhenSettled,
-    /// Leave them all: somebody else takes over.
+    /// Leave them, whatever the gate knows.
     Leave,
 }
 
@@ -304,14 +314,17 @@ impl Gate {
         })
     }
 
-    /// Ends the gate cleanly. Close the taps first: see the module's text.
-    pub fn stop(mut self, rules: RulesAtStop) -> Result<Vec<Stopped>, GateError> {
+    /// Ends the gate cleanly; `rules` says what is to become of a member's. Close the taps first: see the module's
+    /// text.
+    pub fn stop(mut self, rules: impl Fn(&str) -> RulesAtStop) -> Result<Vec<Stopped>, GateError> {
         let ends = self.end_thread()?;
         let mut stopped = Vec::new();
         for end in ends {
-            let rules = match (rules, end.unsettled) {
-                (RulesAtStop::Leave, _) => RulesLeft::InPlace("they were to be left"),
-                (RulesAtStop::RemoveWhenSettled, Some(why)) => RulesLeft::InPlace(why),
+            let rules = match (rules(&end.member), end.unsettled) {
+                (_, Some(why)) => RulesLeft::InPlace(why),
+                (RulesAtStop::Leave, None) => {
+                    RulesLeft::InPlace("the backup may lack what it was told")
+                }
                 (RulesAtStop::RemoveWhenSettled, None) if self.spread.contains(&end.member) => {
                     RulesLeft::InPlace("members on other hosts go on")
                 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from answered import answered_rig
 
 from tidelock_testbed.drilling import NEVER_MIND_S
-from tidelock_testbed.hostdaemon import Protection, gate_of, writer_of
-from tidelock_testbed.process import wait_until
+from tidelock_testbed.hostdaemon import GROUP, Protection, gate_of, writer_of
+from tidelock_testbed.paths import BIN
+from tidelock_testbed.process import run_command, wait_until
+from tidelock_testbed.rig import Recovery, Rig
 from tidelock_testbed.workload import Clients
 
 
@@ -51,3 +54,55 @@ def test_nothing_leaves_while_the_daemon_is_gone(run):
     rig.daemon.wait_state("protected", NEVER_MIND_S)
     clients.wait_for_more(100)
     assert len(clients.ledger.follow().confirmed) > replies
+
+
+def guest_is_heard(rig: Rig) -> bool:
+    """Whether a packet of the guest behind the old primary reaches the clients."""
+    try:
+        run_command(["ping", "-c", "1", "-W", "1", rig.guest_net.ip4], "hear the guest", rig.net.clients)
+    except RuntimeError:
+        return False
+    return True
+
+
+def remove_rules(rig: Rig, *options: str) -> str:
+    """As an operator does."""
+    words = [BIN / "tidelock", "remove-rules", GROUP, "--config", rig.daemon.config, *options]
+    return run_command(words, "take the rules away", rig.net.primary.netns)
+
+
+def test_a_fenced_daemon_stops_at_once_and_leaves_its_gate_shut(run):
+    """Recovered behind its back, with writes that nobody will ever acknowledge: they are not waited for, the rules stay
+    until somebody says that the guest is gone, and then nothing is left of them."""
+    rig, clients = answered_rig(run, Protection(lease_s=2, grace_s=3))
+    rig.net.wan.cut()
+    rig.daemon.wait_state("disconnected", NEVER_MIND_S)
+    lag = wait_until("writes wait", lambda: writer_of(rig.daemon.group())["lag"]["writes"], NEVER_MIND_S)
+    assert lag > 0
+    Recovery(rig, "--primary-is-dead").wait_recovered(NEVER_MIND_S)
+    rig.net.wan.mend()
+    rig.daemon.wait_state("fenced", NEVER_MIND_S)
+    rig.daemon.close_control()
+    stopped_at = time.monotonic()
+    assert rig.daemon.process.stop() == 0
+    said = rig.daemon.process.log.read_text()
+    assert "takes nothing more" in said and "did not take everything in time" not in said
+    assert "the rules stay" in said and "the backup has ended this primary's epoch" in said
+    assert not guest_is_heard(rig), "nothing of the old guest leaves, with or without a daemon"
+    assert confirmed_since(clients, stopped_at) == []
+
+    rig.daemon.start()
+    rig.daemon.wait_state("fenced", NEVER_MIND_S)
+    with pytest.raises(RuntimeError, match="tidelockd runs here"):
+        remove_rules(rig, "--yes")
+    rig.daemon.close_control()
+    rig.daemon.process.stop()
+    with pytest.raises(RuntimeError, match="Say --yes if this is meant"):
+        remove_rules(rig)
+    assert not guest_is_heard(rig)
+    assert f"the rules of {rig.guest_net.interface} are gone" in remove_rules(rig, "--yes")
+    listing = "nft list ruleset; iptables-save -t mangle; ip6tables-save -t mangle"
+    left = run_command(["sh", "-c", listing], "list the rules", rig.net.primary.netns)
+    assert "tidelock_" not in left and "TL-" not in left, left
+    wait_until("the guest is heard", lambda: guest_is_heard(rig), NEVER_MIND_S)
+    remove_rules(rig, "--yes")  # twice is once

@@ -13,7 +13,7 @@ import pytest
 from tidelock_testbed import nbdwire, rawlink
 from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.oracle import BLOCK, Oracle
-from tidelock_testbed.pair import DISK, GROUP, HOST, MEMBER, MIB, Pair
+from tidelock_testbed.pair import DISK, GROUP, HOST, LONG_S, MEMBER, MIB, Options, Pair
 from tidelock_testbed.pki import Pki
 from tidelock_testbed.process import wait_until
 from tidelock_testbed.rawlink import RawLink
@@ -280,3 +280,34 @@ def test_recovery_while_the_old_primary_lives(run):
     pair.kill(pair.daemon)
     pair.start_daemon()
     assert "recovered" in pair.wait_state("fenced")["detail"]
+
+
+def test_a_fenced_daemon_does_not_wait_for_what_is_never_acknowledged(run):
+    """Fenced in the middle of a resync, with a guest that waits for the backup: a clean stop ends at once."""
+    pair = Pair(run, Options(mode="sync", copy_rate_mib=1))
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    load = pair.load(oracle, "old life")
+    wait_until("some writes", lambda: load.replies > 300, LONG_S, [pair.daemon])
+    load.finish()
+    pair.wait_settled()
+    # While the daemon is away both sides forget each other, and everything is compared.
+    pair.kill(pair.daemon)
+    with pair.disk.open("r+b") as disk:
+        disk.write(random.Random("behind its back").randbytes(32 * MIB))
+    activity = pair.state_file.with_suffix(".activity")
+    activity.unlink()
+    pair.start_daemon()
+    pair.wait_state("resyncing")
+    waiting = pair.load(oracle, "waits")
+    wait_until("a write is under way", waiting.in_flight, LONG_S, [pair.daemon])
+    assert pair.start_recovery("--primary-is-dead").wait(LONG_S) == 0
+    pair.wait_state("fenced")
+    wait_until("the guest waits", lambda: waiting.in_flight() == 16, LONG_S, [pair.daemon])
+    assert pair.daemon.stop() == 0
+    said = pair.daemon.log.read_text()
+    assert "takes nothing more" in said and "did not take everything in time" not in said
+    waiting.vanish()
+    pair.start_daemon()
+    pair.wait_state("fenced")
+    assert pair.daemon.stop() == 0

@@ -135,7 +135,8 @@ class Failback(Drill):
         rig.daemon.close_control()
         rig.daemon.process.stop()
         # It leaves its gate shut; the next guest there has the same interface.
-        run_command(["nft", "flush", "ruleset"], "take the old gate away", rig.net.primary.netns)
+        words = [BIN / "tidelock", "remove-rules", GROUP, "--yes", "--config", rig.daemon.config]
+        run_command(words, "take the old gate away", rig.net.primary.netns)
         say("home: the site is back with its old disk; its daemon has learned that it is fenced, and was stopped")
 
     def seed(self) -> None:

@@ -5,10 +5,12 @@
 //! the sites differ, or could not be compared.
 
 pub mod bookmark;
+pub mod confirm;
 pub mod human;
 pub mod mode;
 pub mod paint;
 pub mod pki;
+pub mod remove_rules;
 pub mod status_text;
 pub mod switchover;
 pub mod top;
@@ -166,6 +168,22 @@ pub enum Command {
         #[command(flatten)]
         options: switchover::Options,
     },
+    /// Take away the packet-filter rules that a daemon has left of a group whose guests are gone
+    ///
+    /// A daemon that was fenced, or that has ended without the backup having everything, leaves its rules: nothing that
+    /// its guest sends leaves. For a host whose old guests are stopped for good, before something else uses their
+    /// interfaces. The daemon must be stopped. Asks first, or takes --yes.
+    #[command(after_help = EXIT_CODES)]
+    RemoveRules {
+        /// The daemon's configuration
+        #[arg(short, long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+        config: PathBuf,
+        /// The group
+        group: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
     /// Stop the daemon cleanly, as SIGTERM does: what guests have written is sent first
     Stop {
         /// Where the daemon is
@@ -243,6 +261,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Switchover { daemon, group, options } => {
             print(&switchover::run(&daemon.socket, &group, &options)?)?;
+        }
+        Command::RemoveRules { config, group, yes } => {
+            print(&remove_rules::run(&config, &group, yes)?)?;
         }
         Command::Stop { daemon } => {
             Client::connect(&daemon.socket)?.stop()?;

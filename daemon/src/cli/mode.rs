@@ -1,8 +1,8 @@
 //! `tidelock mode`: switches how a group treats writes and packets, after saying what that means.
 
+use super::confirm::confirm;
 use crate::control::Client;
-use anyhow::{Context, bail};
-use std::io::{BufRead, IsTerminal, Write};
+use anyhow::bail;
 use tidelock_protocol::message::Mode;
 
 /// What a switch means for the guest and for the clients.
@@ -42,7 +42,7 @@ pub fn run(client: &mut Client, group: &str, to: Mode, yes: bool) -> anyhow::Res
         return Ok(format!("{group} is in {to} mode already.\n"));
     }
     if gives_up_the_promise(from, to) && !yes {
-        confirm(group, to, &mut std::io::stdin().lock(), std::io::stdin().is_terminal())?;
+        confirm(consequence(to), &format!("Switch {group} to {to}?"), "not switched")?;
     }
     let change = client.set_mode(group, to)?;
     Ok(format!(
@@ -51,22 +51,6 @@ pub fn run(client: &mut Client, group: &str, to: Mode, yes: bool) -> anyhow::Res
         change.after,
         consequence(to)
     ))
-}
-
-fn confirm(
-    group: &str,
-    to: Mode,
-    answers: &mut dyn BufRead,
-    is_terminal: bool,
-) -> anyhow::Result<()> {
-    if !is_terminal {
-        bail!("{} Say --yes if this is meant.", consequence(to));
-    }
-    eprint!("{}\nSwitch {group} to {to}? Type yes: ", consequence(to));
-    std::io::stderr().flush().context("cannot ask")?;
-    let mut answer = String::new();
-    answers.read_line(&mut answer).context("cannot read the answer")?;
-    if answer.trim() == "yes" { Ok(()) } else { bail!("not switched") }
 }
 
 #[cfg(test)]
@@ -81,17 +65,5 @@ mod tests {
                 assert_eq!(gives_up_the_promise(from, to), gives_up, "{from} {to}");
             }
         }
-    }
-
-    #[test]
-    fn nothing_but_yes_is_yes() {
-        let ask = |answer: &str, terminal| {
-            confirm("g", Mode::Async, &mut answer.as_bytes(), terminal).is_ok()
-        };
-        assert!(ask("yes\n", true));
-        for no in ["", "y\n", "no\n", "YES\n"] {
-            assert!(!ask(no, true), "{no:?}");
-        }
-        assert!(!ask("yes\n", false), "a script says --yes");
     }
 }

@@ -1,7 +1,8 @@
 //! The clean end of the whole daemon.
 
-use super::{Host, HostError};
+use super::{Host, HostError, HostGroup};
 use crate::owner::{Drained, Phase, ToOwner};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ impl Host {
         self.stopping.store(true, Ordering::SeqCst);
         let until = Instant::now() + DRAIN_TIMEOUT;
         let mut drains = Vec::new();
+        // Of groups whose packets could tell what the backup does not have.
+        let mut stay_shut = HashSet::new();
         for group in &self.groups {
             let writers = || group.members.iter().filter_map(|m| Some((m, m.writer.as_ref()?)));
             // With times what one holds waits for all the others.
@@ -32,11 +35,10 @@ impl Host {
                     Form::Vector => Arc::new(AtomicUsize::new(1)),
                 };
                 writer.port.send(ToOwner::Drain(reply, not_ready));
-                drains.push((member.config.name.as_str(), writer, drained));
+                drains.push((group, member.config.name.as_str(), writer, drained));
             }
         }
-        let mut all = true;
-        for (name, writer, drained) in drains {
+        for (group, name, writer, drained) in drains {
             let left = until.saturating_duration_since(Instant::now());
             match tokio::time::timeout(left, drained).await {
                 Ok(Ok(Drained { seq, hlc, whole })) => {
@@ -44,11 +46,13 @@ impl Host {
                         writer.state.ended_cleanly(seq, hlc)?;
                     }
                     // The backup has not all that clients may be told from now on.
-                    all &= writer.view.phase() != Phase::Unrecorded;
+                    if matches!(writer.view.phase(), Phase::Unrecorded | Phase::Fenced) {
+                        stay_shut.extend(group.member_names());
+                    }
                     tracing::info!(member = name, %seq, clean = whole, "drained");
                 }
                 _ => {
-                    all = false;
+                    stay_shut.extend(group.member_names());
                     writer.port.send(ToOwner::Stop);
                     tracing::warn!(
                         member = name,
@@ -59,7 +63,7 @@ impl Host {
                 }
             }
         }
-        self.stop_gate(all)?;
+        self.stop_gate(&stay_shut)?;
         drop(self.link.lock().expect("no panic while held").take());
         // The owner loops are gone; the link says goodbye and ends.
         let until = Instant::now() + GOODBYE_TIMEOUT;
@@ -81,11 +85,14 @@ impl Host {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    fn stop_gate(&self, drained: bool) -> Result<(), HostError> {
+    fn stop_gate(&self, stay_shut: &HashSet<&str>) -> Result<(), HostError> {
         let Some(gate) = self.gate.lock().expect("no panic while held").take() else {
             return Ok(());
         };
-        let rules = if drained { RulesAtStop::RemoveWhenSettled } else { RulesAtStop::Leave };
+        let rules = |member: &str| match stay_shut.contains(member) {
+            true => RulesAtStop::Leave,
+            false => RulesAtStop::RemoveWhenSettled,
+        };
         for stopped in gate.stop(rules)? {
             match stopped.rules {
                 RulesLeft::Removed => {
@@ -95,7 +102,8 @@ impl Host {
                     member = stopped.member,
                     why,
                     dropped_packets = stopped.dropped_packets,
-                    "gate: the rules stay, no packet of this guest leaves until the daemon runs"
+                    "gate: the rules stay, no packet of this guest leaves; if the daemon is not to run again: \
+                     tidelock remove-rules"
                 ),
                 RulesLeft::Failed(error) => {
                     tracing::error!(member = stopped.member, %error, "gate: cannot remove rules");
@@ -103,5 +111,11 @@ impl Host {
             }
         }
         Ok(())
+    }
+}
+
+impl HostGroup {
+    fn member_names(&self) -> impl Iterator<Item = &str> {
+        self.members.iter().map(|member| member.config.name.as_str())
     }
 }

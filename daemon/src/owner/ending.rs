@@ -66,6 +66,9 @@ impl Owner {
     pub(super) fn finish_drain(&mut self) {
         let Some(draining) = &self.draining else { return };
         let others = draining.not_ready.clone();
+        if draining.ends && self.is_fenced() {
+            return self.end_unacknowledged();
+        }
         let is_ready = self.requests.is_empty()
             && self.connections.values().all(Connection::is_flushed)
             && replication::is_settled(&self.sequencer)
@@ -91,6 +94,33 @@ impl Owner {
             whole: self.sequencer.is_started() && self.copying.is_whole() && self.sync_disks(),
         });
         self.stopped = ends;
+    }
+
+    /// The backup has ended the epoch, so it acknowledges nothing more: only what is under way on the local disk is
+    /// waited for. What waits for the backup is given up, as in a crash.
+    fn end_unacknowledged(&mut self) {
+        if !self.local_ops.is_empty() {
+            return;
+        }
+        let Some(draining) = self.draining.take() else { return };
+        tracing::warn!(
+            member = self.member,
+            unacknowledged = self.sequencer.last_seq().0.saturating_sub(self.sequencer.durable().0),
+            "draining: the backup has ended this primary's epoch and takes nothing more"
+        );
+        if !draining.is_ready {
+            draining.not_ready.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.to_link(ToLink::Detach);
+        if let Some(reply) = draining.reply {
+            // Whoever asked may not wait any more.
+            let _ = reply.send(Drained {
+                seq: self.sequencer.last_seq(),
+                hlc: self.sequencer.last_hlc(),
+                whole: false,
+            });
+        }
+        self.stopped = true;
     }
 
     /// Makes durable what the backup has. A clean end says that the sites are equal, and must

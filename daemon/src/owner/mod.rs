@@ -628,6 +628,11 @@ impl Owner {
         replication::ask_for_acks(&self.sequencer, &self.copying, &self.port, others);
     }
 
+    /// Whether the backup has ended the epoch for good.
+    fn is_fenced(&self) -> bool {
+        self.refusal.as_ref().is_some_and(Refusal::is_final)
+    }
+
     fn phase(&self) -> Phase {
         match &self.refusal {
             Some(refusal) if refusal.is_final() => Phase::Fenced,

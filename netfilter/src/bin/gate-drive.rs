@@ -281,7 +281,7 @@ impl Drive {
 
     fn stop(mut self) -> Answer {
         self.end_tide();
-        let stopped = self.gate.stop(RulesAtStop::RemoveWhenSettled)?;
+        let stopped = self.gate.stop(|_| RulesAtStop::RemoveWhenSettled)?;
         let words = stopped.into_iter().map(|member| {
             Ok(match member.rules {
                 RulesLeft::Removed => format!("removed dropped={}", member.dropped_packets),

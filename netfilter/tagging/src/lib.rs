@@ -40,7 +40,7 @@ use libbpf_rs::{
     TC_INGRESS, TcHook, TcHookBuilder,
 };
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use tidelock_protocol::tag::{Codec, Form, IPV6_OPTION, IPV6_WRITERS_MAX};
@@ -199,6 +199,44 @@ impl Direction {
             Direction::ToGuest => "to_guest",
         }
     }
+}
+
+fn hook_of(program: BorrowedFd<'_>, direction: Direction, interface: i32) -> TcHook {
+    let point = match direction {
+        Direction::FromGuest => TC_INGRESS,
+        Direction::ToGuest => TC_EGRESS,
+    };
+    TcHookBuilder::new(program)
+        .ifindex(interface)
+        .replace(true)
+        .handle(HANDLE)
+        .priority(PRIORITY)
+        .hook(point)
+}
+
+/// A hook that has nothing is fine.
+fn detach(mut hook: TcHook) -> Result<(), TaggingError> {
+    match hook.query() {
+        Ok(_) => hook.detach().map_err(|e| cannot("detach the programs", &e)),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Forgets the P that an ended run has left of a member. To be called before the rules that guard it go.
+pub fn forget_left(left: Pinned<'_>) -> Result<(), TaggingError> {
+    pins::remove(&pins::path_of(left.directory, left.group, left.member))
+}
+
+/// Takes off an interface what an ended run has left on it. One that is gone has nothing.
+pub fn detach_left(interface: &str) -> Result<(), TaggingError> {
+    hear_libbpf();
+    let Ok(index) = mapped::interface_index(interface) else { return Ok(()) };
+    // Only to name a place: a program is not needed to find what is there.
+    let any = std::io::stdin();
+    for direction in [Direction::FromGuest, Direction::ToGuest] {
+        detach(hook_of(any.as_fd(), direction, index))?;
+    }
+    Ok(())
 }
 
 impl std::fmt::Debug for MemberTags {
@@ -364,16 +402,7 @@ impl MemberTags {
     }
 
     fn hook(&self, direction: Direction, interface: i32) -> Result<TcHook, TaggingError> {
-        let point = match direction {
-            Direction::FromGuest => TC_INGRESS,
-            Direction::ToGuest => TC_EGRESS,
-        };
-        Ok(TcHookBuilder::new(self.program(direction.program())?.as_fd())
-            .ifindex(interface)
-            .replace(true)
-            .handle(HANDLE)
-            .priority(PRIORITY)
-            .hook(point))
+        Ok(hook_of(self.program(direction.program())?.as_fd(), direction, interface))
     }
 
     /// The next run begins with a new P. To be called before the rules that guard this one go.
@@ -386,10 +415,7 @@ impl MemberTags {
     pub fn detach(self) -> Result<(), TaggingError> {
         for direction in [Direction::FromGuest, Direction::ToGuest] {
             let Some(interface) = self.attached_to else { break };
-            let mut hook = self.hook(direction, interface)?;
-            if hook.query().is_ok() {
-                hook.detach().map_err(|e| cannot("detach the programs", &e))?;
-            }
+            detach(self.hook(direction, interface)?)?;
         }
         Ok(())
     }

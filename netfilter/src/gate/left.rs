@@ -1,0 +1,51 @@
+//! What a gate has left that is not to come back: a stop leaves the rules of a member that must stay silent, and so
+//! does a crash. Whoever knows that its guest is gone for good takes them away.
+
+use super::{GateError, PIN_DIRECTORY};
+use crate::nfqueue::{QueueNumber, kernel_counters};
+use crate::rules::Firewall;
+use std::path::Path;
+use tidelock_tagging::{Pinned, detach_left, forget_left};
+
+/// A member whose gate has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Left<'a> {
+    /// Its group.
+    pub group: &'a str,
+    /// Its name.
+    pub member: &'a str,
+    /// Its interface on this host.
+    pub interface: &'a str,
+    /// Its queue.
+    pub queue: QueueNumber,
+    /// Whether its packets were tagged.
+    pub is_tagged: bool,
+}
+
+impl Left<'_> {
+    /// Whether somebody judges its packets: then they are not left.
+    pub fn is_in_use(&self) -> Result<bool, GateError> {
+        Ok(kernel_counters(self.queue)?.is_some())
+    }
+
+    /// Removes its rules, its programs and its P. Its packets pass unheld from now on. P goes first: the next run must
+    /// not take it for one that was guarded all the time.
+    pub fn remove(&self, firewall: &Firewall) -> Result<(), GateError> {
+        if self.is_in_use()? {
+            return Err(GateError::InUse { member: self.member.to_owned(), queue: self.queue });
+        }
+        let tagging = |source| GateError::Tagging { group: self.group.to_owned(), source };
+        if self.is_tagged {
+            let directory = Path::new(PIN_DIRECTORY);
+            let Self { group, member, .. } = *self;
+            forget_left(Pinned { anew: true, directory, group, member }).map_err(tagging)?;
+        }
+        firewall
+            .remove(self.member)
+            .map_err(|source| GateError::Rules { member: self.member.to_owned(), source })?;
+        if self.is_tagged {
+            detach_left(self.interface).map_err(tagging)?;
+        }
+        Ok(())
+    }
+}
