@@ -130,6 +130,8 @@ pub enum PlantedBug {
     OverBeforeCovered,
     /// No calm is needed for a return, whatever the lag is.
     NoCalm,
+    /// Only when nothing is under way the lag is small.
+    OnlyWhenIdle,
 }
 
 /// Whether a group goes on without the backup.
@@ -309,6 +311,8 @@ impl Degrade {
 
     fn hold_if(&mut self, sight: &Sight, lag_ns: u64, since_unix_ms: u64) -> Option<Step> {
         let is_small = self.after_ns.is_none_or(|after_ns| lag_ns <= after_ns / LEVEL);
+        #[cfg(feature = "planted-bugs")]
+        let is_small = is_small && (self.bug != Some(PlantedBug::OnlyWhenIdle) || lag_ns == 0);
         let is_whole = sight.is_whole || !self.needs_whole;
         let is_level = sight.is_open && is_whole && is_small;
         if !is_level {

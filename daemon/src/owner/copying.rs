@@ -13,6 +13,14 @@ use tidelock_protocol::message::CopyState;
 /// Ticks between two attempts at what could not be read.
 const RETRY_TICKS: u32 = 50;
 
+/// Bugs that the simulator plants.
+#[cfg(feature = "planted-bugs")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// Copies wait as long as guests' writes do, also the only one.
+    Starved,
+}
+
 /// The copies of a member.
 #[derive(Debug)]
 pub struct Copying {
@@ -39,6 +47,8 @@ pub struct Copying {
     orphans: BTreeSet<(DiskId, u64)>,
     /// Since the last look: why the verification has ended before its end.
     given_up: Option<&'static str>,
+    #[cfg(feature = "planted-bugs")]
+    bug: Option<PlantedBug>,
 }
 
 impl Copying {
@@ -60,7 +70,15 @@ impl Copying {
             verify: None,
             orphans: BTreeSet::new(),
             given_up: None,
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
         }
+    }
+
+    /// Plants a bug.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, bug: PlantedBug) {
+        self.bug = Some(bug);
     }
 
     /// The backup has said how much of the disks it has.
@@ -172,6 +190,10 @@ impl Copying {
 
     /// Whether nothing of a copy is being read or asked.
     pub fn is_idle(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        if self.bug == Some(PlantedBug::Starved) {
+            return false;
+        }
         self.reading_suspects.is_empty()
             && self.job.iter().chain(&self.verify).all(CopyJob::is_idle)
     }

@@ -213,6 +213,12 @@ impl World {
         self.tell_policy(&vms, policy);
     }
 
+    /// How often the daemon of a host has let groups go on without the backup.
+    pub(crate) fn degraded_on(&self, host: usize) -> u64 {
+        let daemon = self.hosts[host].daemon.as_ref();
+        daemon.map_or(0, |daemon| daemon.standings.values().map(|of| of.opened).sum())
+    }
+
     /// Why a group is not as its operator wants it, if so.
     #[must_use]
     pub fn stands_otherwise(&self, host: usize, group: usize, mode: Mode) -> Option<String> {

@@ -49,6 +49,8 @@ pub enum Checker {
     Steady,
     /// Rule 8: after the faults, lag returns to zero and everything is protected again.
     ComesBack,
+    /// Rule 8: what is under way goes on beside whatever guests write.
+    GoesOn,
     /// Rule 6: a member is not called replicating before the backup has a whole copy.
     NoFalseSync,
     /// Rules 6 and 8: when nothing is under way, both sites hold the same.
@@ -70,7 +72,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 29] = [
+    pub const ALL: [Checker; 30] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -92,6 +94,7 @@ impl Checker {
         Checker::Degraded,
         Checker::Steady,
         Checker::ComesBack,
+        Checker::GoesOn,
         Checker::NoFalseSync,
         Checker::SitesEqual,
         Checker::OpensAgain,
@@ -133,6 +136,7 @@ impl Checker {
             Checker::Degraded => "degraded",
             Checker::Steady => "steady",
             Checker::ComesBack => "comes-back",
+            Checker::GoesOn => "goes-on",
             Checker::NoFalseSync => "no-false-sync",
             Checker::SitesEqual => "sites-equal",
             Checker::OpensAgain => "opens-again",

@@ -324,8 +324,8 @@ impl World {
     }
 
     fn heal_path(&mut self, host: usize) {
-        let slow_factor = self.net.paths[host].slow_factor;
-        self.net.paths[host] = Path { slow_factor, ..Path::default() };
+        let Path { slow_factor, bytes_per_ms, .. } = self.net.paths[host];
+        self.net.paths[host] = Path { slow_factor, bytes_per_ms, ..Path::default() };
         self.network_goes_on(host);
     }
 

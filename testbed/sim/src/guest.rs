@@ -290,9 +290,12 @@ impl World {
         if !guest.alive || guest.boot != boot || !self.busy {
             return Ok(());
         }
-        let orphans = self.vms[vm].run.as_ref().map_or(0, crate::owner::MemberRun::open_writes);
-        let full = guest.asked.len().max(orphans) >= self.plan.vms[vm].queue_depth;
-        let after = self.rng.span(self.plan.vms[vm].think_ns);
+        // While links are narrow guests write as much as was drawn: see `narrow`.
+        let writes = self.squeeze.is_none();
+        let full = self.is_at_depth(vm);
+        // After the faults that may last long.
+        let slow_factor = if writes || self.faulty { 1 } else { 8 };
+        let after = self.rng.span(self.plan.vms[vm].think_ns) * slow_factor;
         self.schedule.after(after, Event::Think { vm, boot });
         if !self.is_awake(vm) {
             return Ok(());
@@ -308,6 +311,7 @@ impl World {
             }
             6 => self.send_to_peer(vm),
             _ if full => Ok(()),
+            0 | 1 | 4 if !writes => Ok(()),
             0 => self.begin_write(vm),
             1 => self.begin_zeroes(vm),
             2 => self.begin_read(vm),
@@ -317,6 +321,13 @@ impl World {
             }
             _ => self.begin_row(vm),
         }
+    }
+
+    /// Whether it has as much under way as it may.
+    pub(crate) fn is_at_depth(&self, vm: usize) -> bool {
+        let state = &self.vms[vm];
+        let orphans = state.run.as_ref().map_or(0, crate::owner::MemberRun::open_writes);
+        state.guest.asked.len().max(orphans) >= self.plan.vms[vm].queue_depth
     }
 
     fn draw_kind(&mut self) -> Kind {
@@ -403,15 +414,13 @@ impl World {
 
     /// What a guest writes because of what it has heard.
     pub fn begin_row_or_write(&mut self, vm: usize) -> Checked {
-        let orphans = self.vms[vm].run.as_ref().map_or(0, crate::owner::MemberRun::open_writes);
-        let asked = self.vms[vm].guest.asked.len();
-        if asked.max(orphans) >= self.plan.vms[vm].queue_depth {
+        if self.squeeze.is_some() || self.is_at_depth(vm) {
             return Ok(());
         }
         if self.rng.chance(1, 2) { self.begin_row(vm) } else { self.begin_write(vm) }
     }
 
-    fn ask_write(
+    pub(crate) fn ask_write(
         &mut self,
         vm: usize,
         extent: Extent,

@@ -239,13 +239,16 @@ impl World {
         if let Some(Plant::Gate(bug)) = self.plant {
             queue.plant(bug);
         }
+        let mut copying = Copying::new(Bounds {
+            window_bytes: plan.copy_window_bytes,
+            rate_bytes_per_s: plan.copy_rate_bytes_per_s,
+        });
+        if let Some(Plant::Copying(bug)) = self.plant {
+            copying.plant(bug);
+        }
         let wake = EventFd::new().expect("an eventfd");
         let (port, messages) = OwnerPort::new(wake.clone());
         let port = Arc::new(port);
-        let bounds = Bounds {
-            window_bytes: plan.copy_window_bytes,
-            rate_bytes_per_s: plan.copy_rate_bytes_per_s,
-        };
         if self.vms[vm].switched {
             gate.shut();
         }
@@ -271,7 +274,7 @@ impl World {
             run,
             channel,
             sequencer,
-            copying: Copying::new(bounds),
+            copying,
             activity,
             held_back: BTreeMap::new(),
             overflows: 0,

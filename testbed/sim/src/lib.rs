@@ -19,7 +19,7 @@
 //! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`] | the daemon |
 //! | [`backup`], [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`net`], [`lan`] | what is simulated |
-//! | [`faults`], [`change`] | what goes wrong, and what the operator does |
+//! | [`faults`], [`change`], [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
 //! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
 //! | [`run`] | one seed from beginning to end |
@@ -40,6 +40,7 @@ pub mod lan;
 pub mod link;
 pub mod local;
 pub mod logging;
+pub mod narrow;
 pub mod net;
 pub mod oracle;
 pub mod owner;

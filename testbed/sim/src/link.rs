@@ -22,6 +22,8 @@ use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, PROTO
 
 /// What is encoded ahead of the pipe.
 const OUT_BYTES: usize = 256 << 10;
+/// The least that is put on a narrow link while there is more.
+const PIECE_MIN_BYTES: usize = 1 << 10;
 const PAUSE_FIRST_NS: u64 = 100 * MS;
 const PAUSE_MAX_NS: u64 = 5 * S;
 const STEADY_NS: u64 = 10 * S;
@@ -229,7 +231,10 @@ impl World {
             let conn = self.net.conns.get(&conn_id).expect("open at this end");
             let room = self.plan.window_bytes.saturating_sub(conn.up.held_bytes());
             let count = room.min(link.out.len());
-            if count == 0 {
+            // A link that is full for long is not filled byte by byte (RFC 9293, 3.8.6.2.1).
+            let is_narrow = self.net.paths[host].bytes_per_ms.is_some();
+            let least = if is_narrow { PIECE_MIN_BYTES } else { 1 };
+            if count < least.min(link.out.len()) {
                 return Ok(());
             }
             let data = link.out.split_to(count);
@@ -243,7 +248,8 @@ impl World {
         let path = self.net.paths[conn.host];
         let delay = self.plan.delay_ns + self.rng.below(self.plan.jitter_ns + 1);
         let slow = path.slow_factor.max(1);
-        let rate = (self.plan.bytes_per_ms / slow).max(16);
+        let narrow = path.bytes_per_ms.filter(|_| way == Way::Up);
+        let rate = (narrow.unwrap_or(self.plan.bytes_per_ms) / slow).max(16);
         let now_ns = self.schedule.now_ns();
         let times = conn.pipe(way).send(&mut self.rng, now_ns, delay * slow, rate, data);
         if conn.mangled && way == Way::Up && self.rng.chance(1, 4) {

@@ -144,6 +144,8 @@ pub struct Path {
     pub down_stopped: bool,
     /// So much slower.
     pub slow_factor: u64,
+    /// It carries no more towards the backup, if it is narrow.
+    pub bytes_per_ms: Option<u64>,
 }
 
 impl Path {

@@ -1,6 +1,7 @@
 //! Bugs that are planted on purpose, to show that the checkers bite.
 
 use tidelock_backup_server::planted::Bug;
+use tidelock_daemon::owner::copying;
 use tidelock_daemon::{activity, degrade, sequencer};
 use tidelock_netfilter::release_queue;
 
@@ -11,6 +12,8 @@ pub enum Plant {
     Sequencer(sequencer::PlantedBug),
     /// In the activity log.
     Activity(activity::PlantedBug),
+    /// In what decides which copies go on.
+    Copying(copying::PlantedBug),
     /// In what decides when a group goes on without the backup.
     Degrade(degrade::PlantedBug),
     /// In the gate's release queue.
@@ -43,7 +46,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 42] = [
+pub const PLANTS: [(&str, Plant); 44] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -78,6 +81,8 @@ pub const PLANTS: [(&str, Plant); 42] = [
     ("newcomer-not-told", Plant::Backup(Bug::NewcomerNotTold)),
     ("over-before-covered", Plant::Degrade(degrade::PlantedBug::OverBeforeCovered)),
     ("no-calm", Plant::Degrade(degrade::PlantedBug::NoCalm)),
+    ("only-when-idle", Plant::Degrade(degrade::PlantedBug::OnlyWhenIdle)),
+    ("copies-starve", Plant::Copying(copying::PlantedBug::Starved)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
     ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),

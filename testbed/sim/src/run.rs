@@ -79,6 +79,7 @@ fn live(world: &mut World, options: &Options) -> Checked {
         world.step()?;
     }
     world.heal()?;
+    world.live_narrow()?;
     let calm_until = world.schedule.now_ns() + CALM_S * S;
     while world.schedule.now_ns() < calm_until {
         world.step()?;

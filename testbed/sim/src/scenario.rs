@@ -4,6 +4,7 @@
 //! makes room for others to meet.
 
 use crate::disk::SECTOR_BYTES;
+use crate::narrow::{self, NarrowPlan};
 use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use std::ops::Range;
@@ -55,6 +56,8 @@ pub struct VmPlan {
     pub queue_depth: usize,
     /// The mean time between two things that the guest does.
     pub think_ns: u64,
+    /// Between two writes while links are narrow, about; 0: they never are.
+    pub press_ns: u64,
     /// How often it does what: write, zeroes, read, flush, row, packet, message.
     pub weights: [u32; 7],
     /// Copies under way.
@@ -256,6 +259,8 @@ pub struct Scenario {
     pub fault_weights: [u32; FAULTS.len()],
     /// One committed state in so many is recovered on a copy and compared.
     pub probe_one_in: u64,
+    /// Links that carry about as much as guests write, if they do.
+    pub narrow: Option<NarrowPlan>,
 }
 
 impl Scenario {
@@ -361,7 +366,7 @@ impl Scenario {
             *weight = if left_out { 0 } else { rng.range(1..5) as u32 * common };
         }
         let calm = rng.chance(1, 10);
-        Self {
+        let mut plan = Self {
             hosts: (0..host_count).map(|_| clock(rng)).collect(),
             backup: clock(rng),
             groups,
@@ -376,7 +381,10 @@ impl Scenario {
             fault_ns: if calm { 5_000 * MS } else { rng.range(60 * MS..900 * MS) },
             fault_weights,
             probe_one_in: rng.range(20..60),
-        }
+            narrow: None,
+        };
+        plan.narrow = narrow::draw(&mut Rng::new(rng.clone().number()), &mut plan);
+        plan
     }
 }
 
@@ -454,6 +462,7 @@ fn draw_vm(rng: &mut Rng, group: usize, writer: u16, kind: VmKind, host: usize) 
         gate_capacity: *rng.pick(&[8, 64, 4096]),
         queue_depth: *rng.pick(&[1, 4, 16, 32]),
         think_ns: rng.range(MS / 4..12 * MS),
+        press_ns: 0,
         weights,
         copy_window_bytes: *rng.pick(&[1, 64 << 10, 1 << 20]),
         copy_rate_bytes_per_s: *rng.pick(&[0, 0, 1 << 20]),

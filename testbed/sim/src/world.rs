@@ -9,6 +9,7 @@ use crate::guest::{Client, Guest};
 use crate::hearsay::Leaks;
 use crate::host::{Daemon, StateFile};
 use crate::lan::Lan;
+use crate::narrow::Squeeze;
 use crate::net::{ConnId, Net, Way};
 use crate::oracle::WriterOracle;
 use crate::owner::MemberRun;
@@ -43,6 +44,8 @@ pub type Run = u64;
 pub enum Event {
     /// A guest does the next thing.
     Think { vm: usize, boot: Run },
+    /// A guest writes what it is to write while links are narrow.
+    Press { vm: usize, number: Run },
     /// A guest's read of the local disk has ended.
     ReadDone { vm: usize, run: Run, request: u64 },
     /// A guest's flush of the local disk has ended.
@@ -207,6 +210,8 @@ pub struct Counts {
     pub degrades: u64,
     /// Of those, how many came back by themselves.
     pub returns: u64,
+    /// Seeds in which everything came back while guests wrote almost as much as links carry.
+    pub narrow_returns: u64,
 }
 
 /// The world.
@@ -237,6 +242,8 @@ pub struct World {
     pub faulty: bool,
     /// Guests begin new things.
     pub busy: bool,
+    /// Links are narrow, and guests write as much as was drawn.
+    pub squeeze: Option<Squeeze>,
     /// Numbers of runs.
     pub runs: Run,
     /// Counts.
@@ -300,6 +307,7 @@ impl World {
             plant,
             faulty: true,
             busy: true,
+            squeeze: None,
             runs: 0,
             counts: Counts::default(),
             plan,
@@ -319,6 +327,9 @@ impl World {
         for group in 0..self.plan.groups.len() {
             self.schedule_fold(group);
         }
+        if let Some(percent) = self.plan.narrow.and_then(|narrow| narrow.from_start) {
+            self.begin_squeeze(percent, false);
+        }
         let after = self.rng.span(self.plan.fault_ns);
         self.schedule.after(after, Event::Fault);
         Ok(())
@@ -337,6 +348,9 @@ impl World {
             p.local_ns / US,
             p.sync_ns / US
         );
+        if let Some(narrow) = &p.narrow {
+            note!(self, "{narrow:?}");
+        }
         for g in &p.groups {
             note!(
                 self,
@@ -392,6 +406,7 @@ impl World {
     fn dispatch(&mut self, event: Event) -> Checked {
         match event {
             Event::Think { vm, boot } => self.think(vm, boot),
+            Event::Press { vm, number } => self.press(vm, number),
             Event::ReadDone { vm, run, request } => self.read_done(vm, run, request),
             Event::FlushDone { vm, run, request } => self.flush_done(vm, run, request),
             Event::LocalDone { vm, run, op } => self.local_done(vm, run, op),
