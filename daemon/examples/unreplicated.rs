@@ -78,6 +78,7 @@ fn main() -> anyhow::Result<()> {
         max_clock_lead: std::time::Duration::from_secs(1),
         activity: ActivityLog::off(),
         log_file: None,
+        backlog: None,
     })?;
     owner.run()?;
     Ok(())

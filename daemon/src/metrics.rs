@@ -239,6 +239,19 @@ fn encode_lag(
     each(e, ("tidelock_backlog_limit", BYTES, Gauge), help, writers, |f, l, w| {
         f.gauge(l, w.backlog.limit_bytes)
     })?;
+    let on_disk = |w: &WriterStatus| w.backlog.on_disk.unwrap_or_default();
+    let help = "Bytes of the backlog's files on disk";
+    each(e, ("tidelock_backlog_disk", BYTES, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, on_disk(w).file_bytes)
+    })?;
+    let help = "Records of the backlog that are on disk and not in memory";
+    each(e, ("tidelock_backlog_disk_records", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, on_disk(w).records)
+    })?;
+    let help = "1 if the backlog's disk has failed";
+    each(e, ("tidelock_backlog_disk_failed", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, u64::from(on_disk(w).failed))
+    })?;
     let help = "1 while guests' writes wait for room in the backlog";
     each(e, ("tidelock_backlog_writes_wait", None, Gauge), help, writers, |f, l, w| {
         f.gauge(l, u64::from(w.backlog.writes_wait))

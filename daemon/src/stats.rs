@@ -251,6 +251,14 @@ pub struct OwnerStats {
     pub backlog_full: AtomicBool,
     /// How often it became full.
     pub backlog_full_count: AtomicU64,
+    /// Bytes of the backlog on disk, whether or not they are in memory, too.
+    pub backlog_disk_bytes: AtomicU64,
+    /// Records that are there only.
+    pub backlog_spilled: AtomicU64,
+    /// What the backlog has in memory, if it has a part on disk.
+    pub backlog_memory_bytes: AtomicU64,
+    /// The part on disk has failed, and is not used.
+    pub backlog_disk_failed: AtomicBool,
     /// Open NBD connections.
     pub connections: AtomicU64,
     /// The greatest time that was given out or heard of others, as an HLC.

@@ -272,6 +272,24 @@ pub struct BacklogStatus {
     pub waiting_requests: u64,
     /// How often it has become full.
     pub full_count: u64,
+    /// Its part on disk, if it has one.
+    #[serde(default)]
+    pub on_disk: Option<BacklogOnDiskStatus>,
+}
+
+/// The part of a backlog that is on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BacklogOnDiskStatus {
+    /// Bytes of its files. What the backup has leaves them segment by segment.
+    pub file_bytes: u64,
+    /// Records that are there and not in memory.
+    pub records: u64,
+    /// Bytes of the backlog in memory.
+    pub memory_bytes: u64,
+    /// The most of them.
+    pub memory_limit_bytes: u64,
+    /// The disk has failed: the backlog is in memory only, and that is its limit.
+    pub failed: bool,
 }
 
 /// What guests have done since the daemon started.

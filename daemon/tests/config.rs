@@ -61,6 +61,7 @@ fn the_defaults_are_as_documented() {
     assert_eq!((group.copy.rate, group.copy.window), (None, Size::mib(16)));
     let log = group.activity_log.unwrap();
     assert_eq!((log.extent, log.slots), (Size::mib(1), 4096));
+    assert_eq!(group.backlog_on_disk, None);
     let heartbeat = group.heartbeat.unwrap();
     assert_eq!(heartbeat.interval, Duration::from_secs(1));
     assert_eq!(heartbeat.alarm_after, Duration::from_secs(5));
@@ -294,6 +295,23 @@ fn each_mistake_gets_its_words() {
             "name = \"g\"",
             "name = \"g\"\n[group.heartbeat]\ninterval = \"off\"\nalarm_after = \"20s\"",
             "10:15 `alarm_after` in [group.heartbeat]: none is sent, so none is missed -> no `alarm_after`, or an interval",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.backlog_on_disk]\nsize = \"100MiB\"",
+            "9:8 `size` in [group.backlog_on_disk]: 100MiB is less than 256MiB; what waits in memory is on disk, too \
+             (`backlog` is 256MiB) -> \"256MiB\" or more",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\nbacklog = \"32MiB\"\n[group.backlog_on_disk]\nsize = \"48MiB\"",
+            "10:8 `size` in [group.backlog_on_disk]: 48MiB is less than 64MiB; what waits in memory is on disk, too \
+             (`backlog` is 32MiB) -> \"64MiB\" or more",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.backlog_on_disk]\ndirectory = \"/d\"",
+            "8:1 missing key `size` in [group.backlog_on_disk] -> size = \"20GiB\"",
         ),
         (
             "name = \"g\"",

@@ -5,9 +5,9 @@ use super::paint::{Paint, Tone, tone_of};
 use super::verify;
 use crate::stats::LatencySnapshot;
 use crate::status::{
-    ActivityCompares, ActivityStatus, CopyStatus, DiskStatus, ElsewhereStatus, GateStatus,
-    GroupState, GroupStatus, HeartbeatStatus, LinkState, LinkStatus, MemberStatus, MissingStatus,
-    Role, Status, TaggingStatus, VerifyStatus, WriterStatus,
+    ActivityCompares, ActivityStatus, BacklogOnDiskStatus, CopyStatus, DiskStatus, ElsewhereStatus,
+    GateStatus, GroupState, GroupStatus, HeartbeatStatus, LinkState, LinkStatus, MemberStatus,
+    MissingStatus, Role, Status, TaggingStatus, VerifyStatus, WriterStatus,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -219,6 +219,9 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
         text += &paint.tone(Tone::Bad, &format!(", FULL: {requests} of the guest wait"));
     }
     line(out, 4, "backlog", &text);
+    if let Some(on_disk) = &backlog.on_disk {
+        line(out, 4, "on disk", &backlog_on_disk(on_disk, paint));
+    }
     if let Some((text, tone)) = heartbeat(&writer.heartbeat) {
         line(out, 4, "beat", &paint.tone(tone, &text));
     }
@@ -240,6 +243,20 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
     for disk in &writer.disks {
         line(out, 4, "disk", &render_disk(disk, paint));
     }
+}
+
+/// What of the backlog is not in memory.
+fn backlog_on_disk(on_disk: &BacklogOnDiskStatus, paint: Paint) -> String {
+    if on_disk.failed {
+        return paint.tone(Tone::Bad, "FAILED: the backlog is in memory only, and full sooner");
+    }
+    let records = match on_disk.records {
+        0 => "all of the backlog is in memory, too".to_owned(),
+        records => human::count(records, "record") + " not in memory",
+    };
+    let (memory, limit) = (on_disk.memory_bytes, on_disk.memory_limit_bytes);
+    let (memory, limit) = (human::bytes(memory), human::bytes(limit));
+    format!("{records}; memory {memory} of {limit}, files {}", human::bytes(on_disk.file_bytes))
 }
 
 /// Whether what is admitted comes back; `None`: nobody looks.

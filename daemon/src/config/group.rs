@@ -13,6 +13,7 @@ use tidelock_protocol::tag;
 
 use super::heartbeat::{self, read_heartbeat};
 use super::network::read_network;
+use super::on_disk::read_backlog_on_disk;
 use super::read::FileContext;
 use super::unreachable::WhenUnreachable;
 use super::{
@@ -84,6 +85,8 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         );
         group.fail(&backlog.place, what, format!("\"{BACKLOG_MIN}\" or more"));
     }
+    let backlog_on_disk =
+        group.optional_table("backlog_on_disk", |on_disk| read_backlog_on_disk(on_disk, &backlog));
     let (lease, grace) = read_lease(group);
     let when_unreachable = group.or("when_unreachable", WhenUnreachable::Hold).value;
     let before_first_contact = group.choice("before_first_contact", &CONTACTS);
@@ -147,6 +150,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         when_unreachable,
         before_first_contact: before_first_contact.map_or(BeforeFirstContact::Wait, |c| c.value),
         backlog: backlog.value,
+        backlog_on_disk,
         lease,
         grace,
         copy: copy.unwrap_or(CopySettings { rate: None, window: WINDOW_DEFAULT }),

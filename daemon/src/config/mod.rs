@@ -13,6 +13,7 @@ mod group;
 mod heartbeat;
 mod machine;
 mod network;
+mod on_disk;
 mod read;
 mod rules;
 mod unreachable;
@@ -150,6 +151,8 @@ pub struct Group {
     pub before_first_contact: BeforeFirstContact,
     /// The limit of the backlog of each writer.
     pub backlog: Size,
+    /// What of it is on disk, beyond what memory holds; `None`: nothing.
+    pub backlog_on_disk: Option<BacklogOnDisk>,
     /// For how long the gate may be open after a renewal.
     pub lease: Duration,
     /// How long the backup waits after the last renewal before it may promote.
@@ -309,6 +312,15 @@ pub struct ActivitySettings {
     pub extent: Size,
     /// How many extents may differ before all of the disks count as different.
     pub slots: u32,
+}
+
+/// Where the backlog is beyond what memory holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BacklogOnDisk {
+    /// How far each writer may be ahead of the backup.
+    pub size: Size,
+    /// Where groups have their directories for it; `None`: where the state is.
+    pub directory: Option<PathBuf>,
 }
 
 /// A record every interval that goes the whole way, and is missed when it does not come back.

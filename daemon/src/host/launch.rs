@@ -1,6 +1,7 @@
 //! One member put together: its disks and sockets, its state, its owner loop, and its end of the link.
 
 use super::activity_file::OpenLog;
+use super::backlog_files::{Ends, OpenBacklog, backlog_limit_bytes};
 use super::degrading;
 use super::gating::PendingEntry;
 use super::verifying::Verifications;
@@ -71,7 +72,12 @@ impl Launch<'_> {
                     .collect(),
             },
         };
+        let identity = log.identity.clone();
         let (activity, log_file) = log.open(&mut opened)?;
+        let backlog = match OpenBacklog::of(config, group, member, &identity) {
+            None => Ends::default(),
+            Some(backlog) => backlog.open(&opened)?,
+        };
         if is_one_of_several(group) && group.form == Form::Hlc {
             wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
         }
@@ -109,7 +115,7 @@ impl Launch<'_> {
             settings: Settings {
                 writer,
                 mode: group.mode,
-                backlog_limit_bytes: group.backlog.bytes,
+                backlog_limit_bytes: backlog_limit_bytes(group),
                 lock_align_bytes,
             },
             disks,
@@ -138,6 +144,7 @@ impl Launch<'_> {
             max_clock_lead: group.max_clock_lead,
             activity,
             log_file,
+            backlog: backlog.owners,
         };
         let thread = spawn(&format!("owner {name}"), move || {
             let result = Owner::new(parts)
@@ -164,6 +171,7 @@ impl Launch<'_> {
             gives_up: switched_over,
             keeper: Box::new(state.clone()),
             stats: link_stats.clone(),
+            on_disk: backlog.links,
         });
         let sockets = member.disks.iter().map(|d| d.socket.value.clone()).collect();
         let thread = Some(thread);
@@ -251,6 +259,7 @@ pub(super) fn follow(
         gives_up: switched_over,
         keeper: Box::new(state.clone()),
         stats: link_stats.clone(),
+        on_disk: None,
     });
     Ok((Follower { link_stats, state }, link_member))
 }

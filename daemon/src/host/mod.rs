@@ -6,6 +6,7 @@
 //! (link → gate), records (owner → link), acknowledgements (link → owner).
 
 mod activity_file;
+mod backlog_files;
 mod beating;
 mod bookmarking;
 mod degrading;
@@ -79,6 +80,9 @@ pub enum HostError {
     /// A member's activity log.
     #[error(transparent)]
     Log(#[from] activity_file::LogError),
+    /// The backlog on disk.
+    #[error(transparent)]
+    Backlog(#[from] backlog_files::BeginError),
     /// The gate.
     #[error("{}", with_sources(.0))]
     Gate(#[from] GateError),

@@ -4,6 +4,7 @@
 //! time since when clients may have seen what a disaster would undo is known without anybody
 //! asking.
 
+use super::backlog_files::backlog_limit_bytes;
 use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
 use crate::cli::human;
 use crate::clock;
@@ -14,12 +15,12 @@ use crate::heartbeat::Missing;
 use crate::link::LinkState;
 use crate::owner::Phase;
 use crate::state::MemberState;
-use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats};
+use crate::stats::{LATENCY_BOUNDS_US, LatencySnapshot, LinkStats, OwnerStats};
 use crate::status::{
-    ActivityStatus, BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus, ElsewhereStatus, Facts,
-    GateStatus, GroupState, GroupStatus, GuestIo, HeartbeatStatus, LagStatus, LeaseStatus,
-    LinkState as LinkWord, LinkStatus, MemberStatus, Role, SCHEMA, Status, TaggingStatus,
-    VerifyStatus, WriterStatus, judge,
+    ActivityStatus, BacklogOnDiskStatus, BacklogStatus, CopyKindStatus, CopyStatus, DiskStatus,
+    ElsewhereStatus, Facts, GateStatus, GroupState, GroupStatus, GuestIo, HeartbeatStatus,
+    LagStatus, LeaseStatus, LinkState as LinkWord, LinkStatus, MemberStatus, Role, SCHEMA, Status,
+    TaggingStatus, VerifyStatus, WriterStatus, judge,
 };
 use crate::verified::Verified;
 use std::sync::Mutex;
@@ -363,6 +364,9 @@ fn detail(group: &HostGroup) -> Option<String> {
         if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
             say("the backlog is full, guests' writes wait".to_owned());
         }
+        if writer.owner_stats.backlog_disk_failed.load(Ordering::Relaxed) {
+            say("the backlog on disk has failed: it is in memory only, and full sooner".to_owned());
+        }
         if writer.owner_stats.waits_for_ceiling.load(Ordering::Relaxed) {
             say("guests' writes wait until the state file has a greater time".to_owned());
         }
@@ -440,10 +444,11 @@ fn writer_status(
                 0 => 0,
                 _ => get(&stats.backlog_bytes),
             },
-            limit_bytes: group.config.backlog.bytes,
+            limit_bytes: stats_limit_bytes(group, stats),
             writes_wait: stats.backlog_full.load(Ordering::Relaxed),
             waiting_requests: get(&stats.waiting),
             full_count: get(&stats.backlog_full_count),
+            on_disk: backlog_on_disk(group, stats),
         },
         copy: writer.view.copy().map(|copy| copy_status(&copy)),
         commit_latency: writer.link_stats.commit_latencies(),
@@ -467,6 +472,24 @@ fn writer_status(
         },
         heartbeat: HeartbeatStatus::of(&writer.pulse, group.config.heartbeat, now),
     }
+}
+
+fn stats_limit_bytes(group: &HostGroup, stats: &OwnerStats) -> u64 {
+    match stats.backlog_disk_failed.load(Ordering::Relaxed) {
+        true => group.config.backlog.bytes,
+        false => backlog_limit_bytes(&group.config),
+    }
+}
+
+fn backlog_on_disk(group: &HostGroup, stats: &OwnerStats) -> Option<BacklogOnDiskStatus> {
+    group.config.backlog_on_disk.as_ref()?;
+    Some(BacklogOnDiskStatus {
+        file_bytes: stats.backlog_disk_bytes.load(Ordering::Relaxed),
+        records: stats.backlog_spilled.load(Ordering::Relaxed),
+        memory_bytes: stats.backlog_memory_bytes.load(Ordering::Relaxed),
+        memory_limit_bytes: group.config.backlog.bytes,
+        failed: stats.backlog_disk_failed.load(Ordering::Relaxed),
+    })
 }
 
 fn copy_status(copy: &copy_job::Progress) -> CopyStatus {

@@ -156,7 +156,7 @@ where
             first_to_fill = (first_to_fill + 1) % members.len().max(1);
             let (front, back) = members.split_at_mut(first_to_fill);
             for member in back.iter_mut().chain(front) {
-                member.fill(&mut out, OUT_BYTES);
+                member.fill(&mut out, OUT_BYTES)?;
             }
         }
         if !inbox_open && out.is_empty() && !must_flush {

@@ -3,7 +3,9 @@
 
 use super::bookmarks::Bookmarks;
 use super::port::{FromLink, LeaseGivenUp, OwnerPort, ToLink};
+use super::queue::{OnDisk, Queue};
 use super::{GateControl, Refusal};
+use crate::backlog::BacklogError;
 use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::collections::VecDeque;
@@ -17,7 +19,7 @@ use tidelock_protocol::message::{
     UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
-use tidelock_protocol::sender::{Sender, SenderError, Transmit};
+use tidelock_protocol::sender::{SenderError, Transmit};
 
 /// Why the daemon cannot go on with a member in this run. A new run resyncs.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,14 @@ pub enum MemberError {
         member: String,
         /// Why.
         source: SenderError,
+    },
+    /// What waits on disk cannot be read back.
+    #[error("member {member}: {source}")]
+    Backlog {
+        /// The member.
+        member: String,
+        /// Why.
+        source: BacklogError,
     },
     /// The backup says what it cannot say now.
     #[error("member {member}: unexpected {what} from the backup")]
@@ -89,7 +99,8 @@ pub struct Member<T> {
     channel: Channel,
     phase: Phase,
     /// `None` until the backup has told a run that did not know where to go on.
-    sender: Option<Sender>,
+    sender: Option<Queue>,
+    on_disk: Option<Arc<OnDisk>>,
     port: Arc<OwnerPort<T>>,
     to_owner: fn(FromLink) -> T,
     gate: Arc<dyn GateControl>,
@@ -150,6 +161,8 @@ pub struct MemberParts<T> {
     pub keeper: Box<dyn super::port::EpochKeeper>,
     /// What status and metrics read.
     pub stats: Arc<LinkStats>,
+    /// Where records are that memory has no room for.
+    pub on_disk: Option<OnDisk>,
 }
 
 impl<T> Member<T> {
@@ -168,12 +181,14 @@ impl<T> Member<T> {
             gives_up,
             keeper,
             stats,
+            on_disk,
         } = parts;
+        let on_disk = on_disk.map(Arc::new);
         // What it asks from its start on it may owe to a run before that was in mode async.
         let floor_for_everyone = gate.awaits_floor().is_some();
         let sender = match (&presence, attach.last_run) {
             (Presence::Follower { .. }, _) => None,
-            (_, LastRun::Clean { seq }) => Some(Sender::new(seq)),
+            (_, LastRun::Clean { seq }) => Some(Queue::new(seq, on_disk.clone())),
             _ => None,
         };
         Self {
@@ -186,6 +201,7 @@ impl<T> Member<T> {
             channel,
             phase: Phase::Detached,
             sender,
+            on_disk,
             port,
             to_owner,
             gate,
@@ -220,6 +236,12 @@ impl<T> Member<T> {
                 for record in records {
                     sender.push(record);
                 }
+                self.publish_stats();
+            }
+            ToLink::Spilled { spilled, last_of_guest, admitted_at } => {
+                let sender = self.sender.as_mut().expect("admitted after the start");
+                self.admitted.extend(last_of_guest.map(|seq| (seq, admitted_at)));
+                sender.spill(spilled);
                 self.publish_stats();
             }
             ToLink::InOrder(message) => {
@@ -578,7 +600,9 @@ impl<T> Member<T> {
             }
         }
         let first = self.sender.is_none();
-        let sender = self.sender.get_or_insert_with(|| Sender::new(attached.durable));
+        let on_disk = &self.on_disk;
+        let sender =
+            self.sender.get_or_insert_with(|| Queue::new(attached.durable, on_disk.clone()));
         sender
             .attached(attached.durable)
             .map_err(|source| MemberError::Stream { member: member(), source })?;
@@ -657,7 +681,7 @@ impl<T> Member<T> {
 
     /// Appends frames until `out` holds `limit_bytes` or nothing is left. Returns whether anything
     /// was appended.
-    pub fn fill(&mut self, out: &mut BytesMut, limit_bytes: usize) -> bool {
+    pub fn fill(&mut self, out: &mut BytesMut, limit_bytes: usize) -> Result<bool, MemberError> {
         let before = out.len();
         if self.phase == Phase::Attached {
             while let Some(answer) = self.answers.pop_front() {
@@ -666,7 +690,11 @@ impl<T> Member<T> {
         }
         if let Some(sender) = &mut self.sender {
             while out.len() < limit_bytes && !self.is_stalled {
-                match sender.poll_transmit() {
+                let next = sender.poll_transmit().map_err(|source| MemberError::Backlog {
+                    member: self.attach.member.clone(),
+                    source,
+                })?;
+                match next {
                     Some(Transmit::Record(mut record)) => {
                         record.flushed &= self.protocol >= PROTOCOL_OF_FLUSHES;
                         out.reserve(frame::HEADER_BYTES + record.encoded_len());
@@ -683,7 +711,7 @@ impl<T> Member<T> {
             }
             self.port.set_unsent(sender.unsent());
         }
-        out.len() > before
+        Ok(out.len() > before)
     }
 
     /// Asks for the lease to be renewed; a member that was refused for now asks to be attached.

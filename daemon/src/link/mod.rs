@@ -21,6 +21,7 @@ pub mod connection;
 pub mod connector;
 pub mod member;
 pub mod port;
+pub mod queue;
 #[cfg(test)]
 mod tests;
 

@@ -5,6 +5,7 @@
 //! something waits for one.
 
 use super::Refusal;
+use super::queue::Spilled;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
@@ -21,6 +22,15 @@ pub enum ToLink {
     Records {
         /// The records.
         records: Vec<Record>,
+        /// When.
+        admitted_at: MonoNanos,
+    },
+    /// Admitted records that are on disk only, in seq order.
+    Spilled {
+        /// Which.
+        spilled: Spilled,
+        /// The last of them that is a guest's, if any is.
+        last_of_guest: Option<Seq>,
         /// When.
         admitted_at: MonoNanos,
     },

@@ -130,6 +130,7 @@ fn bench_of_says(presence: Presence, last_run: LastRun, says_unreached: Option<b
         gives_up: false,
         keeper: Box::new(told.clone()),
         stats: stats.clone(),
+        on_disk: None,
     });
     Bench { member, heard, told, port, stats }
 }
@@ -177,7 +178,7 @@ impl Bench {
 
     fn sent(&mut self) -> Vec<u64> {
         let mut out = BytesMut::new();
-        self.member.fill(&mut out, 1 << 20);
+        self.member.fill(&mut out, 1 << 20).unwrap();
         std::iter::from_fn(|| frame::decode(&mut out).unwrap())
             .filter_map(|frame| match frame {
                 Frame::Record(_, record) => Some(record.seq.0),
@@ -212,7 +213,7 @@ fn an_older_backup_is_not_told_of_flushes() {
         let records = vec![Record { flushed: true, ..record(1) }];
         b.member.hear_owner(ToLink::Records { records, admitted_at: NOW }, &mut out);
         out.clear();
-        b.member.fill(&mut out, 1 << 20);
+        b.member.fill(&mut out, 1 << 20).unwrap();
         let sent = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
         let sent = sent.filter_map(|frame| match frame {
             Frame::Record(_, record) => Some(record.flushed),
@@ -294,7 +295,7 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
 fn controls(b: &mut Bench) -> Vec<Message> {
     let mut out = BytesMut::new();
     b.member.beacon(NOW, &mut out);
-    b.member.fill(&mut out, 1 << 20);
+    b.member.fill(&mut out, 1 << 20).unwrap();
     let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
     let control = |frame| match frame {
         Frame::Control(_, message) => Some(message),
@@ -433,7 +434,7 @@ fn nothing_is_sent_to_a_backup_that_takes_nothing_but_beacons_are() {
     b.connect();
     b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
     b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
-    b.member.fill(&mut BytesMut::new(), 1 << 20);
+    b.member.fill(&mut BytesMut::new(), 1 << 20).unwrap();
     b.member.receive(Message::Stalled { reason: Some("full".into()) }, NOW).unwrap();
     b.admit(1..=2);
     assert_eq!(b.sent(), [0; 0]);
@@ -507,7 +508,7 @@ fn a_member_of_whom_it_was_not_seen_what_it_heard_asks_until_it_is_told() {
     let mut b = bench_of(Presence::Writer { form, peers: vec![] }, LastRun::Unknown);
     let asked = |b: &mut Bench| {
         let mut out = BytesMut::new();
-        b.member.fill(&mut out, 1 << 20);
+        b.member.fill(&mut out, 1 << 20).unwrap();
         let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
         let questions = frames.filter_map(|frame| match frame {
             Frame::Control(_, Message::AskFloor { mark, everyone }) => Some((mark, everyone)),
@@ -614,7 +615,7 @@ fn the_backup_is_told_who_serves_without_it() {
         b.member.connected(protocol, &mut BytesMut::new());
         b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
         let mut out = BytesMut::new();
-        b.member.fill(&mut out, 1 << 20);
+        b.member.fill(&mut out, 1 << 20).unwrap();
         let sent = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
         let said: Vec<_> = sent
             .filter_map(|frame| match frame {
@@ -633,7 +634,7 @@ fn the_backup_is_told_who_serves_without_it() {
 fn beat(b: &mut Bench) -> Vec<Message> {
     let mut out = BytesMut::new();
     b.member.beacon(NOW, &mut out);
-    b.member.fill(&mut out, 1 << 20);
+    b.member.fill(&mut out, 1 << 20).unwrap();
     let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
     let messages = frames.filter_map(|frame| match frame {
         Frame::Control(_, Message::Policy(_)) => None,

@@ -28,12 +28,14 @@ mod others;
 pub mod replication;
 mod requests;
 mod serving;
+mod spilling;
 mod status;
 mod token;
 mod verifying;
 
 pub use disk::DiskSetup;
 pub use logging::LogFile;
+pub use spilling::DiskBacklog;
 pub use status::{OwnerView, Phase, Trouble, VerifyEnded};
 
 use crate::activity::geometry::merged;
@@ -201,6 +203,8 @@ pub struct OwnerParts {
     pub activity: ActivityLog,
     /// Its file, if it has one.
     pub log_file: Option<LogFile>,
+    /// Where records wait that memory has no room for.
+    pub backlog: Option<DiskBacklog>,
 }
 
 /// The state of one member.
@@ -222,6 +226,9 @@ pub struct Owner {
     contact: Contact,
     logging: Logging,
     admitted: Vec<Record>,
+    backlog: Option<DiskBacklog>,
+    /// What was admitted after that in this turn, and is on disk only.
+    spilled: Option<spilling::TurnSpilled>,
     port: Arc<OwnerPort<ToOwner>>,
     messages: Receiver<ToOwner>,
     wake: EventFd,
@@ -296,6 +303,8 @@ impl Owner {
             contact,
             logging,
             admitted: Vec::new(),
+            backlog: parts.backlog,
+            spilled: None,
             port: parts.port,
             messages: parts.messages,
             wake: parts.wake,
@@ -344,6 +353,7 @@ impl Owner {
                 self.complete(completion);
             }
             self.take_acks();
+            self.drive_backlog();
             self.drive_contact();
             self.drive_copies();
             self.drive_idle();
@@ -354,7 +364,7 @@ impl Owner {
             // What was asked for and freed since.
             self.drive_log();
             self.act();
-            if !self.admitted.is_empty() {
+            if !self.admitted.is_empty() || self.spilled.is_some() {
                 // Waking the link can cost more than a local write: disk and guest go first.
                 self.ring.submit_and_wait(0)?;
                 self.hand_over();
@@ -519,7 +529,7 @@ impl Owner {
         while let Some(action) = self.sequencer.poll_action() {
             match action {
                 Action::Publish(seq, hlc) => self.pending.publish(seq, hlc),
-                Action::Send(record) => self.admitted.push(record),
+                Action::Send(record) => self.keep_record(record),
                 Action::SendInOrder(message) => {
                     self.hand_over();
                     self.to_link(ToLink::InOrder(message));
@@ -590,6 +600,7 @@ impl Owner {
             let records = std::mem::take(&mut self.admitted);
             self.to_link(ToLink::Records { records, admitted_at: self.now });
         }
+        self.hand_over_spilled();
     }
 
     fn publish_stats(&mut self) {
@@ -623,8 +634,11 @@ impl Owner {
             self.view.set_copy(copy);
         }
         self.follow_verify();
+        self.publish_backlog_stats();
         self.publish_log_stats();
-        let others = self.draining.is_some() || self.logging.activity.wants_acks();
+        let others = self.draining.is_some()
+            || self.logging.activity.wants_acks()
+            || self.backlog.as_ref().is_some_and(DiskBacklog::wants_acks);
         replication::ask_for_acks(&self.sequencer, &self.copying, &self.port, others);
     }
 

@@ -76,7 +76,7 @@ enum Stage {
     /// The same, of a request that has no record.
     Unrecorded { request: RequestId },
     /// It failed; the extent is being read back to be sent as it is now.
-    Repairing { request: RequestId, error: DiskError },
+    Repairing { request: RequestId, seq: Seq, error: DiskError },
     /// Tidelock's own read.
     Copying(CopyKind),
 }
@@ -381,7 +381,7 @@ impl Sequencer {
             // The backup gets what the guest wanted, this disk may hold anything: bring the backup
             // to what this disk holds. The extent stays held meanwhile.
             Err(error) => {
-                op_state.stage = Stage::Repairing { request, error };
+                op_state.stage = Stage::Repairing { request, seq, error };
                 let extent = op_state.extent;
                 self.actions.push_back(Action::Read { op, extent });
             }
@@ -399,7 +399,7 @@ impl Sequencer {
         let op_state = &self.in_flight[&op];
         let extent = op_state.extent;
         match (&op_state.stage, result) {
-            (Stage::Repairing { request, error }, result) => {
+            (Stage::Repairing { request, error, .. }, result) => {
                 let (request, error) = (*request, *error);
                 match result {
                     Ok(data) => {
@@ -440,6 +440,22 @@ impl Sequencer {
         }
         self.durable = self.durable.max(durable);
         self.complete_synced();
+        self.admit_free(now, wall_ms);
+    }
+
+    /// The first record of a guest's write that is not done locally yet.
+    #[must_use]
+    pub fn oldest_local(&self) -> Option<Seq> {
+        let of = |op: &InFlight| match op.stage {
+            Stage::Writing { seq, .. } | Stage::Repairing { seq, .. } => Some(seq),
+            Stage::Unrecorded { .. } | Stage::Copying(_) => None,
+        };
+        self.in_flight.values().filter_map(of).min()
+    }
+
+    /// Changes the bound of admitted bytes that are not durable. What is above a lower one stays.
+    pub fn set_backlog_limit(&mut self, limit_bytes: u64, now: MonoNanos, wall_ms: u64) {
+        self.settings.backlog_limit_bytes = limit_bytes;
         self.admit_free(now, wall_ms);
     }
 

@@ -27,6 +27,7 @@ pub(crate) fn status() -> Status {
             writes_wait: false,
             waiting_requests: 0,
             full_count: 0,
+            on_disk: None,
         },
         copy: None,
         commit_latency: times(&[52, 52, 60]),

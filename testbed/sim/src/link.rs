@@ -150,6 +150,7 @@ impl LinkLoop {
             gives_up,
             keeper,
             stats,
+            on_disk: None,
         }));
     }
 
@@ -222,7 +223,8 @@ impl World {
                 link.first_to_fill = (link.first_to_fill + 1) % link.members.len().max(1);
                 let (front, back) = link.members.split_at_mut(link.first_to_fill);
                 for member in back.iter_mut().chain(front) {
-                    member.fill(&mut link.out, OUT_BYTES);
+                    let filled = member.fill(&mut link.out, OUT_BYTES);
+                    filled.expect("nothing is on disk");
                 }
             }
             if link.out.is_empty() {

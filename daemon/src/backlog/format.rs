@@ -1,0 +1,121 @@
+//! The bytes at the beginning of a segment, and its name.
+
+use std::path::{Path, PathBuf};
+use tidelock_protocol::ids::{Incarnation, Seq};
+use tidelock_protocol::record::crc32c;
+
+/// Bytes before the first record of a segment.
+pub const HEADER_BYTES: usize = 128;
+/// The version of the format.
+pub const VERSION: u32 = 1;
+
+const MAGIC: &[u8; 8] = b"TLKBKLG1";
+const EXTENSION: &str = "segment";
+
+/// What a segment says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The run that wrote it.
+    pub incarnation: Incarnation,
+    /// Its number, from 1.
+    pub number: u64,
+    /// The seq of its first record.
+    pub first: Seq,
+    /// Of all records before this one the local write had ended when the segment was begun.
+    pub redo_from: Seq,
+    /// The boot of the host in which it was written.
+    pub boot: [u8; 16],
+    /// Digest of group, member and disks .
+    pub identity: [u8; 32],
+}
+
+/// Why a segment, or all of them, are of no use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// It ends within its header.
+    #[error("it is shorter than its header")]
+    Short,
+    /// It does not begin as one.
+    #[error("it is no segment of a backlog")]
+    Magic,
+    /// The header's checksum is wrong.
+    #[error("its header is damaged")]
+    Damaged,
+    /// Another version wrote it.
+    #[error("it has version {0}, this daemon knows {VERSION}")]
+    Version(u32),
+}
+
+const VERSION_AT: usize = 8;
+const INCARNATION_AT: usize = 16;
+const NUMBER_AT: usize = 24;
+const FIRST_AT: usize = 32;
+const REDO_AT: usize = 40;
+const BOOT_AT: usize = 48;
+const IDENTITY_AT: usize = 64;
+const CRC_AT: usize = HEADER_BYTES - 4;
+
+const _: () = assert!(IDENTITY_AT + 32 <= CRC_AT);
+
+impl Header {
+    /// The bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, MAGIC);
+        put(VERSION_AT, &VERSION.to_le_bytes());
+        put(INCARNATION_AT, &self.incarnation.0.to_le_bytes());
+        put(NUMBER_AT, &self.number.to_le_bytes());
+        put(FIRST_AT, &self.first.0.to_le_bytes());
+        put(REDO_AT, &self.redo_from.0.to_le_bytes());
+        put(BOOT_AT, &self.boot);
+        put(IDENTITY_AT, &self.identity);
+        let crc = crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads and checks them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Unusable> {
+        let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or(Unusable::Short)?;
+        if !bytes.starts_with(MAGIC) {
+            return Err(Unusable::Magic);
+        }
+        // A later version may have its checksum elsewhere.
+        let version = u32::from_le_bytes(field(bytes, VERSION_AT));
+        if version != VERSION {
+            return Err(Unusable::Version(version));
+        }
+        if u32::from_le_bytes(field(bytes, CRC_AT)) != crc32c(&bytes[..CRC_AT]) {
+            return Err(Unusable::Damaged);
+        }
+        Ok(Self {
+            incarnation: Incarnation(u64::from_le_bytes(field(bytes, INCARNATION_AT))),
+            number: u64::from_le_bytes(field(bytes, NUMBER_AT)),
+            first: Seq(u64::from_le_bytes(field(bytes, FIRST_AT))),
+            redo_from: Seq(u64::from_le_bytes(field(bytes, REDO_AT))),
+            boot: field(bytes, BOOT_AT),
+            identity: field(bytes, IDENTITY_AT),
+        })
+    }
+}
+
+fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+    bytes[at..at + N].try_into().expect("of this size")
+}
+
+/// Where a segment is.
+#[must_use]
+pub fn path_of(directory: &Path, number: u64) -> PathBuf {
+    directory.join(format!("{number:012}.{EXTENSION}"))
+}
+
+/// The number of the segment of this name, if it is one's.
+#[must_use]
+pub fn number_of(path: &Path) -> Option<u64> {
+    if path.extension()?.to_str()? != EXTENSION {
+        return None;
+    }
+    path.file_stem()?.to_str()?.parse().ok()
+}

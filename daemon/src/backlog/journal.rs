@@ -1,0 +1,230 @@
+//! Writing the segments, and giving them back.
+
+use super::Position;
+use super::format::{HEADER_BYTES, Header, Unusable, number_of, path_of};
+use bytes::BytesMut;
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use tidelock_protocol::ids::{Incarnation, Seq};
+use tidelock_protocol::record::Record;
+
+/// A segment is closed at this size or later: the greatest record comes on top.
+const SEGMENT_MIN_BYTES: u64 = 16 << 20;
+/// Of so many segments the whole consists, if they are not smaller than that.
+const SEGMENTS: u64 = 64;
+/// Up to here a record is written by one call.
+const GATHER_MAX_BYTES: usize = 64 << 10;
+
+/// Why the backlog on disk cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum BacklogError {
+    /// The file system.
+    #[error("the backlog on disk failed at {path}: {source}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A segment is not what it should be.
+    #[error("the backlog on disk cannot be used, {path}: {why}")]
+    Unusable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: Unusable,
+    },
+    /// What was written is not what is read.
+    #[error("the backlog on disk is damaged, {path} at byte {offset}: {what}")]
+    Damaged {
+        /// The segment.
+        path: PathBuf,
+        /// The record's beginning.
+        offset: u64,
+        /// What was found.
+        what: String,
+    },
+}
+
+/// At what size segments of a backlog of `size_bytes` are closed. On disk there may be as much more than that as one of
+/// them has, and a record.
+#[must_use]
+pub fn segment_bytes(size_bytes: u64) -> u64 {
+    (size_bytes / SEGMENTS).max(SEGMENT_MIN_BYTES)
+}
+
+#[derive(Debug)]
+struct Segment {
+    number: u64,
+    last: Seq,
+    len_bytes: u64,
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Journal {
+    directory: PathBuf,
+    segment_bytes: u64,
+    /// Of the segments to come; number, first seq and where to redo from are filled in.
+    header: Header,
+    segments: VecDeque<Segment>,
+    /// The last of them, if it may grow.
+    file: Option<File>,
+    next_number: u64,
+    durable: Seq,
+}
+
+impl Journal {
+    /// Begins anew in a directory, which is made if it is missing. What an earlier run left there is removed.
+    pub fn begin(
+        directory: PathBuf,
+        segment_bytes: u64,
+        incarnation: Incarnation,
+        boot: [u8; 16],
+        identity: [u8; 32],
+    ) -> Result<Self, BacklogError> {
+        fs::create_dir_all(&directory)
+            .map_err(|source| BacklogError::Io { path: directory.clone(), source })?;
+        clear(&directory)?;
+        let header = Header {
+            incarnation,
+            number: 0,
+            first: Seq::ZERO,
+            redo_from: Seq::ZERO,
+            boot,
+            identity,
+        };
+        Ok(Self {
+            directory,
+            segment_bytes,
+            header,
+            segments: VecDeque::new(),
+            file: None,
+            next_number: 1,
+            durable: Seq::ZERO,
+        })
+    }
+
+    /// Where the segments are.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Appends a record, and says where it begins. `redo_from`: of all records before that one the local write has
+    /// ended. When it has failed, nothing may be appended before [`restart`](Self::restart): there may be a part of
+    /// the record.
+    pub fn append(
+        &mut self,
+        record: &Record,
+        redo_from: impl FnOnce() -> Seq,
+    ) -> Result<Position, BacklogError> {
+        let is_full = |segment: &Segment| segment.len_bytes >= self.segment_bytes;
+        if self.file.is_none() || self.segments.back().is_some_and(is_full) {
+            self.begin_segment(record.seq, redo_from())?;
+        }
+        let segment = self.segments.back_mut().expect("just begun");
+        let at = Position { segment: segment.number, offset: segment.len_bytes };
+        let file = self.file.as_mut().expect("just begun");
+        write_record(file, record).map_err(|source| BacklogError::Io {
+            path: path_of(&self.directory, at.segment),
+            source,
+        })?;
+        segment.len_bytes += record.encoded_len() as u64;
+        segment.last = record.seq;
+        Ok(at)
+    }
+
+    fn begin_segment(&mut self, first: Seq, redo_from: Seq) -> Result<(), BacklogError> {
+        let number = self.next_number;
+        let path = path_of(&self.directory, number);
+        let failed = |source| BacklogError::Io { path: path.clone(), source };
+        let mut file = File::options().append(true).create_new(true).open(&path).map_err(failed)?;
+        self.next_number += 1;
+        // From here on it is to be removed with the others, whatever becomes of it.
+        let len_bytes = HEADER_BYTES as u64;
+        self.segments.push_back(Segment { number, last: Seq(first.0 - 1), len_bytes });
+        let header = Header { number, first, redo_from, ..self.header };
+        file.write_all(&header.encode()).map_err(failed)?;
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// The backup has everything up to `durable`: segments that hold nothing else go.
+    pub fn release(&mut self, durable: Seq) -> Result<(), BacklogError> {
+        if durable <= self.durable {
+            return Ok(());
+        }
+        self.durable = durable;
+        while let Some(first) = self.segments.front().filter(|first| first.last <= durable) {
+            let is_last = self.segments.len() == 1;
+            if is_last && first.len_bytes < self.segment_bytes {
+                break;
+            }
+            if is_last {
+                self.file = None;
+            }
+            self.remove_first()?;
+        }
+        Ok(())
+    }
+
+    fn remove_first(&mut self) -> Result<(), BacklogError> {
+        let Some(first) = self.segments.pop_front() else { return Ok(()) };
+        let path = path_of(&self.directory, first.number);
+        fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })
+    }
+
+    /// After a failure, once the backup has all that was appended: begins anew.
+    pub fn restart(&mut self) -> Result<(), BacklogError> {
+        self.file = None;
+        self.segments.clear();
+        clear(&self.directory)
+    }
+
+    /// Segments that there are.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Bytes on disk.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.len_bytes).sum()
+    }
+}
+
+fn write_record(file: &mut File, record: &Record) -> io::Result<()> {
+    let payload: &[u8] = record.payload().map_or(&[], |payload| payload.data());
+    let mut bytes = BytesMut::with_capacity(record.encoded_len().min(GATHER_MAX_BYTES + 4096));
+    record.encode_head(&mut bytes);
+    if payload.len() <= GATHER_MAX_BYTES {
+        bytes.extend_from_slice(payload);
+        return file.write_all(&bytes);
+    }
+    file.write_all(&bytes)?;
+    file.write_all(payload)
+}
+
+/// Removes all segments.
+pub(super) fn clear(directory: &Path) -> Result<(), BacklogError> {
+    for (_, path) in segments_in(directory)? {
+        fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })?;
+    }
+    Ok(())
+}
+
+/// The segments that are there, by number.
+pub(super) fn segments_in(directory: &Path) -> Result<Vec<(u64, PathBuf)>, BacklogError> {
+    let failed = |source| BacklogError::Io { path: directory.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        found.extend(number_of(&path).map(|number| (number, path)));
+    }
+    found.sort_unstable();
+    Ok(found)
+}

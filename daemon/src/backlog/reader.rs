@@ -1,0 +1,156 @@
+//! Reading records back, one after the other.
+
+use super::Position;
+use super::format::{HEADER_BYTES, Header, path_of};
+use super::journal::BacklogError;
+use crate::sequencer::RECORD_OVERHEAD_BYTES;
+use bytes::{Bytes, BytesMut};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use tidelock_protocol::ids::Seq;
+use tidelock_protocol::limits::FRAME_BODY_MAX_BYTES;
+use tidelock_protocol::record::{Head, Record};
+
+/// What is read at once, unless a record is larger.
+const CHUNK_BYTES: usize = 1 << 20;
+/// More than any head of a record.
+const HEAD_MAX_BYTES: usize = 4096;
+
+/// Reads the records of a run of segments in order. It knows the next one by its seq, so what is damaged,
+/// missing or of another run is never taken for it.
+#[derive(Debug)]
+pub struct Reader {
+    directory: PathBuf,
+    at: Position,
+    file: Option<File>,
+    /// What was read from `at` on.
+    ahead: Bytes,
+    next: Seq,
+}
+
+impl Reader {
+    /// From the record of this seq on, which begins there.
+    #[must_use]
+    pub fn new(directory: PathBuf, at: Position, next: Seq) -> Self {
+        Self { directory, at, file: None, ahead: Bytes::new(), next }
+    }
+
+    /// The seq of the record that comes next.
+    #[must_use]
+    pub fn next_seq(&self) -> Seq {
+        self.next
+    }
+
+    /// Where it begins, if it is not the first of a segment.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.at
+    }
+
+    /// What the next record costs memory. It must be there.
+    pub fn next_cost_bytes(&mut self) -> Result<u64, BacklogError> {
+        match self.head()? {
+            Some(head) => Ok(head.payload_len() as u64 + RECORD_OVERHEAD_BYTES),
+            None => Err(self.ends()),
+        }
+    }
+
+    /// The next record, which must be there.
+    pub fn read(&mut self) -> Result<Record, BacklogError> {
+        self.read_if_whole()?.ok_or_else(|| self.ends())
+    }
+
+    /// The next record. `None`: the segments end here, maybe within a record.
+    pub fn read_if_whole(&mut self) -> Result<Option<Record>, BacklogError> {
+        let Some(head) = self.head()? else { return Ok(None) };
+        let len = head.encoded_len();
+        if self.ahead.len() < len && !self.fill(len)? {
+            return Ok(None);
+        }
+        let mut bytes = self.ahead.split_to(len);
+        let record = Record::decode(&mut bytes).map_err(|source| self.damaged(&source))?;
+        let record = record.expect("all of it is here");
+        if record.seq != self.next {
+            return Err(self.damaged(&format!("seq {} in the place of {}", record.seq, self.next)));
+        }
+        self.at.offset += len as u64;
+        self.next = self.next.next();
+        Ok(Some(record))
+    }
+
+    /// The head of the next record, in the next segment if this one has ended.
+    fn head(&mut self) -> Result<Option<Head>, BacklogError> {
+        loop {
+            let head = Head::parse(&self.ahead).map_err(|source| self.damaged(&source))?;
+            if let Some(head) = head {
+                if head.encoded_len() > FRAME_BODY_MAX_BYTES as usize {
+                    return Err(self.damaged(&"a record that is too large"));
+                }
+                return Ok(Some(head));
+            }
+            let had = self.ahead.len();
+            self.fill(HEAD_MAX_BYTES)?;
+            if self.ahead.len() > had {
+                continue;
+            }
+            // The segment ends here: between two records if there is another one.
+            if had > 0 || !self.next_segment()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Reads from the present place on. Returns whether `wanted` bytes are there.
+    fn fill(&mut self, wanted: usize) -> Result<bool, BacklogError> {
+        let path = path_of(&self.directory, self.at.segment);
+        let failed = |source| BacklogError::Io { path: path.clone(), source };
+        if self.file.is_none() {
+            let file = File::open(&path).map_err(failed)?;
+            let mut header = [0; HEADER_BYTES];
+            file.read_exact_at(&mut header, 0).map_err(failed)?;
+            let header = Header::decode(&header);
+            let header =
+                header.map_err(|why| BacklogError::Unusable { path: path.clone(), why })?;
+            if header.number != self.at.segment {
+                return Err(self.damaged(&"the header of another segment"));
+            }
+            self.file = Some(file);
+        }
+        let file = self.file.as_ref().expect("just opened");
+        let mut bytes = BytesMut::zeroed(wanted.max(CHUNK_BYTES));
+        let mut len = 0;
+        while len < bytes.len() {
+            match file.read_at(&mut bytes[len..], self.at.offset + len as u64).map_err(failed)? {
+                0 => break,
+                read => len += read,
+            }
+        }
+        bytes.truncate(len);
+        self.ahead = bytes.freeze();
+        Ok(len >= wanted)
+    }
+
+    fn next_segment(&mut self) -> Result<bool, BacklogError> {
+        let number = self.at.segment + 1;
+        if !path_of(&self.directory, number).exists() {
+            return Ok(false);
+        }
+        self.at = Position { segment: number, offset: HEADER_BYTES as u64 };
+        self.file = None;
+        self.ahead = Bytes::new();
+        Ok(true)
+    }
+
+    fn ends(&self) -> BacklogError {
+        self.damaged(&format!("it ends before seq {}", self.next))
+    }
+
+    fn damaged(&self, what: &dyn std::fmt::Display) -> BacklogError {
+        BacklogError::Damaged {
+            path: path_of(&self.directory, self.at.segment),
+            offset: self.at.offset,
+            what: what.to_string(),
+        }
+    }
+}

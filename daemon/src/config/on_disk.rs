@@ -1,0 +1,30 @@
+//! `[group.backlog_on_disk]`: an outage that memory does not hold.
+
+use std::path::PathBuf;
+
+use tidelock_config::{Located, Section, Size};
+
+use super::BacklogOnDisk;
+
+/// Below it memory does as well.
+const SIZE_MIN: Size = Size::mib(64);
+
+/// `memory`: the limit of the backlog in memory.
+pub(super) fn read_backlog_on_disk(
+    section: &mut Section<'_>,
+    memory: &Located<Size>,
+) -> Option<BacklogOnDisk> {
+    let size = section.required::<Size>("size", "size = \"20GiB\"");
+    let directory = section.optional::<PathBuf>("directory").map(|directory| directory.value);
+    let size = size?;
+    let least = SIZE_MIN.max(memory.value);
+    if size.value < least {
+        let what = format!(
+            "`size` in [group.backlog_on_disk]: {} is less than {least}; what waits in memory is on disk, too \
+             (`backlog` is {})",
+            size.value, memory.value
+        );
+        section.fail(&size.place, what, format!("\"{least}\" or more"));
+    }
+    Some(BacklogOnDisk { size: size.value, directory })
+}

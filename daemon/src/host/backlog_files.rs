@@ -1,0 +1,123 @@
+//! A member's backlog on disk: where it is, and what a start does with it.
+
+use super::launch::state_path;
+use crate::activity::Identity;
+use crate::backlog::{BacklogError, Journal, Meter, segment_bytes};
+use crate::config::{Config, Group, Member};
+use crate::link::queue::OnDisk;
+use crate::owner::DiskBacklog;
+use crate::state::Opened;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why a backlog on disk cannot be begun.
+#[derive(Debug, thiserror::Error)]
+pub enum BeginError {
+    /// Its directory or its files.
+    #[error(
+        "{0}; make room or mend the disk, choose another `directory` in [group.backlog_on_disk], or leave the table out \
+         (then the backlog is in memory only)"
+    )]
+    Files(#[from] BacklogError),
+    /// Which boot of the host this is.
+    #[error(
+        "it cannot be known which boot of the host this is: /proc/sys/kernel/random/boot_id: {0}"
+    )]
+    Boot(std::io::Error),
+}
+
+/// What a backlog on disk is opened with.
+pub(super) struct OpenBacklog {
+    directory: PathBuf,
+    size_bytes: u64,
+    memory_bytes: u64,
+    identity: [u8; 32],
+}
+
+/// Both of its ends, if there is one.
+#[derive(Default)]
+pub(super) struct Ends {
+    pub(super) owners: Option<DiskBacklog>,
+    pub(super) links: Option<OnDisk>,
+}
+
+/// How far each writer of a group may be ahead of the backup.
+pub(super) fn backlog_limit_bytes(group: &Group) -> u64 {
+    group.backlog_on_disk.as_ref().map_or(group.backlog, |on_disk| on_disk.size).bytes
+}
+
+impl OpenBacklog {
+    pub(super) fn of(
+        config: &Config,
+        group: &Group,
+        member: &Member,
+        identity: &Identity,
+    ) -> Option<Self> {
+        let on_disk = group.backlog_on_disk.as_ref()?;
+        let directory = match &on_disk.directory {
+            None => state_path(config, group, member).with_extension("backlog"),
+            Some(directory) => directory
+                .join(group.name.as_str())
+                .join(format!("{}.backlog", member.name.as_str())),
+        };
+        Some(Self {
+            directory,
+            size_bytes: on_disk.size.bytes,
+            memory_bytes: group.backlog.bytes,
+            identity: digest(identity),
+        })
+    }
+
+    pub(super) fn open(self, opened: &Opened) -> Result<Ends, BeginError> {
+        let Self { directory, size_bytes, memory_bytes, identity } = self;
+        let boot = boot_id().map_err(BeginError::Boot)?;
+        let segment_bytes = segment_bytes(size_bytes);
+        let journal =
+            Journal::begin(directory.clone(), segment_bytes, opened.incarnation, boot, identity)?;
+        warn_of_little_room(&directory, size_bytes);
+        let meter = Arc::new(Meter::new(memory_bytes));
+        Ok(Ends {
+            owners: Some(DiskBacklog::new(journal, meter.clone(), size_bytes, memory_bytes)),
+            links: Some(OnDisk { directory, meter }),
+        })
+    }
+}
+
+/// Room is taken when it is needed: it may be there then.
+fn warn_of_little_room(directory: &Path, size_bytes: u64) {
+    let Ok(found) = rustix::fs::statvfs(directory) else { return };
+    let free_bytes = found.f_bavail * found.f_frsize;
+    if free_bytes < size_bytes {
+        tracing::warn!(
+            directory = %directory.display(),
+            free_bytes,
+            size_bytes,
+            "the file system has less room than the backlog on disk may take: when it is full, the backlog is in \
+             memory only"
+        );
+    }
+}
+
+fn digest(identity: &Identity) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+    };
+    add(identity.group.as_bytes());
+    add(identity.member.as_bytes());
+    for (id, name, size_bytes) in &identity.disks {
+        add(&id.0.to_le_bytes());
+        add(name.as_bytes());
+        add(&size_bytes.to_le_bytes());
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// Which boot of the host this is.
+fn boot_id() -> std::io::Result<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&digits, 16).map_err(std::io::Error::other)?;
+    Ok(id.to_be_bytes())
+}

@@ -1,0 +1,455 @@
+//! What waits for the backup: the sender's records in memory, and behind them what is on disk only.
+//!
+//! Invariant: records reach the sender in seq order without a gap, whether they waited in memory or on disk, and a message
+//! that keeps its place among the records keeps it also behind what is on disk.
+
+use crate::backlog::{BacklogError, Meter, Position, Reader, cost_bytes};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tidelock_protocol::ids::Seq;
+use tidelock_protocol::message::{LastRun, Message};
+use tidelock_protocol::record::Record;
+use tidelock_protocol::sender::{Released, Sender, SenderError, Transmit};
+
+/// Records that are brought back at a time.
+const LOADED_AT_ONCE: usize = 64;
+
+/// A backlog on disk as the link sees it.
+#[derive(Debug)]
+pub struct OnDisk {
+    /// Where its segments are.
+    pub directory: PathBuf,
+    /// Shared with the owner loop.
+    pub meter: Arc<Meter>,
+}
+
+/// Records that are on disk only, all that come after those that the sender has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spilled {
+    /// Where the first of them begins.
+    pub at: Position,
+    /// Its seq.
+    pub first: Seq,
+    /// The seq of the last one.
+    pub last: Seq,
+    /// Their payloads.
+    pub payload_bytes: u64,
+}
+
+/// What comes after the records that are on disk only.
+#[derive(Debug)]
+enum After {
+    /// The disk has failed: it is in memory.
+    Record(Record),
+    InOrder {
+        /// Its place is behind this record.
+        after: Seq,
+        message: Message,
+    },
+}
+
+/// The queue of one member.
+#[derive(Debug)]
+pub struct Queue {
+    sender: Sender,
+    on_disk: Option<Arc<OnDisk>>,
+    /// What each record of the sender costs, until the backup has it.
+    held: VecDeque<(Seq, u64)>,
+    reader: Option<Reader>,
+    /// The last record that is on disk only, and the payload bytes of all of them.
+    spilled_to: Seq,
+    spilled_bytes: u64,
+    after: VecDeque<After>,
+    attached: bool,
+}
+
+impl Queue {
+    /// An empty one whose stream continues after `durable`.
+    #[must_use]
+    pub fn new(durable: Seq, on_disk: Option<Arc<OnDisk>>) -> Self {
+        Self {
+            sender: Sender::new(durable),
+            on_disk,
+            held: VecDeque::new(),
+            reader: None,
+            spilled_to: Seq::ZERO,
+            spilled_bytes: 0,
+            after: VecDeque::new(),
+            attached: false,
+        }
+    }
+
+    /// Takes over an admitted record that is in memory.
+    pub fn push(&mut self, record: Record) {
+        if self.is_spilled() {
+            self.after.push_back(After::Record(record));
+        } else {
+            self.hold(record);
+        }
+    }
+
+    fn hold(&mut self, record: Record) {
+        if self.on_disk.is_some() {
+            self.held.push_back((record.seq, cost_bytes(&record)));
+        }
+        self.sender.push(record);
+    }
+
+    /// Takes note of admitted records that are on disk only.
+    pub fn spill(&mut self, spilled: Spilled) {
+        let on_disk = self.on_disk.as_ref().expect("there is a backlog on disk");
+        if self.reader.is_none() {
+            let reader = Reader::new(on_disk.directory.clone(), spilled.at, spilled.first);
+            self.reader = Some(reader);
+        }
+        self.spilled_to = spilled.last;
+        self.spilled_bytes += spilled.payload_bytes;
+    }
+
+    fn is_spilled(&self) -> bool {
+        self.reader.is_some() || !self.after.is_empty()
+    }
+
+    /// Puts a message at this very point of the stream. Dropped when not attached.
+    pub fn push_in_order(&mut self, message: Message) {
+        if !self.attached {
+        } else if self.is_spilled() {
+            self.after.push_back(After::InOrder { after: self.admitted(), message });
+        } else {
+            self.sender.push_in_order(message);
+        }
+    }
+
+    /// As [`Sender::last_run`].
+    #[must_use]
+    pub fn last_run(&self) -> LastRun {
+        self.sender.last_run()
+    }
+
+    /// As [`Sender::attached`].
+    pub fn attached(&mut self, durable: Seq) -> Result<Released, SenderError> {
+        let released = self.sender.attached(durable)?;
+        self.attached = true;
+        self.release(durable);
+        Ok(released)
+    }
+
+    /// As [`Sender::detached`].
+    pub fn detached(&mut self) {
+        self.attached = false;
+        self.sender.detached();
+        self.after.retain(|after| matches!(after, After::Record(_)));
+    }
+
+    /// What to send now, if anything.
+    pub fn poll_transmit(&mut self) -> Result<Option<Transmit>, BacklogError> {
+        if self.attached && self.sender.unsent() == 0 {
+            self.load()?;
+        }
+        Ok(self.sender.poll_transmit())
+    }
+
+    /// Brings back what memory has room for; one record if there is no other.
+    fn load(&mut self) -> Result<(), BacklogError> {
+        while let Some(reader) = &mut self.reader {
+            let on_disk = self.on_disk.clone().expect("there is a backlog on disk");
+            let read_to = Seq(reader.next_seq().0 - 1);
+            // Their place is here.
+            while let Some(After::InOrder { after, .. }) = self.after.front()
+                && *after <= read_to
+            {
+                let Some(After::InOrder { message, .. }) = self.after.pop_front() else { break };
+                self.sender.push_in_order(message);
+            }
+            if read_to >= self.spilled_to {
+                self.reader = None;
+                break;
+            }
+            let cost_bytes = reader.next_cost_bytes()?;
+            if !self.held.is_empty() && !on_disk.meter.has_room(cost_bytes) {
+                return Ok(());
+            }
+            let record = reader.read()?;
+            on_disk.meter.hold(cost_bytes);
+            self.spilled_bytes -= record.payload().map_or(0, |p| p.data().len() as u64);
+            self.hold(record);
+            on_disk.meter.unspill(1);
+            if self.sender.unsent() >= LOADED_AT_ONCE {
+                return Ok(());
+            }
+        }
+        while let Some(after) = self.after.pop_front() {
+            match after {
+                After::Record(record) => self.hold(record),
+                After::InOrder { message, .. } => self.sender.push_in_order(message),
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Sender::committed`].
+    pub fn committed(&mut self, durable: Seq) -> Result<Released, SenderError> {
+        let released = self.sender.committed(durable)?;
+        self.release(durable);
+        Ok(released)
+    }
+
+    fn release(&mut self, durable: Seq) {
+        let Some(on_disk) = &self.on_disk else { return };
+        let mut released_bytes = 0;
+        while let Some((_, cost_bytes)) = self.held.front().filter(|(seq, _)| *seq <= durable) {
+            released_bytes += cost_bytes;
+            self.held.pop_front();
+        }
+        on_disk.meter.release(released_bytes);
+    }
+
+    /// Payload bytes that are admitted and not durable.
+    #[must_use]
+    pub fn backlog_bytes(&self) -> u64 {
+        let after = self.after.iter().map(|after| match after {
+            After::Record(record) => record.payload().map_or(0, |p| p.data().len() as u64),
+            After::InOrder { .. } => 0,
+        });
+        self.sender.backlog_bytes() + self.spilled_bytes + after.sum::<u64>()
+    }
+
+    /// Items that have not been handed to the connection yet.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        let on_disk = self.reader.as_ref().map_or(0, |r| self.spilled_to.0 + 1 - r.next_seq().0);
+        self.sender.unsent() + on_disk as usize + self.after.len()
+    }
+
+    /// The last seq that the backup called durable.
+    #[must_use]
+    pub fn durable(&self) -> Seq {
+        self.sender.durable()
+    }
+
+    /// The last seq that was admitted.
+    #[must_use]
+    pub fn admitted(&self) -> Seq {
+        let after = self.after.iter().rev().find_map(|after| match after {
+            After::Record(record) => Some(record.seq),
+            After::InOrder { .. } => None,
+        });
+        after.unwrap_or_else(|| self.sender.admitted().max(self.spilled_to))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backlog::Journal;
+    use crate::sequencer::RECORD_OVERHEAD_BYTES;
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, WriterId};
+    use tidelock_protocol::record::{Effect, Payload};
+    use tidelock_protocol::vector::CountVector;
+
+    const CHECK: Message = Message::Stalled { reason: None };
+    const PAYLOAD_BYTES: u64 = 1000;
+    const COST_BYTES: u64 = PAYLOAD_BYTES + RECORD_OVERHEAD_BYTES;
+
+    fn record(seq: u64) -> Record {
+        Record {
+            writer: WriterId(0),
+            seq: Seq(seq),
+            epoch: Epoch(1),
+            hlc: Hlc(seq),
+            deps: CountVector::new(),
+            disk: DiskId(0),
+            offset: seq * 4096,
+            copy: false,
+            flushed: false,
+            effect: Effect::Write(Payload::new(vec![seq as u8; PAYLOAD_BYTES as usize].into())),
+        }
+    }
+
+    /// Both ends of a backlog, with room for so many records in memory.
+    struct Bench {
+        _dir: tempfile::TempDir,
+        journal: Journal,
+        meter: Arc<Meter>,
+        queue: Queue,
+        last: u64,
+    }
+
+    impl Bench {
+        fn new(room: u64) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let directory = dir.path().to_owned();
+            let journal = Journal::begin(directory.clone(), 5000, Incarnation(1), [0; 16], [0; 32]);
+            let meter = Arc::new(Meter::new(room * COST_BYTES));
+            let on_disk = Arc::new(OnDisk { directory, meter: meter.clone() });
+            let queue = Queue::new(Seq(0), Some(on_disk));
+            Self { _dir: dir, journal: journal.unwrap(), meter, queue, last: 0 }
+        }
+
+        /// As the owner loop does it.
+        fn admit(&mut self, records: u64) {
+            for _ in 0..records {
+                self.last += 1;
+                let record = record(self.last);
+                let at = self.journal.append(&record, || record.seq).unwrap();
+                if self.meter.may_hold(COST_BYTES) {
+                    self.meter.hold(COST_BYTES);
+                    self.queue.push(record);
+                } else {
+                    self.meter.spill();
+                    self.queue.spill(Spilled {
+                        at,
+                        first: record.seq,
+                        last: record.seq,
+                        payload_bytes: PAYLOAD_BYTES,
+                    });
+                }
+            }
+        }
+
+        /// Seqs as they go out; 0 is a message.
+        fn sent(&mut self) -> Vec<u64> {
+            let mut sent = Vec::new();
+            while let Some(next) = self.queue.poll_transmit().unwrap() {
+                match next {
+                    Transmit::Record(sent_record) => {
+                        assert_eq!(sent_record, record(sent_record.seq.0));
+                        sent.push(sent_record.seq.0);
+                    }
+                    Transmit::InOrder(_) => sent.push(0),
+                }
+            }
+            assert!(self.meter.held_bytes() <= 4 * COST_BYTES, "memory is bounded");
+            sent
+        }
+
+        fn commit(&mut self, durable: u64) {
+            self.queue.committed(Seq(durable)).unwrap();
+            self.journal.release(Seq(durable)).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_outage_longer_than_memory_goes_out_in_order_and_memory_stays_bounded() {
+        let mut b = Bench::new(4);
+        b.admit(100);
+        assert_eq!((b.meter.spilled(), b.meter.held_bytes()), (96, 4 * COST_BYTES));
+        assert_eq!(b.queue.backlog_bytes(), 100 * PAYLOAD_BYTES);
+        assert_eq!((b.queue.unsent(), b.queue.admitted()), (100, Seq(100)));
+        assert_eq!(b.sent(), [0u64; 0], "nothing leaves before the attachment");
+        b.queue.attached(Seq(0)).unwrap();
+        let mut sent = b.sent();
+        assert_eq!(sent, [1, 2, 3, 4], "no more fits");
+        while sent.len() < 100 {
+            let durable = *sent.last().unwrap() - 1;
+            b.commit(durable);
+            let more = b.sent();
+            assert!(!more.is_empty());
+            sent.extend(more);
+        }
+        assert_eq!(sent, (1..=100).collect::<Vec<_>>());
+        b.commit(100);
+        assert_eq!((b.meter.spilled(), b.meter.held_bytes(), b.queue.backlog_bytes()), (0, 0, 0));
+        b.admit(2);
+        assert_eq!(b.meter.spilled(), 0, "memory takes them again");
+        assert_eq!(b.sent(), [101, 102]);
+    }
+
+    #[test]
+    fn what_is_admitted_during_the_catch_up_comes_behind_it() {
+        let mut b = Bench::new(4);
+        b.admit(20);
+        b.queue.attached(Seq(0)).unwrap();
+        let mut sent = Vec::new();
+        while sent.len() < 60 {
+            if b.last < 60 {
+                b.admit(1);
+            }
+            sent.extend(b.sent());
+            b.commit(*sent.last().unwrap());
+        }
+        assert_eq!(sent, (1..=60).collect::<Vec<_>>());
+        assert_eq!(b.meter.spilled(), 0);
+    }
+
+    #[test]
+    fn a_cut_in_the_middle_of_the_catch_up_repeats_what_is_not_durable() {
+        let mut b = Bench::new(4);
+        b.admit(30);
+        b.queue.attached(Seq(0)).unwrap();
+        assert_eq!(b.sent(), [1, 2, 3, 4]);
+        b.commit(2);
+        assert_eq!(b.sent(), [5, 6]);
+        b.queue.detached();
+        b.admit(5);
+        assert_eq!(b.queue.admitted(), Seq(35));
+        // Seq 3 had arrived.
+        b.queue.attached(Seq(3)).unwrap();
+        assert_eq!(b.sent(), [4, 5, 6, 7]);
+        b.commit(7);
+        assert_eq!(b.sent(), [8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn messages_keep_their_place_behind_what_is_on_disk() {
+        let mut b = Bench::new(2);
+        b.queue.push_in_order(CHECK);
+        b.queue.attached(Seq(0)).unwrap();
+        b.admit(4);
+        b.queue.push_in_order(CHECK);
+        b.admit(1);
+        b.queue.push_in_order(CHECK);
+        b.queue.push_in_order(CHECK);
+        assert_eq!(b.sent(), [1, 2]);
+        b.commit(2);
+        assert_eq!(b.sent(), [3, 4, 0]);
+        b.commit(4);
+        assert_eq!(b.sent(), [5, 0, 0]);
+        b.admit(3);
+        b.queue.push_in_order(CHECK);
+        b.queue.detached();
+        b.queue.attached(Seq(5)).unwrap();
+        assert_eq!(b.sent(), [6, 7], "the check died with the connection");
+    }
+
+    /// The disk fails in an outage: what comes then is in memory, behind what is on disk.
+    #[test]
+    fn records_in_memory_wait_behind_those_on_disk() {
+        let mut b = Bench::new(2);
+        b.admit(4);
+        for seq in 5..=6 {
+            b.meter.hold(COST_BYTES);
+            b.queue.push(record(seq));
+        }
+        assert_eq!((b.queue.admitted(), b.queue.unsent()), (Seq(6), 6));
+        assert_eq!(b.queue.backlog_bytes(), 6 * PAYLOAD_BYTES);
+        b.queue.attached(Seq(0)).unwrap();
+        let mut sent = b.sent();
+        while sent.len() < 6 {
+            b.commit(*sent.last().unwrap());
+            sent.extend(b.sent());
+        }
+        assert_eq!(sent, [1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_back_is_an_error_and_not_a_gap() {
+        let mut b = Bench::new(2);
+        b.admit(20);
+        let path = b.journal.directory().join("000000000002.segment");
+        std::fs::remove_file(path).unwrap();
+        b.queue.attached(Seq(0)).unwrap();
+        let mut last = 0;
+        let error = loop {
+            match b.queue.poll_transmit() {
+                Ok(Some(Transmit::Record(record))) => last = record.seq.0,
+                Ok(_) => b.queue.committed(Seq(last)).map(drop).unwrap(),
+                Err(error) => break error,
+            }
+        };
+        assert!(last < 20);
+        assert!(error.to_string().contains("ends before seq"), "{error}");
+    }
+}

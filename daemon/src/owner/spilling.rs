@@ -1,0 +1,170 @@
+//! Where a record waits for the backup: in memory, or on disk only ([`crate::backlog`]).
+//!
+//! Every record is on disk before its local write is begun. Memory keeps it as long as there is room, and nothing before
+//! it is on disk only. If the disk fails, records stay in memory, whose limit is the sequencer's then; when the
+//! backup has all that was before, the disk is tried again.
+
+use super::{Clocks, Owner};
+use crate::backlog::{BacklogError, Journal, Meter, Position, cost_bytes};
+use crate::link::port::ToLink;
+use crate::link::queue::Spilled;
+use crate::sequencer::Sequencer;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_protocol::record::{Effect, Record};
+
+/// A disk that has failed is tried again after so long, and with nothing left on it.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// A writer's backlog on disk.
+#[derive(Debug)]
+pub struct DiskBacklog {
+    journal: Journal,
+    meter: Arc<Meter>,
+    /// The most that the writer may be ahead of the backup, with the disk and without.
+    limit_bytes: u64,
+    memory_limit_bytes: u64,
+    failed_at: Option<MonoNanos>,
+}
+
+impl DiskBacklog {
+    /// With nothing on it yet.
+    #[must_use]
+    pub fn new(
+        journal: Journal,
+        meter: Arc<Meter>,
+        limit_bytes: u64,
+        memory_limit_bytes: u64,
+    ) -> Self {
+        Self { journal, meter, limit_bytes, memory_limit_bytes, failed_at: None }
+    }
+
+    /// Whether there is room to be given back, which waits for the backup, or a disk to be tried again.
+    pub(super) fn wants_acks(&self) -> bool {
+        self.failed_at.is_some() || self.meter.spilled() > 0 || self.journal.segments() > 1
+    }
+
+    /// Keeps a record. Returns where it is if it is to leave memory.
+    fn keep(
+        &mut self,
+        record: &Record,
+        sequencer: &Sequencer,
+    ) -> Result<Option<Position>, BacklogError> {
+        let cost_bytes = cost_bytes(record);
+        let redo_from = || sequencer.oldest_local().map_or(record.seq, |seq| seq.min(record.seq));
+        let at = match self.failed_at {
+            None => Some(self.journal.append(record, redo_from)?),
+            Some(_) => None,
+        };
+        if self.meter.may_hold(cost_bytes) || at.is_none() {
+            self.meter.hold(cost_bytes);
+            return Ok(None);
+        }
+        self.meter.spill();
+        Ok(at)
+    }
+}
+
+/// What was admitted in a turn and is on disk only.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TurnSpilled {
+    spilled: Spilled,
+    last_of_guest: Option<Seq>,
+}
+
+impl TurnSpilled {
+    fn add(this: &mut Option<Self>, record: &Record, at: Position) {
+        let is_of_guest = !record.copy && record.effect != Effect::Idle;
+        let Self { spilled, last_of_guest } = this.get_or_insert(Self {
+            spilled: Spilled { at, first: record.seq, last: record.seq, payload_bytes: 0 },
+            last_of_guest: None,
+        });
+        spilled.last = record.seq;
+        spilled.payload_bytes += record.payload().map_or(0, |p| p.data().len() as u64);
+        *last_of_guest = Some(record.seq).filter(|_| is_of_guest).or(*last_of_guest);
+    }
+}
+
+impl Owner {
+    /// A record was admitted. Its local write is begun after this.
+    pub(super) fn keep_record(&mut self, record: Record) {
+        let Some(backlog) = &mut self.backlog else { return self.admitted.push(record) };
+        match backlog.keep(&record, &self.sequencer) {
+            Ok(Some(at)) => TurnSpilled::add(&mut self.spilled, &record, at),
+            Ok(None) => self.keep_in_memory(record),
+            Err(error) => {
+                self.backlog_failed(&error);
+                if let Some(backlog) = &self.backlog {
+                    backlog.meter.hold(cost_bytes(&record));
+                }
+                self.keep_in_memory(record);
+            }
+        }
+    }
+
+    fn keep_in_memory(&mut self, record: Record) {
+        if self.spilled.is_some() {
+            self.hand_over();
+        }
+        self.admitted.push(record);
+    }
+
+    /// What was admitted in this turn and is on disk only.
+    pub(super) fn hand_over_spilled(&mut self) {
+        if let Some(TurnSpilled { spilled, last_of_guest }) = self.spilled.take() {
+            let admitted_at = self.now;
+            self.to_link(ToLink::Spilled { spilled, last_of_guest, admitted_at });
+        }
+    }
+
+    fn backlog_failed(&mut self, error: &BacklogError) {
+        let Some(backlog) = &mut self.backlog else { return };
+        backlog.failed_at = Some(self.now);
+        let limit_bytes = backlog.memory_limit_bytes;
+        tracing::error!(
+            member = self.member,
+            %error,
+            "from now on the backlog is in memory only: guests' writes wait when that is full"
+        );
+        // What waits goes on waiting: the limit is lower now.
+        let Clocks { now, wall_ms } = self.clocks();
+        self.sequencer.set_backlog_limit(limit_bytes, now, wall_ms);
+        self.stats.backlog_disk_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Gives back what the backup has, and tries a disk again that has failed.
+    pub(super) fn drive_backlog(&mut self) {
+        let Clocks { now, wall_ms } = self.clocks();
+        let durable = self.sequencer.durable();
+        let is_empty = durable == self.sequencer.last_seq();
+        let Some(backlog) = &mut self.backlog else { return };
+        let done = match backlog.failed_at {
+            None => backlog.journal.release(durable),
+            Some(at) => {
+                let is_time = now.since_ns(at) >= RETRY_AFTER.as_nanos() as u64;
+                if !is_time || !is_empty || backlog.meter.spilled() > 0 {
+                    return;
+                }
+                backlog.journal.restart().map(|()| {
+                    backlog.failed_at = None;
+                    self.sequencer.set_backlog_limit(backlog.limit_bytes, now, wall_ms);
+                    self.stats.backlog_disk_failed.store(false, Ordering::Relaxed);
+                    tracing::info!(member = self.member, "the backlog is kept on disk again");
+                })
+            }
+        };
+        if let Err(error) = done {
+            self.backlog_failed(&error);
+        }
+    }
+
+    pub(super) fn publish_backlog_stats(&self) {
+        let Some(backlog) = &self.backlog else { return };
+        let stats = &self.stats;
+        stats.backlog_disk_bytes.store(backlog.journal.used_bytes(), Ordering::Relaxed);
+        stats.backlog_spilled.store(backlog.meter.spilled(), Ordering::Relaxed);
+        stats.backlog_memory_bytes.store(backlog.meter.held_bytes(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,254 @@
+"""The backlog on disk: an outage longer than memory holds is caught up with in order, and nothing is compared; the
+backup passes through consistent states only (DESIGN rules 2, 8 and 10)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tidelock_testbed import nbdwire
+from tidelock_testbed.hostdaemon import writer_of
+from tidelock_testbed.net import Net
+from tidelock_testbed.oracle import Oracle
+from tidelock_testbed.pair import DISK, GROUP, MEMBER, MIB, Options, Pair
+from tidelock_testbed.paths import BIN
+from tidelock_testbed.process import run_command, wait_until
+
+DISK_MIB = 64
+MEMORY_MIB = 32
+"""The least that there is."""
+
+
+def on_disk(size_mib: int, **keys: str) -> str:
+    """The table of the configuration."""
+    more = "".join(f', {key} = "{value}"' for key, value in keys.items())
+    return f'backlog_on_disk = {{ size = "{size_mib}MiB"{more} }}\n'
+
+
+def options(size_mib: int = 512, **more) -> Options:
+    """A backlog on disk behind the least memory."""
+    return Options(backlog_mib=MEMORY_MIB, disk_mib=DISK_MIB, group=on_disk(size_mib), **more)
+
+
+def backlog(pair: Pair) -> dict:
+    """What status says of it."""
+    return writer_of(pair.group())["backlog"]
+
+
+def segments(pair: Pair) -> list:
+    """Its files."""
+    return sorted(pair.state_file.with_suffix(".backlog").glob("*.segment"))
+
+
+def write_beyond_memory(pair: Pair, load, factor: float = 2) -> dict:
+    """The guest writes on without the backup until the backlog is so many times what memory holds."""
+    wanted = factor * MEMORY_MIB * MIB
+    wait_until("the backlog outgrows memory", lambda: backlog(pair)["used_bytes"] > wanted, 120, [pair.daemon])
+    seen = backlog(pair)
+    assert load.errors == [] and load.alive()
+    assert not seen["writes_wait"], "the guest does not wait"
+    assert seen["on_disk"]["records"] > 0
+    assert seen["on_disk"]["memory_bytes"] <= seen["on_disk"]["memory_limit_bytes"] == MEMORY_MIB * MIB
+    assert seen["on_disk"]["file_bytes"] >= seen["used_bytes"] * 0.9 - MEMORY_MIB * MIB
+    return seen
+
+
+def check_nothing_compared(pair: Pair) -> None:
+    """No resync was needed."""
+    assert "purpose=Compare" not in pair.daemon.log.read_text()
+
+
+def test_an_outage_beyond_memory_is_caught_up_with_in_order(run):
+    """Twice: the link is cut, the guest writes more than memory holds, and all of it arrives, in order."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, options(), net)
+    pair.start()
+    oracle = Oracle(DISK_MIB * MIB)
+    load = pair.load(oracle, "outage", depth=32)
+    for _ in range(2):
+        net.wan.cut()
+        pair.wait_state("disconnected")
+        write_beyond_memory(pair, load)
+        assert "not in memory" in pair.status_text()
+        net.wan.mend()
+        pair.wait_state("protected")
+        wanted = load.replies + 200
+        wait_until("the load goes on", lambda wanted=wanted: load.replies > wanted, 60, [pair.daemon])
+    load.finish()
+    assert load.errors == []
+    pair.check_sites(oracle)
+    check_nothing_compared(pair)
+    assert backlog(pair)["on_disk"]["records"] == 0
+    wait_until("room is given back", lambda: len(segments(pair)) <= 1, 60, [pair.daemon])
+
+
+def test_recovery_in_the_middle_of_the_catch_up_finds_a_prefix(run):
+    """The link comes back, thin, and is cut again when the backup has a part: what is recovered was the disk."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, options(), net)
+    pair.start()
+    oracle = Oracle(DISK_MIB * MIB)
+    load = pair.load(oracle, "catch-up", depth=32)
+    net.wan.cut()
+    pair.wait_state("disconnected")
+    write_beyond_memory(pair, load, 3)
+    load.finish()
+    full = backlog(pair)["on_disk"]["records"]
+    net.wan.set(rate_bytes_per_s=4 * MIB, cut=False)
+    # Not before records have arrived that had left memory.
+    wait_until(
+        "a part has arrived",
+        lambda: backlog(pair)["on_disk"]["records"] < 0.6 * full,
+        120,
+        [pair.daemon, pair.backup],
+    )
+    net.wan.cut()
+    left = backlog(pair)
+    assert left["used_bytes"] > 0 and left["on_disk"]["records"] > 0, "it was to be the middle"
+    check_nothing_compared(pair)
+    pair.kill(pair.daemon)
+    recover = pair.start_recovery("--primary-is-dead")
+    assert recover.wait(60) == 0, recover.tail()
+    export = run.sockets / "exports" / GROUP / f"{MEMBER}.{DISK}.sock"
+    guest = nbdwire.Connection(export, f"{MEMBER}.{DISK}")
+    image = pair.directory / "recovered.img"
+    image.write_bytes(b"".join(guest.read(at, MIB) for at in range(0, DISK_MIB * MIB, MIB)))
+    guest.close()
+    assert oracle.violations_of_prefix(image) == []
+    assert oracle.violations(image) != [], "the last writes are not there"
+
+
+def test_at_its_limit_writes_wait_and_it_is_said(run):
+    """What is full is full: guests' writes wait as without a disk, log and status say so, and it ends."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, options(size_mib=64), net)
+    pair.start()
+    oracle = Oracle(DISK_MIB * MIB)
+    load = pair.load(oracle, "full", depth=32)
+    net.wan.cut()
+    pair.wait_state("disconnected")
+    wait_until("writes wait", lambda: backlog(pair)["writes_wait"], 120, [pair.daemon])
+    full = backlog(pair)
+    assert full["used_bytes"] <= full["limit_bytes"] == 64 * MIB
+    assert full["full_count"] >= 1
+    assert full["on_disk"]["memory_bytes"] <= MEMORY_MIB * MIB
+    assert "the backlog is full" in pair.group()["detail"]
+    assert "FULL" in pair.status_text()
+    assert "the backlog is full: guests' writes wait" in pair.daemon.log.read_text()
+    net.wan.mend()
+    pair.wait_state("protected")
+    load.finish()
+    assert load.errors == []
+    pair.check_sites(oracle)
+    check_nothing_compared(pair)
+
+
+def test_a_restart_compares_what_waited(run):
+    """After kill -9 in an outage the activity log says what to compare, as without a disk; old segments are removed."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, options(), net)
+    pair.start()
+    oracle = Oracle(DISK_MIB * MIB)
+    load = pair.load(oracle, "killed", depth=32)
+    net.wan.cut()
+    pair.wait_state("disconnected")
+    write_beyond_memory(pair, load)
+    pair.kill(pair.daemon)
+    load.vanish()
+    oracle.server_died()
+    assert segments(pair)
+    net.wan.mend()
+    pair.start_daemon()
+    pair.wait_state("protected")
+    assert "purpose=Compare" in pair.daemon.log.read_text()
+    pair.check_sites(oracle)
+    wait_until("the old segments are gone", lambda: len(segments(pair)) <= 1, 60, [pair.daemon])
+
+
+def test_a_clean_stop_leaves_nothing_to_compare(run):
+    """All that waited on disk is sent before the daemon ends."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, options(), net)
+    pair.start()
+    oracle = Oracle(DISK_MIB * MIB)
+    load = pair.load(oracle, "stopped", depth=32)
+    net.wan.cut()
+    pair.wait_state("disconnected")
+    write_beyond_memory(pair, load, 1.5)
+    load.finish()
+    net.wan.mend()
+    pair.wait_settled()
+    pair.daemon.stop()
+    pair.start_daemon()
+    pair.wait_state("protected")
+    check_nothing_compared(pair)
+    pair.check_sites(oracle)
+
+
+def test_a_disk_that_fails_is_said_and_tried_again(run):
+    """No segment can be begun: the backlog is in memory only, writes wait when that is full, nothing is lost, and with
+    the backup there the disk is used again."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, options(), net)
+    pair.start()
+    oracle = Oracle(DISK_MIB * MIB)
+    load = pair.load(oracle, "failing", depth=32)
+    net.wan.cut()
+    pair.wait_state("disconnected")
+    write_beyond_memory(pair, load, 1.2)
+    # In the way of the segment after the next one.
+    last = int(segments(pair)[-1].stem)
+    obstacle = pair.state_file.with_suffix(".backlog") / f"{last + 2:012}.segment"
+    obstacle.mkdir()
+    wait_until("it has failed", lambda: backlog(pair)["on_disk"]["failed"], 120, [pair.daemon])
+    wait_until("writes wait", lambda: backlog(pair)["writes_wait"], 120, [pair.daemon])
+    assert "the backlog on disk has failed" in pair.group()["detail"]
+    assert "FAILED" in pair.status_text()
+    assert "the backlog is in memory only" in pair.daemon.log.read_text()
+    obstacle.rmdir()
+    net.wan.mend()
+    pair.wait_state("protected")
+    load.finish()
+    assert load.errors == []
+    pair.wait_settled()
+    wait_until("it is used again", lambda: not backlog(pair)["on_disk"]["failed"], 60, [pair.daemon])
+    load = pair.load(oracle, "after", depth=32)
+    net.wan.cut()
+    write_beyond_memory(pair, load, 1.2)
+    net.wan.mend()
+    load.finish()
+    pair.check_sites(oracle)
+    check_nothing_compared(pair)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (on_disk(16), ["`size` in [group.backlog_on_disk]", "64MiB"]),
+        ('backlog_on_disk = { directory = "/var" }\n', ["`size`", "20GiB"]),
+        ('backlog_on_disk = { size = "1GiB", path = "/var" }\n', ["path"]),
+    ],
+    ids=["too small", "no size", "unknown key"],
+)
+def test_a_wrong_table_is_refused_and_says_what_to_write(run, table: str, said: list[str]):
+    """As every other mistake of the file, before anything is started."""
+    pair = Pair(run, Options(group=table))
+    pair.start_daemon(wait=False)
+    assert pair.daemon.wait(60) == 2
+    for text in said:
+        assert text in pair.daemon.log.read_text()
+
+
+def test_a_directory_that_cannot_be_used_ends_the_start(run):
+    """A file is where the directory should be: the daemon says which, and what to do."""
+    in_the_way = run.directory / "taken"
+    in_the_way.write_text(json.dumps("somebody's"))
+    pair = Pair(run, Options(group=on_disk(64, directory=str(in_the_way))))
+    pair.start_backup()
+    pair.start_daemon(wait=False)
+    assert pair.daemon.wait(60) not in (0, None)
+    log = pair.daemon.log.read_text()
+    assert str(in_the_way) in log and "[group.backlog_on_disk]" in log
+    checked = run_command([BIN / "tidelock", "config", "check", "--file-only", pair.host_config], "check it")
+    assert checked is not None
