@@ -10,6 +10,8 @@
 //!   the journal from that position over the images, so it is of no matter in which order they
 //!   were written.
 //! - The position is recorded after the images are durable, and segments go after that.
+//! - What cannot be read now may be read later: the job ends with nothing done, until it was tried so often that it
+//!   is told to take that for damaged.
 //! - What is damaged is never written: the range is marked in the images' record, which has the
 //!   position, too, until a later record stands there (`damaged.rs`, below).
 
@@ -54,6 +56,8 @@ pub struct FoldJob<F> {
     pub damaged: ImageDamage,
     /// About how much to do at once.
     pub budget_bytes: u64,
+    /// What cannot be read was tried often enough: it is damaged.
+    pub gives_up: bool,
 }
 
 /// What was done.
@@ -77,6 +81,9 @@ pub enum FoldError {
     /// The journal cannot be read or is damaged.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// The disk did not read the journal: this may get better.
+    #[error("cannot read the journal, and tries again: {0}")]
+    Unreadable(#[source] io::Error),
     /// An image has no room: this gets better.
     #[error("no room for the disk images: {0}")]
     Full(#[source] io::Error),
@@ -133,6 +140,11 @@ impl<F: StorageFile> Run<F> {
             let (segment, went) = match reader.next() {
                 None => return Ok(()),
                 Some(Ok(batch)) => (batch.segment.index, self.batch(batch)?),
+                Some(Err(JournalError::Io { source, .. }))
+                    if !self.job.gives_up && may_be_read_later(&source) =>
+                {
+                    return Err(FoldError::Unreadable(source));
+                }
                 Some(Err(JournalError::Corrupt { .. } | JournalError::Io { .. })) => {
                     (reader.position().segment, Went::Unreadable)
                 }
@@ -217,6 +229,11 @@ impl<F: StorageFile> Run<F> {
         }
         Ok(())
     }
+}
+
+/// A file that is gone or too short stays so.
+fn may_be_read_later(error: &io::Error) -> bool {
+    !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof)
 }
 
 fn image_error(key: DiskKey, source: io::Error) -> FoldError {

@@ -14,6 +14,19 @@ const JOB_BYTES: u64 = 256 << 20;
 /// Where the rate is bounded, a job folds what may be folded in this time.
 const PACED_JOB_S: u64 = 2;
 const NANOS: u64 = 1_000_000_000;
+/// So often what the disk does not read is tried again before it is taken for damaged, and how long after each other at
+/// least, in nanoseconds: a disk that is away for some seconds costs nothing.
+const READS_MAX: u32 = 20;
+const READ_AGAIN_NANOS: u64 = NANOS;
+
+/// What the disk did not read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Unread {
+    /// How often, one after the other.
+    times: u32,
+    /// It is tried again at this time.
+    not_before: MonoNanos,
+}
 
 impl<S: Storage> Group<S> {
     /// Work for the fold, if there is any. Its outcome goes to [`Group::fold_done`]; there is one
@@ -23,7 +36,9 @@ impl<S: Storage> Group<S> {
         if self.stall == Some(Stall::FoldBehind) {
             self.check_unfolded();
         }
-        let busy = self.fold.running.is_some() || self.fold.aside;
+        let busy = self.fold.running.is_some()
+            || self.fold.aside
+            || now.mono < self.fold.unread.not_before;
         if busy || self.broken.is_some() || self.fold_is_blocked() {
             return None;
         }
@@ -66,6 +81,7 @@ impl<S: Storage> Group<S> {
             images: self.images.clone(),
             damaged: (*self.fold.damaged).clone(),
             budget_bytes: rate.map_or(JOB_BYTES, |rate| JOB_BYTES.min(rate * PACED_JOB_S)),
+            gives_up: self.fold.unread.times >= READS_MAX,
         })
     }
 
@@ -77,7 +93,10 @@ impl<S: Storage> Group<S> {
     ) {
         self.fold.running = None;
         match result.map_err(GroupError::from).and_then(|folded| self.record_fold(cut, folded)) {
-            Ok(()) => self.fold.last_error = None,
+            Ok(()) => {
+                self.fold.last_error = None;
+                self.fold.unread = Unread::default();
+            }
             Err(error) => self.fold_failed(error),
         }
         self.check_unfolded();
@@ -89,6 +108,12 @@ impl<S: Storage> Group<S> {
             // Gets better; at the limit of unfolded bytes the group stalls and says so.
             GroupError::Fold(FoldError::Full(_)) | GroupError::Journal(JournalError::Full(_)) => {}
             GroupError::Manifest(error) if error.is_full() => {}
+            GroupError::Fold(FoldError::Unreadable(_)) => {
+                let began = self.fold.pace.0;
+                let Unread { times, not_before } = &mut self.fold.unread;
+                *times += 1;
+                *not_before = MonoNanos(began.0.saturating_add(READ_AGAIN_NANOS));
+            }
             GroupError::Fold(FoldError::Journal(error)) => self.break_down(&error.into()),
             error => self.break_down(&error),
         }
@@ -124,10 +149,11 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    /// Whether folding waits for its rate: [`Group::fold_job`] is to be asked again in a while.
+    /// Whether folding waits for its rate, or for a disk that did not read: [`Group::fold_job`] is to be asked again in a while.
     #[must_use]
     pub fn fold_is_paced(&self, now: Now) -> bool {
-        self.options.fold_rate_bytes_s.is_some() && now.mono < self.fold.pace.1
+        let paced = self.options.fold_rate_bytes_s.is_some() && now.mono < self.fold.pace.1;
+        paced || now.mono < self.fold.unread.not_before
     }
 
     /// Bytes of the journal that are not in the images.

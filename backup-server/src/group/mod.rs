@@ -242,6 +242,7 @@ struct FoldState {
     /// The last job began at this time, and the rate lets the next one begin at that.
     pace: (MonoNanos, MonoNanos),
     last_error: Option<String>,
+    unread: folding::Unread,
     /// Who needs the images to stay where they are.
     holds: Holds,
     /// By segment: since when all before it is in every state.

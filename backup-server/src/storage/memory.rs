@@ -36,6 +36,8 @@ pub struct Faults {
     pub power_off_at: Option<u64>,
     /// Syncs fail, and forget what they should have written, as Linux does.
     pub sync_fails: bool,
+    /// Files are not read.
+    pub read_fails: bool,
 }
 
 /// The disk. Clones are the same disk.
@@ -303,6 +305,9 @@ impl StorageFile for MemoryFile {
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let disk = self.disk.lock();
+        if disk.faults.read_fails {
+            return Err(io::Error::other("the disk does not read"));
+        }
         let content = &disk.inodes[&self.inode].live;
         let end = offset as usize + buf.len();
         let part = content.get(offset as usize..end).ok_or(io::ErrorKind::UnexpectedEof)?;

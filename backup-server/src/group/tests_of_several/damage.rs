@@ -558,3 +558,36 @@ proptest! {
         }
     }
 }
+
+/// A disk that does not read for a while costs nothing; one that goes on so is damaged, and the group goes on.
+#[test]
+fn what_a_fold_cannot_read_is_tried_again_before_it_counts_as_damaged() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, DAY_MS, 60);
+    index_all(&mut group);
+    let whole = check(&mut group, 60);
+    group.options = windowed(20);
+    let unreadable = Faults { read_fails: true, ..Faults::default() };
+    let before = group.fold_position();
+    let mut seconds = 100;
+    disk.set_faults(unreadable);
+    for _ in 0..20 {
+        seconds += 1;
+        assert!(fold(&mut group, at_ms(seconds * 1000)));
+        assert!(group.fold_job(at_ms(seconds * 1000 + 999)).is_none(), "not at once again");
+        assert!(group.fold_is_paced(at_ms(seconds * 1000 + 999)), "and it is asked again");
+        assert_eq!(group.fold_position(), before);
+        assert!(group.broken().is_none() && group.damaged().is_empty());
+    }
+    // Now it would count; but it is read again.
+    disk.set_faults(Faults::default());
+    let job = group.fold_job(at_ms(seconds * 1000 + 1000)).unwrap();
+    assert!(job.gives_up);
+    let cut = job.cut.clone();
+    group.fold_done(cut, job.run());
+    assert!(!fold(&mut group, at_ms(seconds * 1000 + 1000)), "all of it was folded");
+    assert!(group.fold_position() > before && group.damaged().is_empty());
+    let seen = check(&mut group, 60);
+    assert_eq!((seen.refused, seen.untold), (0, 0));
+    assert!(seen.before > 0 && whole.before == 0, "it was folded");
+}
