@@ -30,10 +30,10 @@ sim: ## the seeded simulator; SEEDS=n (2000)
 	@scripts/setup --no-build
 	@. .cache/env && cargo run --release -p tidelock-sim -- --seeds $(SEEDS)
 
-torture: ## real processes under random faults, the rules checked after each round; TIME=5m, 2h; ROUNDS=n SEED=n
+torture: ## real processes under random faults, the rules checked after each round; TIME=5m, 2h; ROUNDS=n SEED=n; SUM="a.json b.json" OUT=docs
 	@scripts/setup
 	@$(PY) -m tidelock_testbed.torture $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
-	    $(if $(SEED),--seed $(SEED))
+	    $(if $(SEED),--seed $(SEED)) $(if $(SUM),--sum $(SUM)) $(if $(OUT),--out $(OUT))
 
 bench: ## measure speed against others side by side, into docs/bench/; QUICK=1, ONLY=a,c
 	@scripts/setup

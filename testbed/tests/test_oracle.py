@@ -79,3 +79,39 @@ def test_an_old_version_beside_what_came_after_it_was_overwritten(tmp_path):
     oracle.complete(oracle.issue(range(1), zero=True))
     assert not oracle.violations_of_prefix(image(tmp_path / "d", 0, after))
     assert oracle.violations_of_prefix(image(tmp_path / "e", old, after))
+
+
+def test_what_was_told_must_be_in_a_recovered_disk(tmp_path):
+    oracle = Oracle(2 * BLOCK)
+    versions, told = [], []
+    for block in range(2):
+        write = oracle.issue(range(block, block + 1), zero=False)
+        oracle.complete(write)
+        versions.append(write.version)
+        told.append(oracle.position())
+    one, two = versions
+    for number, (content, lacks) in enumerate(
+        [((0, 0), [True, True]), ((one, 0), [False, True]), ((one, two), [False] * 2)]
+    ):
+        of = image(tmp_path / str(number), *content)
+        assert not oracle.violations_of_prefix(of)
+        assert [bool(oracle.violations_of_prefix(of, at_least)) for at_least in told] == lacks, content
+
+
+def test_after_a_recovery_the_disk_holds_what_is_there_and_nothing_else(tmp_path):
+    oracle = Oracle(2 * BLOCK)
+    kept = oracle.issue(range(1), zero=False)
+    oracle.complete(kept)
+    lost = oracle.issue(range(1), zero=False)
+    oracle.complete(lost)
+    recovered = image(tmp_path / "recovered", kept.version, 0)
+    oracle.rebase(recovered)
+    assert oracle.position() == 0
+    assert not oracle.violations(recovered)
+    assert oracle.violations(image(tmp_path / "lost", lost.version, 0))
+    after = oracle.issue(range(1, 2), zero=False)
+    oracle.complete(after)
+    assert after.version > lost.version
+    assert oracle.violations(recovered)
+    assert not oracle.violations_of_prefix(recovered)
+    assert not oracle.violations(image(tmp_path / "after", kept.version, after.version))

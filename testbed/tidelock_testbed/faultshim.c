@@ -1,17 +1,27 @@
 /*
- * A library in front of the C library of one process (LD_PRELOAD): its wall clock steps, and its disk syncs fail or
- * take long, as a file that is mapped into memory says. See faultshim.py.
+ * A library in front of the C library of one process (LD_PRELOAD): its wall clock steps, and what it reads, writes and
+ * syncs of files by position fails or takes long, as a file that is mapped into memory says. See faultshim.py.
  *
  * CLOCK_MONOTONIC and CLOCK_BOOTTIME are left alone, as the kernel leaves them alone when somebody sets the clock.
+ *
+ * Writes that do not come by the C library (rustix makes its system calls itself) are caught by seccomp, if
+ * TIDELOCK_FAULTS_OF_DISK is set: the handler of SIGSYS fails them, or makes them by pwritev2, which is not caught.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #define NS_PER_S 1000000000LL
@@ -21,6 +31,10 @@ struct faults {
 	int64_t clock_ahead_ns;
 	int64_t sync_delay_us;
 	int64_t sync_fails;
+	int64_t read_delay_us;
+	int64_t read_fails;
+	int64_t write_delay_us;
+	int64_t write_fails;
 };
 
 static const volatile struct faults none;
@@ -28,6 +42,58 @@ static const volatile struct faults *faults = &none;
 static int (*real_clock_gettime)(clockid_t, struct timespec *);
 static int (*real_fdatasync)(int);
 static int (*real_fsync)(int);
+static ssize_t (*real_pread64)(int, void *, size_t, off64_t);
+static ssize_t (*real_pwrite64)(int, const void *, size_t, off64_t);
+
+/* As async-signal-safe as the handler needs it. */
+static void wait_us(int64_t us)
+{
+	struct timespec time = { .tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000 };
+
+	if (us)
+		nanosleep(&time, NULL);
+}
+
+#ifdef __x86_64__
+static void caught(int number, siginfo_t *info, void *context)
+{
+	int before = errno;
+	greg_t *of = ((ucontext_t *)context)->uc_mcontext.gregs;
+	long result;
+
+	(void)number;
+	wait_us(faults->write_delay_us);
+	if (info->si_syscall != SYS_pwritev)
+		result = -ENOSYS;
+	else if (faults->write_fails)
+		result = -EIO;
+	else if ((result = syscall(SYS_pwritev2, of[REG_RDI], of[REG_RSI], of[REG_RDX], of[REG_R10], of[REG_R8], 0)) < 0)
+		result = -errno;
+	of[REG_RAX] = result;
+	errno = before;
+}
+
+static void catch_writes(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pwritev, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { .len = sizeof(filter) / sizeof(filter[0]), .filter = filter };
+	struct sigaction action = { .sa_sigaction = caught, .sa_flags = SA_SIGINFO | SA_RESTART };
+
+	if (sigaction(SIGSYS, &action, NULL) || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+		abort();
+}
+#else
+/* Here only what comes by the C library is caught. */
+static void catch_writes(void)
+{
+}
+#endif
 
 __attribute__((constructor)) static void begin(void)
 {
@@ -37,6 +103,8 @@ __attribute__((constructor)) static void begin(void)
 	real_clock_gettime = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
 	real_fdatasync = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
 	real_fsync = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+	real_pread64 = (ssize_t (*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
+	real_pwrite64 = (ssize_t (*)(int, const void *, size_t, off64_t))dlsym(RTLD_NEXT, "pwrite64");
 	if (fd >= 0) {
 		void *mapped = mmap(NULL, sizeof(struct faults), PROT_READ, MAP_SHARED, fd, 0);
 
@@ -44,6 +112,8 @@ __attribute__((constructor)) static void begin(void)
 			faults = mapped;
 		close(fd);
 	}
+	if (getenv("TIDELOCK_FAULTS_OF_DISK"))
+		catch_writes();
 }
 
 int clock_gettime(clockid_t clock, struct timespec *time)
@@ -59,23 +129,31 @@ int clock_gettime(clockid_t clock, struct timespec *time)
 	return result;
 }
 
-static int sync_with(int (*real)(int), int fd)
+/* Whether the call fails, after the time that it takes longer. */
+static int fails(int64_t delay_us, int64_t it_fails)
 {
-	if (faults->sync_delay_us)
-		usleep(faults->sync_delay_us);
-	if (faults->sync_fails) {
+	wait_us(delay_us);
+	if (it_fails)
 		errno = EIO;
-		return -1;
-	}
-	return real(fd);
+	return it_fails != 0;
 }
 
 int fdatasync(int fd)
 {
-	return sync_with(real_fdatasync, fd);
+	return fails(faults->sync_delay_us, faults->sync_fails) ? -1 : real_fdatasync(fd);
 }
 
 int fsync(int fd)
 {
-	return sync_with(real_fsync, fd);
+	return fails(faults->sync_delay_us, faults->sync_fails) ? -1 : real_fsync(fd);
+}
+
+ssize_t pread64(int fd, void *buffer, size_t count, off64_t at)
+{
+	return fails(faults->read_delay_us, faults->read_fails) ? -1 : real_pread64(fd, buffer, count, at);
+}
+
+ssize_t pwrite64(int fd, const void *buffer, size_t count, off64_t at)
+{
+	return fails(faults->write_delay_us, faults->write_fails) ? -1 : real_pwrite64(fd, buffer, count, at);
 }

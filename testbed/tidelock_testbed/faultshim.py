@@ -1,4 +1,5 @@
-"""Faults inside one process: its wall clock steps, its disk syncs fail or take long. See `faultshim.c`.
+"""Faults inside one process: its wall clock steps, its disk's reads, writes and syncs fail or take long. See
+`faultshim.c`.
 
 Invariant: a process without the environment of a `FaultShim` knows nothing of it, and one with it runs on the real
 clock and disk until a fault is asked for.
@@ -15,7 +16,16 @@ from .paths import OUT
 from .run import Run
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_LAYOUT = struct.Struct("=qqq")
+_FIELDS = (
+    "clock_ahead_ns",
+    *("sync_delay_us", "sync_fails"),
+    *("read_delay_us", "read_fails"),
+    *("write_delay_us", "write_fails"),
+)
+"""As the library has them, 64 bits each."""
+_LAYOUT = struct.Struct(f"={len(_FIELDS)}q")
+KINDS = ("sync", "read", "write")
+"""What a process asks of its disk."""
 
 
 def _library() -> Path:
@@ -32,30 +42,33 @@ def _library() -> Path:
 class FaultShim:
     """What one process, through all its lives, believes of the clock and of its disk."""
 
-    def __init__(self, run: Run, name: str):
+    def __init__(self, run: Run, name: str, has_disk: bool = False):
+        """With `has_disk` all writes by position are caught, however they are made: only where faults of them are
+        wanted, because each one costs a signal."""
         path = run.directory / f"{name}.faults"
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:
             self._mapped = mmap.mmap(file.fileno(), _LAYOUT.size)
         self.environment = {"LD_PRELOAD": str(_library()), "TIDELOCK_FAULTS": str(path)}
         """For the process."""
-        self._clock_ahead_s, self._sync_delay_ms, self._sync_fails = 0.0, 0.0, False
+        if has_disk:
+            self.environment["TIDELOCK_FAULTS_OF_DISK"] = "1"
+        self._values = dict.fromkeys(_FIELDS, 0)
 
     def step_clock(self, ahead_s: float) -> None:
         """From now on its wall clock is so far ahead of the real one, or behind it."""
-        self._clock_ahead_s = ahead_s
-        self._write()
+        self._set(clock_ahead_ns=int(ahead_s * 1e9))
 
-    def slow_syncs(self, delay_ms: float) -> None:
-        """Each sync takes so much longer."""
-        self._sync_delay_ms = delay_ms
-        self._write()
+    def slow_disk(self, kind: str, delay_ms: float) -> None:
+        """Each request of this kind takes so much longer."""
+        assert kind in KINDS
+        self._set(**{f"{kind}_delay_us": int(delay_ms * 1e3)})
 
-    def fail_syncs(self, fails: bool) -> None:
-        """Each sync fails, and syncs nothing."""
-        self._sync_fails = fails
-        self._write()
+    def fail_disk(self, kind: str, fails: bool) -> None:
+        """Each request of this kind fails, and does nothing."""
+        assert kind in KINDS
+        self._set(**{f"{kind}_fails": int(fails)})
 
-    def _write(self) -> None:
-        values = int(self._clock_ahead_s * 1e9), int(self._sync_delay_ms * 1e3), int(self._sync_fails)
-        self._mapped[:] = _LAYOUT.pack(*values)
+    def _set(self, **values: int) -> None:
+        self._values.update(values)
+        self._mapped[:] = _LAYOUT.pack(*self._values.values())

@@ -1,4 +1,5 @@
-"""A block device that fails when it is told to: nbdkit's `error` filter, seen through nbdfuse and a loop device.
+"""A block device that fails or is slow when it is told to: nbdkit's filters `error` and `rate`, seen through nbdfuse
+and a loop device.
 
 Nothing of it outlives its processes: the FUSE mount stands in a mount namespace of theirs, and the loop device
 goes away with its last user once `detach` was called.
@@ -13,7 +14,7 @@ from .run import Run
 
 
 class FaultyDisk:
-    """`device` works like `image` until `fail` is called.
+    """`device` works like `image` until `fail` or `slow` is called.
 
     The filter knows nothing of flushes. A disk whose flushes are to fail is a few shell commands instead of nbdkit's
     own plugin for files, and slow.
@@ -29,13 +30,16 @@ class FaultyDisk:
         plugin = self._commands(size_bytes) if with_flush else ["file", self.image]
         mount = directory / "mount"
         mount.mkdir()
+        self._rate = directory / "rate"
+        self.slow(0)
         errors = [f"error-{kind}-{what}" for kind in ("pread", "pwrite") for what in self._how(kind)]
         self.process = Process(
             run,
             "faulty-disk",
             [
                 *("unshare", "--mount", "--propagation", "private"),
-                *("nbdfuse", mount / "disk", "[", "nbdkit", "--filter=error", *plugin, *errors, "]"),
+                *("nbdfuse", mount / "disk", "[", "nbdkit", "--filter=rate", "--filter=error", *plugin),
+                *(f"rate-file={self._rate}", *errors, "]"),
             ],
         )
         # The mount is seen from inside only; a file there can be opened from anywhere.
@@ -72,3 +76,7 @@ class FaultyDisk:
         """From now on only these kinds of requests fail: `pread`, `pwrite`, `flush`, or nothing."""
         for kind, trigger in self._triggers.items():
             trigger.touch() if kind in kinds else trigger.unlink(missing_ok=True)
+
+    def slow(self, bytes_per_s: float) -> None:
+        """From now on no more than so much is read and written; 0: as much as can be."""
+        self._rate.write_text(f"{int(bytes_per_s * 8)}\n")

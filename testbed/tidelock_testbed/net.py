@@ -188,6 +188,10 @@ class Net:
             for host in self.hosts:
                 host.netns.ip(f"link set {HOST_LAN} master {BRIDGE}")
 
+    def reversed(self) -> Reversed:
+        """The same network for a group that is protected the other way round."""
+        return Reversed(self)
+
     def route_clients_to(self, site: Site, guest: GuestNet) -> None:
         """From now on the clients find the guest at this site."""
         number = self._lan[site.name]
@@ -214,3 +218,12 @@ class Net:
         self.primary.netns.ip("link set lan up")
         # The kernel forgets an interface's IPv6 addresses when it goes down.
         add_addresses(self.primary.netns, "lan", f"fd77:{lan}::1/64")
+
+
+class Reversed:
+    """A network in which what was the backup site is the primary one, and the other way round."""
+
+    def __init__(self, net: Net):
+        self.primary, self.backup = net.backup, net.primary
+        self.BACKUP4 = net.PRIMARY4
+        self.wans = net.wans

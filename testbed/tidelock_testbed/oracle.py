@@ -49,6 +49,8 @@ class Oracle:
         self._in_doubt: dict[int, set[int]] = {}
         self._version = 0
         self._history: list[tuple[str, _Write | None]] = []
+        self._base: dict[int, set[int]] = {}
+        """What there was before all that; a block that is not named was zeroes."""
 
     def issue(self, blocks: range, zero: bool) -> _Write:
         """A write is about to be sent."""
@@ -81,8 +83,23 @@ class Oracle:
             self._settled.setdefault(block, {ZEROES}).update(versions)
         self._in_doubt.clear()
 
-    def violations_of_prefix(self, image: Path) -> list[str]:
-        """Blocks of an image that hold what no prefix of what was done leaves there.
+    def position(self) -> int:
+        """How much was done so far."""
+        return len(self._history)
+
+    def rebase(self, image: Path) -> None:
+        """A recovery has brought back this image: the disk holds what is in it, and nothing is in doubt."""
+        self._in_doubt.clear()
+        self._history.clear()
+        with image.open("rb") as file:
+            for block in range(self.blocks):
+                # What it holds is a version of the block: whoever rebases has seen to that.
+                self._settled[block] = {struct.unpack_from("<Q", file.read(BLOCK))[0]}
+        self._base = {block: set(versions) for block, versions in self._settled.items()}
+
+    def violations_of_prefix(self, image: Path, at_least: int = 0) -> list[str]:
+        """Blocks of an image that hold what no prefix of what was done leaves there, or none that goes up to a position
+        at least.
 
         A write that had completed before another was issued comes before it. So if the image has something of a write,
         it has everything that had completed when that one was issued.
@@ -93,9 +110,11 @@ class Oracle:
                 visible.add(struct.unpack_from("<Q", data)[0])
         issued = {write.version: n for n, (what, write) in enumerate(self._history) if what == "issue"}
         youngest = max((issued[version] for version in visible if version in issued), default=-1)
+        end = max(youngest + 1, at_least)
         then = Oracle(self.blocks * BLOCK)
+        then._settled = {block: set(versions) for block, versions in self._base.items()}
         writes: dict[int, _Write] = {}
-        for what, write in self._history[: youngest + 1]:
+        for what, write in self._history[:end]:
             if what == "issue":
                 writes[write.version] = then._issue(write.blocks, write.version)
             elif what == "complete":
@@ -103,7 +122,7 @@ class Oracle:
             else:
                 then.server_died()
         # Zeroes do not say which write they are of: a later one may be there, too.
-        later = [write for what, write in self._history[youngest + 1 :] if what == "issue" and write.version < 0]
+        later = [write for what, write in self._history[end:] if what == "issue" and write.version < 0]
         return then.violations(image, {block for write in later for block in write.blocks})
 
     def violations(self, image: Path, may_be_zero: Set[int] = frozenset()) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .hostdaemon import ControlClient, writer_of
-from .net import Net
+from .net import Net, Reversed
 from .oracle import Load, Oracle
 from .paths import BIN
 from .pki import Pki, TlsFiles
@@ -67,7 +67,7 @@ class Options:
 class Pair:
     """Both processes and all that they need. Nothing is started yet."""
 
-    def __init__(self, run: Run, options: Options = Options(), net: Net | None = None, name: str = "pair"):
+    def __init__(self, run: Run, options: Options = Options(), net: Net | Reversed | None = None, name: str = "pair"):
         """Several pairs of one run need names of their own."""
         self.run, self.options, self.net, self.name = run, options, net, name
         self._names = itertools.count()

@@ -1,5 +1,7 @@
 """`make torture`: random faults on real processes, round after round, and a report.
 
+With --sum the reports of runs before are added up instead, and none is made.
+
 The exit status is 0 if no rule was seen to break and every round came to its end, 1 if not, 2 if the knobs are wrong,
 130 after Ctrl-C.
 """
@@ -22,17 +24,20 @@ from ..progress import say
 from ..run import Run
 from .client_round import ClientRound
 from .disk_round import DiskRound
+from .failback_round import FailbackRound
 from .verdict import Report, Verdict, again
 
 SEEDS = 1_000_000
-EVERY_VM = 10
-"""Of so many rounds one is of virtual machines, with PostgreSQL."""
+ROUNDS_OF_SEEDS = ("vm", "disk", "process", "failback", "process", "disk", "process", "failback", "process", "disk")
+"""What a round is, by the last digit of its seed."""
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def main(words: list[str] | None = None) -> int:
     """Runs what the command line asks for."""
     options = parse(words)
+    if options.sum:
+        return add_up(options.sum, options.out)
     seed = random.randrange(SEEDS) if options.seed is None else options.seed
     report = Report(options.out, seed)
     lock = alone()
@@ -54,17 +59,38 @@ def main(words: list[str] | None = None) -> int:
     print(report.as_text(), flush=True)
     found = f"{len(report.violated)} with violations, {len(report.failed)} not to their end"
     say(f"{number} rounds, {found}: see {report.out / 'torture-report.md'}")
-    return 1 if report.violated or report.failed else 0
+    return report.status
+
+
+def add_up(files: list[Path], out: Path) -> int:
+    """One report of many; what was counted twice would be a mistake, and is refused."""
+    try:
+        report = Report.sum_of(files, out)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"torture: cannot add up: {error}", file=sys.stderr)
+        return 2
+    report.write()
+    print(report.as_text(), flush=True)
+    return report.status
+
+
+DISKS = {"disk": DiskRound, "failback": FailbackRound}
+
+
+def kind_of(seed: int, vms: bool) -> str:
+    """What a round is."""
+    kind = ROUNDS_OF_SEEDS[seed % len(ROUNDS_OF_SEEDS)]
+    return "process" if kind == "vm" and not vms else kind
 
 
 def perform(seed: int, vms: bool = True) -> Verdict:
     """One round, from nothing to nothing."""
     began = time.monotonic()
-    kind = "vm" if vms and seed % EVERY_VM == 0 else "disk" if seed % 2 else "process"
+    kind = kind_of(seed, vms)
     with Run(f"torture/{seed}", keep=False) as run:
         verdict = Verdict(kind, seed)
         try:
-            this = DiskRound(run, seed) if kind == "disk" else ClientRound(run, seed, kind)
+            this = DISKS[kind](run, seed) if kind in DISKS else ClientRound(run, seed, kind)
             verdict = this.verdict
             this.execute()
         except Exception as error:  # what went wrong is the round's result
@@ -82,11 +108,12 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=0, help="ROUNDS: so many, in place of TIME")
     parser.add_argument("--seed", type=int, help="SEED of the first round; random if not given, and printed")
     parser.add_argument("--no-vms", dest="vms", action="store_false", help="no round with virtual machines")
+    parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE", help="add up these torture-report.json")
     parser.add_argument("--out", type=Path, default=OUT, help="where the report goes")
     options = parser.parse_args(words)
     if options.rounds < 0:
         parser.error("ROUNDS must be 1 or more")
-    if os.geteuid() != 0:
+    if not options.sum and os.geteuid() != 0:
         parser.error("the testbed makes network namespaces: run it as root")
     return options
 

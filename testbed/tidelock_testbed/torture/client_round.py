@@ -73,7 +73,7 @@ def tortured(kind: type[Drill]) -> type[Drill]:
                 shim = FaultShim(run, daemon.host)
                 daemon.environment |= shim.environment
                 self.switches |= inside(f"the daemon of {daemon.host}", shim, chance, has_disk=False)
-            shim = FaultShim(run, "backup")
+            shim = FaultShim(run, "backup", has_disk=True)
             self.rig.backup.environment |= shim.environment
             self.switches |= inside("the backup", shim, chance, has_disk=True)
 

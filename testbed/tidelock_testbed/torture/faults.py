@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..faultshim import FaultShim
 from ..process import Process
@@ -34,22 +35,26 @@ WORSE = {
 
 CLOCK_STEPS_S = [-3600, -30, -0.5, 0.5, 8, 30, 3600]
 """How far a wall clock is set ahead. Hosts follow one that steps a little, and not one that steps far."""
-SLOW_SYNC_MS = 40
+SLOW_MS = {"sync": 40, "write": 5, "read": 2}
+"""How much longer a request to a slow disk takes."""
 
 Switch = tuple[Callable[[], None], Callable[[], None]]
 """What brings a fault about, and what undoes it."""
 
 
 def inside(process: str, shim: FaultShim, chance: random.Random, has_disk: bool) -> dict[str, Switch]:
-    """Faults inside a process: its clock, and the syncs of what it writes, where it syncs by the C library."""
+    """Faults inside a process: its clock, and what it reads, writes and syncs, if it goes there by system calls."""
     faults = {
         f"clock: of {process}": (lambda: shim.step_clock(chance.choice(CLOCK_STEPS_S)), lambda: shim.step_clock(0))
     }
-    if has_disk:
-        faults[f"disk: {process}'s syncs fail"] = (lambda: shim.fail_syncs(True), lambda: shim.fail_syncs(False))
-        faults[f"disk: {process}'s syncs are slow"] = (
-            lambda: shim.slow_syncs(SLOW_SYNC_MS),
-            lambda: shim.slow_syncs(0),
+    for kind, delay_ms in SLOW_MS.items() if has_disk else ():
+        faults[f"disk: {process}'s {kind}s fail"] = (
+            partial(shim.fail_disk, kind, True),
+            partial(shim.fail_disk, kind, False),
+        )
+        faults[f"disk: {process}'s {kind}s are slow"] = (
+            partial(shim.slow_disk, kind, delay_ms),
+            partial(shim.slow_disk, kind, 0),
         )
     return faults
 

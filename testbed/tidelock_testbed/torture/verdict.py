@@ -41,12 +41,41 @@ class Verdict:
     """Rows that clients were told of."""
     seconds: float = 0
 
+    @classmethod
+    def from_json(cls, read: dict) -> Verdict:
+        """As a report has it."""
+        faults = Counter(read["faults"])
+        # JSON has no numbers for keys.
+        checks = Counter({int(rule): count for rule, count in read["checks"].items()})
+        return cls(**{**read, "faults": faults, "checks": checks})
+
     def check(self, rule: int, held: bool, what: str) -> None:
         """Notes that a rule was checked."""
         assert rule in RULES
         self.checks[rule] += 1
         if not held:
             self.violations.append(f"rule {rule}: {what}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run, on one machine."""
+
+    seed: int
+    """Of its first round."""
+    began_unix: float
+    rounds: int
+    machine: str
+
+    def as_text(self) -> str:
+        """For people."""
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.began_unix))
+        return f"{when} UTC, {self.machine}, seeds {self.seed} to {self.seed + self.rounds - 1}"
+
+
+def this_machine() -> str:
+    """What a run is made on."""
+    return f"Linux {platform.release()}, {os.cpu_count()} processors"
 
 
 @dataclass
@@ -57,13 +86,50 @@ class Report:
     seed: int
     began: float = field(default_factory=time.time)
     verdicts: list[Verdict] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    """Of a sum: the runs that it is of."""
+
+    @classmethod
+    def sum_of(cls, files: list[Path], out: Path) -> Report:
+        """Many reports as one, in the order in which they began. No run may be counted twice."""
+        parts: list[Part] = []
+        rounds: dict[Part, list[Verdict]] = {}
+        for file in files:
+            read = json.loads(file.read_text())
+            verdicts = [Verdict.from_json(one) for one in read["rounds"]]
+            for part in read["parts"]:
+                if part["began_unix"] in {known.began_unix for known in parts}:
+                    raise ValueError(f"{file}: the run of {part['began_unix']} is in another file, too")
+                this = Part(**part)
+                parts.append(this)
+                rounds[this], verdicts = verdicts[: this.rounds], verdicts[this.rounds :]
+            if verdicts:
+                raise ValueError(f"{file}: {len(verdicts)} rounds are of no run")
+        parts.sort(key=lambda part: part.began_unix)
+        if not parts:
+            raise ValueError("there is no run in them")
+        return cls(out, parts[0].seed, parts[0].began_unix, [v for part in parts for v in rounds[part]], parts)
 
     def add(self, verdict: Verdict) -> None:
         """Adds a round and writes both files."""
         self.verdicts.append(verdict)
+        self.write()
+
+    def write(self) -> None:
+        """Writes both files."""
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "torture-report.json").write_text(json.dumps(self.as_json(), indent=2) + "\n")
         (self.out / "torture-report.md").write_text(self.as_text())
+
+    @property
+    def runs(self) -> list[Part]:
+        """The runs that it is of; before it is a sum, one."""
+        return self.parts or [Part(self.seed, self.began, len(self.verdicts), this_machine())]
+
+    @property
+    def status(self) -> int:
+        """The exit status that it is worth."""
+        return 1 if self.violated or self.failed else 0
 
     @property
     def violated(self) -> list[Verdict]:
@@ -77,7 +143,13 @@ class Report:
 
     def as_json(self) -> dict:
         """For programs."""
-        return {"seed": self.seed, "began_unix": self.began, "rounds": [vars(v) for v in self.verdicts]}
+        parts = [vars(part) for part in self.runs]
+        return {
+            "seed": self.seed,
+            "began_unix": self.began,
+            "parts": parts,
+            "rounds": [vars(verdict) for verdict in self.verdicts],
+        }
 
     def as_text(self) -> str:
         """For people."""
@@ -85,13 +157,13 @@ class Report:
         kinds = Counter(verdict.kind for verdict in verdicts)
         faults = sum((verdict.faults for verdict in verdicts), Counter())
         checks = sum((verdict.checks for verdict in verdicts), Counter())
-        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.began))
         minutes = sum(verdict.seconds for verdict in verdicts) / 60
         lines = [
             "# Torture",
             "",
-            f"{when} UTC, Linux {platform.release()}, {os.cpu_count()} processors. Seeds {self.seed} to "
-            f"{self.seed + len(verdicts) - 1}, {minutes:.0f} minutes: {len(verdicts)} rounds, "
+            *(f"{part.as_text()}\n" for part in self.runs),
+            f"{minutes:.0f} minutes in {len(self.runs)} {'run' if len(self.runs) == 1 else 'runs'}: "
+            f"{len(verdicts)} rounds, "
             f"{sum(faults.values())} faults, **{sum(len(v.violations) for v in verdicts)} violations**, "
             f"{len(self.failed)} rounds that did not come to their end. "
             f"{sum(v.writes for v in verdicts):,} writes of the byte-exact guest completed, clients were told of "
