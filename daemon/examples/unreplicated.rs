@@ -79,6 +79,7 @@ fn main() -> anyhow::Result<()> {
         activity: ActivityLog::off(),
         log_file: None,
         backlog: None,
+        goes_on: None,
     })?;
     owner.run()?;
     Ok(())

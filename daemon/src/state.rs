@@ -110,15 +110,38 @@ pub struct Opened {
 }
 
 impl MemberState {
+    /// The run before and its epoch, if it has not ended cleanly.
+    pub fn unclean(path: &Path) -> Result<Option<(Incarnation, Epoch)>, StateError> {
+        let unclean = read(path)?.filter(|content| content.clean.is_none() && !content.fenced);
+        Ok(unclean.map(|content| (content.incarnation, content.epoch)))
+    }
+
     /// Opens or creates the file, and marks the new run as begun.
     pub fn open(path: PathBuf, wall_us: u64) -> Result<(Self, Opened), StateError> {
+        Self::open_as(path, wall_us, None)
+    }
+
+    /// The same for a process that goes on with the run before, which has not ended: it has all that is to be sent.
+    pub fn go_on(
+        path: PathBuf,
+        wall_us: u64,
+        run: Incarnation,
+    ) -> Result<(Self, Opened), StateError> {
+        Self::open_as(path, wall_us, Some(run))
+    }
+
+    fn open_as(
+        path: PathBuf,
+        wall_us: u64,
+        run: Option<Incarnation>,
+    ) -> Result<(Self, Opened), StateError> {
         let directory = path.parent().unwrap_or(Path::new("."));
         durable::make_directory(directory)
             .map_err(|source| StateError::Io { path: path.clone(), source })?;
         let old = read(&path)?;
         let last = old.as_ref().map_or(Incarnation(0), |c| c.incarnation);
         // Larger than any before, also if the file was lost.
-        let incarnation = Incarnation(wall_us.max(last.0 + 1));
+        let incarnation = run.unwrap_or(Incarnation(wall_us.max(last.0 + 1)));
         let epoch = old.as_ref().map_or(Epoch(0), |c| c.epoch);
         let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
         let hlc_ceiling_ms = ceiling::first(floor_ms, wall_us / 1000);

@@ -4,6 +4,7 @@ backup passes through consistent states only (DESIGN rules 2, 8 and 10)."""
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -144,8 +145,16 @@ def test_at_its_limit_writes_wait_and_it_is_said(run):
     check_nothing_compared(pair)
 
 
-def test_a_restart_compares_what_waited(run):
-    """After kill -9 in an outage the activity log says what to compare, as without a disk; old segments are removed."""
+def kill(pair: Pair, load, oracle: Oracle) -> None:
+    """The daemon is gone, and its guest has heard nothing of what was under way."""
+    pair.kill(pair.daemon)
+    load.vanish()
+    oracle.server_died()
+
+
+def test_a_daemon_killed_in_an_outage_goes_on_in_order(run):
+    """kill -9 with more waiting than memory holds: the guest is served again without the backup, nothing that
+    waited is lost, and nothing is compared when the link is back."""
     net = Net(run, rtt_ms=10)
     pair = Pair(run, options(), net)
     pair.start()
@@ -154,16 +163,110 @@ def test_a_restart_compares_what_waited(run):
     net.wan.cut()
     pair.wait_state("disconnected")
     write_beyond_memory(pair, load)
-    pair.kill(pair.daemon)
-    load.vanish()
-    oracle.server_died()
-    assert segments(pair)
+    for lap in range(2):
+        kill(pair, load, oracle)
+        pair.start_daemon()
+        wanted = 2 * MEMORY_MIB * MIB
+        wait_until("it is known", lambda wanted=wanted: backlog(pair)["used_bytes"] > wanted, 60, [pair.daemon])
+        assert backlog(pair)["on_disk"]["records"] > 0
+        assert "going on with the backlog on disk" in pair.daemon.log.read_text()
+        # Without the backup.
+        load = pair.load(oracle, f"again {lap}", depth=32)
+        wait_until("the guest is served", lambda load=load: load.replies > 200, 60, [pair.daemon])
+        assert load.errors == []
     net.wan.mend()
+    pair.wait_state("protected")
+    load.finish()
+    pair.check_sites(oracle)
+    check_nothing_compared(pair)
+    wait_until("room is given back", lambda: len(segments(pair)) <= 1, 60, [pair.daemon])
+    # And with nothing waiting a clean stop is one.
+    pair.daemon.stop()
+    pair.start_daemon()
+    pair.wait_state("protected")
+    check_nothing_compared(pair)
+    pair.check_sites(oracle)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_killed_at_any_moment_nothing_is_compared_and_the_sites_are_equal(run, seed: int):
+    """kill -9 under load, again and again, with the link up or down: what may not have ended on the local disk is done
+    again, so both sites have the same."""
+    chance = random.Random(f"killed {seed}")
+    net = Net(run, rtt_ms=4)
+    pair = Pair(run, options(), net)
+    pair.start()
+    oracle = Oracle(DISK_MIB * MIB)
+    for lap in range(6):
+        load = pair.load(oracle, f"{seed} {lap}", depth=chance.choice([1, 8, 64]))
+        wanted = chance.randrange(50, 1200)
+        cut_at = wanted - chance.randrange(200) if chance.random() < 0.5 else None
+        if cut_at is not None:
+            wait_until("the load goes on", lambda load=load, n=cut_at: load.replies >= n, 60, every_s=0.001)
+            net.wan.cut()
+        wait_until("the load goes on", lambda load=load, n=wanted: load.replies >= n, 60, every_s=0.001)
+        assert load.errors == []
+        kill(pair, load, oracle)
+        if chance.random() < 0.7:
+            net.wan.mend()
+        pair.start_daemon()
+        assert "going on with the backlog on disk" in pair.daemon.log.read_text()
+        if chance.random() < 0.5:
+            net.wan.mend()
+            pair.check_sites(oracle)
+            check_nothing_compared(pair)
+    net.wan.mend()
+    pair.check_sites(oracle)
+    check_nothing_compared(pair)
+
+
+def test_what_cannot_be_believed_is_compared(run):
+    """The mark is missing, a segment is damaged, the daemon is killed while the sites are compared: the activity log
+    says what to compare, as without a disk, and old segments are removed."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, options(), net)
+    pair.start()
+    oracle = Oracle(DISK_MIB * MIB)
+    directory = pair.state_file.with_suffix(".backlog")
+
+    def damage() -> None:
+        content = bytearray(segments(pair)[0].read_bytes())
+        content[len(content) // 2] ^= 1
+        segments(pair)[0].write_bytes(content)
+
+    for spoil, said in [
+        ((directory / "sound").unlink, "the sites differed by more than what waited in it"),
+        (damage, "is damaged"),
+        (lambda: segments(pair)[-2].unlink(), "a part of it is missing"),
+    ]:
+        load = pair.load(oracle, said, depth=32)
+        net.wan.cut()
+        pair.wait_state("disconnected")
+        write_beyond_memory(pair, load)
+        kill(pair, load, oracle)
+        spoil()
+        net.wan.mend()
+        pair.start_daemon()
+        pair.wait_state("protected")
+        log = pair.daemon.log.read_text()
+        assert "purpose=Compare" in log and said in log
+        pair.check_sites(oracle)
+        wait_until("the old segments are gone", lambda: len(segments(pair)) <= 1, 60, [pair.daemon])
+    # Killed while it compares.
+    load = pair.load(oracle, "compared", depth=32)
+    wait_until("some writes", lambda: load.replies > 500, 60, [pair.daemon])
+    kill(pair, load, oracle)
+    (directory / "sound").unlink()
+    net.wan.set(rate_bytes_per_s=MIB // 2)
+    pair.start_daemon()
+    pair.wait_state("resyncing")
+    pair.kill(pair.daemon)
+    assert not (directory / "sound").exists()
+    net.wan.set(rate_bytes_per_s=0)
     pair.start_daemon()
     pair.wait_state("protected")
     assert "purpose=Compare" in pair.daemon.log.read_text()
     pair.check_sites(oracle)
-    wait_until("the old segments are gone", lambda: len(segments(pair)) <= 1, 60, [pair.daemon])
 
 
 def test_a_clean_stop_leaves_nothing_to_compare(run):

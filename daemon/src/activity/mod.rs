@@ -285,6 +285,8 @@ pub struct ActivityLog {
     unusable: Option<String>,
     /// What is admitted may have no record.
     unrecorded: bool,
+    /// The stream goes on, and the backup has not been asked yet whether it takes that.
+    goes_on_after: Option<Seq>,
     actions: VecDeque<Action>,
     counts: Counts,
     #[cfg(feature = "planted-bugs")]
@@ -339,6 +341,7 @@ impl ActivityLog {
             before: None,
             unusable: None,
             unrecorded: false,
+            goes_on_after: None,
             actions: VecDeque::new(),
             counts: Counts::default(),
             #[cfg(feature = "planted-bugs")]
@@ -395,6 +398,12 @@ impl ActivityLog {
         if self.before.is_none() && self.unusable.is_none() {
             self.before = Some(Before::of(&self.head, true));
         }
+    }
+
+    /// The stream of the run before goes on after this seq, with all that it had not sent: what the map has of it need not be
+    /// compared, unless the backup wants it.
+    pub fn goes_on_after(&mut self, last_seq: Seq) {
+        self.goes_on_after = Some(last_seq);
     }
 
     fn must_be_compared(&mut self, slot: u32) {
@@ -618,6 +627,9 @@ impl ActivityLog {
         let before = self.before.take();
         let unusable = self.unusable.take();
         self.unrecorded = false;
+        if copy != CopyState::Whole {
+            self.goes_on_after = None;
+        }
         self.committed(durable);
         let own = self.head.incarnation;
         if (self.head.confirmed, self.head.epoch) != (own, epoch) {
@@ -625,6 +637,11 @@ impl ActivityLog {
             self.head_changed = true;
         }
         if copying || copy == CopyState::Whole {
+            // What the map has of the time before is in the stream, up to here.
+            if let Some(last_seq) = self.goes_on_after.take() {
+                self.last_seq = self.last_seq.max(last_seq);
+                self.settle_all();
+            }
             return Compare::Nothing;
         }
         let why = match (before, copy) {

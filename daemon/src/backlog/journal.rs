@@ -74,6 +74,7 @@ pub struct Journal {
     file: Option<File>,
     next_number: u64,
     durable: Seq,
+    is_sound: bool,
 }
 
 impl Journal {
@@ -104,6 +105,37 @@ impl Journal {
             file: None,
             next_number: 1,
             durable: Seq::ZERO,
+            is_sound: false,
+        })
+    }
+
+    /// Goes on with what the run before left, as the same run. What it had not written to the end is cut off.
+    pub(super) fn go_on(
+        directory: PathBuf,
+        segment_bytes: u64,
+        header: Header,
+        segments: Vec<(u64, Seq, u64)>,
+    ) -> Result<Self, BacklogError> {
+        let (number, _, len_bytes) = *segments.last().expect("there is something to go on with");
+        for (_, path) in segments_in(&directory)?.into_iter().filter(|(other, _)| *other > number) {
+            fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })?;
+        }
+        let path = path_of(&directory, number);
+        File::options()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(len_bytes))
+            .map_err(|source| BacklogError::Io { path, source })?;
+        let segment = |(number, last, len_bytes)| Segment { number, last, len_bytes };
+        Ok(Self {
+            directory,
+            segment_bytes,
+            header,
+            segments: segments.into_iter().map(segment).collect(),
+            file: None,
+            next_number: number + 1,
+            durable: Seq::ZERO,
+            is_sound: true,
         })
     }
 
@@ -160,7 +192,7 @@ impl Journal {
         self.durable = durable;
         while let Some(first) = self.segments.front().filter(|first| first.last <= durable) {
             let is_last = self.segments.len() == 1;
-            if is_last && first.len_bytes < self.segment_bytes {
+            if is_last && self.file.is_some() && first.len_bytes < self.segment_bytes {
                 break;
             }
             if is_last {
@@ -175,6 +207,17 @@ impl Journal {
         let Some(first) = self.segments.pop_front() else { return Ok(()) };
         let path = path_of(&self.directory, first.number);
         fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })
+    }
+
+    /// Whether the next start may go on with this: the sites are equal but for what is in it. It must not be true any more
+    /// before that is not.
+    pub fn set_sound(&mut self, sound: bool) -> Result<(), BacklogError> {
+        if self.is_sound == sound {
+            return Ok(());
+        }
+        mark(&self.directory, sound)?;
+        self.is_sound = sound;
+        Ok(())
     }
 
     /// After a failure, once the backup has all that was appended: begins anew.
@@ -209,8 +252,32 @@ fn write_record(file: &mut File, record: &Record) -> io::Result<()> {
     file.write_all(payload)
 }
 
-/// Removes all segments.
+/// The mark that is there while the next start may go on with the segments.
+fn mark_of(directory: &Path) -> PathBuf {
+    directory.join("sound")
+}
+
+/// Whether it is there.
+pub(super) fn is_marked(directory: &Path) -> bool {
+    mark_of(directory).exists()
+}
+
+/// Puts it there, or takes it away.
+pub fn mark(directory: &Path, sound: bool) -> Result<(), BacklogError> {
+    let path = mark_of(directory);
+    let done = match sound {
+        true => fs::write(&path, []),
+        false => match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        },
+    };
+    done.map_err(|source| BacklogError::Io { path, source })
+}
+
+/// Removes all segments, the mark first.
 pub(super) fn clear(directory: &Path) -> Result<(), BacklogError> {
+    mark(directory, false)?;
     for (_, path) in segments_in(directory)? {
         fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })?;
     }

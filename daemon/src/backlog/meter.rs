@@ -50,9 +50,9 @@ impl Meter {
         self.held_bytes.fetch_sub(cost_bytes, Ordering::SeqCst);
     }
 
-    /// A record is on disk only.
-    pub fn spill(&self) {
-        self.spilled.fetch_add(1, Ordering::SeqCst);
+    /// So many records more are on disk only.
+    pub fn spill(&self, records: u64) {
+        self.spilled.fetch_add(records, Ordering::SeqCst);
     }
 
     /// So many are not any more.

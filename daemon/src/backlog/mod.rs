@@ -5,8 +5,9 @@
 //! there is read back from here, in order, when the link has room for it. The stream stays whole, and the backup passes
 //! through consistent states only: nothing is compared.
 //!
-//! The files are written to the page cache and never synced. The kernel keeps them when the daemon is killed; after a
-//! power loss they are not believed (the boot id says so), and the [activity log](crate::activity) says what to compare.
+//! The files are written to the page cache and never synced. The kernel keeps them when the daemon is killed, and the next
+//! process goes on with them ([`find`]); after a power loss they are not believed (the boot id says so), and the [activity
+//! log](crate::activity) says what to compare.
 //!
 //! Invariants:
 //! - Segments hold the records of one run of the stream in seq order without a gap.
@@ -18,13 +19,15 @@
 
 mod format;
 mod journal;
+mod left;
 mod meter;
 mod reader;
 #[cfg(test)]
 mod tests;
 
 pub use format::{Header, Unusable};
-pub use journal::{BacklogError, Journal, segment_bytes};
+pub use journal::{BacklogError, Journal, mark, segment_bytes};
+pub use left::{Expected, Left, Waiting, WhyNot, find};
 pub use meter::{Meter, cost_bytes};
 pub use reader::Reader;
 

@@ -118,7 +118,8 @@ impl Reader {
             self.file = Some(file);
         }
         let file = self.file.as_ref().expect("just opened");
-        let mut bytes = BytesMut::zeroed(wanted.max(CHUNK_BYTES));
+        let left = file.metadata().map_err(failed)?.len().saturating_sub(self.at.offset);
+        let mut bytes = BytesMut::zeroed(wanted.max(CHUNK_BYTES).min(left as usize));
         let mut len = 0;
         while len < bytes.len() {
             match file.read_at(&mut bytes[len..], self.at.offset + len as u64).map_err(failed)? {

@@ -142,7 +142,7 @@ fn a_steady_stream_takes_no_more_than_two_segments() {
     }
 }
 
-/// The end of the last segment at any byte: whole records come, and then nothing.
+/// The end of the last segment at every third byte: whole records come, and then nothing.
 #[test]
 fn a_torn_tail_is_the_end() {
     let dir = tempfile::tempdir().unwrap();
@@ -150,7 +150,7 @@ fn a_torn_tail_is_the_end() {
     let positions = append(&mut journal, 1..=12);
     let path = path_of(dir.path(), 1);
     let whole = fs::read(&path).unwrap();
-    for len in HEADER_BYTES..whole.len() {
+    for len in (HEADER_BYTES..whole.len()).step_by(3) {
         fs::write(&path, &whole[..len]).unwrap();
         let mut reader = reader(dir.path(), FIRST, 1);
         let mut last = 0;
@@ -282,4 +282,175 @@ fn the_sizes_of_segments_keep_the_bound() {
     assert_eq!(segment_bytes(64 * MIB), 16 * MIB);
     assert_eq!(segment_bytes(1024 * MIB), 16 * MIB);
     assert_eq!(segment_bytes(64 * 1024 * MIB), 1024 * MIB);
+}
+
+// ---- what a killed daemon leaves
+
+const EXPECTED: Expected =
+    Expected { incarnation: RUN, epoch: Epoch(2), boot: BOOT, identity: IDENTITY };
+
+/// Segments as a killed daemon leaves them that had appended so many records, and that may be gone on with.
+fn left_by(directory: &Path, records: u64) -> Vec<Position> {
+    let mut journal = begin(directory);
+    let positions = append(&mut journal, 1..=records);
+    journal.set_sound(true).unwrap();
+    positions
+}
+
+fn why_not(directory: &Path, expected: &Expected) -> String {
+    find(directory, expected).unwrap_err().to_string()
+}
+
+fn check_whole(left: &Left, first: u64, last: u64) {
+    assert_eq!((left.first(), left.last()), (Seq(first), Seq(last)));
+    assert_eq!((left.incarnation(), left.last_hlc), (RUN, record(last).hlc));
+    let mut reader = left.reader();
+    for (waiting, seq) in left.waiting.iter().zip(first..) {
+        let written = record(seq);
+        let payload_bytes = written.payload().map_or(0, |p| p.data().len() as u64);
+        assert_eq!((waiting.seq, waiting.payload_bytes), (Seq(seq), payload_bytes));
+        assert_eq!(waiting.is_of_us, written.effect == Effect::Idle);
+        assert_eq!(reader.read().unwrap(), written);
+    }
+}
+
+#[test]
+fn the_next_process_goes_on_where_a_killed_one_was() {
+    let dir = tempfile::tempdir().unwrap();
+    left_by(dir.path(), 30);
+    for next in 1..=4 {
+        let left = find(dir.path(), &EXPECTED).unwrap();
+        check_whole(&left, 1, 30 * next);
+        let mut journal = left.go_on(SEGMENT_BYTES).unwrap();
+        append(&mut journal, 30 * next + 1..=30 * (next + 1));
+    }
+    let left = find(dir.path(), &EXPECTED).unwrap();
+    let mut journal = left.go_on(SEGMENT_BYTES).unwrap();
+    journal.release(Seq(100)).unwrap();
+    let left = find(dir.path(), &EXPECTED).unwrap();
+    assert!(left.first() > Seq(80) && left.first() <= Seq(101), "{}", left.first());
+    check_whole(&left, left.first().0, 150);
+}
+
+/// The daemon is killed within an append, at many bytes of the last two segments: what was whole is gone on with.
+#[test]
+fn a_torn_tail_is_cut_off_and_gone_on_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let positions = left_by(dir.path(), 24);
+    let last = positions[23].segment;
+    assert!(last >= 3);
+    for segment in [last, last - 1] {
+        let path = path_of(dir.path(), segment);
+        let whole = fs::read(&path).unwrap();
+        for len in (0..whole.len()).step_by(131) {
+            let copy = tempfile::tempdir().unwrap();
+            for (number, path) in segments_in(dir.path()).unwrap() {
+                if number <= segment {
+                    fs::copy(&path, path_of(copy.path(), number)).unwrap();
+                }
+            }
+            fs::write(path_of(copy.path(), segment), &whole[..len]).unwrap();
+            mark(copy.path(), true).unwrap();
+            let is_whole = |at: &Position, next: Option<&Position>| {
+                let ends = next.filter(|next| next.segment == at.segment);
+                let ends = ends.map_or(whole.len(), |next| next.offset as usize);
+                at.segment < segment || (at.segment == segment && ends <= len)
+            };
+            let expected =
+                (0..24).take_while(|n| is_whole(&positions[*n], positions.get(n + 1))).count();
+            let left = find(copy.path(), &EXPECTED).unwrap();
+            check_whole(&left, 1, expected as u64);
+            let mut journal = left.go_on(SEGMENT_BYTES).unwrap();
+            let next = expected as u64 + 1;
+            append(&mut journal, next..=next + 3);
+            check_whole(&find(copy.path(), &EXPECTED).unwrap(), 1, next + 3);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_believed_is_not_gone_on_with() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(why_not(&dir.path().join("missing"), &EXPECTED), WhyNot::Nothing.to_string());
+    assert_eq!(why_not(dir.path(), &EXPECTED), WhyNot::Nothing.to_string());
+    left_by(dir.path(), 40);
+    assert!(find(dir.path(), &EXPECTED).is_ok());
+    let boot = Expected { boot: [4; 16], ..EXPECTED };
+    assert_eq!(why_not(dir.path(), &boot), WhyNot::Boot.to_string());
+    for foreign in [
+        Expected { incarnation: Incarnation(8), ..EXPECTED },
+        Expected { identity: [8; 32], ..EXPECTED },
+        Expected { epoch: Epoch(3), ..EXPECTED },
+    ] {
+        assert_eq!(why_not(dir.path(), &foreign), WhyNot::Foreign.to_string());
+    }
+    mark(dir.path(), false).unwrap();
+    assert_eq!(why_not(dir.path(), &EXPECTED), WhyNot::Unsound.to_string());
+    mark(dir.path(), true).unwrap();
+    let second = path_of(dir.path(), 2);
+    let bytes = fs::read(&second).unwrap();
+    fs::remove_file(&second).unwrap();
+    assert_eq!(why_not(dir.path(), &EXPECTED), WhyNot::Gap.to_string());
+    // In the middle nothing is torn by a kill.
+    fs::write(&second, &bytes[..bytes.len() - 1]).unwrap();
+    assert_eq!(why_not(dir.path(), &EXPECTED), WhyNot::Gap.to_string());
+    fs::write(&second, &bytes[..HEADER_BYTES]).unwrap();
+    assert!(find(dir.path(), &EXPECTED).is_err());
+    let mut newer = bytes.clone();
+    newer[8] = 2;
+    fs::write(&second, &newer).unwrap();
+    assert!(why_not(dir.path(), &EXPECTED).contains("version 2"));
+    fs::write(&second, &bytes).unwrap();
+    assert!(find(dir.path(), &EXPECTED).is_ok(), "all of it is there again");
+}
+
+/// Many bytes of all segments, flipped one at a time.
+#[test]
+fn damage_is_never_gone_on_with() {
+    let dir = tempfile::tempdir().unwrap();
+    left_by(dir.path(), 24);
+    for (number, path) in segments_in(dir.path()).unwrap() {
+        let bytes = fs::read(&path).unwrap();
+        for at in (0..bytes.len()).step_by(if number == 1 { 29 } else { 301 }) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x40;
+            fs::write(&path, &damaged).unwrap();
+            assert!(find(dir.path(), &EXPECTED).is_err(), "byte {at} of {number}");
+        }
+        fs::write(&path, &bytes).unwrap();
+    }
+}
+
+/// A power loss: the durable image has any part of each file, in any mixture. The boot is another one, so none of it is
+/// believed, and a start clears it away.
+#[test]
+fn nothing_of_before_a_power_loss_is_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    left_by(dir.path(), 24);
+    let live: Vec<_> = segments_in(dir.path()).unwrap();
+    let after = Expected { boot: [4; 16], ..EXPECTED };
+    for part in 0..200usize {
+        let durable = tempfile::tempdir().unwrap();
+        for (nth, (number, path)) in live.iter().enumerate() {
+            let mut bytes = fs::read(path).unwrap();
+            // Sectors that were not written back are old bytes.
+            for (sector, data) in bytes.chunks_mut(512).enumerate() {
+                if (part * 31 + sector * 7 + nth * 3) % 5 < part % 5 {
+                    data.fill(0);
+                }
+            }
+            bytes.truncate(bytes.len() * (part % 8 + nth) / 8);
+            if part >> nth & 1 == 0 {
+                fs::write(path_of(durable.path(), *number), bytes).unwrap();
+            }
+        }
+        if part % 3 > 0 {
+            mark(durable.path(), true).unwrap();
+        }
+        assert!(find(durable.path(), &after).is_err(), "part {part}");
+        Journal::begin(durable.path().to_owned(), SEGMENT_BYTES, Incarnation(8), [4; 16], IDENTITY)
+            .unwrap();
+        assert_eq!(why_not(durable.path(), &after), WhyNot::Nothing.to_string());
+        assert!(!durable.path().join("sound").exists());
+    }
 }

@@ -1,12 +1,14 @@
 //! A member's backlog on disk: where it is, and what a start does with it.
 
+use super::HostError;
 use super::launch::state_path;
+use super::redo::redo;
 use crate::activity::Identity;
-use crate::backlog::{BacklogError, Journal, Meter, segment_bytes};
+use crate::backlog::{self, BacklogError, Expected, Journal, Left, Meter, WhyNot, segment_bytes};
 use crate::config::{Config, Group, Member};
-use crate::link::queue::OnDisk;
-use crate::owner::DiskBacklog;
-use crate::state::Opened;
+use crate::link::queue::{OnDisk, Spilled};
+use crate::owner::{DiskBacklog, GoesOn};
+use crate::state::{MemberState, Opened};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +35,7 @@ pub(super) struct OpenBacklog {
     size_bytes: u64,
     memory_bytes: u64,
     identity: [u8; 32],
+    disks: Vec<PathBuf>,
 }
 
 /// Both of its ends, if there is one.
@@ -40,6 +43,9 @@ pub(super) struct OpenBacklog {
 pub(super) struct Ends {
     pub(super) owners: Option<DiskBacklog>,
     pub(super) links: Option<OnDisk>,
+    /// What an earlier process of the run has left, for each of them.
+    pub(super) goes_on: Option<GoesOn>,
+    pub(super) left: Option<Spilled>,
 }
 
 /// How far each writer of a group may be ahead of the backup.
@@ -66,20 +72,77 @@ impl OpenBacklog {
             size_bytes: on_disk.size.bytes,
             memory_bytes: group.backlog.bytes,
             identity: digest(identity),
+            disks: member.disks.iter().map(|disk| disk.path.value.clone()).collect(),
         })
     }
 
-    pub(super) fn open(self, opened: &Opened) -> Result<Ends, BeginError> {
-        let Self { directory, size_bytes, memory_bytes, identity } = self;
+    /// What the run before has left, if this process can go on with it: then what may be missing on the local disks is
+    /// done again. The disks are open here, so no other daemon has them, and nothing of a killed one is under way.
+    pub(super) fn find_left(&self, state: &Path) -> Result<Option<Left>, HostError> {
+        let Some((incarnation, epoch)) = MemberState::unclean(state)? else { return Ok(None) };
         let boot = boot_id().map_err(BeginError::Boot)?;
+        let expected = Expected { incarnation, epoch, boot, identity: self.identity };
+        let directory = self.directory.display();
+        let left = match backlog::find(&self.directory, &expected) {
+            Ok(left) => left,
+            Err(WhyNot::Nothing) => return Ok(None),
+            Err(why) => {
+                tracing::warn!(%directory, %why, "the backlog on disk is not gone on with: the sites are compared");
+                return Ok(None);
+            }
+        };
+        match redo(&left, &self.disks) {
+            Ok(redone) => {
+                tracing::warn!(
+                    %directory,
+                    first = %left.first(),
+                    last = %left.last(),
+                    redone,
+                    "the daemon had not stopped cleanly: going on with the backlog on disk, nothing is compared"
+                );
+                Ok(Some(left))
+            }
+            Err(error) => {
+                tracing::error!(
+                    %directory,
+                    %error,
+                    "what was under way cannot be done again: the sites are compared"
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn open(self, opened: &Opened, left: Option<Left>) -> Result<Ends, BeginError> {
+        let Self { directory, size_bytes, memory_bytes, identity, .. } = self;
         let segment_bytes = segment_bytes(size_bytes);
-        let journal =
-            Journal::begin(directory.clone(), segment_bytes, opened.incarnation, boot, identity)?;
-        warn_of_little_room(&directory, size_bytes);
         let meter = Arc::new(Meter::new(memory_bytes));
+        let mut ends = Ends::default();
+        let journal = match left {
+            Some(left) => {
+                meter.spill(left.waiting.len() as u64);
+                ends.left = Some(Spilled {
+                    at: left.at,
+                    first: left.first(),
+                    last: left.last(),
+                    payload_bytes: left.waiting.iter().map(|record| record.payload_bytes).sum(),
+                });
+                let journal = left.go_on(segment_bytes)?;
+                let Left { waiting, last_hlc, .. } = left;
+                ends.goes_on = Some(GoesOn { epoch: opened.epoch, waiting, last_hlc });
+                journal
+            }
+            None => {
+                let boot = boot_id().map_err(BeginError::Boot)?;
+                let run = opened.incarnation;
+                Journal::begin(directory.clone(), segment_bytes, run, boot, identity)?
+            }
+        };
+        warn_of_little_room(&directory, size_bytes);
         Ok(Ends {
             owners: Some(DiskBacklog::new(journal, meter.clone(), size_bytes, memory_bytes)),
             links: Some(OnDisk { directory, meter }),
+            ..ends
         })
     }
 }

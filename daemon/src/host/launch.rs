@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, WriterId};
+use tidelock_protocol::ids::{Channel, Incarnation, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Attach, DiskSpec, Form, LastRun, Policy};
 use tidelock_uring::{EventFd, LocalFile, OpenRequest, SizeRule};
@@ -59,25 +59,33 @@ impl Launch<'_> {
         let Launch { failed, switched_over, .. } = self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
-        let (state, mut opened) = open_state(config, group, member)?;
+        let backlog_identity = identity(group, member, &disks);
+        let backlog = OpenBacklog::of(config, group, member, &backlog_identity);
+        let left = match &backlog {
+            Some(backlog) if !switched_over && !is_one_of_several(group) => {
+                backlog.find_left(&state_path(config, group, member))?
+            }
+            _ => None,
+        };
+        let run = left.as_ref().map(|left| left.incarnation());
+        let (state, mut opened) = open_state(config, group, member, run)?;
         let log = OpenLog {
             path: state_path(config, group, member).with_extension("activity"),
             settings: group.activity_log,
-            identity: Identity {
-                group: group.name.to_string(),
-                member: name.clone(),
-                disks: disks
-                    .iter()
-                    .map(|d| (d.spec.id, d.spec.name.clone(), d.spec.size_bytes))
-                    .collect(),
-            },
+            identity: backlog_identity,
         };
-        let identity = log.identity.clone();
-        let (activity, log_file) = log.open(&mut opened)?;
-        let backlog = match OpenBacklog::of(config, group, member, &identity) {
+        let (mut activity, log_file) = log.open(&mut opened)?;
+        let backlog = match backlog {
             None => Ends::default(),
-            Some(backlog) => backlog.open(&opened)?,
+            Some(backlog) => backlog.open(&opened, left)?,
         };
+        if let Some(goes_on) = &backlog.goes_on {
+            let last = goes_on.waiting.last().expect("at least one").seq;
+            activity.goes_on_after(last);
+            // A packet that was taken up before this has no stamp: the gate is shut until the backup has all of it.
+            gate.hold_for_resync(true);
+            pending.publish(last, goes_on.last_hlc);
+        }
         if is_one_of_several(group) && group.form == Form::Hlc {
             wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
         }
@@ -145,6 +153,7 @@ impl Launch<'_> {
             activity,
             log_file,
             backlog: backlog.owners,
+            goes_on: backlog.goes_on,
         };
         let thread = spawn(&format!("owner {name}"), move || {
             let result = Owner::new(parts)
@@ -172,6 +181,7 @@ impl Launch<'_> {
             keeper: Box::new(state.clone()),
             stats: link_stats.clone(),
             on_disk: backlog.links,
+            left: backlog.left,
         });
         let sockets = member.disks.iter().map(|d| d.socket.value.clone()).collect();
         let thread = Some(thread);
@@ -224,7 +234,7 @@ pub(super) fn follow(
     gate: Arc<dyn GateControl>,
     switched_over: bool,
 ) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
-    let (state, opened) = open_state(config, group, member)?;
+    let (state, opened) = open_state(config, group, member, None)?;
     let machine = match &member.machine {
         Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
         None => None,
@@ -260,6 +270,7 @@ pub(super) fn follow(
         keeper: Box::new(state.clone()),
         stats: link_stats.clone(),
         on_disk: None,
+        left: None,
     });
     Ok((Follower { link_stats, state }, link_member))
 }
@@ -268,8 +279,22 @@ fn open_state(
     config: &Config,
     group: &Group,
     member: &Member,
+    run: Option<Incarnation>,
 ) -> Result<(MemberState, Opened), StateError> {
-    MemberState::open(state_path(config, group, member), clock::wall_ms() * 1000)
+    let (path, wall_us) = (state_path(config, group, member), clock::wall_ms() * 1000);
+    match run {
+        Some(run) => MemberState::go_on(path, wall_us, run),
+        None => MemberState::open(path, wall_us),
+    }
+}
+
+/// Whose disks these are.
+fn identity(group: &Group, member: &Member, disks: &[DiskSetup]) -> Identity {
+    Identity {
+        group: group.name.to_string(),
+        member: member.name.to_string(),
+        disks: disks.iter().map(|d| (d.spec.id, d.spec.name.clone(), d.spec.size_bytes)).collect(),
+    }
 }
 
 /// What the backup is told first of what a group does without it.

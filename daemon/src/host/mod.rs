@@ -13,6 +13,7 @@ mod degrading;
 mod ending;
 mod gating;
 mod launch;
+mod redo;
 mod snapshot;
 mod switching;
 mod tending;

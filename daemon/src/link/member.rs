@@ -3,9 +3,9 @@
 
 use super::bookmarks::Bookmarks;
 use super::port::{FromLink, LeaseGivenUp, OwnerPort, ToLink};
-use super::queue::{OnDisk, Queue};
+use super::queue::{OnDisk, Queue, QueueError, Spilled};
 use super::{GateControl, Refusal};
-use crate::backlog::BacklogError;
+use crate::backlog::{self, BacklogError};
 use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::collections::VecDeque;
@@ -101,6 +101,8 @@ pub struct Member<T> {
     /// `None` until the backup has told a run that did not know where to go on.
     sender: Option<Queue>,
     on_disk: Option<Arc<OnDisk>>,
+    /// The gate is held until C has this: what an earlier process of the run has admitted.
+    held_to: Option<Seq>,
     port: Arc<OwnerPort<T>>,
     to_owner: fn(FromLink) -> T,
     gate: Arc<dyn GateControl>,
@@ -163,6 +165,9 @@ pub struct MemberParts<T> {
     pub stats: Arc<LinkStats>,
     /// Where records are that memory has no room for.
     pub on_disk: Option<OnDisk>,
+    /// What an earlier process of this run has left there, after which the stream goes on. The gate is held for a resync,
+    /// until C has all of it.
+    pub left: Option<Spilled>,
 }
 
 impl<T> Member<T> {
@@ -182,16 +187,21 @@ impl<T> Member<T> {
             keeper,
             stats,
             on_disk,
+            left,
         } = parts;
         let on_disk = on_disk.map(Arc::new);
         // What it asks from its start on it may owe to a run before that was in mode async.
         let floor_for_everyone = gate.awaits_floor().is_some();
         let sender = match (&presence, attach.last_run) {
             (Presence::Follower { .. }, _) => None,
+            _ if left.is_some() => {
+                let on_disk = on_disk.clone().expect("there is something on disk");
+                left.map(|left| Queue::left(left, on_disk))
+            }
             (_, LastRun::Clean { seq }) => Some(Queue::new(seq, on_disk.clone())),
             _ => None,
         };
-        Self {
+        let member = Self {
             presence,
             answers: VecDeque::new(),
             bookmarks: Bookmarks::default(),
@@ -202,6 +212,7 @@ impl<T> Member<T> {
             phase: Phase::Detached,
             sender,
             on_disk,
+            held_to: left.map(|left| left.last),
             port,
             to_owner,
             gate,
@@ -221,7 +232,9 @@ impl<T> Member<T> {
             given_up: None,
             protocol: 0,
             last_attached: None,
-        }
+        };
+        member.publish_stats();
+        member
     }
 
     /// From the owner loop.
@@ -593,6 +606,8 @@ impl<T> Member<T> {
             || (self.needs_groups() && attached.copy == CopyState::Partial);
         if must_compare {
             self.gate.hold_for_resync(true);
+            // The end of the comparison lets it go.
+            self.held_to = None;
             if self.needs_groups() {
                 // During a resync C stands still, and what the guest tells others waits by its tag.
                 // In the middle of an initial copy C goes on. And P of the old run may be lost.
@@ -603,9 +618,9 @@ impl<T> Member<T> {
         let on_disk = &self.on_disk;
         let sender =
             self.sender.get_or_insert_with(|| Queue::new(attached.durable, on_disk.clone()));
-        sender
-            .attached(attached.durable)
-            .map_err(|source| MemberError::Stream { member: member(), source })?;
+        if let Err(error) = sender.attached(attached.durable) {
+            return Err(self.broken(error));
+        }
         self.phase = Phase::Attached;
         self.was_attached = true;
         self.is_unwanted = false;
@@ -616,6 +631,7 @@ impl<T> Member<T> {
         self.stats.set_stalled(None);
         self.stats.set_takes_idle(self.protocol >= PROTOCOL_OF_GROUPS);
         self.gate.committed(&attached.committed);
+        self.let_gate_go(attached.committed.get(self.attach.writer));
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
         let last_attached = self.last_attached.take();
         let message = FromLink::Attached { attached, first, last_attached };
@@ -635,11 +651,12 @@ impl<T> Member<T> {
         now: MonoNanos,
     ) -> Result<(), MemberError> {
         let sender = self.sender.as_mut().expect("attached");
-        sender
-            .committed(durable)
-            .map_err(|source| MemberError::Stream { member: self.attach.member.clone(), source })?;
+        if let Err(error) = sender.committed(durable) {
+            return Err(self.broken(error.into()));
+        }
         // The gate first: clients wait for it.
         self.gate.committed(committed);
+        self.let_gate_go(committed.get(self.attach.writer));
         self.port.set_acked(durable, committed.get(self.attach.writer));
         while let Some((_, at)) = self.admitted.front().filter(|(seq, _)| *seq <= durable) {
             self.stats.commit_latency(now.since_ns(*at));
@@ -675,6 +692,26 @@ impl<T> Member<T> {
         self.port.send((self.to_owner)(FromLink::Refused(refusal)));
     }
 
+    fn let_gate_go(&mut self, committed: Seq) {
+        if self.held_to.take_if(|held_to| committed >= *held_to).is_some() {
+            self.gate.hold_for_resync(false);
+        }
+    }
+
+    /// The stream cannot go on, nor can a later run go on with what is on disk.
+    fn broken(&self, error: QueueError) -> MemberError {
+        let member = self.attach.member.clone();
+        if let Some(on_disk) = &self.on_disk
+            && let Err(error) = backlog::mark(&on_disk.directory, false)
+        {
+            tracing::error!(member, %error, "remove the segments by hand before the next start");
+        }
+        match error {
+            QueueError::Stream(source) => MemberError::Stream { member, source },
+            QueueError::Backlog(source) => MemberError::Backlog { member, source },
+        }
+    }
+
     fn unexpected(&self, what: &'static str) -> MemberError {
         MemberError::Unexpected { member: self.attach.member.clone(), what }
     }
@@ -690,10 +727,10 @@ impl<T> Member<T> {
         }
         if let Some(sender) = &mut self.sender {
             while out.len() < limit_bytes && !self.is_stalled {
-                let next = sender.poll_transmit().map_err(|source| MemberError::Backlog {
-                    member: self.attach.member.clone(),
-                    source,
-                })?;
+                let next = match sender.poll_transmit() {
+                    Ok(next) => next,
+                    Err(error) => return Err(self.broken(error.into())),
+                };
                 match next {
                     Some(Transmit::Record(mut record)) => {
                         record.flushed &= self.protocol >= PROTOCOL_OF_FLUSHES;

@@ -24,6 +24,17 @@ pub struct OnDisk {
     pub meter: Arc<Meter>,
 }
 
+/// Why an attachment cannot be gone on with.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    /// The stream does not fit.
+    #[error(transparent)]
+    Stream(#[from] SenderError),
+    /// What waits on disk cannot be read back.
+    #[error(transparent)]
+    Backlog(#[from] BacklogError),
+}
+
 /// Records that are on disk only, all that come after those that the sender has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spilled {
@@ -80,6 +91,14 @@ impl Queue {
         }
     }
 
+    /// One with records that an earlier process has left on disk, before all others.
+    #[must_use]
+    pub fn left(spilled: Spilled, on_disk: Arc<OnDisk>) -> Self {
+        let mut queue = Self::new(Seq(spilled.first.0 - 1), Some(on_disk));
+        queue.spill(spilled);
+        queue
+    }
+
     /// Takes over an admitted record that is in memory.
     pub fn push(&mut self, record: Record) {
         if self.is_spilled() {
@@ -128,11 +147,29 @@ impl Queue {
     }
 
     /// As [`Sender::attached`].
-    pub fn attached(&mut self, durable: Seq) -> Result<Released, SenderError> {
+    pub fn attached(&mut self, durable: Seq) -> Result<Released, QueueError> {
+        self.skip(durable)?;
         let released = self.sender.attached(durable)?;
         self.attached = true;
         self.release(durable);
         Ok(released)
+    }
+
+    /// An earlier process has sent some of what it left.
+    fn skip(&mut self, durable: Seq) -> Result<(), BacklogError> {
+        let Some(on_disk) = self.on_disk.clone() else { return Ok(()) };
+        let is_there = durable > self.sender.admitted() && durable <= self.spilled_to;
+        while is_there && let Some(reader) = &mut self.reader {
+            if reader.next_seq() > durable {
+                self.sender = Sender::new(durable);
+                self.held.clear();
+                break;
+            }
+            let record = reader.read()?;
+            self.spilled_bytes -= record.payload().map_or(0, |p| p.data().len() as u64);
+            on_disk.meter.unspill(1);
+        }
+        Ok(())
     }
 
     /// As [`Sender::detached`].
@@ -298,7 +335,7 @@ mod tests {
                     self.meter.hold(COST_BYTES);
                     self.queue.push(record);
                 } else {
-                    self.meter.spill();
+                    self.meter.spill(1);
                     self.queue.spill(Spilled {
                         at,
                         first: record.seq,
@@ -412,6 +449,38 @@ mod tests {
         b.queue.detached();
         b.queue.attached(Seq(5)).unwrap();
         assert_eq!(b.sent(), [6, 7], "the check died with the connection");
+    }
+
+    /// What an earlier process has left goes out first; what of it the backup has already does not.
+    #[test]
+    fn what_an_earlier_process_left_goes_out_from_where_the_backup_is() {
+        for durable in 0..=10 {
+            let mut b = Bench::new(4);
+            b.admit(10);
+            let on_disk = b.queue.on_disk.clone().unwrap();
+            let meter = Arc::new(Meter::new(4 * COST_BYTES));
+            meter.spill(10);
+            let on_disk = OnDisk { directory: on_disk.directory.clone(), meter: meter.clone() };
+            let at = Position { segment: 1, offset: 128 };
+            let payload_bytes = 10 * PAYLOAD_BYTES;
+            let left = Spilled { at, first: Seq(1), last: Seq(10), payload_bytes };
+            (b.queue, b.meter) = (Queue::left(left, Arc::new(on_disk)), meter);
+            assert_eq!(b.queue.last_run(), LastRun::Continues { from: Seq(1) });
+            b.admit(3);
+            b.queue.attached(Seq(durable)).unwrap();
+            let mut sent = b.sent();
+            while sent.last() != Some(&13) {
+                b.commit(*sent.last().unwrap());
+                sent.extend(b.sent());
+            }
+            assert_eq!(sent, (durable + 1..=13).collect::<Vec<_>>());
+            b.commit(13);
+            let rest = (b.meter.spilled(), b.meter.held_bytes(), b.queue.backlog_bytes());
+            assert_eq!(rest, (0, 0, 0));
+        }
+        let mut b = Bench::new(4);
+        b.admit(10);
+        assert!(matches!(b.queue.attached(Seq(11)), Err(QueueError::Stream(_))), "never sent");
     }
 
     /// The disk fails in an outage: what comes then is in memory, behind what is on disk.

@@ -1,6 +1,8 @@
 use super::GateControl;
 use super::member::{Member, MemberError, MemberParts, Presence};
 use super::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
+use super::queue::{OnDisk, Spilled};
+use crate::backlog::{Journal, Meter};
 use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::sync::mpsc::Receiver;
@@ -101,6 +103,16 @@ fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
 }
 
 fn bench_of_says(presence: Presence, last_run: LastRun, says_unreached: Option<bool>) -> Bench {
+    bench_with(presence, last_run, says_unreached, None)
+}
+
+fn bench_with(
+    presence: Presence,
+    last_run: LastRun,
+    says_unreached: Option<bool>,
+    on_disk: Option<(OnDisk, Spilled)>,
+) -> Bench {
+    let (on_disk, left) = on_disk.unzip();
     let told = Told::default();
     let (port, heard) = OwnerPort::new(EventFd::new().unwrap());
     let port = Arc::new(port);
@@ -130,7 +142,8 @@ fn bench_of_says(presence: Presence, last_run: LastRun, says_unreached: Option<b
         gives_up: false,
         keeper: Box::new(told.clone()),
         stats: stats.clone(),
-        on_disk: None,
+        on_disk,
+        left,
     });
     Bench { member, heard, told, port, stats }
 }
@@ -675,4 +688,60 @@ fn who_gives_up_its_lease_asks_for_none_and_says_so_again_and_again() {
     b.member.connected(PROTOCOL_OF_SWITCHES - 1, &mut BytesMut::new());
     b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
     assert_eq!(beat(&mut b), []);
+}
+
+/// A member of which an earlier process has left records 4 to 9 on disk.
+fn bench_that_goes_on(directory: &std::path::Path) -> Bench {
+    let run = Incarnation(1);
+    let mut journal = Journal::begin(directory.to_owned(), 1 << 20, run, [0; 16], [0; 32]).unwrap();
+    let at = (4..=9).map(|seq| journal.append(&record(seq), || Seq(seq)).unwrap()).min().unwrap();
+    journal.set_sound(true).unwrap();
+    let meter = Arc::new(Meter::new(1 << 20));
+    meter.spill(6);
+    let on_disk = OnDisk { directory: directory.to_owned(), meter };
+    let left = Spilled { at, first: Seq(4), last: Seq(9), payload_bytes: 6 * 512 };
+    bench_with(Presence::Alone, LastRun::Unknown, None, Some((on_disk, left)))
+}
+
+#[test]
+fn what_an_earlier_process_left_is_sent_and_the_gate_is_let_go_when_the_backup_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut b = bench_that_goes_on(dir.path());
+    assert_eq!((b.stats.lag_writes(), b.stats.lag_bytes()), (6, 6 * 512), "it is said at once");
+    assert_eq!(b.connect(), LastRun::Continues { from: Seq(4) });
+    b.member.receive(attached(5, 5, CopyState::Whole), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: false, .. })));
+    assert_eq!(b.sent(), [6, 7, 8, 9]);
+    let committed = |seq| Message::Committed {
+        durable: Seq(seq),
+        committed: CountVector::of(WRITER, Seq(seq)),
+    };
+    b.member.receive(committed(8), NOW).unwrap();
+    assert_eq!(b.told.take(), ["epoch 1", "C <5>", "C <8>"], "clients may know of 9");
+    b.member.receive(committed(9), NOW).unwrap();
+    assert_eq!(b.told.take(), ["C <9>", "hold false"]);
+    b.admit(10..=10);
+    assert_eq!(b.sent(), [10]);
+}
+
+#[test]
+fn what_goes_on_and_is_compared_all_the_same_keeps_the_gate_shut_until_that_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut b = bench_that_goes_on(dir.path());
+    b.connect();
+    b.member.receive(attached(9, 9, CopyState::Resyncing), NOW).unwrap();
+    assert_eq!(b.told.take(), ["epoch 1", "hold true", "C <9>"]);
+}
+
+#[test]
+fn what_the_backup_cannot_go_on_with_is_not_gone_on_with_again() {
+    for durable in [2, 10] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut b = bench_that_goes_on(dir.path());
+        b.connect();
+        assert!(dir.path().join("sound").exists());
+        let refused = b.member.receive(attached(durable, 2, CopyState::Whole), NOW);
+        assert!(matches!(refused, Err(MemberError::Stream { .. })), "{durable}");
+        assert!(!dir.path().join("sound").exists());
+    }
 }

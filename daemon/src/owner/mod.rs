@@ -35,7 +35,7 @@ mod verifying;
 
 pub use disk::DiskSetup;
 pub use logging::LogFile;
-pub use spilling::DiskBacklog;
+pub use spilling::{DiskBacklog, GoesOn};
 pub use status::{OwnerView, Phase, Trouble, VerifyEnded};
 
 use crate::activity::geometry::merged;
@@ -205,6 +205,8 @@ pub struct OwnerParts {
     pub log_file: Option<LogFile>,
     /// Where records wait that memory has no room for.
     pub backlog: Option<DiskBacklog>,
+    /// What an earlier process of this run has left there.
+    pub goes_on: Option<GoesOn>,
 }
 
 /// The state of one member.
@@ -227,6 +229,9 @@ pub struct Owner {
     logging: Logging,
     admitted: Vec<Record>,
     backlog: Option<DiskBacklog>,
+    /// The disks are equal but for what is in the stream, as an earlier process of the run has seen; the backup has not
+    /// attached this one.
+    sound_before: bool,
     /// What was admitted after that in this turn, and is on disk only.
     spilled: Option<spilling::TurnSpilled>,
     port: Arc<OwnerPort<ToOwner>>,
@@ -281,6 +286,10 @@ impl Owner {
         let has_what_tags_say = parts.several.is_none() || parts.resume.is_some();
         let serving = !parts.switched_over && has_what_tags_say;
         let serves_unreached = !parts.switched_over && parts.serves_unreached;
+        let serves_unreached = serves_unreached && parts.goes_on.is_none();
+        if let Some(goes_on) = &parts.goes_on {
+            goes_on.start(&mut sequencer, now, wall_ms);
+        }
         let contact = Contact::new(&mut sequencer, parts.resume, serves_unreached, now, wall_ms);
         let mut logging = Logging::new(parts.activity, parts.log_file);
         if serves_unreached {
@@ -304,6 +313,7 @@ impl Owner {
             logging,
             admitted: Vec::new(),
             backlog: parts.backlog,
+            sound_before: parts.goes_on.is_some(),
             spilled: None,
             port: parts.port,
             messages: parts.messages,
@@ -345,6 +355,9 @@ impl Owner {
         }
         // Its time passes also if nobody asks for anything.
         self.drive_contact();
+        // A stream that goes on is seen before anything happens.
+        self.act();
+        self.publish_stats();
         while !self.stopped {
             self.ring.submit_and_wait(1)?;
             self.now = clock::mono_now();
@@ -434,6 +447,7 @@ impl Owner {
                 let unrecorded = self.begin_recording(&attached, first);
                 let must_compare =
                     matches!(attached.copy, CopyState::Partial | CopyState::Resyncing);
+                self.sound_before = false;
                 if self.several.is_some() && must_compare {
                     // Whatever leaves before the copy has ended may tell what this run cannot
                     // name. C stands still below this until then.
@@ -450,6 +464,7 @@ impl Owner {
                 let Self { member, copying, disks, .. } = self;
                 let ranges = |purpose| copied_ranges(member, disks, purpose, compare, unrecorded);
                 copying.attached(member, attached.copy, ranges, self.now);
+                self.mark_backlog();
                 if self.several.is_some() && must_compare {
                     self.copying.await_floor();
                 }
@@ -560,6 +575,7 @@ impl Owner {
                          may differ until it can be copied"
                     );
                     self.copying.suspect(extent);
+                    self.mark_backlog();
                     self.logging.activity.suspect();
                 }
             }

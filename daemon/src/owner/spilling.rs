@@ -5,14 +5,15 @@
 //! backup has all that was before, the disk is tried again.
 
 use super::{Clocks, Owner};
-use crate::backlog::{BacklogError, Journal, Meter, Position, cost_bytes};
+use crate::backlog::{BacklogError, Journal, Meter, Position, Waiting, cost_bytes};
 use crate::link::port::ToLink;
 use crate::link::queue::Spilled;
 use crate::sequencer::Sequencer;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Epoch, MonoNanos, Seq};
 use tidelock_protocol::record::{Effect, Record};
 
 /// A disk that has failed is tried again after so long, and with nothing left on it.
@@ -62,8 +63,25 @@ impl DiskBacklog {
             self.meter.hold(cost_bytes);
             return Ok(None);
         }
-        self.meter.spill();
+        self.meter.spill(1);
         Ok(at)
+    }
+}
+
+/// What an earlier process of the run has left.
+#[derive(Debug)]
+pub struct GoesOn {
+    /// The granted epoch.
+    pub epoch: Epoch,
+    /// The records, at least one, which are done locally.
+    pub waiting: Vec<Waiting>,
+    /// The time of the last of them.
+    pub last_hlc: Hlc,
+}
+
+impl GoesOn {
+    pub(super) fn start(&self, sequencer: &mut Sequencer, now: MonoNanos, wall_ms: u64) {
+        sequencer.go_on(self.epoch, &self.waiting, self.last_hlc, now, wall_ms);
     }
 }
 
@@ -119,9 +137,26 @@ impl Owner {
         }
     }
 
+    /// Says on disk whether the next start may go on with the backlog there: while the sites differ by nothing else.
+    pub(super) fn mark_backlog(&mut self) {
+        let is_sound = self.sequencer.is_started()
+            && (self.copying.is_whole() || self.sound_before)
+            && self.copying.suspect_bytes() == 0
+            && self.disks.iter().all(|disk| disk.poisoned().is_none());
+        let Some(backlog) = &mut self.backlog else { return };
+        let is_sound = is_sound && backlog.failed_at.is_none();
+        if let Err(error) = backlog.journal.set_sound(is_sound) {
+            self.backlog_failed(&error);
+        }
+    }
+
     fn backlog_failed(&mut self, error: &BacklogError) {
         let Some(backlog) = &mut self.backlog else { return };
         backlog.failed_at = Some(self.now);
+        if let Err(error) = backlog.journal.set_sound(false) {
+            let directory = backlog.journal.directory().display();
+            tracing::error!(%directory, %error, "remove the segments by hand before the next start");
+        }
         let limit_bytes = backlog.memory_limit_bytes;
         tracing::error!(
             member = self.member,
@@ -155,8 +190,9 @@ impl Owner {
                 })
             }
         };
-        if let Err(error) = done {
-            self.backlog_failed(&error);
+        match done {
+            Ok(()) => self.mark_backlog(),
+            Err(error) => self.backlog_failed(&error),
         }
     }
 

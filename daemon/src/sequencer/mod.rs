@@ -44,6 +44,7 @@ pub use action::{Action, CopyKind, CopyOutcome, DiskError, Lag, OpId, RequestId,
 use extent_order::Ticket;
 pub use extent_order::{Extent, ExtentOrder};
 
+use crate::backlog::Waiting as Left;
 use crate::ceiling::BoundedClock;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use tidelock_protocol::hlc::Hlc;
@@ -209,6 +210,44 @@ impl Sequencer {
         // What was observed or bounded before stays.
         self.clock.observe(last_hlc);
         self.admit_free(now, wall_ms);
+    }
+
+    /// The stream goes on with what an earlier process had admitted and the backup may not have, which is done locally:
+    /// `waiting`, in seq order, at least one. Guests may know of all of it.
+    pub fn go_on(
+        &mut self,
+        epoch: Epoch,
+        waiting: &[Left],
+        last_hlc: Hlc,
+        now: MonoNanos,
+        wall_ms: u64,
+    ) {
+        assert!(self.started.is_none(), "started twice");
+        let (first, last) = (waiting[0].seq, waiting[waiting.len() - 1].seq);
+        self.started = Some((epoch, last));
+        self.durable = Seq(first.0 - 1);
+        self.clock.observe(last_hlc);
+        (self.guest_seq, self.guest_hlc) = (last, last_hlc);
+        self.record_hlc = last_hlc;
+        for record in waiting {
+            self.count(Unacked {
+                seq: record.seq,
+                cost_bytes: record.payload_bytes + RECORD_OVERHEAD_BYTES,
+                payload_bytes: record.payload_bytes,
+                admitted_at: now,
+                copy: record.is_of_us,
+                is_of_copy: record.is_of_copy,
+            });
+        }
+        self.publish_all();
+        self.admit_free(now, wall_ms);
+    }
+
+    fn count(&mut self, unacked: Unacked) {
+        self.unacked_copies += usize::from(unacked.is_of_copy);
+        self.unacked_cost_bytes += unacked.cost_bytes;
+        self.unacked_payload_bytes += unacked.payload_bytes;
+        self.unacked.push_back(unacked);
     }
 
     /// Whether [`start`](Self::start) was called.
@@ -704,10 +743,7 @@ impl Sequencer {
             copy: copy || record.effect == Effect::Idle,
             is_of_copy: copy,
         };
-        self.unacked_copies += usize::from(copy);
-        self.unacked_cost_bytes += unacked.cost_bytes;
-        self.unacked_payload_bytes += payload_bytes;
-        self.unacked.push_back(unacked);
+        self.count(unacked);
         self.actions.push_back(Action::Send(record));
         unacked.seq
     }

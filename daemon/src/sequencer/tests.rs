@@ -332,3 +332,31 @@ fn what_is_not_recorded_waits_for_no_ceiling() {
     s.set_ceiling(5_100, NOW, 0);
     assert_eq!(short(&mut s), "S1 P1 W1@8");
 }
+
+#[test]
+fn a_stream_that_goes_on_publishes_and_counts_what_was_left() {
+    let mut s = Sequencer::new(Settings {
+        writer: WriterId(0),
+        mode: Mode::Pipelined,
+        backlog_limit_bytes: 4 * (10 + RECORD_OVERHEAD_BYTES),
+        lock_align_bytes: 1,
+    });
+    let left = |seq| crate::backlog::Waiting {
+        seq: Seq(seq),
+        payload_bytes: 10,
+        is_of_copy: seq == 8,
+        is_of_us: seq == 8,
+    };
+    s.go_on(Epoch(3), &[left(7), left(8), left(9)], Hlc(5 << 16), NOW, 1_000);
+    assert_eq!((s.durable(), s.last_seq(), s.published()), (Seq(6), Seq(9), Seq(9)));
+    assert_eq!(s.poll_action(), Some(Action::Publish(Seq(9), Hlc(5 << 16))), "guests may know it");
+    assert_eq!((s.lag().writes, s.lag().bytes), (3, 30));
+    assert!(s.has_copies_on_the_way());
+    s.committed(Seq(8), NOW, 1_000);
+    assert!(!s.has_copies_on_the_way());
+    assert_eq!((s.durable(), s.backlog_bytes()), (Seq(8), 10 + RECORD_OVERHEAD_BYTES));
+    s.idle(NOW, 1_000);
+    let Some(Action::Send(record)) = s.poll_action() else { panic!("not sent") };
+    assert_eq!((record.seq, record.epoch), (Seq(10), Epoch(3)));
+    assert!(record.hlc > Hlc(5 << 16));
+}

@@ -151,6 +151,7 @@ impl LinkLoop {
             keeper,
             stats,
             on_disk: None,
+            left: None,
         }));
     }
 

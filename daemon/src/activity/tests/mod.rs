@@ -545,3 +545,35 @@ fn of_a_disk_that_has_grown_only_what_is_new_is_compared() {
     assert!(why.contains("other sizes"), "{why}");
     assert_eq!(format::read(&file, &identity()), Err(Unusable::Foreign(format::OTHER_DISKS)));
 }
+
+/// The stream of a killed process goes on with all that it had not sent: nothing is compared, and what the map has leaves
+/// it when the backup has the last record of that time, and not before.
+#[test]
+fn a_stream_that_goes_on_keeps_the_map_until_it_is_covered() {
+    for (durable, is_covered) in [(149, false), (150, true)] {
+        let mut file = left_by_a_crash();
+        let mut log = reopen(&mut file, 9);
+        log.goes_on_after(Seq(150));
+        run(&mut log, &mut file);
+        let whole = Attachment { copy: CopyState::Whole, ..attachment(Some(9), 120) };
+        assert_eq!(log.attached(&whole), Compare::Nothing);
+        for nth in 0..7 {
+            log.admit(nth, extent(0, 10 + nth));
+            run(&mut log, &mut file);
+            log.finished(nth, Seq(151 + nth));
+        }
+        log.committed(Seq(durable));
+        let found = format::read(&file, &identity()).unwrap();
+        assert!(found.slots.contains(&Some(Entry { disk: DiskId(1), first: 3, more: 1 })));
+        // There is no other slot left.
+        log.admit(50, extent(0, 50));
+        assert_eq!(run(&mut log, &mut file), [50]);
+        assert_eq!(log.counts().overflows, u64::from(!is_covered), "{durable}");
+    }
+    // The backup wants it compared all the same.
+    let mut file = left_by_a_crash();
+    let mut log = reopen(&mut file, 9);
+    log.goes_on_after(Seq(150));
+    let both = Extent { len_bytes: 2 * EXTENT, ..extent(1, 3) };
+    assert_eq!(log.attached(&attachment(Some(9), 120)), Compare::Mapped(vec![both]));
+}

@@ -1,0 +1,153 @@
+//! A daemon was killed between the append of a write to the backlog on disk and its end on the local disk: it is done
+//! again before a guest is served.
+
+use crate::backlog::{BacklogError, Left};
+use rustix::fs::{FallocateFlags, fallocate};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use tidelock_protocol::record::{Effect, Record};
+
+/// What is written at a time where zeroes have to be written.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Why it cannot be done.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RedoError {
+    /// The backlog.
+    #[error(transparent)]
+    Backlog(#[from] BacklogError),
+    /// A local disk.
+    #[error("{path}: {source}")]
+    Disk { path: PathBuf, source: io::Error },
+}
+
+/// Does again what may not have ended, in its order. Nobody else may have the disks open for writing. Returns how many
+/// writes these were.
+pub(super) fn redo(left: &Left, disks: &[PathBuf]) -> Result<u64, RedoError> {
+    let failed = |path: &PathBuf| {
+        let path = path.clone();
+        move |source| RedoError::Disk { path, source }
+    };
+    let open = |path: &PathBuf| File::options().write(true).open(path).map_err(failed(path));
+    let files = disks.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let mut reader = left.reader();
+    let mut done = 0;
+    while reader.next_seq() <= left.last() {
+        let record = reader.read()?;
+        // Copies, too: one that repairs a failed write comes after it, and is what both sites have.
+        if record.seq < left.redo_from {
+            continue;
+        }
+        let nth = usize::from(record.disk.0);
+        apply(&record, &files[nth]).map_err(failed(&disks[nth]))?;
+        done += u64::from(matches!(record.effect, Effect::Write(_) | Effect::Zero { .. }));
+    }
+    // The daemon reads past the page cache.
+    files.iter().zip(disks).try_for_each(|(file, path)| file.sync_data().map_err(failed(path)))?;
+    Ok(done)
+}
+
+fn apply(record: &Record, file: &File) -> io::Result<()> {
+    match &record.effect {
+        Effect::Write(payload) => file.write_all_at(payload.data(), record.offset),
+        Effect::Zero { len_bytes, no_hole } => {
+            let flags = match no_hole {
+                true => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+                false => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            };
+            match fallocate(file, flags, record.offset, u64::from(*len_bytes)) {
+                Ok(()) => Ok(()),
+                Err(_) => fill(file, record.offset, u64::from(*len_bytes)),
+            }
+        }
+        Effect::CopyDone | Effect::Idle => Ok(()),
+    }
+}
+
+fn fill(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
+    let mut at = 0;
+    while at < len_bytes {
+        let len = (len_bytes - at).min(ZEROES.len() as u64);
+        file.write_all_at(&ZEROES[..len as usize], offset + at)?;
+        at += len;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backlog::{Expected, Journal, find};
+    use std::fs;
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
+    use tidelock_protocol::record::Payload;
+    use tidelock_protocol::vector::CountVector;
+
+    const DISK_BYTES: usize = 64 << 10;
+
+    fn record(seq: u64, disk: u16, offset: u64, effect: Effect) -> Record {
+        let (writer, epoch, deps) = (WriterId(0), Epoch(1), CountVector::new());
+        let (seq, hlc, disk) = (Seq(seq), Hlc(seq), DiskId(disk));
+        Record {
+            writer,
+            seq,
+            epoch,
+            hlc,
+            deps,
+            disk,
+            offset,
+            copy: seq.0 == 5,
+            flushed: false,
+            effect,
+        }
+    }
+
+    fn write(byte: u8, len: usize) -> Effect {
+        Effect::Write(Payload::new(vec![byte; len].into()))
+    }
+
+    /// In order, over two disks, from the first that may not have ended: what comes before is left alone.
+    #[test]
+    fn what_may_not_have_ended_is_done_again_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let disks = [dir.path().join("a"), dir.path().join("b")];
+        disks.iter().for_each(|disk| fs::write(disk, [9; DISK_BYTES]).unwrap());
+        let directory = dir.path().join("backlog");
+        // Each record has a segment of its own.
+        let mut journal =
+            Journal::begin(directory.clone(), 1, Incarnation(1), [0; 16], [0; 32]).unwrap();
+        let records = [
+            record(1, 0, 0, write(1, 4096)),
+            record(2, 0, 8192, write(2, 1000)),
+            record(3, 1, 512, write(3, 5000)),
+            record(4, 0, 8200, Effect::Zero { len_bytes: 100, no_hole: false }),
+            record(5, 0, 8250, write(5, 10)),
+            record(6, 1, 0, Effect::Zero { len_bytes: 4096, no_hole: true }),
+            record(7, 0, 0, Effect::Idle),
+        ];
+        for record in &records {
+            journal.append(record, || Seq(2).min(record.seq)).unwrap();
+        }
+        journal.set_sound(true).unwrap();
+        let expected = Expected {
+            incarnation: Incarnation(1),
+            epoch: Epoch(1),
+            boot: [0; 16],
+            identity: [0; 32],
+        };
+        let left = find(&directory, &expected).unwrap();
+        assert_eq!((left.redo_from, redo(&left, &disks).unwrap()), (Seq(2), 5));
+        let mut a = vec![9; DISK_BYTES];
+        a[8192..9192].fill(2);
+        a[8200..8300].fill(0);
+        a[8250..8260].fill(5);
+        let mut b = vec![9; DISK_BYTES];
+        b[512..5512].fill(3);
+        b[..4096].fill(0);
+        assert!(fs::read(&disks[0]).unwrap() == a);
+        assert!(fs::read(&disks[1]).unwrap() == b);
+    }
+}
