@@ -27,7 +27,7 @@ def on_disk(size_mib: int, **keys: str) -> str:
     return f'backlog_on_disk = {{ size = "{size_mib}MiB"{more} }}\n'
 
 
-def options(size_mib: int = 512, **more) -> Options:
+def options(size_mib: int = 1024, **more) -> Options:
     """A backlog on disk behind the least memory."""
     return Options(backlog_mib=MEMORY_MIB, disk_mib=DISK_MIB, group=on_disk(size_mib), **more)
 
@@ -48,7 +48,8 @@ def write_beyond_memory(pair: Pair, load, factor: float = 2) -> dict:
     wait_until("the backlog outgrows memory", lambda: backlog(pair)["used_bytes"] > wanted, 120, [pair.daemon])
     seen = backlog(pair)
     assert load.errors == [] and load.alive()
-    assert not seen["writes_wait"], "the guest does not wait"
+    is_full = seen["used_bytes"] + MEMORY_MIB * MIB > seen["limit_bytes"]
+    assert is_full or not seen["writes_wait"], "the guest does not wait for memory"
     assert seen["on_disk"]["records"] > 0
     assert seen["on_disk"]["memory_bytes"] <= seen["on_disk"]["memory_limit_bytes"] == MEMORY_MIB * MIB
     assert seen["on_disk"]["file_bytes"] >= seen["used_bytes"] * 0.9 - MEMORY_MIB * MIB
@@ -90,7 +91,7 @@ def test_recovery_in_the_middle_of_the_catch_up_finds_a_prefix(run):
     pair = Pair(run, options(), net)
     pair.start()
     oracle = Oracle(DISK_MIB * MIB)
-    load = pair.load(oracle, "catch-up", depth=32)
+    load = pair.load(oracle, "catch-up", depth=4)
     net.wan.cut()
     pair.wait_state("disconnected")
     write_beyond_memory(pair, load, 3)
@@ -159,7 +160,7 @@ def test_a_daemon_killed_in_an_outage_goes_on_in_order(run):
     pair = Pair(run, options(), net)
     pair.start()
     oracle = Oracle(DISK_MIB * MIB)
-    load = pair.load(oracle, "killed", depth=32)
+    load = pair.load(oracle, "killed", depth=4)
     net.wan.cut()
     pair.wait_state("disconnected")
     write_beyond_memory(pair, load)
@@ -171,7 +172,7 @@ def test_a_daemon_killed_in_an_outage_goes_on_in_order(run):
         assert backlog(pair)["on_disk"]["records"] > 0
         assert "going on with the backlog on disk" in pair.daemon.log.read_text()
         # Without the backup.
-        load = pair.load(oracle, f"again {lap}", depth=32)
+        load = pair.load(oracle, f"again {lap}", depth=4)
         wait_until("the guest is served", lambda load=load: load.replies > 200, 60, [pair.daemon])
         assert load.errors == []
     net.wan.mend()
@@ -275,7 +276,7 @@ def test_a_clean_stop_leaves_nothing_to_compare(run):
     pair = Pair(run, options(), net)
     pair.start()
     oracle = Oracle(DISK_MIB * MIB)
-    load = pair.load(oracle, "stopped", depth=32)
+    load = pair.load(oracle, "stopped", depth=4)
     net.wan.cut()
     pair.wait_state("disconnected")
     write_beyond_memory(pair, load, 1.5)
@@ -296,7 +297,7 @@ def test_a_disk_that_fails_is_said_and_tried_again(run):
     pair = Pair(run, options(), net)
     pair.start()
     oracle = Oracle(DISK_MIB * MIB)
-    load = pair.load(oracle, "failing", depth=32)
+    load = pair.load(oracle, "failing", depth=4)
     net.wan.cut()
     pair.wait_state("disconnected")
     write_beyond_memory(pair, load, 1.2)
@@ -316,7 +317,7 @@ def test_a_disk_that_fails_is_said_and_tried_again(run):
     assert load.errors == []
     pair.wait_settled()
     wait_until("it is used again", lambda: not backlog(pair)["on_disk"]["failed"], 60, [pair.daemon])
-    load = pair.load(oracle, "after", depth=32)
+    load = pair.load(oracle, "after", depth=4)
     net.wan.cut()
     write_beyond_memory(pair, load, 1.2)
     net.wan.mend()
