@@ -213,10 +213,13 @@ impl World {
         self.tell_policy(&vms, policy);
     }
 
-    /// How often the daemon of a host has let groups go on without the backup.
-    pub(crate) fn degraded_on(&self, host: usize) -> u64 {
-        let daemon = self.hosts[host].daemon.as_ref();
-        daemon.map_or(0, |daemon| daemon.standings.values().map(|of| of.opened).sum())
+    /// How often the daemon of a host has let each group go on without the backup. `only_now`: of those that do.
+    pub(crate) fn degraded_on(&self, host: usize, only_now: bool) -> BTreeMap<usize, u64> {
+        let standings = self.hosts[host].daemon.iter().flat_map(|daemon| &daemon.standings);
+        let is_asked = |of: &HostGroup| {
+            !only_now || matches!(of.degrade.standing(), Standing::Degraded { .. })
+        };
+        standings.filter(|(_, of)| is_asked(of)).map(|(group, of)| (*group, of.opened)).collect()
     }
 
     /// Why a group is not as its operator wants it, if so.

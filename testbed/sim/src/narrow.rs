@@ -261,16 +261,14 @@ impl World {
         let patience = 2 * self.queue_ns() + 12 * S;
         let settled = self.schedule.now_ns() + patience / 2;
         let until = self.schedule.now_ns() + patience * 3 / 2;
-        let mut degrades = None;
+        let mut degraded = None;
         let mut last: BTreeMap<usize, (Steps, u64)> = BTreeMap::new();
         while self.schedule.now_ns() < until {
             self.step_many()?;
             let now_ns = self.schedule.now_ns();
             if now_ns >= settled {
-                let (before, now) = (degrades.get_or_insert_with(|| self.swings()), self.swings());
-                check(now <= *before, Checker::Steady, || {
-                    "a group swings on a link that carries less than guests write".to_owned()
-                })?;
+                let before = degraded.get_or_insert_with(|| self.degraded_runs(true));
+                self.check_no_swing(before)?;
             }
             for group in self.staying() {
                 for vm in self.plan.groups[group].writers().collect::<Vec<_>>() {
@@ -306,10 +304,32 @@ impl World {
         writers.all(|vm| self.vms[vm].run.as_ref().is_some_and(|run| run.attached))
     }
 
-    /// How often groups have degraded on the hosts with a full link, in the runs of their daemons.
-    fn swings(&self) -> u64 {
-        let is_full = |host: &usize| self.net.paths[*host].bytes_per_ms.is_some();
-        (0..self.hosts.len()).filter(is_full).map(|host| self.degraded_on(host)).sum()
+    /// How often each group has degraded in the run of each daemon. `only_now`: of those that are degraded now.
+    fn degraded_runs(&self, only_now: bool) -> Vec<(usize, Run, BTreeMap<usize, u64>)> {
+        let daemons = self
+            .hosts
+            .iter()
+            .enumerate()
+            .filter_map(|(host, of)| Some((host, of.daemon.as_ref()?)));
+        daemons.map(|(host, daemon)| (host, daemon.run, self.degraded_on(host, only_now))).collect()
+    }
+
+    /// Groups have not degraded again, where no daemon was started since.
+    fn check_no_swing(&self, before: &[(usize, Run, BTreeMap<usize, u64>)]) -> Checked {
+        let now = self.degraded_runs(false);
+        if !before.iter().map(|of| (of.0, of.1)).eq(now.iter().map(|of| (of.0, of.1))) {
+            return Ok(());
+        }
+        for ((host, _, before), (_, _, now)) in before.iter().zip(&now) {
+            for (group, times) in before {
+                check(now[group] <= *times, Checker::Steady, || {
+                    format!(
+                        "host {host}: group {group} swings while its link is as narrow as before"
+                    )
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// How far a member is, while the backup has it attached.
@@ -340,14 +360,11 @@ impl World {
         }
         note!(self, "everything is back while guests write");
         self.counts.narrow_returns += 1;
-        let (degrades, now_ns) = (self.counts.degrades, self.schedule.now_ns());
-        let until = now_ns + 8 * longest_ns;
+        let before = self.degraded_runs(false);
+        let until = self.schedule.now_ns() + 8 * longest_ns;
         while self.schedule.now_ns() < until {
             self.step_many()?;
-            check(self.counts.degrades == degrades, Checker::Steady, || {
-                "a group has degraded again on a link that carries more than guests write"
-                    .to_owned()
-            })?;
+            self.check_no_swing(&before)?;
         }
         Ok(())
     }
