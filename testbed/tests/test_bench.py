@@ -423,8 +423,8 @@ def history(ingest: float, fold: float, folded: float, opened_us: float) -> dict
     servers = ("view", "chain", "reflink")
     rate = {"iops": dict.fromkeys(servers, spread), "ratio": dict.fromkeys(servers[1:], spread)}
     return {
-        "ingest": {name: spread for name in ("plain_mib_per_s", "window_mib_per_s")}
-        | {"ratio": spread | {"median": ingest}},
+        "ingest": {f"{name}_mib_per_s": spread for name in ("plain", "window", "without_indexes")}
+        | {"ratio": spread | {"median": ingest}, "without_indexes_ratio": spread},
         "folds": [
             {"name": "fresh", "ingest_mib_per_s": spread, "fold_mib_per_s": spread, "ratio": spread | {"median": fold}}
             | {"write_amplification": 2.1, "written_of_all": 0.9}
