@@ -243,7 +243,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("one-too-early", Checker::OutputCommit, 31, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 3278, &[Checker::Closed, Checker::Degraded]),
-        ("times-alone", Checker::Past, 82, &[Checker::Closed]),
+        ("times-alone", Checker::Past, 215, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
             Checker::Watermark,
