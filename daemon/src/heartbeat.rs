@@ -24,6 +24,8 @@
 //! others while acknowledgements go on rising: that is lag.
 
 use crate::config::HeartbeatSettings;
+use crate::owner::Phase;
+use crate::stats::LinkStats;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 use tidelock_protocol::ids::{MonoNanos, Seq};
@@ -137,6 +139,38 @@ pub struct Sight {
     pub acknowledged: Seq,
 }
 
+/// What is said of a writer while it is watched.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// The daemon ends.
+    pub is_ending: bool,
+    /// The group's only member: its C goes on by itself but in a resync.
+    pub is_alone: bool,
+    /// As its owner loop has said last.
+    pub phase: Phase,
+}
+
+impl Standing {
+    /// Whether a state says why nothing comes back.
+    #[must_use]
+    pub fn explains(&self, link: &LinkStats) -> bool {
+        self.is_ending
+            || !link.is_attached()
+            || !link.takes_idle()
+            || link.is_stalled()
+            || matches!(self.phase, Phase::WaitingForBackup | Phase::Refused | Phase::Fenced)
+    }
+
+    /// What answers a heartbeat: C, by which replies leave. In a resync C stands still, and in a group of several it
+    /// may wait for another writer; then that the backup has it on stable storage.
+    #[must_use]
+    pub fn acknowledged(&self, (durable, committed): (Seq, Seq)) -> Seq {
+        let c_follows =
+            self.is_alone && !matches!(self.phase, Phase::Resyncing | Phase::DiskFailing);
+        if c_follows { committed } else { durable }
+    }
+}
+
 /// What a look leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -157,6 +191,16 @@ struct Beat {
     seq: Option<Seq>,
 }
 
+/// Bugs that the simulator plants.
+#[cfg(feature = "planted-bugs")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// It is back when the owner loop has admitted it.
+    AdmittedIsBack,
+    /// It is missed by its own age, also while acknowledgements go on rising.
+    QueueIsSilence,
+}
+
 /// The watch over one writer.
 #[derive(Debug)]
 pub struct Watch {
@@ -174,6 +218,8 @@ pub struct Watch {
     acknowledged_at: MonoNanos,
     /// Until then it was explained that nothing comes back.
     explained_at: MonoNanos,
+    #[cfg(feature = "planted-bugs")]
+    bug: Option<PlantedBug>,
 }
 
 impl Watch {
@@ -192,7 +238,15 @@ impl Watch {
             acknowledged: Seq::ZERO,
             acknowledged_at: MonoNanos(0),
             explained_at: MonoNanos(0),
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
         }
+    }
+
+    /// Plants a bug.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, bug: PlantedBug) {
+        self.bug = Some(bug);
     }
 
     /// For how long the one that is under way has been so, in milliseconds.
@@ -253,6 +307,8 @@ impl Watch {
     fn has_returned(&mut self, sight: &Sight) -> bool {
         let Some(Beat { at, seq: Some(seq) }) = self.under_way else { return false };
         let has_returned = seq <= sight.acknowledged;
+        #[cfg(feature = "planted-bugs")]
+        let has_returned = has_returned || self.bug == Some(PlantedBug::AdmittedIsBack);
         if has_returned {
             self.under_way = None;
             self.returned += 1;
@@ -270,6 +326,8 @@ impl Watch {
         let beat = self.under_way?;
         let (since, missing) = match beat.seq {
             None => (beat.at, Missing::Owner),
+            #[cfg(feature = "planted-bugs")]
+            Some(_) if self.bug == Some(PlantedBug::QueueIsSilence) => (beat.at, Missing::Backup),
             Some(_) => (beat.at.max(self.acknowledged_at), Missing::Backup),
         };
         let waited_ns = u128::from(now.since_ns(since.max(self.explained_at)));

@@ -4,14 +4,14 @@
 use super::{HostError, HostGroup, Writer, spawn};
 use crate::clock;
 use crate::config::HeartbeatSettings;
-use crate::heartbeat::{LOOK_EVERY, Missing, Pulse, Sight, Step, Watch};
+use crate::heartbeat::{LOOK_EVERY, Missing, Pulse, Sight, Standing, Step, Watch};
 use crate::link::port::OwnerPort;
-use crate::owner::{OwnerView, Phase, ToOwner};
+use crate::owner::{OwnerView, ToOwner};
 use crate::stats::LinkStats;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_protocol::ids::MonoNanos;
 
 /// The thread ends when this is dropped.
 pub(super) type UntilDropped = mpsc::Sender<()>;
@@ -70,12 +70,13 @@ impl Watched {
     fn look(&mut self, is_stopping: bool) {
         let now = clock::mono_now();
         let phase = self.view.phase();
+        let stands = Standing { is_ending: is_stopping, is_alone: self.is_alone, phase };
         let step = self.watch.look(&Sight {
             now,
-            is_explained: is_stopping || self.is_explained(phase),
+            is_explained: stands.explains(&self.link),
             last_seq: self.pulse.last_seq(),
             taken: self.pulse.taken(),
-            acknowledged: self.acknowledged(phase),
+            acknowledged: stands.acknowledged(self.port.acked()),
         });
         // Told first: a log that hangs must not keep it from those who ask.
         self.pulse.tell(&self.watch);
@@ -89,22 +90,6 @@ impl Watched {
             ),
             None => {}
         }
-    }
-
-    /// Whether a state says why nothing comes back.
-    fn is_explained(&self, phase: Phase) -> bool {
-        !self.link.is_attached()
-            || !self.link.takes_idle()
-            || self.link.is_stalled()
-            || matches!(phase, Phase::WaitingForBackup | Phase::Refused | Phase::Fenced)
-    }
-
-    /// What answers a heartbeat: C, by which replies leave. In a resync C stands still, and in a group of several it
-    /// may wait for another writer; then that the backup has it on stable storage.
-    fn acknowledged(&self, phase: Phase) -> Seq {
-        let (durable, committed) = self.port.acked();
-        let c_follows = self.is_alone && !matches!(phase, Phase::Resyncing | Phase::DiskFailing);
-        if c_follows { committed } else { durable }
     }
 
     fn say_lost(&self, missing: Missing, now: MonoNanos) {

@@ -38,6 +38,8 @@ pub struct GroupSlot {
     pub group: Option<Group<Memory>>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) inbox_bytes: usize,
+    /// Until then no sync of its disk ends.
+    pub(crate) hangs_until_ns: u64,
     /// Frames that came while it did not accept, by link.
     kept: BTreeMap<Link, VecDeque<Frame>>,
     /// Its thread waits for the disk.
@@ -102,6 +104,7 @@ impl Backup {
             group: None,
             inbox: VecDeque::new(),
             inbox_bytes: 0,
+            hangs_until_ns: 0,
             kept: BTreeMap::new(),
             busy: false,
             due: false,
@@ -357,7 +360,8 @@ impl World {
         let slot = &mut self.backup.groups[group];
         slot.busy = true;
         let mean = self.plan.sync_ns * self.backup.slow_factor;
-        let after = self.rng.span(mean);
+        let hangs_ns = slot.hangs_until_ns.saturating_sub(self.schedule.now_ns());
+        let after = self.rng.span(mean).max(hangs_ns);
         self.schedule.after(after, Event::Synced { group, boot });
         Ok(())
     }

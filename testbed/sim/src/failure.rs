@@ -51,6 +51,8 @@ pub enum Checker {
     ComesBack,
     /// Rule 8: what is under way goes on beside whatever guests write.
     GoesOn,
+    /// Rule 6: replication that has stopped without a word is missed in time, and only then.
+    Silence,
     /// Rule 6: a member is not called replicating before the backup has a whole copy.
     NoFalseSync,
     /// Rules 6 and 8: when nothing is under way, both sites hold the same.
@@ -72,7 +74,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 30] = [
+    pub const ALL: [Checker; 31] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -95,6 +97,7 @@ impl Checker {
         Checker::Steady,
         Checker::ComesBack,
         Checker::GoesOn,
+        Checker::Silence,
         Checker::NoFalseSync,
         Checker::SitesEqual,
         Checker::OpensAgain,
@@ -137,6 +140,7 @@ impl Checker {
             Checker::Steady => "steady",
             Checker::ComesBack => "comes-back",
             Checker::GoesOn => "goes-on",
+            Checker::Silence => "silence",
             Checker::NoFalseSync => "no-false-sync",
             Checker::SitesEqual => "sites-equal",
             Checker::OpensAgain => "opens-again",

@@ -1,5 +1,6 @@
 //! The daemon of a host: how it starts, what it keeps between runs, and how it ends.
 
+use crate::beating::Beating;
 use crate::degrade::HostGroup;
 use crate::disk::SECTOR_BYTES;
 use crate::failure::Checked;
@@ -35,6 +36,8 @@ pub enum ToOwner {
     Link(FromLink),
     /// By the operator.
     SetMode(Mode),
+    /// By the watch: to admit this heartbeat.
+    Heartbeat(u64),
     /// To end cleanly.
     Drain,
 }
@@ -127,6 +130,7 @@ impl World {
         self.schedule.after(after, Event::Connect { host, run });
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
         self.begin_looks(host, run);
+        self.begin_watch(host, run);
         for vm in vms {
             self.ask_again(vm)?;
         }
@@ -246,6 +250,8 @@ impl World {
         if let Some(Plant::Copying(bug)) = self.plant {
             copying.plant(bug);
         }
+        let heartbeat = self.plan.groups[plan.group].heartbeat.filter(|_| plan.is_writer());
+        let beating = heartbeat.map(|settings| Beating::new(settings, self.plant));
         let wake = EventFd::new().expect("an eventfd");
         let (port, messages) = OwnerPort::new(wake.clone());
         let port = Arc::new(port);
@@ -313,6 +319,7 @@ impl World {
             heard_before: None,
             asks: None,
             unacked: VecDeque::new(),
+            beating,
         });
     }
 

@@ -206,6 +206,8 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.degrades += one.degrades;
     sum.returns += one.returns;
     sum.narrow_returns += one.narrow_returns;
+    sum.heartbeats += one.heartbeats;
+    sum.missed += one.missed;
 }
 
 fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
@@ -221,7 +223,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch), {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
         failed.len(),
         done.seeds,
@@ -237,6 +239,8 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.degrades,
         c.returns,
         c.narrow_returns,
+        c.heartbeats,
+        c.missed,
         c.daemon_runs,
         c.clean_starts,
         c.copies,

@@ -2,6 +2,7 @@
 //! production's loop does with the same messages and completions; what is simulated is the ring,
 //! see [`crate::local`].
 
+use crate::beating::Beating;
 use crate::failure::{Checked, Checker, check};
 use crate::gate::{MemberGate, SimGate};
 use crate::guest::{Ask, Known, Packet};
@@ -129,6 +130,8 @@ pub struct MemberRun {
     pub(crate) asks: Option<u64>,
     /// Guests' records that are not durable, and what they cost the backlog.
     pub(crate) unacked: VecDeque<(Seq, u64)>,
+    /// Its heartbeats, if it has any.
+    pub(crate) beating: Option<Beating>,
 }
 impl World {
     // ---- what guests ask
@@ -266,12 +269,18 @@ impl World {
         }
         loop {
             let member = self.vms[vm].run.as_mut().expect("runs");
+            if member.hangs() {
+                return Ok(());
+            }
             let Ok(message) = member.messages.try_recv() else { break };
             match message {
                 ToOwner::Link(message) => self.hear_link(vm, message)?,
                 ToOwner::SetMode(mode) => {
                     member.sequencer.set_mode(mode);
                     self.tell_link(vm, ToLink::Mode(mode));
+                }
+                ToOwner::Heartbeat(number) => {
+                    member.beating.as_mut().expect("it is watched").want(number);
                 }
                 ToOwner::Drain => {
                     member.draining = true;
@@ -391,7 +400,7 @@ impl World {
     /// One turn: what production's loop does after it has taken completions.
     pub fn owner_turn(&mut self, vm: usize) -> Checked {
         // While a daemon is being put together its members have no link yet.
-        let ended = self.vms[vm].run.as_ref().is_none_or(|run| run.ended);
+        let ended = self.vms[vm].run.as_ref().is_none_or(|run| run.ended || run.hangs());
         if ended || self.hosts[self.plan.vms[vm].host].daemon.is_none() {
             return Ok(());
         }
@@ -410,12 +419,14 @@ impl World {
             was_active
         };
         self.drive_idle(vm, clocks);
+        self.drive_heartbeat(vm);
         self.drive_log(vm)?;
         self.act(vm)?;
         // What was freed since.
         self.drive_log(vm)?;
         self.act(vm)?;
         self.hand_over(vm);
+        self.tell_pulse(vm);
         let run = self.vms[vm].run.as_mut().expect("runs");
         if was_active && !run.copying.is_active() && run.copying.is_whole() {
             self.counts.copies += 1;

@@ -2,7 +2,7 @@
 
 use tidelock_backup_server::planted::Bug;
 use tidelock_daemon::owner::copying;
-use tidelock_daemon::{activity, degrade, sequencer};
+use tidelock_daemon::{activity, degrade, heartbeat, sequencer};
 use tidelock_netfilter::release_queue;
 
 /// A planted bug.
@@ -14,6 +14,8 @@ pub enum Plant {
     Activity(activity::PlantedBug),
     /// In what decides which copies go on.
     Copying(copying::PlantedBug),
+    /// In the watch over heartbeats.
+    Heartbeat(heartbeat::PlantedBug),
     /// In what decides when a group goes on without the backup.
     Degrade(degrade::PlantedBug),
     /// In the gate's release queue.
@@ -46,7 +48,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 44] = [
+pub const PLANTS: [(&str, Plant); 46] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -83,6 +85,8 @@ pub const PLANTS: [(&str, Plant); 44] = [
     ("no-calm", Plant::Degrade(degrade::PlantedBug::NoCalm)),
     ("only-when-idle", Plant::Degrade(degrade::PlantedBug::OnlyWhenIdle)),
     ("copies-starve", Plant::Copying(copying::PlantedBug::Starved)),
+    ("admitted-is-back", Plant::Heartbeat(heartbeat::PlantedBug::AdmittedIsBack)),
+    ("queue-is-silence", Plant::Heartbeat(heartbeat::PlantedBug::QueueIsSilence)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
     ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),

@@ -3,6 +3,7 @@
 //! Every seed draws its own mixture (swarm testing, Groce et al. 2012): a fault that is left out
 //! makes room for others to meet.
 
+use crate::beating;
 use crate::disk::SECTOR_BYTES;
 use crate::narrow::{self, NarrowPlan};
 use crate::rng::Rng;
@@ -11,6 +12,7 @@ use std::ops::Range;
 use tidelock_backup_server::group::{AtSizeMax, Retention};
 use tidelock_backup_server::journal::Compress;
 use tidelock_daemon::activity::Geometry;
+use tidelock_daemon::config::HeartbeatSettings;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag::{self, Codec};
@@ -103,6 +105,8 @@ pub struct GroupPlan {
     pub mode: Mode,
     /// Its gate opens when something has waited so long for the backup, if it ever does.
     pub degrade_after_ms: Option<u64>,
+    /// Its writers' heartbeats, if they have any.
+    pub heartbeat: Option<HeartbeatSettings>,
     /// The lease.
     pub lease_ms: u64,
     /// The grace.
@@ -345,6 +349,7 @@ impl Scenario {
                 mode: *rng.pick(&[Mode::Pipelined, Mode::Pipelined, Mode::Sync, Mode::Async]),
                 degrade_after_ms: (rng.chance(1, 2))
                     .then(|| 4 * round_ms + lease_ms / 2 + rng.range(200..1000)),
+                heartbeat: None,
                 lease_ms,
                 grace_ms: lease_ms * 3 / 2,
                 fold_min_bytes: *rng.pick(&[1, 4 << 10, 64 << 10]),
@@ -383,6 +388,7 @@ impl Scenario {
             probe_one_in: rng.range(20..60),
             narrow: None,
         };
+        beating::draw(&mut Rng::new(!rng.clone().number()), &mut plan);
         plan.narrow = narrow::draw(&mut Rng::new(rng.clone().number()), &mut plan);
         plan
     }

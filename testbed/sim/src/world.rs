@@ -72,6 +72,12 @@ pub enum Event {
     Ceilings { host: usize, run: Run },
     /// A writer waits for one.
     CeilingWanted { vm: usize, run: Run },
+    /// A daemon looks whether heartbeats come back.
+    Watch { host: usize, run: Run },
+    /// Something stops without a word.
+    Silence,
+    /// An owner loop that has hung goes on.
+    LoopGoesOn { vm: usize, run: Run },
     /// The link's loop looks.
     Link { host: usize, run: Run },
     /// It tries to connect.
@@ -212,6 +218,10 @@ pub struct Counts {
     pub returns: u64,
     /// Seeds in which everything came back while guests wrote almost as much as links carry.
     pub narrow_returns: u64,
+    /// Heartbeats that owner loops were asked for.
+    pub heartbeats: u64,
+    /// How often one was missed.
+    pub missed: u64,
 }
 
 /// The world.
@@ -330,6 +340,7 @@ impl World {
         if let Some(percent) = self.plan.narrow.and_then(|narrow| narrow.from_start) {
             self.begin_squeeze(percent, false);
         }
+        self.begin_silences();
         let after = self.rng.span(self.plan.fault_ns);
         self.schedule.after(after, Event::Fault);
         Ok(())
@@ -419,6 +430,12 @@ impl World {
             Event::Packet { number } => self.arrives(number),
             Event::Link { host, run } => self.link_event(host, run),
             Event::Look { host, run } => self.look(host, run),
+            Event::Watch { host, run } => self.watch(host, run),
+            Event::Silence => {
+                self.silence();
+                Ok(())
+            }
+            Event::LoopGoesOn { vm, run } => self.loop_goes_on(vm, run),
             Event::Ceilings { host, run } => self.keep_ceilings(host, run),
             Event::CeilingWanted { vm, run } => self.raise_ceiling(vm, run),
             Event::Connect { host, run } => self.connect(host, run),

@@ -29,7 +29,7 @@ fn no_rule_is_broken() {
     let (mut merged, mut untagged, mut idles, mut floors) = (0, 0, 0, 0);
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
-    let mut narrow_returns = 0;
+    let (mut narrow_returns, mut heartbeats, mut missed) = (0, 0, 0);
     for seed in 1..=250 {
         let outcome = run(seed, &options);
         assert!(outcome.failure.is_none(), "{}", report(&outcome));
@@ -50,6 +50,8 @@ fn no_rule_is_broken() {
         returns += outcome.counts.returns;
         ceilings += outcome.counts.ceilings;
         narrow_returns += outcome.counts.narrow_returns;
+        heartbeats += outcome.counts.heartbeats;
+        missed += outcome.counts.missed;
     }
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
@@ -58,6 +60,7 @@ fn no_rule_is_broken() {
     assert!(mapped > 20 && logged > 1_000 && overflows > 20, "{mapped} {logged} {overflows}");
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
     assert!(narrow_returns > 20, "{narrow_returns} returns while guests wrote");
+    assert!(heartbeats > 300 && missed > 20, "{heartbeats} heartbeats, {missed} missed");
     assert!(ceilings > 5, "{ceilings} waits for a time to be on record");
     assert!(clean > 5, "{clean} clean starts");
     assert!(merged > 10_000 && untagged > 1_000 && idles > 500, "{merged} {untagged} {idles}");
@@ -122,6 +125,8 @@ fn known_seed(name: &str) -> u64 {
         | "wrap-forgotten" => 2,
         "ack-over-gap" | "no-calm" | "over-before-covered" => 3,
         "old-epoch-accepted" | "times-alone" => 4,
+        "admitted-is-back" => 8,
+        "queue-is-silence" => 18,
         "copies-starve" | "only-when-idle" => 48,
         "activity-unflushed"
         | "merge-forgotten"
@@ -172,6 +177,7 @@ fn every_planted_bug_is_caught() {
             "floor-not-awaited" => &[Checker::OutputCommit, Checker::Closed, Checker::Degraded],
             "policy-forgotten" | "over-before-covered" => &[Checker::Degraded],
             "no-calm" => &[Checker::Steady],
+            "admitted-is-back" | "queue-is-silence" => &[Checker::Silence],
             "only-when-idle" => &[Checker::ComesBack],
             "copies-starve" => &[Checker::GoesOn, Checker::ComesBack],
             "newcomer-not-told" => &[Checker::Degraded, Checker::OutputCommit, Checker::Closed],
