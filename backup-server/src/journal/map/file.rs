@@ -3,7 +3,7 @@
 
 use super::format::{
     BLOCK_BYTES, KEYS_PER_FENCE, MapEntry, MapError, MapFacts, Place, TRAILER_BYTES, Trailer,
-    decode_fence, decode_leaf,
+    decode_fence, read_leaf,
 };
 use crate::storage::StorageFile;
 use crate::view::DiskKey;
@@ -62,13 +62,19 @@ impl<F: StorageFile> MapFile<F> {
     ) -> Result<(), MapError> {
         let Some(mut leaf) = self.noting(self.leaf_of((key, range.start)))? else { return Ok(()) };
         while leaf < self.leaves {
-            let entries = self.noting(self.leaf(leaf))?;
-            let from = entries.partition_point(|e| (e.key, e.end()) <= (key, range.start));
-            for entry in &entries[from..] {
-                if entry.place() >= (key, range.end) {
-                    return Ok(());
-                }
-                f(entry);
+            let mut is_past = false;
+            let shown = self.block(leaf).and_then(|block| {
+                read_leaf(&block, &self.facts, leaf, |entry| {
+                    is_past = entry.place() >= (key, range.end);
+                    if !is_past && (entry.key, entry.end()) > (key, range.start) {
+                        f(entry);
+                    }
+                    !is_past
+                })
+            });
+            self.noting(shown)?;
+            if is_past {
+                return Ok(());
             }
             leaf += 1;
         }
@@ -104,7 +110,12 @@ impl<F: StorageFile> MapFile<F> {
     }
 
     fn leaf(&self, number: u64) -> Result<Vec<MapEntry>, MapError> {
-        decode_leaf(&self.block(number)?, &self.facts, number)
+        let mut entries = Vec::new();
+        read_leaf(&self.block(number)?, &self.facts, number, |entry| {
+            entries.push(*entry);
+            true
+        })?;
+        Ok(entries)
     }
 
     fn block(&self, number: u64) -> Result<[u8; BLOCK_BYTES], MapError> {

@@ -370,25 +370,27 @@ fn content(
     Ok((count, rest))
 }
 
-/// Reads and verifies a leaf.
-pub(super) fn decode_leaf(
+/// Verifies a leaf, and shows its entries in order until one is enough.
+pub(super) fn read_leaf(
     bytes: &[u8; BLOCK_BYTES],
     facts: &MapFacts,
     number: u64,
-) -> Result<Vec<MapEntry>, MapError> {
+    mut go_on: impl FnMut(&MapEntry) -> bool,
+) -> Result<(), MapError> {
     let (count, mut rest) = content(bytes, facts.last.id, number, ENTRIES_PER_LEAF_MAX)?;
     let mut before = Before::default();
-    let mut entries = Vec::with_capacity(count);
     for _ in 0..count {
         let packed;
         (packed, rest) = postcard::take_from_bytes::<Packed>(rest)
             .map_err(|_| MapError::Damaged("an entry is cut short"))?;
         let entry = before.unpack(&packed, facts);
         let entry = entry.ok_or(MapError::Damaged("an entry is out of bounds or of order"))?;
+        if !go_on(&entry) {
+            return Ok(());
+        }
         before = Before::of(&entry);
-        entries.push(entry);
     }
-    Ok(entries)
+    Ok(())
 }
 
 /// Reads and verifies a fence.
