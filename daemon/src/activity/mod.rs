@@ -36,6 +36,8 @@
 //! with the local flush and the state `Everything` added; PacificA 3.3 for what a replica
 //! has to reconcile.
 
+mod admission;
+mod comparing;
 pub mod format;
 pub mod geometry;
 mod opening;
@@ -45,11 +47,14 @@ pub mod table;
 mod tests;
 pub mod trial;
 
+pub use comparing::{Attachment, Compare};
 pub use format::{Found, Identity, Unusable};
 pub use geometry::{BLOCK_BYTES, Geometry};
 pub use opening::{FileChange, LastEnd, Opening, open};
 
 use crate::sequencer::Extent;
+use admission::{Hold, Placed, Waiting};
+use comparing::Before;
 use format::Head;
 use geometry::{Entry, UPDATES_MAX};
 use sealing::Sealing;
@@ -57,7 +62,6 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use table::Table;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
-use tidelock_protocol::message::CopyState;
 use trial::{Calm, Trial};
 
 /// What is to be done, in order.
@@ -129,32 +133,6 @@ enum State {
     Mapped,
 }
 
-/// What a resync has to look at.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Compare {
-    /// No copy is begun.
-    Nothing,
-    /// These ranges.
-    Mapped(Vec<Extent>),
-    /// Whole disks, and why not less.
-    All(String),
-}
-
-/// What an attachment says that the log goes by.
-#[derive(Clone, Copy, Debug)]
-pub struct Attachment {
-    /// How much the backup has.
-    pub copy: CopyState,
-    /// The granted epoch.
-    pub epoch: Epoch,
-    /// The last record that the backup has.
-    pub durable: Seq,
-    /// The run that had attached before this one, if the backup says so.
-    pub last_attached: Option<Incarnation>,
-    /// A copy is under way already.
-    pub copying: bool,
-}
-
 /// Numbers for status and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -168,31 +146,6 @@ pub struct Counts {
     pub overflows: u64,
 }
 
-/// A request that was admitted.
-#[derive(Debug, Default)]
-struct Hold {
-    slots: SmallVec<[u32; 2]>,
-    /// It was admitted while everything may differ.
-    untracked: bool,
-}
-
-/// A request that does not have all its slots.
-#[derive(Debug)]
-struct Waiting {
-    request: u64,
-    entries: SmallVec<[Entry; 2]>,
-    slots: SmallVec<[u32; 2]>,
-}
-
-/// A request that has them, and waits until the log has them, too.
-#[derive(Debug)]
-struct Placed {
-    request: u64,
-    slots: SmallVec<[u32; 2]>,
-    /// So many of them the log does not have.
-    missing: usize,
-}
-
 #[derive(Debug)]
 struct Writing {
     everything: bool,
@@ -203,29 +156,6 @@ struct Writing {
 struct DiskFlushes {
     begun: u64,
     done: u64,
-}
-
-/// Why no slot can be had now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Blocked {
-    /// A disk must be flushed with this number or a later one.
-    Flush(usize, u64),
-    /// The backup must catch up.
-    Backup,
-    /// Requests must end.
-    Busy,
-}
-
-/// What the log of a run before left.
-#[derive(Clone, Copy, Debug)]
-struct Before {
-    confirmed: Incarnation,
-    latest: Incarnation,
-    epoch: Epoch,
-    covered: Seq,
-    everything: bool,
-    /// It had ended with equal disks.
-    clean: bool,
 }
 
 /// Bugs that the simulator plants to show that its checkers bite.
@@ -360,229 +290,6 @@ impl ActivityLog {
         self.bug == Some(bug)
     }
 
-    // ---- requests
-
-    /// A guest wants to write or zero an extent. Returns whether it may be admitted now; if not,
-    /// [`Action::Go`] says when. Its end must be told: [`finished`](Self::finished).
-    pub fn admit(&mut self, request: u64, extent: Extent) -> bool {
-        if self.admits_untracked() {
-            self.hold(request, Hold { slots: SmallVec::new(), untracked: true });
-            self.try_extent(request, extent);
-            return true;
-        }
-        let mut entries = self.geometry.entries_of(extent);
-        if matches!(self.state, State::Mapped | State::Sealing(_)) && self.waiting.is_empty() {
-            let found = |entry: &Entry| {
-                self.table.find(*entry).filter(|slot| self.table.slot(*slot).logged)
-            };
-            let slots: Option<SmallVec<[u32; 2]>> = entries.iter().map(found).collect();
-            if let Some(slots) = slots {
-                slots.iter().for_each(|slot| self.table.pin(*slot));
-                self.counts.hits += 1;
-                self.hold(request, Hold { slots, untracked: false });
-                return true;
-            }
-        }
-        self.counts.misses += 1;
-        // Slots are given out in order, so that of two large requests one gets all that it needs.
-        entries.reverse();
-        self.waiting.push_back(Waiting { request, entries, slots: SmallVec::new() });
-        self.pump();
-        false
-    }
-
-    /// Until the backup has attached the member, requests may be admitted of which it hears nothing: their extents
-    /// stay in the map until they have been compared.
-    pub fn begin_unrecorded(&mut self) {
-        self.unrecorded = true;
-        if self.before.is_none() && self.unusable.is_none() {
-            self.before = Some(Before::of(&self.head, true));
-        }
-    }
-
-    /// The stream of the run before goes on after this seq, with all that it had not sent: what the map has of it need not be
-    /// compared, unless the backup wants it.
-    pub fn goes_on_after(&mut self, last_seq: Seq) {
-        self.goes_on_after = Some(last_seq);
-    }
-
-    fn must_be_compared(&mut self, slot: u32) {
-        let Some(entry) = self.table.slot(slot).entry else { return };
-        let disk_bytes = self.disk_bytes[usize::from(entry.disk.0)];
-        let len_bytes = self.geometry.extent_of(entry, disk_bytes).len_bytes;
-        let of = self.table.slot_mut(slot);
-        let is_news = of.uncompared_bytes == 0 && len_bytes > 0;
-        of.uncompared_bytes = len_bytes;
-        if is_news {
-            self.uncompared += 1;
-            self.uncompared_wide.extend((!entry.is_narrow()).then_some(slot));
-        }
-    }
-
-    fn hold(&mut self, request: u64, hold: Hold) {
-        if self.unrecorded {
-            hold.slots.iter().for_each(|slot| self.must_be_compared(*slot));
-        }
-        self.untracked += u64::from(hold.untracked);
-        self.with_slots += u64::from(!hold.slots.is_empty());
-        let other = self.held.insert(request, hold);
-        assert!(other.is_none(), "request {request} is under way twice");
-    }
-
-    /// Whether requests need not be in the map, because what is on disk says that everything may
-    /// differ and goes on to say so.
-    fn admits_untracked(&self) -> bool {
-        match self.state {
-            State::Off => true,
-            State::Everything(_) => {
-                self.everything_durable && self.writing.as_ref().is_none_or(|w| w.everything)
-            }
-            _ => false,
-        }
-    }
-
-    /// A request that was admitted is over: its record was given out, and so was what repairs it
-    /// if it failed. `last_seq`: the last seq that was given out.
-    pub fn finished(&mut self, request: u64, last_seq: Seq) {
-        self.last_seq = self.last_seq.max(last_seq);
-        let Some(hold) = self.held.remove(&request) else { return };
-        self.untracked -= u64::from(hold.untracked);
-        self.with_slots -= u64::from(!hold.slots.is_empty());
-        if let Some(trial) = &mut self.trial {
-            trial.finished(request, self.last_seq);
-        }
-        for slot in hold.slots {
-            self.release(slot);
-        }
-        self.pump();
-    }
-
-    fn release(&mut self, slot: u32) {
-        let disk = self.table.slot(slot).entry.map_or(0, |entry| usize::from(entry.disk.0));
-        self.table.unpin(slot, self.last_seq, self.disks[disk].begun + 1);
-    }
-
-    /// Gives slots to what waits, in order, and lets go what the log has.
-    fn pump(&mut self) {
-        if self.admits_untracked() {
-            return self.let_all_go();
-        }
-        if !matches!(self.state, State::Mapped | State::Sealing(_)) {
-            return;
-        }
-        while let Some(mut first) = self.waiting.pop_front() {
-            let Err(blocked) = self.place(&mut first) else {
-                self.is_placed(first);
-                continue;
-            };
-            self.waiting.push_front(first);
-            match blocked {
-                Blocked::Busy => {}
-                Blocked::Flush(disk, number) if self.disks[disk].begun < number => self.flush(disk),
-                Blocked::Flush(..) => {}
-                Blocked::Backup => self.overflow(),
-            }
-            return;
-        }
-    }
-
-    fn place(&mut self, waiting: &mut Waiting) -> Result<(), Blocked> {
-        while let Some(entry) = waiting.entries.last().copied() {
-            let slot = match self.table.find(entry) {
-                Some(slot) => {
-                    self.table.pin(slot);
-                    slot
-                }
-                None => {
-                    let slot = self.empty_slot()?;
-                    self.table.assign(slot, entry);
-                    self.enqueue(slot);
-                    slot
-                }
-            };
-            waiting.entries.pop();
-            waiting.slots.push(slot);
-        }
-        Ok(())
-    }
-
-    /// A request has all its slots: it goes on when the log has them.
-    fn is_placed(&mut self, waiting: Waiting) {
-        let Waiting { request, slots, .. } = waiting;
-        let is_missing = |slot: &&u32| !self.table.slot(**slot).logged;
-        let missing: SmallVec<[u32; 2]> = slots.iter().filter(is_missing).copied().collect();
-        #[cfg(feature = "planted-bugs")]
-        let missing = if self.has_bug(PlantedBug::Late) { SmallVec::new() } else { missing };
-        let placed = Placed { request, slots, missing: missing.len() };
-        if missing.is_empty() {
-            return self.let_go(placed);
-        }
-        self.next_placed += 1;
-        for slot in missing {
-            self.awaited.entry(slot).or_default().push(self.next_placed);
-        }
-        self.placed.insert(self.next_placed, placed);
-    }
-
-    fn let_go(&mut self, placed: Placed) {
-        let Placed { request, slots, .. } = placed;
-        self.hold(request, Hold { slots, untracked: false });
-        self.actions.push_back(Action::Go(request));
-    }
-
-    fn enqueue(&mut self, slot: u32) {
-        if !std::mem::replace(&mut self.table.slot_mut(slot).queued, true) {
-            self.queue.push_back(slot);
-        }
-    }
-
-    /// A slot that stands for nothing, or for an extent in which both sites hold the same, for good.
-    fn empty_slot(&mut self) -> Result<u32, Blocked> {
-        if let Some(slot) = self.table.take_free() {
-            return Ok(slot);
-        }
-        let Some(slot) = self.table.coldest() else {
-            // Requests end by themselves, a comparison needs the backup.
-            let busy = !self.placed.is_empty() || self.with_slots > 0;
-            return Err(if busy { Blocked::Busy } else { Blocked::Backup });
-        };
-        let of = *self.table.slot(slot);
-        let disk = of.entry.map_or(0, |entry| usize::from(entry.disk.0));
-        #[allow(unused_mut)]
-        let (mut has_backup, mut is_flushed) =
-            (of.needs <= self.durable, self.disks[disk].done >= of.stable_after);
-        #[cfg(feature = "planted-bugs")]
-        {
-            has_backup |= self.has_bug(PlantedBug::Forgotten);
-            is_flushed |= self.has_bug(PlantedBug::Unflushed);
-        }
-        if !has_backup {
-            return Err(Blocked::Backup);
-        }
-        if !is_flushed {
-            return Err(Blocked::Flush(disk, of.stable_after));
-        }
-        self.taken += 1;
-        if self.taken >= (self.geometry.slots / 4).max(1) {
-            // Ahead of the need: what waits here is a guest.
-            self.taken = 0;
-            (0..self.disks.len()).for_each(|disk| self.flush(disk));
-        }
-        Ok(slot)
-    }
-
-    fn let_all_go(&mut self) {
-        self.awaited.clear();
-        let placed = std::mem::take(&mut self.placed).into_values();
-        let placed = placed.map(|Placed { request, slots, .. }| (request, slots));
-        let waiting = std::mem::take(&mut self.waiting).into_iter();
-        let waiting = waiting.map(|Waiting { request, slots, .. }| (request, slots));
-        for (request, slots) in placed.chain(waiting) {
-            self.hold(request, Hold { slots, untracked: true });
-            self.actions.push_back(Action::Go(request));
-        }
-    }
-
     // ---- what others say
 
     /// The backup has everything up to here.
@@ -621,75 +328,6 @@ impl ActivityLog {
         self.give_up_map(Why::DiskFailed);
     }
 
-    /// The backup has attached the member. Returns what a copy has to look at.
-    pub fn attached(&mut self, attachment: &Attachment) -> Compare {
-        let Attachment { copy, epoch, durable, last_attached, copying } = *attachment;
-        let before = self.before.take();
-        let unusable = self.unusable.take();
-        self.unrecorded = false;
-        if copy != CopyState::Whole {
-            self.goes_on_after = None;
-        }
-        self.committed(durable);
-        let own = self.head.incarnation;
-        if (self.head.confirmed, self.head.epoch) != (own, epoch) {
-            (self.head.confirmed, self.head.epoch) = (own, epoch);
-            self.head_changed = true;
-        }
-        if copying || copy == CopyState::Whole {
-            // What the map has of the time before is in the stream, up to here.
-            if let Some(last_seq) = self.goes_on_after.take() {
-                self.last_seq = self.last_seq.max(last_seq);
-                self.settle_all();
-            }
-            return Compare::Nothing;
-        }
-        let why = match (before, copy) {
-            _ if matches!(self.state, State::Off | State::Discarding) => {
-                unusable.unwrap_or_else(|| "no activity log is kept".to_owned())
-            }
-            (_, CopyState::Empty | CopyState::Partial) => "the backup has no whole copy".to_owned(),
-            (None, _) => unusable
-                .unwrap_or_else(|| "the backup does not have what it acknowledged".to_owned()),
-            (Some(before), _) => {
-                let refusal = before.refusal(own, epoch, durable, last_attached);
-                match (refusal, &self.state) {
-                    (Some(why), _) => why.to_owned(),
-                    // What was admitted meanwhile is in no map.
-                    (None, State::Everything(why)) => why.to_string(),
-                    (None, _) => return Compare::Mapped(self.table.ranges()),
-                }
-            }
-        };
-        self.give_up_map(Why::Copy);
-        Compare::All(why)
-    }
-
-    /// Part of a disk was compared or copied: both sites hold the same there once everything up to
-    /// `last_seq` has arrived.
-    pub fn compared(&mut self, extent: Extent, last_seq: Seq) {
-        self.last_seq = self.last_seq.max(last_seq);
-        let Some(of) = self.disks.get(usize::from(extent.disk.0)) else { return };
-        if self.uncompared == 0 {
-            return;
-        }
-        let after = of.begun + 1;
-        let done = self.table.compared(extent, self.last_seq, after, &self.uncompared_wide);
-        self.uncompared -= done;
-        if done > 0 {
-            let Self { table, uncompared_wide, .. } = self;
-            uncompared_wide.retain(|slot| table.slot(*slot).uncompared_bytes > 0);
-            self.pump();
-        }
-    }
-
-    fn settle_all(&mut self) {
-        let Self { table, disks, last_seq, .. } = self;
-        table.settle_all(*last_seq, |disk| disks[disk].begun + 1);
-        self.uncompared = 0;
-        self.uncompared_wide.clear();
-    }
-
     // ---- everything may differ
 
     fn overflow(&mut self) {
@@ -712,16 +350,6 @@ impl ActivityLog {
         self.retry_from = self.last_seq;
         self.trial = None;
         self.pump();
-    }
-
-    /// A request that is not noted: would it have fitted?
-    fn try_extent(&mut self, request: u64, extent: Extent) {
-        let Some(trial) = &mut self.trial else { return };
-        let entries = self.geometry.entries_of(extent);
-        if !trial.admit(request, entries, self.durable) {
-            self.trial = None;
-            self.retry_from = self.last_seq;
-        }
     }
 
     // ---- the file
@@ -879,36 +507,5 @@ impl ActivityLog {
     #[must_use]
     pub fn ranges(&self) -> Vec<Extent> {
         self.table.ranges()
-    }
-}
-
-impl Before {
-    /// Why the map cannot be believed, if it cannot.
-    fn refusal(
-        &self,
-        own: Incarnation,
-        epoch: Epoch,
-        durable: Seq,
-        last_attached: Option<Incarnation>,
-    ) -> Option<&'static str> {
-        let Some(last) = last_attached else {
-            return Some(match self.clean {
-                true => "the backup does not have what it acknowledged",
-                false => "the backup is too old to say which run it knew last",
-            });
-        };
-        if self.everything {
-            return Some("the activity log said that everything may differ");
-        }
-        if ![self.confirmed, self.latest, own].contains(&last) {
-            return Some("another run, which wrote another activity log, has attached meanwhile");
-        }
-        if self.epoch != epoch {
-            return Some("the activity log is of another epoch");
-        }
-        if durable < self.covered {
-            return Some("the backup has lost what it acknowledged");
-        }
-        None
     }
 }

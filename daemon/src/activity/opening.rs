@@ -1,10 +1,11 @@
 //! How a run takes over what the run before left. Sans-I/O: a file's bytes in, the change that must
 //! be on stable storage before anything is admitted out.
 
+use super::ActivityLog;
+use super::comparing::Before;
 use super::format::{self, Found, Head, Identity, Unusable};
 use super::geometry::{Entry, Geometry, UPDATES_MAX};
 use super::table::Table;
-use super::{ActivityLog, Before};
 use crate::sequencer::Extent;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq};
 

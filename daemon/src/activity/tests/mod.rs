@@ -5,6 +5,7 @@ use super::format::{self, Found, Head, Unusable};
 use super::geometry::{BLOCK_BYTES, Entry, Geometry};
 use super::*;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
+use tidelock_protocol::message::CopyState;
 use trial::{CALM_MS, STEADY, STRIKES_MAX};
 
 const EXTENT: u64 = 1024;
