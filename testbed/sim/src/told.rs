@@ -5,7 +5,7 @@ use crate::world::{World, note};
 use tidelock_backup_server::group::{Link, Output};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::message::{Message, Progress, RefusalKind};
+use tidelock_protocol::message::{CopyState, Message, Progress, RefusalKind};
 use tidelock_protocol::vector::CountVector;
 
 impl World {
@@ -16,6 +16,7 @@ impl World {
                 Output::Send(link, message) => {
                     self.check_told(group, link, &message)?;
                     self.check_unheard(group, link, &message)?;
+                    self.is_taken_for_whole(group, link, &message)?;
                     if matches!(message, Message::FloorIs { mark, .. } if mark != 0) {
                         self.answers(group, link);
                     }
@@ -44,6 +45,24 @@ impl World {
                     }
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A run that goes on after a clean stop is whole as soon as the backup takes it, also if its loop hangs and never
+    /// hears of it: its records arrive.
+    fn is_taken_for_whole(&mut self, group: usize, link: Link, message: &Message) -> Checked {
+        let Message::Attached(attached) = message else { return Ok(()) };
+        let writer = self.backup.groups[group].writers.get(&link).copied().flatten();
+        let mut vms = self.plan.groups[group].writers();
+        let vm = vms.find(|vm| Some(WriterId(self.plan.vms[*vm].writer)) == writer);
+        let Some(vm) = vm.filter(|_| attached.copy == CopyState::Whole) else { return Ok(()) };
+        let oracle = &mut self.vms[vm].oracle;
+        if oracle.has_begun()
+            && oracle.base_seq() == attached.durable
+            && oracle.continues_whole()?
+        {
+            self.counts.clean_starts += 1;
         }
         Ok(())
     }
