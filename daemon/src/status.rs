@@ -202,6 +202,9 @@ pub struct MemberStatus {
 pub struct TaggingStatus {
     /// Packets to members that got a tag.
     pub tagged_packets: u64,
+    /// Packets to members on this host, which need no tag.
+    #[serde(default)]
+    pub here_packets: u64,
     /// Packets from members whose tag was merged and taken out.
     pub merged_packets: u64,
     /// Packets from others whose tag was taken out, and believed by nobody.

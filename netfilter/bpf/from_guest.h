@@ -5,7 +5,7 @@
 
 ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 {
-	struct pending *p;
+	struct pending *p, *beside;
 	struct committed *c;
 	struct scratch *s;
 	__u32 header, total, headers, at, why, room = TAG4_BYTES;
@@ -51,11 +51,14 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 		if (!(bpf_ntohs(h.fragment) & 0x3fff) && is_pure_ack(&tcp, total - header))
 			return let_pass(skb, UNTAGGED_ACKS);
 		headers = header + (tcp.offset >> 4) * 4;
-		if ((tcp.flags & FLAG_SYN) && !CONFIG.off)
-			lower_mss(skb, &s->walk, &tcp, at, IPV4_MIN_BYTES, room);
 	}
 	if (CONFIG.off)
 		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
+	beside = neighbour(&destination);
+	if (beside)
+		return hand_over(skb, p, c, beside);
+	if (is_tcp && (tcp.flags & FLAG_SYN))
+		lower_mss(skb, &s->walk, &tcp, at, IPV4_MIN_BYTES, room);
 	if (CONFIG.path_strips_options)
 		return gate(skb, GATED_PATH);
 	if (header + room > IPV4_MAX_BYTES)
@@ -85,7 +88,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 
 ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 {
-	struct pending *p;
+	struct pending *p, *beside;
 	struct committed *c;
 	struct scratch *s;
 	__u32 total, headers, why, room = TAG6_BYTES;
@@ -126,11 +129,14 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 		if (!e->fragment && is_pure_ack(&tcp, e->end - e->at))
 			return let_pass(skb, UNTAGGED_ACKS);
 		headers = e->at - NET + (tcp.offset >> 4) * 4;
-		if ((tcp.flags & FLAG_SYN) && !CONFIG.off)
-			lower_mss(skb, &s->walk, &tcp, e->at, IPV6_BYTES, room);
 	}
 	if (CONFIG.off)
 		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
+	beside = neighbour(&h.destination);
+	if (beside)
+		return hand_over(skb, p, c, beside);
+	if (is_tcp && (tcp.flags & FLAG_SYN))
+		lower_mss(skb, &s->walk, &tcp, e->at, IPV6_BYTES, room);
 	if (CONFIG.path_strips_options)
 		return gate(skb, GATED_PATH);
 	/* A hop-by-hop header must stay the first. */

@@ -5,6 +5,7 @@
  *
  * from_guest (ingress of the interface)
  *   to a member:   tag, then pass. What cannot be tagged goes the way of a packet to the outside.
+ *                  One on this host needs no tag: its P rises at once (neighbours.h).
  *   to outside:    covered: pass. Not covered: left to the packet filter's rules, which queue it.
  * to_guest (egress)
  *   from a member: merge the tag into P, strip it.
@@ -67,7 +68,7 @@
 
 const volatile struct config CONFIG SEC(".rodata.config");
 
-struct {
+struct pending_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
@@ -102,6 +103,14 @@ struct {
 	__type(key, struct address);
 	__type(value, __u32);
 } addresses SEC(".maps");
+
+/* P of each member on this host, by each of its addresses. The group's members share it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH_OF_MAPS);
+	__uint(max_entries, ADDRESSES_MAX);
+	__type(key, struct address);
+	__array(values, struct pending_map);
+} neighbours SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -281,20 +290,26 @@ ALWAYS int is_complete(const struct pending *p, const struct committed *c)
 	return !NOW_OR_LATER(p->incomplete) || NOW_OR_LATER(c->is_async);
 }
 
-/* Whether this member's P is covered by C. Called after the packet was taken up. */
-ALWAYS int is_covered(const struct pending *p, const struct committed *c)
+/* Whether a vector is at least as large as another one, in each writer's entry. */
+ALWAYS int reaches(const __u64 *entries, const __u64 *wanted)
 {
 	__u32 i;
 
-	if (CONFIG.is_hlc)
-		return NOW_OR_LATER(p->hlc) <= NOW_OR_LATER(c->watermark);
 	for (i = 0; i < WRITERS_MAX; i++) {
 		if (i >= CONFIG.writers)
 			break;
-		if (NOW_OR_LATER(p->entries[i]) > NOW_OR_LATER(c->entries[i]))
+		if (NOW_OR_LATER(entries[i]) < NOW_OR_LATER(wanted[i]))
 			return 0;
 	}
 	return 1;
+}
+
+/* Whether this member's P is covered by C. Called after the packet was taken up. */
+ALWAYS int is_covered(const struct pending *p, const struct committed *c)
+{
+	if (CONFIG.is_hlc)
+		return NOW_OR_LATER(p->hlc) <= NOW_OR_LATER(c->watermark);
+	return reaches(c->entries, p->entries);
 }
 
 /* Reached by tail call, while a daemon holds it there. */
@@ -357,6 +372,7 @@ ALWAYS int find_maps(struct pending **p, struct committed **c, struct scratch **
 /* One program text: each part stands on those above it. */
 #include "options.h"
 #include "write.h"
+#include "neighbours.h"
 #include "from_guest.h"
 #include "to_guest.h"
 

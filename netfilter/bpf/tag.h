@@ -11,6 +11,7 @@
 /* Fixed when the programs are loaded, so that the verifier sees what is left of them. */
 struct config {
 	__u64 hlc_ahead_max_ms;
+	__u64 run;		/* whose programs these are */
 	__u32 pass_mark;
 	__u32 path_mtu;
 	__u32 writers;		/* 0 in HLC form */
@@ -28,6 +29,7 @@ struct pending {
 	__u64 entries[WRITERS_MAX];
 	__u64 hlc;
 	__u64 incomplete;	/* not 0: the guest may know what P does not name */
+	__u64 run;		/* of the daemon that guards it: only programs of the same one raise it without a tag */
 };
 
 /* C of the group and what goes with it. Written by user space alone. Times: CLOCK_BOOTTIME, ns. */
@@ -55,6 +57,7 @@ struct crossing {
 enum counter {
 	/* from the guest */
 	TAGGED,
+	MERGED_HERE,
 	TAGGED_GSO_LOWERED,
 	UNTAGGED_ACKS,
 	COVERED,

@@ -3,24 +3,6 @@
 #ifndef TIDELOCK_TO_GUEST_H
 #define TIDELOCK_TO_GUEST_H
 
-/* Entries never fall. Returns 0, or -1 if the others never let us. */
-ALWAYS int raise(__u64 *entry, __u64 to)
-{
-	__u64 old, seen;
-	int i;
-
-	old = NOW_OR_LATER(*entry);
-	for (i = 0; i < RAISE_TRIES; i++) {
-		if (old >= to)
-			return 0;
-		seen = __sync_val_compare_and_swap(entry, old, to);
-		if (seen == old)
-			return 0;
-		old = seen;
-	}
-	return -1;
-}
-
 struct merging {
 	__u32 at;		/* where the entries are in the scratch area */
 	int refused;

@@ -556,6 +556,7 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
 fn tagging_status(stats: &TaggingStats) -> TaggingStatus {
     let mut status = TaggingStatus {
         tagged_packets: stats.tagged,
+        here_packets: stats.merged_here,
         merged_packets: stats.merged,
         foreign_packets: stats.stripped_foreign,
         ..TaggingStatus::default()

@@ -201,6 +201,7 @@ pub(super) fn start_member(
         let (own, peers) = config.addresses_for(member);
         tags.set_addresses(&own, &peers)?;
         tags.attach(interface)?;
+        tags.join(group.1, &own)?;
         Ok(tags)
     };
     match load() {

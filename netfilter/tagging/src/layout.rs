@@ -11,6 +11,7 @@ pub const ENTRIES: usize = WRITERS_MAX as usize;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Config {
     pub hlc_ahead_max_ms: u64,
+    pub run: u64,
     pub pass_mark: u32,
     pub path_mtu: u32,
     pub writers: u32,
@@ -35,6 +36,7 @@ impl Config {
             self.off,
         ];
         let mut bytes = self.hlc_ahead_max_ms.to_ne_bytes().to_vec();
+        bytes.extend(self.run.to_ne_bytes());
         bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
         bytes.extend([self.context, self.ipv4_option, self.ipv6_option]);
         bytes.extend(self.filling);
@@ -42,7 +44,7 @@ impl Config {
     }
 }
 
-const _: () = assert!(size_of::<Config>() == 40);
+const _: () = assert!(size_of::<Config>() == 48);
 
 /// P of one member.
 #[repr(C)]
@@ -54,6 +56,8 @@ pub struct PendingCells {
     pub hlc: AtomicU64,
     /// Not 0: the guest may know what this P does not name.
     pub incomplete: AtomicU64,
+    /// The run of the daemon that guards it: members on this host that it guards, too, raise P without a tag.
+    pub run: AtomicU64,
 }
 
 impl PendingCells {
@@ -64,6 +68,7 @@ impl PendingCells {
             entries: [const { AtomicU64::new(0) }; ENTRIES],
             hlc: AtomicU64::new(0),
             incomplete: AtomicU64::new(0),
+            run: AtomicU64::new(0),
         }
     }
 }
@@ -135,6 +140,8 @@ macro_rules! counters {
 counters! {
     /// Packets to members that got a tag.
     tagged,
+    /// Packets to members on this host: their P rose at once, and the packet got no tag.
+    merged_here,
     /// GSO packets whose segments were made smaller, so that the tag fits.
     tagged_gso_lowered,
     /// Pure TCP acknowledgements to members, which need no tag.

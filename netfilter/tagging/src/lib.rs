@@ -8,6 +8,7 @@
 //! |---|---|---|---|
 //! | P ([`PendingCells`]) | a member | the sequencer, the programs, the gate | pinned: found again at the next start |
 //! | C ([`CommittedCells`]) | a group | the gate | with the old programs, until new ones take over |
+//! | neighbours: the P of each member on this host, by address | a group | the loader | the same |
 //! | crossing ([`CrossingCells`]) | a member | the programs count, the gate follows | the same |
 //!
 //! A packet that may leave gets a bit of its mark set, and rules in front of the queue let marked
@@ -42,6 +43,7 @@ use libbpf_rs::{
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use tidelock_protocol::tag::{Codec, Form, IPV6_OPTION, IPV6_WRITERS_MAX};
 
@@ -51,6 +53,8 @@ static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tag.bpf.o"));
 /// Other filters of the interface come before or after by their number.
 const PRIORITY: u32 = 100;
 const HANDLE: u32 = 1;
+/// As in `tag.h`.
+const ADDRESSES_MAX: u32 = 4096;
 const OWN: u32 = 1;
 const PEER: u32 = 2;
 
@@ -129,13 +133,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    fn config(&self) -> Config {
+    fn config(&self, run: u64) -> Config {
         let writers = match self.codec.form() {
             Form::Vector { writers } => writers.into(),
             Form::Hlc => 0,
         };
         Config {
             hlc_ahead_max_ms: self.hlc_ahead_max_ms,
+            run,
             pass_mark: self.pass_mark,
             path_mtu: self.path_mtu,
             writers,
@@ -150,9 +155,12 @@ impl Settings {
     }
 }
 
-/// What a group's members share: C.
+/// What a group's members on a host share: C, and where to find each other's P.
 pub struct GroupTags {
     map: MapHandle,
+    neighbours: MapHandle,
+    /// The number that the kernel has given that map: while programs of another run are here it is theirs alone.
+    run: u64,
     committed: Arc<Mapped<CommittedCells>>,
 }
 
@@ -162,7 +170,9 @@ impl GroupTags {
         hear_libbpf();
         let map = array("tl_committed", size_of::<CommittedCells>())?;
         let committed = Arc::new(map_it(&map)?);
-        Ok(Self { map, committed })
+        let neighbours = neighbours()?;
+        let info = neighbours.info().map_err(|e| cannot("look at a map", &e))?;
+        Ok(Self { map, neighbours, run: info.info.id.into(), committed })
     }
 
     /// The memory.
@@ -175,6 +185,7 @@ impl GroupTags {
 /// The programs of one member.
 pub struct MemberTags {
     object: Object,
+    pending_map: MapHandle,
     pending: Arc<Mapped<PendingCells>>,
     crossing: Arc<Mapped<CrossingCells>>,
     found_pending: bool,
@@ -299,7 +310,8 @@ impl MemberTags {
         };
         let crossing_map = array("tl_crossing", size_of::<CrossingCells>())?;
         let (pending, crossing) =
-            (Arc::new(map_it(&pending_map)?), Arc::new(map_it(&crossing_map)?));
+            (Arc::new(map_it::<PendingCells>(&pending_map)?), Arc::new(map_it(&crossing_map)?));
+        pending.run.store(group.run, Ordering::SeqCst);
 
         let mut open = ObjectBuilder::default()
             .name("tidelock")
@@ -310,8 +322,9 @@ impl MemberTags {
                 Some("pending") => &pending_map,
                 Some("crossing") => &crossing_map,
                 Some("committed") => &group.map,
+                Some("neighbours") => &group.neighbours,
                 Some(".rodata.config") => {
-                    map.set_initial_value(&settings.config().bytes())
+                    map.set_initial_value(&settings.config(group.run).bytes())
                         .map_err(|e| cannot("set their configuration", &e))?;
                     continue;
                 }
@@ -320,7 +333,8 @@ impl MemberTags {
             map.reuse_fd(shared.as_fd()).map_err(|e| cannot("share a map", &e))?;
         }
         let object = open.load().map_err(|e| cannot("load the programs", &e))?;
-        let this = Self { object, pending, crossing, found_pending, pin, attached_to: None };
+        let attached_to = None;
+        let this = Self { object, pending_map, pending, crossing, found_pending, pin, attached_to };
         let judge = this.program("judge")?.as_fd().as_raw_fd().to_ne_bytes();
         this.map("judges")?
             .update(&0u32.to_ne_bytes(), &judge, MapFlags::ANY)
@@ -365,6 +379,18 @@ impl MemberTags {
                 .map_err(|e| cannot("set an address", &e))?;
         }
         Ok(())
+    }
+
+    /// From now on what others on this host send to these addresses raises this P when they send it, and gets no tag.
+    /// To be called when the programs are attached: what the guest can hear without them is not guarded.
+    pub fn join(&self, group: &GroupTags, own: &[IpAddr]) -> Result<(), TaggingError> {
+        let pending = self.pending_map.as_fd().as_raw_fd().to_ne_bytes();
+        own.iter().try_for_each(|own| {
+            group
+                .neighbours
+                .update(&key_of(*own), &pending, MapFlags::ANY)
+                .map_err(|e| cannot("join the members on this host", &e))
+        })
     }
 
     /// Attaches the programs to an interface of the calling thread's network namespace. Those of
@@ -501,14 +527,28 @@ fn key_of(address: IpAddr) -> [u8; 16] {
 }
 
 fn array(name: &str, bytes: usize) -> Result<MapHandle, TaggingError> {
-    let options = libbpf_sys::bpf_map_create_opts {
-        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-        map_flags: libbpf_sys::BPF_F_MMAPABLE,
-        ..Default::default()
-    };
     let bytes = u32::try_from(bytes).expect("cells are small");
+    let options =
+        libbpf_sys::bpf_map_create_opts { map_flags: libbpf_sys::BPF_F_MMAPABLE, ..map_options() };
     MapHandle::create(MapType::Array, Some(name), 4, bytes, 1, &options)
         .map_err(|e| cannot("make a map", &e))
+}
+
+/// A map of addresses to P. The kernel goes by one such map when it is made.
+fn neighbours() -> Result<MapHandle, TaggingError> {
+    let like = array("tl_pending", size_of::<PendingCells>())?;
+    let inner_map_fd = u32::try_from(like.as_fd().as_raw_fd()).expect("a descriptor is positive");
+    let options = libbpf_sys::bpf_map_create_opts { inner_map_fd, ..map_options() };
+    let (name, key_bytes) = (Some("tl_neighbours"), 16);
+    MapHandle::create(MapType::HashOfMaps, name, key_bytes, 4, ADDRESSES_MAX, &options)
+        .map_err(|e| cannot("make a map", &e))
+}
+
+fn map_options() -> libbpf_sys::bpf_map_create_opts {
+    libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    }
 }
 
 fn map_it<T: Cells>(map: &MapHandle) -> Result<Mapped<T>, TaggingError> {

@@ -9,7 +9,7 @@ use tidelock_protocol::record::crc32c;
 /// Where Linux keeps pinned objects.
 const USUAL_MOUNT: &str = "/sys/fs/bpf";
 /// Goes up with every change of the layout of P.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The file of a member's P. Names on this file system are plain.
 pub(crate) fn path_of(directory: &Path, group: &str, member: &str) -> PathBuf {

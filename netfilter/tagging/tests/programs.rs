@@ -53,11 +53,18 @@ fn load(settings: &Settings) -> Option<Member> {
         }
         Err(e) => panic!("{e}"),
     };
-    let tags = MemberTags::load(settings, &group, None).unwrap_or_else(|e| panic!("{e}"));
-    let ips = |texts: &[&str]| texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<IpAddr>>();
+    let tags = load_one(settings, &group);
     tags.set_addresses(&ips(&["10.0.0.1", OWN6]), &ips(&["10.0.0.2", PEER6])).unwrap();
     group.committed().trusted_until.store(u64::MAX, SeqCst);
     Some(Member { group, tags, codec: settings.codec })
+}
+
+fn load_one(settings: &Settings, group: &GroupTags) -> MemberTags {
+    MemberTags::load(settings, group, None).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
 fn vector(writers: u16) -> Form {
@@ -249,6 +256,112 @@ fn to_a_member_the_tag_is_what_the_codec_writes() {
             assert_eq!(entry.load(SeqCst), *seq);
         }
     }
+}
+
+/// What one on this host is sent: its P rises, and the packet is as it was.
+#[test]
+fn to_a_member_on_this_host_p_goes_without_a_tag() {
+    for (form, own, theirs, after) in [
+        (vector(3), &[5, 9, 1 << 40][..], &[7, 0, 4][..], &[7, 9, 1 << 40][..]),
+        (vector(1), &[3], &[8], &[8]),
+        (vector(0), &[], &[], &[]),
+        (Form::Hlc, &[70], &[50], &[70]),
+        (Form::Hlc, &[70], &[71], &[71]),
+    ] {
+        for strips in [false, true] {
+            let settings = Settings { path_strips_options: strips, ..settings(form) };
+            let Some(m) = load(&settings) else { return };
+            let peer = load_one(&settings, &m.group);
+            // That others are here needs no C, and no trust in what came over a wire.
+            m.group.committed().trusted_until.store(0, SeqCst);
+            let store = |member: &MemberTags, values: &[u64]| {
+                let cells = member.pending();
+                match form {
+                    Form::Hlc => cells.hlc.store(values[0], SeqCst),
+                    Form::Vector { .. } => {
+                        (cells.entries.iter().zip(values)).for_each(|(e, v)| e.store(*v, SeqCst));
+                    }
+                }
+            };
+            let is = |member: &MemberTags, values: &[u64]| {
+                let cells = member.pending();
+                match form {
+                    Form::Hlc => assert_eq!(cells.hlc.load(SeqCst), values[0]),
+                    Form::Vector { .. } => {
+                        for (n, entry) in cells.entries.iter().enumerate() {
+                            assert_eq!(entry.load(SeqCst), values.get(n).copied().unwrap_or(0));
+                        }
+                    }
+                }
+            };
+            peer.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
+            let full = vec![7; MTU as usize - 28];
+            let frames = [
+                ip4(OWN, PEER, UDP, &[], b"hello"),
+                ip4(OWN, PEER, UDP, &[1; 40], b"no room for a tag"),
+                ip4(OWN, PEER, UDP, &[], &full),
+                ip4_fragment(OWN, PEER, UDP, &[], b"the second of two", 64),
+                ip4(OWN, PEER, TCP, &[], &segment(SYN, &[2, 4, 5, 0xb4], b"")),
+                ip6(OWN6, PEER6, UDP, b"hello"),
+                ip6(OWN6, PEER6, UDP, &full[20..]),
+                ip6(OWN6, PEER6, TCP, &segment(SYN, &[2, 4, 5, 0xb4], b"")),
+            ];
+            for (nth, frame) in (1..).zip(&frames) {
+                store(&m.tags, own);
+                store(&peer, theirs);
+                let sent = m.send(frame);
+                assert!(sent.passed && sent.mark & MARK != 0, "{:?}", m.tags.stats());
+                assert_eq!(&sent.frame, frame);
+                assert_eq!(m.counted("merged_here"), nth);
+                is(&peer, after);
+                is(&m.tags, own);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_member_on_this_host_is_told_nothing_that_a_tag_would_not_say() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let peer = load_one(&settings(vector(3)), &m.group);
+    peer.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
+    let learnt = || peer.pending().entries[1].load(SeqCst);
+    m.pend(&[0, 6, 0]);
+
+    let ack = ip4(OWN, PEER, TCP, &[], &segment(ACK, &[], b""));
+    m.is_passed(&m.send(&ack), "untagged_acks");
+    let strangers = ip4(STRANGER, PEER, UDP, &[], b"x");
+    m.is_left(&m.send(&strangers), &strangers, "left_to_queue");
+    let own_tag = ip4(OWN, PEER, UDP, &m.tag4(&stamp(&[0, 9, 0])), b"x");
+    m.is_dropped(&m.send(&own_tag), "dropped_guests_own");
+    assert_eq!(learnt(), 0);
+
+    // What P does not name waits.
+    let frame = ip4(OWN, PEER, UDP, &[], b"x");
+    m.tags.pending().incomplete.store(1, SeqCst);
+    m.is_left(&m.send(&frame), &frame, "gated_incomplete");
+    assert_eq!(learnt(), 0);
+    m.tags.pending().incomplete.store(0, SeqCst);
+
+    // A member of that address which was loaded later takes its place.
+    let anew = load_one(&settings(vector(3)), &m.group);
+    anew.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
+    m.is_passed(&m.send(&frame), "merged_here");
+    assert_eq!((learnt(), anew.pending().entries[1].load(SeqCst)), (0, 6));
+    m.pend(&[0, 7, 0]);
+
+    // Nor one that a daemon which takes over has guarded since, and that may read in another form.
+    let Some(next) = load(&settings(vector(3))) else { return };
+    anew.pending().run.store(next.tags.pending().run.load(SeqCst), SeqCst);
+    m.is_passed(&m.send(&frame), "tagged");
+    assert_eq!(anew.pending().entries[1].load(SeqCst), 6);
+
+    let off = Settings { off_for_a_demonstration: true, ..settings(vector(3)) };
+    let Some(m) = load(&off) else { return };
+    anew.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
+    m.pend(&[0, 8, 0]);
+    m.is_passed(&m.send(&frame), "untagged_for_a_demonstration");
+    assert_eq!(anew.pending().entries[1].load(SeqCst), 6);
 }
 
 #[test]

@@ -186,6 +186,7 @@ impl World {
         self.end_daemon(host);
         self.hosts[host].power = false;
         self.hosts[host].restarts = false;
+        self.lan.lose(host);
         for vm in self.vms_of(host) {
             self.kill_guest(vm);
             self.vms[vm].pending = Arc::new(Pending::new());

@@ -1,12 +1,13 @@
 //! The network between members: packets are lost, doubled and overtake each other. What the kernel
 //! programs of both hosts do to them is done here in the same order, with protocol's codec
-//! (production: `netfilter/bpf/`, tested against the same codec).
+//! (production: `netfilter/bpf/`, tested against the same codec). Between members of one host they carry no tag.
 
 use crate::failure::{Checked, Checker, check};
 use crate::guest::{Known, Packet, learn};
 use crate::plant::{OnTheWay, Plant};
-use crate::world::{Event, World, note};
+use crate::world::{Event, Kernel, World, note};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tidelock_netfilter::gate::HLC_AHEAD_MAX_MS;
 use tidelock_netfilter::release_queue::Kind;
 use tidelock_protocol::hlc::Hlc;
@@ -38,6 +39,8 @@ struct Flying {
     known: Known,
     /// What it knew besides, in mode async.
     rumours: Known,
+    /// It goes from one guest of this host to another one, and ends with it.
+    within: Option<usize>,
 }
 
 /// The network.
@@ -45,6 +48,13 @@ struct Flying {
 pub struct Lan {
     flying: BTreeMap<u64, Flying>,
     next: u64,
+}
+
+impl Lan {
+    /// A host has no power: what was on its way inside it is gone.
+    pub fn lose(&mut self, host: usize) {
+        self.flying.retain(|_, packet| packet.within != Some(host));
+    }
 }
 
 impl World {
@@ -58,13 +68,20 @@ impl World {
         let to = *self.rng.pick(&peers);
         let has_room = !self.rng.chance(self.plan.lan.untaggable, 1000);
         let (known, rumours) = self.known_and_rumours(vm);
-        // P is read after the guest has sent the packet.
-        let stamp = self.stamp_of(vm);
-        let kernel = self.vms[vm].kernel.as_ref().filter(|kernel| kernel.gate.has_heard());
+        let kernel = self.vms[vm].kernel.as_ref().filter(|kernel| kernel.peers.contains(&to));
         let is_incomplete = self.vms[vm].pending.incomplete().is_some();
         // In mode async nothing waits for that: a tag that says less than it should still says something.
         let kernel = kernel.filter(|kernel| !is_incomplete || kernel.gate.is_async());
-        let kernel = kernel.filter(|kernel| has_room && kernel.peers.contains(&to));
+        if kernel.is_some_and(|kernel| self.is_beside(kernel, vm, to)) {
+            self.raise_beside(vm, to);
+            self.check_pending(to)?;
+            let (from, within) = (Source::Member(vm), Some(self.plan.vms[vm].host));
+            self.fly(Flying { from, to, options: Vec::new(), said: None, known, rumours, within });
+            return Ok(());
+        }
+        // P is read after the guest has sent the packet.
+        let stamp = self.stamp_of(vm);
+        let kernel = kernel.filter(|kernel| has_room && kernel.gate.has_heard());
         let Some(codec) = kernel.map(|kernel| kernel.codec) else {
             // Its receiver must depend on nothing uncommitted: it waits like one to the outside.
             self.counts.untagged += 1;
@@ -73,16 +90,37 @@ impl World {
         let mut options = Vec::new();
         codec.encode_ipv4(IPV4_OPTION, &stamp, &mut options);
         let (from, said) = (Source::Member(vm), Some((stamp, codec)));
-        let packet = Flying { from, to, options, said, known, rumours };
+        let packet = Flying { from, to, options, said, known, rumours, within: None };
         self.fly(packet);
         Ok(())
+    }
+
+    /// Whether the programs of both are those of one daemon.
+    fn is_beside(&self, kernel: &Kernel, vm: usize, to: usize) -> bool {
+        let theirs = self.vms[to].kernel.as_ref();
+        self.plan.vms[vm].host == self.plan.vms[to].host
+            && theirs.is_some_and(|theirs| Arc::ptr_eq(&kernel.gate, &theirs.gate))
+    }
+
+    /// P of a member on the same host rises when something is sent to it.
+    fn raise_beside(&mut self, vm: usize, to: usize) {
+        let (from, to) = (&self.vms[vm].pending, &self.vms[to].pending);
+        if self.has_bug(OnTheWay::HandingOverForgotten) {
+            return;
+        }
+        match self.plan.groups[self.plan.vms[vm].group].form {
+            Form::Vector => to.merge(&from.read()),
+            Form::Hlc => to.publish_at(WriterId(0), Seq::ZERO, from.read_hlc()),
+        }
+        self.counts.handed_over += 1;
     }
 
     /// A packet without a tag has waited for what it depends on, as far as its sender answers for it.
     pub fn send_untagged(&mut self, vm: usize, to: usize, packet: &Packet) {
         let from = Source::Member(vm);
         let (known, rumours) = (packet.known.clone(), packet.hearsay.clone());
-        self.fly(Flying { from, to, options: Vec::new(), said: None, known, rumours });
+        let (options, said, within) = (Vec::new(), None, None);
+        self.fly(Flying { from, to, options, said, known, rumours, within });
     }
 
     /// A packet has left in mode async: its receiver hears what nobody has waited for. A client may
@@ -100,7 +138,8 @@ impl World {
             }
         };
         let (known, rumours) = (self.nothing(to), packet.everything());
-        self.fly(Flying { from, to, options: Vec::new(), said: None, known, rumours });
+        let (options, said, within) = (Vec::new(), None, None);
+        self.fly(Flying { from, to, options, said, known, rumours, within });
         Ok(())
     }
 
@@ -125,7 +164,7 @@ impl World {
         let mut options = Vec::new();
         self.plan.codec(group).encode_ipv4(IPV4_OPTION, &stamp, &mut options);
         let (from, known, rumours) = (Source::Stranger, self.nothing(to), self.nothing(to));
-        self.fly(Flying { from, to, options, said: None, known, rumours });
+        self.fly(Flying { from, to, options, said: None, known, rumours, within: None });
     }
 
     /// max(P, C), as the kernel programs see them.
@@ -165,7 +204,7 @@ impl World {
 
     /// A packet comes to the host of its receiver: merge, strip, and only then the guest.
     pub fn arrives(&mut self, number: u64) -> Checked {
-        let packet = self.lan.flying.remove(&number).expect("it was sent");
+        let Some(packet) = self.lan.flying.remove(&number) else { return Ok(()) };
         let vm = packet.to;
         // No host, no network.
         let Some(kernel) = self.vms[vm].kernel.clone() else { return Ok(()) };

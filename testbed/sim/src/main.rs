@@ -189,6 +189,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.writes += one.writes;
     sum.packets += one.packets;
     sum.merged += one.merged;
+    sum.handed_over += one.handed_over;
     sum.untagged += one.untagged;
     sum.idles += one.idles;
     sum.floors += one.floors;
@@ -223,7 +224,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch), {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
         failed.len(),
         done.seeds,
@@ -231,6 +232,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.writes,
         c.packets,
         c.merged,
+        c.handed_over,
         c.untagged,
         c.idles,
         c.floors,

@@ -31,6 +31,8 @@ pub enum Plant {
 pub enum OnTheWay {
     /// A tag is read and not merged.
     MergeForgotten,
+    /// A packet goes to a member on the same host, whose P stays as it was.
+    HandingOverForgotten,
     /// A tag is taken away before anybody has read it.
     StripBeforeMerge,
     /// A stranger's tag is merged.
@@ -48,7 +50,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 46] = [
+pub const PLANTS: [(&str, Plant); 47] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -88,6 +90,7 @@ pub const PLANTS: [(&str, Plant); 46] = [
     ("admitted-is-back", Plant::Heartbeat(heartbeat::PlantedBug::AdmittedIsBack)),
     ("queue-is-silence", Plant::Heartbeat(heartbeat::PlantedBug::QueueIsSilence)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
+    ("handing-over-forgotten", Plant::OnTheWay(OnTheWay::HandingOverForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
     ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),
     ("hlc-goes-back", Plant::OnTheWay(OnTheWay::HlcGoesBack)),

@@ -176,6 +176,8 @@ pub struct Counts {
     pub packets: u64,
     /// Packets of members whose tag was merged.
     pub merged: u64,
+    /// Packets of members to others of the same host.
+    pub handed_over: u64,
     /// Packets of members that could not be tagged, and waited instead.
     pub untagged: u64,
     /// Idle records.

@@ -167,7 +167,9 @@ fn every_planted_bug_is_caught() {
             "lease-ignored" => &[Checker::Lease, Checker::Fence],
             "fence-ignored-in-async" => &[Checker::Fence],
             "given-up-before-shut" => &[Checker::Fence],
-            "merge-forgotten" | "strip-before-merge" => &[Checker::OutputCommit, Checker::Closed],
+            "merge-forgotten" | "strip-before-merge" | "handing-over-forgotten" => {
+                &[Checker::OutputCommit, Checker::Closed]
+            }
             "outsider-merged" => &[Checker::Outsider],
             "rebuilt-next-to-pending" | "wrap-forgotten" => &[Checker::Tag],
             "cut-of-each-maximum" | "watermark-ignores-idle" => {
