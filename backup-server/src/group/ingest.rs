@@ -7,7 +7,7 @@ use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use crate::view::DiskKey;
 use tidelock_protocol::frame::Frame;
-use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{CopyState, Form, Message, Mode, Progress, RefusalKind};
 use tidelock_protocol::receiver::{Admission, ReceiveError, Receiver};
@@ -124,18 +124,28 @@ impl<S: Storage> Group<S> {
 
     /// A beacon asks for the lease to be renewed. Answered also while the group is stalled: the
     /// lease says who is primary, not how far the copy is.
-    pub fn beacon(&mut self, now: Now, link: Link, sent_at: tidelock_protocol::ids::MonoNanos) {
-        let attached = self.all_links().contains(&link);
-        let gave_up = self.name_of_link(link).is_some_and(|name| self.given_up.contains(&name));
-        if attached && !gave_up && self.broken.is_none() {
+    pub fn beacon(&mut self, now: Now, link: Link, sent_at: MonoNanos) {
+        if let Some(member) = self.name_of_link(link).filter(|_| self.is_heard_on(link)) {
+            self.held.beacon(now.mono, &member, link, sent_at);
+        }
+        self.beacon_ahead(now, link, sent_at);
+    }
+
+    /// The same of a beacon that has overtaken frames which were sent before it and cannot be taken for now: one of
+    /// them may say that the member holds its packets no more.
+    pub fn beacon_ahead(&mut self, now: Now, link: Link, sent_at: MonoNanos) {
+        if self.is_heard_on(link) {
             self.grace.heard(now.mono);
             self.heard(link, now);
-            if let Some(member) = self.name_of_link(link) {
-                self.held.beacon(now.mono, &member, link, sent_at);
-            }
             self.outputs.push(Output::Send(link, Message::Lease { sent_at }));
             self.ask_for_awaited(link);
         }
+    }
+
+    fn is_heard_on(&self, link: Link) -> bool {
+        let attached = self.all_links().contains(&link);
+        let gave_up = self.name_of_link(link).is_some_and(|name| self.given_up.contains(&name));
+        attached && !gave_up && self.broken.is_none()
     }
 
     /// Answers for the disk as it is with every record received before.

@@ -241,8 +241,12 @@ impl Owner {
                 self.take_deferred();
             }
             Event::Beacon { link, sent_at, permit: _permit } => {
+                let is_ahead = self.has_deferred(link);
                 if let Phase::Live(group) = &mut self.phase {
-                    group.beacon(clock::now(), link, sent_at);
+                    match is_ahead {
+                        false => group.beacon(clock::now(), link, sent_at),
+                        true => group.beacon_ahead(clock::now(), link, sent_at),
+                    }
                 }
             }
             Event::ConnectionLost(connection) => {
@@ -501,6 +505,12 @@ impl Owner {
                 Err(error.refusal())
             }
         }
+    }
+
+    /// Whether frames of this link are here that the group cannot take for now.
+    fn has_deferred(&self, link: Link) -> bool {
+        let mut deferred = self.deferred.iter();
+        deferred.any(|one| matches!(one, Deferred::Frames { link: other, .. } if *other == link))
     }
 
     /// Gives the group what it can take, in order.

@@ -429,7 +429,10 @@ impl World {
         let Some(of) = &mut slot.group else { return };
         if let Frame::Control(_, Message::Beacon { sent_at }) = frame {
             // Answered also while the group is stalled.
-            return of.beacon(now, link, sent_at);
+            return match slot.kept.contains_key(&link) {
+                false => of.beacon(now, link, sent_at),
+                true => of.beacon_ahead(now, link, sent_at),
+            };
         }
         if let Some(kept) = slot.kept.get_mut(&link) {
             return kept.push_back(frame);

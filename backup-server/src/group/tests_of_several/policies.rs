@@ -145,6 +145,23 @@ fn a_recovery_says_what_may_have_been_told_without_it() {
     assert_eq!(recovered([Some(Policy::holding(Mode::Async)), None], false), [(a, true, since)]);
 }
 
+/// A stalled group renews leases, but what the member has said since then waits behind what cannot be taken.
+#[test]
+fn a_beacon_that_overtakes_what_was_sent_before_it_does_not_say_that_packets_were_held() {
+    let mut group = two(&Memory::new());
+    tell(&mut group, 0, HOLDS);
+    tell(&mut group, 1, Policy::holding(Mode::Pipelined));
+    group.beacon(at_ms(1_000), link(0), MonoNanos(1));
+    let held_until = group.exposed(at_ms(90_000))[0].since_unix_ms;
+    group.take_outputs();
+    let sent_at = MonoNanos(60_000 * 1_000_000);
+    group.beacon_ahead(at_ms(61_000), link(0), sent_at);
+    assert_eq!(told(&group.take_outputs(), link(0)), [Message::Lease { sent_at }]);
+    assert_eq!(group.exposed(at_ms(90_000))[0].since_unix_ms, held_until);
+    group.beacon(at_ms(61_000), link(0), sent_at);
+    assert!(group.exposed(at_ms(90_000))[0].since_unix_ms > held_until);
+}
+
 /// The journal has the recovery on record, and what it had to say is not beside it.
 #[test]
 fn a_recovery_that_was_cut_short_says_it_all_the_same() {
