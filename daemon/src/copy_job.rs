@@ -229,6 +229,11 @@ impl CopyJob {
         self.reading.keys().copied()
     }
 
+    /// What the backup was asked and has not answered, by disk and offset.
+    pub fn asked(&self) -> impl Iterator<Item = (DiskId, u64)> + '_ {
+        self.asked.keys().copied()
+    }
+
     /// Whether there is more to read, but not now.
     #[must_use]
     pub fn is_throttled(&self, now: MonoNanos) -> bool {
@@ -260,6 +265,7 @@ impl CopyJob {
                 self.findings.unreadable_bytes += extent.len_bytes;
             }
             CopyOutcome::Unreadable => self.unreadable.push(work),
+            CopyOutcome::Withdrawn => self.pieces.push_back(work),
             CopyOutcome::Sent | CopyOutcome::Zero => {
                 self.done_bytes += extent.len_bytes;
                 if outcome == CopyOutcome::Sent {

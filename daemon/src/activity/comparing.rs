@@ -53,6 +53,35 @@ impl ActivityLog {
         }
     }
 
+    /// From now on, until [`attached`](Self::attached) has told what to compare, requests are done of which the backup
+    /// hears nothing, also such as were admitted before and wait behind the log: their extents stay in the map until they
+    /// have been compared.
+    pub fn stop_recording(&mut self) {
+        if matches!(self.state, State::Sealing(_)) {
+            // What it waits for would cover what has no record.
+            self.give_up_map(Why::Copy);
+        }
+        self.begin_unrecorded();
+        let slots: Vec<u32> =
+            self.held.values().flat_map(|hold| hold.slots.iter().copied()).collect();
+        slots.into_iter().for_each(|slot| self.must_be_compared(slot));
+    }
+
+    /// The backup has attached the member meanwhile. What is not recorded goes on to be noted.
+    pub fn attached_unrecorded(&mut self, epoch: Epoch, durable: Seq) {
+        debug_assert!(self.unrecorded);
+        self.committed(durable);
+        self.confirm(epoch);
+    }
+
+    fn confirm(&mut self, epoch: Epoch) {
+        let own = self.head.incarnation;
+        if (self.head.confirmed, self.head.epoch) != (own, epoch) {
+            (self.head.confirmed, self.head.epoch) = (own, epoch);
+            self.head_changed = true;
+        }
+    }
+
     /// The stream of the run before goes on after this seq, with all that it had not sent: what the map has of it need not be
     /// compared, unless the backup wants it.
     pub fn goes_on_after(&mut self, last_seq: Seq) {
@@ -82,11 +111,8 @@ impl ActivityLog {
             self.goes_on_after = None;
         }
         self.committed(durable);
+        self.confirm(epoch);
         let own = self.head.incarnation;
-        if (self.head.confirmed, self.head.epoch) != (own, epoch) {
-            (self.head.confirmed, self.head.epoch) = (own, epoch);
-            self.head_changed = true;
-        }
         if copying || copy == CopyState::Whole {
             // What the map has of the time before is in the stream, up to here.
             if let Some(last_seq) = self.goes_on_after.take() {

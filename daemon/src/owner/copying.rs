@@ -26,6 +26,8 @@ pub enum PlantedBug {
 pub struct Copying {
     bounds: Bounds,
     window: CopyWindow,
+    /// So many pieces are under way whatever guests write.
+    share: usize,
     job: Option<CopyJob>,
     /// Whether the job is a resync, during which C stands still and the gate is shut.
     is_resync: bool,
@@ -42,9 +44,11 @@ pub struct Copying {
     /// Up to where seqs must go.
     pad_to: Seq,
     verify: Option<CopyJob>,
-    /// What a verification that was given up had at the sequencer. Extents that overlap come back in the order
+    /// What a job that was given up had at the sequencer. Extents that overlap come back in the order
     /// in which they were submitted, so the next outcome is its own.
     orphans: BTreeSet<(DiskId, u64)>,
+    /// What it had asked the backup: an answer to that is none to a question of the next job.
+    unanswered: BTreeSet<(DiskId, u64)>,
     /// Since the last look: why the verification has ended before its end.
     given_up: Option<&'static str>,
     #[cfg(feature = "planted-bugs")]
@@ -57,6 +61,7 @@ impl Copying {
         Self {
             bounds,
             window: CopyWindow::new(bounds.window_bytes),
+            share: 1,
             job: None,
             is_resync: false,
             whole: false,
@@ -69,6 +74,7 @@ impl Copying {
             pad_to: Seq::ZERO,
             verify: None,
             orphans: BTreeSet::new(),
+            unanswered: BTreeSet::new(),
             given_up: None,
             #[cfg(feature = "planted-bugs")]
             bug: None,
@@ -91,6 +97,7 @@ impl Copying {
         now: MonoNanos,
     ) {
         self.window.restart();
+        self.reconnected();
         let purpose = match copy {
             CopyState::Whole => {
                 self.whole = self.job.is_none();
@@ -198,6 +205,22 @@ impl Copying {
             && self.job.iter().chain(&self.verify).all(CopyJob::is_idle)
     }
 
+    /// Of the bytes that guests may be ahead of the backup copies may have so many, also while guests wait for room;
+    /// one piece at least, as ever.
+    pub fn set_share(&mut self, share_bytes: u64) {
+        self.share = (share_bytes / u64::from(COPY_MAX_BYTES)).max(1) as usize;
+    }
+
+    /// Whether less than that is under way, with `on_the_way` records of copies.
+    pub fn is_below_share(&self, on_the_way: usize) -> bool {
+        if self.share == 1 {
+            return self.is_idle() && on_the_way == 0;
+        }
+        let jobs = self.job.iter().chain(&self.verify);
+        let of_jobs = jobs.map(|job| job.reading().count() + job.asked().count()).sum::<usize>();
+        of_jobs + self.reading_suspects.len() + on_the_way < self.share
+    }
+
     /// Records up to this seq are given out, and `is_full` says whether the window has kept copies back.
     pub fn sent(&mut self, last: Seq, is_full: bool, now: MonoNanos) {
         if self.is_active() {
@@ -232,10 +255,13 @@ impl Copying {
     pub fn copied(&mut self, extent: Extent, outcome: CopyOutcome) {
         let key = (extent.disk, extent.offset);
         if self.orphans.remove(&key) {
+            if outcome == CopyOutcome::Asked {
+                self.unanswered.insert(key);
+            }
             return;
         }
         if self.reading_suspects.remove(&key).is_some() {
-            if outcome == CopyOutcome::Unreadable {
+            if matches!(outcome, CopyOutcome::Unreadable | CopyOutcome::Withdrawn) {
                 self.suspects.push(extent);
                 // Not again in this round.
                 self.suspects_due = false;
@@ -247,6 +273,9 @@ impl Copying {
 
     /// The backup's answer to a digest check.
     pub fn digest_result(&mut self, disk: DiskId, offset: u64, equal: bool) {
+        if self.unanswered.remove(&(disk, offset)) {
+            return;
+        }
         if let Some(job) = self.job.as_mut().or(self.verify.as_mut()) {
             job.digest_result(disk, offset, equal);
         }
@@ -281,8 +310,31 @@ impl Copying {
     pub fn give_up_verify(&mut self, why: &'static str) {
         if let Some(verify) = self.verify.take() {
             self.orphans.extend(verify.reading());
+            self.unanswered.extend(verify.asked());
             self.given_up = Some(why);
         }
+    }
+
+    /// Nothing is recorded from now on, so the sites will differ by more than what is on its way. What is under way is
+    /// given up: the comparison that follows looks at it again.
+    pub fn stop_recording(&mut self) {
+        self.give_up_verify("guests' writes are not recorded for now");
+        if let Some(job) = self.job.take() {
+            self.orphans.extend(job.reading());
+            self.unanswered.extend(job.asked());
+        }
+        self.is_resync = false;
+        self.whole = false;
+    }
+
+    /// Whether nothing of a job that was given up may still be answered.
+    pub fn is_answered(&self) -> bool {
+        self.orphans.is_empty() && self.unanswered.is_empty()
+    }
+
+    /// The connection was made anew: what was asked before is not answered any more.
+    pub fn reconnected(&mut self) {
+        self.unanswered.clear();
     }
 
     /// Why a verification was given up since the last look.

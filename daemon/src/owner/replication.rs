@@ -50,10 +50,10 @@ pub fn drive_copies<T>(
     while !sequencer.waits_for_ceiling() && copying.wants_more(clocks.now) {
         // Copies wait while guests' writes do, and while they would queue in front of one. But one is always under
         // way, in its turn: else guests that write as much as the link carries would keep the sites apart for ever.
-        let is_alone = copying.is_idle() && !sequencer.has_copies_on_the_way();
+        let has_share = copying.is_below_share(sequencer.copies_on_the_way());
         is_full = copying.is_window_full(sequencer.lag().bytes);
         let waits = is_full || sequencer.is_backlog_full() || !port.has_room_for_copies();
-        if waits && !is_alone {
+        if waits && !has_share {
             break;
         }
         let Some((extent, kind)) = copying.next(clocks.now) else { break };

@@ -81,6 +81,8 @@ pub enum CopyOutcome {
     Asked,
     /// The local disk could not be read.
     Unreadable,
+    /// Not read: nothing is recorded meanwhile ([`stop_recording`](super::Sequencer::stop_recording)).
+    Withdrawn,
 }
 
 /// How far the backup is behind.

@@ -17,9 +17,10 @@
 //!   limit writes wait (backpressure); reads never wait here.
 //! - No time is given out that the next run could give out again: where one must come after a time that is
 //!   beyond the ceiling on record, it waits until the ceiling has been raised.
-//! - A write that was admitted before the stream began ([`Sequencer::serve_unrecorded`]) has no seq, and no record
-//!   ever has it: its extent is to be compared. It holds its extent like any other, so no copy reads what it has
-//!   half written.
+//! - A write that was admitted before the stream began ([`Sequencer::serve_unrecorded`]), or while it stands
+//!   ([`Sequencer::stop_recording`]), has no seq, and no record ever has it: its extent is to be compared. It holds its
+//!   extent like any other, so no copy reads what it has half written.
+//! - While the stream stands no copy is read, so no record holds anything of what is not recorded.
 //!
 //! The life of an operation:
 //!
@@ -108,7 +109,7 @@ pub struct Sequencer {
     mode: Mode,
     /// Granted epoch and last seq given out; `None` until both are known.
     started: Option<(Epoch, Seq)>,
-    /// Until then guests' writes are done here, and nothing of them is recorded.
+    /// Guests' writes are done here, and nothing of them is recorded.
     serves_unrecorded: bool,
     clock: BoundedClock,
     /// Entries of other writers that changed since the last record.
@@ -265,6 +266,46 @@ impl Sequencer {
         self.admit_free(now, wall_ms);
     }
 
+    /// The stream stands: until [`record_again`](Self::record_again) guests' writes are done on the local disk and
+    /// completed, without seq and record, as by [`serve_unrecorded`](Self::serve_unrecorded). What is in flight ends as
+    /// it began, with its records. Copies that wait are given up: [`CopyOutcome::Withdrawn`].
+    pub fn stop_recording(&mut self, now: MonoNanos, wall_ms: u64) {
+        assert!(self.started.is_some(), "the stream has not begun");
+        self.serves_unrecorded = true;
+        self.admit_free(now, wall_ms);
+    }
+
+    /// What is admitted from now on is recorded. What is in flight ends as it began; what waits for it is recorded.
+    pub fn record_again(&mut self, now: MonoNanos, wall_ms: u64) {
+        assert!(self.started.is_some() && self.serves_unrecorded, "the stream does not stand");
+        self.serves_unrecorded = false;
+        self.admit_free(now, wall_ms);
+    }
+
+    fn withdraw(&mut self, ticket: Ticket) {
+        let waiting = self.waiting.remove(&ticket).expect("free ones wait");
+        let outcome = CopyOutcome::Withdrawn;
+        self.actions.push_back(Action::Copied { extent: waiting.extent, outcome });
+        self.leave(ticket);
+    }
+
+    /// Whether nothing is in flight that has a record, or may get one.
+    #[must_use]
+    pub fn is_recorded_idle(&self) -> bool {
+        let is_unrecorded = |op: &InFlight| matches!(op.stage, Stage::Unrecorded { .. });
+        let is_copy = |waiting: &Waiting| matches!(waiting.work, Work::Copy(_));
+        self.in_flight.values().all(is_unrecorded)
+            && !self.waiting.values().any(is_copy)
+            && self.sync_waiting.is_empty()
+    }
+
+    /// Whether a guest's write waits because the backlog is full.
+    #[must_use]
+    pub fn guests_wait_for_room(&self) -> bool {
+        let is_guests = |waiting: &Waiting| matches!(waiting.work, Work::Guest { .. });
+        self.is_backlog_full() && self.waiting.values().any(is_guests)
+    }
+
     /// Whether writes are admitted that are not recorded.
     #[must_use]
     pub fn serves_unrecorded(&self) -> bool {
@@ -334,7 +375,8 @@ impl Sequencer {
     /// A record that says only that there is nothing older to come. Not while others wait for room or for a
     /// ceiling: they will say the same.
     pub fn idle(&mut self, now: MonoNanos, wall_ms: u64) {
-        if self.started.is_some() && !self.is_backlog_full() && !self.waits_for_ceiling() {
+        let stands = self.started.is_none() || self.serves_unrecorded;
+        if !stands && !self.is_backlog_full() && !self.waits_for_ceiling() {
             self.send_record(DiskId(0), 0, Effect::Idle, false, now, wall_ms);
         }
     }
@@ -498,6 +540,12 @@ impl Sequencer {
         self.admit_free(now, wall_ms);
     }
 
+    /// That bound.
+    #[must_use]
+    pub fn backlog_limit_bytes(&self) -> u64 {
+        self.settings.backlog_limit_bytes
+    }
+
     /// Changes the mode.
     pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
@@ -534,10 +582,10 @@ impl Sequencer {
         self.acked_payload_bytes
     }
 
-    /// Whether a record of a copy is on its way.
+    /// How many records of copies are on their way.
     #[must_use]
-    pub fn has_copies_on_the_way(&self) -> bool {
-        self.unacked_copies > 0
+    pub fn copies_on_the_way(&self) -> usize {
+        self.unacked_copies
     }
 
     /// Bytes that count against the backlog limit.
@@ -647,6 +695,11 @@ impl Sequencer {
     fn admit_free(&mut self, now: MonoNanos, wall_ms: u64) {
         while self.may_admit() && !self.is_backlog_full() {
             let Some(ticket) = self.free.pop_first() else { return };
+            let is_copy = matches!(self.waiting[&ticket].work, Work::Copy(_));
+            if is_copy && self.serves_unrecorded {
+                self.withdraw(ticket);
+                continue;
+            }
             let waiting = self.waiting.remove(&ticket).expect("free ones wait");
             self.admit(ticket, waiting, now, wall_ms);
         }
@@ -668,7 +721,8 @@ impl Sequencer {
             Work::Guest { effect: Effect::Write(payload), .. } => payload.data().len() as u64,
             _ => 0,
         } + RECORD_OVERHEAD_BYTES;
-        self.unacked.is_empty()
+        self.serves_unrecorded
+            || self.unacked.is_empty()
             || self.unacked_cost_bytes + cost <= self.settings.backlog_limit_bytes
     }
 
@@ -702,7 +756,7 @@ impl Sequencer {
                 Stage::Writing { request, seq, hlc }
             }
             Work::Copy(kind) => {
-                debug_assert!(self.started.is_some(), "copies are recorded");
+                debug_assert!(!self.serves_unrecorded, "copies are recorded");
                 self.actions.push_back(Action::Read { op, extent });
                 Stage::Copying(kind)
             }

@@ -314,6 +314,49 @@ fn what_is_written_before_the_stream_begins_has_no_record_and_holds_its_extent()
 }
 
 #[test]
+fn a_stream_that_stands_lets_guests_go_on_and_no_copy() {
+    let mut s = sequencer(Mode::Pipelined, 2 * (8 + RECORD_OVERHEAD_BYTES));
+    write(&mut s, 1, 0, 8);
+    write(&mut s, 2, 8, 8);
+    assert_eq!(short(&mut s), "S1 P1 W0@0 S2 P2 W1@8");
+    s.submit_copy(extent(100, 8), CopyKind::Copy, NOW, 0);
+    assert!(s.is_backlog_full() && !s.guests_wait_for_room(), "a copy waits, no guest does");
+    write(&mut s, 3, 100, 8);
+    s.submit_copy(extent(0, 8), CopyKind::Digest, NOW, 0);
+    write(&mut s, 4, 0, 8);
+    assert!(s.guests_wait_for_room());
+    assert_eq!(short(&mut s), "");
+
+    s.stop_recording(NOW, 0);
+    assert_eq!(
+        short(&mut s),
+        "Withdrawn W2@100",
+        "behind the copy, and the other waits for a write"
+    );
+    assert!(!s.is_recorded_idle());
+    s.written(OpId(0), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "R0", "what has a record is repaired as ever");
+    s.read_done(OpId(0), Ok(Bytes::from_static(&[1; 8])), NOW, 0);
+    assert_eq!(short(&mut s), "K3 P3 E1 Withdrawn W3@0");
+    s.idle(NOW, 0);
+    assert_eq!((short(&mut s).as_str(), s.last_seq()), ("", Seq(3)), "no heartbeat either");
+    s.written(OpId(1), Ok(()), NOW, 0);
+    s.written(OpId(3), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C2 C4");
+    assert!(s.is_recorded_idle(), "all that has a record is done");
+    s.committed(Seq(3), NOW, 0);
+    let left = s.unrecorded();
+    assert_eq!(left, [extent(100, 8)]);
+
+    s.record_again(NOW, 0);
+    write(&mut s, 5, 104, 8);
+    write(&mut s, 6, 200, 8);
+    assert_eq!(short(&mut s), "S4 P4 W4@200", "the other waits for what has no record");
+    s.written(OpId(2), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C3 S5 P5 W5@104");
+}
+
+#[test]
 fn what_is_not_recorded_waits_for_no_ceiling() {
     let mut s = Sequencer::new(Settings {
         writer: WriterId(0),
@@ -351,9 +394,9 @@ fn a_stream_that_goes_on_publishes_and_counts_what_was_left() {
     assert_eq!((s.durable(), s.last_seq(), s.published()), (Seq(6), Seq(9), Seq(9)));
     assert_eq!(s.poll_action(), Some(Action::Publish(Seq(9), Hlc(5 << 16))), "guests may know it");
     assert_eq!((s.lag().writes, s.lag().bytes), (3, 30));
-    assert!(s.has_copies_on_the_way());
+    assert_eq!(s.copies_on_the_way(), 1);
     s.committed(Seq(8), NOW, 1_000);
-    assert!(!s.has_copies_on_the_way());
+    assert_eq!(s.copies_on_the_way(), 0);
     assert_eq!((s.durable(), s.backlog_bytes()), (Seq(8), 10 + RECORD_OVERHEAD_BYTES));
     s.idle(NOW, 1_000);
     let Some(Action::Send(record)) = s.poll_action() else { panic!("not sent") };

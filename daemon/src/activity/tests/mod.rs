@@ -515,6 +515,69 @@ fn a_map_of_what_is_not_recorded_is_believed_like_any_other() {
     }
 }
 
+/// A full backlog: what waits behind the log has no record either, and what was recorded before may leave as ever.
+#[test]
+fn while_the_stream_stands_the_map_keeps_whatever_comes() {
+    let (mut log, mut file) = open_clean();
+    log.attached(&Attachment { copy: CopyState::Whole, ..ATTACHED });
+    log.step(true, Seq(100), START);
+    for nth in 0..2 {
+        assert!(!log.admit(nth, extent(0, nth)));
+        assert_eq!(run(&mut log, &mut file), [nth]);
+    }
+    log.finished(0, Seq(101));
+    // 1 was admitted, and waits for room in the backlog.
+    log.stop_recording();
+    log.finished(1, Seq(101));
+    for nth in 2..8 {
+        assert!(!log.admit(nth, extent(0, nth)));
+        assert_eq!(run(&mut log, &mut file), [nth]);
+        log.finished(nth, Seq(101));
+    }
+    // The link comes and goes.
+    log.attached_unrecorded(Epoch(2), Seq(101));
+    log.step(false, Seq(101), START);
+    assert!(!log.admit(8, extent(0, 8)));
+    assert_eq!(run(&mut log, &mut file), [8], "in the place of 0, which has arrived");
+    log.finished(8, Seq(101));
+    assert_eq!(log.ranges(), [Extent { len_bytes: 8 * EXTENT, ..extent(0, 1) }]);
+    assert!(!log.admit(9, extent(0, 9)));
+    assert_eq!(run(&mut log, &mut file), [9], "more than it has slots for");
+    assert!(format::read(&file, &identity()).unwrap().head.everything);
+    log.finished(9, Seq(101));
+    let own = Attachment { durable: Seq(101), last_attached: Some(Incarnation(9)), ..ATTACHED };
+    let Compare::All(why) = log.attached(&own) else { panic!("it is in no map") };
+    assert_eq!(why, Why::Overflow.to_string());
+}
+
+#[test]
+fn after_the_stream_stood_only_the_map_is_compared() {
+    let (mut log, mut file) = open_clean();
+    log.attached(&Attachment { copy: CopyState::Whole, ..ATTACHED });
+    let own = Attachment { durable: Seq(101), last_attached: Some(Incarnation(9)), ..ATTACHED };
+    for lap in 0..2 {
+        log.stop_recording();
+        assert!(!log.admit(lap, extent(0, lap)));
+        assert_eq!(run(&mut log, &mut file), [lap]);
+        log.finished(lap, Seq(101));
+        log.attached_unrecorded(Epoch(2), Seq(101));
+        // A run after this one was killed knows it.
+        let found = format::read(&file, &identity());
+        let mut next = open(found, GEOMETRY, &identity(), Incarnation(12), LastEnd::Unclean).log;
+        let all = vec![Extent { len_bytes: (lap + 1) * EXTENT, ..extent(0, 0) }];
+        assert_eq!(next.attached(&own), Compare::Mapped(all.clone()));
+        assert_eq!(log.attached(&own), Compare::Mapped(all), "also what was not compared in lap 0");
+    }
+    // On the way to a map of its own nothing that has no record may count as settled.
+    let (mut log, mut file) = open_new(Err(Unusable::Missing), LastEnd::Unclean);
+    log.attached(&Attachment { copy: CopyState::Whole, ..ATTACHED });
+    log.step(true, Seq(100), START);
+    log.stop_recording();
+    run(&mut log, &mut file);
+    assert_eq!(log.standing(), Standing::Everything(Why::Copy));
+    assert!(matches!(log.attached(&own), Compare::All(_)));
+}
+
 fn grown_identity() -> Identity {
     let mut identity = identity();
     identity.disks[1].2 += 30 * EXTENT + 7;
