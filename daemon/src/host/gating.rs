@@ -62,6 +62,12 @@ impl GateControl for HeldGate {
         }
     }
 
+    fn hold_unrecorded(&self, hold: bool) {
+        if let (Some(handle), Some(writer)) = (&self.handle, self.writer) {
+            handle.hold_unrecorded(writer, hold);
+        }
+    }
+
     fn watermark(&self, watermark: Hlc) {
         if let Some(handle) = &self.handle {
             handle.set_watermark(watermark);

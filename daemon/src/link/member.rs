@@ -136,6 +136,14 @@ pub struct Member<T> {
     protocol: u16,
     /// The run that the backup knew before this attachment.
     last_attached: Option<Incarnation>,
+    /// Guests are served without records.
+    stands: bool,
+    /// The owner asks for a comparison.
+    wants_compare: bool,
+    /// The attachment that is under way asks the backup for it.
+    says_differs: bool,
+    /// What is recorded after the guests were served without comes from here on.
+    compared_from: Seq,
 }
 
 /// What a member is made of.
@@ -232,6 +240,10 @@ impl<T> Member<T> {
             given_up: None,
             protocol: 0,
             last_attached: None,
+            stands: false,
+            wants_compare: false,
+            says_differs: false,
+            compared_from: Seq::ZERO,
         };
         member.publish_stats();
         member
@@ -291,6 +303,9 @@ impl<T> Member<T> {
                 self.wants_unrecorded = true;
                 self.let_serve_unrecorded();
             }
+            ToLink::Stands => self.stands = true,
+            // It is asked with what is sent next.
+            ToLink::AskToCompare => self.wants_compare = true,
             ToLink::AskFloor { everyone } => {
                 self.floor_for_everyone |= everyone;
                 // If it is not attached, it asks when it is.
@@ -346,19 +361,27 @@ impl<T> Member<T> {
             return;
         }
         self.phase = Phase::Attaching;
-        self.last_attached = None;
         // Before its first lease a run is told who may be in mode async (`Unheard`): in answer to its policy.
         self.policy_is_kept &= self.is_heard_from;
+        self.answers.clear();
+        self.ask_to_be_attached(out);
+    }
+
+    fn ask_to_be_attached(&mut self, out: &mut BytesMut) {
+        self.last_attached = None;
+        self.says_differs = self.wants_compare;
         let mut attach = self.attach.clone();
+        let says_runs = self.protocol >= PROTOCOL_OF_RUNS;
         attach.last_run = match (&self.sender, attach.last_run) {
+            (Some(_), _) if self.wants_compare && says_runs => LastRun::Unclean,
+            (Some(_), _) if self.wants_compare => LastRun::Unknown,
             // Nothing was sent since the clean stop, and what was admitted since is here: say
             // so, the backup can check it.
             (Some(_), LastRun::Clean { .. }) if !self.was_attached => attach.last_run,
             (Some(sender), _) => sender.last_run(),
-            (None, LastRun::Unknown) if protocol >= PROTOCOL_OF_RUNS => LastRun::Unclean,
+            (None, LastRun::Unknown) if says_runs => LastRun::Unclean,
             (None, last_run) => last_run,
         };
-        self.answers.clear();
         let message = match self.presence.clone() {
             Presence::Alone => Message::Attach(Box::new(attach)),
             Presence::Writer { form, peers } => {
@@ -434,6 +457,7 @@ impl<T> Member<T> {
             self.port.send((self.to_owner)(FromLink::Detached));
         }
         self.phase = Phase::Detached;
+        self.says_differs = false;
         self.is_stalled = false;
         self.stats.set_stalled(None);
         self.publish_stats();
@@ -445,6 +469,14 @@ impl<T> Member<T> {
         match (message, self.phase) {
             (Message::Attached(attached), Phase::Attaching) => self.attached(attached),
             (Message::LastAttached { incarnation }, Phase::Attaching) => {
+                self.last_attached = Some(incarnation);
+                Ok(())
+            }
+            // Asked anew on the same connection, to compare.
+            (Message::Attached(attached), Phase::Attached) if self.says_differs => {
+                self.attached(attached)
+            }
+            (Message::LastAttached { incarnation }, Phase::Attached) if self.says_differs => {
                 self.last_attached = Some(incarnation);
                 Ok(())
             }
@@ -590,13 +622,20 @@ impl<T> Member<T> {
     fn sounded(&mut self, id: u64) {
         let (mut pending, hlc) = self.gate.pending();
         if let Some(sender) = &self.sender {
-            pending.raise(self.attach.writer, sender.admitted());
+            let admitted = sender.admitted();
+            // What has no record is there with what is recorded next: C reaches that when all is compared.
+            let reaches = if self.stands { admitted.next() } else { admitted };
+            pending.raise(self.attach.writer, reaches.max(self.compared_from));
         }
         self.answers.push_back(Message::Sounded { id, pending, hlc });
     }
 
     fn attached(&mut self, attached: Attached) -> Result<(), MemberError> {
         let member = || self.attach.member.clone();
+        let compares = std::mem::take(&mut self.says_differs);
+        if compares && attached.copy == CopyState::Whole {
+            return Err(self.unexpected("whole copy"));
+        }
         self.keeper
             .keep(attached.epoch)
             .map_err(|source| MemberError::Epoch { member: member(), source })?;
@@ -618,6 +657,10 @@ impl<T> Member<T> {
         let on_disk = &self.on_disk;
         let sender =
             self.sender.get_or_insert_with(|| Queue::new(attached.durable, on_disk.clone()));
+        if compares {
+            (self.stands, self.wants_compare) = (false, false);
+            self.compared_from = sender.admitted().next();
+        }
         if let Err(error) = sender.attached(attached.durable) {
             return Err(self.broken(error));
         }
@@ -634,7 +677,7 @@ impl<T> Member<T> {
         self.let_gate_go(attached.committed.get(self.attach.writer));
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
         let last_attached = self.last_attached.take();
-        let message = FromLink::Attached { attached, first, last_attached };
+        let message = FromLink::Attached { attached, first, last_attached, compares };
         self.port.send((self.to_owner)(message));
         self.publish_stats();
         self.say_policy();
@@ -688,6 +731,7 @@ impl<T> Member<T> {
         if let Some(sender) = &mut self.sender {
             sender.detached();
         }
+        self.says_differs = false;
         self.phase = Phase::Refused;
         self.port.send((self.to_owner)(FromLink::Refused(refusal)));
     }
@@ -720,6 +764,9 @@ impl<T> Member<T> {
     /// was appended.
     pub fn fill(&mut self, out: &mut BytesMut, limit_bytes: usize) -> Result<bool, MemberError> {
         let before = out.len();
+        if self.phase == Phase::Attached && self.wants_compare && !self.says_differs {
+            self.ask_to_be_attached(out);
+        }
         if self.phase == Phase::Attached {
             while let Some(answer) = self.answers.pop_front() {
                 frame::encode_control(self.channel, &answer, out);

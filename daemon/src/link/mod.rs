@@ -48,6 +48,8 @@ pub trait GateControl: Send + Sync {
     /// While true nothing passes, whatever its stamp: what local clients may have seen before an
     /// unclean stop is not known to be at the backup until the resync has ended.
     fn hold_for_resync(&self, hold: bool);
+    /// The same while guests are served without records: a resync begins before that ends.
+    fn hold_unrecorded(&self, hold: bool);
     /// The group's watermark rose (HLC form).
     fn watermark(&self, _watermark: Hlc) {}
     /// What names the moment since which it is not known what the guest has heard, if it is not:
@@ -78,6 +80,7 @@ impl GateControl for NoGate {
     fn lease_renewed(&self, _: MonoNanos) {}
     fn fence(&self) {}
     fn hold_for_resync(&self, _: bool) {}
+    fn hold_unrecorded(&self, _: bool) {}
 }
 
 /// How the link is.

@@ -51,6 +51,11 @@ pub enum ToLink {
     /// The backup was not reached for so long that guests are to be served without being recorded: as soon as no claim
     /// of this run is under way that the last one ended cleanly.
     ServeUnrecorded,
+    /// From here on guests are served without records: the stream stands.
+    Stands,
+    /// The backup has all of the stream: it is to be told that the disks differ by more, so that what is recorded next
+    /// counts with a comparison as a whole.
+    AskToCompare,
     /// The gate is shut for good in this epoch: the lease is given up, on this connection and on all that follow.
     GiveUpLease(Option<LeaseGivenUp>),
     /// Everything is committed: leave.
@@ -75,6 +80,8 @@ pub enum FromLink {
         first: bool,
         /// The run that the backup knew last before, if it was asked.
         last_attached: Option<Incarnation>,
+        /// It was told that the disks differ, by [`ToLink::AskToCompare`].
+        compares: bool,
     },
     /// The connection is gone.
     Detached,

@@ -57,6 +57,9 @@ impl GateControl for Told {
     fn hold_for_resync(&self, hold: bool) {
         self.say(format!("hold {hold}"));
     }
+    fn hold_unrecorded(&self, hold: bool) {
+        self.say(format!("hold unrecorded {hold}"));
+    }
     fn awaits_floor(&self) -> Option<u64> {
         *self.mark.lock().unwrap()
     }
@@ -744,4 +747,109 @@ fn what_the_backup_cannot_go_on_with_is_not_gone_on_with_again() {
         assert!(matches!(refused, Err(MemberError::Stream { .. })), "{durable}");
         assert!(!dir.path().join("sound").exists());
     }
+}
+
+/// A backlog on disk was full: the stream stands, and the backup is asked on the same connection to compare the rest.
+#[test]
+fn a_stream_that_stood_goes_on_with_a_comparison() {
+    let attaches = |b: &mut Bench| {
+        let mut out = BytesMut::new();
+        b.member.fill(&mut out, 1 << 20).unwrap();
+        let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+        let asked = frames.filter_map(|frame| match frame {
+            Frame::Control(_, Message::Attach(attach)) => Some(attach.last_run),
+            _ => None,
+        });
+        asked.collect::<Vec<_>>()
+    };
+    let say = |b: &mut Bench, message| b.member.hear_owner(message, &mut BytesMut::new());
+    let heard = |b: &Bench| match b.heard.try_recv() {
+        Ok(FromLink::Attached { compares, first, .. }) => (compares, first),
+        other => panic!("{other:?}"),
+    };
+    let committed = |durable| Message::Committed {
+        durable: Seq(durable),
+        committed: CountVector::of(WRITER, Seq(durable)),
+    };
+
+    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    b.connect();
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    assert_eq!(heard(&b), (false, false));
+    b.admit(5..=6);
+    say(&mut b, ToLink::Stands);
+    b.member.disconnected();
+    b.heard.try_recv().unwrap();
+    assert_eq!(b.connect(), LastRun::Continues { from: Seq(5) }, "the stream first");
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    assert_eq!(heard(&b), (false, false));
+    assert_eq!(b.sent(), [5, 6]);
+    assert!(attaches(&mut b).is_empty());
+    b.member.receive(committed(6), NOW).unwrap();
+
+    say(&mut b, ToLink::AskToCompare);
+    assert_eq!(attaches(&mut b), [LastRun::Unclean]);
+    assert!(attaches(&mut b).is_empty(), "once");
+    // What the backup had on its way.
+    b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
+    b.member.receive(committed(6), NOW).unwrap();
+    // The answer is lost with the connection.
+    b.member.disconnected();
+    b.heard.try_recv().unwrap();
+    assert_eq!(b.connect(), LastRun::Unclean);
+    b.member.receive(Message::LastAttached { incarnation: Incarnation(1) }, NOW).unwrap();
+    b.told.take();
+    b.member.receive(attached(6, 6, CopyState::Resyncing), NOW).unwrap();
+    assert_eq!(heard(&b), (true, false));
+    assert_eq!(b.told.take()[1], "hold true", "before the owner hears of it");
+    b.member.disconnected();
+    b.heard.try_recv().unwrap();
+    assert_eq!(b.connect(), LastRun::Continues { from: Seq(7) }, "it was asked, and goes on");
+    b.member.receive(attached(6, 6, CopyState::Resyncing), NOW).unwrap();
+    assert_eq!(heard(&b), (false, false));
+    b.admit(7..=7);
+    assert_eq!(b.sent(), [7]);
+}
+
+#[test]
+fn a_backup_that_would_not_compare_ends_the_run() {
+    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    b.connect();
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    let again = b.member.receive(attached(4, 4, CopyState::Whole), NOW);
+    assert!(matches!(again, Err(MemberError::Unexpected { .. })), "it was not asked");
+    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    b.member.hear_owner(ToLink::Stands, &mut BytesMut::new());
+    b.member.hear_owner(ToLink::AskToCompare, &mut BytesMut::new());
+    assert_eq!(b.connect(), LastRun::Unclean);
+    let whole = b.member.receive(attached(4, 4, CopyState::Whole), NOW);
+    assert!(matches!(whole, Err(MemberError::Unexpected { .. })), "it would be called in sync");
+}
+
+/// A bookmark has all that guests had written when it was set, also what has no record.
+#[test]
+fn what_has_no_record_is_behind_the_next_one() {
+    let reaches = |b: &mut Bench| {
+        b.member.receive(Message::Sound { id: 1 }, NOW).unwrap();
+        let mut out = BytesMut::new();
+        b.member.fill(&mut out, 1 << 20).unwrap();
+        let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+        let sounded = frames.filter_map(|frame| match frame {
+            Frame::Control(_, Message::Sounded { pending, .. }) => Some(pending.get(WRITER)),
+            _ => None,
+        });
+        sounded.collect::<Vec<_>>()
+    };
+    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    b.connect();
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    assert_eq!(reaches(&mut b), [Seq(4)]);
+    b.member.hear_owner(ToLink::Stands, &mut BytesMut::new());
+    assert_eq!(reaches(&mut b), [Seq(5)]);
+    b.member.hear_owner(ToLink::AskToCompare, &mut BytesMut::new());
+    b.member.fill(&mut BytesMut::new(), 1 << 20).unwrap();
+    b.member.receive(attached(4, 4, CopyState::Resyncing), NOW).unwrap();
+    assert_eq!(reaches(&mut b), [Seq(5)], "nothing is recorded yet");
+    b.admit(5..=6);
+    assert_eq!(reaches(&mut b), [Seq(6)]);
 }

@@ -155,6 +155,8 @@ pub struct GroupState {
     pub fenced: bool,
     /// Writers for whom a resync after an unclean stop runs, by bit.
     pub resyncing: u64,
+    /// Writers whose guests write what has no stamp, by bit.
+    pub unrecorded: u64,
 }
 
 impl GroupState {
@@ -169,6 +171,7 @@ impl GroupState {
             mode,
             fenced: false,
             resyncing: 0,
+            unrecorded: 0,
         }
     }
 
@@ -177,7 +180,7 @@ impl GroupState {
     pub fn gate_state(&self, now: MonoNanos) -> GateState {
         if self.fenced {
             GateState::Shut(ShutWhy::Fenced)
-        } else if self.resyncing != 0 {
+        } else if self.is_held() {
             GateState::Shut(ShutWhy::Resyncing)
         } else if self.lease.holds(now) {
             GateState::Open
@@ -188,18 +191,29 @@ impl GroupState {
 
     /// Until when, on the clock of [`crate::now`], a covered packet may leave; 0: the gate is shut.
     fn open_until(&self) -> u64 {
-        match (self.fenced, self.mode, self.resyncing, self.lease.until()) {
+        match (self.fenced, self.mode, self.is_held(), self.lease.until()) {
             (true, ..) => 0,
             (false, Mode::Async, ..) => u64::MAX,
-            (false, _, 0, Some(until)) => until.0,
+            (false, _, false, Some(until)) => until.0,
             _ => 0,
         }
+    }
+
+    /// What some guest may have told has no stamp that C could cover.
+    fn is_held(&self) -> bool {
+        self.resyncing != 0 || self.unrecorded != 0
     }
 
     /// A resync of a writer has begun or ended. One that goes on keeps the gate shut for all.
     pub fn hold_for_resync(&mut self, writer: WriterId, hold: bool) {
         let bit = 1 << writer.index();
         self.resyncing = if hold { self.resyncing | bit } else { self.resyncing & !bit };
+    }
+
+    /// A writer's guest is served without records from now on, or no more. A resync begins before that ends.
+    pub fn hold_unrecorded(&mut self, writer: WriterId, hold: bool) {
+        let bit = 1 << writer.index();
+        self.unrecorded = if hold { self.unrecorded | bit } else { self.unrecorded & !bit };
     }
 
     /// The backup has ended this primary's epoch: shut for good, in every mode.
@@ -442,6 +456,12 @@ impl GateHandle {
         self.change(|state| state.hold_for_resync(writer, hold));
     }
 
+    /// A writer's guest is served without records from now on, or no more: nothing leaves meanwhile, because what
+    /// clients may be shown has no stamp.
+    pub fn hold_unrecorded(&self, writer: WriterId, hold: bool) {
+        self.change(|state| state.hold_unrecorded(writer, hold));
+    }
+
     /// Whether the gate's thread acts on everything that was told so far.
     #[must_use]
     pub fn is_applied(&self) -> bool {
@@ -573,6 +593,22 @@ mod tests {
         }
         state.hold_for_resync(WriterId(63), false);
         assert_eq!(state.gate_state(MonoNanos(11)), GateState::Shut(ShutWhy::Resyncing));
+        state.hold_for_resync(WriterId(0), false);
+        assert_eq!(state.gate_state(MonoNanos(11)), GateState::Open);
+    }
+
+    /// A resync that ends does not open it for what has no record, nor the other way round.
+    #[test]
+    fn what_has_no_record_keeps_the_gate_shut_until_a_resync_does() {
+        let mut state = GroupState::new(Mode::Pipelined, 10_000);
+        state.lease.renewed(MonoNanos(10), MonoNanos(10));
+        let shut = GateState::Shut(ShutWhy::Resyncing);
+        state.hold_unrecorded(WriterId(0), true);
+        state.hold_for_resync(WriterId(0), false);
+        assert_eq!((state.gate_state(MonoNanos(11)), state.open_until()), (shut, 0));
+        state.hold_for_resync(WriterId(0), true);
+        state.hold_unrecorded(WriterId(0), false);
+        assert_eq!((state.gate_state(MonoNanos(11)), state.open_until()), (shut, 0));
         state.hold_for_resync(WriterId(0), false);
         assert_eq!(state.gate_state(MonoNanos(11)), GateState::Open);
     }

@@ -179,6 +179,12 @@ impl GateControl for MemberGate {
         }
     }
 
+    fn hold_unrecorded(&self, hold: bool) {
+        if let Some(writer) = self.writer {
+            self.gate.change(|state| state.hold_unrecorded(writer, hold));
+        }
+    }
+
     fn watermark(&self, watermark: Hlc) {
         self.gate.change(|state| state.watermark = state.watermark.max(watermark));
     }

@@ -298,7 +298,7 @@ impl World {
         let writer = WriterId(self.plan.vms[vm].writer);
         match message {
             // The groups here attach with version 1 of the protocol, which has none.
-            FromLink::Attached { attached, first, last_attached } => {
+            FromLink::Attached { attached, first, last_attached, .. } => {
                 note!(
                     self,
                     "vm {vm} attached: durable {} copy {:?} epoch {}",
