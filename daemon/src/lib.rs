@@ -15,6 +15,7 @@ pub mod heartbeat;
 pub mod host;
 pub mod link;
 pub mod metrics;
+pub mod overflow;
 pub mod owner;
 pub mod sequencer;
 pub mod state;

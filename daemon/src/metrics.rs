@@ -252,6 +252,14 @@ fn encode_lag(
     each(e, ("tidelock_backlog_disk_failed", None, Gauge), help, writers, |f, l, w| {
         f.gauge(l, u64::from(on_disk(w).failed))
     })?;
+    let help = "1 while nothing is recorded because the backlog was full";
+    each(e, ("tidelock_backlog_overflowed", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, u64::from(on_disk(w).overflowed_since_unix_ms.is_some()))
+    })?;
+    let help = "How often nothing was recorded from then on because the backlog was full";
+    each(e, ("tidelock_backlog_overflows", None, Counter), help, writers, |f, l, w| {
+        f.counter(l, on_disk(w).overflows)
+    })?;
     let help = "1 while guests' writes wait for room in the backlog";
     each(e, ("tidelock_backlog_writes_wait", None, Gauge), help, writers, |f, l, w| {
         f.gauge(l, u64::from(w.backlog.writes_wait))

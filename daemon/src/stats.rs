@@ -251,6 +251,8 @@ pub struct OwnerStats {
     pub backlog_full: AtomicBool,
     /// How often it became full.
     pub backlog_full_count: AtomicU64,
+    /// That limit, if a part of the backlog is on disk: then it changes.
+    pub backlog_limit_bytes: AtomicU64,
     /// Bytes of the backlog on disk, whether or not they are in memory, too.
     pub backlog_disk_bytes: AtomicU64,
     /// Records that are there only.
@@ -259,6 +261,10 @@ pub struct OwnerStats {
     pub backlog_memory_bytes: AtomicU64,
     /// The part on disk has failed, and is not used.
     pub backlog_disk_failed: AtomicBool,
+    /// Since when nothing is recorded because the backlog was full, by the wall clock; 0: all is.
+    pub overflowed_since_unix_ms: AtomicU64,
+    /// How often that came to pass.
+    pub overflows: AtomicU64,
     /// Open NBD connections.
     pub connections: AtomicU64,
     /// The greatest time that was given out or heard of others, as an HLC.

@@ -293,6 +293,12 @@ pub struct BacklogOnDiskStatus {
     pub memory_limit_bytes: u64,
     /// The disk has failed: the backlog is in memory only, and that is its limit.
     pub failed: bool,
+    /// Since when nothing is recorded because the backlog was full; milliseconds since 1970.
+    #[serde(default)]
+    pub overflowed_since_unix_ms: Option<u64>,
+    /// How often that came to pass.
+    #[serde(default)]
+    pub overflows: u64,
 }
 
 /// What guests have done since the daemon started.

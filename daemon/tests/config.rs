@@ -310,6 +310,11 @@ fn each_mistake_gets_its_words() {
         ),
         (
             "name = \"g\"",
+            "name = \"g\"\n[group.backlog_on_disk]\nsize = \"1GiB\"\nat_limit = \"fall\"",
+            "10:12 `at_limit` in [group.backlog_on_disk]: \"fall\" is none of the choices -> \"map\" or \"wait\"",
+        ),
+        (
+            "name = \"g\"",
             "name = \"g\"\n[group.backlog_on_disk]\ndirectory = \"/d\"",
             "8:1 missing key `size` in [group.backlog_on_disk] -> size = \"20GiB\"",
         ),

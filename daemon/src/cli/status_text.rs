@@ -248,6 +248,11 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
 
 /// What of the backlog is not in memory.
 fn backlog_on_disk(on_disk: &BacklogOnDiskStatus, paint: Paint) -> String {
+    if let Some(since) = on_disk.overflowed_since_unix_ms {
+        let since = human::utc(since);
+        let text = format!("OVERFLOWED since {since}: nothing that the guest writes is recorded");
+        return paint.tone(Tone::Bad, &text);
+    }
     if on_disk.failed {
         return paint.tone(Tone::Bad, "FAILED: the backlog is in memory only, and full sooner");
     }

@@ -85,8 +85,6 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         );
         group.fail(&backlog.place, what, format!("\"{BACKLOG_MIN}\" or more"));
     }
-    let backlog_on_disk =
-        group.optional_table("backlog_on_disk", |on_disk| read_backlog_on_disk(on_disk, &backlog));
     let (lease, grace) = read_lease(group);
     let when_unreachable = group.or("when_unreachable", WhenUnreachable::Hold).value;
     let before_first_contact = group.choice("before_first_contact", &CONTACTS);
@@ -137,6 +135,9 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         tag::Form::Hlc => Form::Hlc,
     });
     check_several(group, &roster, &members, boundary, form);
+    let backlog_on_disk = group.optional_table("backlog_on_disk", |on_disk| {
+        read_backlog_on_disk(on_disk, &backlog, roster.len() == 1)
+    });
     if let Some(contact) = before_first_contact.as_ref().filter(|c| c.value.serves())
         && roster.len() > 1
     {

@@ -321,6 +321,19 @@ pub struct BacklogOnDisk {
     pub size: Size,
     /// Where groups have their directories for it; `None`: where the state is.
     pub directory: Option<PathBuf>,
+    /// What becomes of guests when it is full.
+    pub at_limit: AtLimit,
+}
+
+/// What becomes of guests when their backlog on disk is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AtLimit {
+    /// They go on: nothing is recorded any more, and where they write is compared later. In a group of several members
+    /// they wait.
+    #[default]
+    Map,
+    /// Their writes wait.
+    Wait,
 }
 
 /// A record every interval that goes the whole way, and is missed when it does not come back.

@@ -1,11 +1,11 @@
 //! A member's backlog on disk: where it is, and what a start does with it.
 
 use super::HostError;
-use super::launch::state_path;
+use super::launch::{is_one_of_several, state_path};
 use super::redo::redo;
 use crate::activity::Identity;
 use crate::backlog::{self, BacklogError, Expected, Journal, Left, Meter, WhyNot, segment_bytes};
-use crate::config::{Config, Group, Member};
+use crate::config::{AtLimit, Config, Group, Member};
 use crate::link::queue::{OnDisk, Spilled};
 use crate::owner::{DiskBacklog, GoesOn};
 use crate::state::{MemberState, Opened};
@@ -34,6 +34,7 @@ pub(super) struct OpenBacklog {
     directory: PathBuf,
     size_bytes: u64,
     memory_bytes: u64,
+    stands_at_limit: bool,
     identity: [u8; 32],
     disks: Vec<PathBuf>,
 }
@@ -71,6 +72,7 @@ impl OpenBacklog {
             directory,
             size_bytes: on_disk.size.bytes,
             memory_bytes: group.backlog.bytes,
+            stands_at_limit: on_disk.at_limit == AtLimit::Map && !is_one_of_several(group),
             identity: digest(identity),
             disks: member.disks.iter().map(|disk| disk.path.value.clone()).collect(),
         })
@@ -114,7 +116,7 @@ impl OpenBacklog {
     }
 
     pub(super) fn open(self, opened: &Opened, left: Option<Left>) -> Result<Ends, BeginError> {
-        let Self { directory, size_bytes, memory_bytes, identity, .. } = self;
+        let Self { directory, size_bytes, memory_bytes, stands_at_limit, identity, .. } = self;
         let segment_bytes = segment_bytes(size_bytes);
         let meter = Arc::new(Meter::new(memory_bytes));
         let mut ends = Ends::default();
@@ -140,7 +142,13 @@ impl OpenBacklog {
         };
         warn_of_little_room(&directory, size_bytes);
         Ok(Ends {
-            owners: Some(DiskBacklog::new(journal, meter.clone(), size_bytes, memory_bytes)),
+            owners: Some(DiskBacklog::new(
+                journal,
+                meter.clone(),
+                size_bytes,
+                memory_bytes,
+                stands_at_limit,
+            )),
             links: Some(OnDisk { directory, meter }),
             ..ends
         })

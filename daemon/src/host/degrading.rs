@@ -260,11 +260,16 @@ impl Host {
                 && !self.stopping.load(Ordering::SeqCst),
             is_open: match &group.gate {
                 Some(gate) => gate.state(now) == GateState::Open,
-                None => self.is_answered(group, now) && !is_in(Phase::Resyncing),
+                None => {
+                    self.is_answered(group, now)
+                        && !is_in(Phase::Resyncing)
+                        && !is_in(Phase::Overflowed)
+                }
             },
             is_whole: ![
                 Phase::WaitingForBackup,
                 Phase::Unrecorded,
+                Phase::Overflowed,
                 Phase::Initialising,
                 Phase::Resyncing,
             ]

@@ -46,7 +46,8 @@ impl Host {
                         writer.state.ended_cleanly(seq, hlc)?;
                     }
                     // The backup has not all that clients may be told from now on.
-                    if matches!(writer.view.phase(), Phase::Unrecorded | Phase::Fenced) {
+                    let phase = writer.view.phase();
+                    if matches!(phase, Phase::Unrecorded | Phase::Overflowed | Phase::Fenced) {
                         stay_shut.extend(group.member_names());
                     }
                     tracing::info!(member = name, %seq, clean = whole, "drained");

@@ -225,6 +225,7 @@ impl Host {
             stopping: self.stopping.load(Ordering::SeqCst),
             fenced: phase(Phase::Fenced) || group.switching.over_since_unix_ms().is_some(),
             degraded: group.degrading.since_unix_ms().is_some(),
+            overflowed: writers().any(|w| overflowed_since_unix_ms(&w.owner_stats).is_some()),
             unprotected: group.degrading.is_unreached() || phase(Phase::Unrecorded),
             ever_attached: past.ever_attached,
             attached,
@@ -364,6 +365,13 @@ fn detail(group: &HostGroup) -> Option<String> {
         if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
             say("the backlog is full, guests' writes wait".to_owned());
         }
+        if let Some(since) = overflowed_since_unix_ms(&writer.owner_stats) {
+            say(format!(
+                "the backlog was full at {}: guests go on, and what they have written since is compared when the backup has \
+                 what was recorded before",
+                human::utc(since)
+            ));
+        }
         if writer.owner_stats.backlog_disk_failed.load(Ordering::Relaxed) {
             say("the backlog on disk has failed: it is in memory only, and full sooner".to_owned());
         }
@@ -474,10 +482,15 @@ fn writer_status(
     }
 }
 
+/// Since when nothing is recorded because the backlog was full.
+fn overflowed_since_unix_ms(stats: &OwnerStats) -> Option<u64> {
+    Some(stats.overflowed_since_unix_ms.load(Ordering::Relaxed)).filter(|since| *since > 0)
+}
+
 fn stats_limit_bytes(group: &HostGroup, stats: &OwnerStats) -> u64 {
-    match stats.backlog_disk_failed.load(Ordering::Relaxed) {
-        true => group.config.backlog.bytes,
-        false => backlog_limit_bytes(&group.config),
+    match stats.backlog_limit_bytes.load(Ordering::Relaxed) {
+        0 => backlog_limit_bytes(&group.config),
+        limit_bytes => limit_bytes,
     }
 }
 
@@ -489,6 +502,8 @@ fn backlog_on_disk(group: &HostGroup, stats: &OwnerStats) -> Option<BacklogOnDis
         memory_bytes: stats.backlog_memory_bytes.load(Ordering::Relaxed),
         memory_limit_bytes: group.config.backlog.bytes,
         failed: stats.backlog_disk_failed.load(Ordering::Relaxed),
+        overflowed_since_unix_ms: overflowed_since_unix_ms(stats),
+        overflows: stats.overflows.load(Ordering::Relaxed),
     })
 }
 

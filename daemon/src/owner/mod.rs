@@ -25,6 +25,7 @@ pub mod idling;
 mod local_op;
 mod logging;
 mod others;
+mod overflowing;
 pub mod replication;
 mod requests;
 mod serving;
@@ -45,6 +46,7 @@ use crate::copy_job::{Bounds, Purpose};
 use crate::heartbeat::Pulse;
 use crate::link::port::{FromLink, OwnerPort, ToLink};
 use crate::link::{GateControl, Refusal};
+use crate::overflow::Overflow;
 use crate::sequencer::{Action, DiskError, Extent, OpId, Sequencer, Settings};
 use crate::stats::OwnerStats;
 use connection::{Connection, ConnectionId};
@@ -229,6 +231,7 @@ pub struct Owner {
     logging: Logging,
     admitted: Vec<Record>,
     backlog: Option<DiskBacklog>,
+    overflow: Overflow,
     /// The disks are equal but for what is in the stream, as an earlier process of the run has seen; the backup has not
     /// attached this one.
     sound_before: bool,
@@ -313,6 +316,7 @@ impl Owner {
             logging,
             admitted: Vec::new(),
             backlog: parts.backlog,
+            overflow: Overflow::new(now),
             sound_before: parts.goes_on.is_some(),
             spilled: None,
             port: parts.port,
@@ -367,6 +371,7 @@ impl Owner {
             }
             self.take_acks();
             self.drive_backlog();
+            self.drive_overflow();
             self.drive_contact();
             self.drive_copies();
             self.drive_idle();
@@ -441,7 +446,17 @@ impl Owner {
 
     fn hear_link(&mut self, message: FromLink) {
         match message {
-            FromLink::Attached { attached, first, last_attached } => {
+            FromLink::Attached { attached, last_attached, compares, .. }
+                if self.overflow.stands() =>
+            {
+                self.attached = true;
+                self.set_refusal(None);
+                match compares {
+                    true => self.record_again(&attached, last_attached, self.now),
+                    false => self.attached_while_standing(&attached),
+                }
+            }
+            FromLink::Attached { attached, first, last_attached, .. } => {
                 self.attached = true;
                 self.set_refusal(None);
                 let unrecorded = self.begin_recording(&attached, first);
@@ -516,6 +531,9 @@ impl Owner {
     // ---- copies
 
     fn drive_copies(&mut self) {
+        if self.overflow.stands() {
+            return;
+        }
         let clocks = self.clocks();
         if self.copying.wants_marker() {
             // The record that ends a copy depends on all that the guest may have heard before.
@@ -654,6 +672,8 @@ impl Owner {
         self.publish_log_stats();
         let others = self.draining.is_some()
             || self.logging.activity.wants_acks()
+            || self.overflow.stands()
+            || self.overflow.needs_tick()
             || self.backlog.as_ref().is_some_and(DiskBacklog::wants_acks);
         replication::ask_for_acks(&self.sequencer, &self.copying, &self.port, others);
     }
@@ -667,6 +687,7 @@ impl Owner {
         match &self.refusal {
             Some(refusal) if refusal.is_final() => Phase::Fenced,
             Some(_) => Phase::Refused,
+            None if self.overflow.stands() => Phase::Overflowed,
             None if self.sequencer.serves_unrecorded() => Phase::Unrecorded,
             None if !self.sequencer.is_started() => Phase::WaitingForBackup,
             None => self.copying.phase(self.attached),

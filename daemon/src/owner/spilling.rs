@@ -19,6 +19,9 @@ use tidelock_protocol::record::{Effect, Record};
 /// A disk that has failed is tried again after so long, and with nothing left on it.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
+/// What of the limit the comparison after an overflow may have while guests wait for room: an eighth.
+const COMPARISON_SHARE: u64 = 8;
+
 /// A writer's backlog on disk.
 #[derive(Debug)]
 pub struct DiskBacklog {
@@ -27,6 +30,8 @@ pub struct DiskBacklog {
     /// The most that the writer may be ahead of the backup, with the disk and without.
     limit_bytes: u64,
     memory_limit_bytes: u64,
+    /// At the limit guests go on ([`crate::overflow`]).
+    stands_at_limit: bool,
     failed_at: Option<MonoNanos>,
 }
 
@@ -38,8 +43,17 @@ impl DiskBacklog {
         meter: Arc<Meter>,
         limit_bytes: u64,
         memory_limit_bytes: u64,
+        stands_at_limit: bool,
     ) -> Self {
-        Self { journal, meter, limit_bytes, memory_limit_bytes, failed_at: None }
+        Self { journal, meter, limit_bytes, memory_limit_bytes, stands_at_limit, failed_at: None }
+    }
+
+    pub(super) fn stands_at_limit(&self) -> bool {
+        self.stands_at_limit
+    }
+
+    pub(super) fn journal_mut(&mut self) -> &mut Journal {
+        &mut self.journal
     }
 
     /// Whether there is room to be given back, which waits for the backup, or a disk to be tried again.
@@ -140,6 +154,7 @@ impl Owner {
     /// Says on disk whether the next start may go on with the backlog there: while the sites differ by nothing else.
     pub(super) fn mark_backlog(&mut self) {
         let is_sound = self.sequencer.is_started()
+            && self.overflow.records()
             && (self.copying.is_whole() || self.sound_before)
             && self.copying.suspect_bytes() == 0
             && self.disks.iter().all(|disk| disk.poisoned().is_none());
@@ -157,21 +172,43 @@ impl Owner {
             let directory = backlog.journal.directory().display();
             tracing::error!(%directory, %error, "remove the segments by hand before the next start");
         }
-        let limit_bytes = backlog.memory_limit_bytes;
         tracing::error!(
             member = self.member,
             %error,
-            "from now on the backlog is in memory only: guests' writes wait when that is full"
+            "from now on the backlog is in memory only, and full sooner"
         );
-        // What waits goes on waiting: the limit is lower now.
-        let Clocks { now, wall_ms } = self.clocks();
-        self.sequencer.set_backlog_limit(limit_bytes, now, wall_ms);
+        self.follow_backlog_limit();
         self.stats.backlog_disk_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Where the limit is that of memory what waits goes on waiting.
+    pub(super) fn follow_backlog_limit(&mut self) {
+        let Some(backlog) = &self.backlog else { return };
+        let is_apart = self.overflow.is_apart();
+        let limit_bytes = match backlog.failed_at.is_some() || is_apart {
+            true => backlog.memory_limit_bytes,
+            false => backlog.limit_bytes,
+        };
+        // Or a piece of the comparison would have its turn once in as long as all that takes.
+        self.copying.set_share(if is_apart { limit_bytes / COMPARISON_SHARE } else { 0 });
+        if limit_bytes != self.sequencer.backlog_limit_bytes() {
+            let Clocks { now, wall_ms } = self.clocks();
+            self.sequencer.set_backlog_limit(limit_bytes, now, wall_ms);
+        }
+    }
+
+    /// The backup has all that was appended: the next record begins a new segment.
+    pub(super) fn begin_backlog_anew(&mut self) {
+        debug_assert_eq!(self.sequencer.durable(), self.sequencer.last_seq());
+        let Some(backlog) = self.backlog.as_mut().filter(|b| b.failed_at.is_none()) else { return };
+        if let Err(error) = backlog.journal.restart() {
+            self.backlog_failed(&error);
+        }
     }
 
     /// Gives back what the backup has, and tries a disk again that has failed.
     pub(super) fn drive_backlog(&mut self) {
-        let Clocks { now, wall_ms } = self.clocks();
+        let now = self.now;
         let durable = self.sequencer.durable();
         let is_empty = durable == self.sequencer.last_seq();
         let Some(backlog) = &mut self.backlog else { return };
@@ -184,7 +221,6 @@ impl Owner {
                 }
                 backlog.journal.restart().map(|()| {
                     backlog.failed_at = None;
-                    self.sequencer.set_backlog_limit(backlog.limit_bytes, now, wall_ms);
                     self.stats.backlog_disk_failed.store(false, Ordering::Relaxed);
                     tracing::info!(member = self.member, "the backlog is kept on disk again");
                 })
@@ -192,13 +228,16 @@ impl Owner {
         };
         match done {
             Ok(()) => self.mark_backlog(),
-            Err(error) => self.backlog_failed(&error),
+            Err(error) => return self.backlog_failed(&error),
         }
+        self.follow_backlog_limit();
     }
 
     pub(super) fn publish_backlog_stats(&self) {
         let Some(backlog) = &self.backlog else { return };
         let stats = &self.stats;
+        let limit_bytes = self.sequencer.backlog_limit_bytes();
+        stats.backlog_limit_bytes.store(limit_bytes, Ordering::Relaxed);
         stats.backlog_disk_bytes.store(backlog.journal.used_bytes(), Ordering::Relaxed);
         stats.backlog_spilled.store(backlog.meter.spilled(), Ordering::Relaxed);
         stats.backlog_memory_bytes.store(backlog.meter.held_bytes(), Ordering::Relaxed);

@@ -18,6 +18,9 @@ pub enum Phase {
     WaitingForBackup,
     /// The same, but guests are served: nothing of what they write is recorded.
     Unrecorded,
+    /// Nothing of what guests write is recorded, because the backlog was full; the backup is to have what was recorded
+    /// before.
+    Overflowed,
     /// The initial copy runs: nothing could be recovered.
     Initialising,
     /// The sites are being compared after an unclean stop: recovery would go back to before it,
@@ -36,9 +39,10 @@ pub enum Phase {
 }
 
 impl Phase {
-    const ALL: [Phase; 9] = [
+    const ALL: [Phase; 10] = [
         Phase::WaitingForBackup,
         Phase::Unrecorded,
+        Phase::Overflowed,
         Phase::Initialising,
         Phase::Resyncing,
         Phase::DiskFailing,

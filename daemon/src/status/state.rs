@@ -20,6 +20,8 @@ pub enum GroupState {
     Degraded,
     /// Guests were served before the backup was reached in this run, and it does not have all of that.
     Unprotected,
+    /// The backlog on disk was full: guests go on, and what they write is not recorded.
+    Overflowed,
     /// After an unclean stop the sites are being compared: the backup is whole but stands still.
     Resyncing,
     /// A verification has found the backup's disks different from the local ones.
@@ -38,13 +40,14 @@ pub enum GroupState {
 
 impl GroupState {
     /// All states, from best to worst as far as an operator is concerned.
-    pub const ALL: [GroupState; 13] = [
+    pub const ALL: [GroupState; 14] = [
         GroupState::Protected,
         GroupState::Replicating,
         GroupState::Resyncing,
         GroupState::Initialising,
         GroupState::Degraded,
         GroupState::Unprotected,
+        GroupState::Overflowed,
         GroupState::Differs,
         GroupState::WaitingForBackup,
         GroupState::Disconnected,
@@ -64,6 +67,7 @@ impl GroupState {
             GroupState::Replicating => "replicating",
             GroupState::Degraded => "degraded",
             GroupState::Unprotected => "unprotected",
+            GroupState::Overflowed => "overflowed",
             GroupState::Resyncing => "resyncing",
             GroupState::Differs => "differs",
             GroupState::Disconnected => "disconnected",
@@ -95,8 +99,12 @@ impl GroupState {
                 "guests are served although the backup was not reached since the start, or does not have all of that \
                  yet; a disaster would undo it"
             }
+            GroupState::Overflowed => {
+                "the backlog was full; guests go on, what they write is compared later, replies are held; a disaster goes \
+                 back to before that"
+            }
             GroupState::Resyncing => {
-                "the sites are being compared after an unclean stop; the backup stands at its last whole state"
+                "the sites are being compared after an unclean stop or a full backlog; the backup stands at its last whole state"
             }
             GroupState::Differs => {
                 "the backup's disks were found to differ from the local ones; a recovery would bring back theirs"
@@ -139,6 +147,8 @@ pub struct Facts {
     pub degraded: bool,
     /// Guests were served before the backup was reached in this run, and it does not have all of that.
     pub unprotected: bool,
+    /// The backlog of some writer was full, and nothing of what it writes is recorded.
+    pub overflowed: bool,
     /// Each writer has been attached at least once in this run.
     pub ever_attached: bool,
     /// Each writer is attached now.
@@ -170,6 +180,8 @@ pub fn judge(facts: Facts) -> GroupState {
         GroupState::Unprotected
     } else if facts.degraded {
         GroupState::Degraded
+    } else if facts.overflowed {
+        GroupState::Overflowed
     } else if !facts.ever_attached {
         if facts.stalled { GroupState::Stalled } else { GroupState::WaitingForBackup }
     } else if facts.stalled {
@@ -202,6 +214,7 @@ mod tests {
         fenced: false,
         degraded: false,
         unprotected: false,
+        overflowed: false,
         ever_attached: true,
         attached: true,
         stalled: false,
@@ -257,6 +270,15 @@ mod tests {
                 GroupState::Unprotected,
             ),
             (Facts { unprotected: true, fenced: true, ..GOOD }, GroupState::Fenced),
+            (Facts { overflowed: true, ..GOOD }, GroupState::Overflowed),
+            (Facts { overflowed: true, mode: Mode::Async, ..GOOD }, GroupState::Overflowed),
+            (
+                Facts { overflowed: true, attached: false, ever_attached: false, ..GOOD },
+                GroupState::Overflowed,
+            ),
+            (Facts { overflowed: true, stalled: true, ..GOOD }, GroupState::Overflowed),
+            (Facts { overflowed: true, degraded: true, ..GOOD }, GroupState::Degraded),
+            (Facts { overflowed: true, fenced: true, ..GOOD }, GroupState::Fenced),
             (Facts { degraded: true, fenced: true, ..GOOD }, GroupState::Fenced),
             (Facts { stopping: true, ..GOOD }, GroupState::Stopping),
             (Facts { stopping: true, fenced: true, ..GOOD }, GroupState::Fenced),
@@ -269,7 +291,7 @@ mod tests {
     /// Rule 6: of all combinations, `protected` is said only if everything holds.
     #[test]
     fn nothing_else_is_called_protected() {
-        for bits in 0..2048u32 {
+        for bits in 0..4096u32 {
             let bit = |n: u32| bits & (1 << n) != 0;
             for mode in [Mode::Sync, Mode::Pipelined, Mode::Async] {
                 let facts = Facts {
@@ -284,6 +306,7 @@ mod tests {
                     differs: bit(8),
                     unprotected: bit(9),
                     heartbeat_lost: bit(10),
+                    overflowed: bit(11),
                     mode,
                     configured_mode: Mode::Pipelined,
                 };
