@@ -31,6 +31,8 @@ class Protection:
     backlog: str = "256MiB"
     when_unreachable: str = "hold"
     before_first_contact: str = "wait"
+    backlog_on_disk: str = ""
+    """Its size, or nothing for none."""
     copy_rate: str = ""
     """The most that the initial copy sends, or nothing for no limit."""
 
@@ -91,6 +93,11 @@ class Group:
             f'when_unreachable = "{protection.when_unreachable}"',
             f'before_first_contact = "{protection.before_first_contact}"',
             *(f"{key} = {json.dumps(value)}" for key, value in self.keys.items()),
+            *(
+                ["[group.backlog_on_disk]", f'size = "{protection.backlog_on_disk}"']
+                if protection.backlog_on_disk
+                else []
+            ),
             *(["[group.copy]", f'rate = "{protection.copy_rate}"'] if protection.copy_rate else []),
         ]
         for member in self.members:

@@ -125,6 +125,15 @@ class Oracle:
         later = [write for what, write in self._history[end:] if what == "issue" and write.version < 0]
         return then.violations(image, {block for write in later for block in write.blocks})
 
+    def has_later_than(self, image: Path, position: int) -> bool:
+        """Whether an image has something of a write that was issued after a position."""
+        later = {write.version for what, write in self._history[position:] if what == "issue"}
+        with image.open("rb") as file:
+            while data := file.read(BLOCK):
+                if struct.unpack_from("<Q", data)[0] in later:
+                    return True
+        return False
+
     def violations(self, image: Path, may_be_zero: Set[int] = frozenset()) -> list[str]:
         """Blocks of an image that hold what they cannot hold."""
         found = []
