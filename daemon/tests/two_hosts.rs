@@ -54,6 +54,12 @@ struct World {
 
 impl World {
     fn new(form: &str) -> World {
+        let members = [("a", "host-a"), ("c", "host-a"), ("b", "host-a"), ("web", "host-b")];
+        World::of(&members, &format!("form = \"{form}\""))
+    }
+
+    /// With these members, of which only `web` has no disk, and these settings of the group.
+    fn of(members: &[(&str, &str)], settings: &str) -> World {
         let mut command = Command::new("unshare");
         command.args(["--net", "--mount", "--propagation", "private", "sleep", "infinity"]);
         let holder = Process(command.spawn().unwrap());
@@ -92,7 +98,6 @@ impl World {
                 7200 + nth
             )
         };
-        let members = [("a", "host-a"), ("c", "host-a"), ("b", "host-a"), ("web", "host-b")];
         let members: String =
             (1..).zip(members).map(|(nth, (name, host))| member(nth, name, host)).collect();
         for host in ["host-a", "host-b"] {
@@ -101,7 +106,7 @@ impl World {
                 format!(
                     "[host]\nname = \"{host}\"\nruntime_dir = \"{at}/{host}\"\nstate_dir = \"{at}/{host}.state\"\n\
                      [backup]\naddress = \"127.0.0.1:9640\"\nplaintext = true\n[[group]]\nname = \"g\"\n\
-                     form = \"{form}\"\n{members}"
+                     {settings}\n{members}"
                 ),
             )
             .unwrap();
@@ -326,4 +331,161 @@ fn writes_wait_for_a_time_that_cannot_be_put_on_record() {
     assert!(log.contains("put on record again"), "{log}");
     stop(b);
     stop(a);
+}
+
+/// Writers on both hosts, and a grace that nothing here waits out.
+fn shared(form: &str) -> World {
+    let members = [("a", "host-a"), ("b", "host-b"), ("c", "host-b"), ("web", "host-b")];
+    World::of(&members, &format!("form = \"{form}\"\nlease = \"60s\"\ngrace = \"600s\""))
+}
+
+impl World {
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.file(name)).unwrap_or_default()
+    }
+
+    /// `tidelock switchover` on a host, as far as it is said in this log.
+    fn switch(&self, host: &str, log: &str, more: &[&str]) -> Process {
+        let socket = self.file(host).join("control.sock");
+        let socket = socket.to_str().unwrap();
+        let words = ["switchover", "g", "--guest-is-stopped", "--json", "--socket", socket];
+        self.start(Path::new(env!("CARGO_BIN_EXE_tidelock")), &[&words, more].concat(), log)
+    }
+
+    fn recover(&self, log: &str) -> Process {
+        let config = self.file("backup.toml");
+        let words = ["recover", "g", "--json", "--config", config.to_str().unwrap()];
+        self.start(&backup(), &words, log)
+    }
+
+    /// Recovered at once, with disks that equal those of the hosts.
+    fn check_recovered(&self) {
+        let mut recovery = self.recover("recovered.log");
+        assert!(recovery.0.wait().unwrap().success(), "{}", self.log("recovered.log"));
+        let said = self.log("recovered.log");
+        assert!(!said.contains("waiting until"), "{said}");
+        let said: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        assert_eq!(said["disks"].as_array().unwrap().len(), 3, "{said:#}");
+        for disk in said["disks"].as_array().unwrap() {
+            let name = disk["name"].as_str().unwrap();
+            let uri = disk["uri"].as_str().unwrap();
+            let copy = self.file(&format!("{name}.copy"));
+            self.sh(&format!("qemu-img convert -f raw -O raw '{uri}' {}", copy.display()));
+            let image = self.file(&format!("{}.img", name.split('.').next().unwrap()));
+            assert!(fs::read(&copy).unwrap() == fs::read(image).unwrap(), "{name} differs");
+        }
+    }
+}
+
+fn succeeds(world: &World, mut command: Process, log: &str) -> Value {
+    assert!(command.0.wait().unwrap().success(), "{}", world.log(log));
+    let said = world.log(log);
+    let last = said.lines().last().unwrap();
+    serde_json::from_str::<Value>(last).unwrap()["switchover"].clone()
+}
+
+#[test]
+fn two_hosts_hand_their_group_over_together() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: two_hosts: {why}");
+        return;
+    }
+    for form in ["vector", "hlc"] {
+        let world = shared(form);
+        let (_a, _b) = (world.daemon("host-a"), world.daemon("host-b"));
+        world.until_protected(&["host-a", "host-b"]);
+        for nth in 0..3 {
+            world.write("host-b", "b", nth);
+            world.write("host-a", "a", nth);
+            world.write("host-b", "c", nth);
+        }
+        // The first one waits; what the guests of the other one write meanwhile is not lost.
+        let first = world.switch("host-a", "switch-a.log", &[]);
+        until("it waits", || {
+            let said = world.log("switch-a.log");
+            ["b on host-b", "c on host-b", "web on host-b"].iter().all(|who| said.contains(who))
+        });
+        world.write("host-b", "b", 7);
+        world.write("host-b", "c", 8);
+        assert_eq!(world.group("host-a").unwrap()["state"], "protected", "it can still go back");
+        let second = world.switch("host-b", "switch-b.log", &[]);
+        for (command, log) in [(first, "switch-a.log"), (second, "switch-b.log")] {
+            let over = succeeds(&world, command, log);
+            assert_eq!((&over["state"], &over["problem"]), (&"over".into(), &Value::Null));
+        }
+        for host in ["host-a", "host-b"] {
+            assert_eq!(world.group(host).unwrap()["state"], "fenced", "{form}: {host}");
+        }
+        world.check_recovered();
+    }
+}
+
+#[test]
+fn a_host_goes_on_when_the_other_one_dies_instead_of_getting_ready() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: two_hosts: {why}");
+        return;
+    }
+    let world = shared("vector");
+    let (_a, b) = (world.daemon("host-a"), world.daemon("host-b"));
+    world.until_protected(&["host-a", "host-b"]);
+    world.write("host-a", "a", 1);
+    let mut first = world.switch("host-a", "switch-a.log", &["--wait-for-hosts", "3s"]);
+    until("it waits", || world.log("switch-a.log").contains("waiting for"));
+    drop(b);
+    assert!(!first.0.wait().unwrap().success());
+    let said = world.log("switch-a.log");
+    assert!(said.contains("b on host-b") && said.contains("did not get ready"), "{said}");
+    assert!(!world.file("host-a.state/g/_switched.json").exists());
+    // Requests are taken again, and it can be tried again.
+    world.write("host-a", "a", 2);
+    let _b = world.daemon("host-b");
+    world.until_protected(&["host-a", "host-b"]);
+    world.write("host-b", "b", 3);
+    let first = world.switch("host-a", "again-a.log", &[]);
+    let second = world.switch("host-b", "again-b.log", &[]);
+    succeeds(&world, first, "again-a.log");
+    succeeds(&world, second, "again-b.log");
+    world.check_recovered();
+}
+
+#[test]
+fn a_host_that_dies_after_the_other_one_has_gone_is_waited_for_and_follows() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: two_hosts: {why}");
+        return;
+    }
+    for form in ["vector", "hlc"] {
+        let world = shared(form);
+        let (_a, b) = (world.daemon("host-a"), world.daemon("host-b"));
+        world.until_protected(&["host-a", "host-b"]);
+        world.write("host-a", "a", 1);
+        world.write("host-b", "b", 2);
+        // All agree, and one of them cannot put it on record.
+        let in_the_way = world.file("host-b.state/g/_switched.new");
+        fs::create_dir(&in_the_way).unwrap();
+        let first = world.switch("host-a", "switch-a.log", &[]);
+        let mut second = world.switch("host-b", "switch-b.log", &[]);
+        succeeds(&world, first, "switch-a.log");
+        assert!(!second.0.wait().unwrap().success());
+        let said = world.log("switch-b.log");
+        assert!(said.contains("The other hosts have switched over"), "{form}: {said}");
+        drop(b);
+        let _b = world.daemon("host-b");
+        until("it serves again", || {
+            world.group("host-b").is_some_and(|g| g["state"] == "protected")
+        });
+        world.write("host-b", "c", 3);
+        // It may answer clients: its lease is waited for, and who it is is said.
+        let recovery = world.recover("early.log");
+        until("the recovery waits", || world.log("early.log").contains("waiting until"));
+        let said = world.log("early.log");
+        assert!(said.contains("b on host-b, c on host-b, web on host-b may still"), "{said}");
+        assert!(!said.contains("a on host-a"), "{form}: {said}");
+        drop(recovery);
+        fs::remove_dir(&in_the_way).unwrap();
+        let second = world.switch("host-b", "again-b.log", &[]);
+        succeeds(&world, second, "again-b.log");
+        world.check_recovered();
+    }
 }

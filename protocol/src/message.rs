@@ -15,7 +15,7 @@ use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
 /// The versions of the protocol that this build speaks, oldest and newest.
-pub const PROTOCOL: (u16, u16) = (1, 7);
+pub const PROTOCOL: (u16, u16) = (1, 8);
 /// From this version on the two sides speak of groups with several members: [`Message::Join`] and
 /// what follows it.
 pub const PROTOCOL_OF_GROUPS: u16 = 2;
@@ -32,6 +32,8 @@ pub const PROTOCOL_OF_FLUSHES: u16 = 6;
 pub const PROTOCOL_OF_UNREACHED: u16 = 7;
 /// From this version on a primary can give up its lease: [`Message::GiveUpLease`].
 pub const PROTOCOL_OF_SWITCHES: u16 = 7;
+/// From this version on the hosts of a group can give up their leases together: [`Message::ReadyToSwitch`].
+pub const PROTOCOL_OF_JOINT_SWITCHES: u16 = 8;
 
 /// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
 pub const UNASKED: u64 = 0;
@@ -500,5 +502,17 @@ pub enum Message {
     LeaseGivenUp {
         /// The group's C.
         committed: CountVector,
+    },
+    /// Host: all that this member has is at the backup, it takes nothing new, and it is about to give up its lease as
+    /// soon as all the others are (version 8). Forgotten when the member attaches.
+    ReadyToSwitch {
+        /// It is; or it is not any more: it goes on as before if it is not too late for that.
+        ready: bool,
+    },
+    /// Backup: who else has to be ready (version 8). To each member that is, whenever that changes, and in answer.
+    SwitchAwaits {
+        /// Members; the one itself, if it may go on as before. Empty: all are or were ready at once, so each gives up its
+        /// lease, also one that wanted to go on by then.
+        members: Vec<String>,
     },
 }

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tidelock_testbed.bench import reads, release, report, tagging, tiers, work
+from tidelock_testbed.bench import reads, release, report, switchover, tagging, tiers, work
 from tidelock_testbed.bench.__main__ import MEASURES, main
 from tidelock_testbed.bench.application import Replies
 from tidelock_testbed.bench.charts import bar_chart, on_white
@@ -482,6 +482,23 @@ def test_a_resync_fills_the_link_and_leaves_others_their_commits(tmp_path, of_li
     report.save(tmp_path, "o", {"processors": 2}, 0.0, comeback(of_link, live))
     report.write(tmp_path)
     assert "| killed | 450 (450 to 450) |" in (tmp_path / "README.md").read_text()
+
+
+def test_what_a_switch_takes_has_medians_quartiles_and_its_parts(tmp_path):
+    names = (*switchover.WAITED, *switchover.PARTS)
+    turns = [dict.fromkeys(names, ms) for ms in (100.0, 1.0, 20.0, 30.0, 40.0)]
+    row = {"rtt_ms": 50, "load": "at idle", **switchover.summarise(turns)}
+    assert row["waited_ms"]["guest"] == {"low": 20, "median": 30, "high": 40}
+    result = {"turns": 5, "rows": [row]}
+    (found,) = verdicts({"q": result})
+    assert found.reached is None and found.measured == "RTT 50 ms: 30 and 30 ms"
+    report.write(tmp_path)
+    assert "(q)" not in (tmp_path / "README.md").read_text(), "not measured yet"
+    report.save(tmp_path, "q", {"processors": 2}, 0.0, result)
+    report.write(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "| 50 | at idle | 30 (20 to 40) | 30 (20 to 40) |" in page
+    assert f"| 50 | at idle |{' 30 |' * len(switchover.PARTS)}" in page
 
 
 @pytest.mark.parametrize(("end_mib", "reached"), [(64.0, True), (70.0, False)])

@@ -201,7 +201,7 @@ async def ask_on(number: int, client, ledger, options: argparse.Namespace) -> No
                     await asyncio.sleep(options.pause_ms / 1e3)
         except (TimeoutError, OSError, psycopg.Error, h11.RemoteProtocolError):
             await client.close()
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(options.retry_s)
 
 
 async def main() -> None:
@@ -218,6 +218,7 @@ async def main() -> None:
     parser.add_argument("--render-ms", type=float, default=0, help="work of the front tier on each answer")
     parser.add_argument("--patience-s", type=float, default=10, help="how long to wait for an answer at first")
     parser.add_argument("--connect-s", type=float, default=2, help="how long to wait for a connection at first")
+    parser.add_argument("--retry-s", type=float, default=RETRY_S, help="how long to wait before connecting again")
     parser.add_argument("--read", action="store_true", help="only read")
     parser.add_argument("--page", default="/", help="what to read of a web service")
     parser.add_argument("--locked", action="store_true", help="each insert locks the table")

@@ -50,8 +50,11 @@ async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<Exported
     let mut said_room = false;
     loop {
         match call.next().await? {
-            Reply::Waiting { remaining_ms } => {
+            Reply::Waiting { remaining_ms, kept_by } => {
                 let bar = bar.get_or_insert_with(|| {
+                    if let Some(text) = half_switched(&kept_by) {
+                        eprintln!("{text}");
+                    }
                     eprintln!(
                         "waiting until the old primary's lease is certain to have ended \
                          ({:.1} s; --primary-is-dead skips this)",
@@ -78,6 +81,15 @@ async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<Exported
             _ => bail!("the server answered something else"),
         }
     }
+}
+
+/// Who has not handed the group over, where others have.
+fn half_switched(kept_by: &[String]) -> Option<String> {
+    let kept_by = (!kept_by.is_empty()).then(|| kept_by.join(", "))?;
+    Some(format!(
+        "only a part of the group is switched over: {kept_by} may still answer clients. Run `tidelock switchover` \
+         there, and this goes on at once"
+    ))
 }
 
 /// What the old primary can still do, and what it may have told.
@@ -182,6 +194,13 @@ mod tests {
     use crate::group::Exposure;
     use tidelock_protocol::ids::Epoch;
     use tidelock_protocol::message::Form;
+
+    #[test]
+    fn a_switch_of_a_part_of_the_hosts_is_said_with_who_is_left() {
+        assert_eq!(half_switched(&[]), None);
+        let text = half_switched(&["b on host-b".into(), "web on host-b".into()]).unwrap();
+        assert!(text.contains("b on host-b, web on host-b may still answer clients"), "{text}");
+    }
 
     #[test]
     fn what_clients_may_have_seen_is_said_and_that_the_old_primary_may_answer() {

@@ -98,6 +98,10 @@ fn render(group: &GroupStatus) -> String {
         ),
         None => line("recoverable", if group.recoverable { "yes" } else { "no" }.to_owned()),
     }
+    if !group.lease_kept_by.is_empty() {
+        let left = group.lease_kept_by.join(", ");
+        line("SWITCHING", format!("a part of the group is switched over, but not {left}"));
+    }
     if let Some(reason) = &group.stalled {
         line("STALLED", reason.clone());
     }

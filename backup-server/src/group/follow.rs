@@ -81,6 +81,7 @@ impl<S: Storage> Group<S> {
             Frame::Control(_, Message::Beacon { sent_at }) => self.beacon(now, link, sent_at),
             Frame::Control(_, Message::Detach) => {
                 self.followers.retain(|follower| follower.link != link);
+                self.readiness_ends();
             }
             Frame::Control(_, Message::Sounded { pending, hlc, .. }) => {
                 self.awaited(&pending, hlc);
@@ -89,6 +90,9 @@ impl<S: Storage> Group<S> {
                 self.ask_floor(link, mark, everyone);
             }
             Frame::Control(_, Message::GiveUpLease) => self.lease_given_up(link),
+            Frame::Control(_, Message::ReadyToSwitch { ready }) => {
+                self.ready_to_switch(link, ready);
+            }
             Frame::Control(_, Message::Policy(policy)) => self.policy(now, link, policy),
             // Its mode is its host's affair.
             Frame::Control(_, Message::ModeChanged { .. }) => {}

@@ -85,6 +85,7 @@ impl<S: Storage> Group<S> {
             }
         }
         self.outputs.push(Output::Refuse(link, kind, reason));
+        self.readiness_ends();
     }
 
     fn receive_control(
@@ -106,11 +107,13 @@ impl<S: Storage> Group<S> {
                 self.sounded(WriterId(i as u16), id, &pending, hlc);
             }
             Message::GiveUpLease => self.lease_given_up(link),
+            Message::ReadyToSwitch { ready } => self.ready_to_switch(link, ready),
             Message::AskFloor { mark, everyone } => self.ask_floor(link, mark, everyone),
             Message::Detach => {
                 self.flush();
                 self.slots[i].link = None;
                 self.slots[i].has_left = true;
+                self.readiness_ends();
                 self.policy_has_left(&self.manifest.writers[i].clone());
                 self.tell_floors();
             }
@@ -217,6 +220,7 @@ impl<S: Storage> Group<S> {
         }
         self.followers.retain(|follower| follower.link.connection != connection);
         self.fenced.retain(|link| link.connection != connection);
+        self.readiness_ends();
     }
 
     /// Makes everything received durable, and then, and only then, acknowledges it.

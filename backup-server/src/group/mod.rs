@@ -291,6 +291,8 @@ pub struct Group<S: Storage> {
     grace: Grace,
     /// Members that have given up their leases.
     given_up: BTreeSet<String>,
+    /// Those that are about to, when all are.
+    joint: switching::Joint,
     opened_at: MonoNanos,
     /// When each host was heard last, since then.
     heard: BTreeMap<String, MonoNanos>,
@@ -413,6 +415,7 @@ impl<S: Storage> Group<S> {
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),
             given_up: BTreeSet::new(),
+            joint: switching::Joint::default(),
             opened_at: now.mono,
             heard: BTreeMap::new(),
             held: held::HeldUntil::default(),

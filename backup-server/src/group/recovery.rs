@@ -65,6 +65,8 @@ pub enum RecoverError {
     Grace {
         /// How long.
         remaining_ms: u64,
+        /// Members that have not given up their leases, with their hosts, if others have.
+        kept_by: Vec<String>,
     },
     /// It has been recovered to another state.
     #[error(
@@ -195,7 +197,7 @@ impl<S: Storage> Group<S> {
         }
         let remaining_ms = self.grace.remaining_ms(now.mono);
         if remaining_ms > 0 && !primary_declared_dead {
-            return Err(RecoverError::Grace { remaining_ms });
+            return Err(RecoverError::Grace { remaining_ms, kept_by: self.lease_kept_by() });
         }
         // The images must not pass it before it is on record.
         let kept = point.map(|point| self.keep_for_recovery(point)).transpose()?;

@@ -90,6 +90,9 @@ pub struct GroupStatus {
     /// Every member has given up its lease: the group was switched over to this site.
     #[serde(default)]
     pub lease_given_up: bool,
+    /// Some have: those that have not, with their hosts.
+    #[serde(default)]
+    pub lease_kept_by: Vec<String>,
     /// Until a recovery need not wait any more.
     pub grace_remaining_ms: u64,
     /// Bytes of the journal.
@@ -142,6 +145,7 @@ impl GroupStatus {
             beyond_the_cut: 0,
             recovered: None,
             lease_given_up: false,
+            lease_kept_by: Vec::new(),
             grace_remaining_ms: 0,
             journal_bytes: 0,
             unfolded_bytes: 0,
@@ -219,6 +223,10 @@ impl<S: Storage> Group<S> {
             beyond_the_cut,
             recovered: self.recovery(),
             lease_given_up: state.recovered().is_none() && self.has_no_lease(),
+            lease_kept_by: match state.recovered() {
+                Some(_) => Vec::new(),
+                None => self.lease_kept_by(),
+            },
             grace_remaining_ms: self.grace.remaining_ms(now.mono),
             journal_bytes: self.journal.bytes(),
             unfolded_bytes: self.unfolded_bytes(),

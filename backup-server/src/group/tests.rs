@@ -396,7 +396,7 @@ fn recovery_waits_for_the_grace_fences_for_good_and_repeats_itself() {
         [Output::Send(LINK, Message::Lease { sent_at: MonoNanos(1) })]
     );
     let early = group.recover(at_ms(50_000 + GRACE_MS - 1), false);
-    assert!(matches!(early, Err(RecoverError::Grace { remaining_ms: 1 })), "{early:?}");
+    assert!(matches!(early, Err(RecoverError::Grace { remaining_ms: 1, .. })), "{early:?}");
     let recovery = group.recover(at_ms(50_000 + GRACE_MS), false).unwrap();
     assert_eq!((recovery.epoch, recovery.primary_declared_dead), (Epoch(2), false));
     assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Fenced)));

@@ -273,6 +273,9 @@ pub enum Reply {
     Waiting {
         /// For so long.
         remaining_ms: u64,
+        /// Members that have not given up their leases, with their hosts, if others have.
+        #[serde(default)]
+        kept_by: Vec<String>,
     },
     /// A recovery waits for room at the backup.
     NoRoom {
@@ -658,9 +661,9 @@ async fn recover(
         };
         let recovery = match ask(registry, group, event).await {
             Ok(Ok(recovery)) => recovery,
-            Ok(Err(RecoverError::Grace { remaining_ms })) => {
+            Ok(Err(RecoverError::Grace { remaining_ms, kept_by })) => {
                 // Fails when the command line is gone: then nobody wants it any more.
-                reply(writer, &Reply::Waiting { remaining_ms }).await?;
+                reply(writer, &Reply::Waiting { remaining_ms, kept_by }).await?;
                 sleep(COUNTDOWN.min(Duration::from_millis(remaining_ms))).await;
                 continue;
             }

@@ -31,6 +31,11 @@ pub struct Options {
     #[arg(long, value_name = "SPAN", default_value = "30s",
           value_parser = tidelock_config::duration_argument)]
     pub timeout: Duration,
+    /// How long the other hosts of the group may take, once this one has nothing left to send; after that the group goes
+    /// on as before
+    #[arg(long, value_name = "SPAN", default_value = "5m",
+          value_parser = tidelock_config::duration_argument)]
+    pub wait_for_hosts: Duration,
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
@@ -43,6 +48,7 @@ pub fn run(socket: &Path, group: &str, options: &Options) -> anyhow::Result<Stri
         guest_is_stopped: options.guest_is_stopped,
         check_only: true,
         timeout_ms: options.timeout.as_millis() as u64,
+        others_ms: options.wait_for_hosts.as_millis() as u64,
     };
     // Before a guest is stopped for nothing.
     client.switchover(group, wish.clone())?;
@@ -52,9 +58,19 @@ pub fn run(socket: &Path, group: &str, options: &Options) -> anyhow::Result<Stri
     }
     let stopped = began.elapsed();
     client.switchover(group, SwitchWish { check_only: false, ..wish })?;
+    let mut awaited = Vec::new();
     let over = loop {
         match client.switched(group)? {
-            SwitchState::Draining | SwitchState::GivingUp => sleep(LOOK_EVERY),
+            SwitchState::Awaiting { members } if members != awaited && !members.is_empty() => {
+                eprintln!(
+                    "waiting for {}: run `tidelock switchover {group}` there, too",
+                    members.join(", ")
+                );
+                awaited = members;
+            }
+            SwitchState::Draining | SwitchState::Awaiting { .. } | SwitchState::GivingUp => {
+                sleep(LOOK_EVERY);
+            }
             over => break over,
         }
     };
@@ -98,7 +114,7 @@ fn stop_guests(
 }
 
 fn words(group: &str, over: &SwitchState, stopped: Option<Duration>, pause: Duration) -> String {
-    let SwitchState::Over { seqs, drained_ms, gave_up_ms, problem } = over else {
+    let SwitchState::Over { seqs, drained_ms, others_ms, gave_up_ms, problem, .. } = over else {
         return format!("group {group} was switched over before\n");
     };
     let seqs: Vec<_> = seqs.iter().map(|(writer, seq)| format!("{writer}={seq}")).collect();
@@ -110,6 +126,9 @@ fn words(group: &str, over: &SwitchState, stopped: Option<Duration>, pause: Dura
         text += &format!("  guests stopped   {} ms\n", stopped.as_millis());
     }
     text += &format!("  drained          {drained_ms} ms\n");
+    if *others_ms > 0 {
+        text += &format!("  other hosts      {others_ms} ms\n");
+    }
     text += &format!("  lease given up   {gave_up_ms} ms\n");
     text += &format!(
         "  pause so far     {} ms; it ends when the guests run there\n",
@@ -133,6 +152,8 @@ mod tests {
         let over = |problem: Option<&str>| SwitchState::Over {
             seqs: [("db".to_owned(), 7)].into(),
             drained_ms: 12,
+            others_ms: 0,
+            shut_ms: 20,
             gave_up_ms: 34,
             problem: problem.map(str::to_owned),
         };

@@ -114,9 +114,10 @@ impl Client {
 
     /// Begins a switch, or only asks whether it could be. Returns the connections of guests to their disks.
     pub fn switchover(&mut self, group: &str, wish: SwitchWish) -> Result<u64, ClientError> {
-        let SwitchWish { guest_is_stopped, check_only, timeout_ms } = wish;
+        let SwitchWish { guest_is_stopped, check_only, timeout_ms, others_ms } = wish;
         let group = group.to_owned();
-        let wish = Request::Switchover { group, guest_is_stopped, check_only, timeout_ms };
+        let wish =
+            Request::Switchover { group, guest_is_stopped, check_only, timeout_ms, others_ms };
         match self.ask(&wish)? {
             Answer::Switching(begun) => Ok(begun.connections),
             other => Err(unexpected(&other)),

@@ -134,6 +134,9 @@ pub enum Request {
         /// How long the backup may take to get everything.
         #[serde(default = "switch_timeout_ms")]
         timeout_ms: u64,
+        /// How long the other hosts of the group may take after that.
+        #[serde(default = "switch_others_ms")]
+        others_ms: u64,
     },
     /// How far that is. If nobody asks for five seconds, it is given up, as long as it can be.
     Switched {
@@ -148,6 +151,10 @@ fn switch_timeout_ms() -> u64 {
     30_000
 }
 
+fn switch_others_ms() -> u64 {
+    300_000
+}
+
 /// Which switch is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchWish {
@@ -157,6 +164,8 @@ pub struct SwitchWish {
     pub check_only: bool,
     /// How long the backup may take to get everything.
     pub timeout_ms: u64,
+    /// How long the other hosts of the group may take after that.
+    pub others_ms: u64,
 }
 
 /// A switch that was begun, or could be.
@@ -172,6 +181,12 @@ pub struct Switching {
 pub enum SwitchState {
     /// The backup does not have everything yet. It can still end without a change.
     Draining,
+    /// The backup has everything of this host. Other hosts of the group are not so far, and until they are this one can
+    /// still end without a change.
+    Awaiting {
+        /// Members, with their hosts.
+        members: Vec<String>,
+    },
     /// The gate is being shut, and the backup told.
     GivingUp,
     /// This host answers no client of the group any more.
@@ -180,7 +195,13 @@ pub enum SwitchState {
         seqs: BTreeMap<String, u64>,
         /// From the last request taken until the backup had everything and nothing was held.
         drained_ms: u64,
-        /// From then until the backup has answered that it knows the lease to be given up.
+        /// From then until all other hosts of the group were so far, too.
+        #[serde(default)]
+        others_ms: u64,
+        /// From then until it was on record, and the gate was shut.
+        #[serde(default)]
+        shut_ms: u64,
+        /// The same until the backup has answered that it knows the lease to be given up.
         gave_up_ms: u64,
         /// Why it is not certain that the backup knows.
         problem: Option<String>,

@@ -148,8 +148,8 @@ fn perform(request: Request, target: &dyn ControlTarget) -> Answer {
             Ok(state) => Answer::Bookmark(state),
             Err(error) => Answer::Error(error),
         },
-        Request::Switchover { group, guest_is_stopped, check_only, timeout_ms } => {
-            let wish = SwitchWish { guest_is_stopped, check_only, timeout_ms };
+        Request::Switchover { group, guest_is_stopped, check_only, timeout_ms, others_ms } => {
+            let wish = SwitchWish { guest_is_stopped, check_only, timeout_ms, others_ms };
             match target.switchover(&group, wish) {
                 Ok(begun) => Answer::Switching(begun),
                 Err(error) => Answer::Error(error),

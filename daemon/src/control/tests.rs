@@ -47,7 +47,7 @@ impl ControlTarget for Fake {
 
     fn switchover(&self, group: &str, wish: SwitchWish) -> Result<Switching, ControlError> {
         match (group, wish.guest_is_stopped) {
-            ("shop", true) => Ok(Switching { connections: wish.timeout_ms }),
+            ("shop", true) => Ok(Switching { connections: wish.timeout_ms + wish.others_ms }),
             _ => Err(ControlError::new(ControlErrorKind::Refused, "a guest has its disks open")),
         }
     }
@@ -56,6 +56,8 @@ impl ControlTarget for Fake {
         Ok(SwitchState::Over {
             seqs: [("db".to_owned(), 7)].into(),
             drained_ms: 1,
+            others_ms: 0,
+            shut_ms: 1,
             gave_up_ms: 2,
             problem: None,
         })
@@ -227,8 +229,9 @@ fn connections_are_bounded_and_come_free_again() {
 #[test]
 fn a_switch_is_asked_for_and_followed() {
     let fixture = Fixture::new();
-    let wish = SwitchWish { guest_is_stopped: true, check_only: true, timeout_ms: 9 };
-    assert_eq!(fixture.client().switchover("shop", wish.clone()).unwrap(), 9);
+    let wish =
+        SwitchWish { guest_is_stopped: true, check_only: true, timeout_ms: 9, others_ms: 90 };
+    assert_eq!(fixture.client().switchover("shop", wish.clone()).unwrap(), 99);
     let open = SwitchWish { guest_is_stopped: false, ..wish };
     let refused = fixture.client().switchover("shop", open).unwrap_err();
     assert!(matches!(refused, ClientError::Refused(_)), "{refused}");

@@ -2,10 +2,14 @@
 //!
 //! ```text
 //!            no requests taken     on record        shut, in force      told to the backup
-//!  idle ──▶ draining ───────────▶ written ───────▶ fenced ───────────▶ over
-//!    ▲          │
-//!    └──────────┘ not drained in time, or nobody waits: requests are taken again, nothing has changed
+//!  idle ──▶ draining ──[awaiting]──▶ written ───────▶ fenced ───────────▶ over
+//!    ▲          │          │
+//!    └──────────┴──────────┘ not drained in time, or nobody waits: requests are taken again, nothing has changed
 //! ```
+//!
+//! A group that is spread over several hosts is handed over by all of them: each is told by its operator, and once it is
+//! drained it says so to the backup, which tells all to go on when all are (`backup-server/src/group/switching.rs`).
+//! Nobody who was told so goes back by itself, and nobody goes on without.
 //!
 //! Invariant (rule 4): the lease is given up only after the gate is shut and is known to stay so, also by the next run
 //! of the daemon: the record is on stable storage first. A crash before the record leaves a group that goes on as it was,
@@ -17,7 +21,7 @@ use crate::clock;
 use crate::config::{Config, Group};
 use crate::control::{ControlError, ControlErrorKind, SwitchState, SwitchWish, Switching as Begun};
 use crate::durable;
-use crate::link::port::ToLink;
+use crate::link::port::{Agreement, ToLink};
 use crate::owner::{Drained, Phase, ToOwner};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -27,7 +31,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidelock_protocol::ids::Epoch;
-use tidelock_protocol::message::{Form, PROTOCOL_OF_SWITCHES};
+use tidelock_protocol::message::{Form, PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_SWITCHES};
 use tidelock_protocol::vector::CountVector;
 use tokio::sync::oneshot;
 
@@ -37,7 +41,7 @@ const LOOKED_WITHIN: Duration = Duration::from_secs(5);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// How often what has no wake-up is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// The longest drain that may be asked for.
+/// The longest drain that may be asked for, and the longest wait for other hosts.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
 
 const FORMAT: u32 = 1;
@@ -69,6 +73,8 @@ enum Stage {
     /// Asked for, and not begun yet.
     Wanted(SwitchWish),
     Draining,
+    /// Drained; these members are not, with their hosts.
+    Awaiting(Vec<String>),
     GivingUp,
     Over(SwitchState, u64),
     /// Told once.
@@ -154,6 +160,19 @@ impl Switching {
     }
 }
 
+/// What all hosts have agreed on.
+struct Others {
+    /// `None`: there is only this host.
+    agreement: Option<Arc<Agreement>>,
+    took: Duration,
+}
+
+impl Others {
+    fn none() -> Self {
+        Self { agreement: None, took: Duration::ZERO }
+    }
+}
+
 /// What a drain has come to.
 struct Quiet {
     drained: Vec<Drained>,
@@ -200,21 +219,17 @@ impl Host {
         if self.stopping.load(Ordering::SeqCst) {
             return Err("the daemon is stopping".to_owned());
         }
-        let elsewhere = group.config.roster.iter().filter(|peer| !peer.removed);
-        if let Some(peer) = elsewhere.into_iter().find(|peer| peer.host.is_some()) {
-            return Err(format!(
-                "{} is on another host: a group that is spread over hosts is moved by stopping its guests and \
-                 daemons, and tidelock-backup recover",
-                peer.name.as_str()
-            ));
-        }
+        let spoken = match is_spread(group) {
+            true => PROTOCOL_OF_JOINT_SWITCHES,
+            false => PROTOCOL_OF_SWITCHES,
+        };
         for member in &group.members {
             let name = member.config.name.as_str();
             let Some(link) = member.link_stats() else { continue };
             if !link.is_attached() {
                 return Err(format!("{name} is not attached to the backup"));
             }
-            if link.protocol() < u64::from(PROTOCOL_OF_SWITCHES) {
+            if link.protocol() < u64::from(spoken) {
                 return Err(
                     "the backup server is too old for this: upgrade it, or stop the guest and the \
                      daemon, and let tidelock-backup recover wait out the grace"
@@ -247,6 +262,7 @@ impl Host {
         match &inner.stage {
             Stage::Idle => Err(refused("no switch of this group is under way")),
             Stage::Wanted(_) | Stage::Draining => Ok(SwitchState::Draining),
+            Stage::Awaiting(members) => Ok(SwitchState::Awaiting { members: members.clone() }),
             Stage::GivingUp => Ok(SwitchState::GivingUp),
             Stage::Over(state, _) => Ok(state.clone()),
             Stage::Failed(_) => {
@@ -283,13 +299,21 @@ impl Host {
         let limit = Duration::from_millis(wish.timeout_ms).min(DRAIN_MAX);
         let quiet = self.drain(group, limit).await?;
         self.check_switch(group)?;
+        let others = match is_spread(group) {
+            true => self.await_others(group, Duration::from_millis(wish.others_ms)).await?,
+            false => Others::none(),
+        };
         let (began, at_unix_ms) = (Instant::now(), clock::wall_ms());
         let epochs = writers(group).map(|writer| writer.state.epoch());
         // On record first: no run after this one opens the gate.
-        write(&group.switching.path, epochs.max().unwrap_or_default(), at_unix_ms)
-            .map_err(|error| format!("the switch cannot be put on record: {error}"))?;
+        if let Err(error) =
+            write(&group.switching.path, epochs.max().unwrap_or_default(), at_unix_ms)
+        {
+            let why = format!("the switch cannot be put on record: {error}");
+            return Err(self.leave_others(group, &others, why));
+        }
         group.switching.set(Stage::GivingUp);
-        let given_up = self.give_up(group).await;
+        let (shut, given_up) = self.give_up(group).await;
         let gave_up_ms = began.elapsed().as_millis() as u64;
         let problem = given_up.as_ref().err().cloned();
         let seqs = group.members.iter().filter(|member| member.writer.is_some());
@@ -297,6 +321,8 @@ impl Host {
         let over = SwitchState::Over {
             seqs: seqs.collect(),
             drained_ms: quiet.took.as_millis() as u64,
+            others_ms: others.took.as_millis() as u64,
+            shut_ms: shut.map_or(gave_up_ms, |at| (at - began).as_millis() as u64),
             gave_up_ms,
             problem,
         };
@@ -352,6 +378,77 @@ impl Host {
         Ok(Quiet { drained, took: began.elapsed() })
     }
 
+    /// Says that this host is drained, and waits until all hosts are. From then on there is no way back but by an error.
+    async fn await_others(&self, group: &HostGroup, limit: Duration) -> Result<Others, String> {
+        let (began, limit) = (Instant::now(), limit.min(DRAIN_MAX));
+        let agreement = Arc::new(Agreement::default());
+        self.say_ready(group, true, &agreement);
+        let why = loop {
+            let took = began.elapsed();
+            if agreement.is_reached() {
+                return Ok(Others { agreement: Some(agreement), took });
+            }
+            let awaited = with_hosts(group, agreement.awaited());
+            group.switching.set(Stage::Awaiting(awaited.clone()));
+            if let Err(why) = self.is_wanted(group) {
+                break why;
+            }
+            if took >= limit {
+                let who = match awaited.is_empty() {
+                    true => "the backup did not answer".to_owned(),
+                    false => format!("{} did not get ready", awaited.join(", ")),
+                };
+                break format!("{who} within {limit:?}");
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        };
+        // The backup may have told all of them to go on by now.
+        self.say_ready(group, false, &agreement);
+        let until = Instant::now() + ANSWER_MAX;
+        while agreement.released() < group.members.len() {
+            if agreement.is_reached() {
+                return Ok(Others { agreement: Some(agreement), took: began.elapsed() });
+            }
+            let links = group.members.iter().filter_map(HostMember::link_stats);
+            if !links.into_iter().all(|link| link.is_attached()) || Instant::now() >= until {
+                return Err(format!(
+                    "{why}. The backup could not be asked whether the other hosts go on: if tidelock-backup status \
+                     says that a part of the group is switched over, run this again"
+                ));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Err(why)
+    }
+
+    /// What was agreed on cannot be done here.
+    fn leave_others(&self, group: &HostGroup, others: &Others, why: String) -> String {
+        let Some(agreement) = &others.agreement else { return why };
+        self.say_ready(group, false, agreement);
+        format!("{why}. The other hosts have switched over: mend this, and run it again")
+    }
+
+    fn say_ready(&self, group: &HostGroup, ready: bool, agreement: &Arc<Agreement>) {
+        if let Some(link) = &*self.link.lock().expect("no panic while held") {
+            for member in &group.members {
+                // A link that has ended answers nothing.
+                let message = ToLink::ReadyToSwitch(ready, agreement.clone());
+                let _ = link.send((member.channel, message));
+            }
+        }
+    }
+
+    /// Whether somebody still waits for the switch.
+    fn is_wanted(&self, group: &HostGroup) -> Result<(), String> {
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err("the daemon is stopping".to_owned());
+        }
+        if !group.switching.is_waited_for() {
+            return Err("whoever has asked for it does not wait any more".to_owned());
+        }
+        Ok(())
+    }
+
     /// Waits a moment, if somebody waits for the switch and there is time left.
     async fn look_on(
         &self,
@@ -359,12 +456,7 @@ impl Host {
         began: Instant,
         limit: Duration,
     ) -> Result<(), String> {
-        if self.stopping.load(Ordering::SeqCst) {
-            return Err("the daemon is stopping".to_owned());
-        }
-        if !group.switching.is_waited_for() {
-            return Err("whoever has asked for it does not wait any more".to_owned());
-        }
+        self.is_wanted(group)?;
         if began.elapsed() >= limit {
             let links = group.members.iter().filter_map(HostMember::link_stats);
             let why = match links.clone().all(|link| link.is_attached()) {
@@ -389,16 +481,21 @@ impl Host {
         ours.map(|member| member.stats().snapshot().held_packets).sum()
     }
 
-    /// Shuts the gate, and tells the backup. From here on there is no way back.
-    async fn give_up(&self, group: &HostGroup) -> Result<(), String> {
+    /// Shuts the gate, and tells the backup. From here on there is no way back. Also when the gate was shut.
+    async fn give_up(&self, group: &HostGroup) -> (Option<Instant>, Result<(), String>) {
         let until = Instant::now() + ANSWER_MAX;
         group.members.iter().for_each(|member| member.control.fence());
         while !group.members.iter().all(|member| member.control.is_applied()) {
             if Instant::now() >= until {
-                return Err("the gate's thread does not answer: the lease is not given up".into());
+                let why = "the gate's thread does not answer: the lease is not given up";
+                return (None, Err(why.to_owned()));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
+        (Some(Instant::now()), self.tell_given_up(group, until).await)
+    }
+
+    async fn tell_given_up(&self, group: &HostGroup, until: Instant) -> Result<(), String> {
         let mut answers = Vec::new();
         for member in &group.members {
             let (given_up, answer) = oneshot::channel::<CountVector>();
@@ -420,6 +517,24 @@ impl Host {
 
 fn writers(group: &HostGroup) -> impl Iterator<Item = &Writer> {
     group.members.iter().filter_map(|member| member.writer.as_ref())
+}
+
+/// Whether other hosts have members of the group.
+fn is_spread(group: &HostGroup) -> bool {
+    group.config.roster.iter().any(|peer| !peer.removed && peer.host.is_some())
+}
+
+/// These members, and where they are.
+fn with_hosts(group: &HostGroup, members: Vec<String>) -> Vec<String> {
+    let host = |name: &str| {
+        let peer = group.config.roster.iter().find(|peer| peer.name.as_str() == name)?;
+        peer.host.as_ref()
+    };
+    let words = |name: String| match host(&name) {
+        Some(host) => format!("{name} on {}", host.as_str()),
+        None => name,
+    };
+    members.into_iter().map(words).collect()
 }
 
 /// Connections of guests to the group's disks.

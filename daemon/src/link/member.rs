@@ -2,7 +2,7 @@
 //! frames out.
 
 use super::bookmarks::Bookmarks;
-use super::port::{FromLink, LeaseGivenUp, OwnerPort, ToLink};
+use super::port::{Agreement, FromLink, LeaseGivenUp, OwnerPort, ToLink};
 use super::queue::{OnDisk, Queue, QueueError, Spilled};
 use super::{GateControl, Refusal};
 use crate::backlog::{self, BacklogError};
@@ -14,9 +14,9 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Followed, Form, Join, LastRun, Message, Mode,
-    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_GROUPS, PROTOCOL_OF_POLICIES,
-    PROTOCOL_OF_RUNS, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind,
-    UNASKED,
+    PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_GROUPS, PROTOCOL_OF_JOINT_SWITCHES,
+    PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy,
+    Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::sender::{SenderError, Transmit};
@@ -132,6 +132,10 @@ pub struct Member<T> {
     gives_up: bool,
     /// Who wants to hear that it is.
     given_up: Option<LeaseGivenUp>,
+    /// It is about to be given up, together with the leases of other hosts.
+    is_ready: bool,
+    /// Who wants to hear of the others.
+    agreement: Option<Arc<Agreement>>,
     /// The version of the protocol that this connection speaks.
     protocol: u16,
     /// The run that the backup knew before this attachment.
@@ -238,6 +242,8 @@ impl<T> Member<T> {
             is_stalled: false,
             gives_up,
             given_up: None,
+            is_ready: false,
+            agreement: None,
             protocol: 0,
             last_attached: None,
             stands: false,
@@ -292,8 +298,18 @@ impl<T> Member<T> {
                     None => self.control(message, out),
                 }
             }
+            ToLink::ReadyToSwitch(ready, agreement) => {
+                self.is_ready = ready;
+                self.agreement = Some(agreement);
+                // If it is not attached, it says so when it is; nobody counts on one that is not.
+                if self.protocol >= PROTOCOL_OF_JOINT_SWITCHES {
+                    self.control(Message::ReadyToSwitch { ready }, out);
+                }
+            }
             ToLink::GiveUpLease(given_up) => {
                 self.gives_up = true;
+                self.is_ready = false;
+                self.agreement = None;
                 self.given_up = given_up;
                 // If it is not attached, it says so when it is.
                 self.give_up_lease(out);
@@ -343,6 +359,9 @@ impl<T> Member<T> {
     fn say_switch(&mut self) {
         if self.gives_up && self.protocol >= PROTOCOL_OF_SWITCHES {
             self.answers.push_back(Message::GiveUpLease);
+        }
+        if self.is_ready && self.protocol >= PROTOCOL_OF_JOINT_SWITCHES {
+            self.answers.push_back(Message::ReadyToSwitch { ready: true });
         }
     }
 
@@ -545,6 +564,13 @@ impl<T> Member<T> {
                 if let Some(given_up) = self.given_up.take() {
                     // Nobody may wait for it any more.
                     let _ = given_up.send(committed);
+                }
+                Ok(())
+            }
+            (Message::SwitchAwaits { members }, Phase::Attached) => {
+                // Nobody may ask any more.
+                if let Some(agreement) = &self.agreement {
+                    agreement.told(&self.attach.member, members);
                 }
                 Ok(())
             }

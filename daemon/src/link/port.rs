@@ -6,8 +6,9 @@
 
 use super::Refusal;
 use super::queue::Spilled;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{Attached, Bookmark, BookmarkPoint, Message, Mode, Policy};
@@ -58,12 +59,59 @@ pub enum ToLink {
     AskToCompare,
     /// The gate is shut for good in this epoch: the lease is given up, on this connection and on all that follow.
     GiveUpLease(Option<LeaseGivenUp>),
+    /// All that this member has is at the backup, and its lease is given up as soon as all other hosts are so far. Or it
+    /// goes on as before, if it is not too late for that. The answers go to the one that is given.
+    ReadyToSwitch(bool, Arc<Agreement>),
     /// Everything is committed: leave.
     Detach,
 }
 
 /// Where C as the backup says it with its answer to a [`ToLink::GiveUpLease`] goes.
 pub type LeaseGivenUp = tokio::sync::oneshot::Sender<CountVector>;
+
+/// What the backup has told the members of this host, which hand their group over together with other hosts.
+#[derive(Debug, Default)]
+pub struct Agreement {
+    told: Mutex<Told>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Told {
+    is_reached: bool,
+    awaited: Vec<String>,
+    released: BTreeSet<String>,
+}
+
+impl Agreement {
+    /// The link: a member has been told who is not ready yet.
+    pub fn told(&self, member: &str, awaited: Vec<String>) {
+        let mut told = self.told.lock().expect("no panic while held");
+        // Whatever comes later: others have gone by it.
+        told.is_reached |= awaited.is_empty();
+        if awaited.iter().any(|name| name == member) {
+            told.released.insert(member.to_owned());
+        }
+        told.awaited = awaited;
+    }
+
+    /// Whether all were ready at once: then each gives up its lease.
+    #[must_use]
+    pub fn is_reached(&self) -> bool {
+        self.told.lock().expect("no panic while held").is_reached
+    }
+
+    /// Members that were not ready when that was heard last.
+    #[must_use]
+    pub fn awaited(&self) -> Vec<String> {
+        self.told.lock().expect("no panic while held").awaited.clone()
+    }
+
+    /// How many members have been told that nobody counts on them any more.
+    #[must_use]
+    pub fn released(&self) -> usize {
+        self.told.lock().expect("no panic while held").released.len()
+    }
+}
 
 /// Where the answer to a [`ToLink::Bookmark`] goes. If nobody waits there any more, it is not asked for again.
 pub type BookmarkDone = tokio::sync::oneshot::Sender<Result<BookmarkPoint, String>>;

@@ -1,6 +1,6 @@
 use super::GateControl;
 use super::member::{Member, MemberError, MemberParts, Presence};
-use super::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
+use super::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
 use super::queue::{OnDisk, Spilled};
 use crate::backlog::{Journal, Meter};
 use crate::stats::LinkStats;
@@ -12,8 +12,9 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
     Attach, Attached, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, Message, Mode,
-    PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS,
-    PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy, Progress, RefusalKind, UNASKED,
+    PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_JOINT_SWITCHES,
+    PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy,
+    Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -691,6 +692,54 @@ fn who_gives_up_its_lease_asks_for_none_and_says_so_again_and_again() {
     b.member.connected(PROTOCOL_OF_SWITCHES - 1, &mut BytesMut::new());
     b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
     assert_eq!(beat(&mut b), []);
+}
+
+#[test]
+fn who_is_ready_to_switch_says_so_on_each_connection_and_hears_of_the_others() {
+    let mut b = bench(LastRun::Unknown);
+    let attach = |b: &mut Bench| {
+        b.connect();
+        b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
+        b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+    };
+    let awaits = |b: &mut Bench, members: &[&str]| {
+        let members = members.iter().map(|name| (*name).to_owned()).collect();
+        b.member.receive(Message::SwitchAwaits { members }, NOW).unwrap();
+    };
+    attach(&mut b);
+    let agreement = Arc::new(Agreement::default());
+    let mut out = BytesMut::new();
+    b.member.hear_owner(ToLink::ReadyToSwitch(true, agreement.clone()), &mut out);
+    let said = |ready| Some(Frame::Control(Channel(1), Message::ReadyToSwitch { ready }));
+    assert_eq!(frame::decode(&mut out).unwrap(), said(true));
+    assert_eq!(beat(&mut b), [Message::Beacon { sent_at: NOW }], "its lease is still its own");
+    awaits(&mut b, &["other"]);
+    assert_eq!((agreement.awaited(), agreement.is_reached()), (vec!["other".to_owned()], false));
+    b.member.disconnected();
+    attach(&mut b);
+    let ready = Message::ReadyToSwitch { ready: true };
+    assert_eq!(beat(&mut b), [Message::Beacon { sent_at: NOW }, ready]);
+    // Taken back: only what the backup says of it counts.
+    b.member.hear_owner(ToLink::ReadyToSwitch(false, agreement.clone()), &mut out);
+    assert_eq!(frame::decode(&mut out).unwrap(), said(false));
+    awaits(&mut b, &["other"]);
+    assert_eq!(agreement.released(), 0, "an answer to what was said before");
+    awaits(&mut b, &["m", "other"]);
+    assert_eq!((agreement.released(), agreement.is_reached()), (1, false));
+    b.member.disconnected();
+    attach(&mut b);
+    assert_eq!(beat(&mut b), [Message::Beacon { sent_at: NOW }], "it is not ready any more");
+    // Once all were ready, nothing that is said later changes that.
+    b.member.hear_owner(ToLink::ReadyToSwitch(true, agreement.clone()), &mut out);
+    awaits(&mut b, &[]);
+    awaits(&mut b, &["other"]);
+    assert!(agreement.is_reached());
+    // A server that speaks an older version is told nothing.
+    b.member.disconnected();
+    b.member.connected(PROTOCOL_OF_JOINT_SWITCHES - 1, &mut BytesMut::new());
+    b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
+    b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+    assert_eq!(beat(&mut b), [Message::Beacon { sent_at: NOW }]);
 }
 
 /// A member of which an earlier process has left records 4 to 9 on disk.

@@ -302,7 +302,7 @@ impl World {
                 self.counts.recoveries += 1;
                 self.is_recovered(group, cut, recovery.epoch)
             }
-            Err(RecoverError::Grace { remaining_ms }) => {
+            Err(RecoverError::Grace { remaining_ms, .. }) => {
                 note!(self, "group {group}: the grace has {remaining_ms} ms left");
                 self.schedule.after(remaining_ms.max(1) * MS, Event::Recover { group });
                 Ok(())

@@ -21,6 +21,7 @@ from . import (
     replication,
     reply,
     report,
+    switchover,
     tagging,
     tiers,
     work,
@@ -47,6 +48,7 @@ MEASURES = {
     "n": history.measure,
     "o": comeback.measure,
     "p": outage.measure,
+    "q": switchover.measure,
 }
 
 

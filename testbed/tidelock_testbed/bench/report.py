@@ -29,6 +29,7 @@ PARTS = {
     "n": "history",
     "o": "comeback",
     "p": "outage",
+    "q": "switchover",
 }
 """Each part's name in file names."""
 
@@ -80,6 +81,7 @@ def write(directory: Path) -> None:
         "n": past.write,
         "o": ways_back.write_comeback,
         "p": ways_back.write_outage,
+        "q": ways_back.write_switchover,
     }
     page = [
         *words.PAGE.splitlines(),

@@ -52,6 +52,9 @@ class Settings:
     resynced_mib: int = 256
     live_s: float = 4.0
     outage_s: float = 3600.0
+    switches: int = 7
+    switch_load_s: float = 2.0
+    """What is written before a switch, so that there is something to drain."""
 
     @staticmethod
     def of(quick: bool) -> Settings:
@@ -86,4 +89,6 @@ class Settings:
             resynced_mib=96,
             live_s=1.0,
             outage_s=20.0,
+            switches=2,
+            switch_load_s=0.5,
         )

@@ -50,7 +50,7 @@ def verdicts(results: dict[str, dict]) -> list[Verdict]:
     makers = {"a": _nbd, "b": _replication, "c": _commits, "d": _gate, "e": _memory}
     makers |= {"f": _work, "g": _tiers, "h": _reads}
     makers |= {"i": _tags, "j": _covered, "k": _release, "l": _reply, "m": _activity, "n": _history}
-    makers |= {"o": _comeback, "p": _outage}
+    makers |= {"o": _comeback, "p": _outage, "q": _switchover}
     return [verdict for part, make in makers.items() if part in results for verdict in make(results[part])]
 
 
@@ -425,3 +425,21 @@ def _outage(result: dict) -> list[Verdict]:
             )
         )
     return made
+
+
+def _switchover(result: dict) -> list[Verdict]:
+    return [
+        Verdict(
+            "q",
+            f"a planned switch {load}: how long the guest's disk and its clients wait",
+            ", ".join(
+                f"RTT {row['rtt_ms']:g} ms: {row['waited_ms']['guest']['median']:.0f} and "
+                f"{row['waited_ms']['clients']['median']:.0f} ms"
+                for row in result["rows"]
+                if row["load"] == load
+            ),
+            None,
+            command("q"),
+        )
+        for load in dict.fromkeys(row["load"] for row in result["rows"])
+    ]

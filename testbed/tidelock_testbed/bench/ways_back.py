@@ -1,4 +1,4 @@
-"""The sections on restarts, resyncs and outages."""
+"""The sections on restarts, resyncs, outages and planned switches."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ OUTAGE = """## (p) An outage
 Resident memory while the link is cut and the guest writes 4 KiB at random places, {iops} a second, with a backlog of
 {backlog_mib} MiB: of a group whose policy is `async after 5s`, which goes on and keeps in its map what it owes, and of
 one that waits."""
+
+SWITCHOVER = """## (q) A planned switch
+
+`tidelock switchover`, and `tidelock-backup recover` as soon as it has ended: for how long a disk is not written to,
+from the last write that was completed at one site to the first at the other, and for how long clients of a row store on
+another disk get no answer, from the last to the first that was asked for afterwards. Each of {turns} turns on sites of
+its own; medians, and the middle half of the turns. The guests are cut off, not shut down. At idle one connection writes
+4 KiB every 2 ms, under load four write without a rest; the client asks every 5 ms."""
+
+SWITCHOVER_PARTS = """What the clients' pause is made of, medians in ms: the command itself (its start, its questions,
+its looks), what the backup does not have yet, record and gate, the lease, the recovery, and then routes, the row
+store's start and its first answer. The disk can be written to as soon as the recovery offers it."""
 
 
 def write_comeback(_directory: Path, result: dict) -> list[str]:
@@ -53,6 +65,27 @@ def write_outage(_directory: Path, result: dict) -> list[str]:
             cells = " | ".join(f"{found[f'{when}_mib'][process]:g}" for when in ("first", "half", "end", "after"))
             lines.append(f"| {name} | {found['seconds']:g} | `{process}` | {cells} |")
     return [*lines, ""]
+
+
+def write_switchover(_directory: Path, result: dict) -> list[str]:
+    """Part (q)."""
+    lines = [*SWITCHOVER.format(**result).splitlines(), "", "| RTT ms | | the disk waits, ms | clients wait, ms |"]
+    lines += ["|---|---|---|---|"]
+    for row in result["rows"]:
+        waited = " | ".join(_half(row["waited_ms"][who]) for who in ("guest", "clients"))
+        lines.append(f"| {row['rtt_ms']:g} | {row['load']} | {waited} |")
+    names = {"asked": "command", "drained": "drained", "shut": "record, gate shut", "given_up": "lease given up"}
+    names |= {"recovered": "recovered", "served": "clients served"}
+    lines += ["", *SWITCHOVER_PARTS.splitlines(), "", "| RTT ms | | " + " | ".join(names.values()) + " |"]
+    lines += ["|---|---|" + "---|" * len(names)]
+    for row in result["rows"]:
+        parts = " | ".join(f"{row['parts_ms'][name]['median']:,.0f}" for name in names)
+        lines.append(f"| {row['rtt_ms']:g} | {row['load']} | {parts} |")
+    return [*lines, ""]
+
+
+def _half(half: dict) -> str:
+    return f"{half['median']:,.0f} ({half['low']:,.0f} to {half['high']:,.0f})"
 
 
 def _spread(spread: dict, digits: int) -> str:

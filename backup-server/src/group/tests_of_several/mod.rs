@@ -10,6 +10,7 @@ mod past;
 mod policies;
 mod resyncs;
 mod shapes;
+mod switches;
 
 use super::*;
 use crate::storage::memory::{Faults, Memory};

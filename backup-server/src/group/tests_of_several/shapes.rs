@@ -20,7 +20,7 @@ fn members_without_disks_hear_c_hold_the_grace_and_are_fenced() {
     group.beacon(at_ms(20_000), web, MonoNanos(7));
     assert_eq!(told(&group.take_outputs(), web), [Message::Lease { sent_at: MonoNanos(7) }]);
     let early = group.recover(at_ms(20_001), false).unwrap_err();
-    assert!(matches!(early, RecoverError::Grace { remaining_ms } if remaining_ms > 14_000));
+    assert!(matches!(early, RecoverError::Grace { remaining_ms, .. } if remaining_ms > 14_000));
     let recovery = group.recover(at_ms(35_001), false).unwrap();
     assert_eq!(recovery.followers, ["web"]);
     assert_eq!(refused(&told(&group.take_outputs(), web)).unwrap().0, RefusalKind::Fenced);
