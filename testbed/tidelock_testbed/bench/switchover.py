@@ -87,6 +87,7 @@ class Writer(threading.Thread):
                 time.sleep(TRY_S)
                 continue
             try:
+                connection.read(0, BLOCK)
                 while not self._ended.is_set():
                     connection.write(BLOCK * self._chance.randrange((LOAD_MIB << 20) // BLOCK), data)
                     self.completed[place].append(time.monotonic())
