@@ -72,7 +72,7 @@ fn main() -> anyhow::Result<()> {
         copy_bounds: Bounds { window_bytes: 16 << 20, rate_bytes_per_s: 0 },
         switched_over: false,
         resume: Some(Resume { epoch: Epoch(1), seq: Seq(0), hlc: Hlc(0) }),
-        serves_unreached: false,
+        serves_unreached_after: None,
         several: None,
         hlc_floor: Hlc(0),
         max_clock_lead: std::time::Duration::from_secs(1),

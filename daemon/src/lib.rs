@@ -1,6 +1,7 @@
 //! The host daemon: taps, sequencer, local disk, link, control API and the `tidelock` CLI.
 
 pub mod activity;
+pub mod adoption;
 pub mod backlog;
 pub mod ceiling;
 pub mod cli;

@@ -428,7 +428,7 @@ fn encode_tagging(
 mod tests {
     use super::*;
     use crate::control::{
-        BookmarkState, BookmarkWish, Bookmarking, ControlError, ModeChange, SwitchState,
+        Adopting, BookmarkState, BookmarkWish, Bookmarking, ControlError, ModeChange, SwitchState,
         SwitchWish, Switching, VerifyBegun, VerifyWish,
     };
     use crate::status::example::status;
@@ -521,6 +521,14 @@ mod tests {
 
         fn switched(&self, _: &str) -> Result<SwitchState, ControlError> {
             unreachable!("metrics hand nothing over")
+        }
+
+        fn adopt(&self, _: &str) -> Result<Adopting, ControlError> {
+            unreachable!("metrics adopt nothing")
+        }
+
+        fn adopted(&self, _: &str) -> Result<(), ControlError> {
+            unreachable!("metrics adopt nothing")
         }
 
         fn stop(&self) -> Result<(), ControlError> {

@@ -107,6 +107,9 @@ pub struct GroupStatus {
     /// epoch.
     #[serde(default)]
     pub switched_over_unix_ms: Option<u64>,
+    /// The guest's disks are elsewhere still, and nothing goes to the backup before `tidelock adopt`.
+    #[serde(default)]
+    pub awaits_adoption: bool,
     /// The epoch granted by the backup; 0 before the first.
     pub epoch: Epoch,
     /// What lets the gate be open.

@@ -4,6 +4,7 @@
 //! is wrong; 3 no daemon answers; 4 (`status --check` only) some group is not protected; 5 (`verify` only)
 //! the sites differ, or could not be compared.
 
+pub mod adopt;
 pub mod bookmark;
 pub mod confirm;
 pub mod human;
@@ -168,6 +169,23 @@ pub enum Command {
         #[command(flatten)]
         options: switchover::Options,
     },
+    /// Bring the disks of a guest that runs elsewhere to this daemon, while it runs on
+    ///
+    /// For the way back: after `tidelock-backup recover` the guest writes to the backup site's exports. First, with the
+    /// daemon stopped, --prepare: it makes blank disks of the right sizes. Then start the daemon, and give the command
+    /// again: QEMU copies the disks while the guest runs, and moves the guest over. Until then nothing goes to the backup,
+    /// clients are answered, and the group is `unprotected`; from then on it begins, by comparing.
+    #[command(after_help = EXIT_CODES)]
+    Adopt {
+        /// Where the daemon is
+        #[command(flatten)]
+        daemon: Daemon,
+        /// The group
+        group: String,
+        /// How
+        #[command(flatten)]
+        options: adopt::Options,
+    },
     /// Take away the packet-filter rules that a daemon has left of a group whose guests are gone
     ///
     /// A daemon that was fenced, or that has ended without the backup having everything, leaves its rules: nothing that
@@ -261,6 +279,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Switchover { daemon, group, options } => {
             print(&switchover::run(&daemon.socket, &group, &options)?)?;
+        }
+        Command::Adopt { daemon, group, options } => {
+            print(&adopt::run(&daemon.socket, &group, &options)?)?;
         }
         Command::RemoveRules { config, group, yes } => {
             print(&remove_rules::run(&config, &group, yes)?)?;

@@ -1,8 +1,8 @@
 //! The client's side of the control API: blocking, for command lines.
 
 use super::{
-    ANSWER_MAX_BYTES, Answer, BookmarkState, BookmarkWish, ControlError, ModeChange, Request,
-    SwitchState, SwitchWish, VerifyBegun, VerifyWish,
+    ANSWER_MAX_BYTES, AdoptedDisk, Answer, BookmarkState, BookmarkWish, ControlError, ModeChange,
+    Request, SwitchState, SwitchWish, VerifyBegun, VerifyWish,
 };
 use crate::status::{SCHEMA, Status};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -132,6 +132,22 @@ impl Client {
         }
     }
 
+    /// The disks that a group waits for, which are elsewhere still.
+    pub fn adopt(&mut self, group: &str) -> Result<Vec<AdoptedDisk>, ClientError> {
+        match self.ask(&Request::Adopt { group: group.to_owned() })? {
+            Answer::Adopting(adopting) => Ok(adopting.disks),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// They are here: the group begins.
+    pub fn adopted(&mut self, group: &str) -> Result<(), ClientError> {
+        match self.ask(&Request::Adopted { group: group.to_owned() })? {
+            Answer::Adopted {} => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Begins a clean stop.
     pub fn stop(&mut self) -> Result<(), ClientError> {
         match self.ask(&Request::Stop)? {
@@ -167,6 +183,7 @@ fn unexpected(answer: &Answer) -> ClientError {
         Answer::Bookmark(_) => "bookmark",
         Answer::Stopping {} => "stopping",
         Answer::Switching(_) | Answer::Switchover(_) => "switchover",
+        Answer::Adopting(_) | Answer::Adopted {} => "adoption",
         Answer::Error(_) => "error",
     };
     ClientError::Strange(format!("unexpected {kind}"))

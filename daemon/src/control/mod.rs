@@ -18,6 +18,10 @@
 //! ← {"switching":{"connections":0}}
 //! → {"command":"switched","group":"shop"}
 //! ← {"switchover":{"state":"draining"}}                  (or "giving-up", "over" with what it took, "before")
+//! → {"command":"adopt","group":"shop"}
+//! ← {"adopting":{"disks":[{"member":"db","disk":"root","size_bytes":...,"socket":"..."}]}}
+//! → {"command":"adopted","group":"shop"}
+//! ← {"adopted":{}}
 //! → {"command":"stop"}
 //! ← {"stopping":{}}
 //! ← {"error":{"kind":"unknown-group","message":"..."}}      (to anything that fails)
@@ -39,6 +43,7 @@ mod tests;
 use crate::status::Status;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 use tidelock_protocol::message::Mode;
 
@@ -70,6 +75,10 @@ pub trait ControlTarget: Send + Sync + 'static {
     fn switchover(&self, group: &str, wish: SwitchWish) -> Result<Switching, ControlError>;
     /// How far that is.
     fn switched(&self, group: &str) -> Result<SwitchState, ControlError>;
+    /// The disks that a group waits for, which are elsewhere still.
+    fn adopt(&self, group: &str) -> Result<Adopting, ControlError>;
+    /// They are here: the group begins.
+    fn adopted(&self, group: &str) -> Result<(), ControlError>;
     /// Begins a clean stop, as SIGTERM does.
     fn stop(&self) -> Result<(), ControlError>;
 }
@@ -143,6 +152,16 @@ pub enum Request {
         /// The group.
         group: String,
     },
+    /// Which disks the group waits for, that are elsewhere still.
+    Adopt {
+        /// The group.
+        group: String,
+    },
+    /// They are here, all of them: the group begins.
+    Adopted {
+        /// The group.
+        group: String,
+    },
     /// Stop cleanly.
     Stop,
 }
@@ -208,6 +227,26 @@ pub enum SwitchState {
     },
     /// The same, by a run of the daemon before this one.
     Before,
+}
+
+/// What a group waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopting {
+    /// Its disks, in the order of the configuration.
+    pub disks: Vec<AdoptedDisk>,
+}
+
+/// A disk that is to be brought here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdoptedDisk {
+    /// Whose.
+    pub member: String,
+    /// Its name, also of the export.
+    pub disk: String,
+    /// Its size here.
+    pub size_bytes: u64,
+    /// Where it is served.
+    pub socket: PathBuf,
 }
 
 /// Which verification is wanted.
@@ -279,6 +318,10 @@ pub enum Answer {
     Switching(Switching),
     /// To [`Request::Switched`].
     Switchover(SwitchState),
+    /// To [`Request::Adopt`].
+    Adopting(Adopting),
+    /// To [`Request::Adopted`].
+    Adopted {},
     /// To [`Request::Stop`]: the stop has begun.
     Stopping {},
     /// To anything that could not be done.

@@ -159,6 +159,14 @@ fn perform(request: Request, target: &dyn ControlTarget) -> Answer {
             Ok(state) => Answer::Switchover(state),
             Err(error) => Answer::Error(error),
         },
+        Request::Adopt { group } => match target.adopt(&group) {
+            Ok(disks) => Answer::Adopting(disks),
+            Err(error) => Answer::Error(error),
+        },
+        Request::Adopted { group } => match target.adopted(&group) {
+            Ok(()) => Answer::Adopted {},
+            Err(error) => Answer::Error(error),
+        },
         Request::Stop => match target.stop() {
             Ok(()) => Answer::Stopping {},
             Err(error) => Answer::Error(error),

@@ -63,6 +63,19 @@ impl ControlTarget for Fake {
         })
     }
 
+    fn adopt(&self, group: &str) -> Result<Adopting, ControlError> {
+        if group != "shop" {
+            return Err(ControlError::new(ControlErrorKind::Refused, "its disks are here already"));
+        }
+        let (member, disk) = ("db".to_owned(), "root".to_owned());
+        let disks = vec![AdoptedDisk { member, disk, size_bytes: 7, socket: "/s".into() }];
+        Ok(Adopting { disks })
+    }
+
+    fn adopted(&self, group: &str) -> Result<(), ControlError> {
+        self.adopt(group).map(drop)
+    }
+
     fn stop(&self) -> Result<(), ControlError> {
         self.stopping.store(true, Ordering::SeqCst);
         Ok(())
@@ -237,4 +250,14 @@ fn a_switch_is_asked_for_and_followed() {
     assert!(matches!(refused, ClientError::Refused(_)), "{refused}");
     let over = fixture.client().switched("shop").unwrap();
     assert!(matches!(over, SwitchState::Over { drained_ms: 1, .. }), "{over:?}");
+}
+
+#[test]
+fn the_disks_that_are_to_be_adopted_are_told() {
+    let fixture = Fixture::new();
+    let disks = fixture.client().adopt("shop").unwrap();
+    assert_eq!((disks[0].disk.as_str(), disks[0].size_bytes), ("root", 7));
+    fixture.client().adopted("shop").unwrap();
+    let error = fixture.client().adopted("other").unwrap_err();
+    assert!(matches!(error, ClientError::Refused(_)), "{error}");
 }

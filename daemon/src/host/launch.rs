@@ -16,6 +16,7 @@ use crate::heartbeat::Pulse;
 use crate::link::GateControl;
 use crate::link::member::{Member as LinkMember, MemberParts, Presence};
 use crate::link::port::{OwnerPort, ToLink};
+use crate::owner::contact;
 use crate::owner::{DiskSetup, Owner, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
 use crate::sequencer::Settings;
 use crate::state::{MemberState, Opened, StateError};
@@ -50,13 +51,15 @@ pub(super) struct Launch<'a> {
     pub(super) failed: watch::Sender<Option<Arc<HostError>>>,
     /// A run before has handed the group to the backup site.
     pub(super) switched_over: bool,
+    /// The guest's disks are elsewhere still.
+    pub(super) awaits_adoption: bool,
 }
 
 impl Launch<'_> {
     pub(super) fn writer(self) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
         let Launch { config, group, member, channel, gate, pending, link, ceiling_wanted, .. } =
             self;
-        let Launch { failed, switched_over, .. } = self;
+        let Launch { failed, switched_over, awaits_adoption, .. } = self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
         let backlog_identity = identity(group, member, &disks);
@@ -145,7 +148,8 @@ impl Launch<'_> {
             switched_over,
             resume: opened.resume,
             // What it was fenced for may be at the backup still.
-            serves_unreached: group.before_first_contact.serves() && !opened.fenced,
+            serves_unreached_after: serves_unreached_after(group, awaits_adoption)
+                .filter(|_| !opened.fenced),
             several: is_one_of_several(group)
                 .then_some(Several { form: group.form, idle_interval: group.idle_interval }),
             hlc_floor: opened.hlc_floor,
@@ -167,7 +171,7 @@ impl Launch<'_> {
             false => Presence::Alone,
             true => Presence::Writer { form: group.form, peers: group.peers() },
         };
-        let link_member = LinkMember::new(MemberParts {
+        let mut link_member = LinkMember::new(MemberParts {
             presence,
             policy: policy_of(config, group),
             says_unreached: (group.before_first_contact.serves() || opened.serves_unreached_kept)
@@ -183,6 +187,9 @@ impl Launch<'_> {
             on_disk: backlog.links,
             left: backlog.left,
         });
+        if awaits_adoption {
+            link_member.await_adoption();
+        }
         let sockets = member.disks.iter().map(|d| d.socket.value.clone()).collect();
         let thread = Some(thread);
         let writer = Writer {
@@ -198,6 +205,16 @@ impl Launch<'_> {
             disk_sizes_bytes,
         };
         Ok((writer, link_member))
+    }
+}
+
+/// After how long guests are served without the backup, if they are.
+fn serves_unreached_after(group: &Group, awaits_adoption: bool) -> Option<Duration> {
+    match (group.before_first_contact.serves(), awaits_adoption && !is_one_of_several(group)) {
+        // It is not looked for, and clients of the guest are answered elsewhere at this moment.
+        (_, true) => Some(Duration::ZERO),
+        (true, false) => Some(contact::PATIENCE),
+        (false, false) => None,
     }
 }
 

@@ -6,6 +6,7 @@
 //! (link → gate), records (owner → link), acknowledgements (link → owner).
 
 mod activity_file;
+mod adopting;
 mod backlog_files;
 mod beating;
 mod bookmarking;
@@ -22,8 +23,8 @@ mod verifying;
 use crate::clock;
 use crate::config::{Config, Group, Member, Security};
 use crate::control::{
-    BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlErrorKind, ControlTarget,
-    ModeChange, SwitchState, SwitchWish, Switching, VerifyBegun, VerifyWish,
+    Adopting, BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlErrorKind,
+    ControlTarget, ModeChange, SwitchState, SwitchWish, Switching, VerifyBegun, VerifyWish,
 };
 use crate::heartbeat::Pulse;
 use crate::link::connection::Hello;
@@ -157,6 +158,7 @@ struct HostGroup {
     history: snapshot::GroupHistory,
     bookmarks: bookmarking::Bookmarks,
     switching: switching::Switching,
+    adopting: adopting::Adopting,
     gate: Option<GateHandle>,
     members: Vec<HostMember>,
 }
@@ -197,6 +199,7 @@ impl Host {
             let gate_handle = gate.as_ref().and_then(|gate| gate.handle(group.name.as_str()));
             let switching = switching::Switching::open(&config, group);
             let switched_over = switching.over_since_unix_ms().is_some();
+            let adopting = adopting::Adopting::open(&config, group);
             let mut members = Vec::new();
             for member in &group.members {
                 let channel = Channel(link_members.len() as u16 + 1);
@@ -215,8 +218,11 @@ impl Host {
                 let mut follower = None;
                 let writer = match id {
                     None => {
-                        let (stats, link_member) =
+                        let (stats, mut link_member) =
                             follow(&config, group, member, channel, control, switched_over)?;
+                        if adopting.waits() {
+                            link_member.await_adoption();
+                        }
                         link_members.push(link_member);
                         follower = Some(stats);
                         None
@@ -233,6 +239,7 @@ impl Host {
                             ceiling_wanted: ceiling_wanted.clone(),
                             failed: failed.clone(),
                             switched_over,
+                            awaits_adoption: adopting.waits(),
                         };
                         let (writer, link_member) = launch.writer()?;
                         link_members.push(link_member);
@@ -253,6 +260,7 @@ impl Host {
                 history: snapshot::GroupHistory::default(),
                 bookmarks: bookmarking::Bookmarks::default(),
                 switching,
+                adopting,
                 gate: gate_handle,
                 members,
                 config: group.clone(),
@@ -358,6 +366,14 @@ impl ControlTarget for Host {
 
     fn switched(&self, group: &str) -> Result<SwitchState, ControlError> {
         Host::switched(self, self.group(group)?)
+    }
+
+    fn adopt(&self, group: &str) -> Result<Adopting, ControlError> {
+        Host::adopt(self, self.group(group)?)
+    }
+
+    fn adopted(&self, group: &str) -> Result<(), ControlError> {
+        Host::adopted(self, self.group(group)?)
     }
 
     fn stop(&self) -> Result<(), ControlError> {

@@ -172,6 +172,7 @@ impl Host {
             when_unreachable: group.config.when_unreachable.to_string(),
             degraded_since_unix_ms: since_unix_ms,
             switched_over_unix_ms: group.switching.over_since_unix_ms(),
+            awaits_adoption: group.adopting.waits(),
             epoch: epoch.max().unwrap_or_default(),
             lease: LeaseStatus {
                 held: left_ms > 0 && state != GroupState::Fenced,
@@ -298,6 +299,13 @@ impl HostMember {
 fn policy_detail(group: &HostGroup) -> Option<String> {
     let policy = group.config.when_unreachable;
     let mut links = group.members.iter().filter_map(HostMember::link_stats);
+    if group.adopting.waits() {
+        let name = group.config.name.as_str();
+        return Some(format!(
+            "the guest's disks are elsewhere still: `tidelock adopt {name}` brings them here; until then nothing goes to \
+             the backup, and replies leave"
+        ));
+    }
     if let Some(text) = unreached_detail(group) {
         return Some(text);
     }

@@ -61,6 +61,14 @@ pub async fn run<T>(
     let mut pause = PAUSE_FIRST;
     let mut last = None;
     loop {
+        if !members.is_empty() && members.iter().all(Member::awaits_adoption) {
+            let reason = "no group begins before `tidelock adopt`".to_owned();
+            state.send_replace(LinkState::Down { reason, retry_at: None });
+            if !wait(PAUSE_FIRST, &mut members, &mut inbox).await {
+                return Ok(());
+            }
+            continue;
+        }
         let began = std::time::Instant::now();
         state.send_replace(LinkState::Connecting { after: last.clone() });
         let error = match once(&endpoint, &mut members, &mut inbox, &state).await {

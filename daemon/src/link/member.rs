@@ -138,6 +138,10 @@ pub struct Member<T> {
     agreement: Option<Arc<Agreement>>,
     /// The version of the protocol that this connection speaks.
     protocol: u16,
+    /// The group's disks are elsewhere still: nothing is said to the backup.
+    awaits_adoption: bool,
+    /// A connection is up.
+    is_connected: bool,
     /// The run that the backup knew before this attachment.
     last_attached: Option<Incarnation>,
     /// Guests are served without records.
@@ -245,6 +249,8 @@ impl<T> Member<T> {
             is_ready: false,
             agreement: None,
             protocol: 0,
+            awaits_adoption: false,
+            is_connected: false,
             last_attached: None,
             stands: false,
             wants_compare: false,
@@ -253,6 +259,23 @@ impl<T> Member<T> {
         };
         member.publish_stats();
         member
+    }
+
+    /// The group's disks are elsewhere still: the member is not attached before [`ToLink::Adopted`].
+    pub fn await_adoption(&mut self) {
+        self.awaits_adoption = true;
+    }
+
+    /// Whether it is not to be attached yet.
+    #[must_use]
+    pub fn awaits_adoption(&self) -> bool {
+        self.awaits_adoption
+    }
+
+    fn adopted(&mut self, out: &mut BytesMut) {
+        if std::mem::take(&mut self.awaits_adoption) && self.is_connected {
+            self.connected(self.protocol, out);
+        }
     }
 
     /// From the owner loop.
@@ -314,6 +337,7 @@ impl<T> Member<T> {
                 // If it is not attached, it says so when it is.
                 self.give_up_lease(out);
             }
+            ToLink::Adopted => self.adopted(out),
             ToLink::Detach => self.control(Message::Detach, out),
             ToLink::ServeUnrecorded => {
                 self.wants_unrecorded = true;
@@ -375,8 +399,9 @@ impl<T> Member<T> {
     /// the backup has refused for good.
     pub fn connected(&mut self, protocol: u16, out: &mut BytesMut) {
         self.protocol = protocol;
+        self.is_connected = true;
         self.stats.set_protocol(protocol);
-        if self.refusal_is_final {
+        if self.refusal_is_final || self.awaits_adoption {
             return;
         }
         self.phase = Phase::Attaching;
@@ -477,6 +502,7 @@ impl<T> Member<T> {
         }
         self.phase = Phase::Detached;
         self.says_differs = false;
+        self.is_connected = false;
         self.is_stalled = false;
         self.stats.set_stalled(None);
         self.publish_stats();

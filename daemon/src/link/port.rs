@@ -57,6 +57,8 @@ pub enum ToLink {
     /// The backup has all of the stream: it is to be told that the disks differ by more, so that what is recorded next
     /// counts with a comparison as a whole.
     AskToCompare,
+    /// The group's disks are here: the member may be attached.
+    Adopted,
     /// The gate is shut for good in this epoch: the lease is given up, on this connection and on all that follow.
     GiveUpLease(Option<LeaseGivenUp>),
     /// All that this member has is at the backup, and its lease is given up as soon as all other hosts are so far. Or it

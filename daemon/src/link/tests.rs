@@ -902,3 +902,35 @@ fn what_has_no_record_is_behind_the_next_one() {
     b.admit(5..=6);
     assert_eq!(reaches(&mut b), [Seq(6)]);
 }
+
+/// While the guest's disks are elsewhere the backup hears nothing, on whatever connection; guests may be served.
+#[test]
+fn a_member_that_awaits_its_adoption_is_not_attached() {
+    let adopt = |b: &mut Bench| {
+        let mut out = BytesMut::new();
+        b.member.hear_owner(ToLink::Adopted, &mut out);
+        out
+    };
+    let mut b = bench(LastRun::Unknown);
+    b.member.await_adoption();
+    b.member.hear_owner(ToLink::ServeUnrecorded, &mut BytesMut::new());
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::MayServeUnrecorded)));
+    for _ in 0..2 {
+        let mut out = BytesMut::new();
+        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.beacon(NOW, &mut out);
+        assert!(!b.member.fill(&mut out, 1 << 20).unwrap() && out.is_empty());
+        b.member.disconnected();
+    }
+    b.member.connected(PROTOCOL.1, &mut BytesMut::new());
+    assert!(!adopt(&mut b).is_empty(), "it asks to be attached at once");
+    assert!(adopt(&mut b).is_empty(), "and once");
+    b.member.receive(attached(0, 0, CopyState::Partial), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
+
+    // Or with the next connection.
+    let mut b = bench(LastRun::Unknown);
+    b.member.await_adoption();
+    assert!(adopt(&mut b).is_empty() && !b.member.awaits_adoption());
+    assert_eq!(b.connect(), LastRun::Unclean);
+}

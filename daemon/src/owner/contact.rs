@@ -3,7 +3,7 @@
 //! ```text
 //!                 attached: the stream begins, or goes on after a clean stop
 //!  waiting ─────────────────────────────────────────────────────────────────────► recording
-//!     │ the backup was not reached for [`PATIENCE`],                                  ▲
+//!     │ the backup was not reached for so long,                                       ▲
 //!     │ and the link will not say that the last run ended cleanly                     │ attached: what the
 //!     └───────────────────────────────► serving, not recorded ────────────────────────┘ map has is compared
 //! ```
@@ -33,16 +33,16 @@ pub(super) struct Contact {
 }
 
 impl Contact {
-    /// `serves_unreached`: guests do not wait for the backup for ever.
+    /// `serve_after`: guests do not wait for the backup longer than this.
     pub(super) fn new(
         sequencer: &mut Sequencer,
         resume: Option<Resume>,
-        serves_unreached: bool,
+        serve_after: Option<Duration>,
         now: MonoNanos,
         wall_ms: u64,
     ) -> Self {
-        if serves_unreached {
-            let serve_from = Some(now.plus_ms(PATIENCE.as_millis() as u64));
+        if let Some(after) = serve_after {
+            let serve_from = Some(now.plus_ms(after.as_millis() as u64));
             return Self { resume, serve_from };
         }
         if let Some(Resume { epoch, seq, hlc }) = resume {

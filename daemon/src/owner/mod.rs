@@ -193,8 +193,8 @@ pub struct OwnerParts {
     pub switched_over: bool,
     /// Where to go on without asking the backup.
     pub resume: Option<Resume>,
-    /// Guests are served also if the backup is not reached ([`contact`]).
-    pub serves_unreached: bool,
+    /// Guests are served also if the backup is not reached for so long ([`contact`]).
+    pub serves_unreached_after: Option<Duration>,
     /// If the group has other members.
     pub several: Option<Several>,
     /// No time that this run gives out is below.
@@ -288,14 +288,15 @@ impl Owner {
         sequencer.observe(parts.hlc_floor);
         let has_what_tags_say = parts.several.is_none() || parts.resume.is_some();
         let serving = !parts.switched_over && has_what_tags_say;
-        let serves_unreached = !parts.switched_over && parts.serves_unreached;
-        let serves_unreached = serves_unreached && parts.goes_on.is_none();
+        let may_serve = !parts.switched_over && parts.goes_on.is_none();
+        let serves_unreached_after = parts.serves_unreached_after.filter(|_| may_serve);
         if let Some(goes_on) = &parts.goes_on {
             goes_on.start(&mut sequencer, now, wall_ms);
         }
-        let contact = Contact::new(&mut sequencer, parts.resume, serves_unreached, now, wall_ms);
+        let contact =
+            Contact::new(&mut sequencer, parts.resume, serves_unreached_after, now, wall_ms);
         let mut logging = Logging::new(parts.activity, parts.log_file);
-        if serves_unreached {
+        if serves_unreached_after.is_some() {
             logging.activity.begin_unrecorded();
         }
         Ok(Self {

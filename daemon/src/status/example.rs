@@ -85,6 +85,7 @@ pub(crate) fn status() -> Status {
         when_unreachable: "hold".into(),
         degraded_since_unix_ms: None,
         switched_over_unix_ms: None,
+        awaits_adoption: false,
         epoch: Epoch(1),
         lease: LeaseStatus { held: true, left_ms: 8_100, period_ms: 10_000, grace_ms: 15_000 },
         members: vec![MemberStatus {

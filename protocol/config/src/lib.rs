@@ -40,5 +40,5 @@ pub use diagnostic::{Diagnostic, Diagnostics, Located, Place};
 pub use document::read;
 pub use section::Section;
 pub use types::{HostPort, Name};
-pub use units::{Rate, Size, duration_argument, format_duration};
+pub use units::{Rate, Size, duration_argument, format_duration, rate_argument};
 pub use value::{FromToml, Value, Wrong};

@@ -185,6 +185,12 @@ impl FromToml for Rate {
     }
 }
 
+/// A rate of a command line, written as in a configuration file.
+pub fn rate_argument(text: &str) -> Result<Rate, String> {
+    let written = Rate::from_toml(&Value::String(text));
+    written.map_err(|wrong| format!("{}: write one as 50MiB/s or 400Mbit/s", wrong.what))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,6 +241,8 @@ mod tests {
         assert_eq!(rate("400Mbit/s"), Ok(50_000_000));
         assert!(rate("50MiB").is_err());
         assert!(rate("50").is_err());
+        assert_eq!(rate_argument("2MiB/s").unwrap().bytes_per_s, 2 << 20);
+        assert!(rate_argument("2").unwrap_err().contains("50MiB/s"));
     }
 
     #[test]

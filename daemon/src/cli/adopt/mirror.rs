@@ -1,0 +1,198 @@
+//! The copies that QEMU makes of a guest's disks while it runs.
+//!
+//! Each is a `blockdev-mirror` with the copy mode `write-blocking`: what the guest writes meanwhile is in both places before the
+//! guest hears that it is written. So a copy that is ready stays ready, whatever the guest writes, and the guest can be
+//! moved over at any moment from then on.
+
+use super::qmp::{self, Job, Qmp, QmpError};
+use super::{Options, source_of};
+use crate::control::AdoptedDisk;
+use anyhow::bail;
+use serde_json::json;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A copy that was cancelled, or is told to move the guest, has ended by then.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// For so long the guest's requests wait for a daemon that is restarted.
+const RECONNECT_S: u64 = 3600;
+
+/// How the copies stand together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// Nothing is left to copy, and what the guest writes goes to both places.
+    pub(super) is_ready: bool,
+    /// Bytes.
+    pub(super) done_bytes: u64,
+    /// Of so many.
+    pub(super) total_bytes: u64,
+}
+
+/// Where one disk is in QEMU.
+#[derive(Debug)]
+struct Copy {
+    what: String,
+    job: String,
+    target: String,
+    /// The node that the guest has had, if it is known.
+    source: Option<String>,
+}
+
+/// The copies of a guest's disks.
+#[derive(Debug)]
+pub(super) struct Mirror<'a> {
+    qmp: &'a mut Qmp,
+    copies: Vec<Copy>,
+}
+
+impl<'a> Mirror<'a> {
+    pub(super) fn new(qmp: &'a mut Qmp) -> Self {
+        Self { qmp, copies: Vec::new() }
+    }
+
+    /// Begins the copy of a disk, or goes on with one that was begun before. One that is here already is left as it is.
+    pub(super) fn begin(
+        &mut self,
+        number: usize,
+        disk: &AdoptedDisk,
+        options: &Options,
+    ) -> anyhow::Result<()> {
+        // Names of nodes have 31 bytes at most, those of disks more.
+        let (job, target) = (format!("tidelock-adopt-{number}"), format!("tidelock-disk-{number}"));
+        let what = format!("{}.{}", disk.member, disk.disk);
+        let copy = Copy { what, job, target, source: None };
+        let nodes = qmp::nodes(self.qmp)?;
+        let source = source_of(&nodes, &disk.member, &disk.disk, &options.disks);
+        if let Some(under_way) = find_job(self.qmp, &copy.job)? {
+            if under_way.status != "concluded" {
+                let source = source.ok().map(|node| node.name.clone());
+                self.copies.push(Copy { source, ..copy });
+                return Ok(());
+            }
+            self.qmp.ask("job-dismiss", json!({ "id": copy.job }))?;
+        }
+        if nodes.iter().any(|node| node.name == copy.target) && !self.remove_unused(&copy.target)? {
+            return Ok(());
+        }
+        let source = source?;
+        if source.size_bytes != disk.size_bytes {
+            bail!(
+                "{}: the guest's disk has {} bytes, the one here {}: stop the daemon, remove it, and begin with --prepare",
+                copy.what,
+                source.size_bytes,
+                disk.size_bytes
+            );
+        }
+        let node = json!({
+            "driver": "nbd", "node-name": copy.target, "export": disk.disk, "reconnect-delay": RECONNECT_S,
+            "server": { "type": "unix", "path": disk.socket }, "discard": "unmap", "cache": { "direct": true },
+        });
+        self.qmp.ask("blockdev-add", node)?;
+        let job = json!({
+            "job-id": copy.job, "device": source.name, "target": copy.target, "sync": "full",
+            "copy-mode": "write-blocking", "auto-dismiss": false,
+            "speed": options.rate.map_or(0, |rate| rate.bytes_per_s),
+        });
+        let begun = self.qmp.ask("blockdev-mirror", job);
+        if begun.is_err() {
+            self.remove_unused(&copy.target)?;
+        }
+        begun?;
+        self.copies.push(Copy { source: Some(source.name.clone()), ..copy });
+        Ok(())
+    }
+
+    /// How they stand. One that has ended is an error.
+    pub(super) fn look(&mut self) -> anyhow::Result<Seen> {
+        let jobs = qmp::jobs(self.qmp)?;
+        let mut seen = Seen { is_ready: true, done_bytes: 0, total_bytes: 0 };
+        for copy in &self.copies {
+            let Some(job) = jobs.iter().find(|job| job.id == copy.job) else {
+                bail!("{}: somebody has ended its copy", copy.what);
+            };
+            if job.status == "concluded" {
+                bail!("{}: its copy has ended: {}", copy.what, reason(job));
+            }
+            seen.is_ready &= job.status == "ready";
+            seen.done_bytes += job.done_bytes;
+            seen.total_bytes += job.total_bytes;
+        }
+        Ok(seen)
+    }
+
+    /// The guest uses the copies from now on.
+    pub(super) fn move_guest(&mut self) -> anyhow::Result<()> {
+        for copy in &self.copies {
+            self.qmp.ask("job-complete", json!({ "id": copy.job }))?;
+        }
+        for copy in std::mem::take(&mut self.copies) {
+            let job = self.wait_concluded(&copy.job)?;
+            self.qmp.ask("job-dismiss", json!({ "id": copy.job }))?;
+            if let Some(error) = job.error {
+                bail!("{}: the guest was not moved: {error}", copy.what);
+            }
+            // What can be removed is nobody's disk.
+            if self.remove_unused(&copy.target)? {
+                bail!(
+                    "{}: the guest was not moved: its copy was ended by somebody else",
+                    copy.what
+                );
+            }
+            if let Some(source) = copy.source {
+                // It may be in use: then it goes with QEMU.
+                self.remove_unused(&source)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the copies. The guest goes on where it was, also if it waits for a daemon that is away.
+    pub(super) fn cancel(&mut self) -> Result<(), QmpError> {
+        for copy in &self.copies {
+            if find_job(self.qmp, &copy.job)?.is_some_and(|job| job.status != "concluded") {
+                // By force: requests that wait for the copy are not waited for.
+                self.qmp.ask("job-cancel", json!({ "id": copy.job }))?;
+            }
+        }
+        for copy in std::mem::take(&mut self.copies) {
+            if find_job(self.qmp, &copy.job)?.is_some() {
+                self.wait_concluded(&copy.job)?;
+                self.qmp.ask("job-dismiss", json!({ "id": copy.job }))?;
+            }
+            self.remove_unused(&copy.target)?;
+        }
+        Ok(())
+    }
+
+    fn wait_concluded(&mut self, id: &str) -> Result<Job, QmpError> {
+        let since = Instant::now();
+        loop {
+            match find_job(self.qmp, id)? {
+                Some(job) if job.status == "concluded" => return Ok(job),
+                Some(_) if since.elapsed() < ENDS_WITHIN => sleep(LOOK_EVERY),
+                _ => {
+                    let reason = format!("{id} does not end");
+                    return Err(QmpError::Refused { command: "the end of a copy", reason });
+                }
+            }
+        }
+    }
+
+    /// Removes a node that nothing uses. Returns whether it is gone.
+    fn remove_unused(&mut self, node: &str) -> Result<bool, QmpError> {
+        match self.qmp.ask("blockdev-del", json!({ "node-name": node })) {
+            Ok(_) => Ok(true),
+            Err(QmpError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn find_job(qmp: &mut Qmp, id: &str) -> Result<Option<Job>, QmpError> {
+    Ok(qmp::jobs(qmp)?.into_iter().find(|job| job.id == id))
+}
+
+fn reason(job: &Job) -> &str {
+    job.error.as_deref().unwrap_or("it was ended by somebody else")
+}

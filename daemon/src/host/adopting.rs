@@ -1,0 +1,90 @@
+//! A group whose disks are elsewhere still ([`crate::adoption`]), and the moment from which they are here.
+
+use super::{Host, HostGroup};
+use crate::adoption;
+use crate::config::{Config, Group};
+use crate::control::{AdoptedDisk, Adopting as Disks, ControlError, ControlErrorKind};
+use crate::link::port::ToLink;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether a group waits to be adopted.
+#[derive(Debug)]
+pub(super) struct Adopting {
+    path: PathBuf,
+    waits: AtomicBool,
+}
+
+fn refused(text: impl Into<String>) -> ControlError {
+    ControlError::new(ControlErrorKind::Refused, text)
+}
+
+impl Adopting {
+    /// Of this group. What cannot be read was written before its disks were here.
+    pub(super) fn open(config: &Config, group: &Group) -> Self {
+        let path = adoption::record_path(config, group);
+        let waits = adoption::is_on_record(&path).unwrap_or_else(|error| {
+            tracing::error!(
+                group = group.name.as_str(), path = %path.display(), %error,
+                "whether the group waits to be adopted cannot be read: it does"
+            );
+            true
+        });
+        if waits {
+            tracing::warn!(
+                group = group.name.as_str(),
+                "the group waits for `tidelock adopt`: nothing of it goes to the backup before"
+            );
+        }
+        Self { path, waits: waits.into() }
+    }
+
+    /// Whether its disks are elsewhere still.
+    pub(super) fn waits(&self) -> bool {
+        self.waits.load(Ordering::SeqCst)
+    }
+}
+
+impl Host {
+    /// The disks that are to be brought here.
+    pub(super) fn adopt(&self, group: &HostGroup) -> Result<Disks, ControlError> {
+        let name = group.config.name.as_str();
+        if !group.adopting.waits() {
+            return Err(refused(format!(
+                "the group does not wait to be adopted: its disks are here already. To adopt a guest, stop the daemon, \
+                 and begin with `tidelock adopt {name} --prepare`"
+            )));
+        }
+        let mut disks = Vec::new();
+        for member in &group.members {
+            let Some(writer) = &member.writer else { continue };
+            let of_member = member.config.disks.iter().zip(&writer.disk_sizes_bytes);
+            disks.extend(of_member.map(|(disk, size_bytes)| AdoptedDisk {
+                member: member.config.name.to_string(),
+                disk: disk.name.to_string(),
+                size_bytes: *size_bytes,
+                socket: disk.socket.value.clone(),
+            }));
+        }
+        Ok(Disks { disks })
+    }
+
+    /// The guest writes here from now on: the group begins.
+    pub(super) fn adopted(&self, group: &HostGroup) -> Result<(), ControlError> {
+        self.adopt(group)?;
+        let name = group.config.name.as_str();
+        // For good first: a run after this one begins, too.
+        adoption::remove_record(&group.adopting.path).map_err(|error| {
+            refused(format!("it cannot be put on record that the disks are here: {error}"))
+        })?;
+        group.adopting.waits.store(false, Ordering::SeqCst);
+        tracing::warn!(group = name, "adopted: the guest's disks are here, and the group begins");
+        if let Some(link) = &*self.link.lock().expect("no panic while held") {
+            for member in &group.members {
+                // A link that has ended tells nobody.
+                let _ = link.send((member.channel, ToLink::Adopted));
+            }
+        }
+        Ok(())
+    }
+}
