@@ -1,8 +1,8 @@
 //! `tidelock adopt`: brings the disks of a running guest to this daemon, and lets the group begin.
 //!
 //! ```text
-//!            QEMU copies, what the guest       all at once           told to the daemon
-//!  prepared ─ writes goes to both ──▶ ready ──────────────▶ moved ──────────────────────▶ begun
+//!            QEMU copies, also what            nothing is left       told to the daemon
+//!  prepared ─ the guest writes ─────▶ ready ──────────────▶ moved ──────────────────────▶ begun
 //!     ▲                                 │
 //!     └─────── cancelled, or failed ────┘ the guest goes on where it was, nothing has changed
 //! ```
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use tidelock_config::Rate;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// A daemon that is away for so long does not come back by itself, and the guest's writes wait for it.
+/// A daemon that is away for so long does not come back by itself.
 const DAEMON_AWAY_MAX: Duration = Duration::from_secs(10);
 
 /// Which guest, and what of it is to be done.
@@ -96,9 +96,14 @@ pub fn run(socket: &Path, group: &str, options: &Options) -> anyhow::Result<Stri
         });
     }
     let copied = began.elapsed();
-    mirror.move_guest().context(
-        "the group has not begun. The guest goes on, and nothing of it is lost: give the command again",
-    )?;
+    if let Err(why) = mirror.move_guest() {
+        let rest = mirror
+            .cancel()
+            .map_or_else(|error| format!(", and QEMU still copies ({error})"), |()| String::new());
+        return Err(why.context(format!(
+            "the group has not begun{rest}. The guest goes on, and nothing of it is lost: give the command again"
+        )));
+    }
     let moved = began.elapsed() - copied;
     begin(socket, group)?;
     if options.json {
@@ -160,7 +165,7 @@ fn words(group: &str, disks: &[AdoptedDisk], copied: Duration, moved: Duration) 
     text + "It is `unprotected` until the backup has been compared with all of it: tidelock status\n"
 }
 
-/// Copies every disk, until what the guest writes goes to both places and nothing else is left to copy.
+/// Copies every disk, until what is left is what the guest writes.
 fn copy_all(
     mirror: &mut Mirror<'_>,
     socket: &Path,

@@ -1,8 +1,11 @@
 //! The copies that QEMU makes of a guest's disks while it runs.
 //!
-//! Each is a `blockdev-mirror` with the copy mode `write-blocking`: what the guest writes meanwhile is in both places before the
-//! guest hears that it is written. So a copy that is ready stays ready, whatever the guest writes, and the guest can be
-//! moved over at any moment from then on.
+//! Each is a `blockdev-mirror` with the copy mode `background`: what the guest writes meanwhile is noted, and copied again. No
+//! request of the guest waits for this daemon before the guest is moved over, so a daemon that dies or hangs in the middle
+//! is nothing to it. With `write-blocking` it would be, and more: as seen with QEMU 7.2, and as `mirror_run` is written, a
+//! copy of that kind which fails or is cancelled while the guest writes uses memory that is freed, and takes QEMU along.
+//!
+//! QEMU moves the guest over when nothing is left to copy, with the guest's requests held for that moment.
 
 use super::qmp::{self, Job, Qmp, QmpError};
 use super::{Options, source_of};
@@ -21,7 +24,7 @@ const RECONNECT_S: u64 = 3600;
 /// How the copies stand together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// Nothing is left to copy, and what the guest writes goes to both places.
+    /// Each has had nothing left to copy, once.
     pub(super) is_ready: bool,
     /// Bytes.
     pub(super) done_bytes: u64,
@@ -91,7 +94,7 @@ impl<'a> Mirror<'a> {
         self.qmp.ask("blockdev-add", node)?;
         let job = json!({
             "job-id": copy.job, "device": source.name, "target": copy.target, "sync": "full",
-            "copy-mode": "write-blocking", "auto-dismiss": false,
+            "copy-mode": "background", "auto-dismiss": false,
             "speed": options.rate.map_or(0, |rate| rate.bytes_per_s),
         });
         let begun = self.qmp.ask("blockdev-mirror", job);
@@ -121,13 +124,14 @@ impl<'a> Mirror<'a> {
         Ok(seen)
     }
 
-    /// The guest uses the copies from now on.
+    /// The guest uses the copies from now on. What has not come to pass can be cancelled.
     pub(super) fn move_guest(&mut self) -> anyhow::Result<()> {
         for copy in &self.copies {
             self.qmp.ask("job-complete", json!({ "id": copy.job }))?;
         }
-        for copy in std::mem::take(&mut self.copies) {
-            let job = self.wait_concluded(&copy.job)?;
+        while let Some(copy) = self.copies.last() {
+            let job = wait_concluded(self.qmp, &copy.job)?;
+            let copy = self.copies.pop().expect("just seen");
             self.qmp.ask("job-dismiss", json!({ "id": copy.job }))?;
             if let Some(error) = job.error {
                 bail!("{}: the guest was not moved: {error}", copy.what);
@@ -157,26 +161,12 @@ impl<'a> Mirror<'a> {
         }
         for copy in std::mem::take(&mut self.copies) {
             if find_job(self.qmp, &copy.job)?.is_some() {
-                self.wait_concluded(&copy.job)?;
+                wait_concluded(self.qmp, &copy.job)?;
                 self.qmp.ask("job-dismiss", json!({ "id": copy.job }))?;
             }
             self.remove_unused(&copy.target)?;
         }
         Ok(())
-    }
-
-    fn wait_concluded(&mut self, id: &str) -> Result<Job, QmpError> {
-        let since = Instant::now();
-        loop {
-            match find_job(self.qmp, id)? {
-                Some(job) if job.status == "concluded" => return Ok(job),
-                Some(_) if since.elapsed() < ENDS_WITHIN => sleep(LOOK_EVERY),
-                _ => {
-                    let reason = format!("{id} does not end");
-                    return Err(QmpError::Refused { command: "the end of a copy", reason });
-                }
-            }
-        }
     }
 
     /// Removes a node that nothing uses. Returns whether it is gone.
@@ -185,6 +175,20 @@ impl<'a> Mirror<'a> {
             Ok(_) => Ok(true),
             Err(QmpError::Refused { .. }) => Ok(false),
             Err(error) => Err(error),
+        }
+    }
+}
+
+fn wait_concluded(qmp: &mut Qmp, id: &str) -> Result<Job, QmpError> {
+    let since = Instant::now();
+    loop {
+        match find_job(qmp, id)? {
+            Some(job) if job.status == "concluded" => return Ok(job),
+            Some(_) if since.elapsed() < ENDS_WITHIN => sleep(LOOK_EVERY),
+            _ => {
+                let reason = format!("{id} does not end");
+                return Err(QmpError::Refused { command: "the end of a copy", reason });
+            }
         }
     }
 }
