@@ -14,7 +14,7 @@ from tidelock_testbed.oracle import Load, Oracle
 from tidelock_testbed.pair import DISK, GROUP, LONG_S, MEMBER, MIB, Options, Pair
 from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import Process, run_command, wait_until
-from tidelock_testbed.storagedaemon import StorageDaemon, adopt_command
+from tidelock_testbed.storagedaemon import StorageDaemon
 
 DISK_MIB = 64
 WRITTEN_MIB = 4
@@ -49,9 +49,8 @@ class Away:
         self.back.backup_command("seed", GROUP, f"{NAME}={self.home.disk}", "--move")
 
     def words(self, *options: object) -> list[object]:
-        return adopt_command(
-            BIN, GROUP, self.qemu.qmp, self.back.control_socket, self.back.host_config, *options
-        )
+        words = [BIN / "tidelock", "adopt", GROUP, "--qmp", self.qemu.qmp, *options]
+        return [*words, "--socket", self.back.control_socket, "--config", self.back.host_config]
 
     def adopt(self, *options: object) -> str:
         return run_command(self.words(*options), "adopt", timeout_s=LONG_S)

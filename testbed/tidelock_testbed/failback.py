@@ -1,10 +1,11 @@
 """There and back again: a disaster, work at the backup site, and the way home when the old site is there again.
 
-    home ── disaster ──> away: on the recovered disk, then behind a daemon ── switchover ──> home
+    home ── disaster ──> away: on the recovered disk, then adopted by a daemon ── switchover ──> home
 
-The steps are those of `docs/operations.md`, section 15: the guest's recovered disk becomes a file that a daemon at the
-backup site can protect, the old site's disk seeds a backup server there, so that only what differs is sent, and the
-group is switched over to it.
+The steps are those of `docs/operations.md`, section 15: the old site's disk seeds a backup server there, so that only what
+differs is sent, a daemon at the backup site adopts the guest, which runs on meanwhile, and the group is switched over.
+
+A process guest has `qemu-storage-daemon` between itself and its disk: the part of QEMU that moves a VM's disk.
 
 Invariant: clients run from before the disaster until after the way home, with one ledger for all of it.
 """
@@ -19,13 +20,14 @@ from pathlib import Path
 
 from .backupserver import BackupServer
 from .drilling import CONFIRMED_MIN, NEVER_MIND_S, SERVED_AGAIN, CopyWatch, Drill
-from .guest import Guest, ProcessGuest
+from .guest import Guest
 from .hostdaemon import GROUP, MEMBER, Group, HostDaemon, Member, Protection
 from .ledger import Ledger, Row
 from .paths import BIN
 from .process import Process, run_command, wait_until
 from .progress import say
-from .rig import DISKS, PROCESS_DISK_MIB, Recovery, Rig
+from .rig import DISKS, Recovery, Rig
+from .storagedaemon import StorageDaemon
 from .workload import references_in
 
 HOST_AWAY = "host-b"
@@ -40,12 +42,16 @@ class Failback(Drill):
     name = "failback"
     about = (
         "the primary site is gone, the guest works at the backup site, the old site is back with its old disk, is made "
-        "the new copy by delta, and the group is switched over to it"
+        "the new copy by delta while the guest runs on, and the group is switched over to it"
     )
-    guests = ("process",)
     modes = ("pipelined",)
+    work_s = {"vm": (4.0, 8.0), "process": (1.0, 3.0)}
+    """At each stage after the disaster."""
 
     def __init__(self, run, knobs):
+        self.qmp = run.sockets / "guest.qmp"
+        """Of the QEMU that has the guest's disk, away."""
+        self.storage: StorageDaemon | None = None
         super().__init__(run, knobs)
         self.entry.promise = "nothing that a client was told is lost: at home, away, and at home again"
 
@@ -65,7 +71,7 @@ class Failback(Drill):
         self.work_on(self.recovery.guest)
         self.old_site_returns()
         self.seed()
-        self.move_behind_a_daemon()
+        self.adopt()
         self.protect_to_the_old_site()
         self.work_on(self.guest)
         self.switch_home()
@@ -77,7 +83,7 @@ class Failback(Drill):
     def work_on(self, guest: Guest) -> None:
         """Lets the clients work with this guest."""
         self.at_work = guest
-        self.work(self.random.uniform(1, 3), every_s=1)
+        self.work(self.random.uniform(*self.work_s[self.knobs.guest]), every_s=1)
 
     def guest_processes(self) -> list[Process]:
         """What runs as long as the guest that is at work does."""
@@ -87,28 +93,34 @@ class Failback(Drill):
         """Only until the disaster: afterwards the sampler has nobody to ask."""
         return "" if self.disaster_at else super().primary_says()
 
-    def move_behind_a_daemon(self) -> None:
-        """The guest's disk becomes a file, and a daemon's, whose backup is at the old site."""
+    def recover(self, *options: str) -> None:
+        """As always; with a way to move the guest's disk."""
+        qmp = ("--", "-qmp", f"unix:{self.qmp},server=on,wait=off") if self.rig.image else ()
+        super().recover("--primary-is-dead", *qmp)
+        if not self.rig.image:
+            self.storage = StorageDaemon(self.run, {DISK: self.rig.backup.uri(DISK)}, "away")
+            self.qmp, self.recovery.disk_uri = self.storage.qmp, self.storage.uri
+
+    def adopt(self) -> None:
+        """A daemon at this site, whose backup is at the old site, takes the guest's disk over while the guest runs."""
         rig = self.rig
-        self.recovery.guest.kill()
-        stopped_at = self.event("guest stopped")
-        rig.net.backup.unplug(rig.guest_net)
+        self.guest = self.recovery.guest
         site = rig.backup_dir / "host"
         site.mkdir()
         self.disk = site / f"{DISK}.img"
-        rig.backup.export(DISK, self.disk)
-        exported_at = time.monotonic()
         self.daemon = self.make_daemon(site)
+        began = self.event("adoption begins")
+        self.daemon.adopt(self.qmp, "--prepare")
         self.daemon.start()
-        self.guest = ProcessGuest(self.run, rig.guest_net, "guest-away")
-        self.guest.boot(rig.net.backup, [self.daemon.uri(DISK)])
-        self.guest.wait_ready()
-        served_at = self.first_answer(stopped_at, self.guest)
-        self.event("behind a daemon", served_at)
-        export_s, served_s = exported_at - stopped_at, served_at - stopped_at
+        self.daemon.wait_state("unprotected", 60, [*self.guest.processes])
+        told = json.loads(self.daemon.adopt(self.qmp, "--json"))
+        self.adopted_at = self.event("adopted")
+        self.first_answer(self.adopted_at, self.guest)
+        self.check("the guest that was recovered is the one that was adopted", self.guest.process.alive())
+        times = self.ledger.reply_times_ms(began, self.adopted_at)
         note = (
-            f"away, the guest was stopped, its disk exported to a file ({export_s:.1f} s), and it was started behind "
-            f"a daemon; clients were answered {served_s:.1f} s after the stop"
+            f"away, a daemon adopted the running guest: its disk was copied in {told['copied_ms'] / 1e3:.1f} s and moved in "
+            f"{told['moved_ms']} ms; {len(times)} rows were confirmed meanwhile, the slowest after {max(times):.0f} ms"
         )
         self.note(f"backup: {note}", note)
 
@@ -121,7 +133,8 @@ class Failback(Drill):
             lease_s=rig.protection.lease_s,
             grace_s=rig.protection.grace_s,
         )
-        group = Group(GROUP, [Member(MEMBER, rig.guest_net, {DISK: self.disk})], protection)
+        machine = rig.describe_machine(self.home_dir, site) if rig.image else None
+        group = Group(GROUP, [Member(MEMBER, rig.guest_net, {DISK: self.disk}, machine=machine)], protection)
         return HostDaemon(self.run, rig.net.backup.netns, site, [group], rig.net.PRIMARY4, tls, host=HOST_AWAY)
 
     def old_site_returns(self) -> None:
@@ -142,25 +155,29 @@ class Failback(Drill):
     def seed(self) -> None:
         """The old disk becomes the beginning of a copy."""
         rig = self.rig
-        site = rig.primary / "server"
+        site = self.home_dir = rig.primary / "server"
         site.mkdir()
         tls = rig.pki.issue("backup", rig.net.PRIMARY4, site / "tls")
         self.home = BackupServer(self.run, rig.net.primary.netns, site, tls, window=WINDOW, name="home")
         self.home.start()
+        self.disk_bytes = rig.disks[DISK].stat().st_size
         self.home.seed(rig.disks)
         say("home: tidelock-backup runs, seeded with the old disk")
 
     def protect_to_the_old_site(self) -> None:
         """The daemon at the backup site finds its backup, compares, and sends what differs; clients write on."""
-        needs = [self.guest.process, self.home.process]
+        needs = [*self.guest.processes, self.home.process]
         self.daemon.wait_state("protected", 120, needs, CopyWatch().show)
         self.protected_at = self.event("protected again")
         compared, sent = self.copied()
-        whole = PROCESS_DISK_MIB << 20
+        whole = self.disk_bytes
         self.check("the old site's disk was compared as a whole", compared == whole)
         self.check("most of it was not sent", 0 < sent < whole / 2)
         note = f"the way back sent {sent / (1 << 20):.1f} MiB of {whole >> 20} MiB"
         self.note(f"backup: {note}; the group is protected, now by the old site", note)
+        rig = self.rig
+        rig.backup.process.stop()
+        say("backup: the server that had recovered the group is stopped: nothing of the guest is there any more")
 
     def copied(self) -> tuple[int, int]:
         """Bytes that the daemon's copies have compared and sent, as its log says."""
@@ -171,9 +188,11 @@ class Failback(Drill):
 
     def switch_home(self) -> None:
         """As planned: nothing is waited out."""
-        rig, stop = self.rig, f"kill {self.guest.process.pid}"
+        rig = self.rig
+        # A process guest's disk is open as long as QEMU has it.
+        stop = " ".join(str(process.pid) for process in [self.guest.process, *self.storage_processes()])
         self.switched_at = self.event("switchover")
-        words = [BIN / "tidelock", "switchover", GROUP, "--stop-command", stop, "--json"]
+        words = [BIN / "tidelock", "switchover", GROUP, "--stop-command", f"kill {stop}", "--json"]
         words += ["--socket", self.daemon.control_socket]
         self.switch = json.loads(run_command(words, "switch over", timeout_s=180))["switchover"]
         self.recovery = Recovery(rig, site=rig.net.primary, server=self.home, name="guest-home")
@@ -191,6 +210,10 @@ class Failback(Drill):
             f"the switch home was a pause of {self.home_at - last:.2f} s for clients, from the last answer to the first"
         )
         self.note(f"home: {note}", note)
+
+    def storage_processes(self) -> list[Process]:
+        """What stands between a process guest and its disk."""
+        return [self.storage.process] if self.storage else []
 
     def first_answer(self, since: float, guest: Guest) -> float:
         """Waits until clients are served by this guest; returns when the first one was, that had asked since then."""

@@ -12,7 +12,7 @@ from .net import GuestNet
 from .netns import Netns
 from .paths import BIN
 from .pki import TlsFiles
-from .process import Process, wait_until
+from .process import Process, run_command, wait_until
 from .run import Run
 
 GROUP, MEMBER, HOST = "drill", "db", "host-a"
@@ -184,6 +184,12 @@ class HostDaemon:
         except OSError:
             return False
         return True
+
+    def adopt(self, qmp: Path, *options: object) -> str:
+        """`tidelock adopt`, of the guest whose QEMU has this QMP socket."""
+        words = [BIN / "tidelock", "adopt", GROUP, "--qmp", qmp, *options]
+        words += ["--socket", self.control_socket, "--config", self.config]
+        return run_command(words, "adopt the guest", timeout_s=300)
 
     def uri(self, disk: str, group: str = GROUP, member: str = MEMBER) -> str:
         """Where a disk is served."""

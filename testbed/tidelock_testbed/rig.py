@@ -63,7 +63,7 @@ class Rig:
         host_tls = pki.issue("host", HOST, self.primary / "tls")
         self.backup = BackupServer(run, self.net.backup.netns, self.backup_dir, backup_tls, window=window)
         self.disks = self._make_disks(disks)
-        machine = self._describe_machine(disks) if self.image else None
+        machine = self.describe_machine(self.backup_dir, self.primary) if self.image else None
         self.member = member = Member(MEMBER, self.guest_net, self.disks, machine=machine)
         self.daemon = HostDaemon(
             run,
@@ -87,15 +87,15 @@ class Rig:
                 path.write_bytes(self.random.randbytes(PROCESS_DISK_MIB << 20))
         return paths
 
-    def _describe_machine(self, disks: int) -> Path:
-        """Writes what is to be booted at the backup, and puts what it names there: kernel, initramfs and root disk."""
-        boot = self.backup_dir / "data" / "boot"
+    def describe_machine(self, backup: Path, directory: Path) -> Path:
+        """Writes what is to be booted by a backup server, and puts what it names there: kernel, initramfs and root disk."""
+        boot = backup / "data" / "boot"
         boot.mkdir(parents=True)
         for file in (self.image.kernel, self.image.initrd, self.image.root):
             (boot / file.name).symlink_to(file)
         description = {
             "memory_mib": MEMORY_MIB,
-            "disks": [{"name": name} for name in DISKS[:disks]],
+            "disks": [{"name": name} for name in self.disks],
             "networks": [{"name": "lan", "mac": self.guest_net.mac}],
             "kernel": self.image.kernel.name,
             "initrd": self.image.initrd.name,
@@ -105,7 +105,7 @@ class Rig:
                 *root_disk(GuestImage(boot)),
             ],
         }
-        path = self.primary / "machine.json"
+        path = directory / "machine.json"
         path.write_text(json.dumps(description, indent=2))
         return path
 
@@ -152,6 +152,8 @@ class Recovery:
     ):
         self.rig = rig
         self.site, self.server = site or rig.net.backup, server or rig.backup
+        self.disk_uri = self.server.uri
+        """Where a process guest finds its disks."""
         self.lines: list[str] = []
         self.recovered_at: float | None = None
         """When the epoch was raised and the disks could be used."""
@@ -201,7 +203,7 @@ class Recovery:
         if isinstance(self.guest, ProcessGuest) and self.guest.process is self.command:
             if self.command.wait(timeout_s) != 0:
                 raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
-            uris = [self.server.uri(disk) for disk in self.rig.disks]
+            uris = [self.disk_uri(disk) for disk in self.rig.disks]
             self.guest.boot(self.site, uris)
         self.guest.wait_ready(timeout_s)
 

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from .guest import blockdev
 from .process import Process, wait_until
 from .run import Run
@@ -39,11 +37,3 @@ class StorageDaemon:
     def uri(self, disk: str) -> str:
         """Where a disk is served."""
         return f"nbd+unix:///{disk}?socket={self.socket}"
-
-
-def adopt_command(
-    binaries: Path, group: str, qmp: Path, control_socket: Path, config: Path, *options: object
-) -> list[object]:
-    """`tidelock adopt`, as an operator gives it."""
-    words = [binaries / "tidelock", "adopt", group, "--qmp", qmp]
-    return [*words, "--socket", control_socket, "--config", config, *options]
