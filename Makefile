@@ -11,8 +11,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "drill's knobs: MODE=pipelined|sync|async RTT=50 RUNS=1 SEED=n GUEST=vm|process"
-	@echo "    SCENARIO=primary-dies|two-disks|link-cut|backup-restart|daemon-crash|during-copy|grace|outage|dies-in-outage|oops"
-	@echo "    there and back again, with a process guest: SCENARIO=failback"
+	@echo "    SCENARIO=primary-dies|two-disks|link-cut|backup-restart|daemon-crash|during-copy|grace|outage|dies-in-outage|failback|oops"
 	@echo "    with several VMs: SCENARIO=three-tier|two-writers|two-hosts|one-host-dies|one-link-cut"
 	@echo "        BOUNDARY=group|member|apart FORM=auto|vector|hlc TAGGING=on|off (off must be seen to break the promise)"
 

@@ -115,7 +115,7 @@ def test_knobs_that_make_no_sense_are_refused(capsys):
     wrong = [
         (["--scenario", "no-such"], "grace"),
         (["--scenario", "grace", "--mode", "async"], "use one of sync, pipelined"),
-        (["--scenario", "failback", "--guest", "vm"], "use process"),
+        (["--scenario", "oops", "--guest", "process"], "use vm"),
         (["--tagging", "off"], "or three-tier or"),
         (["--runs", "0"], "1 or more"),
         (["--rtt-ms", "-1"], "0 to 2000"),

@@ -9,11 +9,15 @@ import socket
 import pytest
 from test_faults_seed import copy_numbers, recovered_disk, written_image
 
+from tidelock_testbed.drilling import NEVER_MIND_S, Knobs
+from tidelock_testbed.failback import Failback
 from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.oracle import Load, Oracle
 from tidelock_testbed.pair import DISK, GROUP, LONG_S, MEMBER, MIB, Options, Pair
 from tidelock_testbed.paths import BIN
-from tidelock_testbed.process import Process, run_command, wait_until
+from tidelock_testbed.process import Process, kill_at_once, run_command, wait_until
+from tidelock_testbed.progress import say
+from tidelock_testbed.rig import Recovery
 from tidelock_testbed.storagedaemon import StorageDaemon
 
 DISK_MIB = 64
@@ -130,7 +134,7 @@ def ended(adoption: Process, status: int) -> str:
 
 
 def test_what_ends_in_the_middle_leaves_the_guest_where_it_was(run):
-    """The daemon dies, somebody presses Ctrl-C, the command is killed: the guest writes on, and it can be done again."""
+    """The daemon dies, Ctrl-C is pressed, the command is killed: the guest writes on, and it can be done again."""
     away = Away(run)
     back = away.back
     with pytest.raises(RuntimeError, match="no daemon answers"):
@@ -200,3 +204,33 @@ def test_a_guest_that_was_moved_by_other_means_is_taken_as_it_is(run):
     back.daemon.stop()
     with pytest.raises(RuntimeError, match="has protected shop before"):
         away.adopt("--prepare")
+
+
+class DiesAway(Failback):
+    """The second site is lost, too, before the group has gone home."""
+
+    name = "dies-away"
+
+    def switch_home(self) -> None:
+        """In its place the disaster: right after a client was told something."""
+        rig = self.rig
+        self.worst_moment()
+        kill_at_once([*self.guest.processes, *self.storage_processes(), self.daemon.process])
+        rig.net.wan.cut()
+        self.switched_at = self.event("second disaster")
+        say("DISASTER: the second site is gone")
+        self.recovery = Recovery(rig, "--primary-is-dead", site=rig.net.primary, server=self.home, name="guest-home")
+        self.recovery.wait_recovered(NEVER_MIND_S)
+        rig.net.route_clients_to(rig.net.primary, rig.guest_net)
+        self.recovery.wait_ready()
+        self.first_answer(self.recovery.recovered_at, self.recovery.guest)
+
+    def check_disks(self) -> None:
+        """There was no switch at which they could have been equal."""
+
+
+def test_what_clients_were_told_by_an_adopted_guest_survives_the_second_site(run):
+    """Disaster, adoption under load, `protected`, and the next disaster: one ledger, nothing of it is lost."""
+    this = DiesAway(run, Knobs(scenario="dies-away", guest="process", rtt_ms=20, hurry=True, seed=7))
+    this.execute()
+    assert this.entry.promise_held, this.entry

@@ -84,7 +84,9 @@ class BackupServer:
         group: str = GROUP,
     ) -> Process:
         """Begins a recovery: the process of the command, which is over when it says so."""
-        return Process(self.run, name, self._command("recover", group, *options), self.netns, on_line=on_line)
+        # The last of the options may be QEMU's.
+        words = [*self._command("recover", group), *options]
+        return Process(self.run, name, words, self.netns, on_line=on_line)
 
     def seed(self, disks: dict[str, Path], group: str = GROUP, member: str = MEMBER) -> None:
         """Makes a group of disks that are at this site; their files are taken, not copied."""

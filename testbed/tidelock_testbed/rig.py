@@ -88,7 +88,7 @@ class Rig:
         return paths
 
     def describe_machine(self, backup: Path, directory: Path) -> Path:
-        """Writes what is to be booted by a backup server, and puts what it names there: kernel, initramfs and root disk."""
+        """Writes what a backup server is to boot, and puts what it names there: kernel, initramfs and root disk."""
         boot = backup / "data" / "boot"
         boot.mkdir(parents=True)
         for file in (self.image.kernel, self.image.initrd, self.image.root):

@@ -1,8 +1,8 @@
 """`qemu-storage-daemon`: QEMU's disks without a machine, in front of guests that are processes.
 
-    guest ── NBD ──> qemu-storage-daemon ── NBD ──> a view at the backup site, and later a host daemon's disk
-                          ▲
-                          └── QMP: the same that a VM's QEMU understands
+guest ── NBD ──> qemu-storage-daemon ── NBD ──> a view at the backup site, and later a host daemon's disk
+                      ▲
+                      └── QMP: the same that a VM's QEMU understands
 """
 
 from __future__ import annotations
