@@ -197,7 +197,8 @@ mod tests {
                 "{\"event\": \"Y\"}\n{\"error\": {\"class\": \"GenericError\", \"desc\": \"no such job\"}}\n",
             ];
             stream.write_all(b"{\"QMP\": {}}\n").unwrap();
-            let asked = asked.zip(answers).map(|(line, answer)| {
+            // In this order: after the last answer nothing more is waited for.
+            let asked = answers.into_iter().zip(asked).map(|(answer, line)| {
                 stream.write_all(answer.as_bytes()).unwrap();
                 line.unwrap()
             });
