@@ -12,7 +12,9 @@
 //! until it was compared. So every write is either in the stream or in the map: the sequencer begins to record in the
 //! turn in which the map ceases to keep what comes, and what was begun before it holds its extent until it ends.
 
+use super::replication::Clocks;
 use super::{Owner, Resume};
+use crate::activity::ActivityLog;
 use crate::sequencer::{Extent, Sequencer};
 use std::time::Duration;
 use tidelock_protocol::ids::MonoNanos;
@@ -23,25 +25,46 @@ use crate::link::port::ToLink;
 /// For so long a start waits for the backup all the same: where it is there, nothing has to be compared.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How a run stands before the stream goes on.
+/// Bugs that the simulator plants.
+#[cfg(feature = "planted-bugs")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// What is written without a record may leave the map before it was compared.
+    Unmapped,
+}
+
+/// How a run stands before the stream goes on. Sans-I/O: the simulator drives it, too.
 #[derive(Debug)]
-pub(super) struct Contact {
+pub struct Contact {
     /// Where it would go on after a clean stop.
     resume: Option<Resume>,
     /// From then on guests are served without it; `None`: they wait.
     serve_from: Option<MonoNanos>,
 }
 
+/// What is to be done about guests that wait for the backup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing.
+    Nothing,
+    /// To look again soon.
+    Later,
+    /// To ask the link whether they may be served ([`ToLink::ServeUnrecorded`]). It is said once.
+    Ask,
+}
+
 impl Contact {
     /// `serve_after`: guests do not wait for the backup longer than this.
-    pub(super) fn new(
+    pub fn new(
         sequencer: &mut Sequencer,
+        activity: &mut ActivityLog,
         resume: Option<Resume>,
         serve_after: Option<Duration>,
-        now: MonoNanos,
-        wall_ms: u64,
+        clocks: Clocks,
     ) -> Self {
+        let Clocks { now, wall_ms } = clocks;
         if let Some(after) = serve_after {
+            activity.begin_unrecorded();
             let serve_from = Some(now.plus_ms(after.as_millis() as u64));
             return Self { resume, serve_from };
         }
@@ -50,50 +73,100 @@ impl Contact {
         }
         Self { resume: None, serve_from: None }
     }
+
+    /// As [`Contact::new`], with a bug.
+    #[cfg(feature = "planted-bugs")]
+    pub fn with_bug(
+        bug: Option<PlantedBug>,
+        sequencer: &mut Sequencer,
+        activity: &mut ActivityLog,
+        resume: Option<Resume>,
+        serve_after: Option<Duration>,
+        clocks: Clocks,
+    ) -> Self {
+        match bug {
+            Some(PlantedBug::Unmapped) => {
+                let mut other = ActivityLog::off();
+                Self::new(sequencer, &mut other, resume, serve_after, clocks)
+            }
+            None => Self::new(sequencer, activity, resume, serve_after, clocks),
+        }
+    }
+
+    /// Time has passed.
+    pub fn look(&mut self, now: MonoNanos) -> Look {
+        match self.serve_from {
+            None => Look::Nothing,
+            Some(serve_from) if now < serve_from => Look::Later,
+            Some(_) => {
+                self.serve_from = None;
+                Look::Ask
+            }
+        }
+    }
+
+    /// The link will say first of all that the disks may differ: guests are served. Returns whether that is news.
+    pub fn serve(&mut self, sequencer: &mut Sequencer, clocks: Clocks) -> bool {
+        if sequencer.is_started() {
+            return false;
+        }
+        if let Some(Resume { hlc, .. }) = self.resume.take() {
+            sequencer.observe(hlc);
+        }
+        sequencer.serve_unrecorded(clocks.now, clocks.wall_ms);
+        true
+    }
+
+    /// The backup has attached the member, in this turn: writes are recorded from here on. `first`: this run did not
+    /// know where to go on. Returns where writes are in flight that are not recorded.
+    pub fn record(
+        &mut self,
+        sequencer: &mut Sequencer,
+        attached: &Attached,
+        first: bool,
+        clocks: Clocks,
+    ) -> Vec<Extent> {
+        self.serve_from = None;
+        let Clocks { now, wall_ms } = clocks;
+        let unrecorded = sequencer.unrecorded();
+        let resume = self.resume.take();
+        if first {
+            let Attached { epoch, durable, last_hlc, .. } = *attached;
+            sequencer.start(epoch, durable, last_hlc, now, wall_ms);
+        } else if let Some(Resume { epoch, seq, hlc }) = resume {
+            sequencer.start(epoch, seq, hlc, now, wall_ms);
+        }
+        unrecorded
+    }
 }
 
 impl Owner {
     /// Asks for what guests are served by without the backup, when it is time.
     pub(super) fn drive_contact(&mut self) {
-        let Some(serve_from) = self.contact.serve_from else { return };
-        if self.now < serve_from {
-            return self.arm_tick();
-        }
-        self.contact.serve_from = None;
-        if self.draining.is_none() {
-            self.to_link(ToLink::ServeUnrecorded);
+        match self.contact.look(self.now) {
+            Look::Nothing => {}
+            Look::Later => self.arm_tick(),
+            Look::Ask if self.draining.is_some() => {}
+            Look::Ask => self.to_link(ToLink::ServeUnrecorded),
         }
     }
 
     /// The link will say first of all that the disks may differ.
     pub(super) fn may_serve_unrecorded(&mut self) {
-        if self.sequencer.is_started() {
-            return;
+        let clocks = self.clocks();
+        if self.contact.serve(&mut self.sequencer, clocks) {
+            tracing::warn!(
+                member = self.member,
+                "the backup was not reached since the start: guests are served, and nothing of what they write is \
+                 recorded; it is compared when the backup is there"
+            );
         }
-        if let Some(Resume { hlc, .. }) = self.contact.resume.take() {
-            self.sequencer.observe(hlc);
-        }
-        tracing::warn!(
-            member = self.member,
-            "the backup was not reached since the start: guests are served, and nothing of what they write is \
-             recorded; it is compared when the backup is there"
-        );
-        self.sequencer.serve_unrecorded(self.now, self.wall_ms);
     }
 
     /// The backup has attached the member. `first`: this run did not know where to go on. Returns where writes are in
     /// flight that are not recorded.
     pub(super) fn begin_recording(&mut self, attached: &Attached, first: bool) -> Vec<Extent> {
-        self.contact.serve_from = None;
-        let (now, wall_ms) = (self.now, self.wall_ms);
-        let unrecorded = self.sequencer.unrecorded();
-        if first {
-            self.contact.resume = None;
-            let Attached { epoch, durable, last_hlc, .. } = *attached;
-            self.sequencer.start(epoch, durable, last_hlc, now, wall_ms);
-        } else if let Some(Resume { epoch, seq, hlc }) = self.contact.resume.take() {
-            self.sequencer.start(epoch, seq, hlc, now, wall_ms);
-        }
-        unrecorded
+        let clocks = self.clocks();
+        self.contact.record(&mut self.sequencer, attached, first, clocks)
     }
 }

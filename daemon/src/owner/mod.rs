@@ -293,12 +293,14 @@ impl Owner {
         if let Some(goes_on) = &parts.goes_on {
             goes_on.start(&mut sequencer, now, wall_ms);
         }
-        let contact =
-            Contact::new(&mut sequencer, parts.resume, serves_unreached_after, now, wall_ms);
         let mut logging = Logging::new(parts.activity, parts.log_file);
-        if serves_unreached_after.is_some() {
-            logging.activity.begin_unrecorded();
-        }
+        let contact = Contact::new(
+            &mut sequencer,
+            &mut logging.activity,
+            parts.resume,
+            serves_unreached_after,
+            Clocks { now, wall_ms },
+        );
         Ok(Self {
             member: parts.member,
             ring,

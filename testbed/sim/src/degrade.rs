@@ -114,6 +114,9 @@ impl World {
         if vms.is_empty() {
             return Ok(());
         }
+        if self.opens_unreached(&vms) && self.open_unreached(host, group, &vms) {
+            return Ok(());
+        }
         let sight = self.sight(host, group, &vms);
         let of = self.standing_mut(host, group).expect("it was listed");
         let (wanted, before) = (of.wanted, of.degrade.mode(of.wanted));
@@ -138,6 +141,25 @@ impl World {
         self.tell_policy(&vms, policy);
         self.set_mode(group, &vms, before, policy.mode);
         Ok(())
+    }
+
+    /// Clients are answered before the backup was reached. Returns whether that is news.
+    fn open_unreached(&mut self, host: usize, group: usize, vms: &[usize]) -> bool {
+        let unix_ms = self.clocks(host).wall_ms;
+        let of = self.standing_mut(host, group).expect("it was listed");
+        let (wanted, before) = (of.wanted, of.degrade.mode(of.wanted));
+        if before == Mode::Async {
+            return false;
+        }
+        of.degrade.open_unreached(unix_ms);
+        let policy = of.degrade.policy(wanted);
+        let since_unix_ms = of.degrade.since_unix_ms().expect("it has just degraded");
+        note!(self, "host {host}: group {group} is served without the backup, {policy:?}");
+        self.counts.answered += 1;
+        self.hosts[host].degraded.insert(group, since_unix_ms);
+        self.tell_policy(vms, policy);
+        self.set_mode(group, vms, before, policy.mode);
+        true
     }
 
     fn tell_policy(&mut self, vms: &[usize], policy: Policy) {

@@ -7,6 +7,7 @@
 use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check};
 use crate::oracle::Point;
+use crate::owner::MemberRun;
 use crate::scenario::ROW_BYTES;
 use crate::schedule::{MS, US};
 use crate::world::{Event, Run, World, note};
@@ -14,7 +15,7 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 use tidelock_daemon::sequencer::Extent;
 use tidelock_netfilter::release_queue::{Flow, Kind};
-use tidelock_protocol::ids::{DiskId, Seq};
+use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::record::{Effect, Payload};
 
 /// What a guest knows of each writer of its group.
@@ -162,9 +163,7 @@ impl Guest {
         learn(&mut self.rumours_on_disk, &self.rumours);
         learn(&mut self.hearsay_on_disk, &self.hearsay);
         let own = &mut self.on_disk[usize::from(writer)];
-        if point.seq > Seq::ZERO {
-            *own = (*own).max(point);
-        }
+        *own = (*own).max(point);
     }
 }
 
@@ -280,7 +279,10 @@ impl World {
     pub fn is_awake(&mut self, vm: usize) -> bool {
         let several = self.plan.groups[self.plan.vms[vm].group].has_several();
         let state = &mut self.vms[vm];
-        state.guest.awake |= !several || state.run.as_ref().is_some_and(|run| run.serving);
+        // A loop that hangs answers no read.
+        let hangs = state.run.as_ref().is_some_and(MemberRun::hangs);
+        let serves = !several || state.run.as_ref().is_some_and(|run| run.serving);
+        state.guest.awake |= serves && !hangs;
         state.guest.awake
     }
 

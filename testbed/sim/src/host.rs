@@ -19,6 +19,8 @@ use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
+use tidelock_daemon::owner::Resume;
+use tidelock_daemon::owner::contact::{Contact, PATIENCE};
 use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::idling::Idling;
 use tidelock_daemon::sequencer::{Sequencer, Settings};
@@ -49,6 +51,10 @@ pub struct StateFile {
     pub epoch: Epoch,
     /// The last run.
     pub incarnation: Incarnation,
+    /// The epoch has ended.
+    pub fenced: bool,
+    /// The backup knows that a start which does not reach it serves guests.
+    pub serves_unreached_kept: bool,
     /// Where a run ended cleanly.
     pub clean: Option<(Seq, Hlc)>,
     /// No time that was given out follows the clock beyond this.
@@ -63,7 +69,19 @@ struct Keeper(Arc<Mutex<StateFile>>);
 
 impl EpochKeeper for Keeper {
     fn keep(&mut self, epoch: Epoch) -> std::io::Result<()> {
-        self.0.lock().expect("one thread").epoch = epoch;
+        let mut state = self.0.lock().expect("one thread");
+        state.serves_unreached_kept &= state.epoch == epoch;
+        (state.epoch, state.fenced) = (epoch, false);
+        Ok(())
+    }
+
+    fn keep_fenced(&mut self) -> std::io::Result<()> {
+        self.0.lock().expect("one thread").fenced = true;
+        Ok(())
+    }
+
+    fn keep_serves_unreached(&mut self, kept: bool) -> std::io::Result<()> {
+        self.0.lock().expect("one thread").serves_unreached_kept = kept;
         Ok(())
     }
 }
@@ -131,8 +149,13 @@ impl World {
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
         self.begin_looks(host, run);
         self.begin_watch(host, run);
+        self.cut_off_start(host);
         for vm in vms {
             self.ask_again(vm)?;
+            if self.plan.groups[self.plan.vms[vm].group].serves_unreached {
+                // Its time passes also if nobody asks for anything.
+                self.owner_turn(vm)?;
+            }
         }
         Ok(())
     }
@@ -192,6 +215,11 @@ impl World {
         let mode = self.plan.groups[plan.group].mode;
         let several = self.plan.groups[plan.group].has_several();
         let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
+        let serves = self.plan.groups[plan.group].serves_unreached;
+        let (says_unreached, fenced) = {
+            let state = self.vms[vm].state.lock().expect("one thread");
+            ((serves || state.serves_unreached_kept).then_some(serves), state.fenced)
+        };
         let (incarnation, last_incarnation, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");
             let last = state.incarnation;
@@ -223,7 +251,7 @@ impl World {
             epoch,
             seq,
         });
-        let activity = self.open_log(vm, incarnation, last_end);
+        let mut activity = self.open_log(vm, incarnation, last_end);
         let plan = &self.plan.vms[vm];
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);
@@ -265,15 +293,26 @@ impl World {
             presence_of(&self.plan, vm),
             attach_of(&self.plan, vm, incarnation, epoch, last_run, mode),
             self.first_policy(vm, mode),
+            says_unreached,
             channel,
             port.clone(),
             Arc::new(held) as Arc<dyn GateControl>,
             self.vms[vm].switched,
             Box::new(Keeper(self.vms[vm].state.clone())),
         );
-        if let Some((seq, hlc)) = clean {
+        let resume = clean.map(|(seq, hlc)| {
             let hlc = if goes_back { Hlc(0) } else { hlc };
-            sequencer.start(epoch, seq, hlc, clocks.now, clocks.wall_ms);
+            Resume { epoch, seq, hlc }
+        });
+        let bug = match self.plant {
+            Some(Plant::Contact(bug)) => Some(bug),
+            _ => None,
+        };
+        let serve_after = (serves && !self.vms[vm].switched && !fenced).then_some(PATIENCE);
+        let life = self.vms[vm].oracle.lives();
+        let contact =
+            Contact::with_bug(bug, &mut sequencer, &mut activity, resume, serve_after, clocks);
+        if let Some(Resume { seq, .. }) = resume.filter(|_| sequencer.is_started()) {
             self.begin_life(vm, seq, seq);
         }
         self.vms[vm].run = Some(MemberRun {
@@ -282,6 +321,10 @@ impl World {
             sequencer,
             copying,
             activity,
+            contact,
+            awaits_contact: false,
+            life,
+            unrecorded: BTreeMap::new(),
             held_back: BTreeMap::new(),
             overflows: 0,
             log_write: None,
@@ -328,6 +371,14 @@ impl World {
         let state = &mut self.vms[vm];
         let base = state.disks.iter().map(|d| d.live().to_vec()).collect();
         state.oracle.begin_life(base, base_seq, cut);
+        // What is in flight without a record ends before it is copied.
+        for run in state.run.iter().filter(|run| !run.unrecorded.is_empty()) {
+            for (op, (_, extent, effect)) in &run.unrecorded {
+                if run.local_ops.contains_key(op) {
+                    state.oracle.wrote_unrecorded(*extent, effect, run.life);
+                }
+            }
+        }
         note!(self, "vm {vm} admits writes from {} on", base_seq.next());
     }
 

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
-//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`] | the daemon |
+//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact` | the daemon |
 //! | [`backup`], [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`net`], [`lan`] | what is simulated |
 //! | [`faults`], [`change`], [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
@@ -29,6 +29,7 @@
 pub mod backup;
 pub mod beating;
 pub mod change;
+mod contact;
 pub mod degrade;
 pub mod disk;
 pub mod failure;

@@ -18,7 +18,9 @@ use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, WriterId};
-use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, PROTOCOL, Policy};
+use tidelock_protocol::message::{
+    Attach, CopyState, DiskSpec, LastRun, Message, Mode, PROTOCOL, Policy,
+};
 
 /// What is encoded ahead of the pipe.
 const OUT_BYTES: usize = 256 << 10;
@@ -128,6 +130,7 @@ impl LinkLoop {
         presence: Presence,
         attach: Attach,
         policy: Policy,
+        says_unreached: Option<bool>,
         channel: Channel,
         port: Arc<OwnerPort<ToOwner>>,
         gate: Arc<dyn GateControl>,
@@ -139,7 +142,7 @@ impl LinkLoop {
         let stats = Arc::<LinkStats>::default();
         self.stats.push(stats.clone());
         self.members.push(Member::new(MemberParts {
-            says_unreached: None,
+            says_unreached,
             presence,
             attach,
             policy,
@@ -422,12 +425,19 @@ impl World {
                     };
                     let vm = *vm;
                     let told = format!("{message:?}");
+                    let is_whole = matches!(
+                        &message,
+                        Message::Attached(attached) if attached.copy == CopyState::Whole
+                    );
                     let result = member.receive(message, now);
                     if member.wants_lease() {
                         member.beacon(now, &mut link.out);
                     }
                     if let Err(error) = result {
                         return fail(Checker::Stream, format!("vm {vm}: {error} ({told})"));
+                    }
+                    if is_whole {
+                        self.goes_on_whole(vm)?;
                     }
                 }
                 (state, frame) => {
@@ -437,6 +447,16 @@ impl World {
             }
         }
         self.link_turn(host)
+    }
+
+    /// The backup has everything up to where this run began. The member's loop may hang, and hear of it later.
+    fn goes_on_whole(&mut self, vm: usize) -> Checked {
+        let state = &mut self.vms[vm];
+        let has_begun = state.run.as_ref().is_some_and(|run| run.sequencer.is_started());
+        if has_begun && state.oracle.continues_whole()? {
+            self.counts.clean_starts += 1;
+        }
+        Ok(())
     }
 
     /// A host's end of a connection is gone: by its own decision, or the other end's.

@@ -113,6 +113,7 @@ impl World {
             LocalOp::Write { extent, data, fua } => {
                 disk.write(extent.offset, &data, fua);
                 member.op_requests.remove(&op);
+                member.unrecorded.remove(&op);
                 member.sequencer.written(op, Ok(()), clocks.now, clocks.wall_ms);
             }
             LocalOp::Read { extent } => {
@@ -129,6 +130,13 @@ impl World {
     fn local_write_failed(&mut self, vm: usize, op: OpId, extent: Extent, clocks: Clocks) {
         let state = &mut self.vms[vm];
         let member = state.run.as_mut().expect("runs");
+        if let Some((_, extent, _)) = member.unrecorded.remove(&op) {
+            let disk = state.disks[usize::from(extent.disk.0)].live();
+            let live = &disk[extent.offset as usize..extent.end() as usize];
+            state.oracle.failed_unrecorded(extent, live, member.life);
+            member.sequencer.written(op, Err(DiskError(EIO)), clocks.now, clocks.wall_ms);
+            return;
+        }
         let request = member.op_requests.get(&op).and_then(|r| member.submitted.get_mut(r));
         let mut damaged = extent;
         if let Some(submitted) = request {

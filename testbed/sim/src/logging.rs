@@ -25,7 +25,7 @@ pub(crate) struct Logged {
     pub(crate) known: Known,
 }
 
-fn is_mapped(found: &Found, disk: DiskId, offset: u64) -> bool {
+pub(crate) fn is_mapped(found: &Found, disk: DiskId, offset: u64) -> bool {
     let at = Extent { disk, offset, len_bytes: 1 };
     let mut entries = found.slots.iter().flatten();
     entries.any(|entry| found.geometry.extent_of(*entry, u64::MAX >> 1).overlaps(&at))
@@ -103,7 +103,7 @@ impl World {
     }
 
     /// What a power loss now would leave of a log, if one is kept that says where the sites differ.
-    fn durable_log(&self, vm: usize) -> Option<Found> {
+    pub(crate) fn durable_log(&self, vm: usize) -> Option<Found> {
         let is_off = self.vms[vm]
             .run
             .as_ref()
@@ -188,6 +188,7 @@ impl World {
         }
         self.vms[vm].run.as_mut().expect("runs").activity.written(!fails);
         self.check_unsynced(vm)?;
+        self.check_unrecorded(vm)?;
         self.owner_turn(vm)
     }
 

@@ -209,6 +209,9 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.narrow_returns += one.narrow_returns;
     sum.heartbeats += one.heartbeats;
     sum.missed += one.missed;
+    sum.unreached += one.unreached;
+    sum.unrecorded += one.unrecorded;
+    sum.answered += one.answered;
 }
 
 fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
@@ -224,7 +227,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} starts served without the backup ({} answered clients, {} writes), \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch), {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
         failed.len(),
         done.seeds,
@@ -243,6 +246,9 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.narrow_returns,
         c.heartbeats,
         c.missed,
+        c.unreached,
+        c.answered,
+        c.unrecorded,
         c.daemon_runs,
         c.clean_starts,
         c.copies,

@@ -12,9 +12,9 @@ use bytes::Bytes;
 use tidelock_daemon::sequencer::Extent;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Seq};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::{Effect, Payload, Record};
 
-/// A point in a writer's history, across lives.
+/// A point in a writer's history, across lives. Seq 0: what the life began with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
     /// Which life.
@@ -28,6 +28,16 @@ pub struct Point {
 enum Content {
     Data(Bytes),
     Zero(u64),
+}
+
+impl Content {
+    fn of(effect: &Effect) -> Self {
+        match effect {
+            Effect::Write(payload) => Content::Data(payload.data().clone()),
+            Effect::Zero { len_bytes, .. } => Content::Zero(u64::from(*len_bytes)),
+            Effect::CopyDone | Effect::Idle => unreachable!("not a write"),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -287,14 +297,32 @@ impl WriterOracle {
         })
     }
 
+    /// So many lives have begun.
+    #[must_use]
+    pub fn lives(&self) -> usize {
+        self.lives.len()
+    }
+
+    /// A guest's write is begun that has no record. Life number `life` begins with it, if that has begun: its copy of
+    /// the disks waits for the end.
+    pub fn wrote_unrecorded(&mut self, extent: Extent, effect: &Effect, life: usize) {
+        let Extent { disk, offset, .. } = extent;
+        let entry = Entry { seq: Seq::ZERO, disk, offset, content: Content::of(effect) };
+        entry.apply(&mut self.logical);
+        if let Some(life) = self.lives.get_mut(life) {
+            entry.apply(&mut life.base);
+        }
+    }
+
+    /// It has failed: this is what the disk holds there.
+    pub fn failed_unrecorded(&mut self, extent: Extent, live: &[u8], life: usize) {
+        let effect = Effect::Write(Payload::new(Bytes::copy_from_slice(live)));
+        self.wrote_unrecorded(extent, &effect, life);
+    }
+
     fn push(&mut self, record: &Record) {
-        let content = match &record.effect {
-            Effect::Write(payload) => Content::Data(payload.data().clone()),
-            Effect::Zero { len_bytes, .. } => Content::Zero(u64::from(*len_bytes)),
-            Effect::CopyDone | Effect::Idle => unreachable!("not a write"),
-        };
         let (seq, disk, offset) = (record.seq, record.disk, record.offset);
-        let entry = Entry { seq, disk, offset, content };
+        let entry = Entry { seq, disk, offset, content: Content::of(&record.effect) };
         entry.apply(&mut self.logical);
         self.lives.last_mut().expect("begun").log.push(entry);
     }
@@ -327,7 +355,9 @@ impl WriterOracle {
     #[must_use]
     pub fn has(&self, point: Point, cut: Seq) -> bool {
         if point.seq == Seq::ZERO {
-            return true;
+            // Written without a record: a life began with it. Or never, before the first one.
+            let mut later = self.lives.iter().skip(point.life);
+            return point.life == 0 || later.any(|l| l.complete_at.is_some_and(|at| at <= cut));
         }
         let end = self.lives.get(point.life + 1).map(|l| l.base_seq);
         let in_its_life = point.seq <= cut && end.is_none_or(|end| point.seq <= end);
@@ -399,7 +429,6 @@ mod tests {
     use super::*;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{Epoch, WriterId};
-    use tidelock_protocol::record::Payload;
     use tidelock_protocol::vector::CountVector;
 
     fn write(seq: u64, offset: u64, byte: u8) -> Record {

@@ -9,17 +9,18 @@ use crate::guest::{Ask, Known, Packet};
 use crate::host::ToOwner;
 use crate::local::LocalOp;
 use crate::logging::Logged;
-use crate::plant::{OnTheWay, Plant};
 use crate::schedule::{MS, US};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use tidelock_daemon::activity::geometry::merged;
 use tidelock_daemon::activity::{ActivityLog, Attachment, Compare};
 use tidelock_daemon::copy_job::Purpose;
 use tidelock_daemon::link::Refusal;
 use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::Phase;
+use tidelock_daemon::owner::contact::Contact;
 use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::idling::Idling;
 use tidelock_daemon::owner::replication::{self, Clocks};
@@ -29,7 +30,7 @@ use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form};
-use tidelock_protocol::record::Record;
+use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 
@@ -67,6 +68,14 @@ pub struct MemberRun {
     pub copying: Copying,
     /// Production's.
     pub activity: ActivityLog,
+    /// Production's.
+    pub(crate) contact: Contact,
+    /// It is to look again.
+    pub(crate) awaits_contact: bool,
+    /// The number of the life that it begins.
+    pub(crate) life: usize,
+    /// Writes without a record that were begun: of which request, where, and what.
+    pub(crate) unrecorded: BTreeMap<OpId, (Option<RequestId>, Extent, Effect)>,
     /// Requests that wait for it.
     pub(crate) held_back: BTreeMap<u64, Logged>,
     /// How often it was full, as counted by now.
@@ -306,11 +315,7 @@ impl World {
                     attached.copy,
                     attached.epoch
                 );
-                if first {
-                    let group = self.backup.groups[self.plan.vms[vm].group].group.as_ref();
-                    let cut = group.map_or(attached.durable, |group| group.cut().get(writer));
-                    self.begin_life(vm, attached.durable, cut.min(attached.durable));
-                }
+                let unrecorded = self.begin_recording(vm, &attached, first, clocks);
                 let state = &mut self.vms[vm];
                 if attached.copy == CopyState::Whole && state.oracle.continues_whole()? {
                     self.counts.clean_starts += 1;
@@ -318,12 +323,6 @@ impl World {
                 let run = state.run.as_mut().expect("runs");
                 run.attached = true;
                 run.refusal = None;
-                if first {
-                    let (epoch, durable) = (attached.epoch, attached.durable);
-                    let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
-                    let hlc = if goes_back { Hlc(0) } else { attached.last_hlc };
-                    run.sequencer.start(epoch, durable, hlc, clocks.now, clocks.wall_ms);
-                }
                 let must_compare =
                     matches!(attached.copy, CopyState::Partial | CopyState::Resyncing);
                 if several && must_compare {
@@ -339,7 +338,8 @@ impl World {
                 });
                 self.counts.mapped_resyncs += u64::from(matches!(compare, Compare::Mapped(_)));
                 let disks = &self.plan.vms[vm].disks;
-                let ranges = |purpose| ranges_of(disks, &state.disks, purpose, compare.clone());
+                let ranges =
+                    |purpose| ranges_of(disks, &state.disks, purpose, compare.clone(), unrecorded);
                 note!(self, "vm {vm} is to compare {compare:?}");
                 run.copying.attached("", attached.copy, ranges, clocks.now);
                 if several && must_compare {
@@ -357,7 +357,7 @@ impl World {
                 run.copying.floor_heard(pending.get(writer));
                 self.observe_tags(vm);
             }
-            FromLink::MayServeUnrecorded => unreachable!("no group here asks for it"),
+            FromLink::MayServeUnrecorded => self.serve_unrecorded(vm, clocks),
             FromLink::Detached => self.vms[vm].run.as_mut().expect("runs").attached = false,
             FromLink::Digest { disk, offset, equal } => {
                 let run = self.vms[vm].run.as_mut().expect("runs");
@@ -418,6 +418,7 @@ impl World {
             replication::drive_copies(sequencer, copying, port, clocks);
             was_active
         };
+        self.drive_contact(vm, clocks);
         self.drive_idle(vm, clocks);
         self.drive_heartbeat(vm);
         self.drive_log(vm)?;
@@ -450,7 +451,9 @@ impl World {
         }
         let others = *draining || activity.wants_acks();
         replication::ask_for_acks(sequencer, copying, port, others);
-        if (run.copying.needs_tick() || run.activity.needs_tick()) && !run.tick_armed {
+        let awaits_contact = std::mem::take(&mut run.awaits_contact);
+        let wants_tick = awaits_contact || run.copying.needs_tick() || run.activity.needs_tick();
+        if wants_tick && !run.tick_armed {
             run.tick_armed = true;
             let id = run.run;
             self.schedule.after(TICK_NS, Event::Tick { vm, run: id });
@@ -539,7 +542,10 @@ impl MemberRun {
     /// Where the member stands.
     #[must_use]
     pub fn phase(&self) -> Phase {
-        self.copying.phase(self.attached)
+        match self.sequencer.serves_unrecorded() {
+            true => Phase::Unrecorded,
+            false => self.copying.phase(self.attached),
+        }
     }
 
     /// Guests' writes that are not completed, also those of a guest that has died since.
@@ -568,11 +574,15 @@ fn ranges_of(
     disks: &[crate::disk::LocalDisk],
     purpose: Purpose,
     compare: Compare,
+    unrecorded: Vec<Extent>,
 ) -> Vec<Extent> {
     if let (Purpose::Compare, Compare::Mapped(ranges)) = (purpose, compare) {
         return ranges;
     }
-    let mut extents = Vec::new();
+    let mut extents = match purpose {
+        Purpose::Initial => unrecorded,
+        _ => Vec::new(),
+    };
     for (nth, (plan, disk)) in plans.iter().zip(disks).enumerate() {
         let disk_id = DiskId(nth as u16);
         let whole = Extent { disk: disk_id, offset: 0, len_bytes: disk.size_bytes() };
@@ -587,5 +597,5 @@ fn ranges_of(
             })),
         }
     }
-    extents
+    merged(extents)
 }

@@ -1,7 +1,7 @@
 //! Bugs that are planted on purpose, to show that the checkers bite.
 
 use tidelock_backup_server::planted::Bug;
-use tidelock_daemon::owner::copying;
+use tidelock_daemon::owner::{contact, copying};
 use tidelock_daemon::{activity, degrade, heartbeat, sequencer};
 use tidelock_netfilter::release_queue;
 
@@ -14,6 +14,8 @@ pub enum Plant {
     Activity(activity::PlantedBug),
     /// In what decides which copies go on.
     Copying(copying::PlantedBug),
+    /// In what serves guests before the backup was reached.
+    Contact(contact::PlantedBug),
     /// In the watch over heartbeats.
     Heartbeat(heartbeat::PlantedBug),
     /// In what decides when a group goes on without the backup.
@@ -50,7 +52,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 47] = [
+pub const PLANTS: [(&str, Plant); 48] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -89,6 +91,7 @@ pub const PLANTS: [(&str, Plant); 47] = [
     ("copies-starve", Plant::Copying(copying::PlantedBug::Starved)),
     ("admitted-is-back", Plant::Heartbeat(heartbeat::PlantedBug::AdmittedIsBack)),
     ("queue-is-silence", Plant::Heartbeat(heartbeat::PlantedBug::QueueIsSilence)),
+    ("unrecorded-unmapped", Plant::Contact(contact::PlantedBug::Unmapped)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("handing-over-forgotten", Plant::OnTheWay(OnTheWay::HandingOverForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),

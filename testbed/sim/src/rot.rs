@@ -149,7 +149,8 @@ impl World {
         };
         let (oldest, newest) = (past.oldest_time(), past.newest_time());
         let mut asked = vec![At::Latest];
-        if oldest <= newest {
+        // Before the first record there is no time to ask for.
+        if oldest <= newest && newest.physical_ms() > 0 {
             let times =
                 [0, 1, 2].map(|_| Hlc(oldest.0 + rotten.rng.below(newest.0 - oldest.0 + 1)));
             asked.extend(times.into_iter().chain([newest]).map(At::Hlc));

@@ -4,6 +4,7 @@
 //! makes room for others to meet.
 
 use crate::beating;
+use crate::contact;
 use crate::disk::SECTOR_BYTES;
 use crate::narrow::{self, NarrowPlan};
 use crate::rng::Rng;
@@ -105,6 +106,8 @@ pub struct GroupPlan {
     pub mode: Mode,
     /// Its gate opens when something has waited so long for the backup, if it ever does.
     pub degrade_after_ms: Option<u64>,
+    /// Guests are served also if the backup is not reached after a start.
+    pub serves_unreached: bool,
     /// Its writers' heartbeats, if they have any.
     pub heartbeat: Option<HeartbeatSettings>,
     /// The lease.
@@ -137,6 +140,12 @@ impl GroupPlan {
     /// Writers that were not taken out.
     pub fn writers(&self) -> impl Iterator<Item = usize> + '_ {
         self.vms.iter().copied().filter(|vm| !self.removed.contains(vm))
+    }
+
+    /// Whether it has several members, or may come to have them.
+    #[must_use]
+    pub fn may_have_several(&self) -> bool {
+        self.has_several() || self.candidate.is_some()
     }
 
     /// Whether packets between members need tags.
@@ -263,6 +272,8 @@ pub struct Scenario {
     pub fault_weights: [u32; FAULTS.len()],
     /// One committed state in so many is recovered on a copy and compared.
     pub probe_one_in: u64,
+    /// Starts often do not reach the backup for longer than guests wait.
+    pub cut_off_starts: bool,
     /// Links that carry about as much as guests write, if they do.
     pub narrow: Option<NarrowPlan>,
 }
@@ -349,6 +360,7 @@ impl Scenario {
                 mode: *rng.pick(&[Mode::Pipelined, Mode::Pipelined, Mode::Sync, Mode::Async]),
                 degrade_after_ms: (rng.chance(1, 2))
                     .then(|| 4 * round_ms + lease_ms / 2 + rng.range(200..1000)),
+                serves_unreached: false,
                 heartbeat: None,
                 lease_ms,
                 grace_ms: lease_ms * 3 / 2,
@@ -386,8 +398,10 @@ impl Scenario {
             fault_ns: if calm { 5_000 * MS } else { rng.range(60 * MS..900 * MS) },
             fault_weights,
             probe_one_in: rng.range(20..60),
+            cut_off_starts: false,
             narrow: None,
         };
+        contact::draw(&mut Rng::new(rng.clone().number().rotate_left(32)), &mut plan);
         beating::draw(&mut Rng::new(!rng.clone().number()), &mut plan);
         plan.narrow = narrow::draw(&mut Rng::new(rng.clone().number()), &mut plan);
         plan

@@ -9,12 +9,14 @@ use crate::world::{World, note};
 use tidelock_daemon::ceiling;
 use tidelock_daemon::link::port::ToLink;
 use tidelock_daemon::sequencer::{Action, DiskError, Extent, RequestId};
-use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::record::{Effect, Record};
 
 impl World {
     pub(crate) fn act(&mut self, vm: usize) -> Checked {
+        // A write that follows its record is that record's.
+        let mut is_recorded = false;
         loop {
             let run = self.vms[vm].run.as_mut().expect("runs");
             let Some(action) = run.sequencer.poll_action() else { return Ok(()) };
@@ -22,12 +24,18 @@ impl World {
                 Action::Publish(seq, hlc) => {
                     run.pending.publish_at(WriterId(self.plan.vms[vm].writer), seq, hlc);
                 }
-                Action::Send(record) => self.admit(vm, record)?,
+                Action::Send(record) => {
+                    is_recorded = !record.copy && record.effect != Effect::Idle;
+                    self.admit(vm, record)?;
+                }
                 Action::SendInOrder(message) => {
                     self.hand_over(vm);
                     self.tell_link(vm, ToLink::InOrder(message));
                 }
                 Action::Write { op, extent, effect, fua } => {
+                    if !std::mem::take(&mut is_recorded) {
+                        self.is_unrecorded(vm, op, extent, &effect);
+                    }
                     let data = match effect {
                         Effect::Write(payload) => payload.data().to_vec(),
                         _ => vec![0; extent.len_bytes as usize],
@@ -128,7 +136,10 @@ impl World {
                 format!("vm {vm}: write {seq} is completed, the backup has {durable}")
             })?;
         }
-        let point = Point { life: self.vms[vm].oracle.life(), seq };
+        let point = match seq {
+            Seq::ZERO => Point { life: self.vms[vm].run.as_ref().expect("runs").life, seq },
+            seq => Point { life: self.vms[vm].oracle.life(), seq },
+        };
         self.guest_write_done(vm, id.0, result.is_ok(), point)
     }
 

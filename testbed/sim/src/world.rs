@@ -18,7 +18,7 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{S, Schedule, US};
 use crate::trace::Trace;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use tidelock_backup_server::group::Now;
 use tidelock_daemon::owner::replication::Clocks;
@@ -146,6 +146,8 @@ pub struct Vm {
     pub slow_factor: u64,
     /// On record at its host: the group was switched over to the backup site.
     pub switched: bool,
+    /// Extents of the map in which a guest has written without a record, as long as no comparison has begun.
+    pub unrecorded: BTreeSet<(DiskId, u64)>,
 }
 
 /// One host.
@@ -224,6 +226,12 @@ pub struct Counts {
     pub heartbeats: u64,
     /// How often one was missed.
     pub missed: u64,
+    /// Runs that served guests before the backup was reached.
+    pub unreached: u64,
+    /// Guests' writes in them that have no record.
+    pub unrecorded: u64,
+    /// Of those runs, how many answered clients.
+    pub answered: u64,
 }
 
 /// The world.
@@ -291,6 +299,7 @@ impl World {
                     errors_one_in: 0,
                     slow_factor: 1,
                     switched: false,
+                    unrecorded: BTreeSet::new(),
                 }
             })
             .collect();

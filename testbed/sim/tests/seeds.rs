@@ -30,6 +30,7 @@ fn no_rule_is_broken() {
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
     let (mut narrow_returns, mut heartbeats, mut missed) = (0, 0, 0);
+    let (mut unreached, mut unrecorded, mut answered) = (0, 0, 0);
     for seed in 1..=250 {
         let outcome = run(seed, &options);
         assert!(outcome.failure.is_none(), "{}", report(&outcome));
@@ -52,6 +53,9 @@ fn no_rule_is_broken() {
         narrow_returns += outcome.counts.narrow_returns;
         heartbeats += outcome.counts.heartbeats;
         missed += outcome.counts.missed;
+        unreached += outcome.counts.unreached;
+        unrecorded += outcome.counts.unrecorded;
+        answered += outcome.counts.answered;
     }
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
@@ -61,6 +65,10 @@ fn no_rule_is_broken() {
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
     assert!(narrow_returns > 20, "{narrow_returns} returns while guests wrote");
     assert!(heartbeats > 300 && missed > 20, "{heartbeats} heartbeats, {missed} missed");
+    assert!(
+        unreached > 10 && unrecorded > 500 && answered > 5,
+        "{unreached} starts without the backup, {unrecorded} writes in them, {answered} answered clients"
+    );
     assert!(ceilings > 5, "{ceilings} waits for a time to be on record");
     assert!(clean > 5, "{clean} clean starts");
     assert!(merged > 10_000 && untagged > 1_000 && idles > 500, "{merged} {untagged} {idles}");
@@ -120,29 +128,31 @@ fn known_seed(name: &str) -> u64 {
         "damage-folded-as-good"
         | "damage-not-listed"
         | "lease-ignored"
+        | "oldest-forgotten"
         | "outsider-merged"
         | "unbounded-backlog"
         | "wrap-forgotten" => 2,
-        "ack-over-gap" | "no-calm" | "over-before-covered" => 3,
-        "old-epoch-accepted" | "times-alone" => 4,
-        "admitted-is-back" => 8,
-        "queue-is-silence" => 18,
-        "copies-starve" | "only-when-idle" => 48,
-        "activity-unflushed"
+        "ack-over-gap" | "activity-forgotten" | "no-calm" => 3,
+        "fence-ignored-in-async" | "map-older-wins" | "times-alone" => 4,
+        "cut-of-each-maximum"
         | "merge-forgotten"
         | "strip-before-merge"
-        | "watermark-ignores-idle" => 5,
-        "oldest-forgotten" | "rebuilt-next-to-pending" => 6,
+        | "watermark-ignores-idle"
+        | "waypoint-too-early" => 5,
         "newcomer-not-told" => 7,
-        "ceiling-passed" | "cut-of-each-maximum" | "map-keeps-void" => 8,
-        "fence-ignored-in-async" => 10,
+        "admitted-is-back" | "ceiling-passed" | "map-keeps-void" => 8,
+        "policy-forgotten" => 9,
+        "old-epoch-accepted" => 10,
+        "activity-unflushed" => 14,
         "removed-holds-watermark" => 17,
+        "queue-is-silence" => 18,
+        "any-entry-covers" | "first-entry-only" | "newcomer-not-waited-for" | "sum-covers" => 34,
+        "copies-starve" | "only-when-idle" => 48,
+        "hlc-goes-back" => 51,
+        "over-before-covered" => 58,
+        "rebuilt-next-to-pending" => 66,
         "given-up-before-shut" => 160,
-        "any-entry-covers" | "first-entry-only" | "sum-covers" => 19,
-        "policy-forgotten" => 23,
-        "hlc-goes-back" => 30,
-        "activity-forgotten" => 36,
-        "newcomer-not-waited-for" => 265,
+        "unrecorded-unmapped" => 1419,
         "floor-not-awaited" => 3278,
         _ => 1,
     }
@@ -179,6 +189,7 @@ fn every_planted_bug_is_caught() {
             "floor-not-awaited" => &[Checker::OutputCommit, Checker::Closed, Checker::Degraded],
             "policy-forgotten" | "over-before-covered" => &[Checker::Degraded],
             "no-calm" => &[Checker::Steady],
+            "unrecorded-unmapped" => &[Checker::InMap],
             "admitted-is-back" | "queue-is-silence" => &[Checker::Silence],
             "only-when-idle" => &[Checker::ComesBack],
             "copies-starve" => &[Checker::GoesOn, Checker::ComesBack],

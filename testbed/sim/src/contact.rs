@@ -1,0 +1,153 @@
+//! Starts without the backup (`before_first_contact`): production's [`Contact`] in the owner loop, what
+//! `host/degrading.rs` does about clients until the backup is there, and starts that do not reach it for longer than
+//! anybody waits for it.
+
+use crate::failure::{Checked, Checker, check};
+use crate::faults::Later;
+use crate::logging::is_mapped;
+use crate::oracle::Point;
+use crate::owner::Submitted;
+use crate::plant::{OnTheWay, Plant};
+use crate::rng::Rng;
+use crate::scenario::Scenario;
+use crate::schedule::MS;
+use crate::world::{World, note};
+use tidelock_daemon::link::port::ToLink;
+use tidelock_daemon::owner::contact::{Look, PATIENCE};
+use tidelock_daemon::owner::replication::Clocks;
+use tidelock_daemon::sequencer::{Extent, OpId};
+use tidelock_protocol::ids::{Epoch, Seq};
+use tidelock_protocol::message::Attached;
+use tidelock_protocol::record::Effect;
+
+const PATIENCE_NS: u64 = PATIENCE.as_nanos() as u64;
+
+/// Draws which groups serve so, and whether starts are cut off from the backup. It draws its own numbers.
+pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
+    if !rng.chance(1, 4) {
+        return;
+    }
+    // Several members could not know what a guest has heard.
+    for group in plan.groups.iter_mut().filter(|group| !group.may_have_several()) {
+        group.serves_unreached = rng.chance(3, 4);
+        plan.cut_off_starts = true;
+    }
+}
+
+impl World {
+    /// A daemon has started: often the backup is not reached for longer than guests wait for it.
+    pub(crate) fn cut_off_start(&mut self, host: usize) {
+        if !self.plan.cut_off_starts || !self.faulty || !self.rng.chance(1, 2) {
+            return;
+        }
+        let span = PATIENCE_NS + self.rng.range(0..3_000 * MS);
+        note!(self, "the backup is out of reach for {} ms", span / MS);
+        if self.rng.chance(1, 2) {
+            let path = &mut self.net.paths[host];
+            (path.up_stopped, path.down_stopped) = (true, true);
+            self.later(Later::PathHeals { host }, span);
+        } else {
+            self.end_backup(false);
+            self.later(Later::BackupStarts, span);
+        }
+    }
+
+    /// The part of a loop's turn that is about guests that wait for the backup.
+    pub(crate) fn drive_contact(&mut self, vm: usize, clocks: Clocks) {
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        match run.contact.look(clocks.now) {
+            Look::Nothing => {}
+            Look::Later => run.awaits_contact = true,
+            Look::Ask if run.draining => {}
+            Look::Ask => self.tell_link(vm, ToLink::ServeUnrecorded),
+        }
+    }
+
+    /// The link says first of all that the disks may differ.
+    pub(crate) fn serve_unrecorded(&mut self, vm: usize, clocks: Clocks) {
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        if run.contact.serve(&mut run.sequencer, clocks) {
+            self.counts.unreached += 1;
+            note!(self, "vm {vm} is served without the backup");
+        }
+    }
+
+    /// Writes are recorded from here on. Returns where some are in flight that are not.
+    pub(crate) fn begin_recording(
+        &mut self,
+        vm: usize,
+        attached: &Attached,
+        first: bool,
+        clocks: Clocks,
+    ) -> Vec<Extent> {
+        let writer = self.plan.vms[vm].writer_id().expect("it has a stream");
+        let was_started = self.vms[vm].run.as_ref().expect("runs").sequencer.is_started();
+        if !was_started {
+            let group = self.backup.groups[self.plan.vms[vm].group].group.as_ref();
+            let cut = group.map_or(attached.durable, |group| group.cut().get(writer));
+            self.begin_life(vm, attached.durable, cut.min(attached.durable));
+        }
+        let mut attached = attached.clone();
+        if self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack)) {
+            attached.last_hlc = tidelock_protocol::hlc::Hlc(0);
+        }
+        self.vms[vm].unrecorded.clear();
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        run.contact.record(&mut run.sequencer, &attached, first, clocks)
+    }
+
+    /// A write that has no record is begun. The copy of the disks that this run begins with has it.
+    pub(crate) fn is_unrecorded(&mut self, vm: usize, op: OpId, extent: Extent, effect: &Effect) {
+        let state = &mut self.vms[vm];
+        let run = state.run.as_mut().expect("runs");
+        let data = match effect {
+            Effect::Write(payload) => Some(payload.data().as_ptr()),
+            _ => None,
+        };
+        let is_it = |s: &Submitted| s.seq.is_none() && s.extent == extent && s.data == data;
+        state.oracle.wrote_unrecorded(extent, effect, run.life);
+        let geometry = self.plan.vms[vm].log.filter(|_| !run.sequencer.is_started());
+        if let Some(geometry) = geometry {
+            let unit = u64::from(geometry.extent_bytes);
+            let units = extent.offset / unit..extent.end().div_ceil(unit);
+            state.unrecorded.extend(units.map(|nth| (extent.disk, nth * unit)));
+        }
+        let found = run.submitted.iter().find(|(_, s)| is_it(s));
+        let request = found.map(|(request, _)| *request);
+        run.unrecorded.insert(op, (request, extent, effect.clone()));
+        if let Some((_, submitted)) = found {
+            let point = Point { life: run.life, seq: Seq::ZERO };
+            state.guest.stores(self.plan.vms[vm].writer, point, &submitted.known);
+        }
+        self.counts.unrecorded += 1;
+    }
+
+    /// Whether clients of a group on a host are answered although the backup was not reached since the start.
+    pub(crate) fn opens_unreached(&self, vms: &[usize]) -> bool {
+        let runs = || vms.iter().filter_map(|vm| self.vms[*vm].run.as_ref());
+        let may_answer =
+            |vm: &usize| self.vms[*vm].state.lock().expect("one thread").may_answer_unreached();
+        runs().any(|run| run.sequencer.serves_unrecorded() && run.refusal.is_none())
+            && vms.iter().all(may_answer)
+            && runs().all(|run| !run.draining)
+    }
+
+    /// Rule 6: what has no record is in the map, as a power loss would leave it, as long as it cannot be compared.
+    pub(crate) fn check_unrecorded(&self, vm: usize) -> Checked {
+        let unrecorded = &self.vms[vm].unrecorded;
+        let Some(found) = self.durable_log(vm).filter(|_| !unrecorded.is_empty()) else {
+            return Ok(());
+        };
+        let outside = unrecorded.iter().find(|(disk, offset)| !is_mapped(&found, *disk, *offset));
+        check(outside.is_none(), Checker::InMap, || {
+            format!("vm {vm}: {outside:?} has no record and is not in the map")
+        })
+    }
+}
+
+impl crate::host::StateFile {
+    /// As production's `state.rs` says it.
+    fn may_answer_unreached(&self) -> bool {
+        !self.fenced && (self.epoch == Epoch(0) || self.serves_unreached_kept)
+    }
+}
