@@ -259,7 +259,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
             ],
         ),
         ("lease-ignored", Checker::Lease, 3, &[Checker::Fence, Checker::OutputCommit]),
-        ("one-too-early", Checker::OutputCommit, 31, &[Checker::ToldRows]),
+        ("one-too-early", Checker::OutputCommit, 16, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 3278, &[Checker::Closed, Checker::Degraded]),
         ("times-alone", Checker::Past, 215, &[Checker::Closed]),
@@ -278,7 +278,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "hlc-goes-back",
             Checker::HlcGrows,
-            32,
+            51,
             &[
                 Checker::Stream,
                 Checker::Outsider,
