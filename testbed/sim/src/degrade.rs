@@ -315,11 +315,14 @@ impl World {
             let slot = &self.backup.groups[group];
             let policies = slot.group.as_ref().map(|of| of.policies());
             let kept = policies.and_then(|policies| policies.get(name));
-            // Of a host that was in mode async the time is not by its own clock.
-            let has_degraded = kept.is_some_and(|kept| kept.degraded_since_unix_ms.is_some());
+            // Of a host that was in mode async, and has not degraded, the time is not by its own clock.
+            let was_async = kept.is_some_and(|kept| {
+                kept.mode == Mode::Async && kept.degraded_since_unix_ms.is_none()
+            });
             let is_said = exposure.is_some_and(|of| {
                 let by = match slot.said.has_heard(vm) {
-                    _ if has_degraded => unpromised.since_unix_ms,
+                    _ if was_async => unpromised.first_unix_ms,
+                    _ if of.is_known => unpromised.since_unix_ms,
                     true => unpromised.first_unix_ms,
                     false => unpromised.last_record_ms,
                 };

@@ -146,14 +146,15 @@ fn known_seed(name: &str) -> u64 {
         "activity-unflushed" => 14,
         "removed-holds-watermark" => 17,
         "queue-is-silence" => 18,
-        "any-entry-covers" | "first-entry-only" | "newcomer-not-waited-for" | "sum-covers" => 34,
+        "any-entry-covers" | "first-entry-only" | "sum-covers" => 34,
         "copies-starve" | "only-when-idle" => 48,
         "hlc-goes-back" => 51,
         "over-before-covered" => 58,
         "rebuilt-next-to-pending" => 66,
         "given-up-before-shut" => 160,
         "unrecorded-unmapped" => 1419,
-        "floor-not-awaited" => 3278,
+        "floor-not-awaited" => 208,
+        "newcomer-not-waited-for" => 265,
         _ => 1,
     }
 }
@@ -262,7 +263,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("one-too-early", Checker::OutputCommit, 16, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 3278, &[Checker::Closed, Checker::Degraded]),
-        ("times-alone", Checker::Past, 215, &[Checker::Closed]),
+        ("times-alone", Checker::Past, 217, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
             Checker::Watermark,
