@@ -157,7 +157,11 @@ impl<S: Storage> Group<S> {
             Some(known) if !planted::is(Bug::PolicyForgotten) => known.policy(),
             Some(_) => policy,
             None if planted::is(Bug::PolicyForgotten) => policy,
-            None => Policy::holding(mode),
+            // There was no room for its first word.
+            None => {
+                let peer = self.peers().into_iter().find(|peer| peer.name == name);
+                Policy::holding(peer.map_or(Mode::Pipelined, |peer| peer.mode))
+            }
         };
         self.outputs.push(Output::Send(link, Message::PolicyKept(kept)));
     }

@@ -49,6 +49,8 @@ fn it_is_on_stable_storage_before_the_host_hears_so() {
     disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
     let hold = Policy::holding(Mode::Pipelined);
     assert_eq!(tell(&mut group, 1, HOLDS), [Message::PolicyKept(hold)]);
+    let open = Policy::holding(Mode::Async);
+    assert_eq!(tell(&mut group, 1, open), [Message::PolicyKept(hold)], "nor the mode");
     let more = Policy { after_ms: Some(1), ..HOLDS };
     assert_eq!(tell(&mut group, 0, more), [Message::PolicyKept(HOLDS)]);
     disk.set_faults(Faults::default());
