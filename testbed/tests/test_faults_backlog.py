@@ -34,6 +34,20 @@ def options(size_mib: int = 1024, at_limit: str = "", **more) -> Options:
     return Options(**{"backlog_mib": MEMORY_MIB, "disk_mib": DISK_MIB, "group": on_disk(size_mib, **keys)} | more)
 
 
+def both_sites(run, of: Options | None = None) -> tuple[Net, Pair, Oracle]:
+    """Started and protected, with what their disk must hold."""
+    net = Net(run, rtt_ms=10)
+    pair = Pair(run, of or options(), net)
+    pair.start()
+    return net, pair, Oracle(DISK_MIB * MIB)
+
+
+def cut(net: Net, pair: Pair) -> None:
+    """The backup is away, and the daemon knows it."""
+    net.wan.cut()
+    pair.wait_state("disconnected")
+
+
 def backlog(pair: Pair) -> dict:
     """What status says of it."""
     return writer_of(pair.group())["backlog"]
@@ -65,14 +79,10 @@ def check_nothing_compared(pair: Pair) -> None:
 
 def test_an_outage_beyond_memory_is_caught_up_with_in_order(run):
     """Twice: the link is cut, the guest writes more than memory holds, and all of it arrives, in order."""
-    net = Net(run, rtt_ms=10)
-    pair = Pair(run, options(), net)
-    pair.start()
-    oracle = Oracle(DISK_MIB * MIB)
+    net, pair, oracle = both_sites(run)
     load = pair.load(oracle, "outage", depth=32)
     for _ in range(2):
-        net.wan.cut()
-        pair.wait_state("disconnected")
+        cut(net, pair)
         write_beyond_memory(pair, load)
         assert "not in memory" in pair.status_text()
         net.wan.mend()
@@ -89,13 +99,9 @@ def test_an_outage_beyond_memory_is_caught_up_with_in_order(run):
 
 def test_recovery_in_the_middle_of_the_catch_up_finds_a_prefix(run):
     """The link comes back, thin, and is cut again when the backup has a part: what is recovered was the disk."""
-    net = Net(run, rtt_ms=10)
-    pair = Pair(run, options(), net)
-    pair.start()
-    oracle = Oracle(DISK_MIB * MIB)
+    net, pair, oracle = both_sites(run)
     load = pair.load(oracle, "catch-up", depth=4)
-    net.wan.cut()
-    pair.wait_state("disconnected")
+    cut(net, pair)
     write_beyond_memory(pair, load, 3)
     load.finish()
     full = backlog(pair)["on_disk"]["records"]
@@ -125,13 +131,9 @@ def test_recovery_in_the_middle_of_the_catch_up_finds_a_prefix(run):
 
 def test_at_its_limit_writes_wait_and_it_is_said(run):
     """With `at_limit = "wait"` guests' writes wait as without a disk, log and status say so, and it ends."""
-    net = Net(run, rtt_ms=10)
-    pair = Pair(run, options(size_mib=64, at_limit="wait"), net)
-    pair.start()
-    oracle = Oracle(DISK_MIB * MIB)
+    net, pair, oracle = both_sites(run, options(size_mib=64, at_limit="wait"))
     load = pair.load(oracle, "full", depth=32)
-    net.wan.cut()
-    pair.wait_state("disconnected")
+    cut(net, pair)
     wait_until("writes wait", lambda: backlog(pair)["writes_wait"], 120, [pair.daemon])
     full = backlog(pair)
     assert full["used_bytes"] <= full["limit_bytes"] == 64 * MIB
@@ -158,13 +160,9 @@ def kill(pair: Pair, load, oracle: Oracle) -> None:
 def test_a_daemon_killed_in_an_outage_goes_on_in_order(run):
     """kill -9 with more waiting than memory holds: the guest is served again without the backup, nothing that
     waited is lost, and nothing is compared when the link is back."""
-    net = Net(run, rtt_ms=10)
-    pair = Pair(run, options(), net)
-    pair.start()
-    oracle = Oracle(DISK_MIB * MIB)
+    net, pair, oracle = both_sites(run)
     load = pair.load(oracle, "killed", depth=4)
-    net.wan.cut()
-    pair.wait_state("disconnected")
+    cut(net, pair)
     write_beyond_memory(pair, load)
     for lap in range(2):
         kill(pair, load, oracle)
@@ -196,10 +194,7 @@ def test_killed_at_any_moment_nothing_is_compared_and_the_sites_are_equal(run, s
     """kill -9 under load, again and again, with the link up or down: what may not have ended on the local disk is done
     again, so both sites have the same."""
     chance = random.Random(f"killed {seed}")
-    net = Net(run, rtt_ms=4)
-    pair = Pair(run, options(), net)
-    pair.start()
-    oracle = Oracle(DISK_MIB * MIB)
+    net, pair, oracle = both_sites(run)
     for lap in range(6):
         load = pair.load(oracle, f"{seed} {lap}", depth=chance.choice([1, 8, 64]))
         wanted = chance.randrange(50, 1200)
@@ -226,10 +221,7 @@ def test_killed_at_any_moment_nothing_is_compared_and_the_sites_are_equal(run, s
 def test_what_cannot_be_believed_is_compared(run):
     """The mark is missing, a segment is damaged, the daemon is killed while the sites are compared: the activity log
     says what to compare, as without a disk, and old segments are removed."""
-    net = Net(run, rtt_ms=10)
-    pair = Pair(run, options(), net)
-    pair.start()
-    oracle = Oracle(DISK_MIB * MIB)
+    net, pair, oracle = both_sites(run)
     directory = pair.state_file.with_suffix(".backlog")
 
     def damage() -> None:
@@ -243,8 +235,7 @@ def test_what_cannot_be_believed_is_compared(run):
         (lambda: segments(pair)[-2].unlink(), "a part of it is missing"),
     ]:
         load = pair.load(oracle, said, depth=32)
-        net.wan.cut()
-        pair.wait_state("disconnected")
+        cut(net, pair)
         write_beyond_memory(pair, load)
         kill(pair, load, oracle)
         spoil()
@@ -274,13 +265,9 @@ def test_what_cannot_be_believed_is_compared(run):
 
 def test_a_clean_stop_leaves_nothing_to_compare(run):
     """All that waited on disk is sent before the daemon ends."""
-    net = Net(run, rtt_ms=10)
-    pair = Pair(run, options(), net)
-    pair.start()
-    oracle = Oracle(DISK_MIB * MIB)
+    net, pair, oracle = both_sites(run)
     load = pair.load(oracle, "stopped", depth=4)
-    net.wan.cut()
-    pair.wait_state("disconnected")
+    cut(net, pair)
     write_beyond_memory(pair, load, 1.5)
     load.finish()
     net.wan.mend()
@@ -295,13 +282,9 @@ def test_a_clean_stop_leaves_nothing_to_compare(run):
 def test_a_disk_that_fails_is_said_and_tried_again(run):
     """No segment can be begun: the backlog is in memory only, with `at_limit = "wait"` writes wait when that is full,
     nothing is lost, and with the backup there the disk is used again."""
-    net = Net(run, rtt_ms=10)
-    pair = Pair(run, options(at_limit="wait"), net)
-    pair.start()
-    oracle = Oracle(DISK_MIB * MIB)
+    net, pair, oracle = both_sites(run, options(at_limit="wait"))
     load = pair.load(oracle, "failing", depth=4)
-    net.wan.cut()
-    pair.wait_state("disconnected")
+    cut(net, pair)
     write_beyond_memory(pair, load, 1.2)
     # In the way of the segment after the next one.
     last = int(segments(pair)[-1].stem)

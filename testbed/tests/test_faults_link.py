@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.nbdwire import Connection
@@ -13,6 +12,7 @@ from tidelock_testbed.net import Net
 from tidelock_testbed.oracle import BLOCK, Oracle, block_data
 from tidelock_testbed.pair import DISK, MIB, Options, Pair
 from tidelock_testbed.process import wait_until
+from tidelock_testbed.room import take_all
 
 
 def stands_still(load) -> bool:
@@ -134,7 +134,7 @@ def test_disk_full_at_the_backup(run):
     load = pair.load(oracle, "full", depth=32)
     wait_until("the load goes on", lambda: load.replies > 300, 60)
     ballast = pair.backup_files() / "ballast"
-    fill(ballast)
+    take_all(ballast)
     group = pair.wait_state("stalled")
     assert "No space left" in group["detail"] or "full" in group["detail"], group["detail"]
     assert pair.backup_group()["stalled"], "the backup's own status says it"
@@ -150,17 +150,6 @@ def test_disk_full_at_the_backup(run):
     assert "purpose=Compare" not in pair.daemon.log.read_text()
 
 
-def fill(ballast: Path) -> None:
-    """Takes all the room that there is."""
-    with ballast.open("wb", buffering=0) as file:
-        for size in (MIB, 4096):
-            try:
-                while file.write(b"\xba" * size) == size:
-                    pass
-            except OSError:
-                pass
-
-
 def test_backup_killed_while_its_disk_is_full(run):
     """It starts on a full disk, too, says so again, and goes on when there is room."""
     pair = Pair(run, Options(backlog_mib=32, backup_tmpfs_mib=160))
@@ -169,7 +158,7 @@ def test_backup_killed_while_its_disk_is_full(run):
     load = pair.load(oracle, "full and killed", depth=32)
     wait_until("the load goes on", lambda: load.replies > 300, 60)
     ballast = pair.backup_files() / "ballast"
-    fill(ballast)
+    take_all(ballast)
     pair.wait_state("stalled")
     pair.kill(pair.backup)
     pair.wait_state("disconnected")

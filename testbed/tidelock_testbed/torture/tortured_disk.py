@@ -20,6 +20,7 @@ from ..pair import DISK, GROUP, LONG_S, MEMBER, MIB, Pair
 from ..paths import BIN
 from ..process import run_command, wait_until
 from ..progress import say
+from ..room import take_all
 from ..run import Run
 from .faults import Troublemaker, Victim, World, inside
 from .verdict import Verdict
@@ -73,7 +74,10 @@ class TorturedDisk:
         switches = inside("the daemon", in_daemon, self.chance, has_disk=False)
         switches |= inside("the backup", in_backup, self.chance, has_disk=True)
         if may_be_full:
-            switches["disk: the backup's is full"] = (self._fill, lambda: self.ballast.unlink(missing_ok=True))
+            switches["disk: the backup's is full"] = (
+                lambda: take_all(self.ballast),
+                lambda: self.ballast.unlink(missing_ok=True),
+            )
         if faulty := self.faulty:
             switches["disk: the primary's fails writes"] = (lambda: faulty.fail("pwrite"), faulty.fail)
             # What cannot be read cannot be compared: it is tried again.
@@ -225,12 +229,3 @@ class TorturedDisk:
             self.load.vanish()
             self.oracle.server_died()
             self.load = None
-
-    def _fill(self) -> None:
-        with self.ballast.open("wb", buffering=0) as file:
-            for size in (MIB, 4096):
-                try:
-                    while file.write(b"\xba" * size) == size:
-                        pass
-                except OSError:
-                    pass
