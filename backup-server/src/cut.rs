@@ -138,7 +138,9 @@ impl CutTracker {
                 (Some(resync), CopyState::Resyncing) => {
                     resync.done = Some((record.seq, record.hlc));
                 }
-                (_, CopyState::Empty | CopyState::Partial) => track.whole_at = Some(record.seq),
+                (_, CopyState::Empty | CopyState::Partial | CopyState::Seeded) => {
+                    track.whole_at = Some(record.seq)
+                }
                 _ => {}
             }
         }

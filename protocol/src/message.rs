@@ -196,6 +196,20 @@ pub enum CopyState {
     Whole,
     /// Whole at `committed`, which stands still until the resync that has begun after it ends.
     Resyncing,
+    /// The disks were here before any host came, and are no host's until one has compared them. To hosts it is said as
+    /// `Partial`, which asks for the same.
+    Seeded,
+}
+
+impl CopyState {
+    /// As hosts are told.
+    #[must_use]
+    pub fn told(self) -> Self {
+        match self {
+            Self::Seeded => Self::Partial,
+            other => other,
+        }
+    }
 }
 
 /// The backup's answer to [`Attach`].

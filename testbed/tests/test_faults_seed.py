@@ -124,7 +124,7 @@ def test_there_and_back_again(run):
         back.backup_command(*seed)
     home.daemon.stop()
     assert json.loads(back.backup_command(*seed))["disks"][0]["how"] == "moved"
-    with pytest.raises(RuntimeError, match="no host has compared them"):
+    with pytest.raises(RuntimeError, match="no host has compared its own with them"):
         back.backup_command("recover", GROUP, "--primary-is-dead")
     back.start_daemon()
     back.wait_state("protected")

@@ -390,6 +390,9 @@ pub(crate) struct Seed {
     /// Move the files: they become the server's, and are changed by what arrives
     #[arg(long = "move")]
     pub(crate) moves: bool,
+    /// Do not keep the disks as they are now, as pin `seeded`, once a host has sent what differs
+    #[arg(long = "no-pin")]
+    pub(crate) no_pin: bool,
     /// For programs: one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

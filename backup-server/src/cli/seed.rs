@@ -13,12 +13,14 @@ mod source;
 use super::args::Seed;
 use super::client::Client;
 use super::export::progress;
-use crate::group::{SeedError, SeededMember, seed, seeded_manifest};
+use crate::group::{SEEDED, SeedError, SeededMember, seed, seeded_manifest};
+use crate::history::Point;
 use crate::manifest::Manifest;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::storage::files::Files;
 use crate::text;
+use crate::travel::marks::{self, Kind, Mark, Marks};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
@@ -85,7 +87,10 @@ pub(super) async fn run(config: Config, args: Seed) -> Result<()> {
 fn tell(args: &Seed, disks: &[Seeded], server_runs: bool) {
     if args.json {
         let disks: Vec<_> = disks.iter().map(Seeded::to_json).collect();
-        println!("{}", json!({ "group": args.group, "disks": disks, "server_runs": server_runs }));
+        let pin = (!args.no_pin).then_some(SEEDED);
+        let of =
+            json!({ "group": args.group, "disks": disks, "pin": pin, "server_runs": server_runs });
+        println!("{of}");
         return;
     }
     println!("group {} is seeded:", args.group);
@@ -94,9 +99,16 @@ fn tell(args: &Seed, disks: &[Seeded], server_runs: bool) {
         println!("  {:<20} {size:>10}  {} {}", of.name, of.how.word(), of.file.display());
     }
     println!(
-        "Nothing can be recovered yet: a host that attaches this group compares its disks with these, and \
-         sends what differs"
+        "A host that attaches this group compares its disks with these, and sends what differs. Until that is done \
+         its state cannot be recovered here"
     );
+    if !args.no_pin {
+        println!(
+            "The disks as they are now stay, as pin {SEEDED}, and take room in the journal as soon as they are \
+             written to. When nobody needs them any more: tidelock-backup pin {} {SEEDED} --remove",
+            args.group
+        );
+    }
 }
 
 /// What became of one disk.
@@ -156,7 +168,7 @@ impl Work {
         if let Err(error) = made {
             taken.undo();
             drop(fs::remove_dir_all(dir.join("journal")));
-            for left in ["group.json", "machines", "images", ""] {
+            for left in ["group.json", marks::FILE, "machines", "images", ""] {
                 let left = dir.join(left);
                 // What is not empty holds what could not be put back: that stays.
                 drop(fs::remove_file(&left).or_else(|_| fs::remove_dir(&left)));
@@ -242,12 +254,25 @@ impl Work {
         bar.finish_and_clear();
         let storage = Files::new(dir.to_owned());
         let options = self.config.options(&self.args.group);
-        seed(&storage, &manifest, options.journal).map_err(|error| match error.is_full() {
+        let now_ms = crate::server::clock::now().unix_ms;
+        let as_found = seed(&storage, &manifest, options.journal, now_ms);
+        let as_found = as_found.map_err(|error| match error.is_full() {
             true => source::no_room(dir),
             false => SeedError::into(error),
         })?;
+        if !self.args.no_pin {
+            pin(storage, as_found, now_ms)?;
+        }
         give_to_owner_of(&self.config.data_dir, dir)
     }
+}
+
+/// So that the images do not pass the point.
+fn pin(storage: Files, point: Point, now_ms: u64) -> Result<()> {
+    let (kind, set_at_unix_ms) = (Kind::Pin, now_ms);
+    let mark = Mark { kind, point, set_at_unix_ms, expires_at_unix_ms: None, asked_by: None };
+    Marks::open(storage)?.set(SEEDED, mark, true)?;
+    Ok(())
 }
 
 /// In the place of sizes while only names are looked at.

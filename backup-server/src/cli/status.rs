@@ -42,9 +42,10 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
 
 fn copy(writer: &WriterStatus) -> &'static str {
     match writer.copy {
-        CopyState::Partial if writer.host.is_none() => {
-            "seeded, no host has compared it: nothing can be recovered yet"
+        CopyState::Seeded if writer.host.is_none() => {
+            "seeded, no host has compared it: only what was seeded can be recovered"
         }
+        CopyState::Seeded => "initialising: only what was seeded can be recovered yet",
         CopyState::Empty => "nothing has arrived yet: nothing can be recovered",
         CopyState::Partial => "initialising: nothing can be recovered yet",
         CopyState::Whole => "whole",

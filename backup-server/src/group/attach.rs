@@ -8,6 +8,7 @@
 //! | partial | partial | partial | partial |
 //! | whole | whole | whole | **resyncing** |
 //! | resyncing | resyncing | resyncing | resyncing |
+//! | seeded | seeded | seeded | seeded |
 //!
 //! A disk that is added, or has grown, makes a whole copy one that is resyncing, and a second run an empty one one
 //! that has begun: of the first nothing may have arrived, but its guest was served.
@@ -333,7 +334,7 @@ impl<S: Storage> Group<S> {
             durable: self.commit.durable_of(writer),
             committed: self.told(),
             last_hlc: state.last_hlc,
-            copy,
+            copy: copy.told(),
         })
     }
 

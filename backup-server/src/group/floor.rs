@@ -56,7 +56,7 @@ impl<S: Storage> Group<S> {
     /// known, the others are asked; and it is asked for others that wait for it.
     pub(super) fn sound(&mut self, writer: WriterId, copy: CopyState) {
         self.floors.retain(|floor| floor.writer != writer);
-        if matches!(copy, CopyState::Partial | CopyState::Resyncing) {
+        if matches!(copy.told(), CopyState::Partial | CopyState::Resyncing) {
             self.last_sound += 1;
             let (id, answers) = (self.last_sound, BTreeMap::new());
             self.floors.push(Floor { writer, id, answers });

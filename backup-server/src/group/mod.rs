@@ -56,7 +56,7 @@ pub use policies::{Exposure, Known};
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
 pub use retention::{AtSizeMax, Retention};
 pub use scrub::ScrubStatus;
-pub use seed::{SECTOR_BYTES, SeedError, SeededMember, manifest as seeded_manifest, seed};
+pub use seed::{SECTOR_BYTES, SEEDED, SeedError, SeededMember, manifest as seeded_manifest, seed};
 pub use shape::RemoveError;
 pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
-use tidelock_protocol::ids::{Epoch, WriterId};
+use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, RefusalKind};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -56,6 +56,18 @@ pub enum RecoverError {
         member: String,
         /// How far it came.
         copy: &'static str,
+    },
+    /// What is here is not the disks of any host yet.
+    #[error(
+        "the disks of {member} are still those that were seeded: {why}. If the primary still runs, let it finish; \
+         `status` shows how far it is. To give up what it has and recover what was seeded, give --at \
+         bookmark:{pin}", pin = super::SEEDED
+    )]
+    Seeded {
+        /// Which member.
+        member: String,
+        /// Why they are not more than that.
+        why: &'static str,
     },
     /// The old primary may still answer clients.
     #[error(
@@ -191,7 +203,7 @@ impl<S: Storage> Group<S> {
                 None => Ok(recovery),
             };
         }
-        self.check_whole()?;
+        self.check_whole(point)?;
         if !accepts_damage {
             self.check_undamaged(point)?;
         }
@@ -278,7 +290,7 @@ impl<S: Storage> Group<S> {
 
     /// Whether `recover` would work, but for the grace.
     pub(super) fn is_recoverable(&self) -> bool {
-        self.broken.is_none() && self.check_whole().is_ok()
+        self.broken.is_none() && self.check_whole(None).is_ok()
     }
 
     /// Whether a writer's disks are those of a recovered group.
@@ -288,21 +300,30 @@ impl<S: Storage> Group<S> {
         of.is_some_and(|of| of.standing != Standing::Removed && is_whole(of.copy))
     }
 
-    fn check_whole(&self) -> Result<(), RecoverError> {
+    /// Whether every member's disks have a state, or had one at that point.
+    fn check_whole(&self, point: Option<&Point>) -> Result<(), RecoverError> {
         let writers = &self.journal.state().writers;
         for (i, (copy, of)) in self.durable_copies.iter().zip(writers).enumerate() {
+            let writer = WriterId(i as u16);
+            let before_all = point.is_some_and(|point| point.cut.get(writer) == Seq::ZERO);
             let copy = match copy {
                 _ if of.standing != Standing::Member => continue,
+                CopyState::Seeded if before_all => continue,
+                CopyState::Seeded => {
+                    let member = self.manifest.writers[i].clone();
+                    let why = match self.is_seeded(i) {
+                        true => "no host has compared its own with them",
+                        false => "the comparison with its host's has not ended",
+                    };
+                    return Err(RecoverError::Seeded { member, why });
+                }
                 CopyState::Whole | CopyState::Resyncing
-                    if self.cut.is_copying(WriterId(i as u16)) =>
+                    if self.cut.is_copying(writer) && !before_all =>
                 {
                     "its end depends on records of other members that have not arrived"
                 }
                 CopyState::Whole | CopyState::Resyncing => continue,
                 CopyState::Empty => "nothing has arrived",
-                CopyState::Partial if self.is_seeded(i) => {
-                    "its disks were seeded, and no host has compared them"
-                }
                 CopyState::Partial => "a part has arrived",
             };
             let member = self.manifest.writers[i].clone();
@@ -402,7 +423,7 @@ impl<S: Storage> Group<S> {
     pub fn pin(&mut self) -> Result<Pin<S::File>, RecoverError> {
         self.flush();
         self.check_journal()?;
-        self.check_whole()?;
+        self.check_whole(None)?;
         let cut = self.cut.cut().clone();
         // The images hold nothing beyond the cut and, held, stay there; a fold that runs right now
         // was given this cut or an older one.

@@ -1,10 +1,13 @@
 //! A group that begins with images that are there already: the disks of a site that was the primary, or disks that
 //! were shipped.
 //!
-//! Nothing is believed of them: the copy is one that has begun and not ended ([`CopyState::Partial`]). So nothing can
-//! be recovered, and the host that attaches compares its disks with them by digests and sends what differs.
+//! They are no host's until one has compared its own with them by digests and has sent what differs
+//! ([`CopyState::Seeded`]): until then a recovery takes them only if it is asked for them. They are a point in time
+//! like any other, the one of the empty cut: if both sites took writes, it is one timeline, what comes is the other, and
+//! neither is lost as long as the point is held.
 
 use super::{GroupError, JOURNAL_DIR, attach};
+use crate::history::Point;
 use crate::journal::{self, Journal, Note, State};
 use crate::manifest::{FORMAT, Manifest, Member};
 use crate::names;
@@ -12,12 +15,17 @@ use crate::storage::{self, Storage, StorageFile};
 use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{CopyState, DiskSpec};
+use tidelock_protocol::vector::CountVector;
 
 /// The unit in which a disk's size is counted.
 pub const SECTOR_BYTES: u64 = 512;
+
+/// What the pin at the disks as they were found is called.
+pub const SEEDED: &str = "seeded";
 
 /// A writer whose disks are there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,29 +107,35 @@ pub fn manifest(group: &str, members: &[SeededMember]) -> Result<Manifest, SeedE
     })
 }
 
-/// Makes the group in a directory that holds its images and nothing else of it. Durable when it returns.
+/// Makes the group in a directory that holds its images and nothing else of it. Durable when it returns: the point at
+/// which the disks are as they were found.
 pub fn seed<S: Storage>(
     storage: &S,
     manifest: &Manifest,
     options: journal::Options,
-) -> Result<(), SeedError> {
+    now_unix_ms: u64,
+) -> Result<Point, SeedError> {
     for (writer, disk) in manifest.disks() {
         check_image(storage, &manifest.image_path(writer, disk), disk)?;
     }
     let wrong = |source| GroupError::Image { path: "directory".into(), source };
     clear_journal(storage).map_err(wrong)?;
-    let state = State::new(manifest.writers.len());
+    let writers: Vec<_> = (0..manifest.writers.len() as u16).map(WriterId).collect();
+    let mut state = State::new(writers.len());
+    state.barrier = Hlc::new(now_unix_ms, 0);
+    let hlc = state.newest_effective();
     let journal = Journal::create(storage.clone(), JOURNAL_DIR, state, options);
     let mut journal = journal.map_err(GroupError::from)?;
-    for writer in (0..manifest.writers.len() as u16).map(WriterId) {
-        let note = Note::Copy { writer, copy: CopyState::Partial };
+    for writer in &writers {
+        let note = Note::Copy { writer: *writer, copy: CopyState::Seeded };
         journal.stage_note(&note).expect("nothing of it was here");
     }
     journal.write(|_| ()).and_then(|()| journal.sync()).map_err(GroupError::from)?;
     storage.create_dir("machines").and_then(|()| storage.sync_dir("")).map_err(wrong)?;
     // The group is there when this is.
     manifest.write(storage).map_err(GroupError::from)?;
-    Ok(())
+    let (cut, epoch) = (CountVector::new(), journal.state().epoch);
+    Ok(Point { cut, hlc, epoch, writers, end: journal.start(), beyond: journal.end() })
 }
 
 fn check_image<S: Storage>(storage: &S, path: &str, disk: &DiskSpec) -> Result<(), GroupError> {

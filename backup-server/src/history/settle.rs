@@ -211,7 +211,7 @@ impl<F: StorageFile> Replay<'_, F> {
             return Ok(());
         }
         if let (Effect::CopyDone, Some(before)) = (&record.effect, self.state.writer(writer)) {
-            if matches!(before.copy, CopyState::Empty | CopyState::Partial) {
+            if matches!(before.copy, CopyState::Empty | CopyState::Partial | CopyState::Seeded) {
                 self.whole_at.insert(writer, record.seq);
             }
             if before.standing == Standing::Joining {
@@ -346,8 +346,14 @@ fn writers(
 ) -> Result<Vec<WriterId>, PastError> {
     let mut shown = Vec::new();
     for (writer, of) in (0..).map(WriterId).zip(&state.writers) {
-        let is_whole = matches!(of.copy, CopyState::Whole | CopyState::Resyncing)
-            && whole_at.get(&writer).is_none_or(|at| *at <= cut.get(writer));
+        let is_whole = match of.copy {
+            CopyState::Whole | CopyState::Resyncing => {
+                whole_at.get(&writer).is_none_or(|at| *at <= cut.get(writer))
+            }
+            // As they were found, before anything has come.
+            CopyState::Seeded => cut.get(writer) == Seq::ZERO,
+            CopyState::Empty | CopyState::Partial => false,
+        };
         match of.standing {
             Standing::Removed => {}
             Standing::Joining => {}

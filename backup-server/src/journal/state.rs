@@ -245,9 +245,10 @@ impl State {
             return Err(StateError::Writer(writer));
         };
         let from = state.copy;
-        // Everything else follows from records. The first: by a run of which nothing has arrived.
+        // Everything else follows from records. The first: by a run of which nothing has arrived, or by `seed`.
         match (from, to) {
-            (CopyState::Empty, CopyState::Partial) | (CopyState::Whole, CopyState::Resyncing) => {}
+            (CopyState::Empty, CopyState::Partial | CopyState::Seeded)
+            | (CopyState::Whole, CopyState::Resyncing) => {}
             _ => return Err(StateError::Copy { writer, from, to }),
         }
         state.copy = to;
@@ -267,7 +268,8 @@ impl State {
             let cut = start.cut.get(WriterId(i as u16));
             // What is cut off never was: the next record takes its seq.
             (state.seq, state.committed, state.hlc) = (cut, cut, state.committed_hlc);
-            if state.copy == CopyState::Resyncing {
+            let is_as_seeded = state.copy == CopyState::Seeded && cut == Seq::ZERO;
+            if state.copy == CopyState::Resyncing || is_as_seeded {
                 state.copy = CopyState::Whole;
             }
         }

@@ -125,7 +125,9 @@ impl ActivityLog {
             _ if matches!(self.state, State::Off | State::Discarding) => {
                 unusable.unwrap_or_else(|| "no activity log is kept".to_owned())
             }
-            (_, CopyState::Empty | CopyState::Partial) => "the backup has no whole copy".to_owned(),
+            (_, CopyState::Empty | CopyState::Partial | CopyState::Seeded) => {
+                "the backup has no whole copy".to_owned()
+            }
             (None, _) => unusable
                 .unwrap_or_else(|| "the backup does not have what it acknowledged".to_owned()),
             (Some(before), _) => {

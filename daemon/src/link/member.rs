@@ -694,7 +694,7 @@ impl<T> Member<T> {
         self.attach.epoch = attached.epoch;
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
         let must_compare = attached.copy == CopyState::Resyncing
-            || (self.needs_groups() && attached.copy == CopyState::Partial);
+            || (self.needs_groups() && attached.copy.told() == CopyState::Partial);
         if must_compare {
             self.gate.hold_for_resync(true);
             // The end of the comparison lets it go.

@@ -107,7 +107,7 @@ impl Copying {
                 return;
             }
             CopyState::Empty => Purpose::Initial,
-            CopyState::Partial | CopyState::Resyncing => Purpose::Compare,
+            CopyState::Partial | CopyState::Resyncing | CopyState::Seeded => Purpose::Compare,
         };
         self.give_up_verify("the sites are being compared anyway, or a first copy runs");
         if let Some(job) = &mut self.job {

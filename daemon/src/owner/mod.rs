@@ -464,7 +464,7 @@ impl Owner {
                 self.set_refusal(None);
                 let unrecorded = self.begin_recording(&attached, first);
                 let must_compare =
-                    matches!(attached.copy, CopyState::Partial | CopyState::Resyncing);
+                    matches!(attached.copy.told(), CopyState::Partial | CopyState::Resyncing);
                 self.sound_before = false;
                 if self.several.is_some() && must_compare {
                     // Whatever leaves before the copy has ended may tell what this run cannot

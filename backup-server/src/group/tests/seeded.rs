@@ -1,7 +1,8 @@
 //! A group that begins with disks that were here already.
 
 use super::*;
-use crate::group::{SeedError, SeededMember, seed, seeded_manifest};
+use crate::group::{RecoverError, SeedError, SeededMember, seed, seeded_manifest};
+use crate::history::{At, PastError, Point};
 use crate::storage::StorageFile;
 use std::io::IoSlice;
 
@@ -19,19 +20,42 @@ fn image(disk: &Memory, byte: u8) {
     disk.sync_dir("images").unwrap();
 }
 
-fn seeded(disk: &Memory) -> Group<Memory> {
+fn make(disk: &Memory) -> Result<Point, SeedError> {
+    seed(disk, &seeded_manifest("g", &members()).unwrap(), options().journal, 5)
+}
+
+fn seeded(disk: &Memory) -> (Group<Memory>, Point) {
     image(disk, 7);
-    seed(disk, &seeded_manifest("g", &members()).unwrap(), options().journal).unwrap();
-    reopen(&disk.crash(&mut || false))
+    let as_found = make(disk).unwrap();
+    (reopen(&disk.crash(&mut || false)), as_found)
+}
+
+/// A host whose disk differs in the second half; `whole`: it has compared all.
+fn compare(group: &mut Group<Memory>, whole: bool) {
+    join(group, LINK, 1, LastRun::Unknown);
+    send(group, LINK, write(1, 4096, 8, 4096));
+    if whole {
+        send(group, LINK, copy_done(2));
+    }
+    group.flush();
+}
+
+fn disk_at(group: &mut Group<Memory>, point: &Point) -> Result<Vec<u8>, PastError> {
+    let history = group.history().unwrap();
+    let views = history.open(&history.locate(point)?)?;
+    let mut content = vec![0; SIZE as usize];
+    views[&KEY].read(0, &mut content).unwrap();
+    Ok(content)
 }
 
 #[test]
 fn what_is_here_is_compared_and_nothing_is_recovered_before() {
-    let mut group = seeded(&Memory::new());
+    let (mut group, _) = seeded(&Memory::new());
     let status = group.status(at_ms(0));
     assert_eq!((status.recoverable, &status.writers[0].host), (false, &None));
     let refused = group.recover(at_ms(1_000_000), true).unwrap_err().to_string();
-    assert!(refused.contains("its disks were seeded, and no host has compared them"), "{refused}");
+    assert!(refused.contains("no host has compared its own with them"), "{refused}");
+    assert!(refused.contains("--at bookmark:seeded"), "{refused}");
 
     // Whatever the host says of its last run.
     let attached = join(&mut group, LINK, 1, LastRun::Unknown);
@@ -41,7 +65,8 @@ fn what_is_here_is_compared_and_nothing_is_recovered_before() {
     send(&mut group, LINK, write(1, 4096, 8, 4096));
     assert!(check_digest(&mut group, LINK, 4096..SIZE, &[8; 4096]));
     group.flush();
-    assert!(group.recover(at_ms(1_000_000), true).is_err(), "the comparison has not ended");
+    let refused = group.recover(at_ms(1_000_000), true).unwrap_err().to_string();
+    assert!(refused.contains("the comparison with its host's has not ended"), "{refused}");
     send(&mut group, LINK, copy_done(2));
     group.flush();
     let recovery = group.recover(at_ms(1_000_000), true).unwrap();
@@ -49,10 +74,61 @@ fn what_is_here_is_compared_and_nothing_is_recovered_before() {
     assert_eq!(read_disk(&mut group), [[7; 4096], [8; 4096]].concat());
 }
 
+/// Both sites took writes: neither timeline is lost, whichever is chosen, and when.
+#[test]
+fn what_was_seeded_and_what_came_are_two_points_of_one_past() {
+    let (old, new) = (vec![7; SIZE as usize], [[7; 4096], [8; 4096]].concat());
+    for whole in [false, true] {
+        let (mut group, as_found) = seeded(&Memory::new());
+        let hold = group.hold(&as_found, "pin seeded").unwrap();
+        compare(&mut group, whole);
+        while fold(&mut group) {}
+        assert_eq!(disk_at(&mut group, &as_found).unwrap(), old);
+        let history = group.history().unwrap();
+        match history.resolve(&At::Latest) {
+            Ok(latest) => {
+                assert!(whole && latest.hlc >= as_found.hlc);
+                let mut changed = history.changed(&as_found, &latest, KEY).unwrap();
+                assert_eq!((changed.next(), changed.next()), (Some(4096..SIZE), None));
+                assert_eq!(read_disk(&mut group), new);
+            }
+            Err(refused) => assert!(!whole, "{refused}"),
+        }
+        drop((history, hold));
+
+        // After a crash it is held again before anything is folded, and can be what the group goes on with.
+        let left = group.storage.crash(&mut || true);
+        let mut group = reopen(&left);
+        let _hold = group.hold(&as_found, "pin seeded").unwrap();
+        while fold(&mut group) {}
+        let recovery = group.recover_at(at_ms(1_000_000), true, &as_found).unwrap();
+        let of = &recovery.writers[0];
+        assert_eq!((of.recovered, of.left_out), (Seq::ZERO, if whole { 2 } else { 1 }));
+        assert!(group.guest_write(at_ms(1_000_001), KEY, 0, GuestEffect::Write(vec![9].into())));
+        group.flush();
+        let mut went_on = old.clone();
+        went_on[0] = 9;
+        assert_eq!(read_disk(&mut group), went_on);
+        assert_eq!(read_disk(&mut reopen(&left.crash(&mut || false))), went_on);
+    }
+}
+
+#[test]
+fn without_a_pin_what_was_seeded_goes_with_the_window() {
+    let (mut group, as_found) = seeded(&Memory::new());
+    compare(&mut group, true);
+    while fold(&mut group) {}
+    let error = disk_at(&mut group, &as_found).unwrap_err();
+    assert!(matches!(error, PastError::BeforeWindow { .. }), "{error}");
+    let refused = group.recover_at(at_ms(1_000_000), true, &as_found).unwrap_err();
+    assert!(matches!(refused, RecoverError::Past(PastError::BeforeWindow { .. })), "{refused}");
+    assert_eq!(read_disk(&mut group), [[7; 4096], [8; 4096]].concat());
+}
+
 #[test]
 fn it_becomes_the_group_of_the_first_host_that_comes() {
     let disk = Memory::new();
-    let mut group = seeded(&disk);
+    let (mut group, _) = seeded(&disk);
     let other_size = DiskSpec { size_bytes: SIZE / 2, ..members()[0].disks[0].clone() };
     let other = Attach { disks: vec![other_size], ..attach_message(1, 0, LastRun::Unknown) };
     group.attach(at_ms(0), LINK, "host-b", &other);
@@ -65,14 +141,13 @@ fn it_becomes_the_group_of_the_first_host_that_comes() {
 
 #[test]
 fn after_a_power_cut_at_any_moment_it_is_there_or_it_can_be_made_again() {
-    let manifest = seeded_manifest("g", &members()).unwrap();
     let (mut before, mut after) = (0, 0);
     for power_off_at in 0.. {
         let disk = Memory::new();
         image(&disk, 7);
         let from = disk.ops();
         disk.set_faults(Faults { power_off_at: Some(from + power_off_at), ..Faults::default() });
-        let made = seed(&disk, &manifest, options().journal);
+        let made = make(&disk);
         let mut keeps = false;
         // What was not synced is there, is not, or is there in part.
         for part in 0..3 {
@@ -82,7 +157,7 @@ fn after_a_power_cut_at_any_moment_it_is_there_or_it_can_be_made_again() {
             });
             if Manifest::read(&left).unwrap().is_none() {
                 assert!(made.is_err());
-                seed(&left, &manifest, options().journal).unwrap();
+                make(&left).unwrap();
                 before += 1;
             } else {
                 after += 1;
@@ -112,7 +187,5 @@ fn what_is_no_group_is_refused() {
     assert!(matches!(shape(|m| m[0].disks.clear()), SeedError::Shape(_)));
     let odd = shape(|m| m[0].disks[0].size_bytes = 1000).to_string();
     assert!(odd.contains("multiple of 512"), "{odd}");
-    let disk = Memory::new();
-    let manifest = seeded_manifest("g", &members()).unwrap();
-    assert!(seed(&disk, &manifest, options().journal).is_err(), "there is no image");
+    assert!(make(&Memory::new()).is_err(), "there is no image");
 }
