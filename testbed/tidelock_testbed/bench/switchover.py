@@ -35,10 +35,11 @@ ROWS = 20
 EVERY_MS = 5
 """A client's pace, and how long it waits before it tries again: so exactly its pause is known."""
 CONNECT_S = 0.05
-PATIENCE_OVER_RTT_S = 0.2
-"""How long it waits for a connection, and how much longer than a reply takes for that."""
-LOADS = {"at idle": (1, 0.002), "under write load": (4, 0.0)}
-"""Connections that write 4 KiB after 4 KiB, and how long each rests in between."""
+PATIENCE_RTTS = 2
+"""How long it waits for a connection; and for a reply, besides what the load asks for."""
+LOADS = {"at idle": (1, 0.002, 0.2), "under write load": (4, 0.0, 1.0)}
+"""Connections that write 4 KiB after 4 KiB, how long each rests in between, and a client's patience in seconds: where
+the disk's records fill both cores, a reply takes several times the round trip now and then."""
 PARTS = ("asked", "drained", "shut", "given_up", "recovered", "served")
 WAITED = ("guest", "clients")
 
@@ -132,11 +133,11 @@ def _turn(run: Run, rtt_ms: float, load: str, settings: Settings) -> dict[str, f
     rig.daemon.wait_state("protected", LONG_S, [rig.backup.process])
     rig.boot_guest()
     rig.guest.wait_ready()
-    patience_s = 2 * rtt_ms / 1e3 + PATIENCE_OVER_RTT_S
+    connections, rest_s, longer_s = LOADS[load]
+    patience_s = PATIENCE_RTTS * rtt_ms / 1e3 + longer_s
     pace = ["--every-ms", EVERY_MS, "--retry-s", EVERY_MS / 1e3]
     patience = ["--connect-s", CONNECT_S, "--patience-s", patience_s]
     clients = Clients(run, rig.net, rig.guest, 1, options=[*pace, *patience])
-    connections, rest_s = LOADS[load]
     writers = [Writer(rig.sockets(), seed, rest_s) for seed in range(connections)]
     for writer in writers:
         writer.start()
