@@ -16,23 +16,27 @@ MEMBERS = """## (i) Between two members, with tags and without
 Real packets between namespaces of two guests, with one host (bridged, routed) or two between them
 (`netfilter/examples/tagging-bench.rs`): a flooding `ping`, requests of 64 bytes and their replies over UDP and TCP,
 `iperf3`'s one TCP stream as fast as it goes and held to 10 Gb/s, 64-byte datagrams as fast as one thread can send
-them. *vector*: tags of four writers. The hosts' interfaces have room for a tag (MTU 1600), so that segments are
-equally large. All variants stand ready at once and take {rounds} short turns each, in an order that is turned around
-each time; a figure is the median of the differences or ratios of turns beside each other, in brackets the middle half
-of them. Both ends of a round trip share a core: what is added is then the work on the way, and not how soon the
-hypervisor wakes another core. *programs*: what one run of each takes, by the kernel's own count (`BPF_ENABLE_STATS`),
-some tens of nanoseconds of which are the counting. Throughput is also measured with guests on *taps*, whose frames a
-process carries between host and guest with what the driver says of segments and checksums, as QEMU's own virtio-net
-does for a VM.
+them. *vector*: tags of four writers. On one host packets carry none: the sender's program raises the receiver's P in
+the kernel's memory ([causality](../causality.md), section 1). The hosts' interfaces have room for a tag (MTU 1600),
+so that segments are equally large. All variants stand ready at once and take {rounds} short turns each, in an order
+that is turned around each time; a figure is the median of the differences or ratios of turns beside each other, in
+brackets the middle half of them. Both ends of a round trip share a core: what is added is then the work on the way,
+and not how soon the hypervisor wakes another core. *programs*: what one run of each takes, by the kernel's own count
+(`BPF_ENABLE_STATS`), some tens of nanoseconds of which are the counting. Throughput is also measured with guests on
+*taps*, whose frames a process carries between host and guest with what the driver says of segments and checksums, as
+QEMU's own virtio-net does for a VM.
 """
 
-MEMBERS_WORDS = """A round trip meets each program twice. The guests here are veths, whose packets have no room in
-front: the kernel copies a packet's head to make some. A VM's tap leaves 64 bytes there. What is left of the added time
-is what the kernel does with any packet that has options, and the rules in front of the queue.
+MEMBERS_WORDS = """A round trip meets each program twice. Between hosts a tag needs room: the guests here are
+veths, whose packets have none in front, so that the kernel copies a packet's head to make some (a VM's tap leaves
+64 bytes there), and the kernel takes longer for any packet that has options. On one host none of that is there; what is
+left are the programs and the rules in front of the queue.
 
 A stream between two namespaces on veths is bound by the copying of memory alone: without tags a packet of 64 KiB takes
-{packet_us:.0f} µs here, of which 3 % are {allowed_us:.1f} µs, and both programs take more than that. A small datagram
-takes {datagram_us:.1f} µs. The packets of VMs take the way by taps, where somebody copies them once more at either end.
+{packet_us:.0f} µs here, of which 3 % are {allowed_us:.1f} µs. Its two programs take {one_host_us:.1f} µs on one host,
+and {two_hosts_us:.1f} µs between two; turns beside each other differ by far more than either (the middle half, in
+brackets). A small datagram takes {datagram_us:.1f} µs, of which rules and programs are a large part. The packets of VMs
+take the way by taps, where somebody copies them once more at either end.
 """
 
 OUTSIDE = """## (j) Covered traffic to the outside
@@ -103,7 +107,11 @@ def _each_packet(rows: list[dict]) -> dict[str, float]:
     packet_us = GSO_BYTES * 8 / (max(row["without"]["gbit_per_s"] for row in rows) * 1e3)
     datagram_us = 1e6 / max(row["without"]["packets_per_s"] for row in rows)
     share = 1 - tagging.THROUGHPUT_LEVEL
+    both = {row["path"]: sum(row["program_ns"].values()) / 1e3 for row in rows if row["added_us"]}
+    two_hosts_us = both.pop(tagging.PATHS["TwoHosts"])
     return {
+        "one_host_us": max(both.values()),
+        "two_hosts_us": two_hosts_us,
         "packet_us": packet_us,
         "allowed_us": packet_us * share,
         "datagram_us": datagram_us,
