@@ -5,7 +5,7 @@ TEST_SEEDS ?= 200
 PY := PYTHONPATH=testbed .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help drill test sim torture bench fuzz tidy build clean
+.PHONY: help drill test sim torture earlier bench fuzz tidy build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ torture: ## real processes under random faults, the rules checked after each rou
 	@scripts/setup
 	@$(PY) -m tidelock_testbed.torture $(if $(TIME),--time $(TIME)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(SUM),--sum $(SUM)) $(if $(OUT),--out $(OUT))
+
+earlier: ## an earlier release against this one; FROM=commit (the newest tag v*)
+	@scripts/setup
+	@set -e; TIDELOCK_EARLIER=$$(scripts/earlier $(FROM)); export TIDELOCK_EARLIER; \
+	    PYTHONPATH=testbed .venv/bin/python -m pytest testbed/tests/test_earlier_release.py
 
 bench: ## measure speed against others side by side, into docs/bench/; QUICK=1, ONLY=a,c
 	@scripts/setup

@@ -93,6 +93,7 @@ class Pair:
         self.write_backup_config()
         self.daemon: Process | None = None
         self.backup: Process | None = None
+        self.daemon_programs, self.backup_programs = BIN, BIN
         self.daemon_environment: dict[str, str] = {}
         self.backup_environment: dict[str, str] = {}
 
@@ -137,7 +138,7 @@ class Pair:
 
     def start_backup(self) -> None:
         """Starts it and waits until it answers."""
-        words = self._in_mounts([BIN / "tidelock-backup", "serve", "--config", self.backup_config])
+        words = self._in_mounts([self.backup_programs / "tidelock-backup", "serve", "--config", self.backup_config])
         netns = self.net.backup.netns if self.net else None
         name = self._process_name("backup")
         self.backup = Process(self.run, name, words, netns, env=self.backup_environment)
@@ -162,7 +163,7 @@ class Pair:
 
     def backup_command(self, *words: object, timeout_s: float = 60) -> str:
         """Runs `tidelock-backup` and returns what it prints."""
-        argv = [BIN / "tidelock-backup", *words, "--config", self.backup_config]
+        argv = [self.backup_programs / "tidelock-backup", *words, "--config", self.backup_config]
         argv = self._in_mounts(argv)
         netns = self.net.backup.netns if self.net else None
         return run_command(argv, f"run tidelock-backup {words[0]}", netns, timeout_s)
@@ -183,14 +184,14 @@ class Pair:
 
     def start_recovery(self, *options: str) -> Process:
         """`recover`, under way."""
-        words = [BIN / "tidelock-backup", "recover", GROUP, *options, "--config", self.backup_config]
+        words = [self.backup_programs / "tidelock-backup", "recover", GROUP, *options, "--config", self.backup_config]
         return Process(self.run, self._process_name("recover"), words, self.net.backup.netns if self.net else None)
 
     # The host daemon.
 
     def start_daemon(self, wait: bool = True) -> None:
         """Starts it and waits until it answers."""
-        words = [BIN / "tidelockd", "--config", self.host_config]
+        words = [self.daemon_programs / "tidelockd", "--config", self.host_config]
         netns = self.net.primary.netns if self.net else None
         name = self._process_name("tidelockd")
         self.daemon = Process(self.run, name, words, netns, env=self.daemon_environment)

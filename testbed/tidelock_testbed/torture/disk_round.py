@@ -14,8 +14,9 @@ from ..run import Run
 from .tortured_disk import DISK_MIB, TorturedDisk
 from .verdict import Verdict
 
-BACKUP_MIB = 160
-"""The file system of a backup whose disk is to be full at times."""
+BACKUP_MIB = 640
+"""The file system of a backup whose disk is to be full at times. What is written in a resync stays in the journal until
+its end, and this guest writes all the while: a backup without room for that needs somebody who makes some."""
 
 
 class DiskRound(TorturedDisk):
