@@ -105,17 +105,21 @@ fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().expect("of this size")
 }
 
-/// Where a segment is.
+/// The name of a segment.
+#[must_use]
+pub fn name_of(number: u64) -> String {
+    format!("{number:012}.{EXTENSION}")
+}
+
+/// Where it is.
 #[must_use]
 pub fn path_of(directory: &Path, number: u64) -> PathBuf {
-    directory.join(format!("{number:012}.{EXTENSION}"))
+    directory.join(name_of(number))
 }
 
 /// The number of the segment of this name, if it is one's.
 #[must_use]
-pub fn number_of(path: &Path) -> Option<u64> {
-    if path.extension()?.to_str()? != EXTENSION {
-        return None;
-    }
-    path.file_stem()?.to_str()?.parse().ok()
+pub fn number_of(name: &str) -> Option<u64> {
+    let (stem, extension) = name.rsplit_once('.')?;
+    stem.parse().ok().filter(|_| extension == EXTENSION)
 }

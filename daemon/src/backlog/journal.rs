@@ -1,12 +1,13 @@
 //! Writing the segments, and giving them back.
 
 use super::Position;
-use super::format::{HEADER_BYTES, Header, Unusable, number_of, path_of};
+use super::files::{Files, OneFile};
+use super::format::{HEADER_BYTES, Header, Unusable, name_of, number_of, path_of};
 use bytes::BytesMut;
 use std::collections::VecDeque;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tidelock_protocol::ids::{Incarnation, Seq};
 use tidelock_protocol::record::Record;
 
@@ -65,13 +66,13 @@ struct Segment {
 /// The writing end.
 #[derive(Debug)]
 pub struct Journal {
-    directory: PathBuf,
+    files: Arc<dyn Files>,
     segment_bytes: u64,
     /// Of the segments to come; number, first seq and where to redo from are filled in.
     header: Header,
     segments: VecDeque<Segment>,
     /// The last of them, if it may grow.
-    file: Option<File>,
+    file: Option<Box<dyn OneFile>>,
     next_number: u64,
     durable: Seq,
     is_sound: bool,
@@ -80,15 +81,16 @@ pub struct Journal {
 impl Journal {
     /// Begins anew in a directory, which is made if it is missing. What an earlier run left there is removed.
     pub fn begin(
-        directory: PathBuf,
+        files: Arc<dyn Files>,
         segment_bytes: u64,
         incarnation: Incarnation,
         boot: [u8; 16],
         identity: [u8; 32],
     ) -> Result<Self, BacklogError> {
-        fs::create_dir_all(&directory)
-            .map_err(|source| BacklogError::Io { path: directory.clone(), source })?;
-        clear(&directory)?;
+        files
+            .make()
+            .map_err(|source| BacklogError::Io { path: files.path().to_owned(), source })?;
+        clear(&*files)?;
         let header = Header {
             incarnation,
             number: 0,
@@ -98,7 +100,7 @@ impl Journal {
             identity,
         };
         Ok(Self {
-            directory,
+            files,
             segment_bytes,
             header,
             segments: VecDeque::new(),
@@ -111,24 +113,22 @@ impl Journal {
 
     /// Goes on with what the run before left, as the same run. What it had not written to the end is cut off.
     pub(super) fn go_on(
-        directory: PathBuf,
+        files: Arc<dyn Files>,
         segment_bytes: u64,
         header: Header,
         segments: Vec<(u64, Seq, u64)>,
     ) -> Result<Self, BacklogError> {
         let (number, _, len_bytes) = *segments.last().expect("there is something to go on with");
-        for (_, path) in segments_in(&directory)?.into_iter().filter(|(other, _)| *other > number) {
-            fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })?;
+        for other in segments_in(&*files)?.into_iter().filter(|other| *other > number) {
+            remove(&*files, other)?;
         }
-        let path = path_of(&directory, number);
-        File::options()
-            .write(true)
-            .open(&path)
-            .and_then(|file| file.set_len(len_bytes))
-            .map_err(|source| BacklogError::Io { path, source })?;
+        let opened = files.open(&name_of(number));
+        opened
+            .and_then(|mut file| file.truncate(len_bytes))
+            .map_err(|source| BacklogError::Io { path: path_of(files.path(), number), source })?;
         let segment = |(number, last, len_bytes)| Segment { number, last, len_bytes };
         Ok(Self {
-            directory,
+            files,
             segment_bytes,
             header,
             segments: segments.into_iter().map(segment).collect(),
@@ -142,7 +142,7 @@ impl Journal {
     /// Where the segments are.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        &self.directory
+        self.files.path()
     }
 
     /// Appends a record, and says where it begins. `redo_from`: of all records before that one the local write has
@@ -160,8 +160,8 @@ impl Journal {
         let segment = self.segments.back_mut().expect("just begun");
         let at = Position { segment: segment.number, offset: segment.len_bytes };
         let file = self.file.as_mut().expect("just begun");
-        write_record(file, record).map_err(|source| BacklogError::Io {
-            path: path_of(&self.directory, at.segment),
+        write_record(&mut **file, record).map_err(|source| BacklogError::Io {
+            path: path_of(self.files.path(), at.segment),
             source,
         })?;
         segment.len_bytes += record.encoded_len() as u64;
@@ -171,15 +171,15 @@ impl Journal {
 
     fn begin_segment(&mut self, first: Seq, redo_from: Seq) -> Result<(), BacklogError> {
         let number = self.next_number;
-        let path = path_of(&self.directory, number);
+        let path = path_of(self.files.path(), number);
         let failed = |source| BacklogError::Io { path: path.clone(), source };
-        let mut file = File::options().append(true).create_new(true).open(&path).map_err(failed)?;
+        let mut file = self.files.create(&name_of(number)).map_err(failed)?;
         self.next_number += 1;
         // From here on it is to be removed with the others, whatever becomes of it.
         let len_bytes = HEADER_BYTES as u64;
         self.segments.push_back(Segment { number, last: Seq(first.0 - 1), len_bytes });
         let header = Header { number, first, redo_from, ..self.header };
-        file.write_all(&header.encode()).map_err(failed)?;
+        file.append(&header.encode()).map_err(failed)?;
         self.file = Some(file);
         Ok(())
     }
@@ -205,8 +205,7 @@ impl Journal {
 
     fn remove_first(&mut self) -> Result<(), BacklogError> {
         let Some(first) = self.segments.pop_front() else { return Ok(()) };
-        let path = path_of(&self.directory, first.number);
-        fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })
+        remove(&*self.files, first.number)
     }
 
     /// Whether the next start may go on with this: the sites are equal but for what is in it. It must not be true any more
@@ -215,7 +214,7 @@ impl Journal {
         if self.is_sound == sound {
             return Ok(());
         }
-        mark(&self.directory, sound)?;
+        mark(&*self.files, sound)?;
         self.is_sound = sound;
         Ok(())
     }
@@ -224,7 +223,7 @@ impl Journal {
     pub fn restart(&mut self) -> Result<(), BacklogError> {
         self.file = None;
         self.segments.clear();
-        clear(&self.directory)
+        clear(&*self.files)
     }
 
     /// Segments that there are.
@@ -240,58 +239,56 @@ impl Journal {
     }
 }
 
-fn write_record(file: &mut File, record: &Record) -> io::Result<()> {
+fn write_record(file: &mut dyn OneFile, record: &Record) -> io::Result<()> {
     let payload: &[u8] = record.payload().map_or(&[], |payload| payload.data());
     let mut bytes = BytesMut::with_capacity(record.encoded_len().min(GATHER_MAX_BYTES + 4096));
     record.encode_head(&mut bytes);
     if payload.len() <= GATHER_MAX_BYTES {
         bytes.extend_from_slice(payload);
-        return file.write_all(&bytes);
+        return file.append(&bytes);
     }
-    file.write_all(&bytes)?;
-    file.write_all(payload)
+    file.append(&bytes)?;
+    file.append(payload)
 }
 
 /// The mark that is there while the next start may go on with the segments.
-fn mark_of(directory: &Path) -> PathBuf {
-    directory.join("sound")
-}
+const MARK: &str = "sound";
 
 /// Whether it is there.
-pub(super) fn is_marked(directory: &Path) -> bool {
-    mark_of(directory).exists()
+pub(super) fn is_marked(files: &dyn Files) -> bool {
+    files.has(MARK)
 }
 
 /// Puts it there, or takes it away.
-pub fn mark(directory: &Path, sound: bool) -> Result<(), BacklogError> {
-    let path = mark_of(directory);
+pub fn mark(files: &dyn Files, sound: bool) -> Result<(), BacklogError> {
     let done = match sound {
-        true => fs::write(&path, []),
-        false => match fs::remove_file(&path) {
+        true if files.has(MARK) => Ok(()),
+        true => files.create(MARK).map(drop),
+        false => match files.remove(MARK) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             done => done,
         },
     };
-    done.map_err(|source| BacklogError::Io { path, source })
+    done.map_err(|source| BacklogError::Io { path: files.path().join(MARK), source })
 }
 
 /// Removes all segments, the mark first.
-pub(super) fn clear(directory: &Path) -> Result<(), BacklogError> {
-    mark(directory, false)?;
-    for (_, path) in segments_in(directory)? {
-        fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })?;
-    }
-    Ok(())
+pub(super) fn clear(files: &dyn Files) -> Result<(), BacklogError> {
+    mark(files, false)?;
+    segments_in(files)?.into_iter().try_for_each(|number| remove(files, number))
 }
 
-/// The segments that are there, by number.
-pub(super) fn segments_in(directory: &Path) -> Result<Vec<(u64, PathBuf)>, BacklogError> {
-    let failed = |source| BacklogError::Io { path: directory.to_owned(), source };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        found.extend(number_of(&path).map(|number| (number, path)));
-    }
+/// Removes a segment.
+pub(super) fn remove(files: &dyn Files, number: u64) -> Result<(), BacklogError> {
+    let done = files.remove(&name_of(number));
+    done.map_err(|source| BacklogError::Io { path: path_of(files.path(), number), source })
+}
+
+/// The numbers of the segments that are there, in order.
+pub(super) fn segments_in(files: &dyn Files) -> Result<Vec<u64>, BacklogError> {
+    let failed = |source| BacklogError::Io { path: files.path().to_owned(), source };
+    let names = files.names().map_err(failed)?.unwrap_or_default();
+    let mut found: Vec<_> = names.iter().filter_map(|name| number_of(name)).collect();
     found.sort_unstable();
     Ok(found)
 }

@@ -3,12 +3,12 @@
 //! It can if the daemon was killed and the host was not: then all that was appended is here, the last record maybe in part. It
 //! cannot if the sites differed by anything else (a copy was under way, a disk had failed): the mark is not there then.
 
-use super::format::{HEADER_BYTES, Header, path_of};
-use super::journal::{BacklogError, Journal, is_marked, segments_in};
+use super::files::Files;
+use super::format::{HEADER_BYTES, Header, name_of, path_of};
+use super::journal::{BacklogError, Journal, is_marked, remove, segments_in};
+use super::reader::read_at;
 use super::{Position, Reader};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::record::{Effect, Record};
@@ -73,31 +73,28 @@ pub struct Left {
     pub last_hlc: Hlc,
     /// Of all records before this one the local write has ended.
     pub redo_from: Seq,
-    directory: PathBuf,
+    files: Arc<dyn Files>,
     header: Header,
     segments: Vec<(u64, Seq, u64)>,
+    #[cfg(feature = "planted-bugs")]
+    bug: Option<super::PlantedBug>,
 }
 
 /// Looks at what is in the directory. All of it is read and verified.
-pub fn find(directory: &Path, expected: &Expected) -> Result<Left, WhyNot> {
-    if !directory.exists() {
-        return Err(WhyNot::Nothing);
-    }
-    let mut numbers: Vec<u64> =
-        segments_in(directory)?.into_iter().map(|(number, _)| number).collect();
+pub fn find(files: &Arc<dyn Files>, expected: &Expected) -> Result<Left, WhyNot> {
+    let mut numbers = segments_in(&**files)?;
     // The daemon was killed when it had just begun this one.
-    while let Some(number) = numbers.last().filter(|number| is_empty(directory, **number)) {
-        let path = path_of(directory, *number);
-        std::fs::remove_file(&path).map_err(|source| BacklogError::Io { path, source })?;
+    while let Some(number) = numbers.last().filter(|number| is_empty(&**files, **number)) {
+        remove(&**files, *number)?;
         numbers.pop();
     }
     let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else {
         return Err(WhyNot::Nothing);
     };
-    if !is_marked(directory) {
+    if !is_marked(&**files) {
         return Err(WhyNot::Unsound);
     }
-    let headers = headers(directory, &numbers, expected)?;
+    let headers = headers(&**files, &numbers, expected)?;
     if last - first + 1 != numbers.len() as u64 {
         return Err(WhyNot::Gap);
     }
@@ -110,11 +107,13 @@ pub fn find(directory: &Path, expected: &Expected) -> Result<Left, WhyNot> {
         waiting: Vec::new(),
         last_hlc: Hlc(0),
         redo_from: header.redo_from,
-        directory: directory.to_owned(),
+        files: files.clone(),
         header: *header,
         segments: Vec::new(),
+        #[cfg(feature = "planted-bugs")]
+        bug: None,
     };
-    let mut reader = Reader::new(directory.to_owned(), at, oldest.first);
+    let mut reader = Reader::new(files.clone(), at, oldest.first);
     while let Some(record) = reader.read_if_whole()? {
         if record.epoch != expected.epoch {
             return Err(WhyNot::Foreign);
@@ -134,18 +133,19 @@ pub fn find(directory: &Path, expected: &Expected) -> Result<Left, WhyNot> {
     Ok(left)
 }
 
-fn is_empty(directory: &Path, number: u64) -> bool {
-    let metadata = std::fs::metadata(path_of(directory, number));
-    metadata.is_ok_and(|metadata| metadata.len() <= HEADER_BYTES as u64)
+fn is_empty(files: &dyn Files, number: u64) -> bool {
+    let len_bytes = files.open(&name_of(number)).and_then(|file| file.len_bytes());
+    len_bytes.is_ok_and(|len_bytes| len_bytes <= HEADER_BYTES as u64)
 }
 
 /// All headers, which must be what is expected.
-fn headers(directory: &Path, numbers: &[u64], expected: &Expected) -> Result<Vec<Header>, WhyNot> {
+fn headers(files: &dyn Files, numbers: &[u64], expected: &Expected) -> Result<Vec<Header>, WhyNot> {
     let mut headers = Vec::new();
     for number in numbers {
-        let path = path_of(directory, *number);
+        let path = path_of(files.path(), *number);
         let mut bytes = [0; HEADER_BYTES];
-        let read = File::open(&path).and_then(|file| file.read_at(&mut bytes, 0));
+        let opened = files.open(&name_of(*number));
+        let read = opened.and_then(|file| read_at(&*file, &mut bytes, 0));
         let len = read.map_err(|source| BacklogError::Io { path: path.clone(), source })?;
         let header = Header::decode(&bytes[..len]);
         let header = header.map_err(|why| BacklogError::Unusable { path, why })?;
@@ -196,14 +196,58 @@ impl Left {
         self.waiting[self.waiting.len() - 1].seq
     }
 
+    /// Does again what may not have ended, in its order: `apply` is given each record from the first such one on. Nobody
+    /// else may write to the disks. Returns how many writes these were.
+    pub fn redo<E: From<BacklogError>>(
+        &self,
+        mut apply: impl FnMut(&Record) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let mut reader = self.reader();
+        let mut done = 0;
+        #[cfg(feature = "planted-bugs")]
+        let mut backwards = Vec::new();
+        while reader.next_seq() <= self.last() {
+            let record = reader.read()?;
+            // Copies, too: one that repairs a failed write comes after it, and is what both sites have.
+            if record.seq < self.redo_from {
+                continue;
+            }
+            done += u64::from(matches!(record.effect, Effect::Write(_) | Effect::Zero { .. }));
+            #[cfg(feature = "planted-bugs")]
+            if self.bug == Some(super::PlantedBug::RedoneBackwards) {
+                backwards.push(record);
+                continue;
+            }
+            apply(&record)?;
+        }
+        #[cfg(feature = "planted-bugs")]
+        backwards.iter().rev().try_for_each(apply)?;
+        Ok(done)
+    }
+
+    /// Plants a bug.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, bug: super::PlantedBug) {
+        self.bug = Some(bug);
+    }
+
     /// Reads all records again.
     #[must_use]
     pub fn reader(&self) -> Reader {
-        Reader::new(self.directory.clone(), self.at, self.first())
+        Reader::new(self.files.clone(), self.at, self.first())
     }
 
     /// The writing end goes on behind the last record.
     pub fn go_on(&self, segment_bytes: u64) -> Result<Journal, BacklogError> {
-        Journal::go_on(self.directory.clone(), segment_bytes, self.header, self.segments.clone())
+        #[allow(unused_mut)]
+        let mut segments = self.segments.clone();
+        #[cfg(feature = "planted-bugs")]
+        if self.bug == Some(super::PlantedBug::TailKept)
+            && let Some((number, _, len_bytes)) = segments.last_mut()
+        {
+            let opened = self.files.open(&name_of(*number)).and_then(|file| file.len_bytes());
+            *len_bytes = opened.unwrap_or(*len_bytes);
+        }
+        Journal::go_on(self.files.clone(), segment_bytes, self.header, segments)
     }
 }

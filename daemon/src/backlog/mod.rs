@@ -17,6 +17,7 @@
 //! The bound is kept where records are admitted (the sequencer's limit), as for the backlog in memory.
 //! The bytes are in `docs/backlog-on-disk.md`.
 
+mod files;
 mod format;
 mod journal;
 mod left;
@@ -25,7 +26,8 @@ mod reader;
 #[cfg(test)]
 mod tests;
 
-pub use format::{Header, Unusable};
+pub use files::{Directory, Files, OneFile};
+pub use format::{HEADER_BYTES, Header, Unusable};
 pub use journal::{BacklogError, Journal, mark, segment_bytes};
 pub use left::{Expected, Left, Waiting, WhyNot, find};
 pub use meter::{Meter, cost_bytes};
@@ -38,4 +40,14 @@ pub struct Position {
     pub segment: u64,
     /// In bytes from its beginning.
     pub offset: u64,
+}
+
+/// Bugs that the simulator plants.
+#[cfg(feature = "planted-bugs")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// What may not have ended is done again from its last record to its first.
+    RedoneBackwards,
+    /// The torn end of what a killed daemon has left is not cut off.
+    TailKept,
 }

@@ -1,13 +1,13 @@
 //! Reading records back, one after the other.
 
 use super::Position;
-use super::format::{HEADER_BYTES, Header, path_of};
+use super::files::{Files, OneFile};
+use super::format::{HEADER_BYTES, Header, name_of, path_of};
 use super::journal::BacklogError;
 use crate::sequencer::RECORD_OVERHEAD_BYTES;
 use bytes::{Bytes, BytesMut};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::io;
+use std::sync::Arc;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::limits::FRAME_BODY_MAX_BYTES;
 use tidelock_protocol::record::{Head, Record};
@@ -21,9 +21,9 @@ const HEAD_MAX_BYTES: usize = 4096;
 /// missing or of another run is never taken for it.
 #[derive(Debug)]
 pub struct Reader {
-    directory: PathBuf,
+    files: Arc<dyn Files>,
     at: Position,
-    file: Option<File>,
+    file: Option<Box<dyn OneFile>>,
     /// What was read from `at` on.
     ahead: Bytes,
     next: Seq,
@@ -32,8 +32,8 @@ pub struct Reader {
 impl Reader {
     /// From the record of this seq on, which begins there.
     #[must_use]
-    pub fn new(directory: PathBuf, at: Position, next: Seq) -> Self {
-        Self { directory, at, file: None, ahead: Bytes::new(), next }
+    pub fn new(files: Arc<dyn Files>, at: Position, next: Seq) -> Self {
+        Self { files, at, file: None, ahead: Bytes::new(), next }
     }
 
     /// The seq of the record that comes next.
@@ -103,12 +103,14 @@ impl Reader {
 
     /// Reads from the present place on. Returns whether `wanted` bytes are there.
     fn fill(&mut self, wanted: usize) -> Result<bool, BacklogError> {
-        let path = path_of(&self.directory, self.at.segment);
+        let path = path_of(self.files.path(), self.at.segment);
         let failed = |source| BacklogError::Io { path: path.clone(), source };
         if self.file.is_none() {
-            let file = File::open(&path).map_err(failed)?;
+            let file = self.files.open(&name_of(self.at.segment)).map_err(failed)?;
             let mut header = [0; HEADER_BYTES];
-            file.read_exact_at(&mut header, 0).map_err(failed)?;
+            if read_at(&*file, &mut header, 0).map_err(failed)? < HEADER_BYTES {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
             let header = Header::decode(&header);
             let header =
                 header.map_err(|why| BacklogError::Unusable { path: path.clone(), why })?;
@@ -118,15 +120,9 @@ impl Reader {
             self.file = Some(file);
         }
         let file = self.file.as_ref().expect("just opened");
-        let left = file.metadata().map_err(failed)?.len().saturating_sub(self.at.offset);
+        let left = file.len_bytes().map_err(failed)?.saturating_sub(self.at.offset);
         let mut bytes = BytesMut::zeroed(wanted.max(CHUNK_BYTES).min(left as usize));
-        let mut len = 0;
-        while len < bytes.len() {
-            match file.read_at(&mut bytes[len..], self.at.offset + len as u64).map_err(failed)? {
-                0 => break,
-                read => len += read,
-            }
-        }
+        let len = read_at(&**file, &mut bytes, self.at.offset).map_err(failed)?;
         bytes.truncate(len);
         self.ahead = bytes.freeze();
         Ok(len >= wanted)
@@ -134,7 +130,7 @@ impl Reader {
 
     fn next_segment(&mut self) -> Result<bool, BacklogError> {
         let number = self.at.segment + 1;
-        if !path_of(&self.directory, number).exists() {
+        if !self.files.has(&name_of(number)) {
             return Ok(false);
         }
         self.at = Position { segment: number, offset: HEADER_BYTES as u64 };
@@ -149,9 +145,21 @@ impl Reader {
 
     fn damaged(&self, what: &dyn std::fmt::Display) -> BacklogError {
         BacklogError::Damaged {
-            path: path_of(&self.directory, self.at.segment),
+            path: path_of(self.files.path(), self.at.segment),
             offset: self.at.offset,
             what: what.to_string(),
         }
     }
+}
+
+/// Reads as much as there is. Returns how much that is.
+pub(super) fn read_at(file: &dyn OneFile, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut len = 0;
+    while len < into.len() {
+        match file.read_at(&mut into[len..], offset + len as u64)? {
+            0 => break,
+            read => len += read,
+        }
+    }
+    Ok(len)
 }

@@ -2,10 +2,9 @@
 //! else's is taken for a record.
 
 use super::format::{HEADER_BYTES, path_of};
-use super::journal::segments_in;
 use super::*;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::record::{Effect, Payload, Record};
@@ -45,7 +44,7 @@ fn record(seq: u64) -> Record {
 }
 
 fn begin(directory: &Path) -> Journal {
-    Journal::begin(directory.to_owned(), SEGMENT_BYTES, RUN, BOOT, IDENTITY).unwrap()
+    Journal::begin(Directory::at(directory), SEGMENT_BYTES, RUN, BOOT, IDENTITY).unwrap()
 }
 
 fn append(journal: &mut Journal, seqs: std::ops::RangeInclusive<u64>) -> Vec<Position> {
@@ -53,11 +52,25 @@ fn append(journal: &mut Journal, seqs: std::ops::RangeInclusive<u64>) -> Vec<Pos
 }
 
 fn reader(directory: &Path, at: Position, next: u64) -> Reader {
-    Reader::new(directory.to_owned(), at, Seq(next))
+    Reader::new(Directory::at(directory), at, Seq(next))
+}
+
+/// Segments by number, with their paths.
+fn segments_in(directory: &Path) -> Vec<(u64, PathBuf)> {
+    let numbers = journal::segments_in(&*Directory::at(directory)).unwrap();
+    numbers.into_iter().map(|number| (number, path_of(directory, number))).collect()
 }
 
 fn numbers(directory: &Path) -> Vec<u64> {
-    segments_in(directory).unwrap().into_iter().map(|(number, _)| number).collect()
+    segments_in(directory).into_iter().map(|(number, _)| number).collect()
+}
+
+fn find(directory: &Path, expected: &Expected) -> Result<Left, WhyNot> {
+    super::find(&Directory::at(directory), expected)
+}
+
+fn mark(directory: &Path, sound: bool) -> Result<(), BacklogError> {
+    super::mark(&*Directory::at(directory), sound)
 }
 
 #[test]
@@ -86,7 +99,8 @@ fn what_was_written_is_read_back_in_order_over_many_segments() {
 #[test]
 fn records_of_all_sizes_are_read_back_across_chunks() {
     let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::begin(dir.path().to_owned(), 64 << 20, RUN, BOOT, IDENTITY).unwrap();
+    let mut journal =
+        Journal::begin(Directory::at(dir.path()), 64 << 20, RUN, BOOT, IDENTITY).unwrap();
     let large = |seq: u64, len: usize| Record {
         effect: Effect::Write(Payload::new(vec![seq as u8; len].into())),
         ..record(seq)
@@ -146,7 +160,8 @@ fn a_steady_stream_takes_no_more_than_two_segments() {
 #[test]
 fn a_torn_tail_is_the_end() {
     let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::begin(dir.path().to_owned(), 1 << 20, RUN, BOOT, IDENTITY).unwrap();
+    let mut journal =
+        Journal::begin(Directory::at(dir.path()), 1 << 20, RUN, BOOT, IDENTITY).unwrap();
     let positions = append(&mut journal, 1..=12);
     let path = path_of(dir.path(), 1);
     let whole = fs::read(&path).unwrap();
@@ -168,7 +183,8 @@ fn a_torn_tail_is_the_end() {
 #[test]
 fn a_damaged_byte_is_found() {
     let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::begin(dir.path().to_owned(), 1 << 20, RUN, BOOT, IDENTITY).unwrap();
+    let mut journal =
+        Journal::begin(Directory::at(dir.path()), 1 << 20, RUN, BOOT, IDENTITY).unwrap();
     append(&mut journal, 1..=6);
     let path = path_of(dir.path(), 1);
     let whole = fs::read(&path).unwrap();
@@ -271,7 +287,7 @@ fn what_cannot_be_written_is_said_and_what_was_before_stays() {
     assert_eq!((journal.used_bytes(), numbers(dir.path()).len()), (0, 0));
     let at = append(&mut journal, 500..=500)[0];
     assert_eq!(
-        super::Reader::new(dir.path().to_owned(), at, Seq(500)).read().unwrap(),
+        super::Reader::new(Directory::at(dir.path()), at, Seq(500)).read().unwrap(),
         record(500)
     );
 }
@@ -344,7 +360,7 @@ fn a_torn_tail_is_cut_off_and_gone_on_behind() {
         let whole = fs::read(&path).unwrap();
         for len in (0..whole.len()).step_by(131) {
             let copy = tempfile::tempdir().unwrap();
-            for (number, path) in segments_in(dir.path()).unwrap() {
+            for (number, path) in segments_in(dir.path()) {
                 if number <= segment {
                     fs::copy(&path, path_of(copy.path(), number)).unwrap();
                 }
@@ -409,7 +425,7 @@ fn what_cannot_be_believed_is_not_gone_on_with() {
 fn damage_is_never_gone_on_with() {
     let dir = tempfile::tempdir().unwrap();
     left_by(dir.path(), 24);
-    for (number, path) in segments_in(dir.path()).unwrap() {
+    for (number, path) in segments_in(dir.path()) {
         let bytes = fs::read(&path).unwrap();
         for at in (0..bytes.len()).step_by(if number == 1 { 29 } else { 301 }) {
             let mut damaged = bytes.clone();
@@ -427,7 +443,7 @@ fn damage_is_never_gone_on_with() {
 fn nothing_of_before_a_power_loss_is_believed() {
     let dir = tempfile::tempdir().unwrap();
     left_by(dir.path(), 24);
-    let live: Vec<_> = segments_in(dir.path()).unwrap();
+    let live: Vec<_> = segments_in(dir.path());
     let after = Expected { boot: [4; 16], ..EXPECTED };
     for part in 0..200usize {
         let durable = tempfile::tempdir().unwrap();
@@ -448,8 +464,14 @@ fn nothing_of_before_a_power_loss_is_believed() {
             mark(durable.path(), true).unwrap();
         }
         assert!(find(durable.path(), &after).is_err(), "part {part}");
-        Journal::begin(durable.path().to_owned(), SEGMENT_BYTES, Incarnation(8), [4; 16], IDENTITY)
-            .unwrap();
+        Journal::begin(
+            Directory::at(durable.path()),
+            SEGMENT_BYTES,
+            Incarnation(8),
+            [4; 16],
+            IDENTITY,
+        )
+        .unwrap();
         assert_eq!(why_not(durable.path(), &after), WhyNot::Nothing.to_string());
         assert!(!durable.path().join("sound").exists());
     }

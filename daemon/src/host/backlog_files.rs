@@ -4,10 +4,9 @@ use super::HostError;
 use super::launch::{is_one_of_several, state_path};
 use super::redo::redo;
 use crate::activity::Identity;
-use crate::backlog::{self, BacklogError, Expected, Journal, Left, Meter, WhyNot, segment_bytes};
+use crate::backlog::{self, BacklogError, Directory, Expected, Files, Left, WhyNot, segment_bytes};
 use crate::config::{AtLimit, Config, Group, Member};
-use crate::link::queue::{OnDisk, Spilled};
-use crate::owner::{DiskBacklog, GoesOn};
+use crate::owner::spilling::{Ends, Opening};
 use crate::state::{MemberState, Opened};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,22 +30,12 @@ pub enum BeginError {
 
 /// What a backlog on disk is opened with.
 pub(super) struct OpenBacklog {
-    directory: PathBuf,
+    files: Arc<dyn Files>,
     size_bytes: u64,
     memory_bytes: u64,
     stands_at_limit: bool,
     identity: [u8; 32],
     disks: Vec<PathBuf>,
-}
-
-/// Both of its ends, if there is one.
-#[derive(Default)]
-pub(super) struct Ends {
-    pub(super) owners: Option<DiskBacklog>,
-    pub(super) links: Option<OnDisk>,
-    /// What an earlier process of the run has left, for each of them.
-    pub(super) goes_on: Option<GoesOn>,
-    pub(super) left: Option<Spilled>,
 }
 
 /// How far each writer of a group may be ahead of the backup.
@@ -69,7 +58,7 @@ impl OpenBacklog {
                 .join(format!("{}.backlog", member.name.as_str())),
         };
         Some(Self {
-            directory,
+            files: Directory::at(directory),
             size_bytes: on_disk.size.bytes,
             memory_bytes: group.backlog.bytes,
             stands_at_limit: on_disk.at_limit == AtLimit::Map && !is_one_of_several(group),
@@ -84,8 +73,8 @@ impl OpenBacklog {
         let Some((incarnation, epoch)) = MemberState::unclean(state)? else { return Ok(None) };
         let boot = boot_id().map_err(BeginError::Boot)?;
         let expected = Expected { incarnation, epoch, boot, identity: self.identity };
-        let directory = self.directory.display();
-        let left = match backlog::find(&self.directory, &expected) {
+        let directory = self.files.path().display();
+        let left = match backlog::find(&self.files, &expected) {
             Ok(left) => left,
             Err(WhyNot::Nothing) => return Ok(None),
             Err(why) => {
@@ -116,42 +105,20 @@ impl OpenBacklog {
     }
 
     pub(super) fn open(self, opened: &Opened, left: Option<Left>) -> Result<Ends, BeginError> {
-        let Self { directory, size_bytes, memory_bytes, stands_at_limit, identity, .. } = self;
-        let segment_bytes = segment_bytes(size_bytes);
-        let meter = Arc::new(Meter::new(memory_bytes));
-        let mut ends = Ends::default();
-        let journal = match left {
-            Some(left) => {
-                meter.spill(left.waiting.len() as u64);
-                ends.left = Some(Spilled {
-                    at: left.at,
-                    first: left.first(),
-                    last: left.last(),
-                    payload_bytes: left.waiting.iter().map(|record| record.payload_bytes).sum(),
-                });
-                let journal = left.go_on(segment_bytes)?;
-                let Left { waiting, last_hlc, .. } = left;
-                ends.goes_on = Some(GoesOn { epoch: opened.epoch, waiting, last_hlc });
-                journal
-            }
-            None => {
-                let boot = boot_id().map_err(BeginError::Boot)?;
-                let run = opened.incarnation;
-                Journal::begin(directory.clone(), segment_bytes, run, boot, identity)?
-            }
-        };
-        warn_of_little_room(&directory, size_bytes);
-        Ok(Ends {
-            owners: Some(DiskBacklog::new(
-                journal,
-                meter.clone(),
-                size_bytes,
-                memory_bytes,
-                stands_at_limit,
-            )),
-            links: Some(OnDisk { directory, meter }),
-            ..ends
-        })
+        let ends = Opening {
+            files: self.files.clone(),
+            segment_bytes: segment_bytes(self.size_bytes),
+            limit_bytes: self.size_bytes,
+            memory_limit_bytes: self.memory_bytes,
+            stands_at_limit: self.stands_at_limit,
+            epoch: opened.epoch,
+            incarnation: opened.incarnation,
+            boot: boot_id().map_err(BeginError::Boot)?,
+            identity: self.identity,
+        }
+        .open(left)?;
+        warn_of_little_room(self.files.path(), self.size_bytes);
+        Ok(ends)
     }
 }
 

@@ -1,7 +1,7 @@
 //! One member put together: its disks and sockets, its state, its owner loop, and its end of the link.
 
 use super::activity_file::OpenLog;
-use super::backlog_files::{Ends, OpenBacklog, backlog_limit_bytes};
+use super::backlog_files::{OpenBacklog, backlog_limit_bytes};
 use super::degrading;
 use super::gating::PendingEntry;
 use super::verifying::Verifications;
@@ -17,6 +17,7 @@ use crate::link::GateControl;
 use crate::link::member::{Member as LinkMember, MemberParts, Presence};
 use crate::link::port::{OwnerPort, ToLink};
 use crate::owner::contact;
+use crate::owner::spilling::Ends;
 use crate::owner::{DiskSetup, Owner, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
 use crate::sequencer::Settings;
 use crate::state::{MemberState, Opened, StateError};
@@ -78,16 +79,16 @@ impl Launch<'_> {
             identity: backlog_identity,
         };
         let (mut activity, log_file) = log.open(&mut opened)?;
-        let backlog = match backlog {
-            None => Ends::default(),
-            Some(backlog) => backlog.open(&opened, left)?,
+        let (backlog, on_disk, goes_on, left) = match backlog {
+            None => (None, None, None, None),
+            Some(backlog) => {
+                let Ends { owners, links, goes_on, left } = backlog.open(&opened, left)?;
+                (Some(owners), Some(links), goes_on, left)
+            }
         };
-        if let Some(goes_on) = &backlog.goes_on {
-            let last = goes_on.waiting.last().expect("at least one").seq;
-            activity.goes_on_after(last);
-            // A packet that was taken up before this has no stamp: the gate is shut until the backup has all of it.
-            gate.hold_for_resync(true);
-            pending.publish(last, goes_on.last_hlc);
+        if let Some(goes_on) = &goes_on {
+            goes_on.begin(&mut activity, &*gate);
+            pending.publish(goes_on.last(), goes_on.last_hlc);
         }
         if is_one_of_several(group) && group.form == Form::Hlc {
             wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
@@ -156,8 +157,8 @@ impl Launch<'_> {
             max_clock_lead: group.max_clock_lead,
             activity,
             log_file,
-            backlog: backlog.owners,
-            goes_on: backlog.goes_on,
+            backlog,
+            goes_on,
         };
         let thread = spawn(&format!("owner {name}"), move || {
             let result = Owner::new(parts)
@@ -184,8 +185,8 @@ impl Launch<'_> {
             gives_up: switched_over,
             keeper: Box::new(state.clone()),
             stats: link_stats.clone(),
-            on_disk: backlog.links,
-            left: backlog.left,
+            on_disk,
+            left,
         });
         if awaits_adoption {
             link_member.await_adoption();

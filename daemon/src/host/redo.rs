@@ -32,18 +32,10 @@ pub(super) fn redo(left: &Left, disks: &[PathBuf]) -> Result<u64, RedoError> {
     };
     let open = |path: &PathBuf| File::options().write(true).open(path).map_err(failed(path));
     let files = disks.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let mut reader = left.reader();
-    let mut done = 0;
-    while reader.next_seq() <= left.last() {
-        let record = reader.read()?;
-        // Copies, too: one that repairs a failed write comes after it, and is what both sites have.
-        if record.seq < left.redo_from {
-            continue;
-        }
+    let done = left.redo(|record| {
         let nth = usize::from(record.disk.0);
-        apply(&record, &files[nth]).map_err(failed(&disks[nth]))?;
-        done += u64::from(matches!(record.effect, Effect::Write(_) | Effect::Zero { .. }));
-    }
+        apply(record, &files[nth]).map_err(failed(&disks[nth]))
+    })?;
     // The daemon reads past the page cache.
     files.iter().zip(disks).try_for_each(|(file, path)| file.sync_data().map_err(failed(path)))?;
     Ok(done)
@@ -79,7 +71,7 @@ fn fill(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backlog::{Expected, Journal, find};
+    use crate::backlog::{Directory, Expected, Journal, find};
     use std::fs;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
@@ -115,7 +107,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let disks = [dir.path().join("a"), dir.path().join("b")];
         disks.iter().for_each(|disk| fs::write(disk, [9; DISK_BYTES]).unwrap());
-        let directory = dir.path().join("backlog");
+        let directory = Directory::at(dir.path().join("backlog"));
         // Each record has a segment of its own.
         let mut journal =
             Journal::begin(directory.clone(), 1, Incarnation(1), [0; 16], [0; 32]).unwrap();

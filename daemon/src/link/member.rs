@@ -798,7 +798,7 @@ impl<T> Member<T> {
     fn broken(&self, error: QueueError) -> MemberError {
         let member = self.attach.member.clone();
         if let Some(on_disk) = &self.on_disk
-            && let Err(error) = backlog::mark(&on_disk.directory, false)
+            && let Err(error) = backlog::mark(&*on_disk.files, false)
         {
             tracing::error!(member, %error, "remove the segments by hand before the next start");
         }

@@ -3,9 +3,8 @@
 //! Invariant: records reach the sender in seq order without a gap, whether they waited in memory or on disk, and a message
 //! that keeps its place among the records keeps it also behind what is on disk.
 
-use crate::backlog::{BacklogError, Meter, Position, Reader, cost_bytes};
+use crate::backlog::{BacklogError, Files, Meter, Position, Reader, cost_bytes};
 use std::collections::VecDeque;
-use std::path::PathBuf;
 use std::sync::Arc;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::{LastRun, Message};
@@ -19,7 +18,7 @@ const LOADED_AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub struct OnDisk {
     /// Where its segments are.
-    pub directory: PathBuf,
+    pub files: Arc<dyn Files>,
     /// Shared with the owner loop.
     pub meter: Arc<Meter>,
 }
@@ -119,7 +118,7 @@ impl Queue {
     pub fn spill(&mut self, spilled: Spilled) {
         let on_disk = self.on_disk.as_ref().expect("there is a backlog on disk");
         if self.reader.is_none() {
-            let reader = Reader::new(on_disk.directory.clone(), spilled.at, spilled.first);
+            let reader = Reader::new(on_disk.files.clone(), spilled.at, spilled.first);
             self.reader = Some(reader);
         }
         self.spilled_to = spilled.last;
@@ -279,7 +278,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backlog::Journal;
+    use crate::backlog::{Directory, Journal};
     use crate::sequencer::RECORD_OVERHEAD_BYTES;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, WriterId};
@@ -317,10 +316,10 @@ mod tests {
     impl Bench {
         fn new(room: u64) -> Self {
             let dir = tempfile::tempdir().unwrap();
-            let directory = dir.path().to_owned();
-            let journal = Journal::begin(directory.clone(), 5000, Incarnation(1), [0; 16], [0; 32]);
+            let files = Directory::at(dir.path());
+            let journal = Journal::begin(files.clone(), 5000, Incarnation(1), [0; 16], [0; 32]);
             let meter = Arc::new(Meter::new(room * COST_BYTES));
-            let on_disk = Arc::new(OnDisk { directory, meter: meter.clone() });
+            let on_disk = Arc::new(OnDisk { files, meter: meter.clone() });
             let queue = Queue::new(Seq(0), Some(on_disk));
             Self { _dir: dir, journal: journal.unwrap(), meter, queue, last: 0 }
         }
@@ -460,7 +459,7 @@ mod tests {
             let on_disk = b.queue.on_disk.clone().unwrap();
             let meter = Arc::new(Meter::new(4 * COST_BYTES));
             meter.spill(10);
-            let on_disk = OnDisk { directory: on_disk.directory.clone(), meter: meter.clone() };
+            let on_disk = OnDisk { files: on_disk.files.clone(), meter: meter.clone() };
             let at = Position { segment: 1, offset: 128 };
             let payload_bytes = 10 * PAYLOAD_BYTES;
             let left = Spilled { at, first: Seq(1), last: Seq(10), payload_bytes };

@@ -2,7 +2,7 @@ use super::GateControl;
 use super::member::{Member, MemberError, MemberParts, Presence};
 use super::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
 use super::queue::{OnDisk, Spilled};
-use crate::backlog::{Journal, Meter};
+use crate::backlog::{Directory, Journal, Meter};
 use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::sync::mpsc::Receiver;
@@ -745,12 +745,13 @@ fn who_is_ready_to_switch_says_so_on_each_connection_and_hears_of_the_others() {
 /// A member of which an earlier process has left records 4 to 9 on disk.
 fn bench_that_goes_on(directory: &std::path::Path) -> Bench {
     let run = Incarnation(1);
-    let mut journal = Journal::begin(directory.to_owned(), 1 << 20, run, [0; 16], [0; 32]).unwrap();
+    let files = Directory::at(directory);
+    let mut journal = Journal::begin(files.clone(), 1 << 20, run, [0; 16], [0; 32]).unwrap();
     let at = (4..=9).map(|seq| journal.append(&record(seq), || Seq(seq)).unwrap()).min().unwrap();
     journal.set_sound(true).unwrap();
     let meter = Arc::new(Meter::new(1 << 20));
     meter.spill(6);
-    let on_disk = OnDisk { directory: directory.to_owned(), meter };
+    let on_disk = OnDisk { files, meter };
     let left = Spilled { at, first: Seq(4), last: Seq(9), payload_bytes: 6 * 512 };
     bench_with(Presence::Alone, LastRun::Unknown, None, Some((on_disk, left)))
 }

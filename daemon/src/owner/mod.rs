@@ -15,6 +15,7 @@
 //! Invariant: every request taken from a connection is answered once, or given up by name when
 //! its connection has gone.
 
+pub mod admitted;
 mod beating;
 mod connection;
 pub mod contact;
@@ -29,14 +30,13 @@ mod overflowing;
 pub mod replication;
 mod requests;
 mod serving;
-mod spilling;
+pub mod spilling;
 mod status;
 mod token;
 mod verifying;
 
 pub use disk::DiskSetup;
 pub use logging::LogFile;
-pub use spilling::{DiskBacklog, GoesOn};
 pub use status::{OwnerView, Phase, Trouble, VerifyEnded};
 
 use crate::activity::geometry::merged;
@@ -46,9 +46,9 @@ use crate::copy_job::{Bounds, Purpose};
 use crate::heartbeat::Pulse;
 use crate::link::port::{FromLink, OwnerPort, ToLink};
 use crate::link::{GateControl, Refusal};
-use crate::overflow::Overflow;
 use crate::sequencer::{Action, DiskError, Extent, OpId, Sequencer, Settings};
 use crate::stats::OwnerStats;
+use admitted::Admitted;
 use connection::{Connection, ConnectionId};
 use contact::Contact;
 use copying::Copying;
@@ -58,6 +58,7 @@ use local_op::{LocalOp, Progress};
 use logging::Logging;
 use replication::Clocks;
 use requests::Requests;
+use spilling::{DiskBacklog, GoesOn, Spilling};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +68,6 @@ use tidelock_nbd::Errno;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Mode};
-use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::{BufPool, Buffer, Completion, EventFd, Ring};
 use token::Token;
@@ -229,14 +229,8 @@ pub struct Owner {
     verifying: Option<verifying::Begun>,
     contact: Contact,
     logging: Logging,
-    admitted: Vec<Record>,
-    backlog: Option<DiskBacklog>,
-    overflow: Overflow,
-    /// The disks are equal but for what is in the stream, as an earlier process of the run has seen; the backup has not
-    /// attached this one.
-    sound_before: bool,
-    /// What was admitted after that in this turn, and is on disk only.
-    spilled: Option<spilling::TurnSpilled>,
+    admitted: Admitted,
+    spilling: Spilling,
     port: Arc<OwnerPort<ToOwner>>,
     messages: Receiver<ToOwner>,
     wake: EventFd,
@@ -290,16 +284,16 @@ impl Owner {
         let serving = !parts.switched_over && has_what_tags_say;
         let may_serve = !parts.switched_over && parts.goes_on.is_none();
         let serves_unreached_after = parts.serves_unreached_after.filter(|_| may_serve);
-        if let Some(goes_on) = &parts.goes_on {
-            goes_on.start(&mut sequencer, now, wall_ms);
-        }
+        let clocks = Clocks { now, wall_ms };
+        let goes_on = parts.goes_on.as_ref();
+        let spilling = Spilling::new(parts.backlog, goes_on, &mut sequencer, clocks);
         let mut logging = Logging::new(parts.activity, parts.log_file);
         let contact = Contact::new(
             &mut sequencer,
             &mut logging.activity,
             parts.resume,
             serves_unreached_after,
-            Clocks { now, wall_ms },
+            clocks,
         );
         Ok(Self {
             member: parts.member,
@@ -317,11 +311,8 @@ impl Owner {
             verifying: None,
             contact,
             logging,
-            admitted: Vec::new(),
-            backlog: parts.backlog,
-            overflow: Overflow::new(now),
-            sound_before: parts.goes_on.is_some(),
-            spilled: None,
+            admitted: Admitted::default(),
+            spilling,
             port: parts.port,
             messages: parts.messages,
             wake: parts.wake,
@@ -385,7 +376,7 @@ impl Owner {
             // What was asked for and freed since.
             self.drive_log();
             self.act();
-            if !self.admitted.is_empty() || self.spilled.is_some() {
+            if !self.admitted.is_empty() {
                 // Waking the link can cost more than a local write: disk and guest go first.
                 self.ring.submit_and_wait(0)?;
                 self.hand_over();
@@ -450,12 +441,12 @@ impl Owner {
     fn hear_link(&mut self, message: FromLink) {
         match message {
             FromLink::Attached { attached, last_attached, compares, .. }
-                if self.overflow.stands() =>
+                if self.spilling.stands() =>
             {
                 self.attached = true;
                 self.set_refusal(None);
                 match compares {
-                    true => self.record_again(&attached, last_attached, self.now),
+                    true => self.record_again(&attached, last_attached),
                     false => self.attached_while_standing(&attached),
                 }
             }
@@ -465,7 +456,7 @@ impl Owner {
                 let unrecorded = self.begin_recording(&attached, first);
                 let must_compare =
                     matches!(attached.copy.told(), CopyState::Partial | CopyState::Resyncing);
-                self.sound_before = false;
+                self.spilling.attached();
                 if self.several.is_some() && must_compare {
                     // Whatever leaves before the copy has ended may tell what this run cannot
                     // name. C stands still below this until then.
@@ -534,7 +525,7 @@ impl Owner {
     // ---- copies
 
     fn drive_copies(&mut self) {
-        if self.overflow.stands() {
+        if self.spilling.stands() {
             return;
         }
         let clocks = self.clocks();
@@ -633,11 +624,9 @@ impl Owner {
 
     /// Gives what was admitted in this turn to the link.
     fn hand_over(&mut self) {
-        if !self.admitted.is_empty() {
-            let records = std::mem::take(&mut self.admitted);
-            self.to_link(ToLink::Records { records, admitted_at: self.now });
+        for message in self.admitted.take(self.now) {
+            self.to_link(message);
         }
-        self.hand_over_spilled();
     }
 
     fn publish_stats(&mut self) {
@@ -675,9 +664,7 @@ impl Owner {
         self.publish_log_stats();
         let others = self.draining.is_some()
             || self.logging.activity.wants_acks()
-            || self.overflow.stands()
-            || self.overflow.needs_tick()
-            || self.backlog.as_ref().is_some_and(DiskBacklog::wants_acks);
+            || self.spilling.wants_acks();
         replication::ask_for_acks(&self.sequencer, &self.copying, &self.port, others);
     }
 
@@ -690,7 +677,7 @@ impl Owner {
         match &self.refusal {
             Some(refusal) if refusal.is_final() => Phase::Fenced,
             Some(_) => Phase::Refused,
-            None if self.overflow.stands() => Phase::Overflowed,
+            None if self.spilling.stands() => Phase::Overflowed,
             None if self.sequencer.serves_unrecorded() => Phase::Unrecorded,
             None if !self.sequencer.is_started() => Phase::WaitingForBackup,
             None => self.copying.phase(self.attached),

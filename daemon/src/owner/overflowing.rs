@@ -1,146 +1,111 @@
 //! A backlog on disk at its limit: guests go on, and what they write is compared when the backup has the stream
-//! ([`crate::overflow`]).
+//! ([`crate::overflow`]). What is on disk is driven from here, too: the decisions are [`Spilling`]'s.
 //!
 //! Invariant: as in [`super::contact`] every write is either in the stream or in the map. The stream stands from the turn in
 //! which the map keeps whatever comes, and goes on in the turn in which it ceases to. Before the first write without a
 //! record is admitted the gate is shut, and the mark is gone that lets a later process go on with the stream: from then on
 //! what is on disk is not all that the sites differ by.
 
+use super::admitted::Admitted;
+use super::spilling::{Seen, Spilling, Turn};
 use super::{Owner, copied_ranges};
-use crate::backlog::BacklogError;
 use crate::link::port::ToLink;
-use crate::overflow::{Sight, Step};
+use crate::overflow::Step;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-use tidelock_protocol::ids::{Incarnation, MonoNanos};
-use tidelock_protocol::message::{Attached, Mode};
+use tidelock_protocol::ids::Incarnation;
+use tidelock_protocol::message::Attached;
+use tidelock_protocol::record::Record;
 
 impl Owner {
+    fn spilling(&mut self) -> (&mut Spilling, &mut Admitted, Turn<'_>) {
+        let clocks = self.clocks();
+        let Self { member, sequencer, copying, logging, gate, disks, .. } = self;
+        let turn = Turn {
+            member,
+            sequencer,
+            copying,
+            activity: &mut logging.activity,
+            gate: &**gate,
+            is_poisoned: disks.iter().any(|disk| disk.poisoned().is_some()),
+            clocks,
+        };
+        (&mut self.spilling, &mut self.admitted, turn)
+    }
+
+    /// A record was admitted. Its local write is begun after this.
+    pub(super) fn keep_record(&mut self, record: Record) {
+        let (spilling, admitted, mut turn) = self.spilling();
+        spilling.keep(record, admitted, &mut turn);
+    }
+
+    /// Says on disk whether the next start may go on with the backlog there.
+    pub(super) fn mark_backlog(&mut self) {
+        let (spilling, _, mut turn) = self.spilling();
+        spilling.mark(&mut turn);
+    }
+
+    /// Gives back what the backup has, and tries a disk again that has failed.
+    pub(super) fn drive_backlog(&mut self) {
+        let (spilling, _, mut turn) = self.spilling();
+        spilling.drive(&mut turn);
+    }
+
     /// Looks whether the stream is to stand, or can go on.
     pub(super) fn drive_overflow(&mut self) {
-        let Some(backlog) = &self.backlog else { return };
-        let sight = Sight {
-            now: self.now,
-            is_full: self.sequencer.guests_wait_for_room(),
-            may_stand: backlog.stands_at_limit() && self.may_stand(),
-            durable: self.sequencer.durable(),
-            is_drained: self.attached
-                && self.draining.is_none()
-                && self.sequencer.durable() == self.sequencer.last_seq()
-                && self.sequencer.is_recorded_idle()
-                && self.copying.is_answered(),
-            is_whole: self.copying.is_whole(),
-            is_applied: self.gate.is_applied(),
+        let seen = Seen {
+            is_attached: self.attached,
+            is_draining: self.draining.is_some(),
+            is_left: self.switched_over || self.is_fenced(),
         };
-        match self.overflow.look(&sight) {
-            None => {}
-            Some(Step::Shut) => {
-                self.shut();
-                // Mostly it is shut already.
-                return self.drive_overflow();
+        let (spilling, _, mut turn) = self.spilling();
+        match spilling.drive_overflow(seen, &mut turn) {
+            Some(Step::Stand) => {
+                self.to_link(ToLink::Stands);
+                self.stats.overflowed_since_unix_ms.store(self.wall_ms.max(1), Relaxed);
+                self.stats.overflows.fetch_add(1, Relaxed);
             }
-            Some(Step::Stand) => self.stand(),
-            Some(Step::Ask) => {
-                tracing::warn!(
-                    member = self.member,
-                    last = %self.sequencer.last_seq(),
-                    "the backup has all that was recorded: it is asked to compare where guests have written since"
-                );
-                self.to_link(ToLink::AskToCompare);
-            }
-            Some(Step::Over(took)) => self.is_over(took),
+            Some(Step::Ask) => self.to_link(ToLink::AskToCompare),
+            Some(Step::Shut | Step::Over(_)) | None => {}
         }
-        if self.overflow.needs_tick() {
+        if self.spilling.needs_tick() {
             self.arm_tick();
         }
     }
 
-    fn may_stand(&self) -> bool {
-        // In mode sync guests wait for the backup with each write.
-        let holds_still = self.draining.is_some() || self.switched_over || self.is_fenced();
-        self.sequencer.is_started() && self.sequencer.mode() != Mode::Sync && !holds_still
-    }
-
-    fn shut(&mut self) {
-        if let Err(error) = self.forget_backlog() {
-            self.overflow.put_off(self.now);
-            return tracing::error!(
-                member = self.member,
-                %error,
-                "the backlog is full, and guests' writes wait: a later start might go on with what is on disk there"
-            );
-        }
-        self.gate.hold_unrecorded(true);
-    }
-
-    fn stand(&mut self) {
-        self.to_link(ToLink::Stands);
-        self.sound_before = false;
-        self.copying.stop_recording();
-        self.logging.activity.stop_recording();
-        self.sequencer.stop_recording(self.now, self.wall_ms);
-        self.stats.overflowed_since_unix_ms.store(self.wall_ms.max(1), Relaxed);
-        self.stats.overflows.fetch_add(1, Relaxed);
-        tracing::error!(
-            member = self.member,
-            last = %self.sequencer.last_seq(),
-            durable = %self.sequencer.durable(),
-            "OVERFLOWED: the backlog is full. Guests go on, and nothing of what they write from here on is recorded: it is \
-             compared when the backup has what was recorded before. Until then replies are held, and a disaster goes back \
-             to before this"
-        );
-    }
-
-    /// No later process of the run goes on with what is on disk.
-    fn forget_backlog(&mut self) -> Result<(), BacklogError> {
-        self.backlog.as_mut().map_or(Ok(()), |backlog| backlog.journal_mut().set_sound(false))
-    }
-
-    fn is_over(&mut self, took: Duration) {
-        self.follow_backlog_limit();
-        tracing::info!(
-            member = self.member,
-            took_ms = took.as_millis() as u64,
-            "the sites are equal again: the backlog had been full"
-        );
-    }
-
     /// The backup has attached the member while its stream stands.
     pub(super) fn attached_while_standing(&mut self, attached: &Attached) {
-        self.copying.reconnected();
-        self.logging.activity.attached_unrecorded(attached.epoch, attached.durable);
+        let (spilling, _, mut turn) = self.spilling();
+        spilling.attached_while_standing(attached, &mut turn);
     }
 
     /// It has done so to compare: the stream goes on, with the comparison.
-    pub(super) fn record_again(
-        &mut self,
-        attached: &Attached,
-        last_attached: Option<Incarnation>,
-        now: MonoNanos,
-    ) {
-        let unrecorded = self.sequencer.unrecorded();
-        // What is done again after a kill must not be older than what has no record.
-        self.begin_backlog_anew();
-        let compare = self.logging.activity.attached(&crate::activity::Attachment {
-            copy: attached.copy,
-            epoch: attached.epoch,
-            durable: attached.durable,
-            last_attached,
-            copying: false,
-        });
-        let Self { member, copying, disks, .. } = self;
-        let ranges = |purpose| copied_ranges(member, disks, purpose, compare, unrecorded);
-        copying.attached(member, attached.copy, ranges, now);
-        self.overflow.returns();
-        self.mark_backlog();
-        self.follow_backlog_limit();
-        self.sequencer.record_again(now, self.wall_ms);
-        // The link holds it for the comparison already.
-        self.gate.hold_unrecorded(false);
+    pub(super) fn record_again(&mut self, attached: &Attached, last_attached: Option<Incarnation>) {
+        let clocks = self.clocks();
+        let Self { member, sequencer, copying, logging, gate, disks, spilling, .. } = self;
+        let mut turn = Turn {
+            member,
+            sequencer,
+            copying,
+            activity: &mut logging.activity,
+            gate: &**gate,
+            is_poisoned: disks.iter().any(|disk| disk.poisoned().is_some()),
+            clocks,
+        };
+        let ranges = |purpose, compare, unrecorded| {
+            copied_ranges(member, disks, purpose, compare, unrecorded)
+        };
+        spilling.record_again(attached, last_attached, ranges, &mut turn);
         self.stats.overflowed_since_unix_ms.store(0, Relaxed);
-        tracing::warn!(
-            member = self.member,
-            "guests' writes are recorded again; replies are held until the comparison has ended"
-        );
+    }
+
+    pub(super) fn publish_backlog_stats(&self) {
+        let Some(backlog) = self.spilling.backlog() else { return };
+        let stats = &self.stats;
+        let (_, on_disk_bytes) = backlog.on_disk();
+        stats.backlog_limit_bytes.store(self.sequencer.backlog_limit_bytes(), Relaxed);
+        stats.backlog_disk_bytes.store(on_disk_bytes, Relaxed);
+        stats.backlog_spilled.store(backlog.meter().spilled(), Relaxed);
+        stats.backlog_memory_bytes.store(backlog.meter().held_bytes(), Relaxed);
+        stats.backlog_disk_failed.store(backlog.has_failed(), Relaxed);
     }
 }

@@ -1,26 +1,107 @@
-//! Where a record waits for the backup: in memory, or on disk only ([`crate::backlog`]).
+//! Where a record waits for the backup: in memory, or on disk only ([`crate::backlog`]); and what becomes of the stream when
+//! there is no room ([`crate::overflow`]).
 //!
 //! Every record is on disk before its local write is begun. Memory keeps it as long as there is room, and nothing before
 //! it is on disk only. If the disk fails, records stay in memory, whose limit is the sequencer's then; when the
 //! backup has all that was before, the disk is tried again.
+//!
+//! Sans-I/O but for the files: the simulator drives it, too.
 
-use super::{Clocks, Owner};
-use crate::backlog::{BacklogError, Journal, Meter, Position, Waiting, cost_bytes};
-use crate::link::port::ToLink;
-use crate::link::queue::Spilled;
-use crate::sequencer::Sequencer;
+use super::admitted::Admitted;
+use super::copying::Copying;
+use super::replication::Clocks;
+use crate::activity::{ActivityLog, Attachment, Compare};
+use crate::backlog::{BacklogError, Files, Journal, Left, Meter, Position, Waiting, cost_bytes};
+use crate::copy_job::Purpose;
+use crate::link::GateControl;
+use crate::link::queue::{OnDisk, Spilled};
+use crate::overflow::{Overflow, Sight, Step};
+use crate::sequencer::{Extent, Sequencer};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, MonoNanos, Seq};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::ids::{Epoch, Incarnation, MonoNanos, Seq};
+use tidelock_protocol::message::{Attached, Mode};
+use tidelock_protocol::record::Record;
 
 /// A disk that has failed is tried again after so long, and with nothing left on it.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// What of the limit the comparison after an overflow may have while guests wait for room: an eighth.
 const COMPARISON_SHARE: u64 = 8;
+
+/// What a backlog on disk is opened with.
+#[derive(Debug)]
+pub struct Opening {
+    /// Where it is.
+    pub files: Arc<dyn Files>,
+    /// At what size segments are closed.
+    pub segment_bytes: u64,
+    /// The most that the writer may be ahead of the backup, with the disk.
+    pub limit_bytes: u64,
+    /// And without.
+    pub memory_limit_bytes: u64,
+    /// At the limit guests go on.
+    pub stands_at_limit: bool,
+    /// The granted epoch.
+    pub epoch: Epoch,
+    /// This run.
+    pub incarnation: Incarnation,
+    /// This boot of the host.
+    pub boot: [u8; 16],
+    /// Group, member and disks.
+    pub identity: [u8; 32],
+}
+
+/// Both of its ends.
+#[derive(Debug)]
+pub struct Ends {
+    /// The owner loop's.
+    pub owners: DiskBacklog,
+    /// The link's.
+    pub links: OnDisk,
+    /// What an earlier process of the run has left, for each of them.
+    pub goes_on: Option<GoesOn>,
+    /// See there.
+    pub left: Option<Spilled>,
+}
+
+impl Opening {
+    /// Goes on with what is left, or begins anew.
+    pub fn open(self, left: Option<Left>) -> Result<Ends, BacklogError> {
+        let Self { files, segment_bytes, limit_bytes, memory_limit_bytes, .. } = self;
+        let meter = Arc::new(Meter::new(memory_limit_bytes));
+        let (mut goes_on, mut spilled) = (None, None);
+        let journal = match left {
+            Some(left) => {
+                meter.spill(left.waiting.len() as u64);
+                spilled = Some(Spilled {
+                    at: left.at,
+                    first: left.first(),
+                    last: left.last(),
+                    payload_bytes: left.waiting.iter().map(|record| record.payload_bytes).sum(),
+                });
+                let journal = left.go_on(segment_bytes)?;
+                let Left { waiting, last_hlc, .. } = left;
+                goes_on = Some(GoesOn { epoch: self.epoch, waiting, last_hlc });
+                journal
+            }
+            None => {
+                let Self { incarnation, boot, identity, .. } = self;
+                Journal::begin(files.clone(), segment_bytes, incarnation, boot, identity)?
+            }
+        };
+        let owners = DiskBacklog {
+            journal,
+            meter: meter.clone(),
+            limit_bytes,
+            memory_limit_bytes,
+            stands_at_limit: self.stands_at_limit,
+            failed_at: None,
+        };
+        Ok(Ends { owners, links: OnDisk { files, meter }, goes_on, left: spilled })
+    }
+}
 
 /// A writer's backlog on disk.
 #[derive(Debug)]
@@ -36,28 +117,26 @@ pub struct DiskBacklog {
 }
 
 impl DiskBacklog {
-    /// With nothing on it yet.
+    /// Whether its disk has failed, and was not tried again since.
     #[must_use]
-    pub fn new(
-        journal: Journal,
-        meter: Arc<Meter>,
-        limit_bytes: u64,
-        memory_limit_bytes: u64,
-        stands_at_limit: bool,
-    ) -> Self {
-        Self { journal, meter, limit_bytes, memory_limit_bytes, stands_at_limit, failed_at: None }
+    pub fn has_failed(&self) -> bool {
+        self.failed_at.is_some()
     }
 
-    pub(super) fn stands_at_limit(&self) -> bool {
-        self.stands_at_limit
+    /// Segments and bytes on disk.
+    #[must_use]
+    pub fn on_disk(&self) -> (usize, u64) {
+        (self.journal.segments(), self.journal.used_bytes())
     }
 
-    pub(super) fn journal_mut(&mut self) -> &mut Journal {
-        &mut self.journal
+    /// What is in memory, and what is on disk only.
+    #[must_use]
+    pub fn meter(&self) -> &Meter {
+        &self.meter
     }
 
     /// Whether there is room to be given back, which waits for the backup, or a disk to be tried again.
-    pub(super) fn wants_acks(&self) -> bool {
+    fn wants_acks(&self) -> bool {
         self.failed_at.is_some() || self.meter.spilled() > 0 || self.journal.segments() > 1
     }
 
@@ -94,95 +173,156 @@ pub struct GoesOn {
 }
 
 impl GoesOn {
-    pub(super) fn start(&self, sequencer: &mut Sequencer, now: MonoNanos, wall_ms: u64) {
+    /// The last of them.
+    #[must_use]
+    pub fn last(&self) -> Seq {
+        self.waiting.last().expect("at least one").seq
+    }
+
+    /// Before anything else: what the map has of it is in the stream. And a packet that was taken up before this has no
+    /// stamp: the gate is shut until the backup has all of it.
+    pub fn begin(&self, activity: &mut ActivityLog, gate: &dyn GateControl) {
+        activity.goes_on_after(self.last());
+        gate.hold_for_resync(true);
+    }
+
+    fn start(&self, sequencer: &mut Sequencer, clocks: Clocks) {
+        let Clocks { now, wall_ms } = clocks;
         sequencer.go_on(self.epoch, &self.waiting, self.last_hlc, now, wall_ms);
     }
 }
 
-/// What was admitted in a turn and is on disk only.
+/// The other parts of an owner loop, for a turn.
+pub struct Turn<'a> {
+    /// The member's name, for logs.
+    pub member: &'a str,
+    /// Its sequencer.
+    pub sequencer: &'a mut Sequencer,
+    /// Its copies.
+    pub copying: &'a mut Copying,
+    /// Its activity log.
+    pub activity: &'a mut ActivityLog,
+    /// Its gate.
+    pub gate: &'a dyn GateControl,
+    /// A local disk has failed a flush: what it says of durability is not believed in this run.
+    pub is_poisoned: bool,
+    /// The time.
+    pub clocks: Clocks,
+}
+
+/// What a turn sees besides, to know whether the stream may stand and go on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TurnSpilled {
-    spilled: Spilled,
-    last_of_guest: Option<Seq>,
+pub struct Seen {
+    /// The backup has the member.
+    pub is_attached: bool,
+    /// No more requests are taken.
+    pub is_draining: bool,
+    /// The group was switched over, or its epoch has ended.
+    pub is_left: bool,
 }
 
-impl TurnSpilled {
-    fn add(this: &mut Option<Self>, record: &Record, at: Position) {
-        let is_of_guest = !record.copy && record.effect != Effect::Idle;
-        let Self { spilled, last_of_guest } = this.get_or_insert(Self {
-            spilled: Spilled { at, first: record.seq, last: record.seq, payload_bytes: 0 },
-            last_of_guest: None,
-        });
-        spilled.last = record.seq;
-        spilled.payload_bytes += record.payload().map_or(0, |p| p.data().len() as u64);
-        *last_of_guest = Some(record.seq).filter(|_| is_of_guest).or(*last_of_guest);
+/// A writer's backlog on disk as its owner loop drives it, if it has one. Without one every record is in memory.
+#[derive(Debug)]
+pub struct Spilling {
+    backlog: Option<DiskBacklog>,
+    overflow: Overflow,
+    /// The disks are equal but for what is in the stream, as an earlier process of the run has seen; the backup has not
+    /// attached this one.
+    sound_before: bool,
+}
+
+impl Spilling {
+    /// Of a run that begins, or goes on.
+    pub fn new(
+        backlog: Option<DiskBacklog>,
+        goes_on: Option<&GoesOn>,
+        sequencer: &mut Sequencer,
+        clocks: Clocks,
+    ) -> Self {
+        if let Some(goes_on) = goes_on {
+            goes_on.start(sequencer, clocks);
+        }
+        let overflow = Overflow::new(clocks.now);
+        Self { backlog, overflow, sound_before: goes_on.is_some() }
     }
-}
 
-impl Owner {
+    /// It, if there is one.
+    #[must_use]
+    pub fn backlog(&self) -> Option<&DiskBacklog> {
+        self.backlog.as_ref()
+    }
+
+    /// Whether nothing is recorded because there is no room.
+    #[must_use]
+    pub fn stands(&self) -> bool {
+        self.overflow.stands()
+    }
+
+    /// Whether everything is recorded, and nothing else is in sight.
+    #[must_use]
+    pub fn records(&self) -> bool {
+        self.overflow.records()
+    }
+
+    /// Whether something only goes on when time passes.
+    #[must_use]
+    pub fn needs_tick(&self) -> bool {
+        self.overflow.needs_tick()
+    }
+
+    /// Whether something waits for the backup.
+    #[must_use]
+    pub fn wants_acks(&self) -> bool {
+        self.stands()
+            || self.needs_tick()
+            || self.backlog.as_ref().is_some_and(DiskBacklog::wants_acks)
+    }
+
     /// A record was admitted. Its local write is begun after this.
-    pub(super) fn keep_record(&mut self, record: Record) {
-        let Some(backlog) = &mut self.backlog else { return self.admitted.push(record) };
-        match backlog.keep(&record, &self.sequencer) {
-            Ok(Some(at)) => TurnSpilled::add(&mut self.spilled, &record, at),
-            Ok(None) => self.keep_in_memory(record),
+    pub fn keep(&mut self, record: Record, admitted: &mut Admitted, turn: &mut Turn<'_>) {
+        let Some(backlog) = &mut self.backlog else { return admitted.hold(record) };
+        match backlog.keep(&record, turn.sequencer) {
+            Ok(Some(at)) => admitted.spill(&record, at),
+            Ok(None) => admitted.hold(record),
             Err(error) => {
-                self.backlog_failed(&error);
-                if let Some(backlog) = &self.backlog {
-                    backlog.meter.hold(cost_bytes(&record));
-                }
-                self.keep_in_memory(record);
+                backlog.meter.hold(cost_bytes(&record));
+                admitted.hold(record);
+                self.failed(&error, turn);
             }
         }
     }
 
-    fn keep_in_memory(&mut self, record: Record) {
-        if self.spilled.is_some() {
-            self.hand_over();
-        }
-        self.admitted.push(record);
-    }
-
-    /// What was admitted in this turn and is on disk only.
-    pub(super) fn hand_over_spilled(&mut self) {
-        if let Some(TurnSpilled { spilled, last_of_guest }) = self.spilled.take() {
-            let admitted_at = self.now;
-            self.to_link(ToLink::Spilled { spilled, last_of_guest, admitted_at });
-        }
-    }
-
     /// Says on disk whether the next start may go on with the backlog there: while the sites differ by nothing else.
-    pub(super) fn mark_backlog(&mut self) {
-        let is_sound = self.sequencer.is_started()
+    pub fn mark(&mut self, turn: &mut Turn<'_>) {
+        let is_sound = turn.sequencer.is_started()
             && self.overflow.records()
-            && (self.copying.is_whole() || self.sound_before)
-            && self.copying.suspect_bytes() == 0
-            && self.disks.iter().all(|disk| disk.poisoned().is_none());
+            && (turn.copying.is_whole() || self.sound_before)
+            && turn.copying.suspect_bytes() == 0
+            && !turn.is_poisoned;
         let Some(backlog) = &mut self.backlog else { return };
         let is_sound = is_sound && backlog.failed_at.is_none();
         if let Err(error) = backlog.journal.set_sound(is_sound) {
-            self.backlog_failed(&error);
+            self.failed(&error, turn);
         }
     }
 
-    fn backlog_failed(&mut self, error: &BacklogError) {
+    fn failed(&mut self, error: &BacklogError, turn: &mut Turn<'_>) {
         let Some(backlog) = &mut self.backlog else { return };
-        backlog.failed_at = Some(self.now);
+        backlog.failed_at = Some(turn.clocks.now);
         if let Err(error) = backlog.journal.set_sound(false) {
             let directory = backlog.journal.directory().display();
             tracing::error!(%directory, %error, "remove the segments by hand before the next start");
         }
         tracing::error!(
-            member = self.member,
+            member = turn.member,
             %error,
             "from now on the backlog is in memory only, and full sooner"
         );
-        self.follow_backlog_limit();
-        self.stats.backlog_disk_failed.store(true, Ordering::Relaxed);
+        self.follow_limit(turn);
     }
 
     /// Where the limit is that of memory what waits goes on waiting.
-    pub(super) fn follow_backlog_limit(&mut self) {
+    fn follow_limit(&mut self, turn: &mut Turn<'_>) {
         let Some(backlog) = &self.backlog else { return };
         let is_apart = self.overflow.is_apart();
         let limit_bytes = match backlog.failed_at.is_some() || is_apart {
@@ -190,56 +330,175 @@ impl Owner {
             false => backlog.limit_bytes,
         };
         // Or a piece of the comparison would have its turn once in as long as all that takes.
-        self.copying.set_share(if is_apart { limit_bytes / COMPARISON_SHARE } else { 0 });
-        if limit_bytes != self.sequencer.backlog_limit_bytes() {
-            let Clocks { now, wall_ms } = self.clocks();
-            self.sequencer.set_backlog_limit(limit_bytes, now, wall_ms);
+        turn.copying.set_share(if is_apart { limit_bytes / COMPARISON_SHARE } else { 0 });
+        if limit_bytes != turn.sequencer.backlog_limit_bytes() {
+            let Clocks { now, wall_ms } = turn.clocks;
+            turn.sequencer.set_backlog_limit(limit_bytes, now, wall_ms);
         }
     }
 
     /// The backup has all that was appended: the next record begins a new segment.
-    pub(super) fn begin_backlog_anew(&mut self) {
-        debug_assert_eq!(self.sequencer.durable(), self.sequencer.last_seq());
+    fn begin_anew(&mut self, turn: &mut Turn<'_>) {
+        debug_assert_eq!(turn.sequencer.durable(), turn.sequencer.last_seq());
         let Some(backlog) = self.backlog.as_mut().filter(|b| b.failed_at.is_none()) else { return };
         if let Err(error) = backlog.journal.restart() {
-            self.backlog_failed(&error);
+            self.failed(&error, turn);
         }
     }
 
     /// Gives back what the backup has, and tries a disk again that has failed.
-    pub(super) fn drive_backlog(&mut self) {
-        let now = self.now;
-        let durable = self.sequencer.durable();
-        let is_empty = durable == self.sequencer.last_seq();
+    pub fn drive(&mut self, turn: &mut Turn<'_>) {
+        let durable = turn.sequencer.durable();
+        let is_empty = durable == turn.sequencer.last_seq();
         let Some(backlog) = &mut self.backlog else { return };
         let done = match backlog.failed_at {
             None => backlog.journal.release(durable),
             Some(at) => {
-                let is_time = now.since_ns(at) >= RETRY_AFTER.as_nanos() as u64;
+                let is_time = turn.clocks.now.since_ns(at) >= RETRY_AFTER.as_nanos() as u64;
                 if !is_time || !is_empty || backlog.meter.spilled() > 0 {
                     return;
                 }
                 backlog.journal.restart().map(|()| {
                     backlog.failed_at = None;
-                    self.stats.backlog_disk_failed.store(false, Ordering::Relaxed);
-                    tracing::info!(member = self.member, "the backlog is kept on disk again");
+                    tracing::info!(member = turn.member, "the backlog is kept on disk again");
                 })
             }
         };
         match done {
-            Ok(()) => self.mark_backlog(),
-            Err(error) => return self.backlog_failed(&error),
+            Ok(()) => self.mark(turn),
+            Err(error) => return self.failed(&error, turn),
         }
-        self.follow_backlog_limit();
+        self.follow_limit(turn);
     }
 
-    pub(super) fn publish_backlog_stats(&self) {
-        let Some(backlog) = &self.backlog else { return };
-        let stats = &self.stats;
-        let limit_bytes = self.sequencer.backlog_limit_bytes();
-        stats.backlog_limit_bytes.store(limit_bytes, Ordering::Relaxed);
-        stats.backlog_disk_bytes.store(backlog.journal.used_bytes(), Ordering::Relaxed);
-        stats.backlog_spilled.store(backlog.meter.spilled(), Ordering::Relaxed);
-        stats.backlog_memory_bytes.store(backlog.meter.held_bytes(), Ordering::Relaxed);
+    /// Looks whether the stream is to stand, or can go on. Returns what was done, or is to be said.
+    pub fn drive_overflow(&mut self, seen: Seen, turn: &mut Turn<'_>) -> Option<Step> {
+        self.backlog.as_ref()?;
+        let mut step = self.overflow.look(&self.sight(seen, turn));
+        if step == Some(Step::Shut) {
+            self.shut(turn);
+            // Mostly it is shut already.
+            step = self.overflow.look(&self.sight(seen, turn));
+        }
+        match step {
+            None | Some(Step::Shut) => {}
+            Some(Step::Stand) => self.stand(turn),
+            Some(Step::Ask) => tracing::warn!(
+                member = turn.member,
+                last = %turn.sequencer.last_seq(),
+                "the backup has all that was recorded: it is asked to compare where guests have written since"
+            ),
+            Some(Step::Over(took)) => {
+                self.follow_limit(turn);
+                tracing::info!(
+                    member = turn.member,
+                    took_ms = took.as_millis() as u64,
+                    "the sites are equal again: the backlog had been full"
+                );
+            }
+        }
+        step
+    }
+
+    fn sight(&self, seen: Seen, turn: &Turn<'_>) -> Sight {
+        let sequencer = &*turn.sequencer;
+        let stands_at_limit = self.backlog.as_ref().is_some_and(|b| b.stands_at_limit);
+        // In mode sync guests wait for the backup with each write.
+        let may_stand = sequencer.is_started()
+            && sequencer.mode() != Mode::Sync
+            && !seen.is_draining
+            && !seen.is_left;
+        Sight {
+            now: turn.clocks.now,
+            is_full: sequencer.guests_wait_for_room(),
+            may_stand: stands_at_limit && may_stand,
+            durable: sequencer.durable(),
+            is_drained: seen.is_attached
+                && !seen.is_draining
+                && sequencer.durable() == sequencer.last_seq()
+                && sequencer.is_recorded_idle()
+                && turn.copying.is_answered(),
+            is_whole: turn.copying.is_whole(),
+            is_applied: turn.gate.is_applied(),
+        }
+    }
+
+    fn shut(&mut self, turn: &Turn<'_>) {
+        if let Err(error) = self.forget() {
+            self.overflow.put_off(turn.clocks.now);
+            return tracing::error!(
+                member = turn.member,
+                %error,
+                "the backlog is full, and guests' writes wait: a later start might go on with what is on disk there"
+            );
+        }
+        turn.gate.hold_unrecorded(true);
+    }
+
+    /// No later process of the run goes on with what is on disk.
+    fn forget(&mut self) -> Result<(), BacklogError> {
+        let Some(backlog) = &mut self.backlog else { return Ok(()) };
+        backlog.journal.set_sound(false)
+    }
+
+    fn stand(&mut self, turn: &mut Turn<'_>) {
+        let Clocks { now, wall_ms } = turn.clocks;
+        self.sound_before = false;
+        turn.copying.stop_recording();
+        turn.activity.stop_recording();
+        turn.sequencer.stop_recording(now, wall_ms);
+        tracing::error!(
+            member = turn.member,
+            last = %turn.sequencer.last_seq(),
+            durable = %turn.sequencer.durable(),
+            "OVERFLOWED: the backlog is full. Guests go on, and nothing of what they write from here on is recorded: it is \
+             compared when the backup has what was recorded before. Until then replies are held, and a disaster goes back \
+             to before this"
+        );
+    }
+
+    /// The backup has attached the member, and the stream goes on.
+    pub fn attached(&mut self) {
+        self.sound_before = false;
+    }
+
+    /// It has attached the member while its stream stands.
+    pub fn attached_while_standing(&mut self, attached: &Attached, turn: &mut Turn<'_>) {
+        turn.copying.reconnected();
+        turn.activity.attached_unrecorded(attached.epoch, attached.durable);
+    }
+
+    /// It has done so to compare: the stream goes on, with the comparison. `ranges`: what a copy has to look at, by what the
+    /// activity log says, and where writes are in flight that have no record.
+    pub fn record_again(
+        &mut self,
+        attached: &Attached,
+        last_attached: Option<Incarnation>,
+        ranges: impl FnOnce(Purpose, Compare, Vec<Extent>) -> Vec<Extent>,
+        turn: &mut Turn<'_>,
+    ) {
+        let Clocks { now, wall_ms } = turn.clocks;
+        let unrecorded = turn.sequencer.unrecorded();
+        // What is done again after a kill must not be older than what has no record.
+        self.begin_anew(turn);
+        let compare = turn.activity.attached(&Attachment {
+            copy: attached.copy,
+            epoch: attached.epoch,
+            durable: attached.durable,
+            last_attached,
+            copying: false,
+        });
+        let ranges = |purpose| ranges(purpose, compare, unrecorded);
+        turn.copying.attached(turn.member, attached.copy, ranges, now);
+        self.overflow.returns();
+        self.mark(turn);
+        self.follow_limit(turn);
+        turn.sequencer.record_again(now, wall_ms);
+        // The link holds it for the comparison already.
+        turn.gate.hold_unrecorded(false);
+        tracing::warn!(
+            member = turn.member,
+            "guests' writes are recorded again; replies are held until the comparison has ended"
+        );
     }
 }
