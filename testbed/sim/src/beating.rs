@@ -148,6 +148,7 @@ impl MemberRun {
         match &self.refusal {
             Some(refusal) if refusal.is_final() => Phase::Fenced,
             Some(_) => Phase::Refused,
+            None if self.spilling.stands() => Phase::Overflowed,
             None if self.sequencer.serves_unrecorded() => Phase::Unrecorded,
             None if !self.sequencer.is_started() => Phase::WaitingForBackup,
             None => self.phase(),

@@ -13,6 +13,7 @@ use crate::scenario::Scenario;
 use crate::schedule::MS;
 use crate::world::{World, note};
 use tidelock_daemon::link::port::ToLink;
+use tidelock_daemon::owner::Phase;
 use tidelock_daemon::owner::contact::{Look, PATIENCE};
 use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::sequencer::{Extent, OpId};
@@ -80,12 +81,9 @@ impl World {
         first: bool,
         clocks: Clocks,
     ) -> Vec<Extent> {
-        let writer = self.plan.vms[vm].writer_id().expect("it has a stream");
         let was_started = self.vms[vm].run.as_ref().expect("runs").sequencer.is_started();
         if !was_started {
-            let group = self.backup.groups[self.plan.vms[vm].group].group.as_ref();
-            let cut = group.map_or(attached.durable, |group| group.cut().get(writer));
-            self.begin_life(vm, attached.durable, cut.min(attached.durable));
+            self.begin_compared_life(vm, attached);
         }
         let mut attached = attached.clone();
         if self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack)) {
@@ -94,6 +92,15 @@ impl World {
         self.vms[vm].unrecorded.clear();
         let run = self.vms[vm].run.as_mut().expect("runs");
         run.contact.record(&mut run.sequencer, &attached, first, clocks)
+    }
+
+    /// A run begins to admit writes of which the backup does not know what they were made on.
+    pub(crate) fn begin_compared_life(&mut self, vm: usize, attached: &Attached) {
+        let writer = self.plan.vms[vm].writer_id().expect("it has a stream");
+        let group = self.backup.groups[self.plan.vms[vm].group].group.as_ref();
+        let cut = group.map_or(attached.durable, |group| group.cut().get(writer));
+        self.begin_life(vm, attached.durable, cut.min(attached.durable));
+        self.vms[vm].unrecorded.clear();
     }
 
     /// A write that has no record is begun. The copy of the disks that this run begins with has it.
@@ -106,7 +113,7 @@ impl World {
         };
         let is_it = |s: &Submitted| s.seq.is_none() && s.extent == extent && s.data == data;
         state.oracle.wrote_unrecorded(extent, effect, run.life);
-        let geometry = self.plan.vms[vm].log.filter(|_| !run.sequencer.is_started());
+        let geometry = self.plan.vms[vm].log.filter(|_| run.sequencer.serves_unrecorded());
         if let Some(geometry) = geometry {
             let unit = u64::from(geometry.extent_bytes);
             let units = extent.offset / unit..extent.end().div_ceil(unit);
@@ -127,7 +134,7 @@ impl World {
         let runs = || vms.iter().filter_map(|vm| self.vms[*vm].run.as_ref());
         let may_answer =
             |vm: &usize| self.vms[*vm].state.lock().expect("one thread").may_answer_unreached();
-        runs().any(|run| run.sequencer.serves_unrecorded() && run.refusal.is_none())
+        runs().any(|run| run.phase() == Phase::Unrecorded && run.refusal.is_none())
             && vms.iter().all(may_answer)
             && runs().all(|run| !run.draining)
     }

@@ -187,7 +187,8 @@ impl World {
             is_open: gate.gate_state(clocks.now) == GateState::Open,
             is_whole: vms.iter().filter(|vm| self.plan.vms[**vm].is_writer()).all(|vm| {
                 let run = self.vms[*vm].run.as_ref().expect("it is here");
-                run.sequencer.is_started() && !run.copying.is_copying()
+                let stands = run.spilling.stands();
+                run.sequencer.is_started() && !stands && !run.copying.is_copying()
             }),
             is_complete: in_force != Mode::Async
                 && runs().all(|run| run.pending.incomplete().is_none()),

@@ -60,6 +60,8 @@ pub enum Checker {
     /// Rule 9: a group can be opened after any crash, and a recovered one keeps what its guest
     /// made durable.
     OpensAgain,
+    /// Rule 8: what a stream that is whole still has, also on disk after a kill, is never compared.
+    NothingCompared,
     /// Rules 6 and 9: where the sites may come to differ, the activity log on stable storage says so.
     InMap,
     /// Rule 10: every queue keeps within its limit.
@@ -74,7 +76,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 31] = [
+    pub const ALL: [Checker; 32] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -101,6 +103,7 @@ impl Checker {
         Checker::NoFalseSync,
         Checker::SitesEqual,
         Checker::OpensAgain,
+        Checker::NothingCompared,
         Checker::InMap,
         Checker::Bounded,
         Checker::Past,
@@ -144,6 +147,7 @@ impl Checker {
             Checker::NoFalseSync => "no-false-sync",
             Checker::SitesEqual => "sites-equal",
             Checker::OpensAgain => "opens-again",
+            Checker::NothingCompared => "nothing-compared",
             Checker::InMap => "in-map",
             Checker::Bounded => "bounded",
             Checker::Past => "past",

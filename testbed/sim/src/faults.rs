@@ -82,6 +82,7 @@ impl World {
                     self.later(Later::MangledBreaks { conn }, after);
                 }
             }
+            Fault::KillDaemon if self.tears(host) => {}
             Fault::KillDaemon => {
                 self.end_daemon(host);
                 self.later(Later::DaemonStarts { host }, span);
@@ -123,7 +124,8 @@ impl World {
                 self.later(Later::DisksHeal { vm }, span);
             }
             Fault::LocalErrors => {
-                self.vms[vm].errors_one_in = self.rng.range(2..30);
+                let one_in = self.rng.range(2..30);
+                self.local_errors(vm, one_in);
                 self.later(Later::DisksHeal { vm }, span);
             }
             Fault::SlowBackup => {
@@ -139,6 +141,14 @@ impl World {
             Fault::Change => self.begin_change(group),
         }
         Ok(())
+    }
+
+    /// Requests of a VM's local disks fail in one of so many cases, and the disk of its backlog is full now and then; 0: never.
+    fn local_errors(&mut self, vm: usize, one_in: u64) {
+        self.vms[vm].errors_one_in = one_in;
+        if let Some(files) = &self.vms[vm].backlog_files {
+            files.is_full_for(one_in * 8);
+        }
     }
 
     pub(crate) fn later(&mut self, what: Later, after_ns: u64) {
@@ -185,6 +195,7 @@ impl World {
         note!(self, "host {host} loses power");
         self.end_daemon(host);
         self.hosts[host].power = false;
+        self.hosts[host].boots += 1;
         self.hosts[host].restarts = false;
         self.lan.lose(host);
         for vm in self.vms_of(host) {
@@ -197,6 +208,7 @@ impl World {
             if let Some(file) = &mut self.vms[vm].log_file {
                 file.power_loss(&mut self.rng);
             }
+            self.backlog_loses_power(vm);
         }
     }
 
@@ -310,7 +322,7 @@ impl World {
             }
             Later::DisksHeal { vm } => {
                 self.vms[vm].slow_factor = 1;
-                self.vms[vm].errors_one_in = 0;
+                self.local_errors(vm, 0);
             }
             Later::BackupFast => self.backup.slow_factor = 1,
             Later::Change { group, change } => return self.change(group, change),
@@ -388,7 +400,7 @@ impl World {
         }
         for vm in 0..self.vms.len() {
             self.vms[vm].slow_factor = 1;
-            self.vms[vm].errors_one_in = 0;
+            self.local_errors(vm, 0);
         }
         for host in 0..self.hosts.len() {
             self.net.paths[host].slow_factor = 1;

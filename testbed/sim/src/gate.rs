@@ -25,6 +25,8 @@ pub struct SimGate {
     /// Members whose gate's thread must look, by bit.
     dirty: AtomicU64,
     members: u64,
+    /// Members whose gate's thread has not looked since the last change, by bit.
+    unseen: AtomicU64,
     /// The backup has told C: from then on the kernel programs tag packets and believe tags.
     heard: AtomicBool,
     /// For the checker: when the last beacon that was answered had been sent.
@@ -43,6 +45,7 @@ impl SimGate {
             state: Mutex::new(GroupState::new(mode, lease_ms)),
             now: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
+            unseen: AtomicU64::new(0),
             members: vms.iter().map(|vm| 1 << vm).sum(),
             heard: AtomicBool::new(false),
             answered: AtomicU64::new(0),
@@ -83,6 +86,7 @@ impl SimGate {
     fn change(&self, change: impl FnOnce(&mut GroupState)) {
         change(&mut self.lock());
         self.dirty.fetch_or(self.members, Relaxed);
+        self.unseen.fetch_or(self.members, Relaxed);
     }
 
     /// Whether something has changed since the last time.
@@ -173,6 +177,10 @@ impl GateControl for MemberGate {
         self.gate.change(GroupState::fence);
     }
 
+    fn is_applied(&self) -> bool {
+        self.gate.unseen.load(Relaxed) == 0
+    }
+
     fn hold_for_resync(&self, hold: bool) {
         if let Some(writer) = self.writer {
             self.gate.change(|state| state.hold_for_resync(writer, hold));
@@ -235,6 +243,7 @@ impl World {
         self.notice_lease(vm);
         let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
         let state = run.gate.state();
+        run.gate.unseen.fetch_and(!(1 << vm), Relaxed);
         let was = std::mem::replace(&mut run.is_incomplete, run.pending.incomplete().is_some());
         if was && !run.is_incomplete {
             self.counts.floors += 1;

@@ -11,18 +11,22 @@ use crate::local::LocalOp;
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
+use crate::spilling::left_unacked;
 use crate::world::{Event, Kernel, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use tidelock_daemon::activity::LastEnd;
+use tidelock_daemon::backlog::Left;
 use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::Resume;
+use tidelock_daemon::owner::admitted::Admitted;
 use tidelock_daemon::owner::contact::{Contact, PATIENCE};
 use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::idling::Idling;
+use tidelock_daemon::owner::spilling::{Ends, Spilling};
 use tidelock_daemon::sequencer::{Sequencer, Settings};
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
@@ -139,7 +143,7 @@ impl World {
                 .clone();
             gate.set_now(now);
             let channel = Channel(nth as u16 + 1);
-            self.start_member(vm, run, channel, gate, &mut link);
+            self.start_member(vm, run, channel, gate, &mut link)?;
         }
         note!(self, "daemon of host {host} starts, run {run}");
         let standings = self.standings_of(host, &vms);
@@ -207,7 +211,8 @@ impl World {
         channel: Channel,
         gate: Arc<SimGate>,
         link: &mut LinkLoop,
-    ) {
+    ) -> Checked {
+        let left = self.find_left(vm)?;
         let plan = &self.plan.vms[vm];
         let mut clocks = self.clocks(plan.host);
         let mut wall = WallClock::new(CLOCK_LEAD_MS);
@@ -223,8 +228,8 @@ impl World {
         let (incarnation, last_incarnation, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");
             let last = state.incarnation;
-            let next = (clocks.wall_ms * 1000).max(last.0 + 1);
-            state.incarnation = Incarnation(next);
+            let next = Incarnation((clocks.wall_ms * 1000).max(last.0 + 1));
+            state.incarnation = left.as_ref().map_or(next, Left::incarnation);
             let before_ms = state.hlc_ceiling_ms;
             state.hlc_ceiling_ms = ceiling::first(before_ms, clocks.wall_ms);
             let clean = state.clean.take();
@@ -252,9 +257,16 @@ impl World {
             seq,
         });
         let mut activity = self.open_log(vm, incarnation, last_end);
-        let plan = &self.plan.vms[vm];
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);
+        let (backlog, on_disk, goes_on, left) =
+            match self.open_backlog(vm, epoch, incarnation, left) {
+                None => (None, None, None, None),
+                Some(Ends { owners, links, goes_on, left }) => {
+                    (Some(owners), Some(links), goes_on, left)
+                }
+            };
+        let plan = &self.plan.vms[vm];
         let last_run = clean.map_or(LastRun::Unknown, |(seq, _)| LastRun::Clean { seq });
         let mut sequencer = Sequencer::new(Settings {
             writer: WriterId(plan.writer),
@@ -289,6 +301,11 @@ impl World {
         let pending = self.vms[vm].pending.clone();
         let (writer, held) = (plan.writer_id(), pending.clone());
         let held = MemberGate { gate: gate.clone(), writer, pending: held };
+        if let Some(goes_on) = &goes_on {
+            goes_on.begin(&mut activity, &held);
+            let id = writer.expect("it has a stream");
+            pending.publish_at(id, goes_on.last(), goes_on.last_hlc);
+        }
         link.add_member(
             presence_of(&self.plan, vm),
             attach_of(&self.plan, vm, incarnation, epoch, last_run, mode),
@@ -299,6 +316,8 @@ impl World {
             Arc::new(held) as Arc<dyn GateControl>,
             self.vms[vm].switched,
             Box::new(Keeper(self.vms[vm].state.clone())),
+            on_disk,
+            left,
         );
         let resume = clean.map(|(seq, hlc)| {
             let hlc = if goes_back { Hlc(0) } else { hlc };
@@ -308,8 +327,14 @@ impl World {
             Some(Plant::Contact(bug)) => Some(bug),
             _ => None,
         };
-        let serve_after = (serves && !self.vms[vm].switched && !fenced).then_some(PATIENCE);
-        let life = self.vms[vm].oracle.lives();
+        let may_serve = !self.vms[vm].switched && !fenced && goes_on.is_none();
+        let serve_after = (serves && may_serve).then_some(PATIENCE);
+        let lives = self.vms[vm].oracle.lives();
+        let life = if goes_on.is_some() { lives - 1 } else { lives };
+        let spilling = Spilling::new(backlog, goes_on.as_ref(), &mut sequencer, clocks);
+        let unacked: VecDeque<_> =
+            goes_on.iter().flat_map(|goes_on| left_unacked(&goes_on.waiting)).collect();
+        let left_bytes = unacked.iter().map(|(_, cost)| cost).sum();
         let contact =
             Contact::with_bug(bug, &mut sequencer, &mut activity, resume, serve_after, clocks);
         if let Some(Resume { seq, .. }) = resume.filter(|_| sequencer.is_started()) {
@@ -328,6 +353,10 @@ impl World {
             held_back: BTreeMap::new(),
             overflows: 0,
             log_write: None,
+            spilling,
+            goes_on: goes_on.is_some(),
+            tear: None,
+            has_died: None,
             port,
             messages,
             wake,
@@ -345,7 +374,7 @@ impl World {
             next_packet: self.rng.number() as u32,
             is_incomplete: false,
             gate_due: false,
-            admitted: Vec::new(),
+            admitted: Admitted::default(),
             submitted: BTreeMap::new(),
             local_ops: BTreeMap::new(),
             op_requests: BTreeMap::new(),
@@ -361,9 +390,11 @@ impl World {
             was_leased: false,
             heard_before: None,
             asks: None,
-            unacked: VecDeque::new(),
+            unacked,
+            left_bytes,
             beating,
         });
+        Ok(())
     }
 
     /// A run of a member admits writes after `base_seq`; of those before, states have what is up to `cut`.
@@ -392,6 +423,7 @@ impl World {
         }
         for vm in self.vms_of(host) {
             let Some(run) = self.vms[vm].run.take() else { continue };
+            self.leaves_backlog(vm, &run);
             self.tear_log(vm, run.log_write);
             for op in run.local_ops.into_values() {
                 let (extent, data) = match op {

@@ -7,6 +7,7 @@
 //! | production's | simulated |
 //! |---|---|
 //! | sequencer, copies, what an owner's turn does, the link's members and senders | the ring, NBD, the local disks, the guest |
+//! | the backlog on disk with what goes on after a kill, and the fall to the map | its directory (a kill tears it, a power loss leaves anything) |
 //! | the gate's release queue, its state and lease, P | the kernel's queue |
 //! | tags, encoded and decoded | the network between members, what kernel programs do with tags |
 //! | frames, encoded and decoded | connections: delay, partitions, cuts at any byte, damage |
@@ -16,9 +17,9 @@
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
-//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact` | the daemon |
+//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`] | the daemon |
 //! | [`backup`], [`told`], [`server`] | the backup server |
-//! | [`guest`], [`disk`], [`net`], [`lan`] | what is simulated |
+//! | [`guest`], [`disk`], [`files`], [`net`], [`lan`] | what is simulated |
 //! | [`faults`], [`change`], [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
 //! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
@@ -34,6 +35,7 @@ pub mod degrade;
 pub mod disk;
 pub mod failure;
 pub mod faults;
+pub mod files;
 pub mod gate;
 pub mod guest;
 pub mod hearsay;
@@ -56,6 +58,7 @@ pub mod scenario;
 pub mod schedule;
 pub mod sequencing;
 pub mod server;
+pub mod spilling;
 pub mod switching;
 pub mod told;
 pub mod trace;

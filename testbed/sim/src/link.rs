@@ -15,6 +15,7 @@ use std::sync::Arc;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::member::{Member, MemberParts, Presence};
 use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
+use tidelock_daemon::link::queue::{OnDisk, Spilled};
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, WriterId};
@@ -136,6 +137,8 @@ impl LinkLoop {
         gate: Arc<dyn GateControl>,
         gives_up: bool,
         keeper: Box<dyn EpochKeeper>,
+        on_disk: Option<OnDisk>,
+        left: Option<Spilled>,
     ) {
         let least = if self.members.is_empty() { u64::MAX } else { self.lease_ms };
         self.lease_ms = least.min(attach.lease_ms);
@@ -153,8 +156,8 @@ impl LinkLoop {
             gives_up,
             keeper,
             stats,
-            on_disk: None,
-            left: None,
+            on_disk,
+            left,
         }));
     }
 
@@ -227,8 +230,9 @@ impl World {
                 link.first_to_fill = (link.first_to_fill + 1) % link.members.len().max(1);
                 let (front, back) = link.members.split_at_mut(link.first_to_fill);
                 for member in back.iter_mut().chain(front) {
-                    let filled = member.fill(&mut link.out, OUT_BYTES);
-                    filled.expect("nothing is on disk");
+                    if let Err(error) = member.fill(&mut link.out, OUT_BYTES) {
+                        return fail(Checker::Stream, error.to_string());
+                    }
                 }
             }
             if link.out.is_empty() {

@@ -212,6 +212,11 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.unreached += one.unreached;
     sum.unrecorded += one.unrecorded;
     sum.answered += one.answered;
+    sum.spilled += one.spilled;
+    sum.gone_on += one.gone_on;
+    sum.torn += one.torn;
+    sum.stood += one.stood;
+    sum.returned += one.returned;
 }
 
 fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
@@ -227,7 +232,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} starts served without the backup ({} answered clients, {} writes), \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} starts served without the backup ({} answered clients, {} writes), {} records behind some that were on disk only, {} processes that went on with a backlog on disk ({} kills within an append), {} streams that stood ({} recorded again), \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch), {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
         failed.len(),
         done.seeds,
@@ -249,6 +254,11 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.unreached,
         c.answered,
         c.unrecorded,
+        c.spilled,
+        c.gone_on,
+        c.torn,
+        c.stood,
+        c.returned,
         c.daemon_runs,
         c.clean_starts,
         c.copies,

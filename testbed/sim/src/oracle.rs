@@ -127,6 +127,16 @@ impl WriterOracle {
         self.damaged.clear();
     }
 
+    /// The last run goes on in another process: the disks hold all that it has recorded.
+    pub fn goes_on(&mut self, disks: &[&[u8]]) -> Checked {
+        let differs = self.logical.iter().zip(disks).position(|(a, b)| a != b);
+        check(differs.is_none(), Checker::SitesEqual, || {
+            format!("local disk {differs:?} is not what was recorded, and nothing is compared")
+        })?;
+        self.damaged.clear();
+        Ok(())
+    }
+
     /// A run of the daemon begins to admit writes after `base_seq`, with disks that hold this, when the backup's cut
     /// is `cut_before`.
     pub fn begin_life(&mut self, base: Vec<Vec<u8>>, base_seq: Seq, cut_before: Seq) {

@@ -10,6 +10,7 @@ use crate::host::ToOwner;
 use crate::local::LocalOp;
 use crate::logging::Logged;
 use crate::schedule::{MS, US};
+use crate::spilling::Tear;
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -20,17 +21,19 @@ use tidelock_daemon::copy_job::Purpose;
 use tidelock_daemon::link::Refusal;
 use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::Phase;
+use tidelock_daemon::owner::admitted::Admitted;
 use tidelock_daemon::owner::contact::Contact;
 use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::idling::Idling;
 use tidelock_daemon::owner::replication::{self, Clocks};
+use tidelock_daemon::owner::spilling::Spilling;
 use tidelock_daemon::sequencer::{Extent, OpId, RequestId, Sequencer};
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form};
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::record::Effect;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 
@@ -83,6 +86,14 @@ pub struct MemberRun {
     /// Its block under way.
     pub(crate) log_write: Option<(u64, Vec<u8>)>,
     /// Production's.
+    pub spilling: Spilling,
+    /// It goes on with what another process has left, and the backup has not attached it yet.
+    pub(crate) goes_on: bool,
+    /// How its daemon is to die, if it does before this time.
+    pub(crate) tear: Option<(Tear, u64)>,
+    /// Its daemon has died of that, and is about to be gone. Whether the next one must be able to go on.
+    pub(crate) has_died: Option<bool>,
+    /// Production's.
     pub port: Arc<OwnerPort<ToOwner>>,
     /// Its receiving end.
     pub(crate) messages: Receiver<ToOwner>,
@@ -113,7 +124,7 @@ pub struct MemberRun {
     pub(crate) is_incomplete: bool,
     /// The gate's thread is going to look.
     pub gate_due: bool,
-    pub(crate) admitted: Vec<Record>,
+    pub(crate) admitted: Admitted,
     pub(crate) submitted: BTreeMap<RequestId, Submitted>,
     pub(crate) local_ops: BTreeMap<OpId, LocalOp>,
     /// The request of a local write.
@@ -139,6 +150,8 @@ pub struct MemberRun {
     pub(crate) asks: Option<u64>,
     /// Guests' records that are not durable, and what they cost the backlog.
     pub(crate) unacked: VecDeque<(Seq, u64)>,
+    /// What that cost at the start.
+    pub(crate) left_bytes: u64,
     /// Its heartbeats, if it has any.
     pub(crate) beating: Option<Beating>,
 }
@@ -306,7 +319,12 @@ impl World {
         let several = self.plan.groups[self.plan.vms[vm].group].has_several();
         let writer = WriterId(self.plan.vms[vm].writer);
         match message {
-            // The groups here attach with version 1 of the protocol, which has none.
+            FromLink::Attached { attached, last_attached, compares, .. }
+                if self.vms[vm].run.as_ref().is_some_and(|run| run.spilling.stands()) =>
+            {
+                note!(self, "vm {vm} attached while its stream stands: {:?}", attached.copy);
+                self.attached_while_standing(vm, &attached, last_attached, compares, clocks);
+            }
             FromLink::Attached { attached, first, last_attached, .. } => {
                 note!(
                     self,
@@ -315,6 +333,7 @@ impl World {
                     attached.copy,
                     attached.epoch
                 );
+                self.check_nothing_compared(vm, &attached)?;
                 let unrecorded = self.begin_recording(vm, &attached, first, clocks);
                 let state = &mut self.vms[vm];
                 if attached.copy == CopyState::Whole && state.oracle.continues_whole()? {
@@ -341,11 +360,15 @@ impl World {
                 let ranges =
                     |purpose| ranges_of(disks, &state.disks, purpose, compare.clone(), unrecorded);
                 note!(self, "vm {vm} is to compare {compare:?}");
+                run.spilling.attached();
+                run.goes_on = false;
                 run.copying.attached("", attached.copy, ranges, clocks.now);
                 if several && must_compare {
                     run.copying.await_floor();
                 }
-                if !state.switched && !std::mem::replace(&mut run.serving, true) {
+                let is_news = !state.switched && !std::mem::replace(&mut run.serving, true);
+                self.with_spilling(vm, clocks, |spilling, _, turn| spilling.mark(turn));
+                if is_news {
                     self.ask_again(vm)?;
                 }
             }
@@ -400,7 +423,8 @@ impl World {
     /// One turn: what production's loop does after it has taken completions.
     pub fn owner_turn(&mut self, vm: usize) -> Checked {
         // While a daemon is being put together its members have no link yet.
-        let ended = self.vms[vm].run.as_ref().is_none_or(|run| run.ended || run.hangs());
+        let stopped = |run: &MemberRun| run.ended || run.has_died.is_some() || run.hangs();
+        let ended = self.vms[vm].run.as_ref().is_none_or(stopped);
         if ended || self.hosts[self.plan.vms[vm].host].daemon.is_none() {
             return Ok(());
         }
@@ -415,9 +439,14 @@ impl World {
             let MemberRun { sequencer, copying, port, .. } = run;
             let was_active = copying.is_active();
             replication::take_acks("", sequencer, copying, port, &gate, clocks);
-            replication::drive_copies(sequencer, copying, port, clocks);
             was_active
         };
+        self.drive_spilling(vm, clocks);
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        if !run.spilling.stands() {
+            let MemberRun { sequencer, copying, port, .. } = run;
+            replication::drive_copies(sequencer, copying, port, clocks);
+        }
         self.drive_contact(vm, clocks);
         self.drive_idle(vm, clocks);
         self.drive_heartbeat(vm);
@@ -444,15 +473,18 @@ impl World {
             self.drained(vm);
             return Ok(());
         }
-        let MemberRun { sequencer, copying, activity, port, draining, .. } = run;
+        let MemberRun { sequencer, copying, activity, spilling, port, draining, .. } = run;
         if sequencer.waits_for_ceiling() {
             let id = run.run;
             self.schedule.after(CEILING_NS, Event::CeilingWanted { vm, run: id });
         }
-        let others = *draining || activity.wants_acks();
+        let others = *draining || activity.wants_acks() || spilling.wants_acks();
         replication::ask_for_acks(sequencer, copying, port, others);
         let awaits_contact = std::mem::take(&mut run.awaits_contact);
-        let wants_tick = awaits_contact || run.copying.needs_tick() || run.activity.needs_tick();
+        let wants_tick = awaits_contact
+            || run.copying.needs_tick()
+            || run.activity.needs_tick()
+            || run.spilling.needs_tick();
         if wants_tick && !run.tick_armed {
             run.tick_armed = true;
             let id = run.run;
@@ -543,6 +575,7 @@ impl MemberRun {
     #[must_use]
     pub fn phase(&self) -> Phase {
         match self.sequencer.serves_unrecorded() {
+            _ if self.spilling.stands() => Phase::Overflowed,
             true => Phase::Unrecorded,
             false => self.copying.phase(self.attached),
         }
@@ -569,7 +602,7 @@ impl MemberRun {
     }
 }
 
-fn ranges_of(
+pub(crate) fn ranges_of(
     plans: &[crate::scenario::DiskPlan],
     disks: &[crate::disk::LocalDisk],
     purpose: Purpose,

@@ -2,7 +2,7 @@
 
 use tidelock_backup_server::planted::Bug;
 use tidelock_daemon::owner::{contact, copying};
-use tidelock_daemon::{activity, degrade, heartbeat, sequencer};
+use tidelock_daemon::{activity, backlog, degrade, heartbeat, sequencer};
 use tidelock_netfilter::release_queue;
 
 /// A planted bug.
@@ -12,6 +12,8 @@ pub enum Plant {
     Sequencer(sequencer::PlantedBug),
     /// In the activity log.
     Activity(activity::PlantedBug),
+    /// In the backlog on disk.
+    Backlog(backlog::PlantedBug),
     /// In what decides which copies go on.
     Copying(copying::PlantedBug),
     /// In what serves guests before the backup was reached.
@@ -49,10 +51,14 @@ pub enum OnTheWay {
     FloorNotAwaited,
     /// A lease is given up, and the gate stays open until it ends.
     GivenUpBeforeShut,
+    /// A write is begun on the local disk before the backlog on disk has its record.
+    WrittenBeforeKept,
+    /// Nobody looks which boot of the host a backlog on disk is of.
+    BootIgnored,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 48] = [
+pub const PLANTS: [(&str, Plant); 52] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -92,6 +98,10 @@ pub const PLANTS: [(&str, Plant); 48] = [
     ("admitted-is-back", Plant::Heartbeat(heartbeat::PlantedBug::AdmittedIsBack)),
     ("queue-is-silence", Plant::Heartbeat(heartbeat::PlantedBug::QueueIsSilence)),
     ("unrecorded-unmapped", Plant::Contact(contact::PlantedBug::Unmapped)),
+    ("redone-backwards", Plant::Backlog(backlog::PlantedBug::RedoneBackwards)),
+    ("torn-tail-kept", Plant::Backlog(backlog::PlantedBug::TailKept)),
+    ("written-before-kept", Plant::OnTheWay(OnTheWay::WrittenBeforeKept)),
+    ("boot-ignored", Plant::OnTheWay(OnTheWay::BootIgnored)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("handing-over-forgotten", Plant::OnTheWay(OnTheWay::HandingOverForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),

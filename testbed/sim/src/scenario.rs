@@ -9,6 +9,7 @@ use crate::disk::SECTOR_BYTES;
 use crate::narrow::{self, NarrowPlan};
 use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
+use crate::spilling::{self, BacklogPlan};
 use std::ops::Range;
 use tidelock_backup_server::group::{AtSizeMax, Retention};
 use tidelock_backup_server::journal::Compress;
@@ -69,6 +70,8 @@ pub struct VmPlan {
     pub copy_rate_bytes_per_s: u64,
     /// Its activity log, if it keeps one.
     pub log: Option<Geometry>,
+    /// Its backlog on disk, if it has one.
+    pub backlog: Option<BacklogPlan>,
 }
 
 impl VmPlan {
@@ -404,6 +407,7 @@ impl Scenario {
         contact::draw(&mut Rng::new(rng.clone().number().rotate_left(32)), &mut plan);
         beating::draw(&mut Rng::new(!rng.clone().number()), &mut plan);
         plan.narrow = narrow::draw(&mut Rng::new(rng.clone().number()), &mut plan);
+        spilling::draw(&mut Rng::new(rng.clone().number().rotate_left(16)), &mut plan);
         plan
     }
 }
@@ -487,6 +491,7 @@ fn draw_vm(rng: &mut Rng, group: usize, writer: u16, kind: VmKind, host: usize) 
         copy_window_bytes: *rng.pick(&[1, 64 << 10, 1 << 20]),
         copy_rate_bytes_per_s: *rng.pick(&[0, 0, 1 << 20]),
         log: draw_log(rng, kind.follows),
+        backlog: None,
     }
 }
 

@@ -20,12 +20,18 @@ impl World {
         loop {
             let run = self.vms[vm].run.as_mut().expect("runs");
             let Some(action) = run.sequencer.poll_action() else { return Ok(()) };
+            if run.has_died.is_some() {
+                continue;
+            }
             match action {
                 Action::Publish(seq, hlc) => {
                     run.pending.publish_at(WriterId(self.plan.vms[vm].writer), seq, hlc);
                 }
                 Action::Send(record) => {
                     is_recorded = !record.copy && record.effect != Effect::Idle;
+                    if self.dies_of(vm, &record)? {
+                        return Ok(());
+                    }
                     self.admit(vm, record)?;
                 }
                 Action::SendInOrder(message) => {
@@ -55,6 +61,8 @@ impl World {
                 Action::Suspect(extent) => {
                     run.copying.suspect(extent);
                     run.activity.suspect();
+                    let clocks = self.member_clocks(vm);
+                    self.with_spilling(vm, clocks, |spilling, _, turn| spilling.mark(turn));
                     note!(self, "vm {vm}: {extent:?} may differ");
                 }
             }
@@ -62,7 +70,7 @@ impl World {
     }
 
     /// A record is admitted: the oracle writes it down.
-    fn admit(&mut self, vm: usize, record: Record) -> Checked {
+    pub(crate) fn admit(&mut self, vm: usize, record: Record) -> Checked {
         let state = &mut self.vms[vm];
         let extent = Extent {
             disk: record.disk,
@@ -110,7 +118,7 @@ impl World {
             _ => "writes",
         };
         let (seq, hlc, deps) = (record.seq, record.hlc, record.deps.clone());
-        run.admitted.push(record);
+        self.keep_record(vm, record);
         note!(self, "vm {vm} {what} seq {seq} {extent:?} deps {deps} at {hlc}");
         Ok(())
     }
@@ -146,9 +154,8 @@ impl World {
     pub(crate) fn hand_over(&mut self, vm: usize) {
         let now = self.host_now(self.plan.vms[vm].host);
         let run = self.vms[vm].run.as_mut().expect("runs");
-        if !run.admitted.is_empty() {
-            let records = std::mem::take(&mut run.admitted);
-            self.tell_link(vm, ToLink::Records { records, admitted_at: now });
+        for message in run.admitted.take(now) {
+            self.tell_link(vm, message);
         }
     }
 
@@ -161,9 +168,12 @@ impl World {
             run.unacked.pop_front();
         }
         let cost: u64 = run.unacked.iter().map(|(_, cost)| cost).sum();
+        // What an earlier process has left counts until the backup says how much of it it has.
+        let limit = limit.max(run.left_bytes);
         check(cost <= limit || run.unacked.len() == 1, Checker::Bounded, || {
             let count = run.unacked.len();
             format!("vm {vm}: {count} writes of {cost} bytes in a backlog of {limit}")
-        })
+        })?;
+        self.check_spilling(vm)
     }
 }

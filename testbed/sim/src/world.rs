@@ -4,6 +4,7 @@
 use crate::backup::{Backup, FoldEnd};
 use crate::disk::LocalDisk;
 use crate::failure::Checked;
+use crate::files::SimFiles;
 use crate::gate::SimGate;
 use crate::guest::{Client, Guest};
 use crate::hearsay::Leaks;
@@ -126,6 +127,10 @@ pub struct Vm {
     pub disks: Vec<LocalDisk>,
     /// The file of its activity log, if there is one.
     pub log_file: Option<LocalDisk>,
+    /// The directory of its backlog on disk, if it has one.
+    pub backlog_files: Option<Arc<SimFiles>>,
+    /// The next process must be able to go on with what is there.
+    pub must_go_on: bool,
     /// The guest.
     pub guest: Guest,
     /// Who talks with it from outside.
@@ -155,6 +160,8 @@ pub struct Vm {
 pub struct Host {
     /// Whether it has power.
     pub power: bool,
+    /// How often it has lost it.
+    pub boots: u64,
     /// Its daemon.
     pub daemon: Option<Daemon>,
     /// Gone for good, or until the end of the run.
@@ -232,6 +239,16 @@ pub struct Counts {
     pub unrecorded: u64,
     /// Of those runs, how many answered clients.
     pub answered: u64,
+    /// Records that were admitted while some before them were on disk only.
+    pub spilled: u64,
+    /// Processes that went on with a backlog on disk.
+    pub gone_on: u64,
+    /// Daemons that died within the append of a record, or right behind it.
+    pub torn: u64,
+    /// Streams that stood because a backlog was full.
+    pub stood: u64,
+    /// Of those, how many were recorded again, with a comparison.
+    pub returned: u64,
 }
 
 /// The world.
@@ -285,6 +302,8 @@ impl World {
                 Vm {
                     disks: contents.iter().cloned().map(LocalDisk::new).collect(),
                     log_file: None,
+                    backlog_files: vm.backlog.map(|backlog| backlog.files(&vm.name)),
+                    must_go_on: false,
                     guest: Guest::new(writers),
                     client: Client::new(writers),
                     state: Arc::default(),
@@ -308,6 +327,7 @@ impl World {
             .iter()
             .map(|_| Host {
                 power: true,
+                boots: 0,
                 daemon: None,
                 lost: false,
                 restarts: false,
@@ -394,11 +414,12 @@ impl World {
             let disks: Vec<_> = v.disks.iter().map(|d| d.content.len()).collect();
             note!(
                 self,
-                "{} on host {}: disks {disks:?}, backlog {}, gate {}, depth {}, think {} us, does \
+                "{} on host {}: disks {disks:?}, backlog {} {:?}, gate {}, depth {}, think {} us, does \
                  {:?}, copies {} at {}/s",
                 v.name,
                 v.host,
                 v.backlog_limit_bytes,
+                v.backlog,
                 v.gate_capacity,
                 v.queue_depth,
                 v.think_ns / US,
@@ -420,6 +441,7 @@ impl World {
         let Some(event) = self.schedule.advance() else { return Ok(false) };
         self.counts.events += 1;
         self.dispatch(event)?;
+        self.bury();
         self.notice_wakeups();
         self.check_bounds()?;
         Ok(true)
