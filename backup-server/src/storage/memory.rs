@@ -6,7 +6,7 @@
 //! injected with [`Memory::set_faults`].
 
 use super::{Storage, StorageFile};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -56,6 +56,8 @@ struct Disk {
     inodes: BTreeMap<u64, Inode>,
     live: BTreeMap<String, u64>,
     durable: BTreeMap<String, u64>,
+    /// All names in which the two may differ.
+    unsynced: BTreeSet<String>,
     next: u64,
     ops: u64,
     faults: Faults,
@@ -63,8 +65,9 @@ struct Disk {
 
 #[derive(Clone, Debug, Default)]
 struct Inode {
-    live: Vec<u8>,
-    durable: Vec<u8>,
+    // Disks that came of a crash share what nobody has written since.
+    live: Arc<Vec<u8>>,
+    durable: Arc<Vec<u8>>,
     unsynced: Vec<Change>,
 }
 
@@ -109,8 +112,7 @@ impl Memory {
     pub fn crash(&self, chooser: &mut impl Chooser) -> Memory {
         let disk = self.lock();
         let mut after = Disk { next: disk.next, durable: disk.durable.clone(), ..Disk::default() };
-        let names = disk.live.keys().chain(disk.durable.keys());
-        for name in names.collect::<std::collections::BTreeSet<_>>() {
+        for name in &disk.unsynced {
             if disk.live.get(name) != disk.durable.get(name) && chooser.survives() {
                 match disk.live.get(name) {
                     Some(inode) => after.durable.insert(name.clone(), *inode),
@@ -120,8 +122,10 @@ impl Memory {
         }
         for inode in after.durable.values() {
             let mut content = disk.inodes[inode].durable.clone();
-            for change in &disk.inodes[inode].unsynced {
-                change.survive(&mut content, chooser);
+            let unsynced = &disk.inodes[inode].unsynced;
+            if !unsynced.is_empty() {
+                let content = Arc::make_mut(&mut content);
+                unsynced.iter().for_each(|change| change.survive(content, chooser));
             }
             let kept = Inode { live: content.clone(), durable: content, unsynced: Vec::new() };
             after.inodes.insert(*inode, kept);
@@ -143,8 +147,8 @@ impl Memory {
         let mut disk = self.lock();
         let inode = disk.live[path];
         let inode = disk.inodes.get_mut(&inode).expect("live");
-        inode.live[at as usize] ^= 0x40;
-        inode.durable[at as usize] ^= 0x40;
+        Arc::make_mut(&mut inode.live)[at as usize] ^= 0x40;
+        Arc::make_mut(&mut inode.durable)[at as usize] ^= 0x40;
     }
 
     fn lock(&self) -> MutexGuard<'_, Disk> {
@@ -220,7 +224,7 @@ impl Disk {
             }
         };
         let inode = self.inodes.get_mut(&inode).expect("open files are kept");
-        change.apply(&mut inode.live);
+        change.apply(Arc::make_mut(&mut inode.live));
         inode.unsynced.push(change);
         result
     }
@@ -254,6 +258,7 @@ impl Storage for Memory {
         let inode = disk.next;
         disk.inodes.insert(inode, Inode::default());
         disk.live.insert(path.to_owned(), inode);
+        disk.unsynced.insert(path.to_owned());
         Ok(MemoryFile { disk: self.clone(), inode })
     }
 
@@ -265,7 +270,9 @@ impl Storage for Memory {
     fn remove(&self, path: &str) -> io::Result<()> {
         let mut disk = self.lock();
         disk.op()?;
-        disk.live.remove(path).map(|_| ()).ok_or_else(missing)
+        disk.live.remove(path).ok_or_else(missing)?;
+        disk.unsynced.insert(path.to_owned());
+        Ok(())
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -273,6 +280,7 @@ impl Storage for Memory {
         disk.op()?;
         let inode = disk.live.remove(from).ok_or_else(missing)?;
         disk.live.insert(to.to_owned(), inode);
+        disk.unsynced.extend([from.to_owned(), to.to_owned()]);
         Ok(())
     }
 
@@ -283,10 +291,15 @@ impl Storage for Memory {
             return Err(io::Error::other("injected sync failure"));
         }
         let inside = |path: &String| path.rsplit_once('/').map_or("", |(d, _)| d) == dir;
-        disk.durable.retain(|path, _| !inside(path));
-        let synced: Vec<_> = disk.live.iter().filter(|(p, _)| inside(p)).collect();
-        let synced: Vec<_> = synced.into_iter().map(|(p, i)| (p.clone(), *i)).collect();
-        disk.durable.extend(synced);
+        let (synced, rest) = std::mem::take(&mut disk.unsynced).into_iter().partition(inside);
+        disk.unsynced = rest;
+        let synced: BTreeSet<String> = synced;
+        for path in synced {
+            match disk.live.get(&path).copied() {
+                Some(inode) => disk.durable.insert(path, inode),
+                None => disk.durable.remove(&path),
+            };
+        }
         Ok(())
     }
 
@@ -316,7 +329,8 @@ impl StorageFile for MemoryFile {
     }
 
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
-        let data = parts.iter().flat_map(|p| p.iter().copied()).collect();
+        let mut data = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+        parts.iter().for_each(|part| data.extend_from_slice(part));
         self.disk.lock().change(self.inode, Change::Write { offset, data })
     }
 
@@ -338,8 +352,9 @@ impl StorageFile for MemoryFile {
             // The page cache still shows it, and no later sync will write it.
             return Err(io::Error::other("injected sync failure"));
         }
-        for change in unsynced {
-            change.apply(&mut inode.durable);
+        if !unsynced.is_empty() {
+            let durable = Arc::make_mut(&mut inode.durable);
+            unsynced.iter().for_each(|change| change.apply(durable));
         }
         Ok(())
     }

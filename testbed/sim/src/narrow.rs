@@ -197,8 +197,8 @@ impl World {
         }
         let len_bytes = WRITE_BYTES.min(size);
         let at = self.rng.below((size - len_bytes) / 512 + 1) * 512;
-        let fill = self.rng.number().to_le_bytes();
-        let data: Vec<u8> = fill.iter().copied().cycle().take(len_bytes as usize).collect();
+        let mut data = self.rng.number().to_le_bytes().repeat(len_bytes.div_ceil(8) as usize);
+        data.truncate(len_bytes as usize);
         let extent = Extent { disk: DiskId(disk as u16), offset: at, len_bytes };
         self.ask_write(vm, extent, Effect::Write(Payload::new(Bytes::from(data))), false, None)
     }

@@ -9,6 +9,7 @@
 use crate::failure::{Checked, Checker, check, fail};
 use crate::guest::Known;
 use bytes::Bytes;
+use std::sync::Arc;
 use tidelock_daemon::sequencer::Extent;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Seq};
@@ -73,7 +74,7 @@ struct Life {
 #[derive(Clone, Debug)]
 struct Rolled {
     point: Point,
-    images: Vec<Vec<u8>>,
+    images: Arc<Vec<Vec<u8>>>,
 }
 
 /// The record of one writer.
@@ -163,7 +164,7 @@ impl WriterOracle {
         let base_seq = self.lives[at].base_seq;
         if at > 0 {
             let before = self.state_at(base_seq)?;
-            check(before == self.lives[at].base, Checker::SitesEqual, || {
+            check(*before == self.lives[at].base, Checker::SitesEqual, || {
                 format!("the backup is taken for whole at {base_seq}, but the disks differ")
             })?;
         }
@@ -396,7 +397,7 @@ impl WriterOracle {
     }
 
     /// The disks at a cut.
-    pub fn state_at(&mut self, cut: Seq) -> Checked<Vec<Vec<u8>>> {
+    pub fn state_at(&mut self, cut: Seq) -> Checked<Arc<Vec<Vec<u8>>>> {
         let whole = |l: &Life| l.complete_at.is_some_and(|at| at <= cut);
         let Some(at) = self.lives.iter().rposition(whole) else {
             return fail(Checker::Prefix, format!("nothing was whole at {cut}"));
@@ -411,14 +412,16 @@ impl WriterOracle {
             _ => {
                 let life = &self.lives[at];
                 let point = Point { life: at, seq: life.base_seq };
-                Rolled { point, images: life.base.clone() }
+                Rolled { point, images: Arc::new(life.base.clone()) }
             }
         };
         let Rolled { point, mut images } = from;
         let log = &self.lives[at].log;
         let first = log.partition_point(|e| e.seq <= point.seq);
-        for entry in log[first..].iter().take_while(|e| e.seq <= cut) {
-            entry.apply(&mut images);
+        let end = log.partition_point(|e| e.seq <= cut).max(first);
+        if first < end {
+            let images = Arc::make_mut(&mut images);
+            log[first..end].iter().for_each(|entry| entry.apply(images));
         }
         let point = Point { life: at, seq: cut };
         self.rolled = Some(Rolled { point, images: images.clone() });
@@ -468,19 +471,19 @@ mod tests {
         assert!(!o.is_whole_at(Seq(1)) && o.state_at(Seq(1)).is_err());
         o.copied(&done(2), &[]).unwrap();
         o.wrote(&write(3, 1, 3), Vec::new());
-        assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
-        assert_eq!(o.state_at(Seq(3)).unwrap(), [[1, 3, 3, 9]]);
-        assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]], "backwards, too");
+        assert_eq!(*o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
+        assert_eq!(*o.state_at(Seq(3)).unwrap(), [[1, 3, 3, 9]]);
+        assert_eq!(*o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]], "backwards, too");
         let point = Point { life: 0, seq: Seq(3) };
         assert!(o.has(point, Seq(3)) && !o.has(point, Seq(2)));
         // A run that ended uncleanly: 3 was durable here and never at the backup.
         o.begin_life(vec![vec![7; 4]], Seq(2), Seq(2));
         assert!(!o.has(point, Seq(3)), "a 3 of the new life is another write");
         o.wrote(&write(3, 0, 5), Vec::new());
-        assert_eq!(o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
+        assert_eq!(*o.state_at(Seq(2)).unwrap(), [[1, 1, 9, 9]]);
         assert!(o.state_at(Seq(3)).is_err(), "inside the resync");
         o.copied(&done(4), &[]).unwrap();
-        assert_eq!(o.state_at(Seq(4)).unwrap(), [[5, 5, 7, 7]]);
+        assert_eq!(*o.state_at(Seq(4)).unwrap(), [[5, 5, 7, 7]]);
         assert!(o.has(point, Seq(4)), "the base has it");
     }
 

@@ -6,6 +6,7 @@ use crate::backup::GroupSlot;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::world::{World, note};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tidelock_backup_server::group::{AtSizeMax, Group};
 use tidelock_backup_server::history::{At, History, Hold, PastError, PastView, Point};
 use tidelock_backup_server::storage::memory::{Memory, MemoryFile};
@@ -229,7 +230,11 @@ impl World {
     }
 
     /// What a member's disks were at a point, by the oracle's own replay; `None`: they had no state.
-    pub(crate) fn disks_at(&mut self, vm: usize, point: &Point) -> Checked<Option<Vec<Vec<u8>>>> {
+    pub(crate) fn disks_at(
+        &mut self,
+        vm: usize,
+        point: &Point,
+    ) -> Checked<Option<Arc<Vec<Vec<u8>>>>> {
         let plan = &self.plan.vms[vm];
         let writer = WriterId(plan.writer);
         if !point.writers.contains(&writer) {
@@ -238,7 +243,7 @@ impl World {
         let seq = point.cut.get(writer);
         let recovered = self.backup.groups[plan.group].recovered.as_ref();
         match recovered.filter(|of| of.epoch == point.epoch) {
-            Some(of) => Ok(Some(of.images(usize::from(writer.0), seq))),
+            Some(of) => Ok(Some(Arc::new(of.images(usize::from(writer.0), seq)))),
             None => Ok(Some(self.vms[vm].oracle.state_at(seq)?)),
         }
     }
