@@ -384,6 +384,13 @@ impl World {
             let retransmission = self.rng.range(1..200 * MS);
             self.schedule.after(after + retransmission, Event::Deliver { conn, way });
         }
+        // What a host sends again is answered with a reset where the other end was closed meanwhile.
+        let conns = self.net.conns.iter();
+        let closed = conns.filter(|(_, of)| of.host == host && of.host_open && !of.backup_open);
+        for conn in closed.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let retransmission = self.rng.range(1..200 * MS);
+            self.schedule.after(retransmission, Event::HostHangup { conn });
+        }
     }
 
     fn host_conn(&self, host: usize) -> Option<ConnId> {
@@ -509,7 +516,7 @@ impl World {
             return;
         }
         if self.net.paths[conn.host].down_stopped {
-            // It will find out by itself.
+            // It finds out when the network goes on, or when its lease has ended.
             return;
         }
         let after = self.plan.delay_ns + self.rng.below(self.plan.jitter_ns + 1);
