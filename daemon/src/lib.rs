@@ -12,6 +12,7 @@ pub mod copy_job;
 mod copy_window;
 pub mod degrade;
 mod durable;
+pub mod handover;
 pub mod heartbeat;
 pub mod host;
 pub mod link;

@@ -1,19 +1,7 @@
-//! The planned switch to the backup site: everything to the backup, the gate shut, the lease given up.
+//! The planned switch to the backup site: everything to the backup, the gate shut, the lease given up. What is done when is
+//! [`Handover`]'s to say; this asks the writers, the gate and the link, and keeps the record.
 //!
-//! ```text
-//!            no requests taken     on record        shut, in force      told to the backup
-//!  idle ──▶ draining ──[awaiting]──▶ written ───────▶ fenced ───────────▶ over
-//!    ▲          │          │
-//!    └──────────┴──────────┘ not drained in time, or nobody waits: requests are taken again, nothing has changed
-//! ```
-//!
-//! A group that is spread over several hosts is handed over by all of them: each is told by its operator, and once it is
-//! drained it says so to the backup, which tells all to go on when all are (`backup-server/src/group/switching.rs`).
-//! Nobody who was told so goes back by itself, and nobody goes on without.
-//!
-//! Invariant (rule 4): the lease is given up only after the gate is shut and is known to stay so, also by the next run
-//! of the daemon: the record is on stable storage first. A crash before the record leaves a group that goes on as it was,
-//! one after it a group that is shut here for good.
+//! A crash before the record leaves a group that goes on as it was, one after it a group that is shut here for good.
 
 use super::launch::is_one_of_several;
 use super::{Host, HostGroup, HostMember, Writer};
@@ -21,7 +9,8 @@ use crate::clock;
 use crate::config::{Config, Group};
 use crate::control::{ControlError, ControlErrorKind, SwitchState, SwitchWish, Switching as Begun};
 use crate::durable;
-use crate::link::port::{Agreement, ToLink};
+use crate::handover::{Handover, Sight, Step};
+use crate::link::port::{Agreement, LeaseGivenUp, ToLink};
 use crate::owner::{Drained, Phase, ToOwner};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -33,16 +22,12 @@ use std::time::{Duration, Instant};
 use tidelock_protocol::ids::Epoch;
 use tidelock_protocol::message::{Form, PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_SWITCHES};
 use tidelock_protocol::vector::CountVector;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 /// Who has not looked for so long does not wait any more.
 const LOOKED_WITHIN: Duration = Duration::from_secs(5);
-/// So long the gate's thread may take to shut, and the backup to answer, once nothing can be taken back.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// How often what has no wake-up is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// The longest drain that may be asked for, and the longest wait for other hosts.
-const DRAIN_MAX: Duration = Duration::from_secs(3600);
 
 const FORMAT: u32 = 1;
 
@@ -160,23 +145,84 @@ impl Switching {
     }
 }
 
-/// What all hosts have agreed on.
-struct Others {
-    /// `None`: there is only this host.
-    agreement: Option<Arc<Agreement>>,
-    took: Duration,
+/// What is seen of a switch that is under way.
+struct Seen<'a> {
+    host: &'a Host,
+    group: &'a HostGroup,
+    /// Writers that have not said yet that the backup has everything.
+    drains: Vec<Option<oneshot::Receiver<Drained>>>,
+    drained: Vec<Option<Drained>>,
+    /// Answers that have not come, of members that have given up their leases.
+    answers: Vec<oneshot::Receiver<CountVector>>,
 }
 
-impl Others {
-    fn none() -> Self {
-        Self { agreement: None, took: Duration::ZERO }
+impl Sight for Seen<'_> {
+    fn unwanted(&self) -> Option<String> {
+        if self.host.stopping.load(Ordering::SeqCst) {
+            return Some("the daemon is stopping".to_owned());
+        }
+        let why = "whoever has asked for it does not wait any more";
+        (!self.group.switching.is_waited_for()).then(|| why.to_owned())
     }
-}
 
-/// What a drain has come to.
-struct Quiet {
-    drained: Vec<Drained>,
-    took: Duration,
+    fn is_drained(&mut self) -> Result<bool, String> {
+        for (drain, drained) in self.drains.iter_mut().zip(&mut self.drained) {
+            let Some(of) = drain else { continue };
+            let Ok(done) = of.try_recv() else { return Ok(false) };
+            if !done.whole {
+                return Err("the local disk failed its last flush, or the sites differ".to_owned());
+            }
+            (*drain, *drained) = (None, Some(done));
+        }
+        Ok(true)
+    }
+
+    fn is_held(&self) -> bool {
+        self.host.held_packets(self.group) > 0
+    }
+
+    fn obstacle(&self) -> Option<String> {
+        self.host.check_switch(self.group).err()
+    }
+
+    fn lacks(&self) -> String {
+        let links = self.group.members.iter().filter_map(HostMember::link_stats);
+        match self.is_attached() {
+            true => format!(
+                "it still lacks {} writes, and {} packets wait",
+                links.map(|link| link.lag_writes()).sum::<u64>(),
+                self.host.held_packets(self.group)
+            ),
+            false => "it is not connected".to_owned(),
+        }
+    }
+
+    fn is_attached(&self) -> bool {
+        let mut links = self.group.members.iter().filter_map(HostMember::link_stats);
+        links.all(|link| link.is_attached())
+    }
+
+    fn with_hosts(&self, members: Vec<String>) -> Vec<String> {
+        with_hosts(self.group, members)
+    }
+
+    fn is_shut(&self) -> bool {
+        self.group.members.iter().all(|member| member.control.is_applied())
+    }
+
+    fn is_answered(&mut self) -> Result<bool, ()> {
+        let mut is_lost = false;
+        self.answers.retain_mut(|answer| match answer.try_recv() {
+            Ok(_) => false,
+            Err(TryRecvError::Empty) => true,
+            // A link that has ended answers nothing.
+            Err(TryRecvError::Closed) => {
+                is_lost = true;
+                true
+            }
+        });
+        if is_lost { Err(()) } else { Ok(self.answers.is_empty()) }
+    }
 }
 
 impl Host {
@@ -296,56 +342,50 @@ impl Host {
 
     /// `Err`: it has not come to pass, and nothing has changed.
     async fn switch_over(&self, group: &HostGroup, wish: &SwitchWish) -> Result<(), String> {
-        let limit = Duration::from_millis(wish.timeout_ms).min(DRAIN_MAX);
-        let quiet = self.drain(group, limit).await?;
-        self.check_switch(group)?;
-        let others = match is_spread(group) {
-            true => self.await_others(group, Duration::from_millis(wish.others_ms)).await?,
-            false => Others::none(),
-        };
-        let (began, at_unix_ms) = (Instant::now(), clock::wall_ms());
-        let epochs = writers(group).map(|writer| writer.state.epoch());
-        // On record first: no run after this one opens the gate.
-        if let Err(error) =
-            write(&group.switching.path, epochs.max().unwrap_or_default(), at_unix_ms)
-        {
-            let why = format!("the switch cannot be put on record: {error}");
-            return Err(self.leave_others(group, &others, why));
+        let drain_max = Duration::from_millis(wish.timeout_ms);
+        let others_max = Duration::from_millis(wish.others_ms);
+        let (members, spread, now) = (group.members.len(), is_spread(group), clock::mono_now());
+        let mut handover = Handover::begin(members, spread, drain_max, others_max, now);
+        let mut seen = self.hold(group);
+        let mut at_unix_ms = 0;
+        loop {
+            let mut step = handover.look(&mut seen, clock::mono_now());
+            if step == Step::Record {
+                at_unix_ms = clock::wall_ms();
+                step = handover.recorded(put_on_record(group, at_unix_ms));
+                if let (Step::GoOn(_), Some(agreement)) = (&step, handover.agreement()) {
+                    self.say_ready(group, false, agreement);
+                }
+            }
+            match step {
+                Step::Wait | Step::Record => {
+                    if handover.is_awaiting() {
+                        let awaited = with_hosts(group, handover.awaited());
+                        group.switching.set(Stage::Awaiting(awaited));
+                    }
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
+                Step::Say(ready) => {
+                    let agreement = handover.agreement().expect("it waits for other hosts");
+                    self.say_ready(group, ready, agreement);
+                }
+                Step::Shut => {
+                    group.switching.set(Stage::GivingUp);
+                    // Also when the gate was shut.
+                    group.members.iter().for_each(|member| member.control.fence());
+                }
+                Step::GiveUp => seen.answers = self.give_up(group),
+                Step::Over => {
+                    is_over(group, &handover, &seen.drained, at_unix_ms);
+                    return Ok(());
+                }
+                Step::GoOn(why) => return Err(why),
+            }
         }
-        group.switching.set(Stage::GivingUp);
-        let (shut, given_up) = self.give_up(group).await;
-        let gave_up_ms = began.elapsed().as_millis() as u64;
-        let problem = given_up.as_ref().err().cloned();
-        let seqs = group.members.iter().filter(|member| member.writer.is_some());
-        let seqs = seqs.zip(&quiet.drained).map(|(m, of)| (m.config.name.to_string(), of.seq.0));
-        let over = SwitchState::Over {
-            seqs: seqs.collect(),
-            drained_ms: quiet.took.as_millis() as u64,
-            others_ms: others.took.as_millis() as u64,
-            shut_ms: shut.map_or(gave_up_ms, |at| (at - began).as_millis() as u64),
-            gave_up_ms,
-            problem,
-        };
-        match &given_up {
-            Ok(()) => tracing::warn!(
-                group = group.config.name.as_str(),
-                drained_ms = quiet.took.as_millis() as u64,
-                gave_up_ms,
-                "switched over: the gate is shut for good, and the lease is given up"
-            ),
-            Err(why) => tracing::error!(
-                group = group.config.name.as_str(),
-                why,
-                "the gate is shut for good, but the backup may not know it yet"
-            ),
-        }
-        group.switching.set(Stage::Over(over, at_unix_ms));
-        Ok(())
     }
 
-    /// Lets no request in until everything is at the backup, and nothing is held that waits for it.
-    async fn drain(&self, group: &HostGroup, limit: Duration) -> Result<Quiet, String> {
-        let began = Instant::now();
+    /// Lets no request in.
+    fn hold<'a>(&'a self, group: &'a HostGroup) -> Seen<'a> {
         let all = || writers(group);
         // With times what one holds waits for all the others.
         let together = Arc::new(AtomicUsize::new(all().count()));
@@ -357,75 +397,10 @@ impl Host {
                 _ => Arc::new(AtomicUsize::new(1)),
             };
             writer.port.send(ToOwner::Hold(reply, not_ready));
-            drains.push(drained);
+            drains.push(Some(drained));
         }
-        let mut drained = Vec::new();
-        for mut of in drains {
-            let done = loop {
-                if let Ok(done) = of.try_recv() {
-                    break done;
-                }
-                self.look_on(group, began, limit).await?;
-            };
-            if !done.whole {
-                return Err("the local disk failed its last flush, or the sites differ".to_owned());
-            }
-            drained.push(done);
-        }
-        while self.held_packets(group) > 0 {
-            self.look_on(group, began, limit).await?;
-        }
-        Ok(Quiet { drained, took: began.elapsed() })
-    }
-
-    /// Says that this host is drained, and waits until all hosts are. From then on there is no way back but by an error.
-    async fn await_others(&self, group: &HostGroup, limit: Duration) -> Result<Others, String> {
-        let (began, limit) = (Instant::now(), limit.min(DRAIN_MAX));
-        let agreement = Arc::new(Agreement::default());
-        self.say_ready(group, true, &agreement);
-        let why = loop {
-            let took = began.elapsed();
-            if agreement.is_reached() {
-                return Ok(Others { agreement: Some(agreement), took });
-            }
-            let awaited = with_hosts(group, agreement.awaited());
-            group.switching.set(Stage::Awaiting(awaited.clone()));
-            if let Err(why) = self.is_wanted(group) {
-                break why;
-            }
-            if took >= limit {
-                let who = match awaited.is_empty() {
-                    true => "the backup did not answer".to_owned(),
-                    false => format!("{} did not get ready", awaited.join(", ")),
-                };
-                break format!("{who} within {limit:?}");
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        };
-        // The backup may have told all of them to go on by now.
-        self.say_ready(group, false, &agreement);
-        let until = Instant::now() + ANSWER_MAX;
-        while agreement.released() < group.members.len() {
-            if agreement.is_reached() {
-                return Ok(Others { agreement: Some(agreement), took: began.elapsed() });
-            }
-            let links = group.members.iter().filter_map(HostMember::link_stats);
-            if !links.into_iter().all(|link| link.is_attached()) || Instant::now() >= until {
-                return Err(format!(
-                    "{why}. The backup could not be asked whether the other hosts go on: if tidelock-backup status \
-                     says that a part of the group is switched over, run this again"
-                ));
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-        Err(why)
-    }
-
-    /// What was agreed on cannot be done here.
-    fn leave_others(&self, group: &HostGroup, others: &Others, why: String) -> String {
-        let Some(agreement) = &others.agreement else { return why };
-        self.say_ready(group, false, agreement);
-        format!("{why}. The other hosts have switched over: mend this, and run it again")
+        let drained = drains.iter().map(|_| None).collect();
+        Seen { host: self, group, drains, drained, answers: Vec::new() }
     }
 
     fn say_ready(&self, group: &HostGroup, ready: bool, agreement: &Arc<Agreement>) {
@@ -438,41 +413,6 @@ impl Host {
         }
     }
 
-    /// Whether somebody still waits for the switch.
-    fn is_wanted(&self, group: &HostGroup) -> Result<(), String> {
-        if self.stopping.load(Ordering::SeqCst) {
-            return Err("the daemon is stopping".to_owned());
-        }
-        if !group.switching.is_waited_for() {
-            return Err("whoever has asked for it does not wait any more".to_owned());
-        }
-        Ok(())
-    }
-
-    /// Waits a moment, if somebody waits for the switch and there is time left.
-    async fn look_on(
-        &self,
-        group: &HostGroup,
-        began: Instant,
-        limit: Duration,
-    ) -> Result<(), String> {
-        self.is_wanted(group)?;
-        if began.elapsed() >= limit {
-            let links = group.members.iter().filter_map(HostMember::link_stats);
-            let why = match links.clone().all(|link| link.is_attached()) {
-                true => format!(
-                    "it still lacks {} writes, and {} packets wait",
-                    links.map(|link| link.lag_writes()).sum::<u64>(),
-                    self.held_packets(group)
-                ),
-                false => "it is not connected".to_owned(),
-            };
-            return Err(format!("the backup did not get everything within {limit:?}: {why}"));
-        }
-        tokio::time::sleep(LOOK_EVERY).await;
-        Ok(())
-    }
-
     fn held_packets(&self, group: &HostGroup) -> u64 {
         let gate = self.gate.lock().expect("no panic while held");
         let Some(gate) = gate.as_ref() else { return 0 };
@@ -481,38 +421,57 @@ impl Host {
         ours.map(|member| member.stats().snapshot().held_packets).sum()
     }
 
-    /// Shuts the gate, and tells the backup. From here on there is no way back. Also when the gate was shut.
-    async fn give_up(&self, group: &HostGroup) -> (Option<Instant>, Result<(), String>) {
-        let until = Instant::now() + ANSWER_MAX;
-        group.members.iter().for_each(|member| member.control.fence());
-        while !group.members.iter().all(|member| member.control.is_applied()) {
-            if Instant::now() >= until {
-                let why = "the gate's thread does not answer: the lease is not given up";
-                return (None, Err(why.to_owned()));
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-        (Some(Instant::now()), self.tell_given_up(group, until).await)
-    }
-
-    async fn tell_given_up(&self, group: &HostGroup, until: Instant) -> Result<(), String> {
+    /// Tells the backup. The answers come once it knows.
+    fn give_up(&self, group: &HostGroup) -> Vec<oneshot::Receiver<CountVector>> {
         let mut answers = Vec::new();
         for member in &group.members {
-            let (given_up, answer) = oneshot::channel::<CountVector>();
+            let (given_up, answer): (LeaseGivenUp, _) = oneshot::channel();
             if let Some(link) = &*self.link.lock().expect("no panic while held") {
                 // A link that has ended answers nothing.
                 let _ = link.send((member.channel, ToLink::GiveUpLease(Some(given_up))));
             }
             answers.push(answer);
         }
-        for answer in answers {
-            let left = until.saturating_duration_since(Instant::now());
-            if !matches!(tokio::time::timeout(left, answer).await, Ok(Ok(_))) {
-                return Err("the backup has not answered; it is told again until it does".into());
-            }
-        }
-        Ok(())
+        answers
     }
+}
+
+/// No run after this one opens the gate.
+fn put_on_record(group: &HostGroup, at_unix_ms: u64) -> Result<(), String> {
+    let epochs = writers(group).map(|writer| writer.state.epoch());
+    write(&group.switching.path, epochs.max().unwrap_or_default(), at_unix_ms)
+        .map_err(|error| format!("the switch cannot be put on record: {error}"))
+}
+
+fn is_over(group: &HostGroup, handover: &Handover, drained: &[Option<Drained>], at_unix_ms: u64) {
+    let (name, took) = (group.config.name.as_str(), handover.took());
+    let problem = handover.problem().map(str::to_owned);
+    let (drained_ms, gave_up_ms) =
+        (took.drained.as_millis() as u64, took.gave_up.as_millis() as u64);
+    match &problem {
+        None => tracing::warn!(
+            group = name,
+            drained_ms,
+            gave_up_ms,
+            "switched over: the gate is shut for good, and the lease is given up"
+        ),
+        Some(why) => tracing::error!(
+            group = name,
+            why,
+            "the gate is shut for good, but the backup may not know it yet"
+        ),
+    }
+    let members = group.members.iter().filter(|member| member.writer.is_some());
+    let seqs = members.zip(drained.iter().flatten());
+    let over = SwitchState::Over {
+        seqs: seqs.map(|(member, of)| (member.config.name.to_string(), of.seq.0)).collect(),
+        drained_ms,
+        others_ms: took.others.as_millis() as u64,
+        shut_ms: took.shut.as_millis() as u64,
+        gave_up_ms,
+        problem,
+    };
+    group.switching.set(Stage::Over(over, at_unix_ms));
 }
 
 fn writers(group: &HostGroup) -> impl Iterator<Item = &Writer> {
