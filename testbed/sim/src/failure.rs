@@ -29,8 +29,10 @@ pub enum Checker {
     OneEpoch,
     /// Rule 4: no packet leaves without a lease.
     Lease,
-    /// Rule 4: no packet of the old primary leaves after a recovery.
+    /// Rule 4: no packet leaves after a recovery, or once the lease is given up.
     Fence,
+    /// Rules 1 and 4: the hosts of a group go over when all are drained, and nothing is lost by it.
+    Switch,
     /// Mode sync: a write is complete only when the backup has it.
     SyncWaits,
     /// A tag says what its sender depends on, whoever reads it.
@@ -76,7 +78,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 32] = [
+    pub const ALL: [Checker; 33] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -89,6 +91,7 @@ impl Checker {
         Checker::OneEpoch,
         Checker::Lease,
         Checker::Fence,
+        Checker::Switch,
         Checker::SyncWaits,
         Checker::Tag,
         Checker::Outsider,
@@ -133,6 +136,7 @@ impl Checker {
             Checker::OneEpoch => "one-epoch",
             Checker::Lease => "lease",
             Checker::Fence => "fence",
+            Checker::Switch => "switch",
             Checker::SyncWaits => "sync-waits",
             Checker::Tag => "tag",
             Checker::Outsider => "outsider",

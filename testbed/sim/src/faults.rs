@@ -6,6 +6,7 @@ use crate::host::ToOwner;
 use crate::net::{ConnId, Path};
 use crate::scenario::{FAULTS, Fault};
 use crate::schedule::{MS, S};
+use crate::switching::Strike;
 use crate::world::{Event, Run, World, note};
 use std::sync::Arc;
 use tidelock_backup_server::storage::memory::Faults;
@@ -44,8 +45,14 @@ pub enum Later {
     Change { group: usize, change: Change },
     /// A new member boots as soon as everybody knows it.
     NewcomerBoots { vm: usize },
-    /// The operator looks again whether a group can be switched over to the backup site.
-    SwitchOver { group: usize, tries: u32 },
+    /// A group is to be switched over to the backup site, by all its hosts.
+    SwitchOver { group: usize, tries: u32, recovers: bool },
+    /// A host's operator begins.
+    SwitchHost { host: usize, group: usize },
+    /// The operators look whether all hosts have gone over.
+    SwitchEnds { group: usize, tries: u32, recovers: bool },
+    /// Something goes wrong in the middle of it.
+    Strike { host: usize, group: usize, strike: Strike },
 }
 
 impl World {
@@ -156,7 +163,7 @@ impl World {
     }
 
     /// A connection breaks: either end may notice first, or only one of them soon.
-    fn break_link(&mut self, host: usize) -> Checked {
+    pub(crate) fn break_link(&mut self, host: usize) -> Checked {
         let Some(conn) = self.hosts[host].daemon.as_ref().and_then(|d| d.link.conn()) else {
             return Ok(());
         };
@@ -168,7 +175,7 @@ impl World {
         Ok(())
     }
 
-    fn partition(&mut self, host: usize, span_ns: u64) {
+    pub(crate) fn partition(&mut self, host: usize, span_ns: u64) {
         let path = &mut self.net.paths[host];
         match self.rng.below(4) {
             0 => path.up_stopped = true,
@@ -191,7 +198,7 @@ impl World {
         self.later(Later::DaemonEnds { host, run }, patience);
     }
 
-    fn power_off(&mut self, host: usize) {
+    pub(crate) fn power_off(&mut self, host: usize) {
         note!(self, "host {host} loses power");
         self.end_daemon(host);
         self.hosts[host].power = false;
@@ -262,7 +269,7 @@ impl World {
         // Nothing has happened to the primary site: it is left behind as planned, or only believed to be gone.
         match kind {
             4 if !after.is_multiple_of(3) => {
-                self.later(Later::SwitchOver { group, tries: 0 }, after)
+                self.later(Later::SwitchOver { group, tries: 0, recovers: true }, after)
             }
             _ => self.schedule.after(after, Event::Recover { group }),
         }
@@ -285,7 +292,14 @@ impl World {
         note!(self, "{later:?}");
         match later {
             Later::DaemonStarts { host } => return self.start_daemon(host),
-            Later::SwitchOver { group, tries } => return self.try_switch_over(group, tries),
+            Later::SwitchOver { group, tries, recovers } => {
+                self.switch_over(group, tries, recovers);
+            }
+            Later::SwitchHost { host, group } => return self.switch_host(host, group),
+            Later::SwitchEnds { group, tries, recovers } => {
+                self.switch_ends(group, tries, recovers);
+            }
+            Later::Strike { host, group, strike } => return self.strike(host, group, strike),
             Later::DaemonEnds { host, run } => {
                 if self.hosts[host].daemon.as_ref().is_some_and(|d| d.run == run) {
                     self.end_daemon(host);

@@ -94,6 +94,12 @@ impl SimGate {
         self.dirty.fetch_and(!(1 << vm), Relaxed) & 1 << vm != 0
     }
 
+    /// Whether something has changed that its thread has not seen.
+    #[must_use]
+    pub fn is_dirty(&self, vm: usize) -> bool {
+        self.dirty.load(Relaxed) & 1 << vm != 0
+    }
+
     /// The operator changes the mode.
     pub fn set_mode(&self, mode: Mode) {
         for pending in self.dependent.lock().expect("one thread").iter() {
@@ -309,6 +315,9 @@ impl World {
             return Ok(());
         }
         check(!gate.fenced, Checker::Fence, || format!("vm {vm}: a packet left a fenced gate"))?;
+        check(!self.vms[vm].standing.gave_up, Checker::Fence, || {
+            format!("vm {vm}: a packet left a host that had given up its lease")
+        })?;
         if mode == Mode::Async {
             note!(self, "packet of vm {vm} leaves (async)");
             self.leaves_unpromised(vm, packet)?;

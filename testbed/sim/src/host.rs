@@ -12,6 +12,7 @@ use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
 use crate::spilling::left_unacked;
+use crate::switching::HostSwitch;
 use crate::world::{Event, Kernel, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -97,6 +98,8 @@ pub struct Daemon {
     pub link: LinkLoop,
     /// How its groups stand.
     pub standings: BTreeMap<usize, HostGroup>,
+    /// Planned switches that are under way.
+    pub(crate) switches: BTreeMap<usize, HostSwitch>,
 }
 
 impl std::fmt::Debug for Daemon {
@@ -147,7 +150,7 @@ impl World {
         }
         note!(self, "daemon of host {host} starts, run {run}");
         let standings = self.standings_of(host, &vms);
-        self.hosts[host].daemon = Some(Daemon { run, link, standings });
+        self.hosts[host].daemon = Some(Daemon { run, link, standings, switches: BTreeMap::new() });
         let after = self.rng.range(0..20 * MS);
         self.schedule.after(after, Event::Connect { host, run });
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
@@ -212,6 +215,7 @@ impl World {
         gate: Arc<SimGate>,
         link: &mut LinkLoop,
     ) -> Checked {
+        self.reads_record(vm);
         let left = self.find_left(vm)?;
         let plan = &self.plan.vms[vm];
         let mut clocks = self.clocks(plan.host);
@@ -418,6 +422,7 @@ impl World {
         let Some(daemon) = self.hosts[host].daemon.take() else { return };
         note!(self, "daemon of host {host} ends, run {}", daemon.run);
         self.asks_nothing(host);
+        self.switches_end(host);
         if let Some(conn) = daemon.link.conn() {
             self.host_closes(conn);
         }

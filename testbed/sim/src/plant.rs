@@ -2,7 +2,7 @@
 
 use tidelock_backup_server::planted::Bug;
 use tidelock_daemon::owner::{contact, copying};
-use tidelock_daemon::{activity, backlog, degrade, heartbeat, sequencer};
+use tidelock_daemon::{activity, backlog, degrade, handover, heartbeat, sequencer};
 use tidelock_netfilter::release_queue;
 
 /// A planted bug.
@@ -22,6 +22,8 @@ pub enum Plant {
     Heartbeat(heartbeat::PlantedBug),
     /// In what decides when a group goes on without the backup.
     Degrade(degrade::PlantedBug),
+    /// In what a host does in a planned switch.
+    Handover(handover::PlantedBug),
     /// In the gate's release queue.
     Gate(release_queue::PlantedBug),
     /// In the backup.
@@ -55,10 +57,12 @@ pub enum OnTheWay {
     WrittenBeforeKept,
     /// Nobody looks which boot of the host a backlog on disk is of.
     BootIgnored,
+    /// A daemon that starts does not look whether its group was switched over.
+    SwitchForgotten,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 52] = [
+pub const PLANTS: [(&str, Plant); 54] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -111,6 +115,8 @@ pub const PLANTS: [(&str, Plant); 52] = [
     ("wrap-forgotten", Plant::OnTheWay(OnTheWay::WrapForgotten)),
     ("floor-not-awaited", Plant::OnTheWay(OnTheWay::FloorNotAwaited)),
     ("given-up-before-shut", Plant::OnTheWay(OnTheWay::GivenUpBeforeShut)),
+    ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
+    ("others-not-awaited", Plant::Handover(handover::PlantedBug::OthersNotAwaited)),
 ];
 
 impl Plant {

@@ -332,6 +332,7 @@ impl World {
         slot.outputs_now(outputs);
         self.send_outputs(group)?;
         self.check_cut(group, &cut)?;
+        self.check_nothing_lost(group, &cut)?;
         let slot = &mut self.backup.groups[group];
         check(cut.covers(&slot.told), Checker::AckDurable, || {
             format!("group {group} is recovered at {cut}, committed was {}", slot.told)

@@ -117,6 +117,9 @@ impl World {
             self.gate_turn(vm)?;
         }
         for group in 0..self.plan.groups.len() {
+            if self.is_switching(group) {
+                return Ok(Some(format!("a switch of group {group} is under way")));
+            }
             for vm in self.plan.groups[group].members().collect::<Vec<_>>() {
                 if let Some(why) = self.restless_vm(group, vm) {
                     return Ok(Some(format!("vm {vm}: {why}")));

@@ -10,6 +10,7 @@ use crate::narrow::{self, NarrowPlan};
 use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use crate::spilling::{self, BacklogPlan};
+use crate::switching;
 use std::ops::Range;
 use tidelock_backup_server::group::{AtSizeMax, Retention};
 use tidelock_backup_server::journal::Compress;
@@ -279,6 +280,10 @@ pub struct Scenario {
     pub cut_off_starts: bool,
     /// Links that carry about as much as guests write, if they do.
     pub narrow: Option<NarrowPlan>,
+    /// The first group is switched over then, by several hosts.
+    pub switch_after_ns: Option<u64>,
+    /// What goes wrong with it.
+    pub switch_seed: u64,
 }
 
 impl Scenario {
@@ -403,9 +408,12 @@ impl Scenario {
             probe_one_in: rng.range(20..60),
             cut_off_starts: false,
             narrow: None,
+            switch_after_ns: None,
+            switch_seed: 0,
         };
         contact::draw(&mut Rng::new(rng.clone().number().rotate_left(32)), &mut plan);
         beating::draw(&mut Rng::new(!rng.clone().number()), &mut plan);
+        switching::draw(&mut Rng::new(rng.clone().number().rotate_left(48)), &mut plan);
         plan.narrow = narrow::draw(&mut Rng::new(rng.clone().number()), &mut plan);
         spilling::draw(&mut Rng::new(rng.clone().number().rotate_left(16)), &mut plan);
         plan

@@ -1,23 +1,221 @@
-//! The planned switch of a group to the backup site, as `daemon/src/host/switching.rs` does it: everything at the
-//! backup, on record, the gates shut, and only then the leases given up.
+//! The planned switch of a group to the backup site: production's [`Handover`] on each host, with what
+//! `daemon/src/host/switching.rs` does around it, operators who tell the hosts one after the other, and the checkers.
+//!
+//! At every step of it a host may die, lose its connection or its power, or be told to take it back. The checkers:
+//! - whoever is told to go over is told so when every writer of the group is drained, or has gone back without being
+//!   asked, which the backup has not heard of; and nobody goes over who was not told ([`Checker::Switch`]);
+//! - nothing leaves a host that has given up its lease ([`Checker::Fence`]);
+//! - a group that all its hosts have handed over is recovered with all that was ever admitted;
+//! - what is not over in the end goes on serving, and nothing is under way ([`Checker::ComesBack`]).
 
-use crate::failure::Checked;
+use crate::failure::{Checked, Checker, check};
 use crate::faults::Later;
 use crate::plant::{OnTheWay, Plant};
+use crate::rng::Rng;
+use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
-use crate::world::{Event, World, note};
-use tidelock_daemon::link::port::ToLink;
+use crate::world::{Event, Run, World, note};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tidelock_backup_server::group::Link;
+use tidelock_daemon::handover::{Handover, Sight, Step};
+use tidelock_daemon::link::port::{LeaseGivenUp, ToLink};
+use tidelock_daemon::owner::{Phase, replication};
 use tidelock_daemon::sequencer::RequestId;
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::message::{Form, Message};
+use tidelock_protocol::vector::CountVector;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
-/// How often the operator looks, and how many times.
-const LOOK_NS: u64 = 3 * MS;
-const LOOKS_MAX: u32 = 2_000;
+/// How often a host looks.
+const LOOK_NS: u64 = 8 * MS;
+/// Operators look again after so long whether all hosts have gone over, and so many times.
+const AGAIN_NS: u64 = 3 * S;
+const TRIES_MAX: u32 = 6;
+/// So long after a host has gone over the operators look in any case.
+const FOLLOWED_NS: u64 = 30 * S;
+
+/// Draws when the first group is switched over, if several hosts have to agree on it. It draws its own numbers.
+pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
+    let hosts: BTreeSet<_> = plan.groups[0].members().map(|vm| plan.vms[vm].host).collect();
+    if hosts.len() > 1 && rng.chance(1, 3) {
+        plan.switch_after_ns = Some(rng.range(300 * MS..3 * S));
+        // Hosts come to agree only if not everything is broken all the time: what breaks is in the middle of the switch.
+        plan.fault_ns *= 6;
+    }
+    plan.switch_seed = rng.number();
+}
+
+/// What goes wrong in the middle of a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strike {
+    /// The daemon is killed.
+    Kill,
+    /// The host loses power.
+    Power,
+    /// Its connection breaks.
+    Break,
+    /// Its network stops, in one direction or both.
+    Partition,
+    /// The backup is killed.
+    Backup,
+    /// The operator takes it back.
+    TakeBack,
+    /// The daemon is stopped.
+    Stop,
+}
+
+const STRIKES: [Strike; 7] = [
+    Strike::Kill,
+    Strike::Power,
+    Strike::Break,
+    Strike::Partition,
+    Strike::Backup,
+    Strike::TakeBack,
+    Strike::Stop,
+];
+
+/// A switch that is under way on one host.
+#[derive(Debug)]
+pub struct HostSwitch {
+    handover: Handover,
+    facts: Facts,
+}
+
+#[derive(Debug)]
+struct Facts {
+    /// Until then somebody wants it.
+    wanted_until_ns: u64,
+    /// Writers that were quiet once.
+    were_quiet: BTreeSet<usize>,
+    /// Writers of which the backup has everything.
+    drained: BTreeSet<usize>,
+    answers: Vec<oneshot::Receiver<CountVector>>,
+}
+
+/// What the checkers know of a member.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Standing {
+    /// It has said that it is ready, and was not told since that nobody counts on it.
+    said: bool,
+    /// It goes on all the same: its host has died, or could not ask.
+    went_back: bool,
+    /// It was told to go over.
+    told_to_go: bool,
+    /// It is on record at its host, also if that forgets it.
+    pub(crate) over: bool,
+    /// Its lease is given up.
+    pub(crate) gave_up: bool,
+}
+
+/// What production's decision asks for.
+struct Seen<'a> {
+    world: &'a mut World,
+    host: usize,
+    group: usize,
+    of: &'a mut Facts,
+}
+
+impl Seen<'_> {
+    fn here(&self) -> Vec<usize> {
+        self.world.members_on(self.host, self.group)
+    }
+
+    fn writers(&self) -> Vec<usize> {
+        self.here().into_iter().filter(|vm| self.world.plan.vms[*vm].is_writer()).collect()
+    }
+}
+
+impl Sight for Seen<'_> {
+    fn unwanted(&self) -> Option<String> {
+        let runs = |vm: &usize| self.world.vms[*vm].run.as_ref();
+        if self.here().iter().filter_map(runs).any(|run| run.draining) {
+            return Some("the daemon is stopping".to_owned());
+        }
+        let is_late = self.world.schedule.now_ns() >= self.of.wanted_until_ns;
+        is_late.then(|| "nobody waits for it".to_owned())
+    }
+
+    fn is_drained(&mut self) -> Result<bool, String> {
+        let writers = self.writers();
+        let of_group = &self.world.plan.groups[self.group];
+        let together = of_group.has_several() && of_group.form == Form::Hlc;
+        let mut quiet = BTreeSet::new();
+        for vm in &writers {
+            if self.world.is_quiet(*vm) {
+                quiet.insert(*vm);
+                self.of.were_quiet.insert(*vm);
+            }
+        }
+        for vm in &writers {
+            // With times what one holds waits for all the others.
+            let others = !together || writers.iter().all(|vm| self.of.were_quiet.contains(vm));
+            if self.of.drained.contains(vm) || !quiet.contains(vm) || !others {
+                continue;
+            }
+            if !self.world.syncs_whole(*vm) {
+                return Err("the local disk failed its last flush, or the sites differ".to_owned());
+            }
+            self.of.drained.insert(*vm);
+        }
+        Ok(writers.iter().all(|vm| self.of.drained.contains(vm)))
+    }
+
+    fn is_held(&self) -> bool {
+        let runs = |vm: &usize| self.world.vms[*vm].run.as_ref();
+        self.here().iter().filter_map(runs).any(|run| !run.held.is_empty())
+    }
+
+    fn obstacle(&self) -> Option<String> {
+        self.world.switch_obstacle(self.host, self.group)
+    }
+
+    fn lacks(&self) -> String {
+        "not everything is there".to_owned()
+    }
+
+    fn is_attached(&self) -> bool {
+        let link = self.world.hosts[self.host].daemon.as_ref().map(|daemon| &daemon.link);
+        let mut here = self.here().into_iter();
+        here.all(|vm| link.and_then(|link| link.stats_of(vm)).is_some_and(|of| of.is_attached()))
+    }
+
+    fn with_hosts(&self, members: Vec<String>) -> Vec<String> {
+        members
+    }
+
+    fn is_shut(&self) -> bool {
+        self.here().iter().all(|vm| {
+            let run = self.world.vms[*vm].run.as_ref();
+            run.is_none_or(|run| !run.gate_due && !run.gate.is_dirty(*vm))
+        })
+    }
+
+    fn is_answered(&mut self) -> Result<bool, ()> {
+        let mut is_lost = false;
+        self.of.answers.retain_mut(|answer| match answer.try_recv() {
+            Ok(_) => false,
+            Err(TryRecvError::Empty) => true,
+            Err(TryRecvError::Closed) => {
+                is_lost = true;
+                true
+            }
+        });
+        if is_lost { Err(()) } else { Ok(self.of.answers.is_empty()) }
+    }
+}
+
+// ---- operators
 
 impl World {
-    /// Whether the group was switched over.
+    /// Whether a host has switched the group over.
     #[must_use]
     pub fn is_switched(&self, group: usize) -> bool {
         self.plan.groups[group].members().any(|vm| self.vms[vm].switched)
+    }
+
+    fn is_switched_by_all(&self, group: usize) -> bool {
+        self.plan.groups[group].members().all(|vm| self.vms[vm].switched)
     }
 
     /// Whether its primary site will not go on with it.
@@ -26,46 +224,191 @@ impl World {
         self.is_lost(group) || self.is_switched(group)
     }
 
-    /// Lets no request in, and switches the group over as soon as it is quiet. If it never is, requests are taken
-    /// again. It is recovered in any case: where it was not switched the grace is waited out.
-    pub(crate) fn try_switch_over(&mut self, group: usize, tries: u32) -> Checked {
-        let gone = self.backup.groups[group].recovered.is_some() || self.is_leaving(group);
-        if gone || !self.faulty {
-            return self.let_go(group);
-        }
-        if tries == 0 {
-            self.hold(group);
-        }
-        let is_quiet = self.is_quiet(group);
-        if !is_quiet && tries < LOOKS_MAX {
-            let tries = tries + 1;
-            self.later(Later::SwitchOver { group, tries }, LOOK_NS);
-            return Ok(());
-        }
-        let after = self.rng.range(MS..S);
-        self.schedule.after(after, Event::Recover { group });
-        if is_quiet {
-            self.switch_over(group);
-            return Ok(());
-        }
-        self.let_go(group)
+    fn members_on(&self, host: usize, group: usize) -> Vec<usize> {
+        let members = self.plan.groups[group].members();
+        members.filter(|vm| self.plan.vms[*vm].host == host).collect()
     }
 
-    fn hold(&mut self, group: usize) {
-        for vm in self.plan.groups[group].writers().collect::<Vec<_>>() {
-            if let Some(run) = &mut self.vms[vm].run {
+    fn hosts_with(&self, group: usize) -> BTreeSet<usize> {
+        self.plan.groups[group].members().map(|vm| self.plan.vms[vm].host).collect()
+    }
+
+    /// The operators of all hosts are told, each at its own time; now and then one is forgotten. `recovers`: the group
+    /// is recovered in any case.
+    pub(crate) fn switch_over(&mut self, group: usize, tries: u32, recovers: bool) {
+        let gone = self.backup.groups[group].recovered.is_some() || self.is_lost(group);
+        // Who has switched over together with others is followed, also when nothing goes wrong any more.
+        if gone || !self.faulty && !self.is_switched(group) {
+            return;
+        }
+        for host in self.hosts_with(group) {
+            if tries == 0 && self.switch_rng.chance(1, 12) {
+                continue;
+            }
+            let after = self.switch_rng.range(MS..1_500 * MS);
+            self.later(Later::SwitchHost { host, group }, after);
+        }
+        let tries = tries + 1;
+        self.later(Later::SwitchEnds { group, tries, recovers }, AGAIN_NS);
+    }
+
+    /// The operators look whether all hosts have gone over. If only some have, the others are told again, or the
+    /// leases of those are waited out.
+    pub(crate) fn switch_ends(&mut self, group: usize, tries: u32, recovers: bool) {
+        if self.backup.groups[group].recovered.is_some() {
+            return;
+        }
+        let (all, some) = (self.is_switched_by_all(group), self.is_switched(group));
+        let must = some && !self.faulty;
+        let may = tries < TRIES_MAX && self.switch_rng.chance(if some { 3 } else { 2 }, 4);
+        let again = !all && (must || may);
+        note!(self, "group {group} is switched over by all: {all}, by some: {some}");
+        if again {
+            return self.switch_over(group, tries, recovers);
+        }
+        if some || recovers && self.faulty {
+            self.schedule.after(MS, Event::Recover { group });
+        }
+    }
+
+    /// A host's operator begins.
+    pub(crate) fn switch_host(&mut self, host: usize, group: usize) -> Checked {
+        let here = self.members_on(host, group);
+        let is_over = here.iter().any(|vm| self.vms[*vm].switched);
+        let is_gone = self.backup.groups[group].recovered.is_some() || here.is_empty();
+        let now = self.host_now(host);
+        let Some(daemon) = &self.hosts[host].daemon else { return Ok(()) };
+        let run = daemon.run;
+        if is_over || is_gone || daemon.switches.contains_key(&group) {
+            return Ok(());
+        }
+        if let Some(why) = self.switch_obstacle(host, group) {
+            note!(self, "host {host} cannot switch group {group} over: {why}");
+            if self.faulty || self.is_switched(group) {
+                let after = self.switch_rng.range(100 * MS..400 * MS);
+                self.later(Later::SwitchHost { host, group }, after);
+            }
+            return Ok(());
+        }
+        note!(self, "host {host} switches group {group} over");
+        let rng = &mut self.switch_rng;
+        let drain_max = Duration::from_millis(rng.range(500..3_000));
+        let others_max = Duration::from_millis(rng.range(300..4_000));
+        let patience = if rng.chance(1, 6) { rng.range(MS..2 * S) } else { 60 * S };
+        let is_spread = self.hosts_with(group).len() > 1;
+        let mut handover = Handover::begin(here.len(), is_spread, drain_max, others_max, now);
+        if let Some(Plant::Handover(bug)) = self.plant {
+            handover.plant(bug);
+        }
+        let facts = Facts {
+            wanted_until_ns: self.schedule.now_ns() + patience,
+            were_quiet: BTreeSet::new(),
+            drained: BTreeSet::new(),
+            answers: Vec::new(),
+        };
+        let switch = HostSwitch { handover, facts };
+        self.hosts[host].daemon.as_mut().expect("just seen").switches.insert(group, switch);
+        for vm in here {
+            if self.plan.vms[vm].is_writer()
+                && let Some(run) = &mut self.vms[vm].run
+            {
                 run.holds = true;
+                run.copying.stop();
+            }
+        }
+        self.schedule.after(LOOK_NS, Event::Switch { host, group, run });
+        Ok(())
+    }
+
+    // ---- a host
+
+    /// Production's decision looks, and what it wants is done.
+    pub fn switch_event(&mut self, host: usize, group: usize, run: Run) -> Checked {
+        let now = self.host_now(host);
+        let Some(daemon) = self.hosts[host].daemon.as_mut().filter(|daemon| daemon.run == run)
+        else {
+            return Ok(());
+        };
+        let Some(mut switch) = daemon.switches.remove(&group) else { return Ok(()) };
+        let HostSwitch { handover, facts } = &mut switch;
+        let mut seen = Seen { world: self, host, group, of: facts };
+        let mut step = handover.look(&mut seen, now);
+        if step == Step::Record {
+            step = handover.recorded(self.put_on_record(host, group)?);
+            if let (Step::GoOn(_), Some(_)) = (&step, handover.agreement()) {
+                self.say_ready(host, group, handover, false);
+            }
+        }
+        match &step {
+            Step::Wait | Step::Record => {}
+            Step::Say(ready) => self.say_ready(host, group, handover, *ready),
+            Step::Shut => {
+                let is_forgotten = self.plant == Some(Plant::OnTheWay(OnTheWay::GivenUpBeforeShut));
+                let here = self.members_on(host, group);
+                if let Some(run) = here.first().and_then(|vm| self.vms[*vm].run.as_ref())
+                    && !is_forgotten
+                {
+                    run.gate.shut();
+                }
+            }
+            Step::GiveUp => facts.answers = self.give_up(host, group),
+            Step::Over => note!(self, "host {host} has switched group {group} over"),
+            Step::GoOn(why) => {
+                note!(self, "host {host} goes on with group {group}: {why}");
+                self.goes_on(host, group, handover);
+                return self.let_go(host, group);
+            }
+        }
+        if step != Step::Wait {
+            self.strike_now_and_then(host, group, if step == Step::Over { 3 } else { 8 });
+        }
+        if step != Step::Over
+            && let Some(daemon) = &mut self.hosts[host].daemon
+        {
+            daemon.switches.insert(group, switch);
+            let after = if step == Step::Wait { LOOK_NS } else { 1 };
+            self.schedule.after(after, Event::Switch { host, group, run });
+        }
+        Ok(())
+    }
+
+    fn say_ready(&mut self, host: usize, group: usize, handover: &Handover, ready: bool) {
+        note!(self, "host {host} says of group {group}: ready {ready}");
+        let agreement = handover.agreement().expect("it waits for other hosts").clone();
+        for vm in self.members_on(host, group) {
+            if ready {
+                let Standing { over, gave_up, .. } = self.vms[vm].standing;
+                let before = Standing { over, gave_up, ..Standing::default() };
+                self.vms[vm].standing = Standing { said: true, ..before };
+            }
+            if self.vms[vm].run.is_some() {
+                self.tell_link(vm, ToLink::ReadyToSwitch(ready, agreement.clone()));
             }
         }
     }
 
-    fn let_go(&mut self, group: usize) -> Checked {
-        for vm in self.plan.groups[group].writers().collect::<Vec<_>>() {
+    fn give_up(&mut self, host: usize, group: usize) -> Vec<oneshot::Receiver<CountVector>> {
+        let mut answers = Vec::new();
+        for vm in self.members_on(host, group) {
+            let (given_up, answer): (LeaseGivenUp, _) = oneshot::channel();
+            self.vms[vm].standing.gave_up = true;
+            self.tell_link(vm, ToLink::GiveUpLease(Some(given_up)));
+            answers.push(answer);
+        }
+        answers
+    }
+
+    /// Requests are taken again.
+    fn let_go(&mut self, host: usize, group: usize) -> Checked {
+        for vm in self.members_on(host, group) {
             let state = &mut self.vms[vm];
             let Some(run) = state.run.as_mut().filter(|run| run.holds && !state.switched) else {
                 continue;
             };
             run.holds = false;
+            if !run.draining {
+                run.copying.go_on();
+            }
             let is_taken = |request: &u64| {
                 run.submitted.contains_key(&RequestId(*request))
                     || run.held_back.contains_key(request)
@@ -81,33 +424,227 @@ impl World {
         Ok(())
     }
 
-    /// Whether everything of the group is at the backup, and nothing is held.
-    fn is_quiet(&mut self, group: usize) -> bool {
-        let members: Vec<_> = self.plan.groups[group].members().collect();
-        let quiet = |vm: &usize| {
-            self.vms[*vm].run.as_ref().is_some_and(|run| {
-                let is_writer = self.plan.vms[*vm].is_writer();
-                let is_whole = run.attached && run.copying.is_whole() && run.is_settled();
-                let gate = run.gate.state();
-                let is_held = !run.held.is_empty() || !run.kernel_queue.is_empty();
-                (is_whole || !is_writer) && !is_held && !run.draining && !gate.fenced
-            })
-        };
-        members.iter().all(quiet) && members.iter().all(|vm| self.is_covered(*vm))
+    /// As production's `check_switch`.
+    fn switch_obstacle(&self, host: usize, group: usize) -> Option<String> {
+        let daemon = self.hosts[host].daemon.as_ref()?;
+        for vm in self.members_on(host, group) {
+            let Some(run) = &self.vms[vm].run else { return Some("it does not run".to_owned()) };
+            let link = daemon.link.stats_of(vm);
+            let attached = link.is_some_and(|link| link.is_attached());
+            if run.draining {
+                return Some("the daemon is stopping".to_owned());
+            }
+            if !attached {
+                return Some(format!("vm {vm} is not attached"));
+            }
+            if let Some(why) = link.and_then(|link| link.stalled()) {
+                return Some(format!("the backup does not acknowledge: {why}"));
+            }
+            if self.plan.vms[vm].is_writer() && run.phase() != Phase::Replicating {
+                return Some(format!("the backup does not have all of vm {vm}"));
+            }
+        }
+        self.hosts[host].degraded.contains_key(&group).then(|| "it is degraded".to_owned())
     }
 
-    fn switch_over(&mut self, group: usize) {
-        note!(self, "group {group} is switched over");
-        self.counts.switches += 1;
-        let members: Vec<_> = self.plan.groups[group].members().collect();
-        for vm in &members {
-            self.vms[*vm].switched = true;
+    /// As production's owner loop sees that it is drained.
+    fn is_quiet(&mut self, vm: usize) -> bool {
+        let Some(run) = &self.vms[vm].run else { return false };
+        let is_quiet = run.submitted.is_empty()
+            && run.held_back.is_empty()
+            && run.reads.is_empty()
+            && run.flushes.is_empty()
+            && !run.hangs()
+            && !run.ended
+            && replication::is_settled(&run.sequencer);
+        is_quiet && self.is_covered(vm)
+    }
+
+    fn syncs_whole(&mut self, vm: usize) -> bool {
+        let fails = self.local_fails(vm);
+        let state = &mut self.vms[vm];
+        let Some(run) = &state.run else { return false };
+        let whole = run.sequencer.is_started() && run.copying.is_whole();
+        let synced = whole && !fails && run.poisoned.is_empty();
+        if synced {
+            state.disks.iter_mut().for_each(crate::disk::LocalDisk::sync);
         }
-        for vm in members {
-            if self.plant != Some(Plant::OnTheWay(OnTheWay::GivenUpBeforeShut)) {
-                self.vms[vm].run.as_ref().expect("quiet").gate.shut();
+        synced
+    }
+
+    /// No run after this one serves the group, or it could not be put on record.
+    fn put_on_record(&mut self, host: usize, group: usize) -> Checked<Result<(), String>> {
+        let here = self.members_on(host, group);
+        let fails = here.iter().any(|vm| self.vms[*vm].errors_one_in > 0);
+        if fails && self.switch_rng.chance(1, 3) {
+            return Ok(Err("the disk has failed".to_owned()));
+        }
+        note!(self, "host {host} has it on record that group {group} is switched over");
+        self.check_goes_over(host, group)?;
+        for vm in here {
+            self.vms[vm].switched = true;
+            self.vms[vm].standing.over = true;
+        }
+        self.counts.handovers += u64::from(self.hosts_with(group).len() > 1);
+        // A host that lives keeps its lease: in the end it is told until it follows.
+        let later = Later::SwitchEnds { group, tries: 0, recovers: true };
+        self.later(later, FOLLOWED_NS);
+        if self.is_switched_by_all(group) {
+            note!(self, "group {group} is switched over");
+            self.counts.switches += 1;
+            let after = self.switch_rng.range(MS..S);
+            self.schedule.after(after, Event::Recover { group });
+        }
+        Ok(Ok(()))
+    }
+
+    /// What a daemon finds on record when it starts.
+    pub(crate) fn reads_record(&mut self, vm: usize) {
+        if self.plant == Some(Plant::OnTheWay(OnTheWay::SwitchForgotten)) {
+            self.vms[vm].switched = false;
+        }
+        self.vms[vm].standing.gave_up |= self.vms[vm].standing.over;
+    }
+
+    // ---- what goes wrong meanwhile
+
+    fn strike_now_and_then(&mut self, host: usize, group: usize, one_in: u64) {
+        if self.faulty && self.switch_rng.chance(1, one_in) {
+            let strike = *self.switch_rng.pick(&STRIKES);
+            let after =
+                if self.switch_rng.chance(1, 2) { 1 } else { self.switch_rng.range(1..60 * MS) };
+            self.later(Later::Strike { host, group, strike }, after);
+        }
+    }
+
+    /// Something goes wrong with a host in the middle of a switch.
+    pub(crate) fn strike(&mut self, host: usize, group: usize, strike: Strike) -> Checked {
+        if !self.faulty || !self.hosts[host].power {
+            return Ok(());
+        }
+        self.counts.faults += 1;
+        let span = self.switch_rng.span(600 * MS);
+        match strike {
+            Strike::Kill => {
+                self.end_daemon(host);
+                self.later(Later::DaemonStarts { host }, span);
             }
-            self.tell_link(vm, ToLink::GiveUpLease(None));
+            Strike::Power => {
+                self.power_off(host);
+                self.later(Later::PowerOn { host }, span * 2);
+            }
+            Strike::Break => return self.break_link(host),
+            Strike::Partition => self.partition(host, span * 3),
+            Strike::Backup => {
+                self.end_backup(false);
+                self.later(Later::BackupStarts, span);
+            }
+            Strike::TakeBack => {
+                let now_ns = self.schedule.now_ns();
+                let switch =
+                    self.hosts[host].daemon.as_mut().and_then(|d| d.switches.get_mut(&group));
+                if let Some(switch) = switch {
+                    switch.facts.wanted_until_ns = now_ns;
+                }
+            }
+            Strike::Stop => self.stop_daemon(host),
         }
+        Ok(())
+    }
+
+    // ---- the checkers
+
+    /// A daemon is gone. What its members have said may be believed for a while.
+    pub(crate) fn switches_end(&mut self, host: usize) {
+        for vm in self.vms_of(host) {
+            let standing = &mut self.vms[vm].standing;
+            standing.went_back |= std::mem::take(&mut standing.said);
+        }
+    }
+
+    /// A host goes on. If the backup has not told it that nobody counts on it, it may be believed for a while.
+    fn goes_on(&mut self, host: usize, group: usize, handover: &Handover) {
+        let here = self.members_on(host, group);
+        let released = handover.agreement().map_or(0, |agreement| agreement.released());
+        for vm in &here {
+            let standing = &mut self.vms[*vm].standing;
+            standing.went_back |= std::mem::take(&mut standing.said) && released < here.len();
+        }
+    }
+
+    /// What the backup says of a switch, in the order in which it has decided it.
+    pub(crate) fn check_agreement(
+        &mut self,
+        group: usize,
+        link: Link,
+        message: &Message,
+    ) -> Checked {
+        let Some(vm) = self.backup.groups[group].vms.get(&link).copied() else { return Ok(()) };
+        match message {
+            Message::Attached(_) | Message::Followed(_) => {
+                // Nothing that was said before counts any more.
+                let standing = &mut self.vms[vm].standing;
+                standing.went_back = false;
+                Ok(())
+            }
+            Message::SwitchAwaits { members } if members.is_empty() => {
+                self.vms[vm].standing.told_to_go = true;
+                for other in self.plan.groups[group].writers().collect::<Vec<_>>() {
+                    let is_drained = self.is_drained(group, other);
+                    check(is_drained, Checker::Switch, || {
+                        format!("vm {vm} is told to go over, vm {other} is not drained")
+                    })?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether nothing of a writer is missing at the backup, and nothing can come: or it has gone back behind its back.
+    fn is_drained(&self, group: usize, vm: usize) -> bool {
+        let state = &self.vms[vm];
+        if state.standing.over || state.standing.went_back || !state.oracle.has_begun() {
+            return true;
+        }
+        let writer = WriterId(self.plan.vms[vm].writer);
+        let durable = self.backup.groups[group].told_durable.get(writer);
+        state.run.as_ref().is_some_and(|run| run.holds) && durable >= state.oracle.last_effect()
+    }
+
+    fn check_goes_over(&self, host: usize, group: usize) -> Checked {
+        let here = self.members_on(host, group);
+        let is_told = here.iter().any(|vm| self.vms[*vm].standing.told_to_go);
+        let is_spread = self.hosts_with(group).len() > 1;
+        check(is_told || !is_spread, Checker::Switch, || {
+            format!("host {host} goes over with group {group}, and was not told to")
+        })?;
+        for vm in here.iter().filter(|vm| self.plan.vms[**vm].is_writer()) {
+            let is_drained = self.is_drained(group, *vm);
+            check(is_drained, Checker::Switch, || format!("vm {vm} goes over and is not drained"))?;
+        }
+        Ok(())
+    }
+
+    /// A group that all its hosts have handed over has all that was ever admitted.
+    pub(crate) fn check_nothing_lost(&self, group: usize, cut: &CountVector) -> Checked {
+        if !self.plan.groups[group].members().all(|vm| self.vms[vm].standing.over) {
+            return Ok(());
+        }
+        for vm in self.plan.groups[group].writers() {
+            let (have, last) =
+                (cut.get(WriterId(self.plan.vms[vm].writer)), self.vms[vm].oracle.last_effect());
+            check(have >= last || self.is_left_out(vm, cut), Checker::Switch, || {
+                format!("vm {vm} was switched over at {last}, recovered is {have}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether a switch of the group is under way.
+    #[must_use]
+    pub fn is_switching(&self, group: usize) -> bool {
+        let mut daemons = self.hosts.iter().filter_map(|host| host.daemon.as_ref());
+        daemons.any(|daemon| daemon.switches.contains_key(&group))
     }
 }

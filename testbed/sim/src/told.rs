@@ -16,6 +16,7 @@ impl World {
                 Output::Send(link, message) => {
                     self.check_told(group, link, &message)?;
                     self.check_unheard(group, link, &message)?;
+                    self.check_agreement(group, link, &message)?;
                     self.is_taken_for_whole(group, link, &message)?;
                     if matches!(message, Message::FloorIs { mark, .. } if mark != 0) {
                         self.answers(group, link);

@@ -5,6 +5,7 @@ use crate::backup::{Backup, FoldEnd};
 use crate::disk::LocalDisk;
 use crate::failure::Checked;
 use crate::files::SimFiles;
+use crate::faults::Later;
 use crate::gate::SimGate;
 use crate::guest::{Client, Guest};
 use crate::hearsay::Leaks;
@@ -18,6 +19,7 @@ use crate::plant::Plant;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{S, Schedule, US};
+use crate::switching::Standing;
 use crate::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -75,6 +77,8 @@ pub enum Event {
     CeilingWanted { vm: usize, run: Run },
     /// A daemon looks whether heartbeats come back.
     Watch { host: usize, run: Run },
+    /// A host looks how far a planned switch is.
+    Switch { host: usize, group: usize, run: Run },
     /// Something stops without a word.
     Silence,
     /// An owner loop that has hung goes on.
@@ -151,6 +155,8 @@ pub struct Vm {
     pub slow_factor: u64,
     /// On record at its host: the group was switched over to the backup site.
     pub switched: bool,
+    /// The same for the checkers, with what it has said of it.
+    pub(crate) standing: Standing,
     /// Extents of the map in which a guest has written without a record, as long as no comparison has begun.
     pub unrecorded: BTreeSet<(DiskId, u64)>,
 }
@@ -209,6 +215,8 @@ pub struct Counts {
     pub recoveries: u64,
     /// Groups that were switched over.
     pub switches: u64,
+    /// Hosts that have gone over together with others.
+    pub handovers: u64,
     /// Initial copies and resyncs completed.
     pub copies: u64,
     /// Resyncs of only what an activity log had.
@@ -257,6 +265,8 @@ pub struct World {
     pub plan: Scenario,
     /// Chance.
     pub rng: Rng,
+    /// Chance in the middle of planned switches: other seeds do not depend on it.
+    pub(crate) switch_rng: Rng,
     /// Time.
     pub schedule: Schedule<Event>,
     /// What happened.
@@ -318,6 +328,7 @@ impl World {
                     errors_one_in: 0,
                     slow_factor: 1,
                     switched: false,
+                    standing: Standing::default(),
                     unrecorded: BTreeSet::new(),
                 }
             })
@@ -343,6 +354,7 @@ impl World {
             hosts,
             vms,
             rng,
+            switch_rng: Rng::new(plan.switch_seed),
             schedule: Schedule::new(),
             trace: Trace::new(live_trace),
             plant,
@@ -372,6 +384,10 @@ impl World {
             self.begin_squeeze(percent, false);
         }
         self.begin_silences();
+        if let Some(after) = self.plan.switch_after_ns {
+            let later = Later::SwitchOver { group: 0, tries: 0, recovers: false };
+            self.later(later, after);
+        }
         let after = self.rng.span(self.plan.fault_ns);
         self.schedule.after(after, Event::Fault);
         Ok(())
@@ -464,6 +480,7 @@ impl World {
             Event::Link { host, run } => self.link_event(host, run),
             Event::Look { host, run } => self.look(host, run),
             Event::Watch { host, run } => self.watch(host, run),
+            Event::Switch { host, group, run } => self.switch_event(host, group, run),
             Event::Silence => {
                 self.silence();
                 Ok(())

@@ -25,7 +25,7 @@ fn report(outcome: &Outcome) -> String {
 fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
     let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
-    let (mut pasts, mut switches) = (0, 0);
+    let (mut pasts, mut switches, mut handovers) = (0, 0, 0);
     let (mut merged, mut untagged, mut idles, mut floors) = (0, 0, 0, 0);
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
@@ -39,6 +39,7 @@ fn no_rule_is_broken() {
         pasts += outcome.counts.pasts;
         recoveries += outcome.counts.recoveries;
         switches += outcome.counts.switches;
+        handovers += outcome.counts.handovers;
         copies += outcome.counts.copies;
         clean += outcome.counts.clean_starts;
         merged += outcome.counts.merged;
@@ -66,7 +67,10 @@ fn no_rule_is_broken() {
     // A run in which nothing happened would prove nothing.
     assert!(probes > 500 && recoveries > 20 && copies > 100, "{probes} {recoveries} {copies}");
     assert!(pasts > 1_000, "{pasts} states of the past");
-    assert!(switches > 0, "{switches} planned switches");
+    assert!(
+        switches > 0 && handovers > 5,
+        "{switches} planned switches, {handovers} hosts together"
+    );
     assert!(mapped > 20 && logged > 1_000 && overflows > 20, "{mapped} {logged} {overflows}");
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
     assert!(narrow_returns > 20, "{narrow_returns} returns while guests wrote");
@@ -161,6 +165,7 @@ fn known_seed(name: &str) -> u64 {
         "written-before-kept" => 112,
         "given-up-before-shut" => 160,
         "boot-ignored" => 214,
+        "switch-forgotten" => 84,
         "unrecorded-unmapped" => 1419,
         "floor-not-awaited" => 3278,
         "newcomer-not-waited-for" => 265,
@@ -186,7 +191,8 @@ fn every_planted_bug_is_caught() {
             }
             "lease-ignored" => &[Checker::Lease, Checker::Fence],
             "fence-ignored-in-async" => &[Checker::Fence],
-            "given-up-before-shut" => &[Checker::Fence],
+            "given-up-before-shut" | "switch-forgotten" => &[Checker::Fence],
+            "others-not-awaited" => &[Checker::Switch],
             "merge-forgotten" | "strip-before-merge" | "handing-over-forgotten" => {
                 &[Checker::OutputCommit, Checker::Closed]
             }
