@@ -4,8 +4,8 @@
 use crate::backup::{Backup, FoldEnd};
 use crate::disk::LocalDisk;
 use crate::failure::Checked;
-use crate::files::SimFiles;
 use crate::faults::Later;
+use crate::files::SimFiles;
 use crate::gate::SimGate;
 use crate::guest::{Client, Guest};
 use crate::hearsay::Leaks;

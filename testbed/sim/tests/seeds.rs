@@ -165,7 +165,7 @@ fn known_seed(name: &str) -> u64 {
         "written-before-kept" => 112,
         "given-up-before-shut" => 160,
         "boot-ignored" => 214,
-        "switch-forgotten" => 84,
+        "switch-forgotten" => 242,
         "unrecorded-unmapped" => 1419,
         "floor-not-awaited" => 3278,
         "newcomer-not-waited-for" => 265,
