@@ -1,7 +1,8 @@
 //! What waits for the backup: the sender's records in memory, and behind them what is on disk only.
 //!
 //! Invariant: records reach the sender in seq order without a gap, whether they waited in memory or on disk, and a message
-//! that keeps its place among the records keeps it also behind what is on disk.
+//! that keeps its place among the records keeps it also behind what is on disk. What comes after the records on disk
+//! therefore waits only while some of those are unread: the owner never spills behind records that wait there.
 
 use crate::backlog::{BacklogError, Files, Meter, Position, Reader, cost_bytes};
 use std::collections::VecDeque;
@@ -117,6 +118,10 @@ impl Queue {
     /// Takes note of admitted records that are on disk only.
     pub fn spill(&mut self, spilled: Spilled) {
         let on_disk = self.on_disk.as_ref().expect("there is a backlog on disk");
+        debug_assert!(
+            !self.after.iter().any(|a| matches!(a, After::Record(_))),
+            "it would overtake"
+        );
         if self.reader.is_none() {
             let reader = Reader::new(on_disk.files.clone(), spilled.at, spilled.first);
             self.reader = Some(reader);
@@ -126,7 +131,7 @@ impl Queue {
     }
 
     fn is_spilled(&self) -> bool {
-        self.reader.is_some() || !self.after.is_empty()
+        self.reader.is_some()
     }
 
     /// Puts a message at this very point of the stream. Dropped when not attached.
@@ -162,6 +167,7 @@ impl Queue {
             if reader.next_seq() > durable {
                 self.sender = Sender::new(durable);
                 self.held.clear();
+                self.settle();
                 break;
             }
             let record = reader.read()?;
@@ -188,20 +194,13 @@ impl Queue {
 
     /// Brings back what memory has room for; one record if there is no other.
     fn load(&mut self) -> Result<(), BacklogError> {
-        while let Some(reader) = &mut self.reader {
+        loop {
+            self.settle();
+            let Some(reader) = &mut self.reader else { return Ok(()) };
+            if self.sender.unsent() >= LOADED_AT_ONCE {
+                return Ok(());
+            }
             let on_disk = self.on_disk.clone().expect("there is a backlog on disk");
-            let read_to = Seq(reader.next_seq().0 - 1);
-            // Their place is here.
-            while let Some(After::InOrder { after, .. }) = self.after.front()
-                && *after <= read_to
-            {
-                let Some(After::InOrder { message, .. }) = self.after.pop_front() else { break };
-                self.sender.push_in_order(message);
-            }
-            if read_to >= self.spilled_to {
-                self.reader = None;
-                break;
-            }
             let cost_bytes = reader.next_cost_bytes()?;
             if !self.held.is_empty() && !on_disk.meter.has_room(cost_bytes) {
                 return Ok(());
@@ -211,17 +210,30 @@ impl Queue {
             self.spilled_bytes -= record.payload().map_or(0, |p| p.data().len() as u64);
             self.hold(record);
             on_disk.meter.unspill(1);
-            if self.sender.unsent() >= LOADED_AT_ONCE {
-                return Ok(());
+        }
+    }
+
+    /// Takes out of `after` what has its place here. Follows every read at once: with the last record the owner may keep
+    /// records in memory again, and then spill again behind those.
+    fn settle(&mut self) {
+        let Some(reader) = &self.reader else { return };
+        let read_to = Seq(reader.next_seq().0 - 1);
+        let is_end = read_to >= self.spilled_to;
+        if is_end {
+            self.reader = None;
+        }
+        while let Some(next) = self.after.front() {
+            match next {
+                After::InOrder { after, .. } if is_end || *after <= read_to => {}
+                After::Record(_) if is_end => {}
+                _ => break,
+            }
+            match self.after.pop_front() {
+                Some(After::Record(record)) => self.hold(record),
+                Some(After::InOrder { message, .. }) => self.sender.push_in_order(message),
+                None => {}
             }
         }
-        while let Some(after) = self.after.pop_front() {
-            match after {
-                After::Record(record) => self.hold(record),
-                After::InOrder { message, .. } => self.sender.push_in_order(message),
-            }
-        }
-        Ok(())
     }
 
     /// As [`Sender::committed`].
@@ -311,6 +323,7 @@ mod tests {
         meter: Arc<Meter>,
         queue: Queue,
         last: u64,
+        room: u64,
     }
 
     impl Bench {
@@ -321,7 +334,7 @@ mod tests {
             let meter = Arc::new(Meter::new(room * COST_BYTES));
             let on_disk = Arc::new(OnDisk { files, meter: meter.clone() });
             let queue = Queue::new(Seq(0), Some(on_disk));
-            Self { _dir: dir, journal: journal.unwrap(), meter, queue, last: 0 }
+            Self { _dir: dir, journal: journal.unwrap(), meter, queue, last: 0, room }
         }
 
         /// As the owner loop does it.
@@ -357,8 +370,31 @@ mod tests {
                     Transmit::InOrder(_) => sent.push(0),
                 }
             }
-            assert!(self.meter.held_bytes() <= 4 * COST_BYTES, "memory is bounded");
+            assert!(self.meter.held_bytes() <= self.room * COST_BYTES, "memory is bounded");
             sent
+        }
+
+        /// All that goes out on an attachment, each time as much as fits.
+        fn all_from(&mut self, durable: u64) -> Vec<u64> {
+            self.queue.attached(Seq(durable)).unwrap();
+            let mut sent = self.sent();
+            while sent.last() != Some(&self.last) {
+                self.commit(*sent.last().unwrap());
+                sent.extend(self.sent());
+            }
+            sent
+        }
+
+        /// Another process finds the first records on disk, which are all so far.
+        fn restart(&mut self, records: u64) {
+            let files = self.queue.on_disk.clone().unwrap().files.clone();
+            self.meter = Arc::new(Meter::new(self.room * COST_BYTES));
+            self.meter.spill(records);
+            let on_disk = OnDisk { files, meter: self.meter.clone() };
+            let at = Position { segment: 1, offset: 128 };
+            let payload_bytes = records * PAYLOAD_BYTES;
+            let left = Spilled { at, first: Seq(1), last: Seq(records), payload_bytes };
+            self.queue = Queue::left(left, Arc::new(on_disk));
         }
 
         fn commit(&mut self, durable: u64) {
@@ -450,28 +486,47 @@ mod tests {
         assert_eq!(b.sent(), [6, 7], "the check died with the connection");
     }
 
+    /// The last of what is on disk comes back, memory takes records again and is full again, all within one outage.
+    #[test]
+    fn what_is_spilled_behind_records_in_memory_does_not_overtake_them() {
+        let loaded = LOADED_AT_ONCE as u64;
+        for left in [1, loaded - 1, loaded] {
+            let mut b = Bench::new(100);
+            b.admit(100 + left);
+            b.queue.attached(Seq(0)).unwrap();
+            assert_eq!(b.sent().len(), 100);
+            b.commit(100);
+            assert!(b.queue.poll_transmit().unwrap().is_some());
+            assert_eq!(b.meter.spilled(), 0, "all are back at once");
+            b.queue.detached();
+            b.admit(100);
+            assert_eq!(b.meter.spilled(), left, "the rest is in memory");
+            assert_eq!(b.all_from(100), (101..=b.last).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_the_backup_has_of_an_earlier_process_may_be_all_of_it() {
+        let mut b = Bench::new(4);
+        b.admit(10);
+        b.restart(10);
+        b.queue.attached(Seq(10)).unwrap();
+        b.queue.detached();
+        b.admit(6);
+        assert_eq!(b.meter.spilled(), 2);
+        assert_eq!(b.all_from(10), (11..=16).collect::<Vec<_>>());
+    }
+
     /// What an earlier process has left goes out first; what of it the backup has already does not.
     #[test]
     fn what_an_earlier_process_left_goes_out_from_where_the_backup_is() {
         for durable in 0..=10 {
             let mut b = Bench::new(4);
             b.admit(10);
-            let on_disk = b.queue.on_disk.clone().unwrap();
-            let meter = Arc::new(Meter::new(4 * COST_BYTES));
-            meter.spill(10);
-            let on_disk = OnDisk { files: on_disk.files.clone(), meter: meter.clone() };
-            let at = Position { segment: 1, offset: 128 };
-            let payload_bytes = 10 * PAYLOAD_BYTES;
-            let left = Spilled { at, first: Seq(1), last: Seq(10), payload_bytes };
-            (b.queue, b.meter) = (Queue::left(left, Arc::new(on_disk)), meter);
+            b.restart(10);
             assert_eq!(b.queue.last_run(), LastRun::Continues { from: Seq(1) });
             b.admit(3);
-            b.queue.attached(Seq(durable)).unwrap();
-            let mut sent = b.sent();
-            while sent.last() != Some(&13) {
-                b.commit(*sent.last().unwrap());
-                sent.extend(b.sent());
-            }
+            let sent = b.all_from(durable);
             assert_eq!(sent, (durable + 1..=13).collect::<Vec<_>>());
             b.commit(13);
             let rest = (b.meter.spilled(), b.meter.held_bytes(), b.queue.backlog_bytes());
@@ -491,6 +546,7 @@ mod tests {
             b.meter.hold(COST_BYTES);
             b.queue.push(record(seq));
         }
+        b.room += 2;
         assert_eq!((b.queue.admitted(), b.queue.unsent()), (Seq(6), 6));
         assert_eq!(b.queue.backlog_bytes(), 6 * PAYLOAD_BYTES);
         b.queue.attached(Seq(0)).unwrap();
