@@ -65,6 +65,19 @@ enum Work {
     Copy(CopyKind),
 }
 
+impl Work {
+    /// What it costs the backlog, at the most.
+    fn cost_bytes(&self, extent: Extent) -> u64 {
+        let payload_bytes = match self {
+            Self::Guest { effect: Effect::Write(payload), .. } => payload.data().len() as u64,
+            // What is read is known when it has been read.
+            Self::Copy(CopyKind::Copy | CopyKind::CopyUnlessZero) => extent.len_bytes,
+            Self::Copy(CopyKind::Digest) | Self::Guest { .. } => 0,
+        };
+        payload_bytes + RECORD_OVERHEAD_BYTES
+    }
+}
+
 #[derive(Debug)]
 struct Waiting {
     extent: Extent,
@@ -124,6 +137,8 @@ pub struct Sequencer {
     next_op: u64,
     unacked: VecDeque<Unacked>,
     unacked_cost_bytes: u64,
+    /// What copies that are being read may need of the backlog.
+    reserved_bytes: u64,
     unacked_payload_bytes: u64,
     /// Records of copies among them.
     unacked_copies: usize,
@@ -167,6 +182,7 @@ impl Sequencer {
             next_op: 0,
             unacked: VecDeque::new(),
             unacked_cost_bytes: 0,
+            reserved_bytes: 0,
             unacked_payload_bytes: 0,
             unacked_copies: 0,
             acked_payload_bytes: 0,
@@ -385,8 +401,7 @@ impl Sequencer {
     /// it is. Somebody waits for a seq of an earlier run that was lost with it.
     pub fn pad_to(&mut self, seq: Seq, now: MonoNanos, wall_ms: u64) -> bool {
         while self.last_seq() < seq {
-            let room = self.settings.backlog_limit_bytes.saturating_sub(self.unacked_cost_bytes);
-            let is_full = room < RECORD_OVERHEAD_BYTES && !self.unacked.is_empty();
+            let is_full = self.room_bytes() < RECORD_OVERHEAD_BYTES && !self.unacked.is_empty();
             if is_full || self.waits_for_ceiling() {
                 return false;
             }
@@ -479,6 +494,9 @@ impl Sequencer {
     ) {
         let op_state = &self.in_flight[&op];
         let extent = op_state.extent;
+        if let Stage::Copying(kind) = op_state.stage {
+            self.reserved_bytes -= Work::Copy(kind).cost_bytes(extent);
+        }
         match (&op_state.stage, result) {
             (Stage::Repairing { request, error, .. }, result) => {
                 let (request, error) = (*request, *error);
@@ -603,7 +621,7 @@ impl Sequencer {
     /// Whether writes wait because the backlog is full.
     #[must_use]
     pub fn is_backlog_full(&self) -> bool {
-        self.free.first().is_some_and(|ticket| !self.has_room(&self.waiting[ticket].work))
+        self.free.first().is_some_and(|ticket| !self.has_room(&self.waiting[ticket]))
     }
 
     /// Requests that are complete but for the backup's word (mode sync).
@@ -661,7 +679,7 @@ impl Sequencer {
         let is_free = self.enter(ticket, extent);
         let waiting = Waiting { extent, work };
         let is_next = is_free && self.free.is_empty();
-        if is_next && self.may_admit() && self.has_room(&waiting.work) {
+        if is_next && self.may_admit() && self.has_room(&waiting) {
             return self.admit(ticket, waiting, now, wall_ms);
         }
         self.waiting.insert(ticket, waiting);
@@ -712,18 +730,19 @@ impl Sequencer {
     }
 
     /// Whether the backlog has room. One operation is always let in, however large.
-    fn has_room(&self, work: &Work) -> bool {
+    fn has_room(&self, waiting: &Waiting) -> bool {
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::UnboundedBacklog) {
             return true;
         }
-        let cost = match work {
-            Work::Guest { effect: Effect::Write(payload), .. } => payload.data().len() as u64,
-            _ => 0,
-        } + RECORD_OVERHEAD_BYTES;
         self.serves_unrecorded
-            || self.unacked.is_empty()
-            || self.unacked_cost_bytes + cost <= self.settings.backlog_limit_bytes
+            || (self.unacked.is_empty() && self.reserved_bytes == 0)
+            || waiting.work.cost_bytes(waiting.extent) <= self.room_bytes()
+    }
+
+    fn room_bytes(&self) -> u64 {
+        let taken_bytes = self.unacked_cost_bytes + self.reserved_bytes;
+        self.settings.backlog_limit_bytes.saturating_sub(taken_bytes)
     }
 
     fn admit(&mut self, ticket: Ticket, waiting: Waiting, now: MonoNanos, wall_ms: u64) {
@@ -757,6 +776,7 @@ impl Sequencer {
             }
             Work::Copy(kind) => {
                 debug_assert!(!self.serves_unrecorded, "copies are recorded");
+                self.reserved_bytes += Work::Copy(kind).cost_bytes(extent);
                 self.actions.push_back(Action::Read { op, extent });
                 Stage::Copying(kind)
             }

@@ -184,6 +184,25 @@ fn a_full_backlog_lets_writes_wait_in_order_and_one_always_in() {
     assert_eq!(s.backlog_bytes(), 2 * (10 + RECORD_OVERHEAD_BYTES));
 }
 
+/// What is read becomes a record without asking anybody.
+#[test]
+fn copies_that_are_being_read_have_their_room_in_the_backlog() {
+    let mut s = sequencer(Mode::Pipelined, 2 * (100 + RECORD_OVERHEAD_BYTES));
+    for nth in 0..3 {
+        s.submit_copy(extent(nth * 100, 100), CopyKind::Copy, NOW, 0);
+    }
+    s.submit_copy(extent(400, 4000), CopyKind::Digest, NOW, 0);
+    assert_eq!(short(&mut s), "R0 R1");
+    s.read_done(OpId(0), Ok(Bytes::from_static(&[1; 100])), NOW, 0);
+    s.read_done(OpId(1), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "K1 Sent Unreadable R2", "what has failed needs no room");
+    s.read_done(OpId(2), Ok(Bytes::from_static(&[1; 100])), NOW, 0);
+    assert_eq!(short(&mut s), "K2 Sent");
+    assert_eq!(s.backlog_bytes(), s.backlog_limit_bytes());
+    s.committed(Seq(1), NOW, 0);
+    assert_eq!(short(&mut s), "R3", "a digest is no payload");
+}
+
 #[test]
 fn a_failed_write_is_read_back_and_copied_before_the_guest_hears_of_it() {
     let mut s = sequencer(Mode::Pipelined, 1 << 20);
