@@ -34,6 +34,8 @@ pub(crate) struct Beating {
     phase: Phase,
     /// The loop does not turn.
     pub(crate) hangs: bool,
+    /// It has turned since somebody looked.
+    has_turned: bool,
     /// For the checker.
     seen: Option<Seen>,
 }
@@ -78,6 +80,7 @@ impl Beating {
             wanted: None,
             phase: Phase::WaitingForBackup,
             hangs: false,
+            has_turned: false,
             seen: None,
         }
     }
@@ -121,8 +124,16 @@ impl Beating {
 
     fn see(&mut self, sight: &Sight, durable: Seq) {
         let now = sight.now;
+        // While the stream stands no record is admitted, and with the last one acknowledged nothing is under way.
+        let has_turned = std::mem::take(&mut self.has_turned);
+        let is_at_rest = self.phase == Phase::Overflowed
+            && has_turned
+            && sight.last_seq <= sight.acknowledged;
         let is_news = self.seen.is_none_or(|seen| {
-            sight.is_explained || durable > seen.durable || sight.acknowledged > seen.acknowledged
+            is_at_rest
+                || sight.is_explained
+                || durable > seen.durable
+                || sight.acknowledged > seen.acknowledged
         });
         let before = self.seen.unwrap_or(Seen {
             durable,
@@ -238,6 +249,7 @@ impl World {
         if let Some(beating) = &mut run.beating {
             beating.pulse.set_last_seq(last_seq);
             beating.phase = phase;
+            beating.has_turned = true;
         }
     }
 
