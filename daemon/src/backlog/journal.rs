@@ -74,7 +74,10 @@ pub struct Journal {
     /// The last of them, if it may grow.
     file: Option<Box<dyn OneFile>>,
     next_number: u64,
-    durable: Seq,
+    /// Segments that end up to here are given back.
+    released: Seq,
+    /// The end of the last one that was.
+    gone: Seq,
     is_sound: bool,
 }
 
@@ -106,7 +109,8 @@ impl Journal {
             segments: VecDeque::new(),
             file: None,
             next_number: 1,
-            durable: Seq::ZERO,
+            released: Seq::ZERO,
+            gone: Seq::ZERO,
             is_sound: false,
         })
     }
@@ -134,7 +138,8 @@ impl Journal {
             segments: segments.into_iter().map(segment).collect(),
             file: None,
             next_number: number + 1,
-            durable: Seq::ZERO,
+            released: Seq::ZERO,
+            gone: Seq::ZERO,
             is_sound: true,
         })
     }
@@ -184,18 +189,11 @@ impl Journal {
         Ok(())
     }
 
-    /// The backup has everything up to `durable`: segments that hold nothing else go.
-    pub fn release(&mut self, durable: Seq) -> Result<(), BacklogError> {
-        if durable <= self.durable {
-            return Ok(());
-        }
-        self.durable = durable;
-        while let Some(first) = self.segments.front().filter(|first| first.last <= durable) {
-            let is_last = self.segments.len() == 1;
-            if is_last && self.file.is_some() && first.len_bytes < self.segment_bytes {
-                break;
-            }
-            if is_last {
+    /// Nothing up to `released` is wanted any more: segments that hold nothing else go.
+    pub fn release(&mut self, released: Seq) -> Result<(), BacklogError> {
+        self.released = self.released.max(released);
+        while self.has_to_give_back(self.released) {
+            if self.segments.len() == 1 {
                 self.file = None;
             }
             self.remove_first()?;
@@ -203,8 +201,32 @@ impl Journal {
         Ok(())
     }
 
+    /// Whether a segment goes when nothing up to `released` is wanted any more. The last one stays while it grows.
+    #[must_use]
+    pub fn has_to_give_back(&self, released: Seq) -> bool {
+        self.segments.front().is_some_and(|first| {
+            let grows = self.segments.len() == 1
+                && self.file.is_some()
+                && first.len_bytes < self.segment_bytes;
+            first.last <= released && !grows
+        })
+    }
+
+    /// The last record of the segments that were given back.
+    #[must_use]
+    pub fn gone(&self) -> Seq {
+        self.gone
+    }
+
+    /// At what size segments are closed.
+    #[must_use]
+    pub fn segment_bytes(&self) -> u64 {
+        self.segment_bytes
+    }
+
     fn remove_first(&mut self) -> Result<(), BacklogError> {
         let Some(first) = self.segments.pop_front() else { return Ok(()) };
+        self.gone = self.gone.max(first.last);
         remove(&*self.files, first.number)
     }
 
@@ -222,6 +244,7 @@ impl Journal {
     /// After a failure, once the backup has all that was appended: begins anew.
     pub fn restart(&mut self) -> Result<(), BacklogError> {
         self.file = None;
+        self.gone = self.segments.back().map_or(self.gone, |last| last.last);
         self.segments.clear();
         clear(&*self.files)
     }

@@ -30,6 +30,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 /// What of the limit the comparison after an overflow may have while guests wait for room: an eighth.
 const COMPARISON_SHARE: u64 = 8;
 
+/// Local writes that hang may keep so many segments more than what waits for the backup.
+const HANGING_SEGMENTS: u64 = 2;
+
 /// What a backlog on disk is opened with.
 #[derive(Debug)]
 pub struct Opening {
@@ -98,6 +101,7 @@ impl Opening {
             memory_limit_bytes,
             stands_at_limit: self.stands_at_limit,
             failed_at: None,
+            lacks: false,
         };
         Ok(Ends { owners, links: OnDisk { files, meter }, goes_on, left: spilled })
     }
@@ -114,6 +118,8 @@ pub struct DiskBacklog {
     /// At the limit guests go on ([`crate::overflow`]).
     stands_at_limit: bool,
     failed_at: Option<MonoNanos>,
+    /// A record whose local write had not ended may be gone.
+    lacks: bool,
 }
 
 impl DiskBacklog {
@@ -121,6 +127,12 @@ impl DiskBacklog {
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failed_at.is_some()
+    }
+
+    /// Whether what is there is not enough to go on with, because local writes hang.
+    #[must_use]
+    pub fn lacks_some(&self) -> bool {
+        self.lacks
     }
 
     /// Segments and bytes on disk.
@@ -158,6 +170,39 @@ impl DiskBacklog {
         }
         self.meter.spill(1);
         Ok(at)
+    }
+
+    /// Gives back what the backup has. A record whose local write has not ended is kept: a process that goes on does it
+    /// again. If such writes hang until the files are larger than what waits for the backup explains, they are not waited
+    /// for, and until they have ended nobody goes on with what is left.
+    fn give_back(&mut self, sequencer: &Sequencer) -> Result<(), BacklogError> {
+        let durable = sequencer.durable();
+        if !self.journal.has_to_give_back(durable) {
+            return Ok(());
+        }
+        let oldest = sequencer.oldest_local();
+        let ended = oldest.map_or(durable, |seq| durable.min(Seq(seq.0 - 1)));
+        self.journal.release(ended)?;
+        let most_bytes = self.limit_bytes + HANGING_SEGMENTS * self.journal.segment_bytes();
+        if self.journal.used_bytes() <= most_bytes || !self.journal.has_to_give_back(durable) {
+            return Ok(());
+        }
+        self.lacks = true;
+        self.journal.set_sound(false)?;
+        self.journal.release(durable)
+    }
+
+    /// Begins anew: the backup has all that was appended.
+    fn begin_anew(&mut self) -> Result<(), BacklogError> {
+        self.lacks = true;
+        self.journal.restart()
+    }
+
+    /// Whether every record is there whose local write has not ended.
+    fn has_all_to_redo(&mut self, sequencer: &Sequencer) -> bool {
+        let gone = self.journal.gone();
+        self.lacks = self.lacks && sequencer.oldest_local().is_some_and(|seq| seq <= gone);
+        !self.lacks
     }
 }
 
@@ -300,7 +345,9 @@ impl Spilling {
             && turn.copying.suspect_bytes() == 0
             && !turn.is_poisoned;
         let Some(backlog) = &mut self.backlog else { return };
-        let is_sound = is_sound && backlog.failed_at.is_none();
+        let is_sound = is_sound
+            && backlog.failed_at.is_none()
+            && backlog.has_all_to_redo(turn.sequencer);
         if let Err(error) = backlog.journal.set_sound(is_sound) {
             self.failed(&error, turn);
         }
@@ -341,7 +388,7 @@ impl Spilling {
     fn begin_anew(&mut self, turn: &mut Turn<'_>) {
         debug_assert_eq!(turn.sequencer.durable(), turn.sequencer.last_seq());
         let Some(backlog) = self.backlog.as_mut().filter(|b| b.failed_at.is_none()) else { return };
-        if let Err(error) = backlog.journal.restart() {
+        if let Err(error) = backlog.begin_anew() {
             self.failed(&error, turn);
         }
     }
@@ -352,13 +399,13 @@ impl Spilling {
         let is_empty = durable == turn.sequencer.last_seq();
         let Some(backlog) = &mut self.backlog else { return };
         let done = match backlog.failed_at {
-            None => backlog.journal.release(durable),
+            None => backlog.give_back(turn.sequencer),
             Some(at) => {
                 let is_time = turn.clocks.now.since_ns(at) >= RETRY_AFTER.as_nanos() as u64;
                 if !is_time || !is_empty || backlog.meter.spilled() > 0 {
                     return;
                 }
-                backlog.journal.restart().map(|()| {
+                backlog.begin_anew().map(|()| {
                     backlog.failed_at = None;
                     tracing::info!(member = turn.member, "the backlog is kept on disk again");
                 })
@@ -500,5 +547,118 @@ impl Spilling {
             member = turn.member,
             "guests' writes are recorded again; replies are held until the comparison has ended"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backlog::{Directory, Expected, find};
+    use crate::sequencer::{Action, OpId, RequestId, Settings};
+    use bytes::Bytes;
+    use std::path::Path;
+    use tidelock_protocol::ids::{DiskId, WriterId};
+    use tidelock_protocol::record::{Effect, Payload};
+
+    const NOW: MonoNanos = MonoNanos(1_000_000);
+    const EXPECTED: Expected =
+        Expected { incarnation: Incarnation(7), epoch: Epoch(1), boot: [1; 16], identity: [2; 32] };
+    const SEGMENT_BYTES: u64 = 8 << 10;
+    const LIMIT_BYTES: u64 = 64 << 10;
+
+    struct Rig {
+        backlog: DiskBacklog,
+        sequencer: Sequencer,
+        files: Arc<dyn Files>,
+        last_op: OpId,
+    }
+
+    fn rig(dir: &Path) -> Rig {
+        let files: Arc<dyn Files> = Directory::at(dir);
+        let opening = Opening {
+            files: files.clone(),
+            segment_bytes: SEGMENT_BYTES,
+            limit_bytes: LIMIT_BYTES,
+            memory_limit_bytes: LIMIT_BYTES,
+            stands_at_limit: true,
+            epoch: EXPECTED.epoch,
+            incarnation: EXPECTED.incarnation,
+            boot: EXPECTED.boot,
+            identity: EXPECTED.identity,
+        };
+        let mut sequencer = Sequencer::new(Settings {
+            writer: WriterId(0),
+            mode: Mode::Pipelined,
+            backlog_limit_bytes: LIMIT_BYTES,
+            lock_align_bytes: 512,
+        });
+        sequencer.set_ceiling(u64::MAX >> 16, NOW, 1);
+        sequencer.start(EXPECTED.epoch, Seq::ZERO, Hlc(0), NOW, 1);
+        let backlog = opening.open(None).unwrap().owners;
+        Rig { backlog, sequencer, files, last_op: OpId(0) }
+    }
+
+    impl Rig {
+        /// A guest's write, which is kept. It ends, or its local write hangs.
+        fn write(&mut self, nth: u64, ends: bool) {
+            let effect = Effect::Write(Payload::new(Bytes::from(vec![nth as u8; 1024])));
+            let extent = Extent { disk: DiskId(0), offset: nth * 1024, len_bytes: 1024 };
+            self.sequencer.submit(RequestId(nth), extent, effect, false, NOW, 1);
+            while let Some(action) = self.sequencer.poll_action() {
+                match action {
+                    Action::Send(record) => {
+                        self.backlog.keep(&record, &self.sequencer).unwrap();
+                    }
+                    Action::Write { op, .. } => {
+                        self.last_op = op;
+                        if ends {
+                            self.sequencer.written(op, Ok(()), NOW, 1);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            self.committed(nth);
+            let is_sound = self.backlog.has_all_to_redo(&self.sequencer);
+            self.backlog.journal.set_sound(is_sound).unwrap();
+        }
+
+        fn committed(&mut self, seq: u64) {
+            self.sequencer.committed(Seq(seq), NOW, 1);
+            self.backlog.give_back(&self.sequencer).unwrap();
+        }
+    }
+
+    /// The backup is quicker than the local disk.
+    #[test]
+    fn what_is_at_the_backup_is_kept_until_its_local_write_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = rig(dir.path());
+        rig.write(1, false);
+        let hangs = rig.last_op;
+        (2..=40).for_each(|nth| rig.write(nth, true));
+        let left = find(&rig.files, &EXPECTED).unwrap();
+        assert_eq!((left.first(), left.redo_from), (Seq(1), Seq(1)), "it is done again");
+        rig.sequencer.written(hangs, Ok(()), NOW, 1);
+        rig.write(41, true);
+        assert!(find(&rig.files, &EXPECTED).unwrap().first() > Seq(30), "and given back");
+    }
+
+    #[test]
+    fn a_local_write_that_hangs_fills_no_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = rig(dir.path());
+        rig.write(1, false);
+        let hangs = rig.last_op;
+        for nth in 2..=300 {
+            rig.write(nth, true);
+            let (_, on_disk_bytes) = rig.backlog.on_disk();
+            let most_bytes = LIMIT_BYTES + (HANGING_SEGMENTS + 1) * (SEGMENT_BYTES + 2048);
+            assert!(on_disk_bytes <= most_bytes, "{on_disk_bytes} after {nth}");
+        }
+        assert!(find(&rig.files, &EXPECTED).is_err(), "the record that hangs is gone");
+        rig.sequencer.written(hangs, Ok(()), NOW, 1);
+        rig.write(301, true);
+        assert!(find(&rig.files, &EXPECTED).is_ok(), "nothing hangs any more");
     }
 }

@@ -105,6 +105,7 @@ impl MemberRun {
             && self.copying.suspect_bytes() == 0
             && self.poisoned.is_empty()
             && !backlog.has_failed()
+            && !backlog.lacks_some()
             && self.spilling.records()
             && !self.ended
     }
@@ -421,7 +422,9 @@ impl World {
         })?;
         let (segments, on_disk_bytes) = backlog.on_disk();
         let headers = (segments * backlog::HEADER_BYTES) as u64;
-        let most = plan.backlog_limit_bytes + of.segment_bytes + 2 * RECORD_MAX_BYTES + headers;
+        // One that is not full, and two that local writes may keep which hang.
+        let segments_bytes = 3 * of.segment_bytes;
+        let most = plan.backlog_limit_bytes + segments_bytes + 2 * RECORD_MAX_BYTES + headers;
         check(on_disk_bytes <= most, Checker::Bounded, || {
             format!("vm {vm}: {on_disk_bytes} bytes on disk, of {most}")
         })
