@@ -27,6 +27,11 @@ use tidelock_protocol::record::Effect;
 
 /// It is not found out more often what is affected, in nanoseconds.
 const PAUSE_NANOS: u64 = 1_000_000_000;
+/// What is on record as damaged is looked at again after this, in milliseconds, and then each time after twice as long: a
+/// disk that did not read for a while has damaged nothing.
+pub(super) const LOOK_FIRST_MS: u64 = 10_000;
+/// But not less often than this.
+const LOOK_MAX_MS: u64 = 3_600_000;
 /// So many parts are named in a refusal.
 const SAID_MAX: usize = 8;
 
@@ -112,6 +117,8 @@ pub(super) struct DamageState {
     pub(super) noticed: Noticed,
     /// To be looked at before all others.
     pub(super) wanted: BTreeSet<u64>,
+    /// When all are looked at again, and how long after the time before.
+    look_at: Option<(MonoNanos, u64)>,
     /// What is affected may be something else by now.
     pub(super) is_due: bool,
     next_at: MonoNanos,
@@ -135,6 +142,26 @@ impl DamageState {
         let over =
             |of: &Affected| of.key == key && of.range.start < end && record.offset < of.range.end;
         self.is_due = self.latest.iter().any(over);
+    }
+
+    /// Those on record that may be looked at again now. From this segment on they are in the journal's directory.
+    fn look_again(&mut self, now: MonoNanos, first: u64) {
+        let kept = || self.quarantine.range(first..).filter(|(_, of)| !of.given_up);
+        let after = |ms: u64| (MonoNanos(now.0.saturating_add(ms * 1_000_000)), ms);
+        self.look_at = match self.look_at {
+            _ if kept().next().is_none() => None,
+            None => Some(after(LOOK_FIRST_MS)),
+            Some((at, pause_ms)) if now >= at => {
+                self.wanted.extend(kept().map(|(segment, _)| *segment));
+                Some(after((pause_ms * 2).min(LOOK_MAX_MS)))
+            }
+            later => later,
+        };
+    }
+
+    /// Whether some are to be looked at again when time passes.
+    pub(super) fn looks_again(&self) -> bool {
+        self.look_at.is_some()
     }
 
     pub(super) fn first_of_all(&self) -> Option<String> {
@@ -209,8 +236,9 @@ fn io_error(what: &'static str, file: &str, source: io::Error) -> ManifestError 
 
 impl<S: Storage> Group<S> {
     /// The next segment that somebody wants to be looked at.
-    pub(super) fn wanted_scrub(&mut self) -> Option<ScrubJob<S::File>> {
+    pub(super) fn wanted_scrub(&mut self, now: Now) -> Option<ScrubJob<S::File>> {
         self.damage.wanted.extend(self.damage.noticed.take());
+        self.damage.look_again(now.mono, self.fold.position.segment);
         while let Some(segment) = self.damage.wanted.first().copied() {
             match self.journal.scrub_job_of(segment) {
                 Some(job) => return Some(job),
@@ -226,6 +254,9 @@ impl<S: Storage> Group<S> {
         let before = self.damage.quarantine.get(&segment);
         if before.is_some_and(|before| before.damage == damage) {
             return Ok(());
+        }
+        if before.is_none() {
+            self.damage.look_at = None;
         }
         let start = self.journal.starts().find(|(index, _)| *index == segment);
         let quarantined = Quarantined {

@@ -2,8 +2,9 @@
 //!
 //! One segment at a time on the fold's thread, when it has nothing else to do, and at most every
 //! [`PAUSE_MS`]: all that is kept once after the group was opened, and once a day from then on.
-//! Before all others come segments in which somebody has found damage. What is found goes on
-//! record, and what is as it was written again goes off it (`damage.rs`); the group goes on.
+//! Before all others come segments in which somebody has found damage, and now and then those that are on record as
+//! damaged. What is found goes on record, and what is as it was written again goes off it (`damage.rs`); the group goes
+//! on.
 
 use super::{Group, Now};
 use crate::journal::{ScrubJob, Scrubbed};
@@ -63,7 +64,7 @@ impl<S: Storage> Group<S> {
         if busy || self.broken.is_some() {
             return None;
         }
-        if let Some(job) = self.wanted_scrub() {
+        if let Some(job) = self.wanted_scrub(now) {
             self.fold.aside = true;
             return Some(job);
         }
@@ -104,10 +105,10 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// Whether a round of verification runs, which goes on by the clock.
+    /// Whether a round of verification runs, or something is to be looked at again: both go on by the clock.
     #[must_use]
     pub fn is_scrubbing(&self) -> bool {
-        self.scrub.running && self.broken.is_none()
+        (self.scrub.running || self.damage.looks_again()) && self.broken.is_none()
     }
 
     pub(super) fn scrub_status(&self) -> ScrubStatus {

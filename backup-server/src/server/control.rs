@@ -651,6 +651,7 @@ async fn recover(
         },
         None => None,
     };
+    let mut has_looked_again = false;
     loop {
         let point = kept.as_ref().map(|(point, _hold)| point.clone());
         let event = |done| Event::Recover {
@@ -671,6 +672,12 @@ async fn recover(
             Ok(Err(error @ RecoverError::NoRoom(_))) => {
                 reply(writer, &Reply::NoRoom { reason: error.to_string() }).await?;
                 sleep(COUNTDOWN).await;
+                continue;
+            }
+            // A disk that did not read for a while has damaged nothing.
+            Ok(Err(RecoverError::Damaged(_))) if !has_looked_again => {
+                has_looked_again = true;
+                damaged(registry, group, DamagedAsk::Check).await;
                 continue;
             }
             Ok(Err(error)) => return Ok(Reply::Error { reason: error.to_string() }),

@@ -6,6 +6,7 @@ use super::past::{T0, busy, fold, hlc, windowed};
 use super::*;
 use crate::damage::Known;
 use crate::group::JOURNAL_DIR;
+use crate::group::damage::LOOK_FIRST_MS;
 use crate::history::{At, PastError};
 use crate::journal::{Repair, RepairError, index_file_name, plan_repair, repair};
 use crate::manifest;
@@ -590,4 +591,28 @@ fn what_a_fold_cannot_read_is_tried_again_before_it_counts_as_damaged() {
     let seen = check(&mut group, 60);
     assert_eq!((seen.refused, seen.untold), (0, 0));
     assert!(seen.before > 0 && whole.before == 0, "it was folded");
+}
+
+/// The same of what is read only to verify it: it goes on record, and off it by itself.
+#[test]
+fn what_a_scrub_cannot_read_is_looked_at_again() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, DAY_MS, 60);
+    index_all(&mut group);
+    let whole = check(&mut group, 60);
+    let unreadable = Faults { read_fails: true, ..Faults::default() };
+    let mut seconds = 100;
+    disk.set_faults(unreadable);
+    scrub_all(&mut group, &mut seconds);
+    assert!(!group.damaged().is_empty() && group.recover(at_ms(seconds * 1000), true).is_err());
+    disk.set_faults(Faults::default());
+    assert!(group.is_scrubbing(), "it is asked again");
+    for _ in 0..2 * LOOK_FIRST_MS / 1000 {
+        seconds += 1;
+        scrub_all(&mut group, &mut seconds);
+    }
+    assert!(group.damaged().is_empty() && !group.is_scrubbing());
+    let seen = check(&mut group, 60);
+    assert_eq!((seen.refused, seen.untold), (whole.refused, whole.untold));
+    group.recover(at_ms(seconds * 1000), true).expect("all of it can be read");
 }
