@@ -111,6 +111,8 @@ struct Peer {
     mode: Mode,
     /// It is attached, and has said since what it does.
     is_heard: bool,
+    /// It has said that its gate is open, and there was no room for that.
+    is_open: bool,
     has_left: bool,
     lease_ms: u64,
     /// The time of its last record, in milliseconds; 0: none.
@@ -127,7 +129,6 @@ impl<S: Storage> Group<S> {
     /// A member says what it does without this server.
     pub(super) fn policy(&mut self, now: Now, link: Link, policy: Policy) {
         let Some(name) = self.name_of_link(link) else { return };
-        self.held.says_policy(&name, link);
         let old = self.policies.members.get(&name);
         let mode_since_unix_ms = old
             .filter(|old| old.mode == policy.mode)
@@ -144,6 +145,13 @@ impl<S: Storage> Group<S> {
         };
         if !planted::is(Bug::PolicyForgotten) {
             self.keep_policy(&name, known);
+        }
+        let holds = mode != Mode::Async && degraded_since_unix_ms.is_none();
+        let is_on_record =
+            self.policies.members.get(&name).is_some_and(|known| known.policy() == policy);
+        match holds || is_on_record {
+            true => self.held.says_policy(&name, link),
+            false => self.held.says_it_is_open(&name, link),
         }
         if self.broken.is_some() {
             return;
@@ -221,19 +229,22 @@ impl<S: Storage> Group<S> {
                 host: member.host.clone(),
                 mode: member.mode,
                 is_heard: self.slots[i].link.is_some_and(|link| self.held.has_said(link)),
+                is_open: self.slots[i].link.is_some_and(|link| self.held.is_open(link)),
                 has_left: self.slots[i].has_left,
                 lease_ms: member.lease_ms,
                 last_record_ms: of.hlc.physical_ms(),
             })
         });
+        let link_of = |name: &str| {
+            let follower = self.followers.iter().find(|follower| follower.member == name);
+            follower.map(|follower| follower.link)
+        };
         let followers = self.manifest.followers.iter().map(|(name, host)| Peer {
             name: name.clone(),
             host: host.clone(),
             mode: Mode::Pipelined,
-            is_heard: self
-                .followers
-                .iter()
-                .any(|f| f.member == *name && self.held.has_said(f.link)),
+            is_heard: link_of(name).is_some_and(|link| self.held.has_said(link)),
+            is_open: link_of(name).is_some_and(|link| self.held.is_open(link)),
             has_left: false,
             lease_ms: lease_max_ms,
             last_record_ms: 0,
@@ -248,7 +259,7 @@ impl<S: Storage> Group<S> {
             let known = self.policies.members.get(&peer.name);
             let is_async = known.map_or(peer.mode, |known| known.mode) == Mode::Async;
             if peer.is_heard {
-                return is_async;
+                return is_async || peer.is_open;
             }
             let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
             !has_left && (is_async || known.is_some_and(|known| known.after_ms.is_some()))
