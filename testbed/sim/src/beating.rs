@@ -34,8 +34,6 @@ pub(crate) struct Beating {
     phase: Phase,
     /// The loop does not turn.
     pub(crate) hangs: bool,
-    /// It has turned since somebody looked.
-    has_turned: bool,
     /// For the checker.
     seen: Option<Seen>,
 }
@@ -45,6 +43,8 @@ pub(crate) struct Beating {
 struct Seen {
     durable: Seq,
     acknowledged: Seq,
+    /// The last heartbeat that the loop had taken.
+    taken: u64,
     /// No acknowledgement has risen since, nothing explained that, and somebody looked.
     silent_since: MonoNanos,
     acknowledged_at: MonoNanos,
@@ -80,7 +80,6 @@ impl Beating {
             wanted: None,
             phase: Phase::WaitingForBackup,
             hangs: false,
-            has_turned: false,
             seen: None,
         }
     }
@@ -124,13 +123,11 @@ impl Beating {
 
     fn see(&mut self, sight: &Sight, durable: Seq) {
         let now = sight.now;
-        // While the stream stands no record is admitted, and with the last one acknowledged nothing is under way.
-        let has_turned = std::mem::take(&mut self.has_turned);
-        let is_at_rest = self.phase == Phase::Overflowed
-            && has_turned
-            && sight.last_seq <= sight.acknowledged;
         let is_news = self.seen.is_none_or(|seen| {
-            is_at_rest
+            // One that was taken while nothing can be admitted, or needs to be, stands for what is there already.
+            let (number, seq) = sight.taken;
+            let is_back = number > seen.taken && seq <= sight.acknowledged;
+            is_back
                 || sight.is_explained
                 || durable > seen.durable
                 || sight.acknowledged > seen.acknowledged
@@ -138,6 +135,7 @@ impl Beating {
         let before = self.seen.unwrap_or(Seen {
             durable,
             acknowledged: sight.acknowledged,
+            taken: sight.taken.0,
             silent_since: now,
             acknowledged_at: now,
             hung_at: None,
@@ -146,6 +144,7 @@ impl Beating {
         self.seen = Some(Seen {
             durable: durable.max(before.durable),
             acknowledged: sight.acknowledged.max(before.acknowledged),
+            taken: sight.taken.0,
             silent_since: if is_news { now } else { before.silent_since },
             acknowledged_at: if rises { now } else { before.acknowledged_at },
             hung_at: if self.hangs { Some(now) } else { before.hung_at },
@@ -249,7 +248,6 @@ impl World {
         if let Some(beating) = &mut run.beating {
             beating.pulse.set_last_seq(last_seq);
             beating.phase = phase;
-            beating.has_turned = true;
         }
     }
 

@@ -9,7 +9,7 @@ use crate::plant::Plant;
 use crate::schedule::MS;
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeMap;
-use tidelock_backup_server::group::Recovery;
+use tidelock_backup_server::group::{Known, Recovery};
 use tidelock_daemon::degrade::{self, Degrade, Sight, Standing, Step};
 use tidelock_daemon::link::port::ToLink;
 use tidelock_netfilter::release_queue::GateState;
@@ -303,7 +303,12 @@ impl World {
     }
 
     /// A recovery says whose clients may know more than it has, and since when.
-    pub fn check_exposed(&self, group: usize, recovery: &Recovery) -> Checked {
+    pub fn check_exposed(
+        &self,
+        group: usize,
+        recovery: &Recovery,
+        policies: &BTreeMap<String, Known>,
+    ) -> Checked {
         let entries = recovery.writers.iter().enumerate();
         let cut: CountVector = entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
         for vm in self.plan.groups[group].members() {
@@ -314,8 +319,7 @@ impl World {
             let name = &self.plan.vms[vm].name;
             let exposure = recovery.exposed.iter().find(|of| of.member == *name);
             let slot = &self.backup.groups[group];
-            let policies = slot.group.as_ref().map(|of| of.policies());
-            let kept = policies.and_then(|policies| policies.get(name));
+            let kept = policies.get(name);
             // Of a host that was in mode async, and has not degraded, the time is not by its own clock.
             let was_async = kept.is_some_and(|kept| {
                 kept.mode == Mode::Async && kept.degraded_since_unix_ms.is_none()

@@ -238,6 +238,11 @@ impl World {
             }
             _ => {}
         }
+        // What a run has said may be taken when it has ended, and another one runs.
+        let daemon = self.hosts[self.plan.vms[vm].host].daemon.as_ref();
+        if daemon.is_none_or(|daemon| daemon.link.conn() != Some(link.connection.0)) {
+            return;
+        }
         let has_leased = self.vms[vm].run.as_ref().is_none_or(|run| run.was_leased);
         if must_tell && is_first && !has_leased {
             said.owed.insert(link);

@@ -95,6 +95,8 @@ pub struct WriterOracle {
     newest_seq: Seq,
     /// The last record that is not idle.
     last_effect: Seq,
+    /// The last one that has changed a disk's content.
+    last_change: Seq,
     /// What each guest's write truly depends on.
     deps: Vec<(Point, Known)>,
 }
@@ -112,6 +114,7 @@ impl WriterOracle {
             below_watermark: 0,
             newest_seq: Seq::ZERO,
             last_effect: Seq::ZERO,
+            last_change: Seq::ZERO,
             deps: Vec::new(),
         }
     }
@@ -119,7 +122,7 @@ impl WriterOracle {
     /// The writer has a past, of which nothing is left but its last seq.
     #[must_use]
     pub fn after(self, past: Seq) -> Self {
-        Self { newest_seq: past, last_effect: past, ..self }
+        Self { newest_seq: past, last_effect: past, last_change: past, ..self }
     }
 
     /// The last run is over: whatever the disks hold now is what the guest reads.
@@ -149,6 +152,7 @@ impl WriterOracle {
         self.logical.clone_from(&base);
         self.damaged.clear();
         self.last_effect = self.last_effect.min(base_seq);
+        self.last_change = self.last_change.min(base_seq);
         self.newest_seq = self.newest_seq.max(base_seq);
         self.lives.push(Life { base, base_seq, cut_before, complete_at: None, log: Vec::new() });
     }
@@ -216,6 +220,12 @@ impl WriterOracle {
         self.last_effect
     }
 
+    /// The last record of this life that has changed a disk's content, or where it began: what a copy brings is the same.
+    #[must_use]
+    pub fn last_change(&self) -> Seq {
+        self.last_change
+    }
+
     /// The greatest time of any record.
     #[must_use]
     pub fn newest_hlc(&self) -> Hlc {
@@ -276,7 +286,7 @@ impl WriterOracle {
 
     /// A guest's write was admitted, which knew this when it asked.
     pub fn wrote(&mut self, record: &Record, known: Known) {
-        self.deps.push((Point { life: self.life(), seq: record.seq }, known));
+        self.knew(Point { life: self.life(), seq: record.seq }, known);
         self.push(record);
         let written = extent_of(record);
         self.damaged.retain(|d| !contains(&written, d));
@@ -325,6 +335,11 @@ impl WriterOracle {
         }
     }
 
+    /// Whoever asked for it knew this.
+    pub fn knew(&mut self, point: Point, known: Known) {
+        self.deps.push((point, known));
+    }
+
     /// It has failed: this is what the disk holds there.
     pub fn failed_unrecorded(&mut self, extent: Extent, live: &[u8], life: usize) {
         let effect = Effect::Write(Payload::new(Bytes::copy_from_slice(live)));
@@ -335,6 +350,7 @@ impl WriterOracle {
         let (seq, disk, offset) = (record.seq, record.disk, record.offset);
         let entry = Entry { seq, disk, offset, content: Content::of(&record.effect) };
         entry.apply(&mut self.logical);
+        self.last_change = seq;
         self.lives.last_mut().expect("begun").log.push(entry);
     }
 

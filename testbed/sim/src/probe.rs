@@ -340,7 +340,7 @@ impl World {
         let mut of = slot.group.take().expect("has just been recovered");
         if let Some(recovery) = of.recovery() {
             self.check_served(group, &recovery)?;
-            self.check_exposed(group, &recovery)?;
+            self.check_exposed(group, &recovery, of.policies())?;
         }
         let images = self.check_images(group, &mut of, &cut);
         let slot = &mut self.backup.groups[group];

@@ -633,7 +633,7 @@ impl World {
         }
         for vm in self.plan.groups[group].writers() {
             let (have, last) =
-                (cut.get(WriterId(self.plan.vms[vm].writer)), self.vms[vm].oracle.last_effect());
+                (cut.get(WriterId(self.plan.vms[vm].writer)), self.vms[vm].oracle.last_change());
             check(have >= last || self.is_left_out(vm, cut), Checker::Switch, || {
                 format!("vm {vm} was switched over at {last}, recovered is {have}")
             })?;
