@@ -135,9 +135,8 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         tag::Form::Hlc => Form::Hlc,
     });
     check_several(group, &roster, &members, boundary, form);
-    let backlog_on_disk = group.optional_table("backlog_on_disk", |on_disk| {
-        read_backlog_on_disk(on_disk, &backlog, roster.len() == 1)
-    });
+    let backlog_on_disk =
+        group.optional_table("backlog_on_disk", |on_disk| read_backlog_on_disk(on_disk, &backlog));
     if let Some(contact) = before_first_contact.as_ref().filter(|c| c.value.serves())
         && roster.len() > 1
     {

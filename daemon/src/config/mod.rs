@@ -328,8 +328,7 @@ pub struct BacklogOnDisk {
 /// What becomes of guests when their backlog on disk is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AtLimit {
-    /// They go on: nothing is recorded any more, and where they write is compared later. In a group of several members
-    /// they wait.
+    /// They go on: nothing is recorded any more, and where they write is compared later.
     #[default]
     Map,
     /// Their writes wait.

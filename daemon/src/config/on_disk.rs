@@ -11,20 +11,14 @@ const AT_LIMIT: [(&str, AtLimit); 2] = [("map", AtLimit::Map), ("wait", AtLimit:
 /// Below it memory does as well.
 const SIZE_MIN: Size = Size::mib(64);
 
-/// `memory`: the limit of the backlog in memory. `is_alone`: its group has one member.
+/// `memory`: the limit of the backlog in memory.
 pub(super) fn read_backlog_on_disk(
     section: &mut Section<'_>,
     memory: &Located<Size>,
-    is_alone: bool,
 ) -> Option<BacklogOnDisk> {
     let size = section.required::<Size>("size", "size = \"20GiB\"");
     let directory = section.optional::<PathBuf>("directory").map(|directory| directory.value);
     let at_limit = section.choice("at_limit", &AT_LIMIT);
-    if let Some(at_limit) = at_limit.as_ref().filter(|at| at.value == AtLimit::Map && !is_alone) {
-        let what = "`at_limit` in [group.backlog_on_disk]: in a group of several members nobody could know what a member \
-                    that goes on so has told the others";
-        section.fail(&at_limit.place, what, "\"wait\", or a group for each member");
-    }
     let size = size?;
     let least = SIZE_MIN.max(memory.value);
     if size.value < least {

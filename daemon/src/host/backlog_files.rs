@@ -1,7 +1,7 @@
 //! A member's backlog on disk: where it is, and what a start does with it.
 
 use super::HostError;
-use super::launch::{is_one_of_several, state_path};
+use super::launch::state_path;
 use super::redo::redo;
 use crate::activity::Identity;
 use crate::backlog::{self, BacklogError, Directory, Expected, Files, Left, WhyNot, segment_bytes};
@@ -61,7 +61,7 @@ impl OpenBacklog {
             files: Directory::at(directory),
             size_bytes: on_disk.size.bytes,
             memory_bytes: group.backlog.bytes,
-            stands_at_limit: on_disk.at_limit == AtLimit::Map && !is_one_of_several(group),
+            stands_at_limit: on_disk.at_limit == AtLimit::Map,
             identity: digest(identity),
             disks: member.disks.iter().map(|disk| disk.path.value.clone()).collect(),
         })

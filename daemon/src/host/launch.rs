@@ -66,7 +66,8 @@ impl Launch<'_> {
         let backlog_identity = identity(group, member, &disks);
         let backlog = OpenBacklog::of(config, group, member, &backlog_identity);
         let left = match &backlog {
-            Some(backlog) if !switched_over && !is_one_of_several(group) => {
+            // What the guest has heard must be known: the next records depend on it.
+            Some(backlog) if !switched_over && gate.awaits_floor().is_none() => {
                 backlog.find_left(&state_path(config, group, member))?
             }
             _ => None,

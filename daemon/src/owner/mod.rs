@@ -280,9 +280,10 @@ impl Owner {
             sequencer.set_ceiling(ceiling_ms, now, wall_ms);
         }
         sequencer.observe(parts.hlc_floor);
-        let has_what_tags_say = parts.several.is_none() || parts.resume.is_some();
+        let goes_on = parts.goes_on.is_some();
+        let has_what_tags_say = parts.several.is_none() || parts.resume.is_some() || goes_on;
         let serving = !parts.switched_over && has_what_tags_say;
-        let may_serve = !parts.switched_over && parts.goes_on.is_none();
+        let may_serve = !parts.switched_over && !goes_on;
         let serves_unreached_after = parts.serves_unreached_after.filter(|_| may_serve);
         let clocks = Clocks { now, wall_ms };
         let goes_on = parts.goes_on.as_ref();
@@ -457,11 +458,9 @@ impl Owner {
                 let must_compare =
                     matches!(attached.copy.told(), CopyState::Partial | CopyState::Resyncing);
                 self.spilling.attached();
-                if self.several.is_some() && must_compare {
-                    // Whatever leaves before the copy has ended may tell what this run cannot
-                    // name. C stands still below this until then.
-                    let next = CountVector::of(self.writer, attached.durable.next());
-                    self.pending.raise(&next, Hlc(attached.last_hlc.0 + 1));
+                if must_compare {
+                    // Whatever leaves before the copy has ended may tell what this run cannot name.
+                    self.depend_on_comparison(attached.durable, Hlc(attached.last_hlc.0 + 1));
                 }
                 let compare = self.logging.activity.attached(&Attachment {
                     copy: attached.copy,

@@ -5,7 +5,10 @@ use super::token::Token;
 use super::{Owner, Several};
 use crate::clock;
 use std::sync::atomic::Ordering;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::Form;
+use tidelock_protocol::vector::CountVector;
 
 impl Owner {
     /// What the member has heard of others before it sent the request at hand: its record depends
@@ -16,6 +19,14 @@ impl Owner {
         match several.form {
             Form::Vector => self.sequencer.depends_on(&self.observed),
             Form::Hlc => self.sequencer.observe(self.observed_hlc),
+        }
+    }
+
+    /// What the guest tells others from now on may be of what no record before a comparison names. The first record after
+    /// `last`, and the time `hlc`, which no record before has reached, are in C with all of that comparison.
+    pub(super) fn depend_on_comparison(&self, last: Seq, hlc: Hlc) {
+        if self.several.is_some() {
+            self.pending.raise(&CountVector::of(self.writer, last.next()), hlc);
         }
     }
 

@@ -3,8 +3,8 @@
 //!
 //! Invariant: as in [`super::contact`] every write is either in the stream or in the map. The stream stands from the turn in
 //! which the map keeps whatever comes, and goes on in the turn in which it ceases to. Before the first write without a
-//! record is admitted the gate is shut, and the mark is gone that lets a later process go on with the stream: from then on
-//! what is on disk is not all that the sites differ by.
+//! record is admitted the gate is shut, P names what the comparison will bring, for other members, and the mark is gone
+//! that lets a later process go on with the stream: from then on what is on disk is not all that the sites differ by.
 
 use super::admitted::Admitted;
 use super::spilling::{Seen, Spilling, Turn};
@@ -12,6 +12,7 @@ use super::{Owner, copied_ranges};
 use crate::link::port::ToLink;
 use crate::overflow::Step;
 use std::sync::atomic::Ordering::Relaxed;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::Incarnation;
 use tidelock_protocol::message::Attached;
 use tidelock_protocol::record::Record;
@@ -60,6 +61,11 @@ impl Owner {
         let (spilling, _, mut turn) = self.spilling();
         match spilling.drive_overflow(seen, &mut turn) {
             Some(Step::Stand) => {
+                // Before anything is completed that has no record.
+                self.depend_on_comparison(
+                    self.sequencer.last_seq(),
+                    self.sequencer.unrecorded_hlc(),
+                );
                 self.to_link(ToLink::Stands);
                 self.stats.overflowed_since_unix_ms.store(self.wall_ms.max(1), Relaxed);
                 self.stats.overflows.fetch_add(1, Relaxed);
@@ -95,6 +101,10 @@ impl Owner {
             copied_ranges(member, disks, purpose, compare, unrecorded)
         };
         spilling.record_again(attached, last_attached, ranges, &mut turn);
+        self.depend_on_comparison(attached.durable, Hlc(attached.last_hlc.0 + 1));
+        if self.several.is_some() {
+            self.copying.await_floor();
+        }
         self.stats.overflowed_since_unix_ms.store(0, Relaxed);
     }
 

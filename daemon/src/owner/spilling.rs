@@ -345,9 +345,8 @@ impl Spilling {
             && turn.copying.suspect_bytes() == 0
             && !turn.is_poisoned;
         let Some(backlog) = &mut self.backlog else { return };
-        let is_sound = is_sound
-            && backlog.failed_at.is_none()
-            && backlog.has_all_to_redo(turn.sequencer);
+        let is_sound =
+            is_sound && backlog.failed_at.is_none() && backlog.has_all_to_redo(turn.sequencer);
         if let Err(error) = backlog.journal.set_sound(is_sound) {
             self.failed(&error, turn);
         }

@@ -149,6 +149,8 @@ pub struct Sequencer {
     guest_hlc: Hlc,
     /// The time of the last record.
     record_hlc: Hlc,
+    /// No record of an earlier run is later.
+    before_hlc: Hlc,
     /// The guest has flushed since then.
     flushed: bool,
     published: Seq,
@@ -190,6 +192,7 @@ impl Sequencer {
             guest_seq: Seq::ZERO,
             guest_hlc: Hlc(0),
             record_hlc: Hlc(0),
+            before_hlc: Hlc(0),
             flushed: false,
             published: Seq::ZERO,
             unnamed: VecDeque::new(),
@@ -226,6 +229,7 @@ impl Sequencer {
         self.durable = durable;
         // What was observed or bounded before stays.
         self.clock.observe(last_hlc);
+        self.before_hlc = last_hlc;
         self.admit_free(now, wall_ms);
     }
 
@@ -420,6 +424,12 @@ impl Sequencer {
     #[must_use]
     pub fn record_hlc(&self) -> Hlc {
         self.record_hlc
+    }
+
+    /// A time that is above that of every record of this writer, of whatever run, and not above that of the next one.
+    #[must_use]
+    pub fn unrecorded_hlc(&self) -> Hlc {
+        Hlc(self.record_hlc.max(self.before_hlc).0 + 1)
     }
 
     /// The member has merged a tag: its next record depends on these writes of others.

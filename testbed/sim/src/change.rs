@@ -92,6 +92,8 @@ impl World {
                 let Some(disk) = self.plan.vms[vm].spare.take() else { return true };
                 self.vms[vm].disks.push(LocalDisk::new(disk.content.clone()));
                 self.plan.vms[vm].disks.push(disk);
+                // All of its disks are compared.
+                self.vms[vm].must_go_on = false;
             }
             Change::Join => {
                 let of = &mut self.plan.groups[group];

@@ -124,6 +124,7 @@ impl World {
         run.unrecorded.insert(op, (request, extent, effect.clone()));
         if let Some((_, submitted)) = found {
             let point = Point { life: run.life, seq: Seq::ZERO };
+            state.oracle.knew(point, submitted.known.clone());
             state.guest.stores(self.plan.vms[vm].writer, point, &submitted.known);
         }
         self.counts.unrecorded += 1;

@@ -369,7 +369,10 @@ impl World {
             pending,
             wall,
             serving: !self.vms[vm].switched
-                && (!several || clean.is_some() || self.plan.vms[vm].disks.is_empty()),
+                && (!several
+                    || clean.is_some()
+                    || goes_on.is_some()
+                    || self.plan.vms[vm].disks.is_empty()),
             observed: CountVector::new(),
             idling: Idling::default(),
             stamp: CountVector::new(),

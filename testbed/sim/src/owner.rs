@@ -344,10 +344,11 @@ impl World {
                 run.refusal = None;
                 let must_compare =
                     matches!(attached.copy, CopyState::Partial | CopyState::Resyncing);
-                if several && must_compare {
-                    run.pending.publish(writer, attached.durable.next());
-                    run.pending.publish_at(writer, Seq::ZERO, Hlc(attached.last_hlc.0 + 1));
+                if must_compare {
+                    self.depend_on_comparison(vm, attached.durable, Hlc(attached.last_hlc.0 + 1));
                 }
+                let state = &mut self.vms[vm];
+                let run = state.run.as_mut().expect("runs");
                 let compare = run.activity.attached(&Attachment {
                     copy: attached.copy,
                     epoch: attached.epoch,
@@ -394,6 +395,17 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// As production does it ([`tidelock_daemon::owner`], `others.rs`). Returns whether it has anybody to tell.
+    pub(crate) fn depend_on_comparison(&self, vm: usize, last: Seq, hlc: Hlc) -> bool {
+        let plan = &self.plan.vms[vm];
+        let several = self.plan.groups[plan.group].has_several();
+        if several {
+            let writer = WriterId(plan.writer);
+            self.vms[vm].pending.publish_at(writer, last.next(), hlc);
+        }
+        several
     }
 
     pub(crate) fn tell_link(&mut self, vm: usize, message: ToLink) {

@@ -57,12 +57,14 @@ pub enum OnTheWay {
     WrittenBeforeKept,
     /// Nobody looks which boot of the host a backlog on disk is of.
     BootIgnored,
+    /// Members are told of writes without a record, and P does not say so.
+    UnrecordedUnnamed,
     /// A daemon that starts does not look whether its group was switched over.
     SwitchForgotten,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 54] = [
+pub const PLANTS: [(&str, Plant); 55] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -106,6 +108,7 @@ pub const PLANTS: [(&str, Plant); 54] = [
     ("torn-tail-kept", Plant::Backlog(backlog::PlantedBug::TailKept)),
     ("written-before-kept", Plant::OnTheWay(OnTheWay::WrittenBeforeKept)),
     ("boot-ignored", Plant::OnTheWay(OnTheWay::BootIgnored)),
+    ("unrecorded-unnamed", Plant::OnTheWay(OnTheWay::UnrecordedUnnamed)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("handing-over-forgotten", Plant::OnTheWay(OnTheWay::HandingOverForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),

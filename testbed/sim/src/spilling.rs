@@ -22,6 +22,7 @@ use tidelock_daemon::owner::admitted::Admitted;
 use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::owner::spilling::{Ends, Opening, Seen, Spilling, Turn};
 use tidelock_daemon::sequencer::{Action, RECORD_OVERHEAD_BYTES};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::limits::COPY_MAX_BYTES;
 use tidelock_protocol::message::Attached;
@@ -66,7 +67,7 @@ pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
         if several && rng.chance(1, 2) {
             continue;
         }
-        let stands = rng.chance(1, 2) && !several;
+        let stands = rng.chance(1, 2);
         for vm in plan.vms.iter_mut().filter(|vm| vm.group == group && vm.is_writer()) {
             let limit_bytes = vm.backlog_limit_bytes;
             vm.backlog = Some(BacklogPlan {
@@ -136,13 +137,12 @@ impl World {
     /// done again.
     pub(crate) fn find_left(&mut self, vm: usize) -> Checked<Option<Left>> {
         let must = std::mem::take(&mut self.vms[vm].must_go_on);
-        let several = self.plan.groups[self.plan.vms[vm].group].may_have_several();
         let Some(files) = self.vms[vm].backlog_files.clone() else { return Ok(None) };
         let (incarnation, epoch, is_clean, fenced) = {
             let state = self.vms[vm].state.lock().expect("one thread");
             (state.incarnation, state.epoch, state.clean.is_some(), state.fenced)
         };
-        if several || self.vms[vm].switched || is_clean || fenced {
+        if self.vms[vm].switched || is_clean || fenced || !self.knows_what_it_heard(vm) {
             return Ok(None);
         }
         let boot = self.boot_of(self.plan.vms[vm].host);
@@ -180,6 +180,13 @@ impl World {
         let disks: Vec<_> = state.disks.iter().map(LocalDisk::live).collect();
         state.oracle.goes_on(&disks)?;
         Ok(Some(left))
+    }
+
+    /// Whether P, which outlives a daemon, names all that the guest has heard of others.
+    fn knows_what_it_heard(&self, vm: usize) -> bool {
+        let state = &self.vms[vm];
+        let several = self.plan.groups[self.plan.vms[vm].group].has_several();
+        !several || (state.kernel.is_some() && state.pending.incomplete().is_none())
     }
 
     /// Both ends of a member's backlog on disk, if it has one.
@@ -252,6 +259,10 @@ impl World {
                 let run = state.run.as_mut().expect("runs");
                 // What has no record from here on is what the next life begins with.
                 (run.life, run.goes_on) = (state.oracle.lives(), false);
+                let (last, hlc) = (run.sequencer.last_seq(), run.sequencer.unrecorded_hlc());
+                if self.plant != Some(Plant::OnTheWay(OnTheWay::UnrecordedUnnamed)) {
+                    self.depend_on_comparison(vm, last, hlc);
+                }
                 note!(self, "vm {vm}: its stream stands");
             }
             Some(Step::Ask) => {
@@ -290,6 +301,9 @@ impl World {
             };
             spilling.record_again(attached, last_attached, ranges, turn);
         });
+        if self.depend_on_comparison(vm, attached.durable, Hlc(attached.last_hlc.0 + 1)) {
+            self.vms[vm].run.as_mut().expect("runs").copying.await_floor();
+        }
         self.counts.returned += 1;
         note!(self, "vm {vm} is recorded again, and compares {said:?}");
     }

@@ -142,33 +142,34 @@ fn known_seed(name: &str) -> u64 {
     match name {
         "damage-not-listed" | "lease-ignored" | "oldest-forgotten" | "outsider-merged"
         | "unbounded-backlog" => 2,
-        "ack-over-gap" | "activity-forgotten" | "no-calm" => 3,
+        "hlc-goes-back" | "map-keeps-void" | "no-calm" => 3,
         "fence-ignored-in-async" | "map-older-wins" | "times-alone" => 4,
         "cut-of-each-maximum"
         | "damage-folded-as-good"
         | "handing-over-forgotten"
         | "watermark-ignores-idle" => 5,
-        "merge-forgotten" | "rebuilt-next-to-pending" | "strip-before-merge" | "wrap-forgotten" => {
-            6
-        }
-        "newcomer-not-told" => 7,
-        "ceiling-passed" | "map-keeps-void" | "waypoint-too-early" => 8,
+        "merge-forgotten" | "newcomer-not-told" | "strip-before-merge" | "unrecorded-unnamed"
+        | "wrap-forgotten" => 6,
+        "activity-unflushed" => 7,
+        "waypoint-too-early" => 8,
         "old-epoch-accepted" | "redone-backwards" => 10,
-        "hlc-goes-back" | "policy-forgotten" | "torn-tail-kept" => 11,
+        "ack-over-gap" | "policy-forgotten" => 16,
         "removed-holds-watermark" => 17,
         "queue-is-silence" => 18,
-        "activity-unflushed" => 19,
+        "over-before-covered" => 20,
         "admitted-is-back" => 26,
         "any-entry-covers" | "first-entry-only" | "sum-covers" => 34,
+        "boot-ignored" | "torn-tail-kept" => 41,
+        "unrecorded-unmapped" => 43,
         "copies-starve" | "only-when-idle" => 48,
-        "over-before-covered" => 20,
-        "written-before-kept" => 112,
+        "activity-forgotten" => 65,
+        "rebuilt-next-to-pending" => 84,
+        "ceiling-passed" => 113,
+        "floor-not-awaited" => 115,
+        "written-before-kept" => 144,
         "given-up-before-shut" => 160,
-        "boot-ignored" => 214,
         "switch-forgotten" => 242,
-        "unrecorded-unmapped" => 1419,
-        "floor-not-awaited" => 3278,
-        "newcomer-not-waited-for" => 265,
+        "newcomer-not-waited-for" => 1621,
         _ => 1,
     }
 }
@@ -193,9 +194,10 @@ fn every_planted_bug_is_caught() {
             "fence-ignored-in-async" => &[Checker::Fence],
             "given-up-before-shut" | "switch-forgotten" => &[Checker::Fence],
             "others-not-awaited" => &[Checker::Switch],
-            "merge-forgotten" | "strip-before-merge" | "handing-over-forgotten" => {
-                &[Checker::OutputCommit, Checker::Closed]
-            }
+            "merge-forgotten"
+            | "strip-before-merge"
+            | "handing-over-forgotten"
+            | "unrecorded-unnamed" => &[Checker::OutputCommit, Checker::Closed],
             "outsider-merged" => &[Checker::Outsider],
             "rebuilt-next-to-pending" | "wrap-forgotten" => &[Checker::Tag],
             "cut-of-each-maximum" | "watermark-ignores-idle" => {
@@ -206,7 +208,8 @@ fn every_planted_bug_is_caught() {
             "policy-forgotten" | "over-before-covered" => &[Checker::Degraded],
             "no-calm" => &[Checker::Steady],
             "unrecorded-unmapped" => &[Checker::InMap],
-            "redone-backwards" | "written-before-kept" | "boot-ignored" => &[Checker::SitesEqual],
+            "redone-backwards" | "written-before-kept" => &[Checker::SitesEqual],
+            "boot-ignored" => &[Checker::SitesEqual, Checker::Prefix],
             "torn-tail-kept" => &[Checker::NothingCompared, Checker::Stream],
             "admitted-is-back" | "queue-is-silence" => &[Checker::Silence],
             "only-when-idle" => &[Checker::ComesBack],
@@ -267,7 +270,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "ack-over-gap",
             Checker::AckContiguous,
-            3,
+            16,
             &[
                 Checker::Prefix,
                 Checker::ToldRows,
@@ -278,9 +281,9 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ),
         ("lease-ignored", Checker::Lease, 3, &[Checker::Fence, Checker::OutputCommit]),
         ("one-too-early", Checker::OutputCommit, 16, &[Checker::ToldRows]),
-        ("merge-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
-        ("floor-not-awaited", Checker::OutputCommit, 3278, &[Checker::Closed, Checker::Degraded]),
-        ("times-alone", Checker::Past, 81, &[Checker::Closed]),
+        ("merge-forgotten", Checker::OutputCommit, 6, &[Checker::Closed]),
+        ("floor-not-awaited", Checker::OutputCommit, 115, &[Checker::Closed, Checker::Degraded]),
+        ("times-alone", Checker::Past, 45, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
             Checker::Watermark,
@@ -296,7 +299,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "hlc-goes-back",
             Checker::HlcGrows,
-            22,
+            3,
             &[
                 Checker::Stream,
                 Checker::Outsider,
