@@ -52,7 +52,12 @@ fn it_is_on_stable_storage_before_the_host_hears_so() {
     let open = Policy::holding(Mode::Async);
     assert_eq!(tell(&mut group, 1, open), [Message::PolicyKept(hold)], "nor the mode");
     let more = Policy { after_ms: Some(1), ..HOLDS };
-    assert_eq!(tell(&mut group, 0, more), [Message::PolicyKept(HOLDS)]);
+    let said = tell(&mut group, 0, more);
+    assert_eq!(
+        said,
+        [Message::Unheard, Message::PolicyKept(HOLDS)],
+        "the other has said that it is open"
+    );
     disk.set_faults(Faults::default());
     assert_eq!(tell(&mut group, 1, HOLDS), [Message::PolicyKept(HOLDS)]);
     // As format 3 wrote it.
