@@ -7,8 +7,9 @@
 //!
 //! An initial copy starts from a backup whose disks read as zeroes: only what is allocated and not
 //! zero is sent. A comparison asks the backup for each chunk whether it has the same digest at that
-//! very point of the stream, and copies what differs, in pieces. A verification asks the same, and narrows
-//! what differs down to blocks; it copies those only if it is told to repair.
+//! very point of the stream, and copies what differs, in pieces. A verification asks the same. What differs is
+//! looked at a second time at the end, [`SECOND_LOOK_AFTER`] later: a disk of the backup that could not be read for a
+//! moment is no difference. What differs then is narrowed down to blocks, which are copied only if it is told to repair.
 //!
 //! A digest check stands in the stream behind every record that was admitted before, and the extent is held
 //! while it is read. So both sides are asked for the same state while guests write on, and what differs,
@@ -19,7 +20,8 @@
 //! compare:  chunk ─ Digest ─► Asked ─► equal ───────────────────► done
 //!                                └───► differs ─ Copy (pieces) ─► done
 //! verify:   chunk ─ Digest ─► Asked ─► equal ───────────────────► done
-//!                                └───► differs ─ Digest (finer) ─► ... ─► found, Copy if to be repaired ─► done
+//!                                └───► differs ─ later ─ Digest ─► equal ─► done
+//!                                           └──► differs ─ Digest (finer) ─► ... ─► found, Copy if to be repaired ─► done
 //! any:      Unreadable ─► set aside, tried again; the job cannot end before it was read (verify: said so)
 //! ```
 //!
@@ -29,6 +31,7 @@
 
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::limits::{COPY_MAX_BYTES, DIGEST_CHUNK_MAX_BYTES};
 
@@ -36,6 +39,9 @@ use tidelock_protocol::limits::{COPY_MAX_BYTES, DIGEST_CHUNK_MAX_BYTES};
 const DIGEST_BYTES: u64 = 1 << 20;
 const _: () = assert!(DIGEST_BYTES <= DIGEST_CHUNK_MAX_BYTES as u64);
 const _: () = assert!(DIGEST_BYTES.is_multiple_of(COPY_MAX_BYTES as u64));
+
+/// So long after the first look at the last chunk a verification looks at those again that differed.
+pub const SECOND_LOOK_AFTER: Duration = Duration::from_secs(10);
 
 /// To what a verification narrows down a chunk that differs.
 const FINER_BYTES: [u64; 2] = [64 << 10, 4 << 10];
@@ -111,6 +117,16 @@ impl Progress {
     }
 }
 
+/// When a verification looks at what has differed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SecondLook {
+    /// Not everything was looked at once.
+    Later,
+    At(MonoNanos),
+    /// What differs now, differs.
+    Begun,
+}
+
 /// A running initial copy or resync of all disks of a member.
 #[derive(Debug)]
 pub struct CopyJob {
@@ -125,6 +141,9 @@ pub struct CopyJob {
     /// At the backup.
     asked: BTreeMap<(DiskId, u64), Extent>,
     unreadable: Vec<(Extent, CopyKind)>,
+    /// Chunks that differed at the first look of a verification, [`FOUND_MAX`] at most.
+    doubted: Vec<Extent>,
+    second_look: SecondLook,
     reading_bytes: u64,
     asked_bytes: u64,
     done_bytes: u64,
@@ -151,6 +170,8 @@ impl CopyJob {
             reading: BTreeMap::new(),
             asked: BTreeMap::new(),
             unreadable: Vec::new(),
+            doubted: Vec::new(),
+            second_look: SecondLook::Later,
             reading_bytes: 0,
             asked_bytes: 0,
             done_bytes: 0,
@@ -167,6 +188,9 @@ impl CopyJob {
         if self.is_throttled(now) {
             return None;
         }
+        if self.wants_second_look(now) {
+            self.drive_second_look(now);
+        }
         let next = match self.next_of_pieces(piece_bytes) {
             Some(next) => next,
             None => self.next_of_ranges(piece_bytes)?,
@@ -175,6 +199,30 @@ impl CopyJob {
         self.reading_bytes += extent.len_bytes;
         self.reading.insert((extent.disk, extent.offset), next);
         Some(next)
+    }
+
+    fn has_more(&self) -> bool {
+        !self.pieces.is_empty() || !self.ranges.is_empty()
+    }
+
+    fn wants_second_look(&self, now: MonoNanos) -> bool {
+        let is_due = match self.second_look {
+            SecondLook::Later => true,
+            SecondLook::At(at) => now >= at,
+            SecondLook::Begun => false,
+        };
+        is_due && !self.doubted.is_empty() && !self.has_more() && self.is_idle()
+    }
+
+    fn drive_second_look(&mut self, now: MonoNanos) {
+        self.second_look = match self.second_look {
+            SecondLook::Later => SecondLook::At(now.plus_ms(SECOND_LOOK_AFTER.as_millis() as u64)),
+            SecondLook::At(_) | SecondLook::Begun => {
+                let doubted = self.doubted.drain(..).map(|chunk| (chunk, CopyKind::Digest));
+                self.pieces.extend(doubted);
+                SecondLook::Begun
+            }
+        };
     }
 
     fn next_of_pieces(&mut self, piece_bytes: u64) -> Option<(Extent, CopyKind)> {
@@ -207,8 +255,7 @@ impl CopyJob {
     /// Whether [`next`](Self::next) would give out something.
     #[must_use]
     pub fn has_next(&self, now: MonoNanos) -> bool {
-        let is_empty = self.pieces.is_empty() && self.ranges.is_empty();
-        !is_empty && !self.is_throttled(now)
+        (self.has_more() || self.wants_second_look(now)) && !self.is_throttled(now)
     }
 
     /// Bytes that the sequencer is reading to send them.
@@ -289,6 +336,11 @@ impl CopyJob {
         match self.purpose {
             Purpose::Initial | Purpose::Compare => {
                 self.pieces.push_back((chunk, CopyKind::Copy));
+            }
+            Purpose::Verify { .. }
+                if self.second_look != SecondLook::Begun && self.doubted.len() < FOUND_MAX =>
+            {
+                self.doubted.push(chunk);
             }
             Purpose::Verify { repair } => {
                 match FINER_BYTES.into_iter().find(|unit| *unit < chunk.len_bytes) {
@@ -384,7 +436,8 @@ impl CopyJob {
     /// Whether something only goes on when time passes.
     #[must_use]
     pub fn needs_time(&self) -> bool {
-        self.marker.is_none() && (self.bounds.rate_bytes_per_s > 0 || !self.unreadable.is_empty())
+        let waits = !self.unreadable.is_empty() || !self.doubted.is_empty();
+        self.marker.is_none() && (self.bounds.rate_bytes_per_s > 0 || waits)
     }
 
     /// How far the job is.
@@ -480,16 +533,28 @@ mod tests {
 
     /// Answers checks as a backup whose bytes at `bad` are others, until nothing is left to read.
     fn verify(job: &mut CopyJob, bad: &[u64]) -> u64 {
-        let mut copied = 0;
+        verify_while(job, |_, extent| has_one_of(extent, bad))
+    }
+
+    fn has_one_of(extent: Extent, bad: &[u64]) -> bool {
+        bad.iter().any(|at| (extent.offset..extent.end()).contains(at))
+    }
+
+    /// The same, with extents that differ at that time only.
+    fn verify_while(job: &mut CopyJob, is_bad: impl Fn(MonoNanos, Extent) -> bool) -> u64 {
+        let (mut copied, mut now) = (0, NOW);
         while !job.is_complete() {
-            for (extent, kind) in take(job) {
+            now = now.plus_ms(1000);
+            let work: Vec<_> = std::iter::from_fn(|| job.next(now, PIECE)).collect();
+            assert!(work.is_empty() || job.needs_time() || job.doubted.is_empty());
+            for (extent, kind) in work {
                 if kind == CopyKind::Copy {
                     copied += extent.len_bytes;
                     job.copied(extent, CopyOutcome::Sent);
                     continue;
                 }
                 job.copied(extent, CopyOutcome::Asked);
-                let equal = !bad.iter().any(|at| (extent.offset..extent.end()).contains(at));
+                let equal = !is_bad(now, extent);
                 job.digest_result(extent.disk, extent.offset, equal);
             }
         }
@@ -511,6 +576,20 @@ mod tests {
         let mut job = CopyJob::new(purpose, vec![range(0, 3 * MIB)], BOUNDS, NOW);
         verify(&mut job, &[]);
         assert_eq!(*job.findings(), Findings::default());
+    }
+
+    /// The backup's disk could not be read for a moment.
+    #[test]
+    fn what_differs_once_and_not_again_is_no_difference() {
+        let purpose = Purpose::Verify { repair: false };
+        let mut job = CopyJob::new(purpose, vec![range(0, 3 * MIB)], BOUNDS, NOW);
+        let first = NOW.plus_ms(SECOND_LOOK_AFTER.as_millis() as u64);
+        verify_while(&mut job, |now, extent| {
+            has_one_of(extent, &[5]) || (now < first && has_one_of(extent, &[MIB]))
+        });
+        assert_eq!(job.findings().differing, [range(0, 4096)]);
+        assert_eq!(job.progress(NOW).done_bytes, 3 * MIB);
+        assert!(!job.needs_time() && !job.has_next(first));
     }
 
     #[test]
