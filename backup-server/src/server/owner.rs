@@ -295,6 +295,13 @@ impl Owner {
                 let _ = done.send(self.repair(apply));
             }
             Event::Stop => self.stop(),
+            event @ Event::Recover { .. } => {
+                // Whatever it has failed by may be over, and a disaster does not wait for the next attempt.
+                if matches!(self.phase, Phase::Broken { .. }) {
+                    self.open();
+                }
+                self.answer(event);
+            }
             event @ (Event::Marks { .. } | Event::SetMark { .. } | Event::RemoveMark { .. }) => {
                 self.marks(event);
             }
