@@ -1,4 +1,5 @@
-"""A journal that cannot be opened: cut before the damage on command, and made whole by the primary's resync."""
+"""A journal that cannot be opened: cut before the damage on command, and made whole by the primary's resync. One on a disk
+that did not work for a while: a disaster does not wait for it any longer than it must."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import json
 import subprocess
 from pathlib import Path
 
+from tidelock_testbed.faultshim import FaultShim
 from tidelock_testbed.oracle import Oracle
-from tidelock_testbed.pair import GROUP, MIB, Options, Pair
+from tidelock_testbed.pair import GROUP, LONG_S, MIB, Options, Pair
 from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import wait_until
 
@@ -70,3 +72,22 @@ def test_a_damaged_newest_segment_is_cut_and_the_primary_brings_the_rest_again(r
     load.finish()
     pair.wait_state("protected")
     pair.check_sites(oracle)
+
+
+def test_a_recovery_does_not_wait_for_the_next_attempt_of_a_disk_that_works_again(run):
+    """The disk's syncs fail, the site is lost, and the disk works again: `recover` works at once."""
+    shim = FaultShim(run, "the backup's disk", has_disk=True)
+    pair = Pair(run, Options(disk_mib=DISK_MIB))
+    pair.backup_environment = shim.environment
+    pair.start()
+    load = pair.load(Oracle(WRITTEN_MIB * MIB), "before", depth=4)
+    wait_until("the guest writes", lambda: load.replies > 500, LONG_S)
+    shim.fail_disk("sync", True)
+    wait_until("the group does not work", lambda: pair.backup_group()["broken"], LONG_S)
+    pair.kill(pair.daemon)
+    load.vanish()
+    asked = pair.start_recovery("--primary-is-dead")
+    assert asked.wait(LONG_S) != 0 and "Input/output error" in asked.tail(), asked.tail()
+    shim.fail_disk("sync", False)
+    asked = pair.start_recovery("--primary-is-dead")
+    assert asked.wait(LONG_S) == 0, asked.tail()
