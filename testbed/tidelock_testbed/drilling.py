@@ -203,9 +203,12 @@ class Drill:
         return "replicating" if self.knobs.mode == "async" else "protected"
 
     def load(self) -> None:
-        """Clients at work for a random while."""
+        """Clients at work for a random while, and on a slow machine until there is something to judge."""
         self.start_clients()
         self.work(self.random.uniform(*self.load_s[self.knobs.guest]))
+        end = time.monotonic() + NEVER_MIND_S
+        while len(self.ledger.follow().confirmed) < CONFIRMED_MIN and time.monotonic() < end:
+            self.work(1)
         self.load_to = time.monotonic()
 
     def start_clients(self) -> None:
