@@ -35,13 +35,17 @@
 //! Source: PipeCloud 4.1 (DR Blocktap), with the publication moved before the completion.
 
 mod action;
+mod admission;
+mod completion;
 mod extent_order;
 #[cfg(test)]
 mod tests;
+mod unrecorded;
 
 #[cfg(feature = "planted-bugs")]
 pub use action::PlantedBug;
 pub use action::{Action, CopyKind, CopyOutcome, DiskError, Lag, OpId, RequestId, Settings};
+use admission::{Waiting, Work};
 use extent_order::Ticket;
 pub use extent_order::{Extent, ExtentOrder};
 
@@ -50,39 +54,13 @@ use crate::ceiling::BoundedClock;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq};
-use tidelock_protocol::limits::RECORD_PAYLOAD_MAX_BYTES;
-use tidelock_protocol::message::{Message, Mode};
-use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::message::Mode;
+use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 
 /// What each record costs the backlog besides its payload, so that a flood of tiny or empty
 /// records is bounded, too.
 pub const RECORD_OVERHEAD_BYTES: u64 = 256;
-
-#[derive(Debug)]
-enum Work {
-    Guest { request: RequestId, effect: Effect, fua: bool },
-    Copy(CopyKind),
-}
-
-impl Work {
-    /// What it costs the backlog, at the most.
-    fn cost_bytes(&self, extent: Extent) -> u64 {
-        let payload_bytes = match self {
-            Self::Guest { effect: Effect::Write(payload), .. } => payload.data().len() as u64,
-            // What is read is known when it has been read.
-            Self::Copy(CopyKind::Copy | CopyKind::CopyUnlessZero) => extent.len_bytes,
-            Self::Copy(CopyKind::Digest) | Self::Guest { .. } => 0,
-        };
-        payload_bytes + RECORD_OVERHEAD_BYTES
-    }
-}
-
-#[derive(Debug)]
-struct Waiting {
-    extent: Extent,
-    work: Work,
-}
 
 #[derive(Debug)]
 enum Stage {
@@ -277,68 +255,6 @@ impl Sequencer {
         self.started.is_some()
     }
 
-    /// Until the [`start`](Self::start) guests' writes are done on the local disk and completed, without seq and record.
-    /// The caller keeps on stable storage where the sites differ by that ([`crate::activity`]), and has it compared
-    /// after the start. What is in flight at the start ends as it began; what waits for it is recorded.
-    pub fn serve_unrecorded(&mut self, now: MonoNanos, wall_ms: u64) {
-        assert!(self.started.is_none(), "the stream has begun");
-        self.serves_unrecorded = true;
-        self.admit_free(now, wall_ms);
-    }
-
-    /// The stream stands: until [`record_again`](Self::record_again) guests' writes are done on the local disk and
-    /// completed, without seq and record, as by [`serve_unrecorded`](Self::serve_unrecorded). What is in flight ends as
-    /// it began, with its records. Copies that wait are given up: [`CopyOutcome::Withdrawn`].
-    pub fn stop_recording(&mut self, now: MonoNanos, wall_ms: u64) {
-        assert!(self.started.is_some(), "the stream has not begun");
-        self.serves_unrecorded = true;
-        self.admit_free(now, wall_ms);
-    }
-
-    /// What is admitted from now on is recorded. What is in flight ends as it began; what waits for it is recorded.
-    pub fn record_again(&mut self, now: MonoNanos, wall_ms: u64) {
-        assert!(self.started.is_some() && self.serves_unrecorded, "the stream does not stand");
-        self.serves_unrecorded = false;
-        self.admit_free(now, wall_ms);
-    }
-
-    fn withdraw(&mut self, ticket: Ticket) {
-        let waiting = self.waiting.remove(&ticket).expect("free ones wait");
-        let outcome = CopyOutcome::Withdrawn;
-        self.actions.push_back(Action::Copied { extent: waiting.extent, outcome });
-        self.leave(ticket);
-    }
-
-    /// Whether nothing is in flight that has a record, or may get one.
-    #[must_use]
-    pub fn is_recorded_idle(&self) -> bool {
-        let is_unrecorded = |op: &InFlight| matches!(op.stage, Stage::Unrecorded { .. });
-        let is_copy = |waiting: &Waiting| matches!(waiting.work, Work::Copy(_));
-        self.in_flight.values().all(is_unrecorded)
-            && !self.waiting.values().any(is_copy)
-            && self.sync_waiting.is_empty()
-    }
-
-    /// Whether a guest's write waits because the backlog is full.
-    #[must_use]
-    pub fn guests_wait_for_room(&self) -> bool {
-        let is_guests = |waiting: &Waiting| matches!(waiting.work, Work::Guest { .. });
-        self.is_backlog_full() && self.waiting.values().any(is_guests)
-    }
-
-    /// Whether writes are admitted that are not recorded.
-    #[must_use]
-    pub fn serves_unrecorded(&self) -> bool {
-        self.serves_unrecorded
-    }
-
-    /// Where writes are in flight that are not recorded.
-    #[must_use]
-    pub fn unrecorded(&self) -> Vec<Extent> {
-        let of = |op: &InFlight| matches!(op.stage, Stage::Unrecorded { .. }).then_some(op.extent);
-        self.in_flight.values().filter_map(of).collect()
-    }
-
     /// A guest's write or zeroing of `extent`.
     pub fn submit(
         &mut self,
@@ -426,12 +342,6 @@ impl Sequencer {
         self.record_hlc
     }
 
-    /// A time that is above that of every record of this writer, of whatever run, and not above that of the next one.
-    #[must_use]
-    pub fn unrecorded_hlc(&self) -> Hlc {
-        Hlc(self.record_hlc.max(self.before_hlc).0 + 1)
-    }
-
     /// The member has merged a tag: its next record depends on these writes of others.
     pub fn depends_on(&mut self, tag: &CountVector) {
         for (writer, seq) in tag.entries() {
@@ -439,117 +349,6 @@ impl Sequencer {
                 self.new_deps.raise(writer, seq);
             }
         }
-    }
-
-    /// A guest's read of `extent` has ended and is about to be answered.
-    ///
-    /// In mode sync P does not name a write before the backup has it, since its guest is not told
-    /// of it before. But who reads it meanwhile knows it: a guest that was started again, or
-    /// another connection.
-    pub fn is_read(&mut self, extent: Extent) {
-        let seen = self.unnamed.iter().rev().find(|(.., written)| written.overlaps(&extent));
-        if let Some((seq, hlc, _)) = seen.copied() {
-            self.publish(seq, hlc);
-        }
-    }
-
-    /// A local write has ended.
-    pub fn written(
-        &mut self,
-        op: OpId,
-        result: Result<(), DiskError>,
-        now: MonoNanos,
-        wall_ms: u64,
-    ) {
-        let op_state = self.in_flight.get_mut(&op).expect("an operation that was started");
-        let (request, seq, hlc) = match op_state.stage {
-            Stage::Writing { request, seq, hlc } => (request, seq, hlc),
-            // If it failed, the disk may hold anything there: the comparison reads what it does.
-            Stage::Unrecorded { request } => {
-                self.actions.push_back(Action::Complete(request, result));
-                return self.end(op, now, wall_ms);
-            }
-            Stage::Repairing { .. } | Stage::Copying(_) => panic!("{op:?} is not a write"),
-        };
-        match result {
-            Ok(()) => {
-                self.complete_write(request, seq, hlc);
-                self.end(op, now, wall_ms);
-            }
-            // Too much to read back under one hold: it is copied in pieces later.
-            Err(error) if op_state.extent.len_bytes > u64::from(RECORD_PAYLOAD_MAX_BYTES) => {
-                let extent = op_state.extent;
-                self.actions.push_back(Action::Suspect(extent));
-                self.publish_all();
-                self.actions.push_back(Action::Complete(request, Err(error)));
-                self.end(op, now, wall_ms);
-            }
-            // The backup gets what the guest wanted, this disk may hold anything: bring the backup
-            // to what this disk holds. The extent stays held meanwhile.
-            Err(error) => {
-                op_state.stage = Stage::Repairing { request, seq, error };
-                let extent = op_state.extent;
-                self.actions.push_back(Action::Read { op, extent });
-            }
-        }
-    }
-
-    /// A local read for Tidelock itself has ended.
-    pub fn read_done(
-        &mut self,
-        op: OpId,
-        result: Result<bytes::Bytes, DiskError>,
-        now: MonoNanos,
-        wall_ms: u64,
-    ) {
-        let op_state = &self.in_flight[&op];
-        let extent = op_state.extent;
-        if let Stage::Copying(kind) = op_state.stage {
-            self.reserved_bytes -= Work::Copy(kind).cost_bytes(extent);
-        }
-        match (&op_state.stage, result) {
-            (Stage::Repairing { request, error, .. }, result) => {
-                let (request, error) = (*request, *error);
-                match result {
-                    Ok(data) => {
-                        self.send_copy(extent, data, now, wall_ms);
-                        // The guest may read what its failed write has left, and tell it: this
-                        // copy is part of the guest's write, unlike those of a copy job.
-                        self.guest_seq = self.last_seq();
-                        self.guest_hlc = self.record_hlc;
-                    }
-                    Err(_) => self.actions.push_back(Action::Suspect(extent)),
-                }
-                self.publish_all();
-                self.actions.push_back(Action::Complete(request, Err(error)));
-            }
-            (Stage::Copying(kind), Ok(data)) => {
-                let outcome = self.copy_read(extent, *kind, data, now, wall_ms);
-                self.actions.push_back(Action::Copied { extent, outcome });
-            }
-            (Stage::Copying(_), Err(_)) => {
-                let outcome = CopyOutcome::Unreadable;
-                self.actions.push_back(Action::Copied { extent, outcome });
-            }
-            (Stage::Writing { .. } | Stage::Unrecorded { .. }, _) => {
-                panic!("{op:?} is not a read")
-            }
-        }
-        self.end(op, now, wall_ms);
-    }
-
-    /// The backup has everything up to `durable`.
-    pub fn committed(&mut self, durable: Seq, now: MonoNanos, wall_ms: u64) {
-        while let Some(first) = self.unacked.front().filter(|u| u.seq <= durable) {
-            self.unacked_cost_bytes -= first.cost_bytes;
-            self.unacked_payload_bytes -= first.payload_bytes;
-            self.acked_payload_bytes += first.payload_bytes;
-            self.unacked_copies -= usize::from(first.is_of_copy);
-            self.unacked.pop_front();
-        }
-        self.durable = self.durable.max(durable);
-        self.complete_synced();
-        self.admit_free(now, wall_ms);
     }
 
     /// The first record of a guest's write that is not done locally yet.
@@ -560,27 +359,6 @@ impl Sequencer {
             Stage::Unrecorded { .. } | Stage::Copying(_) => None,
         };
         self.in_flight.values().filter_map(of).min()
-    }
-
-    /// Changes the bound of admitted bytes that are not durable. What is above a lower one stays.
-    pub fn set_backlog_limit(&mut self, limit_bytes: u64, now: MonoNanos, wall_ms: u64) {
-        self.settings.backlog_limit_bytes = limit_bytes;
-        self.admit_free(now, wall_ms);
-    }
-
-    /// That bound.
-    #[must_use]
-    pub fn backlog_limit_bytes(&self) -> u64 {
-        self.settings.backlog_limit_bytes
-    }
-
-    /// Changes the mode.
-    pub fn set_mode(&mut self, mode: Mode) {
-        self.mode = mode;
-        if mode != Mode::Sync {
-            self.publish_all();
-        }
-        self.complete_synced();
     }
 
     /// What is to be done next.
@@ -626,12 +404,6 @@ impl Sequencer {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
-    }
-
-    /// Whether writes wait because the backlog is full.
-    #[must_use]
-    pub fn is_backlog_full(&self) -> bool {
-        self.free.first().is_some_and(|ticket| !self.has_room(&self.waiting[ticket]))
     }
 
     /// Requests that are complete but for the backup's word (mode sync).
@@ -682,118 +454,6 @@ impl Sequencer {
         self.clock.greatest()
     }
 
-    fn enqueue(&mut self, extent: Extent, work: Work, now: MonoNanos, wall_ms: u64) {
-        assert!(extent.len_bytes > 0, "empty requests are completed by the tap");
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        let is_free = self.enter(ticket, extent);
-        let waiting = Waiting { extent, work };
-        let is_next = is_free && self.free.is_empty();
-        if is_next && self.may_admit() && self.has_room(&waiting) {
-            return self.admit(ticket, waiting, now, wall_ms);
-        }
-        self.waiting.insert(ticket, waiting);
-        if is_free {
-            self.free.insert(ticket);
-        }
-    }
-
-    /// Whether an operation waits for no other one.
-    fn enter(&mut self, ticket: Ticket, extent: Extent) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::OverlapNotOrdered) {
-            return true;
-        }
-        self.order.enter(ticket, extent.aligned_to(self.settings.lock_align_bytes))
-    }
-
-    fn leave(&mut self, ticket: Ticket) {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::OverlapNotOrdered) {
-            return;
-        }
-        let Self { order, free, .. } = self;
-        order.leave(ticket, |ticket| {
-            free.insert(ticket);
-        });
-    }
-
-    /// Admits everything that need not wait any more, in order. When the backlog is full nothing
-    /// overtakes, so that a large write is not starved.
-    fn admit_free(&mut self, now: MonoNanos, wall_ms: u64) {
-        while self.may_admit() && !self.is_backlog_full() {
-            let Some(ticket) = self.free.pop_first() else { return };
-            let is_copy = matches!(self.waiting[&ticket].work, Work::Copy(_));
-            if is_copy && self.serves_unrecorded {
-                self.withdraw(ticket);
-                continue;
-            }
-            let waiting = self.waiting.remove(&ticket).expect("free ones wait");
-            self.admit(ticket, waiting, now, wall_ms);
-        }
-    }
-
-    /// Whether anything may be admitted.
-    fn may_admit(&self) -> bool {
-        // What is not recorded needs no time.
-        self.serves_unrecorded || (self.started.is_some() && !self.waits_for_ceiling())
-    }
-
-    /// Whether the backlog has room. One operation is always let in, however large.
-    fn has_room(&self, waiting: &Waiting) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::UnboundedBacklog) {
-            return true;
-        }
-        self.serves_unrecorded
-            || (self.unacked.is_empty() && self.reserved_bytes == 0)
-            || waiting.work.cost_bytes(waiting.extent) <= self.room_bytes()
-    }
-
-    fn room_bytes(&self) -> u64 {
-        let taken_bytes = self.unacked_cost_bytes + self.reserved_bytes;
-        self.settings.backlog_limit_bytes.saturating_sub(taken_bytes)
-    }
-
-    fn admit(&mut self, ticket: Ticket, waiting: Waiting, now: MonoNanos, wall_ms: u64) {
-        let Waiting { extent, work } = waiting;
-        let op = OpId(self.next_op);
-        self.next_op += 1;
-        let stage = match work {
-            Work::Guest { request, effect, fua } if self.serves_unrecorded => {
-                self.actions.push_back(Action::Write { op, extent, effect, fua });
-                Stage::Unrecorded { request }
-            }
-            Work::Guest { request, effect, fua } => {
-                let seq = self.send_record(
-                    extent.disk,
-                    extent.offset,
-                    effect.clone(),
-                    false,
-                    now,
-                    wall_ms,
-                );
-                self.flushed |= fua;
-                let hlc = self.record_hlc;
-                (self.guest_seq, self.guest_hlc) = (seq, hlc);
-                if self.mode == Mode::Sync {
-                    self.unnamed.push_back((seq, hlc, extent));
-                } else {
-                    self.publish_all();
-                }
-                self.actions.push_back(Action::Write { op, extent, effect, fua });
-                Stage::Writing { request, seq, hlc }
-            }
-            Work::Copy(kind) => {
-                debug_assert!(!self.serves_unrecorded, "copies are recorded");
-                self.reserved_bytes += Work::Copy(kind).cost_bytes(extent);
-                self.actions.push_back(Action::Read { op, extent });
-                Stage::Copying(kind)
-            }
-        };
-        self.in_flight.insert(op, InFlight { extent, ticket, stage });
-    }
-
     fn send_record(
         &mut self,
         disk: DiskId,
@@ -831,102 +491,4 @@ impl Sequencer {
         self.actions.push_back(Action::Send(record));
         unacked.seq
     }
-
-    fn send_copy(&mut self, extent: Extent, data: bytes::Bytes, now: MonoNanos, wall_ms: u64) {
-        let effect = if is_zero(&data) {
-            // Holes stay holes at the backup.
-            Effect::Zero { len_bytes: data.len() as u32, no_hole: false }
-        } else {
-            Effect::Write(Payload::new(data))
-        };
-        self.send_record(extent.disk, extent.offset, effect, true, now, wall_ms);
-    }
-
-    fn copy_read(
-        &mut self,
-        extent: Extent,
-        kind: CopyKind,
-        data: bytes::Bytes,
-        now: MonoNanos,
-        wall_ms: u64,
-    ) -> CopyOutcome {
-        match kind {
-            CopyKind::CopyUnlessZero if is_zero(&data) => CopyOutcome::Zero,
-            CopyKind::Copy | CopyKind::CopyUnlessZero => {
-                self.send_copy(extent, data, now, wall_ms);
-                CopyOutcome::Sent
-            }
-            CopyKind::Digest => {
-                self.actions.push_back(Action::SendInOrder(Message::DigestCheck {
-                    disk: extent.disk,
-                    offset: extent.offset,
-                    len_bytes: extent.len_bytes as u32,
-                    digest: *blake3::hash(&data).as_bytes(),
-                }));
-                CopyOutcome::Asked
-            }
-        }
-    }
-
-    /// Publishes P up to the last guest's write admitted.
-    fn publish_all(&mut self) {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::PublishAfterCompletion) {
-            return;
-        }
-        self.publish(self.guest_seq, self.guest_hlc);
-    }
-
-    fn publish(&mut self, seq: Seq, hlc: Hlc) {
-        if seq > self.published {
-            self.published = seq;
-            while self.unnamed.front().is_some_and(|(unnamed, ..)| *unnamed <= seq) {
-                self.unnamed.pop_front();
-            }
-            self.actions.push_back(Action::Publish(seq, hlc));
-        }
-    }
-
-    fn complete_write(&mut self, request: RequestId, seq: Seq, hlc: Hlc) {
-        if self.mode == Mode::Sync && seq > self.durable {
-            let at = self.sync_waiting.partition_point(|(s, ..)| *s < seq);
-            self.sync_waiting.insert(at, (seq, hlc, request));
-            return;
-        }
-        self.complete(request, seq, hlc);
-    }
-
-    fn complete(&mut self, request: RequestId, seq: Seq, hlc: Hlc) {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::PublishAfterCompletion) {
-            self.actions.push_back(Action::Complete(request, Ok(())));
-            return self.publish(seq, hlc);
-        }
-        self.publish(seq, hlc);
-        self.actions.push_back(Action::Complete(request, Ok(())));
-    }
-
-    /// Completes what only waited for the backup, or no longer has to.
-    fn complete_synced(&mut self) {
-        while let Some((seq, hlc, request)) = self.sync_waiting.front().copied() {
-            if self.mode == Mode::Sync && seq > self.durable {
-                break;
-            }
-            self.sync_waiting.pop_front();
-            self.complete(request, seq, hlc);
-        }
-    }
-
-    fn end(&mut self, op: OpId, now: MonoNanos, wall_ms: u64) {
-        let ended = self.in_flight.remove(&op).expect("in flight");
-        self.leave(ended.ticket);
-        self.admit_free(now, wall_ms);
-    }
-}
-
-/// Whether all bytes are 0. This reads whole disks, so it goes by 64 bytes at a time.
-fn is_zero(data: &[u8]) -> bool {
-    let (chunks, tail) = data.as_chunks::<64>();
-    chunks.iter().all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
-        && tail.iter().all(|byte| *byte == 0)
 }

@@ -1,6 +1,8 @@
+use super::completion::is_zero;
 use super::*;
 use bytes::Bytes;
 use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::record::Payload;
 
 const NOW: MonoNanos = MonoNanos(0);
 const EIO: DiskError = DiskError(5);

@@ -1,0 +1,291 @@
+//! What the backup tells a member: where its stream stands, what is committed, and whether it is wanted.
+
+use super::super::Refusal;
+use super::super::port::FromLink;
+use super::super::queue::Queue;
+use super::{Member, MemberError, Phase};
+use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_protocol::message::{
+    Attached, CopyState, Followed, Message, PROTOCOL_OF_GROUPS, Progress, RefusalKind,
+};
+use tidelock_protocol::vector::CountVector;
+
+impl<T> Member<T> {
+    /// A message of the backup for this member.
+    pub fn receive(&mut self, message: Message, now: MonoNanos) -> Result<(), MemberError> {
+        match (message, self.phase) {
+            (Message::Attached(attached), Phase::Attaching) => self.attached(attached),
+            (Message::LastAttached { incarnation }, Phase::Attaching) => {
+                self.last_attached = Some(incarnation);
+                Ok(())
+            }
+            // Asked anew on the same connection, to compare.
+            (Message::Attached(attached), Phase::Attached) if self.says_differs => {
+                self.attached(attached)
+            }
+            (Message::LastAttached { incarnation }, Phase::Attached) if self.says_differs => {
+                self.last_attached = Some(incarnation);
+                Ok(())
+            }
+            (Message::Committed { durable, committed }, Phase::Attached) => {
+                self.committed(durable, &committed, now)
+            }
+            (Message::Followed(followed), Phase::Attaching) if self.is_follower() => {
+                self.followed(&followed)
+            }
+            (Message::Progress(progress), Phase::Attached) => self.progress(&progress, now),
+            (Message::Sound { id }, Phase::Attached) => {
+                self.sounded(id);
+                Ok(())
+            }
+            (Message::Floor { pending, hlc }, Phase::Attached) => {
+                self.port.send((self.to_owner)(FromLink::Floor { pending, hlc }));
+                Ok(())
+            }
+            (Message::FloorIs { mark, pending, hlc }, Phase::Attached) => {
+                // Of an older question: then it is asked again.
+                if self.gate.awaits_floor() == Some(mark) {
+                    self.floor_for_everyone = false;
+                }
+                self.gate.floor(mark, &pending, hlc);
+                Ok(())
+            }
+            (Message::Lease { sent_at }, Phase::Attached) => {
+                self.is_heard_from = true;
+                self.gate.lease_renewed(sent_at);
+                self.stats.lease_renewed(sent_at);
+                Ok(())
+            }
+            (Message::DigestResult { disk, offset, equal }, Phase::Attached) => {
+                self.port.send((self.to_owner)(FromLink::Digest { disk, offset, equal }));
+                Ok(())
+            }
+            (Message::PolicyKept(kept), Phase::Attached) => {
+                // Also if it is not what was said: then it has no room, and the group holds.
+                self.policy_is_kept = true;
+                self.stats.set_policy_kept(kept.after_ms == self.policy.after_ms);
+                Ok(())
+            }
+            (Message::ServesUnreachedKept { serves }, Phase::Attached) => {
+                if let Err(error) = self.keeper.keep_serves_unreached(serves) {
+                    let member = &self.attach.member;
+                    tracing::error!(
+                        member, %error,
+                        "that the backup knows who serves without it cannot be put on record"
+                    );
+                }
+                Ok(())
+            }
+            (Message::Unheard, Phase::Attached) => {
+                // Who has been here all the time was told what there is to be told.
+                if !self.is_heard_from {
+                    self.gate.mark_incomplete();
+                    self.ask_floor();
+                }
+                Ok(())
+            }
+            (Message::Bookmarked { id, outcome }, Phase::Attached) => {
+                self.bookmarks.answered(id, outcome.map(|point| *point));
+                Ok(())
+            }
+            (Message::LeaseGivenUp { committed }, Phase::Attached) if self.gives_up => {
+                if let Some(given_up) = self.given_up.take() {
+                    // Nobody may wait for it any more.
+                    let _ = given_up.send(committed);
+                }
+                Ok(())
+            }
+            (Message::SwitchAwaits { members }, Phase::Attached) => {
+                // Nobody may ask any more.
+                if let Some(agreement) = &self.agreement {
+                    agreement.told(&self.attach.member, members);
+                }
+                Ok(())
+            }
+            (Message::Stalled { reason }, Phase::Attached) => {
+                match &reason {
+                    Some(reason) => tracing::warn!(
+                        member = self.attach.member,
+                        reason,
+                        "the backup has stopped acknowledging"
+                    ),
+                    None => {
+                        tracing::info!(member = self.attach.member, "the backup goes on");
+                    }
+                }
+                self.is_stalled = reason.is_some();
+                self.stats.set_stalled(reason);
+                Ok(())
+            }
+            (Message::Refused { kind, reason }, Phase::Attaching | Phase::Attached) => {
+                self.refused(Refusal { kind, reason });
+                Ok(())
+            }
+            (_, Phase::Refused) => Ok(()),
+            _ => Err(self.unexpected("message")),
+        }
+    }
+
+    fn followed(&mut self, followed: &Followed) -> Result<(), MemberError> {
+        let member = || self.attach.member.clone();
+        self.keeper
+            .keep(followed.epoch)
+            .map_err(|source| MemberError::Epoch { member: member(), source })?;
+        self.attach.epoch = followed.epoch;
+        self.phase = Phase::Attached;
+        self.wants_lease = true;
+        self.stats.set_stalled(None);
+        self.publish_stats();
+        self.heard_progress(&followed.progress);
+        self.say_policy();
+        self.ask_floor();
+        self.ask_for_bookmarks();
+        self.say_switch();
+        Ok(())
+    }
+
+    fn attached(&mut self, attached: Attached) -> Result<(), MemberError> {
+        let member = || self.attach.member.clone();
+        let compares = std::mem::take(&mut self.says_differs);
+        if compares && attached.copy == CopyState::Whole {
+            return Err(self.unexpected("whole copy"));
+        }
+        self.keeper
+            .keep(attached.epoch)
+            .map_err(|source| MemberError::Epoch { member: member(), source })?;
+        self.attach.epoch = attached.epoch;
+        // Before the first lease: nothing leaves that may depend on what the backup lacks.
+        let must_compare = attached.copy == CopyState::Resyncing
+            || (self.needs_groups() && attached.copy.told() == CopyState::Partial);
+        if must_compare {
+            self.gate.hold_for_resync(true);
+            // The end of the comparison lets it go.
+            self.held_to = None;
+            if self.needs_groups() {
+                // During a resync C stands still, and what the guest tells others waits by its tag.
+                // In the middle of an initial copy C goes on. And P of the old run may be lost.
+                self.gate.mark_incomplete();
+            }
+        }
+        let first = self.sender.is_none();
+        let on_disk = &self.on_disk;
+        let sender =
+            self.sender.get_or_insert_with(|| Queue::new(attached.durable, on_disk.clone()));
+        if compares {
+            (self.stands, self.wants_compare) = (false, false);
+            self.compared_from = sender.admitted().next();
+        }
+        if let Err(error) = sender.attached(attached.durable) {
+            return Err(self.broken(error));
+        }
+        self.phase = Phase::Attached;
+        self.was_attached = true;
+        self.is_unwanted = false;
+        self.wants_lease = true;
+        // A group that was opened anew since it stalled does not say that it goes on; one that
+        // is still stalled says so right after this.
+        self.is_stalled = false;
+        self.stats.set_stalled(None);
+        self.stats.set_takes_idle(self.protocol >= PROTOCOL_OF_GROUPS);
+        self.gate.committed(&attached.committed);
+        self.let_gate_go(attached.committed.get(self.attach.writer));
+        self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
+        let last_attached = self.last_attached.take();
+        let message = FromLink::Attached { attached, first, last_attached, compares };
+        self.port.send((self.to_owner)(message));
+        self.publish_stats();
+        self.say_policy();
+        self.ask_floor();
+        self.ask_for_bookmarks();
+        self.say_switch();
+        Ok(())
+    }
+
+    fn progress(&mut self, progress: &Progress, now: MonoNanos) -> Result<(), MemberError> {
+        self.heard_progress(progress);
+        if self.is_follower() {
+            return Ok(());
+        }
+        self.committed(progress.durable, &progress.committed, now)
+    }
+
+    fn heard_progress(&self, progress: &Progress) {
+        self.gate.committed(&progress.committed);
+        self.gate.watermark(progress.watermark);
+        self.stats.set_watermark(progress.watermark, progress.frontier);
+        self.port.set_frontier(progress.frontier);
+        self.port.set_told(&progress.committed, progress.watermark);
+    }
+
+    fn committed(
+        &mut self,
+        durable: Seq,
+        committed: &CountVector,
+        now: MonoNanos,
+    ) -> Result<(), MemberError> {
+        let sender = self.sender.as_mut().expect("attached");
+        if let Err(error) = sender.committed(durable) {
+            return Err(self.broken(error.into()));
+        }
+        // The gate first: clients wait for it.
+        self.gate.committed(committed);
+        self.let_gate_go(committed.get(self.attach.writer));
+        self.port.set_acked(durable, committed.get(self.attach.writer));
+        while let Some((_, at)) = self.admitted.front().filter(|(seq, _)| *seq <= durable) {
+            self.stats.commit_latency(now.since_ns(*at));
+            self.admitted.pop_front();
+        }
+        self.publish_stats();
+        Ok(())
+    }
+
+    /// Another writer resyncs: what may it have known of this one? What was published was handed
+    /// to a guest, what was admitted may have been.
+    fn sounded(&mut self, id: u64) {
+        let (mut pending, hlc) = self.gate.pending();
+        if let Some(sender) = &self.sender {
+            let admitted = sender.admitted();
+            // What has no record is there with what is recorded next: C reaches that when all is compared.
+            let reaches = if self.stands { admitted.next() } else { admitted };
+            pending.raise(self.attach.writer, reaches.max(self.compared_from));
+        }
+        self.answers.push_back(Message::Sounded { id, pending, hlc });
+    }
+
+    fn refused(&mut self, refusal: Refusal) {
+        tracing::error!(
+            member = self.attach.member,
+            kind = ?refusal.kind,
+            reason = refusal.reason,
+            "the backup refuses this member"
+        );
+        self.is_unwanted |= refusal.kind != RefusalKind::Stopping;
+        if refusal.is_final() {
+            self.gate.fence();
+            self.refusal_is_final = true;
+            self.ask_for_bookmarks();
+        }
+        if refusal.kind == RefusalKind::Fenced
+            && let Err(error) = self.keeper.keep_fenced()
+        {
+            let member = &self.attach.member;
+            tracing::error!(member, %error, "that this primary was replaced cannot be put on record");
+        }
+        if let Some(sender) = &mut self.sender {
+            sender.detached();
+        }
+        self.says_differs = false;
+        self.phase = Phase::Refused;
+        self.port.send((self.to_owner)(FromLink::Refused(refusal)));
+    }
+
+    pub(super) fn let_gate_go(&mut self, committed: Seq) {
+        if self.held_to.take_if(|held_to| committed >= *held_to).is_some() {
+            self.gate.hold_for_resync(false);
+        }
+    }
+
+    pub(super) fn unexpected(&self, what: &'static str) -> MemberError {
+        MemberError::Unexpected { member: self.attach.member.clone(), what }
+    }
+}

@@ -1,0 +1,110 @@
+//! What the owner loop tells a member.
+
+use super::super::port::{FromLink, ToLink};
+use super::{Member, Phase};
+use bytes::BytesMut;
+use tidelock_protocol::message::{LastRun, Message, PROTOCOL_OF_JOINT_SWITCHES};
+use tidelock_protocol::record::{Effect, Record};
+
+impl<T> Member<T> {
+    /// From the owner loop.
+    pub fn hear_owner(&mut self, message: ToLink, out: &mut BytesMut) {
+        match message {
+            ToLink::Records { records, admitted_at } => {
+                let sender = self.sender.as_mut().expect("admitted after the start");
+                let is_guests = |r: &&Record| !r.copy && r.effect != Effect::Idle;
+                if let Some(last) = records.iter().rev().find(is_guests) {
+                    self.admitted.push_back((last.seq, admitted_at));
+                }
+                for record in records {
+                    sender.push(record);
+                }
+                self.publish_stats();
+            }
+            ToLink::Spilled { spilled, last_of_guest, admitted_at } => {
+                let sender = self.sender.as_mut().expect("admitted after the start");
+                self.admitted.extend(last_of_guest.map(|seq| (seq, admitted_at)));
+                sender.spill(spilled);
+                self.publish_stats();
+            }
+            ToLink::InOrder(message) => {
+                if let Some(sender) = &mut self.sender {
+                    sender.push_in_order(message);
+                }
+            }
+            ToLink::Mode(mode) => {
+                self.attach.mode = mode;
+                self.control(Message::ModeChanged { mode }, out);
+            }
+            ToLink::Policy(policy) => {
+                self.policy = policy;
+                if self.speaks_of_policies() {
+                    self.control(Message::Policy(policy), out);
+                }
+            }
+            ToLink::Bookmark(wanted, done) => {
+                let message = self.bookmarks.begin(wanted, done);
+                match self.cannot_bookmark() {
+                    Some(reason) => self.bookmarks.give_up(reason),
+                    // If it is not attached, it asks when it is.
+                    None => self.control(message, out),
+                }
+            }
+            ToLink::ReadyToSwitch(ready, agreement) => {
+                self.is_ready = ready;
+                self.agreement = Some(agreement);
+                // If it is not attached, it says so when it is; nobody counts on one that is not.
+                if self.protocol >= PROTOCOL_OF_JOINT_SWITCHES {
+                    self.control(Message::ReadyToSwitch { ready }, out);
+                }
+            }
+            ToLink::GiveUpLease(given_up) => {
+                self.gives_up = true;
+                self.is_ready = false;
+                self.agreement = None;
+                self.given_up = given_up;
+                // If it is not attached, it says so when it is.
+                self.give_up_lease(out);
+            }
+            ToLink::Adopted => self.adopted(out),
+            ToLink::Detach => self.control(Message::Detach, out),
+            ToLink::ServeUnrecorded => {
+                self.wants_unrecorded = true;
+                self.let_serve_unrecorded();
+            }
+            ToLink::Stands => self.stands = true,
+            // It is asked with what is sent next.
+            ToLink::AskToCompare => self.wants_compare = true,
+            ToLink::AskFloor { everyone } => {
+                self.floor_for_everyone |= everyone;
+                // If it is not attached, it asks when it is.
+                if self.phase == Phase::Attached {
+                    self.ask_floor();
+                }
+            }
+        }
+    }
+
+    pub(super) fn adopted(&mut self, out: &mut BytesMut) {
+        if std::mem::take(&mut self.awaits_adoption) && self.is_connected {
+            self.connected(self.protocol, out);
+        }
+    }
+
+    /// While an answer to "the last run ended cleanly" may come, nothing may be written that makes it untrue. The
+    /// connection ends when nothing comes, and then it was not said.
+    pub(super) fn let_serve_unrecorded(&mut self) {
+        let may_be_attached = match self.phase {
+            Phase::Attached => true,
+            Phase::Attaching => self.sender.is_some(),
+            Phase::Detached | Phase::Refused => false,
+        };
+        if !self.wants_unrecorded || self.was_attached || self.is_unwanted || may_be_attached {
+            return;
+        }
+        self.wants_unrecorded = false;
+        self.sender = None;
+        self.attach.last_run = LastRun::Unknown;
+        self.port.send((self.to_owner)(FromLink::MayServeUnrecorded));
+    }
+}

@@ -1,0 +1,360 @@
+//! One member's half of the conversation with the backup. Sans-I/O: messages and records in,
+//! frames out.
+
+mod from_backup;
+mod from_owner;
+mod to_backup;
+
+use super::GateControl;
+use super::bookmarks::Bookmarks;
+use super::port::{Agreement, FromLink, LeaseGivenUp, OwnerPort};
+use super::queue::{OnDisk, Queue, QueueError, Spilled};
+use crate::backlog::{self, BacklogError};
+use crate::stats::LinkStats;
+use bytes::BytesMut;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
+use tidelock_protocol::message::{Attach, Form, LastRun, Message, Mode, Policy, RefusalKind};
+use tidelock_protocol::sender::SenderError;
+
+/// Why the daemon cannot go on with a member in this run. A new run resyncs.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    /// The backup's stream and ours do not fit together.
+    #[error("member {member}: {source}")]
+    Stream {
+        /// The member.
+        member: String,
+        /// Why.
+        source: SenderError,
+    },
+    /// What waits on disk cannot be read back.
+    #[error("member {member}: {source}")]
+    Backlog {
+        /// The member.
+        member: String,
+        /// Why.
+        source: BacklogError,
+    },
+    /// The backup says what it cannot say now.
+    #[error("member {member}: unexpected {what} from the backup")]
+    Unexpected {
+        /// The member.
+        member: String,
+        /// What it said.
+        what: &'static str,
+    },
+    /// The granted epoch could not be stored.
+    #[error("member {member}: the granted epoch could not be stored: {source}")]
+    Epoch {
+        /// The member.
+        member: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Detached,
+    Attaching,
+    Attached,
+    Refused,
+}
+
+/// How a member is on the link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The only member of its group: version 1 of the protocol says all there is to say.
+    Alone,
+    /// A writer among several members.
+    Writer {
+        /// How packets are tagged.
+        form: Form,
+        /// All members and their addresses.
+        peers: Vec<String>,
+    },
+    /// A member without disks: there is no stream.
+    Follower {
+        /// How packets are tagged.
+        form: Form,
+        /// All members and their addresses.
+        peers: Vec<String>,
+    },
+}
+
+/// One member on the link.
+pub struct Member<T> {
+    presence: Presence,
+    /// Answers to the backup's questions.
+    answers: VecDeque<Message>,
+    bookmarks: Bookmarks,
+    attach: Attach,
+    policy: Policy,
+    says_unreached: Option<bool>,
+    channel: Channel,
+    phase: Phase,
+    /// `None` until the backup has told a run that did not know where to go on.
+    sender: Option<Queue>,
+    on_disk: Option<Arc<OnDisk>>,
+    /// The gate is held until C has this: what an earlier process of the run has admitted.
+    held_to: Option<Seq>,
+    port: Arc<OwnerPort<T>>,
+    to_owner: fn(FromLink) -> T,
+    gate: Arc<dyn GateControl>,
+    keeper: Box<dyn super::port::EpochKeeper>,
+    stats: Arc<LinkStats>,
+    /// Guests' writes whose commit latency is being measured: the last seq of each batch.
+    admitted: VecDeque<(Seq, MonoNanos)>,
+    refusal_is_final: bool,
+    /// By the backup, in this run.
+    was_attached: bool,
+    /// The owner asks for [`FromLink::MayServeUnrecorded`].
+    wants_unrecorded: bool,
+    /// The backup was reached in this run, and does not want this member as it is.
+    is_unwanted: bool,
+    /// A lease was had in this run.
+    is_heard_from: bool,
+    /// Attached since the last beacon.
+    wants_lease: bool,
+    /// The backup has told this run what it keeps of the policy: no lease is asked for before.
+    policy_is_kept: bool,
+    /// When it asks for a floor next, it asks for everyone.
+    floor_for_everyone: bool,
+    /// The backup has said that it takes no records for now. Sending on would only fill its
+    /// buffers, and the beacons that keep the gate open for reads would queue behind.
+    is_stalled: bool,
+    /// The gate is shut for good in this epoch: no lease is asked for, it is given up.
+    gives_up: bool,
+    /// Who wants to hear that it is.
+    given_up: Option<LeaseGivenUp>,
+    /// It is about to be given up, together with the leases of other hosts.
+    is_ready: bool,
+    /// Who wants to hear of the others.
+    agreement: Option<Arc<Agreement>>,
+    /// The version of the protocol that this connection speaks.
+    protocol: u16,
+    /// The group's disks are elsewhere still: nothing is said to the backup.
+    awaits_adoption: bool,
+    /// A connection is up.
+    is_connected: bool,
+    /// The run that the backup knew before this attachment.
+    last_attached: Option<Incarnation>,
+    /// Guests are served without records.
+    stands: bool,
+    /// The owner asks for a comparison.
+    wants_compare: bool,
+    /// The attachment that is under way asks the backup for it.
+    says_differs: bool,
+    /// What is recorded after the guests were served without comes from here on.
+    compared_from: Seq,
+}
+
+/// What a member is made of.
+pub struct MemberParts<T> {
+    /// How it is there.
+    pub presence: Presence,
+    /// The attachment as at the start of this run. `LastRun::Clean` lets writes be admitted at
+    /// once, after that seq; `Unknown` lets them wait for the backup.
+    pub attach: Attach,
+    /// What its group does without the backup.
+    pub policy: Policy,
+    /// What the backup is to know of whether a run serves that has not reached it; `None`: nothing, as before.
+    pub says_unreached: Option<bool>,
+    /// Its number on this connection.
+    pub channel: Channel,
+    /// Its owner loop.
+    pub port: Arc<OwnerPort<T>>,
+    /// Makes an owner's message.
+    pub to_owner: fn(FromLink) -> T,
+    /// Its gate.
+    pub gate: Arc<dyn GateControl>,
+    /// A run before has given up the lease of this epoch, and the gate is shut.
+    pub gives_up: bool,
+    /// Where the epoch is kept.
+    pub keeper: Box<dyn super::port::EpochKeeper>,
+    /// What status and metrics read.
+    pub stats: Arc<LinkStats>,
+    /// Where records are that memory has no room for.
+    pub on_disk: Option<OnDisk>,
+    /// What an earlier process of this run has left there, after which the stream goes on. The gate is held for a resync,
+    /// until C has all of it.
+    pub left: Option<Spilled>,
+}
+
+impl<T> Member<T> {
+    /// A member that is not attached yet.
+    #[must_use]
+    pub fn new(parts: MemberParts<T>) -> Self {
+        let MemberParts {
+            presence,
+            attach,
+            policy,
+            says_unreached,
+            channel,
+            port,
+            to_owner,
+            gate,
+            gives_up,
+            keeper,
+            stats,
+            on_disk,
+            left,
+        } = parts;
+        let on_disk = on_disk.map(Arc::new);
+        // What it asks from its start on it may owe to a run before that was in mode async.
+        let floor_for_everyone = gate.awaits_floor().is_some();
+        let sender = match (&presence, attach.last_run) {
+            (Presence::Follower { .. }, _) => None,
+            _ if left.is_some() => {
+                let on_disk = on_disk.clone().expect("there is something on disk");
+                left.map(|left| Queue::left(left, on_disk))
+            }
+            (_, LastRun::Clean { seq }) => Some(Queue::new(seq, on_disk.clone())),
+            _ => None,
+        };
+        let member = Self {
+            presence,
+            answers: VecDeque::new(),
+            bookmarks: Bookmarks::default(),
+            attach,
+            policy,
+            says_unreached,
+            channel,
+            phase: Phase::Detached,
+            sender,
+            on_disk,
+            held_to: left.map(|left| left.last),
+            port,
+            to_owner,
+            gate,
+            keeper,
+            stats,
+            admitted: VecDeque::new(),
+            refusal_is_final: false,
+            was_attached: false,
+            wants_unrecorded: false,
+            is_unwanted: false,
+            is_heard_from: false,
+            wants_lease: false,
+            policy_is_kept: false,
+            floor_for_everyone,
+            is_stalled: false,
+            gives_up,
+            given_up: None,
+            is_ready: false,
+            agreement: None,
+            protocol: 0,
+            awaits_adoption: false,
+            is_connected: false,
+            last_attached: None,
+            stands: false,
+            wants_compare: false,
+            says_differs: false,
+            compared_from: Seq::ZERO,
+        };
+        member.publish_stats();
+        member
+    }
+
+    /// The group's disks are elsewhere still: the member is not attached before [`ToLink::Adopted`](super::port::ToLink::Adopted).
+    pub fn await_adoption(&mut self) {
+        self.awaits_adoption = true;
+    }
+
+    /// Whether it is not to be attached yet.
+    #[must_use]
+    pub fn awaits_adoption(&self) -> bool {
+        self.awaits_adoption
+    }
+
+    /// A connection is up, which speaks this version of the protocol: asks to be attached, unless
+    /// the backup has refused for good.
+    pub fn connected(&mut self, protocol: u16, out: &mut BytesMut) {
+        self.protocol = protocol;
+        self.is_connected = true;
+        self.stats.set_protocol(protocol);
+        if self.refusal_is_final || self.awaits_adoption {
+            return;
+        }
+        self.phase = Phase::Attaching;
+        // Before its first lease a run is told who may be in mode async (`Unheard`): in answer to its policy.
+        self.policy_is_kept &= self.is_heard_from;
+        self.answers.clear();
+        self.ask_to_be_attached(out);
+    }
+
+    /// Whether it can only be served by a backup that knows of groups with several members.
+    #[must_use]
+    pub fn needs_groups(&self) -> bool {
+        self.presence != Presence::Alone
+    }
+
+    /// The connection is gone.
+    pub fn disconnected(&mut self) {
+        if let Some(sender) = &mut self.sender {
+            sender.detached();
+        }
+        if self.phase == Phase::Attached {
+            self.port.send((self.to_owner)(FromLink::Detached));
+        }
+        self.phase = Phase::Detached;
+        self.says_differs = false;
+        self.is_connected = false;
+        self.is_stalled = false;
+        self.stats.set_stalled(None);
+        self.publish_stats();
+        self.let_serve_unrecorded();
+    }
+
+    fn is_follower(&self) -> bool {
+        matches!(self.presence, Presence::Follower { .. })
+    }
+
+    /// The stream cannot go on, nor can a later run go on with what is on disk.
+    fn broken(&self, error: QueueError) -> MemberError {
+        let member = self.attach.member.clone();
+        if let Some(on_disk) = &self.on_disk
+            && let Err(error) = backlog::mark(&*on_disk.files, false)
+        {
+            tracing::error!(member, %error, "remove the segments by hand before the next start");
+        }
+        match error {
+            QueueError::Stream(source) => MemberError::Stream { member, source },
+            QueueError::Backlog(source) => MemberError::Backlog { member, source },
+        }
+    }
+
+    /// The lease that this member asks for.
+    #[must_use]
+    pub fn lease_ms(&self) -> u64 {
+        self.attach.lease_ms
+    }
+
+    /// Its number on the connection.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        self.channel
+    }
+
+    /// The mode to announce at the next attachment.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.attach.mode
+    }
+
+    /// Refuses on behalf of the connection (no common version, wrong certificate...).
+    pub fn connection_refused(&mut self, kind: RefusalKind, reason: &str) {
+        self.stats.set_refusal(Some(format!("{reason} ({kind:?})")));
+    }
+
+    fn publish_stats(&self) {
+        let oldest = self.admitted.front().map(|(_, at)| *at);
+        if let Some(sender) = &self.sender {
+            let writes = sender.admitted().0 - sender.durable().0;
+            self.stats.set_lag(writes, sender.backlog_bytes(), oldest);
+        }
+        self.stats.set_attached(self.phase == Phase::Attached);
+    }
+}

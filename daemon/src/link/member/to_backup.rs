@@ -1,0 +1,196 @@
+//! What a member tells the backup and asks it, each as the connection's version of the protocol lets it.
+
+use super::{Member, MemberError, Phase, Presence};
+use bytes::BytesMut;
+use tidelock_protocol::frame;
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::{
+    Follow, Form, Join, LastRun, Message, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES,
+    PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, PROTOCOL_OF_SWITCHES,
+    PROTOCOL_OF_UNREACHED, UNASKED,
+};
+use tidelock_protocol::sender::Transmit;
+
+impl<T> Member<T> {
+    pub(super) fn ask_to_be_attached(&mut self, out: &mut BytesMut) {
+        self.last_attached = None;
+        self.says_differs = self.wants_compare;
+        let mut attach = self.attach.clone();
+        let says_runs = self.protocol >= PROTOCOL_OF_RUNS;
+        attach.last_run = match (&self.sender, attach.last_run) {
+            (Some(_), _) if self.wants_compare && says_runs => LastRun::Unclean,
+            (Some(_), _) if self.wants_compare => LastRun::Unknown,
+            // Nothing was sent since the clean stop, and what was admitted since is here: say
+            // so, the backup can check it.
+            (Some(_), LastRun::Clean { .. }) if !self.was_attached => attach.last_run,
+            (Some(sender), _) => sender.last_run(),
+            (None, LastRun::Unknown) if says_runs => LastRun::Unclean,
+            (None, last_run) => last_run,
+        };
+        let message = match self.presence.clone() {
+            Presence::Alone => Message::Attach(Box::new(attach)),
+            Presence::Writer { form, peers } => {
+                Message::Join(Box::new(Join { attach, form, peers }))
+            }
+            Presence::Follower { form, peers } => Message::Follow(Box::new(Follow {
+                group: attach.group,
+                member: attach.member,
+                writers: attach.writers,
+                form,
+                peers,
+                epoch: attach.epoch,
+                lease_ms: attach.lease_ms,
+                grace_ms: attach.grace_ms,
+                machine: attach.machine,
+            })),
+        };
+        frame::encode_control(self.channel, &message, out);
+    }
+
+    /// Appends frames until `out` holds `limit_bytes` or nothing is left. Returns whether anything
+    /// was appended.
+    pub fn fill(&mut self, out: &mut BytesMut, limit_bytes: usize) -> Result<bool, MemberError> {
+        let before = out.len();
+        if self.phase == Phase::Attached && self.wants_compare && !self.says_differs {
+            self.ask_to_be_attached(out);
+        }
+        if self.phase == Phase::Attached {
+            while let Some(answer) = self.answers.pop_front() {
+                frame::encode_control(self.channel, &answer, out);
+            }
+        }
+        if let Some(sender) = &mut self.sender {
+            while out.len() < limit_bytes && !self.is_stalled {
+                let next = match sender.poll_transmit() {
+                    Ok(next) => next,
+                    Err(error) => return Err(self.broken(error.into())),
+                };
+                match next {
+                    Some(Transmit::Record(mut record)) => {
+                        record.flushed &= self.protocol >= PROTOCOL_OF_FLUSHES;
+                        out.reserve(frame::HEADER_BYTES + record.encoded_len());
+                        frame::encode_record_head(self.channel, &record, out);
+                        if let Some(payload) = record.payload() {
+                            out.extend_from_slice(payload.data());
+                        }
+                    }
+                    Some(Transmit::InOrder(message)) => {
+                        frame::encode_control(self.channel, &message, out);
+                    }
+                    None => break,
+                }
+            }
+            self.port.set_unsent(sender.unsent());
+        }
+        Ok(out.len() > before)
+    }
+
+    /// Asks for the lease to be renewed; a member that was refused for now asks to be attached.
+    pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
+        if self.phase == Phase::Refused {
+            self.connected(self.protocol, out);
+        } else if self.gives_up {
+            // It may be a new server, which has to hear of it.
+            self.give_up_lease(out);
+        } else if self.may_ask_for_lease() {
+            self.wants_lease = false;
+            self.say_what_is_awaited(out);
+            self.control(Message::Beacon { sent_at: now }, out);
+        }
+    }
+
+    /// Packets of this member may wait for records that were lost with a run of their writer, or
+    /// for a time that nobody has a reason to reach. Only the backup can see that. Mostly they are
+    /// on their way, and nothing comes of it.
+    fn say_what_is_awaited(&self, out: &mut BytesMut) {
+        let form = match &self.presence {
+            Presence::Alone => return,
+            Presence::Writer { form, .. } | Presence::Follower { form, .. } => form,
+        };
+        let (pending, hlc) = self.gate.pending();
+        let (committed, watermark) = self.port.told();
+        let is_covered = match form {
+            Form::Vector => committed.covers(&pending),
+            Form::Hlc => watermark >= hlc,
+        };
+        if !is_covered {
+            self.control(Message::Sounded { id: UNASKED, pending, hlc }, out);
+        }
+    }
+
+    /// A backup that speaks an older version cannot be told, and the group holds.
+    pub(super) fn speaks_of_policies(&self) -> bool {
+        self.protocol >= PROTOCOL_OF_POLICIES
+    }
+
+    pub(super) fn say_policy(&mut self) {
+        if self.speaks_of_policies() {
+            self.answers.push_back(Message::Policy(self.policy));
+        }
+        if let Some(serves) = self.says_unreached.filter(|_| self.protocol >= PROTOCOL_OF_UNREACHED)
+        {
+            self.answers.push_back(Message::ServesUnreached { serves });
+        }
+    }
+
+    /// Why no bookmark can be set; `None`: it can, or it is not known.
+    pub(super) fn cannot_bookmark(&self) -> Option<&'static str> {
+        let is_older = self.phase == Phase::Attached && self.protocol < PROTOCOL_OF_BOOKMARKS;
+        if self.refusal_is_final {
+            Some("this primary was replaced: the group was recovered at the backup")
+        } else if is_older {
+            Some(
+                "the backup server is too old for bookmarks of hosts: upgrade it, or set the bookmark there",
+            )
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn ask_for_bookmarks(&mut self) {
+        match self.cannot_bookmark() {
+            Some(reason) => self.bookmarks.give_up(reason),
+            None => self.answers.extend(self.bookmarks.again()),
+        }
+    }
+
+    pub(super) fn ask_floor(&mut self) {
+        if let Some(mark) = self.gate.awaits_floor() {
+            let everyone = self.floor_for_everyone;
+            self.answers.push_back(Message::AskFloor { mark, everyone });
+        }
+    }
+
+    pub(super) fn may_ask_for_lease(&self) -> bool {
+        self.policy_is_kept || !self.speaks_of_policies()
+    }
+
+    /// Whether a beacon is due at once: replies are held since before the attachment, and a quarter
+    /// of a lease is long for the clients that wait for them.
+    #[must_use]
+    pub fn wants_lease(&self) -> bool {
+        self.wants_lease && !self.gives_up && self.may_ask_for_lease()
+    }
+
+    pub(super) fn give_up_lease(&self, out: &mut BytesMut) {
+        // A backup that speaks an older version waits out the grace: nothing is asked of it.
+        if self.protocol >= PROTOCOL_OF_SWITCHES {
+            self.control(Message::GiveUpLease, out);
+        }
+    }
+
+    pub(super) fn say_switch(&mut self) {
+        if self.gives_up && self.protocol >= PROTOCOL_OF_SWITCHES {
+            self.answers.push_back(Message::GiveUpLease);
+        }
+        if self.is_ready && self.protocol >= PROTOCOL_OF_JOINT_SWITCHES {
+            self.answers.push_back(Message::ReadyToSwitch { ready: true });
+        }
+    }
+
+    pub(super) fn control(&self, message: Message, out: &mut BytesMut) {
+        if self.phase == Phase::Attached {
+            frame::encode_control(self.channel, &message, out);
+        }
+    }
+}

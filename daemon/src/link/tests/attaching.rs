@@ -1,0 +1,277 @@
+//! Attachments: where the stream goes on, with a backup of this version or an older one, and what ends it.
+
+use super::*;
+
+#[test]
+fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
+    let mut b = bench(LastRun::Unknown);
+    assert_eq!(b.connect(), LastRun::Unclean);
+    b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
+    b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
+    assert_eq!(b.told.take(), ["epoch 1", "hold true", "C <5>", "lease 0"]);
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
+    assert_eq!(b.port.acked(), (Seq(7), Seq(5)));
+    b.admit(8..=9);
+    assert_eq!(b.sent(), [8, 9]);
+}
+
+#[test]
+fn a_clean_run_admits_before_the_backup_is_reached_and_says_so_when_it_has() {
+    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    assert_eq!(b.connect(), LastRun::Clean { seq: Seq(4) });
+    b.member.disconnected();
+    b.admit(5..=6);
+    let clean = LastRun::Clean { seq: Seq(4) };
+    assert_eq!(b.connect(), clean, "or a guest that writes at once would cost a comparison");
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: false, .. })));
+    assert_eq!(b.sent(), [5, 6]);
+    b.member.disconnected();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Detached)));
+    assert_eq!(b.connect(), LastRun::Continues { from: Seq(5) });
+    b.member.receive(attached(5, 5, CopyState::Whole), NOW).unwrap();
+    assert_eq!(b.sent(), [6], "what had arrived is not sent again");
+}
+
+#[test]
+fn a_backup_that_lost_data_ends_the_run() {
+    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    b.connect();
+    let lost = b.member.receive(attached(3, 3, CopyState::Resyncing), NOW);
+    assert!(matches!(lost, Err(MemberError::Stream { .. })), "{lost:?}");
+}
+
+#[test]
+fn fenced_is_for_good_and_other_refusals_are_asked_again() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    let refused = |kind| Message::Refused { kind, reason: "why".into() };
+    b.member.receive(refused(RefusalKind::Mismatch), NOW).unwrap();
+    assert_eq!(b.told.take(), [""; 0]);
+    let mut out = BytesMut::new();
+    b.member.beacon(NOW, &mut out);
+    assert!(matches!(frame::decode(&mut out), Ok(Some(Frame::Control(_, Message::Attach(_))))));
+    b.member.receive(refused(RefusalKind::Fenced), NOW).unwrap();
+    assert_eq!(b.told.take(), ["fence", "kept fenced"]);
+    b.member.disconnected();
+    for _ in 0..2 {
+        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.beacon(NOW, &mut out);
+    }
+    assert!(out.is_empty(), "a fenced member does not ask again");
+}
+
+#[test]
+fn a_bookmark_is_asked_for_on_each_connection_until_it_is_answered() {
+    use tokio::sync::oneshot;
+    let wanted = |id| Bookmark { id, name: "deploy".into(), expires_in_ms: None, moves: false };
+    let asked = |b: &mut Bench| {
+        let bookmarks = controls(b).into_iter();
+        bookmarks.filter(|m| matches!(m, Message::Bookmark(_))).collect::<Vec<_>>()
+    };
+    let mut b = bench(LastRun::Unknown);
+    let (done, mut outcome) = oneshot::channel();
+    let mut out = BytesMut::new();
+    b.member.hear_owner(ToLink::Bookmark(wanted(7), done), &mut out);
+    let (forgotten, _) = oneshot::channel();
+    b.member.hear_owner(ToLink::Bookmark(wanted(8), forgotten), &mut out);
+    assert!(out.is_empty(), "there is no connection");
+    for _ in 0..2 {
+        b.connect();
+        b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+        assert_eq!(asked(&mut b), [Message::Bookmark(Box::new(wanted(7)))]);
+        b.member.disconnected();
+    }
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    let point = BookmarkPoint { hlc: Hlc(3), seqs: vec![], without: vec![] };
+    let answer = Message::Bookmarked { id: 7, outcome: Ok(Box::new(point.clone())) };
+    b.member.receive(answer, NOW).unwrap();
+    assert_eq!(outcome.try_recv(), Ok(Ok(point)));
+
+    // While it is attached, at once; an older backup cannot.
+    let (done, _waits) = oneshot::channel();
+    b.member.hear_owner(ToLink::Bookmark(wanted(9), done), &mut out);
+    let said = frame::decode(&mut out).unwrap();
+    assert_eq!(said, Some(Frame::Control(Channel(1), Message::Bookmark(Box::new(wanted(9))))));
+    b.member.disconnected();
+    b.member.connected(PROTOCOL_OF_BOOKMARKS - 1, &mut BytesMut::new());
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    let (done, mut outcome) = oneshot::channel();
+    b.member.hear_owner(ToLink::Bookmark(wanted(10), done), &mut out);
+    assert!(out.is_empty());
+    assert!(outcome.try_recv().unwrap().unwrap_err().contains("too old"));
+}
+
+#[test]
+fn nothing_is_sent_to_a_backup_that_takes_nothing_but_beacons_are() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+    b.member.fill(&mut BytesMut::new(), 1 << 20).unwrap();
+    b.member.receive(Message::Stalled { reason: Some("full".into()) }, NOW).unwrap();
+    b.admit(1..=2);
+    assert_eq!(b.sent(), [0; 0]);
+    let mut out = BytesMut::new();
+    b.member.beacon(NOW, &mut out);
+    assert!(!out.is_empty());
+    b.member.receive(Message::Stalled { reason: None }, NOW).unwrap();
+    assert_eq!(b.sent(), [1, 2]);
+    b.member.receive(Message::Stalled { reason: Some("full".into()) }, NOW).unwrap();
+    b.member.disconnected();
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    assert_eq!(b.sent(), [1, 2], "a new attachment says anew if it is still so");
+}
+
+#[test]
+fn acknowledgements_reach_the_gate_first_and_are_never_for_what_was_not_sent() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    b.admit(1..=3);
+    assert_eq!(b.sent(), [1, 2, 3]);
+    b.told.take();
+    let ack = |seq| Message::Committed {
+        durable: Seq(seq),
+        committed: CountVector::of(WRITER, Seq(seq)),
+    };
+    b.member.receive(ack(2), NOW).unwrap();
+    assert_eq!(b.told.take(), ["C <2>"]);
+    assert_eq!(b.port.acked(), (Seq(2), Seq(2)));
+    assert!(matches!(b.member.receive(ack(4), NOW), Err(MemberError::Stream { .. })));
+}
+
+/// A member of which an earlier process has left records 4 to 9 on disk.
+fn bench_that_goes_on(directory: &std::path::Path) -> Bench {
+    let run = Incarnation(1);
+    let files = Directory::at(directory);
+    let mut journal = Journal::begin(files.clone(), 1 << 20, run, [0; 16], [0; 32]).unwrap();
+    let at = (4..=9).map(|seq| journal.append(&record(seq), || Seq(seq)).unwrap()).min().unwrap();
+    journal.set_sound(true).unwrap();
+    let meter = Arc::new(Meter::new(1 << 20));
+    meter.spill(6);
+    let on_disk = OnDisk { files, meter };
+    let left = Spilled { at, first: Seq(4), last: Seq(9), payload_bytes: 6 * 512 };
+    bench_with(Presence::Alone, LastRun::Unknown, None, Some((on_disk, left)))
+}
+
+#[test]
+fn what_an_earlier_process_left_is_sent_and_the_gate_is_let_go_when_the_backup_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut b = bench_that_goes_on(dir.path());
+    assert_eq!((b.stats.lag_writes(), b.stats.lag_bytes()), (6, 6 * 512), "it is said at once");
+    assert_eq!(b.connect(), LastRun::Continues { from: Seq(4) });
+    b.member.receive(attached(5, 5, CopyState::Whole), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: false, .. })));
+    assert_eq!(b.sent(), [6, 7, 8, 9]);
+    let committed = |seq| Message::Committed {
+        durable: Seq(seq),
+        committed: CountVector::of(WRITER, Seq(seq)),
+    };
+    b.member.receive(committed(8), NOW).unwrap();
+    assert_eq!(b.told.take(), ["epoch 1", "C <5>", "C <8>"], "clients may know of 9");
+    b.member.receive(committed(9), NOW).unwrap();
+    assert_eq!(b.told.take(), ["C <9>", "hold false"]);
+    b.admit(10..=10);
+    assert_eq!(b.sent(), [10]);
+}
+
+#[test]
+fn what_goes_on_and_is_compared_all_the_same_keeps_the_gate_shut_until_that_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut b = bench_that_goes_on(dir.path());
+    b.connect();
+    b.member.receive(attached(9, 9, CopyState::Resyncing), NOW).unwrap();
+    assert_eq!(b.told.take(), ["epoch 1", "hold true", "C <9>"]);
+}
+
+#[test]
+fn what_the_backup_cannot_go_on_with_is_not_gone_on_with_again() {
+    for durable in [2, 10] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut b = bench_that_goes_on(dir.path());
+        b.connect();
+        assert!(dir.path().join("sound").exists());
+        let refused = b.member.receive(attached(durable, 2, CopyState::Whole), NOW);
+        assert!(matches!(refused, Err(MemberError::Stream { .. })), "{durable}");
+        assert!(!dir.path().join("sound").exists());
+    }
+}
+
+/// While the guest's disks are elsewhere the backup hears nothing, on whatever connection; guests may be served.
+#[test]
+fn a_member_that_awaits_its_adoption_is_not_attached() {
+    let adopt = |b: &mut Bench| {
+        let mut out = BytesMut::new();
+        b.member.hear_owner(ToLink::Adopted, &mut out);
+        out
+    };
+    let mut b = bench(LastRun::Unknown);
+    b.member.await_adoption();
+    b.member.hear_owner(ToLink::ServeUnrecorded, &mut BytesMut::new());
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::MayServeUnrecorded)));
+    for _ in 0..2 {
+        let mut out = BytesMut::new();
+        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.beacon(NOW, &mut out);
+        assert!(!b.member.fill(&mut out, 1 << 20).unwrap() && out.is_empty());
+        b.member.disconnected();
+    }
+    b.member.connected(PROTOCOL.1, &mut BytesMut::new());
+    assert!(!adopt(&mut b).is_empty(), "it asks to be attached at once");
+    assert!(adopt(&mut b).is_empty(), "and once");
+    b.member.receive(attached(0, 0, CopyState::Partial), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
+
+    // Or with the next connection.
+    let mut b = bench(LastRun::Unknown);
+    b.member.await_adoption();
+    assert!(adopt(&mut b).is_empty() && !b.member.awaits_adoption());
+    assert_eq!(b.connect(), LastRun::Unclean);
+}
+
+/// The flag would end the connection to a backup that does not know it.
+#[test]
+fn an_older_backup_is_not_told_of_flushes() {
+    for (protocol, is_told) in [(PROTOCOL_OF_FLUSHES, true), (PROTOCOL_OF_FLUSHES - 1, false)] {
+        let mut b = bench(LastRun::Unknown);
+        let mut out = BytesMut::new();
+        b.member.connected(protocol, &mut out);
+        b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+        let records = vec![Record { flushed: true, ..record(1) }];
+        b.member.hear_owner(ToLink::Records { records, admitted_at: NOW }, &mut out);
+        out.clear();
+        b.member.fill(&mut out, 1 << 20).unwrap();
+        let sent = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+        let sent = sent.filter_map(|frame| match frame {
+            Frame::Record(_, record) => Some(record.flushed),
+            Frame::Control(..) => None,
+        });
+        assert_eq!(sent.collect::<Vec<_>>(), [is_told]);
+    }
+}
+
+/// The variant would end the connection to a backup that does not know it.
+#[test]
+fn an_older_backup_is_not_asked_which_run_it_knew() {
+    let mut b = bench(LastRun::Unknown);
+    let mut out = BytesMut::new();
+    b.member.connected(PROTOCOL_OF_RUNS - 1, &mut out);
+    let Some(Frame::Control(_, Message::Attach(attach))) = frame::decode(&mut out).unwrap() else {
+        panic!("it attaches");
+    };
+    assert_eq!(attach.last_run, LastRun::Unknown);
+    b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
+    let heard = b.heard.try_recv().unwrap();
+    assert!(matches!(heard, FromLink::Attached { last_attached: None, .. }));
+
+    let mut b = bench(LastRun::Unknown);
+    assert_eq!(b.connect(), LastRun::Unclean);
+    let last = Incarnation(3);
+    b.member.receive(Message::LastAttached { incarnation: last }, NOW).unwrap();
+    b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
+    let heard = b.heard.try_recv().unwrap();
+    assert!(matches!(heard, FromLink::Attached { last_attached: Some(l), .. } if l == last));
+}

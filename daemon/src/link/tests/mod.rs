@@ -1,0 +1,223 @@
+mod attaching;
+mod leases;
+mod unrecorded;
+
+use super::GateControl;
+use super::member::{Member, MemberError, MemberParts, Presence};
+use super::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
+use super::queue::{OnDisk, Spilled};
+use crate::backlog::{Directory, Journal, Meter};
+use crate::stats::LinkStats;
+use bytes::BytesMut;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use tidelock_protocol::frame::{self, Frame};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{
+    Attach, Attached, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, Message, Mode,
+    PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_JOINT_SWITCHES,
+    PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy,
+    Progress, RefusalKind, UNASKED,
+};
+use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::vector::CountVector;
+use tidelock_uring::EventFd;
+
+const NOW: MonoNanos = MonoNanos(0);
+const WRITER: WriterId = WriterId(0);
+const POLICY: Policy =
+    Policy { mode: Mode::Pipelined, after_ms: Some(9_000), degraded_since_unix_ms: None };
+
+/// What the link told the gate and the disk, in order.
+#[derive(Clone, Default)]
+struct Told {
+    said: Arc<Mutex<Vec<String>>>,
+    /// P of the member.
+    pending: Arc<Mutex<(CountVector, Hlc)>>,
+    /// Since when it may not name all that the guest knows.
+    mark: Arc<Mutex<Option<u64>>>,
+}
+
+impl Told {
+    fn say(&self, text: String) {
+        self.said.lock().unwrap().push(text);
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.said.lock().unwrap())
+    }
+}
+
+impl GateControl for Told {
+    fn committed(&self, committed: &CountVector) {
+        self.say(format!("C {committed}"));
+    }
+    fn lease_renewed(&self, sent_at: MonoNanos) {
+        self.say(format!("lease {sent_at}"));
+    }
+    fn fence(&self) {
+        self.say("fence".into());
+    }
+    fn hold_for_resync(&self, hold: bool) {
+        self.say(format!("hold {hold}"));
+    }
+    fn hold_unrecorded(&self, hold: bool) {
+        self.say(format!("hold unrecorded {hold}"));
+    }
+    fn awaits_floor(&self) -> Option<u64> {
+        *self.mark.lock().unwrap()
+    }
+    fn mark_incomplete(&self) {
+        *self.mark.lock().unwrap() = Some(5);
+    }
+    fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {
+        self.say(format!("floor {mark} {pending} {}", hlc.0));
+    }
+    fn pending(&self) -> (CountVector, Hlc) {
+        self.pending.lock().unwrap().clone()
+    }
+}
+
+impl EpochKeeper for Told {
+    fn keep(&mut self, epoch: Epoch) -> std::io::Result<()> {
+        self.say(format!("epoch {epoch}"));
+        Ok(())
+    }
+    fn keep_fenced(&mut self) -> std::io::Result<()> {
+        self.say("kept fenced".into());
+        Ok(())
+    }
+    fn keep_serves_unreached(&mut self, kept: bool) -> std::io::Result<()> {
+        self.say(format!("serves unreached {kept}"));
+        Ok(())
+    }
+}
+
+struct Bench {
+    member: Member<FromLink>,
+    heard: Receiver<FromLink>,
+    told: Told,
+    port: Arc<OwnerPort<FromLink>>,
+    stats: Arc<LinkStats>,
+}
+
+fn bench(last_run: LastRun) -> Bench {
+    bench_of(Presence::Alone, last_run)
+}
+
+fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
+    bench_of_says(presence, last_run, None)
+}
+
+fn bench_of_says(presence: Presence, last_run: LastRun, says_unreached: Option<bool>) -> Bench {
+    bench_with(presence, last_run, says_unreached, None)
+}
+
+fn bench_with(
+    presence: Presence,
+    last_run: LastRun,
+    says_unreached: Option<bool>,
+    on_disk: Option<(OnDisk, Spilled)>,
+) -> Bench {
+    let (on_disk, left) = on_disk.unzip();
+    let told = Told::default();
+    let (port, heard) = OwnerPort::new(EventFd::new().unwrap());
+    let port = Arc::new(port);
+    let stats = Arc::<LinkStats>::default();
+    let member = Member::new(MemberParts {
+        presence,
+        attach: Attach {
+            group: "g".into(),
+            member: "m".into(),
+            writer: WRITER,
+            writers: vec!["m".into()],
+            disks: vec![],
+            incarnation: Incarnation(1),
+            epoch: Epoch(0),
+            last_run,
+            mode: Mode::Pipelined,
+            lease_ms: 10_000,
+            grace_ms: 15_000,
+            machine: None,
+        },
+        policy: POLICY,
+        says_unreached,
+        channel: Channel(1),
+        port: port.clone(),
+        to_owner: |message| message,
+        gate: Arc::new(told.clone()),
+        gives_up: false,
+        keeper: Box::new(told.clone()),
+        stats: stats.clone(),
+        on_disk,
+        left,
+    });
+    Bench { member, heard, told, port, stats }
+}
+
+fn attached(durable: u64, committed: u64, copy: CopyState) -> Message {
+    Message::Attached(Attached {
+        epoch: Epoch(1),
+        durable: Seq(durable),
+        committed: CountVector::of(WRITER, Seq(committed)),
+        last_hlc: Hlc(0),
+        copy,
+    })
+}
+
+fn record(seq: u64) -> Record {
+    Record {
+        writer: WRITER,
+        seq: Seq(seq),
+        epoch: Epoch(1),
+        hlc: Hlc(seq),
+        deps: CountVector::new(),
+        disk: DiskId(0),
+        offset: 0,
+        copy: false,
+        flushed: false,
+        effect: Effect::Write(Payload::new(vec![1; 512].into())),
+    }
+}
+
+impl Bench {
+    fn connect(&mut self) -> LastRun {
+        let mut out = BytesMut::new();
+        self.member.connected(PROTOCOL.1, &mut out);
+        match frame::decode(&mut out).unwrap() {
+            Some(Frame::Control(Channel(1), Message::Attach(attach))) => attach.last_run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn admit(&mut self, seqs: std::ops::RangeInclusive<u64>) {
+        let records = seqs.map(record).collect();
+        let message = ToLink::Records { records, admitted_at: NOW };
+        self.member.hear_owner(message, &mut BytesMut::new());
+    }
+
+    fn sent(&mut self) -> Vec<u64> {
+        let mut out = BytesMut::new();
+        self.member.fill(&mut out, 1 << 20).unwrap();
+        std::iter::from_fn(|| frame::decode(&mut out).unwrap())
+            .filter_map(|frame| match frame {
+                Frame::Record(_, record) => Some(record.seq.0),
+                Frame::Control(_, Message::Policy(_)) => None,
+                Frame::Control(..) => Some(0),
+            })
+            .collect()
+    }
+}
+
+fn controls(b: &mut Bench) -> Vec<Message> {
+    let mut out = BytesMut::new();
+    b.member.beacon(NOW, &mut out);
+    b.member.fill(&mut out, 1 << 20).unwrap();
+    let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+    let control = |frame| match frame {
+        Frame::Control(_, message) => Some(message),
+        Frame::Record(..) => None,
+    };
+    frames.filter_map(control).collect()
+}
