@@ -39,7 +39,7 @@ def measure(settings: Settings) -> dict:
         pair.wait_protected()
         iops: dict[tuple[str, str, str], list[float]] = {}
         activity: dict[str, dict] = {}
-        for _ in range(settings.rounds):
+        for _ in range(settings.activity_rounds):
             for setup, keys in setups.items():
                 pair.settle()
                 pair.daemon.process.stop()

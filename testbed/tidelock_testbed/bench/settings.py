@@ -42,6 +42,8 @@ class Settings:
     front_work_ms: tuple[float, ...] = (0, 10, 25, 50, 75, 100)
     write_rates: tuple[int, ...] = (0, 10, 25, 50, 100, 150, 200)
     profile_s: float = 4.0
+    activity_rounds: int = 12
+    """Some of its ratios are wanted within a few per cent, and one turn differs from the next by more."""
     history_rounds: int = 6
     history_turn_mib: int = 256
     journals_mib: tuple[int, ...] = (1024, 10 * 1024, 50 * 1024)
@@ -80,6 +82,7 @@ class Settings:
             front_work_ms=(0, 25, 75),
             write_rates=(0, 25, 100),
             profile_s=2.0,
+            activity_rounds=2,
             history_rounds=2,
             history_turn_mib=64,
             journals_mib=(256, 1024),
