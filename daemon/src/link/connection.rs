@@ -186,6 +186,10 @@ where
                 }
             }
             _ = beacons.tick() => {
+                // A backup that is asked for nothing has nothing to say.
+                if !members.iter().any(Member::expects_answers) {
+                    last_heard = Instant::now();
+                }
                 if last_heard.elapsed() > silence_max {
                     return Err(ConnectionError::Silent(silence_max));
                 }

@@ -275,7 +275,7 @@ impl<T> Member<T> {
         self.protocol = protocol;
         self.is_connected = true;
         self.stats.set_protocol(protocol);
-        if self.refusal_is_final || self.awaits_adoption {
+        if !self.expects_answers() {
             return;
         }
         self.phase = Phase::Attaching;
@@ -324,6 +324,13 @@ impl<T> Member<T> {
             QueueError::Stream(source) => MemberError::Stream { member, source },
             QueueError::Backlog(source) => MemberError::Backlog { member, source },
         }
+    }
+
+    /// Whether the backup is asked for anything: not for a member that was replaced there, or whose disks are elsewhere
+    /// still.
+    #[must_use]
+    pub fn expects_answers(&self) -> bool {
+        !self.refusal_is_final && !self.awaits_adoption
     }
 
     /// The lease that this member asks for.

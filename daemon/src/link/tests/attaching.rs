@@ -51,7 +51,9 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
     let mut out = BytesMut::new();
     b.member.beacon(NOW, &mut out);
     assert!(matches!(frame::decode(&mut out), Ok(Some(Frame::Control(_, Message::Attach(_))))));
+    assert!(b.member.expects_answers());
     b.member.receive(refused(RefusalKind::Fenced), NOW).unwrap();
+    assert!(!b.member.expects_answers(), "or the connection would be taken for dead");
     assert_eq!(b.told.take(), ["fence", "kept fenced"]);
     b.member.disconnected();
     for _ in 0..2 {
@@ -217,10 +219,12 @@ fn a_member_that_awaits_its_adoption_is_not_attached() {
         b.member.connected(PROTOCOL.1, &mut out);
         b.member.beacon(NOW, &mut out);
         assert!(!b.member.fill(&mut out, 1 << 20).unwrap() && out.is_empty());
+        assert!(!b.member.expects_answers());
         b.member.disconnected();
     }
     b.member.connected(PROTOCOL.1, &mut BytesMut::new());
     assert!(!adopt(&mut b).is_empty(), "it asks to be attached at once");
+    assert!(b.member.expects_answers());
     assert!(adopt(&mut b).is_empty(), "and once");
     b.member.receive(attached(0, 0, CopyState::Partial), NOW).unwrap();
     assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
