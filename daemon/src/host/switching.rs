@@ -472,6 +472,9 @@ fn is_over(group: &HostGroup, handover: &Handover, drained: &[Option<Drained>], 
         problem,
     };
     group.switching.set(Stage::Over(over, at_unix_ms));
+    for writer in writers(group) {
+        writer.port.send(ToOwner::SwitchedOver);
+    }
 }
 
 fn writers(group: &HostGroup) -> impl Iterator<Item = &Writer> {

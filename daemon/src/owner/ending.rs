@@ -46,6 +46,16 @@ impl Owner {
         tracing::info!(member = self.member, "requests are taken again");
         self.draining = None;
         self.copying.go_on();
+        self.accept_again();
+    }
+
+    /// The group was switched over for good: who waits for requests to be taken again need not.
+    pub(super) fn turn_away(&mut self) {
+        self.switched_over = true;
+        self.accept_again();
+    }
+
+    fn accept_again(&mut self) {
         for disk in std::mem::take(&mut self.unaccepted) {
             self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
         }

@@ -109,6 +109,8 @@ pub enum ToOwner {
     Hold(oneshot::Sender<Drained>, Arc<AtomicUsize>),
     /// Take requests again.
     LetGo,
+    /// The group was switched over: whoever connects is turned away.
+    SwitchedOver,
     /// End now.
     Stop,
 }
@@ -261,7 +263,9 @@ pub struct Owner {
     /// Guests are served. In a group of several, after an unclean stop: from the attachment on,
     /// because until then no tag says what the disk may hold.
     serving: bool,
+    /// Whoever connects is turned away.
     switched_over: bool,
+    turned_away: bool,
     wall: WallClock,
     now: MonoNanos,
     wall_ms: u64,
@@ -336,6 +340,7 @@ impl Owner {
             full_said_at: None,
             serving,
             switched_over: parts.switched_over,
+            turned_away: false,
             several: parts.several,
             idling: Idling::default(),
             observed: CountVector::new(),
@@ -349,7 +354,7 @@ impl Owner {
     /// Runs until it is drained or stopped.
     pub fn run(mut self) -> std::io::Result<()> {
         self.ring.wait_event(Token::Wake.to_u64(), &self.wake);
-        if self.serving {
+        if self.serving || self.switched_over {
             self.accept_all();
         }
         // Its time passes also if nobody asks for anything.
@@ -435,6 +440,7 @@ impl Owner {
             ToOwner::Drain(reply, not_ready) => self.begin_drain(reply, not_ready, true),
             ToOwner::Hold(reply, not_ready) => self.begin_drain(reply, not_ready, false),
             ToOwner::LetGo => self.end_hold(),
+            ToOwner::SwitchedOver => self.turn_away(),
             ToOwner::Stop => self.stopped = true,
         }
     }

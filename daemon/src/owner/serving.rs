@@ -13,11 +13,14 @@ use tidelock_uring::{Buffer, SyncKind};
 
 impl Owner {
     pub(super) fn accepted(&mut self, disk: usize, result: std::io::Result<u32>, buffer: Buffer) {
-        if self.draining.is_some() {
+        if self.draining.is_some() && !self.switched_over {
             self.unaccepted.push(disk);
             return;
         }
         self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
+        if self.switched_over {
+            return self.turned_away(disk);
+        }
         match (result, buffer.into_fd()) {
             (Ok(_), Some(fd)) => {
                 let id = ConnectionId(self.next_connection);
@@ -33,6 +36,18 @@ impl Owner {
                 tracing::warn!(member = self.member, disk, %error, "cannot accept a connection");
             }
             (Ok(_), None) => {}
+        }
+    }
+
+    /// A client is, by the end of its connection. One that tries again and again is told of once.
+    fn turned_away(&mut self, disk: usize) {
+        if !std::mem::replace(&mut self.turned_away, true) {
+            let disk = self.disks[disk].name();
+            tracing::warn!(
+                member = self.member,
+                disk,
+                "turned away who connects: the group was switched over, its disks are at the backup site"
+            );
         }
     }
 
