@@ -64,7 +64,9 @@ impl Limit<'_> {
     fn is_beyond(&self, at: Hlc, cut: &CountVector) -> bool {
         match self {
             Limit::Time(time) => at <= *time,
-            Limit::Vector(vector) | Limit::Exact(vector, _) => vector.covers(cut),
+            // A recovery at this very cut has the same cut, and is later.
+            Limit::Exact(vector, Some(time)) => vector.covers(cut) && at <= *time,
+            Limit::Vector(vector) | Limit::Exact(vector, None) => vector.covers(cut),
         }
     }
 }

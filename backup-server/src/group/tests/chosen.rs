@@ -79,3 +79,26 @@ fn the_grace_is_waited_for_and_what_is_folded_is_refused() {
     assert!(matches!(refused, RecoverError::Past(_)), "{refused}");
     assert_eq!(group.recover(at_ms(0), true).unwrap().writers[0].recovered, Seq(9));
 }
+
+#[test]
+fn a_point_that_a_recovery_took_exactly_is_found_again_when_the_group_goes_on() {
+    // Somewhere among these the recovery is the last thing in its segment.
+    for last in 9..40 {
+        let mut group = written(&Memory::new(), last);
+        let kept = point(&mut group, last);
+        let hold = group.history().unwrap().hold(&kept, "a bookmark").unwrap();
+        group.recover(at_ms(0), true).unwrap();
+        for turn in 100..103 {
+            let data = GuestEffect::Write(Bytes::from(vec![turn; 512]));
+            assert!(group.guest_write(at_ms(1), KEY, 0, data));
+            group.flush();
+        }
+        let history = group.history().unwrap();
+        let located = history.locate(&kept).unwrap();
+        assert_eq!((&located.cut, located.epoch), (&kept.cut, kept.epoch));
+        let mut first = [0];
+        history.open(&located).unwrap()[&KEY].read(0, &mut first).unwrap();
+        assert_eq!(first, [last as u8], "what was written since is not in it");
+        drop(hold);
+    }
+}
