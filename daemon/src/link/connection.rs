@@ -69,6 +69,9 @@ pub enum ConnectionError {
     /// Nothing was heard for too long.
     #[error("no answer from the backup for {0:?}")]
     Silent(Duration),
+    /// A refusal has crossed with a question, so answers could be mistaken ([`Member::must_connect_anew`]).
+    #[error("the backup has refused a member that was asking for a comparison")]
+    Crossed,
     /// The daemon cannot go on with a member; it has to start anew.
     #[error(transparent)]
     Member(#[from] MemberError),
@@ -172,6 +175,9 @@ where
                 last_heard = Instant::now();
                 while let Some(frame) = frame::decode(&mut input)? {
                     receive(frame, members)?;
+                    if members.iter().any(Member::must_connect_anew) {
+                        return Err(ConnectionError::Crossed);
+                    }
                 }
                 for member in members.iter_mut().filter(|member| member.wants_lease()) {
                     member.beacon(clock::mono_now(), &mut out);

@@ -447,6 +447,9 @@ impl World {
                     if let Err(error) = result {
                         return fail(Checker::Stream, format!("vm {vm}: {error} ({told})"));
                     }
+                    if member.must_connect_anew() {
+                        return self.host_hangup(id);
+                    }
                     if is_whole {
                         self.goes_on_whole(vm)?;
                     }

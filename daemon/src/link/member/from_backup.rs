@@ -274,7 +274,7 @@ impl<T> Member<T> {
         if let Some(sender) = &mut self.sender {
             sender.detached();
         }
-        self.says_differs = false;
+        self.must_connect_anew = std::mem::take(&mut self.says_differs) && !refusal.is_final();
         self.phase = Phase::Refused;
         self.port.send((self.to_owner)(FromLink::Refused(refusal)));
     }

@@ -147,6 +147,7 @@ pub struct Member<T> {
     wants_compare: bool,
     /// The attachment that is under way asks the backup for it.
     says_differs: bool,
+    must_connect_anew: bool,
     /// What is recorded after the guests were served without comes from here on.
     compared_from: Seq,
 }
@@ -252,6 +253,7 @@ impl<T> Member<T> {
             stands: false,
             wants_compare: false,
             says_differs: false,
+            must_connect_anew: false,
             compared_from: Seq::ZERO,
         };
         member.publish_stats();
@@ -300,7 +302,7 @@ impl<T> Member<T> {
             self.port.send((self.to_owner)(FromLink::Detached));
         }
         self.phase = Phase::Detached;
-        self.says_differs = false;
+        (self.says_differs, self.must_connect_anew) = (false, false);
         self.is_connected = false;
         self.is_stalled = false;
         self.stats.set_stalled(None);
@@ -324,6 +326,13 @@ impl<T> Member<T> {
             QueueError::Stream(source) => MemberError::Stream { member, source },
             QueueError::Backlog(source) => MemberError::Backlog { member, source },
         }
+    }
+
+    /// A refusal has crossed with a question. What answers the question could be taken for the answer to the next one: on
+    /// another connection it cannot.
+    #[must_use]
+    pub fn must_connect_anew(&self) -> bool {
+        self.must_connect_anew
     }
 
     /// Whether the backup is asked for anything: not for a member that was replaced there, or whose disks are elsewhere

@@ -194,3 +194,29 @@ fn what_has_no_record_is_behind_the_next_one() {
     b.admit(5..=6);
     assert_eq!(reaches(&mut b), [Seq(6)]);
 }
+
+#[test]
+fn a_refusal_that_crosses_with_the_question_for_a_comparison_ends_the_connection() {
+    let refused = |kind| Message::Refused { kind, reason: "its disk failed".into() };
+    let asking = || {
+        let mut b = bench(LastRun::Clean { seq: Seq(4) });
+        b.connect();
+        b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+        let say = |b: &mut Bench, message| b.member.hear_owner(message, &mut BytesMut::new());
+        say(&mut b, ToLink::Stands);
+        say(&mut b, ToLink::AskToCompare);
+        b.member.fill(&mut BytesMut::new(), 1 << 20).unwrap();
+        b
+    };
+    let mut b = asking();
+    assert!(!b.member.must_connect_anew());
+    b.member.receive(refused(RefusalKind::Stopping), NOW).unwrap();
+    assert!(b.member.must_connect_anew(), "the question may still be answered");
+    b.member.disconnected();
+    assert!(!b.member.must_connect_anew());
+    assert_eq!(b.connect(), LastRun::Unclean, "it is asked again");
+
+    let mut b = asking();
+    b.member.receive(refused(RefusalKind::Fenced), NOW).unwrap();
+    assert!(!b.member.must_connect_anew(), "nothing is asked any more");
+}
