@@ -430,6 +430,8 @@ impl Owner {
             ToOwner::Link(message) => self.hear_link(message),
             ToOwner::SetMode(mode) => {
                 self.sequencer.set_mode(mode);
+                // What one mode completes is completed before the next is in force.
+                self.act();
                 self.to_link(ToLink::Mode(mode));
             }
             ToOwner::Verify { repair, rate_bytes_per_s } => {

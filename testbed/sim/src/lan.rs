@@ -291,22 +291,23 @@ impl World {
     fn check_pending(&self, vm: usize) -> Checked {
         let group = &self.plan.groups[self.plan.vms[vm].group];
         let (p, hlc) = (self.vms[vm].pending.read(), self.vms[vm].pending.read_hlc());
-        let mut newest = Hlc(0);
+        let mut newest = Hlc(1);
         for peer in &group.vms {
             let (id, of) = (WriterId(self.plan.vms[*peer].writer), &self.vms[*peer].oracle);
-            newest = newest.max(of.newest_hlc());
+            let named = self.vms[*peer].named;
+            // A resync's packets have the next time after those that the backup knows.
+            newest = newest.max(Hlc(of.newest_hlc().0 + 1)).max(named.1);
             if group.removed.contains(peer) {
                 continue;
             }
             // Who has come before the group was there has a past all the same.
             let admitted = of.newest_seq().max(group.past);
-            check(p.get(id) <= admitted.next(), Checker::Outsider, || {
+            check(p.get(id) <= admitted.next().max(named.0), Checker::Outsider, || {
                 format!("P of vm {vm} says {p}, writer {id} has admitted {admitted}")
             })?;
         }
-        // A resync's packets have the next time after those that the backup knows.
-        check(hlc.0 <= newest.0 + 1, Checker::Outsider, || {
-            format!("P of vm {vm} is at {hlc}, no record is later than {newest}")
+        check(hlc <= newest, Checker::Outsider, || {
+            format!("P of vm {vm} is at {hlc}, none can be later than {newest}")
         })
     }
 

@@ -299,6 +299,7 @@ impl World {
                 ToOwner::Link(message) => self.hear_link(vm, message)?,
                 ToOwner::SetMode(mode) => {
                     member.sequencer.set_mode(mode);
+                    self.act(vm)?;
                     self.tell_link(vm, ToLink::Mode(mode));
                 }
                 ToOwner::Heartbeat(number) => {
@@ -398,12 +399,14 @@ impl World {
     }
 
     /// As production does it ([`tidelock_daemon::owner`], `others.rs`). Returns whether it has anybody to tell.
-    pub(crate) fn depend_on_comparison(&self, vm: usize, last: Seq, hlc: Hlc) -> bool {
+    pub(crate) fn depend_on_comparison(&mut self, vm: usize, last: Seq, hlc: Hlc) -> bool {
         let plan = &self.plan.vms[vm];
         let several = self.plan.groups[plan.group].has_several();
         if several {
             let writer = WriterId(plan.writer);
-            self.vms[vm].pending.publish_at(writer, last.next(), hlc);
+            let state = &mut self.vms[vm];
+            state.pending.publish_at(writer, last.next(), hlc);
+            state.named = (state.named.0.max(last.next()), state.named.1.max(hlc));
         }
         several
     }

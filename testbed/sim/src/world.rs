@@ -27,6 +27,7 @@ use tidelock_backup_server::group::Now;
 use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::sequencer::OpId;
 use tidelock_netfilter::gate::Pending;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::tag::Codec;
 
@@ -133,6 +134,8 @@ pub struct Vm {
     pub log_file: Option<LocalDisk>,
     /// The directory of its backlog on disk, if it has one.
     pub backlog_files: Option<Arc<SimFiles>>,
+    /// What P has named for a comparison, also if the last records before it died with their process.
+    pub named: (Seq, Hlc),
     /// The next process must be able to go on with what is there.
     pub must_go_on: bool,
     /// The guest.
@@ -313,6 +316,7 @@ impl World {
                     disks: contents.iter().cloned().map(LocalDisk::new).collect(),
                     log_file: None,
                     backlog_files: vm.backlog.map(|backlog| backlog.files(&vm.name)),
+                    named: (Seq::ZERO, Hlc(0)),
                     must_go_on: false,
                     guest: Guest::new(writers),
                     client: Client::new(writers),
