@@ -429,9 +429,9 @@ impl Owner {
         match message {
             ToOwner::Link(message) => self.hear_link(message),
             ToOwner::SetMode(mode) => {
-                self.sequencer.set_mode(mode);
                 // What one mode completes is completed before the next is in force.
                 self.act();
+                self.sequencer.set_mode(mode);
                 self.to_link(ToLink::Mode(mode));
             }
             ToOwner::Verify { repair, rate_bytes_per_s } => {

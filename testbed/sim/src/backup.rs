@@ -441,7 +441,12 @@ impl World {
     }
 
     fn receive(&mut self, group: usize, now: Now, link: Link, frame: Frame) {
-        if let Frame::Control(_, message @ (Message::Policy(_) | Message::Detach)) = &frame {
+        let told = |message: &Message| {
+            matches!(message, Message::Policy(_) | Message::Detach | Message::GiveUpLease)
+        };
+        if let Frame::Control(_, message) = &frame
+            && told(message)
+        {
             self.is_told_policy(group, link, message);
         }
         self.backup.groups[group].receive(now, link, frame);

@@ -270,14 +270,13 @@ impl World {
         })?;
         let first_unix_ms = self.backup_now().unix_ms;
         let last_record_ms = self.vms[vm].oracle.newest_hlc().physical_ms();
-        let client = &mut self.vms[vm].client;
-        let unpromised = client.unpromised.get_or_insert_with(|| Unpromised {
-            known: vec![Point::default(); packet.known.len()],
-            since_unix_ms: said.expect("just seen"),
-            first_unix_ms,
-            last_record_ms,
-        });
-        learn(&mut unpromised.known, &packet.everything());
+        let since_unix_ms = said.expect("just seen");
+        let times = &mut self.vms[vm].client.unpromised;
+        if times.last().is_none_or(|last| last.since_unix_ms != since_unix_ms) {
+            let known = vec![Point::default(); packet.known.len()];
+            times.push(Unpromised { known, since_unix_ms, first_unix_ms, last_record_ms });
+        }
+        learn(&mut times.last_mut().expect("just seen").known, &packet.everything());
         Ok(())
     }
 
@@ -290,14 +289,15 @@ impl World {
         }
         let told = self.backup.groups[group].told.clone();
         for vm in vms {
-            let Some(unpromised) = self.vms[*vm].client.unpromised.take() else { continue };
-            let missing = self.missing(group, &told, &unpromised.known);
-            check(missing.is_none(), Checker::Degraded, || {
-                let (peer, point) = missing.expect("just seen");
-                format!(
-                    "vm {vm} is called protected; a client knows {point:?} of vm {peer}, C is {told}"
-                )
-            })?;
+            for unpromised in std::mem::take(&mut self.vms[*vm].client.unpromised) {
+                let missing = self.missing(group, &told, &unpromised.known);
+                check(missing.is_none(), Checker::Degraded, || {
+                    let (peer, point) = missing.expect("just seen");
+                    format!(
+                        "vm {vm} is called protected; a client knows {point:?} of vm {peer}, C is {told}"
+                    )
+                })?;
+            }
         }
         Ok(())
     }
@@ -311,8 +311,11 @@ impl World {
     ) -> Checked {
         let entries = recovery.writers.iter().enumerate();
         let cut: CountVector = entries.map(|(i, w)| (WriterId(i as u16), w.recovered)).collect();
-        for vm in self.plan.groups[group].members() {
-            let Some(unpromised) = &self.vms[vm].client.unpromised else { continue };
+        let members = self.plan.groups[group].members();
+        let times = members.flat_map(|vm| {
+            self.vms[vm].client.unpromised.iter().map(move |unpromised| (vm, unpromised))
+        });
+        for (vm, unpromised) in times {
             if self.missing(group, &cut, &unpromised.known).is_none() {
                 continue;
             }

@@ -201,7 +201,7 @@ pub struct Client {
     /// The newest version of each row.
     pub rows: BTreeMap<u64, u64>,
     /// What any packet depended on that left while the group was degraded, until that is over.
-    pub unpromised: Option<Unpromised>,
+    pub unpromised: Vec<Unpromised>,
 }
 
 /// What clients came to know without a promise.
@@ -221,7 +221,11 @@ impl Client {
     /// Was told nothing.
     #[must_use]
     pub fn new(writers: usize) -> Self {
-        Self { known: vec![Point::default(); writers], rows: BTreeMap::new(), unpromised: None }
+        Self {
+            known: vec![Point::default(); writers],
+            rows: BTreeMap::new(),
+            unpromised: Vec::new(),
+        }
     }
 }
 

@@ -236,6 +236,10 @@ impl World {
                 said.attached.remove(&vm);
                 said.has_left.insert(vm, true);
             }
+            // Its gate is shut for good.
+            Message::GiveUpLease => {
+                said.has_left.insert(vm, true);
+            }
             _ => {}
         }
         // What a run has said may be taken when it has ended, and another one runs.

@@ -298,8 +298,8 @@ impl World {
             match message {
                 ToOwner::Link(message) => self.hear_link(vm, message)?,
                 ToOwner::SetMode(mode) => {
-                    member.sequencer.set_mode(mode);
                     self.act(vm)?;
+                    self.vms[vm].run.as_mut().expect("runs").sequencer.set_mode(mode);
                     self.tell_link(vm, ToLink::Mode(mode));
                 }
                 ToOwner::Heartbeat(number) => {
