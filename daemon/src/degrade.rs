@@ -5,7 +5,8 @@
 //! C a few times a second and says what it sees, with the time ([`Degrade::look`]); it is told what to do.
 //!
 //! ```text
-//!            lag ≥ T                      lag ≤ T/2 for the calm            C covers P as it was
+//!                               lag ≤ T/2, round trip < T, for the calm
+//!            lag ≥ T                                                        C covers P as it was
 //!  holding ─────────► degraded ─────────────────────────────► returning ─────────────────────────► holding
 //!                        ▲                                        │         when the gate held again
 //!                        └──────────────── lag ≥ T ───────────────┘
@@ -14,7 +15,8 @@
 //! *Lag* is how long something has waited: the age of the oldest look whose P is not covered by C under a
 //! lease, outside a resync. So it is the same measure for a link that is cut, a backup that stands still
 //! and a link that is slower than the guests write, and in a group of several members it counts what
-//! others have to send, too.
+//! others have to send, too. While the gate is open a group may have nothing to send, and a link that others
+//! have filled says nothing of itself: so the last round trip must be below T as well.
 //!
 //! Invariants:
 //! - Between the moment that the gate may open and the moment that C covers everything that left until
@@ -74,6 +76,8 @@ pub struct Sight {
     /// The age of the oldest guest's write that is not durable at the backup. In mode sync P does not name
     /// it before it is.
     pub write_age_ns: u64,
+    /// What the last question to the backup took until it was answered; 0: not known.
+    pub round_trip_ns: u64,
     /// P of the members.
     pub pending: Stamps,
     /// C.
@@ -310,7 +314,10 @@ impl Degrade {
     }
 
     fn hold_if(&mut self, sight: &Sight, lag_ns: u64, since_unix_ms: u64) -> Option<Step> {
-        let is_small = self.after_ns.is_none_or(|after_ns| lag_ns <= after_ns / LEVEL);
+        // Who returns has questions of its own to the backup, and packets wait for the answers.
+        let is_small = self
+            .after_ns
+            .is_none_or(|after_ns| lag_ns <= after_ns / LEVEL && sight.round_trip_ns < after_ns);
         #[cfg(feature = "planted-bugs")]
         let is_small = is_small && (self.bug != Some(PlantedBug::OnlyWhenIdle) || lag_ns == 0);
         let is_whole = sight.is_whole || !self.needs_whole;

@@ -88,6 +88,7 @@ pub struct LinkStats {
     /// When the oldest record that is not durable was admitted; 0: none.
     oldest_ns: AtomicU64,
     lease_sent_ns: AtomicU64,
+    round_trip_ns: AtomicU64,
     policy_kept: AtomicBool,
     protocol: AtomicU64,
     watermark: AtomicU64,
@@ -121,8 +122,15 @@ impl LinkStats {
         self.oldest_ns.store(oldest.map_or(0, |at| at.0.max(1)), Relaxed);
     }
 
-    pub(crate) fn lease_renewed(&self, sent_at: MonoNanos) {
+    pub(crate) fn lease_renewed(&self, sent_at: MonoNanos, now: MonoNanos) {
         self.lease_sent_ns.fetch_max(sent_at.0, Relaxed);
+        self.round_trip_ns.store(now.since_ns(sent_at), Relaxed);
+    }
+
+    /// What the last answered beacon took, behind all that was under way, in nanoseconds; 0: none was answered.
+    #[must_use]
+    pub fn round_trip_ns(&self) -> u64 {
+        self.round_trip_ns.load(Relaxed)
     }
 
     pub(crate) fn set_policy_kept(&self, is_kept: bool) {

@@ -17,6 +17,7 @@ struct Bench {
     is_whole: bool,
     is_complete: bool,
     may_open: bool,
+    round_trip_ms: u64,
     steps: Vec<(u64, Step)>,
 }
 
@@ -31,6 +32,7 @@ impl Bench {
             is_whole: true,
             is_complete: true,
             may_open: true,
+            round_trip_ms: 0,
             steps: Vec::new(),
         }
     }
@@ -47,6 +49,7 @@ impl Bench {
             is_applied: true,
             form: Form::Vector,
             write_age_ns: 0,
+            round_trip_ns: self.round_trip_ms * MS,
             pending: vec![(vector(self.pending), Hlc(0))],
             committed: vector(self.committed),
             watermark: Hlc(0),
@@ -97,6 +100,21 @@ fn who_holds_never_opens_nor_who_has_not_told_the_backup() {
     untold.link = false;
     untold.run(100 * T_MS, 1, 1);
     assert_eq!((bench.steps, untold.steps), (vec![], vec![]));
+}
+
+#[test]
+fn a_group_that_has_nothing_to_send_does_not_return_to_a_link_that_others_have_filled() {
+    let mut bench = Bench::new(Some(T_MS));
+    bench.run(5_000, 1, 1);
+    bench.link = false;
+    bench.run(3 * T_MS, 1, 1);
+    (bench.link, bench.committed) = (true, bench.pending);
+    bench.round_trip_ms = 3 * T_MS;
+    bench.run(100 * T_MS, 0, 1);
+    assert!(matches!(bench.degrade.standing(), Standing::Degraded { .. }));
+    bench.round_trip_ms = T_MS / 8;
+    bench.run(10 * T_MS, 0, 1);
+    assert_eq!(bench.degrade.standing(), Standing::Holding);
 }
 
 #[test]

@@ -280,6 +280,7 @@ impl Host {
             is_applied: group.gate.as_ref().is_none_or(|gate| gate.is_applied()),
             form: if group.config.is_tagged() { group.config.form } else { Form::Vector },
             write_age_ns: links().map(|link| link.lag_ns(now)).max().unwrap_or(0),
+            round_trip_ns: links().map(|link| link.round_trip_ns()).max().unwrap_or(0),
             pending: group.members.iter().map(|m| m.control.pending()).collect(),
             committed,
             watermark,

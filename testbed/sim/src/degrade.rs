@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use tidelock_backup_server::group::{Known, Recovery};
 use tidelock_daemon::degrade::{self, Degrade, Sight, Standing, Step};
 use tidelock_daemon::link::port::ToLink;
+use tidelock_daemon::stats::LinkStats;
 use tidelock_netfilter::release_queue::GateState;
 use tidelock_protocol::ids::{MonoNanos, WriterId};
 use tidelock_protocol::message::{Form, Mode, Policy};
@@ -195,6 +196,7 @@ impl World {
             is_applied: runs().all(|run| run.queue.mode() == in_force && !run.gate_due),
             form: if plan.has_several() { plan.form } else { Form::Vector },
             write_age_ns: stats().map(|stats| stats.lag_ns(clocks.now)).max().unwrap_or(0),
+            round_trip_ns: stats().map(LinkStats::round_trip_ns).max().unwrap_or(0),
             pending: runs().map(|run| (run.pending.read(), run.pending.read_hlc())).collect(),
             committed: gate.committed,
             watermark: gate.watermark,

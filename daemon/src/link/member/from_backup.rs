@@ -53,7 +53,7 @@ impl<T> Member<T> {
             (Message::Lease { sent_at }, Phase::Attached) => {
                 self.is_heard_from = true;
                 self.gate.lease_renewed(sent_at);
-                self.stats.lease_renewed(sent_at);
+                self.stats.lease_renewed(sent_at, now);
                 Ok(())
             }
             (Message::DigestResult { disk, offset, equal }, Phase::Attached) => {
