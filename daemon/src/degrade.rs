@@ -237,6 +237,17 @@ impl Degrade {
         }
     }
 
+    /// Whether what has left keeps the group from being switched over, where the operator wants this mode. In mode async
+    /// nothing is held that could tell when C covers it: that the group is drained must do.
+    #[must_use]
+    pub fn hinders_switch(&self, wanted: Mode) -> bool {
+        match self.standing {
+            Standing::Holding => false,
+            Standing::Degraded { .. } => true,
+            Standing::Returning { .. } => wanted != Mode::Async,
+        }
+    }
+
     /// For how long the lag must be small before the gate holds again.
     #[must_use]
     pub fn calm_ns(&self) -> u64 {

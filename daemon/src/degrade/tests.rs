@@ -103,6 +103,21 @@ fn who_holds_never_opens_nor_who_has_not_told_the_backup() {
 }
 
 #[test]
+fn it_can_be_switched_over_when_it_is_over_or_when_the_mode_promises_nothing() {
+    let mut bench = Bench::new(Some(T_MS));
+    let hinders =
+        |bench: &Bench| [Mode::Pipelined, Mode::Async].map(|m| bench.degrade.hinders_switch(m));
+    assert_eq!(hinders(&bench), [false, false]);
+    bench.link = false;
+    bench.run(3 * T_MS, 3, 10);
+    assert_eq!(hinders(&bench), [true, true], "the backup is behind");
+    (bench.link, bench.committed, bench.is_complete) = (true, bench.pending, false);
+    bench.run(CALM * T_MS + LOOK_MS, 1, 1);
+    assert!(matches!(bench.degrade.standing(), Standing::Returning { .. }));
+    assert_eq!(hinders(&bench), [true, false]);
+}
+
+#[test]
 fn a_group_that_has_nothing_to_send_does_not_return_to_a_link_that_others_have_filled() {
     let mut bench = Bench::new(Some(T_MS));
     bench.run(5_000, 1, 1);

@@ -95,6 +95,11 @@ impl Degrading {
         self.0.lock().expect("no panic while held").degrade.since_unix_ms()
     }
 
+    /// Whether what has left keeps the group from being switched over, where the operator wants this mode.
+    pub(super) fn hinders_switch(&self, wanted: Mode) -> bool {
+        self.0.lock().expect("no panic while held").degrade.hinders_switch(wanted)
+    }
+
     /// The gate was opened before the backup was reached, and that is not over.
     pub(super) fn is_unreached(&self) -> bool {
         self.0.lock().expect("no panic while held").degrade.is_unreached()

@@ -295,7 +295,8 @@ impl Host {
                 ));
             }
         }
-        if group.degrading.since_unix_ms().is_some() {
+        let wanted = *group.mode.lock().expect("no panic while held");
+        if group.degrading.hinders_switch(wanted) {
             return Err("the group is degraded: the backup does not have all that has left".into());
         }
         Ok(())

@@ -92,6 +92,11 @@ impl World {
         self.hosts[host].daemon.as_mut()?.standings.get_mut(&group)
     }
 
+    /// Whether what has left keeps a group from being switched over.
+    pub(crate) fn hinders_switch(&self, host: usize, group: usize) -> bool {
+        self.standing(host, group).is_some_and(|of| of.degrade.hinders_switch(of.wanted))
+    }
+
     fn standing(&self, host: usize, group: usize) -> Option<&HostGroup> {
         self.hosts[host].daemon.as_ref()?.standings.get(&group)
     }

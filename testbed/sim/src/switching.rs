@@ -444,7 +444,7 @@ impl World {
                 return Some(format!("the backup does not have all of vm {vm}"));
             }
         }
-        self.hosts[host].degraded.contains_key(&group).then(|| "it is degraded".to_owned())
+        self.hinders_switch(host, group).then(|| "it is degraded".to_owned())
     }
 
     /// As production's owner loop sees that it is drained.
