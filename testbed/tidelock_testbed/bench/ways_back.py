@@ -26,7 +26,8 @@ SWITCHOVER = """## (q) A planned switch
 from the last write that was completed at one site to the first at the other, and for how long clients of a row store on
 another disk get no answer, from the last to the first that was asked for afterwards. Each of {turns} turns on sites of
 its own; medians, and the middle half of the turns. The guests are cut off, not shut down. At idle one connection writes
-4 KiB every 2 ms, under load four write without a rest; the client asks every 5 ms."""
+4 KiB every 2 ms, under load four write without a rest; the client asks every 5 ms, and gives up an answer that the old
+site will not give any more after two round trips and 0.2 s at idle, 1 s under load: most of what it waits is that."""
 
 SWITCHOVER_PARTS = """What the clients' pause is made of, medians in ms: the command itself (its start, its questions,
 its looks), what the backup does not have yet, record and gate, the lease, the recovery, and then routes, the row
