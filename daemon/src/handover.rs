@@ -55,9 +55,13 @@ pub trait Sight {
     fn with_hosts(&self, members: Vec<String>) -> Vec<String>;
     /// Whether the gate's thread has shut.
     fn is_shut(&self) -> bool;
-    /// Whether the backup has said of all members that it knows their leases to be given up. `Err`: it is not heard of.
-    fn is_answered(&mut self) -> Result<bool, ()>;
+    /// Whether the backup has said of all members that it knows their leases to be given up.
+    fn is_answered(&mut self) -> Result<bool, LinkEnded>;
 }
+
+/// The answer will not be heard: the link has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkEnded;
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -381,7 +385,7 @@ mod tests {
         fn is_shut(&self) -> bool {
             self.shut
         }
-        fn is_answered(&mut self) -> Result<bool, ()> {
+        fn is_answered(&mut self) -> Result<bool, LinkEnded> {
             Ok(self.answered)
         }
     }

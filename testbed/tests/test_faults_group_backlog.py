@@ -1,6 +1,6 @@
-"""A backlog on disk in a group of several members, on two hosts: a daemon that is killed goes on with its stream, and one
-whose backlog is full lets its guest go on, of which others hear. What they do because of it comes back with all that it
-depends on, or not at all (DESIGN rules 1, 2, 8 and 9)."""
+"""A backlog on disk in a group of several members, on two hosts: a daemon that is killed goes on with its stream, and
+one whose backlog is full lets its guest go on, of which others hear. What they do because of it comes back with all
+that it depends on, or not at all (DESIGN rules 1, 2, 8 and 9)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A journal that cannot be opened: cut before the damage on command, and made whole by the primary's resync. One on a disk
-that did not work for a while: a disaster does not wait for it any longer than it must."""
+"""A journal that cannot be opened: cut before the damage on command, and made whole by the primary's resync. One on a
+disk that did not work for a while: a disaster does not wait for it any longer than it must."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def raw_guest(pair: Pair) -> socket.socket:
 
 
 def check_turned_away(pair: Pair) -> None:
-    """Whoever connects is told so by the end of the connection, and need not find out by waiting: not even a greeting."""
+    """Whoever connects is told so by the end of the connection, without a greeting, and need not wait for long."""
     for guest in [raw_guest(pair) for _ in range(3)]:
         assert guest.recv(1) == b""
         guest.close()

@@ -9,7 +9,7 @@ use crate::clock;
 use crate::config::{Config, Group};
 use crate::control::{ControlError, ControlErrorKind, SwitchState, SwitchWish, Switching as Begun};
 use crate::durable;
-use crate::handover::{Handover, Sight, Step};
+use crate::handover::{Handover, LinkEnded, Sight, Step};
 use crate::link::port::{Agreement, LeaseGivenUp, ToLink};
 use crate::owner::{Drained, Phase, ToOwner};
 use serde::{Deserialize, Serialize};
@@ -210,7 +210,7 @@ impl Sight for Seen<'_> {
         self.group.members.iter().all(|member| member.control.is_applied())
     }
 
-    fn is_answered(&mut self) -> Result<bool, ()> {
+    fn is_answered(&mut self) -> Result<bool, LinkEnded> {
         let mut is_lost = false;
         self.answers.retain_mut(|answer| match answer.try_recv() {
             Ok(_) => false,
@@ -221,7 +221,7 @@ impl Sight for Seen<'_> {
                 true
             }
         });
-        if is_lost { Err(()) } else { Ok(self.answers.is_empty()) }
+        if is_lost { Err(LinkEnded) } else { Ok(self.answers.is_empty()) }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::world::{Event, Run, World, note};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tidelock_backup_server::group::Link;
-use tidelock_daemon::handover::{Handover, Sight, Step};
+use tidelock_daemon::handover::{Handover, LinkEnded, Sight, Step};
 use tidelock_daemon::link::port::{LeaseGivenUp, ToLink};
 use tidelock_daemon::owner::{Phase, replication};
 use tidelock_daemon::sequencer::RequestId;
@@ -191,7 +191,7 @@ impl Sight for Seen<'_> {
         })
     }
 
-    fn is_answered(&mut self) -> Result<bool, ()> {
+    fn is_answered(&mut self) -> Result<bool, LinkEnded> {
         let mut is_lost = false;
         self.of.answers.retain_mut(|answer| match answer.try_recv() {
             Ok(_) => false,
@@ -201,7 +201,7 @@ impl Sight for Seen<'_> {
                 true
             }
         });
-        if is_lost { Err(()) } else { Ok(self.of.answers.is_empty()) }
+        if is_lost { Err(LinkEnded) } else { Ok(self.of.answers.is_empty()) }
     }
 }
 
