@@ -175,9 +175,9 @@ where
                 last_heard = Instant::now();
                 while let Some(frame) = frame::decode(&mut input)? {
                     receive(frame, members)?;
-                    if members.iter().any(Member::must_connect_anew) {
-                        return Err(ConnectionError::Crossed);
-                    }
+                }
+                if members.iter().any(Member::must_connect_anew) {
+                    return Err(ConnectionError::Crossed);
                 }
                 for member in members.iter_mut().filter(|member| member.wants_lease()) {
                     member.beacon(clock::mono_now(), &mut out);
