@@ -275,16 +275,19 @@ impl World {
     pub(crate) fn switch_host(&mut self, host: usize, group: usize) -> Checked {
         let here = self.members_on(host, group);
         let is_over = here.iter().any(|vm| self.vms[*vm].switched);
+        // Where nothing goes wrong any more nobody begins, except to follow another host.
+        let is_followed = self.is_switched(group);
+        let is_late = !self.faulty && !is_followed;
         let is_gone = self.backup.groups[group].recovered.is_some() || here.is_empty();
         let now = self.host_now(host);
         let Some(daemon) = &self.hosts[host].daemon else { return Ok(()) };
         let run = daemon.run;
-        if is_over || is_gone || daemon.switches.contains_key(&group) {
+        if is_over || is_late || is_gone || daemon.switches.contains_key(&group) {
             return Ok(());
         }
         if let Some(why) = self.switch_obstacle(host, group) {
             note!(self, "host {host} cannot switch group {group} over: {why}");
-            if self.faulty || self.is_switched(group) {
+            if self.faulty || is_followed {
                 let after = self.switch_rng.range(100 * MS..400 * MS);
                 self.later(Later::SwitchHost { host, group }, after);
             }
