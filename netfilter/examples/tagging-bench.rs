@@ -3,7 +3,7 @@
 //!
 //! `tagging-bench members|outside [ROUNDS] [MILLISECONDS_PER_FLOOD]` prints JSON: for each path the
 //! figures of every turn, and what one run of each kernel program takes by the kernel's own count.
-//! `tagging-bench flood PATH db|client GUARD MILLISECONDS` only floods, for a profiler to look at.
+//! `tagging-bench flood|stream PATH db|client GUARD MILLISECONDS` does only that, for a profiler to look at.
 //!
 //! Guests are namespaces, on cables of two kinds: a pair of veths, and taps between which frames are carried as
 //! QEMU carries those of a VM.
@@ -46,6 +46,9 @@ const PINGS: usize = 5_000;
 const PORT: u16 = 7000;
 /// What one turn of `iperf3` sends.
 const STREAM: &str = "400M";
+/// A burst of the stream whose bursts take turns, and how many there are in a round.
+const BURST_BYTES: u64 = 16 << 20;
+const BURSTS: usize = 40;
 /// What a fast network between hosts takes.
 const PACE: &str = "-b 10G";
 const VECTOR: Form = Form::Vector { writers: 4 };
@@ -79,12 +82,12 @@ fn main() {
     let done = match words.first() {
         Some(&"members") => compare("db", Guard::MEMBERS, number(1, 9), number(2, 200)),
         Some(&"outside") => compare("client", Guard::OUTSIDE, number(1, 9), number(2, 200)),
-        Some(&"flood") => flood(&words[1..]),
+        Some(&("flood" | "stream")) => load(&words),
         _ => None,
     };
     if done.is_none() {
         eprintln!("usage: tagging-bench members|outside [ROUNDS] [MILLISECONDS_PER_FLOOD]");
-        eprintln!("       tagging-bench flood PATH db|client GUARD MILLISECONDS");
+        eprintln!("       tagging-bench flood|stream PATH db|client GUARD MILLISECONDS");
         std::process::exit(2);
     }
 }
@@ -114,15 +117,23 @@ fn compare(
     Some(())
 }
 
-/// One flood, for a profiler to look at.
-fn flood(words: &[&str]) -> Option<()> {
-    let &[path, to, guard, millis] = words else { return None };
+/// One flood or stream, for a profiler to look at.
+fn load(words: &[&str]) -> Option<()> {
+    let &[what, path, to, guard, millis] = words else { return None };
     let plan = Plan::ALL.into_iter().find(|plan| format!("{plan:?}") == path)?;
     let to = ["db", "client"].into_iter().find(|known| *known == to)?;
     let guard = Guard::MEMBERS.into_iter().chain(Guard::OUTSIDE).find(|g| g.name() == guard)?;
     let span = Duration::from_millis(millis.parse().ok()?);
     let site = Site::new(plan, Cable::Veth, to, guard);
-    println!("{}", json!({ "packets_per_s": site.flood(span) }));
+    if what == "flood" {
+        println!("{}", json!({ "packets_per_s": site.flood(span) }));
+    } else {
+        let rounds = (span.as_millis() / 4) as usize;
+        let took = measure::streams_in_turn(&[&site.bulk], rounds, BURST_BYTES);
+        let bits = (rounds as u64 * BURST_BYTES * 8) as f64;
+        let gbit_per_s = measure::rounded(bits / took[0].as_secs_f64() / 1e9);
+        println!("{}", json!({ "gbit_per_s": gbit_per_s }));
+    }
     site.close();
     Some(())
 }
@@ -142,8 +153,9 @@ fn take_turns(
         if round % 2 == 1 {
             order.reverse();
         }
+        let rates = in_bursts(&sites);
         for nth in order {
-            turns[nth].push(sites[nth].turn(span));
+            turns[nth].push(sites[nth].turn(rates[nth], span));
         }
     }
     let row = |((guard, site), turns): ((Guard, Site), Vec<Value>)| {
@@ -160,6 +172,15 @@ fn take_turns(
     json!({ "path": format!("{plan:?}"), "cable": format!("{cable:?}"), "guards": rows })
 }
 
+/// Gigabits per second of a stream on each site, all in the same moments: a machine's memory may be faster or slower from
+/// one second to the next by more than what is to be told.
+fn in_bursts(sites: &[Site; 3]) -> [f64; 3] {
+    let took =
+        measure::streams_in_turn(&sites.each_ref().map(|site| &site.bulk), BURSTS, BURST_BYTES);
+    let bits = (BURSTS as u64 * BURST_BYTES * 8) as f64;
+    [0, 1, 2].map(|nth| measure::rounded(bits / took[nth].as_secs_f64() / 1e9))
+}
+
 /// A town with a guard, and what is measured with: `web` is the guarded end of all traffic.
 struct Site {
     town: Town,
@@ -171,6 +192,8 @@ struct Site {
     /// Where the flood goes; nobody reads it.
     _sink: UdpSocket,
     tcp: (TcpStream, TcpStream),
+    /// For streams as fast as they go.
+    bulk: (TcpStream, TcpStream),
     iperf3: Child,
 }
 
@@ -189,22 +212,25 @@ impl Site {
         let gates = start(&town, guard);
         let bound = |who: &str, port: u16| udp(&town.ns(who), &format!("0.0.0.0:{port}"));
         let (web, peer, _sink) = (bound("web", PORT), bound(to, PORT), bound(to, PORT + 1));
-        let tcp = connection(&town.ns("web"), &town.ns(to), SocketAddr::new(town.ip(to), PORT));
+        let connected =
+            |port| connection(&town.ns("web"), &town.ns(to), SocketAddr::new(town.ip(to), port));
+        let (tcp, bulk) = (connected(PORT), connected(PORT + 3));
+        measure::fixed_window(&bulk);
         let mut iperf3 = Command::new("ip");
         // It ends with this process, however that ends.
         iperf3.args(["netns", "exec", &town.ns(to), "setpriv", "--pdeathsig", "KILL"]);
         iperf3.args(["iperf3", "-s", "-p", "7002"]).stdout(Stdio::null()).stderr(Stdio::null());
         let iperf3 = iperf3.spawn().expect("iperf3 starts");
-        let site = Site { town, cable, to, gates, web, peer, _sink, tcp, iperf3 };
+        let site = Site { town, cable, to, gates, web, peer, _sink, tcp, bulk, iperf3 };
         let listening = || site.town.on(to, "ss -Htln sport = :7002");
         lab::until("iperf3 listens", || !listening().is_empty());
         site
     }
 
-    fn turn(&self, span: Duration) -> Value {
+    fn turn(&self, gbit_per_s: f64, span: Duration) -> Value {
         let mut figures = json!({
-            "gbit_per_s": self.stream(""),
-            "paced_gbit_per_s": self.stream(PACE),
+            "gbit_per_s": gbit_per_s,
+            "paced_gbit_per_s": self.paced(),
             "packets_per_s": self.flood(span),
         });
         if self.cable == Cable::Veth {
@@ -245,10 +271,10 @@ impl Site {
         measure::rounded(took.unwrap_or_else(|| panic!("ping said {said}")) * 1e3 / PINGS as f64)
     }
 
-    /// Gigabits per second that arrived, as `iperf3` tells.
-    fn stream(&self, pace: &str) -> f64 {
-        // A core for each end; and no congestion control whose timer decides (BBR is usual here).
-        let options = format!("-J -p 7002 -n {STREAM} -C cubic {pace}");
+    /// Gigabits per second that arrived of a stream that is held to what a fast network takes, as `iperf3` tells.
+    fn paced(&self) -> f64 {
+        // No congestion control whose timer decides (BBR is usual here).
+        let options = format!("-J -p 7002 -n {STREAM} -C cubic {PACE}");
         let command = format!("iperf3 {options} -c {}", self.town.ip(self.to));
         let said: Value = serde_json::from_str(&self.town.on("web", &command)).expect("JSON");
         let bits = said["end"]["sum_received"]["bits_per_second"].as_f64();

@@ -392,7 +392,7 @@ def test_releases_have_a_row_for_each_stamp_and_no_target():
 
 def test_pages_of_packets_have_every_figure_and_a_profile_where_they_are_short(tmp_path):
     result = tagging.summarise(tagging_found(4, 0.9, paths=3))
-    profiled = result | {"profile": [{"percent": 7.0, "thread": "t", "kernel": True, "function": "nft_do_chain"}]}
+    profiled = result | {"flood_profile": [{"percent": 7.0, "thread": "t", "kernel": True, "function": "nft_do_chain"}]}
     for part, of_part in {"i": result, "j": profiled, "k": release.summarise(release_found())}.items():
         report.save(tmp_path, part, {"processors": 2}, 0.0, of_part)
     report.write(tmp_path)

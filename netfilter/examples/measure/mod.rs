@@ -8,8 +8,13 @@ use crate::lab::{PATIENCE, in_namespace, next, obstacle};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
+
+/// What a stream with a fixed window has under way, at most.
+const WINDOW_BYTES: libc::c_int = 512 << 10;
 
 /// Ends the process, with the reason, where namespaces cannot be made.
 pub fn require_namespaces(benchmark: &str) {
@@ -36,13 +41,14 @@ pub fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// Keeps the calling thread, and what it starts, on the first core. Both ends of a round trip
-/// there: what is measured is the work on the way, not how soon a sleeping core is woken.
-pub fn stay_on_one_core() {
+/// Keeps the calling thread, and what it starts, on a core, if there are as many. Both ends of a round trip on the same:
+/// what is measured is the work on the way, not how soon a sleeping core is woken.
+pub fn stay_on_core(core: usize) {
+    let core = core % std::thread::available_parallelism().map_or(1, |n| n.get());
     // SAFETY: all zeros is an empty set.
     let mut cores: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours, and 0 is within it.
-    unsafe { libc::CPU_SET(0, &mut cores) };
+    // SAFETY: the set is ours, and a machine's cores are within it.
+    unsafe { libc::CPU_SET(core, &mut cores) };
     // SAFETY: the set has this size; 0 is the calling thread.
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&cores), &raw const cores) };
     assert_eq!(result, 0, "sched_setaffinity: {}", std::io::Error::last_os_error());
@@ -69,11 +75,11 @@ fn round_trips(
 ) -> Vec<f64> {
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            stay_on_one_core();
+            stay_on_core(0);
             (0..count + count / 10).for_each(|_| answer());
         });
         let asker = scope.spawn(move || {
-            stay_on_one_core();
+            stay_on_core(0);
             timed(count, ask)
         });
         asker.join().expect("round trips")
@@ -146,6 +152,71 @@ pub fn stream(connection: (TcpStream, TcpStream), span: Duration) -> f64 {
         }
         rounded(bytes as f64 * 8.0 / 1e9 / start.elapsed().as_secs_f64())
     })
+}
+
+/// Streams of bytes over standing connections, one after the other, each until all of its bytes have arrived; a core
+/// for either end. Returns how long each connection took in all.
+///
+/// The first round is not counted: a connection that was idle has to find its pace again.
+pub fn streams_in_turn(
+    connections: &[&(TcpStream, TcpStream)],
+    rounds: usize,
+    bytes: u64,
+) -> Vec<Duration> {
+    let turns = || {
+        (0..=rounds).flat_map(|round| {
+            let nth = move |at| if round % 2 == 0 { at } else { connections.len() - 1 - at };
+            (0..connections.len()).map(move |at| (round, nth(at)))
+        })
+    };
+    let (begins, begun) = mpsc::channel();
+    let (ends, ended) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            stay_on_core(0);
+            let block = vec![1; 256 << 10];
+            for (_, nth) in turns() {
+                begins.send(Instant::now()).expect("a receiver");
+                for _ in 0..bytes / block.len() as u64 {
+                    (&connections[nth].0).write_all(&block).expect("written");
+                }
+                ended.recv().expect("all of it has arrived");
+            }
+        });
+        let receiver = scope.spawn(move || {
+            stay_on_core(1);
+            let mut buffer = vec![0; 256 << 10];
+            let mut took = vec![Duration::ZERO; connections.len()];
+            for (round, nth) in turns() {
+                let start = begun.recv().expect("a sender");
+                for _ in 0..bytes / buffer.len() as u64 {
+                    (&connections[nth].1).read_exact(&mut buffer).expect("read");
+                }
+                if round > 0 {
+                    took[nth] += start.elapsed();
+                }
+                ends.send(()).expect("a sender");
+            }
+            took
+        });
+        receiver.join().expect("streams")
+    })
+}
+
+/// Makes a stream over a connection like those over others: no congestion control whose timer decides how fast it goes
+/// (BBR is usual on some machines), and as much under way as a cache holds, where the kernel would find a size for each
+/// connection, and keep it.
+pub fn fixed_window((sender, receiver): &(TcpStream, TcpStream)) {
+    set(sender, libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"cubic");
+    set(sender, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &WINDOW_BYTES.to_ne_bytes());
+    set(receiver, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &WINDOW_BYTES.to_ne_bytes());
+}
+
+fn set(socket: &TcpStream, level: libc::c_int, option: libc::c_int, value: &[u8]) {
+    let (at, len) = (value.as_ptr().cast(), value.len() as libc::socklen_t);
+    // SAFETY: the value is as long as is said.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, len) };
+    assert_eq!(result, 0, "option {option}: {}", std::io::Error::last_os_error());
 }
 
 /// Small datagrams as fast as they can be sent; those that arrived at an interface of `to`, each
