@@ -98,6 +98,10 @@ impl World {
             Change::Join => {
                 let of = &mut self.plan.groups[group];
                 let Some(vm) = of.candidate.take() else { return true };
+                // Nobody joins from a site that is gone.
+                if self.hosts[self.plan.vms[vm].host].lost {
+                    return true;
+                }
                 if self.plan.vms[vm].is_writer() {
                     self.plan.vms[vm].writer = of.vms.len() as u16;
                     of.vms.push(vm);
