@@ -275,9 +275,9 @@ impl World {
     pub(crate) fn switch_host(&mut self, host: usize, group: usize) -> Checked {
         let here = self.members_on(host, group);
         let is_over = here.iter().any(|vm| self.vms[*vm].switched);
-        // Where nothing goes wrong any more nobody begins, except to follow another host.
+        // While links are narrow and nothing else goes wrong nobody begins, except to follow another host.
         let is_followed = self.is_switched(group);
-        let is_late = !self.faulty && !is_followed;
+        let is_late = !self.faulty && self.squeeze.is_some() && !is_followed;
         let is_gone = self.backup.groups[group].recovered.is_some() || here.is_empty();
         let now = self.host_now(host);
         let Some(daemon) = &self.hosts[host].daemon else { return Ok(()) };
