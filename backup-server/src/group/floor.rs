@@ -8,7 +8,8 @@
 //! depends on them, and a resync is in the cut as a whole or not at all.
 //!
 //! A writer that is resyncing itself has lost the numbers of its old run. Its answer stands for
-//! its whole resync: the first record of that, because it is in the cut only with the last.
+//! its whole resync: the first record of that, because it is in the cut only with the last. In the HLC form a time
+//! above all that are here stands for it.
 //!
 //! # Lost numbers
 //! Somebody may wait for a seq that a writer's old run had given out and that never came here, and
@@ -165,6 +166,7 @@ impl<S: Storage> Group<S> {
     pub(super) fn heard_of(&self, answers: &Answers, but: Option<WriterId>) -> Option<Answer> {
         let state = self.journal.state();
         let (mut pending, mut hlc) = (CountVector::new(), state.last_hlc);
+        let mut resyncs = false;
         for (i, of) in state.writers.iter().enumerate() {
             let writer = WriterId(i as u16);
             if Some(writer) == but || of.standing == Standing::Removed {
@@ -184,9 +186,11 @@ impl<S: Storage> Group<S> {
             pending.raise(writer, of.seq);
             if let Some(from) = self.resync_from(writer) {
                 pending.raise(writer, from.next());
+                resyncs = true;
             }
         }
-        Some((pending, hlc))
+        // So does a time that no record has reached: it may have answered before its own P has risen to that.
+        Some((pending, if resyncs { Hlc(hlc.0 + 1) } else { hlc }))
     }
 
     /// The last seq before a resync that is not in the cut.

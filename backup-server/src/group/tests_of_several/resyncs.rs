@@ -130,6 +130,31 @@ fn a_member_that_does_not_know_what_it_heard_is_told_how_far_everyone_is() {
     assert!(said.iter().any(|m| matches!(m, Message::FloorIs { mark: 14, .. })), "{said:?}");
 }
 
+#[test]
+fn with_times_a_resync_stands_in_the_floor_with_one_that_is_not_here_yet() {
+    let form = Form::Hlc;
+    let web = Link { connection: ConnectionId(9), channel: Channel(3) };
+    let shape = Shape { writers: 2, form };
+    let mut group = two(&Memory::new(), form);
+    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    let newest = group.journal.state().last_hlc;
+    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    let frame = Frame::Control(web.channel, Message::AskFloor { mark: 12, everyone: false });
+    assert!(group.receive(at_ms(0), web, frame).is_none());
+    let said = told(&group.take_outputs(), link(1));
+    let Some(Message::Sound { id }) = said.last().cloned() else { panic!("{said:?}") };
+    // a answers as soon as it has attached, before its P has risen above everything.
+    for writer in [0, 1] {
+        say(&mut group, writer, Message::Sounded { id, pending: vector(&[]), hlc: Hlc(0) });
+    }
+    let said = told(&group.take_outputs(), web);
+    let floor = said.iter().find_map(|message| match message {
+        Message::FloorIs { mark: 12, hlc, .. } => Some(*hlc),
+        _ => None,
+    });
+    assert!(floor.is_some_and(|hlc| hlc > newest), "{said:?}, the newest is at {newest}");
+}
+
 /// The floors that a writer was told.
 fn floors(outputs: &[Output], writer: u16) -> Vec<CountVector> {
     let of = |message| match message {
