@@ -145,7 +145,7 @@ impl Sender {
         let item = self.queue.get(self.next)?.clone();
         self.next += 1;
         if let Transmit::Record(record) = &item {
-            self.sent = record.seq;
+            self.sent = self.sent.max(record.seq);
         }
         Some(item)
     }
@@ -258,6 +258,22 @@ mod tests {
         assert_eq!(s.attached(Seq(8)), Ok(Released { records: 2, bytes: 20 }));
         assert_eq!(drain(&mut s), [9, 10]);
         assert_eq!(s.backlog_bytes(), 20);
+    }
+
+    #[test]
+    fn what_came_by_an_earlier_connection_may_be_durable_before_it_is_sent_again() {
+        let mut s = Sender::new(Seq(0));
+        (1..=5).for_each(|n| s.push(record(n)));
+        s.attached(Seq(0)).unwrap();
+        assert_eq!(drain(&mut s), [1, 2, 3, 4, 5]);
+        s.detached();
+        s.push(record(6));
+        s.attached(Seq(0)).unwrap();
+        assert!(matches!(s.poll_transmit(), Some(Transmit::Record(r)) if r.seq == Seq(1)));
+        // The backup had no room for them until now.
+        assert_eq!(s.committed(Seq(5)), Ok(Released { records: 5, bytes: 50 }));
+        assert!(matches!(s.committed(Seq(6)), Err(SenderError::Unsent { .. })), "never sent");
+        assert_eq!(drain(&mut s), [6]);
     }
 
     #[test]
