@@ -19,7 +19,7 @@ use crate::manifest::{self, FORMAT, ManifestError};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::{Message, Mode, Policy};
 
@@ -79,6 +79,9 @@ pub struct Exposure {
 pub(super) struct Policies {
     format: u32,
     members: BTreeMap<String, Known>,
+    /// Those that are on record as having left, and are back: there was no room to say so.
+    #[serde(skip)]
+    back: BTreeSet<String>,
     /// What was found out when the group was recovered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     recovery: Option<AtRecovery>,
@@ -93,13 +96,17 @@ struct AtRecovery {
 
 impl Default for Policies {
     fn default() -> Self {
-        Self { format: FORMAT, members: BTreeMap::new(), recovery: None }
+        Self { format: FORMAT, members: BTreeMap::new(), back: BTreeSet::new(), recovery: None }
     }
 }
 
 impl Policies {
     pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, ManifestError> {
         Ok(manifest::read_json(storage, FILE)?.unwrap_or_default())
+    }
+
+    fn has_left(&self, name: &str) -> bool {
+        self.members.get(name).is_some_and(|known| known.has_left) && !self.back.contains(name)
     }
 }
 
@@ -146,9 +153,13 @@ impl<S: Storage> Group<S> {
         if !planted::is(Bug::PolicyForgotten) {
             self.keep_policy(&name, known);
         }
+        let of = self.policies.members.get(&name);
+        let (is_on_record, is_on_record_as_left) =
+            of.map_or((false, false), |of| (of.policy() == policy && !of.has_left, of.has_left));
+        if is_on_record_as_left {
+            self.policies.back.insert(name.clone());
+        }
         let holds = mode != Mode::Async && degraded_since_unix_ms.is_none();
-        let is_on_record =
-            self.policies.members.get(&name).is_some_and(|known| known.policy() == policy);
         match holds || is_on_record {
             true => self.held.says_policy(&name, link),
             false => self.held.says_it_is_open(&name, link),
@@ -162,8 +173,10 @@ impl<S: Storage> Group<S> {
             self.outputs.push(Output::Send(link, Message::Unheard));
         }
         let kept = match self.policies.members.get(&name) {
-            Some(known) if !planted::is(Bug::PolicyForgotten) => known.policy(),
-            Some(_) => policy,
+            Some(_) if planted::is(Bug::PolicyForgotten) => policy,
+            // What is on record does not count for who has left.
+            Some(known) if known.has_left => Policy::holding(Mode::Pipelined),
+            Some(known) => known.policy(),
             None if planted::is(Bug::PolicyForgotten) => policy,
             // There was no room for its first word.
             None => {
@@ -189,6 +202,7 @@ impl<S: Storage> Group<S> {
 
     /// A member has ended cleanly: nothing of it was let out that is not here.
     pub(super) fn policy_has_left(&mut self, name: &str) {
+        self.policies.back.remove(name);
         if let Some(mut known) = self.policies.members.get(name).cloned() {
             known.has_left = true;
             self.keep_policy(name, known);
@@ -198,6 +212,9 @@ impl<S: Storage> Group<S> {
     /// Makes it durable. Without room the old one stays in force, and the host hears so.
     fn keep_policy(&mut self, name: &str, known: Known) {
         let mut policies = self.policies.clone();
+        if !known.has_left {
+            policies.back.remove(name);
+        }
         policies.members.insert(name.to_owned(), known);
         if policies == self.policies {
             return;
@@ -261,7 +278,7 @@ impl<S: Storage> Group<S> {
             if peer.is_heard {
                 return is_async || peer.is_open;
             }
-            let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
+            let has_left = peer.has_left || self.policies.has_left(&peer.name);
             !has_left && (is_async || known.is_some_and(|known| known.after_ms.is_some()))
         })
     }
@@ -292,7 +309,7 @@ impl<S: Storage> Group<S> {
             let mode = known.map_or(peer.mode, |known| known.mode);
             let (after_ms, degraded) =
                 known.map_or((None, None), |known| (known.after_ms, known.degraded_since_unix_ms));
-            let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
+            let has_left = peer.has_left || self.policies.has_left(&peer.name);
             let serves_unreached = known.is_some_and(|known| known.serves_unreached);
             let before = |unix_ms: u64| unix_ms.saturating_sub(peer.lease_ms);
             let (is_known, since_unix_ms) = match degraded {

@@ -116,6 +116,35 @@ fn who_attaches_while_others_are_in_mode_async_is_told() {
     assert!(!comes_back(&mut group, 1, hold).contains(&Message::Unheard));
 }
 
+/// It had left on record, and there was no room to say that it is back.
+#[test]
+fn who_is_back_has_not_left_also_where_that_could_not_be_kept() {
+    let disk = Memory::new();
+    let mut group = two(&disk);
+    let (hold, is_async) = (Policy::holding(Mode::Pipelined), Policy::holding(Mode::Async));
+    tell(&mut group, 0, is_async);
+    tell(&mut group, 1, hold);
+    leave(&mut group, 0);
+    assert_eq!(group.exposed(at_ms(90_000)), []);
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let seq = group.committed().get(WriterId(0));
+    join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Clean { seq }));
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    assert_eq!(tell(&mut group, 0, is_async), [Message::PolicyKept(hold)], "nobody keeps it");
+    group.connection_lost(link(0).connection);
+    disk.set_faults(Faults::default());
+    leave(&mut group, 1);
+    let said = comes_back(&mut group, 1, hold);
+    assert_eq!(said, [Message::Unheard, Message::PolicyKept(hold)]);
+    assert_eq!(group.exposed(at_ms(90_000)).len(), 1);
+    // With room it is on record, and it can leave again.
+    join(&mut group, at_ms(0), &shape.join(0, 4, LastRun::Clean { seq }));
+    assert!(tell(&mut group, 0, is_async).contains(&Message::PolicyKept(is_async)));
+    assert!(!reopen(&disk.crash(&mut || false)).policies()["a"].has_left);
+    leave(&mut group, 0);
+    assert_eq!(group.exposed(at_ms(90_000)), []);
+}
+
 #[test]
 fn a_recovery_says_what_may_have_been_told_without_it() {
     let lease_ms = 10_000;
