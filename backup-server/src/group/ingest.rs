@@ -231,6 +231,10 @@ impl<S: Storage> Group<S> {
         if self.journal.staged_bytes() == 0 && !self.journal.is_unsynced() {
             return;
         }
+        self.keep_unkept();
+        if self.broken.is_some() {
+            return;
+        }
         // What these stand for is staged or written; the sync below covers it.
         let unsynced: Vec<_> =
             self.slots.iter().map(|slot| slot.receiver.as_ref().map(Receiver::unsynced)).collect();

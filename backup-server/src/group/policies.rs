@@ -19,7 +19,7 @@ use crate::manifest::{self, FORMAT, ManifestError};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::{Message, Mode, Policy};
 
@@ -79,9 +79,10 @@ pub struct Exposure {
 pub(super) struct Policies {
     format: u32,
     members: BTreeMap<String, Known>,
-    /// Those that are on record as having left, and are back: there was no room to say so.
+    /// What was said since, and there was no room for. It is tried again before anything that came after it is durable: who is
+    /// not on record as degraded has held when it sent its last record.
     #[serde(skip)]
-    back: BTreeSet<String>,
+    unkept: BTreeMap<String, Known>,
     /// What was found out when the group was recovered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     recovery: Option<AtRecovery>,
@@ -96,7 +97,7 @@ struct AtRecovery {
 
 impl Default for Policies {
     fn default() -> Self {
-        Self { format: FORMAT, members: BTreeMap::new(), back: BTreeSet::new(), recovery: None }
+        Self { format: FORMAT, members: BTreeMap::new(), unkept: BTreeMap::new(), recovery: None }
     }
 }
 
@@ -105,8 +106,9 @@ impl Policies {
         Ok(manifest::read_json(storage, FILE)?.unwrap_or_default())
     }
 
-    fn has_left(&self, name: &str) -> bool {
-        self.members.get(name).is_some_and(|known| known.has_left) && !self.back.contains(name)
+    /// What a member has said last, also if it could not be kept.
+    fn said(&self, name: &str) -> Option<&Known> {
+        self.unkept.get(name).or_else(|| self.members.get(name))
     }
 }
 
@@ -136,7 +138,7 @@ impl<S: Storage> Group<S> {
     /// A member says what it does without this server.
     pub(super) fn policy(&mut self, now: Now, link: Link, policy: Policy) {
         let Some(name) = self.name_of_link(link) else { return };
-        let old = self.policies.members.get(&name);
+        let old = self.policies.said(&name);
         let mode_since_unix_ms = old
             .filter(|old| old.mode == policy.mode)
             .map_or(now.unix_ms, |old| old.mode_since_unix_ms);
@@ -153,13 +155,12 @@ impl<S: Storage> Group<S> {
         if !planted::is(Bug::PolicyForgotten) {
             self.keep_policy(&name, known);
         }
-        let of = self.policies.members.get(&name);
-        let (is_on_record, is_on_record_as_left) =
-            of.map_or((false, false), |of| (of.policy() == policy && !of.has_left, of.has_left));
-        if is_on_record_as_left {
-            self.policies.back.insert(name.clone());
-        }
         let holds = mode != Mode::Async && degraded_since_unix_ms.is_none();
+        let is_on_record = self
+            .policies
+            .members
+            .get(&name)
+            .is_some_and(|known| known.policy() == policy && !known.has_left);
         match holds || is_on_record {
             true => self.held.says_policy(&name, link),
             false => self.held.says_it_is_open(&name, link),
@@ -190,7 +191,7 @@ impl<S: Storage> Group<S> {
     /// A member says whether a start that does not reach this server serves its guest. It has said its policy.
     pub(super) fn serves_unreached(&mut self, link: Link, serves: bool) {
         let Some(name) = self.name_of_link(link) else { return };
-        if let Some(known) = self.policies.members.get(&name).cloned() {
+        if let Some(known) = self.policies.said(&name).cloned() {
             self.keep_policy(&name, Known { serves_unreached: serves, ..known });
         }
         if self.broken.is_none() {
@@ -202,8 +203,7 @@ impl<S: Storage> Group<S> {
 
     /// A member has ended cleanly: nothing of it was let out that is not here.
     pub(super) fn policy_has_left(&mut self, name: &str) {
-        self.policies.back.remove(name);
-        if let Some(mut known) = self.policies.members.get(name).cloned() {
+        if let Some(mut known) = self.policies.said(name).cloned() {
             known.has_left = true;
             self.keep_policy(name, known);
         }
@@ -212,18 +212,36 @@ impl<S: Storage> Group<S> {
     /// Makes it durable. Without room the old one stays in force, and the host hears so.
     fn keep_policy(&mut self, name: &str, known: Known) {
         let mut policies = self.policies.clone();
-        if !known.has_left {
-            policies.back.remove(name);
-        }
-        policies.members.insert(name.to_owned(), known);
+        policies.unkept.remove(name);
+        policies.members.insert(name.to_owned(), known.clone());
         if policies == self.policies {
             return;
         }
         policies.format = FORMAT;
         match manifest::write_json(&self.storage, "", FILE, &policies) {
             Ok(()) => self.policies = policies,
-            Err(error) if error.is_full() => {}
+            Err(error) if error.is_full() => {
+                self.policies.unkept.insert(name.to_owned(), known);
+            }
             Err(error) => self.break_down(&error.into()),
+        }
+    }
+
+    /// There may be room by now for what was said before the records that are to become durable.
+    pub(super) fn keep_unkept(&mut self) {
+        for (name, known) in self.policies.unkept.clone() {
+            self.keep_policy(&name, known);
+            if self.broken.is_some() || self.policies.unkept.contains_key(&name) {
+                return;
+            }
+            let kept = self.policies.members[&name].clone();
+            let mut links = self.all_links().into_iter();
+            let link = links.find(|link| self.name_of_link(*link).as_ref() == Some(&name));
+            // Who has come back since has something to say for itself.
+            if let Some(link) = link.filter(|link| self.held.has_said(*link) && !kept.has_left) {
+                self.held.says_policy(&name, link);
+                self.outputs.push(Output::Send(link, Message::PolicyKept(kept.policy())));
+            }
         }
     }
 
@@ -273,12 +291,12 @@ impl<S: Storage> Group<S> {
     /// its gate since, and one that has just come back may not have said so yet.
     fn others_may_be_async(&self, name: &str) -> bool {
         self.peers().iter().filter(|peer| peer.name != name).any(|peer| {
-            let known = self.policies.members.get(&peer.name);
+            let known = self.policies.said(&peer.name);
             let is_async = known.map_or(peer.mode, |known| known.mode) == Mode::Async;
             if peer.is_heard {
                 return is_async || peer.is_open;
             }
-            let has_left = peer.has_left || self.policies.has_left(&peer.name);
+            let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
             !has_left && (is_async || known.is_some_and(|known| known.after_ms.is_some()))
         })
     }
@@ -305,11 +323,11 @@ impl<S: Storage> Group<S> {
     /// `None`: by what is on stable storage alone.
     fn exposed_as_of(&self, now: Option<Now>) -> Vec<Exposure> {
         let exposed = self.peers().into_iter().filter_map(|peer| {
-            let known = self.policies.members.get(&peer.name);
+            let known = self.policies.said(&peer.name);
             let mode = known.map_or(peer.mode, |known| known.mode);
             let (after_ms, degraded) =
                 known.map_or((None, None), |known| (known.after_ms, known.degraded_since_unix_ms));
-            let has_left = peer.has_left || self.policies.has_left(&peer.name);
+            let has_left = peer.has_left || known.is_some_and(|known| known.has_left);
             let serves_unreached = known.is_some_and(|known| known.serves_unreached);
             let before = |unix_ms: u64| unix_ms.saturating_sub(peer.lease_ms);
             let (is_known, since_unix_ms) = match degraded {

@@ -145,6 +145,26 @@ fn who_is_back_has_not_left_also_where_that_could_not_be_kept() {
     assert_eq!(group.exposed(at_ms(90_000)), []);
 }
 
+/// Else the last record would say that it has held until then.
+#[test]
+fn what_there_was_no_room_for_is_on_record_before_records_that_came_after_it() {
+    let disk = Memory::new();
+    let mut group = two(&disk);
+    tell(&mut group, 0, HOLDS);
+    tell(&mut group, 1, Policy::holding(Mode::Pipelined));
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    assert_eq!(tell(&mut group, 0, OPEN), [Message::PolicyKept(HOLDS)]);
+    send(&mut group, record(0, 2, Hlc::new(at_ms(50_000).unix_ms, 0).0, &[]));
+    group.flush();
+    let is_kept = |said: &[Message]| said.contains(&Message::PolicyKept(OPEN));
+    assert!(!is_kept(&told(&group.take_outputs(), link(0))));
+    disk.set_faults(Faults::default());
+    group.retry();
+    assert!(is_kept(&told(&group.take_outputs(), link(0))));
+    let exposed = reopen(&disk.crash(&mut || false)).exposed(at_ms(90_000));
+    assert_eq!(exposed[0].since_unix_ms, OPEN.degraded_since_unix_ms);
+}
+
 #[test]
 fn a_recovery_says_what_may_have_been_told_without_it() {
     let lease_ms = 10_000;
