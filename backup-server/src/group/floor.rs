@@ -166,7 +166,6 @@ impl<S: Storage> Group<S> {
     pub(super) fn heard_of(&self, answers: &Answers, but: Option<WriterId>) -> Option<Answer> {
         let state = self.journal.state();
         let (mut pending, mut hlc) = (CountVector::new(), state.last_hlc);
-        let mut resyncs = false;
         for (i, of) in state.writers.iter().enumerate() {
             let writer = WriterId(i as u16);
             if Some(writer) == but || of.standing == Standing::Removed {
@@ -186,11 +185,11 @@ impl<S: Storage> Group<S> {
             pending.raise(writer, of.seq);
             if let Some(from) = self.resync_from(writer) {
                 pending.raise(writer, from.next());
-                resyncs = true;
+                // It may have answered before its own P has risen so far.
+                hlc = hlc.max(Hlc(state.last_hlc.0 + 1));
             }
         }
-        // So does a time that no record has reached: it may have answered before its own P has risen to that.
-        Some((pending, if resyncs { Hlc(hlc.0 + 1) } else { hlc }))
+        Some((pending, hlc))
     }
 
     /// The last seq before a resync that is not in the cut.
