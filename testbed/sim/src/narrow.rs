@@ -404,6 +404,10 @@ impl World {
             if self.is_switching(group) {
                 return Some(format!("group {group} is being switched over"));
             }
+            // Nothing has waited for long where it has just begun to hang.
+            if self.backup.groups[group].hangs_until_ns > self.schedule.now_ns() {
+                return Some(format!("a sync of group {group} hangs"));
+            }
             self.plan.groups[group].members().find_map(|vm| {
                 let why = self.not_back_vm(group, vm)?;
                 Some(format!("vm {vm}: {why}"))
@@ -417,6 +421,12 @@ impl World {
         if self.plan.vms[vm].is_writer() && run.phase() != Phase::Replicating {
             let progress = run.copying.progress(self.host_now(host));
             return Some(format!("{:?} {progress:?}", run.phase()));
+        }
+        if run.hangs() {
+            return Some("its loop hangs".to_owned());
+        }
+        if run.pending.incomplete().is_some() {
+            return Some("it is not known what its guest has heard".to_owned());
         }
         if let Some(why) = self.stands_otherwise(host, group, run.queue.mode()) {
             return Some(why);

@@ -13,6 +13,7 @@ use tidelock_backup_server::storage::memory::{Memory, MemoryFile};
 use tidelock_backup_server::view::DiskKey;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_protocol::message::CopyState;
 
 /// Answers that are remembered.
 const ASKED_MAX: usize = 24;
@@ -100,7 +101,7 @@ impl World {
                     format!("group {group} at {time} was {was}, and now is {is}")
                 })?;
             }
-            self.check_point(group, time, &point, &of.state().recoveries)?;
+            self.check_point(group, time, &point, of.state())?;
             let views = match past.open(&point) {
                 Ok(views) => views,
                 Err(error) => {
@@ -195,8 +196,9 @@ impl World {
         group: usize,
         time: Hlc,
         point: &Point,
-        recoveries: &[tidelock_backup_server::journal::EpochStart],
+        state: &tidelock_backup_server::journal::State,
     ) -> Checked {
+        let recoveries = &state.recoveries;
         let recovered = recoveries.iter().any(|start| start.epoch == point.epoch);
         if recovered {
             return Ok(());
@@ -219,7 +221,13 @@ impl World {
             format!("group {group} at {time} is at {}, told by then was {:?}", point.cut, told)
         })?;
         if let ([vm], true) = (&vms[..], recoveries.is_empty()) {
-            let of = self.backup.groups[group].contiguous.get(WriterId(0));
+            let mut of = self.backup.groups[group].contiguous.get(WriterId(0));
+            // Who asked to be attached and was turned away for lack of room has begun a resync all the same, and what was
+            // still to be taken of the run before is in it.
+            let writer = &state.writers[0];
+            if writer.copy == CopyState::Resyncing {
+                of = of.min(writer.committed);
+            }
             let greatest = self.vms[*vm].oracle.greatest_at(time, of);
             let found = point.cut.get(WriterId(0));
             check(found == greatest, Checker::Past, || {
