@@ -583,7 +583,11 @@ impl Owner {
                     self.logging.activity.finished(request.0, self.sequencer.last_seq());
                     self.reply(requests::slot_of(request), result.map_err(errno));
                 }
-                Action::Copied { extent, outcome } => self.copying.copied(extent, outcome),
+                Action::Copied { extent, outcome } => {
+                    self.copying.copied(extent, outcome);
+                    // The next turn may be the next process's.
+                    self.mark_backlog();
+                }
                 Action::Suspect(extent) => {
                     tracing::error!(
                         member = self.member,

@@ -57,7 +57,11 @@ impl World {
                 }
                 Action::Read { op, extent } => self.start_read(vm, op, extent)?,
                 Action::Complete(request, result) => self.complete(vm, request, result)?,
-                Action::Copied { extent, outcome } => run.copying.copied(extent, outcome),
+                Action::Copied { extent, outcome } => {
+                    run.copying.copied(extent, outcome);
+                    let clocks = self.member_clocks(vm);
+                    self.with_spilling(vm, clocks, |spilling, _, turn| spilling.mark(turn));
+                }
                 Action::Suspect(extent) => {
                     run.copying.suspect(extent);
                     run.activity.suspect();
