@@ -230,7 +230,7 @@ fn wait_for_the_clock(member: &str, floor: Hlc, lead: Duration) {
             member,
             ahead_ms,
             "the wall clock is behind the times that an earlier run has given out: other hosts drop packets of \
-             this group until it has caught up"
+             this group until it, or every other writer, has caught up"
         );
     } else if !wait.is_zero() {
         tracing::info!(member, wait_ms = wait.as_millis() as u64, "waiting for the wall clock");

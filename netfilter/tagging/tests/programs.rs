@@ -417,6 +417,11 @@ fn hlc_tags_carry_the_time_and_one_too_far_ahead_is_dropped() {
     let jumped = Hlc::new(wall_ms + 3_600_000, 0);
     m.is_dropped(&m.receive(&from_peer(jumped)), "dropped_ahead");
     assert_eq!(m.tags.pending().hlc.load(SeqCst), ahead.0);
+
+    // All writers have passed it: it is this clock that is behind.
+    m.group.committed().watermark.store(Hlc::new(wall_ms + 3_599_500, 0).0, SeqCst);
+    assert!(m.receive(&from_peer(jumped)).passed);
+    assert_eq!(m.tags.pending().hlc.load(SeqCst), jumped.0);
 }
 
 fn boot_ms() -> u64 {
