@@ -48,6 +48,8 @@ class Options:
     """0: no limit."""
     disk_mib: int = 32
     configured_size: str = ""
+    disk_before: str = ""
+    """Keys of another disk, which comes first, a line each."""
     group: str = ""
     """More keys of `[[group]]`, a line each."""
     disk: Path | None = None
@@ -121,7 +123,8 @@ class Pair:
             f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n'
             f"{o.group}{copy}{verify}{heartbeat}"
             f'[[group.member]]\nname = "{MEMBER}"\nroles = ["writer"]\n'
-            f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
+            + (f"[[group.member.disk]]\n{o.disk_before}" if o.disk_before else "")
+            + f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
         )
 
     def write_backup_config(self) -> None:

@@ -54,7 +54,7 @@ impl Owner {
                 .differing
                 .iter()
                 .map(|extent| DifferingExtent {
-                    disk: self.disks[extent.disk.0 as usize].name().to_owned(),
+                    disk: self.disks[self.nth(extent.disk)].name().to_owned(),
                     offset: extent.offset,
                     len_bytes: extent.len_bytes,
                 })
