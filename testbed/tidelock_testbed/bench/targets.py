@@ -289,7 +289,13 @@ def _release(result: dict) -> list[Verdict]:
             None,
             command("k"),
         ),
-        Verdict("k", f"{held}: out of the kernel's queue, all at once", words("let_out_ns"), None, command("k")),
+        Verdict(
+            "k",
+            f"release with {result['held_by_kernel']:,} packets in the kernel's queue, for each: out of it, all at once",
+            words("let_out_ns"),
+            None,
+            command("k"),
+        ),
     ]
 
 
