@@ -98,6 +98,10 @@ class BackupServer:
         words = ["export", group, f"{member}.{disk}", out, "--at", at]
         run_command(self._command(*words), f"export {disk}", self.netns, timeout_s=300)
 
+    def bookmark(self, name: str, group: str = GROUP) -> None:
+        """Names the state that a recovery would take now."""
+        run_command(self._command("bookmark", group, name), f"set the bookmark {name}", self.netns)
+
     def remove(self, group: str, member: str) -> None:
         """Takes a member out of a group for good."""
         run_command(self._command("remove", group, member), f"remove {member}", self.netns)

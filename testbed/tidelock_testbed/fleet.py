@@ -62,6 +62,8 @@ class Shape:
     tagging: bool = True
     unprotected: frozenset[str] = frozenset()
     """Databases whose disks are not replicated."""
+    window: str = ""
+    """Of the past that the backup keeps, if any."""
 
 
 class Fleet:
@@ -96,7 +98,7 @@ class Fleet:
                 (self.boot_dir / file.name).symlink_to(file)
         self.groups = self._make_groups()
         spread = {} if len(self.directories) == 1 else {group.name: list(HOSTS) for group in self.groups}
-        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread)
+        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread, shape.window)
         self.daemons = [
             HostDaemon(
                 run,
