@@ -40,6 +40,8 @@ class AppDrill(Drill):
     clients_at_once = CLIENTS
     load_s = {"vm": (10.0, 15.0), "process": (2.0, 4.0)}
     patience_s = {"vm": 5.0, "process": 1.0}
+    window = ""
+    """Of the past that the backup keeps, if any."""
 
     def make_rig(self, protection: Protection) -> Fleet:
         """Two sites, and the application's guests."""
@@ -47,7 +49,15 @@ class AppDrill(Drill):
         if not knobs.tagging:
             self.entry.notes.append("packets between members were not tagged: the promise must be seen to break")
         hosts = {place.name: self.hosts.get(place.name, 0) for place in self.application.places}
-        shape = Shape(self.application, hosts, self.round_trips_ms, knobs.boundary, knobs.form, knobs.tagging)
+        shape = Shape(
+            self.application,
+            hosts,
+            self.round_trips_ms,
+            knobs.boundary,
+            knobs.form,
+            knobs.tagging,
+            window=self.window,
+        )
         return Fleet(self.run, knobs.guest, shape, knobs.seed, protection)
 
     @property

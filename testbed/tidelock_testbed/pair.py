@@ -46,6 +46,8 @@ class Options:
     backlog_mib: int = 64
     copy_rate_mib: int = 0
     """0: no limit."""
+    copy_more: str = ""
+    """More keys beside the rate, each after a comma."""
     disk_mib: int = 32
     configured_size: str = ""
     disk_before: str = ""
@@ -113,7 +115,7 @@ class Pair:
         """The daemon's configuration, for its next start."""
         o = self.options
         size = f'size = "{o.configured_size}"\n' if o.configured_size else ""
-        copy = f'copy = {{ rate = "{o.copy_rate_mib}MiB/s" }}\n' if o.copy_rate_mib else ""
+        copy = f'copy = {{ rate = "{o.copy_rate_mib}MiB/s"{o.copy_more} }}\n' if o.copy_rate_mib else ""
         verify = f"verify = {{ {o.verify} }}\n" if o.verify else ""
         heartbeat = f"heartbeat = {{ {o.heartbeat} }}\n" if o.heartbeat else ""
         self.host_config.write_text(
