@@ -8,8 +8,10 @@ mod drive;
 mod gates;
 mod interfaces;
 mod lab;
+mod segments;
 mod tagging;
 mod town;
+mod wire;
 
 use drive::Drive;
 use lab::{
