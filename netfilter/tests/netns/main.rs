@@ -6,6 +6,7 @@
 
 mod drive;
 mod gates;
+mod hostile;
 mod interfaces;
 mod lab;
 mod segments;

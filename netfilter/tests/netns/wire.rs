@@ -121,7 +121,7 @@ impl Wire {
     }
 }
 
-fn socket(family: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Error> {
+pub fn raw_socket(family: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Error> {
     // SAFETY: no pointers are passed.
     let socket = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) };
     if socket < 0 {
@@ -134,7 +134,7 @@ fn socket(family: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Error> {
 fn open(interface: &str) -> Result<OwnedFd, Error> {
     let all = (libc::ETH_P_ALL as u16).to_be();
     // Nothing is seen before it is bound to one interface.
-    let socket = socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0)?;
+    let socket = raw_socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0)?;
     let name = std::ffi::CString::new(interface)?;
     // SAFETY: all zeros is a valid address.
     let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
