@@ -9,6 +9,7 @@ mod gates;
 mod hostile;
 mod interfaces;
 mod lab;
+mod loading;
 mod segments;
 mod tagging;
 mod town;
