@@ -9,7 +9,7 @@ import time
 
 from .applications import ONE_ASIDE, THREE_TIER, TWO_WRITERS, Application
 from .clients import NEWEST
-from .drilling import CLIENTS, CONFIRMED_MIN, NEVER_MIND_S, Drill
+from .drilling import CLIENTS, CONFIRMED_MIN, NEVER_MIND_S, Drill, ProvesNothing
 from .fleet import Fleet, FleetRecovery, Shape
 from .hostdaemon import Protection
 from .invariants import Rows, examine, told_and_missing
@@ -40,8 +40,6 @@ class AppDrill(Drill):
     clients_at_once = CLIENTS
     load_s = {"vm": (10.0, 15.0), "process": (2.0, 4.0)}
     patience_s = {"vm": 5.0, "process": 1.0}
-    window = ""
-    """Of the past that the backup keeps, if any."""
 
     def make_rig(self, protection: Protection) -> Fleet:
         """Two sites, and the application's guests."""
@@ -49,16 +47,8 @@ class AppDrill(Drill):
         if not knobs.tagging:
             self.entry.notes.append("packets between members were not tagged: the promise must be seen to break")
         hosts = {place.name: self.hosts.get(place.name, 0) for place in self.application.places}
-        shape = Shape(
-            self.application,
-            hosts,
-            self.round_trips_ms,
-            knobs.boundary,
-            knobs.form,
-            knobs.tagging,
-            window=self.window,
-        )
-        return Fleet(self.run, knobs.guest, shape, knobs.seed, protection)
+        shape = Shape(self.application, hosts, self.round_trips_ms, knobs.boundary, knobs.form, knobs.tagging)
+        return Fleet(self.run, knobs.guest, shape, knobs.seed, protection, self.window)
 
     @property
     def round_trips_ms(self) -> tuple[float, ...]:
@@ -224,7 +214,7 @@ class AppDrill(Drill):
         entry.lost_after_recovery = len(later - whole)
         entry.rpo_ms = round(max(verdict.rpo_ms for verdict in found.verdicts.values()), 1)
         if entry.confirmed < CONFIRMED_MIN:
-            raise RuntimeError(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
+            raise ProvesNothing(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
 
     def draw(self, ledger: Ledger) -> list[str]:
         """Each database has views of its own, as in PipeCloud's figure 16."""

@@ -58,6 +58,10 @@ class BackupServer:
     def _command(self, *words: object) -> list:
         return [*UNPRIVILEGED, BIN / "tidelock-backup", *words, "--config", self.config]
 
+    def command(self, *words: object) -> str:
+        """Runs its command line, and returns what that prints."""
+        return run_command(self._command(*words), f"run tidelock-backup {words[0]}", self.netns, timeout_s=300)
+
     def start(self) -> None:
         """Starts it and waits until it listens for its command line."""
         self.process = Process(self.run, self.name, self._command("serve"), self.netns, env=self.environment)

@@ -64,14 +64,12 @@ class Shape:
     tagging: bool = True
     unprotected: frozenset[str] = frozenset()
     """Databases whose disks are not replicated."""
-    window: str = ""
-    """Of the past that the backup keeps, if any."""
 
 
 class Fleet:
     """Two sites, a backup server, and on each host of the primary site a daemon and guests: made, not started."""
 
-    def __init__(self, run: Run, kind: str, shape: Shape, seed: int, protection: Protection):
+    def __init__(self, run: Run, kind: str, shape: Shape, seed: int, protection: Protection, window: str = ""):
         self.run, self.kind, self.shape, self.protection = run, kind, shape, protection
         self.random = random.Random(f"fleet {seed}")
         self.image: GuestImage | None = None if kind == "process" else guest_image()
@@ -102,7 +100,7 @@ class Fleet:
                 (self.boot_dir / file.name).symlink_to(file)
         self.groups = self._make_groups()
         spread = {} if len(self.directories) == 1 else {group.name: list(HOSTS) for group in self.groups}
-        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread, shape.window)
+        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread, window)
         self.daemons = [
             HostDaemon(
                 run,
@@ -196,10 +194,14 @@ class Fleet:
     def boot(self, reconnect_s: int = 60) -> None:
         """Starts all guests at the primary site, and shows the clients the way."""
         for name, guest in self.guests.items():
-            host = self.shape.hosts[name]
-            disks = [self.daemons[host].uri(DISK, self.group_of(name), name)] if self.is_writer(name) else []
-            self.boot_at(guest, self.net.hosts[host], disks, reconnect_s, say_rows=bool(disks))
-            self.net.route_clients_to(self.net.hosts[host], guest.net)
+            self.boot_guest(name, reconnect_s)
+            self.net.route_clients_to(self.net.hosts[self.shape.hosts[name]], guest.net)
+
+    def boot_guest(self, name: str, reconnect_s: int = 60) -> None:
+        """Starts this guest at the primary site."""
+        host = self.shape.hosts[name]
+        disks = [self.daemons[host].uri(DISK, self.group_of(name), name)] if self.is_writer(name) else []
+        self.boot_at(self.guests[name], self.net.hosts[host], disks, reconnect_s, say_rows=bool(disks))
 
     def boot_at(self, guest: Guest, site: Site, disks: list[str], reconnect_s: int = 0, say_rows: bool = False) -> None:
         """Starts a guest of either kind. A process guest says how many rows it has in any case."""

@@ -109,6 +109,10 @@ class Guest:
             raise RuntimeError(f"{self.name} could not start\n{self.process.tail()}")
         return self.ready_at - self.started_at
 
+    def forget_start(self) -> None:
+        """It was killed: what it said of its last start is over, and it can be booted again."""
+        self.phases.clear()
+
     @property
     def ready_at(self) -> float:
         """When it was first able to serve clients."""
@@ -294,6 +298,11 @@ class ProcessGuest(Guest):
     def _start(self, name: str, program: list, up: str) -> None:
         self.steps_to_ready.add(up)
         self._processes.append(Process(self.run, name, [SYSTEM_PYTHON, "-u", *program], self.netns, on_line=self.hear))
+
+    def forget_start(self) -> None:
+        """Its processes, too."""
+        super().forget_start()
+        self._processes.clear()
 
     @property
     def processes(self) -> list[Process]:

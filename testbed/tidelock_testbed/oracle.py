@@ -231,6 +231,12 @@ class Load:
         with self._changed:
             return len(self._in_flight)
 
+    def deepen(self, depth: int) -> None:
+        """From now on at least so many requests are under way."""
+        with self._changed:
+            self._depth = max(self._depth, depth)
+            self._changed.notify_all()
+
     def alive(self) -> bool:
         """Whether the connection stands."""
         return not self._broken

@@ -291,7 +291,7 @@ def _release(result: dict) -> list[Verdict]:
         ),
         Verdict(
             "k",
-            f"release with {result['held_by_kernel']:,} packets in the kernel's queue, for each: out of it, all at once",
+            f"release with {result['held_by_kernel']:,} packets in the kernel's queue, for each: all at once",
             words("let_out_ns"),
             None,
             command("k"),
