@@ -229,7 +229,7 @@ impl World {
             let state = self.vms[vm].state.lock().expect("one thread");
             ((serves || state.serves_unreached_kept).then_some(serves), state.fenced)
         };
-        let (incarnation, last_incarnation, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
+        let (incarnation, last_incarnation, epoch, mut clean, mut hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");
             let last = state.incarnation;
             let next = Incarnation((clocks.wall_ms * 1000).max(last.0 + 1));
@@ -260,7 +260,11 @@ impl World {
             epoch,
             seq,
         });
-        let mut activity = self.open_log(vm, incarnation, last_end);
+        let (mut activity, has_grown) = self.open_log(vm, incarnation, last_end);
+        if let Some((_, hlc)) = clean.take_if(|_| has_grown) {
+            // It says that its disks may differ.
+            hlc_floor = hlc_floor.max(hlc);
+        }
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);
         let (backlog, on_disk, goes_on, left) =

@@ -125,6 +125,17 @@ impl WriterOracle {
         Self { newest_seq: past, last_effect: past, last_change: past, ..self }
     }
 
+    /// A disk has grown. What the backup has of the time before reads as zeroes there.
+    pub fn grow(&mut self, disk: usize, content: &[u8]) {
+        self.rolled = None;
+        // Before the first run with a disk that was added nothing has it.
+        let logical = self.logical.get_mut(disk);
+        logical.into_iter().for_each(|logical| logical.extend_from_slice(content));
+        for base in self.lives.iter_mut().filter_map(|life| life.base.get_mut(disk)) {
+            base.resize(base.len() + content.len(), 0);
+        }
+    }
+
     /// The last run is over: whatever the disks hold now is what the guest reads.
     pub fn disks_hold(&mut self, disks: Vec<Vec<u8>>) {
         self.logical = disks;

@@ -335,6 +335,7 @@ impl World {
                     attached.epoch
                 );
                 self.check_nothing_compared(vm, &attached)?;
+                self.check_has_grown(vm)?;
                 let unrecorded = self.begin_recording(vm, &attached, first, clocks);
                 let state = &mut self.vms[vm];
                 if attached.copy == CopyState::Whole && state.oracle.continues_whole()? {

@@ -64,7 +64,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 55] = [
+pub const PLANTS: [(&str, Plant); 56] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -85,6 +85,7 @@ pub const PLANTS: [(&str, Plant); 55] = [
     ("watermark-ignores-idle", Plant::Backup(Bug::WatermarkIgnoresIdle)),
     ("removed-holds-watermark", Plant::Backup(Bug::RemovedHoldsWatermark)),
     ("newcomer-not-waited-for", Plant::Backup(Bug::NewcomerNotWaitedFor)),
+    ("grown-is-whole", Plant::Backup(Bug::GrownIsWhole)),
     ("view-after-its-time", Plant::Backup(Bug::ViewAfterItsTime)),
     ("times-alone", Plant::Backup(Bug::TimesAlone)),
     ("waypoint-too-early", Plant::Backup(Bug::WaypointTooEarly)),

@@ -234,6 +234,8 @@ pub struct Counts {
     pub clean_starts: u64,
     /// Members and disks that came or went.
     pub changes: u64,
+    /// Of those, disks that became larger.
+    pub grown: u64,
     /// Groups that went on without the backup, on one host.
     pub degrades: u64,
     /// Of those, how many came back by themselves.

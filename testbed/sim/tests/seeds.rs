@@ -25,7 +25,7 @@ fn report(outcome: &Outcome) -> String {
 fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
     let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
-    let (mut pasts, mut switches, mut handovers) = (0, 0, 0);
+    let (mut pasts, mut switches, mut handovers, mut grown) = (0, 0, 0, 0);
     let (mut merged, mut untagged, mut idles, mut floors) = (0, 0, 0, 0);
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
@@ -40,6 +40,7 @@ fn no_rule_is_broken() {
         recoveries += outcome.counts.recoveries;
         switches += outcome.counts.switches;
         handovers += outcome.counts.handovers;
+        grown += outcome.counts.grown;
         copies += outcome.counts.copies;
         clean += outcome.counts.clean_starts;
         merged += outcome.counts.merged;
@@ -71,6 +72,7 @@ fn no_rule_is_broken() {
         switches > 0 && handovers > 2,
         "{switches} planned switches, {handovers} hosts together"
     );
+    assert!(grown > 40, "{grown} disks grew");
     assert!(mapped > 20 && logged > 1_000 && overflows > 20, "{mapped} {logged} {overflows}");
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
     assert!(narrow_returns > 20, "{narrow_returns} returns while guests wrote");
@@ -140,6 +142,7 @@ fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
 /// The first seed that catches a bug.
 fn known_seed(name: &str) -> u64 {
     match name {
+        "grown-is-whole" => 13,
         "damage-not-listed" | "lease-ignored" | "oldest-forgotten" | "outsider-merged"
         | "unbounded-backlog" => 2,
         "hlc-goes-back" | "map-keeps-void" | "no-calm" => 3,
@@ -217,6 +220,7 @@ fn every_planted_bug_is_caught() {
             "newcomer-not-told" => &[Checker::Degraded, Checker::OutputCommit, Checker::Closed],
             "removed-holds-watermark" => &[Checker::ComesBack],
             "newcomer-not-waited-for" => &[Checker::Prefix],
+            "grown-is-whole" => &[Checker::SitesEqual, Checker::Prefix, Checker::Past],
             "waypoint-too-early" => &[Checker::Past, Checker::Prefix],
             "view-after-its-time" | "fold-passes-the-window" | "oldest-forgotten" => {
                 &[Checker::Past]
