@@ -28,7 +28,9 @@ use tidelock_daemon::owner::contact::{Contact, PATIENCE};
 use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::idling::Idling;
 use tidelock_daemon::owner::spilling::{Ends, Spilling};
+use tidelock_daemon::owner::verifying::Verifying;
 use tidelock_daemon::sequencer::{Sequencer, Settings};
+use tidelock_daemon::verified::Verified;
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
@@ -45,6 +47,15 @@ pub enum ToOwner {
     SetMode(Mode),
     /// By the watch: to admit this heartbeat.
     Heartbeat(u64),
+    /// By the operator or the schedule: to verify.
+    Verify {
+        /// What differs is copied.
+        repair: bool,
+        /// At most.
+        rate_bytes_per_s: u64,
+    },
+    /// By the operator: to end that.
+    StopVerify,
     /// To end cleanly.
     Drain,
 }
@@ -64,6 +75,8 @@ pub struct StateFile {
     pub clean: Option<(Seq, Hlc)>,
     /// No time that was given out follows the clock beyond this.
     pub hlc_ceiling_ms: u64,
+    /// What the last verification has found.
+    pub verified: Option<Verified>,
 }
 
 const LOOK_EVERY_NS: u64 = ceiling::LOOK_EVERY_MS * MS;
@@ -156,6 +169,7 @@ impl World {
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
         self.begin_looks(host, run);
         self.begin_watch(host, run);
+        self.begin_verifications(host, run);
         self.cut_off_start(host);
         for vm in vms {
             self.ask_again(vm)?;
@@ -216,6 +230,7 @@ impl World {
         link: &mut LinkLoop,
     ) -> Checked {
         self.reads_record(vm);
+        self.reads_verified(vm);
         let left = self.find_left(vm)?;
         let plan = &self.plan.vms[vm];
         let mut clocks = self.clocks(plan.host);
@@ -404,6 +419,10 @@ impl World {
             unacked,
             left_bytes,
             beating,
+            verifying: Verifying::default(),
+            wants_verify: false,
+            verify_rests_until_ns: 0,
+            looked: None,
         });
         Ok(())
     }

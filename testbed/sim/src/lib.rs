@@ -17,7 +17,7 @@
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
-//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`] | the daemon |
+//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`], [`verifying`] | the daemon |
 //! | [`backup`], [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`files`], [`net`], [`lan`] | what is simulated |
 //! | [`faults`], [`change`], `growing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
@@ -63,6 +63,7 @@ pub mod spilling;
 pub mod switching;
 pub mod told;
 pub mod trace;
+pub mod verifying;
 pub mod world;
 
 pub use run::{Options, Outcome, run};

@@ -37,6 +37,9 @@ pub type Held = (Asked, Hold);
 impl World {
     /// Asks the backup for its past, as it is now.
     pub fn check_past(&mut self, group: usize) -> Checked {
+        if self.is_past_spoilt {
+            return Ok(());
+        }
         let Some(mut of) = self.backup.groups[group].group.take() else { return Ok(()) };
         let result = self.check_kept(group).and_then(|()| self.ask_past(group, &mut of, true));
         let slot = &mut self.backup.groups[group];

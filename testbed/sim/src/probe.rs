@@ -59,6 +59,9 @@ impl Recovered {
 impl World {
     /// What would be if the worst happened now?
     pub fn probe(&mut self, group: usize) -> Checked {
+        if self.is_past_spoilt {
+            return Ok(());
+        }
         // Mostly the worst: nothing that was not made durable is there.
         let keep_percent = *self.rng.pick(&[0, 0, 0, 50, 90]);
         let rng = &mut self.rng;
@@ -68,7 +71,7 @@ impl World {
         self.rot(group)
     }
 
-    fn rehearse(&mut self, group: usize, storage: Memory) -> Checked {
+    pub(crate) fn rehearse(&mut self, group: usize, storage: Memory) -> Checked {
         let (now, options) = (self.backup_now(), options(&self.plan, group));
         let told_durable = self.backup.groups[group].told_durable.clone();
         let mut copy = match Group::open(storage, now, options) {
@@ -86,7 +89,9 @@ impl World {
         self.counts.probes += 1;
         let journaled = copy.state().journaled();
         self.check_reopened(group, &journaled)?;
-        self.ask_past(group, &mut copy, false)?;
+        if !self.is_past_spoilt {
+            self.ask_past(group, &mut copy, false)?;
+        }
         if self.backup.groups[group].recovered.is_some() {
             return self.check_recovered_disks(group, &mut copy);
         }
@@ -137,6 +142,9 @@ impl World {
 
     /// Rules 2 and 5: a view at the cut, while everything goes on, is a prefix, too.
     pub fn check_pin(&mut self, group: usize) -> Checked {
+        if self.is_past_spoilt {
+            return Ok(());
+        }
         let Some(mut of) = self.backup.groups[group].group.take() else { return Ok(()) };
         let result = match of.pin() {
             Ok(pin) if self.backup.groups[group].recovered.is_none() => {

@@ -12,6 +12,7 @@ use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use crate::spilling::{self, BacklogPlan};
 use crate::switching;
+use crate::verifying::{self, VerifyPlan};
 use std::ops::Range;
 use tidelock_backup_server::group::{AtSizeMax, Retention};
 use tidelock_backup_server::journal::Compress;
@@ -289,6 +290,8 @@ pub struct Scenario {
     pub grows: bool,
     /// Starts often do not reach the backup for longer than guests wait.
     pub cut_off_starts: bool,
+    /// Verifications, if there are any.
+    pub verify: Option<VerifyPlan>,
     /// Links that carry about as much as guests write, if they do.
     pub narrow: Option<NarrowPlan>,
     /// The first group is switched over then, by several hosts.
@@ -419,10 +422,12 @@ impl Scenario {
             probe_one_in: rng.range(20..60),
             grows: false,
             cut_off_starts: false,
+            verify: None,
             narrow: None,
             switch_after_ns: None,
             switch_seed: 0,
         };
+        verifying::draw(&mut Rng::new(rng.clone().number().rotate_left(24)), &mut plan);
         growing::draw(&mut Rng::new(rng.clone().number().rotate_left(8)), &mut plan);
         contact::draw(&mut Rng::new(rng.clone().number().rotate_left(32)), &mut plan);
         beating::draw(&mut Rng::new(!rng.clone().number()), &mut plan);

@@ -30,6 +30,7 @@ fn no_rule_is_broken() {
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
     let (mut narrow_returns, mut heartbeats, mut missed) = (0, 0, 0);
+    let (mut verified, mut differing, mut spoilt) = (0, 0, 0);
     let (mut unreached, mut unrecorded, mut answered) = (0, 0, 0);
     let (mut spilled, mut gone_on, mut torn, mut stood, mut returned) = (0, 0, 0, 0, 0);
     for seed in 1..=250 {
@@ -56,6 +57,9 @@ fn no_rule_is_broken() {
         narrow_returns += outcome.counts.narrow_returns;
         heartbeats += outcome.counts.heartbeats;
         missed += outcome.counts.missed;
+        verified += outcome.counts.verified;
+        differing += outcome.counts.differing;
+        spoilt += outcome.counts.spoilt;
         unreached += outcome.counts.unreached;
         unrecorded += outcome.counts.unrecorded;
         answered += outcome.counts.answered;
@@ -77,6 +81,7 @@ fn no_rule_is_broken() {
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
     assert!(narrow_returns > 20, "{narrow_returns} returns while guests wrote");
     assert!(heartbeats > 300 && missed > 20, "{heartbeats} heartbeats, {missed} missed");
+    assert!(verified > 200 && differing > 40 && spoilt > 100, "{verified} {differing} {spoilt}");
     assert!(
         unreached > 10 && unrecorded > 500 && answered > 5,
         "{unreached} starts without the backup, {unrecorded} writes in them, {answered} answered clients"
@@ -216,6 +221,8 @@ fn every_planted_bug_is_caught() {
             "torn-tail-kept" => &[Checker::NothingCompared, Checker::Stream],
             "admitted-is-back" | "queue-is-silence" => &[Checker::Silence],
             "only-when-idle" => &[Checker::ComesBack],
+            "difference-ignored" | "difference-forgotten" => &[Checker::VerifyTruthful],
+            "digest-of-image" => &[Checker::VerifyTruthful, Checker::Prefix, Checker::SitesEqual],
             "copies-starve" => &[Checker::GoesOn, Checker::ComesBack],
             "newcomer-not-told" => &[Checker::Degraded, Checker::OutputCommit, Checker::Closed],
             "removed-holds-watermark" => &[Checker::ComesBack],
