@@ -22,6 +22,10 @@ pub enum Bug {
     PolicyForgotten,
     /// Breaks rule 1: who attaches while others are in mode async is not told.
     NewcomerNotTold,
+    /// Breaks rule 6: what is compared by digests is what was folded.
+    DigestOfImage,
+    /// Breaks rule 6: a copy counts as whole although a disk has grown.
+    GrownIsWhole,
     /// Breaks rule 5: a view of the past takes a record after its time.
     ViewAfterItsTime,
     /// Breaks rule 2: of each writer a view of the past has what that wrote up to then by its own clock.

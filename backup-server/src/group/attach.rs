@@ -319,6 +319,9 @@ impl<S: Storage> Group<S> {
         if has_more && copy == CopyState::Whole {
             copy = CopyState::Resyncing;
         }
+        if has_more && planted::is(Bug::GrownIsWhole) {
+            copy = was.copy;
+        }
         if copy == CopyState::Empty && last.is_some() && !same_run {
             // Nothing of that run has arrived. But its guest was served, and may have heard of others.
             copy = CopyState::Partial;

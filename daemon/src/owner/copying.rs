@@ -19,6 +19,8 @@ const RETRY_TICKS: u32 = 50;
 pub enum PlantedBug {
     /// Copies wait as long as guests' writes do, also the only one.
     Starved,
+    /// A verification takes what differs for equal.
+    DifferenceIgnored,
 }
 
 /// The copies of a member.
@@ -276,6 +278,10 @@ impl Copying {
         if self.unanswered.remove(&(disk, offset)) {
             return;
         }
+        #[cfg(feature = "planted-bugs")]
+        let is_ignored = self.bug == Some(PlantedBug::DifferenceIgnored) && self.job.is_none();
+        #[cfg(feature = "planted-bugs")]
+        let equal = equal || is_ignored;
         if let Some(job) = self.job.as_mut().or(self.verify.as_mut()) {
             job.digest_result(disk, offset, equal);
         }

@@ -33,7 +33,7 @@ mod serving;
 pub mod spilling;
 mod status;
 mod token;
-mod verifying;
+pub mod verifying;
 
 pub use disk::DiskSetup;
 pub use logging::LogFile;
@@ -228,7 +228,7 @@ pub struct Owner {
     requests: Requests,
     local_ops: HashMap<OpId, LocalOp>,
     copying: Copying,
-    verifying: Option<verifying::Begun>,
+    verifying: verifying::Verifying,
     contact: Contact,
     logging: Logging,
     admitted: Admitted,
@@ -313,7 +313,7 @@ impl Owner {
             requests: Requests::default(),
             local_ops: HashMap::new(),
             copying: Copying::new(parts.copy_bounds),
-            verifying: None,
+            verifying: verifying::Verifying::default(),
             contact,
             logging,
             admitted: Admitted::default(),
@@ -605,9 +605,8 @@ impl Owner {
         }
     }
 
-    /// A disk's place in `disks`. Numbers may have gaps: of disks that were removed.
     fn nth(&self, disk: DiskId) -> usize {
-        self.disks.iter().position(|of| of.id() == disk).expect("a disk of this member")
+        disk::nth(&self.disks, disk)
     }
 
     fn start_local(&mut self, op: OpId, local: LocalOp) {

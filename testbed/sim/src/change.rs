@@ -1,7 +1,7 @@
 //! The operator changes a group as `docs/causality.md`, section 7, says: on every host the daemon is
 //! stopped, the configuration changed, and the daemon started again. A writer is first taken out
 //! at the backup. A new member's guest is started when every host knows it: until then its packets
-//! would be an outsider's.
+//! would be an outsider's. A disk grows while the daemon of its host alone is stopped: see `growing`.
 
 use crate::disk::LocalDisk;
 use crate::failure::Checked;
@@ -19,17 +19,19 @@ pub enum Change {
     Leave(usize),
     /// A disk is added.
     Disk(usize),
+    /// A disk becomes larger.
+    Grow(usize),
 }
 
 impl World {
     /// Every host of a group is asked to stop its daemon, and may not start it for a while.
     pub fn begin_change(&mut self, group: usize) {
-        let hosts = self.hosts_of(group);
-        let busy = hosts.iter().any(|host| self.hosts[*host].changes);
+        let busy = self.hosts_of(group).iter().any(|host| self.hosts[*host].changes);
         if busy || self.backup.groups[group].recovered.is_some() || self.is_leaving(group) {
             return;
         }
         let Some(change) = self.draw_change(group) else { return };
+        let hosts = self.hosts_to_change(group, change);
         note!(self, "group {group} is to be changed: {change:?}");
         for host in hosts {
             self.stop_daemon(host);
@@ -51,6 +53,9 @@ impl World {
         if of.candidate.is_some() {
             changes.extend([Change::Join; 3]);
         }
+        if self.plan.grows {
+            changes.extend(writers.iter().flat_map(|vm| [Change::Grow(*vm); 2]));
+        }
         if changes.is_empty() { None } else { Some(*self.rng.pick(&changes)) }
     }
 
@@ -64,9 +69,17 @@ impl World {
         hosts
     }
 
+    /// Those whose daemons must not run meanwhile.
+    fn hosts_to_change(&self, group: usize, change: Change) -> Vec<usize> {
+        match change {
+            Change::Grow(vm) => vec![self.plan.vms[vm].host],
+            _ => self.hosts_of(group),
+        }
+    }
+
     /// Daemons that have not ended are killed. Then the configuration is changed.
     pub fn change(&mut self, group: usize, change: Change) -> Checked {
-        let hosts = self.hosts_of(group);
+        let hosts = self.hosts_to_change(group, change);
         for host in &hosts {
             self.end_daemon(*host);
         }
@@ -88,6 +101,7 @@ impl World {
     /// Whether it is done.
     fn apply(&mut self, group: usize, change: Change) -> bool {
         match change {
+            Change::Grow(vm) => self.grow(vm),
             Change::Disk(vm) => {
                 let Some(disk) = self.plan.vms[vm].spare.take() else { return true };
                 self.vms[vm].disks.push(LocalDisk::new(disk.content.clone()));

@@ -46,6 +46,18 @@ impl LocalDisk {
         self.live.len() as u64
     }
 
+    /// It becomes larger, durably: this follows what it holds.
+    pub fn grow(&mut self, content: &[u8]) {
+        self.live.extend_from_slice(content);
+        self.durable.extend_from_slice(content);
+    }
+
+    /// A byte of it changes by itself, for good.
+    pub fn spoil(&mut self, offset: u64) {
+        self.live[offset as usize] ^= 0x40;
+        self.durable[offset as usize] ^= 0x40;
+    }
+
     /// Writes; durable at once if so asked.
     pub fn write(&mut self, offset: u64, data: &[u8], durable: bool) {
         let (from, to) = (offset as usize, offset as usize + data.len());

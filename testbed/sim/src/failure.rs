@@ -66,6 +66,8 @@ pub enum Checker {
     NothingCompared,
     /// Rules 6 and 9: where the sites may come to differ, the activity log on stable storage says so.
     InMap,
+    /// Rule 6: a verification tells of all that differs, and of nothing else.
+    VerifyTruthful,
     /// Rule 10: every queue keeps within its limit.
     Bounded,
     /// Rule 5: the state at a time equals a replay of its own up to there, whenever it is asked for.
@@ -78,7 +80,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 33] = [
+    pub const ALL: [Checker; 34] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -108,6 +110,7 @@ impl Checker {
         Checker::OpensAgain,
         Checker::NothingCompared,
         Checker::InMap,
+        Checker::VerifyTruthful,
         Checker::Bounded,
         Checker::Past,
         Checker::Stream,
@@ -153,6 +156,7 @@ impl Checker {
             Checker::OpensAgain => "opens-again",
             Checker::NothingCompared => "nothing-compared",
             Checker::InMap => "in-map",
+            Checker::VerifyTruthful => "verify-truthful",
             Checker::Bounded => "bounded",
             Checker::Past => "past",
             Checker::Stream => "stream",

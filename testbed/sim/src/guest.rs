@@ -13,6 +13,7 @@ use crate::schedule::{MS, US};
 use crate::world::{Event, Run, World, note};
 use bytes::Bytes;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use tidelock_daemon::sequencer::Extent;
 use tidelock_netfilter::release_queue::{Flow, Kind};
 use tidelock_protocol::ids::DiskId;
@@ -349,10 +350,8 @@ impl World {
     /// Somewhere before the ledger.
     fn draw_extent(&mut self, vm: usize) -> Extent {
         let disk = self.rng.index(self.vms[vm].disks.len());
-        let mut size = self.vms[vm].disks[disk].size_bytes();
-        if disk == 0 {
-            size -= self.plan.vms[vm].rows * ROW_BYTES;
-        }
+        let Range { start, end } = self.draw_place(vm, disk);
+        let size = end - start;
         // A small place where much happens, so that writes overlap.
         let size = if self.rng.chance(1, 2) { size.min(8 << 10) } else { size };
         let (offset, len) = if self.rng.chance(2, 3) {
@@ -365,7 +364,18 @@ impl World {
             let at = self.rng.below(size);
             (at, self.rng.range(1..1500).min(size - at))
         };
-        Extent { disk: DiskId(disk as u16), offset, len_bytes: len }
+        Extent { disk: DiskId(disk as u16), offset: start + offset, len_bytes: len }
+    }
+
+    /// A disk, or its part before the ledger or behind it.
+    fn draw_place(&mut self, vm: usize, disk: usize) -> Range<u64> {
+        let size = self.vms[vm].disks[disk].size_bytes();
+        let ledger = self.plan.vms[vm].ledger();
+        match disk {
+            0 if size > ledger.end && self.rng.chance(1, 3) => ledger.end..size,
+            0 => 0..ledger.start,
+            _ => 0..size,
+        }
     }
 
     fn begin_write(&mut self, vm: usize) -> Checked {
@@ -441,8 +451,7 @@ impl World {
     /// Where a row is.
     #[must_use]
     pub fn row_extent(&self, vm: usize, slot: u64) -> Extent {
-        let size = self.vms[vm].disks[0].size_bytes();
-        let offset = size - (self.plan.vms[vm].rows - slot) * ROW_BYTES;
+        let offset = self.plan.vms[vm].ledger().start + slot * ROW_BYTES;
         Extent { disk: DiskId(0), offset, len_bytes: ROW_BYTES }
     }
 

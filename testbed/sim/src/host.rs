@@ -28,7 +28,9 @@ use tidelock_daemon::owner::contact::{Contact, PATIENCE};
 use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::idling::Idling;
 use tidelock_daemon::owner::spilling::{Ends, Spilling};
+use tidelock_daemon::owner::verifying::Verifying;
 use tidelock_daemon::sequencer::{Sequencer, Settings};
+use tidelock_daemon::verified::Verified;
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
@@ -45,6 +47,15 @@ pub enum ToOwner {
     SetMode(Mode),
     /// By the watch: to admit this heartbeat.
     Heartbeat(u64),
+    /// By the operator or the schedule: to verify.
+    Verify {
+        /// What differs is copied.
+        repair: bool,
+        /// At most.
+        rate_bytes_per_s: u64,
+    },
+    /// By the operator: to end that.
+    StopVerify,
     /// To end cleanly.
     Drain,
 }
@@ -64,6 +75,8 @@ pub struct StateFile {
     pub clean: Option<(Seq, Hlc)>,
     /// No time that was given out follows the clock beyond this.
     pub hlc_ceiling_ms: u64,
+    /// What the last verification has found.
+    pub verified: Option<Verified>,
 }
 
 const LOOK_EVERY_NS: u64 = ceiling::LOOK_EVERY_MS * MS;
@@ -156,6 +169,7 @@ impl World {
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
         self.begin_looks(host, run);
         self.begin_watch(host, run);
+        self.begin_verifications(host, run);
         self.cut_off_start(host);
         for vm in vms {
             self.ask_again(vm)?;
@@ -216,6 +230,7 @@ impl World {
         link: &mut LinkLoop,
     ) -> Checked {
         self.reads_record(vm);
+        self.reads_verified(vm);
         let left = self.find_left(vm)?;
         let plan = &self.plan.vms[vm];
         let mut clocks = self.clocks(plan.host);
@@ -229,7 +244,7 @@ impl World {
             let state = self.vms[vm].state.lock().expect("one thread");
             ((serves || state.serves_unreached_kept).then_some(serves), state.fenced)
         };
-        let (incarnation, last_incarnation, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
+        let (incarnation, last_incarnation, epoch, mut clean, mut hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");
             let last = state.incarnation;
             let next = Incarnation((clocks.wall_ms * 1000).max(last.0 + 1));
@@ -260,7 +275,11 @@ impl World {
             epoch,
             seq,
         });
-        let mut activity = self.open_log(vm, incarnation, last_end);
+        let (mut activity, has_grown) = self.open_log(vm, incarnation, last_end);
+        if let Some((_, hlc)) = clean.take_if(|_| has_grown) {
+            // It says that its disks may differ.
+            hlc_floor = hlc_floor.max(hlc);
+        }
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);
         let (backlog, on_disk, goes_on, left) =
@@ -400,6 +419,10 @@ impl World {
             unacked,
             left_bytes,
             beating,
+            verifying: Verifying::default(),
+            wants_verify: false,
+            verify_rests_until_ns: 0,
+            looked: None,
         });
         Ok(())
     }

@@ -17,10 +17,10 @@
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
-//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`] | the daemon |
+//! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`], [`verifying`] | the daemon |
 //! | [`backup`], [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`files`], [`net`], [`lan`] | what is simulated |
-//! | [`faults`], [`change`], [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
+//! | [`faults`], [`change`], `growing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
 //! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
 //! | [`run`] | one seed from beginning to end |
@@ -37,6 +37,7 @@ pub mod failure;
 pub mod faults;
 pub mod files;
 pub mod gate;
+mod growing;
 pub mod guest;
 pub mod hearsay;
 pub mod host;
@@ -62,6 +63,7 @@ pub mod spilling;
 pub mod switching;
 pub mod told;
 pub mod trace;
+pub mod verifying;
 pub mod world;
 
 pub use run::{Options, Outcome, run};

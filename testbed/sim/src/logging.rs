@@ -32,16 +32,17 @@ pub(crate) fn is_mapped(found: &Found, disk: DiskId, offset: u64) -> bool {
 }
 
 impl World {
-    /// What a daemon does with the log of a member before it serves it.
+    /// What a daemon does with the log of a member before it serves it. Returns whether disks have grown since a clean end,
+    /// and it has what is new.
     pub(crate) fn open_log(
         &mut self,
         vm: usize,
         incarnation: Incarnation,
         last_end: LastEnd,
-    ) -> ActivityLog {
+    ) -> (ActivityLog, bool) {
         let plan = &self.plan.vms[vm];
         let Some(geometry) = plan.log.filter(|_| plan.is_writer()) else {
-            return ActivityLog::off();
+            return (ActivityLog::off(), false);
         };
         let identity = self.log_identity(vm);
         let file = self.vms[vm].log_file.as_ref();
@@ -52,7 +53,7 @@ impl World {
             Err(why) => why.to_string(),
         };
         note!(self, "vm {vm}: its activity log: {what}");
-        let Opening { mut log, change, .. } =
+        let Opening { mut log, change, has_grown } =
             activity::open(found, geometry, &identity, incarnation, last_end);
         match (change, &mut self.vms[vm].log_file) {
             (FileChange::Append { offset, block }, Some(file)) => file.write(offset, &block, true),
@@ -62,7 +63,7 @@ impl World {
         if let Some(Plant::Activity(bug)) = self.plant {
             log.plant(bug);
         }
-        log
+        (log, has_grown)
     }
 
     fn log_identity(&self, vm: usize) -> Identity {

@@ -205,11 +205,15 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.copies += one.copies;
     sum.clean_starts += one.clean_starts;
     sum.changes += one.changes;
+    sum.grown += one.grown;
     sum.degrades += one.degrades;
     sum.returns += one.returns;
     sum.narrow_returns += one.narrow_returns;
     sum.heartbeats += one.heartbeats;
     sum.missed += one.missed;
+    sum.verified += one.verified;
+    sum.differing += one.differing;
+    sum.spoilt += one.spoilt;
     sum.unreached += one.unreached;
     sum.unrecorded += one.unrecorded;
     sum.answered += one.answered;
@@ -233,7 +237,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     }
     let c = &done.counts;
     println!(
-        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed, {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} starts served without the backup ({} answered clients, {} writes), {} records behind some that were on disk only, {} processes that went on with a backlog on disk ({} kills within an append), {} streams that stood ({} recorded again), \
+        "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed ({} grown), {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} verifications ({} have found something of {} bytes that were changed), {} starts served without the backup ({} answered clients, {} writes), {} records behind some that were on disk only, {} processes that went on with a backlog on disk ({} kills within an append), {} streams that stood ({} recorded again), \
          {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch), {} times a host went over together with others, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
         failed.len(),
         done.seeds,
@@ -247,11 +251,15 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.floors,
         c.faults,
         c.changes,
+        c.grown,
         c.degrades,
         c.returns,
         c.narrow_returns,
         c.heartbeats,
         c.missed,
+        c.verified,
+        c.differing,
+        c.spoilt,
         c.unreached,
         c.answered,
         c.unrecorded,

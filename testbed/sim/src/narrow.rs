@@ -191,10 +191,10 @@ impl World {
             return Ok(());
         }
         let disk = self.rng.index(self.vms[vm].disks.len());
-        let mut size = self.vms[vm].disks[disk].size_bytes();
-        if disk == 0 {
-            size -= self.plan.vms[vm].rows * crate::scenario::ROW_BYTES;
-        }
+        let size = match disk {
+            0 => self.plan.vms[vm].ledger().start,
+            _ => self.vms[vm].disks[disk].size_bytes(),
+        };
         let len_bytes = WRITE_BYTES.min(size);
         let at = self.rng.below((size - len_bytes) / 512 + 1) * 512;
         let mut data = self.rng.number().to_le_bytes().repeat(len_bytes.div_ceil(8) as usize);

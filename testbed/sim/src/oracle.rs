@@ -77,6 +77,37 @@ struct Rolled {
     images: Arc<Vec<Vec<u8>>>,
 }
 
+/// Where a byte was changed behind everyone's back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// On the local disk.
+    Here,
+    /// In an image of the backup.
+    Backup,
+}
+
+/// A byte that was changed so.
+#[derive(Clone, Copy, Debug)]
+struct Spoilt {
+    disk: DiskId,
+    offset: u64,
+    side: Side,
+    /// What it was, and is at the other site.
+    was: u8,
+    /// It was written since, or copied: both sites have the same.
+    is_healed: bool,
+}
+
+impl Spoilt {
+    fn extent(&self) -> Extent {
+        Extent { disk: self.disk, offset: self.offset, len_bytes: 1 }
+    }
+
+    fn is_open_here(&self) -> bool {
+        self.side == Side::Here && !self.is_healed
+    }
+}
+
 /// The record of one writer.
 #[derive(Clone, Debug)]
 pub struct WriterOracle {
@@ -85,6 +116,8 @@ pub struct WriterOracle {
     logical: Vec<Vec<u8>>,
     /// Where a failed write may have left anything.
     damaged: Vec<Extent>,
+    /// What somebody changed behind everyone's back.
+    spoilt: Vec<Spoilt>,
     /// Somewhere that the search for a state begins.
     rolled: Option<Rolled>,
     /// Every record of any life, in the order in which they were admitted, which is that of their
@@ -109,6 +142,7 @@ impl WriterOracle {
             lives: Vec::new(),
             logical: disks,
             damaged: Vec::new(),
+            spoilt: Vec::new(),
             rolled: None,
             admitted: Vec::new(),
             below_watermark: 0,
@@ -125,15 +159,30 @@ impl WriterOracle {
         Self { newest_seq: past, last_effect: past, last_change: past, ..self }
     }
 
+    /// A disk has grown. What the backup has of the time before reads as zeroes there.
+    pub fn grow(&mut self, disk: usize, content: &[u8]) {
+        self.rolled = None;
+        // Before the first run with a disk that was added nothing has it.
+        let logical = self.logical.get_mut(disk);
+        logical.into_iter().for_each(|logical| logical.extend_from_slice(content));
+        for base in self.lives.iter_mut().filter_map(|life| life.base.get_mut(disk)) {
+            base.resize(base.len() + content.len(), 0);
+        }
+    }
+
     /// The last run is over: whatever the disks hold now is what the guest reads.
     pub fn disks_hold(&mut self, disks: Vec<Vec<u8>>) {
         self.logical = disks;
+        for spoilt in self.spoilt.iter().filter(|spoilt| spoilt.is_open_here()) {
+            self.logical[usize::from(spoilt.disk.0)][spoilt.offset as usize] = spoilt.was;
+        }
         self.damaged.clear();
     }
 
     /// The last run goes on in another process: the disks hold all that it has recorded.
     pub fn goes_on(&mut self, disks: &[&[u8]]) -> Checked {
-        let differs = self.logical.iter().zip(disks).position(|(a, b)| a != b);
+        let mut there = self.logical.iter().zip(self.without_spoilt(disks));
+        let differs = there.position(|(a, b)| *a != b);
         check(differs.is_none(), Checker::SitesEqual, || {
             format!("local disk {differs:?} is not what was recorded, and nothing is compared")
         })?;
@@ -143,7 +192,13 @@ impl WriterOracle {
 
     /// A run of the daemon begins to admit writes after `base_seq`, with disks that hold this, when the backup's cut
     /// is `cut_before`.
-    pub fn begin_life(&mut self, base: Vec<Vec<u8>>, base_seq: Seq, cut_before: Seq) {
+    pub fn begin_life(&mut self, mut base: Vec<Vec<u8>>, base_seq: Seq, cut_before: Seq) {
+        // If that is found, the copy of it is in this life.
+        for spoilt in self.spoilt.iter_mut().filter(|spoilt| spoilt.is_open_here()) {
+            let byte = &mut base[usize::from(spoilt.disk.0)][spoilt.offset as usize];
+            spoilt.is_healed = *byte == spoilt.was;
+            *byte = spoilt.was;
+        }
         for life in &mut self.lives {
             // What was not durable when the next life began never was.
             life.log.retain(|e| e.seq <= base_seq);
@@ -290,6 +345,7 @@ impl WriterOracle {
         self.push(record);
         let written = extent_of(record);
         self.damaged.retain(|d| !contains(&written, d));
+        self.heal(written);
     }
 
     /// Tidelock sends what a disk holds: `live` is what it really holds there.
@@ -307,7 +363,9 @@ impl WriterOracle {
         check(sent == live, Checker::CopyIsCurrent, || {
             format!("copy {} of {extent:?} is not what the disk holds", record.seq)
         })?;
-        if self.damaged.iter().any(|d| d.overlaps(&extent)) {
+        let is_damaged = self.is_damaged(extent);
+        self.heal(extent);
+        if is_damaged {
             // From here on this is what the disk holds.
             self.push(record);
             self.damaged.retain(|d| !contains(&extent, d));
@@ -330,6 +388,7 @@ impl WriterOracle {
         let Extent { disk, offset, .. } = extent;
         let entry = Entry { seq: Seq::ZERO, disk, offset, content: Content::of(effect) };
         entry.apply(&mut self.logical);
+        self.heal(extent);
         if let Some(life) = self.lives.get_mut(life) {
             entry.apply(&mut life.base);
         }
@@ -362,7 +421,49 @@ impl WriterOracle {
     /// Whether the extent may hold anything.
     #[must_use]
     pub fn is_damaged(&self, extent: Extent) -> bool {
+        let mut spoilt = self.spoilt.iter().filter(|spoilt| spoilt.is_open_here());
         self.damaged.iter().any(|d| d.overlaps(&extent))
+            || spoilt.any(|spoilt| spoilt.extent().overlaps(&extent))
+    }
+
+    /// Somebody changes a byte behind everyone's back, where both sites have the same.
+    pub fn spoil(&mut self, disk: DiskId, offset: u64, side: Side) {
+        let was = self.logical[usize::from(disk.0)][offset as usize];
+        self.spoilt.push(Spoilt { disk, offset, side, was, is_healed: false });
+    }
+
+    fn heal(&mut self, extent: Extent) {
+        for spoilt in self.spoilt.iter_mut().filter(|spoilt| !spoilt.is_healed) {
+            spoilt.is_healed = spoilt.extent().overlaps(&extent);
+        }
+    }
+
+    /// What was changed so, and was not written since, by number.
+    #[must_use]
+    pub fn spoilt(&self) -> Vec<usize> {
+        (0..self.spoilt.len()).filter(|nth| !self.spoilt[*nth].is_healed).collect()
+    }
+
+    /// So much ever was.
+    #[must_use]
+    pub fn spoilt_count(&self) -> usize {
+        self.spoilt.len()
+    }
+
+    /// Where.
+    #[must_use]
+    pub fn spoilt_at(&self, nth: usize) -> (DiskId, u64) {
+        (self.spoilt[nth].disk, self.spoilt[nth].offset)
+    }
+
+    /// Local disks, but for what was changed so.
+    fn without_spoilt(&self, disks: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut disks: Vec<_> = disks.iter().map(|disk| disk.to_vec()).collect();
+        for spoilt in self.spoilt.iter().filter(|spoilt| spoilt.is_open_here()) {
+            disks[usize::from(spoilt.disk.0)][spoilt.offset as usize] =
+                self.logical[usize::from(spoilt.disk.0)][spoilt.offset as usize];
+        }
+        disks
     }
 
     /// What the guest wrote last there.
@@ -375,7 +476,8 @@ impl WriterOracle {
     /// Compares the local disks with what they should hold, when nothing is in flight.
     #[must_use]
     pub fn equals(&self, disks: &[&[u8]]) -> bool {
-        self.damaged.is_empty() && self.logical.iter().zip(disks).all(|(a, b)| a == b)
+        let disks = self.without_spoilt(disks);
+        self.damaged.is_empty() && self.logical == disks
     }
 
     /// Whether the state at `cut` has the guest's write at `point`.

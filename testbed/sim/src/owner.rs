@@ -11,6 +11,7 @@ use crate::local::LocalOp;
 use crate::logging::Logged;
 use crate::schedule::{MS, US};
 use crate::spilling::Tear;
+use crate::verifying::Looked;
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use tidelock_daemon::owner::copying::Copying;
 use tidelock_daemon::owner::idling::Idling;
 use tidelock_daemon::owner::replication::{self, Clocks};
 use tidelock_daemon::owner::spilling::Spilling;
+use tidelock_daemon::owner::verifying::Verifying;
 use tidelock_daemon::sequencer::{Extent, OpId, RequestId, Sequencer};
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
@@ -154,6 +156,14 @@ pub struct MemberRun {
     pub(crate) left_bytes: u64,
     /// Its heartbeats, if it has any.
     pub(crate) beating: Option<Beating>,
+    /// Production's.
+    pub(crate) verifying: Verifying,
+    /// A verification was asked for, and has not ended.
+    pub(crate) wants_verify: bool,
+    /// Until then the schedule begins none.
+    pub(crate) verify_rests_until_ns: u64,
+    /// For the checker: what there was when it began.
+    pub(crate) looked: Option<Looked>,
 }
 impl World {
     // ---- what guests ask
@@ -305,6 +315,10 @@ impl World {
                 ToOwner::Heartbeat(number) => {
                     member.beating.as_mut().expect("it is watched").want(number);
                 }
+                ToOwner::Verify { repair, rate_bytes_per_s } => {
+                    self.begin_verify(vm, repair, rate_bytes_per_s);
+                }
+                ToOwner::StopVerify => member.copying.give_up_verify("it was stopped on command"),
                 ToOwner::Drain => {
                     member.draining = true;
                     member.copying.stop();
@@ -335,6 +349,7 @@ impl World {
                     attached.epoch
                 );
                 self.check_nothing_compared(vm, &attached)?;
+                self.check_has_grown(vm)?;
                 let unrecorded = self.begin_recording(vm, &attached, first, clocks);
                 let state = &mut self.vms[vm];
                 if attached.copy == CopyState::Whole && state.oracle.continues_whole()? {
@@ -472,6 +487,7 @@ impl World {
         self.act(vm)?;
         self.hand_over(vm);
         self.tell_pulse(vm);
+        self.follow_verify(vm)?;
         let run = self.vms[vm].run.as_mut().expect("runs");
         if was_active && !run.copying.is_active() && run.copying.is_whole() {
             self.counts.copies += 1;

@@ -61,10 +61,12 @@ pub enum OnTheWay {
     UnrecordedUnnamed,
     /// A daemon that starts does not look whether its group was switched over.
     SwitchForgotten,
+    /// A daemon that starts does not look what the last verification has found.
+    DifferenceForgotten,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 55] = [
+pub const PLANTS: [(&str, Plant); 59] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -85,6 +87,7 @@ pub const PLANTS: [(&str, Plant); 55] = [
     ("watermark-ignores-idle", Plant::Backup(Bug::WatermarkIgnoresIdle)),
     ("removed-holds-watermark", Plant::Backup(Bug::RemovedHoldsWatermark)),
     ("newcomer-not-waited-for", Plant::Backup(Bug::NewcomerNotWaitedFor)),
+    ("grown-is-whole", Plant::Backup(Bug::GrownIsWhole)),
     ("view-after-its-time", Plant::Backup(Bug::ViewAfterItsTime)),
     ("times-alone", Plant::Backup(Bug::TimesAlone)),
     ("waypoint-too-early", Plant::Backup(Bug::WaypointTooEarly)),
@@ -100,6 +103,9 @@ pub const PLANTS: [(&str, Plant); 55] = [
     ("over-before-covered", Plant::Degrade(degrade::PlantedBug::OverBeforeCovered)),
     ("no-calm", Plant::Degrade(degrade::PlantedBug::NoCalm)),
     ("only-when-idle", Plant::Degrade(degrade::PlantedBug::OnlyWhenIdle)),
+    ("difference-ignored", Plant::Copying(copying::PlantedBug::DifferenceIgnored)),
+    ("difference-forgotten", Plant::OnTheWay(OnTheWay::DifferenceForgotten)),
+    ("digest-of-image", Plant::Backup(Bug::DigestOfImage)),
     ("copies-starve", Plant::Copying(copying::PlantedBug::Starved)),
     ("admitted-is-back", Plant::Heartbeat(heartbeat::PlantedBug::AdmittedIsBack)),
     ("queue-is-silence", Plant::Heartbeat(heartbeat::PlantedBug::QueueIsSilence)),

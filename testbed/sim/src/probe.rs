@@ -59,6 +59,9 @@ impl Recovered {
 impl World {
     /// What would be if the worst happened now?
     pub fn probe(&mut self, group: usize) -> Checked {
+        if self.is_past_spoilt {
+            return Ok(());
+        }
         // Mostly the worst: nothing that was not made durable is there.
         let keep_percent = *self.rng.pick(&[0, 0, 0, 50, 90]);
         let rng = &mut self.rng;
@@ -68,7 +71,7 @@ impl World {
         self.rot(group)
     }
 
-    fn rehearse(&mut self, group: usize, storage: Memory) -> Checked {
+    pub(crate) fn rehearse(&mut self, group: usize, storage: Memory) -> Checked {
         let (now, options) = (self.backup_now(), options(&self.plan, group));
         let told_durable = self.backup.groups[group].told_durable.clone();
         let mut copy = match Group::open(storage, now, options) {
@@ -86,7 +89,9 @@ impl World {
         self.counts.probes += 1;
         let journaled = copy.state().journaled();
         self.check_reopened(group, &journaled)?;
-        self.ask_past(group, &mut copy, false)?;
+        if !self.is_past_spoilt {
+            self.ask_past(group, &mut copy, false)?;
+        }
         if self.backup.groups[group].recovered.is_some() {
             return self.check_recovered_disks(group, &mut copy);
         }
@@ -137,6 +142,9 @@ impl World {
 
     /// Rules 2 and 5: a view at the cut, while everything goes on, is a prefix, too.
     pub fn check_pin(&mut self, group: usize) -> Checked {
+        if self.is_past_spoilt {
+            return Ok(());
+        }
         let Some(mut of) = self.backup.groups[group].group.take() else { return Ok(()) };
         let result = match of.pin() {
             Ok(pin) if self.backup.groups[group].recovered.is_none() => {
@@ -163,10 +171,10 @@ impl World {
             let expected = self.vms[vm].oracle.state_at(pin.cut.get(writer))?;
             let mut found = Vec::new();
             for (nth, image) in expected.iter().enumerate() {
-                let mut content = vec![0; image.len()];
                 let name = format!("{}.d{nth}", self.plan.vms[vm].name);
                 let view = pin.disks.iter().find(|(disk, _)| *disk == name);
                 let (_, view) = view.expect("a view of each disk");
+                let mut content = vec![0; image.len().min(view.size_bytes() as usize)];
                 if let Err(error) = view.read(0, &mut content) {
                     return fail(Checker::Prefix, format!("a pinned disk of vm {vm}: {error}"));
                 }
@@ -367,12 +375,14 @@ impl World {
         let vm = *self.rng.pick(&self.plan.groups[group].vms);
         let writer = WriterId(self.plan.vms[vm].writer);
         let recovered = self.backup.groups[group].recovered.as_ref();
-        let disks = recovered.map_or(0, |of| of.base[usize::from(writer.0)].len());
-        if disks == 0 {
+        let sizes: Vec<_> = recovered.map_or(Vec::new(), |of| {
+            of.base[usize::from(writer.0)].iter().map(|disk| disk.len() as u64).collect()
+        });
+        if sizes.is_empty() {
             return Ok(());
         }
-        let disk = self.rng.index(disks);
-        let size = self.plan.vms[vm].disks[disk].content.len() as u64;
+        let disk = self.rng.index(sizes.len());
+        let size = sizes[disk];
         let offset = self.rng.below(size);
         let len = self.rng.range(1..2000).min(size - offset);
         let zero = self.rng.chance(1, 4);
@@ -422,9 +432,9 @@ impl World {
             let expected = recovered.images(usize::from(writer.0), journaled.get(writer));
             let found = read_disks(of, writer, &expected)?;
             for (nth, (want, have)) in expected.iter().zip(&found).enumerate() {
-                check(want == have, Checker::OpensAgain, || {
-                    let at = first_difference(want, have);
-                    format!("recovered disk {nth} of vm {vm} differs at {at}")
+                let difference = first_difference(want, have);
+                check(difference.is_none(), Checker::OpensAgain, || {
+                    format!("recovered disk {nth} of vm {vm} differs at {difference:?}")
                 })?;
             }
         }
@@ -463,26 +473,29 @@ pub fn read_disks(of: &mut Group<Memory>, writer: WriterId, like: &Images) -> Ch
     let mut found = Vec::new();
     for (nth, image) in like.iter().enumerate() {
         let key = DiskKey { writer, disk: DiskId(nth as u16) };
-        let mut content = vec![0; image.len()];
-        let read = of
-            .view(key)
-            .map_err(|e| e.to_string())
-            .and_then(|view| view.read(0, &mut content).map_err(|e| e.to_string()));
-        if let Err(error) = read {
-            return fail(Checker::OpensAgain, format!("disk {nth} of {writer}: {error}"));
+        let read = of.view(key).map_err(|e| e.to_string()).and_then(|view| {
+            let mut content = vec![0; image.len().min(view.size_bytes() as usize)];
+            view.read(0, &mut content).map_err(|e| e.to_string())?;
+            Ok(content)
+        });
+        match read {
+            Ok(content) => found.push(content),
+            Err(error) => {
+                return fail(Checker::OpensAgain, format!("disk {nth} of {writer}: {error}"));
+            }
         }
-        found.push(content);
     }
     Ok(found)
 }
 
 fn compare(vm: usize, cut: &CountVector, expected: &Images, found: &Images) -> Checked {
     for (nth, (want, have)) in expected.iter().zip(found).enumerate() {
-        check(want == have, Checker::Prefix, || {
-            let at = first_difference(want, have);
+        let difference = first_difference(want, have);
+        check(difference.is_none(), Checker::Prefix, || {
+            let at = difference.expect("just seen");
             format!(
                 "disk {nth} of vm {vm} at cut {cut} differs from byte {at} on: {:02x?} instead of {:02x?}",
-                &have[at..have.len().min(at + 8)],
+                &have[at.min(have.len())..have.len().min(at + 8)],
                 &want[at..want.len().min(at + 8)]
             )
         })?;
@@ -490,6 +503,10 @@ fn compare(vm: usize, cut: &CountVector, expected: &Images, found: &Images) -> C
     Ok(())
 }
 
-fn first_difference(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()))
+/// Where a disk at the backup is not what it should be. It may be smaller, if it has not heard that it has grown: what
+/// is missing counts as zeroes.
+pub(crate) fn first_difference(want: &[u8], have: &[u8]) -> Option<usize> {
+    let both = want.iter().zip(have).position(|(a, b)| a != b);
+    let beyond = || want[have.len()..].iter().position(|byte| *byte != 0).map(|at| have.len() + at);
+    both.or_else(beyond)
 }

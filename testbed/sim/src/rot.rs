@@ -199,9 +199,9 @@ impl World {
             let Some(expected) = self.disks_at(vm, point)? else { continue };
             for (nth, want) in expected.iter().enumerate() {
                 let key = DiskKey { writer, disk: DiskId(nth as u16) };
-                let mut at = 0;
+                let (mut at, size) = (0, want.len().min(views[&key].size_bytes() as usize) as u64);
                 let told = affected.iter().filter(|of| of.key == key).map(|of| of.range.clone());
-                for damaged in told.chain(std::iter::once(want.len() as u64..want.len() as u64)) {
+                for damaged in told.chain(std::iter::once(size..size)) {
                     let mut have = vec![0; (damaged.start - at) as usize];
                     let read = match have.is_empty() {
                         true => Ok(()),

@@ -85,6 +85,17 @@ fn live(world: &mut World, options: &Options) -> Checked {
         world.step()?;
     }
     world.busy = false;
+    comes_back(world)?;
+    world.check_end()?;
+    if world.verify_all()? {
+        comes_back(world)?;
+        world.check_repaired()?;
+    }
+    Ok(())
+}
+
+/// Everything comes back when guests have ended what they do.
+fn comes_back(world: &mut World) -> Checked {
     let until = world.schedule.now_ns() + PATIENCE_S * S;
     let mut restless = world.restless()?;
     while let Some(why) = &restless {
@@ -105,7 +116,7 @@ fn live(world: &mut World, options: &Options) -> Checked {
         }
         restless = world.restless()?;
     }
-    world.check_end()
+    Ok(())
 }
 
 impl World {
@@ -188,6 +199,23 @@ impl World {
         }
         let asked = self.vms[vm].guest.asked.len();
         (asked > 0).then(|| format!("{asked} requests have no answer"))
+    }
+
+    /// What was changed behind everyone's back is gone: a recovery has what the disks here have.
+    fn check_repaired(&mut self) -> Checked {
+        for group in 0..self.plan.groups.len() {
+            if self.backup.groups[group].recovered.is_some() || self.is_leaving(group) {
+                continue;
+            }
+            let storage = self.backup.groups[group].storage.crash(&mut || false);
+            self.rehearse(group, storage)?;
+            for vm in self.plan.groups[group].writers().collect::<Vec<_>>() {
+                check(self.vms[vm].oracle.spoilt().is_empty(), Checker::VerifyTruthful, || {
+                    format!("vm {vm}: the sites still differ after a repair")
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// Nothing is under way any more: both sites hold the same, and what would be recovered now

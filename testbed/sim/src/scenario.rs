@@ -6,11 +6,13 @@
 use crate::beating;
 use crate::contact;
 use crate::disk::SECTOR_BYTES;
+use crate::growing;
 use crate::narrow::{self, NarrowPlan};
 use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
 use crate::spilling::{self, BacklogPlan};
 use crate::switching;
+use crate::verifying::{self, VerifyPlan};
 use std::ops::Range;
 use tidelock_backup_server::group::{AtSizeMax, Retention};
 use tidelock_backup_server::journal::Compress;
@@ -51,8 +53,10 @@ pub struct VmPlan {
     pub spare: Option<DiskPlan>,
     /// It comes to its group later, if it does.
     pub joins: bool,
-    /// Rows of the ledger, at the end of disk 0.
+    /// Rows of the ledger.
     pub rows: u64,
+    /// Where the ledger ends on disk 0: where that did at the beginning.
+    pub ledger_end: u64,
     /// The bound of what is admitted and not durable.
     pub backlog_limit_bytes: u64,
     /// Packets that may wait.
@@ -80,6 +84,12 @@ impl VmPlan {
     #[must_use]
     pub fn is_writer(&self) -> bool {
         !self.disks.is_empty()
+    }
+
+    /// Where the ledger is on disk 0.
+    #[must_use]
+    pub fn ledger(&self) -> Range<u64> {
+        self.ledger_end - self.rows * ROW_BYTES..self.ledger_end
     }
 
     /// Whose records are its.
@@ -276,8 +286,12 @@ pub struct Scenario {
     pub fault_weights: [u32; FAULTS.len()],
     /// One committed state in so many is recovered on a copy and compared.
     pub probe_one_in: u64,
+    /// Disks become larger.
+    pub grows: bool,
     /// Starts often do not reach the backup for longer than guests wait.
     pub cut_off_starts: bool,
+    /// Verifications, if there are any.
+    pub verify: Option<VerifyPlan>,
     /// Links that carry about as much as guests write, if they do.
     pub narrow: Option<NarrowPlan>,
     /// The first group is switched over then, by several hosts.
@@ -406,11 +420,15 @@ impl Scenario {
             fault_ns: if calm { 5_000 * MS } else { rng.range(60 * MS..900 * MS) },
             fault_weights,
             probe_one_in: rng.range(20..60),
+            grows: false,
             cut_off_starts: false,
+            verify: None,
             narrow: None,
             switch_after_ns: None,
             switch_seed: 0,
         };
+        verifying::draw(&mut Rng::new(rng.clone().number().rotate_left(24)), &mut plan);
+        growing::draw(&mut Rng::new(rng.clone().number().rotate_left(8)), &mut plan);
         contact::draw(&mut Rng::new(rng.clone().number().rotate_left(32)), &mut plan);
         beating::draw(&mut Rng::new(!rng.clone().number()), &mut plan);
         switching::draw(&mut Rng::new(rng.clone().number().rotate_left(48)), &mut plan);
@@ -462,6 +480,7 @@ fn draw_vm(rng: &mut Rng, group: usize, writer: u16, kind: VmKind, host: usize) 
             draw_disk(rng, sectors * SECTOR_BYTES)
         })
         .collect();
+    let ledger_end = disks.first().map_or(0, |disk: &DiskPlan| disk.content.len() as u64);
     let spare = (kind.has_peers && !kind.follows).then(|| {
         let sectors = rng.range(24..160);
         draw_disk(rng, sectors * SECTOR_BYTES)
@@ -490,6 +509,7 @@ fn draw_vm(rng: &mut Rng, group: usize, writer: u16, kind: VmKind, host: usize) 
         spare,
         joins: false,
         rows,
+        ledger_end,
         backlog_limit_bytes: *rng.pick(&[4 << 10, 16 << 10, 64 << 10, 1 << 20]),
         gate_capacity: *rng.pick(&[8, 64, 4096]),
         queue_depth: *rng.pick(&[1, 4, 16, 32]),

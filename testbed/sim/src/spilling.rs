@@ -122,7 +122,9 @@ impl World {
     fn backlog_identity(&self, vm: usize) -> [u8; 32] {
         let mut identity = [0; 32];
         identity[0] = vm as u8;
-        identity[1] = self.plan.vms[vm].disks.len() as u8;
+        for (disk, at) in self.plan.vms[vm].disks.iter().zip(identity[1..].chunks_mut(4)) {
+            at.copy_from_slice(&(disk.content.len() as u32).to_le_bytes());
+        }
         identity
     }
 

@@ -446,6 +446,9 @@ impl World {
             if self.plan.vms[vm].is_writer() && run.phase() != Phase::Replicating {
                 return Some(format!("the backup does not have all of vm {vm}"));
             }
+            if self.differs(vm) {
+                return Some(format!("the backup's disks of vm {vm} were found to differ"));
+            }
         }
         self.hinders_switch(host, group).then(|| "it is degraded".to_owned())
     }

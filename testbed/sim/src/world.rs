@@ -78,6 +78,8 @@ pub enum Event {
     CeilingWanted { vm: usize, run: Run },
     /// A daemon looks whether heartbeats come back.
     Watch { host: usize, run: Run },
+    /// A daemon looks after verifications.
+    Verify { host: usize, run: Run },
     /// A host looks how far a planned switch is.
     Switch { host: usize, group: usize, run: Run },
     /// Something stops without a word.
@@ -162,6 +164,10 @@ pub struct Vm {
     pub(crate) standing: Standing,
     /// Extents of the map in which a guest has written without a record, as long as no comparison has begun.
     pub unrecorded: BTreeSet<(DiskId, u64)>,
+    /// For the checkers: the last verification has told of what still differs.
+    pub is_told_to_differ: bool,
+    /// How many verifications have ended, and how many with a repair.
+    pub repaired_or_verified: [u64; 2],
 }
 
 /// One host.
@@ -234,6 +240,8 @@ pub struct Counts {
     pub clean_starts: u64,
     /// Members and disks that came or went.
     pub changes: u64,
+    /// Of those, disks that became larger.
+    pub grown: u64,
     /// Groups that went on without the backup, on one host.
     pub degrades: u64,
     /// Of those, how many came back by themselves.
@@ -244,6 +252,12 @@ pub struct Counts {
     pub heartbeats: u64,
     /// How often one was missed.
     pub missed: u64,
+    /// Verifications that have looked at everything.
+    pub verified: u64,
+    /// Of those, how many have told of a difference.
+    pub differing: u64,
+    /// Bytes that were changed behind everyone's back.
+    pub spoilt: u64,
     /// Runs that served guests before the backup was reached.
     pub unreached: u64,
     /// Guests' writes in them that have no record.
@@ -294,6 +308,8 @@ pub struct World {
     pub busy: bool,
     /// Links are narrow, and guests write as much as was drawn.
     pub squeeze: Option<Squeeze>,
+    /// Images of the backup were changed behind its back: of what they were nothing can be said.
+    pub is_past_spoilt: bool,
     /// Numbers of runs.
     pub runs: Run,
     /// Counts.
@@ -334,6 +350,8 @@ impl World {
                     switched: false,
                     standing: Standing::default(),
                     unrecorded: BTreeSet::new(),
+                    is_told_to_differ: false,
+                    repaired_or_verified: [0; 2],
                 }
             })
             .collect();
@@ -365,6 +383,7 @@ impl World {
             faulty: true,
             busy: true,
             squeeze: None,
+            is_past_spoilt: false,
             runs: 0,
             counts: Counts::default(),
             plan,
@@ -484,6 +503,7 @@ impl World {
             Event::Link { host, run } => self.link_event(host, run),
             Event::Look { host, run } => self.look(host, run),
             Event::Watch { host, run } => self.watch(host, run),
+            Event::Verify { host, run } => self.look_at_verifications(host, run),
             Event::Switch { host, group, run } => self.switch_event(host, group, run),
             Event::Silence => {
                 self.silence();

@@ -25,11 +25,12 @@ fn report(outcome: &Outcome) -> String {
 fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
     let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
-    let (mut pasts, mut switches, mut handovers) = (0, 0, 0);
+    let (mut pasts, mut switches, mut handovers, mut grown) = (0, 0, 0, 0);
     let (mut merged, mut untagged, mut idles, mut floors) = (0, 0, 0, 0);
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
     let (mut narrow_returns, mut heartbeats, mut missed) = (0, 0, 0);
+    let (mut verified, mut differing, mut spoilt) = (0, 0, 0);
     let (mut unreached, mut unrecorded, mut answered) = (0, 0, 0);
     let (mut spilled, mut gone_on, mut torn, mut stood, mut returned) = (0, 0, 0, 0, 0);
     for seed in 1..=250 {
@@ -40,6 +41,7 @@ fn no_rule_is_broken() {
         recoveries += outcome.counts.recoveries;
         switches += outcome.counts.switches;
         handovers += outcome.counts.handovers;
+        grown += outcome.counts.grown;
         copies += outcome.counts.copies;
         clean += outcome.counts.clean_starts;
         merged += outcome.counts.merged;
@@ -55,6 +57,9 @@ fn no_rule_is_broken() {
         narrow_returns += outcome.counts.narrow_returns;
         heartbeats += outcome.counts.heartbeats;
         missed += outcome.counts.missed;
+        verified += outcome.counts.verified;
+        differing += outcome.counts.differing;
+        spoilt += outcome.counts.spoilt;
         unreached += outcome.counts.unreached;
         unrecorded += outcome.counts.unrecorded;
         answered += outcome.counts.answered;
@@ -71,10 +76,12 @@ fn no_rule_is_broken() {
         switches > 0 && handovers > 2,
         "{switches} planned switches, {handovers} hosts together"
     );
+    assert!(grown > 40, "{grown} disks grew");
     assert!(mapped > 20 && logged > 1_000 && overflows > 20, "{mapped} {logged} {overflows}");
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
     assert!(narrow_returns > 20, "{narrow_returns} returns while guests wrote");
     assert!(heartbeats > 300 && missed > 20, "{heartbeats} heartbeats, {missed} missed");
+    assert!(verified > 200 && differing > 40 && spoilt > 100, "{verified} {differing} {spoilt}");
     assert!(
         unreached > 10 && unrecorded > 500 && answered > 5,
         "{unreached} starts without the backup, {unrecorded} writes in them, {answered} answered clients"
@@ -140,6 +147,7 @@ fn hunt(hunts: &[Hunt]) -> Vec<Checker> {
 /// The first seed that catches a bug.
 fn known_seed(name: &str) -> u64 {
     match name {
+        "grown-is-whole" => 13,
         "damage-not-listed" | "lease-ignored" | "oldest-forgotten" | "outsider-merged"
         | "unbounded-backlog" => 2,
         "hlc-goes-back" | "map-keeps-void" | "no-calm" => 3,
@@ -213,10 +221,13 @@ fn every_planted_bug_is_caught() {
             "torn-tail-kept" => &[Checker::NothingCompared, Checker::Stream],
             "admitted-is-back" | "queue-is-silence" => &[Checker::Silence],
             "only-when-idle" => &[Checker::ComesBack],
+            "difference-ignored" | "difference-forgotten" => &[Checker::VerifyTruthful],
+            "digest-of-image" => &[Checker::VerifyTruthful, Checker::Prefix, Checker::SitesEqual],
             "copies-starve" => &[Checker::GoesOn, Checker::ComesBack],
             "newcomer-not-told" => &[Checker::Degraded, Checker::OutputCommit, Checker::Closed],
             "removed-holds-watermark" => &[Checker::ComesBack],
             "newcomer-not-waited-for" => &[Checker::Prefix],
+            "grown-is-whole" => &[Checker::SitesEqual, Checker::Prefix, Checker::Past],
             "waypoint-too-early" => &[Checker::Past, Checker::Prefix],
             "view-after-its-time" | "fold-passes-the-window" | "oldest-forgotten" => {
                 &[Checker::Past]

@@ -1,0 +1,431 @@
+//! Verification of the sites while guests write on: production's jobs ([`Verifying`], `copy_job.rs`) and the backup's digests
+//! in the stream, with what `daemon/src/host/verifying.rs` does around them: a schedule, wishes of the operator, and the
+//! outcome on record, from which status is judged.
+//!
+//! Somebody changes bytes behind everyone's back: of a local disk between all faults, of an image of the backup when
+//! everything has come back, for from then on the past is not what it was. The checker ([`Checker::VerifyTruthful`]):
+//! - nothing is told to differ but blocks of which a byte was changed so, and not written since, at some moment of the
+//!   verification;
+//! - what was changed so before it began, and is still at its end, is told; a repair leaves nothing of that;
+//! - once it was told, status does not call the group protected until a verification has found the sites equal, or has
+//!   made them so, whatever becomes of the daemon.
+
+use crate::disk::SECTOR_BYTES;
+use crate::failure::{Checked, Checker, check, fail};
+use crate::host::ToOwner;
+use crate::oracle::Side;
+use crate::plant::{OnTheWay, Plant};
+use crate::rng::Rng;
+use crate::scenario::Scenario;
+use crate::schedule::{MS, S};
+use crate::world::{Event, Run, World, note};
+use tidelock_backup_server::view::DiskKey;
+use tidelock_daemon::owner::{Phase, VerifyEnded};
+use tidelock_daemon::sequencer::Extent;
+use tidelock_daemon::status::{Facts, GroupState, judge};
+use tidelock_daemon::verified::{DifferingExtent, Verified};
+use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_protocol::message::Mode;
+
+/// The blocks that a verification tells of.
+const BLOCK_BYTES: u64 = 4 << 10;
+/// So many bytes of a member's disks are changed and not written again at a time.
+const SPOILT_MAX: usize = 3;
+/// After one that was given up the schedule rests.
+const REST_NS: u64 = S;
+/// Within this all is verified when nothing goes wrong any more.
+const PATIENCE_NS: u64 = 240 * S;
+
+/// Verifications of a seed.
+#[derive(Clone, Copy, Debug)]
+pub struct VerifyPlan {
+    /// So long after one the next begins.
+    every_ns: u64,
+    /// What is read at most; 0: no limit.
+    rate_bytes_per_s: u64,
+    /// Bytes are changed behind everyone's back.
+    spoils: bool,
+}
+
+/// What the checker has seen when a verification began.
+#[derive(Clone, Debug)]
+pub(crate) struct Looked {
+    /// What was changed behind everyone's back and not written since.
+    open: Vec<usize>,
+    /// So many had been by then.
+    count: usize,
+    repair: bool,
+}
+
+/// Draws who verifies. It draws its own numbers.
+pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
+    if !rng.chance(1, 4) {
+        return;
+    }
+    plan.verify = Some(VerifyPlan {
+        every_ns: rng.range(100 * MS..3 * S),
+        rate_bytes_per_s: *rng.pick(&[0, 0, 1 << 20, 256 << 10]),
+        spoils: rng.chance(2, 3),
+    });
+}
+
+impl World {
+    /// A daemon looks after verifications.
+    pub(crate) fn begin_verifications(&mut self, host: usize, run: Run) {
+        if self.plan.verify.is_some() {
+            self.schedule.after(100 * MS, Event::Verify { host, run });
+        }
+    }
+
+    /// A daemon begins what is due, and what its operator asks for.
+    pub fn look_at_verifications(&mut self, host: usize, run: Run) -> Checked {
+        let Some(plan) = self.plan.verify else { return Ok(()) };
+        if self.hosts[host].daemon.as_ref().is_none_or(|daemon| daemon.run != run) {
+            return Ok(());
+        }
+        for vm in self.vms_of(host) {
+            if !self.plan.vms[vm].is_writer() {
+                continue;
+            }
+            if plan.spoils && self.faulty && self.rng.chance(1, 12) {
+                self.spoil_here(vm);
+            }
+            self.check_standing(vm)?;
+            match self.rng.below(80) {
+                _ if !self.faulty => {}
+                0 => self.want_verification(vm, true),
+                1 => self.want_verification(vm, false),
+                2 => self.tell_owner(vm, ToOwner::StopVerify),
+                _ if self.is_verification_due(vm, &plan) => self.want_verification(vm, false),
+                _ => {}
+            }
+        }
+        let after = self.rng.range(50 * MS..400 * MS);
+        self.schedule.after(after, Event::Verify { host, run });
+        Ok(())
+    }
+
+    fn tell_owner(&mut self, vm: usize, message: ToOwner) {
+        if let Some(run) = self.vms[vm].run.as_ref().filter(|run| !run.ended) {
+            run.port.send(message);
+        }
+    }
+
+    /// As production's `is_verify_due`.
+    fn is_verification_due(&self, vm: usize, plan: &VerifyPlan) -> bool {
+        let Some(run) = &self.vms[vm].run else { return false };
+        let wall_ms = self.clocks(self.plan.vms[vm].host).wall_ms;
+        let last = self.vms[vm].state.lock().expect("one thread").verified.clone();
+        let since_ms = |at_ms: u64| wall_ms.saturating_sub(at_ms);
+        let is_due = last.is_none_or(|last| since_ms(last.ended_unix_ms) >= plan.every_ns / MS);
+        let is_rested = self.schedule.now_ns() >= run.verify_rests_until_ns;
+        is_due && is_rested
+    }
+
+    /// One is asked for, as production's `verify` refuses it or not.
+    fn want_verification(&mut self, vm: usize, repair: bool) {
+        let Some(plan) = self.plan.verify else { return };
+        let rests_until_ns = self.schedule.now_ns() + REST_NS;
+        let Some(run) = self.vms[vm].run.as_mut().filter(|run| !run.ended) else { return };
+        let can = run.refusal.is_none() && run.phase() == Phase::Replicating;
+        if !can || std::mem::replace(&mut run.wants_verify, true) {
+            return;
+        }
+        run.verify_rests_until_ns = rests_until_ns;
+        run.port.send(ToOwner::Verify { repair, rate_bytes_per_s: plan.rate_bytes_per_s });
+    }
+
+    /// The owner loop is told to begin one.
+    pub(crate) fn begin_verify(&mut self, vm: usize, repair: bool, rate_bytes_per_s: u64) {
+        let clocks = self.member_clocks(vm);
+        let disks = self.vms[vm].disks.iter().enumerate().map(|(nth, disk)| Extent {
+            disk: DiskId(nth as u16),
+            offset: 0,
+            len_bytes: disk.size_bytes(),
+        });
+        let (disks, oracle) = (disks.collect(), &self.vms[vm].oracle);
+        let looked = Looked { open: oracle.spoilt(), count: oracle.spoilt_count(), repair };
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        let wish = (repair, rate_bytes_per_s);
+        let begun = run.verifying.begin(&mut run.copying, &run.sequencer, disks, wish, clocks);
+        match begun {
+            Ok(()) => {
+                run.looked = Some(looked);
+                note!(self, "vm {vm}: a verification begins, repair {repair}");
+            }
+            Err(why) => {
+                run.wants_verify = false;
+                note!(self, "vm {vm}: no verification: {why}");
+            }
+        }
+    }
+
+    /// The part of a loop's turn that is about it.
+    pub(crate) fn follow_verify(&mut self, vm: usize) -> Checked {
+        let wall_ms = self.member_clocks(vm).wall_ms;
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        let name = |disk: DiskId| format!("d{}", disk.0);
+        let ended = run.verifying.follow(&mut run.copying, &run.sequencer, name, wall_ms);
+        let Some(ended) = ended else { return Ok(()) };
+        run.wants_verify = false;
+        let looked = run.looked.take().expect("it began");
+        match ended {
+            VerifyEnded::GivenUp(why) => {
+                note!(self, "vm {vm}: the verification is given up: {why}");
+                Ok(())
+            }
+            VerifyEnded::Whole(verified) => {
+                self.counts.verified += 1;
+                self.vms[vm].repaired_or_verified[usize::from(looked.repair)] += 1;
+                note!(self, "vm {vm} is verified: {verified:?}");
+                self.check_verified(vm, &looked, &verified)?;
+                self.vms[vm].state.lock().expect("one thread").verified = Some(verified);
+                self.check_standing(vm)
+            }
+        }
+    }
+
+    /// Whether the sites are known to differ.
+    pub(crate) fn differs(&self, vm: usize) -> bool {
+        let state = self.vms[vm].state.lock().expect("one thread");
+        state.verified.as_ref().is_some_and(Verified::differs)
+    }
+
+    /// What a daemon finds on record when it starts.
+    pub(crate) fn reads_verified(&mut self, vm: usize) {
+        if self.plant == Some(Plant::OnTheWay(OnTheWay::DifferenceForgotten)) {
+            self.vms[vm].state.lock().expect("one thread").verified = None;
+        }
+    }
+
+    // ---- the checker
+
+    fn check_verified(&mut self, vm: usize, looked: &Looked, verified: &Verified) -> Checked {
+        let oracle = &self.vms[vm].oracle;
+        let may: Vec<_> = looked
+            .open
+            .iter()
+            .copied()
+            .chain(looked.count..oracle.spoilt_count())
+            .map(|nth| oracle.spoilt_at(nth))
+            .collect();
+        let (mut told_bytes, is_all) = (0, verified.unreadable_bytes == 0);
+        for extent in &verified.differing {
+            told_bytes += extent.len_bytes;
+            let end = extent.offset + extent.len_bytes;
+            let mut at = extent.offset;
+            while at < end {
+                let next = (at / BLOCK_BYTES + 1) * BLOCK_BYTES;
+                let is_in = |(disk, offset): &(DiskId, u64)| {
+                    is_disk(extent, *disk) && (at..next.min(end)).contains(offset)
+                };
+                check(may.iter().any(is_in), Checker::VerifyTruthful, || {
+                    format!(
+                        "vm {vm}: {} is told to differ at {at}, and nobody has changed it",
+                        extent.disk
+                    )
+                })?;
+                at = next;
+            }
+        }
+        check(told_bytes == verified.differing_bytes, Checker::VerifyTruthful, || {
+            format!("vm {vm}: {told_bytes} bytes are listed, {verified:?}")
+        })?;
+        let open = oracle.spoilt();
+        for nth in looked.open.iter().filter(|nth| is_all && open.contains(nth)) {
+            let (disk, offset) = oracle.spoilt_at(*nth);
+            let is_told = verified.differing.iter().any(|extent| {
+                let range = extent.offset..extent.offset + extent.len_bytes;
+                is_disk(extent, disk) && range.contains(&offset)
+            });
+            check(is_told && !looked.repair, Checker::VerifyTruthful, || {
+                format!(
+                    "vm {vm}: disk {disk} differs at {offset}, which was not found: {verified:?}"
+                )
+            })?;
+        }
+        if looked.repair && is_all {
+            check(!verified.differs(), Checker::VerifyTruthful, || {
+                format!("vm {vm}: not all was repaired: {verified:?}")
+            })?;
+        }
+        self.counts.differing += u64::from(verified.differing_bytes > 0);
+        self.vms[vm].is_told_to_differ = verified.differs();
+        Ok(())
+    }
+
+    /// What was told is still known, and status says so.
+    fn check_standing(&self, vm: usize) -> Checked {
+        let plan = &self.plan.groups[self.plan.vms[vm].group];
+        let facts = Facts {
+            stopping: false,
+            fenced: false,
+            unprotected: false,
+            degraded: false,
+            overflowed: false,
+            ever_attached: true,
+            attached: true,
+            stalled: false,
+            heartbeat_lost: false,
+            initial_copy: false,
+            resync: false,
+            differs: plan.writers().any(|vm| self.differs(vm)),
+            mode: Mode::Pipelined,
+            configured_mode: Mode::Pipelined,
+        };
+        let is_told = self.vms[vm].is_told_to_differ;
+        check(!is_told || judge(facts) == GroupState::Differs, Checker::VerifyTruthful, || {
+            format!("vm {vm}: the sites were found to differ, and status is {:?}", judge(facts))
+        })
+    }
+
+    // ---- what goes wrong
+
+    /// A byte of a local disk changes by itself.
+    fn spoil_here(&mut self, vm: usize) {
+        let disk = self.rng.index(self.vms[vm].disks.len());
+        let offset = self.rng.below(self.vms[vm].disks[disk].size_bytes());
+        let byte = Extent { disk: DiskId(disk as u16), offset, len_bytes: 1 };
+        if !self.may_spoil(vm, byte) {
+            return;
+        }
+        note!(self, "vm {vm}: disk {disk} changes at {offset}");
+        self.counts.spoilt += 1;
+        let state = &mut self.vms[vm];
+        state.disks[disk].spoil(offset);
+        state.oracle.spoil(byte.disk, offset, Side::Here);
+    }
+
+    /// Only what the backup has, and nobody is just writing: it is known then where the sites differ. And no row that
+    /// somebody was told of.
+    fn may_spoil(&self, vm: usize, byte: Extent) -> bool {
+        let state = &self.vms[vm];
+        let Some(run) = &state.run else { return false };
+        let block = byte.aligned_to(SECTOR_BYTES);
+        let is_busy = run.is_writing(block)
+            || run
+                .local_ops
+                .values()
+                .any(|op| op.extent().aligned_to(SECTOR_BYTES).overlaps(&block));
+        run.attached
+            && run.refusal.is_none()
+            && run.sequencer.is_started()
+            && run.phase() == Phase::Replicating
+            && run.copying.is_whole()
+            && !is_busy
+            && !state.oracle.is_damaged(block)
+            && state.oracle.spoilt().len() < SPOILT_MAX
+            && !(byte.disk == DiskId(0) && self.plan.vms[vm].ledger().contains(&byte.offset))
+    }
+
+    /// A byte of an image at the backup does, where a view of now shows it.
+    fn spoil_there(&mut self, vm: usize) {
+        let (group, writer) = (self.plan.vms[vm].group, WriterId(self.plan.vms[vm].writer));
+        let disk = self.rng.index(self.vms[vm].disks.len());
+        let offset = self.rng.below(self.vms[vm].disks[disk].size_bytes());
+        let byte = Extent { disk: DiskId(disk as u16), offset, len_bytes: 1 };
+        if !self.may_spoil(vm, byte) {
+            return;
+        }
+        let slot = &mut self.backup.groups[group];
+        let Some(of) = &mut slot.group else { return };
+        let key = DiskKey { writer, disk: byte.disk };
+        let Some(spec) = of.manifest().disk(writer, byte.disk).cloned() else { return };
+        let path = of.manifest().image_path(writer, &spec);
+        let mut read = || {
+            let mut found = [0];
+            of.view(key).ok()?.read(offset, &mut found).ok()?;
+            Some(found[0])
+        };
+        let before = read();
+        slot.storage.flip(&path, offset);
+        if before.is_none() || before == read() {
+            // What is in front of it has not been folded.
+            return slot.storage.flip(&path, offset);
+        }
+        note!(self, "vm {vm}: the image of disk {disk} changes at {offset}");
+        self.counts.spoilt += 1;
+        self.vms[vm].oracle.spoil(byte.disk, offset, Side::Backup);
+    }
+
+    // ---- at the end
+
+    /// Everything has come back: now images at the backup change, too, all is verified while guests write, a daemon
+    /// dies, and all is repaired. Returns whether anything was done.
+    pub fn verify_all(&mut self) -> Checked<bool> {
+        if self.plan.verify.is_none_or(|plan| !plan.spoils) {
+            return Ok(false);
+        }
+        let staying = (0..self.plan.groups.len()).filter(|group| {
+            self.backup.groups[*group].recovered.is_none() && !self.is_leaving(*group)
+        });
+        let writers: Vec<_> = staying
+            .flat_map(|group| self.plan.groups[group].writers().collect::<Vec<_>>())
+            .collect();
+        if writers.is_empty() {
+            return Ok(false);
+        }
+        note!(self, "all is verified");
+        self.is_past_spoilt = true;
+        for vm in &writers {
+            for _ in 0..6 {
+                match self.rng.chance(1, 2) {
+                    true => self.spoil_there(*vm),
+                    false => self.spoil_here(*vm),
+                }
+            }
+        }
+        // What guests write is not found any more.
+        self.busy = self.rng.chance(1, 2);
+        for vm in (0..self.vms.len()).filter(|_| self.busy).collect::<Vec<_>>() {
+            let boot = self.vms[vm].guest.boot;
+            if self.vms[vm].guest.alive {
+                let after = self.rng.span(self.plan.vms[vm].think_ns);
+                self.schedule.after(after, Event::Think { vm, boot });
+            }
+        }
+        self.verify_now(&writers, false)?;
+        if self.rng.chance(1, 2) {
+            let host = self.plan.vms[*self.rng.pick(&writers)].host;
+            self.end_daemon(host);
+            let after = self.rng.range(MS..300 * MS);
+            self.later(crate::faults::Later::DaemonStarts { host }, after);
+        }
+        self.verify_now(&writers, true)?;
+        self.busy = false;
+        Ok(true)
+    }
+
+    fn verify_now(&mut self, writers: &[usize], repair: bool) -> Checked {
+        let ended =
+            |world: &World, vm: usize| world.vms[vm].repaired_or_verified[usize::from(repair)];
+        let before: Vec<_> = writers.iter().map(|vm| ended(self, *vm)).collect();
+        let until = self.schedule.now_ns() + PATIENCE_NS;
+        loop {
+            let open =
+                writers.iter().zip(&before).filter(|(vm, before)| ended(self, **vm) == **before);
+            let open: Vec<_> = open.map(|(vm, _)| *vm).collect();
+            if open.is_empty() {
+                return Ok(());
+            }
+            if self.schedule.now_ns() > until {
+                return fail(Checker::ComesBack, format!("vms {open:?} are not verified"));
+            }
+            for vm in open {
+                self.want_verification(vm, repair);
+                self.check_standing(vm)?;
+            }
+            if self.rng.chance(1, 300) {
+                let host = self.rng.index(self.hosts.len());
+                self.break_link(host)?;
+            }
+            for _ in 0..32 {
+                self.step()?;
+            }
+        }
+    }
+}
+
+fn is_disk(extent: &DifferingExtent, disk: DiskId) -> bool {
+    extent.disk == format!("d{}", disk.0)
+}
