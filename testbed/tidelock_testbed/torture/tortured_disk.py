@@ -10,6 +10,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from .. import nbdwire
@@ -30,8 +31,6 @@ from .verdict import Verdict
 DISK_MIB = 16
 SLOW_BYTES_PER_S = 4e6
 """Of a primary's disk that is slow: less than the guest writes."""
-SLOW_WRITE_MS = 4
-"""What a write to it takes at least, on the average."""
 ON_DISK_MIB = 64
 """Of a backlog on disk: the least that there is."""
 UNREACHED_S = 10
@@ -208,19 +207,19 @@ class TorturedDisk:
             pass
         return False
 
-    def _writes_are_slow(self):
-        writes, took_ms = self._written()
+    def _writes_are_slow(self) -> Callable[[], bool]:
+        """Whether what was written since is about what the slow disk can do, and not what the guest asks for."""
+        began, before = time.monotonic(), self._written_bytes()
 
         def are_slow() -> bool:
-            now, now_ms = self._written()
-            return now > writes and (now_ms - took_ms) / (now - writes) >= SLOW_WRITE_MS
+            possible = SLOW_BYTES_PER_S * (time.monotonic() - began)
+            return possible / 2 < self._written_bytes() - before < 2 * possible
 
         return are_slow
 
-    def _written(self) -> tuple[int, int]:
-        """How many writes the primary's disk has done, and how long all of them took."""
-        numbers = Path(f"/sys/block/{self.pair.disk.name}/stat").read_text().split()
-        return int(numbers[4]), int(numbers[7])
+    def _written_bytes(self) -> int:
+        """What the primary's disk has written."""
+        return 512 * int(Path(f"/sys/block/{self.pair.disk.name}/stat").read_text().split()[6])
 
     # -- the guest, and who watches ----------------------------------------------------------------------------------
 
