@@ -78,7 +78,7 @@ class AppDrill(Drill):
         fleet.wait_state(self.settled, NEVER_MIND_S)
         self.entry.copy_s = round(time.monotonic() - began, 2)
         for name, guest in fleet.guests.items():
-            say(f"primary: {name} is ready, {guest.wait_ready(240):.1f} s after its start")
+            say(f"primary: {name} is ready, {guest.wait_ready():.1f} s after its start")
 
     def start_clients(self) -> None:
         """Starts the clients and waits for their first rows."""

@@ -351,7 +351,7 @@ class Drill:
         wait_until(
             "clients are served by the recovered guest",
             lambda: len(again()) >= SERVED_AGAIN,
-            60,
+            120,
             [self.clients.process, *needs],
         )
         first = again()[0]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .applications import Application
 from .backupserver import BackupServer
-from .guest import Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
+from .guest import READY_S, Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
 from .hostdaemon import Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
 from .net import GuestNet, Net, Site
@@ -346,7 +346,7 @@ class FleetRecovery:
                 fleet.boot_at(guest, self.site_of(name), disks)
             fleet.net.route_clients_to(self.site_of(name), guest.net)
 
-    def wait_ready(self, timeout_s: float = 180) -> float:
+    def wait_ready(self, timeout_s: float = READY_S) -> float:
         """Waits until all guests are ready; returns when the last one was."""
         for guest in self.guests.values():
             guest.wait_ready(timeout_s)

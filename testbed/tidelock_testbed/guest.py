@@ -26,6 +26,8 @@ from .run import Run
 
 MARK = "TIDELOCK-GUEST "
 WEB_PORT = 8000
+READY_S = 300
+"""A VM without KVM boots in half a minute, and in more than two where three runs share two processors."""
 KERNEL_BASICS = "console=ttyS0 panic=-1 quiet no_timer_check"
 """Without the check, in which an emulated timer that is late on a busy machine makes the kernel panic."""
 
@@ -97,7 +99,7 @@ class Guest:
         else:
             self.phases.setdefault(name.split(" ")[0], at)
 
-    def wait_ready(self, timeout_s: float = 120) -> float:
+    def wait_ready(self, timeout_s: float = READY_S) -> float:
         """Waits until it serves clients; returns the seconds since its start."""
         wait_until(
             f"{self.name} is ready",

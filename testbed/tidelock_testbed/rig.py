@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from .backupserver import BackupServer
-from .guest import Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
+from .guest import READY_S, Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
 from .hostdaemon import GROUP, HOST, MEMBER, Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
 from .net import GuestNet, Net, Site
@@ -206,7 +206,7 @@ class Recovery:
         if self.command.popen.poll() not in (None, 0):
             raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
 
-    def wait_ready(self, timeout_s: float = 120) -> None:
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Waits until the guest serves clients again."""
         if not self.rig.image and self.guest.process is self.command:
             if self.command.wait(timeout_s) != 0:

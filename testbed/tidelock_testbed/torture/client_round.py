@@ -38,6 +38,7 @@ UNREACHED_S = 10
 CLOCKS_S = 0.05
 """Two readings of two clocks are so far apart at most."""
 MARK = "calm"
+ONE_OF_POSTGRESQL = "kill -9: a process of PostgreSQL"
 RULES_OF_CHECKS = {
     "no confirmed row is lost": 1,
     "no confirmed row is missing in any database": 1,
@@ -223,7 +224,7 @@ def tortured(kind: type[Drill]) -> type[Drill]:
             backup = self.rig.backup
             victims.append(Victim("backup", lambda: backup.process, backup.start))
             guests, rare = self.of_guests(), self.of_settings()
-            rare |= {} if self.several_guests or self.rig.image else guests
+            rare |= {name: guest for name, guest in guests.items() if name == ONE_OF_POSTGRESQL}
             return World(victims, self.rig.net.wans, self.switches | guests | rare, frozenset(rare))
 
         def victim_of(self, daemon: HostDaemon) -> Victim:
@@ -269,7 +270,7 @@ def tortured(kind: type[Drill]) -> type[Drill]:
 
                 yes = lambda: lambda: True  # noqa: E731
                 subjects = frozenset({"kill -9: guest guest"})
-                faults["kill -9: a process of PostgreSQL"] = Switch(kill_one, lambda: None, yes, subjects)
+                faults[ONE_OF_POSTGRESQL] = Switch(kill_one, lambda: None, yes, subjects)
             return faults
 
         def of_settings(self) -> dict[str, Switch]:
@@ -322,7 +323,7 @@ def tortured(kind: type[Drill]) -> type[Drill]:
         def ends_by_itself(self, process: Process) -> bool:
             """PostgreSQL's first process may have been killed, and the guest ends with it."""
             guest = self.guests.get("guest")
-            was_killed = "kill -9: a process of PostgreSQL" in self.verdict.faults
+            was_killed = ONE_OF_POSTGRESQL in self.verdict.faults
             return isinstance(guest, PostgresProcessGuest) and process is guest.process and was_killed
 
         def start_guests(self) -> None:
@@ -336,7 +337,7 @@ def tortured(kind: type[Drill]) -> type[Drill]:
                     self.rig.boot_guest(name)
                 else:
                     self.rig.boot_guest()
-                say(f"{name} is ready again, {guest.wait_ready(240):.1f} s after its start")
+                say(f"{name} is ready again, {guest.wait_ready():.1f} s after its start")
 
         # -- what is looked at meanwhile ---------------------------------------------------------------------------
 
