@@ -401,7 +401,16 @@ class TorturedDisk:
 
     def _recovered_image(self) -> Path:
         export = self.recovered_socket()
-        wait_until("the recovered disk is offered", export.exists, LONG_S, [self.pair.backup])
+
+        def accepts() -> bool:
+            # The file is there a moment before anybody listens.
+            try:
+                nbdwire.Connection(export, NAME, PATIENCE_S).close()
+            except OSError:
+                return False
+            return True
+
+        wait_until("the recovered disk is offered", accepts, LONG_S, [self.pair.backup])
         image = self.pair.directory / "recovered.img"
         guest = nbdwire.Connection(export, NAME)
         image.write_bytes(b"".join(guest.read(at, MIB) for at in range(0, DISK_MIB * MIB, MIB)))
