@@ -438,7 +438,7 @@ mod tests {
         assert_eq!((read_fold_position(&disk).unwrap(), format(&disk)), (fold, 3.into()));
         storage::replace(&disk, "", "group.json", br#"{"format": 7, "new": true}"#).unwrap();
         let error = Manifest::read(&disk).unwrap_err();
-        assert!(matches!(error, ManifestError::Version { found: 6, .. }), "{error}");
+        assert!(matches!(error, ManifestError::Version { found: 7, .. }), "{error}");
         let json = Machine::Json("{}".into());
         write_machine(&disk, "vm", &json).unwrap();
         assert_eq!(read_machine(&disk, "vm").unwrap(), Some(json));
