@@ -12,7 +12,8 @@ from test_faults_seed import DISK_MIB, NAME, copy_numbers, recovered_disk, writt
 
 from tidelock_testbed.nbdwire import Connection
 from tidelock_testbed.net import Net
-from tidelock_testbed.pair import DISK, GROUP, MIB, Options, Pair
+from tidelock_testbed.pair import DISK, GROUP, LONG_S, MIB, Options, Pair
+from tidelock_testbed.process import wait_until
 
 OLD_AT, NEW_AT = 40 * MIB, 48 * MIB
 PIN = "seeded"
@@ -127,6 +128,8 @@ def test_the_group_goes_on_with_the_new_one_and_the_old_one_stays(run):
         assert held(back.disk) == both.other, "the fenced primary's own"
         back.kill(back.backup)
         back.start_backup()
+    offered = back.sockets / "exports" / GROUP / f"{NAME}.sock"
+    wait_until("the disk is offered again", offered.exists, LONG_S, [back.backup])
     disk = recovered_disk(back)
     assert disk.read(0, MIB) == both.other[0], "and it has gone on"
     disk.close()
