@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::history::{At, Point};
-use crate::view::Content;
 use std::collections::BTreeMap;
 
 const DATA: DiskId = DiskId(1);
