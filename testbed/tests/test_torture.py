@@ -218,8 +218,10 @@ def test_since_when_a_host_is_degraded_is_known_by_the_kernels_clock(tmp_path):
     assert began - 0.2 < watch.since < began + 0.2
     record.unlink()
     wait_until("it is over", lambda: watch.since is None, 10)
-    record.write_text("{}")
-    os.utime(record, (time.time() - 5, time.time() - 5))
+    older = tmp_path / "older"
+    older.write_text("{}")
+    os.utime(older, (time.time() - 5, time.time() - 5))
+    older.rename(record)
     watch.stop()
     assert watch.since < time.monotonic() - 4
 
