@@ -5,7 +5,7 @@ use crate::gates::Gates;
 use crate::lab::{PATIENCE, in_namespace, run};
 use crate::tagging::{any, at, merges, socket};
 use crate::town::{Plan, Town};
-use crate::wire::{Packet, Wire};
+use crate::wire::{Packet, Wire, cut_into_datagrams};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -229,6 +229,60 @@ fn no_segment_of_a_gso_packet_outgrows_the_path() {
             nothing_was_lost(&gates.tags(member));
         }
     }
+}
+
+/// As QUIC sends. Each datagram is what its sender made it: where it has room it gets a tag, and else it waits. The LAN's cards
+/// cut the GSO packet, or hand it over whole.
+#[test]
+fn datagrams_of_a_gso_packet_arrive_one_by_one_as_they_were() {
+    if !can_run("gso_datagrams") {
+        return;
+    }
+    for (plain, form) in [(true, "9"), (false, "9"), (false, "hlc")] {
+        let town = Town::new(Plan::TwoHosts);
+        let mut gates = town.gates(form);
+        let wires = if plain {
+            wires(&town)
+        } else {
+            ["host", "other"].map(|host| Wire::of(&town.ns(host), "lan"))
+        };
+        let sockets = ["web", "db"].map(|who| socket(&town, who));
+        for (nth, (from, to)) in BOTH_WAYS.into_iter().enumerate() {
+            for (ip, headers, six) in [(town.ip(to), 28, false), (town.ip6(to), 48, true)] {
+                let room = room(form, six);
+                for (bytes, fits) in [(MTU - headers - room, true), (MTU - headers, false)] {
+                    let what = format!("{plain} {form} {from} {six} {bytes}");
+                    let (before, there) = (gates.tags(from), gates.tags(to));
+                    let sent: Vec<u8> = (0..bytes * 20).map(|n| (n % 251) as u8).collect();
+                    cut_into_datagrams(&sockets[nth], bytes);
+                    sockets[nth].send_to(&sent, at(ip)).unwrap();
+                    for datagram in sent.chunks(bytes) {
+                        let mut buffer = [0; 2048];
+                        let len = sockets[1 - nth].recv(&mut buffer).expect("it came through");
+                        assert!(buffer[..len] == *datagram, "{what}");
+                    }
+                    let packets = sent_datagrams(&wires);
+                    assert!(packets.iter().all(|packet| packet.has_tag() == fits), "{what}");
+                    if plain {
+                        assert_eq!((packets.len(), longest(&packets)), (20, MTU), "{what}");
+                    }
+                    let counted = since(&mut gates, from, &before);
+                    assert_eq!(counted["tagged"] > 0, fits, "{what} {counted:?}");
+                    assert_eq!(counted["gated_mtu"] > 0, !fits, "{what} {counted:?}");
+                    assert_eq!(since(&mut gates, to, &there)["merged"] > 0, fits, "{what}");
+                }
+            }
+        }
+        for (member, _) in BOTH_WAYS {
+            nothing_was_lost(&gates.tags(member));
+        }
+        assert_eq!(told_too_long(&town), 0);
+    }
+}
+
+/// Those of this test: kernels speak by themselves, too.
+fn sent_datagrams(wires: &[Wire; 2]) -> Vec<Packet> {
+    sent(wires).into_iter().filter(|packet| packet.0.len() > 1000).collect()
 }
 
 /// What a member's programs have counted since then.

@@ -3,6 +3,7 @@
 
 use crate::lab::{in_namespace, run};
 use std::io::Error;
+use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// More than any test sends while it looks: what is not read at once waits here.
@@ -160,4 +161,20 @@ fn open(interface: &str) -> Result<OwnedFd, Error> {
         ]
     };
     if results == [0, 0] { Ok(socket) } else { Err(Error::last_os_error()) }
+}
+
+/// What is sent by this socket leaves its kernel as one GSO packet, of datagrams that are as long as this.
+pub fn cut_into_datagrams(socket: &UdpSocket, bytes: usize) {
+    let bytes = i32::try_from(bytes).expect("a datagram");
+    // SAFETY: the number is valid for reading, and as long as is said.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_UDP,
+            libc::UDP_SEGMENT,
+            (&raw const bytes).cast(),
+            size_of_val(&bytes) as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0, "{}", Error::last_os_error());
 }
