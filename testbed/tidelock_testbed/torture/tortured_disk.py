@@ -43,6 +43,8 @@ PATIENCE_S = 0.2
 """How long the guest and whoever watches wait for a daemon that may be stopped."""
 DEPTHS = (1, 8, 64)
 """How many requests a guest has under way."""
+LONGEST, RECORD = 32 * BLOCK, 256
+"""Bytes of a guest's longest request, and what its record counts besides."""
 
 
 class TorturedDisk:
@@ -274,7 +276,7 @@ class TorturedDisk:
             self.seen["on disk"] += on_disk["records"] > 0
         if self.faulty:
             # What its disk has failed to write is read back and recorded once more, without waiting for room.
-            limit *= 2
+            limit += max(DEPTHS) * (LONGEST + RECORD)
         self.seen["full"] += backlog["writes_wait"]
         self.verdict.check(10, used <= limit, f"the backlog has {used} bytes, its limit is {limit}")
 
@@ -370,7 +372,7 @@ class TorturedDisk:
     def _has_left(self) -> bool:
         """The daemon has ended cleanly, with everything at the backup, and has not attached since."""
         known = self.pair.backup_group()["policies"].get(MEMBER)
-        return bool(known and known["has_left"])
+        return bool(known and known["has_left"]) and self.degraded_since_ms() is None
 
     def check_exposed(self, exposed: list[dict], may_have_left: bool = False) -> None:
         """The recovery names who may have told more than is here, and since when; and nobody else."""
