@@ -95,6 +95,21 @@ fn several_groups_and_disks_are_counted_apart() {
 }
 
 #[test]
+fn a_disk_that_is_removed_holds_its_place_and_one_stays() {
+    let before = "[[group.member.disk]]\nname = \"old\"\nremoved = true\n[[group.member.disk]]\nname = \"d\"";
+    let text = GOOD.replace("[[group.member.disk]]\nname = \"d\"", before);
+    let config = parse("f", &text).unwrap();
+    let member = &config.groups[0].members[0];
+    assert_eq!((member.disks.len(), member.disks[0].id), (1, DiskId(1)));
+    assert_eq!((member.removed_disks.len(), member.removed_disks[0].id), (1, DiskId(0)));
+    let none = GOOD.replace("path = \"/d.img\"", "path = \"/d.img\"\nremoved = true");
+    let said = shown(&parse("f", &none).unwrap_err());
+    assert!(said[0].contains("all disks of a member are removed"), "{said:?}");
+    let twice = text.replace("\"old\"", "\"d\"");
+    assert!(shown(&parse("f", &twice).unwrap_err())[0].contains("already taken"));
+}
+
+#[test]
 fn heartbeats_are_off_or_missed_after_several() {
     let heartbeat = |keys: &str| {
         let with = format!("name = \"g\"\n[group.heartbeat]\n{keys}");
@@ -417,6 +432,11 @@ fn each_mistake_gets_its_words() {
             "name = \"g\"",
             "name = \"g\"\n[group.tag]\noption = 30",
             "9:10 `option` in [group.tag]: 30 is no IPv4 option that is copied into fragments -> 158, or another from 128 to 255",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"g\"\n[group.tag]\noption = 137",
+            "9:10 `option` in [group.tag]: 137 has a meaning of its own, which routers and guests may act on -> 158, or 222, the other experimental one",
         ),
     ];
     for (from, to, expected) in cases {

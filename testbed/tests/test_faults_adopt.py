@@ -7,7 +7,7 @@ import signal
 import socket
 
 import pytest
-from test_faults_seed import copy_numbers, recovered_disk, written_image
+from test_faults_seed import copy_numbers, recovered_image, written_image
 
 from tidelock_testbed.drilling import NEVER_MIND_S, Knobs
 from tidelock_testbed.failback import Failback
@@ -120,10 +120,7 @@ def test_there_and_back_again_while_the_guest_writes(run):
     away.load.vanish()
     recovery = back.start_recovery("--primary-is-dead")
     assert recovery.wait(LONG_S) == 0, recovery.tail()
-    guest = recovered_disk(back)
-    image = back.directory / "recovered.img"
-    image.write_bytes(b"".join(guest.read(at, MIB) for at in range(0, DISK_MIB * MIB, MIB)))
-    guest.close()
+    image = recovered_image(back, DISK_MIB)
     assert away.oracle.violations(image) == []
 
 

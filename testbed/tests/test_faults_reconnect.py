@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from test_faults_kill import random_moment
-from test_faults_seed import recovered_disk
+from test_faults_seed import recovered_image
 
 from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.nbdwire import WRITE, Connection
@@ -75,10 +75,7 @@ def check_both_disks(pair: Pair, oracle: Oracle) -> None:
     pair.kill(pair.daemon)
     recovery = pair.start_recovery("--primary-is-dead")
     assert recovery.wait(LONG_S) == 0, recovery.tail()
-    guest = recovered_disk(pair)
-    image = pair.directory / "recovered.img"
-    image.write_bytes(b"".join(guest.read(at, MIB) for at in range(0, DISK_MIB * MIB, MIB)))
-    guest.close()
+    image = recovered_image(pair, DISK_MIB)
     assert oracle.violations(image) == []
     assert filecmp.cmp(pair.disk, image, shallow=False)
 

@@ -55,12 +55,18 @@ def recovered_disk(pair: Pair) -> nbdwire.Connection:
     return nbdwire.Connection(pair.sockets / "exports" / GROUP / f"{NAME}.sock", NAME)
 
 
-def check_recovered(pair: Pair) -> None:
-    """It equals the disk of the old primary, byte by byte."""
+def recovered_image(pair: Pair, disk_mib: int) -> Path:
+    """All of it."""
     guest = recovered_disk(pair)
     image = pair.directory / "recovered.img"
-    image.write_bytes(b"".join(guest.read(at, MIB) for at in range(0, DISK_MIB * MIB, MIB)))
+    image.write_bytes(b"".join(guest.read(at, MIB) for at in range(0, disk_mib * MIB, MIB)))
     guest.close()
+    return image
+
+
+def check_recovered(pair: Pair) -> None:
+    """It equals the disk of the old primary, byte by byte."""
+    image = recovered_image(pair, DISK_MIB)
     assert filecmp.cmp(pair.disk, image, shallow=False)
 
 

@@ -47,6 +47,10 @@ const WINDOW_MAX: Size = Size::mib(1024);
 const VERIFY_RATE_DEFAULT: Rate = Rate { bytes_per_s: 50 << 20 };
 const VERIFY_EVERY_MIN: Duration = Duration::from_secs(60);
 
+/// IPv4 options that are copied into fragments and have a meaning (IANA's registry): security, source routes, stream
+/// identifiers, router alert and the like.
+const ASSIGNED_OPTIONS: [u8; 15] =
+    [130, 131, 133, 134, 136, 137, 142, 144, 145, 147, 148, 149, 151, 152, 205];
 const EXTENT_DEFAULT: Size = Size::mib(1);
 const EXTENT_MIN: Size = Size { bytes: 64 << 10 };
 const EXTENT_MAX: Size = Size::mib(64);
@@ -195,6 +199,15 @@ fn read_tag(tag: &mut Section<'_>) -> Option<TagSettings> {
             option.value
         );
         tag.fail(&option.place, what, format!("{}, or another from 128 to 255", tag::IPV4_OPTION));
+    } else if ASSIGNED_OPTIONS.contains(&number) {
+        let what = format!(
+            "`option` in [group.tag]: {number} has a meaning of its own, which routers and guests may act on"
+        );
+        tag.fail(
+            &option.place,
+            what,
+            format!("{}, or 222, the other experimental one", tag::IPV4_OPTION),
+        );
     }
     let mtu = tag.optional::<u32>("mtu");
     if let Some(mtu) = mtu.as_ref().filter(|mtu| mtu.value < MTU_MIN) {

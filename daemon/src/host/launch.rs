@@ -341,7 +341,9 @@ pub(super) fn state_path(config: &Config, group: &Group, member: &Member) -> Pat
 }
 
 fn open_disk(disk: &config::Disk) -> Result<DiskSetup, HostError> {
-    let size = disk.size.as_ref().map_or(SizeRule::Any, |size| SizeRule::Exactly(size.bytes));
+    // Without a size it would be one that was removed.
+    let size =
+        disk.size.as_ref().map_or(SizeRule::AtLeast(1), |size| SizeRule::Exactly(size.bytes));
     let file = LocalFile::open(&disk.path.value, &OpenRequest { size, ..OpenRequest::default() })?;
     tracing::info!(
         disk = disk.name.as_str(),

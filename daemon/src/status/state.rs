@@ -169,6 +169,26 @@ pub struct Facts {
     pub configured_mode: Mode,
 }
 
+impl Facts {
+    /// Of a group of which all is well.
+    pub const GOOD: Facts = Facts {
+        stopping: false,
+        fenced: false,
+        degraded: false,
+        unprotected: false,
+        overflowed: false,
+        ever_attached: true,
+        attached: true,
+        stalled: false,
+        heartbeat_lost: false,
+        initial_copy: false,
+        resync: false,
+        differs: false,
+        mode: Mode::Pipelined,
+        configured_mode: Mode::Pipelined,
+    };
+}
+
 /// The one word for these facts: the first that applies, worst first.
 #[must_use]
 pub fn judge(facts: Facts) -> GroupState {
@@ -209,79 +229,77 @@ pub fn judge(facts: Facts) -> GroupState {
 mod tests {
     use super::*;
 
-    const GOOD: Facts = Facts {
-        stopping: false,
-        fenced: false,
-        degraded: false,
-        unprotected: false,
-        overflowed: false,
-        ever_attached: true,
-        attached: true,
-        stalled: false,
-        heartbeat_lost: false,
-        initial_copy: false,
-        resync: false,
-        differs: false,
-        mode: Mode::Pipelined,
-        configured_mode: Mode::Pipelined,
-    };
-
     #[test]
     fn each_fact_has_its_word() {
         let cases = [
-            (GOOD, GroupState::Protected),
-            (Facts { mode: Mode::Sync, ..GOOD }, GroupState::Protected),
-            (Facts { mode: Mode::Async, ..GOOD }, GroupState::Degraded),
+            (Facts::GOOD, GroupState::Protected),
+            (Facts { mode: Mode::Sync, ..Facts::GOOD }, GroupState::Protected),
+            (Facts { mode: Mode::Async, ..Facts::GOOD }, GroupState::Degraded),
             (
-                Facts { mode: Mode::Async, configured_mode: Mode::Async, ..GOOD },
+                Facts { mode: Mode::Async, configured_mode: Mode::Async, ..Facts::GOOD },
                 GroupState::Replicating,
             ),
-            (Facts { resync: true, ..GOOD }, GroupState::Resyncing),
-            (Facts { initial_copy: true, ..GOOD }, GroupState::Initialising),
-            (Facts { differs: true, ..GOOD }, GroupState::Differs),
-            (Facts { differs: true, resync: true, ..GOOD }, GroupState::Resyncing),
-            (Facts { differs: true, mode: Mode::Async, ..GOOD }, GroupState::Degraded),
-            (Facts { attached: false, ..GOOD }, GroupState::Disconnected),
-            (Facts { attached: false, initial_copy: true, ..GOOD }, GroupState::Disconnected),
-            (Facts { stalled: true, ..GOOD }, GroupState::Stalled),
-            (Facts { stalled: true, attached: false, ..GOOD }, GroupState::Stalled),
-            (Facts { heartbeat_lost: true, ..GOOD }, GroupState::NoHeartbeat),
-            // Copies do not delay it, so it is missed during one, too.
-            (Facts { heartbeat_lost: true, initial_copy: true, ..GOOD }, GroupState::NoHeartbeat),
-            (Facts { heartbeat_lost: true, resync: true, ..GOOD }, GroupState::NoHeartbeat),
-            (Facts { heartbeat_lost: true, mode: Mode::Async, ..GOOD }, GroupState::NoHeartbeat),
-            (Facts { heartbeat_lost: true, stalled: true, ..GOOD }, GroupState::Stalled),
-            (Facts { heartbeat_lost: true, attached: false, ..GOOD }, GroupState::Disconnected),
-            (Facts { heartbeat_lost: true, degraded: true, ..GOOD }, GroupState::Degraded),
-            (Facts { heartbeat_lost: true, fenced: true, ..GOOD }, GroupState::Fenced),
-            (Facts { heartbeat_lost: true, stopping: true, ..GOOD }, GroupState::Stopping),
-            (Facts { ever_attached: false, attached: false, ..GOOD }, GroupState::WaitingForBackup),
+            (Facts { resync: true, ..Facts::GOOD }, GroupState::Resyncing),
+            (Facts { initial_copy: true, ..Facts::GOOD }, GroupState::Initialising),
+            (Facts { differs: true, ..Facts::GOOD }, GroupState::Differs),
+            (Facts { differs: true, resync: true, ..Facts::GOOD }, GroupState::Resyncing),
+            (Facts { differs: true, mode: Mode::Async, ..Facts::GOOD }, GroupState::Degraded),
+            (Facts { attached: false, ..Facts::GOOD }, GroupState::Disconnected),
             (
-                Facts { degraded: true, attached: false, stalled: true, ..GOOD },
+                Facts { attached: false, initial_copy: true, ..Facts::GOOD },
+                GroupState::Disconnected,
+            ),
+            (Facts { stalled: true, ..Facts::GOOD }, GroupState::Stalled),
+            (Facts { stalled: true, attached: false, ..Facts::GOOD }, GroupState::Stalled),
+            (Facts { heartbeat_lost: true, ..Facts::GOOD }, GroupState::NoHeartbeat),
+            // Copies do not delay it, so it is missed during one, too.
+            (
+                Facts { heartbeat_lost: true, initial_copy: true, ..Facts::GOOD },
+                GroupState::NoHeartbeat,
+            ),
+            (Facts { heartbeat_lost: true, resync: true, ..Facts::GOOD }, GroupState::NoHeartbeat),
+            (
+                Facts { heartbeat_lost: true, mode: Mode::Async, ..Facts::GOOD },
+                GroupState::NoHeartbeat,
+            ),
+            (Facts { heartbeat_lost: true, stalled: true, ..Facts::GOOD }, GroupState::Stalled),
+            (
+                Facts { heartbeat_lost: true, attached: false, ..Facts::GOOD },
+                GroupState::Disconnected,
+            ),
+            (Facts { heartbeat_lost: true, degraded: true, ..Facts::GOOD }, GroupState::Degraded),
+            (Facts { heartbeat_lost: true, fenced: true, ..Facts::GOOD }, GroupState::Fenced),
+            (Facts { heartbeat_lost: true, stopping: true, ..Facts::GOOD }, GroupState::Stopping),
+            (
+                Facts { ever_attached: false, attached: false, ..Facts::GOOD },
+                GroupState::WaitingForBackup,
+            ),
+            (
+                Facts { degraded: true, attached: false, stalled: true, ..Facts::GOOD },
                 GroupState::Degraded,
             ),
-            (Facts { degraded: true, resync: true, ..GOOD }, GroupState::Degraded),
+            (Facts { degraded: true, resync: true, ..Facts::GOOD }, GroupState::Degraded),
             (
-                Facts { unprotected: true, ever_attached: false, attached: false, ..GOOD },
+                Facts { unprotected: true, ever_attached: false, attached: false, ..Facts::GOOD },
                 GroupState::Unprotected,
             ),
             (
-                Facts { unprotected: true, degraded: true, resync: true, ..GOOD },
+                Facts { unprotected: true, degraded: true, resync: true, ..Facts::GOOD },
                 GroupState::Unprotected,
             ),
-            (Facts { unprotected: true, fenced: true, ..GOOD }, GroupState::Fenced),
-            (Facts { overflowed: true, ..GOOD }, GroupState::Overflowed),
-            (Facts { overflowed: true, mode: Mode::Async, ..GOOD }, GroupState::Overflowed),
+            (Facts { unprotected: true, fenced: true, ..Facts::GOOD }, GroupState::Fenced),
+            (Facts { overflowed: true, ..Facts::GOOD }, GroupState::Overflowed),
+            (Facts { overflowed: true, mode: Mode::Async, ..Facts::GOOD }, GroupState::Overflowed),
             (
-                Facts { overflowed: true, attached: false, ever_attached: false, ..GOOD },
+                Facts { overflowed: true, attached: false, ever_attached: false, ..Facts::GOOD },
                 GroupState::Overflowed,
             ),
-            (Facts { overflowed: true, stalled: true, ..GOOD }, GroupState::Overflowed),
-            (Facts { overflowed: true, degraded: true, ..GOOD }, GroupState::Degraded),
-            (Facts { overflowed: true, fenced: true, ..GOOD }, GroupState::Fenced),
-            (Facts { degraded: true, fenced: true, ..GOOD }, GroupState::Fenced),
-            (Facts { stopping: true, ..GOOD }, GroupState::Stopping),
-            (Facts { stopping: true, fenced: true, ..GOOD }, GroupState::Fenced),
+            (Facts { overflowed: true, stalled: true, ..Facts::GOOD }, GroupState::Overflowed),
+            (Facts { overflowed: true, degraded: true, ..Facts::GOOD }, GroupState::Degraded),
+            (Facts { overflowed: true, fenced: true, ..Facts::GOOD }, GroupState::Fenced),
+            (Facts { degraded: true, fenced: true, ..Facts::GOOD }, GroupState::Fenced),
+            (Facts { stopping: true, ..Facts::GOOD }, GroupState::Stopping),
+            (Facts { stopping: true, fenced: true, ..Facts::GOOD }, GroupState::Fenced),
         ];
         for (facts, state) in cases {
             assert_eq!(judge(facts), state, "{facts:?}");

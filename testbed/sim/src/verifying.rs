@@ -25,7 +25,6 @@ use tidelock_daemon::sequencer::Extent;
 use tidelock_daemon::status::{Facts, GroupState, judge};
 use tidelock_daemon::verified::{DifferingExtent, Verified};
 use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_protocol::message::Mode;
 
 /// The blocks that a verification tells of.
 const BLOCK_BYTES: u64 = 4 << 10;
@@ -257,22 +256,7 @@ impl World {
     /// What was told is still known, and status says so.
     fn check_standing(&self, vm: usize) -> Checked {
         let plan = &self.plan.groups[self.plan.vms[vm].group];
-        let facts = Facts {
-            stopping: false,
-            fenced: false,
-            unprotected: false,
-            degraded: false,
-            overflowed: false,
-            ever_attached: true,
-            attached: true,
-            stalled: false,
-            heartbeat_lost: false,
-            initial_copy: false,
-            resync: false,
-            differs: plan.writers().any(|vm| self.differs(vm)),
-            mode: Mode::Pipelined,
-            configured_mode: Mode::Pipelined,
-        };
+        let facts = Facts { differs: plan.writers().any(|vm| self.differs(vm)), ..Facts::GOOD };
         let is_told = self.vms[vm].is_told_to_differ;
         check(!is_told || judge(facts) == GroupState::Differs, Checker::VerifyTruthful, || {
             format!("vm {vm}: the sites were found to differ, and status is {:?}", judge(facts))
