@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, WriterId};
+use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::message::{DiskSpec, Machine, Mode};
 use tidelock_protocol::vector::CountVector;
 
@@ -31,10 +31,12 @@ pub const FORMAT: u32 = 3;
 const FORMAT_OF_DAMAGED: u32 = 4;
 /// The versions that are read.
 const FORMAT_MIN: u32 = 1;
-const FORMAT_MAX: u32 = FORMAT_OF_COLD;
+const FORMAT_MAX: u32 = FORMAT_OF_REMOVED;
 /// The version of a `group.json` beside which there may be compressed segments: a program that does not
 /// know of them must not open this journal.
 pub(crate) const FORMAT_OF_COLD: u32 = 5;
+/// The version of a `group.json` that says of disks that they were removed. There may be compressed segments, too.
+const FORMAT_OF_REMOVED: u32 = 6;
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,12 +46,25 @@ pub struct Member {
     pub host: String,
     /// The newest run of its daemon.
     pub incarnation: Incarnation,
-    /// Its disks.
+    /// Its disks, also those that are not protected any more.
     pub disks: Vec<DiskSpec>,
     /// Its mode.
     pub mode: Mode,
     /// The lease that its host asks for.
     pub lease_ms: u64,
+    /// Which of its disks are not protected any more. From format 6 on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed: Vec<RemovedDisk>,
+}
+
+/// A disk that its host has taken out of the group. What it held stays in the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemovedDisk {
+    /// Which of the member's.
+    pub disk: DiskId,
+    /// The member's last record before. States that go beyond it do not have the disk.
+    pub after: Seq,
 }
 
 impl Member {
@@ -60,7 +75,20 @@ impl Member {
     #[must_use]
     pub fn seeded(disks: Vec<DiskSpec>) -> Self {
         let host = Self::NOBODY.to_owned();
-        Self { host, incarnation: Incarnation(0), disks, mode: Mode::Pipelined, lease_ms: 0 }
+        let (incarnation, mode) = (Incarnation(0), Mode::Pipelined);
+        Self { host, incarnation, disks, mode, lease_ms: 0, removed: Vec::new() }
+    }
+
+    /// Whether a disk is not protected any more.
+    #[must_use]
+    pub fn is_removed(&self, disk: DiskId) -> bool {
+        self.removed.iter().any(|removed| removed.disk == disk)
+    }
+
+    /// The disks that are protected.
+    #[must_use]
+    pub fn present_disks(&self) -> Vec<DiskSpec> {
+        self.disks.iter().filter(|disk| !self.is_removed(disk.id)).cloned().collect()
     }
 
     /// Whether no host has attached it yet.
@@ -204,6 +232,13 @@ impl Manifest {
         Ok(Some(manifest))
     }
 
+    /// Keeps programs away that do not know what it says.
+    pub(crate) fn raise_format(&mut self) {
+        if self.members.iter().flatten().any(|member| !member.removed.is_empty()) {
+            self.format = FORMAT_OF_REMOVED;
+        }
+    }
+
     /// Makes it durable.
     pub fn write<S: Storage>(&self, storage: &S) -> Result<(), ManifestError> {
         write_json(storage, "", GROUP, self)
@@ -221,7 +256,20 @@ impl Manifest {
         self.writers.get(writer.index()).map_or("?", String::as_str)
     }
 
-    /// Every disk that is known.
+    /// The disks that are in the group's state at a cut.
+    pub fn disks_at<'a>(
+        &'a self,
+        cut: &'a CountVector,
+    ) -> impl Iterator<Item = (WriterId, &'a DiskSpec)> {
+        self.disks().filter(|(writer, disk)| {
+            let removed = self
+                .member(*writer)
+                .and_then(|member| member.removed.iter().find(|removed| removed.disk == disk.id));
+            removed.is_none_or(|removed| cut.get(*writer) <= removed.after)
+        })
+    }
+
+    /// Every disk that is known, also those that were removed.
     pub fn disks(&self) -> impl Iterator<Item = (WriterId, &DiskSpec)> {
         let members = self.members.iter().enumerate();
         members.flat_map(|(i, member)| {
@@ -388,9 +436,9 @@ mod tests {
         damaged.damaged.heal(key, 0..9000);
         write_fold_position(&disk, &damaged).unwrap();
         assert_eq!((read_fold_position(&disk).unwrap(), format(&disk)), (fold, 3.into()));
-        storage::replace(&disk, "", "group.json", br#"{"format": 6, "new": true}"#).unwrap();
+        storage::replace(&disk, "", "group.json", br#"{"format": 7, "new": true}"#).unwrap();
         let error = Manifest::read(&disk).unwrap_err();
-        assert!(matches!(error, ManifestError::Version { found: 6, .. }), "{error}");
+        assert!(matches!(error, ManifestError::Version { found: 7, .. }), "{error}");
         let json = Machine::Json("{}".into());
         write_machine(&disk, "vm", &json).unwrap();
         assert_eq!(read_machine(&disk, "vm").unwrap(), Some(json));

@@ -50,8 +50,11 @@ static long walk_step(__u32 step, void *context)
 		w->found++;
 		if (w->blanks) {
 			if (w->style == IPV6_STYLE) {
-				/* PadN of the same length, of zeros. */
-				head[0] = 1;
+				/*
+				 * Of the same length, of zeros. Not PadN: Linux drops a packet with
+				 * more than 7 bytes of filling in a row.
+				 */
+				head[0] = IPV6_SAYS_NOTHING;
 				if (bpf_skb_store_bytes(skb, w->at, head, 1, BPF_F_RECOMPUTE_CSUM))
 					goto bad;
 				__builtin_memset(s->blank, 0, sizeof(s->blank));

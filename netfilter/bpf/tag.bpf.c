@@ -55,6 +55,9 @@
 #define IPV4_LOOSE_ROUTE 131
 #define IPV4_STRICT_ROUTE 137
 
+/* The other number for experiments (RFC 4727) that is skipped by whoever does not know it. */
+#define IPV6_SAYS_NOTHING 0x3e
+
 #define MSS_KIND 2
 #define MSS_BYTES 4
 /* Below this a segment is all header. */
@@ -134,7 +137,7 @@ struct walk {
 	__u32 end;
 	__u32 style;
 	__u32 wanted;
-	__u32 blanks;		/* turn each one that is wanted into filling */
+	__u32 blanks;		/* turn each one that is wanted into what says nothing */
 	__u32 found;
 	__u32 found_at;		/* the first one */
 	__u32 found_bytes;

@@ -38,7 +38,7 @@ struct committed {
 	__u64 watermark;
 	__u64 open_until;	/* covered packets may leave until then; 0: shut */
 	__u64 trusted_until;	/* C is recent enough to write and to read tags; 0: never heard */
-	__u64 wall_minus_boot;	/* what turns CLOCK_BOOTTIME into the wall clock */
+	__u64 wall_minus_boot;	/* what turns CLOCK_BOOTTIME into the wall clock that is believed */
 	__u64 is_async;		/* everything may leave until open_until */
 };
 

@@ -51,7 +51,7 @@ ALWAYS int merge(struct scratch *s, __u32 at, struct pending *p, const struct co
 	struct merging m = { .at = at + 2, .refused = -1 };
 	const __u8 *body = s->tag + at;
 	__u32 i, word, all = 0;
-	__u64 hlc, wall_ms;
+	__u64 hlc, now_ms, passed_ms;
 
 	if (body[0] != (CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR))
 		return DROPPED_MALFORMED;
@@ -73,8 +73,12 @@ ALWAYS int merge(struct scratch *s, __u32 at, struct pending *p, const struct co
 	}
 	__builtin_memcpy(&hlc, body + 2, 8);
 	hlc = bpf_be64_to_cpu(hlc);
-	wall_ms = (bpf_ktime_get_boot_ns() + NOW_OR_LATER(c->wall_minus_boot)) / 1000000;
-	if ((hlc >> 16) > wall_ms + CONFIG.hlc_ahead_max_ms)
+	/* What all writers have passed is this group's time, whatever this host's clock says. */
+	now_ms = (bpf_ktime_get_boot_ns() + NOW_OR_LATER(c->wall_minus_boot)) / 1000000;
+	passed_ms = NOW_OR_LATER(c->watermark) >> 16;
+	if (now_ms < passed_ms)
+		now_ms = passed_ms;
+	if ((hlc >> 16) > now_ms + CONFIG.hlc_ahead_max_ms)
 		return DROPPED_AHEAD;
 	return raise(&p->hlc, hlc) ? DROPPED_FAILED : -1;
 }

@@ -36,7 +36,7 @@ use crate::release_queue::ReleaseQueue;
 use crate::rules::{Firewall, Installed, MemberRules, RulesError, Topology};
 use crate::sys::{Epoll, EventFd, TimerFd};
 use crate::verdicts::Verdicts;
-use shared::Group;
+use shared::{Group, Told};
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
@@ -241,7 +241,9 @@ impl Gate {
                 config.name.clone(),
                 config.mode,
                 config.lease_period_ms,
-                tags.as_ref().map(|tags| Arc::clone(tags.committed())),
+                config.tagging.as_ref().zip(tags.as_ref()).map(|(tagging, tags)| {
+                    Told::new(Arc::clone(tags.committed()), tagging.hlc_ahead_max_ms)
+                }),
             ));
             let (_, state) = shared.newer_than(0).expect("the first version is 1");
             let mut group = GroupWorker {

@@ -35,10 +35,10 @@ pub fn now() -> MonoNanos {
     MonoNanos(at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs())
 }
 
-/// The wall clock, in nanoseconds since the Unix epoch; it may step.
-pub(crate) fn wall_ns() -> u64 {
+/// The wall clock, in milliseconds since the Unix epoch; it may step.
+pub(crate) fn wall_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Wakes an epoll loop from another thread.

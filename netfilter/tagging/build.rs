@@ -1,11 +1,13 @@
 //! Compiles the kernel programs with clang.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
-    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bpf");
+    // As it is now, not as it was when this program was built: a copied target belongs to another tree.
+    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let programs = manifest.join("../bpf");
     println!("cargo:rerun-if-changed={}", programs.display());
     println!("cargo:rerun-if-env-changed=CLANG");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("tag.bpf.o");

@@ -121,8 +121,22 @@ pub struct DiskSpec {
     pub id: DiskId,
     /// Its name within its member.
     pub name: String,
-    /// Its size.
+    /// Its size. 0: the disk was removed from the group; its number and its name are not given again.
     pub size_bytes: u64,
+}
+
+impl DiskSpec {
+    /// In the place of a disk that was removed.
+    #[must_use]
+    pub fn removed(id: DiskId, name: String) -> Self {
+        Self { id, name, size_bytes: 0 }
+    }
+
+    /// Whether it was removed.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        self.size_bytes == 0
+    }
 }
 
 /// What the host knows of its own last run when it attaches.

@@ -12,7 +12,8 @@ from test_faults_seed import DISK_MIB, NAME, copy_numbers, recovered_disk, writt
 
 from tidelock_testbed.nbdwire import Connection
 from tidelock_testbed.net import Net
-from tidelock_testbed.pair import DISK, GROUP, MIB, Options, Pair
+from tidelock_testbed.pair import DISK, GROUP, LONG_S, MIB, Options, Pair
+from tidelock_testbed.process import wait_until
 
 OLD_AT, NEW_AT = 40 * MIB, 48 * MIB
 PIN = "seeded"
@@ -101,16 +102,62 @@ def test_both_are_there_and_what_differs_is_shown(run):
     assert shown(back, "latest") == both.other
 
 
-@pytest.mark.parametrize("chosen", ["the old one", "the new one"])
-def test_either_is_what_the_group_goes_on_with(run, chosen: str):
-    both = BothTookWrites(run)
-    back = both.back
-    at, expected = ([], both.other) if chosen == "the new one" else (["--at", f"bookmark:{PIN}"], both.one)
-    back.backup_command("recover", GROUP, "--primary-is-dead", *at)
+def held(image: Path) -> tuple[bytes, bytes]:
+    """What an image has at both places."""
+    content = image.read_bytes()
+    return content[OLD_AT:][:MIB], content[NEW_AT:][:MIB]
+
+
+def check_goes_on_with(back: Pair, expected: tuple[bytes, bytes]) -> None:
+    """The recovered disk is the chosen one, and can be written to."""
     back.wait_state("fenced")
     disk = recovered_disk(back)
     assert (disk.read(OLD_AT, MIB), disk.read(NEW_AT, MIB)) == expected
+    disk.write(0, expected[0])
+    disk.flush()
     disk.close()
+
+
+def test_the_group_goes_on_with_the_new_one_and_the_old_one_stays(run):
+    both = BothTookWrites(run)
+    back = both.back
+    back.backup_command("recover", GROUP, "--primary-is-dead")
+    check_goes_on_with(back, both.other)
+    for _ in range(2):
+        assert shown(back, f"bookmark:{PIN}") == both.one
+        assert held(back.disk) == both.other, "the fenced primary's own"
+        back.kill(back.backup)
+        back.start_backup()
+    offered = back.sockets / "exports" / GROUP / f"{NAME}.sock"
+    wait_until("the disk is offered again", offered.exists, LONG_S, [back.backup])
+    disk = recovered_disk(back)
+    assert disk.read(0, MIB) == both.other[0], "and it has gone on"
+    disk.close()
+
+
+def test_the_group_goes_on_with_the_old_one_and_a_snapshot_keeps_the_new_one(run):
+    """What is later than the chosen point is no point of the group's past any more, also if it was pinned. What was
+    made of it before stays: a snapshot for ever, a view as long as it is open; and so does the disk of who had it."""
+    both = BothTookWrites(run)
+    back = both.back
+    back.backup_command("pin", GROUP, "new")
+    back.backup_command("snapshot", GROUP, "new", "--at", "bookmark:new")
+    image = back.data_dir / "snapshots" / GROUP / "new" / f"{NAME}.img"
+    view = told(back, "view", GROUP, "--at", "bookmark:new", "--detach")
+    back.backup_command("recover", GROUP, "--primary-is-dead", "--at", f"bookmark:{PIN}")
+    check_goes_on_with(back, both.one)
+    disk = Connection(Path(view["disks"][0]["uri"].split("socket=")[1]), NAME)
+    assert (disk.read(OLD_AT, MIB), disk.read(NEW_AT, MIB)) == both.other
+    disk.close()
+    for _ in range(2):
+        assert shown(back, f"bookmark:{PIN}") == both.one
+        assert held(back.disk) == both.other, "the fenced primary's own"
+        with pytest.raises(RuntimeError, match="not in the group's history any more"):
+            shown(back, "bookmark:new")
+        assert held(image) == both.other
+        assert "as it was" in back.backup_command("snapshot", GROUP, "--verify", "new")
+        back.kill(back.backup)
+        back.start_backup()
 
 
 def test_a_comparison_that_is_cut_leaves_what_was_seeded(run):

@@ -1,6 +1,6 @@
 """Changes of the configuration: the daemon is started again with it, history is kept, and the sites are equal.
 
-Disks and members that are added or removed are in `test_faults_group.py`.
+Members that are added or removed, and disks that are added, are in `test_faults_group.py`.
 """
 
 from __future__ import annotations
@@ -200,3 +200,60 @@ def test_a_disk_does_not_shrink(run):
     pair.disk.write_bytes(whole)
     pair.start_daemon()
     pair.check_sites(oracle)
+
+
+@pytest.mark.parametrize("table", ["", 'backlog_on_disk = { size = "64MiB" }\n'], ids=["memory", "on-disk"])
+def test_a_disk_is_removed(run, table: str):
+    """The first of two, so that numbers have a gap: nothing is compared, the other goes on, the past has both."""
+    scratch = run.directory / "scratch.img"
+    content = random.Random("scratch").randbytes(MIB)
+    scratch.write_bytes(content)
+    keys = f'name = "scratch"\npath = "{scratch}"\n'
+    pair, oracle = started(run, disk_before=keys, group=table)
+    old = export_of_before(pair)
+
+    def export_scratch(*at: str) -> bytes:
+        out = pair.directory / f"scratch-{random.randrange(1 << 30)}.img"
+        pair.backup_command("export", GROUP, f"{MEMBER}.scratch", *at, "--format", "raw", out)
+        return out.read_bytes()
+
+    assert export_scratch() == content
+    pair.daemon.stop()
+    scratch.unlink()
+    configure(pair, disk_before=f"{keys}removed = true\n")
+    pair.start_daemon()
+    pair.wait_state("protected")
+    assert "purpose=" not in pair.daemon.log.read_text()
+    load = pair.load(oracle, "second")
+    wait_until("writes are done", lambda: load.replies > 500 or not load.alive(), 60, [pair.daemon])
+    load.vanish()
+    oracle.server_died()
+    pair.kill(pair.daemon)
+    pair.start_daemon()
+    pair.check_sites(oracle)
+    assert ("going on with the backlog on disk" in pair.daemon.log.read_text()) == bool(table)
+    assert [disk["name"] for disk in writer_of(pair.group())["disks"]] == ["root"]
+    write_some(pair, oracle, "third")
+
+    assert export_scratch("--at", "bookmark:before") == content
+    assert export_of_before(pair).read_bytes() == old.read_bytes()
+    with pytest.raises(RuntimeError, match="scratch"):
+        export_scratch()
+
+    # Neither its place nor its name is given again.
+    pair.daemon.stop()
+    scratch.write_bytes(content)
+    for before, said in [(keys, "another name"), ("", "removed = true")]:
+        configure(pair, disk_before=before)
+        pair.start_daemon()
+        assert said in pair.wait_state("stalled")["detail"]
+        pair.kill(pair.daemon)
+    configure(pair, disk_before='name = "scratch"\nremoved = true\n')
+    pair.start_daemon()
+    pair.check_sites(oracle)
+    pair.kill(pair.daemon)
+    recovery = pair.start_recovery("--primary-is-dead")
+    assert recovery.wait(90) == 0, recovery.tail()
+    assert pair.export().read_bytes() == pair.disk.read_bytes()
+    with pytest.raises(RuntimeError, match="scratch"):
+        export_scratch()

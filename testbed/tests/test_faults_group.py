@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from app_drills import drilled
@@ -74,6 +75,12 @@ class Grows(TwoHosts):
     """A writer is added to a running group, and a disk to another one, by configuration and a restart."""
 
     name = "grows"
+    window = "1h"
+
+    def __init__(self, *words):
+        super().__init__(*words)
+        self.past: dict[str, dict[str, bytes]] = {}
+        """Points in time by their bookmarks: what each disk had then."""
 
     def trouble(self) -> None:
         """The change, and work after it."""
@@ -96,7 +103,7 @@ class Grows(TwoHosts):
         (fleet.directories[0] / "more.img").write_bytes(bytes(4 * MIB))
         a = replace(a, disks={**a.disks, MORE: fleet.directories[0] / "more.img"})
         c = Member(place.name, net, {DISK: fleet.make_disk(fleet.directories[1], place.name)}, host=HOSTS[1])
-        self.stop_daemons()
+        self.stop_for("grows")
         self.reconfigure([a, *others, c])
         self.c.boot(fleet.net.hosts[1], [fleet.daemons[1].uri(DISK, fleet.name, place.name)], reconnect_s=60)
         self.c.wait_ready()
@@ -117,7 +124,39 @@ class Grows(TwoHosts):
         for daemon in fleet.daemons:
             daemon.start()
         fleet.wait_state(self.settled, NEVER_MIND_S)
+        self.check_past()
         say(f"the group has the members {', '.join(member.name for member in members)}, and is {self.settled}")
+
+    def stop_for(self, change: str) -> None:
+        """Bookmarks before a change: while guests write, and when all is at the backup, with what is there then."""
+        fleet = self.rig
+        while_writing, at_the_stop = f"before-it-{change}", f"as-it-{change}"
+        fleet.daemons[0].bookmark(while_writing, fleet.name)
+        self.past[while_writing] = {disk: self.seen(disk, f"bookmark:{while_writing}") for disk in self.disks()}
+        self.stop_daemons()
+        fleet.backup.bookmark(at_the_stop, fleet.name)
+        self.past[at_the_stop] = {disk: path.read_bytes() for disk, path in self.disks().items()}
+
+    def disks(self) -> dict[str, Path]:
+        """Of all writers, at the primary site."""
+        members = [member for member in self.rig.groups[0].members if not member.removed]
+        return {f"{member.name}.{disk}": path for member in members for disk, path in member.disks.items()}
+
+    def seen(self, disk: str, at: str) -> bytes:
+        """A disk as the backup shows it at a point in time."""
+        fleet = self.rig
+        member, name = disk.split(".")
+        out = self.run.directory / "past.img"
+        fleet.backup.export(name, out, at, fleet.name, member)
+        content = out.read_bytes()
+        out.unlink()
+        return content
+
+    def check_past(self) -> None:
+        """The past is what it was, whatever has come to the group, left it and been recovered since."""
+        for bookmark, disks in self.past.items():
+            same = all(self.seen(disk, f"bookmark:{bookmark}") == content for disk, content in disks.items())
+            self.check(f"at {bookmark} the disks {', '.join(disks)} are what they were", same)
 
     def stop_daemons(self) -> None:
         """All at once: each waits until what it has heard of the others is at the backup."""
@@ -134,8 +173,12 @@ class Grows(TwoHosts):
         self.work(1)
 
     def judge(self) -> None:
-        """Also of what was added."""
+        """Also of what was added, and of the past."""
         self.judge_added()
+        self.check_past()
+        now = {disk: self.seen(disk, "latest") for disk in ("a.data", "b.data")}
+        moved = all(then[disk] != now[disk] for then in self.past.values() for disk in now)
+        self.check("guests have written to their disks since", moved)
         super().judge()
 
     def judge_added(self) -> None:
@@ -172,7 +215,7 @@ class Shrinks(Grows):
         self.add_writer_and_disk()
         self.work_on()
         fleet = self.rig
-        self.stop_daemons()
+        self.stop_for("shrinks")
         self.clients_of_c.stop()
         self.c.kill()
         del fleet.guests["c"]

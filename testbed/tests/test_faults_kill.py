@@ -119,6 +119,39 @@ def test_killed_again_while_the_sites_are_compared(run):
     pair.check_sites(oracle)
 
 
+def test_a_resync_that_is_cut_does_not_do_again_what_it_has_done(run):
+    """All of the disk differs. Without the backup the comparison stands where it was; without the daemon it begins
+    again, and finds what was sent to be equal."""
+    window_mib, chunk_mib, whole = 4, 1, 32 * MIB
+    pair = Pair(run, Options(copy_rate_mib=4, copy_more=f', window = "{window_mib}MiB"'))
+    pair.start()
+    pair.kill(pair.daemon)
+    pair.disk.write_bytes(random.Random("behind its back").randbytes(whole))
+    pair.state_file.with_suffix(".activity").unlink()
+    pair.start_daemon()
+    pair.wait_state("resyncing")
+
+    def wait_done(bytes_done: int) -> int:
+        wait_until("a part is done", lambda: copied(pair) >= bytes_done, 60, [pair.daemon])
+        return copied(pair)
+
+    done = wait_done(8 * MIB)
+    pair.kill(pair.backup)
+    pair.start_backup()
+    wait_until("the link is back", lambda: pair.status()["link"]["connects"] > 1, 60, [pair.daemon])
+    assert copied(pair) >= done, "it goes on where it was"
+    done = wait_done(16 * MIB)
+    assert is_resyncing(pair)
+    pair.kill(pair.daemon)
+    assert "sent_bytes=" not in pair.daemon.log.read_text().split("purpose=Compare")[-1], "it had not ended"
+
+    pair.start_daemon()
+    pair.wait_state("protected")
+    sent = int(pair.daemon.log.read_text().split("sent_bytes=")[-1].split()[0])
+    assert whole - done - chunk_mib * MIB <= sent <= whole - done + (window_mib + chunk_mib) * MIB, (sent, done)
+    pair.check_sites()
+
+
 def is_resyncing(pair: Pair) -> bool:
     return pair.group()["state"] == "resyncing"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
+from tidelock_testbed.faultshim import FaultShim
 from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.oracle import Oracle
 from tidelock_testbed.pair import DISK, GROUP, MEMBER, MIB, Options, Pair
@@ -17,6 +19,7 @@ WRITTEN_MIB = 3
 BAD = 40 * MIB + 3 * 4096
 """Where nobody writes."""
 EQUAL, REFUSED, DIFFERS = 0, 1, 5
+HOUR_S = 3600
 
 
 def verify(pair: Pair, *options: str) -> subprocess.CompletedProcess:
@@ -124,3 +127,32 @@ def test_the_schedule_begins_one(run):
     wait_until("it was verified", lambda: last(pair) is not None, 60)
     assert last(pair)["differing_bytes"] == 0 and last(pair)["compared_bytes"] == DISK_MIB * MIB
     assert "equal, 64 MiB compared" in pair.status_text()
+
+
+def test_the_schedule_begins_the_next_one_when_it_is_due(run):
+    """As long after the last one ended, also if that was in another run of the daemon; and not before."""
+    shim = FaultShim(run, "the daemon's clock")
+    pair = Pair(run, Options(disk_mib=DISK_MIB, verify='every = "1h", rate = "1GiB/s"'))
+    pair.daemon_environment = shim.environment
+    pair.start()
+    ends = []
+
+    def again() -> bool:
+        """One more than there were."""
+        if last(pair) is not None and last(pair)["ended_unix_ms"] not in ends:
+            ends.append(last(pair)["ended_unix_ms"])
+            return True
+        return False
+
+    for hours in (0, 2, 4):
+        shim.step_clock(hours * HOUR_S)
+        if hours:
+            pair.daemon.stop()
+            pair.start_daemon()
+        wait_until(f"it was verified, {hours} hours later", again, 60, [pair.daemon])
+    assert all(later - earlier >= HOUR_S * 1000 for earlier, later in pairwise(ends))
+    pair.daemon.stop()
+    pair.start_daemon()
+    pair.wait_state("protected")
+    assert verify(pair).returncode == EQUAL
+    assert writer_of(pair.group())["verify"]["ended"] == 1, "only the one that was asked for"

@@ -9,7 +9,7 @@ import time
 
 from .applications import ONE_ASIDE, THREE_TIER, TWO_WRITERS, Application
 from .clients import NEWEST
-from .drilling import CLIENTS, CONFIRMED_MIN, NEVER_MIND_S, Drill
+from .drilling import CLIENTS, CONFIRMED_MIN, NEVER_MIND_S, Drill, ProvesNothing
 from .fleet import Fleet, FleetRecovery, Shape
 from .hostdaemon import Protection
 from .invariants import Rows, examine, told_and_missing
@@ -48,7 +48,7 @@ class AppDrill(Drill):
             self.entry.notes.append("packets between members were not tagged: the promise must be seen to break")
         hosts = {place.name: self.hosts.get(place.name, 0) for place in self.application.places}
         shape = Shape(self.application, hosts, self.round_trips_ms, knobs.boundary, knobs.form, knobs.tagging)
-        return Fleet(self.run, knobs.guest, shape, knobs.seed, protection)
+        return Fleet(self.run, knobs.guest, shape, knobs.seed, protection, self.window)
 
     @property
     def round_trips_ms(self) -> tuple[float, ...]:
@@ -78,7 +78,7 @@ class AppDrill(Drill):
         fleet.wait_state(self.settled, NEVER_MIND_S)
         self.entry.copy_s = round(time.monotonic() - began, 2)
         for name, guest in fleet.guests.items():
-            say(f"primary: {name} is ready, {guest.wait_ready(240):.1f} s after its start")
+            say(f"primary: {name} is ready, {guest.wait_ready():.1f} s after its start")
 
     def start_clients(self) -> None:
         """Starts the clients and waits for their first rows."""
@@ -214,7 +214,7 @@ class AppDrill(Drill):
         entry.lost_after_recovery = len(later - whole)
         entry.rpo_ms = round(max(verdict.rpo_ms for verdict in found.verdicts.values()), 1)
         if entry.confirmed < CONFIRMED_MIN:
-            raise RuntimeError(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
+            raise ProvesNothing(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
 
     def draw(self, ledger: Ledger) -> list[str]:
         """Each database has views of its own, as in PipeCloud's figure 16."""

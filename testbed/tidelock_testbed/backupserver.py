@@ -58,6 +58,10 @@ class BackupServer:
     def _command(self, *words: object) -> list:
         return [*UNPRIVILEGED, BIN / "tidelock-backup", *words, "--config", self.config]
 
+    def command(self, *words: object) -> str:
+        """Runs its command line, and returns what that prints."""
+        return run_command(self._command(*words), f"run tidelock-backup {words[0]}", self.netns, timeout_s=300)
+
     def start(self) -> None:
         """Starts it and waits until it listens for its command line."""
         self.process = Process(self.run, self.name, self._command("serve"), self.netns, env=self.environment)
@@ -90,13 +94,21 @@ class BackupServer:
 
     def seed(self, disks: dict[str, Path], group: str = GROUP, member: str = MEMBER) -> None:
         """Makes a group of disks that are at this site; their files are taken, not copied."""
-        words = [f"{member}.{name}={path}" for name, path in disks.items()]
+        self.seed_all({f"{member}.{name}": path for name, path in disks.items()}, group)
+
+    def seed_all(self, disks: dict[str, Path], group: str) -> None:
+        """The same with the disks of several members, by MEMBER.DISK."""
+        words = [f"{disk}={path}" for disk, path in disks.items()]
         run_command(self._command("seed", group, *words, "--move"), f"seed {group}", self.netns)
 
     def export(self, disk: str, out: Path, at: str = "latest", group: str = GROUP, member: str = MEMBER) -> None:
         """Copies a disk into a raw image."""
         words = ["export", group, f"{member}.{disk}", out, "--at", at]
         run_command(self._command(*words), f"export {disk}", self.netns, timeout_s=300)
+
+    def bookmark(self, name: str, group: str = GROUP) -> None:
+        """Names the state that a recovery would take now."""
+        run_command(self._command("bookmark", group, name), f"set the bookmark {name}", self.netns)
 
     def remove(self, group: str, member: str) -> None:
         """Takes a member out of a group for good."""

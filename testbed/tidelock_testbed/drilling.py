@@ -45,6 +45,10 @@ PROMISES = {
 }
 
 
+class ProvesNothing(RuntimeError):
+    """There was too little to judge."""
+
+
 @dataclass(frozen=True)
 class Knobs:
     """What a run is asked for."""
@@ -60,6 +64,8 @@ class Knobs:
     """What tags say, in drills with several guests: see `fleet.FORMS`."""
     tagging: bool = True
     """Whether packets between members are tagged. Without tags the promise must be seen to break."""
+    postgres: bool = False
+    """Whether a guest that is a process has PostgreSQL: only drills with one guest and one disk."""
     hurry: bool = False
     """Shorter leases and cuts, for the test suite."""
 
@@ -122,6 +128,8 @@ class Drill:
     guests = ("vm", "process")
     modes = ("sync", "pipelined", "async")
     copy_rate = {"vm": "", "process": ""}
+    window = ""
+    """Of the past that the backup keeps, if any."""
     load_s = {"vm": (8.0, 14.0), "process": (2.0, 5.0)}
     patience_s = {"vm": 2.5, "process": 0.5}
     """How long a client waits for an answer before it tries again, and some round trips more."""
@@ -149,7 +157,9 @@ class Drill:
 
     def make_rig(self, protection: Protection) -> Rig:
         """Two sites and what is in them."""
-        return Rig(self.run, self.knobs.guest, self.knobs.rtt_ms, self.knobs.seed, self.disks, protection)
+        knobs = self.knobs
+        kind = "postgres" if knobs.postgres else knobs.guest
+        return Rig(self.run, kind, knobs.rtt_ms, knobs.seed, self.disks, protection, self.window)
 
     def execute(self) -> None:
         """The whole drill, one step after the other."""
@@ -341,7 +351,7 @@ class Drill:
         wait_until(
             "clients are served by the recovered guest",
             lambda: len(again()) >= SERVED_AGAIN,
-            60,
+            120,
             [self.clients.process, *needs],
         )
         first = again()[0]
@@ -402,7 +412,7 @@ class Drill:
         entry.lost_after_recovery = len(later - rows)
         entry.rpo_ms = round(verdict.rpo_ms, 1)
         if entry.confirmed < CONFIRMED_MIN:
-            raise RuntimeError(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
+            raise ProvesNothing(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
 
     def measure(self, ledger: Ledger) -> None:
         """Figures of the time under load."""

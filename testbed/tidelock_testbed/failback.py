@@ -22,6 +22,7 @@ from .drilling import CONFIRMED_MIN, NEVER_MIND_S, SERVED_AGAIN, CopyWatch, Dril
 from .guest import Guest
 from .hostdaemon import GROUP, MEMBER, Group, HostDaemon, Member, Protection
 from .ledger import Ledger, Row
+from .net import Site
 from .paths import BIN
 from .process import Process, run_command, wait_until
 from .progress import say
@@ -135,14 +136,24 @@ class Failback(Drill):
         )
         machine = rig.describe_machine(self.home_dir, site) if rig.image else None
         group = Group(GROUP, [Member(MEMBER, rig.guest_net, {DISK: self.disk}, machine=machine)], protection)
-        return HostDaemon(self.run, rig.net.backup.netns, site, [group], rig.net.PRIMARY4, tls, host=HOST_AWAY)
+        return HostDaemon(self.run, rig.net.backup.netns, site, [group], self.home_address, tls, host=HOST_AWAY)
+
+    @property
+    def home_site(self) -> Site:
+        """Where the group is to go."""
+        return self.rig.net.primary
+
+    @property
+    def home_address(self) -> str:
+        """Of the backup server there."""
+        return self.rig.net.PRIMARY4
 
     def old_site_returns(self) -> None:
         """As after a power cut: disks, configuration and state are there, and the daemon starts by itself."""
         rig = self.rig
         self.event("old site is back")
         rig.net.primary.unplug(rig.guest_net)
-        rig.net.reconnect_primary()
+        rig.net.reconnect()
         rig.daemon.start()
         rig.daemon.wait_state("fenced", NEVER_MIND_S)
         rig.daemon.close_control()
@@ -155,29 +166,36 @@ class Failback(Drill):
     def seed(self) -> None:
         """The old disk becomes the beginning of a copy."""
         rig = self.rig
-        site = self.home_dir = rig.primary / "server"
-        site.mkdir()
-        tls = rig.pki.issue("backup", rig.net.PRIMARY4, site / "tls")
-        self.home = BackupServer(self.run, rig.net.primary.netns, site, tls, window=WINDOW, name="home")
-        self.home.start()
+        self.start_server(rig.primary / "server")
         self.disk_bytes = rig.disks[DISK].stat().st_size
         self.home.seed(rig.disks)
         say("home: tidelock-backup runs, seeded with the old disk")
+
+    def start_server(self, directory: Path) -> None:
+        """A backup server where the group is to go."""
+        directory.mkdir()
+        self.home_dir = directory
+        tls = self.rig.pki.issue("backup", self.home_address, directory / "tls")
+        self.home = BackupServer(self.run, self.home_site.netns, directory, tls, window=WINDOW, name="home")
+        self.home.start()
 
     def protect_to_the_old_site(self) -> None:
         """The daemon at the backup site finds its backup, compares, and sends what differs; clients write on."""
         needs = [*self.guest.processes, self.home.process]
         self.daemon.wait_state("protected", 120, needs, CopyWatch().show)
         self.protected_at = self.event("protected again")
-        compared, sent = self.copied()
+        self.check_copied(*self.copied())
+        rig = self.rig
+        rig.backup.process.stop()
+        say("backup: the server that had recovered the group is stopped: nothing of the guest is there any more")
+
+    def check_copied(self, compared: int, sent: int) -> None:
+        """Only what differs went over the link."""
         whole = self.disk_bytes
         self.check("the old site's disk was compared as a whole", compared == whole)
         self.check("most of it was not sent", 0 < sent < whole / 2)
         note = f"the way back sent {sent / (1 << 20):.1f} MiB of {whole >> 20} MiB"
         self.note(f"backup: {note}; the group is protected, now by the old site", note)
-        rig = self.rig
-        rig.backup.process.stop()
-        say("backup: the server that had recovered the group is stopped: nothing of the guest is there any more")
 
     def copied(self) -> tuple[int, int]:
         """Bytes that the daemon's copies have compared and sent, as its log says."""
@@ -195,9 +213,9 @@ class Failback(Drill):
         words = [BIN / "tidelock", "switchover", GROUP, "--stop-command", f"kill {stop}", "--json"]
         words += ["--socket", self.daemon.control_socket]
         self.switch = json.loads(run_command(words, "switch over", timeout_s=180))["switchover"]
-        self.recovery = Recovery(rig, site=rig.net.primary, server=self.home, name="guest-home")
+        self.recovery = Recovery(rig, site=self.home_site, server=self.home, name="guest-home")
         self.recovery.wait_recovered(NEVER_MIND_S)
-        rig.net.route_clients_to(rig.net.primary, rig.guest_net)
+        rig.net.route_clients_to(self.home_site, rig.guest_net)
         self.recovery.wait_ready()
         self.home_at = self.first_answer(self.recovery.recovered_at, self.recovery.guest)
         self.event("home again", self.home_at)
@@ -269,7 +287,7 @@ class Failback(Drill):
 
     def check_disks(self) -> None:
         """Compares the disk that was switched over with the one at home, as it was at the last write before that."""
-        out = self.rig.primary / "at-the-switch.img"
+        out = self.home_dir / "at-the-switch.img"
         self.home.export(DISK, out, at=f"{MEMBER}={self.switch['seqs'][MEMBER]}")
         equal = filecmp.cmp(self.disk, out, shallow=False)
         self.check("the disks of both sites were equal at the switch, byte by byte", equal)

@@ -35,23 +35,38 @@ struct faults {
 	int64_t read_fails;
 	int64_t write_delay_us;
 	int64_t write_fails;
+	/* How often each of them was met, counted here. */
+	int64_t clock_met;
+	int64_t sync_delay_met;
+	int64_t sync_failed;
+	int64_t read_delay_met;
+	int64_t read_failed;
+	int64_t write_delay_met;
+	int64_t write_failed;
 };
 
-static const volatile struct faults none;
-static const volatile struct faults *faults = &none;
+static volatile struct faults none;
+static volatile struct faults *faults = &none;
 static int (*real_clock_gettime)(clockid_t, struct timespec *);
 static int (*real_fdatasync)(int);
 static int (*real_fsync)(int);
 static ssize_t (*real_pread64)(int, void *, size_t, off64_t);
 static ssize_t (*real_pwrite64)(int, const void *, size_t, off64_t);
 
+static void count(volatile int64_t *met)
+{
+	__atomic_fetch_add(met, 1, __ATOMIC_RELAXED);
+}
+
 /* As async-signal-safe as the handler needs it. */
-static void wait_us(int64_t us)
+static void wait_us(int64_t us, volatile int64_t *met)
 {
 	struct timespec time = { .tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000 };
 
-	if (us)
+	if (us) {
+		count(met);
 		nanosleep(&time, NULL);
+	}
 }
 
 #ifdef __x86_64__
@@ -62,13 +77,15 @@ static void caught(int number, siginfo_t *info, void *context)
 	long result;
 
 	(void)number;
-	wait_us(faults->write_delay_us);
-	if (info->si_syscall != SYS_pwritev)
+	wait_us(faults->write_delay_us, &faults->write_delay_met);
+	if (info->si_syscall != SYS_pwritev) {
 		result = -ENOSYS;
-	else if (faults->write_fails)
+	} else if (faults->write_fails) {
+		count(&faults->write_failed);
 		result = -EIO;
-	else if ((result = syscall(SYS_pwritev2, of[REG_RDI], of[REG_RSI], of[REG_RDX], of[REG_R10], of[REG_R8], 0)) < 0)
+	} else if ((result = syscall(SYS_pwritev2, of[REG_RDI], of[REG_RSI], of[REG_RDX], of[REG_R10], of[REG_R8], 0)) < 0) {
 		result = -errno;
+	}
 	of[REG_RAX] = result;
 	errno = before;
 }
@@ -98,7 +115,7 @@ static void catch_writes(void)
 __attribute__((constructor)) static void begin(void)
 {
 	const char *path = getenv("TIDELOCK_FAULTS");
-	int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
 
 	real_clock_gettime = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
 	real_fdatasync = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
@@ -106,7 +123,7 @@ __attribute__((constructor)) static void begin(void)
 	real_pread64 = (ssize_t (*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
 	real_pwrite64 = (ssize_t (*)(int, const void *, size_t, off64_t))dlsym(RTLD_NEXT, "pwrite64");
 	if (fd >= 0) {
-		void *mapped = mmap(NULL, sizeof(struct faults), PROT_READ, MAP_SHARED, fd, 0);
+		void *mapped = mmap(NULL, sizeof(struct faults), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
 		if (mapped != MAP_FAILED)
 			faults = mapped;
@@ -120,9 +137,10 @@ int clock_gettime(clockid_t clock, struct timespec *time)
 {
 	int result = real_clock_gettime(clock, time);
 
-	if (result == 0 && clock == CLOCK_REALTIME) {
+	if (result == 0 && clock == CLOCK_REALTIME && faults->clock_ahead_ns) {
 		int64_t ns = time->tv_sec * NS_PER_S + time->tv_nsec + faults->clock_ahead_ns;
 
+		count(&faults->clock_met);
 		time->tv_sec = ns / NS_PER_S;
 		time->tv_nsec = ns % NS_PER_S;
 	}
@@ -130,30 +148,35 @@ int clock_gettime(clockid_t clock, struct timespec *time)
 }
 
 /* Whether the call fails, after the time that it takes longer. */
-static int fails(int64_t delay_us, int64_t it_fails)
+static int fails(int64_t delay_us, volatile int64_t *delay_met, int64_t it_fails, volatile int64_t *failed)
 {
-	wait_us(delay_us);
-	if (it_fails)
+	wait_us(delay_us, delay_met);
+	if (it_fails) {
+		count(failed);
 		errno = EIO;
+	}
 	return it_fails != 0;
 }
 
+#define FAILS(what) \
+	fails(faults->what##_delay_us, &faults->what##_delay_met, faults->what##_fails, &faults->what##_failed)
+
 int fdatasync(int fd)
 {
-	return fails(faults->sync_delay_us, faults->sync_fails) ? -1 : real_fdatasync(fd);
+	return FAILS(sync) ? -1 : real_fdatasync(fd);
 }
 
 int fsync(int fd)
 {
-	return fails(faults->sync_delay_us, faults->sync_fails) ? -1 : real_fsync(fd);
+	return FAILS(sync) ? -1 : real_fsync(fd);
 }
 
 ssize_t pread64(int fd, void *buffer, size_t count, off64_t at)
 {
-	return fails(faults->read_delay_us, faults->read_fails) ? -1 : real_pread64(fd, buffer, count, at);
+	return FAILS(read) ? -1 : real_pread64(fd, buffer, count, at);
 }
 
 ssize_t pwrite64(int fd, const void *buffer, size_t count, off64_t at)
 {
-	return fails(faults->write_delay_us, faults->write_fails) ? -1 : real_pwrite64(fd, buffer, count, at);
+	return FAILS(write) ? -1 : real_pwrite64(fd, buffer, count, at);
 }

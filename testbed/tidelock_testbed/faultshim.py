@@ -24,6 +24,7 @@ _FIELDS = (
 )
 """As the library has them, 64 bits each."""
 _LAYOUT = struct.Struct(f"={len(_FIELDS)}q")
+"""Of these, and once more of how often each was met, which the library counts."""
 KINDS = ("sync", "read", "write")
 """What a process asks of its disk."""
 
@@ -46,9 +47,9 @@ class FaultShim:
         """With `has_disk` all writes by position are caught, however they are made: only where faults of them are
         wanted, because each one costs a signal."""
         path = run.directory / f"{name}.faults"
-        path.write_bytes(bytes(_LAYOUT.size))
+        path.write_bytes(bytes(2 * _LAYOUT.size))
         with path.open("r+b") as file:
-            self._mapped = mmap.mmap(file.fileno(), _LAYOUT.size)
+            self._mapped = mmap.mmap(file.fileno(), 2 * _LAYOUT.size)
         self.environment = {"LD_PRELOAD": str(_library()), "TIDELOCK_FAULTS": str(path)}
         """For the process."""
         if has_disk:
@@ -69,6 +70,10 @@ class FaultShim:
         assert kind in KINDS
         self._set(**{f"{kind}_fails": int(fails)})
 
+    def met(self, field: str) -> int:
+        """How often the process has met the fault that this field brings about, so far."""
+        return _LAYOUT.unpack_from(self._mapped, _LAYOUT.size)[_FIELDS.index(field)]
+
     def _set(self, **values: int) -> None:
         self._values.update(values)
-        self._mapped[:] = _LAYOUT.pack(*self._values.values())
+        self._mapped[: _LAYOUT.size] = _LAYOUT.pack(*self._values.values())

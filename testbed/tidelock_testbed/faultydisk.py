@@ -12,6 +12,9 @@ from pathlib import Path
 from .process import Process, run_command, wait_until
 from .run import Run
 
+BURST_S = 0.2
+"""What a slow disk does at once after a rest, in seconds of its rate. By default it is longer than a fault."""
+
 
 class FaultyDisk:
     """`device` works like `image` until `fail` or `slow` is called.
@@ -39,7 +42,7 @@ class FaultyDisk:
             [
                 *("unshare", "--mount", "--propagation", "private"),
                 *("nbdfuse", mount / "disk", "[", "nbdkit", "--filter=rate", "--filter=error", *plugin),
-                *(f"rate-file={self._rate}", *errors, "]"),
+                *(f"rate-file={self._rate}", f"burstiness={BURST_S}", *errors, "]"),
             ],
         )
         # The mount is seen from inside only; a file there can be opened from anywhere.

@@ -3,7 +3,8 @@
     out/<run>/host-a/, host-b/   what each host of the primary site has: disks, configuration, certificates, state
     out/<run>/backup/            what the backup site has
 
-Invariant: after `destroy` no process, link or file of these hosts is left to recover from.
+Invariant: after `destroy` no process or link of these hosts is left to recover from, and no file, unless the site is to
+come back.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import random
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from .applications import Application
 from .backupserver import BackupServer
-from .guest import Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
+from .guest import READY_S, Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
 from .hostdaemon import Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
 from .net import GuestNet, Net, Site
@@ -67,7 +69,7 @@ class Shape:
 class Fleet:
     """Two sites, a backup server, and on each host of the primary site a daemon and guests: made, not started."""
 
-    def __init__(self, run: Run, kind: str, shape: Shape, seed: int, protection: Protection):
+    def __init__(self, run: Run, kind: str, shape: Shape, seed: int, protection: Protection, window: str = ""):
         self.run, self.kind, self.shape, self.protection = run, kind, shape, protection
         self.random = random.Random(f"fleet {seed}")
         self.image: GuestImage | None = None if kind == "process" else guest_image()
@@ -88,6 +90,8 @@ class Fleet:
         self.name = f"app{run.prefix}"
         """The group's name: no other run's, so that nothing of another run is ever taken up from the kernel."""
         run.remove_at_close(f"{PINS}/*{self.name}*")
+        self.site_returns = False
+        """Whether a disaster leaves the hosts' files, for when the site is there again."""
         self.boot_dir = backup_dir / "data" / "boot"
         """Where the backup site keeps what machine descriptions name."""
         if self.image:
@@ -96,7 +100,7 @@ class Fleet:
                 (self.boot_dir / file.name).symlink_to(file)
         self.groups = self._make_groups()
         spread = {} if len(self.directories) == 1 else {group.name: list(HOSTS) for group in self.groups}
-        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread)
+        self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread, window)
         self.daemons = [
             HostDaemon(
                 run,
@@ -190,10 +194,14 @@ class Fleet:
     def boot(self, reconnect_s: int = 60) -> None:
         """Starts all guests at the primary site, and shows the clients the way."""
         for name, guest in self.guests.items():
-            host = self.shape.hosts[name]
-            disks = [self.daemons[host].uri(DISK, self.group_of(name), name)] if self.is_writer(name) else []
-            self.boot_at(guest, self.net.hosts[host], disks, reconnect_s, say_rows=bool(disks))
-            self.net.route_clients_to(self.net.hosts[host], guest.net)
+            self.boot_guest(name, reconnect_s)
+            self.net.route_clients_to(self.net.hosts[self.shape.hosts[name]], guest.net)
+
+    def boot_guest(self, name: str, reconnect_s: int = 60) -> None:
+        """Starts this guest at the primary site."""
+        host = self.shape.hosts[name]
+        disks = [self.daemons[host].uri(DISK, self.group_of(name), name)] if self.is_writer(name) else []
+        self.boot_at(self.guests[name], self.net.hosts[host], disks, reconnect_s, say_rows=bool(disks))
 
     def boot_at(self, guest: Guest, site: Site, disks: list[str], reconnect_s: int = 0, say_rows: bool = False) -> None:
         """Starts a guest of either kind. A process guest says how many rows it has in any case."""
@@ -224,8 +232,9 @@ class Fleet:
         if not cut_first:
             self.cut_off(hosts)
         ended = time.monotonic()
-        for host in hosts:
-            shutil.rmtree(self.directories[host])
+        if not self.site_returns:
+            for host in hosts:
+                shutil.rmtree(self.directories[host])
         return began, ended
 
     def cut_off(self, hosts: list[int]) -> None:
@@ -237,20 +246,30 @@ class Fleet:
 
 
 class FleetRecovery:
-    """Every group of the application recovered, and its guests brought back at the backup site.
+    """Every group of the application recovered, and its guests brought back, at the backup site unless told otherwise.
 
     VMs are booted by the command itself, from the descriptions that the backup kept; it goes on as long as they do.
     Other guests are started on the recovered disks: processes, and VMs that are in no group.
     """
 
-    def __init__(self, fleet: Fleet, *options: str):
+    def __init__(
+        self,
+        fleet: Fleet,
+        *options: str,
+        server: BackupServer | None = None,
+        site_of: Callable[[str], Site] | None = None,
+        suffix: str = "recovered",
+    ):
         self.fleet = fleet
+        self.server = server or fleet.backup
+        self.site_of = site_of or (lambda _: fleet.net.backup)
+        """Where each guest is to run."""
         self.recovered_at = 0.0
         """When the disks of all groups could be used."""
         self.answers: dict[str, dict] = {}
         """What `recover --json` said of each group."""
-        self.guests = {name: fleet.make_guest(name, f"{name}-recovered") for name in fleet.guests}
-        self._options = options
+        self.guests = {name: fleet.make_guest(name, f"{name}-{suffix}") for name in fleet.guests}
+        self._options, self._suffix = options, suffix
 
     def recover(self, timeout_s: float) -> None:
         """Recovers every group."""
@@ -259,11 +278,11 @@ class FleetRecovery:
 
     def _recover(self, group: Group, timeout_s: float) -> None:
         booted = self._booted_by_recover(group)
-        command = self.fleet.backup.recover(
+        command = self.server.recover(
             "--json",
             *self._options,
             *self._boot_options(booted),
-            name=f"recover-{group.name}",
+            name=f"recover-{group.name}-{self._suffix}",
             on_line=partial(self._hear, booted),
             group=group.name,
         )
@@ -282,8 +301,8 @@ class FleetRecovery:
     def _booted_by_recover(self, group: Group) -> dict[str, VmGuest]:
         """The guests that come back by `--boot`, at their interfaces."""
         guests = {member.name: self.guests[member.name] for member in group.members if member.machine}
-        for guest in guests.values():
-            guest.plug_in(self.fleet.net.backup)
+        for name, guest in guests.items():
+            guest.plug_in(self.site_of(name))
         return guests
 
     def _boot_options(self, booted: dict[str, VmGuest]) -> list[str]:
@@ -323,11 +342,11 @@ class FleetRecovery:
         for name, guest in self.guests.items():
             if name not in booted:
                 database = name in fleet.shape.application.databases
-                disks = [fleet.backup.uri(DISK, fleet.group_of(name), name)] if database else []
-                fleet.boot_at(guest, fleet.net.backup, disks)
-            fleet.net.route_clients_to(fleet.net.backup, guest.net)
+                disks = [self.server.uri(DISK, fleet.group_of(name), name)] if database else []
+                fleet.boot_at(guest, self.site_of(name), disks)
+            fleet.net.route_clients_to(self.site_of(name), guest.net)
 
-    def wait_ready(self, timeout_s: float = 180) -> float:
+    def wait_ready(self, timeout_s: float = READY_S) -> float:
         """Waits until all guests are ready; returns when the last one was."""
         for guest in self.guests.values():
             guest.wait_ready(timeout_s)

@@ -26,6 +26,8 @@ from .run import Run
 
 MARK = "TIDELOCK-GUEST "
 WEB_PORT = 8000
+READY_S = 300
+"""A VM without KVM boots in half a minute, and in more than two where three runs share two processors."""
 KERNEL_BASICS = "console=ttyS0 panic=-1 quiet no_timer_check"
 """Without the check, in which an emulated timer that is late on a busy machine makes the kernel panic."""
 
@@ -97,7 +99,7 @@ class Guest:
         else:
             self.phases.setdefault(name.split(" ")[0], at)
 
-    def wait_ready(self, timeout_s: float = 120) -> float:
+    def wait_ready(self, timeout_s: float = READY_S) -> float:
         """Waits until it serves clients; returns the seconds since its start."""
         wait_until(
             f"{self.name} is ready",
@@ -108,6 +110,10 @@ class Guest:
         if "failed" in self.phases:
             raise RuntimeError(f"{self.name} could not start\n{self.process.tail()}")
         return self.ready_at - self.started_at
+
+    def forget_start(self) -> None:
+        """It was killed: what it said of its last start is over, and it can be booted again."""
+        self.phases.clear()
 
     @property
     def ready_at(self) -> float:
@@ -294,6 +300,11 @@ class ProcessGuest(Guest):
     def _start(self, name: str, program: list, up: str) -> None:
         self.steps_to_ready.add(up)
         self._processes.append(Process(self.run, name, [SYSTEM_PYTHON, "-u", *program], self.netns, on_line=self.hear))
+
+    def forget_start(self) -> None:
+        """Its processes, too."""
+        super().forget_start()
+        self._processes.clear()
 
     @property
     def processes(self) -> list[Process]:

@@ -191,6 +191,11 @@ class HostDaemon:
         words += ["--socket", self.control_socket, "--config", self.config]
         return run_command(words, "adopt the guest", timeout_s=300)
 
+    def bookmark(self, name: str, group: str = GROUP) -> None:
+        """`tidelock bookmark`: names what all members of the group have written so far."""
+        words = [BIN / "tidelock", "bookmark", group, name, "--socket", self.control_socket]
+        run_command(words, f"set the bookmark {name}")
+
     def uri(self, disk: str, group: str = GROUP, member: str = MEMBER) -> str:
         """Where a disk is served."""
         return f"nbd+unix:///{disk}?socket={self.runtime / group / member / disk}.sock"

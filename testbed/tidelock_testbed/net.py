@@ -128,6 +128,8 @@ class Net:
 
     PRIMARY4, BACKUP4 = "10.77.3.1", "10.77.3.2"
     """Addresses of the sites on the WAN."""
+    THIRD4 = "10.77.7.2"
+    """Of a third one, if there is one."""
     PRIMARY6, BACKUP6 = "fd77:3::1", "fd77:3::2"
 
     def __init__(
@@ -150,11 +152,7 @@ class Net:
             for number, site in zip((1, 2, 5), [self.primary, self.backup, *self.hosts[1:]], strict=False)
         }
         for site in [self.backup, *self.hosts]:
-            number = self._lan[site.name]
-            lan = f"lan-{site.name}"
-            veth(self.clients, lan, site.netns, "lan")
-            add_addresses(site.netns, "lan", f"10.77.{number}.1/24", f"fd77:{number}::1/64")
-            add_addresses(self.clients, lan, f"10.77.{number}.2/24", f"fd77:{number}::2/64")
+            self._join_clients(site)
         params = WanParams(**{**wan.__dict__, "delay_ms": rtt_ms / 2}) if rtt_ms else wan
         self.wans = [self._add_wan(number, params, seed) for number in range(hosts)]
         """Each host's own WAN to the backup."""
@@ -177,6 +175,23 @@ class Net:
         add_addresses(host, interface, f"10.77.{3 + number}.1/24", f"fd77:{3 + number}::1/64")
         add_addresses(self.backup.netns, interface, f"10.77.{3 + number}.2/24", f"fd77:{3 + number}::2/64")
         return wan
+
+    def _join_clients(self, site: Site) -> None:
+        number = self._lan[site.name]
+        lan = f"lan-{site.name}"
+        veth(self.clients, lan, site.netns, "lan")
+        add_addresses(site.netns, "lan", f"10.77.{number}.1/24", f"fd77:{number}::1/64")
+        add_addresses(self.clients, lan, f"10.77.{number}.2/24", f"fd77:{number}::2/64")
+
+    def add_third_site(self, rtt_ms: float) -> Site:
+        """One more site, which the clients reach, with a WAN to the backup site, `THIRD4` there."""
+        site = Site(self.run, "third")
+        self._lan[site.name] = 6
+        self._join_clients(site)
+        wan = Wan(self.run, self.backup.netns, site.netns, WanParams(delay_ms=rtt_ms / 2), interface="wan-third")
+        add_addresses(self.backup.netns, wan.interface, "10.77.7.1/24", "fd77:7::1/64")
+        add_addresses(site.netns, wan.interface, f"{self.THIRD4}/24", "fd77:7::2/64")
+        return site
 
     def _join_hosts(self) -> None:
         """One segment over all primary hosts, one at the backup."""
@@ -211,13 +226,15 @@ class Net:
         if len(self.hosts) == HOSTS_MAX:
             netns.ip(f"link set {HOST_LAN} down")
 
-    def reconnect_primary(self) -> None:
-        """Undoes `cut_off_primary`, for a site of one host."""
-        self.wan.mend()
-        lan = self._lan[self.primary.name]
-        self.primary.netns.ip("link set lan up")
+    def reconnect(self, host: int = 0) -> None:
+        """Undoes `cut_off`."""
+        self.wans[host].mend()
+        site = self.hosts[host]
+        site.netns.ip("link set lan up")
         # The kernel forgets an interface's IPv6 addresses when it goes down.
-        add_addresses(self.primary.netns, "lan", f"fd77:{lan}::1/64")
+        add_addresses(site.netns, "lan", f"fd77:{self._lan[site.name]}::1/64")
+        if len(self.hosts) == HOSTS_MAX:
+            site.netns.ip(f"link set {HOST_LAN} up")
 
 
 class Reversed:

@@ -87,6 +87,15 @@ class Oracle:
         """How much was done so far."""
         return len(self._history)
 
+    def may_hold(self, block: int) -> set[int]:
+        """Every version that a block may hold now."""
+        return self._settled.get(block, {ZEROES}) | self._in_doubt.get(block, set())
+
+    def is_issued_since(self, position: int, block: int) -> bool:
+        """Whether a write to a block was issued after a position."""
+        later = self._history[position:]
+        return any(what == "issue" and block in write.blocks for what, write in later)
+
     def rebase(self, image: Path) -> None:
         """A recovery has brought back this image: the disk holds what is in it, and nothing is in doubt."""
         self._in_doubt.clear()
@@ -140,8 +149,7 @@ class Oracle:
         with image.open("rb") as file:
             for block in range(self.blocks):
                 data = file.read(BLOCK)
-                versions = self._settled.get(block, {ZEROES}) | self._in_doubt.get(block, set())
-                versions |= {ZEROES} if block in may_be_zero else set()
+                versions = self.may_hold(block) | ({ZEROES} if block in may_be_zero else set())
                 # Zeroings have a negative version.
                 if not any(data == (block_data(v, block) if v > 0 else bytes(BLOCK)) for v in versions):
                     held = struct.unpack("<QQ", data[:16])
@@ -222,6 +230,12 @@ class Load:
         """Requests without a reply."""
         with self._changed:
             return len(self._in_flight)
+
+    def deepen(self, depth: int) -> None:
+        """From now on at least so many requests are under way."""
+        with self._changed:
+            self._depth = max(self._depth, depth)
+            self._changed.notify_all()
 
     def alive(self) -> bool:
         """Whether the connection stands."""

@@ -21,6 +21,7 @@ from .oracle import Load, Oracle
 from .paths import BIN
 from .pki import Pki, TlsFiles
 from .process import Process, run_command, wait_until
+from .room import SmallFileSystem
 from .run import Run
 
 GROUP, MEMBER, DISK, HOST = "shop", "db", "root", "host-a"
@@ -46,8 +47,12 @@ class Options:
     backlog_mib: int = 64
     copy_rate_mib: int = 0
     """0: no limit."""
+    copy_more: str = ""
+    """More keys beside the rate, each after a comma."""
     disk_mib: int = 32
     configured_size: str = ""
+    disk_before: str = ""
+    """Keys of another disk, which comes first, a line each."""
     group: str = ""
     """More keys of `[[group]]`, a line each."""
     disk: Path | None = None
@@ -62,6 +67,8 @@ class Options:
     """More of the backup's configuration."""
     backup_tmpfs_mib: int = 0
     """The backup's data on a file system of this size, in a mount namespace of its own; 0: an ordinary directory."""
+    state_tmpfs_mib: int = 0
+    """The same of what the daemon keeps."""
 
 
 class Pair:
@@ -78,10 +85,14 @@ class Pair:
         self.runtime = self.sockets / "host"
         self.socket = self.runtime / GROUP / MEMBER / f"{DISK}.sock"
         self.control_socket = self.runtime / "control.sock"
-        self.state_file = self.directory / "state" / GROUP / f"{MEMBER}.json"
         self.data_dir = self.directory / "data"
         self.data_dir.mkdir()
-        self._mounts = self._small_file_system(options.backup_tmpfs_mib) if options.backup_tmpfs_mib else None
+        self.backup_room = self._small(self.data_dir, options.backup_tmpfs_mib, "backup-mounts")
+        self.state_dir = self.directory / "state"
+        self.state_room = self._small(self.state_dir, options.state_tmpfs_mib, "daemon-mounts")
+        self.state_files = self.state_room.files if self.state_room else self.state_dir
+        """What the daemon keeps, as seen from outside."""
+        self.state_file = self.state_files / GROUP / f"{MEMBER}.json"
         self.disk = options.disk or self._blank_disk()
         self.address = net.BACKUP4 if net else "127.0.0.1"
         self.port = 9640 if net else free_port()
@@ -101,6 +112,10 @@ class Pair:
         number = next(self._names)
         return f"{program}-{number}" if self.name == "pair" else f"{self.name}-{program}-{number}"
 
+    def _small(self, directory: Path, size_mib: int, name: str) -> SmallFileSystem | None:
+        name = name if self.name == "pair" else f"{self.name}-{name}"
+        return SmallFileSystem(self.run, directory, size_mib, name) if size_mib else None
+
     def _blank_disk(self) -> Path:
         path = self.directory / "disk.img"
         with path.open("wb") as file:
@@ -111,17 +126,18 @@ class Pair:
         """The daemon's configuration, for its next start."""
         o = self.options
         size = f'size = "{o.configured_size}"\n' if o.configured_size else ""
-        copy = f'copy = {{ rate = "{o.copy_rate_mib}MiB/s" }}\n' if o.copy_rate_mib else ""
+        copy = f'copy = {{ rate = "{o.copy_rate_mib}MiB/s"{o.copy_more} }}\n' if o.copy_rate_mib else ""
         verify = f"verify = {{ {o.verify} }}\n" if o.verify else ""
         heartbeat = f"heartbeat = {{ {o.heartbeat} }}\n" if o.heartbeat else ""
         self.host_config.write_text(
-            f'[host]\nname = "{name}"\nruntime_dir = "{self.runtime}"\nstate_dir = "{self.directory / "state"}"\n'
+            f'[host]\nname = "{name}"\nruntime_dir = "{self.runtime}"\nstate_dir = "{self.state_dir}"\n'
             f'[backup]\naddress = "{self.address}:{self.port}"\n{tls.toml()}'
             f'[[group]]\nname = "{GROUP}"\nmode = "{o.mode}"\nbacklog = "{o.backlog_mib}MiB"\n'
             f'lease = "{o.lease_ms}ms"\ngrace = "{o.grace_ms}ms"\n'
             f"{o.group}{copy}{verify}{heartbeat}"
             f'[[group.member]]\nname = "{MEMBER}"\nroles = ["writer"]\n'
-            f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
+            + (f"[[group.member.disk]]\n{o.disk_before}" if o.disk_before else "")
+            + f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
         )
 
     def write_backup_config(self) -> None:
@@ -147,19 +163,11 @@ class Pair:
 
     def _in_mounts(self, argv: list) -> list:
         """The command as the backup site sees its file systems."""
-        return ["nsenter", f"--mount=/proc/{self._mounts.pid}/ns/mnt", "--", *argv] if self._mounts else argv
-
-    def _small_file_system(self, size_mib: int) -> Process:
-        """A file system for the backup's data, in the mount namespace of a process that only keeps it."""
-        keep = f"mount -t tmpfs -o size={size_mib}m tmpfs {self.data_dir} && echo mounted && exec sleep infinity"
-        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", keep]
-        keeper = Process(self.run, "backup-mounts", words)
-        wait_until("the file system is there", lambda: "\nmounted" in keeper.log.read_text(), LONG_S, [keeper])
-        return keeper
+        return self.backup_room.enter(argv) if self.backup_room else argv
 
     def backup_files(self) -> Path:
         """The backup's data, as seen from outside."""
-        return Path(f"/proc/{self._mounts.pid}/root{self.data_dir}") if self._mounts else self.data_dir
+        return self.backup_room.files if self.backup_room else self.data_dir
 
     def backup_command(self, *words: object, timeout_s: float = 60) -> str:
         """Runs `tidelock-backup` and returns what it prints."""
@@ -192,6 +200,7 @@ class Pair:
     def start_daemon(self, wait: bool = True) -> None:
         """Starts it and waits until it answers."""
         words = [self.daemon_programs / "tidelockd", "--config", self.host_config]
+        words = self.state_room.enter(words) if self.state_room else words
         netns = self.net.primary.netns if self.net else None
         name = self._process_name("tidelockd")
         self.daemon = Process(self.run, name, words, netns, env=self.daemon_environment)
@@ -276,6 +285,15 @@ class Pair:
             found = oracle.violations(exported)
             assert not found, f"{len(found)} blocks: {found[:5]}"
         exported.unlink()
+
+    def local_content(self) -> bytes:
+        """What the primary's disk has now."""
+        if not self.disk.is_block_device():
+            return self.disk.read_bytes()
+        copy = self._plain_copy()
+        content = copy.read_bytes()
+        copy.unlink()
+        return content
 
     def _plain_copy(self) -> Path:
         copy = self.directory / f"local-{next(self._names)}.img"

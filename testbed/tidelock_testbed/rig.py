@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 
 from .backupserver import BackupServer
-from .guest import Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
+from .guest import READY_S, Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
 from .hostdaemon import GROUP, HOST, MEMBER, Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
 from .net import GuestNet, Net, Site
+from .pgguest import PostgresProcessGuest
 from .pki import Pki
 from .process import kill_at_once
 from .run import Run
@@ -48,6 +49,8 @@ class Rig:
         self.run, self.kind, self.protection = run, kind, protection
         self.random = random.Random(f"rig {seed}")
         self.image: GuestImage | None = guest_image() if kind == "vm" else None
+        self.programs = guest_image() if kind == "postgres" else None
+        """Whose PostgreSQL a guest runs that is none of its VMs."""
         self.accelerator = accelerator(self.image) if self.image else []
         """How QEMU runs guests here; finding that out takes a while, once."""
         self.net = Net(run, rtt_ms, seed)
@@ -73,13 +76,18 @@ class Rig:
             self.net.BACKUP4,
             host_tls,
         )
-        kinds = {"vm": VmGuest, "process": ProcessGuest}
-        self.guest: Guest = kinds[kind](run, self.guest_net, "guest")
+        self.guest = self.make_guest("guest")
+
+    def make_guest(self, name: str) -> Guest:
+        """The guest, for either site."""
+        if self.programs:
+            return PostgresProcessGuest(self.run, self.guest_net, name, self.programs)
+        return (VmGuest if self.image else ProcessGuest)(self.run, self.guest_net, name)
 
     def _make_disks(self, count: int) -> dict[str, Path]:
         paths = {name: self.primary / f"{name}.img" for name in DISKS[:count]}
-        if self.image:
-            templates = [self.image.data] if count == 1 else [self.image.data_split, self.image.wal]
+        if image := self.image or self.programs:
+            templates = [image.data] if count == 1 else [image.data_split, image.wal]
             for template, path in zip(templates, paths.values(), strict=True):
                 subprocess.run(["cp", "--sparse=always", template, path], check=True)
         else:
@@ -126,7 +134,7 @@ class Rig:
         began = time.monotonic()
         if cut_first:
             self.net.cut_off_primary()
-        kill_at_once([self.guest.process, self.daemon.process])
+        kill_at_once([*self.guest.processes, self.daemon.process])
         if not cut_first:
             self.net.cut_off_primary()
         ended = time.monotonic()
@@ -157,7 +165,7 @@ class Recovery:
         self.lines: list[str] = []
         self.recovered_at: float | None = None
         """When the epoch was raised and the disks could be used."""
-        self.guest: Guest = (VmGuest if rig.image else ProcessGuest)(rig.run, rig.guest_net, name)
+        self.guest: Guest = rig.make_guest(name)
         if rig.image:
             self.site.add_tap(rig.guest_net)
             options = (
@@ -198,9 +206,9 @@ class Recovery:
         if self.command.popen.poll() not in (None, 0):
             raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
 
-    def wait_ready(self, timeout_s: float = 120) -> None:
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Waits until the guest serves clients again."""
-        if isinstance(self.guest, ProcessGuest) and self.guest.process is self.command:
+        if not self.rig.image and self.guest.process is self.command:
             if self.command.wait(timeout_s) != 0:
                 raise RuntimeError(f"the recovery failed\n{self.command.tail()}")
             uris = [self.disk_uri(disk) for disk in self.rig.disks]

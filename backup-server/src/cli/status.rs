@@ -106,6 +106,10 @@ fn render(group: &GroupStatus) -> String {
     if let Some(reason) = &group.stalled {
         line("STALLED", reason.clone());
     }
+    // A connection may outlive its host by minutes.
+    let is_silent =
+        group.grace_remaining_ms == 0 && !group.lease_given_up && group.recovered.is_none();
+    let silent = if is_silent { ", SILENT: not heard for the grace" } else { "" };
     let (journal, unfolded) = (text::bytes(group.journal_bytes), text::bytes(group.unfolded_bytes));
     line("journal", format!("{journal}, of which {unfolded} are not in the images yet"));
     let compressed = group.compressed;
@@ -158,7 +162,7 @@ fn render(group: &GroupStatus) -> String {
         line("  durable", durable);
         let host = writer.host.as_deref().unwrap_or("none yet");
         match writer.connected_since_unix_ms {
-            Some(since) => line("  host", format!("{host}, since {}", text::utc(since))),
+            Some(since) => line("  host", format!("{host}, since {}{silent}", text::utc(since))),
             None => line("  host", format!("{host}, not connected")),
         }
         policy(group, &writer.member, &mut line);
@@ -168,7 +172,8 @@ fn render(group: &GroupStatus) -> String {
     }
     for follower in &group.followers {
         let since = follower.connected_since_unix_ms;
-        let how = since.map_or("not connected".to_owned(), |at| format!("since {}", text::utc(at)));
+        let how = since
+            .map_or("not connected".to_owned(), |at| format!("since {}{silent}", text::utc(at)));
         line("member", format!("{} (no disks)", follower.member));
         line("  host", format!("{}, {how}", follower.host));
         policy(group, &follower.member, &mut line);
@@ -182,6 +187,44 @@ mod tests {
     use crate::group::Known;
     use tidelock_protocol::ids::{Epoch, Seq};
     use tidelock_protocol::message::Mode;
+
+    #[test]
+    fn a_connection_whose_host_is_silent_is_not_called_good() {
+        let writer = WriterStatus {
+            member: "db".into(),
+            host: Some("host-a".into()),
+            mode: None,
+            durable: Seq(9),
+            committed: Seq(9),
+            copy: CopyState::Whole,
+            connected_since_unix_ms: Some(1_700_000_000_123),
+            disks: vec![],
+            standing: Standing::Member,
+            hlc_ms: 0,
+        };
+        let broken = GroupStatus::of_broken("shop", "");
+        let mut group = GroupStatus {
+            broken: None,
+            epoch: Epoch(1),
+            recoverable: true,
+            grace_remaining_ms: 900,
+            writers: vec![writer],
+            ..broken
+        };
+        let host = |group: &GroupStatus| {
+            let text = render(group);
+            text.lines().find(|line| line.contains("host-a")).unwrap().trim().to_owned()
+        };
+        let heard = "host       host-a, since 2023-11-14T22:13:20Z";
+        assert_eq!(host(&group), heard);
+        group.grace_remaining_ms = 0;
+        assert_eq!(host(&group), format!("{heard}, SILENT: not heard for the grace"));
+        group.lease_given_up = true;
+        assert_eq!(host(&group), heard, "switched over: it has nothing to renew");
+        group.lease_given_up = false;
+        group.writers[0].connected_since_unix_ms = None;
+        assert_eq!(host(&group), "host       host-a, not connected");
+    }
 
     #[test]
     fn what_is_wrong_stands_out() {

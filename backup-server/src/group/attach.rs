@@ -13,6 +13,7 @@
 //! A disk that is added, or has grown, makes a whole copy one that is resyncing, and a second run an empty one one
 //! that has begun: of the first nothing may have arrived, but its guest was served.
 
+use super::disks::{self, present};
 use super::{
     Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, Output, WriterSlot, policies,
 };
@@ -21,8 +22,7 @@ use crate::journal::{self, Journal, Note, Position, Standing, State};
 use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
 use crate::names;
 use crate::planted::{self, Bug};
-use crate::storage::{self, Storage, StorageFile};
-use crate::view::DiskKey;
+use crate::storage::{self, Storage};
 use std::collections::BTreeMap;
 use std::io;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
@@ -73,12 +73,12 @@ fn check(attach: &Attach) -> Result<(), Refusal> {
     if writers.get(attach.writer.index()) != Some(&attach.member) {
         return invalid("the member is not the writer of that index");
     }
-    if attach.disks.is_empty() || attach.disks.len() > usize::from(limits::DISKS_MAX) {
+    if present(&attach.disks).is_empty() || attach.disks.len() > usize::from(limits::DISKS_MAX) {
         return invalid("a writer has 1 to 64 disks");
     }
     for (nth, disk) in attach.disks.iter().enumerate() {
-        if disk.size_bytes == 0 || i64::try_from(disk.size_bytes).is_err() {
-            return invalid("a disk has no size, or more than 8 EiB");
+        if i64::try_from(disk.size_bytes).is_err() {
+            return invalid("a disk has more than 8 EiB");
         }
         if disk.id.0 >= limits::DISKS_MAX || attach.disks[..nth].iter().any(|d| d.id == disk.id) {
             return invalid("disk numbers are not different, or not below 64");
@@ -278,6 +278,9 @@ impl<S: Storage> Group<S> {
         join.map_or(Ok(()), |join| check_peers(&join.peers))?;
         self.check_host(host)?;
         self.check_epoch(attach.epoch)?;
+        if attach.group != self.manifest.group {
+            return refuse(RefusalKind::Mismatch, format!("this is group {}", self.manifest.group));
+        }
         self.check_disks(attach)?;
         if self.links().any(|(i, other)| other == link && i != attach.writer.index()) {
             return refuse(RefusalKind::Invalid, "the channel is another member's");
@@ -310,8 +313,7 @@ impl<S: Storage> Group<S> {
             return refuse(RefusalKind::Mismatch, reason);
         }
         let known = self.manifest.member(writer);
-        // Sizes only grow, and disks are only added.
-        let has_more = known.is_some_and(|member| member.disks != attach.disks);
+        let has_more = known.is_some_and(|member| disks::has_more(member, attach));
         let mut copy =
             after_attach(was.copy, attach.last_run, same_run, self.commit.durable_of(writer));
         if has_more && copy == CopyState::Whole {
@@ -391,42 +393,6 @@ impl<S: Storage> Group<S> {
         ))
     }
 
-    /// Disks are added at the end, and grow; everything else about them stays.
-    fn check_disks(&self, attach: &Attach) -> Result<(), Refusal> {
-        let mismatch = |reason| refuse(RefusalKind::Mismatch, reason);
-        if attach.group != self.manifest.group {
-            return mismatch(format!("this is group {}", self.manifest.group));
-        }
-        let Some(member) = self.manifest.member(attach.writer) else { return Ok(()) };
-        let mut both = member.disks.iter().zip(&attach.disks);
-        if let Some((had, has)) =
-            both.clone().find(|(had, has)| had.name == has.name && has.size_bytes < had.size_bytes)
-        {
-            return mismatch(format!(
-                "disk {} of {} has {} bytes at the host, and {} at the backup: disks grow, they do not shrink. Give it \
-                 its size back, or protect it as another disk",
-                had.name, attach.member, has.size_bytes, had.size_bytes
-            ));
-        }
-        let are_the_same = both.all(|(had, has)| (had.id, &had.name) == (has.id, &has.name));
-        if attach.disks.len() < member.disks.len() || !are_the_same {
-            let list = |disks: &[tidelock_protocol::message::DiskSpec]| {
-                let one = |d: &tidelock_protocol::message::DiskSpec| {
-                    format!("{} ({} bytes)", d.name, d.size_bytes)
-                };
-                disks.iter().map(one).collect::<Vec<_>>().join(", ")
-            };
-            return mismatch(format!(
-                "the host's configuration gives {} the disks {}, the backup has {}. Disks are \
-                 added at the end, and keep their order and names",
-                attach.member,
-                list(&attach.disks),
-                list(&member.disks)
-            ));
-        }
-        Ok(())
-    }
-
     /// Keeps what the attachment says, durably, with images for new disks and of the new sizes. An image may be larger
     /// than its disk, if this is cut short.
     fn remember(&mut self, host: &str, attach: &Attach) -> Result<(), GroupError> {
@@ -438,13 +404,16 @@ impl<S: Storage> Group<S> {
         if manifest.created_by == Member::NOBODY {
             manifest.created_by = host.to_owned();
         }
+        let (disks, removed) = self.disks_after(attach);
         manifest.members[attach.writer.index()] = Some(Member {
             host: host.to_owned(),
             incarnation: attach.incarnation,
-            disks: attach.disks.clone(),
+            disks,
             mode: attach.mode,
             lease_ms: attach.lease_ms,
+            removed,
         });
+        manifest.raise_format();
         if manifest != self.manifest {
             manifest.write(&self.storage)?;
             self.manifest = manifest;
@@ -462,50 +431,6 @@ impl<S: Storage> Group<S> {
             return Ok(());
         }
         manifest::write_machine(&self.storage, member, machine)
-    }
-
-    /// What is beyond the old end reads as zeroes, at every point in time, until the host has brought it across.
-    fn grow_images(&self, attach: &Attach) -> Result<(), GroupError> {
-        for disk in &attach.disks {
-            let known = self.manifest.disk(attach.writer, disk.id);
-            if known.is_none_or(|known| known.size_bytes >= disk.size_bytes) {
-                continue;
-            }
-            let image = &self.images[&DiskKey { writer: attach.writer, disk: disk.id }];
-            let grow = || {
-                image.set_size(disk.size_bytes)?;
-                image.sync()
-            };
-            let path = self.manifest.image_path(attach.writer, disk);
-            grow().map_err(|source| GroupError::Image { path, source })?;
-        }
-        Ok(())
-    }
-
-    /// For disks that have none.
-    fn create_images(&mut self, attach: &Attach) -> Result<(), GroupError> {
-        for disk in &attach.disks {
-            if self.manifest.disk(attach.writer, disk.id).is_some() {
-                continue;
-            }
-            let path = self.manifest.image_path(attach.writer, disk);
-            let create = || {
-                match self.storage.remove(&path) {
-                    // Left over from an attachment that was not finished.
-                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                    _ => {}
-                }
-                let image = self.storage.create(&path)?;
-                image.set_size(disk.size_bytes)?;
-                image.sync()?;
-                self.storage.sync_dir("images")?;
-                Ok(image)
-            };
-            let image =
-                create().map_err(|source| GroupError::Image { path: path.clone(), source })?;
-            self.images.insert(DiskKey { writer: attach.writer, disk: disk.id }, image);
-        }
-        Ok(())
     }
 
     /// What the host's disks hold, and what it may have known, is not certain. In a resync C stands
@@ -532,7 +457,7 @@ impl<S: Storage> Group<S> {
             state.epoch
         };
         let journaled = state.writers[attach.writer.index()].seq;
-        let receiver = Receiver::new(attach.writer, epoch, attach.disks.clone(), journaled);
+        let receiver = Receiver::new(attach.writer, epoch, present(&attach.disks), journaled);
         let slot = &mut self.slots[attach.writer.index()];
         let old = std::mem::replace(
             slot,

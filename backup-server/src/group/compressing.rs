@@ -145,7 +145,7 @@ impl<S: Storage> Group<S> {
     }
 
     fn allow_compressed(&mut self) -> Result<(), manifest::ManifestError> {
-        if self.manifest.format == FORMAT_OF_COLD {
+        if self.manifest.format >= FORMAT_OF_COLD {
             return Ok(());
         }
         let before = std::mem::replace(&mut self.manifest.format, FORMAT_OF_COLD);

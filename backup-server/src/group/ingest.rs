@@ -43,7 +43,7 @@ impl<S: Storage> Group<S> {
             Ok(Admission::Duplicate) => return,
             Err(ReceiveError::Gap { .. }) if planted::is(Bug::AckOverGap) => {
                 let (writer, epoch) = (receiver.writer(), receiver.epoch());
-                let disks = self.manifest.member(writer).expect("attached").disks.clone();
+                let disks = self.manifest.member(writer).expect("attached").present_disks();
                 *receiver = Receiver::new(writer, epoch, disks, record.seq);
             }
             Err(error) => return self.refuse_member(link, &error),

@@ -25,6 +25,7 @@ mod attach;
 mod compressing;
 mod covering;
 mod damage;
+mod disks;
 mod floor;
 mod folding;
 mod follow;
@@ -458,7 +459,7 @@ impl<S: Storage> Group<S> {
             let writer = WriterId(i as u16);
             let Some(member) = self.manifest.member(writer) else { continue };
             let of = &state.writers[i];
-            let receiver = Receiver::new(writer, state.epoch, member.disks.clone(), of.seq);
+            let receiver = Receiver::new(writer, state.epoch, member.present_disks(), of.seq);
             if of.copy == CopyState::Resyncing {
                 self.commit.hold(writer);
                 self.commit.durable(writer, receiver.unsynced().synced());

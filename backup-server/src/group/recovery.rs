@@ -230,6 +230,7 @@ impl<S: Storage> Group<S> {
             primary_declared_dead,
         };
         let cut = start.cut.clone();
+        self.bring_back_disks(&cut)?;
         self.remember_left_out(start.epoch, kept.map(|(point, _)| point.hlc));
         self.remember_exposed(start.epoch, now);
         let note = Note::EpochStart(start);
@@ -352,7 +353,10 @@ impl<S: Storage> Group<S> {
         let disks: Vec<_> = self
             .manifest
             .disks()
-            .filter(|(writer, _)| self.is_served(*writer))
+            .filter(|(writer, disk)| {
+                let member = self.manifest.member(*writer);
+                self.is_served(*writer) && member.is_some_and(|m| !m.is_removed(disk.id))
+            })
             .map(|(writer, disk)| {
                 let name = format!("{}.{}", self.manifest.name_of(writer), disk.name);
                 (name, DiskKey { writer, disk: disk.id })
@@ -432,7 +436,7 @@ impl<S: Storage> Group<S> {
         let hold = history.hold(&point, "an export")?;
         let overlay = history.overlay(&point).map_err(GroupError::from)?;
         let overlay = Arc::new(RwLock::new(overlay));
-        let served = self.manifest.disks().filter(|(writer, _)| {
+        let served = self.manifest.disks_at(&point.cut).filter(|(writer, _)| {
             let of = self.journal.state().writer(*writer);
             of.is_some_and(|of| of.standing == Standing::Member)
         });

@@ -4,6 +4,7 @@ use super::{
     CompressedStatus, DamagedDisk, DamagedSegment, Group, Known, Now, PastStatus, ScrubStatus,
 };
 use crate::journal::{Position, Standing};
+use crate::manifest::Member;
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -172,7 +173,7 @@ impl<S: Storage> Group<S> {
             let writer = WriterId(i as u16);
             let member = self.manifest.member(writer);
             let attached = member.filter(|m| !m.is_seeded());
-            let disks = member.map_or(&[][..], |m| &m.disks).iter();
+            let disks = member.map_or(Vec::new(), Member::present_disks).into_iter();
             let slot = &self.slots[i];
             WriterStatus {
                 member: name.clone(),
@@ -188,7 +189,7 @@ impl<S: Storage> Group<S> {
                 standing: state.writers[i].standing,
                 hlc_ms: state.writers[i].hlc.physical_ms(),
                 disks: disks
-                    .map(|d| DiskStatus { name: d.name.clone(), size_bytes: d.size_bytes })
+                    .map(|d| DiskStatus { name: d.name, size_bytes: d.size_bytes })
                     .collect(),
             }
         });

@@ -1,6 +1,7 @@
 //! A group against a host that is played by the test, on a disk that crashes.
 
 mod chosen;
+mod disks;
 mod seeded;
 mod switched;
 

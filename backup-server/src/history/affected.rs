@@ -86,8 +86,7 @@ impl<F: StorageFile> History<F> {
             }
         }
         let mut affected: Vec<Affected> = Vec::new();
-        let shown = self.manifest.disks().filter(|(writer, _)| point.writers.contains(writer));
-        for (writer, disk) in shown {
+        for (writer, disk) in self.disks_at(point) {
             let key = DiskKey { writer, disk: disk.id };
             let whole = 0..disk.size_bytes;
             let ranges: Vec<Range<u64>> = match (!unlisted.is_empty(), asked.get(&key)) {

@@ -49,6 +49,7 @@ use std::sync::{Arc, RwLock};
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::message::DiskSpec;
 use tidelock_protocol::vector::CountVector;
 
 /// A point that somebody asks for.
@@ -363,14 +364,21 @@ impl<F: StorageFile> History<F> {
     pub fn open(&self, point: &Point) -> Result<BTreeMap<DiskKey, PastView<F>>, PastError> {
         let hold = Arc::new(self.hold(point, "a view")?);
         let overlay = Arc::new(RwLock::new(self.overlay(point)?));
-        let shown = self.manifest.disks().filter(|(writer, _)| point.writers.contains(writer));
-        let views = shown.map(|(writer, disk)| {
+        let views = self.disks_at(point).map(|(writer, disk)| {
             let key = DiskKey { writer, disk: disk.id };
             let image = self.images[&key].clone();
             let view = View::new(key, disk.size_bytes, image, Arc::clone(&overlay));
             (key, PastView { view, hold: Arc::clone(&hold) })
         });
         Ok(views.collect())
+    }
+
+    /// The disks that have a state at a point.
+    pub fn disks_at<'a>(
+        &'a self,
+        point: &'a Point,
+    ) -> impl Iterator<Item = (WriterId, &'a DiskSpec)> {
+        self.manifest.disks_at(&point.cut).filter(|(writer, _)| point.writers.contains(writer))
     }
 
     /// What the journal has of a point beyond the images.

@@ -293,9 +293,8 @@ impl Look {
     /// The disks that have a state at both points.
     pub(super) fn disks(&self, from: &Point, to: &Point) -> Vec<(DiskKey, String, u64)> {
         let manifest = self.history.manifest();
-        let disks = manifest
-            .disks()
-            .filter(|(writer, _)| from.writers.contains(writer) && to.writers.contains(writer));
+        let before: Vec<_> = self.history.disks_at(from).collect();
+        let disks = self.history.disks_at(to).filter(|disk| before.contains(disk));
         let named = disks.map(|(writer, disk)| {
             (
                 DiskKey { writer, disk: disk.id },

@@ -36,7 +36,7 @@ pub struct Identity {
     pub group: String,
     /// The member.
     pub member: String,
-    /// Its disks: number, name, size in bytes.
+    /// Its disks, numbered without a gap: number, name, size in bytes; 0 if it was removed.
     pub disks: Vec<(DiskId, String, u64)>,
 }
 
@@ -275,7 +275,7 @@ fn read_superblock(
     let is_same = |(nth, (disk, name, size_bytes)): (usize, &(DiskId, String, u64))| {
         let at = DISKS_AT + nth * DISK_BYTES;
         u16_at(block, at) == disk.0
-            && disk_bytes(nth) <= *size_bytes
+            && (disk_bytes(nth) <= *size_bytes || *size_bytes == 0)
             && block[at + 16..at + 24] == name_digest(name)
     };
     let same_count = usize::from(u16_at(block, 26)) == expected.disks.len();

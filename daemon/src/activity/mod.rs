@@ -316,9 +316,14 @@ impl ActivityLog {
         self.give_up_map(Why::FlushFailed);
     }
 
-    fn flush(&mut self, disk: usize) {
-        let disk = DiskId(disk as u16);
+    fn flush(&mut self, nth: usize) {
+        let disk = DiskId(nth as u16);
         let number = self.flush_begins(disk);
+        if self.disk_bytes[nth] == 0 {
+            // It was removed: nothing is written to it.
+            self.disks[nth].done = number;
+            return;
+        }
         self.actions.push_back(Action::Flush { disk, number });
     }
 

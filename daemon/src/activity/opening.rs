@@ -77,6 +77,11 @@ pub fn open(
         covered: Seq::ZERO,
         everything: true,
     };
+    let is_removed =
+        |((.., size_bytes), had_bytes): (&(DiskId, String, u64), &u64)| size_bytes < had_bytes;
+    let has_shrunk = found
+        .as_ref()
+        .is_ok_and(|found| identity.disks.iter().zip(&found.disk_bytes).any(is_removed));
     let grown = found.as_ref().map_or(Vec::new(), |found| grown(&geometry, identity, found));
     let found = match (found, last_end) {
         (Ok(_), LastEnd::Clean { incarnation: confirmed, epoch, seq })
@@ -95,7 +100,7 @@ pub fn open(
             }
             return opening;
         }
-        (Ok(found), LastEnd::Unclean) if grown.is_empty() => found,
+        (Ok(found), LastEnd::Unclean) if grown.is_empty() && !has_shrunk => found,
         (Ok(_), _) => {
             let mut opening = new(nothing);
             let why = Unusable::Foreign(format::OTHER_DISKS);

@@ -233,9 +233,7 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
     if let Some(copy) = &writer.copy {
         line(out, 4, "copy", &render_copy(copy));
     }
-    if let Some(text) = verification(&writer.verify, paint) {
-        line(out, 4, "verify", &text);
-    }
+    line(out, 4, "verify", &verification(&writer.verify, paint));
     let io = &writer.guest_io;
     if io.disk_errors > 0 {
         let text = human::count(io.disk_errors, "request") + " failed on the local disk";
@@ -283,21 +281,22 @@ pub(super) fn heartbeat(heartbeat: &HeartbeatStatus) -> Option<(String, Tone)> {
     })
 }
 
-/// Whether the sites were seen to be equal; `None`: nobody has asked.
-fn verification(verify: &VerifyStatus, paint: Paint) -> Option<String> {
+/// Whether the sites were seen to be equal, and how long ago.
+fn verification(verify: &VerifyStatus, paint: Paint) -> String {
     let mut parts: Vec<String> = verify.running.iter().map(render_copy).collect();
-    match &verify.last {
-        Some(last) if last.is_good() => parts.push(format!("last: {}", verify::summary(last))),
+    parts.push(match &verify.last {
+        None => "not verified yet".to_owned(),
         Some(last) => {
-            parts.push(paint.tone(Tone::Bad, &format!("last: {}", verify::summary(last))))
+            let ago =
+                verify.age_ms.map_or_else(String::new, |age| format!(" {} ago", human::ms(age)));
+            let text = format!("verified{ago}: {}", verify::summary(last));
+            if last.is_good() { text } else { paint.tone(Tone::Bad, &text) }
         }
-        None if verify.every_ms.is_some() => parts.push("not verified yet".to_owned()),
-        None => {}
-    }
+    });
     if let Some(why) = &verify.given_up {
         parts.push(paint.tone(Tone::Watch, &format!("one was given up since: {why}")));
     }
-    (!parts.is_empty()).then(|| parts.join("; "))
+    parts.join("; ")
 }
 
 fn render_disk(disk: &DiskStatus, paint: Paint) -> String {
@@ -365,6 +364,8 @@ mod tests {
     use super::*;
     use crate::status::example::status;
     use crate::status::{CopyKindStatus, GroupState};
+    use crate::verified::Verified;
+    use tidelock_protocol::ids::{Epoch, Seq};
     use tidelock_protocol::message::Mode;
 
     #[test]
@@ -391,6 +392,39 @@ group    shop: PROTECTED for 3 h 10 min
   member   web: outbound on host-b, which says how it is
 ";
         assert_eq!(render(&status(), Paint::PLAIN), expected);
+    }
+
+    #[test]
+    fn it_is_said_when_the_sites_were_seen_to_be_equal() {
+        let mut status = status();
+        let of = |status: &mut Status, verify: VerifyStatus| {
+            status.groups[0].members[0].writer.as_mut().unwrap().verify = verify;
+            let text = render(status, Paint::PLAIN);
+            let line = text.lines().find_map(|line| line.strip_prefix("    verify   "));
+            line.expect("a line of its own").to_owned()
+        };
+        // Protected or not, with a schedule or without.
+        assert_eq!(of(&mut status, VerifyStatus::default()), "not verified yet");
+        let last = Verified {
+            begun_unix_ms: 1_700_000_000_000,
+            ended_unix_ms: 1_700_000_060_000,
+            epoch: Epoch(1),
+            from_seq: Seq(5),
+            to_seq: Seq(9),
+            compared_bytes: 64 << 20,
+            differing: Vec::new(),
+            differing_bytes: 0,
+            repaired_bytes: 0,
+            unreadable_bytes: 0,
+        };
+        let verify =
+            VerifyStatus { last: Some(last), age_ms: Some(7_200_000), ..VerifyStatus::default() };
+        assert_eq!(
+            of(&mut status, verify),
+            "verified 2 h ago: equal, 64 MiB compared, at write 9, 2023-11-14T22:14:20Z"
+        );
+        let given_up = VerifyStatus { given_up: Some("why".into()), ..VerifyStatus::default() };
+        assert_eq!(of(&mut status, given_up), "not verified yet; one was given up since: why");
     }
 
     #[test]

@@ -17,8 +17,8 @@ use super::on_disk::read_backlog_on_disk;
 use super::read::FileContext;
 use super::unreachable::WhenUnreachable;
 use super::{
-    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, Member, Peer, Roles,
-    TagSettings, VerifySettings,
+    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, Member, Peer,
+    RemovedDisk, Roles, TagSettings, VerifySettings,
 };
 
 const MODES: [(&str, Mode); 3] =
@@ -360,11 +360,20 @@ fn read_member(
     let machine = member.optional::<PathBuf>("machine");
     let directory = runtime_dir.join(name.as_ref().map_or("", |name| name.as_str()));
     let mut next_id = 0u16;
+    let mut removed_disks = Vec::new();
     let disks = member.tables("disk", |disk| {
         let id = DiskId(next_id);
         next_id = next_id.saturating_add(1);
+        if disk.or("removed", false).value {
+            removed_disks.extend(read_removed_disk(disk, id));
+            return None;
+        }
         read_disk(disk, id, &directory)
     });
+    if disks.is_empty() && !removed_disks.is_empty() {
+        let what = "all disks of a member are removed";
+        member.fail(&member.place(), what, "one that stays, or removed = true for the member");
+    }
     let network =
         member.optional_table("network", |network| read_network(network, &file.count, is_here));
     if is_here {
@@ -382,7 +391,7 @@ fn read_member(
         None => (Vec::new(), None),
     };
     let peer = Peer { name: name.clone(), host, roles, removed, addresses };
-    let here = is_here.then_some(Member { name, roles, machine, disks, network });
+    let here = is_here.then_some(Member { name, roles, machine, disks, removed_disks, network });
     Some((peer, here))
 }
 
@@ -441,6 +450,14 @@ fn read_disk(disk: &mut Section<'_>, id: DiskId, directory: &Path) -> Option<Dis
     let socket = disk.or("socket", directory.join(file));
     check_socket(disk, &socket);
     Some(Disk { id, name: name?, path: path?, size, socket })
+}
+
+/// What else its section says may stay there, and means nothing.
+fn read_removed_disk(disk: &mut Section<'_>, id: DiskId) -> Option<RemovedDisk> {
+    let name = disk.required::<Name>("name", "name = \"root\"");
+    let _ = (disk.optional::<PathBuf>("path"), disk.optional::<Size>("size"));
+    let _ = disk.optional::<PathBuf>("socket");
+    Some(RemovedDisk { id, name: name? })
 }
 
 fn check_socket(disk: &Section<'_>, socket: &Located<PathBuf>) {

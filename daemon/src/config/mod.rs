@@ -355,6 +355,8 @@ pub struct Member {
     pub machine: Option<Located<PathBuf>>,
     /// Its protected disks.
     pub disks: Vec<Disk>,
+    /// Those that are protected no more.
+    pub removed_disks: Vec<RemovedDisk>,
     /// Where its packets are held, if it talks to clients.
     pub network: Option<Network>,
 }
@@ -383,6 +385,15 @@ pub struct Disk {
     pub size: Option<Located<Size>>,
     /// Where its NBD server listens.
     pub socket: Located<PathBuf>,
+}
+
+/// A disk that is protected no more. Its place in the file stays taken.
+#[derive(Clone, Debug)]
+pub struct RemovedDisk {
+    /// Its number within its writer.
+    pub id: DiskId,
+    /// Its name.
+    pub name: Located<Name>,
 }
 
 /// Where a member's packets are held.

@@ -28,6 +28,9 @@ pub(super) fn check(root: &Section<'_>, groups: &[Group]) {
                 }
                 paths.take(disk.path.display().to_string(), &disk.path.place);
             }
+            for disk in &member.removed_disks {
+                disks.take(disk.name.value.clone(), &disk.name.place);
+            }
             if let Some(network) = &member.network {
                 interfaces.take(network.interface.value.clone(), &network.interface.place);
                 queues.take(network.queue.value, &network.queue.place);

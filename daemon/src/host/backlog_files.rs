@@ -8,9 +8,11 @@ use crate::backlog::{self, BacklogError, Directory, Expected, Files, Left, WhyNo
 use crate::config::{AtLimit, Config, Group, Member};
 use crate::owner::spilling::{Ends, Opening};
 use crate::state::{MemberState, Opened};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tidelock_protocol::ids::DiskId;
 
 /// Why a backlog on disk cannot be begun.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +37,7 @@ pub(super) struct OpenBacklog {
     memory_bytes: u64,
     stands_at_limit: bool,
     identity: [u8; 32],
-    disks: Vec<PathBuf>,
+    disks: BTreeMap<DiskId, PathBuf>,
 }
 
 /// How far each writer of a group may be ahead of the backup.
@@ -63,7 +65,7 @@ impl OpenBacklog {
             memory_bytes: group.backlog.bytes,
             stands_at_limit: on_disk.at_limit == AtLimit::Map,
             identity: digest(identity),
-            disks: member.disks.iter().map(|disk| disk.path.value.clone()).collect(),
+            disks: member.disks.iter().map(|disk| (disk.id, disk.path.value.clone())).collect(),
         })
     }
 

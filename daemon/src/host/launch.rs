@@ -104,7 +104,7 @@ impl Launch<'_> {
             member: name.clone(),
             writer,
             writers: group.writers(),
-            disks: disks.iter().map(|d| d.spec.clone()).collect(),
+            disks: with_removed(member, &disks),
             incarnation: opened.incarnation,
             epoch: opened.epoch,
             last_run: opened.last_run,
@@ -230,7 +230,7 @@ fn wait_for_the_clock(member: &str, floor: Hlc, lead: Duration) {
             member,
             ahead_ms,
             "the wall clock is behind the times that an earlier run has given out: other hosts drop packets of \
-             this group until it has caught up"
+             this group until it, or every other writer, has caught up"
         );
     } else if !wait.is_zero() {
         tracing::info!(member, wait_ms = wait.as_millis() as u64, "waiting for the wall clock");
@@ -312,8 +312,20 @@ fn identity(group: &Group, member: &Member, disks: &[DiskSetup]) -> Identity {
     Identity {
         group: group.name.to_string(),
         member: member.name.to_string(),
-        disks: disks.iter().map(|d| (d.spec.id, d.spec.name.clone(), d.spec.size_bytes)).collect(),
+        disks: with_removed(member, disks)
+            .into_iter()
+            .map(|disk| (disk.id, disk.name, disk.size_bytes))
+            .collect(),
     }
+}
+
+/// By number: also those that the group has no more.
+fn with_removed(member: &Member, disks: &[DiskSetup]) -> Vec<DiskSpec> {
+    let removed = member.removed_disks.iter();
+    let removed = removed.map(|disk| DiskSpec::removed(disk.id, disk.name.to_string()));
+    let mut all: Vec<_> = disks.iter().map(|disk| disk.spec.clone()).chain(removed).collect();
+    all.sort_by_key(|disk| disk.id);
+    all
 }
 
 /// What the backup is told first of what a group does without it.

@@ -3,10 +3,12 @@
 
 use crate::backlog::{BacklogError, Left};
 use rustix::fs::{FallocateFlags, fallocate};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::record::{Effect, Record};
 
 /// What is written at a time where zeroes have to be written.
@@ -25,19 +27,25 @@ pub(super) enum RedoError {
 
 /// Does again what may not have ended, in its order. Nobody else may have the disks open for writing. Returns how many
 /// writes these were.
-pub(super) fn redo(left: &Left, disks: &[PathBuf]) -> Result<u64, RedoError> {
+pub(super) fn redo(left: &Left, disks: &BTreeMap<DiskId, PathBuf>) -> Result<u64, RedoError> {
     let failed = |path: &PathBuf| {
         let path = path.clone();
         move |source| RedoError::Disk { path, source }
     };
-    let open = |path: &PathBuf| File::options().write(true).open(path).map_err(failed(path));
-    let files = disks.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let open = |(id, path): (&DiskId, &PathBuf)| {
+        let file = File::options().write(true).open(path).map_err(failed(path))?;
+        Ok((*id, (file, path.clone())))
+    };
+    let files = disks.iter().map(open).collect::<Result<BTreeMap<_, _>, RedoError>>()?;
     let done = left.redo(|record| {
-        let nth = usize::from(record.disk.0);
-        apply(record, &files[nth]).map_err(failed(&disks[nth]))
+        if matches!(record.effect, Effect::CopyDone | Effect::Idle) {
+            return Ok(());
+        }
+        let (file, path) = &files[&record.disk];
+        apply(record, file).map_err(failed(path))
     })?;
     // The daemon reads past the page cache.
-    files.iter().zip(disks).try_for_each(|(file, path)| file.sync_data().map_err(failed(path)))?;
+    files.values().try_for_each(|(file, path)| file.sync_data().map_err(failed(path)))?;
     Ok(done)
 }
 
@@ -74,7 +82,7 @@ mod tests {
     use crate::backlog::{Directory, Expected, Journal, find};
     use std::fs;
     use tidelock_protocol::hlc::Hlc;
-    use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
+    use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
     use tidelock_protocol::record::Payload;
     use tidelock_protocol::vector::CountVector;
 
@@ -105,19 +113,20 @@ mod tests {
     #[test]
     fn what_may_not_have_ended_is_done_again_in_order() {
         let dir = tempfile::tempdir().unwrap();
-        let disks = [dir.path().join("a"), dir.path().join("b")];
-        disks.iter().for_each(|disk| fs::write(disk, [9; DISK_BYTES]).unwrap());
+        // The disks 0 and 2 were removed.
+        let disks = BTreeMap::from([1, 3].map(|id| (DiskId(id), dir.path().join(format!("{id}")))));
+        disks.values().for_each(|disk| fs::write(disk, [9; DISK_BYTES]).unwrap());
         let directory = Directory::at(dir.path().join("backlog"));
         // Each record has a segment of its own.
         let mut journal =
             Journal::begin(directory.clone(), 1, Incarnation(1), [0; 16], [0; 32]).unwrap();
         let records = [
-            record(1, 0, 0, write(1, 4096)),
-            record(2, 0, 8192, write(2, 1000)),
-            record(3, 1, 512, write(3, 5000)),
-            record(4, 0, 8200, Effect::Zero { len_bytes: 100, no_hole: false }),
-            record(5, 0, 8250, write(5, 10)),
-            record(6, 1, 0, Effect::Zero { len_bytes: 4096, no_hole: true }),
+            record(1, 1, 0, write(1, 4096)),
+            record(2, 1, 8192, write(2, 1000)),
+            record(3, 3, 512, write(3, 5000)),
+            record(4, 1, 8200, Effect::Zero { len_bytes: 100, no_hole: false }),
+            record(5, 1, 8250, write(5, 10)),
+            record(6, 3, 0, Effect::Zero { len_bytes: 4096, no_hole: true }),
             record(7, 0, 0, Effect::Idle),
         ];
         for record in &records {
@@ -139,7 +148,7 @@ mod tests {
         let mut b = vec![9; DISK_BYTES];
         b[512..5512].fill(3);
         b[..4096].fill(0);
-        assert!(fs::read(&disks[0]).unwrap() == a);
-        assert!(fs::read(&disks[1]).unwrap() == b);
+        assert!(fs::read(&disks[&DiskId(1)]).unwrap() == a);
+        assert!(fs::read(&disks[&DiskId(3)]).unwrap() == b);
     }
 }

@@ -39,8 +39,10 @@ impl Verifications {
     /// All but what runs and the schedule.
     pub(super) fn status(&self, state: &MemberState) -> VerifyStatus {
         let past = self.lock();
+        let last = state.verified();
         VerifyStatus {
-            last: state.verified(),
+            age_ms: last.as_ref().map(age_ms),
+            last,
             ended: past.ended,
             given_up: past.given_up.clone(),
             ..VerifyStatus::default()
@@ -93,18 +95,32 @@ impl Writer {
         if self.view.phase() != Phase::Replicating {
             return false;
         }
-        let since_ms = |at_ms: u64| clock::wall_ms().saturating_sub(at_ms);
-        let last = self.state.verified();
-        let is_due =
-            last.is_none_or(|last| since_ms(last.ended_unix_ms) >= every.as_millis() as u64);
-        let mut past = self.verifications.lock();
+        let since_last = self.state.verified().map(|last| age_ms(&last)).map(Duration::from_millis);
+        self.verifications.lock().is_begun_by_schedule(every, since_last, now)
+    }
+}
+
+impl Past {
+    /// Whether the schedule begins one now, which is noted. `since_last`: how long ago one has looked at everything.
+    fn is_begun_by_schedule(
+        &mut self,
+        every: Duration,
+        since_last: Option<Duration>,
+        now: MonoNanos,
+    ) -> bool {
+        let is_due = since_last.is_none_or(|since| since >= every);
         let is_rested = |at: MonoNanos| now.since_ns(at) >= AGAIN_AFTER.as_nanos() as u64;
-        let begins = is_due && !past.wanted && past.scheduled_at.is_none_or(is_rested);
+        let begins = is_due && !self.wanted && self.scheduled_at.is_none_or(is_rested);
         if begins {
-            past.scheduled_at = Some(now);
+            self.scheduled_at = Some(now);
         }
         begins
     }
+}
+
+/// How long ago it ended, by the wall clock.
+fn age_ms(verified: &Verified) -> u64 {
+    clock::wall_ms().saturating_sub(verified.ended_unix_ms)
 }
 
 /// In the log.
@@ -197,5 +213,60 @@ impl Host {
         }
         let begun = meant.iter().filter(|(_, writer)| writer.begin_verify(group, wish.repair));
         Ok(VerifyBegun { members: begun.map(|(name, _)| (*name).to_owned()).collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVERY: Duration = Duration::from_secs(600);
+
+    fn at(s: u64) -> MonoNanos {
+        MonoNanos(s * 1_000_000_000)
+    }
+
+    /// Whether the schedule begins one at this second, if the last one ended at that one.
+    fn begins(past: &mut Past, last: Option<u64>, now: u64) -> bool {
+        let begins = past.is_begun_by_schedule(
+            EVERY,
+            last.map(|last| Duration::from_secs(now - last)),
+            at(now),
+        );
+        past.wanted |= begins;
+        begins
+    }
+
+    #[test]
+    fn the_schedule_begins_one_after_the_other() {
+        let mut past = Past::default();
+        assert!(begins(&mut past, None, 1000), "at once, if there was none");
+        assert!(!begins(&mut past, None, 5000), "not while it runs, however long that takes");
+        let mut ended = 5001;
+        for _ in 0..3 {
+            past.wanted = false;
+            assert!(!begins(&mut past, Some(ended), ended), "not at its end");
+            assert!(!begins(&mut past, Some(ended), ended + 599));
+            assert!(begins(&mut past, Some(ended), ended + 600), "and again");
+            ended += 600 + 30;
+        }
+    }
+
+    #[test]
+    fn one_that_was_given_up_is_begun_again_a_minute_later() {
+        let mut past = Past::default();
+        assert!(begins(&mut past, Some(1000), 1600));
+        past.wanted = false;
+        assert!(!begins(&mut past, Some(1000), 1659));
+        assert!(begins(&mut past, Some(1000), 1660));
+    }
+
+    #[test]
+    fn one_that_was_asked_for_counts() {
+        let mut past = Past { wanted: true, ..Past::default() };
+        assert!(!begins(&mut past, Some(1000), 1700), "it runs");
+        past.wanted = false;
+        assert!(!begins(&mut past, Some(1710), 1720), "it has ended");
+        assert!(begins(&mut past, Some(1710), 2310));
     }
 }

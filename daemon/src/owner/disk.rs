@@ -82,6 +82,11 @@ pub struct Disk {
     poisoned: Option<String>,
 }
 
+/// A disk's place. Numbers may have gaps: of disks that were removed.
+pub fn nth(disks: &[Disk], disk: DiskId) -> usize {
+    disks.iter().position(|of| of.id() == disk).expect("a disk of this member")
+}
+
 impl Disk {
     pub fn new(setup: DiskSetup) -> Self {
         Self { setup, poisoned: None }

@@ -108,7 +108,7 @@ impl Owner {
                 Action::Write { offset, block } => self.write_log(offset, &block),
                 Action::Flush { disk, number } => {
                     let token = Token::LogFlush(disk.0, number).to_u64();
-                    let disk = &self.disks[usize::from(disk.0)];
+                    let disk = &self.disks[self.nth(disk)];
                     self.ring.fsync(token, disk.fd(), SyncKind::Data);
                 }
                 Action::Discard => {
@@ -138,7 +138,7 @@ impl Owner {
 
     pub(super) fn log_flushed(&mut self, disk: u16, number: u64, result: &io::Result<u32>) {
         if let Err(error) = result {
-            self.flush_failed(usize::from(disk), error);
+            self.flush_failed(self.nth(DiskId(disk)), error);
         }
         self.logging.activity.flush_ended(DiskId(disk), number, result.is_ok());
     }

@@ -66,7 +66,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tidelock_nbd::Errno;
 use tidelock_protocol::hlc::{Hlc, WallClock};
-use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Mode};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::{BufPool, Buffer, Completion, EventFd, Ring};
@@ -569,11 +569,11 @@ impl Owner {
                     self.to_link(ToLink::InOrder(message));
                 }
                 Action::Write { op, extent, effect, fua } => {
-                    let disk = &self.disks[extent.disk.0 as usize];
+                    let disk = &self.disks[self.nth(extent.disk)];
                     self.start_local(op, LocalOp::write(disk, extent, effect, fua));
                 }
                 Action::Read { op, extent } => {
-                    let disk = &self.disks[extent.disk.0 as usize];
+                    let disk = &self.disks[self.nth(extent.disk)];
                     self.start_local(op, LocalOp::read(disk, extent));
                 }
                 Action::Complete(request, result) => {
@@ -591,7 +591,7 @@ impl Owner {
                 Action::Suspect(extent) => {
                     tracing::error!(
                         member = self.member,
-                        disk = self.disks[extent.disk.0 as usize].name(),
+                        disk = self.disks[self.nth(extent.disk)].name(),
                         offset = extent.offset,
                         len_bytes = extent.len_bytes,
                         "the local disk failed a write and cannot be read back there: the sites \
@@ -605,6 +605,10 @@ impl Owner {
         }
     }
 
+    fn nth(&self, disk: DiskId) -> usize {
+        disk::nth(&self.disks, disk)
+    }
+
     fn start_local(&mut self, op: OpId, local: LocalOp) {
         let progress = local.start(op, &mut self.ring, &self.pool);
         self.advance(op, progress);
@@ -612,7 +616,8 @@ impl Owner {
 
     fn local(&mut self, op: OpId, result: std::io::Result<u32>, buffer: Buffer) {
         let local = self.local_ops.remove(&op).expect("a local operation in flight");
-        let disk = &mut self.disks[local.disk().0 as usize];
+        let nth = self.nth(local.disk());
+        let disk = &mut self.disks[nth];
         let progress = local.advance(op, result, buffer, disk, &mut self.ring, &self.pool);
         self.advance(op, progress);
         // What it set free may start in this turn.

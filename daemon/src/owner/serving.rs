@@ -195,7 +195,7 @@ impl Owner {
     pub(super) fn flushed(&mut self, slot: Slot, result: std::io::Result<u32>) {
         let disk = self.logging.guest_flush_ended(slot, result.is_ok());
         if let (Err(error), Some(disk)) = (&result, disk) {
-            self.flush_failed(usize::from(disk.0), error);
+            self.flush_failed(self.nth(disk), error);
         }
         self.reply(slot, result.map(drop).map_err(|e| Errno::from(&e)));
     }

@@ -1,9 +1,9 @@
 //! A verification in the owner loop: begun by a message, driven with the copies, and its end told to the view.
 
-use super::Owner;
 use super::copying::Copying;
 use super::replication::Clocks;
 use super::status::VerifyEnded;
+use super::{Owner, disk};
 use crate::sequencer::{Extent, Sequencer};
 use crate::verified::{DifferingExtent, Verified};
 use tidelock_protocol::ids::{DiskId, Seq};
@@ -108,7 +108,7 @@ impl Owner {
             return;
         }
         let Self { verifying, copying, sequencer, disks, .. } = self;
-        let name = |disk: DiskId| disks[disk.0 as usize].name().to_owned();
+        let name = |disk: DiskId| disks[disk::nth(disks, disk)].name().to_owned();
         let ended = verifying.follow(copying, sequencer, name, self.wall_ms);
         self.view.set_verify(self.copying.verify_progress(self.now));
         let Some(ended) = ended else { return };

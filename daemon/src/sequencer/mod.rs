@@ -14,7 +14,8 @@
 //! - Old data never overwrites new: Tidelock's own copies read an extent while they hold it, and
 //!   are sent as records with a seq like any other.
 //! - Admitted bytes that the backup has not made durable are bounded by the backlog limit. At the
-//!   limit writes wait (backpressure); reads never wait here.
+//!   limit writes wait (backpressure); reads never wait here. A write that the local disk has failed is recorded once
+//!   more as it was read back, without waiting for room: by so much, what was under way there at most, it may be passed.
 //! - No time is given out that the next run could give out again: where one must come after a time that is
 //!   beyond the ceiling on record, it waits until the ceiling has been raised.
 //! - A write that was admitted before the stream began ([`Sequencer::serve_unrecorded`]), or while it stands

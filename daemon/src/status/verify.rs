@@ -11,6 +11,8 @@ pub struct VerifyStatus {
     pub running: Option<CopyStatus>,
     /// The last one that has looked at everything, of whatever run of the daemon.
     pub last: Option<Verified>,
+    /// How long ago that one ended.
+    pub age_ms: Option<u64>,
     /// How many have ended since the daemon started.
     pub ended: u64,
     /// Why the last of these was given up, if it was.

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! start member=M interface=I topology=routed|bridged queue=N len=N mode=M lease_ms=N backend=B|any
-//!       [tagging=WRITERS|hlc members=NAME@IP,IP/NAME@IP pin=DIRECTORY [mtu=N] [strips=yes] [off=yes]
-//!       [floor=yes] [anew=NAME]]
+//!       [tagging=WRITERS|hlc members=NAME@IP,IP/NAME@IP pin=DIRECTORY [mtu=N] [option=N] [strips=yes]
+//!       [off=yes] [floor=yes] [anew=NAME]]
 //!                           several members: commas between names, interfaces, queue numbers
 //! pending WRITER SEQ [HLC]  commit WRITER SEQ        watermark HLC
 //! on MEMBER COMMAND         pending, stats or tags of another member than the first
@@ -148,6 +148,9 @@ fn tagging(options: &HashMap<&str, &str>) -> Result<Option<TaggingConfig>, Box<d
     let mut config = TaggingConfig::new(form, Vec::new(), members);
     config.pin_directory = options.get("pin").ok_or("pin= is missing")?.into();
     config.path_mtu = options.get("mtu").map(|mtu| mtu.parse()).transpose()?;
+    if let Some(option) = options.get("option") {
+        config.ipv4_option = option.parse()?;
+    }
     config.path_strips_options = options.contains_key("strips");
     config.await_floor = options.contains_key("floor");
     config.begun_anew = options.get("anew").map(|name| (*name).to_owned()).into_iter().collect();

@@ -5,10 +5,10 @@
 //! after a change, so it sits behind a mutex and a version.
 
 use crate::release_queue::{GateState, ShutWhy};
-use crate::sys::{EventFd, now, wall_ns};
+use crate::sys::{EventFd, now, wall_ms};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Lease;
 use tidelock_protocol::limits::WRITERS_MAX;
@@ -223,6 +223,25 @@ impl GroupState {
     }
 }
 
+/// What a group's kernel programs are told.
+#[derive(Debug)]
+pub(super) struct Told {
+    cells: Arc<Mapped<CommittedCells>>,
+    /// Theirs is the clock that records' times come from: one that jumps is not believed.
+    wall: Mutex<WallClock>,
+}
+
+impl Told {
+    pub(super) fn new(cells: Arc<Mapped<CommittedCells>>, jump_max_ms: u64) -> Self {
+        Self { cells, wall: Mutex::new(WallClock::new(jump_max_ms)) }
+    }
+}
+
+/// What turns the clock that never steps into the wall clock that is believed, in nanoseconds.
+fn wall_minus_boot(wall: &mut WallClock, wall_ms: u64, now: MonoNanos) -> u64 {
+    (wall.read(wall_ms, now) * 1_000_000).wrapping_sub(now.0)
+}
+
 /// A group's state, and how far the gate's thread has followed it.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -233,7 +252,7 @@ pub(super) struct Group {
     /// The gate's thread holds packets of this group: it wants to hear of a higher C.
     wants_committed: AtomicBool,
     /// What the kernel programs know of the state, where there are any.
-    told: Option<Arc<Mapped<CommittedCells>>>,
+    told: Option<Told>,
     /// P of the members here that depend on other members of the group, on whatever host.
     dependent: Mutex<Vec<Arc<Pending>>>,
     /// The gate's thread has ended: the programs let nothing out any more.
@@ -241,12 +260,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    pub(super) fn new(
-        name: String,
-        mode: Mode,
-        lease_period_ms: u64,
-        told: Option<Arc<Mapped<CommittedCells>>>,
-    ) -> Self {
+    pub(super) fn new(name: String, mode: Mode, lease_period_ms: u64, told: Option<Told>) -> Self {
         let group = Self {
             name,
             state: Mutex::new(GroupState::new(mode, lease_period_ms)),
@@ -265,25 +279,27 @@ impl Group {
     /// new as what the gate's thread will read.
     fn tell_programs(&self, state: &GroupState) {
         let Some(told) = &self.told else { return };
+        let Told { cells, wall } = told;
         for (writer, seq) in state.committed.entries() {
-            told.entries[writer.index()].fetch_max(seq.0, Ordering::SeqCst);
+            cells.entries[writer.index()].fetch_max(seq.0, Ordering::SeqCst);
         }
-        told.watermark.fetch_max(state.watermark.0, Ordering::SeqCst);
+        cells.watermark.fetch_max(state.watermark.0, Ordering::SeqCst);
         let ended = self.ended.load(Ordering::SeqCst);
         let open_until = if ended { 0 } else { state.open_until() };
         let is_async = u64::from(state.mode == Mode::Async);
         // In an order in which no moment lets out more than the old state or the new one.
         if is_async == 0 {
-            told.open_until.store(open_until, Ordering::SeqCst);
-            told.is_async.store(is_async, Ordering::SeqCst);
+            cells.open_until.store(open_until, Ordering::SeqCst);
+            cells.is_async.store(is_async, Ordering::SeqCst);
         } else {
-            told.is_async.store(is_async, Ordering::SeqCst);
-            told.open_until.store(open_until, Ordering::SeqCst);
+            cells.is_async.store(is_async, Ordering::SeqCst);
+            cells.open_until.store(open_until, Ordering::SeqCst);
         }
         let now = now();
-        told.wall_minus_boot.store(wall_ns().wrapping_sub(now.0), Ordering::SeqCst);
+        let mut wall = wall.lock().unwrap_or_else(PoisonError::into_inner);
+        cells.wall_minus_boot.store(wall_minus_boot(&mut wall, wall_ms(), now), Ordering::SeqCst);
         if state.heard && !ended {
-            told.trusted_until.store(now.plus_ms(TRUST_MS).0, Ordering::SeqCst);
+            cells.trusted_until.store(now.plus_ms(TRUST_MS).0, Ordering::SeqCst);
         }
     }
 
@@ -525,6 +541,20 @@ mod tests {
         pending.merge(&CountVector::of(WriterId(63), Seq(2)));
         let p = pending.read();
         assert_eq!((p.get(WriterId(0)), p.get(WriterId(63))), (Seq(5), Seq(2)));
+    }
+
+    #[test]
+    fn programs_are_told_a_wall_clock_that_follows_no_jump() {
+        let mut wall = WallClock::new(1000);
+        let mut told = |wall_ms: u64, boot_ms: u64| {
+            let now = MonoNanos(boot_ms * 1_000_000);
+            wall_minus_boot(&mut wall, wall_ms, now).wrapping_add(now.0) / 1_000_000
+        };
+        assert_eq!(told(1_000_000, 5), 1_000_000);
+        assert_eq!(told(1_000_110, 105), 1_000_110, "a correction");
+        assert_eq!(told(400_000, 205), 1_000_210, "a step back");
+        assert_eq!(told(9_000_000, 305), 1_000_310, "a step ahead");
+        assert_eq!(told(1_000_400, 405), 1_000_400);
     }
 
     #[test]

@@ -34,7 +34,8 @@ pub struct TaggingConfig {
     /// Something between the members takes options away: packets between them wait like those to
     /// the outside.
     pub path_strips_options: bool,
-    /// How far a member's time may be ahead of this host's clock.
+    /// How far a member's time may be ahead of this host's clock and of the watermark, and by how much
+    /// that clock may jump.
     pub hlc_ahead_max_ms: u64,
     /// One bit, or several, of a packet's mark that nothing else on this host uses.
     pub pass_mark: u32,

@@ -91,7 +91,7 @@ pub struct CommittedCells {
     pub open_until: AtomicU64,
     /// C is recent enough to write and to read tags until then; 0: never heard.
     pub trusted_until: AtomicU64,
-    /// What turns `CLOCK_BOOTTIME` into the wall clock.
+    /// What turns `CLOCK_BOOTTIME` into the wall clock that is believed.
     pub wall_minus_boot: AtomicU64,
     /// Everything may leave until `open_until`.
     pub is_async: AtomicU64,

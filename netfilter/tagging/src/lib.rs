@@ -125,7 +125,7 @@ pub struct Settings {
     pub path_mtu: u32,
     /// Something between the members takes options away: nothing is tagged.
     pub path_strips_options: bool,
-    /// How far a member's time may be ahead of this host's clock.
+    /// How far a member's time may be ahead of this host's clock and of the watermark.
     pub hlc_ahead_max_ms: u64,
     /// Packets between members pass untagged, and nothing is merged. Breaks what Tidelock
     /// promises; to show that a test notices.

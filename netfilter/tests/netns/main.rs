@@ -6,10 +6,14 @@
 
 mod drive;
 mod gates;
+mod hostile;
 mod interfaces;
 mod lab;
+mod loading;
+mod segments;
 mod tagging;
 mod town;
+mod wire;
 
 use drive::Drive;
 use lab::{

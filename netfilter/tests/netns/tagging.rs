@@ -2,7 +2,7 @@
 
 use crate::can_run;
 use crate::gates::Gates;
-use crate::lab::{MARKER, PATIENCE, in_namespace, next, nothing_came, udp, until};
+use crate::lab::{MARKER, in_namespace, next, nothing_came, udp, until};
 use crate::town::{Plan, Town};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -79,72 +79,6 @@ fn what_a_member_depends_on_goes_with_its_packets() {
             }
         }
     }
-}
-
-#[test]
-fn full_size_packets_cross_both_ways() {
-    if !can_run("full_size") {
-        return;
-    }
-    for plan in Plan::ALL {
-        for (headroom, tagging) in [(false, "9"), (true, "9"), (false, "hlc")] {
-            let town = Town::new(plan);
-            if headroom {
-                town.widen(1600);
-            }
-            let mut gates = town.gates(tagging);
-            let sockets = ["web", "db"].map(|who| socket(&town, who));
-            for (from, to) in [(0, 1), (1, 0)] {
-                let name = ["web", "db"][to];
-                // Exactly the guests' MTU; then in fragments of it.
-                for bytes in [1472, 5000] {
-                    let datagram: Vec<u8> = (0..bytes).map(|n| n as u8).collect();
-                    sockets[from].send_to(&datagram, at(town.ip(name))).unwrap();
-                    let mut buffer = [0; 8192];
-                    let len = sockets[to].recv(&mut buffer).expect("it came through");
-                    assert!(buffer[..len] == datagram[..], "{plan:?} {headroom} {bytes}");
-                    sockets[from].send_to(&datagram[..1400], at(town.ip6(name))).unwrap();
-                    assert_eq!(next(&sockets[to]).len(), 1400);
-                }
-            }
-            for (from, to) in [("web", "db"), ("db", "web")] {
-                for ip in [town.ip(to), town.ip6(to)] {
-                    stream(&town, from, to, ip);
-                }
-            }
-            let tags = gates.tags("web");
-            // On one host nothing needs room.
-            let is_tight = !headroom && plan == Plan::TwoHosts;
-            let gated = tags["gated_mtu"] + tags["gated_fragment"];
-            assert_eq!(gated > 0, is_tight, "{tags:?}");
-            let lowered = tags["mss_lowered"];
-            assert_eq!(lowered > 0, is_tight, "{tags:?}");
-            for (member, other) in [("web", "db"), ("db", "web")] {
-                assert!(merges(&town, &mut gates, other, member) > 100);
-                let tags = gates.tags(member);
-                assert!(tags["untagged_acks"] > 0, "{tags:?}");
-                let lost = tags.iter().filter(|(name, n)| name.starts_with("dropped") && **n > 0);
-                assert_eq!(lost.count(), 0, "{tags:?}");
-                assert_eq!(tags["gated_refused"] + tags["gated_unreadable"], 0, "{tags:?}");
-            }
-        }
-    }
-}
-
-fn stream(town: &Town, from: &str, to: &str, ip: IpAddr) {
-    let listener = in_namespace(&town.ns(to), || TcpListener::bind(any(0))).unwrap();
-    let to = SocketAddr::new(ip, listener.local_addr().unwrap().port());
-    let mut sender = in_namespace(&town.ns(from), || TcpStream::connect(to)).unwrap();
-    let (mut receiver, _) = listener.accept().unwrap();
-    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
-    sender.set_write_timeout(Some(PATIENCE)).unwrap();
-    let sent: Vec<u8> = (0u32..6 << 20).flat_map(u32::to_le_bytes).collect();
-    std::thread::scope(|scope| {
-        scope.spawn(|| sender.write_all(&sent).unwrap());
-        let mut received = vec![0; sent.len()];
-        receiver.read_exact(&mut received).unwrap();
-        assert!(received == sent);
-    });
 }
 
 #[test]

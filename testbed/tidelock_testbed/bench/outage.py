@@ -1,11 +1,13 @@
 """(p) Memory while the backup is away for an hour: of a group that goes on without it, and of one that waits.
 
-The guest writes at a steady rate; the group that waits has a backlog that is full after a while, so that it stops.
+The guest writes at a steady rate. The group that goes on fills its backlog on disk and keeps a map from then on; the
+one that waits has a backlog in memory, and its guest stops when that is full.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from ..hostdaemon import Protection, gate_of, writer_of
 from ..process import Process
@@ -21,7 +23,13 @@ RTT_MS = 10
 BACKLOG_MIB = 64
 IOPS = 500
 SAMPLES = 60
-POLICIES = {"goes on": "async after 5s", "waits": "hold"}
+ON_DISK_MIB = 1024
+GROUPS = {
+    "goes on": Protection(
+        backlog=f"{BACKLOG_MIB}MiB", when_unreachable="async after 5s", backlog_on_disk=f"{ON_DISK_MIB}MiB"
+    ),
+    "waits": Protection(backlog=f"{BACKLOG_MIB}MiB", when_unreachable="hold"),
+}
 WORKLOAD = Workload("4 KiB random write, QD 1", "randwrite", "4k", 1)
 
 
@@ -30,9 +38,10 @@ def measure(settings: Settings) -> dict:
     return {
         "rtt_ms": RTT_MS,
         "backlog_mib": BACKLOG_MIB,
+        "on_disk_mib": ON_DISK_MIB,
         "iops": IOPS,
         "outages": {
-            name: _outage(name, settings, settings.outage_s / (1 if name == "goes on" else 6)) for name in POLICIES
+            name: _outage(name, settings, settings.outage_s / (1 if name == "goes on" else 6)) for name in GROUPS
         },
     }
 
@@ -41,8 +50,7 @@ def _outage(name: str, settings: Settings, seconds: float) -> dict:
     with Run(f"bench-outage-{name.split()[0]}") as run:
         images = disk_directory(run)
         image = filled_image(images / "protected.img", settings.image_mib)
-        policy = Protection(lease_s=2, grace_s=3, backlog=f"{BACKLOG_MIB}MiB", when_unreachable=POLICIES[name])
-        pair = Protected(run, image, RTT_MS, images, protection=policy)
+        pair = Protected(run, image, RTT_MS, images, protection=replace(GROUPS[name], lease_s=2, grace_s=3))
         pair.wait_protected()
         pids = {name: pid for name, pid in pair.processes().items() if name.startswith("tidelock")}
         load = Process(run, "fio", fio_command(pair.uri, WORKLOAD, settings, seconds, IOPS))
@@ -55,6 +63,9 @@ def _outage(name: str, settings: Settings, seconds: float) -> dict:
         group = pair.daemon.group()
         written = writer_of(group)["guest_io"]["written_bytes"]
         state, is_open = group["state"], gate_of(group)["open"]
+        asked = IOPS * 4096 * seconds
+        if name == "goes on" and written < asked / 2:
+            raise RuntimeError(f"the guest has written {written} bytes of {asked:.0f}: it did not go on")
         pair.net.wan.mend()
         mended = time.monotonic()
         load.wait(600)

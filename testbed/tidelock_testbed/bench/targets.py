@@ -289,24 +289,31 @@ def _release(result: dict) -> list[Verdict]:
             None,
             command("k"),
         ),
-        Verdict("k", f"{held}: out of the kernel's queue, all at once", words("let_out_ns"), None, command("k")),
+        Verdict(
+            "k",
+            f"release with {result['held_by_kernel']:,} packets in the kernel's queue, for each: all at once",
+            words("let_out_ns"),
+            None,
+            command("k"),
+        ),
     ]
 
 
 def _activity(result: dict) -> list[Verdict]:
-    made = []
-    for row in result["rows"]:
+    def verdict(row: dict, ratio: str, whose: str) -> Verdict:
         least = ACTIVITY_RATIO[row["share"]]
-        made.append(
-            Verdict(
-                "m",
-                f"activity log on against off, {row['workload']}, {row['share']} of the disk: ×{least} or more",
-                _spread(row["ratio"]),
-                row["ratio"]["median"] >= least,
-                command("m"),
-            )
+        return Verdict(
+            "m",
+            f"activity log on against off, {row['workload']}, {row['share']} of the disk{whose}: ×{least} or more",
+            _spread(row[ratio]),
+            row[ratio]["median"] >= least,
+            command("m"),
         )
-    return made
+
+    smaller = ", a map for a quarter of it"
+    return [verdict(row, "ratio", "") for row in result["rows"]] + [
+        verdict(row, "ratio_small", smaller) for row in result["rows"] if row["share"] == "100 %"
+    ]
 
 
 def _history(result: dict) -> list[Verdict]:

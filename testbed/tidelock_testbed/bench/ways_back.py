@@ -17,8 +17,9 @@ memory. Beside it the writes of another group of that host, which is in mode syn
 OUTAGE = """## (p) An outage
 
 Resident memory while the link is cut and the guest writes 4 KiB at random places, {iops} a second, with a backlog of
-{backlog_mib} MiB: of a group whose policy is `async after 5s`, which goes on and keeps in its map what it owes, and of
-one that waits."""
+{backlog_mib} MiB in memory: of a group whose policy is `async after 5s`, which fills a backlog of {on_disk_mib} MiB
+on disk, and keeps in its map what it owes when that is full; and of one in the policy `hold`, whose guest waits when
+memory is full."""
 
 SWITCHOVER = """## (q) A planned switch
 
@@ -58,13 +59,14 @@ def write_outage(_directory: Path, result: dict) -> list[str]:
     """Part (p)."""
     lines = [*OUTAGE.format(**result).splitlines(), ""]
     lines += [
-        "| group | for, s | process | first, MiB | at half | at the end | once it is back |",
-        "|---|---|---|---|---|---|---|",
+        "| group | for, s | state | written, MiB | process | first, MiB | at half | end | back again |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in result["outages"].items():
         for process in found["first_mib"]:
             cells = " | ".join(f"{found[f'{when}_mib'][process]:g}" for when in ("first", "half", "end", "after"))
-            lines.append(f"| {name} | {found['seconds']:g} | `{process}` | {cells} |")
+            did = f"{found['seconds']:g} | `{found['state']}` | {found['written_mib']:,}"
+            lines.append(f"| {name} | {did} | `{process}` | {cells} |")
     return [*lines, ""]
 
 

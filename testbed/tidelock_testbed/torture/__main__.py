@@ -25,10 +25,10 @@ from ..run import Run
 from .client_round import ClientRound
 from .disk_round import DiskRound
 from .failback_round import FailbackRound
-from .verdict import Report, Verdict, again
+from .verdict import Report, Unjudged, Verdict, again
 
 SEEDS = 1_000_000
-ROUNDS_OF_SEEDS = ("vm", "disk", "process", "failback", "process", "disk", "process", "failback", "process", "disk")
+ROUNDS_OF_SEEDS = ("vm", "disk", "process", "failback", "postgres", "disk", "process", "failback", "postgres", "disk")
 """What a round is, by the last digit of its seed."""
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -53,11 +53,14 @@ def main(words: list[str] | None = None) -> int:
             say(f"VIOLATED: {violation.splitlines()[0]}")
         if verdict.failure:
             say(f"not to its end: {verdict.failure.splitlines()[0]}")
+        if verdict.unjudged:
+            say(f"not judged: {verdict.unjudged}")
         if verdict.violations or verdict.failure:
             say(f"the round's logs are kept; again: {again(verdict)}")
     lock.close()
     print(report.as_text(), flush=True)
     found = f"{len(report.violated)} with violations, {len(report.failed)} not to their end"
+    found += f", {len(report.unjudged)} not judged"
     say(f"{number} rounds, {found}: see {report.out / 'torture-report.md'}")
     return report.status
 
@@ -80,7 +83,7 @@ DISKS = {"disk": DiskRound, "failback": FailbackRound}
 def kind_of(seed: int, vms: bool) -> str:
     """What a round is."""
     kind = ROUNDS_OF_SEEDS[seed % len(ROUNDS_OF_SEEDS)]
-    return "process" if kind == "vm" and not vms else kind
+    return "postgres" if kind == "vm" and not vms else kind
 
 
 def perform(seed: int, vms: bool = True) -> Verdict:
@@ -93,6 +96,8 @@ def perform(seed: int, vms: bool = True) -> Verdict:
             this = DISKS[kind](run, seed) if kind in DISKS else ClientRound(run, seed, kind)
             verdict = this.verdict
             this.execute()
+        except Unjudged as error:
+            verdict.unjudged = str(error)
         except Exception as error:  # what went wrong is the round's result
             traceback.print_exc()
             verdict.failure = str(error) or type(error).__name__

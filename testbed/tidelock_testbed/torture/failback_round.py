@@ -23,7 +23,8 @@ from ..paths import BIN
 from ..process import Process, wait_until
 from ..progress import say
 from ..run import Run
-from .tortured_disk import DEPTHS, DISK_MIB, NAME, PATIENCE_S, TorturedDisk
+from .marks import NAME
+from .tortured_disk import DEPTHS, DISK_MIB, PATIENCE_S, TorturedDisk
 from .verdict import Verdict
 
 SWITCHES_MAX = 4
@@ -69,11 +70,18 @@ class FailbackRound(TorturedDisk):
         self.pair.start()
         say(f"there and back again, in mode {self.pair.options.mode}")
         self.suffer(1, 3)
-        if self.leave() and self.work_recovered() and self.return_behind_a_daemon() and self.switch_home():
-            self.work_recovered()
+        if self.rest() and self.go_there_and_back():
             self.retire(self.pair)
         self.verdict.writes = self.oracle.completed
         return self.verdict
+
+    def go_there_and_back(self) -> bool:
+        """As far as nothing breaks."""
+        self.suffer(0, 1)
+        if self.leave() and self.work_recovered() and self.return_behind_a_daemon() and self.switch_home():
+            self.work_recovered()
+            return True
+        return False
 
     def suffer(self, least: int, most: int) -> None:
         """So many times faults, all of them undone."""
@@ -81,7 +89,7 @@ class FailbackRound(TorturedDisk):
         for _ in range(self.chance.randrange(least, most + 1)):
             self.trouble.episode(1.5, self.work)
             self.look_at_the_backup()
-            self.tell()
+        self.tell()
 
     def _watch(self) -> None:
         super()._watch()
@@ -105,6 +113,7 @@ class FailbackRound(TorturedDisk):
         if not image:
             return False
         self.check_recovered(image, self.pair.options.mode)
+        self.marks.check_all()
         self.oracle.rebase(image)
         self.told = 0
         return True
@@ -114,6 +123,7 @@ class FailbackRound(TorturedDisk):
         self.trouble.begin_one()
         self.work(self.chance.uniform(0, 1))
         say("DISASTER: the primary site is gone")
+        self.trouble.look()
         self.is_over = True
         self.pair.daemon.kill()
         self._daemon_is_gone()
@@ -126,7 +136,7 @@ class FailbackRound(TorturedDisk):
     def lose_the_link(self) -> Path | None:
         """The primary site lives on and is written to; nobody says that it is dead, so the grace is waited out."""
         say("PARTITION: the link is gone, the primary site is not")
-        self.verdict.faults["link: cut for good"] += 1
+        self.verdict.bitten("link: cut for good")
         self.net.wan.cut()
         self.work(self.chance.uniform(0, 1))
         self.is_over = True
@@ -149,7 +159,7 @@ class FailbackRound(TorturedDisk):
             guest.flush()
             guest.close()
             if self.chance.random() < 0.7:
-                self.verdict.faults["kill -9: of a backup that is primary"] += 1
+                self.verdict.bitten("kill -9: of a backup that is primary")
                 self.pair.backup.kill()
                 export.unlink(missing_ok=True)
                 self.pair.start_backup()
@@ -158,6 +168,8 @@ class FailbackRound(TorturedDisk):
             self.verdict.check(9, not lost, f"{len(lost)} blocks of the recovered disk: {lost[:3]}")
             if lost:
                 return False
+        # What is written to the recovered disk has its place after the past, and changes nothing of it.
+        self.marks.check_all()
         return True
 
     def work_elsewhere(self, seconds: float) -> None:
@@ -197,9 +209,9 @@ class FailbackRound(TorturedDisk):
         away.start_daemon()
         say(f"away, in mode {away.options.mode}: the old site is compared")
         self.suffer(1, 2)
-        if not self.come_back():
+        if not self.rest():
             return False
-        self.suffer(0, 2)
+        self.suffer(0, 1)
         return True
 
     def switch_home(self) -> bool:
@@ -212,7 +224,7 @@ class FailbackRound(TorturedDisk):
             except (TimeoutError, ConnectionError) as error:
                 self.verdict.check(8, False, f"before a switch: {error}")
                 return False
-            self.load = None
+            self._end_load()
             blows = self._blows()
             if self.switch_over(self.chance.choice(blows) if attempt < SWITCHES_MAX - 1 else blows[0]):
                 return self.arrive()
@@ -242,7 +254,7 @@ class FailbackRound(TorturedDisk):
     def switch_over(self, blow: _Blow) -> bool:
         """Tries it; returns whether the group is switched. If not it goes on here, as if nothing had been."""
         say(f"switchover, and in the middle of it: {blow.name}")
-        self.verdict.faults[f"switchover: {blow.name}"] += 1
+        self.verdict.bitten(f"switchover: {blow.name}")
         words = [BIN / "tidelock", "switchover", GROUP, "--guest-is-stopped", "--timeout", SWITCH_TIMEOUT, "--json"]
         name = f"switchover-{self._next_seed().replace(' ', '-')}"
         asking = Process(self.run, name, [*words, "--socket", self.pair.control_socket])

@@ -1,46 +1,57 @@
 """A protected disk under faults: the test is its guest, over NBD, and knows byte by byte what it may hold.
 
-What rounds have in common: a guest that writes whenever there is a disk to write to, and a watch over what the daemon
-and the backup say meanwhile.
+What rounds have in common: a guest that writes whenever there is a disk to write to, a watch over what the daemon
+and the backup say meanwhile, and points in time whose content is known (`marks.py`).
 """
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from .. import nbdwire
 from ..faultshim import FaultShim
 from ..faultydisk import FaultyDisk
 from ..hostdaemon import writer_of
-from ..nbdwire import EIO
-from ..oracle import Load, Oracle
-from ..pair import DISK, GROUP, LONG_S, MEMBER, MIB, Pair
+from ..nbdwire import EIO, NbdError
+from ..oracle import BLOCK, Load, Oracle
+from ..pair import DISK, GROUP, HOST, LONG_S, MEMBER, MIB, Pair
 from ..paths import BIN
-from ..process import run_command, wait_until
+from ..process import Process, wait_until
 from ..progress import say
-from ..room import take_all
 from ..run import Run
-from .faults import Troublemaker, Victim, World, inside
+from .faults import Switch, Troublemaker, Victim, World, inside, rises
+from .marks import NAME, Marks
 from .verdict import Verdict
 
 DISK_MIB = 16
-NAME = f"{MEMBER}.{DISK}"
-"""The disk's name at the backup."""
 SLOW_BYTES_PER_S = 4e6
 """Of a primary's disk that is slow: less than the guest writes."""
+ON_DISK_MIB = 64
+"""Of a backlog on disk: the least that there is."""
+SEGMENT_MIB = 16
+"""By so much more it may have, of records that the backup has already (docs/backlog-on-disk.md): a killed daemon's are
+counted until the backup has said which these are."""
+UNREACHED_S = 10
+"""A daemon that may serve without the backup does so by then."""
 EVERY_S = 0.05
 PATIENCE_S = 0.2
 """How long the guest and whoever watches wait for a daemon that may be stopped."""
 DEPTHS = (1, 8, 64)
 """How many requests a guest has under way."""
+LONGEST, RECORD = 32 * BLOCK, 256
+"""Bytes of a guest's longest request, and what its record counts besides."""
 
 
 class TorturedDisk:
     """The guest, its memory, and the pair of processes that protect its disk now."""
 
     kind = "disk"
+    points: type[Marks] = Marks
 
     def __init__(self, run: Run, seed: int):
         self.run = run
@@ -50,21 +61,26 @@ class TorturedDisk:
         self.load: Load | None = None
         self.laps = 0
         self.cut_a_resync = False
+        self.guest_died = False
         self.told = 0
         """So much of what the guest has done was at the backup for certain, and may have been told to anybody."""
 
-    def protect_by(self, pair: Pair, may_be_full: bool = False, faulty: FaultyDisk | None = None) -> None:
+    def protect_by(self, pair: Pair, faulty: FaultyDisk | None = None) -> None:
         """From now on these processes protect the disk, and suffer."""
         self.pair, self.faulty = pair, faulty
+        self.marks = self.points(pair, self.oracle, self.verdict, self.chance)
+        self.seen: Counter[str] = Counter()
+        """Words of the group's status, and how often they were there."""
+        self.errors = 0
+        """Requests that the guest was answered with an error, but for those of the load that is there now."""
         self.verified_ms = 0
         self.durable = 0
         self.is_over = False
         """The primary site is gone: its daemon is not started again."""
-        self.ballast = pair.backup_files() / "ballast"
-        self.trouble = Troublemaker(self._world(may_be_full), self.chance)
-        self.trouble.counts = self.verdict.faults
+        self.trouble = Troublemaker(self._world(), self.chance)
+        self.trouble.counts, self.trouble.bites = self.verdict.faults, self.verdict.bites
 
-    def _world(self, may_be_full: bool) -> World:
+    def _world(self) -> World:
         pair = self.pair
         daemon = Victim("daemon", lambda: pair.daemon, self._start_daemon, self._daemon_is_gone)
         backup = Victim("backup", lambda: pair.backup, pair.start_backup)
@@ -73,17 +89,142 @@ class TorturedDisk:
         pair.daemon_environment, pair.backup_environment = in_daemon.environment, in_backup.environment
         switches = inside("the daemon", in_daemon, self.chance, has_disk=False)
         switches |= inside("the backup", in_backup, self.chance, has_disk=True)
-        if may_be_full:
-            switches["disk: the backup's is full"] = (
-                lambda: take_all(self.ballast),
-                lambda: self.ballast.unlink(missing_ok=True),
+        switches["kill -9: guest"] = Switch(self._guest_dies, lambda: None, lambda: self._had_a_guest)
+        rare = self._of_rooms() | self._of_the_primary() | self._of_settings()
+        return World([daemon, backup], pair.net.wans, switches | rare, frozenset(rare))
+
+    def _of_rooms(self) -> dict[str, Switch]:
+        """File systems that are full."""
+        pair, faults = self.pair, {}
+        if room := pair.backup_room:
+            stalled = rises(lambda: self.seen["no room"])
+            faults["room: the backup's disk is full"] = Switch(room.fill, room.give_back, stalled)
+        if room := pair.state_room:
+
+            def fill() -> None:
+                room.fill()
+                if self.chance.random() < 0.5:
+                    pair.daemon.kill()
+                    self._daemon_is_gone()
+                    try:
+                        self._start_daemon()
+                    except RuntimeError as error:  # it cannot go on as long as it can keep nothing
+                        say(str(error).splitlines()[0])
+
+            def give_back() -> None:
+                room.give_back()
+                if not pair.daemon.alive():
+                    self._start_daemon()
+
+            def complaints() -> int:
+                return sum(
+                    log.read_text().count("No space left") for log in self.run.directory.glob("*tidelockd-*.log")
+                )
+
+            subjects = frozenset({"daemon"})
+            faults["room: the daemon's disk is full"] = Switch(fill, give_back, rises(complaints), subjects)
+        return faults
+
+    def _of_the_primary(self) -> dict[str, Switch]:
+        """The guest's own disk."""
+        if not (faulty := self.faulty):
+            return {}
+
+        def fail_reads() -> None:
+            faulty.fail("pread")
+            # Who reads is a verification, or a comparison after a crash. What cannot be read is tried again.
+            words = [BIN / "tidelock", "verify", GROUP, "--socket", self.pair.control_socket]
+            Process(self.run, f"verify-{self._next_seed().replace(' ', '-')}", words)
+
+        return {
+            "disk of the primary: writes fail": Switch(
+                lambda: faulty.fail("pwrite"), faulty.fail, rises(self._failed_requests)
+            ),
+            "disk of the primary: reads fail": Switch(fail_reads, faulty.fail, lambda: self._reads_fail),
+            "disk of the primary: slow": Switch(
+                lambda: faulty.slow(SLOW_BYTES_PER_S), lambda: faulty.slow(0), self._writes_are_slow
+            ),
+        }
+
+    def _of_settings(self) -> dict[str, Switch]:
+        """Outages for which the group has a policy of its own."""
+        pair, wan, faults = self.pair, self.pair.net.wans[0], {}
+        of_link = frozenset({"wan 0"})
+        group = pair.options.group
+        if "async after" in group:
+            degraded = rises(lambda: self.seen["degraded"])
+            faults["outage: clients are answered without the backup"] = Switch(
+                lambda: self._cut_until("degraded"), wan.mend, degraded, of_link
             )
-        if faulty := self.faulty:
-            switches["disk: the primary's fails writes"] = (lambda: faulty.fail("pwrite"), faulty.fail)
-            # What cannot be read cannot be compared: it is tried again.
-            switches["disk: the primary's fails reads"] = (lambda: faulty.fail("pread"), faulty.fail)
-            switches["disk: the primary's is slow"] = (lambda: faulty.slow(SLOW_BYTES_PER_S), lambda: faulty.slow(0))
-        return World([daemon, backup], pair.net.wans, switches)
+        if "backlog_on_disk" in group:
+            on_disk = rises(lambda: self.seen["on disk"])
+            faults["outage: longer than memory holds"] = Switch(
+                lambda: self._cut_until("on disk"), wan.mend, on_disk, of_link
+            )
+            is_full = rises(lambda: self.seen["overflowed"] + self.seen["full"])
+            faults["outage: longer than the backlog on disk holds"] = Switch(
+                lambda: self._cut_until("overflowed", "full"), wan.mend, is_full, of_link
+            )
+        if "serve-unprotected" in group:
+
+            def start_without() -> None:
+                wan.cut()
+                pair.daemon.kill()
+                self._daemon_is_gone()
+                self._start_daemon()
+                self._work_until(UNREACHED_S, "unprotected")
+
+            subjects = of_link | {"daemon", "backup"}
+            unprotected = rises(lambda: self.seen["unprotected"])
+            faults["outage: the daemon starts without the backup"] = Switch(
+                start_without, wan.mend, unprotected, subjects
+            )
+        return faults
+
+    def _cut_until(self, *words: str) -> None:
+        self.pair.net.wans[0].cut()
+        if self.load:
+            self.load.deepen(max(DEPTHS))
+        self._work_until(5, *words)
+
+    def _work_until(self, most_s: float, *words: str) -> None:
+        """Until the status has one of these words; another fault may keep it from that."""
+        before, end = self.seen.copy(), time.monotonic() + most_s
+        while time.monotonic() < end and not any(self.seen[word] > before[word] for word in words):
+            self.work(0.1)
+
+    # -- whether a fault was met -------------------------------------------------------------------------------------
+
+    def _had_a_guest(self) -> bool:
+        return self.guest_died
+
+    def _failed_requests(self) -> int:
+        return self.errors + (len(self.load.errors) if self.load else 0)
+
+    def _reads_fail(self) -> bool:
+        try:
+            guest = nbdwire.Connection(self.pair.socket, DISK, PATIENCE_S)
+            guest.read(0, BLOCK)
+            guest.close()
+        except NbdError:
+            return True
+        except OSError:  # nobody answers
+            pass
+        return False
+
+    def _writes_are_slow(self) -> Callable[[], bool]:
+        """Whether what was written since is about what the slow disk can do, and not what the guest asks for."""
+        began, before = time.monotonic(), self._written_bytes()
+
+        def are_slow() -> bool:
+            possible = SLOW_BYTES_PER_S * (time.monotonic() - began)
+            return possible / 2 < self._written_bytes() - before < 2 * possible
+
+        return are_slow
+
+    def _written_bytes(self) -> int:
+        """What the primary's disk has written."""
+        return 512 * int(Path(f"/sys/block/{self.pair.disk.name}/stat").read_text().split()[6])
 
     # -- the guest, and who watches ----------------------------------------------------------------------------------
 
@@ -115,10 +256,29 @@ class TorturedDisk:
             groups = self.pair.status(timeout_s=PATIENCE_S)["groups"]
         except OSError:  # nobody answers: it is dead, or stopped
             return
-        self._look_at_verification(writer_of(groups[0])["verify"]["last"])
-        backlog = writer_of(groups[0])["backlog"]
-        text = f"the backlog has {backlog['used_bytes']} bytes, its limit is {backlog['limit_bytes']}"
-        self.verdict.check(10, backlog["used_bytes"] <= backlog["limit_bytes"], text)
+        group = groups[0]
+        self._look_at_verification(writer_of(group)["verify"]["last"])
+        self._look_at_backlog(writer_of(group)["backlog"])
+        self.seen[group["state"]] += 1
+        self.seen["no room"] += "no room" in (group["detail"] or "")
+        if group["state"] == "protected" and group["degraded_since_unix_ms"] is not None:
+            self.verdict.check(6, False, f"it is called protected and degraded: {group}")
+
+    def _look_at_backlog(self, backlog: dict) -> None:
+        """It has no more than it may. While a comparison runs the limit is a lower one, for what comes then."""
+        used, limit = backlog["used_bytes"], max(backlog["limit_bytes"], self.pair.options.backlog_mib * MIB)
+        on_disk = backlog["on_disk"]
+        if on_disk:
+            limit = max(limit, (ON_DISK_MIB + SEGMENT_MIB) * MIB)
+            memory, memory_limit = on_disk["memory_bytes"], on_disk["memory_limit_bytes"]
+            text = f"the backlog has {memory} bytes in memory, its limit is {memory_limit}"
+            self.verdict.check(10, memory <= memory_limit, text)
+            self.seen["on disk"] += on_disk["records"] > 0
+        if self.faulty:
+            # What its disk has failed to write is read back and recorded once more, without waiting for room.
+            limit += max(DEPTHS) * (LONGEST + RECORD)
+        self.seen["full"] += backlog["writes_wait"]
+        self.verdict.check(10, used <= limit, f"the backlog has {used} bytes, its limit is {limit}")
 
     def _look_at_verification(self, last: dict | None) -> None:
         """Nobody has changed a byte behind the daemon's back, so the sites never differ, whatever has failed."""
@@ -141,13 +301,23 @@ class TorturedDisk:
     def tell(self) -> None:
         """What has completed by now may be told, if the backup says that it has it: a bookmark has all that was
         written before it."""
-        position = self.oracle.position()
-        words = [BIN / "tidelock", "bookmark", GROUP, "told", "--move", "--timeout", "2s"]
-        try:
-            run_command([*words, "--socket", self.pair.control_socket], "set a bookmark")
-        except RuntimeError:  # the backup is away, or the daemon
-            return
-        self.told = position
+        position = self.marks.set_while_writing()
+        if position is not None:
+            self.told = position
+
+    def rest(self) -> bool:
+        """In the middle of a round: everything comes back, a point in time is kept, and a drill on one changes nothing.
+        Everything comes back from that, too."""
+        if not self.come_back():
+            return False
+        self.marks.set_while_still()
+        self.told = self.oracle.position()
+        self.marks.check_all()
+        self.marks.drill(self.work)
+        if not self.come_back():
+            return False
+        self.verdict.check(7, True, "")
+        return True
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -166,7 +336,7 @@ class TorturedDisk:
         expected = {EIO} if self.faulty else set()
         unexpected = set(self.load.errors) - expected
         self.verdict.check(9, not unexpected, f"writes were answered with errors {unexpected}")
-        self.load = None
+        self._end_load()
         try:
             pair.check_sites(self.oracle)
         except AssertionError as error:
@@ -182,12 +352,40 @@ class TorturedDisk:
 
     def recover(self, *options: str) -> Path | None:
         """The group is recovered: the disk as the backup offers it now."""
-        recover = self.pair.start_recovery(*options)
+        may_have_left = self._has_left()
+        recover = self.pair.start_recovery("--json", *options)
         if recover.wait(LONG_S) != 0:
             self.verdict.check(8, False, f"the recovery failed\n{recover.tail()}")
             return None
-        self.cut_a_resync = "a resync of host" in recover.tail()
+        line = next(line for line in recover.log.read_text().splitlines() if line.startswith("{"))
+        self.cut_a_resync = "a resync of host" in line
+        self.check_exposed(json.loads(line)["recovery"]["exposed"], may_have_left)
         return self._recovered_image()
+
+    def degraded_since_ms(self) -> int | None:
+        """Since when the host has on record that clients may know more than the backup, if it has that."""
+        try:
+            return json.loads((self.pair.state_files / GROUP / "_degraded.json").read_text())["since_unix_ms"]
+        except FileNotFoundError:
+            return None
+
+    def _has_left(self) -> bool:
+        """The daemon has ended cleanly, with everything at the backup, and has not attached since."""
+        known = self.pair.backup_group()["policies"].get(MEMBER)
+        return bool(known and known["has_left"]) and self.degraded_since_ms() is None
+
+    def check_exposed(self, exposed: list[dict], may_have_left: bool = False) -> None:
+        """The recovery names who may have told more than is here, and since when; and nobody else."""
+        group = self.pair.options.group
+        may_be = "async after" in group or "serve-unprotected" in group
+        named = [one["host"] for one in exposed]
+        is_right = named == [HOST] * may_be or (may_have_left and not named)
+        self.verdict.check(6, is_right, f"the policies are {group!r}, and the recovery names {exposed}")
+        since_ms = self.degraded_since_ms()
+        if since_ms is not None and named and not any(fault.startswith("clock") for fault in self.verdict.faults):
+            said_ms = exposed[0]["since_unix_ms"]
+            text = f"clients may know more since {since_ms}, and the recovery says {said_ms}"
+            self.verdict.check(6, said_ms is None or said_ms <= since_ms, text)
 
     def check_recovered(self, image: Path, mode: str) -> None:
         """It is a state that the disk had, with all that was told, or in mode sync all that had completed, unless the
@@ -197,14 +395,24 @@ class TorturedDisk:
         if self.told:
             lacks = self.oracle.violations_of_prefix(image, at_least=self.told)
             self.verdict.check(1, not lacks, f"{len(lacks)} blocks lack what was told: {lacks[:3]}")
-        # Until a resync has ended nothing is told, and a recovery goes back to before it.
-        if mode == "sync" and not self.cut_a_resync:
+        # Until a resync has ended nothing is told, and a recovery goes back to before it. By its policy it may go on
+        # without the backup.
+        if mode == "sync" and not self.cut_a_resync and self.degraded_since_ms() is None:
             lost = self.oracle.violations(image)
             self.verdict.check(9, not lost, f"{len(lost)} blocks lack what had completed: {lost[:3]}")
 
     def _recovered_image(self) -> Path:
         export = self.recovered_socket()
-        wait_until("the recovered disk is offered", export.exists, LONG_S, [self.pair.backup])
+
+        def accepts() -> bool:
+            # The file is there a moment before anybody listens.
+            try:
+                nbdwire.Connection(export, NAME, PATIENCE_S).close()
+            except OSError:
+                return False
+            return True
+
+        wait_until("the recovered disk is offered", accepts, LONG_S, [self.pair.backup])
         image = self.pair.directory / "recovered.img"
         guest = nbdwire.Connection(export, NAME)
         image.write_bytes(b"".join(guest.read(at, MIB) for at in range(0, DISK_MIB * MIB, MIB)))
@@ -226,6 +434,17 @@ class TorturedDisk:
 
     def _forget_load(self) -> None:
         if self.load:
-            self.load.vanish()
+            self._end_load()
             self.oracle.server_died()
-            self.load = None
+
+    def _end_load(self) -> None:
+        self.load.vanish()
+        self.errors += len(self.load.errors)
+        self.load = None
+
+    def _guest_dies(self) -> None:
+        """What it had asked for and was not answered may still be done: it stays in doubt."""
+        self.work(0.2)
+        self.guest_died = self.load is not None and self.load.alive()
+        if self.load:
+            self._end_load()

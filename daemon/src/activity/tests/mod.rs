@@ -610,6 +610,46 @@ fn of_a_disk_that_has_grown_only_what_is_new_is_compared() {
     assert_eq!(format::read(&file, &identity()), Err(Unusable::Foreign(format::OTHER_DISKS)));
 }
 
+/// Its place stays, so that the others keep their numbers: nothing waits for a flush of it.
+#[test]
+fn of_a_disk_that_was_removed_nothing_is_compared_and_none_is_flushed() {
+    let mut identity = identity();
+    identity.disks[0].2 = 0;
+    let (_, old) = open_clean();
+    let found = || format::read(&old, &identity);
+    let Opening { mut log, change, has_grown } =
+        open(found(), GEOMETRY, &identity, Incarnation(12), CLEAN);
+    let FileChange::Replace(mut file) = change else { panic!("a new file") };
+    assert!(!has_grown && log.unusable.is_none());
+    assert_eq!(log.ranges(), []);
+    // Many more than there are slots: each is flushed before its slot is used again.
+    for nth in 0..60 {
+        log.admit(nth, extent(1, nth));
+        while let Some(action) = log.poll_action() {
+            match action {
+                Action::Flush { disk, number } => {
+                    assert_eq!(disk, DiskId(1));
+                    log.flush_ended(disk, number, true);
+                }
+                Action::Write { offset, block } => {
+                    file[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+                    log.written(true);
+                }
+                Action::Go(request) => {
+                    log.finished(request, Seq(101 + request));
+                    log.committed(Seq(101 + request));
+                }
+                Action::Discard => panic!("nothing failed"),
+            }
+        }
+    }
+    assert_eq!((log.counts().misses, log.counts().overflows), (60, 0));
+
+    // After an unclean end the map speaks of a disk that is not there.
+    let mut log = open(found(), GEOMETRY, &identity, Incarnation(12), LastEnd::Unclean).log;
+    assert!(matches!(log.attached(&ATTACHED), Compare::All(_)));
+}
+
 /// The stream of a killed process goes on with all that it had not sent: nothing is compared, and what the map has leaves
 /// it when the backup has the last record of that time, and not before.
 #[test]

@@ -1,0 +1,134 @@
+//! The programs of one member, loaded but not attached, and what became of the frames that they were given.
+
+use crate::frames::{OWN6, PEER6};
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering::SeqCst;
+use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp};
+use tidelock_tagging::{Direction, GroupTags, MemberTags, Settings, TaggingError, Tried};
+
+pub const MARK: u32 = 1 << 27;
+pub const MTU: u32 = 1500;
+
+pub struct Member {
+    pub group: GroupTags,
+    pub tags: MemberTags,
+    pub codec: Codec,
+}
+
+pub fn settings(form: Form) -> Settings {
+    Settings {
+        codec: Codec::new(form, "shop", ["db", "web", "files"]),
+        ipv4_option: IPV4_OPTION,
+        pass_mark: MARK,
+        path_mtu: MTU,
+        path_strips_options: false,
+        hlc_ahead_max_ms: 1000,
+        off_for_a_demonstration: false,
+    }
+}
+
+pub fn load(settings: &Settings) -> Option<Member> {
+    let group = match GroupTags::new() {
+        Ok(group) => group,
+        // Root that may not do this is root of a container: there the tests would all pass and try nothing.
+        Err(e @ TaggingError::NotAllowed) if !is_root() => {
+            // Not by eprintln: the test harness swallows that of a test that passes.
+            let _ = writeln!(std::io::stderr(), "SKIP kernel programs: {e}");
+            return None;
+        }
+        Err(e) => panic!("{e}"),
+    };
+    let tags = load_one(settings, &group);
+    tags.set_addresses(&ips(&["10.0.0.1", OWN6]), &ips(&["10.0.0.2", PEER6])).unwrap();
+    group.committed().trusted_until.store(u64::MAX, SeqCst);
+    Some(Member { group, tags, codec: settings.codec })
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").expect("/proc").uid() == 0
+}
+
+pub fn load_one(settings: &Settings, group: &GroupTags) -> MemberTags {
+    MemberTags::load(settings, group, None).unwrap_or_else(|e| panic!("{e}"))
+}
+
+pub fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+pub fn vector(writers: u16) -> Form {
+    Form::Vector { writers }
+}
+
+impl Member {
+    pub fn pend(&self, seqs: &[u64]) {
+        for (entry, seq) in self.tags.pending().entries.iter().zip(seqs) {
+            entry.store(*seq, SeqCst);
+        }
+    }
+
+    pub fn pending(&self) -> Vec<u64> {
+        self.tags.pending().entries[..3].iter().map(|e| e.load(SeqCst)).collect()
+    }
+
+    pub fn commit(&self, seqs: &[u64]) {
+        for (entry, seq) in self.group.committed().entries.iter().zip(seqs) {
+            entry.store(*seq, SeqCst);
+        }
+    }
+
+    pub fn open(&self) {
+        self.group.committed().open_until.store(u64::MAX, SeqCst);
+    }
+
+    pub fn send(&self, frame: &[u8]) -> Tried {
+        self.tags.try_frame(Direction::FromGuest, frame, 0).unwrap()
+    }
+
+    pub fn receive(&self, frame: &[u8]) -> Tried {
+        self.tags.try_frame(Direction::ToGuest, frame, 0).unwrap()
+    }
+
+    /// What has been counted since.
+    pub fn counted(&self, what: &str) -> u64 {
+        let stats = self.tags.stats().unwrap();
+        stats.named().find(|(name, _)| *name == what).expect("a counter").1
+    }
+
+    pub fn tag4(&self, stamp: &Stamp) -> Vec<u8> {
+        let mut option = vec![];
+        self.codec.encode_ipv4(IPV4_OPTION, stamp, &mut option);
+        option
+    }
+
+    #[track_caller]
+    pub fn is_passed(&self, tried: &Tried, counter: &str) {
+        assert!(tried.passed && tried.mark & MARK != 0, "{:?}", self.tags.stats());
+        assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
+    }
+
+    #[track_caller]
+    pub fn is_left(&self, tried: &Tried, frame: &[u8], counter: &str) {
+        assert!(tried.passed && tried.mark & MARK == 0, "{:?}", self.tags.stats());
+        assert_eq!(tried.frame, frame, "a packet that is queued is as it was");
+        assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
+    }
+
+    #[track_caller]
+    pub fn is_dropped(&self, tried: &Tried, counter: &str) {
+        assert!(!tried.passed, "{:?}", self.tags.stats());
+        assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
+    }
+}
+
+pub fn stamp(seqs: &[u64]) -> Stamp {
+    Stamp::Vector((0..).map(WriterId).zip(seqs.iter().map(|s| Seq(*s))).collect())
+}
+
+pub fn boot_ms() -> u64 {
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+    (uptime.split_whitespace().next().unwrap().parse::<f64>().unwrap() * 1000.0) as u64
+}
