@@ -22,6 +22,8 @@ pub enum Bug {
     PolicyForgotten,
     /// Breaks rule 1: who attaches while others are in mode async is not told.
     NewcomerNotTold,
+    /// Breaks rule 6: a host is told that what was seeded is its disks.
+    SeededIsWhole,
     /// Breaks rule 6: what is compared by digests is what was folded.
     DigestOfImage,
     /// Breaks rule 6: a copy counts as whole although a disk has grown.

@@ -333,6 +333,9 @@ impl<S: Storage> Group<S> {
         self.grace.set_grace_ms(self.manifest.grace_ms);
         self.may_have_lease(&attach.member);
         self.take_over(now, link, attach, join.is_some());
+        if copy == CopyState::Seeded && planted::is(Bug::SeededIsWhole) {
+            copy = CopyState::Whole;
+        }
         let state = self.journal.state();
         Ok(Attached {
             epoch: state.epoch,

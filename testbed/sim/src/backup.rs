@@ -12,6 +12,7 @@ use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, VecDeque};
 use tidelock_backup_server::fold::{FoldError, Folded};
 use tidelock_backup_server::group::{Group, GroupCreateError, GroupOptions, Link, Now, Output};
+use tidelock_backup_server::history::Point;
 use tidelock_backup_server::journal;
 use tidelock_backup_server::storage::Storage;
 use tidelock_backup_server::storage::memory::{Faults, Memory};
@@ -67,6 +68,10 @@ pub struct GroupSlot {
     pub(crate) contiguous: CountVector,
     /// Since when and how it is recovered.
     pub recovered: Option<Recovered>,
+    /// It was seeded, and what was is pinned here.
+    pub(crate) seeded: Option<Point>,
+    /// It was recovered, and will be protected again.
+    pub(crate) is_on_its_way: bool,
     /// The last attempt found that some member was never whole.
     pub initialising: bool,
     /// Times that were asked for, and the answers.
@@ -99,35 +104,7 @@ impl Backup {
     /// A server with an empty disk.
     #[must_use]
     pub fn new(plan: &Scenario) -> Self {
-        let slot = |_| GroupSlot {
-            storage: Memory::new(),
-            group: None,
-            inbox: VecDeque::new(),
-            inbox_bytes: 0,
-            hangs_until_ns: 0,
-            kept: BTreeMap::new(),
-            busy: false,
-            due: false,
-            again: false,
-            folding: false,
-            opening: 0,
-            outputs: Vec::new(),
-            full: false,
-            dying: false,
-            told: CountVector::new(),
-            told_at: Vec::new(),
-            told_watermark: Hlc(0),
-            told_durable: CountVector::new(),
-            contiguous: CountVector::new(),
-            recovered: None,
-            initialising: false,
-            asked: Vec::new(),
-            views: Vec::new(),
-            held: Vec::new(),
-            writers: BTreeMap::new(),
-            vms: BTreeMap::new(),
-            said: Said::default(),
-        };
+        let slot = |_| GroupSlot::new(Memory::new(), 0);
         Self {
             boot: None,
             conns: BTreeMap::new(),
@@ -160,6 +137,49 @@ impl Backup {
 }
 
 impl GroupSlot {
+    fn new(storage: Memory, opening: u64) -> Self {
+        Self {
+            storage,
+            group: None,
+            inbox: VecDeque::new(),
+            inbox_bytes: 0,
+            hangs_until_ns: 0,
+            kept: BTreeMap::new(),
+            busy: false,
+            due: false,
+            again: false,
+            folding: false,
+            opening,
+            outputs: Vec::new(),
+            full: false,
+            dying: false,
+            told: CountVector::new(),
+            told_at: Vec::new(),
+            told_watermark: Hlc(0),
+            told_durable: CountVector::new(),
+            contiguous: CountVector::new(),
+            recovered: None,
+            seeded: None,
+            is_on_its_way: false,
+            initialising: false,
+            asked: Vec::new(),
+            views: Vec::new(),
+            held: Vec::new(),
+            writers: BTreeMap::new(),
+            vms: BTreeMap::new(),
+            said: Said::default(),
+        }
+    }
+
+    /// It is another one, at another site, and begins with what was seeded.
+    pub(crate) fn seeded(storage: Memory, point: Point, before: &GroupSlot) -> Self {
+        Self {
+            hangs_until_ns: before.hangs_until_ns,
+            seeded: Some(point),
+            ..Self::new(storage, before.opening + 1)
+        }
+    }
+
     /// What waits, for the bound.
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
@@ -209,8 +229,9 @@ impl World {
         slot.storage.set_faults(slot.faults());
         match Group::open(slot.storage.clone(), now, options) {
             Ok(None) => {
-                let told = slot.told_durable.entries().next().is_some();
-                check(!told, Checker::OpensAgain, || format!("group {group} has vanished"))
+                let was_there =
+                    slot.told_durable.entries().next().is_some() || slot.seeded.is_some();
+                check(!was_there, Checker::OpensAgain, || format!("group {group} has vanished"))
             }
             Ok(Some((opened, torn))) => {
                 let journaled = opened.state().journaled();
@@ -225,6 +246,7 @@ impl World {
                 slot.group = Some(opened);
                 self.notice_recovery(group)?;
                 self.check_reopened(group, &journaled)?;
+                self.hold_seeded(group)?;
                 self.probe(group)
             }
             Err(error) if slot.full => {
@@ -609,7 +631,9 @@ impl GroupSlot {
 
     /// The group is shut: everything in memory is gone.
     fn reset(&mut self) {
-        self.group = None;
+        if self.group.take().is_some() {
+            self.notice_lost_pin();
+        }
         self.forget_views();
         self.kept.clear();
         self.busy = false;

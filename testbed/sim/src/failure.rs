@@ -68,6 +68,8 @@ pub enum Checker {
     InMap,
     /// Rule 6: a verification tells of all that differs, and of nothing else.
     VerifyTruthful,
+    /// A group is made of disks that are there.
+    Seed,
     /// Rule 10: every queue keeps within its limit.
     Bounded,
     /// Rule 5: the state at a time equals a replay of its own up to there, whenever it is asked for.
@@ -80,7 +82,7 @@ pub enum Checker {
 
 impl Checker {
     /// All of them.
-    pub const ALL: [Checker; 34] = [
+    pub const ALL: [Checker; 35] = [
         Checker::PublishBeforeComplete,
         Checker::OutputCommit,
         Checker::ToldRows,
@@ -111,6 +113,7 @@ impl Checker {
         Checker::NothingCompared,
         Checker::InMap,
         Checker::VerifyTruthful,
+        Checker::Seed,
         Checker::Bounded,
         Checker::Past,
         Checker::Stream,
@@ -157,6 +160,7 @@ impl Checker {
             Checker::NothingCompared => "nothing-compared",
             Checker::InMap => "in-map",
             Checker::VerifyTruthful => "verify-truthful",
+            Checker::Seed => "seed",
             Checker::Bounded => "bounded",
             Checker::Past => "past",
             Checker::Stream => "stream",

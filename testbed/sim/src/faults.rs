@@ -51,6 +51,10 @@ pub enum Later {
     SwitchHost { host: usize, group: usize },
     /// The operators look whether all hosts have gone over.
     SwitchEnds { group: usize, tries: u32, recovers: bool },
+    /// A group has its first disaster at this site.
+    FirstDisaster { group: usize },
+    /// A recovered group is protected again, from where it is to where it was.
+    WayBack { group: usize },
     /// Something goes wrong in the middle of it.
     Strike { host: usize, group: usize, strike: Strike },
 }
@@ -240,7 +244,7 @@ impl World {
     }
 
     /// The primary site is gone, or cut off and alive, or only believed to be: recover the group.
-    fn disaster(&mut self, group: usize) {
+    pub(crate) fn disaster(&mut self, group: usize) {
         let early = !self.is_recoverable(group) && !self.rng.chance(1, 10);
         if self.backup.groups[group].recovered.is_some() || early {
             return;
@@ -299,6 +303,8 @@ impl World {
             Later::SwitchEnds { group, tries, recovers } => {
                 self.switch_ends(group, tries, recovers);
             }
+            Later::FirstDisaster { group } => self.first_disaster(group),
+            Later::WayBack { group } => return self.way_back(group),
             Later::Strike { host, group, strike } => return self.strike(host, group, strike),
             Later::DaemonEnds { host, run } => {
                 if self.hosts[host].daemon.as_ref().is_some_and(|d| d.run == run) {

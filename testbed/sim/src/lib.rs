@@ -20,7 +20,7 @@
 //! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`], [`verifying`] | the daemon |
 //! | [`backup`], [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`files`], [`net`], [`lan`] | what is simulated |
-//! | [`faults`], [`change`], `growing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
+//! | [`faults`], [`change`], `growing`, `homing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
 //! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |
 //! | [`plant`] | bugs that the checkers must catch |
 //! | [`run`] | one seed from beginning to end |
@@ -40,6 +40,7 @@ pub mod gate;
 mod growing;
 pub mod guest;
 pub mod hearsay;
+mod homing;
 pub mod host;
 pub mod lan;
 pub mod link;

@@ -200,6 +200,7 @@ fn add(sum: &mut Counts, one: &Counts) {
     sum.pasts += one.pasts;
     sum.rots += one.rots;
     sum.recoveries += one.recoveries;
+    sum.homecomings += one.homecomings;
     sum.switches += one.switches;
     sum.handovers += one.handovers;
     sum.copies += one.copies;
@@ -238,7 +239,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     let c = &done.counts;
     println!(
         "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed ({} grown), {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} verifications ({} have found something of {} bytes that were changed), {} starts served without the backup ({} answered clients, {} writes), {} records behind some that were on disk only, {} processes that went on with a backlog on disk ({} kills within an append), {} streams that stood ({} recorded again), \
-         {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch), {} times a host went over together with others, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
+         {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch, {} protected again from there), {} times a host went over together with others, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
         failed.len(),
         done.seeds,
         c.events,
@@ -273,6 +274,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.copies,
         c.recoveries,
         c.switches,
+        c.homecomings,
         c.handovers,
         c.probes,
         c.pins,

@@ -68,6 +68,8 @@ struct Life {
     cut_before: Seq,
     /// From this seq on the backup has all of it.
     complete_at: Option<Seq>,
+    /// What the backup was seeded with: nothing that is this writer's.
+    is_seed: bool,
     log: Vec<Entry>,
 }
 
@@ -170,6 +172,20 @@ impl WriterOracle {
         }
     }
 
+    /// A writer with these disks, whose backup was seeded with others: what the empty cut shows.
+    #[must_use]
+    pub fn seeded(disks: Vec<Vec<u8>>, seeds: Vec<Vec<u8>>) -> Self {
+        let seed = Life {
+            base: seeds,
+            base_seq: Seq::ZERO,
+            cut_before: Seq::ZERO,
+            complete_at: Some(Seq::ZERO),
+            is_seed: true,
+            log: Vec::new(),
+        };
+        Self { lives: vec![seed], ..Self::new(disks) }
+    }
+
     /// The last run is over: whatever the disks hold now is what the guest reads.
     pub fn disks_hold(&mut self, disks: Vec<Vec<u8>>) {
         self.logical = disks;
@@ -209,7 +225,8 @@ impl WriterOracle {
         self.last_effect = self.last_effect.min(base_seq);
         self.last_change = self.last_change.min(base_seq);
         self.newest_seq = self.newest_seq.max(base_seq);
-        self.lives.push(Life { base, base_seq, cut_before, complete_at: None, log: Vec::new() });
+        let (complete_at, log) = (None, Vec::new());
+        self.lives.push(Life { base, base_seq, cut_before, complete_at, is_seed: false, log });
     }
 
     /// The backup says that it has everything up to where this life began.
@@ -240,7 +257,7 @@ impl WriterOracle {
     /// Whether any life has begun.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        !self.lives.is_empty()
+        self.lives.iter().any(|life| !life.is_seed)
     }
 
     /// Where the life that goes on began.
@@ -438,6 +455,14 @@ impl WriterOracle {
         }
     }
 
+    /// A process that goes on has written this again on its own disks.
+    pub fn done_again(&mut self, record: &Record) {
+        let extent = extent_of(record);
+        for spoilt in self.spoilt.iter_mut().filter(|spoilt| spoilt.is_open_here()) {
+            spoilt.is_healed = spoilt.extent().overlaps(&extent);
+        }
+    }
+
     /// What was changed so, and was not written since, by number.
     #[must_use]
     pub fn spoilt(&self) -> Vec<usize> {
@@ -501,14 +526,15 @@ impl WriterOracle {
     /// Whether the backup can have a whole copy by this seq.
     #[must_use]
     pub fn is_whole_at(&self, cut: Seq) -> bool {
-        self.lives.iter().any(|l| l.complete_at.is_some_and(|at| at <= cut))
+        let mut own = self.lives.iter().filter(|life| !life.is_seed);
+        own.any(|l| l.complete_at.is_some_and(|at| at <= cut))
     }
 
     /// Whether the backup has this life from its base on: both sites hold the same, but for what
     /// is on its way, or waits for other writers.
     #[must_use]
     pub fn is_in_sync_at(&self, durable: Seq, committed: Seq) -> bool {
-        self.lives.last().is_some_and(|life| {
+        self.lives.last().filter(|life| !life.is_seed).is_some_and(|life| {
             let goes_on = life.complete_at == Some(life.base_seq) && life.base_seq <= durable;
             goes_on || life.complete_at.is_some_and(|at| at <= committed)
         })

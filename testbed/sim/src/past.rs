@@ -235,7 +235,9 @@ impl World {
             let greatest = self.vms[*vm].oracle.greatest_at(time, of);
             let found = point.cut.get(WriterId(0));
             check(found == greatest, Checker::Past, || {
-                format!("group {group} at {time} is at {found}, and could be at {greatest}")
+                format!(
+                    "group {group} at {time} is at {found}, and could be at {greatest}; {point:?}, {writer:?}"
+                )
             })?;
         }
         Ok(())
@@ -320,6 +322,9 @@ impl World {
         }
         let nth = self.rng.index(self.backup.groups[group].held.len());
         let (asked, hold) = self.backup.groups[group].held.swap_remove(nth);
+        let slot = &mut self.backup.groups[group];
+        // Its pin goes, if it does not come back below.
+        let pinned = slot.seeded.take_if(|point| *point == asked.point);
         let Ok(past) = of.history() else { return Ok(()) };
         if hold.is_revoked() {
             note!(self, "group {group}: what was held at {} was given up", asked.time);
@@ -336,14 +341,30 @@ impl World {
                 return fail(Checker::Past, what);
             }
         }
-        if self.rng.chance(2, 3) {
+        if self.rng.chance(2, 3) || pinned.is_some() && self.rng.chance(9, 10) {
             self.backup.groups[group].held.push((asked, hold));
+            let slot = &mut self.backup.groups[group];
+            slot.seeded = slot.seeded.take().or(pinned);
         }
         Ok(())
     }
 }
 
 impl GroupSlot {
+    /// A point is pinned.
+    pub(crate) fn hold(&mut self, point: Point, hold: Hold) {
+        self.held.push((Asked { time: point.hlc, point }, hold));
+    }
+
+    /// Whether what was seeded is held.
+    pub(crate) fn notice_lost_pin(&mut self) {
+        let is_held =
+            |(asked, hold): &Held| self.seeded.as_ref() == Some(&asked.point) && !hold.is_revoked();
+        if !self.held.iter().any(is_held) {
+            self.seeded = None;
+        }
+    }
+
     /// The server is gone, and with it what it held.
     pub(crate) fn forget_views(&mut self) {
         self.views.clear();

@@ -66,7 +66,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 59] = [
+pub const PLANTS: [(&str, Plant); 60] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -87,6 +87,7 @@ pub const PLANTS: [(&str, Plant); 59] = [
     ("watermark-ignores-idle", Plant::Backup(Bug::WatermarkIgnoresIdle)),
     ("removed-holds-watermark", Plant::Backup(Bug::RemovedHoldsWatermark)),
     ("newcomer-not-waited-for", Plant::Backup(Bug::NewcomerNotWaitedFor)),
+    ("seeded-is-whole", Plant::Backup(Bug::SeededIsWhole)),
     ("grown-is-whole", Plant::Backup(Bug::GrownIsWhole)),
     ("view-after-its-time", Plant::Backup(Bug::ViewAfterItsTime)),
     ("times-alone", Plant::Backup(Bug::TimesAlone)),

@@ -44,6 +44,11 @@ struct GuestWrite {
 }
 
 impl Recovered {
+    /// Whether the disks of some member are not among them.
+    pub(crate) fn is_without_some(&self) -> bool {
+        self.base.iter().any(Vec::is_empty)
+    }
+
     /// The disks when so much of what was written since counts.
     pub(crate) fn images(&self, writer: usize, up_to: Seq) -> Images {
         let mut images = self.base[writer].clone();
@@ -77,8 +82,9 @@ impl World {
         let mut copy = match Group::open(storage, now, options) {
             Ok(Some((copy, _))) => copy,
             Ok(None) => {
+                let seeded = self.backup.groups[group].seeded.is_some();
                 let told = told_durable.entries().next().is_some();
-                return check(!told, Checker::AckDurable, || {
+                return check(!told && !seeded, Checker::AckDurable, || {
                     format!("after a crash there is no group {group}, told was {told_durable}")
                 });
             }
@@ -108,11 +114,12 @@ impl World {
                 })?;
                 self.check_images(group, &mut copy, &cut).map(drop)
             }
-            Err(RecoverError::Initialising { member, copy }) => {
-                check(!self.is_whole_group(group), Checker::Prefix, || {
-                    format!("{member} was whole, and cannot be recovered now: {copy}")
-                })
-            }
+            Err(
+                RecoverError::Initialising { member, copy: why }
+                | RecoverError::Seeded { member, why },
+            ) => check(!self.is_whole_group(group), Checker::Prefix, || {
+                format!("{member} was whole, and cannot be recovered now: {why}")
+            }),
             Err(error) => fail(Checker::OpensAgain, format!("a rehearsed recovery: {error}")),
         }
     }
@@ -274,7 +281,7 @@ impl World {
     }
 
     /// Everything that a client was told is on the disk, or something newer.
-    fn check_rows(&self, vm: usize, disks: &Images) -> Checked {
+    pub(crate) fn check_rows(&self, vm: usize, disks: &Images) -> Checked {
         for (slot, told) in &self.vms[vm].client.rows {
             let extent = self.row_extent(vm, *slot);
             let found = &disks[0][extent.offset as usize..extent.end() as usize];
@@ -319,7 +326,7 @@ impl World {
                 self.schedule.after(remaining_ms.max(1) * MS, Event::Recover { group });
                 Ok(())
             }
-            Err(error @ RecoverError::Initialising { .. }) => {
+            Err(error @ (RecoverError::Initialising { .. } | RecoverError::Seeded { .. })) => {
                 note!(self, "group {group} cannot be recovered: {error}");
                 self.backup.groups[group].initialising = true;
                 check(!self.is_whole_group(group), Checker::Prefix, || {
@@ -361,12 +368,13 @@ impl World {
         let log = vec![Vec::new(); base.len()];
         slot.recovered = Some(Recovered { epoch, flushed: cut.clone(), cut, base, log });
         self.schedule.after(MS, Event::BackupGuest { group });
+        self.begin_way_back(group);
         Ok(())
     }
 
     /// The guest of a recovered group writes, and flushes now and then.
     pub fn backup_guest(&mut self, group: usize) -> Checked {
-        if !self.busy {
+        if !self.busy || self.backup.groups[group].recovered.is_none() {
             return Ok(());
         }
         let after = self.rng.span(4 * MS);
@@ -382,7 +390,8 @@ impl World {
             return Ok(());
         }
         let disk = self.rng.index(sizes.len());
-        let size = sizes[disk];
+        // What clients were told stays.
+        let size = if disk == 0 { self.plan.vms[vm].ledger().start } else { sizes[disk] };
         let offset = self.rng.below(size);
         let len = self.rng.range(1..2000).min(size - offset);
         let zero = self.rng.chance(1, 4);

@@ -75,7 +75,7 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
 
 fn live(world: &mut World, options: &Options) -> Checked {
     world.boot()?;
-    while world.counts.events < options.steps {
+    while world.counts.events < options.steps + world.more_steps {
         world.step()?;
     }
     world.heal()?;
@@ -109,6 +109,7 @@ fn comes_back(world: &mut World) -> Checked {
         for slot in &mut world.backup.groups {
             // A group that stops at its size waits for whoever holds a point.
             slot.forget_views();
+            slot.seeded = None;
         }
         // The answer costs more than a step.
         for _ in 0..64 {
@@ -128,6 +129,9 @@ impl World {
             self.gate_turn(vm)?;
         }
         for group in 0..self.plan.groups.len() {
+            if self.backup.groups[group].is_on_its_way {
+                return Ok(Some(format!("group {group} is on its way back")));
+            }
             if self.is_switching(group) {
                 return Ok(Some(format!("a switch of group {group} is under way")));
             }

@@ -7,6 +7,7 @@ use crate::beating;
 use crate::contact;
 use crate::disk::SECTOR_BYTES;
 use crate::growing;
+use crate::homing;
 use crate::narrow::{self, NarrowPlan};
 use crate::rng::Rng;
 use crate::schedule::{MS, MachineClock, US};
@@ -298,6 +299,8 @@ pub struct Scenario {
     pub switch_after_ns: Option<u64>,
     /// What goes wrong with it.
     pub switch_seed: u64,
+    /// There is a way back after a recovery, and the first disaster is then.
+    pub disaster_after_ns: Option<u64>,
 }
 
 impl Scenario {
@@ -425,6 +428,7 @@ impl Scenario {
             verify: None,
             narrow: None,
             switch_after_ns: None,
+            disaster_after_ns: None,
             switch_seed: 0,
         };
         verifying::draw(&mut Rng::new(rng.clone().number().rotate_left(24)), &mut plan);
@@ -433,6 +437,7 @@ impl Scenario {
         beating::draw(&mut Rng::new(!rng.clone().number()), &mut plan);
         switching::draw(&mut Rng::new(rng.clone().number().rotate_left(48)), &mut plan);
         plan.narrow = narrow::draw(&mut Rng::new(rng.clone().number()), &mut plan);
+        homing::draw(&mut Rng::new(rng.clone().number().rotate_left(40)), &mut plan);
         spilling::draw(&mut Rng::new(rng.clone().number().rotate_left(16)), &mut plan);
         plan
     }

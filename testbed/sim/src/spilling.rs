@@ -13,7 +13,7 @@ use crate::plant::{OnTheWay, Plant};
 use crate::rng::Rng;
 use crate::scenario::{FAULTS, Fault, Scenario};
 use crate::schedule::MS;
-use crate::world::{World, note};
+use crate::world::{Vm, World, note};
 use std::sync::Arc;
 use tidelock_daemon::backlog::{self, BacklogError, Expected, Files, Left};
 use tidelock_daemon::link::port::ToLink;
@@ -168,9 +168,10 @@ impl World {
             note!(self, "vm {vm}: what was under way cannot be done again");
             return Ok(None);
         }
-        let disks = &mut self.vms[vm].disks;
+        let Vm { disks, oracle, .. } = &mut self.vms[vm];
         let redone = left.redo(|record| {
             do_again(record, disks);
+            oracle.done_again(record);
             Ok::<(), BacklogError>(())
         });
         disks.iter_mut().for_each(LocalDisk::sync);

@@ -10,6 +10,7 @@
 //! - once it was told, status does not call the group protected until a verification has found the sites equal, or has
 //!   made them so, whatever becomes of the daemon.
 
+use crate::backup::GroupSlot;
 use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::host::ToOwner;
@@ -399,13 +400,17 @@ impl World {
                 self.want_verification(vm, repair);
                 self.check_standing(vm)?;
             }
-            if self.rng.chance(1, 300) {
+            // Who degrades again and again stays so for long.
+            let degrades = self.plan.groups.iter().any(|of| of.degrade_after_ms.is_some());
+            if !degrades && self.rng.chance(1, 300) {
                 let host = self.rng.index(self.hosts.len());
                 self.break_link(host)?;
             }
             for _ in 0..32 {
                 self.step()?;
             }
+            // A group that stops at its size waits for whoever holds a point.
+            self.backup.groups.iter_mut().for_each(GroupSlot::forget_views);
         }
     }
 }

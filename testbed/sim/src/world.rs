@@ -170,6 +170,36 @@ pub struct Vm {
     pub repaired_or_verified: [u64; 2],
 }
 
+impl Vm {
+    /// Before anything runs.
+    #[must_use]
+    pub fn new(plan: &Scenario, vm: usize, oracle: WriterOracle) -> Self {
+        let of = &plan.vms[vm];
+        let writers = plan.writers_max(of.group);
+        Self {
+            disks: of.disks.iter().map(|disk| LocalDisk::new(disk.content.clone())).collect(),
+            log_file: None,
+            backlog_files: of.backlog.map(|backlog| backlog.files(&of.name)),
+            named: (Seq::ZERO, Hlc(0)),
+            must_go_on: false,
+            guest: Guest::new(writers),
+            client: Client::new(writers),
+            state: Arc::default(),
+            oracle,
+            run: None,
+            pending: Arc::new(Pending::new()),
+            kernel: None,
+            errors_one_in: 0,
+            slow_factor: 1,
+            switched: false,
+            standing: Standing::default(),
+            unrecorded: BTreeSet::new(),
+            is_told_to_differ: false,
+            repaired_or_verified: [0; 2],
+        }
+    }
+}
+
 /// One host.
 #[derive(Debug)]
 pub struct Host {
@@ -222,6 +252,8 @@ pub struct Counts {
     pub rots: u64,
     /// Recoveries of groups.
     pub recoveries: u64,
+    /// Groups that were protected again from the site at which they were recovered.
+    pub homecomings: u64,
     /// Groups that were switched over.
     pub switches: u64,
     /// Hosts that have gone over together with others.
@@ -310,6 +342,8 @@ pub struct World {
     pub squeeze: Option<Squeeze>,
     /// Images of the backup were changed behind its back: of what they were nothing can be said.
     pub is_past_spoilt: bool,
+    /// So many events more until the faults stop.
+    pub more_steps: u64,
     /// Numbers of runs.
     pub runs: Run,
     /// Counts.
@@ -325,34 +359,11 @@ impl World {
         let vms = plan
             .vms
             .iter()
-            .map(|vm| {
-                let contents: Vec<_> = vm.disks.iter().map(|d| d.content.clone()).collect();
-                let writers = plan.writers_max(vm.group);
-                Vm {
-                    disks: contents.iter().cloned().map(LocalDisk::new).collect(),
-                    log_file: None,
-                    backlog_files: vm.backlog.map(|backlog| backlog.files(&vm.name)),
-                    named: (Seq::ZERO, Hlc(0)),
-                    must_go_on: false,
-                    guest: Guest::new(writers),
-                    client: Client::new(writers),
-                    state: Arc::default(),
-                    oracle: WriterOracle::new(contents).after(if vm.joins {
-                        Seq::ZERO
-                    } else {
-                        plan.groups[vm.group].past
-                    }),
-                    run: None,
-                    pending: Arc::new(Pending::new()),
-                    kernel: None,
-                    errors_one_in: 0,
-                    slow_factor: 1,
-                    switched: false,
-                    standing: Standing::default(),
-                    unrecorded: BTreeSet::new(),
-                    is_told_to_differ: false,
-                    repaired_or_verified: [0; 2],
-                }
+            .enumerate()
+            .map(|(nth, vm)| {
+                let contents = vm.disks.iter().map(|d| d.content.clone()).collect();
+                let past = if vm.joins { Seq::ZERO } else { plan.groups[vm.group].past };
+                Vm::new(&plan, nth, WriterOracle::new(contents).after(past))
             })
             .collect();
         let hosts = plan
@@ -384,6 +395,7 @@ impl World {
             busy: true,
             squeeze: None,
             is_past_spoilt: false,
+            more_steps: 0,
             runs: 0,
             counts: Counts::default(),
             plan,
@@ -410,6 +422,9 @@ impl World {
         if let Some(after) = self.plan.switch_after_ns {
             let later = Later::SwitchOver { group: 0, tries: 0, recovers: false };
             self.later(later, after);
+        }
+        if let Some(after) = self.plan.disaster_after_ns {
+            self.later(Later::FirstDisaster { group: 0 }, after);
         }
         let after = self.rng.span(self.plan.fault_ns);
         self.schedule.after(after, Event::Fault);

@@ -26,6 +26,7 @@ fn no_rule_is_broken() {
     let options = Options { steps: 6_000, ..Options::default() };
     let (mut probes, mut recoveries, mut copies, mut clean) = (0, 0, 0, 0);
     let (mut pasts, mut switches, mut handovers, mut grown) = (0, 0, 0, 0);
+    let mut homecomings = 0;
     let (mut merged, mut untagged, mut idles, mut floors) = (0, 0, 0, 0);
     let (mut mapped, mut logged, mut overflows) = (0, 0, 0);
     let (mut degrades, mut returns, mut ceilings) = (0, 0, 0);
@@ -42,6 +43,7 @@ fn no_rule_is_broken() {
         switches += outcome.counts.switches;
         handovers += outcome.counts.handovers;
         grown += outcome.counts.grown;
+        homecomings += outcome.counts.homecomings;
         copies += outcome.counts.copies;
         clean += outcome.counts.clean_starts;
         merged += outcome.counts.merged;
@@ -76,6 +78,7 @@ fn no_rule_is_broken() {
         switches > 0 && handovers > 2,
         "{switches} planned switches, {handovers} hosts together"
     );
+    assert!(homecomings > 20, "{homecomings} times protected again from the other site");
     assert!(grown > 40, "{grown} disks grew");
     assert!(mapped > 20 && logged > 1_000 && overflows > 20, "{mapped} {logged} {overflows}");
     assert!(degrades > 20 && returns > 10, "{degrades} {returns}");
@@ -227,6 +230,7 @@ fn every_planted_bug_is_caught() {
             "newcomer-not-told" => &[Checker::Degraded, Checker::OutputCommit, Checker::Closed],
             "removed-holds-watermark" => &[Checker::ComesBack],
             "newcomer-not-waited-for" => &[Checker::Prefix],
+            "seeded-is-whole" => &[Checker::SitesEqual, Checker::Prefix, Checker::NoFalseSync],
             "grown-is-whole" => &[Checker::SitesEqual, Checker::Prefix, Checker::Past],
             "waypoint-too-early" => &[Checker::Past, Checker::Prefix],
             "view-after-its-time" | "fold-passes-the-window" | "oldest-forgotten" => {
