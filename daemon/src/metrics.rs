@@ -280,6 +280,10 @@ fn encode_lag(
     each(e, ("tidelock_heartbeats_sent", None, Counter), help, writers, |f, l, w| {
         f.counter(l, w.heartbeat.sent)
     })?;
+    let help = "1 while a local disk does not answer a request, and guests wait";
+    each(e, ("tidelock_disk_hangs", None, Gauge), help, writers, |f, l, w| {
+        f.gauge(l, u64::from(w.disk_hang.is_some()))
+    })?;
     let help = "Bytes that a resync would compare after a crash now";
     each(e, ("tidelock_activity_exposed", BYTES, Gauge), help, writers, |f, l, w| {
         f.gauge(l, w.activity.exposed_bytes)
@@ -448,6 +452,7 @@ mod tests {
             "tidelock_lag_writes{group=\"shop\",member=\"db\"} 12",
             "tidelock_heartbeat_age_seconds{group=\"shop\",member=\"db\"} 0.23",
             "tidelock_heartbeat_missing{group=\"shop\",member=\"db\"} 0",
+            "tidelock_disk_hangs{group=\"shop\",member=\"db\"} 0",
             "tidelock_held_packets{group=\"shop\",member=\"db\"} 4",
             "tidelock_guest_writes_total{group=\"shop\",member=\"db\"} 1012",
             "tidelock_hold_time_seconds_count{group=\"shop\",member=\"db\"} 2",

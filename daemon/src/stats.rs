@@ -5,6 +5,7 @@
 use crate::activity::{Standing, Why};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 
@@ -285,8 +286,41 @@ pub struct OwnerStats {
     pub clock_refused_ms: AtomicI64,
     /// How far this member's clock was brought ahead by others', in milliseconds.
     pub clock_lead_ms: AtomicU64,
+    /// The oldest request that its local disks have not answered.
+    pub disk_wait: DiskWait,
     /// Its activity log.
     pub activity: ActivityStats,
+}
+
+/// The oldest request that a member's local disks have not answered, if one is in flight.
+#[derive(Debug, Default)]
+pub struct DiskWait {
+    /// 0: none is.
+    since_ns: AtomicU64,
+    /// Which of its disks, from 1; 0: it is not one of them, or not known.
+    disk: AtomicU64,
+}
+
+impl DiskWait {
+    /// The owner loop: it has been in flight since then, on this one of the member's disks.
+    pub fn set(&self, wait: Option<(MonoNanos, Option<usize>)>) {
+        let (since, disk) = wait.map_or((0, None), |(since, disk)| (since.0.max(1), disk));
+        self.disk.store(disk.map_or(0, |nth| nth as u64 + 1), Relaxed);
+        self.since_ns.store(since, Relaxed);
+    }
+
+    /// For how long, and which of the member's disks, if it is longer than `after`: then something hangs.
+    #[must_use]
+    pub fn longer_than(
+        &self,
+        after: Duration,
+        now: MonoNanos,
+    ) -> Option<(Duration, Option<usize>)> {
+        let since = Some(self.since_ns.load(Relaxed)).filter(|since| *since > 0)?;
+        let waited = Duration::from_nanos(now.since_ns(MonoNanos(since)));
+        let disk = self.disk.load(Relaxed).checked_sub(1).map(|nth| nth as usize);
+        (waited > after).then_some((waited, disk))
+    }
 }
 
 /// A member's activity log.

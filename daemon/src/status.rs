@@ -252,6 +252,18 @@ pub struct WriterStatus {
     /// Whether what is admitted comes back acknowledged.
     #[serde(default)]
     pub heartbeat: HeartbeatStatus,
+    /// A local disk has not answered a request for as long as heartbeats are waited for, so guests wait.
+    #[serde(default)]
+    pub disk_hang: Option<DiskHangStatus>,
+}
+
+/// A request that a local disk has not answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskHangStatus {
+    /// Which disk; `None`: the file of the activity log, or not known any more.
+    pub disk: Option<String>,
+    /// How long ago it was asked.
+    pub ms: u64,
 }
 
 /// How far the backup is behind.

@@ -10,6 +10,7 @@ import pytest
 
 from tidelock_testbed.faultshim import FaultShim
 from tidelock_testbed.faultydisk import FaultyDisk
+from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.oracle import Load, Oracle
 from tidelock_testbed.pair import DISK, GROUP, LONG_S, MEMBER, MIB, Options, Pair
 from tidelock_testbed.paths import BIN
@@ -33,6 +34,10 @@ def goes_on(pair: Pair, load: Load) -> None:
     assert load.errors == []
 
 
+def hang_of(pair: Pair) -> dict | None:
+    return writer_of(pair.group())["disk_hang"]
+
+
 def test_a_daemon_that_is_stopped_goes_on_where_it_was(run):
     """Longer than its lease: nobody can ask it, the backup waits for nothing any more, and then nothing is compared."""
     pair = Pair(run)
@@ -53,8 +58,8 @@ def test_a_daemon_that_is_stopped_goes_on_where_it_was(run):
 
 
 def test_a_local_disk_that_hangs_hangs_the_guest_and_nothing_else(run):
-    """Heartbeats come back, and what the guest has asked for is at the backup. It cannot be switched over. Killed and
-    recovered without the disk, the group has all that was completed."""
+    """Heartbeats come back, what the guest has asked for is at the backup, and the disk is named. It cannot be switched
+    over. Killed and recovered without the disk, the group has all that was completed."""
     disk = FaultyDisk(run, 32 * MIB)
     pair = Pair(run, Options(disk=disk.device, heartbeat='interval = "250ms", alarm_after = "3s"'))
     pair.start()
@@ -71,15 +76,23 @@ def test_a_local_disk_that_hangs_hangs_the_guest_and_nothing_else(run):
 
     wait_until("heartbeats come back for longer than the alarm", beats, LONG_S, [pair.daemon])
     assert pair.group()["state"] == "protected" and load.errors == []
+    wait_until("the disk is named", lambda: hang_of(pair), LONG_S, [pair.daemon])
+    assert hang_of(pair)["disk"] == DISK and hang_of(pair)["ms"] > 3_000
+    assert f"disk {DISK} has not answered a request for" in pair.group()["detail"]
+    assert "HANGS: no answer for" in pair.status_text()
+    wait_until("the log says so", lambda: "DISK HANGS" in pair.daemon.log.read_text(), LONG_S)
     disk.process.signal(signal.SIGCONT)
     goes_on(pair, load)
+    wait_until("it is over", lambda: hang_of(pair) is None, LONG_S)
+    wait_until("the log says so", lambda: "the local disk answers again" in pair.daemon.log.read_text(), LONG_S)
     pair.check_sites(oracle)
 
     load = writing(pair, oracle, "hangs again")
     disk.process.signal(signal.SIGSTOP)
+    wait_until("the disk is named", lambda: hang_of(pair), LONG_S, [pair.daemon])
     words = ["switchover", GROUP, "--guest-is-stopped", "--timeout", "1s", "--socket", pair.control_socket]
     refused = subprocess.run([BIN / "tidelock", *words], capture_output=True, text=True, timeout=LONG_S)
-    assert refused.returncode == 1, refused
+    assert refused.returncode == 1 and f"disk {DISK} has not answered" in refused.stderr, refused
     pair.wait_settled()
     # Its threads end when the disk answers, but nothing that it did goes on.
     pair.daemon.signal(signal.SIGKILL)

@@ -240,7 +240,14 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
         line(out, 4, "errors", &paint.tone(Tone::Bad, &text));
     }
     for disk in &writer.disks {
-        line(out, 4, "disk", &render_disk(disk, paint));
+        let mut text = render_disk(disk, paint);
+        if let Some(hang) =
+            writer.disk_hang.as_ref().filter(|h| h.disk.as_ref() == Some(&disk.name))
+        {
+            let waited = human::ms(hang.ms);
+            text += &paint.tone(Tone::Bad, &format!(", HANGS: no answer for {waited}"));
+        }
+        line(out, 4, "disk", &text);
     }
 }
 
@@ -448,6 +455,8 @@ group    shop: PROTECTED for 3 h 10 min
         writer.backlog.writes_wait = true;
         writer.backlog.waiting_requests = 3;
         writer.guest_io.disk_errors = 1;
+        let disk = Some(writer.disks[0].name.clone());
+        writer.disk_hang = Some(crate::status::DiskHangStatus { disk, ms: 7_000 });
         writer.heartbeat.missing = Some(MissingStatus::Backup);
         writer.heartbeat.age_ms = Some(7_000);
         writer.lag = crate::status::LagStatus::default();

@@ -11,14 +11,14 @@ use tidelock_protocol::limits;
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag;
 
-use super::heartbeat::{self, read_heartbeat};
+use super::heartbeat::read_heartbeat;
 use super::network::read_network;
 use super::on_disk::read_backlog_on_disk;
 use super::read::FileContext;
 use super::unreachable::WhenUnreachable;
 use super::{
-    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, Member, Peer,
-    RemovedDisk, Roles, TagSettings, VerifySettings,
+    ActivitySettings, BeforeFirstContact, Boundary, CopySettings, Disk, Group, HeartbeatSettings,
+    Member, Peer, RemovedDisk, Roles, TagSettings, VerifySettings,
 };
 
 const MODES: [(&str, Mode); 3] =
@@ -101,7 +101,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         .unwrap_or(Some(ActivitySettings { extent: EXTENT_DEFAULT, slots: SLOTS_DEFAULT }));
     let heartbeat = group
         .optional_table("heartbeat", |heartbeat| Some(read_heartbeat(heartbeat)))
-        .unwrap_or(Some(heartbeat::DEFAULT));
+        .unwrap_or(Some(HeartbeatSettings::DEFAULT));
     let form = group.choice("form", &FORMS).and_then(|form| form.value);
     let boundary = group.choice("boundary", &BOUNDARIES).map_or(Boundary::Group, |b| b.value);
     let max_clock_lead = read_span(

@@ -19,8 +19,10 @@ const ALARM_MAX: Duration = Duration::from_secs(3600);
 const ALARM_MIN_INTERVALS: u32 = 3;
 const ALARM_DEFAULT_INTERVALS: u32 = 5;
 
-pub(super) const DEFAULT: HeartbeatSettings =
-    HeartbeatSettings { interval: INTERVAL_DEFAULT, alarm_after: ALARM_DEFAULT };
+impl HeartbeatSettings {
+    /// Those of a group that says nothing of them.
+    pub const DEFAULT: Self = Self { interval: INTERVAL_DEFAULT, alarm_after: ALARM_DEFAULT };
+}
 
 /// How often; `None`: never.
 struct Interval(Option<Duration>);

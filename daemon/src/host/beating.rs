@@ -7,7 +7,7 @@ use crate::config::HeartbeatSettings;
 use crate::heartbeat::{LOOK_EVERY, Missing, Pulse, Sight, Standing, Step, Watch};
 use crate::link::port::OwnerPort;
 use crate::owner::{OwnerView, ToOwner};
-use crate::stats::LinkStats;
+use crate::stats::{LinkStats, OwnerStats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -28,6 +28,10 @@ struct Watched {
     link: Arc<LinkStats>,
     view: Arc<OwnerView>,
     pulse: Arc<Pulse>,
+    owner: Arc<OwnerStats>,
+    disks: Vec<String>,
+    /// It was said that a local disk does not answer.
+    disk_hangs: bool,
 }
 
 /// Starts it.
@@ -51,7 +55,7 @@ fn of_group(group: &HostGroup) -> impl Iterator<Item = Watched> {
     let writers =
         group.members.iter().filter_map(move |m| Some((m, m.writer.as_ref()?, settings?)));
     writers.map(|(member, writer, settings)| {
-        let Writer { port, link_stats, view, pulse, .. } = writer;
+        let Writer { port, link_stats, view, pulse, owner_stats, .. } = writer;
         Watched {
             group: group.config.name.to_string(),
             member: member.config.name.to_string(),
@@ -62,6 +66,9 @@ fn of_group(group: &HostGroup) -> impl Iterator<Item = Watched> {
             link: link_stats.clone(),
             view: view.clone(),
             pulse: pulse.clone(),
+            owner: owner_stats.clone(),
+            disks: member.config.disks.iter().map(|disk| disk.name.to_string()).collect(),
+            disk_hangs: false,
         }
     })
 }
@@ -90,6 +97,29 @@ impl Watched {
             ),
             None => {}
         }
+        self.look_at_the_disk(now);
+    }
+
+    /// No heartbeat needs the local disk, and its guest hangs with it.
+    fn look_at_the_disk(&mut self, now: MonoNanos) {
+        let hangs = self.owner.disk_wait.longer_than(self.settings.alarm_after, now);
+        match hangs {
+            Some((waited, disk)) if !self.disk_hangs => tracing::error!(
+                group = self.group,
+                member = self.member,
+                disk = disk.and_then(|nth| self.disks.get(nth)),
+                waited_ms = waited.as_millis() as u64,
+                "DISK HANGS: a request to the local disk is not answered, and guests wait. What they have written is \
+                 at the backup. Look at the disk (`iostat -x`, `dmesg`); all goes on when it answers"
+            ),
+            None if self.disk_hangs => tracing::info!(
+                group = self.group,
+                member = self.member,
+                "the local disk answers again"
+            ),
+            _ => {}
+        }
+        self.disk_hangs = hangs.is_some();
     }
 
     fn say_lost(&self, missing: Missing, now: MonoNanos) {

@@ -11,6 +11,7 @@ mod backlog_files;
 mod beating;
 mod bookmarking;
 mod degrading;
+mod disk_hangs;
 mod ending;
 mod gating;
 mod launch;

@@ -5,6 +5,7 @@
 //! asking.
 
 use super::backlog_files::backlog_limit_bytes;
+use super::disk_hangs::{disk_hang, said};
 use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
 use crate::cli::human;
 use crate::clock;
@@ -162,7 +163,7 @@ impl Host {
             name: group.config.name.to_string(),
             state,
             state_age_ms: ms(now.since_ns(past.since)),
-            detail: detail(group),
+            detail: detail(group, now),
             mode,
             configured_mode: group.config.mode,
             unprotected_for_ms: past
@@ -350,7 +351,7 @@ fn unreached_detail(group: &HostGroup) -> Option<String> {
 }
 
 /// More about the state, for people.
-fn detail(group: &HostGroup) -> Option<String> {
+fn detail(group: &HostGroup, now: MonoNanos) -> Option<String> {
     let mut parts: Vec<String> = policy_detail(group).into_iter().collect();
     if let Some(at) = group.switching.over_since_unix_ms() {
         parts.push(format!(
@@ -369,6 +370,7 @@ fn detail(group: &HostGroup) -> Option<String> {
         writer.link_stats.stalled().into_iter().for_each(&mut say);
         writer.link_stats.refusal().into_iter().for_each(&mut say);
         writer.pulse.lost().map(missing).into_iter().for_each(&mut say);
+        disk_hang(group, member, now).iter().map(said).for_each(&mut say);
         trouble.refusal.into_iter().for_each(|refusal| say(refusal.reason));
         if writer.owner_stats.backlog_full.load(Ordering::Relaxed) {
             say("the backlog is full, guests' writes wait".to_owned());
@@ -487,6 +489,7 @@ fn writer_status(
             ..writer.verifications.status(&writer.state)
         },
         heartbeat: HeartbeatStatus::of(&writer.pulse, group.config.heartbeat, now),
+        disk_hang: disk_hang(group, member, now),
     }
 }
 

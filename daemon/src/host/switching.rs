@@ -3,6 +3,7 @@
 //!
 //! A crash before the record leaves a group that goes on as it was, one after it a group that is shut here for good.
 
+use super::disk_hangs::{self, disk_hang};
 use super::launch::is_one_of_several;
 use super::{Host, HostGroup, HostMember, Writer};
 use crate::clock;
@@ -187,6 +188,10 @@ impl Sight for Seen<'_> {
 
     fn lacks(&self) -> String {
         let links = self.group.members.iter().filter_map(HostMember::link_stats);
+        let now = clock::mono_now();
+        if let Some(hang) = self.group.members.iter().find_map(|m| disk_hang(self.group, m, now)) {
+            return disk_hangs::said(&hang);
+        }
         match self.is_attached() {
             true => format!(
                 "it still lacks {} writes, and {} packets wait",

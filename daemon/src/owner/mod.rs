@@ -594,8 +594,8 @@ impl Owner {
                         disk = self.disks[self.nth(extent.disk)].name(),
                         offset = extent.offset,
                         len_bytes = extent.len_bytes,
-                        "the local disk failed a write and cannot be read back there: the sites \
-                         may differ until it can be copied"
+                        "the local disk failed a write, and what it holds there now is not sent yet: the sites may \
+                         differ until it can be copied"
                     );
                     self.copying.suspect(extent);
                     self.mark_backlog();
@@ -675,6 +675,7 @@ impl Owner {
             self.has_copy = copy.is_some();
             self.view.set_copy(copy);
         }
+        self.publish_disk_wait();
         self.follow_verify();
         self.publish_backlog_stats();
         self.publish_log_stats();

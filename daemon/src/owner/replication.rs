@@ -61,7 +61,7 @@ pub fn drive_copies<T>(
     }
     copying.sent(sequencer.last_seq(), is_full, clocks.now);
     let nobody_waits = sequencer.pad_to(copying.pad_to(), clocks.now, clocks.wall_ms);
-    if copying.wants_marker() && nobody_waits && !sequencer.waits_for_ceiling() {
+    if copying.wants_marker() && nobody_waits && sequencer.may_speak() {
         let marker = sequencer.copy_done(clocks.now, clocks.wall_ms);
         copying.set_marker(marker);
     }

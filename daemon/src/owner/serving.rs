@@ -5,9 +5,11 @@ use super::logging::Logged;
 use super::requests::{self, Slot};
 use super::token::Token;
 use super::{Owner, disk};
+use crate::clock;
 use crate::sequencer::RequestId;
 use std::sync::atomic::Ordering;
 use tidelock_nbd::{Command, Errno, Request};
+use tidelock_protocol::ids::{DiskId, MonoNanos};
 use tidelock_protocol::record::{Effect, Payload};
 use tidelock_uring::{Buffer, SyncKind};
 
@@ -190,6 +192,24 @@ impl Owner {
                 self.reply(slot, Err(Errno::from(&error)));
             }
         }
+    }
+
+    /// Since when the local disks owe an answer, and which of them does.
+    pub(super) fn publish_disk_wait(&mut self) {
+        let wait = self.ring.oldest_file_op().map(|(token, since)| {
+            let disk = match Token::from_u64(token) {
+                Token::Local(op) => Some(self.nth(self.local_ops[&op].disk())),
+                Token::LogFlush(disk, _) => Some(self.nth(DiskId(disk))),
+                // Who asked may be gone.
+                Token::Read(slot) | Token::Flush(slot) => {
+                    self.connections.get(&self.requests.connection(slot)).map(Connection::disk)
+                }
+                _ => None,
+            };
+            let waited_ns = since.elapsed().as_nanos() as u64;
+            (MonoNanos(clock::mono_now().0.saturating_sub(waited_ns)), disk)
+        });
+        self.stats.disk_wait.set(wait);
     }
 
     pub(super) fn flushed(&mut self, slot: Slot, result: std::io::Result<u32>) {

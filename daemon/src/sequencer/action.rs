@@ -65,8 +65,8 @@ pub enum Action {
         /// What was done.
         outcome: CopyOutcome,
     },
-    /// The local disk failed a write and could not be read back: until the extent is copied again
-    /// the sites may differ there. The guest got an error for it.
+    /// The local disk failed a write and could not be read back, or there was no room for what it would have shown:
+    /// until the extent is copied again the sites may differ there. The guest got an error for it.
     Suspect(Extent),
 }
 

@@ -125,14 +125,13 @@ impl Sequencer {
         if self.has_bug(PlantedBug::UnboundedBacklog) {
             return true;
         }
-        self.serves_unrecorded
-            || (self.unacked.is_empty() && self.reserved_bytes == 0)
-            || waiting.work.cost_bytes(waiting.extent) <= self.room_bytes()
+        self.serves_unrecorded || self.has_room_for(waiting.work.cost_bytes(waiting.extent))
     }
 
-    pub(super) fn room_bytes(&self) -> u64 {
+    /// Whether so much more may be recorded, or set aside for it.
+    pub(super) fn has_room_for(&self, cost_bytes: u64) -> bool {
         let taken_bytes = self.unacked_cost_bytes + self.reserved_bytes;
-        self.settings.backlog_limit_bytes.saturating_sub(taken_bytes)
+        taken_bytes == 0 || taken_bytes + cost_bytes <= self.settings.backlog_limit_bytes
     }
 
     fn admit(&mut self, ticket: Ticket, waiting: Waiting, now: MonoNanos, wall_ms: u64) {

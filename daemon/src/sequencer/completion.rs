@@ -4,7 +4,9 @@
 #[cfg(feature = "planted-bugs")]
 use super::PlantedBug;
 use super::admission::Work;
-use super::{Action, CopyKind, CopyOutcome, DiskError, Extent, OpId, RequestId, Sequencer, Stage};
+use super::{
+    Action, CopyKind, CopyOutcome, DiskError, Extent, InFlight, OpId, RequestId, Sequencer, Stage,
+};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq};
 use tidelock_protocol::limits::RECORD_PAYLOAD_MAX_BYTES;
@@ -32,8 +34,8 @@ impl Sequencer {
         now: MonoNanos,
         wall_ms: u64,
     ) {
-        let op_state = self.in_flight.get_mut(&op).expect("an operation that was started");
-        let (request, seq, hlc) = match op_state.stage {
+        let InFlight { extent, ref stage, .. } = self.in_flight[&op];
+        let (request, seq, hlc) = match *stage {
             Stage::Writing { request, seq, hlc } => (request, seq, hlc),
             // If it failed, the disk may hold anything there: the comparison reads what it does.
             Stage::Unrecorded { request } => {
@@ -47,9 +49,8 @@ impl Sequencer {
                 self.complete_write(request, seq, hlc);
                 self.end(op, now, wall_ms);
             }
-            // Too much to read back under one hold: it is copied in pieces later.
-            Err(error) if op_state.extent.len_bytes > u64::from(RECORD_PAYLOAD_MAX_BYTES) => {
-                let extent = op_state.extent;
+            // Too much to read back under one hold, or for the backlog: it is copied in pieces, as there is room.
+            Err(error) if !self.reserve_for_repair(extent) => {
                 self.actions.push_back(Action::Suspect(extent));
                 self.publish_all();
                 self.actions.push_back(Action::Complete(request, Err(error)));
@@ -58,8 +59,8 @@ impl Sequencer {
             // The backup gets what the guest wanted, this disk may hold anything: bring the backup
             // to what this disk holds. The extent stays held meanwhile.
             Err(error) => {
+                let op_state = self.in_flight.get_mut(&op).expect("it is in flight");
                 op_state.stage = Stage::Repairing { request, seq, error };
-                let extent = op_state.extent;
                 self.actions.push_back(Action::Read { op, extent });
             }
         }
@@ -75,9 +76,12 @@ impl Sequencer {
     ) {
         let op_state = &self.in_flight[&op];
         let extent = op_state.extent;
-        if let Stage::Copying(kind) = op_state.stage {
-            self.reserved_bytes -= Work::Copy(kind).cost_bytes(extent);
-        }
+        let kind = match op_state.stage {
+            Stage::Copying(kind) => kind,
+            Stage::Repairing { .. } => CopyKind::Copy,
+            Stage::Writing { .. } | Stage::Unrecorded { .. } => panic!("{op:?} is not a read"),
+        };
+        self.reserved_bytes -= Work::Copy(kind).cost_bytes(extent);
         match (&op_state.stage, result) {
             (Stage::Repairing { request, error, .. }, result) => {
                 let (request, error) = (*request, *error);
@@ -103,10 +107,19 @@ impl Sequencer {
                 self.actions.push_back(Action::Copied { extent, outcome });
             }
             (Stage::Writing { .. } | Stage::Unrecorded { .. }, _) => {
-                panic!("{op:?} is not a read")
+                unreachable!("looked at above")
             }
         }
         self.end(op, now, wall_ms);
+    }
+
+    /// Sets room aside for a copy of what a failed write has left, if it may be one record and there is room.
+    fn reserve_for_repair(&mut self, extent: Extent) -> bool {
+        let cost_bytes = Work::Copy(CopyKind::Copy).cost_bytes(extent);
+        let is_one = extent.len_bytes <= u64::from(RECORD_PAYLOAD_MAX_BYTES);
+        let fits = is_one && self.has_room_for(cost_bytes);
+        self.reserved_bytes += if fits { cost_bytes } else { 0 };
+        fits
     }
 
     fn copy_read(

@@ -15,7 +15,7 @@
 //!   are sent as records with a seq like any other.
 //! - Admitted bytes that the backup has not made durable are bounded by the backlog limit. At the
 //!   limit writes wait (backpressure); reads never wait here. A write that the local disk has failed is recorded once
-//!   more as it was read back, without waiting for room: by so much, what was under way there at most, it may be passed.
+//!   more as it was read back if there is room for that at once; else the extent is suspect, and copied as room comes.
 //! - No time is given out that the next run could give out again: where one must come after a time that is
 //!   beyond the ceiling on record, it waits until the ceiling has been raised.
 //! - A write that was admitted before the stream began ([`Sequencer::serve_unrecorded`]), or while it stands
@@ -28,7 +28,7 @@
 //! ```text
 //!             no room, overlap,                    ┌── ok ─────────────► Complete(Ok) *
 //!             not started          ┌── write ── Local ── error ─► Repair ─► Complete(Err)
-//! submit ──► Waiting ──► Admitted ─┤                              (read back, send as a copy)
+//! submit ──► Waiting ──► Admitted ─┤                              (read back, send as a copy; no room: suspect)
 //!                                  └── copy, digest ── Read ─► Send / SendInOrder
 //! * in mode sync, if it is recorded: when the backup has it, too
 //! ```
@@ -116,7 +116,7 @@ pub struct Sequencer {
     next_op: u64,
     unacked: VecDeque<Unacked>,
     unacked_cost_bytes: u64,
-    /// What copies that are being read may need of the backlog.
+    /// What copies and failed writes that are being read may need of the backlog.
     reserved_bytes: u64,
     unacked_payload_bytes: u64,
     /// Records of copies among them.
@@ -281,7 +281,7 @@ impl Sequencer {
         self.enqueue(extent, Work::Copy(kind), now, wall_ms);
     }
 
-    /// Marks the end of an initial copy or a resync. Returns the marker's seq: when the backup has
+    /// Marks the end of an initial copy or a resync; to be called when one [`may_speak`](Self::may_speak). Returns the marker's seq: when the backup has
     /// it, its disks equal these.
     pub fn copy_done(&mut self, now: MonoNanos, wall_ms: u64) -> Seq {
         let disk = DiskId(0);
@@ -309,11 +309,17 @@ impl Sequencer {
         self.clock.observe(hlc);
     }
 
+    /// Whether a record without payload may be given out now: while recording, below the ceiling, with room for it.
+    #[must_use]
+    pub fn may_speak(&self) -> bool {
+        let records = self.started.is_some() && !self.serves_unrecorded;
+        records && !self.waits_for_ceiling() && self.has_room_for(RECORD_OVERHEAD_BYTES)
+    }
+
     /// A record that says only that there is nothing older to come. Not while others wait for room or for a
     /// ceiling: they will say the same.
     pub fn idle(&mut self, now: MonoNanos, wall_ms: u64) {
-        let stands = self.started.is_none() || self.serves_unrecorded;
-        if !stands && !self.is_backlog_full() && !self.waits_for_ceiling() {
+        if self.may_speak() && !self.is_backlog_full() {
             self.send_record(DiskId(0), 0, Effect::Idle, false, now, wall_ms);
         }
     }
@@ -322,8 +328,7 @@ impl Sequencer {
     /// it is. Somebody waits for a seq of an earlier run that was lost with it.
     pub fn pad_to(&mut self, seq: Seq, now: MonoNanos, wall_ms: u64) -> bool {
         while self.last_seq() < seq {
-            let is_full = self.room_bytes() < RECORD_OVERHEAD_BYTES && !self.unacked.is_empty();
-            if is_full || self.waits_for_ceiling() {
+            if !self.may_speak() {
                 return false;
             }
             self.send_record(DiskId(0), 0, Effect::Idle, false, now, wall_ms);

@@ -186,6 +186,26 @@ fn a_full_backlog_lets_writes_wait_in_order_and_one_always_in() {
     assert_eq!(s.backlog_bytes(), 2 * (10 + RECORD_OVERHEAD_BYTES));
 }
 
+#[test]
+fn what_we_say_ourselves_keeps_to_the_limit_too() {
+    let mut s = sequencer(Mode::Pipelined, 2 * RECORD_OVERHEAD_BYTES + 100);
+    write(&mut s, 1, 0, 100);
+    s.idle(NOW, 0);
+    assert_eq!(short(&mut s), "S1 P1 W0@0 S2");
+    s.idle(NOW, 0);
+    assert!(
+        !s.may_speak() && !s.is_backlog_full(),
+        "nobody waits, and there is no room for a word"
+    );
+    assert!(!s.pad_to(Seq(4), NOW, 0));
+    assert_eq!(short(&mut s), "");
+    s.committed(Seq(1), NOW, 0);
+    assert!(!s.pad_to(Seq(4), NOW, 0), "for one of two");
+    s.committed(Seq(3), NOW, 0);
+    assert!(s.pad_to(Seq(4), NOW, 0));
+    assert_eq!(short(&mut s), "S3 S4");
+}
+
 /// What is read becomes a record without asking anybody.
 #[test]
 fn copies_that_are_being_read_have_their_room_in_the_backlog() {
@@ -219,6 +239,32 @@ fn a_failed_write_is_read_back_and_copied_before_the_guest_hears_of_it() {
     short(&mut s);
     s.read_done(OpId(1), Err(EIO), NOW, 0);
     assert_eq!(short(&mut s), "Suspect E2");
+}
+
+#[test]
+fn what_a_failed_write_has_left_is_read_back_only_if_there_is_room_for_it() {
+    let record = 100 + RECORD_OVERHEAD_BYTES;
+    let mut s = sequencer(Mode::Pipelined, 4 * record);
+    for nth in 0..3 {
+        write(&mut s, nth, nth * 100, 100);
+    }
+    short(&mut s);
+    s.written(OpId(0), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "R0");
+    write(&mut s, 3, 300, 1);
+    s.written(OpId(1), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "Suspect E1", "the room is set aside for the first");
+    s.read_done(OpId(0), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "Suspect E0 S4 P4 W3@300", "it needs none any more");
+    s.written(OpId(2), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), "Suspect E2");
+    s.committed(Seq(4), NOW, 0);
+    write(&mut s, 4, 400, 100);
+    short(&mut s);
+    s.written(OpId(4), Err(EIO), NOW, 0);
+    s.read_done(OpId(4), Ok(Bytes::from_static(&[1; 100])), NOW, 0);
+    assert_eq!(short(&mut s), "R4 K6 P6 E4");
+    assert_eq!(s.backlog_bytes(), 2 * record);
 }
 
 #[test]
@@ -356,25 +402,23 @@ fn a_stream_that_stands_lets_guests_go_on_and_no_copy() {
     );
     assert!(!s.is_recorded_idle());
     s.written(OpId(0), Err(EIO), NOW, 0);
-    assert_eq!(short(&mut s), "R0", "what has a record is repaired as ever");
-    s.read_done(OpId(0), Ok(Bytes::from_static(&[1; 8])), NOW, 0);
-    assert_eq!(short(&mut s), "K3 P3 E1 Withdrawn W3@0");
+    assert_eq!(short(&mut s), "Suspect E1 Withdrawn W3@0", "there is no room to repair it");
     s.idle(NOW, 0);
-    assert_eq!((short(&mut s).as_str(), s.last_seq()), ("", Seq(3)), "no heartbeat either");
+    assert_eq!((short(&mut s).as_str(), s.last_seq()), ("", Seq(2)), "no heartbeat either");
     s.written(OpId(1), Ok(()), NOW, 0);
     s.written(OpId(3), Ok(()), NOW, 0);
     assert_eq!(short(&mut s), "C2 C4");
     assert!(s.is_recorded_idle(), "all that has a record is done");
-    s.committed(Seq(3), NOW, 0);
+    s.committed(Seq(2), NOW, 0);
     let left = s.unrecorded();
     assert_eq!(left, [extent(100, 8)]);
 
     s.record_again(NOW, 0);
     write(&mut s, 5, 104, 8);
     write(&mut s, 6, 200, 8);
-    assert_eq!(short(&mut s), "S4 P4 W4@200", "the other waits for what has no record");
+    assert_eq!(short(&mut s), "S3 P3 W4@200", "the other waits for what has no record");
     s.written(OpId(2), Ok(()), NOW, 0);
-    assert_eq!(short(&mut s), "C3 S5 P5 W5@104");
+    assert_eq!(short(&mut s), "C3 S4 P4 W5@104");
 }
 
 #[test]

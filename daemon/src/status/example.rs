@@ -53,6 +53,7 @@ pub(crate) fn status() -> Status {
             sent: 9_000,
             missing: None,
         },
+        disk_hang: None,
     };
     let gate = GateStatus {
         interface: "tap0".into(),

@@ -42,6 +42,9 @@ const DROP_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How often a dropped ring repeats its cancel requests.
 const DROP_CANCEL_EVERY: Duration = Duration::from_millis(50);
 
+/// Operations that have ended may be so many more in the list by age, before they are dropped from it.
+const FILE_OPS_SPARE: usize = 64;
+
 /// Send headers kept for the next sends.
 const SPARE_HEADERS_MAX: usize = 64;
 
@@ -75,6 +78,10 @@ pub struct Ring {
     slots: Vec<Slot>,
     vacant: Vec<u32>,
     backlog: VecDeque<Entry>,
+    /// Operations on files in the order in which they were started, with those that have ended since.
+    file_ops: VecDeque<(u64, Instant)>,
+    /// When the kernel was left last.
+    left_kernel_at: Instant,
     spare_headers: Vec<HeapCell<SendHeader>>,
     /// A ring set up for a single issuer serves only the thread that made it.
     _not_send: PhantomData<*const ()>,
@@ -96,6 +103,8 @@ impl Ring {
             slots: Vec::with_capacity(entries as usize),
             vacant: Vec::new(),
             backlog: VecDeque::new(),
+            file_ops: VecDeque::new(),
+            left_kernel_at: Instant::now(),
             spare_headers: Vec::new(),
             _not_send: PhantomData,
         })
@@ -112,6 +121,18 @@ impl Ring {
     /// that they hold.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.vacant.len()
+    }
+
+    /// Of the reads, writes, syncs and allocations in flight that which was started first: its token, and since when it
+    /// is, or a little longer: since the kernel was left last before.
+    pub fn oldest_file_op(&mut self) -> Option<(u64, Instant)> {
+        while let Some((user_data, since)) = self.file_ops.front().copied() {
+            if let Some(op) = self.op(user_data) {
+                return Some((op.token, since));
+            }
+            self.file_ops.pop_front();
+        }
+        None
     }
 
     /// How many operations fit into one submission.
@@ -134,7 +155,7 @@ impl Ring {
     ) {
         let (ptr, len) = buf.range_for_kernel(&range);
         let sqe = opcode::Read::new(raw(fd), ptr, len).offset(file_offset(offset)).build();
-        self.start(sqe, token, Some(fd), Held::Into { buf, range });
+        self.start_on_file(sqe, token, fd, Held::Into { buf, range });
     }
 
     /// Writes `data` at `offset` of the file. For the rest of a short write, write again.
@@ -158,7 +179,7 @@ impl Ring {
             .offset(file_offset(offset))
             .rw_flags(flags)
             .build();
-        self.start(sqe, token, Some(fd), Held::From(data));
+        self.start_on_file(sqe, token, fd, Held::From(data));
     }
 
     /// Makes durable what writes had completed **before this call**. A write in flight may or may
@@ -169,7 +190,7 @@ impl Ring {
             SyncKind::All => FsyncFlags::empty(),
         };
         let sqe = opcode::Fsync::new(raw(fd)).flags(flags).build();
-        self.start(sqe, token, Some(fd), Held::Nothing);
+        self.start_on_file(sqe, token, fd, Held::Nothing);
     }
 
     /// Zeroes, frees or allocates a range of the file.
@@ -188,7 +209,7 @@ impl Ring {
             .offset(file_offset(offset))
             .mode(mode.raw())
             .build();
-        self.start(sqe, token, Some(fd), Held::Nothing);
+        self.start_on_file(sqe, token, fd, Held::Nothing);
     }
 
     /// Receives what is there, at least one byte, into `range` of the buffer, and sets the buffer's
@@ -235,7 +256,8 @@ impl Ring {
         if let [one] = bufs.as_slice() {
             let len = one.len().min(TRANSFER_MAX_BYTES) as u32;
             let sqe = opcode::Send::new(raw(fd), one.as_ptr(), len).flags(flags).build();
-            return self.start(sqe, token, Some(fd), Held::Send { bufs, header: None });
+            self.start(sqe, token, Some(fd), Held::Send { bufs, header: None });
+            return;
         }
         let mut header = self.spare_headers.pop().unwrap_or_else(SendHeader::new);
         let msg = header.point_at(&bufs);
@@ -334,7 +356,24 @@ impl Ring {
         Completions { ring: self }
     }
 
-    fn start(&mut self, sqe: Entry, token: u64, fd: Option<&SharedFd>, held: Held) {
+    fn start_on_file(&mut self, sqe: Entry, token: u64, fd: &SharedFd, held: Held) {
+        let user_data = self.start(sqe, token, Some(fd), held);
+        if self.file_ops.len() > 2 * self.in_flight() + FILE_OPS_SPARE {
+            let mut file_ops = std::mem::take(&mut self.file_ops);
+            file_ops.retain(|(user_data, _)| self.op(*user_data).is_some());
+            self.file_ops = file_ops;
+        }
+        self.file_ops.push_back((user_data, self.left_kernel_at));
+    }
+
+    /// The operation in flight that has this `user_data`.
+    fn op(&self, user_data: u64) -> Option<&Op> {
+        let slot = self.slots.get(user_data as u32 as usize)?;
+        slot.op.as_ref().filter(|_| slot.generation == (user_data >> 32) as u32)
+    }
+
+    /// Returns its `user_data`.
+    fn start(&mut self, sqe: Entry, token: u64, fd: Option<&SharedFd>, held: Held) -> u64 {
         let op = Op { token, _fd: fd.cloned(), held };
         let index = match self.vacant.pop() {
             Some(index) => {
@@ -347,8 +386,9 @@ impl Ring {
                 index
             }
         };
-        let generation = self.slots[index as usize].generation;
-        self.push(sqe.user_data(user_data(index, generation)));
+        let user_data = user_data(index, self.slots[index as usize].generation);
+        self.push(sqe.user_data(user_data));
+        user_data
     }
 
     /// The next operation that has ended, and the kernel's answer.
@@ -404,7 +444,9 @@ impl Ring {
             let want = if self.backlog.is_empty() { min_complete } else { 0 };
             // GETEVENTS also without waiting: deferred work and overflown completions are only
             // delivered by it.
-            let submitted = match self.enter_once(want, EnterFlags::GETEVENTS, wait_max) {
+            let entered = self.enter_once(want, EnterFlags::GETEVENTS, wait_max);
+            self.left_kernel_at = Instant::now();
+            let submitted = match entered {
                 Ok(submitted) => submitted,
                 Err(error) => {
                     return match error.raw_os_error() {

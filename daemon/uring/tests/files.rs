@@ -3,14 +3,17 @@
 mod common;
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use common::{complete_one, directories, in_every_mode};
 use tidelock_uring::{
-    BufPool, Buffer, Durability, FallocateMode, LocalFile, OpenRequest, Ring, SharedFd, SyncKind,
+    BufPool, Buffer, Durability, EventFd, FallocateMode, LocalFile, OpenRequest, Ring, SharedFd,
+    SyncKind,
 };
 
 const BLOCK: usize = 4096;
@@ -219,4 +222,36 @@ fn the_kernel_is_never_given_more_than_the_buffer() {
     let file = shared(File::open("/dev/zero").unwrap());
     let mut ring = Ring::new(8).unwrap();
     ring.read(1, &file, BufPool::new(0).get(1), 0..BLOCK + 1, 0);
+}
+
+/// A pipe that nobody writes to is a disk that hangs.
+#[test]
+fn the_operation_on_a_file_that_waits_longest_is_named() {
+    let zeroes = shared(File::open("/dev/zero").unwrap());
+    in_every_mode(8, |ring| {
+        let pool = BufPool::new(1 << 20);
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (hangs, event) = (Arc::new(OwnedFd::from(reader)), EventFd::new().unwrap());
+        ring.wait_event(1, &event);
+        assert_eq!(ring.oldest_file_op(), None, "an event is no file");
+        let before = Instant::now();
+        ring.submit_and_wait(0).unwrap();
+        ring.read(2, &hangs, pool.get(BLOCK), 0..1, 0);
+        let first = ring.oldest_file_op().unwrap();
+        assert!(first.0 == 2 && first.1 >= before);
+        for nth in 0..1_000 {
+            ring.read(3, &zeroes, pool.get(BLOCK), 0..BLOCK, 0);
+            assert_eq!(complete_one(ring).token, 3);
+            assert_eq!(ring.oldest_file_op(), Some(first), "after {nth} others");
+        }
+        ring.read(4, &hangs, pool.get(BLOCK), 0..1, 0);
+        writer.write_all(b"x").unwrap();
+        let (ended, left) = (complete_one(ring).token, ring.oldest_file_op().unwrap());
+        assert_eq!(left.0, if ended == 2 { 4 } else { 2 });
+        writer.write_all(b"x").unwrap();
+        complete_one(ring);
+        assert_eq!(ring.oldest_file_op(), None);
+        event.signal().unwrap();
+        complete_one(ring);
+    });
 }

@@ -8,7 +8,7 @@ use crate::oracle::Point;
 use crate::world::{World, note};
 use tidelock_daemon::ceiling;
 use tidelock_daemon::link::port::ToLink;
-use tidelock_daemon::sequencer::{Action, DiskError, Extent, RequestId};
+use tidelock_daemon::sequencer::{Action, DiskError, Extent, RECORD_OVERHEAD_BYTES, RequestId};
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::record::{Effect, Record};
@@ -112,10 +112,9 @@ impl World {
             state.oracle.wrote(&record, submitted.known.clone());
             let point = Point { life: state.oracle.life(), seq: record.seq };
             state.guest.stores(self.plan.vms[vm].writer, point, &submitted.known);
-            let cost = record.payload().map_or(0, |p| p.data().len() as u64)
-                + tidelock_daemon::sequencer::RECORD_OVERHEAD_BYTES;
-            run.unacked.push_back((record.seq, cost));
         }
+        let payload_bytes = record.payload().map_or(0, |p| p.data().len() as u64);
+        run.unacked.push_back((record.seq, payload_bytes + RECORD_OVERHEAD_BYTES));
         let what = match record.effect {
             Effect::Idle => "idles",
             _ if record.copy => "copies",
@@ -176,7 +175,7 @@ impl World {
         let limit = limit.max(run.left_bytes);
         check(cost <= limit || run.unacked.len() == 1, Checker::Bounded, || {
             let count = run.unacked.len();
-            format!("vm {vm}: {count} writes of {cost} bytes in a backlog of {limit}")
+            format!("vm {vm}: {count} records of {cost} bytes in a backlog of {limit}")
         })?;
         self.check_spilling(vm)
     }

@@ -461,6 +461,5 @@ fn do_again(record: &Record, disks: &mut [LocalDisk]) {
 
 /// Guests' records that an earlier process has left, with what they cost.
 pub(crate) fn left_unacked(waiting: &[backlog::Waiting]) -> impl Iterator<Item = (Seq, u64)> + '_ {
-    let of_guests = waiting.iter().filter(|record| !record.is_of_us);
-    of_guests.map(|record| (record.seq, record.payload_bytes + RECORD_OVERHEAD_BYTES))
+    waiting.iter().map(|record| (record.seq, record.payload_bytes + RECORD_OVERHEAD_BYTES))
 }

@@ -43,8 +43,6 @@ PATIENCE_S = 0.2
 """How long the guest and whoever watches wait for a daemon that may be stopped."""
 DEPTHS = (1, 8, 64)
 """How many requests a guest has under way."""
-LONGEST, RECORD = 32 * BLOCK, 256
-"""Bytes of a guest's longest request, and what its record counts besides."""
 
 
 class TorturedDisk:
@@ -274,9 +272,6 @@ class TorturedDisk:
             text = f"the backlog has {memory} bytes in memory, its limit is {memory_limit}"
             self.verdict.check(10, memory <= memory_limit, text)
             self.seen["on disk"] += on_disk["records"] > 0
-        if self.faulty:
-            # What its disk has failed to write is read back and recorded once more, without waiting for room.
-            limit += max(DEPTHS) * (LONGEST + RECORD)
         self.seen["full"] += backlog["writes_wait"]
         self.verdict.check(10, used <= limit, f"the backlog has {used} bytes, its limit is {limit}")
 
