@@ -118,6 +118,11 @@ def check_goes_on_with(back: Pair, expected: tuple[bytes, bytes]) -> None:
     disk.close()
 
 
+def lost_marks(pair: Pair) -> list[str]:
+    marks = told(pair, "pin", GROUP, "--list")["marks"]
+    return [mark["name"] for mark in marks if mark["lost"]]
+
+
 def test_the_group_goes_on_with_the_new_one_and_the_old_one_stays(run):
     both = BothTookWrites(run)
     back = both.back
@@ -144,7 +149,12 @@ def test_the_group_goes_on_with_the_old_one_and_a_snapshot_keeps_the_new_one(run
     back.backup_command("snapshot", GROUP, "new", "--at", "bookmark:new")
     image = back.data_dir / "snapshots" / GROUP / "new" / f"{NAME}.img"
     view = told(back, "view", GROUP, "--at", "bookmark:new", "--detach")
-    back.backup_command("recover", GROUP, "--primary-is-dead", "--at", f"bookmark:{PIN}")
+    chosen = ["recover", GROUP, "--primary-is-dead", "--at", f"bookmark:{PIN}"]
+    with pytest.raises(RuntimeError, match="pins of later points would be lost for good: new"):
+        back.backup_command(*chosen)
+    assert lost_marks(back) == [], "nothing has changed"
+    back.backup_command(*chosen, "--drop-later-pins")
+    assert lost_marks(back) == ["new"], "said at once"
     check_goes_on_with(back, both.one)
     disk = Connection(Path(view["disks"][0]["uri"].split("socket=")[1]), NAME)
     assert (disk.read(OLD_AT, MIB), disk.read(NEW_AT, MIB)) == both.other

@@ -345,6 +345,9 @@ pub(crate) struct Recover {
     /// Also if some of that state is damaged and cannot be read: guests get I/O errors there
     #[arg(long)]
     pub(crate) accept_damage: bool,
+    /// With --at: also if there are pins of later points, which are lost for good
+    #[arg(long, requires = "at")]
+    pub(crate) drop_later_pins: bool,
     /// Boot the group's VMs with QEMU
     #[arg(long)]
     pub(crate) boot: bool,

@@ -71,6 +71,6 @@ pub(super) fn line(mark: &MarkStatus) -> String {
     let expires =
         mark.expires_at_unix_ms.map_or_else(String::new, |at| format!("  until {}", text::utc(at)));
     let host = mark.host.as_ref().map_or_else(String::new, |host| format!("  by {host}"));
-    let lost = if mark.lost { "  LOST: its point could not be held" } else { "" };
+    let lost = if mark.lost { "  LOST: its point is gone" } else { "" };
     format!("{:<8}  {:<20}  {}{expires}{host}{lost}", mark.kind.word(), mark.name, mark.at)
 }

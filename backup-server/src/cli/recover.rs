@@ -44,6 +44,7 @@ async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<Exported
         primary_is_dead: args.primary_is_dead,
         at: args.at.clone(),
         accept_damage: args.accept_damage,
+        drop_later_pins: args.drop_later_pins,
     };
     let mut call = client.call(&request).await?;
     let mut bar: Option<ProgressBar> = None;

@@ -175,6 +175,12 @@ impl<S: Storage> Group<S> {
         &self.fold.oldest
     }
 
+    /// Whether a point is none of the group's past any more, because a recovery to an earlier one has left it out.
+    #[must_use]
+    pub fn has_left_out(&self, point: &Point) -> bool {
+        self.journal.state().leaves_out(point.epoch, &point.cut)
+    }
+
     /// How much of the past there is.
     #[must_use]
     pub fn past_status(&self) -> PastStatus {

@@ -353,8 +353,7 @@ impl<F: StorageFile> History<F> {
 
     /// Whether no recovery since has left out any of a point, and the images have not passed it.
     fn still_is(&self, point: &Point) -> bool {
-        let later = self.state.recoveries.iter().filter(|start| start.epoch > point.epoch);
-        later.map(|start| &start.cut).all(|cut| cut.covers(&point.cut))
+        !self.state.leaves_out(point.epoch, &point.cut)
             && point.epoch <= self.state.epoch
             && point.beyond >= self.base
     }

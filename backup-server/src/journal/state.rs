@@ -179,6 +179,13 @@ impl State {
         self.recoveries.last()
     }
 
+    /// Whether a recovery after an epoch has left out some of a cut of that epoch.
+    #[must_use]
+    pub fn leaves_out(&self, epoch: Epoch, cut: &CountVector) -> bool {
+        let mut later = self.recoveries.iter().rev().take_while(|start| start.epoch > epoch);
+        later.any(|start| !start.cut.covers(cut))
+    }
+
     /// Whether a record was cut off by a later recovery. It stays in the journal and counts for
     /// nothing.
     #[must_use]

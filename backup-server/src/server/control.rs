@@ -3,7 +3,7 @@
 //! | request | replies |
 //! |---|---|
 //! | `{"do": "status"}` | `{"is": "status", "server": ..., "groups": [...]}` |
-//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false}` (the last two may be left out) | `{"is": "waiting", "remaining_ms": n}` or `{"is": "noroom", "reason": "..."}` ..., then `{"is": "recovered", ...}` |
+//! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false, "drop_later_pins": false}` (the last three may be left out) | `{"is": "waiting", "remaining_ms": n}` or `{"is": "noroom", "reason": "..."}` ..., then `{"is": "recovered", ...}` |
 //! | `{"do": "damaged", "group": G}`, with `"check": true` or `"forget": SEGMENT` | `{"is": "damaged", "segments": [...], "latest": [...]}` |
 //! | `{"do": "repair", "group": G, "apply": false}` | `{"is": "repaired", "repair": {...}}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
@@ -31,6 +31,7 @@ use super::views::{ViewStatus, Views, Wanted};
 use crate::group::{
     CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, RecoverError, Recovery,
 };
+use crate::history::Point;
 use crate::travel::increment::Description;
 use crate::travel::marks::Kind;
 use crate::travel::moment::Moment;
@@ -74,6 +75,9 @@ pub enum Request {
         /// Also if some of it cannot be read.
         #[serde(default)]
         accept_damage: bool,
+        /// Also if pins are of later points.
+        #[serde(default)]
+        drop_later_pins: bool,
     },
     /// The damaged segments of the journal.
     Damaged {
@@ -469,8 +473,8 @@ async fn serve(
     };
     let answer = match request {
         Request::Status => status(registry).await,
-        Request::Recover { group, primary_is_dead, at, accept_damage } => {
-            let how = (primary_is_dead, accept_damage);
+        Request::Recover { group, primary_is_dead, at, accept_damage, drop_later_pins } => {
+            let how = RecoverHow { primary_is_dead, accept_damage, drop_later_pins };
             recover(registry, exports, &group, how, at, &mut writer).await?
         }
         Request::Damaged { group, check, forget } => {
@@ -636,11 +640,18 @@ async fn remove(registry: &Registry, group: &str, member: String) -> Reply {
     }
 }
 
+/// What an operator has said yes to.
+struct RecoverHow {
+    primary_is_dead: bool,
+    accept_damage: bool,
+    drop_later_pins: bool,
+}
+
 async fn recover(
     registry: &Registry,
     exports: &Exports,
     group: &str,
-    (primary_is_dead, accepts_damage): (bool, bool),
+    how: RecoverHow,
     at: Option<When>,
     writer: &mut OwnedWriteHalf,
 ) -> io::Result<Reply> {
@@ -651,13 +662,19 @@ async fn recover(
         },
         None => None,
     };
+    if let Some((point, _)) = &kept
+        && !how.drop_later_pins
+        && let Err(reason) = check_later_pins(registry, group, point).await
+    {
+        return Ok(Reply::Error { reason });
+    }
     let mut has_looked_again = false;
     loop {
         let point = kept.as_ref().map(|(point, _hold)| point.clone());
         let event = |done| Event::Recover {
-            primary_declared_dead: primary_is_dead,
+            primary_declared_dead: how.primary_is_dead,
             point,
-            accepts_damage,
+            accepts_damage: how.accept_damage,
             done,
         };
         let recovery = match ask(registry, group, event).await {
@@ -689,4 +706,22 @@ async fn recover(
             Err(error) => Reply::Error { reason: format!("cannot offer its disks: {error}") },
         });
     }
+}
+
+/// Who has pinned a point wants it to stay, and a recovery to an earlier one leaves it out for good.
+async fn check_later_pins(registry: &Registry, group: &str, point: &Point) -> Result<(), String> {
+    let all_the_same = "or give --drop-later-pins to recover all the same";
+    let marks = ask(registry, group, |done| Event::Marks { done }).await?;
+    let marks = marks.map_err(|reason| {
+        format!("it is not known whether pins are of later points, which would be lost ({reason}): mend that, {all_the_same}")
+    })?;
+    let later = marks.iter().filter(|of| of.mark.kind == Kind::Pin && !of.lost);
+    let later = later.filter(|of| !point.cut.covers(&of.mark.point.cut));
+    let names: Vec<&str> = later.map(|of| of.name.as_str()).collect();
+    let Some(first) = names.first() else { return Ok(()) };
+    Err(format!(
+        "pins of later points would be lost for good: {}. Keep what they show (`tidelock-backup snapshot {group} {first} \
+         --at bookmark:{first}`) and take them out (`tidelock-backup pin {group} {first} --remove`), {all_the_same}",
+        names.join(", ")
+    ))
 }

@@ -23,7 +23,7 @@ pub struct NamedMark {
     pub name: String,
     /// What it is.
     pub mark: Mark,
-    /// A pin that could not be held: its point is gone.
+    /// Its point is gone: a pin's could not be held, or a recovery to an earlier one has left it out.
     pub lost: bool,
 }
 
@@ -97,7 +97,8 @@ impl Past {
         let told = |(name, mark): (&String, &Mark)| NamedMark {
             name: name.clone(),
             mark: mark.clone(),
-            lost: mark.kind == Kind::Pin && self.holds.get(name).is_none_or(Hold::is_revoked),
+            lost: group.has_left_out(&mark.point)
+                || (mark.kind == Kind::Pin && self.holds.get(name).is_none_or(Hold::is_revoked)),
         };
         Ok(all.map(told).collect())
     }
@@ -145,6 +146,9 @@ impl Past {
             return;
         }
         self.look_at = Instant::now() + LOOK;
+        self.holds.retain(|name, _| {
+            marks.all().get(name).is_some_and(|mark| !group.has_left_out(&mark.point))
+        });
         match marks.expire(now_unix_ms, |mark| is_behind(mark, group.oldest())) {
             Ok(over) => {
                 for name in over {

@@ -39,7 +39,7 @@ pub struct MarkStatus {
     pub set_at_unix_ms: u64,
     /// When it goes by itself.
     pub expires_at_unix_ms: Option<u64>,
-    /// A pin whose point could not be held.
+    /// Its point is gone.
     pub lost: bool,
     /// The host at which it was set; absent: here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
