@@ -224,7 +224,9 @@ impl World {
         check(told.is_none_or(|(_, told)| point.cut.covers(told)), Checker::Past, || {
             format!("group {group} at {time} is at {}, told by then was {:?}", point.cut, told)
         })?;
-        if let ([vm], true) = (&vms[..], recoveries.is_empty()) {
+        // Up to a barrier what its writer's clock says of a record is not what counts.
+        let counts_by_clock = recoveries.is_empty() && time > state.barrier;
+        if let ([vm], true) = (&vms[..], counts_by_clock) {
             let mut of = self.backup.groups[group].contiguous.get(WriterId(0));
             // Who asked to be attached and was turned away for lack of room has begun a resync all the same, and what was
             // still to be taken of the run before is in it.

@@ -20,6 +20,7 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
+use tidelock_backup_server::group::AtSizeMax;
 use tidelock_backup_server::view::DiskKey;
 use tidelock_daemon::owner::{Phase, VerifyEnded};
 use tidelock_daemon::sequencer::Extent;
@@ -360,8 +361,10 @@ impl World {
                 }
             }
         }
-        // What guests write is not found any more.
-        self.busy = self.rng.chance(1, 2);
+        // What guests write is not found any more. Where a group stops at its size, a verification behind them lasts as
+        // long as the journal needs for all that they write.
+        let stops = self.plan.groups.iter().any(|of| of.retention.at_size_max == AtSizeMax::Stop);
+        self.busy = self.rng.chance(1, 2) && !stops;
         for vm in (0..self.vms.len()).filter(|_| self.busy).collect::<Vec<_>>() {
             let boot = self.vms[vm].guest.boot;
             if self.vms[vm].guest.alive {
