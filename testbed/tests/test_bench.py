@@ -144,8 +144,8 @@ def test_targets_are_reached_at_their_limit_and_short_one_step_past_it(given, ex
     assert [verdict.reached for verdict in verdicts(results(*given))] == expected
 
 
-def activity_rows(ratio_of_all: float) -> list[dict]:
-    """Part (m), with this ratio over the whole disk."""
+def activity_rows(ratio_of_all: float, ratio_small: float = 0.6) -> list[dict]:
+    """Part (m), with this ratio over the whole disk, and this one with a map for a quarter of it."""
 
     def spread(middle: float) -> dict:
         return {"min": middle, "median": middle, "max": middle}
@@ -156,16 +156,21 @@ def activity_rows(ratio_of_all: float) -> list[dict]:
             "workload": "4 KiB random write, QD 1",
             "iops": {setup: spread(1000.0) for setup in ("off", "on", "small")},
             "ratio": spread(ratio),
-            "ratio_small": spread(0.6),
+            "ratio_small": spread(ratio_small),
         }
         for share, ratio in (("1 %", 0.99), ("100 %", ratio_of_all))
     ]
 
 
 def test_the_activity_log_has_two_targets(tmp_path):
-    """A working set in the map, and one that may need the log more often."""
-    assert [v.reached for v in verdicts({"m": {"rows": activity_rows(0.86)}})] == [True, True]
-    assert [v.reached for v in verdicts({"m": {"rows": activity_rows(0.84)}})] == [True, False]
+    """A working set in the map, and one that may need the log more often, also where the map cannot hold it."""
+
+    def reached(*ratios: float) -> list[bool | None]:
+        return [v.reached for v in verdicts({"m": {"rows": activity_rows(*ratios)}})]
+
+    assert reached(0.86, 0.86) == [True, True, True]
+    assert reached(0.84, 0.86) == [True, False, True]
+    assert reached(0.86, 0.84) == [True, True, False]
     report.save(tmp_path, "m", {"processors": 2}, 0.0, {"rows": activity_rows(0.9)})
     report.write(tmp_path)
     page = (tmp_path / "README.md").read_text()
@@ -505,9 +510,11 @@ def test_what_a_switch_takes_has_medians_quartiles_and_its_parts(tmp_path):
 def test_memory_in_an_outage_does_not_grow_after_half_of_it(tmp_path, end_mib, reached):
     mibs = {"first": 20, "half": 60, "end": end_mib, "after": 60}
     outage = {f"{when}_mib": {"tidelockd": mib} for when, mib in mibs.items()}
-    result = {"iops": 500, "backlog_mib": 64, "outages": {"goes on": {"seconds": 3600.0, **outage}}}
+    goes_on = {"seconds": 3600.0, "state": "degraded", "written_mib": 7031, **outage}
+    result = {"iops": 500, "backlog_mib": 64, "on_disk_mib": 256, "outages": {"goes on": goes_on}}
     (found,) = verdicts({"p": result})
     assert found.reached is reached
     report.save(tmp_path, "p", {"processors": 2}, 0.0, result)
     report.write(tmp_path)
-    assert f"| goes on | 3600 | `tidelockd` | 20 | 60 | {end_mib:g} | 60 |" in (tmp_path / "README.md").read_text()
+    row = f"| goes on | 3600 | `degraded` | 7,031 | `tidelockd` | 20 | 60 | {end_mib:g} | 60 |"
+    assert row in (tmp_path / "README.md").read_text()
