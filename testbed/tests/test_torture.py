@@ -175,7 +175,7 @@ class WithPolicy(DiskRound):
     def suffer(self, least: int, most: int) -> None:
         self.work(0.3)
 
-    def check_exposed(self, exposed: list[dict]) -> None:
+    def check_exposed(self, exposed: list[dict], may_have_left: bool = False) -> None:
         assert [one["host"] for one in exposed] == ["host-a"]
         super().check_exposed([])
 

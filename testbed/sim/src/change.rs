@@ -131,6 +131,11 @@ impl World {
                     true => self.take_out(group, vm),
                     false => Some(Ok(())),
                 };
+                let is_unknown = matches!(removed, Some(Err(RemoveError::Unknown { .. })));
+                // What a run that has ended has sent may still bring it.
+                if is_unknown && self.net.conns.values().any(|c| c.backup_open && !c.host_open) {
+                    return false;
+                }
                 let of = &mut self.plan.groups[group];
                 match removed {
                     Some(Ok(())) if self.plan.vms[vm].is_writer() => of.removed.push(vm),
