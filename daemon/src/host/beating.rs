@@ -30,8 +30,8 @@ struct Watched {
     pulse: Arc<Pulse>,
     owner: Arc<OwnerStats>,
     disks: Vec<String>,
-    /// It was said that a local disk does not answer.
-    disk_hangs: bool,
+    /// So many looks in a row a local disk has not answered.
+    disk_hangs: u32,
 }
 
 /// Starts it.
@@ -68,7 +68,7 @@ fn of_group(group: &HostGroup) -> impl Iterator<Item = Watched> {
             pulse: pulse.clone(),
             owner: owner_stats.clone(),
             disks: member.config.disks.iter().map(|disk| disk.name.to_string()).collect(),
-            disk_hangs: false,
+            disk_hangs: 0,
         }
     })
 }
@@ -103,8 +103,11 @@ impl Watched {
     /// No heartbeat needs the local disk, and its guest hangs with it.
     fn look_at_the_disk(&mut self, now: MonoNanos) {
         let hangs = self.owner.disk_wait.longer_than(self.settings.alarm_after, now);
+        let before = self.disk_hangs;
+        self.disk_hangs = hangs.map_or(0, |_| before.saturating_add(1));
         match hangs {
-            Some((waited, disk)) if !self.disk_hangs => tracing::error!(
+            // Who was stopped itself has not heard at once of what has ended meanwhile: it is looked at twice.
+            Some((waited, disk)) if self.disk_hangs == 2 => tracing::error!(
                 group = self.group,
                 member = self.member,
                 disk = disk.and_then(|nth| self.disks.get(nth)),
@@ -112,14 +115,13 @@ impl Watched {
                 "DISK HANGS: a request to the local disk is not answered, and guests wait. What they have written is \
                  at the backup. Look at the disk (`iostat -x`, `dmesg`); all goes on when it answers"
             ),
-            None if self.disk_hangs => tracing::info!(
+            None if before >= 2 => tracing::info!(
                 group = self.group,
                 member = self.member,
                 "the local disk answers again"
             ),
             _ => {}
         }
-        self.disk_hangs = hangs.is_some();
     }
 
     fn say_lost(&self, missing: Missing, now: MonoNanos) {
