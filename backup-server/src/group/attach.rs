@@ -292,6 +292,11 @@ impl<S: Storage> Group<S> {
                 format!("a newer run of the daemon has attached {}", attach.member),
             );
         }
+        let same_run = last == Some(attach.incarnation);
+        let held_by = self.slots.get(attach.writer.index()).and_then(|slot| slot.link);
+        if same_run && held_by.is_some_and(|held| held.connection > link.connection) {
+            return refuse(RefusalKind::Stopping, has_newer(&attach.member));
+        }
         self.flush();
         match join {
             Some(join) => self.reshape(now, host, &attach.writers, &join.peers, join.form)?,
@@ -300,7 +305,6 @@ impl<S: Storage> Group<S> {
         if let Some(reason) = self.broken.clone() {
             return refuse(RefusalKind::Stopping, reason);
         }
-        let same_run = last == Some(attach.incarnation);
         if !same_run && self.journal.staged_bytes() > 0 {
             // Records of the run before are taken and cannot be written: a new run cannot be
             // told where the stream ends.
@@ -478,6 +482,12 @@ impl<S: Storage> Group<S> {
             self.outputs.push(Output::Refuse(old, RefusalKind::Superseded, reason));
         }
     }
+}
+
+/// What a run has sent before it connected anew may be read after what it sends since: a server that was stopped reads
+/// all of it at once. It must not take the member from the connection that the daemon has.
+pub(super) fn has_newer(member: &str) -> String {
+    format!("{member} is attached by a newer connection of its daemon")
 }
 
 fn forbidden(host: &str, group: &str) -> String {

@@ -37,6 +37,11 @@ impl<S: Storage> Group<S> {
             let reason = format!("this is group {}", self.manifest.group);
             return refuse(RefusalKind::Mismatch, reason);
         }
+        let has_newer =
+            |old: &Follower| old.member == follow.member && old.link.connection > link.connection;
+        if self.followers.iter().any(has_newer) {
+            return refuse(RefusalKind::Stopping, attach::has_newer(&follow.member));
+        }
         self.flush();
         if let Some(reason) = self.broken.clone() {
             return refuse(RefusalKind::Stopping, reason);

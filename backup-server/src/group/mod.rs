@@ -81,7 +81,7 @@ use tidelock_protocol::message::{CopyState, Message, RefusalKind};
 use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::vector::CountVector;
 
-/// One connection of a host.
+/// One connection of a host. Of two of one host the later has the greater number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 

@@ -253,6 +253,26 @@ fn newer_runs_take_over_and_older_ones_are_refused() {
 }
 
 #[test]
+fn what_a_run_sent_before_it_connected_anew_does_not_take_the_member_from_it() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    let again = attach_message(1, 1, LastRun::Unknown);
+    group.attach(at_ms(0), OTHER, "host-a", &again);
+    assert_eq!(
+        refusal(&group.take_outputs()),
+        Some((LINK, RefusalKind::Superseded)),
+        "the newer one has it"
+    );
+    group.attach(at_ms(0), LINK, "host-a", &again);
+    let outputs = group.take_outputs();
+    assert_eq!(refusal(&outputs), Some((LINK, RefusalKind::Stopping)), "and keeps it");
+    assert!(attached(&outputs).is_none());
+    send(&mut group, OTHER, write(4, 0, 0, 1));
+    group.flush();
+    assert_eq!(acked(&group.take_outputs()).unwrap().0, 4);
+}
+
+#[test]
 fn strangers_and_other_shapes_are_refused() {
     let disk = Memory::new();
     let mut group = whole(&disk);

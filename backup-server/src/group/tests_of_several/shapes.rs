@@ -12,6 +12,12 @@ fn members_without_disks_hear_c_hold_the_grace_and_are_fenced() {
     group.follow(at_ms(0), web, "host-3", &shape.follow());
     let said = told(&group.take_outputs(), web);
     assert_eq!(progress(&said).unwrap().committed, vector(&[1, 1]));
+    // What its daemon had sent before it connected anew.
+    let before = Link { connection: ConnectionId(8), ..web };
+    group.follow(at_ms(0), before, "host-3", &shape.follow());
+    let outputs = group.take_outputs();
+    assert_eq!(refused(&told(&outputs, before)).unwrap().0, RefusalKind::Stopping);
+    assert!(told(&outputs, web).is_empty());
     send(&mut group, record(0, 2, 20, &[]));
     group.flush();
     let said = told(&group.take_outputs(), web);
