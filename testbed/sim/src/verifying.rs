@@ -13,6 +13,7 @@
 use crate::backup::GroupSlot;
 use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check, fail};
+use crate::guest::Ask;
 use crate::host::ToOwner;
 use crate::oracle::Side;
 use crate::plant::{OnTheWay, Plant};
@@ -280,6 +281,14 @@ impl World {
         let state = &mut self.vms[vm];
         state.disks[disk].spoil(offset);
         state.oracle.spoil(byte.disk, offset, Side::Here);
+        // What is being read now may have been read before, or after.
+        for ask in state.guest.asked.values_mut() {
+            if let Ask::Read { extent, expected } = ask
+                && extent.overlaps(&byte)
+            {
+                *expected = None;
+            }
+        }
     }
 
     /// Only what the backup has, and nobody is just writing: it is known then where the sites differ. And no row that
