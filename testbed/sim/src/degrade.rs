@@ -246,10 +246,19 @@ impl World {
     /// How often the daemon of a host has let each group go on without the backup. `only_now`: of those that do.
     pub(crate) fn degraded_on(&self, host: usize, only_now: bool) -> BTreeMap<usize, u64> {
         let standings = self.hosts[host].daemon.iter().flat_map(|daemon| &daemon.standings);
-        let is_asked = |of: &HostGroup| {
-            !only_now || matches!(of.degrade.standing(), Standing::Degraded { .. })
+        // Where a group has no writer it has no lag: it tries again, after longer and longer calms.
+        let writes = |group: usize| {
+            let mut here = self.vms_of(host).into_iter().map(|vm| &self.plan.vms[vm]);
+            here.any(|vm| vm.group == group && vm.is_writer())
         };
-        standings.filter(|(_, of)| is_asked(of)).map(|(group, of)| (*group, of.opened)).collect()
+        let is_asked = |group: usize, of: &HostGroup| {
+            let is_degraded = matches!(of.degrade.standing(), Standing::Degraded { .. });
+            !only_now || (is_degraded && writes(group))
+        };
+        standings
+            .filter(|(group, of)| is_asked(**group, of))
+            .map(|(group, of)| (*group, of.opened))
+            .collect()
     }
 
     /// Why a group is not as its operator wants it, if so.

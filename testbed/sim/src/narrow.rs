@@ -310,7 +310,8 @@ impl World {
         writers.all(|vm| self.vms[vm].run.as_ref().is_some_and(|run| run.attached))
     }
 
-    /// How often each group has degraded in the run of each daemon. `only_now`: of those that are degraded now.
+    /// How often each group has degraded in the run of each daemon. `only_now`: of those that are degraded now where
+    /// they write.
     fn degraded_runs(&self, only_now: bool) -> Vec<(usize, Run, BTreeMap<usize, u64>)> {
         let daemons = self
             .hosts
