@@ -97,8 +97,8 @@ class PostgresProcessGuest(PostgresGuest):
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def kill_postgres(self, number: int) -> None:
-        """kill -9 of a process of PostgreSQL, so that its first one starts all others anew. That one is left: with it the
-        guest ends."""
+        """kill -9 of a process of PostgreSQL, so that its first one starts all others anew. That one is left: with it
+        the guest ends."""
         # They come and go.
         with contextlib.suppress(OSError):
             if pids := self.postgres()[1:]:
