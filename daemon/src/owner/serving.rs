@@ -5,7 +5,6 @@ use super::logging::Logged;
 use super::requests::{self, Slot};
 use super::token::Token;
 use super::{Owner, disk};
-use crate::clock;
 use crate::sequencer::RequestId;
 use std::sync::atomic::Ordering;
 use tidelock_nbd::{Command, Errno, Request};
@@ -196,7 +195,7 @@ impl Owner {
 
     /// Since when the local disks owe an answer, and which of them does.
     pub(super) fn publish_disk_wait(&mut self) {
-        let wait = self.ring.oldest_file_op().map(|(token, since)| {
+        let wait = self.ring.oldest_file_op().map(|(token, waited)| {
             let disk = match Token::from_u64(token) {
                 Token::Local(op) => Some(self.nth(self.local_ops[&op].disk())),
                 Token::LogFlush(disk, _) => Some(self.nth(DiskId(disk))),
@@ -206,8 +205,7 @@ impl Owner {
                 }
                 _ => None,
             };
-            let waited_ns = since.elapsed().as_nanos() as u64;
-            (MonoNanos(clock::mono_now().0.saturating_sub(waited_ns)), disk)
+            (MonoNanos(self.now.0.saturating_sub(waited.as_nanos() as u64)), disk)
         });
         self.stats.disk_wait.set(wait);
     }

@@ -281,8 +281,8 @@ impl Sequencer {
         self.enqueue(extent, Work::Copy(kind), now, wall_ms);
     }
 
-    /// Marks the end of an initial copy or a resync; to be called when one [`may_speak`](Self::may_speak). Returns the marker's seq: when the backup has
-    /// it, its disks equal these.
+    /// Marks the end of an initial copy or a resync; to be called when one [`may_speak`](Self::may_speak). Returns the
+    /// marker's seq: when the backup has it, its disks equal these.
     pub fn copy_done(&mut self, now: MonoNanos, wall_ms: u64) -> Seq {
         let disk = DiskId(0);
         self.send_record(disk, 0, Effect::CopyDone, true, now, wall_ms)

@@ -123,12 +123,12 @@ impl Ring {
         self.slots.len() - self.vacant.len()
     }
 
-    /// Of the reads, writes, syncs and allocations in flight that which was started first: its token, and since when it
-    /// is, or a little longer: since the kernel was left last before.
-    pub fn oldest_file_op(&mut self) -> Option<(u64, Instant)> {
+    /// Of the reads, writes, syncs and allocations in flight that which was started first: its token, and for how long
+    /// it was in flight when the kernel was left last. No clock is read for it.
+    pub fn oldest_file_op(&mut self) -> Option<(u64, Duration)> {
         while let Some((user_data, since)) = self.file_ops.front().copied() {
             if let Some(op) = self.op(user_data) {
-                return Some((op.token, since));
+                return Some((op.token, self.left_kernel_at.duration_since(since)));
             }
             self.file_ops.pop_front();
         }
