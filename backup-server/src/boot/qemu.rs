@@ -18,7 +18,7 @@ pub struct Overrides {
     pub boot_dir: PathBuf,
     /// What the networks are connected to: `lan=tap:tap0`, `net0=bridge:br0`, `net0=user`.
     pub networks: Vec<(String, String)>,
-    /// More arguments, at the end.
+    /// More arguments, at the end. `{member}` in one is the member's name.
     pub arguments: Vec<String>,
 }
 
@@ -137,7 +137,7 @@ pub fn command_line(
     for parts in networks(description, &overrides.networks)? {
         push(&parts.iter().map(String::as_str).collect::<Vec<_>>());
     }
-    line.extend(overrides.arguments.iter().cloned());
+    line.extend(overrides.arguments.iter().map(|argument| argument.replace("{member}", member)));
     Ok(line)
 }
 
@@ -241,6 +241,7 @@ mod tests {
         let overrides = Overrides {
             accelerator: Some("tcg".into()),
             networks: vec![("net0".into(), "tap:t0".into())],
+            arguments: vec!["-qmp".into(), "unix:/run/{member}.qmp,server=on,wait=off".into()],
             ..Overrides::default()
         };
         let json = r#"{"memory_mib": 512, "disks": [{"name": "data"}, {"name": "root", "device": "ide-hd"}],
@@ -253,6 +254,7 @@ mod tests {
         assert!(line.contains("-device ide-hd,drive=disk1"), "{line}");
         assert!(line.contains("-netdev tap,id=net0,ifname=t0,script=no,downscript=no -device virtio-net-pci,mac=52:54:00:00:00:01,netdev=net0 -device virtio-net-pci"), "{line}");
         assert!(line.contains("-cpu max"), "{line}");
+        assert!(line.ends_with("-qmp unix:/run/vm.qmp,server=on,wait=off"), "{line}");
     }
 
     #[test]

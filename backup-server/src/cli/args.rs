@@ -375,7 +375,7 @@ pub(crate) struct Recover {
     /// Print QEMU's command lines and do not run them
     #[arg(long, requires = "boot")]
     pub(crate) dry_run: bool,
-    /// More arguments for QEMU, after `--`
+    /// More arguments for QEMU, after `--`; {member} in them is the name of the member that is booted
     #[arg(last = true, requires = "boot")]
     pub(crate) qemu_arguments: Vec<String>,
 }
