@@ -12,7 +12,7 @@ help: ## list the targets
 	@echo
 	@echo "drill's knobs: MODE=pipelined|sync|async RTT=50 RUNS=1 SEED=n GUEST=vm|process"
 	@echo "    SCENARIO=primary-dies|two-disks|link-cut|backup-restart|daemon-crash|during-copy|grace|outage|dies-in-outage|failback|oops"
-	@echo "    with several VMs: SCENARIO=three-tier|two-writers|two-hosts|one-host-dies|one-link-cut"
+	@echo "    with several VMs: SCENARIO=three-tier|two-writers|two-hosts|one-host-dies|one-link-cut|group-failback"
 	@echo "        BOUNDARY=group|member|apart FORM=auto|vector|hlc TAGGING=on|off (off must be seen to break the promise)"
 
 drill: ## two sites, a VM with a database, a disaster, a recovery, and what the clients lost

@@ -5,8 +5,12 @@
 //!  no such group ──────────────────────────▶ on record ──────────────────────────────────────▶ begun
 //! ```
 //!
-//! Invariant (rule 6): while it is on record no member of the group is attached to the backup. So the copy that is there
-//! stays what it was, to be compared with, and nobody calls disks `protected` that are not the guest's.
+//! Invariants (rules 1 and 6):
+//! - While it is on record no member of the group is attached to the backup. So the copy that is there stays what it was, to
+//!   be compared with, and nobody calls disks `protected` that are not the guests'.
+//! - All members of the group are on one host. What one tells another meanwhile no tag names. On one host they begin
+//!   together, clients are answered until the disks of all are at the backup, and only then, when what has left is covered,
+//!   the group is called protected; another host could call its members that before.
 
 use crate::config::{Config, Group};
 use crate::durable;
@@ -47,6 +51,12 @@ pub fn is_on_record(path: &Path) -> io::Result<bool> {
         FORMAT => Ok(true),
         found => Err(io::Error::other(format!("format {found}, this version knows {FORMAT}"))),
     }
+}
+
+/// Members of the group that are on other hosts: with them it cannot be adopted.
+pub fn elsewhere(group: &Group) -> Vec<&str> {
+    let is_here = |name: &str| group.members.iter().any(|member| member.name.as_str() == name);
+    group.present().map(|peer| peer.name.value.as_str()).filter(|name| !is_here(name)).collect()
 }
 
 /// Puts it on record.

@@ -135,9 +135,13 @@ class AppDrill(Drill):
         """Without tags always: what the kernel still sends of a daemon that is dead must not hide the loss."""
         return super().links_go_first() or not self.knobs.tagging
 
+    def make_recovery(self, *options: str) -> FleetRecovery:
+        """What is to be recovered, and how."""
+        return FleetRecovery(self.rig, *options)
+
     def recover(self, *options: str) -> None:
         """Recovers every group, and starts the guests."""
-        self.recovery = FleetRecovery(self.rig, *(options or ("--primary-is-dead",)))
+        self.recovery = self.make_recovery(*(options or ("--primary-is-dead",)))
         self.recovery.recover(NEVER_MIND_S)
         self.recovery.boot()
         self.event("recovered", self.recovery.recovered_at)

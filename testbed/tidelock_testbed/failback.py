@@ -110,10 +110,10 @@ class Failback(Drill):
         self.disk = site / f"{DISK}.img"
         self.daemon = self.make_daemon(site)
         began = self.event("adoption begins")
-        self.daemon.adopt(self.qmp, "--prepare")
+        self.daemon.adopt("--qmp", self.qmp, "--prepare")
         self.daemon.start()
         self.daemon.wait_state("unprotected", 60, [*self.guest.processes])
-        told = json.loads(self.daemon.adopt(self.qmp, "--json"))
+        told = json.loads(self.daemon.adopt("--qmp", self.qmp, "--json"))
         self.adopted_at = self.event("adopted")
         self.first_answer(self.adopted_at, self.guest)
         self.check("the guest that was recovered is the one that was adopted", self.guest.process.alive())

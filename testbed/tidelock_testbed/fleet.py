@@ -95,9 +95,7 @@ class Fleet:
         self.boot_dir = backup_dir / "data" / "boot"
         """Where the backup site keeps what machine descriptions name."""
         if self.image:
-            self.boot_dir.mkdir(parents=True)
-            for file in (self.image.kernel, self.image.initrd, self.image.root):
-                (self.boot_dir / file.name).symlink_to(file)
+            self.link_boot_files(self.boot_dir)
         self.groups = self._make_groups()
         spread = {} if len(self.directories) == 1 else {group.name: list(HOSTS) for group in self.groups}
         self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread, window)
@@ -136,6 +134,12 @@ class Fleet:
         keys |= {} if self.shape.form == "auto" else {"form": self.shape.form}
         keys |= {} if self.shape.tagging else TAGGING_OFF
         return [Group(self.name, members, self.protection, keys)]
+
+    def link_boot_files(self, directory: Path) -> None:
+        """What machine descriptions name is at a site."""
+        directory.mkdir(parents=True)
+        for file in (self.image.kernel, self.image.initrd, self.image.root):
+            (directory / file.name).symlink_to(file)
 
     def _describe_machine(self, directory: Path, name: str) -> Path:
         """Writes what the backup is to boot in a guest's place."""
@@ -269,6 +273,10 @@ class FleetRecovery:
         self.answers: dict[str, dict] = {}
         """What `recover --json` said of each group."""
         self.guests = {name: fleet.make_guest(name, f"{name}-{suffix}") for name in fleet.guests}
+        self.qemu_options: list[str] = []
+        """For each VM that is booted by the command."""
+        self.disk_uri = lambda name: self.server.uri(DISK, fleet.group_of(name), name)
+        """Where another guest finds its disk."""
         self._options, self._suffix = options, suffix
 
     def recover(self, timeout_s: float) -> None:
@@ -311,7 +319,7 @@ class FleetRecovery:
         options = ["--boot", "--accelerator", accelerator(self.fleet.image)[1]]
         for name, guest in booted.items():
             options += ["--network", f"{name}.{NETWORK}=tap:{guest.net.interface}"]
-        return options
+        return [*options, *(["--", *self.qemu_options] if self.qemu_options else [])]
 
     def _hear(self, booted: dict[str, VmGuest], at: float, line: str) -> None:
         if line.startswith("{"):
@@ -342,7 +350,7 @@ class FleetRecovery:
         for name, guest in self.guests.items():
             if name not in booted:
                 database = name in fleet.shape.application.databases
-                disks = [self.server.uri(DISK, fleet.group_of(name), name)] if database else []
+                disks = [self.disk_uri(name)] if database else []
                 fleet.boot_at(guest, self.site_of(name), disks)
             fleet.net.route_clients_to(self.site_of(name), guest.net)
 

@@ -185,11 +185,11 @@ class HostDaemon:
             return False
         return True
 
-    def adopt(self, qmp: Path, *options: object) -> str:
-        """`tidelock adopt`, of the guest whose QEMU has this QMP socket."""
-        words = [BIN / "tidelock", "adopt", GROUP, "--qmp", qmp, *options]
+    def adopt(self, *options: object, group: str = GROUP) -> str:
+        """`tidelock adopt`, of the guests of a group."""
+        words = [BIN / "tidelock", "adopt", group, *options]
         words += ["--socket", self.control_socket, "--config", self.config]
-        return run_command(words, "adopt the guest", timeout_s=300)
+        return run_command(words, f"adopt the guests of {group}", timeout_s=300)
 
     def bookmark(self, name: str, group: str = GROUP) -> None:
         """`tidelock bookmark`: names what all members of the group have written so far."""

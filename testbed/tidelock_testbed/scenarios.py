@@ -8,6 +8,7 @@ import time
 from .appdrill import APP_DRILLS
 from .drilling import NEVER_MIND_S, CopyWatch, Drill
 from .failback import Failback
+from .groupfailback import GroupFailback
 from .oops import Oops
 from .outage import DiesInOutage, Outage
 from .process import wait_until
@@ -239,5 +240,6 @@ SCENARIOS: dict[str, type[Drill]] = {
             Oops,
         ),
         *APP_DRILLS,
+        GroupFailback,
     )
 }

@@ -1,15 +1,16 @@
-//! `tidelock adopt`: brings the disks of a running guest to this daemon, and lets the group begin.
+//! `tidelock adopt`: brings the disks of a group's running guests to this daemon, and lets the group begin.
 //!
 //! ```text
 //!            QEMU copies, also what            nothing is left       told to the daemon
-//!  prepared ─ the guest writes ─────▶ ready ──────────────▶ moved ──────────────────────▶ begun
-//!     ▲                                 │
-//!     └─────── cancelled, or failed ────┘ the guest goes on where it was, nothing has changed
+//!  prepared ─ the guests write ────▶ ready ──────────────▶ moved ──────────────────────▶ begun
+//!     ▲                                │
+//!     └─────── cancelled, or failed ───┘ the guests go on where they were, nothing has changed
 //! ```
 //!
-//! Invariant: the group begins only when the guest writes through this daemon with each of its disks. What fails before leaves
-//! the guest where it was; after it, the same command goes on.
+//! Invariant: the group begins only when every guest writes through this daemon with each of its disks. What fails before leaves
+//! the guests where they were, or some of them here, unprotected as before; after it, the same command goes on.
 
+mod guests;
 mod mirror;
 mod prepare;
 pub mod qmp;
@@ -20,8 +21,7 @@ use crate::config;
 use crate::control::{AdoptedDisk, Client};
 use anyhow::{Context, bail};
 use clap::Args;
-use mirror::Mirror;
-use qmp::{Node, Qmp};
+use guests::{Guests, MonitorOf};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -35,25 +35,26 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A daemon that is away for so long does not come back by itself.
 const DAEMON_AWAY_MAX: Duration = Duration::from_secs(10);
 
-/// Which guest, and what of it is to be done.
+/// Which guests, and what of them is to be done.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
-    /// The guest's QMP socket: QEMU's -qmp unix:SOCKET,server=on,wait=off
-    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["done", "prepare"])]
-    pub qmp: Option<PathBuf>,
-    /// Make the blank disks that the guest's are copied to, before the daemon is started
+    /// A guest's QMP socket: QEMU's -qmp unix:SOCKET,server=on,wait=off; of a group with several guests one for each, as
+    /// MEMBER=SOCKET
+    #[arg(long, value_name = "[MEMBER=]SOCKET", value_parser = MonitorOf::parse, required_unless_present_any = ["done", "prepare"])]
+    pub qmp: Vec<MonitorOf>,
+    /// Make the blank disks that the guests' are copied to, before the daemon is started
     #[arg(long, conflicts_with = "done")]
     pub prepare: bool,
     /// The daemon's configuration, for --prepare
     #[arg(short, long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
     pub config: PathBuf,
     /// Which node of QEMU is this disk, if the name of its export does not say it
-    #[arg(long = "disk", value_name = "DISK=NODE", value_parser = disk_and_node)]
+    #[arg(long = "disk", value_name = "[MEMBER.]DISK=NODE", value_parser = disk_and_node)]
     pub disks: Vec<(String, String)>,
-    /// The most that is copied each second, of each disk; what the guest writes comes on top
+    /// The most that is copied each second, of each disk; what the guests write comes on top
     #[arg(long, value_name = "RATE", value_parser = tidelock_config::rate_argument)]
     pub rate: Option<Rate>,
-    /// The guest writes to this daemon's disks already: only let the group begin. Asks first, or takes --yes
+    /// The guests write to this daemon's disks already: only let the group begin. Asks first, or takes --yes
     #[arg(long, conflicts_with = "qmp")]
     pub done: bool,
     /// Do not ask
@@ -65,7 +66,7 @@ pub struct Options {
 }
 
 fn disk_and_node(text: &str) -> Result<(String, String), String> {
-    let (disk, node) = text.split_once('=').ok_or("write DISK=NODE")?;
+    let (disk, node) = text.split_once('=').ok_or("write DISK=NODE, or MEMBER.DISK=NODE")?;
     Ok((disk.to_owned(), node.to_owned()))
 }
 
@@ -78,16 +79,14 @@ pub fn run(socket: &Path, group: &str, options: &Options) -> anyhow::Result<Stri
     if options.done {
         return begin_as_it_is(socket, group, &disks, options);
     }
-    let path = options.qmp.as_ref().expect("clap wants it");
     let interrupted = watch_for_interrupts()?;
-    let mut qmp = Qmp::connect(path)?;
+    let mut guests = Guests::connect(&disks, options)?;
     let began = Instant::now();
-    let mut mirror = Mirror::new(&mut qmp);
-    let copied = copy_all(&mut mirror, socket, group, &disks, options, &interrupted);
+    let copied = copy_all(&mut guests, socket, group, &interrupted);
     progress_ends();
     if let Err(why) = copied {
-        let undone = mirror.cancel();
-        let why = why.context("not adopted; the guest goes on where it was");
+        let undone = guests.cancel();
+        let why = why.context(format!("not adopted; {}", guests.goes_on_where_it_was()));
         return Err(match undone {
             Ok(()) => why,
             Err(error) => {
@@ -96,12 +95,12 @@ pub fn run(socket: &Path, group: &str, options: &Options) -> anyhow::Result<Stri
         });
     }
     let copied = began.elapsed();
-    if let Err(why) = mirror.move_guest() {
-        let rest = mirror
+    if let Err(why) = guests.move_all() {
+        let rest = guests
             .cancel()
             .map_or_else(|error| format!(", and QEMU still copies ({error})"), |()| String::new());
         return Err(why.context(format!(
-            "the group has not begun{rest}. The guest goes on, and nothing of it is lost: give the command again"
+            "the group has not begun{rest}. Its guests go on, and nothing of them is lost: give the command again"
         )));
     }
     let moved = began.elapsed() - copied;
@@ -124,7 +123,7 @@ pub fn run(socket: &Path, group: &str, options: &Options) -> anyhow::Result<Stri
     Ok(words(group, &disks, copied, moved))
 }
 
-/// The guest's disks are here by other means than ours.
+/// The guests' disks are here by other means than ours.
 fn begin_as_it_is(
     socket: &Path,
     group: &str,
@@ -134,11 +133,11 @@ fn begin_as_it_is(
     let names: Vec<_> = disks.iter().map(|disk| format!("{}.{}", disk.member, disk.disk)).collect();
     if !options.yes {
         let text = format!(
-            "The backup will get what is on {} now, and will be called whole. If the guest still writes elsewhere, that is \
+            "The backup will get what is on {} now, and will be called whole. If a guest still writes elsewhere, that is \
              not what its clients know.",
             names.join(", ")
         );
-        confirm(&text, "Does the guest write to these disks, all of them?", "nothing has begun")?;
+        confirm(&text, "Do the guests write to these disks, all of them?", "nothing has begun")?;
     }
     begin(socket, group)?;
     match options.json {
@@ -149,11 +148,13 @@ fn begin_as_it_is(
 
 fn begin(socket: &Path, group: &str) -> anyhow::Result<()> {
     let told = Client::connect(socket).and_then(|mut client| client.adopted(group));
-    told.context("the guest writes to this daemon's disks, but the group has not begun: give the command again")
+    told.context("the guests write to this daemon's disks, but the group has not begun: give the command again")
 }
 
 fn words(group: &str, disks: &[AdoptedDisk], copied: Duration, moved: Duration) -> String {
-    let mut text = format!("group {group} is adopted: its guest writes to this daemon's disks\n");
+    let is_one = disks.iter().all(|disk| disk.member == disks[0].member);
+    let write = if is_one { "its guest writes" } else { "its guests write" };
+    let mut text = format!("group {group} is adopted: {write} to this daemon's disks\n");
     for disk in disks {
         let size = human::bytes(disk.size_bytes);
         text += &format!("  {}.{}  {size}\n", disk.member, disk.disk);
@@ -165,18 +166,14 @@ fn words(group: &str, disks: &[AdoptedDisk], copied: Duration, moved: Duration) 
     text + "It is `unprotected` until the backup has been compared with all of it: tidelock status\n"
 }
 
-/// Copies every disk, until what is left is what the guest writes.
+/// Copies every disk, until what is left is what the guests write.
 fn copy_all(
-    mirror: &mut Mirror<'_>,
+    guests: &mut Guests,
     socket: &Path,
     group: &str,
-    disks: &[AdoptedDisk],
-    options: &Options,
     interrupted: &AtomicBool,
 ) -> anyhow::Result<()> {
-    for (number, disk) in disks.iter().enumerate() {
-        mirror.begin(number, disk, options)?;
-    }
+    guests.begin()?;
     let mut heard_at = Instant::now();
     loop {
         if interrupted.load(Ordering::SeqCst) {
@@ -190,7 +187,7 @@ fn copy_all(
             }
             Err(error) => return Err(error).context("the daemon does not answer"),
         }
-        let seen = mirror.look()?;
+        let seen = guests.look()?;
         if seen.is_ready && heard_at.elapsed() < LOOK_EVERY {
             return Ok(());
         }
@@ -221,37 +218,13 @@ fn watch_for_interrupts() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// The node by which the guest reads a disk.
-fn source_of<'a>(
-    nodes: &'a [Node],
-    member: &str,
-    disk: &str,
-    named: &[(String, String)],
-) -> anyhow::Result<&'a Node> {
-    let known = || nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
-    if let Some((_, name)) = named.iter().find(|(of, _)| of == disk) {
-        let found = nodes.iter().find(|node| node.name == *name);
-        return found.with_context(|| format!("QEMU has no node \"{name}\"; it has {}", known()));
-    }
-    let export = format!("{member}.{disk}");
-    let mut found = nodes.iter().filter(|node| node.export.as_ref() == Some(&export));
-    match (found.next(), found.next()) {
-        (Some(node), None) => Ok(node),
-        _ => bail!(
-            "it is not clear which node of QEMU is {disk}: none, or more than one, reads an export {export}. Say it with \
-             --disk {disk}=NODE; there is {}",
-            known()
-        ),
-    }
-}
-
 /// On one line of a terminal, over and over.
 fn progress(done_bytes: u64, total_bytes: u64) {
     let mut out = std::io::stderr();
     if out.is_terminal() {
         let (done, total) = (human::bytes(done_bytes), human::bytes(total_bytes));
         // Progress that cannot be shown is no reason to fail.
-        let _ = write!(out, "\rcopied {done} of {total}; the guest goes on\x1b[K");
+        let _ = write!(out, "\rcopied {done} of {total}; guests go on\x1b[K");
     }
 }
 
@@ -259,30 +232,5 @@ fn progress_ends() {
     let mut out = std::io::stderr();
     if out.is_terminal() {
         let _ = write!(out, "\r\x1b[K");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_disk_is_found_by_its_export_or_by_the_name_that_is_given() {
-        let node = |name: &str, export: Option<&str>| Node {
-            name: name.to_owned(),
-            export: export.map(str::to_owned),
-            size_bytes: 1,
-        };
-        let mut nodes = vec![node("disk0", Some("db.root")), node("rootfs", None)];
-        assert_eq!(source_of(&nodes, "db", "root", &[]).unwrap().name, "disk0");
-        let error = source_of(&nodes, "db", "wal", &[]).unwrap_err().to_string();
-        assert!(error.contains("--disk wal=NODE; there is disk0, rootfs"), "{error}");
-        let named = [("wal".to_owned(), "rootfs".to_owned())];
-        assert_eq!(source_of(&nodes, "db", "wal", &named).unwrap().name, "rootfs");
-        let named = [("wal".to_owned(), "x".to_owned())];
-        assert!(source_of(&nodes, "db", "wal", &named).is_err());
-        nodes.push(node("disk1", Some("db.root")));
-        assert!(source_of(&nodes, "db", "root", &[]).is_err(), "two of them");
-        assert!(disk_and_node("root").is_err());
     }
 }

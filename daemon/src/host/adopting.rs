@@ -1,6 +1,6 @@
 //! A group whose disks are elsewhere still ([`crate::adoption`]), and the moment from which they are here.
 
-use super::{Host, HostGroup};
+use super::{Host, HostError, HostGroup};
 use crate::adoption;
 use crate::config::{Config, Group};
 use crate::control::{AdoptedDisk, Adopting as Disks, ControlError, ControlErrorKind};
@@ -21,7 +21,7 @@ fn refused(text: impl Into<String>) -> ControlError {
 
 impl Adopting {
     /// Of this group. What cannot be read was written before its disks were here.
-    pub(super) fn open(config: &Config, group: &Group) -> Self {
+    pub(super) fn open(config: &Config, group: &Group) -> Result<Self, HostError> {
         let path = adoption::record_path(config, group);
         let waits = adoption::is_on_record(&path).unwrap_or_else(|error| {
             tracing::error!(
@@ -36,7 +36,12 @@ impl Adopting {
                 "the group waits for `tidelock adopt`: nothing of it goes to the backup before"
             );
         }
-        Self { path, waits: waits.into() }
+        let elsewhere = adoption::elsewhere(group);
+        if waits && !elsewhere.is_empty() {
+            let elsewhere = elsewhere.into_iter().map(str::to_owned).collect();
+            return Err(HostError::AdoptsAPart { group: group.name.to_string(), elsewhere });
+        }
+        Ok(Self { path, waits: waits.into() })
     }
 
     /// Whether its disks are elsewhere still.
@@ -78,7 +83,7 @@ impl Host {
             refused(format!("it cannot be put on record that the disks are here: {error}"))
         })?;
         group.adopting.waits.store(false, Ordering::SeqCst);
-        tracing::warn!(group = name, "adopted: the guest's disks are here, and the group begins");
+        tracing::warn!(group = name, "adopted: the guests' disks are here, and the group begins");
         if let Some(link) = &*self.link.lock().expect("no panic while held") {
             for member in &group.members {
                 // A link that has ended tells nobody.

@@ -212,7 +212,7 @@ impl Launch<'_> {
 
 /// After how long guests are served without the backup, if they are.
 fn serves_unreached_after(group: &Group, awaits_adoption: bool) -> Option<Duration> {
-    match (group.before_first_contact.serves(), awaits_adoption && !is_one_of_several(group)) {
+    match (group.before_first_contact.serves(), awaits_adoption) {
         // It is not looked for, and clients of the guest are answered elsewhere at this moment.
         (_, true) => Some(Duration::ZERO),
         (true, false) => Some(contact::PATIENCE),

@@ -92,6 +92,18 @@ pub enum HostError {
     /// The packet filter.
     #[error("{}", with_sources(.0))]
     Rules(#[from] tidelock_netfilter::rules::RulesError),
+    /// A group waits to be adopted, and this daemon does not have all of it.
+    #[error(
+        "group {group} waits for `tidelock adopt`, and {} runs on another host: name this host for all its members until it \
+         is `protected`",
+        .elsewhere.join(", ")
+    )]
+    AdoptsAPart {
+        /// The group.
+        group: String,
+        /// Members on other hosts.
+        elsewhere: Vec<String>,
+    },
     /// A machine description.
     #[error("{0}")]
     Machine(tidelock_config::Diagnostic),
@@ -200,7 +212,7 @@ impl Host {
             let gate_handle = gate.as_ref().and_then(|gate| gate.handle(group.name.as_str()));
             let switching = switching::Switching::open(&config, group);
             let switched_over = switching.over_since_unix_ms().is_some();
-            let adopting = adopting::Adopting::open(&config, group);
+            let adopting = adopting::Adopting::open(&config, group)?;
             let mut members = Vec::new();
             for member in &group.members {
                 let channel = Channel(link_members.len() as u16 + 1);

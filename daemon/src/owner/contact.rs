@@ -160,6 +160,7 @@ impl Owner {
                 "the backup was not reached since the start: guests are served, and nothing of what they write is \
                  recorded; it is compared when the backup is there"
             );
+            self.begin_serving();
         }
     }
 

@@ -260,8 +260,9 @@ pub struct Owner {
     /// P with what tags have brought, as last looked at.
     observed: CountVector,
     observed_hlc: Hlc,
-    /// Guests are served. In a group of several, after an unclean stop: from the attachment on,
-    /// because until then no tag says what the disk may hold.
+    /// Guests are served. In a group of several, after an unclean stop: from the attachment on, because until then no tag
+    /// says what the disk may hold; or, while the group is adopted, without tags that say anything (`docs/causality.md`,
+    /// section 5).
     serving: bool,
     /// Whoever connects is turned away.
     switched_over: bool,
@@ -484,10 +485,7 @@ impl Owner {
                 if self.several.is_some() && must_compare {
                     self.copying.await_floor();
                 }
-                if !self.serving && !self.switched_over {
-                    self.serving = true;
-                    self.accept_all();
-                }
+                self.begin_serving();
             }
             FromLink::Floor { pending, hlc } => {
                 let pad_to = pending.get(self.writer);
@@ -504,6 +502,14 @@ impl Owner {
                 self.attached = false;
                 self.set_refusal(Some(refusal));
             }
+        }
+    }
+
+    /// Guests are served from now on, if they were not.
+    fn begin_serving(&mut self) {
+        if !self.serving && !self.switched_over {
+            self.serving = true;
+            self.accept_all();
         }
     }
 

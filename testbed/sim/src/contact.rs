@@ -28,10 +28,15 @@ pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
     if !rng.chance(1, 4) {
         return;
     }
-    // Several members could not know what a guest has heard.
-    for group in plan.groups.iter_mut().filter(|group| !group.may_have_several()) {
+    let Scenario { groups, vms, cut_off_starts, .. } = plan;
+    for group in groups {
+        // What its members tell each other meanwhile, no other host may hear of.
+        let hosts: Vec<_> = group.members().chain(group.candidate).map(|vm| vms[vm].host).collect();
+        if hosts.iter().any(|host| *host != hosts[0]) {
+            continue;
+        }
         group.serves_unreached = rng.chance(3, 4);
-        plan.cut_off_starts = true;
+        *cut_off_starts = true;
     }
 }
 
@@ -65,12 +70,14 @@ impl World {
     }
 
     /// The link says first of all that the disks may differ.
-    pub(crate) fn serve_unrecorded(&mut self, vm: usize, clocks: Clocks) {
+    pub(crate) fn serve_unrecorded(&mut self, vm: usize, clocks: Clocks) -> Checked {
         let run = self.vms[vm].run.as_mut().expect("runs");
-        if run.contact.serve(&mut run.sequencer, clocks) {
-            self.counts.unreached += 1;
-            note!(self, "vm {vm} is served without the backup");
+        if !run.contact.serve(&mut run.sequencer, clocks) {
+            return Ok(());
         }
+        self.counts.unreached += 1;
+        note!(self, "vm {vm} is served without the backup");
+        self.begin_serving(vm)
     }
 
     /// Writes are recorded from here on. Returns where some are in flight that are not.
@@ -136,7 +143,7 @@ impl World {
         let may_answer =
             |vm: &usize| self.vms[*vm].state.lock().expect("one thread").may_answer_unreached();
         runs().any(|run| run.phase() == Phase::Unrecorded && run.refusal.is_none())
-            && vms.iter().all(may_answer)
+            && vms.iter().filter(|vm| self.plan.vms[**vm].writer_id().is_some()).all(may_answer)
             && runs().all(|run| !run.draining)
     }
 

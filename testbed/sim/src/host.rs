@@ -212,6 +212,16 @@ impl World {
         self.owner_turn(vm)
     }
 
+    /// The guest is served from now on, if it was not.
+    pub(crate) fn begin_serving(&mut self, vm: usize) -> Checked {
+        let state = &mut self.vms[vm];
+        let run = state.run.as_mut().expect("runs");
+        match !state.switched && !std::mem::replace(&mut run.serving, true) {
+            true => self.ask_again(vm),
+            false => Ok(()),
+        }
+    }
+
     /// A guest asks again what was not answered.
     pub(crate) fn ask_again(&mut self, vm: usize) -> Checked {
         let again: Vec<_> = self.vms[vm].guest.asked.keys().copied().collect();
@@ -239,7 +249,7 @@ impl World {
         let mode = self.plan.groups[plan.group].mode;
         let several = self.plan.groups[plan.group].has_several();
         let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
-        let serves = self.plan.groups[plan.group].serves_unreached;
+        let serves = plan.writer_id().is_some() && self.plan.groups[plan.group].serves_unreached;
         let (says_unreached, fenced) = {
             let state = self.vms[vm].state.lock().expect("one thread");
             ((serves || state.serves_unreached_kept).then_some(serves), state.fenced)

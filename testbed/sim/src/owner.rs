@@ -383,11 +383,8 @@ impl World {
                 if several && must_compare {
                     run.copying.await_floor();
                 }
-                let is_news = !state.switched && !std::mem::replace(&mut run.serving, true);
                 self.with_spilling(vm, clocks, |spilling, _, turn| spilling.mark(turn));
-                if is_news {
-                    self.ask_again(vm)?;
-                }
+                self.begin_serving(vm)?;
             }
             FromLink::Floor { pending, hlc } => {
                 note!(self, "vm {vm} may have known {pending}, {hlc}");
@@ -397,7 +394,7 @@ impl World {
                 run.copying.floor_heard(pending.get(writer));
                 self.observe_tags(vm);
             }
-            FromLink::MayServeUnrecorded => self.serve_unrecorded(vm, clocks),
+            FromLink::MayServeUnrecorded => self.serve_unrecorded(vm, clocks)?,
             FromLink::Detached => self.vms[vm].run.as_mut().expect("runs").attached = false,
             FromLink::Digest { disk, offset, equal } => {
                 let run = self.vms[vm].run.as_mut().expect("runs");

@@ -7,8 +7,9 @@
 //!
 //! QEMU moves the guest over when nothing is left to copy, with the guest's requests held for that moment.
 
+use super::Options;
+use super::guests::source_of;
 use super::qmp::{self, Job, Qmp, QmpError};
-use super::{Options, source_of};
 use crate::control::AdoptedDisk;
 use anyhow::bail;
 use serde_json::json;
@@ -42,33 +43,38 @@ struct Copy {
     source: Option<String>,
 }
 
-/// The copies of a guest's disks.
+/// The copies of one guest's disks.
 #[derive(Debug)]
-pub(super) struct Mirror<'a> {
-    qmp: &'a mut Qmp,
+pub(super) struct Mirror {
+    qmp: Qmp,
+    disks: Vec<AdoptedDisk>,
+    options: Options,
     copies: Vec<Copy>,
 }
 
-impl<'a> Mirror<'a> {
-    pub(super) fn new(qmp: &'a mut Qmp) -> Self {
-        Self { qmp, copies: Vec::new() }
+impl Mirror {
+    /// Of these disks of the guest of this QEMU.
+    pub(super) fn new(qmp: Qmp, disks: Vec<AdoptedDisk>, options: Options) -> Self {
+        Self { qmp, disks, options, copies: Vec::new() }
     }
 
-    /// Begins the copy of a disk, or goes on with one that was begun before. One that is here already is left as it is.
-    pub(super) fn begin(
-        &mut self,
-        number: usize,
-        disk: &AdoptedDisk,
-        options: &Options,
-    ) -> anyhow::Result<()> {
+    /// Begins the copy of each disk, or goes on with one that was begun before. A disk that is here already is left as it is.
+    pub(super) fn begin(&mut self) -> anyhow::Result<()> {
+        let disks = self.disks.clone();
+        disks.iter().enumerate().try_for_each(|(number, disk)| self.begin_copy(number, disk))
+    }
+
+    fn begin_copy(&mut self, number: usize, disk: &AdoptedDisk) -> anyhow::Result<()> {
         // Names of nodes have 31 bytes at most, those of disks more.
         let (job, target) = (format!("tidelock-adopt-{number}"), format!("tidelock-disk-{number}"));
         let what = format!("{}.{}", disk.member, disk.disk);
         let copy = Copy { what, job, target, source: None };
-        let nodes = qmp::nodes(self.qmp)?;
-        let source = source_of(&nodes, &disk.member, &disk.disk, &options.disks);
-        if let Some(under_way) = find_job(self.qmp, &copy.job)? {
+        let nodes = qmp::nodes(&mut self.qmp)?;
+        let source = source_of(&nodes, &disk.member, &disk.disk, &self.options.disks);
+        if let Some(under_way) = find_job(&mut self.qmp, &copy.job)? {
             if under_way.status != "concluded" {
+                let speed = json!({ "device": copy.job, "speed": self.speed() });
+                self.qmp.ask("block-job-set-speed", speed)?;
                 let source = source.ok().map(|node| node.name.clone());
                 self.copies.push(Copy { source, ..copy });
                 return Ok(());
@@ -95,7 +101,7 @@ impl<'a> Mirror<'a> {
         let job = json!({
             "job-id": copy.job, "device": source.name, "target": copy.target, "sync": "full",
             "copy-mode": "background", "auto-dismiss": false,
-            "speed": options.rate.map_or(0, |rate| rate.bytes_per_s),
+            "speed": self.speed(),
         });
         let begun = self.qmp.ask("blockdev-mirror", job);
         if begun.is_err() {
@@ -106,9 +112,14 @@ impl<'a> Mirror<'a> {
         Ok(())
     }
 
+    /// Of each copy, in bytes per second; 0: as fast as it goes.
+    fn speed(&self) -> u64 {
+        self.options.rate.map_or(0, |rate| rate.bytes_per_s)
+    }
+
     /// How they stand. One that has ended is an error.
     pub(super) fn look(&mut self) -> anyhow::Result<Seen> {
-        let jobs = qmp::jobs(self.qmp)?;
+        let jobs = qmp::jobs(&mut self.qmp)?;
         let mut seen = Seen { is_ready: true, done_bytes: 0, total_bytes: 0 };
         for copy in &self.copies {
             let Some(job) = jobs.iter().find(|job| job.id == copy.job) else {
@@ -130,7 +141,7 @@ impl<'a> Mirror<'a> {
             self.qmp.ask("job-complete", json!({ "id": copy.job }))?;
         }
         while let Some(copy) = self.copies.last() {
-            let job = wait_concluded(self.qmp, &copy.job)?;
+            let job = wait_concluded(&mut self.qmp, &copy.job)?;
             let copy = self.copies.pop().expect("just seen");
             self.qmp.ask("job-dismiss", json!({ "id": copy.job }))?;
             if let Some(error) = job.error {
@@ -154,14 +165,14 @@ impl<'a> Mirror<'a> {
     /// Ends the copies. The guest goes on where it was, also if it waits for a daemon that is away.
     pub(super) fn cancel(&mut self) -> Result<(), QmpError> {
         for copy in &self.copies {
-            if find_job(self.qmp, &copy.job)?.is_some_and(|job| job.status != "concluded") {
+            if find_job(&mut self.qmp, &copy.job)?.is_some_and(|job| job.status != "concluded") {
                 // By force: requests that wait for the copy are not waited for.
                 self.qmp.ask("job-cancel", json!({ "id": copy.job }))?;
             }
         }
         for copy in std::mem::take(&mut self.copies) {
-            if find_job(self.qmp, &copy.job)?.is_some() {
-                wait_concluded(self.qmp, &copy.job)?;
+            if find_job(&mut self.qmp, &copy.job)?.is_some() {
+                wait_concluded(&mut self.qmp, &copy.job)?;
                 self.qmp.ask("job-dismiss", json!({ "id": copy.job }))?;
             }
             self.remove_unused(&copy.target)?;

@@ -1,8 +1,8 @@
 //! `tidelock adopt --prepare`: blank disks of the right sizes, and the record that they are blank.
 
 use super::Options;
+use super::guests::{sockets, source_of};
 use super::qmp::{self, Node, Qmp};
-use super::source_of;
 use crate::adoption;
 use crate::cli::human;
 use crate::clock;
@@ -24,20 +24,33 @@ pub(super) fn run(name: &str, options: &Options) -> anyhow::Result<String> {
     let group =
         group.with_context(|| format!("there is no group \"{name}\" in the configuration"))?;
     check_group(&config, group)?;
-    let nodes = match &options.qmp {
-        Some(path) => qmp::nodes(&mut Qmp::connect(path)?)?,
-        None => Vec::new(),
+    let with_disks = group.members.iter().filter(|member| !member.disks.is_empty());
+    let members: Vec<_> = with_disks.clone().map(|member| member.name.as_str()).collect();
+    let nodes = match options.qmp.as_slice() {
+        [] => None,
+        given => {
+            let each = sockets(given, &members)?.into_iter();
+            Some(
+                each.map(|path| Ok(qmp::nodes(&mut Qmp::connect(path)?)?))
+                    .collect::<anyhow::Result<Vec<_>>>()?,
+            )
+        }
     };
-    let mut text = String::new();
-    for member in &group.members {
+    // Nothing is made before all is known.
+    let mut disks = Vec::new();
+    for (nth, member) in with_disks.enumerate() {
         for disk in &member.disks {
             let (member, name, path) = (member.name.as_str(), disk.name.as_str(), &disk.path.value);
-            let node = match &options.qmp {
-                Some(_) => Some(source_of(&nodes, member, name, &options.disks)?),
+            let node = match &nodes {
+                Some(nodes) => Some(source_of(&nodes[nth], member, name, &options.disks)?),
                 None => None,
             };
-            text += &blank_disk(name, path, node)?;
+            disks.push((format!("{member}.{name}"), path, node));
         }
+    }
+    let mut text = String::new();
+    for (name, path, node) in disks {
+        text += &blank_disk(&name, path, node)?;
     }
     adoption::put_on_record(&adoption::record_path(&config, group), clock::wall_ms())
         .context("it cannot be put on record that the disks are blank")?;
@@ -47,10 +60,12 @@ pub(super) fn run(name: &str, options: &Options) -> anyhow::Result<String> {
 /// Whether the group can be adopted by this host.
 fn check_group(config: &Config, group: &Group) -> anyhow::Result<()> {
     let name = group.name.as_str();
-    if group.roster.len() > 1 {
+    let elsewhere = adoption::elsewhere(group);
+    if !elsewhere.is_empty() {
         bail!(
-            "{name} has several members: nobody could know what one of them has told the others while its disk is \
-             elsewhere. Export its disks instead, as docs/operations.md says"
+            "{} runs on another host: the guests of a group are adopted by one daemon, all together. Name this host for \
+             each of them, or export the disks instead, as docs/operations.md says",
+            elsewhere.join(", ")
         );
     }
     // One that starts just now has its socket already.
