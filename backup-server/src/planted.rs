@@ -18,6 +18,8 @@ pub enum Bug {
     NewcomerNotWaitedFor,
     /// Breaks rule 4: goes on taking records of an epoch that has ended.
     OldEpochAccepted,
+    /// Breaks rule 8: what an older connection has left takes a member from the newer one of the same run.
+    OlderConnectionWins,
     /// Breaks rule 1: a host believes that its policy is kept, and it is not.
     PolicyForgotten,
     /// Breaks rule 1: who attaches while others are in mode async is not told.

@@ -294,8 +294,9 @@ impl<S: Storage> Group<S> {
         }
         let same_run = last == Some(attach.incarnation);
         let held_by = self.slots.get(attach.writer.index()).and_then(|slot| slot.link);
-        if same_run && held_by.is_some_and(|held| held.connection > link.connection) {
-            return refuse(RefusalKind::Stopping, has_newer(&attach.member));
+        let has_newer = held_by.is_some_and(|held| held.connection > link.connection);
+        if same_run && has_newer && !planted::is(Bug::OlderConnectionWins) {
+            return refuse(RefusalKind::Stopping, newer(&attach.member));
         }
         self.flush();
         match join {
@@ -486,7 +487,7 @@ impl<S: Storage> Group<S> {
 
 /// What a run has sent before it connected anew may be read after what it sends since: a server that was stopped reads
 /// all of it at once. It must not take the member from the connection that the daemon has.
-pub(super) fn has_newer(member: &str) -> String {
+pub(super) fn newer(member: &str) -> String {
     format!("{member} is attached by a newer connection of its daemon")
 }
 

@@ -40,7 +40,7 @@ impl<S: Storage> Group<S> {
         let has_newer =
             |old: &Follower| old.member == follow.member && old.link.connection > link.connection;
         if self.followers.iter().any(has_newer) {
-            return refuse(RefusalKind::Stopping, attach::has_newer(&follow.member));
+            return refuse(RefusalKind::Stopping, attach::newer(&follow.member));
         }
         self.flush();
         if let Some(reason) = self.broken.clone() {

@@ -30,7 +30,7 @@ pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
     }
     let Scenario { groups, vms, cut_off_starts, .. } = plan;
     for group in groups {
-        // What its members tell each other meanwhile, no other host may hear of.
+        // As they are while they are adopted: what members tell each other meanwhile, no other host may hear of.
         let hosts: Vec<_> = group.members().chain(group.candidate).map(|vm| vms[vm].host).collect();
         if hosts.iter().any(|host| *host != hosts[0]) {
             continue;

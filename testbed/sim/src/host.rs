@@ -249,10 +249,17 @@ impl World {
         let mode = self.plan.groups[plan.group].mode;
         let several = self.plan.groups[plan.group].has_several();
         let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
-        let serves = plan.writer_id().is_some() && self.plan.groups[plan.group].serves_unreached;
-        let (says_unreached, fenced) = {
+        let group = &self.plan.groups[plan.group];
+        let is_alone = group.serves_unreached && !group.may_have_several();
+        let (says_unreached, serves, fenced) = {
             let state = self.vms[vm].state.lock().expect("one thread");
-            ((serves || state.serves_unreached_kept).then_some(serves), state.fenced)
+            let says_unreached = (is_alone || state.serves_unreached_kept).then_some(is_alone);
+            // Several are served so while they are adopted: before a backup has granted them anything.
+            let is_adopted = group.may_have_several()
+                && group.serves_unreached
+                && plan.writer_id().is_some()
+                && state.epoch == Epoch(0);
+            (says_unreached, is_alone || is_adopted, state.fenced)
         };
         let (incarnation, last_incarnation, epoch, mut clean, mut hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");

@@ -305,6 +305,12 @@ impl World {
         link.last_heard_ns = now_ns;
         let lease_ms = link.lease_ms;
         self.schedule.after(lease_ms * MS / 4, Event::Beacon { host, run, conn });
+        if self.plan.late_ends && self.faulty && self.rng.chance(1, 3) {
+            // While what it asks first is under way.
+            let delay_ns = self.plan.delay_ns;
+            let after = 2 * delay_ns + self.rng.below(2 * delay_ns + self.plan.jitter_ns);
+            self.schedule.after(after, Event::HostHangup { conn });
+        }
         self.link_turn(host)
     }
 
@@ -499,7 +505,17 @@ impl World {
         let Some(conn) = self.net.conns.get_mut(&id) else { return };
         conn.host_open = false;
         conn.down.clear();
-        conn.up.cut(&mut self.rng);
+        let is_late = self.plan.late_ends && self.rng.chance(1, 2);
+        if is_late {
+            // As of a server that was stopped, and reads what both connections have brought.
+            let now_ns = self.schedule.now_ns();
+            let until_ns = now_ns + self.rng.range(100 * MS..3 * S);
+            if let Some(at) = conn.up.delay(until_ns) {
+                self.schedule.after(at - now_ns, Event::Deliver { conn: id, way: Way::Up });
+            }
+        } else {
+            conn.up.cut(&mut self.rng);
+        }
         if !conn.backup_open {
             self.net.conns.remove(&id);
             return;

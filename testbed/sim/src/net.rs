@@ -92,6 +92,13 @@ impl Pipe {
         self.pieces = pieces;
     }
 
+    /// What is under way arrives all at once, not before this time. Returns when.
+    pub fn delay(&mut self, until_ns: u64) -> Option<u64> {
+        let at = until_ns.max(self.last_at_ns);
+        self.pieces.iter_mut().for_each(|piece| piece.0 = at);
+        self.pieces.front().map(|_| at)
+    }
+
     /// Nobody will read it.
     pub fn clear(&mut self) {
         self.pieces.clear();

@@ -66,7 +66,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 60] = [
+pub const PLANTS: [(&str, Plant); 61] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -99,6 +99,7 @@ pub const PLANTS: [(&str, Plant); 60] = [
     ("damage-folded-as-good", Plant::Backup(Bug::DamageFoldedAsGood)),
     ("damage-not-listed", Plant::Backup(Bug::DamageNotListed)),
     ("cold-not-synced", Plant::Backup(Bug::ColdNotSynced)),
+    ("older-connection-wins", Plant::Backup(Bug::OlderConnectionWins)),
     ("policy-forgotten", Plant::Backup(Bug::PolicyForgotten)),
     ("newcomer-not-told", Plant::Backup(Bug::NewcomerNotTold)),
     ("over-before-covered", Plant::Degrade(degrade::PlantedBug::OverBeforeCovered)),

@@ -299,6 +299,8 @@ pub struct Scenario {
     pub switch_after_ns: Option<u64>,
     /// What goes wrong with it.
     pub switch_seed: u64,
+    /// What a connection that was cut has left may arrive long after what the next one brings.
+    pub late_ends: bool,
     /// There is a way back after a recovery, and the first disaster is then.
     pub disaster_after_ns: Option<u64>,
 }
@@ -428,6 +430,7 @@ impl Scenario {
             verify: None,
             narrow: None,
             switch_after_ns: None,
+            late_ends: Rng::new(rng.clone().number().rotate_left(56)).chance(1, 8),
             disaster_after_ns: None,
             switch_seed: 0,
         };
