@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use tidelock_config::{Diagnostics, Size};
+use tidelock_daemon::adoption;
 use tidelock_daemon::config::{
     Config, LogFormat, Security, Topology, check_machine, load, parse, read_machine,
 };
@@ -486,9 +487,35 @@ fn one_group_section_stands_on_all_of_its_hosts() {
     }
     let web = &there.groups[0].members[1];
     assert!(!web.roles.writer && web.roles.outbound);
+    assert_eq!(adoption::elsewhere(&here.groups[0]), ["b", "web"], "who was removed is nowhere");
+    assert_eq!(adoption::elsewhere(&there.groups[0]), ["a"]);
     assert_eq!(web.network.as_ref().unwrap().queue.value, 7101);
     let apart = parse("f", &several("h", "boundary = \"member\"\n")).unwrap();
     assert!(!apart.groups[0].is_tagged());
+}
+
+#[test]
+fn only_a_host_with_all_members_adopts_a_group() {
+    let text = std::fs::read_to_string(example("host-several.toml")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let own = format!("\n[host]\nruntime_dir = {0:?}\nstate_dir = {0:?}\n", directory.path());
+    let text = text.replace("\n[host]\n", &own).replace("/var/lib/", "/nowhere/");
+    let on_one = text.replace("host = \"host-b\"", "host = \"host-a\"");
+    for (text, why) in [
+        (&text, "ledger runs on another host"),
+        // It has looked no further than at the first disk.
+        (&on_one, "does not exist: give --qmp"),
+    ] {
+        let file = directory.path().join("host.toml");
+        std::fs::write(&file, text).unwrap();
+        let prepared = std::process::Command::new(env!("CARGO_BIN_EXE_tidelock"))
+            .args(["adopt", "shop", "--prepare", "--config"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&prepared.stderr);
+        assert!(!prepared.status.success() && said.contains(why), "{said}");
+    }
 }
 
 #[test]

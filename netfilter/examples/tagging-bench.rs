@@ -87,7 +87,7 @@ fn main() {
     };
     if done.is_none() {
         eprintln!("usage: tagging-bench members|outside [ROUNDS] [MILLISECONDS_PER_FLOOD]");
-        eprintln!("       tagging-bench flood|stream PATH db|client GUARD MILLISECONDS");
+        eprintln!("       tagging-bench flood|stream PATH Veth|Tap db|client GUARD MILLISECONDS");
         std::process::exit(2);
     }
 }
@@ -97,6 +97,10 @@ fn main() {
 enum Cable {
     Veth,
     Tap,
+}
+
+impl Cable {
+    const ALL: [Cable; 2] = [Cable::Veth, Cable::Tap];
 }
 
 /// All paths, one after the other.
@@ -111,20 +115,20 @@ fn compare(
         eprintln!("{plan:?} to {to}, {cable:?}");
         take_turns(plan, cable, to, guards, rounds, span)
     };
-    let both = [Cable::Veth, Cable::Tap];
-    let paths = both.into_iter().flat_map(|cable| Plan::ALL.map(|plan| (cable, plan)));
+    let paths = Cable::ALL.into_iter().flat_map(|cable| Plan::ALL.map(|plan| (cable, plan)));
     println!("{}", json!({ "rounds": rounds, "paths": paths.map(path).collect::<Vec<_>>() }));
     Some(())
 }
 
 /// One flood or stream, for a profiler to look at.
 fn load(words: &[&str]) -> Option<()> {
-    let &[what, path, to, guard, millis] = words else { return None };
+    let &[what, path, cable, to, guard, millis] = words else { return None };
     let plan = Plan::ALL.into_iter().find(|plan| format!("{plan:?}") == path)?;
+    let cable = Cable::ALL.into_iter().find(|known| format!("{known:?}") == cable)?;
     let to = ["db", "client"].into_iter().find(|known| *known == to)?;
     let guard = Guard::MEMBERS.into_iter().chain(Guard::OUTSIDE).find(|g| g.name() == guard)?;
     let span = Duration::from_millis(millis.parse().ok()?);
-    let site = Site::new(plan, Cable::Veth, to, guard);
+    let site = Site::new(plan, cable, to, guard);
     if what == "flood" {
         println!("{}", json!({ "packets_per_s": site.flood(span) }));
     } else {

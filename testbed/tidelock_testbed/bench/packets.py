@@ -58,6 +58,8 @@ our chain of rules (`nft_do_chain` and what it calls), before the programs' shar
 
 PROFILES = {
     "stream": "What takes the time of the fast stream between two hosts, from `perf record` on its two ends",
+    "taps_stream": "What takes the time of the fast stream between two hosts, with guests on taps, from `perf record` "
+    "on its two ends and on what carries frames between the taps and the guests",
     "flood": "What takes the time of a flood between two hosts, from `perf record` on its sender, whose thread carries "
     "each packet all the way",
 }

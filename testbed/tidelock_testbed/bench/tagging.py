@@ -27,8 +27,12 @@ RATES = {
     "paced_gbit_per_s": "one TCP stream of 10 Gb/s",
     "packets_per_s": "64-byte datagrams",
 }
-LOADS = {"gbit_per_s": "stream", "packets_per_s": "flood"}
-"""What the benchmark calls the loads whose profile tells why there is less."""
+LOADS = {
+    "stream": ("gbit_per_s", "stream", "Veth"),
+    "taps_stream": ("gbit_per_s", "stream", "Tap"),
+    "flood": ("packets_per_s", "flood", "Veth"),
+}
+"""Loads whose profile tells why there is less: the rate, and what the benchmark calls the load and the cable."""
 TURN_S = 9
 """No turn of three guards takes longer."""
 THROUGHPUT_LEVEL = 0.97
@@ -52,16 +56,18 @@ def _measure(settings: Settings, what: str, to: str, guard: str) -> dict:
     timeout_s = 60 + TURN_S * len(PATHS) * len(CABLES) * settings.tagging_rounds
     found = run_example("tagging-bench", what, settings.tagging_rounds, millis, timeout_s=timeout_s)
     result = summarise(found)
-    for rate, load in LOADS.items():
-        if any(row["ratios"][rate]["median"] < THROUGHPUT_LEVEL for row in result["rows"]):
-            result[f"{load}_profile"] = _profile(settings, load, to, guard)
+    for name, (rate, load, cable) in LOADS.items():
+        rows = [row for row in result["rows"] if row["cable"] == CABLES[cable]]
+        if any(row["ratios"][rate]["median"] < THROUGHPUT_LEVEL for row in rows):
+            result[f"{name}_profile"] = _profile(settings, load, cable, to, guard)
     return result
 
 
-def _profile(settings: Settings, what: str, to: str, guard: str) -> list[dict]:
-    """Where the time goes: all that happens to a packet on this machine is done by its sender's thread."""
+def _profile(settings: Settings, what: str, cable: str, to: str, guard: str) -> list[dict]:
+    """Where the time goes: all that happens to a packet on this machine is done by its sender's thread, and on taps by
+    those that carry frames from one to the other."""
     with Run("bench-tagging") as run:
-        words = [what, "TwoHosts", to, guard, round(settings.profile_s * 1e3)]
+        words = [what, "TwoHosts", cable, to, guard, round(settings.profile_s * 1e3)]
         load = Process(run, what, [EXAMPLES / "tagging-bench", *map(str, words)])
         try:
             profile = Profile(run, what, {"tagging-bench": load.pid})

@@ -42,7 +42,7 @@ pub(super) fn sockets<'a>(
     for (nth, monitor) in monitors.iter().enumerate() {
         let Some(name) = &monitor.member else { continue };
         if !members.contains(&name.as_str()) {
-            bail!("--qmp {name}=...: it has disks of {}", members.join(", "));
+            bail!("--qmp {name}=...: members with disks are {}", members.join(", "));
         }
         if monitors[..nth].iter().any(|other| other.member == monitor.member) {
             bail!("--qmp {name}=... is there twice");
@@ -204,7 +204,7 @@ mod tests {
                 "{texts:?}"
             );
         }
-        assert!(error(&["db=/d", "web=/w"], &both).contains("it has disks of db, ledger"));
+        assert!(error(&["db=/d", "web=/w"], &both).contains("members with disks are db, ledger"));
         assert!(error(&["db=/d", "db=/e"], &["db"]).contains("twice"));
         assert!(MonitorOf::parse("db=").is_err() && MonitorOf::parse("").is_err());
         assert!(MonitorOf::parse("=/d").is_err());
