@@ -86,9 +86,16 @@ class Profile:
             text=True,
             timeout=120,
         )
+        # A thread that was begun after perf has no name there, and a number that says nothing.
+        unnamed = re.compile(r":\d+$")
         # After two blanks more columns may follow, which some versions of perf add.
         rows = re.findall(r"^\s*(\d+\.\d+)%\s+(\S.*?)\s+\[([k.])\]\s+(\S.*?)(?:\s\s.*)?$", done.stdout, re.MULTILINE)
         return [
-            {"percent": float(percent), "thread": thread, "kernel": where == "k", "function": function}
+            {
+                "percent": float(percent),
+                "thread": unnamed.sub("a later thread", thread),
+                "kernel": where == "k",
+                "function": function,
+            }
             for percent, thread, where, function in rows[:symbols]
         ]
