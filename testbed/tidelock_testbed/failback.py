@@ -23,8 +23,7 @@ from .guest import Guest
 from .hostdaemon import GROUP, MEMBER, Group, HostDaemon, Member, Protection
 from .ledger import Ledger, Row
 from .net import Site
-from .paths import BIN
-from .process import Process, run_command, wait_until
+from .process import Process, wait_until
 from .progress import say
 from .rig import DISKS, Recovery, Rig
 from .storagedaemon import StorageDaemon
@@ -34,6 +33,16 @@ HOST_AWAY = "host-b"
 WINDOW = "1h"
 """Of the past at home, so that its disk can be looked at as it was at the switch."""
 DISK = DISKS[0]
+
+
+def stages_of(gone_at: float, protected_at: float, left_at: float) -> dict[str, tuple[float, float]]:
+    """From when until when clients asked whom."""
+    return {
+        "at home, before the disaster": (0, gone_at),
+        "away, before it was protected again": (gone_at, protected_at),
+        "away, protected by the old site": (protected_at, left_at),
+        "at home again": (left_at, float("inf")),
+    }
 
 
 class Failback(Drill):
@@ -158,9 +167,7 @@ class Failback(Drill):
         rig.daemon.wait_state("fenced", NEVER_MIND_S)
         rig.daemon.close_control()
         rig.daemon.process.stop()
-        # It leaves its gate shut; the next guest there has the same interface.
-        words = [BIN / "tidelock", "remove-rules", GROUP, "--yes", "--config", rig.daemon.config]
-        run_command(words, "take the old gate away", rig.net.primary.netns)
+        rig.daemon.remove_rules()
         say("home: the site is back with its old disk; its daemon has learned that it is fenced, and was stopped")
 
     def seed(self) -> None:
@@ -207,12 +214,9 @@ class Failback(Drill):
     def switch_home(self) -> None:
         """As planned: nothing is waited out."""
         rig = self.rig
-        # A process guest's disk is open as long as QEMU has it.
-        stop = " ".join(str(process.pid) for process in [self.guest.process, *self.storage_processes()])
         self.switched_at = self.event("switchover")
-        words = [BIN / "tidelock", "switchover", GROUP, "--stop-command", f"kill {stop}", "--json"]
-        words += ["--socket", self.daemon.control_socket]
-        self.switch = json.loads(run_command(words, "switch over", timeout_s=180))["switchover"]
+        # A process guest's disk is open as long as QEMU has it.
+        self.switch = self.daemon.switch_over([self.guest.process, *self.storage_processes()])
         self.recovery = Recovery(rig, site=self.home_site, server=self.home, name="guest-home")
         self.recovery.wait_recovered(NEVER_MIND_S)
         rig.net.route_clients_to(self.home_site, rig.guest_net)
@@ -250,12 +254,7 @@ class Failback(Drill):
     def compare(self, ledger: Ledger, rows: set[Row]) -> None:
         """The disaster as in every drill; and then each stage by itself, the order of all, and the disks."""
         super().compare(ledger, rows)
-        stages = {
-            "at home, before the disaster": (0, self.gone_at),
-            "away, before it was protected again": (self.gone_at, self.protected_at),
-            "away, protected by the old site": (self.protected_at, self.switched_at),
-            "at home again": (self.switched_at, float("inf")),
-        }
+        stages = stages_of(self.gone_at, self.protected_at, self.switched_at)
         for name, (begin, end) in stages.items():
             told = {row for row in ledger.confirmed if begin <= ledger.sent[row] < end}
             if len(told) < CONFIRMED_MIN:

@@ -18,13 +18,13 @@ from pathlib import Path
 from .appdrill import AppDrill, TwoWriters
 from .backupserver import BackupServer
 from .drilling import CONFIRMED_MIN, NEVER_MIND_S, SERVED_AGAIN
+from .failback import stages_of
 from .fleet import DISK, Fleet, FleetRecovery
 from .hostdaemon import Group, HostDaemon, Protection
 from .ledger import Ledger
 from .net import Site
-from .paths import BIN
 from .pki import Pki
-from .process import Process, kill_at_once, run_command, wait_until
+from .process import Process, kill_at_once, wait_until
 from .progress import say
 from .storagedaemon import StorageDaemon
 
@@ -83,8 +83,7 @@ class GoesHome(AppDrill):
             site = fleet.net.hosts[number]
             daemon.close_control()
             daemon.process.stop()
-            words = [BIN / "tidelock", "remove-rules", fleet.name, "--yes", "--config", daemon.config]
-            run_command(words, "take the old gates away", site.netns)
+            daemon.remove_rules(fleet.name)
             for name, net in fleet.nets.items():
                 if fleet.shape.hosts[name] == number:
                     site.unplug(net)
@@ -147,11 +146,8 @@ class GoesHome(AppDrill):
 
     def go_home(self) -> None:
         """As planned: nothing is waited out, and the disks are equal."""
-        pids = " ".join(str(process.pid) for process in [*self.guest_processes(), *self.storage_processes()])
         self.left_at = self.event("switchover")
-        words = [BIN / "tidelock", "switchover", self.rig.name, "--stop-command", f"kill {pids}", "--json"]
-        words += ["--socket", self.daemon.control_socket]
-        over = json.loads(run_command(words, "switch over", timeout_s=180))["switchover"]
+        over = self.daemon.switch_over([*self.guest_processes(), *self.storage_processes()], self.rig.name)
         self.check("the group is switched over", over["state"] == "over" and over["problem"] is None)
         self.recover_home()
         answer = self.recovery.answers[self.rig.name]
@@ -190,12 +186,7 @@ class GoesHome(AppDrill):
     def measure(self, ledger: Ledger) -> None:
         """Also of each stage by itself."""
         super().measure(ledger)
-        stages = {
-            "at home, before the disaster": (0, self.gone_at),
-            "away, before it was protected again": (self.gone_at, self.protected_at),
-            "away, protected by the old site": (self.protected_at, self.left_at),
-            "at home again": (self.left_at, float("inf")),
-        }
+        stages = stages_of(self.gone_at, self.protected_at, self.left_at)
         for stage, (begin, end) in stages.items():
             told = sum(begin <= ledger.sent[row] < end for row in ledger.confirmed)
             say(f"{told} rows were confirmed {stage}")

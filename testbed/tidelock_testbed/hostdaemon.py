@@ -191,6 +191,18 @@ class HostDaemon:
         words += ["--socket", self.control_socket, "--config", self.config]
         return run_command(words, f"adopt the guests of {group}", timeout_s=300)
 
+    def switch_over(self, stop: list[Process], group: str = GROUP) -> dict:
+        """`tidelock switchover`, which ends these processes. Returns what it says of it."""
+        command = "kill " + " ".join(str(process.pid) for process in stop)
+        words = [BIN / "tidelock", "switchover", group, "--stop-command", command, "--json"]
+        words += ["--socket", self.control_socket]
+        return json.loads(run_command(words, f"switch {group} over", timeout_s=180))["switchover"]
+
+    def remove_rules(self, group: str = GROUP) -> None:
+        """`tidelock remove-rules`, after it was fenced and stopped: the next guest there has the same interface."""
+        words = [BIN / "tidelock", "remove-rules", group, "--yes", "--config", self.config]
+        run_command(words, "take the old gate away", self.netns)
+
     def bookmark(self, name: str, group: str = GROUP) -> None:
         """`tidelock bookmark`: names what all members of the group have written so far."""
         words = [BIN / "tidelock", "bookmark", group, name, "--socket", self.control_socket]
