@@ -6,7 +6,8 @@ from app_drills import drilled
 
 from tidelock_testbed.appdrill import TwoHosts, TwoWriters
 from tidelock_testbed.groupfailback import ByAdoption, ByExport, GoesHome, GroupFailback
-from tidelock_testbed.process import kill_at_once
+from tidelock_testbed.paths import BIN
+from tidelock_testbed.process import Process, kill_at_once
 from tidelock_testbed.progress import say
 
 
@@ -39,6 +40,16 @@ class AdoptedFromTwoHosts(SecondDisaster, ByAdoption, TwoHosts):
     """The same, and away they are never stopped."""
 
     name = "two-hosts-adopted"
+
+    def take_disks(self) -> None:
+        """A daemon that has only a part of the group does not begin."""
+        daemon, whole = self.daemon, self.daemon.config.read_text()
+        daemon.adopt(*self.monitors(), "--prepare", group=self.rig.name)
+        daemon.config.write_text(whole.replace('name = "b"\n', 'name = "b"\nhost = "elsewhere"\n', 1))
+        ended = Process(self.run, "part", [BIN / "tidelockd", "--config", daemon.config], daemon.netns)
+        assert ended.wait(30) != 0 and "b runs on another host" in ended.tail(), ended.tail()
+        daemon.config.write_text(whole)
+        super().take_disks()
 
 
 def test_two_members_of_one_host_come_home_by_a_planned_switch(run):

@@ -247,6 +247,10 @@ class ByAdoption(GoesHome):
         """Where the QEMU of a member answers."""
         return self.storage[name].qmp if name in self.storage else self.run.sockets / f"{name}.qmp"
 
+    def monitors(self) -> list[str]:
+        """Of each guest that has disks."""
+        return [word for name in self.rig.writers() for word in ("--qmp", f"{name}={self.qmp(name)}")]
+
     def behind_storage(self, name: str) -> str:
         """The disk of a process guest, which can be moved."""
         uri = self.rig.backup.uri(DISK, self.rig.name, name)
@@ -261,7 +265,7 @@ class ByAdoption(GoesHome):
         """A daemon at this site takes the guests' disks over while they run."""
         fleet = self.rig
         before = self.guest_processes()
-        monitors = [word for name in fleet.writers() for word in ("--qmp", f"{name}={self.qmp(name)}")]
+        monitors = self.monitors()
         began = self.event("adoption begins")
         self.daemon.adopt(*monitors, "--prepare", group=fleet.name)
         self.daemon.start()
