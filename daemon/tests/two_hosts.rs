@@ -466,7 +466,8 @@ fn a_host_that_dies_after_the_other_one_has_gone_is_waited_for_and_follows() {
         fs::create_dir(&in_the_way).unwrap();
         let first = world.switch("host-a", "switch-a.log", &[]);
         let mut second = world.switch("host-b", "switch-b.log", &[]);
-        succeeds(&world, first, "switch-a.log");
+        let over = succeeds(&world, first, "switch-a.log");
+        assert_eq!(over["problem"], Value::Null, "{form}: {}", world.log("host-a.log"));
         assert!(!second.0.wait().unwrap().success());
         let said = world.log("switch-b.log");
         assert!(said.contains("The other hosts have switched over"), "{form}: {said}");

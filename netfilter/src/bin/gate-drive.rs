@@ -200,7 +200,7 @@ impl Drive {
             _ => return Err("unknown command".into()),
         }
         // Without held packets the thread need not hear of a new C at once.
-        self.handle.wake();
+        self.handle.look_again();
         while !self.handle.is_applied() {
             if !self.gate.is_running() {
                 return Err("the gate's thread has ended".into());

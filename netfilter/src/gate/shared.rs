@@ -248,6 +248,8 @@ pub(super) struct Group {
     pub(super) name: String,
     state: Mutex<GroupState>,
     version: AtomicU64,
+    /// The version of the last change that the thread was woken for. Of a higher C alone it may not hear for long.
+    due: AtomicU64,
     applied: AtomicU64,
     /// The gate's thread holds packets of this group: it wants to hear of a higher C.
     wants_committed: AtomicBool,
@@ -265,6 +267,7 @@ impl Group {
             name,
             state: Mutex::new(GroupState::new(mode, lease_period_ms)),
             version: AtomicU64::new(1),
+            due: AtomicU64::new(1),
             applied: AtomicU64::new(0),
             wants_committed: AtomicBool::new(false),
             told,
@@ -398,7 +401,7 @@ impl GateHandle {
             self.group.tell_programs(&state);
             drop(state);
             if self.group.wants_committed.load(Ordering::SeqCst) {
-                self.wake();
+                self.wake.wake();
             }
         }
     }
@@ -440,7 +443,7 @@ impl GateHandle {
     }
 
     /// The gate's thread looks at everything anew.
-    pub(super) fn look_again(&self) {
+    pub fn look_again(&self) {
         self.change(|_| {});
     }
 
@@ -478,10 +481,11 @@ impl GateHandle {
         self.change(|state| state.hold_unrecorded(writer, hold));
     }
 
-    /// Whether the gate's thread acts on everything that was told so far.
+    /// Whether the gate's thread acts on everything that was told so far, but for a higher C: of that it hears at once only
+    /// while it holds packets.
     #[must_use]
     pub fn is_applied(&self) -> bool {
-        self.group.applied.load(Ordering::SeqCst) == self.group.version()
+        self.group.applied.load(Ordering::SeqCst) >= self.group.due.load(Ordering::SeqCst)
     }
 
     /// Whether a covered packet may leave at this time, whatever the mode is and what single members wait for.
@@ -509,18 +513,14 @@ impl GateHandle {
         self.group.lock().mode
     }
 
-    /// Makes the gate's thread look at everything once.
-    pub fn wake(&self) {
-        self.wake.wake();
-    }
-
     fn change(&self, change: impl FnOnce(&mut GroupState)) {
         let mut state = self.group.lock();
         change(&mut state);
-        self.group.version.fetch_add(1, Ordering::SeqCst);
+        let version = self.group.version.fetch_add(1, Ordering::SeqCst) + 1;
+        self.group.due.store(version, Ordering::SeqCst);
         self.group.tell_programs(&state);
         drop(state);
-        self.wake();
+        self.wake.wake();
     }
 }
 
@@ -607,11 +607,28 @@ mod tests {
         handle.group.applied(seen);
         assert!(handle.is_applied() && handle.group.newer_than(seen).is_none());
         handle.set_committed(&CountVector::of(WriterId(0), Seq(4)));
-        assert!(!handle.is_applied());
         let (seen, state) = handle.group.newer_than(seen).unwrap();
         assert_eq!(state.committed.get(WriterId(0)), Seq(4));
         handle.set_committed(&CountVector::of(WriterId(0), Seq(2)));
         assert!(handle.group.newer_than(seen).is_none());
+    }
+
+    #[test]
+    fn a_higher_c_that_nobody_is_woken_for_keeps_no_change_from_being_applied() {
+        let handle = handle();
+        handle.fence();
+        assert!(!handle.is_applied());
+        let (seen, state) = handle.group.newer_than(0).unwrap();
+        assert!(state.fenced);
+        // Between what the thread has read and what it says of it, and after that.
+        handle.set_committed(&CountVector::of(WriterId(0), Seq(4)));
+        assert!(!handle.is_applied());
+        handle.group.applied(seen);
+        assert!(handle.is_applied());
+        handle.set_committed(&CountVector::of(WriterId(0), Seq(5)));
+        assert!(handle.is_applied());
+        handle.hold_for_resync(WriterId(0), true);
+        assert!(!handle.is_applied());
     }
 
     #[test]
