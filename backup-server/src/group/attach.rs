@@ -293,10 +293,8 @@ impl<S: Storage> Group<S> {
             );
         }
         let same_run = last == Some(attach.incarnation);
-        let held_by = self.slots.get(attach.writer.index()).and_then(|slot| slot.link);
-        let has_newer = held_by.is_some_and(|held| held.connection > link.connection);
-        if same_run && has_newer && !planted::is(Bug::OlderConnectionWins) {
-            return refuse(RefusalKind::Stopping, newer(&attach.member));
+        if same_run {
+            self.check_newest(&attach.member, link)?;
         }
         self.flush();
         match join {
@@ -337,6 +335,7 @@ impl<S: Storage> Group<S> {
         self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
         self.may_have_lease(&attach.member);
+        self.attached_by.insert(attach.member.clone(), link.connection);
         self.take_over(now, link, attach, join.is_some());
         if copy == CopyState::Seeded && planted::is(Bug::SeededIsWhole) {
             copy = CopyState::Whole;
@@ -349,6 +348,19 @@ impl<S: Storage> Group<S> {
             last_hlc: state.last_hlc,
             copy: copy.told(),
         })
+    }
+
+    /// What a run has sent before it connected anew may be read after what it sends since, and also after the end of that
+    /// connection: a server that was stopped reads all of it at once. It must neither take the member from the connection
+    /// that the daemon has, nor have its say about the copy.
+    pub(super) fn check_newest(&self, member: &str, link: Link) -> Result<(), Refusal> {
+        let has_newer =
+            self.attached_by.get(member).is_some_and(|newest| *newest > link.connection);
+        if has_newer && !planted::is(Bug::OlderConnectionWins) {
+            let reason = format!("{member} was attached by a newer connection of its daemon");
+            return refuse(RefusalKind::Stopping, reason);
+        }
+        Ok(())
     }
 
     pub(super) fn check_host(&self, host: &str) -> Result<(), Refusal> {
@@ -483,12 +495,6 @@ impl<S: Storage> Group<S> {
             self.outputs.push(Output::Refuse(old, RefusalKind::Superseded, reason));
         }
     }
-}
-
-/// What a run has sent before it connected anew may be read after what it sends since: a server that was stopped reads
-/// all of it at once. It must not take the member from the connection that the daemon has.
-pub(super) fn newer(member: &str) -> String {
-    format!("{member} is attached by a newer connection of its daemon")
 }
 
 fn forbidden(host: &str, group: &str) -> String {

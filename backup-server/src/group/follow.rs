@@ -37,11 +37,7 @@ impl<S: Storage> Group<S> {
             let reason = format!("this is group {}", self.manifest.group);
             return refuse(RefusalKind::Mismatch, reason);
         }
-        let has_newer =
-            |old: &Follower| old.member == follow.member && old.link.connection > link.connection;
-        if self.followers.iter().any(has_newer) {
-            return refuse(RefusalKind::Stopping, attach::newer(&follow.member));
-        }
+        self.check_newest(&follow.member, link)?;
         self.flush();
         if let Some(reason) = self.broken.clone() {
             return refuse(RefusalKind::Stopping, reason);
@@ -50,6 +46,7 @@ impl<S: Storage> Group<S> {
         self.remember_follower(host, follow).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
         self.may_have_lease(&follow.member);
+        self.attached_by.insert(follow.member.clone(), link.connection);
         let same = |old: &Follower| old.member == follow.member && old.link != link;
         if let Some(old) = self.followers.iter().find(|old| same(old)).map(|old| old.link) {
             let reason = format!("{} was attached again by its daemon", follow.member);

@@ -290,6 +290,8 @@ pub struct Group<S: Storage> {
     compressing: compressing::Compressing,
     damage: damage::DamageState,
     grace: Grace,
+    /// By which connection each member was attached last.
+    attached_by: BTreeMap<String, ConnectionId>,
     /// Members that have given up their leases.
     given_up: BTreeSet<String>,
     /// Those that are about to, when all are.
@@ -415,6 +417,7 @@ impl<S: Storage> Group<S> {
             last_sound: 0,
             // A beacon may have been answered right before the server stopped.
             grace: Grace::new(now.mono, manifest.grace_ms),
+            attached_by: BTreeMap::new(),
             given_up: BTreeSet::new(),
             joint: switching::Joint::default(),
             opened_at: now.mono,

@@ -23,6 +23,7 @@ const WRITER: WriterId = WriterId(0);
 const KEY: DiskKey = DiskKey { writer: WRITER, disk: DiskId(0) };
 const LINK: Link = Link { connection: ConnectionId(1), channel: Channel(1) };
 const OTHER: Link = Link { connection: ConnectionId(2), channel: Channel(1) };
+const LATEST: Link = Link { connection: ConnectionId(3), channel: Channel(1) };
 const GRACE_MS: u64 = 15_000;
 
 fn at_ms(ms: u64) -> Now {
@@ -256,20 +257,28 @@ fn newer_runs_take_over_and_older_ones_are_refused() {
 fn what_a_run_sent_before_it_connected_anew_does_not_take_the_member_from_it() {
     let disk = Memory::new();
     let mut group = whole(&disk);
-    let again = attach_message(1, 1, LastRun::Unknown);
-    group.attach(at_ms(0), OTHER, "host-a", &again);
+    let first = attach_message(1, 1, LastRun::Unknown);
+    let goes_on = |from| attach_message(1, 1, LastRun::Continues { from: Seq(from) });
+    group.attach(at_ms(0), OTHER, "host-a", &goes_on(4));
     assert_eq!(
         refusal(&group.take_outputs()),
         Some((LINK, RefusalKind::Superseded)),
         "the newer one has it"
     );
-    group.attach(at_ms(0), LINK, "host-a", &again);
+    group.attach(at_ms(0), LINK, "host-a", &first);
     let outputs = group.take_outputs();
     assert_eq!(refusal(&outputs), Some((LINK, RefusalKind::Stopping)), "and keeps it");
     assert!(attached(&outputs).is_none());
     send(&mut group, OTHER, write(4, 0, 0, 1));
     group.flush();
     assert_eq!(acked(&group.take_outputs()).unwrap().0, 4);
+    // Also after the end of the newer one: what the run knew then says nothing about the copy now.
+    group.connection_lost(OTHER.connection);
+    group.attach(at_ms(0), LINK, "host-a", &first);
+    assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Stopping)));
+    assert_eq!(group.state().writers[0].copy, CopyState::Whole);
+    group.attach(at_ms(0), LATEST, "host-a", &goes_on(5));
+    assert_eq!(attached(&group.take_outputs()).unwrap().copy, CopyState::Whole);
 }
 
 #[test]

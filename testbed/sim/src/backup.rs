@@ -18,7 +18,7 @@ use tidelock_backup_server::storage::Storage;
 use tidelock_backup_server::storage::memory::{Faults, Memory};
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::message::{Attach, Message, RefusalKind};
 use tidelock_protocol::vector::CountVector;
 
@@ -80,8 +80,8 @@ pub struct GroupSlot {
     pub views: Vec<crate::past::Kept>,
     /// Points that are held.
     pub held: Vec<crate::past::Held>,
-    /// Links of this boot, to know whose they are; `None`: a follower's.
-    pub writers: BTreeMap<Link, Option<WriterId>>,
+    /// Links of this boot, to know whose they are, and of which run; `None`: a follower's.
+    pub writers: BTreeMap<Link, Option<(WriterId, Incarnation)>>,
     /// The same, as VMs.
     pub(crate) vms: BTreeMap<Link, usize>,
     /// For the checkers: what members have said that they do without the backup.
@@ -438,7 +438,7 @@ impl World {
             slot.outputs.push(Output::Refuse(link, kind, reason));
             return Ok(None);
         }
-        slot.writers.insert(link, attach.map(|attach| attach.writer));
+        slot.writers.insert(link, attach.map(|attach| (attach.writer, attach.incarnation)));
         if let Some(vm) = self.plan.vms.iter().position(|vm| vm.name == member) {
             slot.vms.insert(link, vm);
         }

@@ -54,10 +54,17 @@ impl World {
     /// hears of it: its records arrive.
     fn is_taken_for_whole(&mut self, group: usize, link: Link, message: &Message) -> Checked {
         let Message::Attached(attached) = message else { return Ok(()) };
-        let writer = self.backup.groups[group].writers.get(&link).copied().flatten();
+        let whose = self.backup.groups[group].writers.get(&link).copied().flatten();
+        let Some((writer, incarnation)) = whose.filter(|_| attached.copy == CopyState::Whole)
+        else {
+            return Ok(());
+        };
         let mut vms = self.plan.groups[group].writers();
-        let vm = vms.find(|vm| Some(WriterId(self.plan.vms[*vm].writer)) == writer);
-        let Some(vm) = vm.filter(|_| attached.copy == CopyState::Whole) else { return Ok(()) };
+        let vm = vms.find(|vm| WriterId(self.plan.vms[*vm].writer) == writer);
+        // What an earlier run has asked may be answered late: that says nothing of this one.
+        let is_of_this_run =
+            |vm: &usize| self.vms[*vm].state.lock().expect("one thread").incarnation == incarnation;
+        let Some(vm) = vm.filter(is_of_this_run) else { return Ok(()) };
         let oracle = &mut self.vms[vm].oracle;
         if oracle.has_begun()
             && oracle.base_seq() == attached.durable
@@ -92,7 +99,7 @@ impl World {
         // Nothing waits for a writer that was taken out.
         let waited_for = |(_, seq): &(WriterId, Seq)| seq.0 < u64::MAX;
         let committed: CountVector = committed.entries().filter(waited_for).collect();
-        if let Some(writer) = writer {
+        if let Some((writer, _)) = writer {
             let arrived = slot.contiguous.get(writer);
             check(durable <= arrived, Checker::AckContiguous, || {
                 format!("group {group} acknowledges {durable}, without a gap is only {arrived}")

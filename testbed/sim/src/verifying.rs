@@ -37,6 +37,8 @@ const SPOILT_MAX: usize = 3;
 const REST_NS: u64 = S;
 /// Within this all is verified when nothing goes wrong any more.
 const PATIENCE_NS: u64 = 240 * S;
+/// So often a link breaks meanwhile.
+const BREAKS_MAX: u32 = 16;
 
 /// Verifications of a seed.
 #[derive(Clone, Copy, Debug)]
@@ -398,6 +400,7 @@ impl World {
             |world: &World, vm: usize| world.vms[vm].repaired_or_verified[usize::from(repair)];
         let before: Vec<_> = writers.iter().map(|vm| ended(self, *vm)).collect();
         let until = self.schedule.now_ns() + PATIENCE_NS;
+        let mut breaks = 0;
         loop {
             let open =
                 writers.iter().zip(&before).filter(|(vm, before)| ended(self, **vm) == **before);
@@ -414,7 +417,9 @@ impl World {
             }
             // Who degrades again and again stays so for long.
             let degrades = self.plan.groups.iter().any(|of| of.degrade_after_ms.is_some());
-            if !degrades && self.rng.chance(1, 300) {
+            // A narrow link carries little between two of them.
+            if !degrades && breaks < BREAKS_MAX && self.rng.chance(1, 300) {
+                breaks += 1;
                 let host = self.rng.index(self.hosts.len());
                 self.break_link(host)?;
             }
