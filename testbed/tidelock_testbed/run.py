@@ -36,7 +36,7 @@ class Run:
     """
 
     def __init__(self, name: str, keep: bool = True):
-        _handle_signals()
+        handle_signals()
         reap_dead_runs()
         self.prefix = _free_prefix()
         self.keep = keep
@@ -151,7 +151,7 @@ def kill_group(pid: int) -> None:
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _handle_signals() -> None:
+def handle_signals() -> None:
     """Makes SIGTERM and SIGHUP end the program the way Ctrl-C does: through `finally` and `with`."""
 
     def stop(number, _frame):

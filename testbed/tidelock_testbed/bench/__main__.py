@@ -7,6 +7,7 @@ import sys
 import time
 
 from ..progress import say
+from ..run import handle_signals
 from . import (
     activity,
     comeback,
@@ -73,7 +74,12 @@ def main(words: list[str] | None = None) -> int:
     for example in ("unreplicated", "gate-bench", "tagging-bench", "release-bench", "history-bench"):
         if not (EXAMPLES / example).exists():
             parser.error(f"{EXAMPLES / example} is not built: run `make bench`, which builds it")
-    return measure(settings, parts)
+    handle_signals()
+    try:
+        return measure(settings, parts)
+    except KeyboardInterrupt:
+        say("stopped: the parts before this one are kept")
+        return 130
 
 
 def measure(settings: Settings, parts: list[str]) -> int:

@@ -12,7 +12,7 @@ from statistics import median
 from ..process import Process
 from ..progress import say
 from ..run import Run
-from .servers import EXAMPLES, run_example
+from .servers import example, run_example
 from .settings import Settings
 from .spread import Half
 from .usage import Profile
@@ -68,7 +68,7 @@ def _profile(settings: Settings, what: str, cable: str, to: str, guard: str) -> 
     those that carry frames from one to the other."""
     with Run("bench-tagging") as run:
         words = [what, "TwoHosts", cable, to, guard, round(settings.profile_s * 1e3)]
-        load = Process(run, what, [EXAMPLES / "tagging-bench", *map(str, words)])
+        load = Process(run, what, example("tagging-bench", *words))
         try:
             profile = Profile(run, what, {"tagging-bench": load.pid})
             load.wait(settings.profile_s + 60)
