@@ -20,7 +20,7 @@ from tidelock_testbed.report import Report, summary
 @pytest.mark.parametrize("kind", APP_DRILLS, ids=lambda kind: kind.name)
 def test_an_application_keeps_its_promise(run, kind):
     entry = drilled(run, kind, rtt_ms=20, seed=1).entry
-    assert entry.promise_held, entry
+    assert entry.promise_held, str(entry)
     assert set(entry.tiers) == set(entry.cut) == set(kind.application.databases)
     assert entry.told_by_pages > 0
     assert all(tier["recovered"] >= entry.confirmed for tier in entry.tiers.values())
@@ -29,7 +29,7 @@ def test_an_application_keeps_its_promise(run, kind):
 @pytest.mark.parametrize("kind", [TwoHosts, OneHostDies], ids=lambda kind: kind.name)
 def test_with_times_for_tags_an_application_keeps_its_promise(run, kind):
     entry = drilled(run, kind, rtt_ms=20, seed=1, form="hlc").entry
-    assert entry.promise_held, entry
+    assert entry.promise_held, str(entry)
 
 
 def test_vms_keep_it_see_no_tag_and_are_all_booted_by_recover(run):
@@ -72,7 +72,7 @@ def test_where_kernel_programs_may_not_be_loaded_a_group_that_needs_them_is_refu
 @pytest.mark.parametrize("boundary", ["member", "apart"])
 def test_other_boundaries_keep_it_too(run, boundary):
     entry = drilled(run, TwoHosts, rtt_ms=20, seed=1, boundary=boundary).entry
-    assert entry.promise_held, entry
+    assert entry.promise_held, str(entry)
 
 
 @pytest.mark.parametrize("kind", [ThreeTier, TwoWriters, TwoHosts], ids=lambda kind: kind.name)

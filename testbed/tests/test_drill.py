@@ -66,23 +66,23 @@ class Unfaithful(CutThenDie):
 )
 def test_a_pipelined_guest_keeps_its_promise(run, scenario):
     entry = drilled(run, SCENARIOS[scenario], seed=1)
-    assert entry.promise_held, entry
+    assert entry.promise_held, str(entry)
 
 
 def test_a_dropped_table_comes_back_with_every_row_that_was_told_before(run):
     entry = drilled(run, SCENARIOS["oops"], guest="vm", seed=5)
-    assert entry.promise_held, entry
+    assert entry.promise_held, str(entry)
 
 
 def test_a_sync_guest_keeps_its_promise(run):
     entry = drilled(run, Drill, mode="sync", seed=2)
-    assert entry.promise_held, entry
+    assert entry.promise_held, str(entry)
     assert entry.lost == 0
 
 
 def test_async_loses_what_the_backup_could_not_hear_and_says_how_much(run):
     entry = drilled(run, CutThenDie, mode="async", seed=3)
-    assert entry.promise_held, entry
+    assert entry.promise_held, str(entry)
     assert entry.lost >= ROWS_AFTER_CUT
     assert entry.rpo_ms > 0
     assert entry.out_of_order == 0
@@ -99,7 +99,7 @@ def test_a_vm_with_a_database_keeps_its_promise_and_the_report_has_it_all(run):
     this = Drill(run, Knobs(rtt_ms=50, seed=5))
     this.execute()
     entry = this.entry
-    assert entry.promise_held, entry
+    assert entry.promise_held, str(entry)
     assert set(asdict(entry)) >= FIELDS
     phases = dict(entry.rto_ms)
     assert phases.pop("total") == pytest.approx(sum(phases.values()), abs=1)
