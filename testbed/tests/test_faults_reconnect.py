@@ -146,6 +146,7 @@ def test_requests_that_were_carried_out_without_a_reply_are_asked_again(run):
         writes = ask()
         wait_until("all are on the local disk", lambda w=writes: carried_out(w), LONG_S, [qemu.process, pair.daemon])
         pair.kill(pair.daemon)
+        assert not guest.has_reply()
         pair.backup.signal(signal.SIGCONT)
         pair.start_daemon()
         answered(writes)

@@ -6,6 +6,7 @@ NBD specification, `doc/proto.md`, fixed newstyle with `NBD_OPT_GO` and simple r
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from pathlib import Path
@@ -80,6 +81,10 @@ class Connection:
         if magic != _REPLY_MAGIC:
             raise ConnectionError(f"not a simple reply: {magic:#x}")
         return error, cookie
+
+    def has_reply(self) -> bool:
+        """Whether one has come that was not received."""
+        return bool(select.select([self.socket], [], [], 0)[0])
 
     def _call(self, *request, **more) -> None:
         cookie = self.send(*request, **more)

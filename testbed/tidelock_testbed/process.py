@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from .netns import Netns
 from .run import Run, kill_group, start_time
@@ -68,8 +70,11 @@ class Process:
         return self.popen.poll() is None
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the program alone."""
+        """Sends a signal to the program alone. SIGSTOP has taken effect when this returns: a thread that was about to
+        run may take a moment to notice, and do something in it."""
         self.popen.send_signal(number)
+        if number == signal.SIGSTOP:
+            wait_until("each thread has stopped", lambda: has_stopped(self.pid), 30, [self])
 
     def kill(self) -> None:
         """Ends it and what it started with SIGKILL, and waits until it is gone."""
@@ -109,6 +114,16 @@ def kill_at_once(processes: list[Process]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     for process in processes:
         process.kill()
+
+
+def has_stopped(pid: int) -> bool:
+    """Whether each thread of a process stands still after SIGSTOP, or will before it leaves the kernel (D: its disk may
+    hang)."""
+    states = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            states.add(stat.read_text().rpartition(")")[2].split()[0])
+    return bool(states) and states <= {"T", "D"}
 
 
 def wait_until(

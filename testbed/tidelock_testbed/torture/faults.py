@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from ..faultshim import FaultShim
-from ..process import Process
+from ..process import Process, has_stopped
 from ..progress import say
 from ..wan import Wan
 
@@ -319,8 +318,4 @@ def _ended(processes: list[Callable[[], Process]]) -> bool:
 
 
 def _is_stopped(process: Callable[[], Process]) -> bool:
-    try:
-        stat = Path(f"/proc/{process().pid}/stat").read_text()
-    except OSError:  # it is gone
-        return False
-    return stat.rpartition(")")[2].split()[0] == "T"
+    return has_stopped(process().pid)
