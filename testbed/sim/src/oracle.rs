@@ -292,7 +292,7 @@ impl WriterOracle {
         self.last_effect
     }
 
-    /// The last record of this life that has changed a disk's content, or where it began: what a copy brings is the same.
+    /// The last record of this life that has changed a disk's content, or where it began: what a copy brings is the same, or nobody has written it.
     #[must_use]
     pub fn last_change(&self) -> Seq {
         self.last_change
@@ -380,11 +380,14 @@ impl WriterOracle {
         check(sent == live, Checker::CopyIsCurrent, || {
             format!("copy {} of {extent:?} is not what the disk holds", record.seq)
         })?;
-        let is_damaged = self.is_damaged(extent);
+        let (is_damaged, before) = (self.is_damaged(extent), self.last_change);
+        let is_of_guest = self.damaged.iter().any(|d| d.overlaps(&extent));
         self.heal(extent);
         if is_damaged {
             // From here on this is what the disk holds.
             self.push(record);
+            // What was changed behind everyone's back nobody loses.
+            self.last_change = if is_of_guest { record.seq } else { before };
             self.damaged.retain(|d| !contains(&extent, d));
             return Ok(());
         }
