@@ -2,6 +2,8 @@
 //! disk holds still, for a switch to the backup site, until it is let go again or the loop ends.
 
 use super::connection::Connection;
+use super::idling::LastWord;
+use super::replication::Clocks;
 use super::token::Token;
 use super::{Drained, Owner, Several, replication};
 use crate::link::port::ToLink;
@@ -20,6 +22,7 @@ pub(super) struct Draining {
     is_ready: bool,
     /// The loop ends then.
     ends: bool,
+    last_word: LastWord,
 }
 
 impl Owner {
@@ -30,7 +33,13 @@ impl Owner {
         ends: bool,
     ) {
         tracing::info!(member = self.member, "draining: no new requests");
-        self.draining = Some(Draining { reply: Some(reply), not_ready, is_ready: false, ends });
+        self.draining = Some(Draining {
+            reply: Some(reply),
+            not_ready,
+            is_ready: false,
+            ends,
+            last_word: LastWord::default(),
+        });
         for (id, connection) in &mut self.connections {
             connection.begin_shutdown();
             self.touched.push(*id);
@@ -92,11 +101,21 @@ impl Owner {
             return self.arm_tick();
         }
         let draining = self.draining.as_mut().expect("just seen");
+        // Alone, or without a backup that listens, it has nobody to tell.
+        let has_peers = matches!(self.several, Some(Several { form: Form::Hlc, .. }));
+        let may_tell = has_peers && self.attached && self.sequencer.is_started();
+        let clocks = Clocks { now: self.now, wall_ms: self.wall_ms };
+        if draining.ends && may_tell && !draining.last_word.say(&mut self.sequencer, clocks) {
+            return self.arm_tick();
+        }
         let (reply, ends) = (draining.reply.take(), draining.ends);
         let Some(reply) = reply else { return };
         if ends {
             self.draining = None;
-            self.to_link(ToLink::Detach);
+            // Who has left has nothing that is not at the backup: what has no record is not.
+            if !self.spilling.stands() && !self.sequencer.serves_unrecorded() {
+                self.to_link(ToLink::Detach);
+            }
         }
         let _ = reply.send(Drained {
             seq: self.sequencer.last_seq(),

@@ -7,6 +7,9 @@
 //! for one interval and one round trip. In a quiet group nobody speaks: idle records do not move
 //! the frontier. Nothing of this depends on packets.
 
+use super::replication::Clocks;
+use crate::ceiling;
+use crate::sequencer::Sequencer;
 use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
@@ -45,9 +48,44 @@ impl Idling {
     }
 }
 
+/// What a writer says at its end to those on other hosts, which may be about to end, too.
+///
+/// In the HLC form each of them waits until every writer has passed what it has admitted. Who has left passes nothing
+/// any more. So its last record is idle and ahead of its clock by [`LastWord::AHEAD_MS`]: whoever ends at the same time has
+/// admitted nothing that is later. The next run begins above it, as after every clean end.
+#[derive(Debug, Default)]
+pub struct LastWord {
+    wanted: Option<Hlc>,
+    is_said: bool,
+}
+
+impl LastWord {
+    /// By so much, in milliseconds: what one write of the state file serves for.
+    pub const AHEAD_MS: u64 = ceiling::AHEAD_MS / 2;
+
+    /// Says it, once it may: its time must be on record first. Returns whether it was said before; then all is done when
+    /// it is durable.
+    pub fn say(&mut self, sequencer: &mut Sequencer, clocks: Clocks) -> bool {
+        if self.is_said {
+            return true;
+        }
+        let ahead = Hlc::new(clocks.wall_ms + Self::AHEAD_MS, 0);
+        let wanted = *self.wanted.get_or_insert(ahead);
+        sequencer.observe(wanted);
+        if !sequencer.waits_for_ceiling() {
+            sequencer.idle(clocks.now, clocks.wall_ms);
+            self.is_said = true;
+        }
+        false
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sequencer::Settings;
+    use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+    use tidelock_protocol::message::Mode;
 
     #[test]
     fn it_speaks_while_it_is_behind_or_the_group_is_busy() {
@@ -61,5 +99,32 @@ mod tests {
         assert!(idling.is_behind(Hlc(4)) && !idling.is_behind(Hlc(5)), "busy or not");
         idling.heard(Hlc(5), at(2_000));
         assert!(!idling.wants(Hlc(6), at(2_001)), "the same frontier is no news");
+    }
+
+    #[test]
+    fn the_last_word_is_ahead_of_the_clock_and_said_once_it_is_on_record() {
+        let clocks = |wall_ms| Clocks { now: MonoNanos(1), wall_ms };
+        let mut sequencer = Sequencer::new(Settings {
+            writer: WriterId(0),
+            mode: Mode::Pipelined,
+            backlog_limit_bytes: 1 << 20,
+            lock_align_bytes: 512,
+        });
+        sequencer.set_ceiling(3_000, MonoNanos(1), 1_000);
+        sequencer.start(Epoch(1), Seq(7), Hlc::new(1_000, 0), MonoNanos(1), 1_000);
+        // An hour without a write: what is on record is far behind.
+        let hour_ms = 3_600_000;
+        let mut word = LastWord::default();
+        assert!(!word.say(&mut sequencer, clocks(hour_ms)) && sequencer.waits_for_ceiling());
+        assert!(!word.say(&mut sequencer, clocks(hour_ms + 5)));
+        assert_eq!(sequencer.last_seq(), Seq(7), "it waits");
+        let ceiling_ms = ceiling::raised(3_000, sequencer.greatest_hlc(), hour_ms + 10);
+        sequencer.set_ceiling(ceiling_ms, MonoNanos(1), hour_ms + 10);
+        assert!(!word.say(&mut sequencer, clocks(hour_ms + 10)));
+        assert_eq!(sequencer.last_seq(), Seq(8));
+        assert!(sequencer.last_hlc() > Hlc::new(hour_ms + LastWord::AHEAD_MS, 0));
+        assert!(sequencer.last_hlc().physical_ms() <= ceiling_ms);
+        assert!(word.say(&mut sequencer, clocks(hour_ms + 20)), "it was said");
+        assert_eq!(sequencer.last_seq(), Seq(8), "once");
     }
 }

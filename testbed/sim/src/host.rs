@@ -26,7 +26,7 @@ use tidelock_daemon::owner::Resume;
 use tidelock_daemon::owner::admitted::Admitted;
 use tidelock_daemon::owner::contact::{Contact, PATIENCE};
 use tidelock_daemon::owner::copying::Copying;
-use tidelock_daemon::owner::idling::Idling;
+use tidelock_daemon::owner::idling::{Idling, LastWord};
 use tidelock_daemon::owner::spilling::{Ends, Spilling};
 use tidelock_daemon::owner::verifying::Verifying;
 use tidelock_daemon::sequencer::{Sequencer, Settings};
@@ -427,6 +427,7 @@ impl World {
             attached: false,
             refusal: None,
             draining: false,
+            last_word: LastWord::default(),
             holds: false,
             ended: false,
             tick_armed: false,
@@ -505,7 +506,10 @@ impl World {
             self.vms[vm].state.lock().expect("one thread").clean = Some((seq, hlc));
         }
         note!(self, "vm {vm} drained at {seq}, whole {whole}");
-        self.tell_link(vm, ToLink::Detach);
+        let run = self.vms[vm].run.as_ref().expect("runs");
+        if !run.spilling.stands() && !run.sequencer.serves_unrecorded() {
+            self.tell_link(vm, ToLink::Detach);
+        }
         let host = self.plan.vms[vm].host;
         let vms = self.vms_of(host);
         if vms.iter().all(|vm| self.vms[*vm].run.as_ref().is_some_and(|run| run.ended)) {

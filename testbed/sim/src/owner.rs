@@ -25,7 +25,7 @@ use tidelock_daemon::owner::Phase;
 use tidelock_daemon::owner::admitted::Admitted;
 use tidelock_daemon::owner::contact::Contact;
 use tidelock_daemon::owner::copying::Copying;
-use tidelock_daemon::owner::idling::Idling;
+use tidelock_daemon::owner::idling::{Idling, LastWord};
 use tidelock_daemon::owner::replication::{self, Clocks};
 use tidelock_daemon::owner::spilling::Spilling;
 use tidelock_daemon::owner::verifying::Verifying;
@@ -139,6 +139,7 @@ pub struct MemberRun {
     /// Why the backup refuses.
     pub refusal: Option<Refusal>,
     pub(crate) draining: bool,
+    pub(crate) last_word: LastWord,
     /// No request is taken, for a planned switch.
     pub(crate) holds: bool,
     /// The loop has ended cleanly.
@@ -496,11 +497,19 @@ impl World {
             && run.flushes.is_empty()
             && replication::is_settled(&run.sequencer)
             && self.is_covered(vm);
+        let clocks = self.member_clocks(vm);
+        let group = &self.plan.groups[self.plan.vms[vm].group];
+        let has_peers = group.has_several() && group.form == Form::Hlc;
         let run = self.vms[vm].run.as_mut().expect("runs");
-        if done {
+        let may_tell = has_peers && run.attached && run.sequencer.is_started();
+        if done && (!may_tell || run.last_word.say(&mut run.sequencer, clocks)) {
             self.drained(vm);
             return Ok(());
         }
+        if done {
+            self.act(vm)?;
+        }
+        let run = self.vms[vm].run.as_mut().expect("runs");
         let MemberRun { sequencer, copying, activity, spilling, port, draining, .. } = run;
         if sequencer.waits_for_ceiling() {
             let id = run.run;
