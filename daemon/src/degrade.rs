@@ -25,6 +25,8 @@
 //!   knows that the lease is no fence here.
 //! - What is opened before the backup was reached ([`Degrade::open_unreached`]) holds again only when the backup's
 //!   disks are whole: no stamp names what was written meanwhile, the comparison brings it.
+//! - Mode async, wanted by the operator, is not in force as long as the backup may count a writer here as gone with all
+//!   that it ever wrote ([`Degrade::await_contact`]): it would ask it for no floor, and a recovery would name nobody.
 //! - It comes back whenever the lag stays small (rule 8), and does not oscillate: the calm is
 //!   [`CALM`] × T, doubled (up to 2^[`STRIKES_MAX`] times) by each degrade that comes soon after a return.
 //!   In any span S a group degrades at most [`STRIKES_MAX`] + 1 + S / ([`STEADY`] × [`CALM`] × T) times.
@@ -155,6 +157,8 @@ pub struct Degrade {
     unreached: bool,
     /// So it was, or may have been in a run before: what has left is covered by no C before the disks are whole.
     needs_whole: bool,
+    /// The backup may count a writer here as gone.
+    awaits_contact: bool,
     #[cfg(feature = "planted-bugs")]
     bug: Option<PlantedBug>,
 }
@@ -175,6 +179,7 @@ impl Degrade {
             strikes: 0,
             unreached: false,
             needs_whole: since_unix_ms.is_some(),
+            awaits_contact: false,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -190,6 +195,22 @@ impl Degrade {
     #[must_use]
     pub fn standing(&self) -> Standing {
         self.standing
+    }
+
+    /// A run before may have left with everything at the backup: it counts a writer as gone that is here again.
+    pub fn await_contact(&mut self) {
+        self.awaits_contact = true;
+    }
+
+    /// The backup knows better by now, or there is nobody who counts on it. Once and for all in this run.
+    pub fn has_contact(&mut self) {
+        self.awaits_contact = false;
+    }
+
+    /// Whether mode async is not in force although it is wanted, and why: see [`await_contact`](Self::await_contact).
+    #[must_use]
+    pub fn awaits_contact(&self) -> bool {
+        self.awaits_contact
     }
 
     /// Opens the gate before the backup was reached in this run. That it may is for the caller to see to.
@@ -223,15 +244,17 @@ impl Degrade {
     pub fn mode(&self, wanted: Mode) -> Mode {
         match self.standing {
             Standing::Degraded { .. } => Mode::Async,
+            _ if self.awaits_contact && wanted == Mode::Async => Mode::Pipelined,
             _ => wanted,
         }
     }
 
-    /// What the backup is told.
+    /// What the backup is told: also what is in force only when it has heard of it.
     #[must_use]
     pub fn policy(&self, wanted: Mode) -> Policy {
+        let is_degraded = matches!(self.standing, Standing::Degraded { .. });
         Policy {
-            mode: self.mode(wanted),
+            mode: if is_degraded { Mode::Async } else { wanted },
             after_ms: self.after_ns.map(|ns| ns / 1_000_000),
             degraded_since_unix_ms: self.since_unix_ms(),
         }

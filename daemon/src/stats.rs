@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::PROTOCOL_OF_POLICIES;
 
 use Ordering::Relaxed;
 
@@ -143,6 +144,13 @@ impl LinkStats {
     #[must_use]
     pub fn is_policy_kept(&self) -> bool {
         self.policy_kept.load(Relaxed)
+    }
+
+    /// Whether the backup has heard of this run what its group does without it, or is too old to be told.
+    #[must_use]
+    pub fn is_in_contact(&self) -> bool {
+        let is_too_old = self.protocol() < PROTOCOL_OF_POLICIES.into();
+        self.is_policy_kept() || (self.is_attached() && is_too_old)
     }
 
     pub(crate) fn set_protocol(&self, protocol: u16) {

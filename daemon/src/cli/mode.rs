@@ -45,11 +45,15 @@ pub fn run(client: &mut Client, group: &str, to: Mode, yes: bool) -> anyhow::Res
         confirm(consequence(to), &format!("Switch {group} to {to}?"), "not switched")?;
     }
     let change = client.set_mode(group, to)?;
+    let groups = client.status()?.groups;
+    let waits = groups.into_iter().find(|known| known.name == group && known.mode != to);
+    let why = waits.and_then(|known| known.detail);
     Ok(format!(
-        "{group}: {} -> {}, until the daemon's next start.\n{}\n",
+        "{group}: {} -> {}, until the daemon's next start.\n{}\n{}",
         change.before,
         change.after,
-        consequence(to)
+        consequence(to),
+        why.map_or(String::new(), |why| format!("Not yet: {why}.\n"))
     ))
 }
 

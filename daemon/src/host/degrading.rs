@@ -2,13 +2,15 @@
 //! [`crate::degrade`] says, and keeps on record that it is open.
 
 use super::launch::is_one_of_several;
-use super::{Host, HostGroup, HostMember};
+use super::{Host, HostGroup, HostMember, gating};
+use crate::adoption;
 use crate::clock;
 use crate::config::{Config, Group};
 use crate::degrade::{Degrade, Record, Sight, Standing, Step};
 use crate::durable;
 use crate::link::port::ToLink;
 use crate::owner::{Phase, ToOwner};
+use crate::stats::LinkStats;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -111,6 +113,51 @@ impl Degrading {
     }
 }
 
+impl HostGroup {
+    /// Before the link runs: the mode of the configuration comes into force, if it may.
+    pub(super) fn begin_mode(&self) {
+        let wanted = *self.mode.lock().expect("no panic while held");
+        let mut inner = self.degrading.0.lock().expect("no panic while held");
+        if self.members.iter().any(|member| member.writer.is_some()) {
+            inner.degrade.await_contact();
+        }
+        self.change_mode(gating::mode_at_start(&self.config), inner.degrade.mode(wanted));
+    }
+
+    /// What becomes of writes and packets now.
+    pub(super) fn mode_in_force(&self) -> Mode {
+        self.degrading.mode(*self.mode.lock().expect("no panic while held"))
+    }
+
+    /// Mode async is wanted, and not in force before the backup has heard of this run.
+    pub(super) fn awaits_contact(&self) -> bool {
+        let wanted = *self.mode.lock().expect("no panic while held");
+        let inner = self.degrading.0.lock().expect("no panic while held");
+        wanted == Mode::Async && inner.degrade.awaits_contact()
+    }
+
+    /// Whether the backup counts no writer here as gone that is not.
+    fn is_in_contact(&self) -> bool {
+        let mut links = self.members.iter().filter_map(HostMember::link_stats);
+        links.all(LinkStats::is_in_contact)
+    }
+
+    /// The mode in force has changed.
+    fn change_mode(&self, before: Mode, mode: Mode) {
+        if before == mode {
+            return;
+        }
+        // The gate first: towards async nothing is lost by it; away from async nothing that
+        // depends on later writes can leave any more.
+        if let Some(gate) = &self.gate {
+            gate.set_mode(mode);
+        }
+        for writer in self.members.iter().filter_map(|m| m.writer.as_ref()) {
+            writer.port.send(ToOwner::SetMode(mode));
+        }
+    }
+}
+
 impl Host {
     /// Follows the policy of every group. Runs as long as the daemon does.
     pub(super) async fn follow_policies(&self) {
@@ -129,7 +176,13 @@ impl Host {
     fn follow_policy(&self, group: &HostGroup) {
         let wanted = group.mode.lock().expect("no panic while held");
         let mut inner = group.degrading.0.lock().expect("no panic while held");
-        if self.opens_unreached(group, *wanted) && inner.degrade.mode(*wanted) != Mode::Async {
+        let opens_unreached = self.opens_unreached(group);
+        if inner.degrade.awaits_contact() && (opens_unreached || group.is_in_contact()) {
+            let before = inner.degrade.mode(*wanted);
+            inner.degrade.has_contact();
+            self.change_mode(group, before, inner.degrade.mode(*wanted));
+        }
+        if opens_unreached && inner.degrade.mode(*wanted) != Mode::Async {
             return self.open_unreached(group, *wanted, &mut inner);
         }
         let is_hold = group.config.when_unreachable.after_ms().is_none();
@@ -155,7 +208,7 @@ impl Host {
         let Some(step) = inner.degrade.look(&sight) else { return };
         let policy = inner.degrade.policy(*wanted);
         self.tell_policy(group, policy);
-        self.change_mode(group, before, policy.mode);
+        self.change_mode(group, before, inner.degrade.mode(*wanted));
         let name = group.config.name.as_str();
         match step {
             Step::Open { .. } => tracing::error!(
@@ -183,10 +236,9 @@ impl Host {
     }
 
     /// Whether clients are to be answered although the backup was not reached since the start.
-    fn opens_unreached(&self, group: &HostGroup, wanted: Mode) -> bool {
+    fn opens_unreached(&self, group: &HostGroup) -> bool {
         let writers = || group.members.iter().filter_map(|m| m.writer.as_ref());
-        wanted != Mode::Async
-            && writers().any(|writer| writer.view.phase() == Phase::Unrecorded)
+        writers().any(|writer| writer.view.phase() == Phase::Unrecorded)
             && writers().all(|writer| writer.state.may_answer_unreached())
             && !self.stopping.load(Ordering::SeqCst)
     }
@@ -208,7 +260,7 @@ impl Host {
         inner.degrade.open_unreached(unix_ms);
         let policy = inner.degrade.policy(wanted);
         self.tell_policy(group, policy);
-        self.change_mode(group, before, policy.mode);
+        self.change_mode(group, before, inner.degrade.mode(wanted));
         tracing::error!(
             group = group.config.name.as_str(),
             "UNPROTECTED: the backup was not reached since the start, and clients are answered all the same; from \
@@ -228,13 +280,14 @@ impl Host {
 
     /// The operator wants another mode.
     pub(super) fn mode_is_wanted(&self, group: &HostGroup, before: Mode, mode: Mode) {
-        let policy_of = |wanted| {
-            let inner = group.degrading.0.lock().expect("no panic while held");
-            inner.degrade.policy(wanted)
-        };
-        let policy = policy_of(mode);
-        self.change_mode(group, policy_of(before).mode, policy.mode);
-        self.tell_policy(group, policy);
+        let mut inner = group.degrading.0.lock().expect("no panic while held");
+        let in_force = inner.degrade.mode(before);
+        // Who gives this order knows what it gives up, but not for other hosts.
+        if mode == Mode::Async && adoption::elsewhere(&group.config).is_empty() {
+            inner.degrade.has_contact();
+        }
+        self.change_mode(group, in_force, inner.degrade.mode(mode));
+        self.tell_policy(group, inner.degrade.policy(mode));
     }
 
     fn sight(&self, group: &HostGroup, wanted: Mode, in_force: Mode) -> Sight {
@@ -301,20 +354,10 @@ impl Host {
 
     /// The mode in force has changed.
     fn change_mode(&self, group: &HostGroup, before: Mode, mode: Mode) {
-        if before == mode {
-            return;
-        }
-        // The gate first: towards async nothing is lost by it; away from async nothing that
-        // depends on later writes can leave any more.
-        if let Some(gate) = &group.gate {
-            gate.set_mode(mode);
-        }
-        for writer in group.members.iter().filter_map(|m| m.writer.as_ref()) {
-            writer.port.send(ToOwner::SetMode(mode));
-        }
+        group.change_mode(before, mode);
         // What members have heard in mode async may say nothing of what it depends on, here
         // and on other hosts: they are held until every writer has said how far it is.
-        if before == Mode::Async && is_one_of_several(&group.config) {
+        if before == Mode::Async && mode != before && is_one_of_several(&group.config) {
             group.members.iter().for_each(|member| self.ask_floor(member, true));
         }
     }

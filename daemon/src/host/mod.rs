@@ -279,6 +279,7 @@ impl Host {
                 config: group.clone(),
             });
         }
+        groups.iter().for_each(HostGroup::begin_mode);
         let endpoint = endpoint(&config)?;
         let (state, link_state) = watch::channel(LinkState::Connecting { after: None });
         let link_thread = spawn("link", move || {

@@ -140,7 +140,7 @@ impl Host {
     }
 
     fn group_status(&self, group: &HostGroup, now: MonoNanos) -> GroupStatus {
-        let mode = group.degrading.mode(*group.mode.lock().expect("no panic while held"));
+        let mode = group.mode_in_force();
         let since_unix_ms = group.degrading.since_unix_ms();
         let degraded_for_ms = since_unix_ms.map(|since| clock::wall_ms().saturating_sub(since));
         let (state, past) = self.judge(group, mode, now);
@@ -310,6 +310,15 @@ fn policy_detail(group: &HostGroup) -> Option<String> {
     if let Some(text) = unreached_detail(group) {
         return Some(text);
     }
+    if group.awaits_contact() {
+        let why = "replies are held although the mode is async: the last run may have left with everything at the \
+                   backup, which counts on no more from here before it has heard of this one";
+        let way_out = match crate::adoption::elsewhere(&group.config).is_empty() {
+            true => ". `tidelock mode` with async lets them out",
+            false => ", and members on other hosts go by that",
+        };
+        return Some(format!("{why}{way_out}"));
+    }
     match group.degrading.standing() {
         Standing::Degraded { .. } => Some(format!(
             "nothing is held ({policy}): replies had waited for the backup for too long"
@@ -336,7 +345,7 @@ fn unreached_detail(group: &HostGroup) -> Option<String> {
     let is_returning = matches!(group.degrading.standing(), Standing::Returning { .. });
     let text = match (is_unrecorded, group.degrading.is_unreached()) {
         (true, true) => "guests are served and replies leave, the backup has nothing of it yet",
-        (true, false) if *group.mode.lock().expect("no panic while held") == Mode::Async => {
+        (true, false) if group.mode_in_force() == Mode::Async => {
             "guests are served and replies leave (async), the backup has nothing of it yet"
         }
         (true, false) => {

@@ -5,7 +5,7 @@ use crate::failure::{Checked, Checker, check};
 use crate::guest::{Packet, Unpromised, learn};
 use crate::host::ToOwner;
 use crate::oracle::Point;
-use crate::plant::Plant;
+use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeMap;
@@ -30,6 +30,8 @@ pub struct HostGroup {
     degrade: Degrade,
     began_at: MonoNanos,
     opened: u64,
+    /// Its operator wanted mode async of this daemon, and no other host depends on that.
+    is_ordered: bool,
 }
 
 impl World {
@@ -44,7 +46,13 @@ impl World {
             if let Some(Plant::Degrade(bug)) = self.plant {
                 degrade.plant(bug);
             }
-            HostGroup { wanted: plan.mode, degrade, began_at: self.host_now(host), opened: 0 }
+            HostGroup {
+                wanted: plan.mode,
+                degrade,
+                began_at: self.host_now(host),
+                opened: 0,
+                is_ordered: false,
+            }
         };
         groups.map(|group| (group, standing(group))).collect()
     }
@@ -64,6 +72,10 @@ impl World {
     /// A daemon begins to look at its groups.
     pub fn begin_looks(&mut self, host: usize, run: Run) {
         let standings = &self.hosts[host].daemon.as_ref().expect("it starts").standings;
+        for group in standings.keys().copied().collect::<Vec<_>>() {
+            self.begin_mode(host, group);
+        }
+        let standings = &self.hosts[host].daemon.as_ref().expect("it starts").standings;
         let of_several = |group: &usize| self.plan.groups[*group].has_several();
         let groups: Vec<_> = standings.keys().copied().filter(of_several).collect();
         for group in groups {
@@ -74,9 +86,37 @@ impl World {
                 }
             }
             let asks = vms.iter().any(|vm| self.vms[*vm].pending.incomplete().is_some());
-            self.asks_at_start(host, group, asks);
+            let of = self.standing(host, group).expect("it was listed");
+            let in_force = of.degrade.mode(of.wanted);
+            self.asks_at_start(host, group, in_force, asks);
         }
         self.schedule.after(LOOK_NS, Event::Look { host, run });
+    }
+
+    /// As production does.
+    fn begin_mode(&mut self, host: usize, group: usize) {
+        let vms = self.here(host, group);
+        let writes = vms.iter().any(|vm| self.plan.vms[*vm].is_writer());
+        let ignored = self.plant == Some(Plant::OnTheWay(OnTheWay::AsyncBeforeContact));
+        let Some(of) = self.standing_mut(host, group) else { return };
+        if writes && !ignored {
+            of.degrade.await_contact();
+        }
+        let in_force = of.degrade.mode(of.wanted);
+        let before = mode_at_start(of.wanted);
+        self.set_mode(group, &vms, before, in_force);
+    }
+
+    /// Whether an operator has let everything out of a group that is on this host alone.
+    #[must_use]
+    pub fn is_ordered_async(&self, host: usize, group: usize) -> bool {
+        self.standing(host, group).is_some_and(|of| of.is_ordered)
+    }
+
+    /// Whether the backup counts no writer here as gone that is not.
+    fn is_in_contact(&self, host: usize, vms: &[usize]) -> bool {
+        let daemon = self.hosts[host].daemon.as_ref().expect("its members run");
+        vms.iter().filter_map(|vm| daemon.link.stats_of(*vm)).all(LinkStats::is_in_contact)
     }
 
     /// The members of a group on a host whose loops run.
@@ -120,14 +160,23 @@ impl World {
         if vms.is_empty() {
             return Ok(());
         }
-        if self.opens_unreached(&vms) && self.open_unreached(host, group, &vms) {
+        let opens_unreached = self.opens_unreached(&vms);
+        let is_in_contact = opens_unreached || self.is_in_contact(host, &vms);
+        let of = self.standing_mut(host, group).expect("it was listed");
+        if of.degrade.awaits_contact() && is_in_contact {
+            let before = of.degrade.mode(of.wanted);
+            of.degrade.has_contact();
+            let in_force = of.degrade.mode(of.wanted);
+            self.set_mode(group, &vms, before, in_force);
+        }
+        if opens_unreached && self.open_unreached(host, group, &vms) {
             return Ok(());
         }
         let sight = self.sight(host, group, &vms);
         let of = self.standing_mut(host, group).expect("it was listed");
         let (wanted, before) = (of.wanted, of.degrade.mode(of.wanted));
         let Some(step) = of.degrade.look(&sight) else { return Ok(()) };
-        let policy = of.degrade.policy(wanted);
+        let (policy, in_force) = (of.degrade.policy(wanted), of.degrade.mode(wanted));
         note!(self, "host {host}: group {group}: {step:?}, {policy:?}");
         match step {
             Step::Open { since_unix_ms } => {
@@ -145,7 +194,7 @@ impl World {
             }
         }
         self.tell_policy(&vms, policy);
-        self.set_mode(group, &vms, before, policy.mode);
+        self.set_mode(group, &vms, before, in_force);
         Ok(())
     }
 
@@ -158,13 +207,13 @@ impl World {
             return false;
         }
         of.degrade.open_unreached(unix_ms);
-        let policy = of.degrade.policy(wanted);
+        let (policy, in_force) = (of.degrade.policy(wanted), of.degrade.mode(wanted));
         let since_unix_ms = of.degrade.since_unix_ms().expect("it has just degraded");
         note!(self, "host {host}: group {group} is served without the backup, {policy:?}");
         self.counts.answered += 1;
         self.hosts[host].degraded.insert(group, since_unix_ms);
         self.tell_policy(vms, policy);
-        self.set_mode(group, vms, before, policy.mode);
+        self.set_mode(group, vms, before, in_force);
         true
     }
 
@@ -235,11 +284,17 @@ impl World {
     /// The operator wants another mode of the daemon on a host, if one runs.
     pub fn want_mode(&mut self, host: usize, group: usize, mode: Mode) {
         let vms = self.here(host, group);
+        let is_here_alone =
+            self.plan.groups[group].members().all(|vm| self.plan.vms[vm].host == host);
         let Some(of) = self.standing_mut(host, group).filter(|_| !vms.is_empty()) else { return };
         let before = of.degrade.mode(of.wanted);
         of.wanted = mode;
-        let policy = of.degrade.policy(mode);
-        self.set_mode(group, &vms, before, policy.mode);
+        if is_here_alone && mode == Mode::Async {
+            of.degrade.has_contact();
+            of.is_ordered = true;
+        }
+        let (policy, in_force) = (of.degrade.policy(mode), of.degrade.mode(mode));
+        self.set_mode(group, &vms, before, in_force);
         self.tell_policy(&vms, policy);
     }
 
@@ -370,6 +425,15 @@ impl World {
         check(of.opened <= most, Checker::Steady, || {
             format!("host {host}: group {group} has degraded {} times in {span_ms} ms", of.opened)
         })
+    }
+}
+
+/// How the gate begins, as in production.
+#[must_use]
+pub fn mode_at_start(configured: Mode) -> Mode {
+    match configured {
+        Mode::Async => Mode::Pipelined,
+        other => other,
     }
 }
 

@@ -321,6 +321,7 @@ impl World {
         if mode == Mode::Async {
             note!(self, "packet of vm {vm} leaves (async)");
             self.leaves_unpromised(vm, packet)?;
+            self.check_not_gone(vm, &packet.everything())?;
             self.leaks(vm, &packet.everything());
             // Nothing is promised to its receiver. But a member may have heard it then.
             return self.rumour(vm, packet);

@@ -12,10 +12,13 @@
 use crate::failure::{Checked, Checker, check};
 use crate::guest::{Known, Packet, learn};
 use crate::oracle::Point;
+use crate::scenario::VmPlan;
 use crate::world::World;
 use std::collections::{BTreeMap, BTreeSet};
-use tidelock_backup_server::group::{ConnectionId, Link};
-use tidelock_protocol::message::{Message, Mode, Policy};
+use tidelock_backup_server::group::{ConnectionId, Group, Link};
+use tidelock_backup_server::journal::Standing;
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::message::{CopyState, Message, Mode, Policy};
 
 /// What a host has let out, as long as nobody has said so to the others.
 #[derive(Clone, Debug, Default)]
@@ -92,6 +95,34 @@ impl World {
         learn(&mut leak.let_out, known);
     }
 
+    /// A member tells others what nobody has waited for. The backup asks no floor of a writer that has left, because
+    /// it has all that this one ever wrote, and a recovery does not name it: that must be so. Of one that resyncs it knows
+    /// that it does not have all.
+    pub fn check_not_gone(&self, vm: usize, known: &Known) -> Checked {
+        let VmPlan { host, group, .. } = self.plan.vms[vm];
+        // The backup has it on record, or the operator has taken it upon himself.
+        if self.plan.groups[group].serves_unreached || self.is_ordered_async(host, group) {
+            return Ok(());
+        }
+        let slot = &self.backup.groups[group];
+        let Some(state) = slot.group.as_ref().map(Group::state) else { return Ok(()) };
+        let gone = |vm: &usize| {
+            let of = state.writers[usize::from(self.plan.vms[*vm].writer)];
+            let is_counted = of.standing != Standing::Removed && of.copy != CopyState::Resyncing;
+            is_counted && slot.said.has_left.get(vm).copied().unwrap_or(false)
+        };
+        let writers = self.plan.groups[group].vms.iter().zip(known);
+        let mut here = writers.filter(|(vm, _)| self.plan.vms[**vm].host == host && gone(vm));
+        let untold = here.find(|(vm, point)| {
+            let have = slot.contiguous.get(WriterId(self.plan.vms[**vm].writer));
+            !self.vms[**vm].oracle.has(**point, have)
+        });
+        check(untold.is_none(), Checker::Degraded, || {
+            let (of, point) = untold.expect("just seen");
+            format!("vm {vm} lets out {point:?} of vm {of}, which has left, as the backup has it")
+        })
+    }
+
     /// A host asks on behalf of everyone.
     pub fn asks_for_everyone(&mut self, host: usize, group: usize) {
         if let Some(leak) = self.leaks[group].by_host.get_mut(&host) {
@@ -100,8 +131,8 @@ impl World {
     }
 
     /// A daemon starts. What it asks then is for everyone. If it has no question, the last one was answered.
-    pub fn asks_at_start(&mut self, host: usize, group: usize, asks: bool) {
-        match asks && self.plan.groups[group].mode != Mode::Async {
+    pub fn asks_at_start(&mut self, host: usize, group: usize, in_force: Mode, asks: bool) {
+        match asks && in_force != Mode::Async {
             true => self.asks_for_everyone(host, group),
             false if asks => {}
             false => drop(self.leaks[group].by_host.remove(&host)),
@@ -216,6 +247,11 @@ impl World {
     /// The backup is told what a member does without it.
     pub fn is_told_policy(&mut self, group: usize, link: Link, message: &Message) {
         let Some(vm) = self.backup.groups[group].vms.get(&link).copied() else { return };
+        // Late bytes of an older connection have no say.
+        let attached = self.backup.groups[group].said.attached.get(&vm);
+        if attached.is_some_and(|newest| newest.connection.0 > link.connection.0) {
+            return;
+        }
         let must_tell = match message {
             Message::Policy(_) => self.others_may_be_async(group, vm),
             _ => false,

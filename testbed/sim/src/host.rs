@@ -1,7 +1,7 @@
 //! The daemon of a host: how it starts, what it keeps between runs, and how it ends.
 
 use crate::beating::Beating;
-use crate::degrade::HostGroup;
+use crate::degrade::{HostGroup, mode_at_start};
 use crate::disk::SECTOR_BYTES;
 use crate::failure::Checked;
 use crate::faults::Later;
@@ -150,7 +150,7 @@ impl World {
             let gate = gates
                 .entry(group)
                 .or_insert_with(|| {
-                    let mut gate = SimGate::new(mode, lease_ms, &here);
+                    let mut gate = SimGate::new(mode_at_start(mode), lease_ms, &here);
                     if never_awaits {
                         gate.plant_never_awaits();
                     }
@@ -319,7 +319,7 @@ impl World {
         }
         sequencer.set_ceiling(hlc_ceiling_ms, clocks.now, clocks.wall_ms);
         sequencer.observe(hlc_floor);
-        let mut queue = ReleaseQueue::new(plan.gate_capacity, mode);
+        let mut queue = ReleaseQueue::new(plan.gate_capacity, mode_at_start(mode));
         if let Some(Plant::Gate(bug)) = self.plant {
             queue.plant(bug);
         }

@@ -63,10 +63,12 @@ pub enum OnTheWay {
     SwitchForgotten,
     /// A daemon that starts does not look what the last verification has found.
     DifferenceForgotten,
+    /// Mode async is in force although the backup counts the writer as gone.
+    AsyncBeforeContact,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 61] = [
+pub const PLANTS: [(&str, Plant); 62] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -127,6 +129,7 @@ pub const PLANTS: [(&str, Plant); 61] = [
     ("floor-not-awaited", Plant::OnTheWay(OnTheWay::FloorNotAwaited)),
     ("given-up-before-shut", Plant::OnTheWay(OnTheWay::GivenUpBeforeShut)),
     ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
+    ("async-before-contact", Plant::OnTheWay(OnTheWay::AsyncBeforeContact)),
     ("others-not-awaited", Plant::Handover(handover::PlantedBug::OthersNotAwaited)),
 ];
 

@@ -6,7 +6,7 @@ use super::super::queue::Queue;
 use super::{Member, MemberError, Phase};
 use tidelock_protocol::ids::{MonoNanos, Seq};
 use tidelock_protocol::message::{
-    Attached, CopyState, Followed, Message, PROTOCOL_OF_GROUPS, Progress, RefusalKind,
+    Attached, CopyState, Followed, Message, Mode, PROTOCOL_OF_GROUPS, Progress, RefusalKind,
 };
 use tidelock_protocol::vector::CountVector;
 
@@ -63,7 +63,9 @@ impl<T> Member<T> {
             (Message::PolicyKept(kept), Phase::Attached) => {
                 // Also if it is not what was said: then it has no room, and the group holds.
                 self.policy_is_kept = true;
-                self.stats.set_policy_kept(kept.after_ms == self.policy.after_ms);
+                let is_kept = kept.after_ms == self.policy.after_ms
+                    && (kept.mode == Mode::Async || self.policy.mode != Mode::Async);
+                self.stats.set_policy_kept(is_kept);
                 Ok(())
             }
             (Message::ServesUnreachedKept { serves }, Phase::Attached) => {
