@@ -503,6 +503,17 @@ impl<S: Storage> Group<S> {
         self.stall.is_none() && self.broken.is_none()
     }
 
+    /// By which connection each member was attached last.
+    #[must_use]
+    pub fn attached_by(&self) -> &BTreeMap<String, ConnectionId> {
+        &self.attached_by
+    }
+
+    /// This server had the group open before, and it broke: connections that were older then have no say in this one either.
+    pub fn was_attached_by(&mut self, attached_by: BTreeMap<String, ConnectionId>) {
+        self.attached_by = attached_by;
+    }
+
     /// The epoch in force.
     #[must_use]
     pub fn epoch(&self) -> Epoch {

@@ -277,6 +277,12 @@ fn what_a_run_sent_before_it_connected_anew_does_not_take_the_member_from_it() {
     group.attach(at_ms(0), LINK, "host-a", &first);
     assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Stopping)));
     assert_eq!(group.state().writers[0].copy, CopyState::Whole);
+    // Also if it broke since, and this server has opened it again.
+    let attached_by = group.attached_by().clone();
+    let mut group = reopen(&disk.killed());
+    group.was_attached_by(attached_by);
+    group.attach(at_ms(0), LINK, "host-a", &first);
+    assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Stopping)));
     group.attach(at_ms(0), LATEST, "host-a", &goes_on(5));
     assert_eq!(attached(&group.take_outputs()).unwrap().copy, CopyState::Whole);
 }

@@ -90,6 +90,8 @@ struct Owner {
     fold_not_before: Option<Instant>,
     /// Of the views that were handed out since the group was opened.
     alive: Arc<AtomicBool>,
+    /// By which connection each member was attached last, before the group broke.
+    attached_by: BTreeMap<String, ConnectionId>,
     stopping: bool,
 }
 
@@ -120,6 +122,7 @@ pub fn spawn(
         folder: None,
         fold_not_before: None,
         alive: Arc::default(),
+        attached_by: BTreeMap::new(),
         stopping: false,
     };
     let handle = OwnerHandle { group: Arc::clone(&group), inbox };
@@ -203,6 +206,7 @@ impl Owner {
                     unfolded_bytes = group.unfolded_bytes(),
                     "opened"
                 );
+                group.was_attached_by(std::mem::take(&mut self.attached_by));
                 let snapshots = snapshots::needs(&self.snapshots_dir, &self.group);
                 self.past = Some(Past::open(&mut group, snapshots));
                 self.phase = Phase::Live(Box::new(group));
@@ -226,6 +230,9 @@ impl Owner {
         }
         self.deferred.clear();
         self.covering.clear();
+        if let Phase::Live(group) = &self.phase {
+            self.attached_by.clone_from(group.attached_by());
+        }
         self.alive.store(false, Ordering::Release);
         self.phase = Phase::Broken { kind, reason, retry_at: Instant::now() + RETRY };
     }

@@ -11,7 +11,9 @@ use crate::server::{Input, ServerConn};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, VecDeque};
 use tidelock_backup_server::fold::{FoldError, Folded};
-use tidelock_backup_server::group::{Group, GroupCreateError, GroupOptions, Link, Now, Output};
+use tidelock_backup_server::group::{
+    ConnectionId, Group, GroupCreateError, GroupOptions, Link, Now, Output,
+};
 use tidelock_backup_server::history::Point;
 use tidelock_backup_server::journal;
 use tidelock_backup_server::storage::Storage;
@@ -37,6 +39,8 @@ pub struct GroupSlot {
     pub storage: Memory,
     /// Its state, while the server runs and it is open.
     pub group: Option<Group<Memory>>,
+    /// By which connection each member was attached last, before it broke.
+    attached_by: BTreeMap<String, ConnectionId>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) inbox_bytes: usize,
     /// Until then no sync of its disk ends.
@@ -156,6 +160,7 @@ impl GroupSlot {
             told: CountVector::new(),
             told_at: Vec::new(),
             told_watermark: Hlc(0),
+            attached_by: BTreeMap::new(),
             told_durable: CountVector::new(),
             contiguous: CountVector::new(),
             recovered: None,
@@ -233,7 +238,8 @@ impl World {
                     slot.told_durable.entries().next().is_some() || slot.seeded.is_some();
                 check(!was_there, Checker::OpensAgain, || format!("group {group} has vanished"))
             }
-            Ok(Some((opened, torn))) => {
+            Ok(Some((mut opened, torn))) => {
+                opened.was_attached_by(std::mem::take(&mut slot.attached_by));
                 let journaled = opened.state().journaled();
                 note!(
                     self,
@@ -289,6 +295,8 @@ impl World {
         let rng = &mut self.rng;
         for slot in &mut self.backup.groups {
             slot.reset();
+            // Another process knows nothing of it, and has none of its connections.
+            slot.attached_by.clear();
             slot.inbox.clear();
             slot.inbox_bytes = 0;
             slot.dying = false;
@@ -631,7 +639,8 @@ impl GroupSlot {
 
     /// The group is shut: everything in memory is gone.
     fn reset(&mut self) {
-        if self.group.take().is_some() {
+        if let Some(group) = self.group.take() {
+            self.attached_by.clone_from(group.attached_by());
             self.notice_lost_pin();
         }
         self.forget_views();

@@ -50,6 +50,8 @@ pub struct Said {
     /// What it was told last, and has not said that it keeps.
     not_kept: BTreeMap<usize, Policy>,
     attached: BTreeMap<usize, Link>,
+    /// By which connection each member has spoken last.
+    newest: BTreeMap<usize, ConnectionId>,
     has_left: BTreeMap<usize, bool>,
     /// Hosts whose questions were answered, and in which opening.
     answered: BTreeMap<usize, u64>,
@@ -247,11 +249,14 @@ impl World {
     /// The backup is told what a member does without it.
     pub fn is_told_policy(&mut self, group: usize, link: Link, message: &Message) {
         let Some(vm) = self.backup.groups[group].vms.get(&link).copied() else { return };
-        // Late bytes of an older connection have no say.
-        let attached = self.backup.groups[group].said.attached.get(&vm);
-        if attached.is_some_and(|newest| newest.connection.0 > link.connection.0) {
+        // Late bytes of an older connection have no say, nor what comes of one that is attached no more.
+        let said = &mut self.backup.groups[group].said;
+        let newest = *said.newest.entry(vm).or_insert(link.connection);
+        let says_policy = matches!(message, Message::Policy(_));
+        if newest > link.connection || (!says_policy && said.attached.get(&vm) != Some(&link)) {
             return;
         }
+        said.newest.insert(vm, link.connection);
         let must_tell = match message {
             Message::Policy(_) => self.others_may_be_async(group, vm),
             _ => false,

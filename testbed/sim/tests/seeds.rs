@@ -164,13 +164,13 @@ fn known_seed(name: &str) -> u64 {
         "waypoint-too-early" => 8,
         "old-epoch-accepted" | "redone-backwards" => 10,
         "ack-over-gap" | "policy-forgotten" => 16,
-        "removed-holds-watermark" => 17,
+        "async-before-contact" | "removed-holds-watermark" => 17,
         "queue-is-silence" => 18,
         "over-before-covered" => 20,
         "admitted-is-back" => 26,
         "any-entry-covers" | "first-entry-only" | "sum-covers" => 34,
         "boot-ignored" | "torn-tail-kept" => 41,
-        "unrecorded-unmapped" => 819,
+        "unrecorded-unmapped" => 1083,
         "older-connection-wins" => 45,
         "copies-starve" | "only-when-idle" => 48,
         "activity-forgotten" => 165,
@@ -217,7 +217,9 @@ fn every_planted_bug_is_caught() {
             }
             "hlc-goes-back" | "ceiling-passed" => &[Checker::HlcGrows],
             "floor-not-awaited" => &[Checker::OutputCommit, Checker::Closed, Checker::Degraded],
-            "policy-forgotten" | "over-before-covered" => &[Checker::Degraded],
+            "async-before-contact" | "policy-forgotten" | "over-before-covered" => {
+                &[Checker::Degraded]
+            }
             "no-calm" => &[Checker::Steady],
             "unrecorded-unmapped" => &[Checker::InMap],
             "redone-backwards" | "written-before-kept" => &[Checker::SitesEqual],
