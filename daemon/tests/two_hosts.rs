@@ -111,11 +111,15 @@ impl World {
             )
             .unwrap();
         }
-        let config = world.file("backup.toml");
         fs::create_dir(world.file("backup")).unwrap();
-        let arguments = ["serve", "--config", config.to_str().unwrap()];
-        world.backup = Some(world.start(&backup(), &arguments, "backup.log"));
+        world.start_backup();
         world
+    }
+
+    fn start_backup(&mut self) {
+        let config = self.file("backup.toml");
+        let arguments = ["serve", "--config", config.to_str().unwrap()];
+        self.backup = Some(self.start(&backup(), &arguments, "backup.log"));
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -186,6 +190,21 @@ impl World {
             nth * 4096 % DISK_BYTES,
             socket.display()
         ));
+    }
+
+    /// `tidelock mode`, and what it says.
+    fn set_mode(&self, host: &str, mode: &str) -> String {
+        let socket = self.file(host).join("control.sock");
+        let arguments = ["mode", "g", mode, "--yes", "--socket", socket.to_str().unwrap()];
+        let tidelock = Path::new(env!("CARGO_BIN_EXE_tidelock"));
+        let output = self.inside(tidelock, &arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Whether nothing is held on a host.
+    fn lets_all_out(&self, host: &str) -> bool {
+        self.group(host).is_some_and(|group| group["mode"] == "async")
     }
 
     fn remove_rules(&self, host: &str) {
@@ -269,11 +288,7 @@ fn two_daemons_of_one_group_stop_cleanly_crash_and_come_back() {
         // Out of mode async nobody goes on before everyone has said how far it is.
         for host in ["host-a", "host-b"] {
             for mode in ["async", "pipelined"] {
-                let socket = world.file(host).join("control.sock");
-                let arguments = ["mode", "g", mode, "--yes", "--socket", socket.to_str().unwrap()];
-                let tidelock = Path::new(env!("CARGO_BIN_EXE_tidelock"));
-                let output = world.inside(tidelock, &arguments).output().unwrap();
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                world.set_mode(host, mode);
             }
         }
         world.until_protected(&["host-a", "host-b"]);
@@ -488,5 +503,50 @@ fn a_host_that_dies_after_the_other_one_has_gone_is_waited_for_and_follows() {
         let second = world.switch("host-b", "again-b.log", &[]);
         succeeds(&world, second, "again-b.log");
         world.check_recovered();
+    }
+}
+
+/// The backup counts a writer that has left as one that has nothing that it lacks. So nothing of it leaves unheld before
+/// it knows that it is back, also by order: members on other hosts go by what the backup says.
+#[test]
+fn mode_async_is_in_force_once_the_backup_has_heard_of_the_run() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: two_hosts: {why}");
+        return;
+    }
+    let alone = [("a", "host-a")];
+    let spread = [("a", "host-a"), ("b", "host-b"), ("web", "host-b")];
+    for members in [&alone[..], &spread[..]] {
+        let mut world = World::of(members, "mode = \"async\"");
+        let is_spread = members.len() > 1;
+        let a = world.daemon("host-a");
+        let _b = is_spread.then(|| world.daemon("host-b"));
+        until("host-a replicates", || {
+            let is_so = |group: Value| group["state"] == "replicating";
+            world.lets_all_out("host-a") && world.group("host-a").is_some_and(is_so)
+        });
+        until("nobody waits for host-b", || !is_spread || world.lets_all_out("host-b"));
+        stop(a);
+        assert!(!world.clean("host-a", "a").is_null());
+
+        world.backup = None;
+        let a = world.daemon("host-a");
+        until("it serves its guest", || world.file("host-a/g/a/d.sock").exists());
+        world.write("host-a", "a", 3);
+        let group = world.group("host-a").unwrap();
+        assert_eq!(group["mode"], "pipelined", "{group:#}");
+        let gate = &group["members"][0]["gate"];
+        assert!(!gate["shut_because"].is_null(), "{gate:#}");
+        let detail = group["detail"].as_str().unwrap();
+        assert!(detail.contains("before it has heard of this one"), "{detail}");
+
+        let said = world.set_mode("host-a", "async");
+        assert_eq!(said.contains("Not yet: replies are held"), is_spread, "{said}");
+        assert_eq!(world.lets_all_out("host-a"), !is_spread);
+        if is_spread {
+            world.start_backup();
+            until("the backup has heard of it", || world.lets_all_out("host-a"));
+        }
+        drop(a);
     }
 }

@@ -180,7 +180,11 @@ impl Host {
         if inner.degrade.awaits_contact() && (opens_unreached || group.is_in_contact()) {
             let before = inner.degrade.mode(*wanted);
             inner.degrade.has_contact();
-            self.change_mode(group, before, inner.degrade.mode(*wanted));
+            let mode = inner.degrade.mode(*wanted);
+            self.change_mode(group, before, mode);
+            if mode != before {
+                tracing::info!(group = group.config.name.as_str(), %mode, "in force from now on");
+            }
         }
         if opens_unreached && inner.degrade.mode(*wanted) != Mode::Async {
             return self.open_unreached(group, *wanted, &mut inner);
