@@ -157,3 +157,48 @@ fn a_group_that_is_begun_anew_never_had_the_disk_and_one_disk_stays() {
     group.attach(at_ms(0), OTHER, "host-a", &none);
     assert_eq!(refusal(&group.take_outputs()), Some((OTHER, RefusalKind::Invalid)));
 }
+
+/// What is beyond the old end is zeroes until it has come, at earlier points, too; and the size is on record before.
+#[test]
+fn a_disk_that_has_grown_is_brought_across_and_never_shrinks() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    let before = read_disk(&mut group);
+    let grown = |incarnation, epoch, size_bytes| {
+        let spec = DiskSpec { id: DiskId(0), name: "root".into(), size_bytes };
+        let clean = LastRun::Clean { seq: Seq(3) };
+        Attach { disks: vec![spec], ..attach_message(incarnation, epoch, clean) }
+    };
+    group.attach(at_ms(0), OTHER, "host-a", &grown(2, 1, SIZE * 2));
+    let answer = attached(&group.take_outputs()).expect("disks may grow");
+    assert_eq!((answer.copy, answer.committed.get(WRITER)), (CopyState::Resyncing, Seq(3)));
+    let all = |group: &mut Group<Memory>| {
+        let view = group.view(KEY).unwrap();
+        let mut content = vec![0xff; view.size_bytes() as usize];
+        view.read(0, &mut content).unwrap();
+        content
+    };
+    let mut after_crash = reopen(&disk.crash(&mut || false));
+    for group in [&mut group, &mut after_crash] {
+        let content = all(group);
+        assert_eq!(content.len() as u64, SIZE * 2);
+        assert!(
+            content[..SIZE as usize] == before && content[SIZE as usize..].iter().all(|b| *b == 0)
+        );
+    }
+    send(&mut group, OTHER, Record { copy: true, ..write(4, SIZE + 100, 9, 500) });
+    send(&mut group, OTHER, copy_done(5));
+    group.flush();
+    assert_eq!(acked(&group.take_outputs()), Some((5, 5)));
+    while fold(&mut group) {}
+    let content = all(&mut reopen(&disk));
+    assert!(
+        content[SIZE as usize + 100..][..500] == [9; 500] && content[..SIZE as usize] == before
+    );
+
+    group.attach(at_ms(0), LINK, "host-a", &grown(3, 1, SIZE));
+    assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Mismatch)));
+    // Made larger for an attachment that was not put on record.
+    disk.open("images/vm.root.img").unwrap().set_size(SIZE * 3).unwrap();
+    assert_eq!(all(&mut reopen(&disk)).len() as u64, SIZE * 2);
+}

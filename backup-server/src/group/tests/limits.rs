@@ -1,0 +1,132 @@
+//! What becomes of a group whose disk is slow, full, or fails.
+
+use super::*;
+
+#[test]
+fn folding_keeps_to_its_rate_while_nothing_presses() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    while fold(&mut group) {}
+    group.options.fold_rate_bytes_s = Some(1000);
+    let mut next = 4;
+    let mut feed = |group: &mut Group<Memory>| {
+        for _ in 0..10 {
+            assert!(send(group, LINK, write(next, 0, 1, 500)));
+            group.flush();
+            next += 1;
+        }
+    };
+    let fold_at = |group: &mut Group<Memory>, ms| {
+        let before = group.unfolded_bytes();
+        let job = group.fold_job(at_ms(ms))?;
+        let cut = job.cut.clone();
+        group.fold_done(cut, job.run());
+        Some(before - group.unfolded_bytes())
+    };
+    feed(&mut group);
+    // Two seconds' worth, then nothing until they have passed.
+    let first = fold_at(&mut group, 0).unwrap();
+    assert!((2000..3000).contains(&first), "{first}");
+    assert!(group.fold_is_paced(at_ms(1999)));
+    assert_eq!(fold_at(&mut group, 1999), None);
+    assert!(!group.fold_is_paced(at_ms(3000)));
+    assert!(fold_at(&mut group, 3000).is_some());
+    // What waits is half of what may wait: it goes as fast as it can.
+    feed(&mut group);
+    group.options.unfolded_max_bytes = 2 * group.unfolded_bytes();
+    assert!(fold_at(&mut group, 3001).unwrap() > 3000);
+    assert_eq!(group.unfolded_bytes(), 0);
+}
+
+#[test]
+fn at_the_limit_of_unfolded_bytes_the_group_stalls_and_comes_back() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    group.options.unfolded_max_bytes = group.unfolded_bytes() + 3000;
+    let pin = group.pin().unwrap();
+    let mut next = 4;
+    while !pin.is_revoked() {
+        assert!(send(&mut group, LINK, write(next, 0, 1, 500)));
+        group.flush();
+        next += 1;
+        assert!(next < 20, "the pin must give way");
+    }
+    assert!(group.accepts(), "an export does not stop replication");
+    drop(pin);
+    while group.accepts() {
+        assert!(send(&mut group, LINK, write(next, 0, 1, 500)));
+        group.flush();
+        next += 1;
+        assert!(next < 20, "it must stall");
+    }
+    assert!(!send(&mut group, LINK, write(next, 0, 1, 500)), "it comes back to the caller");
+    let told = |outputs: &[Output], stalled: bool| {
+        outputs.iter().any(|output| {
+            matches!(output, Output::Send(_, Message::Stalled { reason }) if reason.is_some() == stalled)
+        })
+    };
+    assert!(told(&group.take_outputs(), true));
+    while fold(&mut group) {}
+    assert!(told(&group.take_outputs(), false));
+    assert!(send(&mut group, LINK, write(next, 0, 1, 500)));
+    group.flush();
+    assert_eq!(acked(&group.take_outputs()), Some((next, next)));
+}
+
+#[test]
+fn a_full_disk_stalls_and_nothing_is_lost_or_doubled() {
+    for room in (0..4000).step_by(61) {
+        let disk = Memory::new();
+        let mut group = whole(&disk);
+        let used: u64 = group.journal().bytes() + SIZE + 2000;
+        disk.set_faults(Faults { capacity_bytes: Some(used + room), ..Faults::default() });
+        let (mut next, mut stalls) = (4, 0);
+        while next < 20 {
+            if send(&mut group, LINK, write(next, next * 50, next as u8, 400)) {
+                next += 1;
+            }
+            group.flush();
+            assert_eq!(group.broken(), None);
+            if !group.accepts() {
+                stalls += 1;
+                // A new run cannot be told where the stream ends.
+                group.attach(at_ms(0), OTHER, "host-a", &attach_message(2, 1, LastRun::Unknown));
+                let kind = refusal(&group.take_outputs()).map(|(_, kind)| kind);
+                assert_eq!(kind, Some(RefusalKind::Stopping));
+                disk.set_faults(Faults::default());
+                group.retry();
+                assert!(group.accepts());
+                assert_eq!(acked(&group.take_outputs()), Some((next - 1, next - 1)));
+            }
+        }
+        assert!(stalls <= 1 && (stalls == 1 || room > 1000), "room {room}: {stalls} stalls");
+        let mut expected = vec![0; SIZE as usize];
+        expected[..1000].fill(1);
+        expected[500..1500].fill(2);
+        (4..20usize).for_each(|n| expected[n * 50..n * 50 + 400].fill(n as u8));
+        let mut group = reopen(&disk.crash(&mut || false));
+        assert_eq!(read_disk(&mut group), expected);
+    }
+}
+
+#[test]
+fn a_failing_disk_breaks_the_group_and_opening_it_again_mends_it() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    disk.set_faults(Faults { sync_fails: true, ..Faults::default() });
+    send(&mut group, LINK, write(4, 0, 4, 10));
+    group.flush();
+    let outputs = group.take_outputs();
+    assert_eq!((acked(&outputs), refusal(&outputs)), (None, Some((LINK, RefusalKind::Stopping))));
+    assert!(group.broken().is_some() && !group.accepts());
+    disk.set_faults(Faults::default());
+    group.flush();
+    assert_eq!(acked(&group.take_outputs()), None, "never again");
+    let mut group = reopen(&disk);
+    let again = join(&mut group, LINK, 1, LastRun::Continues { from: Seq(4) });
+    assert!(again.durable >= Seq(3) && again.copy == CopyState::Whole);
+    send(&mut group, LINK, write(4, 0, 4, 10));
+    send(&mut group, LINK, write(5, 0, 5, 10));
+    group.flush();
+    assert_eq!(acked(&group.take_outputs()), Some((5, 5)));
+}
