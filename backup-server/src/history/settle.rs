@@ -200,10 +200,12 @@ impl<F: StorageFile> Replay<'_, F> {
         at: Hlc,
         is_void: bool,
     ) -> Result<(), PastError> {
+        let writer = record.writer;
         if is_void && matches!(self.limit, Limit::Exact(..)) {
+            // Notes about it are void with it, up to the recovery.
+            self.passed.insert(writer);
             return Ok(());
         }
-        let writer = record.writer;
         self.newest = self.newest.max(at);
         if !is_void {
             self.seen.push(Seen::new(place, record, at, false));

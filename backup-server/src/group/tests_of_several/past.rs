@@ -346,3 +346,23 @@ fn the_newest_point_is_found_again_after_a_member_was_removed_beside_records_tha
         assert_eq!((found.writers, found.cut, found.hlc), (point.writers, point.cut, point.hlc));
     }
 }
+
+/// A comparison ended and the next one began, and neither was in the cut when the group was recovered.
+#[test]
+fn a_point_of_a_recovered_group_is_found_behind_comparisons_that_it_has_not() {
+    let disk = Memory::new();
+    let mut group = two_with(&disk, Form::Vector, windowed(3_600_000));
+    let shape = Shape { writers: 2, form: Form::Vector };
+    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    // It depends on what never comes.
+    send(&mut group, done(0, 2, hlc(1), &[(1, 9)]));
+    group.flush();
+    let said = join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Unknown));
+    assert_eq!(copy_of(&said), CopyState::Resyncing);
+    assert_eq!(group.cut(), &vector(&[1, 1]));
+    group.recover(at_ms(0), true).unwrap();
+    let past = group.history().unwrap();
+    let point = past.resolve(&At::Hlc(past.newest_time())).unwrap();
+    assert_eq!(point.cut, vector(&[1, 1]));
+    assert_eq!(past.locate(&point).unwrap().cut, point.cut);
+}
