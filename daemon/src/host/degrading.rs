@@ -3,7 +3,6 @@
 
 use super::launch::is_one_of_several;
 use super::{Host, HostGroup, HostMember, gating};
-use crate::adoption;
 use crate::clock;
 use crate::config::{Config, Group};
 use crate::degrade::{Degrade, Record, Sight, Standing, Step};
@@ -286,8 +285,8 @@ impl Host {
     pub(super) fn mode_is_wanted(&self, group: &HostGroup, before: Mode, mode: Mode) {
         let mut inner = group.degrading.0.lock().expect("no panic while held");
         let in_force = inner.degrade.mode(before);
-        // Who gives this order knows what it gives up, but not for other hosts.
-        if mode == Mode::Async && adoption::elsewhere(&group.config).is_empty() {
+        // Who gives this order knows what it gives up, but not for other members.
+        if mode == Mode::Async && !is_one_of_several(&group.config) {
             inner.degrade.has_contact();
         }
         self.change_mode(group, in_force, inner.degrade.mode(mode));

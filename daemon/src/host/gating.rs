@@ -84,6 +84,14 @@ impl GateControl for HeldGate {
         }
     }
 
+    fn await_contact(&self) {
+        self.pending.await_contact();
+    }
+
+    fn has_contact(&self) {
+        self.pending.has_contact();
+    }
+
     fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {
         self.pending.merge(pending);
         self.pending.publish_at(WriterId(0), Seq::ZERO, hlc);

@@ -91,6 +91,10 @@ impl Launch<'_> {
             goes_on.begin(&mut activity, &*gate);
             pending.publish(goes_on.last(), goes_on.last_hlc);
         }
+        // It serves its guest before it has reached the backup.
+        if is_one_of_several(group) && (opened.resume.is_some() || goes_on.is_some()) {
+            gate.await_contact();
+        }
         if is_one_of_several(group) && group.form == Form::Hlc {
             wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
         }

@@ -6,6 +6,7 @@
 
 use super::backlog_files::backlog_limit_bytes;
 use super::disk_hangs::{disk_hang, said};
+use super::launch::is_one_of_several;
 use super::{Host, HostGroup, HostMember, SOFTWARE, Writer};
 use crate::cli::human;
 use crate::clock;
@@ -313,9 +314,9 @@ fn policy_detail(group: &HostGroup) -> Option<String> {
     if group.awaits_contact() {
         let why = "replies are held although the mode is async: the last run may have left with everything at the \
                    backup, which counts on no more from here before it has heard of this one";
-        let way_out = match crate::adoption::elsewhere(&group.config).is_empty() {
-            true => ". `tidelock mode` with async lets them out",
-            false => ", and members on other hosts go by that",
+        let way_out = match is_one_of_several(&group.config) {
+            false => ". `tidelock mode` with async lets them out",
+            true => ", and what the other members are covered by goes by that",
         };
         return Some(format!("{why}{way_out}"));
     }

@@ -63,6 +63,10 @@ pub trait GateControl: Send + Sync {
     }
     /// It is not known.
     fn mark_incomplete(&self) {}
+    /// The backup may count the member as gone: nothing of it goes to other members.
+    fn await_contact(&self) {}
+    /// It knows that the member is here.
+    fn has_contact(&self) {}
     /// All that any writer had admitted after the moment of this mark; 0: raises P, and no more.
     fn floor(&self, _mark: u64, _pending: &CountVector, _hlc: Hlc) {}
     /// P of the member: what it may depend on, and the greatest time of that.

@@ -13,6 +13,7 @@
 //! lease                     mode sync|pipelined|async        fence
 //! stats                     verify         stop
 //! complete                  P names what the guest knows, after floor=yes or a mode async
+//! contact no|yes            the backup may count the member as gone; it knows better
 //! look                      follows the interfaces; answers whose P is not complete any more
 //! ```
 //! Each line is answered by one line, `ok ...` or `error ...`, once the gate acts on it. The end
@@ -191,6 +192,8 @@ impl Drive {
             ["fence"] => self.handle.fence(),
             ["stats"] => return self.stats(nth),
             ["tags"] => return self.tags(nth),
+            ["contact", "no"] => self.pending[nth].await_contact(),
+            ["contact", "yes"] => self.pending[nth].has_contact(),
             ["complete"] => {
                 let mark = self.handle.awaits_floor(&self.pending[nth]).ok_or("it is complete")?;
                 self.handle.complete(&self.pending[nth], mark);

@@ -21,6 +21,9 @@ use tidelock_tagging::{CommittedCells, Mapped, PendingCells};
 /// second to get 2^31 ahead in it.
 const TRUST_MS: u64 = 30 * 60 * 1000;
 
+/// In the place of a mark: the backup may count the member as gone. Every other mark is later.
+const AWAITS_CONTACT: u64 = 1;
+
 /// P of one member: what anything it sends may depend on (PipeCloud 3.2.2).
 ///
 /// A sequencer publishes a write here **before** the write can be completed to the guest. The gate
@@ -72,13 +75,31 @@ impl Pending {
     /// [`GateHandle::mark_incomplete`] also tells the gate's thread.
     pub fn mark_incomplete(&self, now: MonoNanos) {
         // The clock never steps: a later mark is another one.
-        self.raise(|cells| &cells.incomplete, now.0);
+        self.raise(|cells| &cells.incomplete, now.0.max(AWAITS_CONTACT + 1));
     }
 
     /// Whether, and since what mark, the guest may know what this P does not name.
     #[must_use]
     pub fn incomplete(&self) -> Option<u64> {
-        Some(self.cells().incomplete.load(Ordering::SeqCst)).filter(|mark| *mark != 0)
+        Some(self.cells().incomplete.load(Ordering::SeqCst)).filter(|mark| *mark > AWAITS_CONTACT)
+    }
+
+    /// The member's run before may have left with everything at the backup, which asks it for nothing then. Nothing goes to
+    /// another member before it knows that the member is here again ([`has_contact`](Self::has_contact)): what it tells
+    /// would be missed. To clients nothing leaves without a lease.
+    pub fn await_contact(&self) {
+        self.raise(|cells| &cells.incomplete, AWAITS_CONTACT);
+    }
+
+    /// The backup knows.
+    pub fn has_contact(&self) {
+        self.complete(AWAITS_CONTACT);
+    }
+
+    /// Whether the programs hand nothing of the member to others.
+    #[must_use]
+    pub fn is_kept_from_others(&self) -> bool {
+        self.cells().incomplete.load(Ordering::SeqCst) != 0
     }
 
     /// P names all that the guest knew at the moment of this mark, and there was no later one.
@@ -541,6 +562,28 @@ mod tests {
         pending.merge(&CountVector::of(WriterId(63), Seq(2)));
         let p = pending.read();
         assert_eq!((p.get(WriterId(0)), p.get(WriterId(63))), (Seq(5), Seq(2)));
+    }
+
+    #[test]
+    fn who_is_kept_from_others_until_contact_may_know_more_all_the_same() {
+        let pending = Pending::new();
+        pending.await_contact();
+        assert!(pending.is_kept_from_others() && pending.incomplete().is_none());
+        pending.has_contact();
+        assert!(!pending.is_kept_from_others());
+        // The later mark is another matter, and so is one that was there before.
+        for marks in [[true, false], [false, true]] {
+            let pending = Pending::new();
+            for is_mark in marks {
+                match is_mark {
+                    true => pending.mark_incomplete(MonoNanos(0)),
+                    false => pending.await_contact(),
+                }
+            }
+            pending.has_contact();
+            let mark = pending.incomplete().expect("still");
+            assert!(pending.is_kept_from_others() && pending.complete(mark));
+        }
     }
 
     #[test]

@@ -147,6 +147,37 @@ fn programs_that_were_taken_off_are_noticed_and_the_member_is_held() {
 }
 
 #[test]
+fn a_member_that_the_backup_may_count_as_gone_tells_others_only_what_is_covered() {
+    if !can_run("contact") {
+        return;
+    }
+    for plan in Plan::ALL {
+        let town = Town::new(plan);
+        let mut gates = town.gates("2");
+        let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+        gates.tell("web", "contact no");
+        gates.tell("web", "pending 0 2");
+        web.send_to(b"to db", at(town.ip("db"))).unwrap();
+        web.send_to(b"to the client", at(town.ip("client"))).unwrap();
+        until_stat(&mut gates, "web", "held_packets", |n| n >= 2);
+        nothing_came(&db);
+        nothing_came(&client);
+        // It hears others meanwhile, and its P names that.
+        gates.tell("db", "pending 1 4");
+        reaches(&db, at(town.ip("web")), &web, b"from db");
+        assert_eq!(gates.tags("web")["p1"], 4);
+        gates.tell("web", "contact yes");
+        reaches(&web, at(town.ip("db")), &db, b"with a tag");
+        assert_eq!(gates.tags("db")["p0"], 2);
+        nothing_came(&client);
+        gates.tell_all("commit 0 2");
+        gates.tell_all("commit 1 4");
+        assert_eq!(next(&db), b"to db");
+        assert_eq!(next(&client), b"to the client");
+    }
+}
+
+#[test]
 fn a_member_whose_p_is_not_complete_tells_nobody_anything() {
     if !can_run("incomplete") {
         return;

@@ -30,7 +30,7 @@ pub struct HostGroup {
     degrade: Degrade,
     began_at: MonoNanos,
     opened: u64,
-    /// Its operator wanted mode async of this daemon, and no other host depends on that.
+    /// Its operator wanted mode async of this daemon, and no other member depends on that.
     is_ordered: bool,
 }
 
@@ -107,7 +107,7 @@ impl World {
         self.set_mode(group, &vms, before, in_force);
     }
 
-    /// Whether an operator has let everything out of a group that is on this host alone.
+    /// Whether an operator has let everything out of a group of one.
     #[must_use]
     pub fn is_ordered_async(&self, host: usize, group: usize) -> bool {
         self.standing(host, group).is_some_and(|of| of.is_ordered)
@@ -181,6 +181,10 @@ impl World {
         match step {
             Step::Open { since_unix_ms } => {
                 self.hosts[host].degraded.insert(group, since_unix_ms);
+                for vm in &vms {
+                    let said = &mut self.vms[*vm].client.said_unix_ms;
+                    *said = since_unix_ms.max(*said);
+                }
                 self.counts.degrades += 1;
                 let of = self.standing_mut(host, group).expect("it was listed");
                 of.opened += 1;
@@ -284,12 +288,11 @@ impl World {
     /// The operator wants another mode of the daemon on a host, if one runs.
     pub fn want_mode(&mut self, host: usize, group: usize, mode: Mode) {
         let vms = self.here(host, group);
-        let is_here_alone =
-            self.plan.groups[group].members().all(|vm| self.plan.vms[vm].host == host);
+        let is_alone = !self.plan.groups[group].may_have_several();
         let Some(of) = self.standing_mut(host, group).filter(|_| !vms.is_empty()) else { return };
         let before = of.degrade.mode(of.wanted);
         of.wanted = mode;
-        if is_here_alone && mode == Mode::Async {
+        if is_alone && mode == Mode::Async {
             of.degrade.has_contact();
             of.is_ordered = true;
         }
@@ -342,10 +345,19 @@ impl World {
         let first_unix_ms = self.backup_now().unix_ms;
         let last_record_ms = self.vms[vm].oracle.newest_hlc().physical_ms();
         let since_unix_ms = said.expect("just seen");
-        let times = &mut self.vms[vm].client.unpromised;
+        let client = &mut self.vms[vm].client;
+        client.said_unix_ms = client.said_unix_ms.max(since_unix_ms);
+        let said_unix_ms = client.said_unix_ms;
+        let times = &mut client.unpromised;
         if times.last().is_none_or(|last| last.since_unix_ms != since_unix_ms) {
             let known = vec![Point::default(); packet.known.len()];
-            times.push(Unpromised { known, since_unix_ms, first_unix_ms, last_record_ms });
+            times.push(Unpromised {
+                known,
+                since_unix_ms,
+                said_unix_ms,
+                first_unix_ms,
+                last_record_ms,
+            });
         }
         learn(&mut times.last_mut().expect("just seen").known, &packet.everything());
         Ok(())
@@ -401,7 +413,7 @@ impl World {
             let is_said = exposure.is_some_and(|of| {
                 let by = match slot.said.has_heard(vm) {
                     _ if was_async => unpromised.first_unix_ms,
-                    _ if of.is_known => unpromised.since_unix_ms,
+                    _ if of.is_known => unpromised.said_unix_ms,
                     true => unpromised.first_unix_ms,
                     false => unpromised.last_record_ms,
                 };

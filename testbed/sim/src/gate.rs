@@ -214,6 +214,10 @@ impl GateControl for MemberGate {
         self.gate.change(|_| {});
     }
 
+    fn has_contact(&self) {
+        self.pending.has_contact();
+    }
+
     fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {
         self.pending.merge(pending);
         self.pending.publish_at(WriterId(0), Seq::ZERO, hlc);

@@ -203,6 +203,8 @@ pub struct Client {
     pub rows: BTreeMap<u64, u64>,
     /// What any packet depended on that left while the group was degraded, until that is over.
     pub unpromised: Vec<Unpromised>,
+    /// See [`Unpromised::said_unix_ms`].
+    pub said_unix_ms: u64,
 }
 
 /// What clients came to know without a promise.
@@ -212,6 +214,8 @@ pub struct Unpromised {
     pub known: Known,
     /// Since when the host says that it is degraded, by its wall clock.
     pub since_unix_ms: u64,
+    /// The greatest of those that it has ever said: one that its clock said before it was set back is of an earlier moment.
+    pub said_unix_ms: u64,
     /// The backup's wall clock when the first packet left.
     pub first_unix_ms: u64,
     /// The time of the member's last record then.
@@ -226,6 +230,7 @@ impl Client {
             known: vec![Point::default(); writers],
             rows: BTreeMap::new(),
             unpromised: Vec::new(),
+            said_unix_ms: 0,
         }
     }
 }

@@ -53,6 +53,8 @@ pub struct Said {
     /// By which connection each member has spoken last.
     newest: BTreeMap<usize, ConnectionId>,
     has_left: BTreeMap<usize, bool>,
+    /// Who has left, and is not attached again. The server keeps it in memory.
+    gone: BTreeSet<usize>,
     /// Hosts whose questions were answered, and in which opening.
     answered: BTreeMap<usize, u64>,
     /// Who has said so since the group was opened.
@@ -73,6 +75,7 @@ impl Said {
         self.attached.clear();
         self.answered.clear();
         self.heard.clear();
+        self.gone.clear();
         self.owed.clear();
     }
 
@@ -98,20 +101,44 @@ impl World {
     }
 
     /// A member tells others what nobody has waited for. The backup asks no floor of a writer that has left, because
-    /// it has all that this one ever wrote, and a recovery does not name it: that must be so. Of one that resyncs it knows
-    /// that it does not have all.
+    /// it has all that this one ever wrote, and a recovery does not name it: that must be so. Of one that is not
+    /// whole it knows that it does not have all.
     pub fn check_not_gone(&self, vm: usize, known: &Known) -> Checked {
         let VmPlan { host, group, .. } = self.plan.vms[vm];
         // The backup has it on record, or the operator has taken it upon himself.
         if self.plan.groups[group].serves_unreached || self.is_ordered_async(host, group) {
             return Ok(());
         }
+        let said = &self.backup.groups[group].said;
+        self.check_has_all_of(vm, known, |vm| said.has_left.get(&vm).copied().unwrap_or(false))
+    }
+
+    /// A member tells another one by a tag, or on its host: who resyncs next would not be asked to wait for what it tells of a
+    /// writer that has left.
+    pub fn check_hands_over(&self, vm: usize, known: &Known) -> Checked {
+        let group = self.plan.vms[vm].group;
+        if self.plan.groups[group].serves_unreached {
+            return Ok(());
+        }
+        let said = &self.backup.groups[group].said;
+        self.check_has_all_of(vm, known, |vm| said.gone.contains(&vm))
+    }
+
+    /// The backup has all that is known of these writers, as far as they are on the host of the member.
+    fn check_has_all_of(
+        &self,
+        vm: usize,
+        known: &Known,
+        is_gone: impl Fn(usize) -> bool,
+    ) -> Checked {
+        let VmPlan { host, group, .. } = self.plan.vms[vm];
         let slot = &self.backup.groups[group];
         let Some(state) = slot.group.as_ref().map(Group::state) else { return Ok(()) };
         let gone = |vm: &usize| {
-            let of = state.writers[usize::from(self.plan.vms[*vm].writer)];
-            let is_counted = of.standing != Standing::Removed && of.copy != CopyState::Resyncing;
-            is_counted && slot.said.has_left.get(vm).copied().unwrap_or(false)
+            let plan = &self.plan.vms[*vm];
+            let Some(of) = state.writers.get(usize::from(plan.writer)) else { return false };
+            let is_counted = of.standing != Standing::Removed && of.copy == CopyState::Whole;
+            is_counted && is_gone(*vm)
         };
         let writers = self.plan.groups[group].vms.iter().zip(known);
         let mut here = writers.filter(|(vm, _)| self.plan.vms[**vm].host == host && gone(vm));
@@ -176,6 +203,11 @@ impl World {
 
     /// Who attaches while others may be in mode async is told so before its first lease.
     pub fn check_unheard(&mut self, group: usize, link: Link, message: &Message) -> Checked {
+        if let (Message::Attached(_), Some(vm)) =
+            (message, self.backup.groups[group].vms.get(&link).copied())
+        {
+            self.backup.groups[group].said.gone.remove(&vm);
+        }
         let owed = &mut self.backup.groups[group].said.owed;
         match message {
             Message::Unheard => drop(owed.remove(&link)),
@@ -276,6 +308,7 @@ impl World {
             Message::Detach => {
                 said.attached.remove(&vm);
                 said.has_left.insert(vm, true);
+                said.gone.insert(vm);
             }
             // Its gate is shut for good.
             Message::GiveUpLease => {

@@ -346,6 +346,10 @@ impl World {
             let id = writer.expect("it has a stream");
             pending.publish_at(id, goes_on.last(), goes_on.last_hlc);
         }
+        let ignored = self.plant == Some(Plant::OnTheWay(OnTheWay::ContactNotAwaited));
+        if several && (clean.is_some() || goes_on.is_some()) && !ignored {
+            pending.await_contact();
+        }
         link.add_member(
             presence_of(&self.plan, vm),
             attach_of(&self.plan, vm, incarnation, epoch, last_run, mode),

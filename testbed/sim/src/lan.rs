@@ -69,10 +69,11 @@ impl World {
         let has_room = !self.rng.chance(self.plan.lan.untaggable, 1000);
         let (known, rumours) = self.known_and_rumours(vm);
         let kernel = self.vms[vm].kernel.as_ref().filter(|kernel| kernel.peers.contains(&to));
-        let is_incomplete = self.vms[vm].pending.incomplete().is_some();
+        let is_incomplete = self.vms[vm].pending.is_kept_from_others();
         // In mode async nothing waits for that: a tag that says less than it should still says something.
         let kernel = kernel.filter(|kernel| !is_incomplete || kernel.gate.is_async());
         if kernel.is_some_and(|kernel| self.is_beside(kernel, vm, to)) {
+            self.check_hands_over(vm, &known)?;
             self.raise_beside(vm, to);
             self.check_pending(to)?;
             let (from, within) = (Source::Member(vm), Some(self.plan.vms[vm].host));
@@ -87,6 +88,7 @@ impl World {
             self.counts.untagged += 1;
             return self.send_unnamed(vm, None, DATA, Some(to));
         };
+        self.check_hands_over(vm, &known)?;
         let mut options = Vec::new();
         codec.encode_ipv4(IPV4_OPTION, &stamp, &mut options);
         let (from, said) = (Source::Member(vm), Some((stamp, codec)));

@@ -65,10 +65,12 @@ pub enum OnTheWay {
     DifferenceForgotten,
     /// Mode async is in force although the backup counts the writer as gone.
     AsyncBeforeContact,
+    /// Other members are told of what is written while the backup counts the writer as gone.
+    ContactNotAwaited,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 62] = [
+pub const PLANTS: [(&str, Plant); 63] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -130,6 +132,7 @@ pub const PLANTS: [(&str, Plant); 62] = [
     ("given-up-before-shut", Plant::OnTheWay(OnTheWay::GivenUpBeforeShut)),
     ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
     ("async-before-contact", Plant::OnTheWay(OnTheWay::AsyncBeforeContact)),
+    ("contact-not-awaited", Plant::OnTheWay(OnTheWay::ContactNotAwaited)),
     ("others-not-awaited", Plant::Handover(handover::PlantedBug::OthersNotAwaited)),
 ];
 

@@ -6,6 +6,7 @@ use crate::plant::{self, Plant};
 use crate::schedule::S;
 use crate::world::{Counts, World};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use tidelock_backup_server::group::AtSizeMax;
 use tidelock_daemon::activity::{Standing, Why};
 use tidelock_daemon::owner::Phase;
 use tidelock_protocol::message::Mode;
@@ -96,7 +97,10 @@ fn live(world: &mut World, options: &Options) -> Checked {
 
 /// Everything comes back when guests have ended what they do.
 fn comes_back(world: &mut World) -> Checked {
-    let until = world.schedule.now_ns() + PATIENCE_S * S;
+    // A group that stops at its size takes in as much as its window lets go of, and clocks may be half a minute apart.
+    let stops = world.plan.groups.iter().any(|of| of.retention.at_size_max == AtSizeMax::Stop);
+    let patience_s = if stops { 3 * PATIENCE_S } else { PATIENCE_S };
+    let until = world.schedule.now_ns() + patience_s * S;
     let mut restless = world.restless()?;
     while let Some(why) = &restless {
         let late = world.schedule.now_ns() >= until;
@@ -104,7 +108,7 @@ fn comes_back(world: &mut World) -> Checked {
             let stalls = world.backup.groups.iter().filter_map(|slot| slot.group.as_ref());
             let now = world.backup_now();
             let stalls: Vec<_> = stalls.filter_map(|group| group.status(now).stalled).collect();
-            format!("{PATIENCE_S} s after the faults: {why} {stalls:?}")
+            format!("{patience_s} s after the faults: {why} {stalls:?}")
         })?;
         for slot in &mut world.backup.groups {
             // A group that stops at its size waits for whoever holds a point.

@@ -164,12 +164,14 @@ fn known_seed(name: &str) -> u64 {
         "waypoint-too-early" => 8,
         "old-epoch-accepted" | "redone-backwards" => 10,
         "ack-over-gap" | "policy-forgotten" => 16,
-        "async-before-contact" | "removed-holds-watermark" => 17,
+        "removed-holds-watermark" => 17,
         "queue-is-silence" => 18,
         "over-before-covered" => 20,
         "admitted-is-back" => 26,
         "any-entry-covers" | "first-entry-only" | "sum-covers" => 34,
         "boot-ignored" | "torn-tail-kept" => 41,
+        "contact-not-awaited" => 56,
+        "async-before-contact" => 137,
         "unrecorded-unmapped" => 1083,
         "older-connection-wins" => 45,
         "copies-starve" | "only-when-idle" => 48,
@@ -217,9 +219,10 @@ fn every_planted_bug_is_caught() {
             }
             "hlc-goes-back" | "ceiling-passed" => &[Checker::HlcGrows],
             "floor-not-awaited" => &[Checker::OutputCommit, Checker::Closed, Checker::Degraded],
-            "async-before-contact" | "policy-forgotten" | "over-before-covered" => {
-                &[Checker::Degraded]
-            }
+            "async-before-contact"
+            | "contact-not-awaited"
+            | "policy-forgotten"
+            | "over-before-covered" => &[Checker::Degraded],
             "no-calm" => &[Checker::Steady],
             "unrecorded-unmapped" => &[Checker::InMap],
             "redone-backwards" | "written-before-kept" => &[Checker::SitesEqual],

@@ -156,6 +156,7 @@ impl<T> Member<T> {
             .keep(attached.epoch)
             .map_err(|source| MemberError::Epoch { member: member(), source })?;
         self.attach.epoch = attached.epoch;
+        self.gate.has_contact();
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
         let must_compare = attached.copy == CopyState::Resyncing
             || (self.needs_groups() && attached.copy.told() == CopyState::Partial);
