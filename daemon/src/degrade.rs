@@ -374,6 +374,15 @@ impl Degrade {
     }
 }
 
+/// How a gate begins where this is configured. Mode async is in force when it may be, which is not known yet.
+#[must_use]
+pub fn mode_at_start(configured: Mode) -> Mode {
+    match configured {
+        Mode::Async => Mode::Pipelined,
+        other => other,
+    }
+}
+
 /// What is on record while a group is degraded, in a file of its own beside its members' states. It is
 /// written before the gate opens and removed when it is over, so a run that is killed in between does
 /// not make anybody forget.

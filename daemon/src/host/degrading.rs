@@ -2,10 +2,10 @@
 //! [`crate::degrade`] says, and keeps on record that it is open.
 
 use super::launch::is_one_of_several;
-use super::{Host, HostGroup, HostMember, gating};
+use super::{Host, HostGroup, HostMember};
 use crate::clock;
 use crate::config::{Config, Group};
-use crate::degrade::{Degrade, Record, Sight, Standing, Step};
+use crate::degrade::{Degrade, Record, Sight, Standing, Step, mode_at_start};
 use crate::durable;
 use crate::link::port::ToLink;
 use crate::owner::{Phase, ToOwner};
@@ -120,7 +120,7 @@ impl HostGroup {
         if self.members.iter().any(|member| member.writer.is_some()) {
             inner.degrade.await_contact();
         }
-        self.change_mode(gating::mode_at_start(&self.config), inner.degrade.mode(wanted));
+        self.change_mode(mode_at_start(self.config.mode), inner.degrade.mode(wanted));
     }
 
     /// What becomes of writes and packets now.

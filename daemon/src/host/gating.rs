@@ -4,6 +4,7 @@ use super::HostError;
 use super::launch::{is_one_of_several, state_path};
 use crate::clock;
 use crate::config::{Config, Group, Member, Topology};
+use crate::degrade;
 use crate::link::GateControl;
 use crate::owner::PublishPending;
 use std::sync::{Arc, Mutex};
@@ -15,7 +16,7 @@ use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{self, Firewall};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
-use tidelock_protocol::message::{Form, Mode};
+use tidelock_protocol::message::Form;
 use tidelock_protocol::tag;
 use tidelock_protocol::vector::CountVector;
 
@@ -174,7 +175,7 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
         .iter()
         .map(|group| GroupConfig {
             name: group.name.to_string(),
-            mode: mode_at_start(group),
+            mode: degrade::mode_at_start(group.mode),
             lease_period_ms: group.lease.as_millis() as u64,
             members: group.members.iter().filter_map(|m| member(group, m, unread)).collect(),
             tagging: group.is_tagged().then(|| tagging(config, group)),
@@ -196,14 +197,6 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
         }
     }
     Ok(Some(gate))
-}
-
-/// How the gate begins. Whether mode async may be in force at once is known when all writers are opened.
-pub(super) fn mode_at_start(group: &Group) -> Mode {
-    match group.mode {
-        Mode::Async => Mode::Pipelined,
-        other => other,
-    }
 }
 
 fn tagging(config: &Config, group: &Group) -> TaggingConfig {

@@ -55,7 +55,7 @@ impl Idling {
 /// admitted nothing that is later. The next run begins above it, as after every clean end.
 #[derive(Debug, Default)]
 pub struct LastWord {
-    wanted: Option<Hlc>,
+    is_wanted: bool,
     is_said: bool,
 }
 
@@ -69,9 +69,9 @@ impl LastWord {
         if self.is_said {
             return true;
         }
-        let ahead = Hlc::new(clocks.wall_ms + Self::AHEAD_MS, 0);
-        let wanted = *self.wanted.get_or_insert(ahead);
-        sequencer.observe(wanted);
+        if !std::mem::replace(&mut self.is_wanted, true) {
+            sequencer.observe(Hlc::new(clocks.wall_ms + Self::AHEAD_MS, 0));
+        }
         if !sequencer.waits_for_ceiling() {
             sequencer.idle(clocks.now, clocks.wall_ms);
             self.is_said = true;

@@ -10,7 +10,7 @@ use crate::schedule::MS;
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeMap;
 use tidelock_backup_server::group::{Known, Recovery};
-use tidelock_daemon::degrade::{self, Degrade, Sight, Standing, Step};
+use tidelock_daemon::degrade::{self, Degrade, Sight, Standing, Step, mode_at_start};
 use tidelock_daemon::link::port::ToLink;
 use tidelock_daemon::stats::LinkStats;
 use tidelock_netfilter::release_queue::GateState;
@@ -437,15 +437,6 @@ impl World {
         check(of.opened <= most, Checker::Steady, || {
             format!("host {host}: group {group} has degraded {} times in {span_ms} ms", of.opened)
         })
-    }
-}
-
-/// How the gate begins, as in production.
-#[must_use]
-pub fn mode_at_start(configured: Mode) -> Mode {
-    match configured {
-        Mode::Async => Mode::Pipelined,
-        other => other,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The daemon of a host: how it starts, what it keeps between runs, and how it ends.
 
 use crate::beating::Beating;
-use crate::degrade::{HostGroup, mode_at_start};
+use crate::degrade::HostGroup;
 use crate::disk::SECTOR_BYTES;
 use crate::failure::Checked;
 use crate::faults::Later;
@@ -20,6 +20,7 @@ use tidelock_daemon::activity::LastEnd;
 use tidelock_daemon::backlog::Left;
 use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
+use tidelock_daemon::degrade::mode_at_start;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::Resume;
