@@ -339,23 +339,27 @@ impl<F: StorageFile> History<F> {
 
     /// A point that was found before, perhaps by another run: where it is now.
     pub fn locate(&self, point: &Point) -> Result<Point, PastError> {
+        let is_gone = || {
+            let what = "this point is not in the group's history any more".to_owned();
+            Err(PastError::Unknown(what))
+        };
+        if self.state.leaves_out(point.epoch, &point.cut) {
+            return is_gone();
+        }
         let located = match self.settle(&Limit::Exact(&point.cut, Some(point.hlc))) {
             // Of what cannot be replayed any more its places are still where they were.
             Err(PastError::Journal(_)) if self.still_is(point) => return Ok(point.clone()),
             located => located?,
         };
         if located.cut != point.cut || located.epoch != point.epoch {
-            let what = "this point is not in the group's history any more".to_owned();
-            return Err(PastError::Unknown(what));
+            return is_gone();
         }
         Ok(Point { hlc: point.hlc.max(located.hlc), ..located })
     }
 
-    /// Whether no recovery since has left out any of a point, and the images have not passed it.
+    /// Whether the images have not passed a point that no recovery since has left out.
     fn still_is(&self, point: &Point) -> bool {
-        !self.state.leaves_out(point.epoch, &point.cut)
-            && point.epoch <= self.state.epoch
-            && point.beyond >= self.base
+        point.epoch <= self.state.epoch && point.beyond >= self.base
     }
 
     /// The disks as they were at a point, read-only. Their state does not change until they are

@@ -101,6 +101,7 @@ fn what_was_seeded_and_what_came_are_two_points_of_one_past() {
         let mut group = reopen(&left);
         let _hold = group.hold(&as_found, "pin seeded").unwrap();
         while fold(&mut group) {}
+        let came = group.history().unwrap().newest();
         let recovery = group.recover_at(at_ms(1_000_000), true, &as_found).unwrap();
         let of = &recovery.writers[0];
         assert_eq!((of.recovered, of.left_out), (Seq::ZERO, if whole { 2 } else { 1 }));
@@ -109,7 +110,15 @@ fn what_was_seeded_and_what_came_are_two_points_of_one_past() {
         let mut went_on = old.clone();
         went_on[0] = 9;
         assert_eq!(read_disk(&mut group), went_on);
-        assert_eq!(read_disk(&mut reopen(&left.crash(&mut || false))), went_on);
+        let mut again = reopen(&left.crash(&mut || false));
+        assert_eq!(read_disk(&mut again), went_on);
+
+        // What came is none of its past any more.
+        for group in [&mut group, &mut again] {
+            let Ok(came) = &came else { continue };
+            let gone = group.history().unwrap().locate(came).unwrap_err();
+            assert!(matches!(gone, PastError::Unknown(_)), "{gone}");
+        }
     }
 }
 
