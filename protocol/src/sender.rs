@@ -200,6 +200,12 @@ impl Sender {
         self.durable
     }
 
+    /// The last seq that was ever sent.
+    #[must_use]
+    pub fn sent(&self) -> Seq {
+        self.sent
+    }
+
     /// The last seq that was admitted.
     #[must_use]
     pub fn admitted(&self) -> Seq {

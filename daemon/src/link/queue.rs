@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::{LastRun, Message};
 use tidelock_protocol::record::Record;
-use tidelock_protocol::sender::{Released, Sender, SenderError, Transmit};
+use tidelock_protocol::sender::{Sender, SenderError, Transmit};
 
 /// Records that are brought back at a time.
 const LOADED_AT_ONCE: usize = 64;
@@ -24,7 +24,7 @@ pub struct OnDisk {
     pub meter: Arc<Meter>,
 }
 
-/// Why an attachment cannot be gone on with.
+/// Why the stream cannot be gone on with.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
     /// The stream does not fit.
@@ -71,6 +71,8 @@ pub struct Queue {
     /// The last record that is on disk only, and the payload bytes of all of them.
     spilled_to: Seq,
     spilled_bytes: u64,
+    /// The last record that an earlier process has left. It may have sent any of them.
+    left_to: Seq,
     after: VecDeque<After>,
     attached: bool,
 }
@@ -86,6 +88,7 @@ impl Queue {
             reader: None,
             spilled_to: Seq::ZERO,
             spilled_bytes: 0,
+            left_to: Seq::ZERO,
             after: VecDeque::new(),
             attached: false,
         }
@@ -95,6 +98,7 @@ impl Queue {
     #[must_use]
     pub fn left(spilled: Spilled, on_disk: Arc<OnDisk>) -> Self {
         let mut queue = Self::new(Seq(spilled.first.0 - 1), Some(on_disk));
+        queue.left_to = spilled.last;
         queue.spill(spilled);
         queue
     }
@@ -151,12 +155,12 @@ impl Queue {
     }
 
     /// As [`Sender::attached`].
-    pub fn attached(&mut self, durable: Seq) -> Result<Released, QueueError> {
+    pub fn attached(&mut self, durable: Seq) -> Result<(), QueueError> {
         self.skip(durable)?;
-        let released = self.sender.attached(durable)?;
+        self.sender.attached(durable)?;
         self.attached = true;
         self.release(durable);
-        Ok(released)
+        Ok(())
     }
 
     /// An earlier process has sent some of what it left.
@@ -237,10 +241,19 @@ impl Queue {
     }
 
     /// As [`Sender::committed`].
-    pub fn committed(&mut self, durable: Seq) -> Result<Released, SenderError> {
-        let released = self.sender.committed(durable)?;
+    pub fn committed(&mut self, durable: Seq) -> Result<(), QueueError> {
+        // An earlier process has sent it, and the backup had no room for it when this one was attached. Messages that keep
+        // their place are behind all that was left.
+        while durable > self.sender.sent()
+            && durable <= self.left_to
+            && let Some(Transmit::Record(record)) = self.poll_transmit()?
+        {
+            self.sender.committed(record.seq)?;
+            self.release(record.seq);
+        }
+        self.sender.committed(durable)?;
         self.release(durable);
-        Ok(released)
+        Ok(())
     }
 
     fn release(&mut self, durable: Seq) {
@@ -537,6 +550,30 @@ mod tests {
         assert!(matches!(b.queue.attached(Seq(11)), Err(QueueError::Stream(_))), "never sent");
     }
 
+    /// The backup had no room for it when this process was attached, and has some now.
+    #[test]
+    fn what_an_earlier_process_has_sent_may_become_durable_late() {
+        for durable in 1..=10 {
+            let mut b = Bench::new(4);
+            b.admit(10);
+            b.restart(10);
+            b.admit(3);
+            b.queue.attached(Seq(0)).unwrap();
+            b.queue.push_in_order(CHECK);
+            assert!(b.queue.committed(Seq(11)).is_err(), "never sent");
+            b.commit(durable);
+            assert_eq!(b.queue.durable(), Seq(durable));
+            let mut sent = Vec::new();
+            while sent.last() != Some(&0) {
+                sent.extend(b.sent());
+                b.commit(sent.iter().copied().max().unwrap());
+            }
+            assert_eq!(sent, (durable + 1..=13).chain([0]).collect::<Vec<_>>());
+            let rest = (b.meter.spilled(), b.meter.held_bytes(), b.queue.backlog_bytes());
+            assert_eq!(rest, (0, 0, 0));
+        }
+    }
+
     /// The disk fails in an outage: what comes then is in memory, behind what is on disk.
     #[test]
     fn records_in_memory_wait_behind_those_on_disk() {
@@ -569,7 +606,7 @@ mod tests {
         let error = loop {
             match b.queue.poll_transmit() {
                 Ok(Some(Transmit::Record(record))) => last = record.seq.0,
-                Ok(_) => b.queue.committed(Seq(last)).map(drop).unwrap(),
+                Ok(_) => b.queue.committed(Seq(last)).unwrap(),
                 Err(error) => break error,
             }
         };

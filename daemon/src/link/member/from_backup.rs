@@ -228,7 +228,7 @@ impl<T> Member<T> {
     ) -> Result<(), MemberError> {
         let sender = self.sender.as_mut().expect("attached");
         if let Err(error) = sender.committed(durable) {
-            return Err(self.broken(error.into()));
+            return Err(self.broken(error));
         }
         // The gate first: clients wait for it.
         self.gate.committed(committed);
