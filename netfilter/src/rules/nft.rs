@@ -3,6 +3,9 @@
 //! A table of our own needs no place among the user's rules: every table's chains see the packet,
 //! and ours see it before the usual filter priority. Counters show the operator that packets come.
 
+#[cfg(test)]
+mod tests;
+
 use super::names::table;
 use super::tool::{find, run};
 use super::{MemberRules, RulesError, Topology};
@@ -108,6 +111,35 @@ pub(super) fn family(topology: Topology) -> &'static str {
     }
 }
 
+/// Lets go at once what the other rules of a chain have nothing to say about, which is nearly all: names cost more than
+/// numbers, and the chain is every packet's of the host.
+struct Early {
+    forward: String,
+    input: String,
+}
+
+impl Early {
+    fn of(rules: &MemberRules) -> Early {
+        let interface = &rules.interface;
+        let other = format!("iifname != \"{interface}\"");
+        let Some(index) = rules.only_index else {
+            let rule = format!("  {other} accept\n");
+            return Early { forward: rule.clone(), input: rule };
+        };
+        let not_to = format!("oifname != \"{interface}\"");
+        let passed =
+            rules.pass_mark.map(|mark| format!("meta mark & {mark:#x} == {mark:#x} accept"));
+        let covered = |to: &str| {
+            passed.as_ref().map_or(String::new(), |passed| format!("  iif {index} {to}{passed}\n"))
+        };
+        Early {
+            forward: covered(&format!("{not_to} "))
+                + &format!("  oif {index} {other} accept\n  {other} {not_to} accept\n"),
+            input: covered("") + &format!("  {other} accept\n"),
+        }
+    }
+}
+
 /// Cuts off an interface that has the member's name and is not the one that is watched. `iif` and
 /// `oif` are indices, the names beside them are looked at for each packet.
 #[derive(Default)]
@@ -122,8 +154,8 @@ impl CutOff {
     fn of(rules: &MemberRules) -> CutOff {
         let MemberRules { interface, .. } = rules;
         rules.only_index.map_or_else(CutOff::default, |index| CutOff {
-            from: format!("  iifname \"{interface}\" iif != {index} counter drop\n"),
-            to: format!("  oifname \"{interface}\" oif != {index} counter drop\n"),
+            from: format!("  iif != {index} iifname \"{interface}\" counter drop\n"),
+            to: format!("  oif != {index} oifname \"{interface}\" counter drop\n"),
         })
     }
 
@@ -164,12 +196,13 @@ fn routed(rules: &MemberRules) -> String {
     let MemberRules { interface, queue, .. } = rules;
     let (cut_off, discovery, marked) = (CutOff::of(rules), discovery(), marked(rules));
     let CutOff { from, to } = &cut_off;
+    let Early { forward, input } = Early::of(rules);
     let queued = format!("{marked}  iifname \"{interface}\" counter queue num {queue}\n");
-    chain("forward", PRIORITY_INET, &format!("{from}{to}{queued}"))
+    chain("forward", PRIORITY_INET, &format!("{forward}{from}{to}{queued}"))
         + &chain(
             "input",
             PRIORITY_INET,
-            &format!("{from}  iifname \"{interface}\" {discovery}\n{queued}"),
+            &format!("{input}{from}  iifname \"{interface}\" {discovery}\n{queued}"),
         )
         + &cut_off.output(PRIORITY_INET)
 }
@@ -178,14 +211,15 @@ fn bridged(rules: &MemberRules) -> String {
     let MemberRules { interface, queue, .. } = rules;
     let (cut_off, discovery, marked) = (CutOff::of(rules), discovery(), marked(rules));
     let CutOff { from, to } = &cut_off;
+    let Early { forward, input } = Early::of(rules);
     let queued = format!(
         "  iifname \"{interface}\" ether type arp accept\n\
          \x20 iifname \"{interface}\" ether type ip6 {discovery}\n{marked}\
          \x20 iifname \"{interface}\" ether type {{ ip, ip6 }} counter queue num {queue}\n\
          \x20 iifname \"{interface}\" drop\n"
     );
-    chain("forward", PRIORITY_BRIDGE, &format!("{from}{to}{queued}"))
-        + &chain("input", PRIORITY_BRIDGE, &format!("{from}{queued}"))
+    chain("forward", PRIORITY_BRIDGE, &format!("{forward}{from}{to}{queued}"))
+        + &chain("input", PRIORITY_BRIDGE, &format!("{input}{from}{queued}"))
         + &cut_off.output(PRIORITY_BRIDGE)
 }
 
@@ -205,92 +239,4 @@ fn companion(rules: &MemberRules) -> String {
     chain("forward", PRIORITY_CUT_OFF, &format!("{from}{to}{unseen}"))
         + &chain("input", PRIORITY_CUT_OFF, &format!("{from}{unseen}"))
         + &cut_off.output(PRIORITY_CUT_OFF)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::nfqueue::QueueNumber;
-
-    type Build = fn(&MemberRules) -> String;
-
-    fn rules(topology: Topology) -> MemberRules {
-        MemberRules {
-            member: "web".into(),
-            interface: "tap0".into(),
-            topology,
-            queue: QueueNumber(40),
-            pass_mark: None,
-            only_index: None,
-        }
-    }
-
-    #[test]
-    fn old_tables_go_in_the_transaction_in_which_the_new_one_comes() {
-        let nft = Nft { tool: PathBuf::new(), inet: true, bridge: true };
-        let script = nft.replace("inet", "web", &routed(&rules(Topology::Routed)));
-        let table = table("web");
-        let at = |line: &str| script.find(line).expect(line);
-        assert!(
-            at(&format!("delete table bridge {table}")) < at(&format!("table inet {table} {{"))
-        );
-        assert!(at(&format!("delete table inet {table}")) < at(&format!("table inet {table} {{")));
-        assert_eq!(script.matches("queue num 40").count(), 2);
-        assert!(!script.contains("bypass"));
-        let bridge_less = Nft { bridge: false, ..nft };
-        assert!(!bridge_less.clear("web").contains("bridge"));
-    }
-
-    #[test]
-    fn marked_packets_are_accepted_before_the_queue() {
-        for (topology, build) in [(Topology::Routed, routed as Build), (Topology::Bridged, bridged)]
-        {
-            assert!(!build(&rules(topology)).contains("mark"));
-            let script = build(&MemberRules { pass_mark: Some(0x10), ..rules(topology) });
-            for chain in script.split(" chain ").skip(1) {
-                let at = |what: &str| chain.find(what).expect(what);
-                assert!(at("meta mark & 0x10 == 0x10 accept\n") < at("queue num 40"), "{chain}");
-            }
-        }
-    }
-
-    #[test]
-    fn an_interface_of_another_index_is_cut_off_both_ways() {
-        let all: [(Topology, Build); 4] = [
-            (Topology::Routed, routed),
-            (Topology::Bridged, bridged),
-            (Topology::Routed, companion),
-            (Topology::Bridged, companion),
-        ];
-        for (topology, build) in all {
-            assert!(!build(&rules(topology)).contains("if !="));
-            let script = build(&MemberRules { only_index: Some(17), ..rules(topology) });
-            let from = "iifname \"tap0\" iif != 17 counter drop\n";
-            let to = "oifname \"tap0\" oif != 17 counter drop\n";
-            for (hook, wanted) in [
-                ("forward", format!("  {from}  {to}")),
-                ("input", format!("  {from}")),
-                ("output", format!("  {to}")),
-            ] {
-                // First, before any rule that lets pass.
-                let chain = script.split(&format!("hook {hook} ")).nth(1).expect(hook);
-                let rules = chain.split_once(";\n").expect("rules").1;
-                assert!(rules.starts_with(&wanted), "{script}");
-            }
-        }
-    }
-
-    #[test]
-    fn no_chain_is_made_for_nothing() {
-        assert_eq!(companion(&rules(Topology::Routed)), "");
-    }
-
-    #[test]
-    fn on_a_bridge_only_arp_and_discovery_are_not_queued() {
-        let script = bridged(&rules(Topology::Bridged));
-        assert_eq!(script.matches(" accept").count(), 4);
-        assert_eq!(script.matches("\" drop").count(), 2);
-        assert_eq!(script.matches("queue num 40").count(), 2);
-        assert!(!routed(&rules(Topology::Routed)).contains("arp"));
-    }
 }

@@ -1,0 +1,223 @@
+use super::*;
+use crate::nfqueue::QueueNumber;
+
+type Build = fn(&MemberRules) -> String;
+
+fn rules(topology: Topology) -> MemberRules {
+    MemberRules {
+        member: "web".into(),
+        interface: "tap0".into(),
+        topology,
+        queue: QueueNumber(40),
+        pass_mark: None,
+        only_index: None,
+    }
+}
+
+#[test]
+fn old_tables_go_in_the_transaction_in_which_the_new_one_comes() {
+    let nft = Nft { tool: PathBuf::new(), inet: true, bridge: true };
+    let script = nft.replace("inet", "web", &routed(&rules(Topology::Routed)));
+    let table = table("web");
+    let at = |line: &str| script.find(line).expect(line);
+    assert!(at(&format!("delete table bridge {table}")) < at(&format!("table inet {table} {{")));
+    assert!(at(&format!("delete table inet {table}")) < at(&format!("table inet {table} {{")));
+    assert_eq!(script.matches("queue num 40").count(), 2);
+    assert!(!script.contains("bypass"));
+    let bridge_less = Nft { bridge: false, ..nft };
+    assert!(!bridge_less.clear("web").contains("bridge"));
+}
+
+#[test]
+fn no_chain_is_made_for_nothing() {
+    assert_eq!(companion(&rules(Topology::Routed)), "");
+}
+
+const INTERFACE: &str = "tap0";
+const INDEX: u32 = 17;
+const MARK: u32 = 0x10;
+
+/// What rules look at.
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    iif: (u32, &'static str),
+    /// Not in the input hook.
+    oif: Option<(u32, &'static str)>,
+    mark: u32,
+    ethertype: &'static str,
+    is_discovery: bool,
+}
+
+impl Packet {
+    fn all() -> Vec<Packet> {
+        let interfaces = [(INDEX, INTERFACE), (18, INTERFACE), (INDEX, "renamed"), (18, "eth0")];
+        let kinds = [("ip", false), ("ip6", false), ("ip6", true), ("arp", false), ("vlan", false)];
+        let mut all = Vec::new();
+        for iif in interfaces {
+            for oif in interfaces.map(Some).into_iter().chain([None]) {
+                for mark in [0, MARK, 0x20, MARK | 0x20] {
+                    for (ethertype, is_discovery) in kinds {
+                        all.push(Packet { iif, oif, mark, ethertype, is_discovery });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Whether a condition holds, with the words that it has.
+    fn is(&self, words: &[&str]) -> (bool, usize) {
+        let (wanted, negated) = match words[1] {
+            "!=" => (words[2], true),
+            word => (word, false),
+        };
+        let end = if negated { 3 } else { 2 };
+        let named = |found: Option<&str>| found.map(|name| format!("\"{name}\"") == wanted);
+        let numbered = |found: Option<u32>| found.map(|index| index.to_string() == wanted);
+        let holds = match words[0] {
+            "iifname" => named(Some(self.iif.1)),
+            "oifname" => named(self.oif.map(|oif| oif.1)),
+            "iif" => numbered(Some(self.iif.0)),
+            "oif" => numbered(self.oif.map(|oif| oif.0)),
+            "icmpv6" => return (self.is_discovery, 3),
+            "ether" => {
+                let from = if words[2] == "!=" { 3 } else { 2 };
+                let to = match words[from] {
+                    "{" => words.iter().position(|word| *word == "}").expect("its end"),
+                    _ => from,
+                };
+                let is_there = |word: &&str| word.trim_end_matches(',') == self.ethertype;
+                return (words[from..=to].iter().any(is_there) == (from == 2), to + 1);
+            }
+            "meta" => {
+                assert_eq!((words[3], words[5]), (format!("{MARK:#x}").as_str(), words[3]));
+                return (self.mark & MARK == MARK, 6);
+            }
+            word => panic!("{word} is no condition"),
+        };
+        (holds.expect("that hook knows it") != negated, end)
+    }
+
+    /// What a chain does with it.
+    fn verdict(&self, chain: &str) -> &'static str {
+        for rule in chain.lines() {
+            let words: Vec<_> = rule.split_whitespace().filter(|word| *word != "counter").collect();
+            let mut at = 0;
+            loop {
+                match words[at] {
+                    "accept" => return "accept",
+                    "drop" => return "drop",
+                    "queue" => return "queue",
+                    _ => {}
+                }
+                let (holds, next) = self.is(&words[at..]);
+                if !holds {
+                    break;
+                }
+                at += next;
+            }
+        }
+        "accept"
+    }
+
+    fn wanted(&self, topology: Topology, indexed: bool, marking: bool) -> &'static str {
+        let is_another = |of: (u32, &str)| indexed && of.1 == INTERFACE && of.0 != INDEX;
+        if is_another(self.iif) || self.oif.is_some_and(is_another) {
+            return "drop";
+        }
+        let is_bridged = topology == Topology::Bridged;
+        let is_known = is_bridged && self.ethertype == "arp"
+            || self.is_discovery && (is_bridged || self.oif.is_none());
+        let is_marked = marking && self.mark & MARK != 0;
+        match self.ethertype {
+            _ if self.iif.1 != INTERFACE || is_known || is_marked => "accept",
+            "ip" | "ip6" => "queue",
+            _ if is_bridged => "drop",
+            _ => "queue",
+        }
+    }
+}
+
+fn chain_of<'a>(script: &'a str, hook: &str) -> &'a str {
+    let chain = script.split(&format!("hook {hook} ")).nth(1).expect(hook);
+    chain.split_once(";\n").expect("rules").1.split(" }\n").next().expect("its end")
+}
+
+#[test]
+fn each_packet_meets_what_is_meant_for_it() {
+    for (topology, build) in [(Topology::Routed, routed as Build), (Topology::Bridged, bridged)] {
+        for (indexed, marking) in [(false, false), (false, true), (true, false), (true, true)] {
+            let script = build(&MemberRules {
+                pass_mark: marking.then_some(MARK),
+                only_index: indexed.then_some(INDEX),
+                ..rules(topology)
+            });
+            for packet in Packet::all() {
+                let hook = if packet.oif.is_some() { "forward" } else { "input" };
+                let verdict = packet.verdict(chain_of(&script, hook));
+                let wanted = packet.wanted(topology, indexed, marking);
+                assert_eq!(verdict, wanted, "{packet:?} {topology:?}\n{script}");
+            }
+        }
+    }
+}
+
+#[test]
+fn beside_the_queue_of_iptables_only_what_it_cannot_see_is_dropped() {
+    for topology in [Topology::Routed, Topology::Bridged] {
+        let script = companion(&MemberRules { only_index: Some(INDEX), ..rules(topology) });
+        for packet in Packet::all() {
+            let hook = if packet.oif.is_some() { "forward" } else { "input" };
+            let wanted = match packet.wanted(topology, true, false) {
+                "queue" => "accept",
+                verdict => verdict,
+            };
+            assert_eq!(packet.verdict(chain_of(&script, hook)), wanted, "{packet:?}\n{script}");
+        }
+    }
+}
+
+#[test]
+fn the_host_itself_sends_nothing_to_an_interface_of_another_index() {
+    for build in [routed as Build, bridged, companion] {
+        let script = build(&MemberRules { only_index: Some(INDEX), ..rules(Topology::Bridged) });
+        for packet in Packet::all().into_iter().filter(|packet| packet.oif.is_some()) {
+            let is_another = packet.oif == Some((18, INTERFACE));
+            let wanted = if is_another { "drop" } else { "accept" };
+            assert_eq!(packet.verdict(chain_of(&script, "output")), wanted, "{packet:?}");
+        }
+    }
+}
+
+/// What is covered, and what comes to the guest, meets one name on its way, and the host's other packets two.
+#[test]
+fn most_packets_are_let_go_by_the_first_rules() {
+    for build in [routed as Build, bridged] {
+        let script = build(&MemberRules {
+            pass_mark: Some(MARK),
+            only_index: Some(INDEX),
+            ..rules(Topology::Bridged)
+        });
+        let rules_met = |packet: Packet| {
+            let chain = chain_of(&script, "forward");
+            let lines: Vec<_> = chain.lines().collect();
+            let until = (1..=lines.len()).find(|n| {
+                let short = format!("{}\n  accept\n", lines[..*n].join("\n"));
+                let cut = format!("{}\n  drop\n", lines[..*n].join("\n"));
+                packet.verdict(&short) == packet.verdict(&cut)
+            });
+            until.expect("a rule decides")
+        };
+        let (ours, other) = ((INDEX, INTERFACE), (18, "eth0"));
+        let packet = |iif, oif, mark| Packet {
+            iif,
+            oif: Some(oif),
+            mark,
+            ethertype: "ip",
+            is_discovery: false,
+        };
+        assert_eq!(rules_met(packet(ours, other, MARK)), 1, "{script}");
+        assert_eq!(rules_met(packet(other, ours, 0)), 2, "{script}");
+        assert_eq!(rules_met(packet(other, (19, "eth1"), 0)), 3, "{script}");
+    }
+}
