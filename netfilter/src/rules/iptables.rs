@@ -172,10 +172,14 @@ fn check_bridge_netfilter() -> Result<(), RulesError> {
 /// Naming a chain empties it, so what follows is the whole of it. Old jumps go in the same step.
 fn install_script(family: Family, rules: &MemberRules, saved: &str) -> String {
     let (forward, input) = (forward_chain(&rules.member), input_chain(&rules.member));
-    let matching = match rules.topology {
+    let interface = match rules.topology {
         Topology::Routed => format!("-i {}", rules.interface),
         Topology::Bridged => format!("-m physdev --physdev-in {}", rules.interface),
     };
+    // What its kernel programs have let pass takes no step more than it must.
+    let not_passed = rules
+        .pass_mark
+        .map_or(String::new(), |mark| format!("-m mark ! --mark {mark:#x}/{mark:#x} "));
     let mut script = format!("*mangle\n:{forward} - [0:0]\n:{input} - [0:0]\n");
     for chain in [&forward, &input] {
         // Genuine neighbour discovery never crosses a router.
@@ -188,16 +192,13 @@ fn install_script(family: Family, rules: &MemberRules, saved: &str) -> String {
                 );
             }
         }
-        if let Some(mark) = rules.pass_mark {
-            line(&mut script, &format!("-A {chain} -m mark --mark {mark:#x}/{mark:#x} -j RETURN"));
-        }
         line(&mut script, &format!("-A {chain} -j NFQUEUE --queue-num {}", rules.queue));
     }
     for jump in jumps(saved, &rules.member) {
         line(&mut script, &jump.replacen("-A", "-D", 1));
     }
-    line(&mut script, &format!("-I FORWARD 1 {matching} -j {forward}"));
-    line(&mut script, &format!("-I INPUT 1 {matching} -j {input}"));
+    line(&mut script, &format!("-I FORWARD 1 {not_passed}{interface} -j {forward}"));
+    line(&mut script, &format!("-I INPUT 1 {not_passed}{interface} -j {input}"));
     line(&mut script, "COMMIT");
     script
 }
@@ -304,12 +305,13 @@ mod tests {
     }
 
     #[test]
-    fn marked_packets_return_before_the_queue() {
-        let rules = MemberRules { pass_mark: Some(0x10), ..rules(Topology::Routed) };
-        let script = install_script(Family::V4, &rules, "");
-        for chain in [forward_chain("web"), input_chain("web")] {
-            let at = |what: &str| script.find(&format!("-A {chain} {what}")).expect(what);
-            assert!(at("-m mark --mark 0x10/0x10 -j RETURN\n") < at("-j NFQUEUE"));
+    fn marked_packets_do_not_come_to_the_queue() {
+        for topology in [Topology::Routed, Topology::Bridged] {
+            let rules = MemberRules { pass_mark: Some(0x10), ..rules(topology) };
+            let script = install_script(Family::V4, &rules, "");
+            let jumps = script.lines().filter(|line| line.starts_with("-I "));
+            assert!(jumps.clone().all(|line| line.contains(" -m mark ! --mark 0x10/0x10 ")));
+            assert_eq!(jumps.count(), 2);
         }
     }
 

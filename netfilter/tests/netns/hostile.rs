@@ -322,10 +322,7 @@ fn what_a_stranger_writes_is_taken_out_and_believed_by_nobody() {
                 send_raw(&town.ns("client"), to, packet);
                 packets += 1;
             }
-            let mut came = [0; 64];
-            let len =
-                db.recv(&mut came).unwrap_or_else(|e| panic!("{plan:?} {what} {sent:?}: {e}"));
-            assert_eq!(&came[..len], TEXT, "{plan:?} {what}");
+            assert_eq!(next(&db), TEXT, "{plan:?} {what} {sent:?}");
         };
         for (what, options) in [vec![("good", tag4())], wrong4()].concat() {
             arrives(what, &[pair.whole4(&options)]);

@@ -246,7 +246,7 @@ pub fn udp(namespace: &str, address: &str) -> UdpSocket {
 
 /// The next datagram.
 pub fn next(socket: &UdpSocket) -> Vec<u8> {
-    let mut buffer = [0; 2048];
+    let mut buffer = [0; 8192];
     loop {
         match socket.recv(&mut buffer) {
             Ok(len) => return buffer[..len].to_vec(),

@@ -2,7 +2,7 @@
 
 use crate::can_run;
 use crate::gates::Gates;
-use crate::lab::{PATIENCE, in_namespace, run};
+use crate::lab::{PATIENCE, in_namespace, next, run};
 use crate::tagging::{any, at, merges, socket};
 use crate::town::{Plan, Town};
 use crate::wire::{Packet, Wire, cut_into_datagrams};
@@ -60,9 +60,8 @@ fn full_size_packets_cross_both_ways() {
                     for bytes in [MTU - headers, 5000] {
                         let datagram: Vec<u8> = (0..bytes).map(|n| n as u8).collect();
                         sockets[from].send_to(&datagram, at(ip)).unwrap();
-                        let mut buffer = [0; 8192];
-                        let len = sockets[to].recv(&mut buffer).expect("it came through");
-                        assert!(buffer[..len] == datagram[..], "{plan:?} {headroom} {ip} {bytes}");
+                        let came = next(&sockets[to]);
+                        assert!(came == datagram, "{plan:?} {headroom} {ip} {bytes}");
                     }
                 }
             }
@@ -257,9 +256,7 @@ fn datagrams_of_a_gso_packet_arrive_one_by_one_as_they_were() {
                     cut_into_datagrams(&sockets[nth], bytes);
                     sockets[nth].send_to(&sent, at(ip)).unwrap();
                     for datagram in sent.chunks(bytes) {
-                        let mut buffer = [0; 2048];
-                        let len = sockets[1 - nth].recv(&mut buffer).expect("it came through");
-                        assert!(buffer[..len] == *datagram, "{what}");
+                        assert!(next(&sockets[1 - nth]) == datagram, "{what}");
                     }
                     let packets = sent_datagrams(&wires);
                     assert!(packets.iter().all(|packet| packet.has_tag() == fits), "{what}");
