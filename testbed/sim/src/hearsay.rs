@@ -50,7 +50,7 @@ pub struct Said {
     /// What it was told last, and has not said that it keeps.
     not_kept: BTreeMap<usize, Policy>,
     attached: BTreeMap<usize, Link>,
-    /// By which connection each member has spoken last.
+    /// By which connection each member was attached, or has spoken, last.
     newest: BTreeMap<usize, ConnectionId>,
     has_left: BTreeMap<usize, bool>,
     /// Who has left, and is not attached again. The server keeps it in memory.
@@ -206,7 +206,10 @@ impl World {
         if let (Message::Attached(_), Some(vm)) =
             (message, self.backup.groups[group].vms.get(&link).copied())
         {
-            self.backup.groups[group].said.gone.remove(&vm);
+            // What comes of an older connection after this is late.
+            let said = &mut self.backup.groups[group].said;
+            said.newest.insert(vm, link.connection);
+            said.gone.remove(&vm);
         }
         let owed = &mut self.backup.groups[group].said.owed;
         match message {
