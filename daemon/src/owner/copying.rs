@@ -5,7 +5,7 @@ use super::status::Phase;
 use crate::copy_job::{Bounds, CopyJob, Findings, Progress, Purpose};
 use crate::copy_window::CopyWindow;
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::limits::COPY_MAX_BYTES;
 use tidelock_protocol::message::CopyState;
@@ -48,13 +48,33 @@ pub struct Copying {
     verify: Option<CopyJob>,
     /// What a job that was given up had at the sequencer. Extents that overlap come back in the order
     /// in which they were submitted, so the next outcome is its own.
-    orphans: BTreeSet<(DiskId, u64)>,
+    orphans: Awaited,
     /// What it had asked the backup: an answer to that is none to a question of the next job.
-    unanswered: BTreeSet<(DiskId, u64)>,
+    unanswered: Awaited,
     /// Since the last look: why the verification has ended before its end.
     given_up: Option<&'static str>,
     #[cfg(feature = "planted-bugs")]
     bug: Option<PlantedBug>,
+}
+
+/// Outcomes that jobs which were given up are still owed: several of them may have asked about the same extent.
+#[derive(Debug, Default)]
+struct Awaited(BTreeMap<(DiskId, u64), u32>);
+
+impl Awaited {
+    fn add(&mut self, key: (DiskId, u64)) {
+        *self.0.entry(key).or_default() += 1;
+    }
+
+    /// One of them has come, if any is awaited.
+    fn take(&mut self, key: (DiskId, u64)) -> bool {
+        let Some(count) = self.0.get_mut(&key) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.0.remove(&key);
+        }
+        true
+    }
 }
 
 impl Copying {
@@ -75,8 +95,8 @@ impl Copying {
             awaits_floor: false,
             pad_to: Seq::ZERO,
             verify: None,
-            orphans: BTreeSet::new(),
-            unanswered: BTreeSet::new(),
+            orphans: Awaited::default(),
+            unanswered: Awaited::default(),
             given_up: None,
             #[cfg(feature = "planted-bugs")]
             bug: None,
@@ -256,9 +276,9 @@ impl Copying {
     /// The sequencer is done with an extent that [`next`](Self::next) gave out.
     pub fn copied(&mut self, extent: Extent, outcome: CopyOutcome) {
         let key = (extent.disk, extent.offset);
-        if self.orphans.remove(&key) {
+        if self.orphans.take(key) {
             if outcome == CopyOutcome::Asked {
-                self.unanswered.insert(key);
+                self.unanswered.add(key);
             }
             return;
         }
@@ -275,7 +295,7 @@ impl Copying {
 
     /// The backup's answer to a digest check.
     pub fn digest_result(&mut self, disk: DiskId, offset: u64, equal: bool) {
-        if self.unanswered.remove(&(disk, offset)) {
+        if self.unanswered.take((disk, offset)) {
             return;
         }
         #[cfg(feature = "planted-bugs")]
@@ -315,8 +335,8 @@ impl Copying {
     /// Ends a verification that runs before its end.
     pub fn give_up_verify(&mut self, why: &'static str) {
         if let Some(verify) = self.verify.take() {
-            self.orphans.extend(verify.reading());
-            self.unanswered.extend(verify.asked());
+            verify.reading().for_each(|key| self.orphans.add(key));
+            verify.asked().for_each(|key| self.unanswered.add(key));
             self.given_up = Some(why);
         }
     }
@@ -326,8 +346,8 @@ impl Copying {
     pub fn stop_recording(&mut self) {
         self.give_up_verify("guests' writes are not recorded for now");
         if let Some(job) = self.job.take() {
-            self.orphans.extend(job.reading());
-            self.unanswered.extend(job.asked());
+            job.reading().for_each(|key| self.orphans.add(key));
+            job.asked().for_each(|key| self.unanswered.add(key));
         }
         self.is_resync = false;
         self.whole = false;
@@ -335,12 +355,12 @@ impl Copying {
 
     /// Whether nothing of a job that was given up may still be answered.
     pub fn is_answered(&self) -> bool {
-        self.orphans.is_empty() && self.unanswered.is_empty()
+        self.orphans.0.is_empty() && self.unanswered.0.is_empty()
     }
 
     /// The connection was made anew: what was asked before is not answered any more.
     pub fn reconnected(&mut self) {
-        self.unanswered.clear();
+        self.unanswered.0.clear();
     }
 
     /// Why a verification was given up since the last look.
@@ -520,5 +540,30 @@ mod tests {
             copying.acked(durable, sequencer.acked_bytes(), CLOCKS.now);
         }
         assert!(requests > 32, "the guest's writes go on, too");
+    }
+
+    /// Two verifications are given up, and a third one is begun, before anything is answered.
+    #[test]
+    fn late_answers_are_none_to_the_question_of_a_later_verification() {
+        let mut copying = Copying::new(Bounds { window_bytes: 4 << 20, rate_bytes_per_s: 0 });
+        copying.attached("db", CopyState::Whole, |_| Vec::new(), CLOCKS.now);
+        let disk = Extent { disk: DiskId(0), offset: 0, len_bytes: 4096 };
+        let begin = |copying: &mut Copying| {
+            copying.begin_verify(false, vec![disk], 0, CLOCKS.now).unwrap();
+            copying.next(CLOCKS.now).expect("it is looked at").0
+        };
+        for _ in 0..2 {
+            let asked = begin(&mut copying);
+            copying.copied(asked, CopyOutcome::Asked);
+            copying.give_up_verify("a test");
+        }
+        let asked = begin(&mut copying);
+        copying.copied(asked, CopyOutcome::Asked);
+        for _ in 0..2 {
+            copying.digest_result(asked.disk, asked.offset, true);
+            assert!(copying.verified().is_none(), "that was asked before");
+        }
+        copying.digest_result(asked.disk, asked.offset, true);
+        assert!(copying.verified().is_some());
     }
 }
