@@ -363,6 +363,18 @@ fn check_interface(name: &str) -> Result<(), RulesError> {
 mod tests {
     use super::*;
 
+    /// Those of a member without kernel programs.
+    pub(super) fn rules(topology: Topology) -> MemberRules {
+        MemberRules {
+            member: "web".into(),
+            interface: "tap0".into(),
+            topology,
+            queue: QueueNumber(40),
+            pass_mark: None,
+            only_index: None,
+        }
+    }
+
     #[test]
     fn interface_names_cannot_smuggle_anything() {
         for good in ["tap0", "vnet12", "br-lan.7", "abcdefghijklmno"] {

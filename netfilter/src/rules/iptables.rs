@@ -258,19 +258,8 @@ fn comes_before<'a>(saved: &'a str, member: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::rules;
     use super::*;
-    use crate::nfqueue::QueueNumber;
-
-    fn rules(topology: Topology) -> MemberRules {
-        MemberRules {
-            member: "web".into(),
-            interface: "tap0".into(),
-            topology,
-            queue: QueueNumber(40),
-            pass_mark: None,
-            only_index: None,
-        }
-    }
 
     fn saved() -> String {
         let (f, i) = (forward_chain("web"), input_chain("web"));

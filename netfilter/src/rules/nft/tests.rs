@@ -1,18 +1,7 @@
+use super::super::tests::rules;
 use super::*;
-use crate::nfqueue::QueueNumber;
 
 type Build = fn(&MemberRules) -> String;
-
-fn rules(topology: Topology) -> MemberRules {
-    MemberRules {
-        member: "web".into(),
-        interface: "tap0".into(),
-        topology,
-        queue: QueueNumber(40),
-        pass_mark: None,
-        only_index: None,
-    }
-}
 
 #[test]
 fn old_tables_go_in_the_transaction_in_which_the_new_one_comes() {
