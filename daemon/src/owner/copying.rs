@@ -335,8 +335,7 @@ impl Copying {
     /// Ends a verification that runs before its end.
     pub fn give_up_verify(&mut self, why: &'static str) {
         if let Some(verify) = self.verify.take() {
-            verify.reading().for_each(|key| self.orphans.add(key));
-            verify.asked().for_each(|key| self.unanswered.add(key));
+            self.await_outcomes_of(&verify);
             self.given_up = Some(why);
         }
     }
@@ -346,11 +345,16 @@ impl Copying {
     pub fn stop_recording(&mut self) {
         self.give_up_verify("guests' writes are not recorded for now");
         if let Some(job) = self.job.take() {
-            job.reading().for_each(|key| self.orphans.add(key));
-            job.asked().for_each(|key| self.unanswered.add(key));
+            self.await_outcomes_of(&job);
         }
         self.is_resync = false;
         self.whole = false;
+    }
+
+    /// What a job that is given up has asked for will come, and is not the next one's.
+    fn await_outcomes_of(&mut self, job: &CopyJob) {
+        job.reading().for_each(|key| self.orphans.add(key));
+        job.asked().for_each(|key| self.unanswered.add(key));
     }
 
     /// Whether nothing of a job that was given up may still be answered.
