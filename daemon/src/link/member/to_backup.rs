@@ -54,11 +54,7 @@ impl<T> Member<T> {
         if self.phase == Phase::Attached && self.wants_compare && !self.says_differs {
             self.ask_to_be_attached(out);
         }
-        if self.phase == Phase::Attached {
-            while let Some(answer) = self.answers.pop_front() {
-                frame::encode_control(self.channel, &answer, out);
-            }
-        }
+        self.answer(out);
         if let Some(sender) = &mut self.sender {
             while out.len() < limit_bytes && !self.is_stalled {
                 let next = match sender.poll_transmit() {
@@ -102,7 +98,7 @@ impl<T> Member<T> {
     /// Packets of this member may wait for records that were lost with a run of their writer, or
     /// for a time that nobody has a reason to reach. Only the backup can see that. Mostly they are
     /// on their way, and nothing comes of it.
-    fn say_what_is_awaited(&self, out: &mut BytesMut) {
+    fn say_what_is_awaited(&mut self, out: &mut BytesMut) {
         let form = match &self.presence {
             Presence::Alone => return,
             Presence::Writer { form, .. } | Presence::Follower { form, .. } => form,
@@ -172,7 +168,7 @@ impl<T> Member<T> {
         self.wants_lease && !self.gives_up && self.may_ask_for_lease()
     }
 
-    pub(super) fn give_up_lease(&self, out: &mut BytesMut) {
+    pub(super) fn give_up_lease(&mut self, out: &mut BytesMut) {
         // A backup that speaks an older version waits out the grace: nothing is asked of it.
         if self.protocol >= PROTOCOL_OF_SWITCHES {
             self.control(Message::GiveUpLease, out);
@@ -188,9 +184,19 @@ impl<T> Member<T> {
         }
     }
 
-    pub(super) fn control(&self, message: Message, out: &mut BytesMut) {
+    /// Says it now. What was to be said before comes before: of two policies the last one counts.
+    pub(super) fn control(&mut self, message: Message, out: &mut BytesMut) {
+        self.answer(out);
         if self.phase == Phase::Attached {
             frame::encode_control(self.channel, &message, out);
+        }
+    }
+
+    fn answer(&mut self, out: &mut BytesMut) {
+        if self.phase == Phase::Attached {
+            for answer in self.answers.drain(..) {
+                frame::encode_control(self.channel, &answer, out);
+            }
         }
     }
 }

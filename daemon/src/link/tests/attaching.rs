@@ -92,6 +92,7 @@ fn a_bookmark_is_asked_for_on_each_connection_until_it_is_answered() {
     assert_eq!(outcome.try_recv(), Ok(Ok(point)));
 
     // While it is attached, at once; an older backup cannot.
+    b.sent();
     let (done, _waits) = oneshot::channel();
     b.member.hear_owner(ToLink::Bookmark(wanted(9), done), &mut out);
     let said = frame::decode(&mut out).unwrap();

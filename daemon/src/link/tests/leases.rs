@@ -11,12 +11,8 @@ fn the_first_lease_is_asked_for_at_once() {
         b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
         b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
         assert!(b.member.wants_lease());
-        let mut out = BytesMut::new();
-        b.member.beacon(NOW, &mut out);
-        assert!(matches!(
-            frame::decode(&mut out),
-            Ok(Some(Frame::Control(_, Message::Beacon { sent_at: NOW })))
-        ));
+        let beacon = Message::Beacon { sent_at: NOW };
+        assert_eq!(controls(&mut b), [Message::Policy(POLICY), beacon]);
         assert!(!b.member.wants_lease());
         b.member.disconnected();
         b.connect();
@@ -52,7 +48,27 @@ fn the_policy_is_told_and_kept_before_there_is_a_lease() {
     b.member.disconnected();
     b.connect();
     b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
-    assert_eq!(controls(&mut b), [Message::Beacon { sent_at: NOW }, Message::Policy(open)]);
+    assert_eq!(controls(&mut b), [Message::Policy(open), Message::Beacon { sent_at: NOW }]);
+}
+
+/// The connection has had no room for the policy at the attachment when the mode changes.
+#[test]
+fn the_backup_hears_the_newest_policy_last() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    let newer = Policy::holding(Mode::Async);
+    let mut out = BytesMut::new();
+    b.member.hear_owner(ToLink::Policy(newer), &mut out);
+    b.member.fill(&mut out, usize::MAX).unwrap();
+    let mut said = Vec::new();
+    while let Some(frame) = frame::decode(&mut out).unwrap() {
+        said.extend(match frame {
+            Frame::Control(_, Message::Policy(policy)) => Some(policy),
+            _ => None,
+        });
+    }
+    assert_eq!(said, [POLICY, newer]);
 }
 
 #[test]
@@ -99,6 +115,7 @@ fn a_beacon_says_what_the_member_waits_for() {
         let followed = Followed { epoch: Epoch(1), progress: progress(6, 60) };
         b.member.receive(Message::Followed(followed), NOW).unwrap();
         b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
+        b.sent();
         let pending = CountVector::of(WRITER, Seq(7));
         *b.told.pending.lock().unwrap() = (pending.clone(), Hlc(70));
         let mut said = |b: &mut Bench| {
@@ -218,6 +235,7 @@ fn who_is_ready_to_switch_says_so_on_each_connection_and_hears_of_the_others() {
         b.member.receive(Message::SwitchAwaits { members }, NOW).unwrap();
     };
     attach(&mut b);
+    b.sent();
     let agreement = Arc::new(Agreement::default());
     let mut out = BytesMut::new();
     b.member.hear_owner(ToLink::ReadyToSwitch(true, agreement.clone()), &mut out);
@@ -229,7 +247,7 @@ fn who_is_ready_to_switch_says_so_on_each_connection_and_hears_of_the_others() {
     b.member.disconnected();
     attach(&mut b);
     let ready = Message::ReadyToSwitch { ready: true };
-    assert_eq!(beat(&mut b), [Message::Beacon { sent_at: NOW }, ready]);
+    assert_eq!(beat(&mut b), [ready, Message::Beacon { sent_at: NOW }]);
     // Taken back: only what the backup says of it counts.
     b.member.hear_owner(ToLink::ReadyToSwitch(false, agreement.clone()), &mut out);
     assert_eq!(frame::decode(&mut out).unwrap(), said(false));
