@@ -31,7 +31,7 @@ pub(super) const FILE: &str = "policies.json";
 pub struct Known {
     /// The mode in force, as it said last.
     pub mode: Mode,
-    /// When it said so first, by this server's wall clock in milliseconds since the Unix epoch.
+    /// Since when at the earliest, by this server's wall clock in milliseconds since the Unix epoch; 0: nobody knows.
     pub mode_since_unix_ms: u64,
     /// Its gate opens when something has waited so long for this server, in milliseconds; `None`: never.
     pub after_ms: Option<u64>,
@@ -59,7 +59,7 @@ pub struct Exposure {
     pub member: String,
     /// The host that attached it last.
     pub host: String,
-    /// The policy of its group there, in milliseconds; `None`: it holds, and was in mode async.
+    /// The policy of its group there, in milliseconds; `None`: it holds, or what is known is that it was in mode async.
     pub after_ms: Option<u64>,
     /// The host has said that it does not hold. If not, it may have begun since it sent what was heard last.
     pub is_known: bool,
@@ -139,9 +139,12 @@ impl<S: Storage> Group<S> {
     pub(super) fn policy(&mut self, now: Now, link: Link, policy: Policy) {
         let Some(name) = self.name_of_link(link) else { return };
         let old = self.policies.said(&name);
-        let mode_since_unix_ms = old
-            .filter(|old| old.mode == policy.mode)
-            .map_or(now.unix_ms, |old| old.mode_since_unix_ms);
+        let mode_since_unix_ms = match old {
+            Some(old) if old.mode == policy.mode => old.mode_since_unix_ms,
+            // This may come long after it was said.
+            Some(_) => self.held_at_unix_ms(&name, now).unwrap_or(0),
+            None => now.unix_ms,
+        };
         let Policy { mode, after_ms, degraded_since_unix_ms } = policy;
         let known = Known {
             mode,
@@ -335,12 +338,14 @@ impl<S: Storage> Group<S> {
                 // It may have been started again.
                 None if has_left && !serves_unreached => return None,
                 None if mode == Mode::Async => {
-                    (true, known.map(|known| before(known.mode_since_unix_ms)))
+                    let since = known.map(|known| known.mode_since_unix_ms);
+                    (true, since.filter(|since| *since > 0).map(before))
                 }
                 // What it says comes in order with its beacons: when it sent the last one it held.
                 None => (false, self.held_until_unix_ms(&peer, now).map(before)),
             };
             let is_exposed = is_known || after_ms.is_some() || serves_unreached;
+            let after_ms = after_ms.filter(|_| degraded.is_some() || !is_known);
             let Peer { name: member, host, .. } = peer;
             is_exposed.then_some(Exposure {
                 member,
@@ -356,12 +361,15 @@ impl<S: Storage> Group<S> {
 
     /// When the member certainly held, by this server's wall clock, or by the time of its last record.
     fn held_until_unix_ms(&self, peer: &Peer, now: Option<Now>) -> Option<u64> {
-        let held = now.and_then(|now| Some((now, self.held.at(&peer.name)?))).map(|(now, at)| {
-            let ago_ms = now.mono.since_ns(at).div_ceil(1_000_000);
-            now.unix_ms.saturating_sub(ago_ms)
-        });
+        let held = now.and_then(|now| self.held_at_unix_ms(&peer.name, now));
         // The server has been started since.
         held.or(Some(peer.last_record_ms).filter(|ms| *ms > 0))
+    }
+
+    /// The same, if it was heard since the server was started.
+    fn held_at_unix_ms(&self, name: &str, now: Now) -> Option<u64> {
+        let ago_ms = now.mono.since_ns(self.held.at(name)?).div_ceil(1_000_000);
+        Some(now.unix_ms.saturating_sub(ago_ms))
     }
 
     /// Before the recovery of this epoch: what it will have to say.

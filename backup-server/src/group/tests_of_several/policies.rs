@@ -218,6 +218,34 @@ fn a_beacon_that_overtakes_what_was_sent_before_it_does_not_say_that_packets_wer
     assert!(group.exposed(at_ms(90_000))[0].since_unix_ms > held_until);
 }
 
+/// A link that is about to be given up delivers late.
+#[test]
+fn mode_async_has_been_in_force_since_the_host_was_heard_to_hold_and_not_since_it_said_so() {
+    let disk = Memory::new();
+    let is_async = Policy { mode: Mode::Async, ..HOLDS };
+    let mut group = two(&disk);
+    tell(&mut group, 0, HOLDS);
+    group.beacon(at_ms(1_000), link(0), MonoNanos(1_000_000_000));
+    group.beacon(at_ms(70_000), link(0), MonoNanos(20_000_000_000));
+    let say = Frame::Control(link(0).channel, Message::Policy(is_async));
+    assert!(group.receive(at_ms(80_000), link(0), say).is_none());
+    let exposed = group.exposed(at_ms(90_000)).remove(0);
+    let last_word = 19_000 - 10_000;
+    assert_eq!(
+        (exposed.is_known, exposed.after_ms),
+        (true, None),
+        "it has not said that it degraded"
+    );
+    assert_eq!(exposed.since_unix_ms, Some(at_ms(last_word).unix_ms));
+    // The server is started again, and it says so only then.
+    tell(&mut group, 0, HOLDS);
+    let mut group = reopen(&disk.crash(&mut || false));
+    let shape = Shape { writers: 2, form: Form::Vector };
+    join(&mut group, at_ms(0), &shape.join(0, 1, LastRun::Unknown));
+    tell(&mut group, 0, is_async);
+    assert_eq!(group.exposed(at_ms(90_000))[0].since_unix_ms, None, "nobody knows");
+}
+
 /// The journal has the recovery on record, and what it had to say is not beside it.
 #[test]
 fn a_recovery_that_was_cut_short_says_it_all_the_same() {
