@@ -225,18 +225,19 @@ fn bridged(rules: &MemberRules) -> String {
 
 /// Beside the queue of iptables, which comes later.
 fn companion(rules: &MemberRules) -> String {
-    let MemberRules { interface, topology, .. } = rules;
-    let (cut_off, unseen) = (
-        CutOff::of(rules),
-        match topology {
-            Topology::Routed => String::new(),
-            Topology::Bridged => {
-                format!("  iifname \"{interface}\" ether type != {{ ip, ip6, arp }} drop\n")
-            }
-        },
-    );
+    let cut_off = CutOff::of(rules);
     let CutOff { from, to } = &cut_off;
-    chain("forward", PRIORITY_CUT_OFF, &format!("{from}{to}{unseen}"))
-        + &chain("input", PRIORITY_CUT_OFF, &format!("{from}{unseen}"))
+    let (forward, input) = match rules.topology {
+        Topology::Routed => (format!("{from}{to}"), from.clone()),
+        Topology::Bridged => {
+            let Early { forward, input } = Early::of(rules);
+            let interface = &rules.interface;
+            let unseen =
+                format!("  iifname \"{interface}\" ether type != {{ ip, ip6, arp }} drop\n");
+            (format!("{forward}{from}{to}{unseen}"), format!("{input}{from}{unseen}"))
+        }
+    };
+    chain("forward", PRIORITY_CUT_OFF, &forward)
+        + &chain("input", PRIORITY_CUT_OFF, &input)
         + &cut_off.output(PRIORITY_CUT_OFF)
 }

@@ -153,11 +153,22 @@ fn each_packet_meets_what_is_meant_for_it() {
 
 #[test]
 fn beside_the_queue_of_iptables_only_what_it_cannot_see_is_dropped() {
-    for topology in [Topology::Routed, Topology::Bridged] {
-        let script = companion(&MemberRules { only_index: Some(INDEX), ..rules(topology) });
-        for packet in Packet::all() {
+    for (topology, marking) in [
+        (Topology::Routed, false),
+        (Topology::Routed, true),
+        (Topology::Bridged, false),
+        (Topology::Bridged, true),
+    ] {
+        let script = companion(&MemberRules {
+            pass_mark: marking.then_some(MARK),
+            only_index: Some(INDEX),
+            ..rules(topology)
+        });
+        // Nothing else is ever marked.
+        let may_be = |of: &Packet| of.mark & MARK == 0 || matches!(of.ethertype, "ip" | "ip6");
+        for packet in Packet::all().into_iter().filter(may_be) {
             let hook = if packet.oif.is_some() { "forward" } else { "input" };
-            let wanted = match packet.wanted(topology, true, false) {
+            let wanted = match packet.wanted(topology, true, marking) {
                 "queue" => "accept",
                 verdict => verdict,
             };
@@ -181,7 +192,7 @@ fn the_host_itself_sends_nothing_to_an_interface_of_another_index() {
 /// What is covered, and what comes to the guest, meets one name on its way, and the host's other packets two.
 #[test]
 fn most_packets_are_let_go_by_the_first_rules() {
-    for build in [routed as Build, bridged] {
+    for build in [routed as Build, bridged, companion] {
         let script = build(&MemberRules {
             pass_mark: Some(MARK),
             only_index: Some(INDEX),
