@@ -38,7 +38,9 @@ impl<S: Storage> Group<S> {
         }
         let busy = self.fold.running.is_some()
             || self.fold.aside
-            || now.mono < self.fold.unread.not_before;
+            || now.mono < self.fold.unread.not_before
+            // It may be lost still, and what it leaves out must not be passed before.
+            || self.is_being_recovered();
         if busy || self.broken.is_some() || self.fold_is_blocked() {
             return None;
         }

@@ -271,9 +271,14 @@ impl<S: Storage> Group<S> {
         Ok((point, hold))
     }
 
+    /// A recovery is not on record yet: there may be no room for it.
+    pub(super) fn is_being_recovered(&self) -> bool {
+        !self.promoted && self.journal.state().recovered().is_some()
+    }
+
     /// A recovery that is durable by now: the disks are this site's.
     pub(super) fn finish_recovery(&mut self) -> Result<(), GroupError> {
-        if self.promoted || self.journal.state().recovered().is_none() {
+        if !self.is_being_recovered() {
             return Ok(());
         }
         self.restart_receivers();
@@ -281,6 +286,8 @@ impl<S: Storage> Group<S> {
         self.overlay = None;
         self.overlay()?;
         self.promoted = true;
+        // What stood in its way may be void now.
+        self.fold.blocked = None;
         self.journal.note_void();
         let reason = self.fenced_reason().expect("recovered");
         for link in self.fenced.drain(..) {

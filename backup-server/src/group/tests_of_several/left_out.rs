@@ -94,3 +94,26 @@ fn by_time_a_recovery_names_who_was_behind() {
     assert!(why.starts_with("they belong to a resync; its end (seq 4) is 400 ms later"), "{why}");
     assert_eq!(left_out(&mut group, 1).1.unwrap().member, "a");
 }
+
+/// There is no room for the recovery, and then it is lost.
+#[test]
+fn what_a_recovery_leaves_out_is_not_passed_by_the_fold_before_it_is_on_record() {
+    let disk = Memory::new();
+    let mut group = two(&disk, Form::Vector);
+    send(&mut group, record(1, 2, 20, &[(0, 2)]));
+    group.flush();
+    while past::fold(&mut group, at_ms(0)) {}
+    let before = group.cut.cut().clone();
+    assert_eq!(before, vector(&[1, 1]));
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    let refused = group.recover(at_ms(0), true).unwrap_err();
+    assert!(matches!(refused, RecoverError::NoRoom(_)), "{refused}");
+    disk.set_faults(Faults::default());
+    assert!(group.fold_job(at_ms(0)).is_none());
+    assert_eq!(reopen(&disk.killed()).cut.cut(), &before);
+    // With room it goes on.
+    group.retry();
+    assert_eq!(group.recovery().unwrap().epoch, Epoch(2));
+    while past::fold(&mut group, at_ms(0)) {}
+    assert_eq!(group.unfolded_bytes(), 0);
+}
