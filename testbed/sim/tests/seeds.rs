@@ -178,7 +178,7 @@ fn known_seed(name: &str) -> u64 {
         "activity-forgotten" => 165,
         "rebuilt-next-to-pending" => 84,
         "ceiling-passed" => 113,
-        "floor-not-awaited" => 115,
+        "floor-not-awaited" => 2510,
         "written-before-kept" => 144,
         "given-up-before-shut" => 160,
         "switch-forgotten" => 242,
@@ -303,7 +303,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         ("lease-ignored", Checker::Lease, 3, &[Checker::Fence, Checker::OutputCommit]),
         ("one-too-early", Checker::OutputCommit, 16, &[Checker::ToldRows]),
         ("merge-forgotten", Checker::OutputCommit, 6, &[Checker::Closed]),
-        ("floor-not-awaited", Checker::OutputCommit, 115, &[Checker::Closed, Checker::Degraded]),
+        ("floor-not-awaited", Checker::OutputCommit, 2510, &[Checker::Closed, Checker::Degraded]),
         ("times-alone", Checker::Past, 45, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
