@@ -206,7 +206,8 @@ fn every_planted_bug_is_caught() {
             }
             "lease-ignored" => &[Checker::Lease, Checker::Fence],
             "fence-ignored-in-async" => &[Checker::Fence],
-            "given-up-before-shut" | "switch-forgotten" => &[Checker::Fence],
+            "given-up-before-shut" => &[Checker::Fence],
+            "switch-forgotten" => &[Checker::Fence, Checker::Switch],
             "others-not-awaited" => &[Checker::Switch],
             "merge-forgotten"
             | "strip-before-merge"
