@@ -25,7 +25,7 @@ use crate::planted::{self, Bug};
 use crate::storage::{self, Storage};
 use std::collections::BTreeMap;
 use std::io;
-use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
+use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, Follow, Join, LastRun, Machine, Message, RefusalKind,
@@ -50,13 +50,18 @@ pub(super) fn after_attach(
     same_run: bool,
     durable: Seq,
 ) -> CopyState {
-    let nothing_missed = match last_run {
+    let missed = may_have_missed(last_run, same_run, durable);
+    if copy == CopyState::Whole && missed { CopyState::Resyncing } else { copy }
+}
+
+/// Whether the host's disks may hold what its records do not say.
+fn may_have_missed(last_run: LastRun, same_run: bool, durable: Seq) -> bool {
+    match last_run {
         // Only the run that sent what is here can hold what follows.
-        LastRun::Continues { from } => same_run && from <= durable.next(),
-        LastRun::Clean { seq } => seq == durable,
-        LastRun::Unknown | LastRun::Unclean => false,
-    };
-    if copy == CopyState::Whole && !nothing_missed { CopyState::Resyncing } else { copy }
+        LastRun::Continues { from } => !same_run || from > durable.next(),
+        LastRun::Clean { seq } => seq != durable,
+        LastRun::Unknown | LastRun::Unclean => true,
+    }
 }
 
 /// Everything about an attachment that can be judged without the group.
@@ -317,8 +322,8 @@ impl<S: Storage> Group<S> {
         }
         let known = self.manifest.member(writer);
         let has_more = known.is_some_and(|member| disks::has_more(member, attach));
-        let mut copy =
-            after_attach(was.copy, attach.last_run, same_run, self.commit.durable_of(writer));
+        let durable = self.commit.durable_of(writer);
+        let mut copy = after_attach(was.copy, attach.last_run, same_run, durable);
         if has_more && copy == CopyState::Whole {
             copy = CopyState::Resyncing;
         }
@@ -330,7 +335,11 @@ impl<S: Storage> Group<S> {
             copy = CopyState::Partial;
         }
         if copy != was.copy {
-            self.begin_copy(attach, copy)?;
+            self.begin_copy(writer, copy);
+        }
+        if copy != was.copy || has_more || may_have_missed(attach.last_run, same_run, durable) {
+            // Also if it has begun: it may have been staged before, when there was no room for it.
+            self.must_be_on_record()?;
         }
         self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
@@ -455,12 +464,16 @@ impl<S: Storage> Group<S> {
 
     /// What the host's disks hold, and what it may have known, is not certain. In a resync C stands
     /// still until a copy is done.
-    fn begin_copy(&mut self, attach: &Attach, copy: CopyState) -> Result<(), Refusal> {
-        let note = Note::Copy { writer: attach.writer, copy };
+    fn begin_copy(&mut self, writer: WriterId, copy: CopyState) {
+        let note = Note::Copy { writer, copy };
         self.journal.stage_note(&note).expect("it follows what there is");
         if copy == CopyState::Resyncing {
-            self.commit.hold(attach.writer);
+            self.commit.hold(writer);
         }
+    }
+
+    /// What a host is told about its copy it acts on: a server that dies must not come back without it.
+    fn must_be_on_record(&mut self) -> Result<(), Refusal> {
         self.flush();
         if self.journal.staged_bytes() > 0 || self.broken.is_some() {
             let reason = self.broken.clone().or_else(|| self.stall_reason());

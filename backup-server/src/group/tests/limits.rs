@@ -109,6 +109,26 @@ fn a_full_disk_stalls_and_nothing_is_lost_or_doubled() {
     }
 }
 
+/// A host that is told so sends what it has written since, and takes it for compared later.
+#[test]
+fn a_resync_is_told_only_once_it_is_on_record_also_to_a_host_that_asks_again() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    let asks = attach_message(1, 1, LastRun::Unclean);
+    for link in [LINK, OTHER, LATEST] {
+        group.attach(at_ms(0), link, "host-a", &asks);
+        let outputs = group.take_outputs();
+        assert_eq!(refusal(&outputs), Some((link, RefusalKind::Stopping)), "{outputs:?}");
+    }
+    let crashed = reopen(&disk.crash(&mut || false));
+    assert_eq!(crashed.state().writers[0].copy, CopyState::Whole);
+    disk.set_faults(Faults::default());
+    assert_eq!(join(&mut group, LATEST, 1, LastRun::Unclean).copy, CopyState::Resyncing);
+    let crashed = reopen(&disk.crash(&mut || false));
+    assert_eq!(crashed.state().writers[0].copy, CopyState::Resyncing);
+}
+
 #[test]
 fn a_failing_disk_breaks_the_group_and_opening_it_again_mends_it() {
     let disk = Memory::new();
