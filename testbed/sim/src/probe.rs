@@ -515,6 +515,9 @@ fn compare(vm: usize, cut: &CountVector, expected: &Images, found: &Images) -> C
 /// Where a disk at the backup is not what it should be. It may be smaller, if it has not heard that it has grown: what
 /// is missing counts as zeroes.
 pub(crate) fn first_difference(want: &[u8], have: &[u8]) -> Option<usize> {
+    if want == have {
+        return None;
+    }
     let both = want.iter().zip(have).position(|(a, b)| a != b);
     let beyond = || want[have.len()..].iter().position(|byte| *byte != 0).map(|at| have.len() + at);
     both.or_else(beyond)
