@@ -14,14 +14,14 @@ impl<T> Member<T> {
     /// A message of the backup for this member.
     pub fn receive(&mut self, message: Message, now: MonoNanos) -> Result<(), MemberError> {
         match (message, self.phase) {
-            (Message::Attached(attached), Phase::Attaching) => self.attached(attached),
+            (Message::Attached(attached), Phase::Attaching) => self.attached(attached, now),
             (Message::LastAttached { incarnation }, Phase::Attaching) => {
                 self.last_attached = Some(incarnation);
                 Ok(())
             }
             // Asked anew on the same connection, to compare.
             (Message::Attached(attached), Phase::Attached) if self.says_differs => {
-                self.attached(attached)
+                self.attached(attached, now)
             }
             (Message::LastAttached { incarnation }, Phase::Attached) if self.says_differs => {
                 self.last_attached = Some(incarnation);
@@ -146,7 +146,7 @@ impl<T> Member<T> {
         Ok(())
     }
 
-    fn attached(&mut self, attached: Attached) -> Result<(), MemberError> {
+    fn attached(&mut self, attached: Attached, now: MonoNanos) -> Result<(), MemberError> {
         let member = || self.attach.member.clone();
         let compares = std::mem::take(&mut self.says_differs);
         if compares && attached.copy == CopyState::Whole {
@@ -181,6 +181,7 @@ impl<T> Member<T> {
         if let Err(error) = sender.attached(attached.durable) {
             return Err(self.broken(error));
         }
+        self.are_durable(attached.durable, now);
         self.phase = Phase::Attached;
         self.was_attached = true;
         self.is_unwanted = false;
@@ -234,12 +235,17 @@ impl<T> Member<T> {
         self.gate.committed(committed);
         self.let_gate_go(committed.get(self.attach.writer));
         self.port.set_acked(durable, committed.get(self.attach.writer));
+        self.are_durable(durable, now);
+        self.publish_stats();
+        Ok(())
+    }
+
+    /// Guests' writes up to here wait no longer.
+    fn are_durable(&mut self, durable: Seq, now: MonoNanos) {
         while let Some((_, at)) = self.admitted.front().filter(|(seq, _)| *seq <= durable) {
             self.stats.commit_latency(now.since_ns(*at));
             self.admitted.pop_front();
         }
-        self.publish_stats();
-        Ok(())
     }
 
     /// Another writer resyncs: what may it have known of this one? What was published was handed

@@ -33,6 +33,23 @@ fn a_clean_run_admits_before_the_backup_is_reached_and_says_so_when_it_has() {
     assert_eq!(b.sent(), [6], "what had arrived is not sent again");
 }
 
+/// A guest that writes no more would be taken for one that waits, and a degraded group would never come back.
+#[test]
+fn what_had_arrived_when_the_connection_broke_does_not_lag() {
+    let (admitted_at, later) = (MonoNanos(1000), MonoNanos(9000));
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    let records = vec![record(5), record(6)];
+    b.member.hear_owner(ToLink::Records { records, admitted_at }, &mut BytesMut::new());
+    assert_eq!(b.sent(), [5, 6]);
+    b.member.disconnected();
+    assert_eq!((b.stats.lag_writes(), b.stats.lag_ns(later)), (2, 8000));
+    b.connect();
+    b.member.receive(attached(6, 6, CopyState::Whole), later).unwrap();
+    assert_eq!((b.stats.lag_writes(), b.stats.lag_ns(later)), (0, 0));
+}
+
 #[test]
 fn a_backup_that_lost_data_ends_the_run() {
     let mut b = bench(LastRun::Clean { seq: Seq(4) });
