@@ -2,6 +2,7 @@
 
 use super::member::{Member, MemberError};
 use super::port::ToLink;
+use super::turns::{TURN_BYTES, Turns};
 use crate::clock;
 use bytes::{Buf, BytesMut};
 use std::io;
@@ -13,8 +14,6 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// What is encoded ahead of the socket.
-const OUT_BYTES: usize = 256 << 10;
 /// What is read at a time.
 const READ_BYTES: usize = 64 << 10;
 /// How long the backup may take to greet.
@@ -143,9 +142,9 @@ where
     let mut beacons = tokio::time::interval(silence_max / 4);
     beacons.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut input = BytesMut::with_capacity(READ_BYTES);
-    let mut out = BytesMut::with_capacity(OUT_BYTES * 2);
+    let mut out = BytesMut::with_capacity(TURN_BYTES * 2);
     let mut batch = Vec::new();
-    let mut first_to_fill = 0;
+    let mut turns = Turns::default();
     let mut must_flush = false;
     let mut inbox_open = true;
     let mut last_heard = Instant::now();
@@ -155,12 +154,7 @@ where
     }
     loop {
         if out.is_empty() {
-            // A different member first each time: none waits for another's backlog.
-            first_to_fill = (first_to_fill + 1) % members.len().max(1);
-            let (front, back) = members.split_at_mut(first_to_fill);
-            for member in back.iter_mut().chain(front) {
-                member.fill(&mut out, OUT_BYTES)?;
-            }
+            turns.fill(members, &mut out)?;
         }
         if !inbox_open && out.is_empty() && !must_flush {
             writer.shutdown().await?;

@@ -13,6 +13,7 @@
 //! | [`member`] | one member's half of the conversation, sans-I/O |
 //! | [`port`] | what the owner loop and the link share |
 //! | `bookmarks` | bookmarks that wait for the backup |
+//! | [`turns`] | whose turn it is to send |
 //! | [`connection`] | one connection: hello, attach, the read and write loop |
 //! | [`connector`] | connecting again and again, TLS or plaintext |
 
@@ -24,6 +25,7 @@ pub mod port;
 pub mod queue;
 #[cfg(test)]
 mod tests;
+pub mod turns;
 
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;

@@ -16,6 +16,7 @@ use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::member::{Member, MemberParts, Presence};
 use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
 use tidelock_daemon::link::queue::{OnDisk, Spilled};
+use tidelock_daemon::link::turns::Turns;
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, WriterId};
@@ -23,8 +24,6 @@ use tidelock_protocol::message::{
     Attach, CopyState, DiskSpec, LastRun, Message, Mode, PROTOCOL, Policy,
 };
 
-/// What is encoded ahead of the pipe.
-const OUT_BYTES: usize = 256 << 10;
 /// The least that is put on a narrow link while there is more.
 const PIECE_MIN_BYTES: usize = 1 << 10;
 const PAUSE_FIRST_NS: u64 = 100 * MS;
@@ -50,7 +49,7 @@ pub struct LinkLoop {
     state: State,
     input: BytesMut,
     out: BytesMut,
-    first_to_fill: usize,
+    turns: Turns,
     began_ns: u64,
     last_heard_ns: u64,
     pause_ns: u64,
@@ -116,7 +115,7 @@ impl LinkLoop {
             state: State::Down,
             input: BytesMut::new(),
             out: BytesMut::new(),
-            first_to_fill: 0,
+            turns: Turns::default(),
             began_ns: 0,
             last_heard_ns: 0,
             pause_ns: PAUSE_FIRST_NS,
@@ -227,12 +226,9 @@ impl World {
             let Some(daemon) = &mut self.hosts[host].daemon else { return Ok(()) };
             let link = &mut daemon.link;
             if link.out.is_empty() && link.state == State::Serving {
-                link.first_to_fill = (link.first_to_fill + 1) % link.members.len().max(1);
-                let (front, back) = link.members.split_at_mut(link.first_to_fill);
-                for member in back.iter_mut().chain(front) {
-                    if let Err(error) = member.fill(&mut link.out, OUT_BYTES) {
-                        return fail(Checker::Stream, error.to_string());
-                    }
+                let filled = link.turns.fill(&mut link.members, &mut link.out);
+                if let Err(error) = filled {
+                    return fail(Checker::Stream, error.to_string());
                 }
             }
             if link.out.is_empty() {

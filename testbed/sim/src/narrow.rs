@@ -228,18 +228,18 @@ impl World {
         groups.filter(stays).collect()
     }
 
-    /// How long the slowest link takes for all that may be in front of a record.
+    /// How long the slowest link takes until a record has gone out behind all that may be in front of it: what its writer has
+    /// queued, while the others of its host send as much.
     fn queue_ns(&self) -> u64 {
         let of_host = |host: usize| {
             let here = self.vms_of(host).into_iter().map(|vm| &self.plan.vms[vm]);
-            let queued: u64 = here
-                .filter(|vm| vm.is_writer())
-                .map(|vm| {
-                    vm.backlog_limit_bytes + vm.queue_depth as u64 * WRITE_BYTES + COPIES_BYTES
-                })
-                .sum();
+            let queued = here.filter(|vm| vm.is_writer()).map(|vm| {
+                vm.backlog_limit_bytes + vm.queue_depth as u64 * WRITE_BYTES + COPIES_BYTES
+            });
+            let (writers, longest) =
+                queued.fold((0, 0), |(n, longest), of| (n + 1, of.max(longest)));
             let rate = self.net.paths[host].bytes_per_ms.unwrap_or(self.plan.bytes_per_ms);
-            queued * MS / rate.max(1)
+            writers * longest * MS / rate.max(1)
         };
         (0..self.hosts.len()).map(of_host).max().unwrap_or(0)
     }

@@ -1,5 +1,6 @@
 mod attaching;
 mod leases;
+mod turns;
 mod unrecorded;
 
 use super::GateControl;
