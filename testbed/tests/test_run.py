@@ -79,3 +79,34 @@ def test_the_machine_outside_is_not_changed(run):
     net = Net(run, rtt_ms=5)
     net.primary.add_tap(GuestNet(0))
     assert outside() == before
+
+
+MOUNTS = textwrap.dedent("""
+    import sys
+    from pathlib import Path
+    from tidelock_testbed import run
+    run._BPF_LOCK = Path(sys.argv[1])
+    pinned = run._BPF / "tidelock"
+    def look(): print("tidelock /sys/fs/bpf bpf" in Path("/proc/mounts").read_text())
+    first, second = (run.Run(f"{sys.argv[2]}/{name}", keep=False) for name in ("first", "second"))
+    first.close()
+    look()
+    pinned.mkdir()
+    second.close()
+    look()
+    pinned.rmdir()
+    run.Run(f"{sys.argv[2]}/third", keep=False).close()
+    look()
+""")
+
+
+def test_the_last_run_takes_away_what_daemons_have_mounted_and_nobody_uses(run, tmp_path):
+    inside = 'umount /sys/fs/bpf 2> /dev/null; mount -t bpf tidelock /sys/fs/bpf && exec "$@"'
+    program = [sys.executable, "-c", MOUNTS, tmp_path / "lock", f"{run.directory.relative_to(ROOT / 'out')}"]
+    found = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, "-", *program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "testbed")},
+    )
+    assert found.stdout.split() == ["True", "True", "False"], found.stderr

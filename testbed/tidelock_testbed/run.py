@@ -11,6 +11,7 @@ so a number that the kernel has given to someone else is never touched.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import shutil
@@ -25,6 +26,9 @@ from pathlib import Path
 from .paths import OUT
 
 _RECORDS = OUT / ".runs"
+_BPF = Path("/sys/fs/bpf")
+_OF_THE_KERNEL = {"maps.debug", "progs.debug"}
+_BPF_LOCK = Path("/run/tidelock-testbed.lock")
 _open_runs: list["Run"] = []
 
 
@@ -40,6 +44,8 @@ class Run:
         reap_dead_runs()
         self.prefix = _free_prefix()
         self.keep = keep
+        self._runs_with_others = _BPF_LOCK.open("w")
+        fcntl.flock(self._runs_with_others, fcntl.LOCK_SH)
         self.directory = OUT / name
         if self.directory.exists():
             shutil.rmtree(self.directory)
@@ -80,12 +86,25 @@ class Run:
                     print(f"testbed: cannot {name}:", file=sys.stderr)
                     traceback.print_exc()
             _open_runs.remove(self)
+            self._unmount_if_last()
             self._record.unlink(missing_ok=True)
             if well and not self.keep:
                 shutil.rmtree(self.directory, ignore_errors=True)
         finally:
             for number, handler in before:
                 signal.signal(number, handler)
+
+    def _unmount_if_last(self) -> None:
+        """A daemon mounts a file system for what must outlive it, where there is none, and leaves it there. It
+        goes when no other run may be about to use it, and nobody has anything in it."""
+        with self._runs_with_others as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return
+            is_ours = f"tidelock {_BPF} bpf " in Path("/proc/mounts").read_text()
+            if is_ours and {path.name for path in _BPF.iterdir()} <= _OF_THE_KERNEL:
+                subprocess.run(["umount", _BPF], capture_output=True)
 
     def __enter__(self) -> "Run":
         return self
