@@ -339,7 +339,7 @@ impl<S: Storage> Group<S> {
         }
         if copy != was.copy || has_more || may_have_missed(attach.last_run, same_run, durable) {
             // Also if it has begun: it may have been staged before, when there was no room for it.
-            self.must_be_on_record()?;
+            self.must_be_on_record().map_err(|e| (RefusalKind::Stopping, e))?;
         }
         self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
@@ -470,16 +470,6 @@ impl<S: Storage> Group<S> {
         if copy == CopyState::Resyncing {
             self.commit.hold(writer);
         }
-    }
-
-    /// What a host is told about its copy it acts on: a server that dies must not come back without it.
-    fn must_be_on_record(&mut self) -> Result<(), Refusal> {
-        self.flush();
-        if self.journal.staged_bytes() > 0 || self.broken.is_some() {
-            let reason = self.broken.clone().or_else(|| self.stall_reason());
-            return refuse(RefusalKind::Stopping, reason.unwrap_or_default());
-        }
-        Ok(())
     }
 
     fn take_over(&mut self, now: Now, link: Link, attach: &Attach, speaks_of_groups: bool) {

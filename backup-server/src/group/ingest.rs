@@ -269,6 +269,15 @@ impl<S: Storage> Group<S> {
         self.check_unfolded();
     }
 
+    /// What a host is told it acts on: a server that dies must not come back without it. Says why it is not on record.
+    pub(super) fn must_be_on_record(&mut self) -> Result<(), String> {
+        self.flush();
+        match self.journal.staged_bytes() {
+            0 if self.broken.is_none() => Ok(()),
+            _ => Err(self.broken.clone().or_else(|| self.stall_reason()).unwrap_or_default()),
+        }
+    }
+
     pub(super) fn tell_committed(&mut self) {
         let committed = self.told();
         for (i, slot) in self.slots.iter().enumerate() {

@@ -168,11 +168,7 @@ impl<S: Storage> Group<S> {
             self.cut.reshape(state);
         }
         // Also if it is the same: it may have been staged before, when there was no room for it.
-        self.flush();
-        match self.journal.staged_bytes() {
-            0 if self.broken.is_none() => Ok(()),
-            _ => Err(self.broken.clone().or_else(|| self.stall_reason()).unwrap_or_default()),
-        }
+        self.must_be_on_record()
     }
 
     fn removed(&self) -> Vec<WriterId> {
