@@ -358,6 +358,18 @@ def test_tags_are_compared_with_the_turns_beside_them():
     assert rows[0]["without"]["udp_us"] == 10
 
 
+def test_the_bursts_of_a_turn_are_compared_with_those_beside_them():
+    found = tagging_found(4, 0.9)
+    guards = found["paths"][0]["guards"] = found["paths"][0]["guards"][:2]
+    for without, beside in zip(*(guard["turns"] for guard in guards), strict=True):
+        # The machine is slower in the second one, and something disturbed the third.
+        without["gbit_per_s"] = [50, 20, 50, 50]
+        beside["gbit_per_s"] = [45, 18, 5, 45]
+    row = tagging.summarise(found)["rows"][0]
+    assert row["ratios"]["gbit_per_s"] == pytest.approx({"low": 0.9, "median": 0.9, "high": 0.9})
+    assert row["without"]["gbit_per_s"] == 50
+
+
 @pytest.mark.parametrize(
     ("added_us", "share", "expected"),
     [(5, 0.97, [True, True]), (5.1, 0.969, [False, False])],

@@ -155,14 +155,14 @@ pub fn stream(connection: (TcpStream, TcpStream), span: Duration) -> f64 {
 }
 
 /// Streams of bytes over standing connections, one after the other, each until all of its bytes have arrived; a core
-/// for either end. Returns how long each connection took in all.
+/// for either end. Returns how long each connection took in each round.
 ///
 /// The first round is not counted: a connection that was idle has to find its pace again.
 pub fn streams_in_turn(
     connections: &[&(TcpStream, TcpStream)],
     rounds: usize,
     bytes: u64,
-) -> Vec<Duration> {
+) -> Vec<Vec<Duration>> {
     let turns = || {
         (0..=rounds).flat_map(|round| {
             let nth = move |at| if round % 2 == 0 { at } else { connections.len() - 1 - at };
@@ -186,14 +186,14 @@ pub fn streams_in_turn(
         let receiver = scope.spawn(move || {
             stay_on_core(1);
             let mut buffer = vec![0; 256 << 10];
-            let mut took = vec![Duration::ZERO; connections.len()];
+            let mut took = vec![Vec::with_capacity(rounds); connections.len()];
             for (round, nth) in turns() {
                 let start = begun.recv().expect("a sender");
                 for _ in 0..bytes / buffer.len() as u64 {
                     (&connections[nth].1).read_exact(&mut buffer).expect("read");
                 }
                 if round > 0 {
-                    took[nth] += start.elapsed();
+                    took[nth].push(start.elapsed());
                 }
                 ends.send(()).expect("a sender");
             }

@@ -22,12 +22,13 @@ so that segments are equally large. All variants stand ready at once and take {r
 that is turned around each time; the fast stream takes turns in bursts of 16 MiB on standing connections, 40 in each
 turn, with 512 KiB under way at most: from one second to the next this machine's memory is faster or slower by half, and
 a window that the kernel finds by itself stays within the cache on one connection and not on the next. A figure is the
-median of the differences or ratios of turns beside each other, in brackets the middle half of them. Both ends of a
-round trip share a core: what is added is then the work on the way, and not how soon the hypervisor wakes another core.
-*programs*: what one run of each takes, by the kernel's own count (`BPF_ENABLE_STATS`), some tens of nanoseconds of
-which are the counting. Throughput is also measured with guests on *taps*, whose frames a process carries between host
-and guest with what the driver says of segments and checksums, as QEMU's own virtio-net does for a VM: several threads
-on two cores, whose turns differ most.
+median of the differences or ratios of turns beside each other, in brackets the middle half of them; the ratio of two
+turns of the fast stream is the median of those of their bursts. Both ends of a round trip share a core: what is added
+is then the work on the way, and not how soon the hypervisor wakes another core. *programs*: what one run of each
+takes, by the kernel's own count (`BPF_ENABLE_STATS`), some tens of nanoseconds of which are the counting. Throughput
+is also measured with guests on *taps*, whose frames a process carries between host and guest with what the driver
+says of segments and checksums, as QEMU's own virtio-net does for a VM: a thread for each way of each guest, on the
+core where the guest sends or receives.
 """
 
 MEMBERS_WORDS = """A round trip meets each program twice. Between hosts a tag needs room: the guests here are

@@ -80,6 +80,22 @@ def _profile(settings: Settings, what: str, cable: str, to: str, guard: str) -> 
             load.kill()
 
 
+def _readings(turn: dict, name: str) -> list[float]:
+    """Of one turn: the fast stream has one of each burst."""
+    read = turn[name]
+    return read if isinstance(read, list) else [read]
+
+
+def _middle(turns: list[dict], name: str) -> float:
+    return round(median(reading for turn in turns for reading in _readings(turn, name)), 2)
+
+
+def _ratio(one: dict, other: dict, name: str) -> float:
+    """Of two turns beside each other, by their bursts beside each other: one that was disturbed counts once."""
+    pairs = zip(_readings(one, name), _readings(other, name), strict=True)
+    return median(ours / theirs for ours, theirs in pairs)
+
+
 def summarise(found: dict) -> dict:
     """A row for each path and guard: what it adds to round trips (on veths), its share of the throughput without."""
     rows = []
@@ -90,12 +106,12 @@ def summarise(found: dict) -> dict:
             trips = [name for name in TRIPS if name in plain["turns"][0]]
             rates = [name for name in RATES if name in plain["turns"][0]]
             added = {name: Half.of([one[name] - other[name] for one, other in pairs]).json() for name in trips}
-            ratios = {name: Half.of([one[name] / other[name] for one, other in pairs]).json() for name in rates}
+            ratios = {name: Half.of([_ratio(one, other, name) for one, other in pairs]).json() for name in rates}
             row = {
                 "path": PATHS[path["path"]],
                 "cable": CABLES[path["cable"]],
                 "guard": guard["guard"],
-                "without": {name: round(median(turn[name] for turn in plain["turns"]), 2) for name in (*trips, *rates)},
+                "without": {name: _middle(plain["turns"], name) for name in (*trips, *rates)},
                 "added_us": added,
                 "ratios": ratios,
                 "program_ns": guard["program_ns"],
