@@ -133,8 +133,7 @@ fn load(words: &[&str]) -> Option<()> {
         println!("{}", json!({ "packets_per_s": site.flood(span) }));
     } else {
         let rounds = (span.as_millis() / 4) as usize;
-        let took = measure::streams_in_turn(&[&site.bulk], rounds, BURST_BYTES);
-        let rates: Vec<f64> = took[0].iter().map(gbit_per_s).collect();
+        let [rates] = in_bursts([&site], rounds);
         println!("{}", json!({ "gbit_per_s": measure::percentile(&rates, 50) }));
     }
     site.close();
@@ -156,11 +155,12 @@ fn take_turns(
         if round % 2 == 1 {
             order.reverse();
         }
-        let rates = in_bursts(&sites);
+        let rates = in_bursts(sites.each_ref(), BURSTS);
         for nth in order {
             turns[nth].push(sites[nth].turn(&rates[nth], span));
         }
     }
+    let filter = sites[1].gates[0].1.firewall().name().to_owned();
     let row = |((guard, site), turns): ((Guard, Site), Vec<Value>)| {
         let row = json!({
             "guard": guard.name(),
@@ -172,15 +172,26 @@ fn take_turns(
         row
     };
     let rows: Vec<Value> = guards.into_iter().zip(sites).zip(turns).map(row).collect();
-    json!({ "path": format!("{plan:?}"), "cable": format!("{cable:?}"), "guards": rows })
+    json!({
+        "path": format!("{plan:?}"),
+        "cable": format!("{cable:?}"),
+        "packet_filter": filter,
+        "guards": rows,
+    })
 }
 
 /// Gigabits per second of each burst of a stream on each site. Burst k of one stands beside burst k of the others: a
-/// machine's memory may be faster or slower from one second to the next by more than what is to be told.
-fn in_bursts(sites: &[Site; 3]) -> [Vec<f64>; 3] {
-    let took =
-        measure::streams_in_turn(&sites.each_ref().map(|site| &site.bulk), BURSTS, BURST_BYTES);
-    [0, 1, 2].map(|nth: usize| took[nth].iter().map(gbit_per_s).collect())
+/// machine's memory may be faster or slower from one second to the next by more than what is to be told. All that a
+/// packet meets runs on one core.
+fn in_bursts<const N: usize>(sites: [&Site; N], rounds: usize) -> [Vec<f64>; N] {
+    let keep_carriers_on = |core| {
+        let carriers = sites.iter().flat_map(|site| &site.carriers);
+        carriers.for_each(|carrier| measure::keep_on(*carrier, core));
+    };
+    keep_carriers_on(Some(0));
+    let took = measure::streams_in_turn(&sites.map(|site| &site.bulk), rounds, BURST_BYTES);
+    keep_carriers_on(None);
+    std::array::from_fn(|nth| took[nth].iter().map(gbit_per_s).collect())
 }
 
 /// Of a burst.
@@ -192,6 +203,8 @@ fn gbit_per_s(took: &Duration) -> f64 {
 struct Site {
     town: Town,
     cable: Cable,
+    /// The threads that carry frames between taps.
+    carriers: Vec<libc::pid_t>,
     to: &'static str,
     gates: Vec<(String, Gate)>,
     web: UdpSocket,
@@ -207,11 +220,11 @@ struct Site {
 impl Site {
     fn new(plan: Plan, cable: Cable, to: &'static str, guard: Guard) -> Site {
         let town = Town::new(plan);
+        let mut carriers = Vec::new();
         if cable == Cable::Tap {
-            // Beside what sends and what receives, each on a core: where they run is not to be a matter of luck.
-            for (member, core) in [("web", 0), ("db", 1)] {
+            for member in ["web", "db"] {
                 town.remake_as(member, |host, port, guest| {
-                    measure::taps::connect(host, port, guest, "e0", core);
+                    carriers.extend(measure::taps::connect(host, port, guest, "e0"));
                 });
             }
         }
@@ -229,7 +242,7 @@ impl Site {
         iperf3.args(["netns", "exec", &town.ns(to), "setpriv", "--pdeathsig", "KILL"]);
         iperf3.args(["iperf3", "-s", "-p", "7002"]).stdout(Stdio::null()).stderr(Stdio::null());
         let iperf3 = iperf3.spawn().expect("iperf3 starts");
-        let site = Site { town, cable, to, gates, web, peer, _sink, tcp, bulk, iperf3 };
+        let site = Site { town, cable, carriers, to, gates, web, peer, _sink, tcp, bulk, iperf3 };
         let listening = || site.town.on(to, "ss -Htln sport = :7002");
         lab::until("iperf3 listens", || !listening().is_empty());
         site

@@ -337,7 +337,7 @@ def tagging_found(added_us: float, share: float, paths: int = 1, share_on_taps: 
         return [guard(cable, "none", 0, 1), guard(cable, "vector", added_us, left), guard(cable, "queue", 15, 0.5)]
 
     found = [
-        {"path": path, "cable": cable, "guards": guards(cable)}
+        {"path": path, "cable": cable, "packet_filter": "nft", "guards": guards(cable)}
         for cable in tagging.CABLES
         for path in list(tagging.PATHS)[:paths]
     ]

@@ -44,13 +44,20 @@ pub fn rounded(value: f64) -> f64 {
 /// Keeps the calling thread, and what it starts, on a core, if there are as many. Both ends of a round trip on the same:
 /// what is measured is the work on the way, not how soon a sleeping core is woken.
 pub fn stay_on_core(core: usize) {
-    let core = core % std::thread::available_parallelism().map_or(1, |n| n.get());
+    keep_on(0, Some(core));
+}
+
+/// Keeps a thread on a core, or lets it run on any; 0 is the calling one.
+pub fn keep_on(thread: libc::pid_t, core: Option<usize>) {
+    let count = std::thread::available_parallelism().map_or(1, |n| n.get());
     // SAFETY: all zeros is an empty set.
     let mut cores: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours, and a machine's cores are within it.
-    unsafe { libc::CPU_SET(core, &mut cores) };
-    // SAFETY: the set has this size; 0 is the calling thread.
-    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&cores), &raw const cores) };
+    for core in core.map_or(0..count, |core| core % count..core % count + 1) {
+        // SAFETY: the set is ours, and a machine's cores are within it.
+        unsafe { libc::CPU_SET(core, &mut cores) };
+    }
+    // SAFETY: the set has this size.
+    let result = unsafe { libc::sched_setaffinity(thread, size_of_val(&cores), &raw const cores) };
     assert_eq!(result, 0, "sched_setaffinity: {}", std::io::Error::last_os_error());
 }
 
@@ -154,8 +161,8 @@ pub fn stream(connection: (TcpStream, TcpStream), span: Duration) -> f64 {
     })
 }
 
-/// Streams of bytes over standing connections, one after the other, each until all of its bytes have arrived; a core
-/// for either end. Returns how long each connection took in each round.
+/// Streams of bytes over standing connections, one after the other, each until all of its bytes have arrived; both ends
+/// on one core. Returns how long each connection took in each round.
 ///
 /// The first round is not counted: a connection that was idle has to find its pace again.
 pub fn streams_in_turn(
@@ -184,7 +191,7 @@ pub fn streams_in_turn(
             }
         });
         let receiver = scope.spawn(move || {
-            stay_on_core(1);
+            stay_on_core(0);
             let mut buffer = vec![0; 256 << 10];
             let mut took = vec![Vec::with_capacity(rounds); connections.len()];
             for (round, nth) in turns() {

@@ -2,27 +2,36 @@
 //! between it and the guest, with what the guest's driver says of segments and checksums that are still to be made. Here
 //! the guest's end is a tap, too, in its namespace.
 
-use super::stay_on_core;
 use crate::lab::in_namespace;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::sync::mpsc;
 
 /// A virtio-net header and the longest packet, with its Ethernet header.
 const FRAME_MAX_BYTES: usize = 10 + 14 + (1 << 16);
 
-/// Makes both taps and carries frames on a core until their namespaces are gone, or the process is. Neither is up yet.
-pub fn connect(host: &str, host_interface: &str, guest: &str, guest_interface: &str, core: usize) {
+/// Makes both taps and carries frames until their namespaces are gone, or the process is. Neither is up yet. Returns the
+/// threads that carry.
+pub fn connect(
+    host: &str,
+    host_interface: &str,
+    guest: &str,
+    guest_interface: &str,
+) -> [libc::pid_t; 2] {
     let at_host = in_namespace(host, || tap(host_interface));
     let at_guest = in_namespace(guest, || tap(guest_interface));
     let both = |file: &File| file.try_clone().expect("another descriptor");
     let ways = [(both(&at_guest), both(&at_host)), (at_host, at_guest)];
-    for (from, to) in ways {
+    ways.map(|(from, to)| {
+        let (begins, begun) = mpsc::channel();
         std::thread::spawn(move || {
-            stay_on_core(core);
+            // SAFETY: the call takes nothing and always succeeds.
+            begins.send(unsafe { libc::gettid() }).expect("somebody waits");
             carry(from, to);
         });
-    }
+        begun.recv().expect("a thread")
+    })
 }
 
 fn carry(mut from: File, mut to: File) {

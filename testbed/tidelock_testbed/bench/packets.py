@@ -15,20 +15,26 @@ MEMBERS = """## (i) Between two members, with tags and without
 
 Real packets between namespaces of two guests, with one host (bridged, routed) or two between them
 (`netfilter/examples/tagging-bench.rs`): a flooding `ping`, requests of 64 bytes and their replies over UDP and TCP,
-`iperf3`'s one TCP stream held to 10 Gb/s, one as fast as memory goes, 64-byte datagrams as fast as one thread can send
-them. *vector*: tags of four writers. On one host packets carry none: the sender's program raises the receiver's P in
-the kernel's memory ([causality](../causality.md), section 1). The hosts' interfaces have room for a tag (MTU 1600),
-so that segments are equally large. All variants stand ready at once and take {rounds} short turns each, in an order
-that is turned around each time; the fast stream takes turns in bursts of 16 MiB on standing connections, 40 in each
-turn, with 512 KiB under way at most: from one second to the next this machine's memory is faster or slower by half, and
-a window that the kernel finds by itself stays within the cache on one connection and not on the next. A figure is the
-median of the differences or ratios of turns beside each other, in brackets the middle half of them; the ratio of two
-turns of the fast stream is the median of those of their bursts. Both ends of a round trip share a core: what is added
-is then the work on the way, and not how soon the hypervisor wakes another core. *programs*: what one run of each
-takes, by the kernel's own count (`BPF_ENABLE_STATS`), some tens of nanoseconds of which are the counting. Throughput
-is also measured with guests on *taps*, whose frames a process carries between host and guest with what the driver
-says of segments and checksums, as QEMU's own virtio-net does for a VM: a thread for each way of each guest, on the
-core where the guest sends or receives.
+one TCP stream as fast as a core carries it, `iperf3`'s one TCP stream held to 10 Gb/s, 64-byte datagrams as fast as
+one thread can send them. *vector*: tags of four writers. On one host packets carry none: the sender's program raises
+the receiver's P in the kernel's memory ([causality](../causality.md), section 1). The hosts' interfaces have room for
+a tag (MTU 1600), so that segments are equally large. All variants stand ready at once and take {rounds} short turns
+each, in an order that is turned around each time. A figure is the median of the differences or ratios of turns beside
+each other, in brackets the middle half of them. *programs*: what one run of each takes, by the kernel's own count
+(`BPF_ENABLE_STATS`), some tens of nanoseconds of which are the counting.
+
+Round trips and the fast stream have one core for all that a packet meets: what is compared is then the work on the
+way, and not how soon the hypervisor wakes another core. (With a core for either end, streams on taps were no faster,
+and through the queue they were faster than without a gate.) The fast stream takes turns in bursts of 16 MiB on
+standing connections, 40 in each turn, with 512 KiB under way at most, and the ratio of two turns is the median of
+those of their bursts: from one second to the next this machine's memory is faster or slower by half, and a window
+that the kernel finds by itself stays within the cache on one connection and not on the next.
+
+Throughput is also measured with guests on *taps*, whose frames a process carries between host and guest with what the
+driver says of segments and checksums, as QEMU's own virtio-net does for a VM: a thread for each way of each guest.
+
+Packet filter: {packet_filter}. With one of the two iptables a packet meets its rules and, in a chain of their own,
+those that tell an interface from a later one of its name; where nftables has a queue there is one chain for both.
 """
 
 MEMBERS_WORDS = """A round trip meets each program twice. Between hosts a tag needs room: the guests here are

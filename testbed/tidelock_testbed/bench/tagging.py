@@ -23,7 +23,7 @@ CABLES = {"Veth": "veths", "Tap": "taps"}
 TRIPS = {"ping_us": "ping", "udp_us": "UDP request and reply", "tcp_us": "TCP request and reply"}
 """Round trips, and what they are made of."""
 RATES = {
-    "gbit_per_s": "one TCP stream as fast as memory",
+    "gbit_per_s": "one TCP stream as fast as a core carries it",
     "paced_gbit_per_s": "one TCP stream of 10 Gb/s",
     "packets_per_s": "64-byte datagrams",
 }
@@ -118,4 +118,4 @@ def summarise(found: dict) -> dict:
                 "counted": guard["counted"],
             }
             rows.append(row)
-    return {"rounds": found["rounds"], "rows": rows}
+    return {"rounds": found["rounds"], "packet_filter": found["paths"][0]["packet_filter"], "rows": rows}
