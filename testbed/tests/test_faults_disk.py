@@ -4,6 +4,7 @@ is the guest's to see, while the sites still agree (DESIGN rule 6)."""
 from __future__ import annotations
 
 import fcntl
+import subprocess
 
 import pytest
 
@@ -11,7 +12,8 @@ from tidelock_testbed.faultydisk import FaultyDisk
 from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.nbdwire import EIO, Connection, NbdError
 from tidelock_testbed.oracle import BLOCK, Oracle, block_data
-from tidelock_testbed.pair import DISK, MIB, Options, Pair
+from tidelock_testbed.pair import DISK, GROUP, MEMBER, MIB, Options, Pair
+from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import wait_until
 
 
@@ -175,6 +177,11 @@ def test_a_disk_that_fails_a_flush(run):
     write(3)
     guest.close()
     pair.wait_settled()
+    words = ["switchover", GROUP, "--guest-is-stopped", "--socket", pair.control_socket]
+    refused = subprocess.run([BIN / "tidelock", *words], capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1, refused
+    assert f"disk {DISK} of {MEMBER} has failed a flush" in refused.stderr, refused
+    assert "start the daemon again" in refused.stderr, refused
     pair.daemon.stop()
     assert "clean=false" in pair.daemon.log.read_text()
 

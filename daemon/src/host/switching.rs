@@ -294,6 +294,13 @@ impl Host {
             if phase.is_some_and(|phase| phase != Phase::Replicating) {
                 return Err(format!("the backup does not have all of {name}'s disks"));
             }
+            let failed = member.writer.as_ref().map(|writer| writer.view.trouble().failed_disks);
+            if let Some((disk, why)) = failed.unwrap_or_default().first() {
+                return Err(format!(
+                    "disk {disk} of {name} has failed a flush ({why}), and nobody knows what it has kept: mend or \
+                     replace it, start the daemon again, and switch when the sites have been compared"
+                ));
+            }
             if member.writer.as_ref().is_some_and(Writer::differs) {
                 return Err(format!(
                     "the backup's disks of {name} were found to differ: see tidelock verify"

@@ -287,6 +287,14 @@ impl World {
         }
         if let Some(why) = self.switch_obstacle(host, group) {
             note!(self, "host {host} cannot switch group {group} over: {why}");
+            // No waiting mends a disk that has failed a flush: the operator does as the daemon says.
+            let is_poisoned = |vm: &usize| {
+                let run = self.vms[*vm].run.as_ref();
+                run.is_some_and(|run| !run.poisoned.is_empty() && !run.draining)
+            };
+            if !self.faulty && here.iter().any(is_poisoned) {
+                self.stop_daemon(host);
+            }
             if self.faulty || is_followed {
                 let after = self.switch_rng.range(100 * MS..400 * MS);
                 self.later(Later::SwitchHost { host, group }, after);
@@ -445,6 +453,9 @@ impl World {
             }
             if self.plan.vms[vm].is_writer() && run.phase() != Phase::Replicating {
                 return Some(format!("the backup does not have all of vm {vm}"));
+            }
+            if !run.poisoned.is_empty() {
+                return Some(format!("a disk of vm {vm} has failed a flush"));
             }
             if self.differs(vm) {
                 return Some(format!("the backup's disks of vm {vm} were found to differ"));
