@@ -189,9 +189,17 @@ fn in_bursts<const N: usize>(sites: [&Site; N], rounds: usize) -> [Vec<f64>; N] 
         carriers.for_each(|carrier| measure::keep_on(*carrier, core));
     };
     keep_carriers_on(Some(0));
-    let took = measure::streams_in_turn(&sites.map(|site| &site.bulk), rounds, BURST_BYTES);
+    // New ones each time: what the kernel makes of a window may be a matter of luck, and it stays with a connection.
+    let connections = sites.map(|site| connected(&site.town, site.to, PORT + 3));
+    connections.iter().for_each(measure::fixed_window);
+    let took = measure::streams_in_turn(&connections.each_ref(), rounds, BURST_BYTES);
     keep_carriers_on(None);
     std::array::from_fn(|nth| took[nth].iter().map(gbit_per_s).collect())
+}
+
+/// A connection from the guarded end to another one.
+fn connected(town: &Town, to: &str, port: u16) -> (TcpStream, TcpStream) {
+    connection(&town.ns("web"), &town.ns(to), SocketAddr::new(town.ip(to), port))
 }
 
 /// Of a burst.
@@ -212,8 +220,6 @@ struct Site {
     /// Where the flood goes; nobody reads it.
     _sink: UdpSocket,
     tcp: (TcpStream, TcpStream),
-    /// For streams as fast as they go.
-    bulk: (TcpStream, TcpStream),
     iperf3: Child,
 }
 
@@ -233,16 +239,13 @@ impl Site {
         let gates = start(&town, guard);
         let bound = |who: &str, port: u16| udp(&town.ns(who), &format!("0.0.0.0:{port}"));
         let (web, peer, _sink) = (bound("web", PORT), bound(to, PORT), bound(to, PORT + 1));
-        let connected =
-            |port| connection(&town.ns("web"), &town.ns(to), SocketAddr::new(town.ip(to), port));
-        let (tcp, bulk) = (connected(PORT), connected(PORT + 3));
-        measure::fixed_window(&bulk);
+        let tcp = connected(&town, to, PORT);
         let mut iperf3 = Command::new("ip");
         // It ends with this process, however that ends.
         iperf3.args(["netns", "exec", &town.ns(to), "setpriv", "--pdeathsig", "KILL"]);
         iperf3.args(["iperf3", "-s", "-p", "7002"]).stdout(Stdio::null()).stderr(Stdio::null());
         let iperf3 = iperf3.spawn().expect("iperf3 starts");
-        let site = Site { town, cable, carriers, to, gates, web, peer, _sink, tcp, bulk, iperf3 };
+        let site = Site { town, cable, carriers, to, gates, web, peer, _sink, tcp, iperf3 };
         let listening = || site.town.on(to, "ss -Htln sport = :7002");
         lab::until("iperf3 listens", || !listening().is_empty());
         site

@@ -25,10 +25,10 @@ each other, in brackets the middle half of them. *programs*: what one run of eac
 
 Round trips and the fast stream have one core for all that a packet meets: what is compared is then the work on the
 way, and not how soon the hypervisor wakes another core. (With a core for either end, streams on taps were no faster,
-and through the queue they were faster than without a gate.) The fast stream takes turns in bursts of 16 MiB on
-standing connections, 40 in each turn, with 512 KiB under way at most, and the ratio of two turns is the median of
+and through the queue they were faster than without a gate.) The fast stream takes turns in bursts of 16 MiB, 40 in
+each turn, on a connection of that turn, with 512 KiB under way at most, and the ratio of two turns is the median of
 those of their bursts: from one second to the next this machine's memory is faster or slower by half, and a window
-that the kernel finds by itself stays within the cache on one connection and not on the next.
+stays within the cache on one connection and not on the next.
 
 Throughput is also measured with guests on *taps*, whose frames a process carries between host and guest with what the
 driver says of segments and checksums, as QEMU's own virtio-net does for a VM: a thread for each way of each guest.
