@@ -287,9 +287,9 @@ fn two_daemons_of_one_group_stop_cleanly_crash_and_come_back() {
 
         // Out of mode async nobody goes on before everyone has said how far it is.
         for host in ["host-a", "host-b"] {
-            for mode in ["async", "pipelined"] {
-                world.set_mode(host, mode);
-            }
+            world.set_mode(host, "async");
+            until("it lets all out", || world.lets_all_out(host));
+            world.set_mode(host, "pipelined");
         }
         world.until_protected(&["host-a", "host-b"]);
         let log = fs::read_to_string(world.file("host-b.log")).unwrap();
@@ -544,6 +544,13 @@ fn mode_async_is_in_force_once_the_backup_has_heard_of_the_run() {
         assert_eq!(said.contains("Not yet: replies are held"), is_spread, "{said}");
         assert_eq!(world.lets_all_out("host-a"), !is_spread);
         if is_spread {
+            // What is not in force yet can be called off.
+            let said = world.set_mode("host-a", "pipelined");
+            assert!(said.contains("async -> pipelined"), "{said}");
+            let wanted = || world.group("host-a").unwrap()["wanted_mode"].clone();
+            assert_eq!(wanted(), "pipelined");
+            world.set_mode("host-a", "async");
+            assert_eq!(wanted(), "async");
             world.start_backup();
             until("the backup has heard of it", || world.lets_all_out("host-a"));
         }

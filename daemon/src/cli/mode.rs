@@ -2,6 +2,7 @@
 
 use super::confirm::confirm;
 use crate::control::Client;
+use crate::status::GroupStatus;
 use anyhow::bail;
 use tidelock_protocol::message::Mode;
 
@@ -22,36 +23,55 @@ pub fn consequence(to: Mode) -> &'static str {
     }
 }
 
-/// Whether the switch gives up what clients were promised.
-#[must_use]
-pub fn gives_up_the_promise(from: Mode, to: Mode) -> bool {
-    from != Mode::Async && to == Mode::Async
+/// How a group stands: a mode that is wanted may not be in force yet, and one may be in force that nobody wants.
+#[derive(Clone, Copy, Debug)]
+struct Modes {
+    wanted: Mode,
+    in_force: Mode,
+}
+
+impl Modes {
+    fn of(group: &GroupStatus) -> Self {
+        Self { wanted: group.wanted_mode.unwrap_or(group.mode), in_force: group.mode }
+    }
+
+    /// Whether there is nothing to switch.
+    fn are(self, to: Mode) -> bool {
+        (self.wanted, self.in_force) == (to, to)
+    }
+
+    /// Whether the switch gives up what clients were promised.
+    fn give_up_the_promise(self, to: Mode) -> bool {
+        to == Mode::Async && !self.are(to)
+    }
 }
 
 /// Switches, and returns what to tell the operator.
 pub fn run(client: &mut Client, group: &str, to: Mode, yes: bool) -> anyhow::Result<String> {
     let status = client.status()?;
-    let from = match status.groups.iter().find(|known| known.name == group) {
-        Some(known) => known.mode,
+    let modes = match status.groups.iter().find(|known| known.name == group) {
+        Some(known) => Modes::of(known),
         None => {
             let known: Vec<_> = status.groups.iter().map(|group| group.name.as_str()).collect();
             bail!("there is no group \"{group}\" here; there is {}", known.join(", "));
         }
     };
-    if from == to {
+    if modes.are(to) {
         return Ok(format!("{group} is in {to} mode already.\n"));
     }
-    if gives_up_the_promise(from, to) && !yes {
+    if modes.give_up_the_promise(to) && !yes {
         confirm(consequence(to), &format!("Switch {group} to {to}?"), "not switched")?;
     }
     let change = client.set_mode(group, to)?;
     let groups = client.status()?.groups;
     let waits = groups.into_iter().find(|known| known.name == group && known.mode != to);
     let why = waits.and_then(|known| known.detail);
+    let switched = match change.before == change.after {
+        true => format!("{group} is to be in {to} mode"),
+        false => format!("{group}: {} -> {to}", change.before),
+    };
     Ok(format!(
-        "{group}: {} -> {}, until the daemon's next start.\n{}\n{}",
-        change.before,
-        change.after,
+        "{switched}, until the daemon's next start.\n{}\n{}",
         consequence(to),
         why.map_or(String::new(), |why| format!("Not yet: {why}.\n"))
     ))
@@ -61,13 +81,28 @@ pub fn run(client: &mut Client, group: &str, to: Mode, yes: bool) -> anyhow::Res
 mod tests {
     use super::*;
 
+    const ALL: [Mode; 3] = [Mode::Sync, Mode::Pipelined, Mode::Async];
+
     #[test]
     fn only_async_gives_up_the_promise() {
-        for from in [Mode::Sync, Mode::Pipelined, Mode::Async] {
-            for to in [Mode::Sync, Mode::Pipelined, Mode::Async] {
+        for from in ALL {
+            for to in ALL {
+                let modes = Modes { wanted: from, in_force: from };
                 let gives_up = from != to && to == Mode::Async;
-                assert_eq!(gives_up_the_promise(from, to), gives_up, "{from} {to}");
+                assert_eq!(modes.give_up_the_promise(to), gives_up, "{from} {to}");
+                assert_eq!(modes.are(to), from == to, "{from} {to}");
             }
+        }
+    }
+
+    /// Async that waits to come into force can be called off and insisted on, and so can that of a degraded group.
+    #[test]
+    fn a_mode_that_is_only_wanted_or_only_in_force_is_not_had_already() {
+        for (wanted, in_force) in [(Mode::Async, Mode::Pipelined), (Mode::Pipelined, Mode::Async)] {
+            let modes = Modes { wanted, in_force };
+            assert!(ALL.into_iter().all(|to| !modes.are(to)), "{modes:?}");
+            assert!(modes.give_up_the_promise(Mode::Async), "{modes:?}");
+            assert!(!modes.give_up_the_promise(Mode::Pipelined), "{modes:?}");
         }
     }
 }

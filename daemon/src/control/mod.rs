@@ -333,9 +333,9 @@ pub enum Answer {
 pub struct ModeChange {
     /// The group.
     pub group: String,
-    /// The mode before.
+    /// The mode that was wanted before.
     pub before: Mode,
-    /// The mode now in force.
+    /// The mode that is wanted now. When it is in force is in the status.
     pub after: Mode,
 }
 

@@ -166,6 +166,7 @@ impl Host {
             state_age_ms: ms(now.since_ns(past.since)),
             detail: detail(group, now),
             mode,
+            wanted_mode: Some(*group.mode.lock().expect("no panic while held")),
             configured_mode: group.config.mode,
             unprotected_for_ms: past
                 .unprotected_since
