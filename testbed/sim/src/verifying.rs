@@ -35,7 +35,7 @@ const BLOCK_BYTES: u64 = 4 << 10;
 const SPOILT_MAX: usize = 3;
 /// After one that was given up the schedule rests.
 const REST_NS: u64 = S;
-/// Within this some of it is verified when nothing goes wrong any more.
+/// Within this some of it is compared when nothing goes wrong any more.
 const PATIENCE_NS: u64 = 240 * S;
 /// So often a link breaks meanwhile.
 const BREAKS_MAX: u32 = 16;
@@ -395,18 +395,20 @@ impl World {
         Ok(true)
     }
 
-    fn verified_bytes(&self, vm: usize) -> u64 {
-        let run = self.vms[vm].run.as_ref();
-        let progress =
-            run.and_then(|run| run.copying.verify_progress(self.host_now(self.plan.vms[vm].host)));
-        progress.map_or(0, |progress| progress.done_bytes)
+    /// How far the comparison that comes first is, and the verification, in bytes.
+    fn compared_bytes(&self, vm: usize) -> [u64; 2] {
+        let Some(run) = &self.vms[vm].run else { return [0; 2] };
+        let now = self.host_now(self.plan.vms[vm].host);
+        let of = [run.copying.progress(now), run.copying.verify_progress(now)];
+        of.map(|progress| progress.map_or(0, |progress| progress.done_bytes))
     }
 
     fn verify_now(&mut self, writers: &[usize], repair: bool) -> Checked {
         let ended =
             |world: &World, vm: usize| world.vms[vm].repaired_or_verified[usize::from(repair)];
         let before: Vec<_> = writers.iter().map(|vm| ended(self, *vm)).collect();
-        let (mut until, mut farthest) = (self.schedule.now_ns() + PATIENCE_NS, 0);
+        let mut until = self.schedule.now_ns() + PATIENCE_NS;
+        let mut farthest = vec![[0; 2]; self.vms.len()];
         let mut breaks = 0;
         let stood = self.counts.stood;
         loop {
@@ -416,17 +418,23 @@ impl World {
             if open.is_empty() {
                 return Ok(());
             }
-            // One that compares little at a time over a narrow link lasts, and gets on.
-            let so_far = open.iter().map(|vm| self.verified_bytes(*vm)).max().unwrap_or(0);
-            if so_far > farthest {
-                (until, farthest) = (self.schedule.now_ns() + PATIENCE_NS, so_far);
+            // One that compares little at a time over a narrow link lasts, and gets on, as does a resync before it.
+            for vm in &open {
+                for (bytes, farthest) in
+                    self.compared_bytes(*vm).into_iter().zip(&mut farthest[*vm])
+                {
+                    if bytes > *farthest {
+                        (until, *farthest) = (self.schedule.now_ns() + PATIENCE_NS, bytes);
+                    }
+                }
             }
             if self.schedule.now_ns() > until {
                 // Of a stream that stands again and again, for what guests write, all can be verified when they rest.
                 if !std::mem::replace(&mut self.busy, false) || self.counts.stood == stood {
                     return fail(Checker::ComesBack, format!("vms {open:?} are not verified"));
                 }
-                (until, farthest) = (self.schedule.now_ns() + PATIENCE_NS, 0);
+                until = self.schedule.now_ns() + PATIENCE_NS;
+                farthest.fill([0; 2]);
             }
             for vm in open {
                 self.want_verification(vm, repair);
