@@ -57,7 +57,7 @@ impl Host {
                     writer.port.send(ToOwner::Stop);
                     tracing::warn!(
                         member = name,
-                        lag_writes = writer.link_stats.lag_writes(),
+                        lag_writes = writer.lag_writes(),
                         "the backup did not take everything in time: packets stay held, and the \
                          next start compares the sites"
                     );

@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidelock_netfilter::gate::{GateSnapshot, HOLD_BUCKETS_MS, MemberGate, TaggingStats};
 use tidelock_netfilter::release_queue::ShutWhy;
-use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::ids::{MonoNanos, Seq};
 use tidelock_protocol::message::{Form, Mode};
 use tokio::sync::watch;
 
@@ -223,7 +223,7 @@ impl Host {
                         | GroupState::NoHeartbeat
                 )
             )
-            && (writers().any(|w| w.link_stats.lag_writes() > 0)
+            && (writers().any(|w| w.lag_writes() > 0)
                 || group.members.iter().any(|m| m.control.is_catching_up()));
         let facts = Facts {
             stopping: self.stopping.load(Ordering::SeqCst),
@@ -283,6 +283,23 @@ impl Host {
                 .filter(|_| group.config.is_tagged())
                 .and_then(|gate| Some(tagging_status(&gate.tagging().stats()?.ok()?))),
         }
+    }
+}
+
+impl Writer {
+    /// How many writes the backup lacks.
+    pub(super) fn lag_writes(&self) -> u64 {
+        let (durable, _) = self.port.acked();
+        lag_writes(self.link_stats.lag_writes(), self.view.phase(), self.view.published(), durable)
+    }
+}
+
+/// The link counts what it has taken up. On a busy host it may not have run since the guest has written more: P says so,
+/// where each write has a record.
+fn lag_writes(of_link: u64, phase: Phase, published: Seq, durable: Seq) -> u64 {
+    match phase {
+        Phase::Replicating => of_link.max(published.0.saturating_sub(durable.0)),
+        _ => of_link,
     }
 }
 
@@ -446,6 +463,7 @@ fn writer_status(
 ) -> WriterStatus {
     let stats = &writer.owner_stats;
     let get = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
+    let lag_writes = writer.lag_writes();
     let (_, committed) = writer.port.acked();
     WriterStatus {
         disks: member
@@ -463,13 +481,13 @@ fn writer_status(
         pending: writer.view.published(),
         committed,
         lag: LagStatus {
-            writes: writer.link_stats.lag_writes(),
+            writes: lag_writes,
             bytes: writer.link_stats.lag_bytes(),
             ms: ms(writer.link_stats.lag_ns(now)),
         },
         backlog: BacklogStatus {
             // An idle loop has not looked at the last acknowledgements.
-            used_bytes: match writer.link_stats.lag_writes() {
+            used_bytes: match lag_writes {
                 0 => 0,
                 _ => get(&stats.backlog_bytes),
             },
@@ -637,6 +655,15 @@ fn ms(ns: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_link_has_not_taken_up_yet_lags_too() {
+        let lag = |of_link, phase, p, durable| lag_writes(of_link, phase, Seq(p), Seq(durable));
+        assert_eq!(lag(0, Phase::Replicating, 700, 348), 352);
+        assert_eq!(lag(400, Phase::Replicating, 700, 348), 400, "idle records and copies");
+        assert_eq!(lag(0, Phase::Replicating, 0, 348), 0, "nothing was written in this run");
+        assert_eq!(lag(3, Phase::Unrecorded, 700, 0), 3, "writes without a record");
+    }
 
     /// Each counter of the programs that a packet's fate depends on is in the status.
     #[test]

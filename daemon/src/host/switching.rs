@@ -187,7 +187,7 @@ impl Sight for Seen<'_> {
     }
 
     fn lacks(&self) -> String {
-        let links = self.group.members.iter().filter_map(HostMember::link_stats);
+        let writers = self.group.members.iter().filter_map(|member| member.writer.as_ref());
         let now = clock::mono_now();
         if let Some(hang) = self.group.members.iter().find_map(|m| disk_hang(self.group, m, now)) {
             return disk_hangs::said(&hang);
@@ -195,7 +195,7 @@ impl Sight for Seen<'_> {
         match self.is_attached() {
             true => format!(
                 "it still lacks {} writes, and {} packets wait",
-                links.map(|link| link.lag_writes()).sum::<u64>(),
+                writers.map(Writer::lag_writes).sum::<u64>(),
                 self.host.held_packets(self.group)
             ),
             false => "it is not connected".to_owned(),

@@ -184,45 +184,23 @@ fn progress(args: &Args) -> ProgressBar {
     ProgressBar::new(args.seeds).with_style(style.expect("a valid template"))
 }
 
+/// Adds up what is named. A count that is not named does not compile.
+macro_rules! add_up {
+    ($sum:expr, $one:expr, $($count:ident)*) => {{
+        let Counts { $($count),* } = $one;
+        $($sum.$count += $count;)*
+    }};
+}
+
 fn add(sum: &mut Counts, one: &Counts) {
-    sum.events += one.events;
-    sum.writes += one.writes;
-    sum.packets += one.packets;
-    sum.merged += one.merged;
-    sum.handed_over += one.handed_over;
-    sum.untagged += one.untagged;
-    sum.idles += one.idles;
-    sum.floors += one.floors;
-    sum.faults += one.faults;
-    sum.daemon_runs += one.daemon_runs;
-    sum.probes += one.probes;
-    sum.pins += one.pins;
-    sum.pasts += one.pasts;
-    sum.rots += one.rots;
-    sum.recoveries += one.recoveries;
-    sum.homecomings += one.homecomings;
-    sum.switches += one.switches;
-    sum.handovers += one.handovers;
-    sum.copies += one.copies;
-    sum.clean_starts += one.clean_starts;
-    sum.changes += one.changes;
-    sum.grown += one.grown;
-    sum.degrades += one.degrades;
-    sum.returns += one.returns;
-    sum.narrow_returns += one.narrow_returns;
-    sum.heartbeats += one.heartbeats;
-    sum.missed += one.missed;
-    sum.verified += one.verified;
-    sum.differing += one.differing;
-    sum.spoilt += one.spoilt;
-    sum.unreached += one.unreached;
-    sum.unrecorded += one.unrecorded;
-    sum.answered += one.answered;
-    sum.spilled += one.spilled;
-    sum.gone_on += one.gone_on;
-    sum.torn += one.torn;
-    sum.stood += one.stood;
-    sum.returned += one.returned;
+    add_up!(
+        sum, one,
+        events writes packets merged handed_over untagged idles floors faults daemon_runs probes
+        pins pasts rots recoveries homecomings switches handovers copies mapped_resyncs logged
+        overflows ceilings clean_starts changes grown degrades returns narrow_returns heartbeats
+        missed verified differing spoilt unreached unrecorded answered spilled gone_on torn stood
+        returned
+    );
 }
 
 fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], elapsed_s: f64) {
@@ -239,7 +217,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
     let c = &done.counts;
     println!(
         "{} of {} seeds failed, {elapsed_s:.1} s: {} events, {} writes, {} packets, {} tags merged, {} packets inside one host, {} untagged ones held, {} idle records, {} holds until it was known what a guest had heard, {} faults, {} members or disks changed ({} grown), {} times degraded ({} came back while the daemon ran), {} seeds back while guests wrote what links just carry, {} heartbeats ({} times missed), {} verifications ({} have found something of {} bytes that were changed), {} starts served without the backup ({} answered clients, {} writes), {} records behind some that were on disk only, {} processes that went on with a backlog on disk ({} kills within an append), {} streams that stood ({} recorded again), \
-         {} daemon runs ({} after a clean end), {} copies, {} recoveries ({} after a planned switch, {} protected again from there), {} times a host went over together with others, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
+         {} daemon runs ({} after a clean end), {} copies ({} of what a map named), {} recoveries ({} after a planned switch, {} protected again from there), {} times a host went over together with others, {} rehearsed ones, {} pinned views and {} states of the past compared byte by byte, {} damaged disks",
         failed.len(),
         done.seeds,
         c.events,
@@ -272,6 +250,7 @@ fn print_text(args: &Args, options: &Options, done: &Done, failed: &[Outcome], e
         c.daemon_runs,
         c.clean_starts,
         c.copies,
+        c.mapped_resyncs,
         c.recoveries,
         c.switches,
         c.homecomings,
