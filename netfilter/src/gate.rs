@@ -431,16 +431,18 @@ fn start_member(
         }
         _ => None,
     };
+    let index = tagging.tags().map_or_else(
+        || tidelock_tagging::interface_index(&config.interface),
+        MemberTags::attached_to,
+    );
     let rules = MemberRules {
         member: config.name.clone(),
         interface: config.interface,
         topology: config.topology,
         queue: config.queue,
         pass_mark: marks.filter(|_| tagging.tags().is_some()),
-        only_index: tagging
-            .tags()
-            .filter(|_| with.is_some_and(TaggingConfig::is_needed))
-            .and_then(MemberTags::attached_to),
+        index,
+        only_that_index: tagging.tags().is_some() && with.is_some_and(TaggingConfig::is_needed),
     };
     let installed = firewall
         .install(&rules)

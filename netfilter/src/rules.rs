@@ -14,9 +14,12 @@
 //! - IPv6 neighbour discovery returns before the queue, where it can be genuine: on the bridge and
 //!   to the host itself, never across a router. ARP does not come by here at all.
 //! - In a bridged topology, what is neither IP nor ARP is dropped: the queue cannot judge it.
+//! - What is queued goes by the interface's name. An interface that gets another name (Linux 6.2 and
+//!   later rename one that is up) tells nothing any more: what comes from its index is dropped.
 //! - A member with tags: packets that its kernel programs have marked return before the queue. An
 //!   interface of its name but of another index than the one that the programs are attached to is
-//!   cut off, both ways. That takes nftables (with or without a queue): iptables knows names only.
+//!   cut off, both ways.
+//! - Both take nftables (with or without a queue): iptables knows names only.
 //! - Rules sit ahead of the user's own filter rules and take none of them away: a packet that is
 //!   let through goes on to the filter table (iptables: ours are in mangle; nftables: a table of
 //!   our own with an earlier priority).
@@ -53,10 +56,12 @@ pub struct MemberRules {
     /// The bit of a packet's mark that lets it pass beside the queue: set by the kernel programs of
     /// a member whose packets are tagged, and cleared by them if anybody else has set it.
     pub pass_mark: Option<u32>,
-    /// The one index that the interface may have. What comes from or goes to an interface of this
-    /// name and another index is dropped: it was made anew, and nobody sees yet what its guest
-    /// hears. `None`: any.
-    pub only_index: Option<u32>,
+    /// The index that the interface has, if it is there: what comes from it under another name is
+    /// dropped.
+    pub index: Option<u32>,
+    /// What comes from or goes to an interface of this name and another index is dropped, too: it
+    /// was made anew, and nobody sees yet what its guest hears.
+    pub only_that_index: bool,
 }
 
 /// What can go wrong with rules.
@@ -294,7 +299,7 @@ impl Firewall {
         if let Some(nft) = self.companion_of(rules) {
             return nft.install_companion(rules);
         }
-        if rules.only_index.is_some() {
+        if rules.only_that_index {
             let family = nft::family(rules.topology);
             return Err(RulesError::NoIndexMatch { tool: self.name().to_owned(), family });
         }
@@ -305,13 +310,19 @@ impl Firewall {
                     .to_owned(),
             );
         }
+        if rules.index.is_some() {
+            notes.push(format!(
+                "whoever renames {} lets its packets pass unheld: install nftables, and they are dropped",
+                rules.interface
+            ));
+        }
         // What it may have of an earlier run.
         self.nft_beside().map_or(Ok(()), |nft| nft.remove(&rules.member))
     }
 
     /// nftables beside iptables, if there is something for it to do here and it can.
     fn companion_of(&self, rules: &MemberRules) -> Option<&Nft> {
-        let wanted = rules.topology == Topology::Bridged || rules.only_index.is_some();
+        let wanted = rules.topology == Topology::Bridged || rules.index.is_some();
         self.nft_beside().filter(|nft| wanted && nft.has(rules.topology))
     }
 
@@ -371,7 +382,8 @@ mod tests {
             topology,
             queue: QueueNumber(40),
             pass_mark: None,
-            only_index: None,
+            index: None,
+            only_that_index: false,
         }
     }
 

@@ -1,18 +1,22 @@
 //! A member's interface that goes away and comes back, as a tap does that QEMU or libvirt makes.
 //!
-//! The new one has another index, and no programs. The rules cut it off, both ways, from its first
-//! packet on (`MemberRules::only_index`), whether or not this process lives: its guest hears nothing
-//! and tells nothing that P does not name. So nothing depends on when it is noticed here. The
-//! programs are attached to it, and only then the rules let it in.
+//! The new one has another index, and no programs. Where others depend on tags, the rules cut it off,
+//! both ways, from its first packet on (`MemberRules::only_that_index`), whether or not this process
+//! lives: its guest hears nothing and tells nothing that P does not name. So nothing depends on when it
+//! is noticed here. The programs are attached to it, and only then the rules let it in. A member that is
+//! alone in its group is let in at once, and its packets take the way through the queue until then.
+//!
+//! One that gets another name is cut off by its index until it has its own again: the queue's rules go
+//! by the name.
 //!
 //! Programs that somebody has taken off an interface that is still there are another matter: what the
 //! guest has heard meanwhile was not seen. They are attached again, and the member is held until its
 //! P is complete.
 
 use super::{Gate, MemberGate};
-use crate::rules::{Firewall, Installed, MemberRules, RulesError};
+use crate::rules::{Firewall, MemberRules, RulesError};
 use crate::sys::now;
-use tidelock_tagging::{TaggingError, interface_index, interface_mtu};
+use tidelock_tagging::{TaggingError, interface_index, interface_mtu, interface_name};
 
 /// Why an interface cannot be taken in.
 #[derive(Debug, thiserror::Error)]
@@ -20,13 +24,24 @@ enum Trouble {
     #[error("interface {0} is gone; its guest is cut off until it is there again")]
     Gone(String),
     #[error(
+        "interface {was} is called {now} by now, and what its guest sends is dropped until it has its name again: \
+         `ip link set {now} name {was}`"
+    )]
+    Renamed { was: String, now: String },
+    #[error(
         "interface {interface} was made anew with an MTU of {found}, and other members count on {wanted}; its \
          guest is cut off: `ip link set {interface} mtu {wanted}`, or restart tidelockd"
     )]
     Narrow { interface: String, found: u32, wanted: u32 },
-    #[error("its interface was made anew and is cut off, because it cannot be watched: {0}")]
-    Tagging(#[from] TaggingError),
-    #[error("its interface was made anew and stays cut off: {0}")]
+    #[error(
+        "the programs cannot be attached to its interface, and none of its packets leaves: {0}"
+    )]
+    Unwatched(#[source] TaggingError),
+    #[error(
+        "the programs cannot be attached to its interface, and all its packets take the way through the queue: {0}"
+    )]
+    Slow(#[source] TaggingError),
+    #[error("its interface was made anew, and the rules are those of the one before: {0}")]
     Rules(#[from] RulesError),
 }
 
@@ -34,15 +49,15 @@ enum Trouble {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     None,
-    /// It was made anew, and is let in.
+    /// It was made anew, or is there for the first time, and is let in.
     Anew(u32),
     /// Programs were attached again to one that had been without.
     WasBare,
 }
 
 impl Gate {
-    /// Looks at the interfaces of tagged members, and takes in those that were made anew. To be
-    /// called a few times a second. Returns whose P is not complete any more.
+    /// Looks at the members' interfaces, and takes in those that were made anew. To be called a few
+    /// times a second. Returns whose P is not complete any more.
     pub fn follow_interfaces(&mut self) -> Vec<String> {
         let mut incomplete = Vec::new();
         for member in &mut self.members {
@@ -54,7 +69,7 @@ impl Gate {
                         Change::Anew(index) => tracing::info!(
                             member = member.name,
                             index,
-                            "gate: the interface was made anew and is watched again"
+                            "gate: the interface was made anew and is let in"
                         ),
                         Change::WasBare => {
                             tracing::error!(
@@ -86,39 +101,50 @@ impl Gate {
 impl MemberGate {
     fn follow_interface(&mut self, firewall: &Firewall) -> Result<Change, Trouble> {
         let rules = &self.installed.rules;
-        let (Some(known), Some(tags)) = (rules.only_index, self.tagging.tags_mut()) else {
-            return Ok(Change::None);
+        let (interface, is_needed) = (rules.interface.clone(), rules.only_that_index);
+        let tags = self.tagging.tags_mut();
+        let Some(index) = interface_index(&interface) else {
+            let now = rules.index.and_then(interface_name);
+            return match now {
+                Some(now) if now != interface => Err(Trouble::Renamed { was: interface, now }),
+                _ if is_needed => Err(Trouble::Gone(interface)),
+                // A tap that comes and goes with its VM.
+                _ => Ok(Change::None),
+            };
         };
-        let Some(index) = interface_index(&rules.interface) else {
-            return Err(Trouble::Gone(rules.interface.clone()));
-        };
-        if index == known {
-            if tags.are_attached() {
-                return Ok(Change::None);
-            }
-            self.pending.mark_incomplete(now());
-            tags.attach(&rules.interface)?;
-            return Ok(Change::WasBare);
+        if rules.index == Some(index) {
+            return match tags {
+                Some(tags) if !tags.are_attached() => {
+                    if !is_needed {
+                        return tags
+                            .attach(&interface)
+                            .map(|()| Change::None)
+                            .map_err(Trouble::Slow);
+                    }
+                    self.pending.mark_incomplete(now());
+                    tags.attach(&interface).map_err(Trouble::Unwatched)?;
+                    Ok(Change::WasBare)
+                }
+                _ => Ok(Change::None),
+            };
         }
-        if let Some(wanted) = self.interface_mtu {
-            let found = interface_mtu(&rules.interface)?;
+        if let Some(wanted) = self.interface_mtu.filter(|_| is_needed) {
+            let found = interface_mtu(&interface).map_err(Trouble::Unwatched)?;
             if found < wanted {
-                let interface = rules.interface.clone();
                 return Err(Trouble::Narrow { interface, found, wanted });
             }
         }
-        // The programs may sit on yet another one by now: the rules let in only theirs.
-        tags.attach(&rules.interface)?;
-        let only_index = tags.attached_to();
-        self.installed = let_in(firewall, &self.installed, only_index)?;
-        Ok(Change::Anew(only_index.unwrap_or(index)))
+        let mut anew = MemberRules { index: Some(index), ..rules.clone() };
+        let mut slow = None;
+        if let Some(tags) = tags {
+            match tags.attach(&interface) {
+                // The programs may sit on yet another one by now: the rules let in only theirs.
+                Ok(()) => anew.index = tags.attached_to(),
+                Err(e) if is_needed => return Err(Trouble::Unwatched(e)),
+                Err(e) => slow = Some(e),
+            }
+        }
+        self.installed = firewall.install(&anew)?;
+        slow.map_or(Ok(Change::Anew(index)), |e| Err(Trouble::Slow(e)))
     }
-}
-
-fn let_in(
-    firewall: &Firewall,
-    installed: &Installed,
-    only_index: Option<u32>,
-) -> Result<Installed, RulesError> {
-    firewall.install(&MemberRules { only_index, ..installed.rules.clone() })
 }

@@ -111,57 +111,49 @@ pub(super) fn family(topology: Topology) -> &'static str {
     }
 }
 
-/// Lets go at once what the other rules of a chain have nothing to say about, which is nearly all: names cost more than
-/// numbers, and the chain is every packet's of the host.
-struct Early {
+/// The first rules of each chain. They drop what a rule that goes by the member's name would take for something else,
+/// and let go at once what is nobody's business here: what is left comes from the guest, and is to be judged. `iif` and
+/// `oif` are indices, which cost less than names; an interface's name may change, its index may not.
+#[derive(Default)]
+struct First {
     forward: String,
     input: String,
+    /// What the host itself sends: the other chains do not see it.
+    output: String,
+    /// For forward and input alike, what comes after these: needed only where more rules follow.
+    others: String,
 }
 
-impl Early {
-    fn of(rules: &MemberRules) -> Early {
-        let interface = &rules.interface;
-        let other = format!("iifname != \"{interface}\"");
-        let Some(index) = rules.only_index else {
-            let rule = format!("  {other} accept\n");
-            return Early { forward: rule.clone(), input: rule };
-        };
-        let not_to = format!("oifname != \"{interface}\"");
-        let passed =
-            rules.pass_mark.map(|mark| format!("meta mark & {mark:#x} == {mark:#x} accept"));
-        let covered = |to: &str| {
-            passed.as_ref().map_or(String::new(), |passed| format!("  iif {index} {to}{passed}\n"))
-        };
-        Early {
-            forward: covered(&format!("{not_to} "))
-                + &format!("  oif {index} {other} accept\n  {other} {not_to} accept\n"),
-            input: covered("") + &format!("  {other} accept\n"),
+impl First {
+    fn of(rules: &MemberRules) -> First {
+        let MemberRules { interface, index, pass_mark, only_that_index, .. } = rules;
+        let others = format!("  iifname != \"{interface}\" accept\n");
+        let Some(index) = index else { return First { others, ..First::default() } };
+        let marked = |mark| format!("  iif {index} meta mark & {mark:#x} == {mark:#x} accept\n");
+        let renamed = format!("  iif {index} iifname != \"{interface}\" counter drop\n");
+        let from = pass_mark.map_or(String::new(), marked) + &renamed;
+        if !only_that_index {
+            return First { forward: from.clone(), input: from, output: String::new(), others };
+        }
+        // Whatever comes to the interface that is watched was judged where it came from, and is seen where it leaves.
+        let to = format!("  oif {index} iif != {index} accept\n");
+        let from_another = format!("  iif != {index} iifname \"{interface}\" counter drop\n");
+        let to_another = format!("  oif != {index} oifname \"{interface}\" counter drop\n");
+        First {
+            forward: format!("{from}{to}{from_another}{to_another}"),
+            input: from + &from_another,
+            output: to_another,
+            others: format!("  iif != {index} accept\n"),
         }
     }
-}
 
-/// Cuts off an interface that has the member's name and is not the one that is watched. `iif` and
-/// `oif` are indices, the names beside them are looked at for each packet.
-#[derive(Default)]
-struct CutOff {
-    /// Rules for what comes from it.
-    from: String,
-    /// Rules for what goes to it.
-    to: String,
-}
-
-impl CutOff {
-    fn of(rules: &MemberRules) -> CutOff {
-        let MemberRules { interface, .. } = rules;
-        rules.only_index.map_or_else(CutOff::default, |index| CutOff {
-            from: format!("  iif != {index} iifname \"{interface}\" counter drop\n"),
-            to: format!("  oif != {index} oifname \"{interface}\" counter drop\n"),
-        })
-    }
-
-    /// What the host itself sends: the other chains do not see it.
-    fn output(&self, priority: i32) -> String {
-        chain("output", priority, &self.to)
+    /// The chains of a table: with `from_guest`, and `to_host` before it in the input chain.
+    fn chains(&self, priority: i32, from_guest: &str, to_host: &str) -> String {
+        let others = if from_guest.is_empty() { "" } else { &self.others };
+        let First { forward, input, output, .. } = self;
+        chain("forward", priority, &format!("{forward}{others}{from_guest}"))
+            + &chain("input", priority, &format!("{input}{others}{to_host}{from_guest}"))
+            + &chain("output", priority, output)
     }
 }
 
@@ -184,60 +176,27 @@ fn discovery() -> String {
     format!("icmpv6 type {first}-{last} accept")
 }
 
-/// What the member's kernel programs have let pass.
-fn marked(rules: &MemberRules) -> String {
-    let interface = &rules.interface;
-    rules.pass_mark.map_or(String::new(), |mark| {
-        format!("  iifname \"{interface}\" meta mark & {mark:#x} == {mark:#x} accept\n")
-    })
-}
-
 fn routed(rules: &MemberRules) -> String {
-    let MemberRules { interface, queue, .. } = rules;
-    let (cut_off, discovery, marked) = (CutOff::of(rules), discovery(), marked(rules));
-    let CutOff { from, to } = &cut_off;
-    let Early { forward, input } = Early::of(rules);
-    let queued = format!("{marked}  iifname \"{interface}\" counter queue num {queue}\n");
-    chain("forward", PRIORITY_INET, &format!("{forward}{from}{to}{queued}"))
-        + &chain(
-            "input",
-            PRIORITY_INET,
-            &format!("{input}{from}  iifname \"{interface}\" {discovery}\n{queued}"),
-        )
-        + &cut_off.output(PRIORITY_INET)
+    let queued = format!("  counter queue num {}\n", rules.queue);
+    First::of(rules).chains(PRIORITY_INET, &queued, &format!("  {}\n", discovery()))
 }
 
 fn bridged(rules: &MemberRules) -> String {
-    let MemberRules { interface, queue, .. } = rules;
-    let (cut_off, discovery, marked) = (CutOff::of(rules), discovery(), marked(rules));
-    let CutOff { from, to } = &cut_off;
-    let Early { forward, input } = Early::of(rules);
+    let (queue, discovery) = (rules.queue, discovery());
     let queued = format!(
-        "  iifname \"{interface}\" ether type arp accept\n\
-         \x20 iifname \"{interface}\" ether type ip6 {discovery}\n{marked}\
-         \x20 iifname \"{interface}\" ether type {{ ip, ip6 }} counter queue num {queue}\n\
-         \x20 iifname \"{interface}\" drop\n"
+        "  ether type arp accept\n\
+         \x20 ether type ip6 {discovery}\n\
+         \x20 ether type {{ ip, ip6 }} counter queue num {queue}\n\
+         \x20 drop\n"
     );
-    chain("forward", PRIORITY_BRIDGE, &format!("{forward}{from}{to}{queued}"))
-        + &chain("input", PRIORITY_BRIDGE, &format!("{input}{from}{queued}"))
-        + &cut_off.output(PRIORITY_BRIDGE)
+    First::of(rules).chains(PRIORITY_BRIDGE, &queued, "")
 }
 
 /// Beside the queue of iptables, which comes later.
 fn companion(rules: &MemberRules) -> String {
-    let cut_off = CutOff::of(rules);
-    let CutOff { from, to } = &cut_off;
-    let (forward, input) = match rules.topology {
-        Topology::Routed => (format!("{from}{to}"), from.clone()),
-        Topology::Bridged => {
-            let Early { forward, input } = Early::of(rules);
-            let interface = &rules.interface;
-            let unseen =
-                format!("  iifname \"{interface}\" ether type != {{ ip, ip6, arp }} drop\n");
-            (format!("{forward}{from}{to}{unseen}"), format!("{input}{from}{unseen}"))
-        }
+    let unseen = match rules.topology {
+        Topology::Routed => "",
+        Topology::Bridged => "  ether type != { ip, ip6, arp } drop\n",
     };
-    chain("forward", PRIORITY_CUT_OFF, &forward)
-        + &chain("input", PRIORITY_CUT_OFF, &input)
-        + &cut_off.output(PRIORITY_CUT_OFF)
+    First::of(rules).chains(PRIORITY_CUT_OFF, unseen, "")
 }

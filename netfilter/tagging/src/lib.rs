@@ -35,6 +35,12 @@ pub fn interface_index(interface: &str) -> Option<u32> {
     u32::try_from(mapped::interface_index(interface).ok()?).ok()
 }
 
+/// The name of the interface that has this index there, if there is one.
+#[must_use]
+pub fn interface_name(index: u32) -> Option<String> {
+    mapped::interface_name(index)
+}
+
 use layout::Config;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, PrintLevel, Program, TC_EGRESS,

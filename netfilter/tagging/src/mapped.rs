@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::layout::{CommittedCells, CrossingCells, PendingCells};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -106,6 +106,17 @@ pub(crate) fn interface_index(name: &str) -> io::Result<i32> {
         0 => Err(io::Error::last_os_error()),
         index => i32::try_from(index).map_err(|_| io::ErrorKind::InvalidData.into()),
     }
+}
+
+/// The name of the interface that has an index, there.
+pub(crate) fn interface_name(index: u32) -> Option<String> {
+    let mut name = [0u8; libc::IF_NAMESIZE];
+    // SAFETY: there is room for the longest name and the 0 at its end.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
+    if found.is_null() {
+        return None;
+    }
+    Some(CStr::from_bytes_until_nul(&name).ok()?.to_string_lossy().into_owned())
 }
 
 /// The MTU of an interface in the calling thread's network namespace.

@@ -81,7 +81,7 @@ impl Gates {
     }
 }
 
-fn numbers(said: &str) -> HashMap<String, u64> {
+pub fn numbers(said: &str) -> HashMap<String, u64> {
     let pairs = said.split_whitespace().filter_map(|pair| pair.split_once('='));
     pairs.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()
 }

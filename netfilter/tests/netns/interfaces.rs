@@ -99,6 +99,74 @@ fn a_tap_that_was_made_anew_hears_and_tells_nothing_before_it_is_watched() {
     }
 }
 
+/// Rules queue by name. Linux 6.2 and later rename an interface while it is up.
+#[test]
+fn an_interface_that_gets_another_name_is_cut_off_until_it_has_its_own_again() {
+    if !can_run("renamed") {
+        return;
+    }
+    for plan in Plan::ALL {
+        let town = Town::new(plan);
+        let mut gates = town.gates("2");
+        let [web, client] = ["web", "client"].map(|who| socket(&town, who));
+        // It knows its neighbour by then: what is sent below leaves the guest at once.
+        reaches(&web, at(town.ip("client")), &client, b"first");
+        gates.tell("web", "pending 0 9");
+        let rename =
+            |from: &str, to: &str| town.on("host", &format!("ip link set {from} name {to}"));
+        rename("w0", "other0");
+        web.send_to(b"not covered", at(town.ip("client"))).unwrap();
+        town.on("host", &format!("ping -q -c 1 {}", town.ip("client")));
+        nothing_came(&client);
+        gates.host.tell("look");
+        rename("other0", "w0");
+        assert_eq!(gates.host.tell("look"), "");
+        web.send_to(b"covered later", at(town.ip("client"))).unwrap();
+        until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
+        gates.tell_all("commit 0 9");
+        assert_eq!(next(&client), b"covered later", "{plan:?}");
+        gates.host.tell("verify");
+    }
+}
+
+/// Nobody depends on its tags, so nothing has to be cut off.
+#[test]
+fn a_member_that_is_alone_goes_by_the_queue_until_its_new_tap_has_the_programs() {
+    if !can_run("alone_anew") {
+        return;
+    }
+    for plan in [Plan::OneBridge, Plan::OneRouter] {
+        let town = Town::new(plan);
+        let topology = if plan == Plan::OneBridge { "bridged" } else { "routed" };
+        let mut gate = crate::drive::Drive::spawn(&town.ns("host"));
+        let (v4, v6, pin) = (town.ip("web"), town.ip6("web"), town.pin().display());
+        gate.tell(&format!(
+            "start member=web interface=w0 topology={topology} queue=11 len=1024 mode=pipelined lease_ms=600000 \
+             backend=any members=web@{v4},{v6} pin={pin} tagging=1"
+        ));
+        gate.tell("lease");
+        let [web, client] = ["web", "client"].map(|who| socket(&town, who));
+        for n in 1..=2 {
+            if n == 2 {
+                town.remake("web");
+            }
+            gate.tell(&format!("on web pending 0 {n}"));
+            web.send_to(b"held", at(town.ip("client"))).unwrap();
+            gate.until_stat("held_packets", |n| n >= 1);
+            gate.tell(&format!("commit 0 {n}"));
+            assert_eq!(next(&client), b"held", "{plan:?}");
+            assert_eq!(gate.tell("look"), "");
+            let covered = |gate: &mut crate::drive::Drive| {
+                crate::gates::numbers(&gate.tell("on web tags"))["covered"]
+            };
+            let before = covered(&mut gate);
+            reaches(&web, at(town.ip("client")), &client, b"covered");
+            assert!(covered(&mut gate) > before, "{plan:?}");
+        }
+        gate.tell("verify");
+    }
+}
+
 #[test]
 fn a_narrower_tap_stays_cut_off() {
     if !can_run("narrow_tap") {

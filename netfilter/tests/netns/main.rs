@@ -463,7 +463,8 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
                     topology,
                     queue: QueueNumber(queue),
                     pass_mark: None,
-                    only_index: None,
+                    index: None,
+                    only_that_index: false,
                 };
                 firewall.install(&rules("stale0", 3)).unwrap();
                 let first = firewall.install(&rules(INTERFACE, 4)).unwrap();
@@ -515,6 +516,43 @@ fn a_packet_that_is_let_through_still_meets_the_users_own_rules() {
     gate.tell("lease");
     assert_eq!(next(&open), b"open");
     nothing_came(&barred);
+}
+
+/// Rules queue by name. Linux 6.2 and later rename an interface while it is up.
+#[test]
+fn a_renamed_interface_is_cut_off() {
+    if !can_run("renamed") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        for backend in backends("renamed", &Lab::new(topology)) {
+            let lab = Lab::new(topology);
+            let mut gate = Drive::start(&lab, backend, 11, 1024, 600_000);
+            let guest = udp(&lab.guest(), "0.0.0.0:0");
+            let client = udp(&lab.client(), "0.0.0.0:7000");
+            let send = |text| guest.send_to(text, (lab.client_ip(), 7000)).unwrap();
+            send(b"first");
+            gate.until_stat("held_packets", |n| n == 1);
+            gate.tell("lease");
+            assert_eq!(next(&client), b"first");
+            let rename = |from, to| lab.on_host(&format!("ip link set {from} name {to}"));
+            for n in 1..=2 {
+                gate.tell(&format!("pending 0 {n}"));
+                rename(INTERFACE, "other0");
+                send(b"not covered");
+                // Whatever becomes of it is done when that has come back.
+                lab.on_host(&format!("ping -q -c 1 {}", lab.client_ip()));
+                nothing_came(&client);
+                assert_eq!(gate.tell("look"), "");
+                rename("other0", INTERFACE);
+                assert_eq!(gate.tell("look"), "");
+                send(b"held");
+                gate.until_stat("held_packets", |n| n == 1);
+                gate.tell(&format!("commit 0 {n}"));
+                assert_eq!(next(&client), b"held");
+            }
+        }
+    }
 }
 
 #[test]
