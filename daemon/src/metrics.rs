@@ -404,6 +404,10 @@ fn encode_tagging(
     each(e, ("tidelock_untagged_inside_host_packets", None, Counter), help, tagging, |f, l, t| {
         f.counter(l, t.here_packets)
     })?;
+    let help = "Packets to members that needed no tag: all that they may depend on is committed";
+    each(e, ("tidelock_untagged_covered_packets", None, Counter), help, tagging, |f, l, t| {
+        f.counter(l, t.covered_packets)
+    })?;
     let help = "Packets from members whose tag was merged and taken out";
     each(e, ("tidelock_merged_packets", None, Counter), help, tagging, |f, l, t| {
         f.counter(l, t.merged_packets)
@@ -467,6 +471,7 @@ mod tests {
             "tidelock_watermark_lag_seconds{group=\"shop\"} 0.06",
             "tidelock_tagged_packets_total{group=\"shop\",member=\"db\"} 700",
             "tidelock_untagged_inside_host_packets_total{group=\"shop\",member=\"db\"} 40",
+            "tidelock_untagged_covered_packets_total{group=\"shop\",member=\"db\"} 1200",
             "tidelock_gated_packets_total{group=\"shop\",member=\"db\",reason=\"mtu\"} 3",
             "tidelock_tagging_dropped_packets_total{group=\"shop\",member=\"db\",reason=\"malformed\"} 0",
             "# UNIT tidelock_lag_bytes bytes",

@@ -213,6 +213,9 @@ pub struct TaggingStatus {
     /// Packets to members on this host, which need no tag.
     #[serde(default)]
     pub here_packets: u64,
+    /// Packets to members that needed no tag, because all that they may depend on is committed.
+    #[serde(default)]
+    pub covered_packets: u64,
     /// Packets from members whose tag was merged and taken out.
     pub merged_packets: u64,
     /// Packets from others whose tag was taken out, and believed by nobody.

@@ -282,7 +282,8 @@ fn two_daemons_of_one_group_stop_cleanly_crash_and_come_back() {
             "ip link del t-web; ip link add t-web type veth peer name g-web; ip link set t-web up",
         );
         until("the new tap is watched", || {
-            world.sh("tc filter show dev t-web egress").contains("to_guest")
+            let log = fs::read_to_string(world.file("host-b.log")).unwrap();
+            log.contains("the interface was made anew and is let in")
         });
 
         // Out of mode async nobody goes on before everyone has said how far it is.
@@ -298,14 +299,15 @@ fn two_daemons_of_one_group_stop_cleanly_crash_and_come_back() {
         stop(a);
 
         // Nobody goes on: what was left is taken away, on each host what is of it.
-        let taps = |of: &str| format!("for t in {of}; do tc filter show dev t-$t ingress; done");
-        assert!(world.sh(&taps("a")).contains("from_guest"), "{form}: the programs stay");
+        let pins = world.sh("ls /sys/fs/bpf/tidelock");
+        assert!(pins.contains("from_guest-g-a-"), "{form}: the programs stay: {pins}");
         world.remove_rules("host-b");
         let left = world.sh("nft list ruleset; ls /sys/fs/bpf/tidelock");
         assert!(!left.contains("t-web") && !left.contains("-web-"), "{form}: {left}");
         assert!(left.contains("t-a") && left.contains("-g-a-"), "{form}: {left}");
         world.remove_rules("host-a");
-        let left = world.sh(&format!("nft list ruleset; ls /sys/fs/bpf; {}", taps("a b c web")));
+        let filters = "for t in a b c web; do tc filter show dev t-$t ingress; done";
+        let left = world.sh(&format!("nft list ruleset; ls /sys/fs/bpf; {filters}"));
         for trace in ["t-a", "TL-", "tidelock", "from_guest"] {
             assert!(!left.contains(trace), "{form}: {trace} in {left}");
         }

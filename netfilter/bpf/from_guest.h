@@ -8,9 +8,9 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	struct pending *p, *beside;
 	struct committed *c;
 	struct scratch *s;
-	__u32 header, total, headers, at, why, room = TAG4_BYTES;
+	__u32 header, total, headers, at, why, kind, room = TAG4_BYTES;
 	int is_tcp, later;
-	struct address source, destination;
+	struct way way;
 	struct ipv4 h;
 	struct tcp tcp = {};
 	struct walk *w;
@@ -33,12 +33,10 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 		if (w->bad || w->routed)
 			return gate(skb, GATED_UNREADABLE);
 	}
-	destination = from_ipv4(h.destination);
-	if (whose(&destination) != ADDRESS_PEER)
-		return ask_judge(skb);
-	/* Its receiver would not believe the tag: not an address of this member. */
-	source = from_ipv4(h.source);
-	if (whose(&source) != ADDRESS_OWN)
+	way.source = from_ipv4(h.source);
+	way.destination = from_ipv4(h.destination);
+	kind = kind_of(&way);
+	if (!kind)
 		return ask_judge(skb);
 
 	at = NET + header;
@@ -54,19 +52,21 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	}
 	if (CONFIG.off)
 		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
-	beside = neighbour(&destination);
+	beside = kind == WAY_HERE ? neighbour(&way.destination) : 0;
 	if (beside)
 		return hand_over(skb, p, c, beside);
 	if (is_tcp && (tcp.flags & FLAG_SYN))
 		lower_mss(skb, &s->walk, &tcp, at, IPV4_MIN_BYTES, room);
+	if (!is_complete(p, c))
+		return gate(skb, GATED_INCOMPLETE);
+	if (is_covered(p, c))
+		return let_pass(skb, UNTAGGED_COVERED);
 	if (CONFIG.path_strips_options)
 		return gate(skb, GATED_PATH);
 	if (header + room > IPV4_MAX_BYTES)
 		return gate(skb, GATED_NO_ROOM);
 	if (!is_trusted(c))
 		return gate(skb, GATED_UNTRUSTED);
-	if (!is_complete(p, c))
-		return gate(skb, GATED_INCOMPLETE);
 	flags = room_flags(skb, total, headers, room, is_tcp, bpf_ntohs(h.fragment) & 0x3fff, &why);
 	if (flags < 0)
 		return gate(skb, why);
@@ -91,9 +91,10 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	struct pending *p, *beside;
 	struct committed *c;
 	struct scratch *s;
-	__u32 total, headers, why, room = TAG6_BYTES;
+	__u32 total, headers, why, kind, room = TAG6_BYTES;
 	struct extensions *e;
 	struct tcp tcp = {};
+	struct way way;
 	struct ipv6 h;
 	__u8 icmp = 0;
 	__s64 flags;
@@ -118,7 +119,10 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 		return drop(DROPPED_GUESTS_OWN);
 	if (e->bad || e->routed)
 		return gate(skb, GATED_UNREADABLE);
-	if (whose(&h.destination) != ADDRESS_PEER || whose(&h.source) != ADDRESS_OWN)
+	way.source = h.source;
+	way.destination = h.destination;
+	kind = kind_of(&way);
+	if (!kind)
 		return ask_judge(skb);
 
 	is_tcp = e->next == IPPROTO_TCP && !e->later_fragment;
@@ -132,11 +136,15 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	}
 	if (CONFIG.off)
 		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
-	beside = neighbour(&h.destination);
+	beside = kind == WAY_HERE ? neighbour(&way.destination) : 0;
 	if (beside)
 		return hand_over(skb, p, c, beside);
 	if (is_tcp && (tcp.flags & FLAG_SYN))
 		lower_mss(skb, &s->walk, &tcp, e->at, IPV6_BYTES, room);
+	if (!is_complete(p, c))
+		return gate(skb, GATED_INCOMPLETE);
+	if (is_covered(p, c))
+		return let_pass(skb, UNTAGGED_COVERED);
 	if (CONFIG.path_strips_options)
 		return gate(skb, GATED_PATH);
 	/* A hop-by-hop header must stay the first. */
@@ -144,8 +152,6 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 		return gate(skb, GATED_NO_ROOM);
 	if (!is_trusted(c))
 		return gate(skb, GATED_UNTRUSTED);
-	if (!is_complete(p, c))
-		return gate(skb, GATED_INCOMPLETE);
 	flags = room_flags(skb, total, headers, room, is_tcp, e->fragment, &why);
 	if (flags < 0)
 		return gate(skb, why);
@@ -171,7 +177,7 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	return let_pass(skb, TAGGED);
 }
 
-SEC("tc")
+SEC("tc/ingress")
 int from_guest(struct __sk_buff *skb)
 {
 	/* Whatever was there before us has no say in what passes. */

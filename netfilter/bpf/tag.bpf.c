@@ -5,7 +5,8 @@
  *
  * from_guest (ingress of the interface)
  *   to a member:   tag, then pass. What cannot be tagged goes the way of a packet to the outside.
- *                  One on this host needs no tag: its P rises at once (neighbours.h).
+ *                  One on this host needs no tag: its P rises at once (neighbours.h). Nor does what
+ *                  is covered: there is nothing that its receiver could come to depend on.
  *   to outside:    covered: pass. Not covered: left to the packet filter's rules, which queue it.
  * to_guest (egress)
  *   from a member: merge the tag into P, strip it.
@@ -99,13 +100,27 @@ struct address {
 	__u8 bytes[16];
 };
 
-/* IPv4 addresses as IPv6 ones (::ffff:a.b.c.d). */
+/* The other members'. IPv4 addresses as IPv6 ones (::ffff:a.b.c.d). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, ADDRESSES_MAX);
 	__type(key, struct address);
 	__type(value, __u32);
-} addresses SEC(".maps");
+} peers SEC(".maps");
+
+struct way {
+	struct address source;
+	struct address destination;
+};
+
+/* From the member's own addresses to the others': one look tells what two would. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, WAYS_MAX);
+	__type(key, struct way);
+	__type(value, __u32);
+} ways SEC(".maps");
 
 /* P of each member on this host, by each of its addresses. The group's members share it. */
 struct {
@@ -250,6 +265,8 @@ ALWAYS int go_on(void)
 
 ALWAYS int let_pass(struct __sk_buff *skb, __u32 why)
 {
+	/* Else the compiler may work out the address of the mark beforehand, which the verifier refuses. */
+	asm volatile("" : "+r"(skb));
 	skb->mark |= CONFIG.pass_mark;
 	count(why);
 	return go_on();
@@ -316,7 +333,7 @@ ALWAYS int is_covered(const struct pending *p, const struct committed *c)
 }
 
 /* Reached by tail call, while a daemon holds it there. */
-SEC("tc")
+SEC("tc/ingress")
 int judge(struct __sk_buff *skb)
 {
 	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
@@ -346,9 +363,15 @@ ALWAYS long load(struct __sk_buff *skb, __u32 at, void *to, __u32 bytes)
 	return 0;
 }
 
-ALWAYS __u32 whose(const struct address *address)
+ALWAYS int is_peer(const struct address *address)
 {
-	__u32 *found = bpf_map_lookup_elem(&addresses, address);
+	return bpf_map_lookup_elem(&peers, address) != 0;
+}
+
+/* 0 if it leads out of the group, or if its receiver would not believe a tag: not from an address of this member. */
+ALWAYS __u32 kind_of(const struct way *way)
+{
+	__u32 *found = bpf_map_lookup_elem(&ways, way);
 
 	return found ? *found : 0;
 }

@@ -7,6 +7,7 @@
 
 #define WRITERS_MAX 64
 #define ADDRESSES_MAX 4096
+#define WAYS_MAX 16384
 
 /* Fixed when the programs are loaded, so that the verifier sees what is left of them. */
 struct config {
@@ -50,9 +51,9 @@ struct crossing {
 	__u64 waiting;		/* packets wait in the queue */
 };
 
-/* Values of the map of addresses. */
-#define ADDRESS_OWN 1
-#define ADDRESS_PEER 2
+/* From one of the member's addresses to one of another member: values of the map of ways. */
+#define WAY_ELSEWHERE 1
+#define WAY_HERE 2		/* that member is on this host */
 
 enum counter {
 	/* from the guest */
@@ -60,6 +61,7 @@ enum counter {
 	MERGED_HERE,
 	TAGGED_GSO_LOWERED,
 	UNTAGGED_ACKS,
+	UNTAGGED_COVERED,
 	COVERED,
 	LEFT_TO_QUEUE,
 	GATED_NO_ROOM,

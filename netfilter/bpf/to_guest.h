@@ -94,7 +94,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	struct pending *p;
 	struct committed *c;
 	struct scratch *s;
-	__u32 header, options, total, size, is_peer;
+	__u32 header, options, total, size, is_believed;
 	struct address source;
 	struct ipv4 h, shrunk;
 	struct walk *w;
@@ -132,8 +132,8 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	if (!w->found)
 		return go_on();
 	source = from_ipv4(h.source);
-	is_peer = whose(&source) == ADDRESS_PEER && !CONFIG.off;
-	if (is_peer) {
+	is_believed = is_peer(&source) && !CONFIG.off;
+	if (is_believed) {
 		if (w->found != 1 || w->found_at != NET + IPV4_MIN_BYTES || w->found_bytes != TAG4_BYTES)
 			return drop(DROPPED_MALFORMED);
 		refused = merge(s, 2, p, c);
@@ -160,7 +160,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	shrunk.check = new_checksum(&h, &shrunk, changed);
 	if (bpf_skb_store_bytes(skb, NET, &shrunk, sizeof(shrunk), BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	count(is_peer ? MERGED : STRIPPED_FOREIGN);
+	count(is_believed ? MERGED : STRIPPED_FOREIGN);
 	return go_on();
 }
 
@@ -189,7 +189,7 @@ ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
 		return drop(DROPPED_UNREADABLE);
 	if (!e->found)
 		return go_on();
-	if (whose(&h.source) != ADDRESS_PEER || CONFIG.off) {
+	if (!is_peer(&h.source) || CONFIG.off) {
 		walk_ipv6(skb, e, &h, 1);
 		if (e->bad)
 			return drop(DROPPED_FAILED);
@@ -216,7 +216,7 @@ ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
 	return go_on();
 }
 
-SEC("tc")
+SEC("tc/egress")
 int to_guest(struct __sk_buff *skb)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP))

@@ -10,7 +10,7 @@
 //!
 //! | traffic | guards that take turns |
 //! |---|---|
-//! | `members`: between two members of a group | no gate; vector tags of four writers; HLC tags |
+//! | `members`: between two members of a group | no gate; vector tags of four writers; HLC tags; no tags, because all is covered |
 //! | `outside`: from a member to the outside, all of it covered | no gate; the kernel programs; the queue |
 //!
 //! All guards of a path stand ready at once, each in a town of its own, and their turns are short:
@@ -36,6 +36,8 @@ use tidelock_netfilter::gate::{
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::tag::Form;
 use tidelock_protocol::vector::CountVector;
@@ -57,19 +59,24 @@ const VECTOR: Form = Form::Vector { writers: 4 };
 enum Guard {
     None,
     Queue,
-    Programs(Form),
+    /// Writes are under way: P is ahead of C.
+    Tags(Form),
+    /// Nobody writes: C covers P.
+    Covered(Form),
 }
 
 impl Guard {
-    const MEMBERS: [Guard; 3] = [Guard::None, Guard::Programs(VECTOR), Guard::Programs(Form::Hlc)];
-    const OUTSIDE: [Guard; 3] = [Guard::None, Guard::Programs(VECTOR), Guard::Queue];
+    const MEMBERS: [Guard; 4] =
+        [Guard::None, Guard::Tags(VECTOR), Guard::Tags(Form::Hlc), Guard::Covered(VECTOR)];
+    const OUTSIDE: [Guard; 3] = [Guard::None, Guard::Covered(VECTOR), Guard::Queue];
 
     fn name(self) -> &'static str {
         match self {
             Guard::None => "none",
             Guard::Queue => "queue",
-            Guard::Programs(Form::Vector { .. }) => "vector",
-            Guard::Programs(Form::Hlc) => "hlc",
+            Guard::Tags(Form::Vector { .. }) => "vector",
+            Guard::Tags(Form::Hlc) => "hlc",
+            Guard::Covered(_) => "covered",
         }
     }
 }
@@ -104,9 +111,9 @@ impl Cable {
 }
 
 /// All paths, one after the other.
-fn compare(
+fn compare<const N: usize>(
     to: &'static str,
-    guards: [Guard; 3],
+    guards: [Guard; N],
     rounds: Option<u64>,
     millis: Option<u64>,
 ) -> Option<()> {
@@ -140,18 +147,18 @@ fn load(words: &[&str]) -> Option<()> {
     Some(())
 }
 
-fn take_turns(
+fn take_turns<const N: usize>(
     plan: Plan,
     cable: Cable,
     to: &'static str,
-    guards: [Guard; 3],
+    guards: [Guard; N],
     rounds: u64,
     span: Duration,
 ) -> Value {
     let sites = guards.map(|guard| Site::new(plan, cable, to, guard));
-    let mut turns: [Vec<Value>; 3] = Default::default();
+    let mut turns = [const { Vec::<Value>::new() }; N];
     for round in 0..rounds {
-        let mut order = [0, 1, 2];
+        let mut order: [usize; N] = std::array::from_fn(|nth| nth);
         if round % 2 == 1 {
             order.reverse();
         }
@@ -341,7 +348,7 @@ impl Site {
 /// A member's name, interface and queue.
 type Guarded = (&'static str, &'static str, u16);
 
-/// Open gates that have nothing to hold: P is covered.
+/// Open gates that have nothing to hold.
 fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
     let hosts: &[(&str, &[Guarded])] = match (guard, town.plan) {
         (Guard::None, _) => &[],
@@ -354,7 +361,7 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
     };
     let one = |(host, members): &(&str, &[Guarded])| {
         let tagging = match guard {
-            Guard::Programs(form) => {
+            Guard::Tags(form) | Guard::Covered(form) => {
                 let members = ["web", "db"].map(|name| TaggedMember {
                     name: name.to_owned(),
                     addresses: vec![town.ip(name), town.ip6(name)],
@@ -365,19 +372,21 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
             }
             Guard::None | Guard::Queue => None,
         };
-        let member = |(name, interface, queue): &Guarded| MemberConfig {
-            name: (*name).to_owned(),
-            interface: (*interface).to_owned(),
-            topology,
-            queue: QueueNumber(*queue),
-            queue_len_max: 1 << 16,
-            pending: Arc::new(Pending::new()),
-        };
+        let pending: Vec<_> = members.iter().map(|_| Arc::new(Pending::new())).collect();
+        let member =
+            |((name, interface, queue), pending): (&Guarded, &Arc<Pending>)| MemberConfig {
+                name: (*name).to_owned(),
+                interface: (*interface).to_owned(),
+                topology,
+                queue: QueueNumber(*queue),
+                queue_len_max: 1 << 16,
+                pending: Arc::clone(pending),
+            };
         let group = GroupConfig {
             name: "bench".into(),
             mode: Mode::Pipelined,
             lease_period_ms: 3_600_000,
-            members: members.iter().map(member).collect(),
+            members: members.iter().zip(&pending).map(member).collect(),
             tagging,
         };
         let host = town.ns(host);
@@ -389,6 +398,9 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
         handle.set_committed(&CountVector::new());
         let now = tidelock_netfilter::now();
         handle.lease_renewed(now, now);
+        if matches!(guard, Guard::Tags(_)) {
+            pending.iter().for_each(|p| p.publish_at(WriterId(0), Seq(1), Hlc(1)));
+        }
         (host, gate)
     };
     hosts.iter().map(one).collect()

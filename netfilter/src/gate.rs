@@ -27,7 +27,7 @@ pub use left::Left;
 pub use shared::{GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 pub use tagging::{
-    HLC_AHEAD_MAX_MS, MemberTagging, PASS_MARK, PIN_DIRECTORY, TaggedMember, TaggingConfig,
+    HLC_AHEAD_MAX_MS, Hooks, MemberTagging, PASS_MARK, PIN_DIRECTORY, TaggedMember, TaggingConfig,
     TaggingStats, TaggingSwitch,
 };
 
@@ -256,9 +256,12 @@ impl Gate {
                 refresh_at: MonoNanos(0),
             };
             let with = config.tagging.as_ref().zip(tags.as_ref());
+            let here: Vec<_> = config.members.iter().map(|member| member.name.clone()).collect();
             for member in config.members {
                 let tagging = match with {
-                    Some((tagging, tags)) => Tagging::With(&config.name, tagging, tags),
+                    Some((tagging, tags)) => {
+                        Tagging::With { group: &config.name, config: tagging, tags, here: &here }
+                    }
                     None => Tagging::Without(without.clone()),
                 };
                 let (worker, view) = start_member(&firewall, member, &shared, tagging)?;
@@ -346,7 +349,7 @@ impl Gate {
             Some(MemberTagging::On(tags)) => Some(tags),
             _ => None,
         };
-        if let Some(Err(e)) = tags.as_ref().map(MemberTags::forget_pending) {
+        if let Some(Err(e)) = tags.as_ref().map(|tags| tags.forget_pending()) {
             tracing::error!(member, "gate: {e}");
             return RulesLeft::InPlace("its P cannot be removed");
         }
@@ -354,7 +357,7 @@ impl Gate {
             return RulesLeft::Failed(e);
         }
         // What is left of them does no harm to an unprotected member: said, not refused.
-        if let Some(Err(e)) = tags.map(MemberTags::detach) {
+        if let Some(Err(e)) = tags.map(|tags| tags.detach()) {
             tracing::warn!(member, "gate: the tagging programs are still attached: {e}");
         }
         RulesLeft::Removed
@@ -392,10 +395,27 @@ fn refuse_doubles(groups: &[GroupConfig]) -> Result<(), GateError> {
 
 /// What a member's start is told of tags.
 enum Tagging<'a> {
-    /// The group's name, what is configured, and its C.
-    With(&'a str, &'a TaggingConfig, &'a GroupTags),
+    With {
+        /// The group's name.
+        group: &'a str,
+        /// What is configured.
+        config: &'a TaggingConfig,
+        /// Its C.
+        tags: &'a GroupTags,
+        /// Its members on this host.
+        here: &'a [String],
+    },
     /// Why not, if it was asked for.
     Without(Option<String>),
+}
+
+/// Installs a member's rules, and says what the operator should know of them.
+fn install(firewall: &Firewall, rules: &MemberRules) -> Result<Installed, RulesError> {
+    let installed = firewall.install(rules)?;
+    for note in &installed.notes {
+        tracing::warn!(member = rules.member, "gate: {note}");
+    }
+    Ok(installed)
 }
 
 fn start_member(
@@ -406,14 +426,18 @@ fn start_member(
 ) -> Result<(Member, MemberGate), GateError> {
     let nfqueue = Nfqueue::bind(config.queue, config.queue_len_max)?;
     let with = match &tagging {
-        Tagging::With(_, tagging, _) => Some(*tagging),
+        Tagging::With { config, .. } => Some(*config),
         Tagging::Without(_) => None,
     };
     // Before the rules let marked packets pass: the programs clear the mark of what others marked.
     let (tagging, marks, is_hlc) = match tagging {
-        Tagging::With(group, tagging, tags) => {
-            let started =
-                tagging::start_member((group, tags), tagging, &config.name, &config.interface)?;
+        Tagging::With { group, config: tagging, tags, here } => {
+            let started = tagging::start_member(
+                (group, tags),
+                tagging,
+                (&config.name, here),
+                &config.interface,
+            )?;
             (started, Some(tagging.pass_mark), tagging.is_hlc())
         }
         Tagging::Without(Some(why)) => (MemberTagging::Unavailable(why), None, false),
@@ -444,8 +468,7 @@ fn start_member(
         index,
         only_that_index: tagging.tags().is_some() && with.is_some_and(TaggingConfig::is_needed),
     };
-    let installed = firewall
-        .install(&rules)
+    let installed = install(firewall, &rules)
         .map_err(|source| GateError::Rules { member: config.name.clone(), source })?;
     let stats = Arc::new(GateStats::default());
     let view = MemberGate {

@@ -320,7 +320,9 @@ def test_the_middle_half_leaves_out_what_stands_alone():
     assert Half.of([1, 2, 3, 4, 1000]) == Half(2, 3, 4)
 
 
-def tagging_found(added_us: float, share: float, paths: int = 1, share_on_taps: float = 0.99) -> dict:
+def tagging_found(
+    added_us: float, share: float, paths: int = 1, share_on_taps: float = 0.99, name: str = "vector"
+) -> dict:
     """What tagging-bench tells, of guards that add so much and leave this share."""
 
     def turn(cable: str, more_us: float, times: float, slow: float) -> dict:
@@ -334,7 +336,7 @@ def tagging_found(added_us: float, share: float, paths: int = 1, share_on_taps: 
 
     def guards(cable: str) -> list[dict]:
         left = share if cable == "Veth" else share_on_taps
-        return [guard(cable, "none", 0, 1), guard(cable, "vector", added_us, left), guard(cable, "queue", 15, 0.5)]
+        return [guard(cable, "none", 0, 1), guard(cable, name, added_us, left), guard(cable, "queue", 15, 0.5)]
 
     found = [
         {"path": path, "cable": cable, "packet_filter": "nft", "guards": guards(cable)}
@@ -382,6 +384,15 @@ def test_what_tags_may_cost_is_judged_at_its_limit_and_one_step_past_it(added_us
     assert paced.reached == stream.reached
     assert all(verdict.reached for verdict in on_taps)
     assert datagrams.reached is None and datagrams_on_taps.reached is None
+
+
+def test_what_needs_no_tag_is_judged_beside_what_has_one():
+    result = tagging.summarise(tagging_found(1, 0.96, share_on_taps=0.96))
+    covered = tagging.summarise(tagging_found(1, 0.98, share_on_taps=0.98, name=tagging.COVERED))
+    result["rows"] = [row for row in result["rows"] + covered["rows"] if row["guard"] != "queue"]
+    found = [(verdict.target, verdict.reached) for verdict in verdicts({"i": result}) if "stream" in verdict.target]
+    assert len(found) == 8
+    assert all(reached == ("all covered" in target) for target, reached in found)
 
 
 @pytest.mark.parametrize(("share", "reached"), [(0.97, True), (0.969, False)])

@@ -164,6 +164,7 @@ fn render_tagging(tagging: &TaggingStatus, paint: Paint) -> String {
     let mut text = human::count(tagging.tagged_packets, "packet") + " tagged";
     write!(text, ", {} merged", tagging.merged_packets).expect("a String takes everything");
     write!(text, ", {} inside this host", tagging.here_packets).expect("a String takes everything");
+    write!(text, ", {} covered", tagging.covered_packets).expect("a String takes everything");
     if let Some(reasons) = by_reason(&tagging.gated_packets) {
         write!(text, ", held instead: {reasons}").expect("a String takes everything");
     }
@@ -395,7 +396,7 @@ group    shop: PROTECTED for 3 h 10 min
     verify   not verified yet
     disk     root, 40 GiB, /var/lib/vms/db.img, NBD at /run/tidelock/shop/db/root.sock
     gate     tap0 open, 4 packets held, oldest 48 ms, holds: half within 50 ms, 99 % within 70 ms, longest 70 ms
-    tags     700 packets tagged, 650 merged, 40 inside this host, held instead: 3 mtu
+    tags     700 packets tagged, 650 merged, 40 inside this host, 1200 covered, held instead: 3 mtu
   member   web: outbound on host-b, which says how it is
 ";
         assert_eq!(render(&status(), Paint::PLAIN), expected);

@@ -612,6 +612,7 @@ fn tagging_status(stats: &TaggingStats) -> TaggingStatus {
     let mut status = TaggingStatus {
         tagged_packets: stats.tagged,
         here_packets: stats.merged_here,
+        covered_packets: stats.untagged_covered,
         merged_packets: stats.merged,
         foreign_packets: stats.stripped_foreign,
         ..TaggingStatus::default()
@@ -672,6 +673,7 @@ mod tests {
             tagged: 1,
             merged: 2,
             stripped_foreign: 3,
+            untagged_covered: 7,
             gated_mtu: 4,
             gated_path: 5,
             dropped_malformed: 6,
@@ -680,6 +682,7 @@ mod tests {
         let status = tagging_status(&stats);
         let few = (status.tagged_packets, status.merged_packets, status.foreign_packets);
         assert_eq!(few, (1, 2, 3));
+        assert_eq!(status.covered_packets, 7);
         assert_eq!((status.gated_packets["mtu"], status.gated_packets["path"]), (4, 5));
         assert_eq!(status.gated_packets.values().sum::<u64>(), 9);
         assert_eq!(status.dropped_packets["malformed"], 6);

@@ -70,6 +70,7 @@ pub(crate) fn status() -> Status {
     let tagging = TaggingStatus {
         tagged_packets: 700,
         here_packets: 40,
+        covered_packets: 1_200,
         merged_packets: 650,
         foreign_packets: 0,
         gated_packets: BTreeMap::from([("no_room".into(), 0), ("mtu".into(), 3)]),

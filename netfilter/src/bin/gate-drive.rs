@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tidelock_netfilter::gate::{
-    Gate, GateHandle, GroupConfig, MemberConfig, MemberTagging, Pending, RulesAtStop, RulesLeft,
-    TaggedMember, TaggingConfig, TaggingSwitch,
+    Gate, GateHandle, GroupConfig, Hooks, MemberConfig, MemberTagging, Pending, RulesAtStop,
+    RulesLeft, TaggedMember, TaggingConfig, TaggingSwitch,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
@@ -155,6 +155,9 @@ fn tagging(options: &HashMap<&str, &str>) -> Result<Option<TaggingConfig>, Box<d
     config.path_strips_options = options.contains_key("strips");
     config.await_floor = options.contains_key("floor");
     config.begun_anew = options.get("anew").map(|name| (*name).to_owned()).into_iter().collect();
+    if options.contains_key("clsact") {
+        config.hooks = Hooks::Clsact;
+    }
     if options.contains_key("off") {
         config.switch = TaggingSwitch::OffForADemonstration;
     }

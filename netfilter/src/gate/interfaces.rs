@@ -13,7 +13,7 @@
 //! guest has heard meanwhile was not seen. They are attached again, and the member is held until its
 //! P is complete.
 
-use super::{Gate, MemberGate};
+use super::{Gate, MemberGate, install};
 use crate::rules::{Firewall, MemberRules, RulesError};
 use crate::sys::now;
 use tidelock_tagging::{TaggingError, interface_index, interface_mtu, interface_name};
@@ -144,7 +144,7 @@ impl MemberGate {
                 Err(e) => slow = Some(e),
             }
         }
-        self.installed = firewall.install(&anew)?;
+        self.installed = install(firewall, &anew)?;
         slow.map_or(Ok(Change::Anew(index)), |e| Err(Trouble::Slow(e)))
     }
 }

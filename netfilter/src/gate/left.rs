@@ -35,16 +35,16 @@ impl Left<'_> {
             return Err(GateError::InUse { member: self.member.to_owned(), queue: self.queue });
         }
         let tagging = |source| GateError::Tagging { group: self.group.to_owned(), source };
+        let Self { group, member, .. } = *self;
+        let pinned = Pinned { anew: true, directory: Path::new(PIN_DIRECTORY), group, member };
         if self.is_tagged {
-            let directory = Path::new(PIN_DIRECTORY);
-            let Self { group, member, .. } = *self;
-            forget_left(Pinned { anew: true, directory, group, member }).map_err(tagging)?;
+            forget_left(pinned).map_err(tagging)?;
         }
         firewall
             .remove(self.member)
             .map_err(|source| GateError::Rules { member: self.member.to_owned(), source })?;
         if self.is_tagged {
-            detach_left(self.interface).map_err(tagging)?;
+            detach_left(self.interface, pinned).map_err(tagging)?;
         }
         Ok(())
     }

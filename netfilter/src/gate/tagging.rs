@@ -4,9 +4,11 @@ use super::GateError;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, IPV4_WRITERS_MAX};
-use tidelock_tagging::{GroupTags, MemberTags, Pinned, Settings, TaggingError, interface_mtu};
+use tidelock_tagging::{
+    GroupTags, MemberTags, Peer, Pinned, Settings, TaggingError, interface_mtu,
+};
 
-pub use tidelock_tagging::TaggingStats;
+pub use tidelock_tagging::{Hooks, TaggingStats};
 
 /// Where kernel maps are pinned unless configured otherwise.
 pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/tidelock";
@@ -48,6 +50,8 @@ pub struct TaggingConfig {
     pub await_floor: bool,
     /// Members whose P of an earlier run means nothing any more, because their group was begun anew.
     pub begun_anew: Vec<String>,
+    /// What runs the programs on the members' interfaces.
+    pub hooks: Hooks,
 }
 
 /// Whether packets between members are tagged.
@@ -87,6 +91,7 @@ impl TaggingConfig {
             switch: TaggingSwitch::On,
             await_floor: false,
             begun_anew: Vec::new(),
+            hooks: Hooks::Best,
         }
     }
 
@@ -100,12 +105,13 @@ impl TaggingConfig {
     }
 
     /// Its own addresses, and those of the other members.
-    fn addresses_for(&self, member: &str) -> (Vec<IpAddr>, Vec<IpAddr>) {
-        let of = |own: bool| {
-            let members = self.members.iter().filter(move |m| (m.name == member) == own);
-            members.flat_map(|m| m.addresses.clone()).collect()
-        };
-        (of(true), of(false))
+    fn addresses_for(&self, member: &str, here: &[String]) -> (Vec<IpAddr>, Vec<Peer>) {
+        let (own, others): (Vec<_>, Vec<_>) = self.members.iter().partition(|m| m.name == member);
+        let peers = others.iter().flat_map(|other| {
+            let is_here = here.contains(&other.name);
+            other.addresses.iter().map(move |address| Peer { address: *address, is_here })
+        });
+        (own.iter().flat_map(|m| m.addresses.clone()).collect(), peers.collect())
     }
 
     fn settings(&self, group: &str, interface: &str) -> Result<Settings, TaggingError> {
@@ -128,6 +134,7 @@ impl TaggingConfig {
             path_mtu,
             path_strips_options: self.path_strips_options,
             hlc_ahead_max_ms: self.hlc_ahead_max_ms,
+            hooks: self.hooks,
             off_for_a_demonstration: self.switch == TaggingSwitch::OffForADemonstration,
         })
     }
@@ -137,7 +144,7 @@ impl TaggingConfig {
 #[derive(Debug)]
 pub enum MemberTagging {
     /// They are, and covered ones leave without a way through user space.
-    On(MemberTags),
+    On(Box<MemberTags>),
     /// It was not asked for.
     Off,
     /// It was asked for, but the member is alone in its group and does well without: its packets
@@ -187,11 +194,11 @@ pub(super) fn start_group(
     }
 }
 
-/// Loads and attaches a member's programs.
+/// Loads and attaches a member's programs. `here`: the group's members on this host.
 pub(super) fn start_member(
     group: (&str, &GroupTags),
     config: &TaggingConfig,
-    member: &str,
+    (member, here): (&str, &[String]),
     interface: &str,
 ) -> Result<MemberTagging, GateError> {
     let load = || {
@@ -199,7 +206,7 @@ pub(super) fn start_member(
         let anew = config.begun_anew.iter().any(|name| name == member);
         let pinned = Pinned { anew, directory: &config.pin_directory, group: group.0, member };
         let mut tags = MemberTags::load(&settings, group.1, Some(pinned))?;
-        let (own, peers) = config.addresses_for(member);
+        let (own, peers) = config.addresses_for(member, here);
         tags.set_addresses(&own, &peers)?;
         tags.attach(interface)?;
         tags.join(group.1, &own)?;
@@ -209,7 +216,7 @@ pub(super) fn start_member(
         Ok(tags) => {
             let found_pending = tags.found_pending();
             tracing::info!(group = group.0, member, found_pending, "gate: tagging programs loaded");
-            Ok(MemberTagging::On(tags))
+            Ok(MemberTagging::On(Box::new(tags)))
         }
         Err(source) => {
             refuse_or_do_without(group.0, member, config, source).map(MemberTagging::Unavailable)

@@ -146,6 +146,8 @@ counters! {
     tagged_gso_lowered,
     /// Pure TCP acknowledgements to members, which need no tag.
     untagged_acks,
+    /// Packets to members that got no tag, because all that they may depend on is committed.
+    untagged_covered,
     /// Packets that were covered, or let out by mode async, without a way through user space.
     covered,
     /// Packets that were left to the queue.

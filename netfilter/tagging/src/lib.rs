@@ -1,8 +1,7 @@
 //! Tags in the packets between the members of a group: the kernel programs, and what loads them.
 //!
-//! The programs (`netfilter/bpf/`) run on the host's side of a member's interface, as clsact
-//! filters, which outlive the process. What they share with it are kernel maps that both have in
-//! memory:
+//! The programs (`netfilter/bpf/`) run on the host's side of a member's interface ([`Hooks`]), and
+//! outlive the process. What they share with it are kernel maps that both have in memory:
 //!
 //! | map | of | written by | outlives the daemon |
 //! |---|---|---|---|
@@ -17,6 +16,7 @@
 //!
 //! Needs Linux 5.17, for `bpf_loop`.
 
+mod hook;
 mod layout;
 mod mapped;
 mod pins;
@@ -41,13 +41,14 @@ pub fn interface_name(index: u32) -> Option<String> {
     mapped::interface_name(index)
 }
 
+use hook::Hook;
 use layout::Config;
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, PrintLevel, Program, TC_EGRESS,
-    TC_INGRESS, TcHook, TcHookBuilder,
+    MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, PrintLevel, Program,
 };
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Once, PoisonError};
@@ -56,13 +57,12 @@ use tidelock_protocol::tag::{Codec, Form, IPV6_OPTION, IPV6_WRITERS_MAX};
 /// As `build.rs` compiled it.
 static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tag.bpf.o"));
 
-/// Other filters of the interface come before or after by their number.
-const PRIORITY: u32 = 100;
-const HANDLE: u32 = 1;
+/// What the pin of P is called. The number goes up with every change of its layout.
+const PENDING: &str = "pending3";
 /// As in `tag.h`.
 const ADDRESSES_MAX: u32 = 4096;
-const OWN: u32 = 1;
-const PEER: u32 = 2;
+const WAY_ELSEWHERE: u32 = 1;
+const WAY_HERE: u32 = 2;
 
 /// What can go wrong. The gate says what follows from it.
 #[derive(Debug, thiserror::Error)]
@@ -136,6 +136,8 @@ pub struct Settings {
     /// Packets between members pass untagged, and nothing is merged. Breaks what Tidelock
     /// promises; to show that a test notices.
     pub off_for_a_demonstration: bool,
+    /// What runs the programs.
+    pub hooks: Hooks,
 }
 
 impl Settings {
@@ -196,8 +198,21 @@ pub struct MemberTags {
     crossing: Arc<Mapped<CrossingCells>>,
     found_pending: bool,
     pin: Option<PathBuf>,
-    /// The index of the interface that they are attached to.
-    attached_to: Option<i32>,
+    hooks: Hooks,
+    /// Where the programs' links are pinned.
+    links: Option<[PathBuf; 2]>,
+    /// The index of the interface that they are attached to, and how.
+    attached: Option<(i32, [Hook; 2])>,
+}
+
+/// What runs the programs on an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hooks {
+    /// tcx where the kernel has it (Linux 6.6), else clsact.
+    #[default]
+    Best,
+    /// clsact, also where there is tcx: so that both can be tried on one machine.
+    Clsact,
 }
 
 /// Which of the two programs.
@@ -210,6 +225,9 @@ pub enum Direction {
 }
 
 impl Direction {
+    /// What is merged comes first: the guest must not answer what it was never seen to hear.
+    const BOTH: [Direction; 2] = [Direction::ToGuest, Direction::FromGuest];
+
     fn program(self) -> &'static str {
         match self {
             Direction::FromGuest => "from_guest",
@@ -218,48 +236,33 @@ impl Direction {
     }
 }
 
-fn hook_of(program: BorrowedFd<'_>, direction: Direction, interface: i32) -> TcHook {
-    let point = match direction {
-        Direction::FromGuest => TC_INGRESS,
-        Direction::ToGuest => TC_EGRESS,
-    };
-    TcHookBuilder::new(program)
-        .ifindex(interface)
-        .replace(true)
-        .handle(HANDLE)
-        .priority(PRIORITY)
-        .hook(point)
-}
-
-/// A hook that has nothing is fine.
-fn detach(mut hook: TcHook) -> Result<(), TaggingError> {
-    match hook.query() {
-        Ok(_) => hook.detach().map_err(|e| cannot("detach the programs", &e)),
-        Err(_) => Ok(()),
-    }
-}
-
 /// Forgets the P that an ended run has left of a member. To be called before the rules that guard it go.
 pub fn forget_left(left: Pinned<'_>) -> Result<(), TaggingError> {
-    pins::remove(&pins::path_of(left.directory, left.group, left.member))
+    pins::remove(&pins::path_of(PENDING, left))
 }
 
-/// Takes off an interface what an ended run has left on it. One that is gone has nothing.
-pub fn detach_left(interface: &str) -> Result<(), TaggingError> {
+/// Takes off an interface the programs that an ended run has left on it. One that is gone has nothing.
+pub fn detach_left(interface: &str, left: Pinned<'_>) -> Result<(), TaggingError> {
     hear_libbpf();
-    let Ok(index) = mapped::interface_index(interface) else { return Ok(()) };
-    // Only to name a place: a program is not needed to find what is there.
-    let any = std::io::stdin();
-    for direction in [Direction::FromGuest, Direction::ToGuest] {
-        detach(hook_of(any.as_fd(), direction, index))?;
-    }
-    Ok(())
+    Direction::BOTH.into_iter().try_for_each(|direction| {
+        let pin = pins::path_of(direction.program(), left);
+        hook::detach_left(direction, interface, &pin)
+    })
 }
 
 impl std::fmt::Debug for MemberTags {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MemberTags").field("pin", &self.pin).finish_non_exhaustive()
     }
+}
+
+/// An address of another member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The address.
+    pub address: IpAddr,
+    /// Whether that member may be on this host.
+    pub is_here: bool,
 }
 
 /// Where a member's P is kept.
@@ -290,13 +293,14 @@ impl MemberTags {
             let most = IPV6_WRITERS_MAX;
             return Err(TaggingError::TooManyWriters { writers, most, why: "" });
         }
-        let mut pin = None;
+        let (mut pin, mut links) = (None, None);
         let mut found_pending = false;
         let pending_map = match pinned {
             None => array("tl_pending", size_of::<PendingCells>())?,
             Some(pinned) => {
                 pins::prepare(pinned.directory)?;
-                let path = pins::path_of(pinned.directory, pinned.group, pinned.member);
+                let path = pins::path_of(PENDING, pinned);
+                links = Some(Direction::BOTH.map(|way| pins::path_of(way.program(), pinned)));
                 if pinned.anew {
                     pins::remove(&path)?;
                     pins::prepare(pinned.directory)?;
@@ -339,8 +343,18 @@ impl MemberTags {
             map.reuse_fd(shared.as_fd()).map_err(|e| cannot("share a map", &e))?;
         }
         let object = open.load().map_err(|e| cannot("load the programs", &e))?;
-        let attached_to = None;
-        let this = Self { object, pending_map, pending, crossing, found_pending, pin, attached_to };
+        let (hooks, attached) = (settings.hooks, None);
+        let this = Self {
+            object,
+            pending_map,
+            pending,
+            crossing,
+            found_pending,
+            pin,
+            hooks,
+            links,
+            attached,
+        };
         let judge = this.program("judge")?.as_fd().as_raw_fd().to_ne_bytes();
         this.map("judges")?
             .update(&0u32.to_ne_bytes(), &judge, MapFlags::ANY)
@@ -348,7 +362,8 @@ impl MemberTags {
         Ok(this)
     }
 
-    /// Whether P is that of an earlier run.
+    /// Whether P is that of an earlier run, and its programs may have been there all the time. To be asked when these
+    /// are attached.
     #[must_use]
     pub fn found_pending(&self) -> bool {
         self.found_pending
@@ -368,23 +383,26 @@ impl MemberTags {
 
     /// Whose packets are the member's own, and whose tags are believed. What is not named any
     /// more is forgotten first.
-    pub fn set_addresses(&self, own: &[IpAddr], peers: &[IpAddr]) -> Result<(), TaggingError> {
-        let map = self.map("addresses")?;
-        let wanted: Vec<([u8; 16], u32)> = peers
-            .iter()
-            .map(|peer| (key_of(*peer), PEER))
-            .chain(own.iter().map(|own| (key_of(*own), OWN)))
-            .collect();
-        for key in map.keys().collect::<Vec<_>>() {
-            if !wanted.iter().any(|(wanted, _)| wanted[..] == key[..]) {
-                map.delete(&key).map_err(|e| cannot("forget an address", &e))?;
-            }
+    pub fn set_addresses(&self, own: &[IpAddr], peers: &[Peer]) -> Result<(), TaggingError> {
+        let here = |peer: &Peer| if peer.is_here { WAY_HERE } else { WAY_ELSEWHERE };
+        let way = |own: &IpAddr, peer: &Peer| [key_of(*own), key_of(peer.address)].concat();
+        let peer_keys = peers.iter().map(|peer| (key_of(peer.address).to_vec(), 1));
+        let ways =
+            own.iter().flat_map(|own| peers.iter().map(move |peer| (way(own, peer), here(peer))));
+        self.fill("peers", peer_keys.collect())?;
+        self.fill("ways", ways.collect())
+    }
+
+    /// What a map has afterwards.
+    fn fill(&self, map: &str, wanted: HashMap<Vec<u8>, u32>) -> Result<(), TaggingError> {
+        let map = self.map(map)?;
+        for key in map.keys().filter(|key| !wanted.contains_key(key)).collect::<Vec<_>>() {
+            map.delete(&key).map_err(|e| cannot("forget an address", &e))?;
         }
-        for (key, whose) in wanted {
-            map.update(&key, &whose.to_ne_bytes(), MapFlags::ANY)
-                .map_err(|e| cannot("set an address", &e))?;
-        }
-        Ok(())
+        wanted.iter().try_for_each(|(key, value)| {
+            map.update(key, &value.to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| cannot("set an address", &e))
+        })
     }
 
     /// From now on what others on this host send to these addresses raises this P when they send it, and gets no tag.
@@ -404,37 +422,36 @@ impl MemberTags {
     pub fn attach(&mut self, interface: &str) -> Result<(), TaggingError> {
         let index = mapped::interface_index(interface)
             .map_err(|_| TaggingError::NoInterface(interface.to_owned()))?;
-        // What is merged comes first: the guest must not answer what it was never seen to hear.
-        for direction in [Direction::ToGuest, Direction::FromGuest] {
-            let mut hook = self.hook(direction, index)?;
-            hook.create().map_err(|e| cannot("make a clsact qdisc", &e))?;
-            hook.attach().map_err(|e| cannot("attach the programs", &e))?;
+        // A link that is not pinned any more goes now: the kernel takes no program twice.
+        let is_first = self.attached.take().is_none();
+        let attach = |nth: usize| {
+            let direction = Direction::BOTH[nth];
+            let pin = self.links.as_ref().map(|links| links[nth].as_path());
+            let program = self.program(direction.program())?;
+            Hook::attach(&program, (direction, index), pin, self.hooks)
+        };
+        let [(to_guest, one), (from_guest, other)] = [attach(0)?, attach(1)?];
+        if is_first {
+            self.found_pending &= one && other;
         }
-        self.attached_to = Some(index);
+        self.attached = Some((index, [to_guest, from_guest]));
         Ok(())
     }
 
     /// The index of the interface that they were attached to.
     #[must_use]
     pub fn attached_to(&self) -> Option<u32> {
-        self.attached_to.and_then(|index| u32::try_from(index).ok())
+        self.attached.as_ref().and_then(|(index, _)| u32::try_from(*index).ok())
     }
 
     /// Whether they are still where they were attached: others may have taken them off.
     #[must_use]
     pub fn are_attached(&self) -> bool {
-        let Some(interface) = self.attached_to else { return false };
-        [Direction::ToGuest, Direction::FromGuest].into_iter().all(|direction| {
-            let ours = self.program(direction.program()).and_then(|program| {
-                Program::id_from_fd(program.as_fd()).map_err(|e| cannot("look at a program", &e))
-            });
-            let there = self.hook(direction, interface).map(|mut hook| hook.query());
-            matches!((ours, there), (Ok(ours), Ok(Ok(there))) if ours == there)
+        self.attached.as_ref().is_some_and(|(_, hooks)| {
+            Direction::BOTH.into_iter().zip(hooks).all(|(direction, hook)| {
+                self.program(direction.program()).is_ok_and(|program| hook.has(&program))
+            })
         })
-    }
-
-    fn hook(&self, direction: Direction, interface: i32) -> Result<TcHook, TaggingError> {
-        Ok(hook_of(self.program(direction.program())?.as_fd(), direction, interface))
     }
 
     /// The next run begins with a new P. To be called before the rules that guard this one go.
@@ -445,11 +462,8 @@ impl MemberTags {
     /// Takes the programs off the interface. Only for a member whose every packet may pass: see
     /// the gate. A hook that went with its interface is not missed.
     pub fn detach(self) -> Result<(), TaggingError> {
-        for direction in [Direction::FromGuest, Direction::ToGuest] {
-            let Some(interface) = self.attached_to else { break };
-            detach(self.hook(direction, interface)?)?;
-        }
-        Ok(())
+        let mut hooks = self.attached.into_iter().flat_map(|(_, hooks)| hooks.into_iter().rev());
+        hooks.try_for_each(Hook::detach)
     }
 
     /// What the programs have done since they were loaded.
@@ -569,9 +583,11 @@ fn missing(what: &str) -> TaggingError {
     TaggingError::Kernel { doing: "look into the programs", said: format!("{what} is missing") }
 }
 
-/// The last lines that libbpf wrote: its errors are bare numbers.
+/// The last texts that libbpf wrote: its errors are bare numbers.
 static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
 const SAID_LINES_MAX: usize = 12;
+/// How libbpf begins what the verifier has said.
+const VERIFIER_LOG: &str = "BEGIN PROG LOAD LOG";
 
 fn hear_libbpf() {
     static ONCE: Once = Once::new();
@@ -586,11 +602,20 @@ fn hear_libbpf() {
     });
 }
 
+/// What came of a try of something that not every kernel has.
+fn forget_what_libbpf_said() {
+    SAID.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
 fn cannot(doing: &'static str, error: &libbpf_rs::Error) -> TaggingError {
     let said = std::mem::take(&mut *SAID.lock().unwrap_or_else(PoisonError::into_inner));
-    if error.kind() == libbpf_rs::ErrorKind::PermissionDenied {
+    // The verifier's refusal has the same number as a lack of rights, and a log.
+    let is_refusal = said.iter().any(|text| text.contains(VERIFIER_LOG));
+    if error.kind() == libbpf_rs::ErrorKind::PermissionDenied && !is_refusal {
         return TaggingError::NotAllowed;
     }
-    let said: Vec<String> = std::iter::once(error.to_string()).chain(said).collect();
-    TaggingError::Kernel { doing, said: said.join("; ") }
+    let lines: Vec<&str> = said.iter().flat_map(|text| text.lines()).collect();
+    let last = &lines[lines.len().saturating_sub(SAID_LINES_MAX)..];
+    let said = [&[error.to_string().as_str()], last].concat().join("; ");
+    TaggingError::Kernel { doing, said }
 }

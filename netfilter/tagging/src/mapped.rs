@@ -1,7 +1,8 @@
-//! Kernel maps as memory of this process. The only unsafe code of this crate.
+//! Kernel maps as memory of this process, and calls that only C has. The only unsafe code of this crate.
 #![allow(unsafe_code)]
 
 use crate::layout::{CommittedCells, CrossingCells, PendingCells};
+use libbpf_rs::{AsRawLibbpf, Link, Program};
 use std::ffi::{CStr, CString};
 use std::io;
 use std::ops::Deref;
@@ -96,6 +97,23 @@ pub(crate) fn mount_bpffs(at: &Path) -> io::Result<()> {
         libc::mount(c"tidelock".as_ptr(), at.as_ptr(), c"bpf".as_ptr(), 0, std::ptr::null())
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Attaches a program at the head of what tcx runs on an interface. Which way is said by the program's section.
+pub(crate) fn attach_tcx(program: &Program<'_>, interface: i32) -> io::Result<Link> {
+    let options = libbpf_sys::bpf_tcx_opts {
+        sz: size_of::<libbpf_sys::bpf_tcx_opts>() as libbpf_sys::size_t,
+        flags: libbpf_sys::BPF_F_BEFORE,
+        ..Default::default()
+    };
+    // SAFETY: the program lives, and the options are valid for the call.
+    let link = unsafe {
+        let program = program.as_libbpf_object().as_ptr();
+        libbpf_sys::bpf_program__attach_tcx(program, interface, &raw const options)
+    };
+    let link = NonNull::new(link).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the call has succeeded, and nobody else has what it returned.
+    Ok(unsafe { Link::from_ptr(link) })
 }
 
 /// The index of an interface in the calling thread's network namespace.

@@ -1,23 +1,20 @@
-//! Where a member's P outlives the daemon.
+//! Where a member's P and the links of its programs outlive the daemon.
 
-use crate::TaggingError;
 use crate::mapped::{is_bpffs, mount_bpffs};
+use crate::{Pinned, TaggingError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use tidelock_protocol::record::crc32c;
 
 /// Where Linux keeps pinned objects.
 const USUAL_MOUNT: &str = "/sys/fs/bpf";
-/// Goes up with every change of the layout of P.
-const VERSION: u32 = 3;
-
-/// The file of a member's P. Names on this file system are plain.
-pub(crate) fn path_of(directory: &Path, group: &str, member: &str) -> PathBuf {
+/// A member's file of this kind. Names on this file system are plain.
+pub(crate) fn path_of(kind: &str, Pinned { directory, group, member, .. }: Pinned<'_>) -> PathBuf {
     let plain = |name: &str| -> String {
         name.chars().filter(char::is_ascii_alphanumeric).take(20).collect()
     };
     let crc = crc32c(format!("{group}\n{member}").as_bytes());
-    directory.join(format!("pending{VERSION}-{}-{}-{crc:08x}", plain(group), plain(member)))
+    directory.join(format!("{kind}-{}-{}-{crc:08x}", plain(group), plain(member)))
 }
 
 /// Makes the directory, and mounts the file system for pinned objects if it is not there.

@@ -189,16 +189,48 @@ fn programs_that_were_taken_off_are_noticed_and_the_member_is_held() {
     if !can_run("bare_interface") {
         return;
     }
+    for hooks in ["", " clsact=yes"] {
+        for is_running in [true, false] {
+            // clsact does not tell what was taken off from what went with an interface.
+            if is_running || hooks.is_empty() {
+                programs_are_taken_off(hooks, is_running);
+            }
+        }
+    }
+}
+
+fn take_off(town: &Town, hooks: &str) {
+    if hooks.is_empty() {
+        let pins = std::fs::read_dir(town.pin()).unwrap().map(|entry| entry.unwrap().path());
+        let mut of_web = pins.filter(|pin| pin.to_string_lossy().contains("_guest-drive-web-"));
+        let (one, other) = (of_web.next().unwrap(), of_web.next().unwrap());
+        std::fs::remove_file(one).unwrap();
+        libbpf_rs::Link::open(&other).unwrap().detach().unwrap();
+        std::fs::remove_file(other).unwrap();
+    } else {
+        town.on("host", "tc qdisc del dev w0 clsact");
+    }
+}
+
+fn programs_are_taken_off(hooks: &str, is_running: bool) {
     let town = Town::new(Plan::OneRouter);
-    let mut gates = town.gates("2 floor=yes");
+    let mut gates = town.gates(&format!("2 floor=yes{hooks}"));
     for member in ["web", "db"] {
         gates.tell(member, "complete");
     }
     let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
     assert_eq!(gates.host.tell("look"), "");
-    town.on("host", "tc qdisc del dev w0 clsact");
-    assert_eq!(gates.host.tell("look"), "web");
-    assert_eq!(gates.host.tell("look"), "", "once");
+    if is_running {
+        take_off(&town, hooks);
+        assert_eq!(gates.host.tell("look"), "web", "{hooks}");
+        assert_eq!(gates.host.tell("look"), "", "once");
+    } else {
+        drop(gates);
+        take_off(&town, hooks);
+        gates = town.gates(&format!("2 floor=yes{hooks}"));
+        assert!(gates.said.contains("tagging=new,found"), "{}", gates.said);
+        gates.tell_all("commit 0 1");
+    }
     web.send_to(b"who knows what it has heard", at(town.ip("client"))).unwrap();
     web.send_to(b"who knows what it has heard", at(town.ip("db"))).unwrap();
     until_stat(&mut gates, "web", "held_packets", |n| n >= 2);

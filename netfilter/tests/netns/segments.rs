@@ -51,6 +51,7 @@ fn full_size_packets_cross_both_ways() {
                 town.widen(WIDE_MTU as u32);
             }
             let mut gates = town.gates(form);
+            gates.let_writes_be_under_way();
             let wires = (plan == Plan::TwoHosts).then(|| wires(&town));
             let sockets = ["web", "db"].map(|who| socket(&town, who));
             for (from, to) in [(0, 1), (1, 0)] {
@@ -192,6 +193,7 @@ fn no_segment_of_a_gso_packet_outgrows_the_path() {
             older.extend([false, true].map(|six| (from, six, open(from, to, six))));
         }
         let mut gates = town.gates(&format!("{form} mtu={MTU}"));
+        gates.let_writes_be_under_way();
         sent(&wires);
         for (from, six, stream) in &mut older {
             let before = gates.tags(from);
@@ -240,6 +242,7 @@ fn datagrams_of_a_gso_packet_arrive_one_by_one_as_they_were() {
     for (plain, form) in [(true, "9"), (false, "9"), (false, "hlc")] {
         let town = Town::new(Plan::TwoHosts);
         let mut gates = town.gates(form);
+        gates.let_writes_be_under_way();
         let wires = if plain {
             wires(&town)
         } else {

@@ -81,6 +81,14 @@ impl World {
             return Ok(());
         }
         // P is read after the guest has sent the packet.
+        if kernel.is_some_and(|kernel| self.needs_no_tag(kernel, vm)) {
+            self.check_hands_over(vm, &known)?;
+            self.check_committed(vm, &known)?;
+            self.counts.covered += 1;
+            let (from, options, within) = (Source::Member(vm), Vec::new(), None);
+            self.fly(Flying { from, to, options, said: None, known, rumours, within });
+            return Ok(());
+        }
         let stamp = self.stamp_of(vm);
         let kernel = kernel.filter(|kernel| has_room && kernel.gate.has_heard());
         let Some(codec) = kernel.map(|kernel| kernel.codec) else {
@@ -95,6 +103,35 @@ impl World {
         let packet = Flying { from, to, options, said, known, rumours, within: None };
         self.fly(packet);
         Ok(())
+    }
+
+    /// Whether the kernel programs see that C reaches P.
+    fn needs_no_tag(&self, kernel: &Kernel, vm: usize) -> bool {
+        let (pending, state) = (&self.vms[vm].pending, kernel.gate.state());
+        match self.plan.groups[self.plan.vms[vm].group].form {
+            Form::Hlc => pending.read_hlc() <= state.watermark,
+            Form::Vector if self.has_bug(OnTheWay::OwnEntryCovers) => {
+                let own = WriterId(self.plan.vms[vm].writer);
+                pending.read().get(own) <= state.committed.get(own)
+            }
+            Form::Vector => state.committed.covers(&pending.read()),
+        }
+    }
+
+    /// Whoever hears this without a tag comes to depend on nothing that is not committed.
+    fn check_committed(&self, vm: usize, known: &Known) -> Checked {
+        let group = self.plan.vms[vm].group;
+        if !self.is_recoverable(group) {
+            return Ok(());
+        }
+        let told = &self.backup.groups[group].told;
+        let missing = self.missing(group, told, known);
+        check(missing.is_none(), Checker::OutputCommit, || {
+            let (peer, point) = missing.expect("just seen");
+            format!(
+                "vm {vm}: a packet without a tag depends on {point:?} of vm {peer}, C is {told}"
+            )
+        })
     }
 
     /// Whether the programs of both are those of one daemon.

@@ -41,6 +41,8 @@ pub enum OnTheWay {
     HandingOverForgotten,
     /// A tag is taken away before anybody has read it.
     StripBeforeMerge,
+    /// A packet gets no tag as soon as C has its sender's own writes.
+    OwnEntryCovers,
     /// A stranger's tag is merged.
     OutsiderMerged,
     /// A daemon starts its clock anew.
@@ -70,7 +72,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 63] = [
+pub const PLANTS: [(&str, Plant); 64] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -122,6 +124,7 @@ pub const PLANTS: [(&str, Plant); 63] = [
     ("boot-ignored", Plant::OnTheWay(OnTheWay::BootIgnored)),
     ("unrecorded-unnamed", Plant::OnTheWay(OnTheWay::UnrecordedUnnamed)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
+    ("own-entry-covers", Plant::OnTheWay(OnTheWay::OwnEntryCovers)),
     ("handing-over-forgotten", Plant::OnTheWay(OnTheWay::HandingOverForgotten)),
     ("strip-before-merge", Plant::OnTheWay(OnTheWay::StripBeforeMerge)),
     ("outsider-merged", Plant::OnTheWay(OnTheWay::OutsiderMerged)),

@@ -232,6 +232,8 @@ pub struct Counts {
     pub merged: u64,
     /// Packets of members to others of the same host.
     pub handed_over: u64,
+    /// Packets of members that needed no tag, because C covered them.
+    pub covered: u64,
     /// Packets of members that could not be tagged, and waited instead.
     pub untagged: u64,
     /// Idle records.

@@ -183,7 +183,7 @@ fn known_seed(name: &str) -> u64 {
         "given-up-before-shut" => 160,
         "switch-forgotten" => 242,
         "unrecorded-unnamed" => 317,
-        "newcomer-not-waited-for" => 355,
+        "newcomer-not-waited-for" => 383,
         _ => 1,
     }
 }
@@ -212,6 +212,7 @@ fn every_planted_bug_is_caught() {
             "merge-forgotten"
             | "strip-before-merge"
             | "handing-over-forgotten"
+            | "own-entry-covers"
             | "unrecorded-unnamed" => &[Checker::OutputCommit, Checker::Closed],
             "outsider-merged" => &[Checker::Outsider],
             "rebuilt-next-to-pending" | "wrap-forgotten" => &[Checker::Tag],

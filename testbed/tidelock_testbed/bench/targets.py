@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .past import FOLDS
 from .settings import LEVEL
-from .tagging import CABLES, RATES, THROUGHPUT_LEVEL, TRIPS
+from .tagging import CABLES, COVERED, RATES, THROUGHPUT_LEVEL, TRIPS
 
 SYNC_FACTOR = 12
 """PipeCloud 6.1, figure 9."""
@@ -234,7 +234,13 @@ def _tags(result: dict) -> list[Verdict]:
             added["median"] <= TAGS_ADD_US,
             command("i"),
         ),
-        *_throughputs("i", "tags between two members", result["rows"], levels),
+        *(
+            verdict
+            for what, is_covered in (("tags between two members", False), ("between two members, all covered", True))
+            for verdict in _throughputs(
+                "i", what, [row for row in result["rows"] if (row["guard"] == COVERED) == is_covered], levels
+            )
+        ),
     ]
 
 

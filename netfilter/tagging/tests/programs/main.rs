@@ -17,9 +17,8 @@ use tidelock_tagging::{Direction, MemberTags, Settings, Tried};
 fn to_a_member_the_tag_is_what_the_codec_writes() {
     for (form, seqs) in [
         (vector(3), &[5, 0x1_0000_0007, u64::from(u32::MAX)][..]),
-        (vector(1), &[0][..]),
+        (vector(1), &[1][..]),
         (vector(9), &[1, 2, 3, 4, 5, 6, 7, 8, 9][..]),
-        (vector(0), &[][..]),
     ] {
         let Some(m) = load(&settings(form)) else { return };
         m.pend(seqs);
@@ -41,6 +40,51 @@ fn to_a_member_the_tag_is_what_the_codec_writes() {
         for (entry, seq) in other.tags.pending().entries.iter().zip(seqs) {
             assert_eq!(entry.load(SeqCst), *seq);
         }
+    }
+}
+
+/// Its receiver could come to depend on nothing that is not committed.
+#[test]
+fn what_is_covered_goes_to_a_member_without_a_tag() {
+    for (form, strips) in
+        [(vector(3), false), (vector(3), true), (vector(0), false), (Form::Hlc, false)]
+    {
+        let settings = Settings { path_strips_options: strips, ..settings(form) };
+        let Some(m) = load(&settings) else { return };
+        let raise = |by: u64| match form {
+            Form::Hlc => m.tags.pending().hlc.store(70 + by, SeqCst),
+            Form::Vector { .. } => m.pend(&[5, 9, (1 << 40) + by]),
+        };
+        m.group.committed().watermark.store(70, SeqCst);
+        m.commit(&[7, 9, 1 << 40]);
+        // Neither a lease nor that C is recent: what is committed stays so.
+        m.group.committed().trusted_until.store(0, SeqCst);
+        let full = vec![7; MTU as usize - 28];
+        let frames = [
+            ip4(OWN, PEER, UDP, &[], b"hello"),
+            ip4(OWN, PEER, UDP, &[1; 40], b"no room for a tag"),
+            ip4(OWN, PEER, UDP, &[], &full),
+            ip4_fragment(OWN, PEER, UDP, &[], b"the second of two", 64),
+            ip6(OWN6, PEER6, UDP, b"hello"),
+            ip6(OWN6, PEER6, UDP, &full[20..]),
+        ];
+        raise(0);
+        for (nth, frame) in (1..).zip(&frames) {
+            let sent = m.send(frame);
+            assert!(sent.passed && sent.mark & MARK != 0, "{:?}", m.tags.stats());
+            assert_eq!(&sent.frame, frame);
+            assert_eq!(m.counted("untagged_covered"), nth);
+        }
+        // What P does not name waits, and what C does not reach.
+        m.tags.pending().incomplete.store(1, SeqCst);
+        m.is_left(&m.send(&frames[0]), &frames[0], "gated_incomplete");
+        m.tags.pending().incomplete.store(0, SeqCst);
+        if form != vector(0) {
+            raise(1);
+            let why = if strips { "gated_path" } else { "gated_untrusted" };
+            m.is_left(&m.send(&frames[0]), &frames[0], why);
+        }
+        assert_eq!((m.counted("tagged"), m.counted("untagged_covered")), (0, 6));
     }
 }
 
@@ -176,12 +220,13 @@ fn what_is_sent_is_never_older_than_c() {
 #[test]
 fn before_c_is_known_nothing_is_tagged_and_no_tag_believed() {
     let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[0, 4, 0]);
     m.group.committed().trusted_until.store(0, SeqCst);
     let frame = ip4(OWN, PEER, UDP, &[], b"x");
     m.is_left(&m.send(&frame), &frame, "gated_untrusted");
     let tag = m.tag4(&stamp(&[1, 2, 3]));
     m.is_dropped(&m.receive(&ip4(PEER, OWN, UDP, &tag, b"x")), "dropped_untrusted");
-    assert_eq!(m.pending(), [0, 0, 0]);
+    assert_eq!(m.pending(), [0, 4, 0]);
 }
 
 #[test]
@@ -257,6 +302,7 @@ fn to_outside_covered_packets_pass_while_the_gate_is_open() {
 #[test]
 fn pure_acks_need_no_tag_and_other_segments_do() {
     let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[0, 4, 0]);
     let ack = ip4(OWN, PEER, TCP, &[], &segment(ACK, &[1; 12], b""));
     let sent = m.send(&ack);
     m.is_passed(&sent, "untagged_acks");
@@ -272,6 +318,7 @@ fn pure_acks_need_no_tag_and_other_segments_do() {
 #[test]
 fn a_syn_announces_segments_that_leave_room() {
     let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[0, 4, 0]);
     let mss = |mss: u16| {
         let [high, low] = mss.to_be_bytes();
         let tcp = segment(SYN, &[1, 1, 1, 1, 2, 4, high, low], b"");
@@ -284,6 +331,12 @@ fn a_syn_announces_segments_that_leave_room() {
     assert_eq!(mss(1444), 1444);
     assert_eq!(mss(536), 536);
     assert_eq!(m.counted("mss_lowered"), 1);
+    // Also that of a packet which needs none: later ones of the connection may.
+    m.commit(&[0, 4, 0]);
+    let tcp = segment(SYN, &[1, 1, 1, 1, 2, 4, 0x05, 0xb4], b"");
+    let sent = m.send(&ip4(OWN, PEER, TCP, &[], &summed(OWN, PEER, tcp)));
+    m.is_passed(&sent, "untagged_covered");
+    assert_eq!(sent.frame[ETHERNET + 20 + 26..][..2], (1460u16 - 16).to_be_bytes());
     let body = segment(SYN, &[2, 4, 5, 0xa0], b"");
     let sent = m.send(&ip6(OWN6, PEER6, TCP, &body));
     let end = sent.frame.len();
@@ -293,6 +346,7 @@ fn a_syn_announces_segments_that_leave_room() {
 #[test]
 fn what_cannot_be_tagged_is_left_to_the_queue() {
     let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[0, 4, 0]);
     let full = vec![0; MTU as usize - 20 - 15];
     let frame = ip4(OWN, PEER, UDP, &[], &full);
     m.is_left(&m.send(&frame), &frame, "gated_mtu");
@@ -324,6 +378,7 @@ fn what_cannot_be_tagged_is_left_to_the_queue() {
     let Some(m) = load(&Settings { path_strips_options: true, ..settings(vector(3)) }) else {
         return;
     };
+    m.pend(&[0, 4, 0]);
     let frame = ip4(OWN, PEER, UDP, &[], b"x");
     m.is_left(&m.send(&frame), &frame, "gated_path");
 }
@@ -331,10 +386,11 @@ fn what_cannot_be_tagged_is_left_to_the_queue() {
 #[test]
 fn a_guests_own_options_stay_behind_ours_and_come_out_alone() {
     let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[0, 4, 0]);
     let alert = [148, 4, 0, 0];
     let sent = m.send(&ip4(OWN, PEER, UDP, &alert, b"x"));
     m.is_passed(&sent, "tagged");
-    assert_eq!(options_of(&sent.frame), [&m.tag4(&stamp(&[0, 0, 0]))[..], &alert].concat());
+    assert_eq!(options_of(&sent.frame), [&m.tag4(&stamp(&[0, 4, 0]))[..], &alert].concat());
     let received = m.receive(&ip4(PEER, OWN, UDP, options_of(&sent.frame), b"x"));
     assert_eq!(received.frame, ip4(PEER, OWN, UDP, &alert, b"x"));
 }
@@ -630,6 +686,7 @@ fn ipv6_extension_headers_are_walked() {
     assert_eq!(m.counted("dropped_unreadable"), 3);
 
     // The guest's own headers: ours comes first, but never before hop-by-hop.
+    m.pend(&[0, 0, 9]);
     let own = [17u8, 0, 1, 4, 0, 0, 0, 0];
     let sent = m.send(&ip6(OWN6, PEER6, 60, &[&own[..], body].concat()));
     m.is_passed(&sent, "tagged");

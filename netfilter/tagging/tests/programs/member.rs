@@ -7,7 +7,9 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::SeqCst;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp};
-use tidelock_tagging::{Direction, GroupTags, MemberTags, Settings, TaggingError, Tried};
+use tidelock_tagging::{
+    Direction, GroupTags, Hooks, MemberTags, Peer, Settings, TaggingError, Tried,
+};
 
 pub const MARK: u32 = 1 << 27;
 pub const MTU: u32 = 1500;
@@ -26,6 +28,7 @@ pub fn settings(form: Form) -> Settings {
         path_mtu: MTU,
         path_strips_options: false,
         hlc_ahead_max_ms: 1000,
+        hooks: Hooks::Best,
         off_for_a_demonstration: false,
     }
 }
@@ -42,7 +45,9 @@ pub fn load(settings: &Settings) -> Option<Member> {
         Err(e) => panic!("{e}"),
     };
     let tags = load_one(settings, &group);
-    tags.set_addresses(&ips(&["10.0.0.1", OWN6]), &ips(&["10.0.0.2", PEER6])).unwrap();
+    let peers = ips(&["10.0.0.2", PEER6]).into_iter();
+    let peers: Vec<_> = peers.map(|address| Peer { address, is_here: true }).collect();
+    tags.set_addresses(&ips(&["10.0.0.1", OWN6]), &peers).unwrap();
     group.committed().trusted_until.store(u64::MAX, SeqCst);
     Some(Member { group, tags, codec: settings.codec })
 }
