@@ -2,7 +2,7 @@
 //! kernel queue in front and the checkers of rules 1 and 4 behind.
 
 use crate::failure::{Checked, Checker, check};
-use crate::guest::{Packet, learn};
+use crate::guest::{Known, Packet, learn};
 use crate::world::{Run, World, note};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -341,16 +341,7 @@ impl World {
         if matches!(packet.kind, Kind::PureAck { .. }) {
             return Ok(());
         }
-        if self.is_recoverable(group) {
-            let told = &self.backup.groups[group].told;
-            let missing = self.missing(group, told, &packet.known);
-            check(missing.is_none(), Checker::OutputCommit, || {
-                let (peer, point) = missing.expect("just seen");
-                format!(
-                    "vm {vm}: a packet left that depends on {point:?} of vm {peer}, C is {told}"
-                )
-            })?;
-        }
+        self.check_committed(vm, &packet.known)?;
         if let Some(to) = packet.to {
             self.send_untagged(vm, to, packet);
             return Ok(());
@@ -362,6 +353,20 @@ impl World {
             *newest = (*newest).max(row.version);
         }
         Ok(())
+    }
+
+    /// Whoever hears this without a tag, or outside, comes to depend on nothing that is not committed.
+    pub fn check_committed(&self, vm: usize, known: &Known) -> Checked {
+        let group = self.plan.vms[vm].group;
+        if !self.is_recoverable(group) {
+            return Ok(());
+        }
+        let told = &self.backup.groups[group].told;
+        let missing = self.missing(group, told, known);
+        check(missing.is_none(), Checker::OutputCommit, || {
+            let (peer, point) = missing.expect("just seen");
+            format!("vm {vm}: a packet left that depends on {point:?} of vm {peer}, C is {told}")
+        })
     }
 
     /// Whether the backup has told of a whole copy of every member that was there from the beginning, and

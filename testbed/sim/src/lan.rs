@@ -118,22 +118,6 @@ impl World {
         }
     }
 
-    /// Whoever hears this without a tag comes to depend on nothing that is not committed.
-    fn check_committed(&self, vm: usize, known: &Known) -> Checked {
-        let group = self.plan.vms[vm].group;
-        if !self.is_recoverable(group) {
-            return Ok(());
-        }
-        let told = &self.backup.groups[group].told;
-        let missing = self.missing(group, told, known);
-        check(missing.is_none(), Checker::OutputCommit, || {
-            let (peer, point) = missing.expect("just seen");
-            format!(
-                "vm {vm}: a packet without a tag depends on {point:?} of vm {peer}, C is {told}"
-            )
-        })
-    }
-
     /// Whether the programs of both are those of one daemon.
     fn is_beside(&self, kernel: &Kernel, vm: usize, to: usize) -> bool {
         let theirs = self.vms[to].kernel.as_ref();

@@ -43,6 +43,19 @@ fn to_a_member_the_tag_is_what_the_codec_writes() {
     }
 }
 
+/// To a member, some with and some without room for a tag.
+fn with_and_without_room() -> Vec<Vec<u8>> {
+    let full = vec![7; MTU as usize - 28];
+    vec![
+        ip4(OWN, PEER, UDP, &[], b"hello"),
+        ip4(OWN, PEER, UDP, &[1; 40], b"no room for a tag"),
+        ip4(OWN, PEER, UDP, &[], &full),
+        ip4_fragment(OWN, PEER, UDP, &[], b"the second of two", 64),
+        ip6(OWN6, PEER6, UDP, b"hello"),
+        ip6(OWN6, PEER6, UDP, &full[20..]),
+    ]
+}
+
 /// Its receiver could come to depend on nothing that is not committed.
 #[test]
 fn what_is_covered_goes_to_a_member_without_a_tag() {
@@ -59,15 +72,7 @@ fn what_is_covered_goes_to_a_member_without_a_tag() {
         m.commit(&[7, 9, 1 << 40]);
         // Neither a lease nor that C is recent: what is committed stays so.
         m.group.committed().trusted_until.store(0, SeqCst);
-        let full = vec![7; MTU as usize - 28];
-        let frames = [
-            ip4(OWN, PEER, UDP, &[], b"hello"),
-            ip4(OWN, PEER, UDP, &[1; 40], b"no room for a tag"),
-            ip4(OWN, PEER, UDP, &[], &full),
-            ip4_fragment(OWN, PEER, UDP, &[], b"the second of two", 64),
-            ip6(OWN6, PEER6, UDP, b"hello"),
-            ip6(OWN6, PEER6, UDP, &full[20..]),
-        ];
+        let frames = with_and_without_room();
         raise(0);
         for (nth, frame) in (1..).zip(&frames) {
             let sent = m.send(frame);
@@ -125,17 +130,11 @@ fn to_a_member_on_this_host_p_goes_without_a_tag() {
                 }
             };
             peer.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
-            let full = vec![7; MTU as usize - 28];
-            let frames = [
-                ip4(OWN, PEER, UDP, &[], b"hello"),
-                ip4(OWN, PEER, UDP, &[1; 40], b"no room for a tag"),
-                ip4(OWN, PEER, UDP, &[], &full),
-                ip4_fragment(OWN, PEER, UDP, &[], b"the second of two", 64),
+            let mut frames = with_and_without_room();
+            frames.extend([
                 ip4(OWN, PEER, TCP, &[], &segment(SYN, &[2, 4, 5, 0xb4], b"")),
-                ip6(OWN6, PEER6, UDP, b"hello"),
-                ip6(OWN6, PEER6, UDP, &full[20..]),
                 ip6(OWN6, PEER6, TCP, &segment(SYN, &[2, 4, 5, 0xb4], b"")),
-            ];
+            ]);
             for (nth, frame) in (1..).zip(&frames) {
                 store(&m.tags, own);
                 store(&peer, theirs);
