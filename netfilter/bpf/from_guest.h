@@ -7,7 +7,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 {
 	struct pending *p, *beside;
 	struct committed *c;
-	struct scratch *s;
+	struct cpu *s;
 	__u32 header, total, headers, at, why, kind, room = TAG4_BYTES;
 	int is_tcp, later;
 	struct way way;
@@ -20,24 +20,24 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 		return drop(DROPPED_FAILED);
 	w = &s->walk;
 	if (load(skb, NET, &h, sizeof(h)))
-		return gate(skb, GATED_UNREADABLE);
+		return gate(GATED_UNREADABLE);
 	header = (h.version_ihl & 0x0f) * 4;
 	total = bpf_ntohs(h.total);
 	if (h.version_ihl >> 4 != 4 || header < IPV4_MIN_BYTES || total < header ||
 	    !ends_where_it_says(skb, total))
-		return gate(skb, GATED_UNREADABLE);
+		return gate(GATED_UNREADABLE);
 	if (header > IPV4_MIN_BYTES) {
 		walk_ipv4(skb, w, header, 0);
 		if (w->found)
 			return drop(DROPPED_GUESTS_OWN);
 		if (w->bad || w->routed)
-			return gate(skb, GATED_UNREADABLE);
+			return gate(GATED_UNREADABLE);
 	}
 	way.source = from_ipv4(h.source);
 	way.destination = from_ipv4(h.destination);
-	kind = kind_of(&way);
+	kind = kind_of(s, &way);
 	if (!kind)
-		return ask_judge(skb);
+		return gate(COUNTERS);
 
 	at = NET + header;
 	later = (bpf_ntohs(h.fragment) & 0x1fff) != 0;
@@ -45,34 +45,34 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	headers = header + UDP_BYTES;
 	if (is_tcp) {
 		if (load(skb, at, &tcp, sizeof(tcp)))
-			return gate(skb, GATED_UNREADABLE);
+			return gate(GATED_UNREADABLE);
 		if (!(bpf_ntohs(h.fragment) & 0x3fff) && is_pure_ack(&tcp, total - header))
-			return let_pass(skb, UNTAGGED_ACKS);
+			return let_pass(UNTAGGED_ACKS);
 		headers = header + (tcp.offset >> 4) * 4;
 	}
 	if (CONFIG.off)
-		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
+		return let_pass(UNTAGGED_FOR_A_DEMONSTRATION);
 	beside = kind == WAY_HERE ? neighbour(&way.destination) : 0;
 	if (beside)
-		return hand_over(skb, p, c, beside);
+		return hand_over(p, c, beside);
 	if (is_tcp && (tcp.flags & FLAG_SYN))
-		lower_mss(skb, &s->walk, &tcp, at, IPV4_MIN_BYTES, room);
+		lower_mss(skb, &tcp, at, IPV4_MIN_BYTES + room);
 	if (!is_complete(p, c))
-		return gate(skb, GATED_INCOMPLETE);
+		return gate(GATED_INCOMPLETE);
 	if (is_covered(p, c))
-		return let_pass(skb, UNTAGGED_COVERED);
+		return let_pass(UNTAGGED_COVERED);
 	if (CONFIG.path_strips_options)
-		return gate(skb, GATED_PATH);
+		return gate(GATED_PATH);
 	if (header + room > IPV4_MAX_BYTES)
-		return gate(skb, GATED_NO_ROOM);
-	if (!is_trusted(c))
-		return gate(skb, GATED_UNTRUSTED);
+		return gate(GATED_NO_ROOM);
+	if (!is_trusted(c, bpf_ktime_get_boot_ns()))
+		return gate(GATED_UNTRUSTED);
 	flags = room_flags(skb, total, headers, room, is_tcp, bpf_ntohs(h.fragment) & 0x3fff, &why);
 	if (flags < 0)
-		return gate(skb, why);
+		return gate(why);
 	/* Opens the gap behind the first 20 bytes: ours comes before the guest's own options. */
 	if (bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_NET, flags))
-		return gate(skb, GATED_REFUSED);
+		return gate(GATED_REFUSED);
 
 	s->tag[0] = CONFIG.ipv4_option;
 	s->tag[1] = room;
@@ -83,14 +83,14 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	s->header.check = new_checksum(&h, &s->header, sum_of(s->tag, room));
 	if (bpf_skb_store_bytes(skb, NET, &s->header, IPV4_MIN_BYTES + room, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	return let_pass(skb, TAGGED);
+	return let_pass(TAGGED);
 }
 
-ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
+APART int ipv6_from_guest(struct __sk_buff *skb)
 {
 	struct pending *p, *beside;
 	struct committed *c;
-	struct scratch *s;
+	struct cpu *s;
 	__u32 total, headers, why, kind, room = TAG6_BYTES;
 	struct extensions *e;
 	struct tcp tcp = {};
@@ -104,12 +104,12 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 		return drop(DROPPED_FAILED);
 	e = &s->extensions;
 	if (load(skb, NET, &h, sizeof(h)))
-		return gate(skb, GATED_UNREADABLE);
+		return gate(GATED_UNREADABLE);
 	total = IPV6_BYTES + bpf_ntohs(h.payload);
 	/* A payload of length 0 is a jumbogram, or nothing at all. */
 	if ((bpf_ntohl(h.version_class_flow) >> 28) != 6 || !h.payload ||
 	    !ends_where_it_says(skb, total))
-		return gate(skb, GATED_UNREADABLE);
+		return gate(GATED_UNREADABLE);
 	/* The link does not work without neighbour discovery; the rules know it. */
 	if (h.next == NEXT_ICMPV6 && !bpf_skb_load_bytes(skb, NET + IPV6_BYTES, &icmp, 1) &&
 	    icmp >= 133 && icmp <= 137)
@@ -118,45 +118,45 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	if (e->found)
 		return drop(DROPPED_GUESTS_OWN);
 	if (e->bad || e->routed)
-		return gate(skb, GATED_UNREADABLE);
+		return gate(GATED_UNREADABLE);
 	way.source = h.source;
 	way.destination = h.destination;
-	kind = kind_of(&way);
+	kind = kind_of(s, &way);
 	if (!kind)
-		return ask_judge(skb);
+		return gate(COUNTERS);
 
 	is_tcp = e->next == IPPROTO_TCP && !e->later_fragment;
 	headers = e->at - NET + UDP_BYTES;
 	if (is_tcp) {
 		if (bpf_skb_load_bytes(skb, e->at, &tcp, sizeof(tcp)))
-			return gate(skb, GATED_UNREADABLE);
+			return gate(GATED_UNREADABLE);
 		if (!e->fragment && is_pure_ack(&tcp, e->end - e->at))
-			return let_pass(skb, UNTAGGED_ACKS);
+			return let_pass(UNTAGGED_ACKS);
 		headers = e->at - NET + (tcp.offset >> 4) * 4;
 	}
 	if (CONFIG.off)
-		return let_pass(skb, UNTAGGED_FOR_A_DEMONSTRATION);
+		return let_pass(UNTAGGED_FOR_A_DEMONSTRATION);
 	beside = kind == WAY_HERE ? neighbour(&way.destination) : 0;
 	if (beside)
-		return hand_over(skb, p, c, beside);
+		return hand_over(p, c, beside);
 	if (is_tcp && (tcp.flags & FLAG_SYN))
-		lower_mss(skb, &s->walk, &tcp, e->at, IPV6_BYTES, room);
+		lower_mss(skb, &tcp, e->at, IPV6_BYTES + room);
 	if (!is_complete(p, c))
-		return gate(skb, GATED_INCOMPLETE);
+		return gate(GATED_INCOMPLETE);
 	if (is_covered(p, c))
-		return let_pass(skb, UNTAGGED_COVERED);
+		return let_pass(UNTAGGED_COVERED);
 	if (CONFIG.path_strips_options)
-		return gate(skb, GATED_PATH);
+		return gate(GATED_PATH);
 	/* A hop-by-hop header must stay the first. */
 	if (h.next == NEXT_HOP_BY_HOP)
-		return gate(skb, GATED_NO_ROOM);
-	if (!is_trusted(c))
-		return gate(skb, GATED_UNTRUSTED);
+		return gate(GATED_NO_ROOM);
+	if (!is_trusted(c, bpf_ktime_get_boot_ns()))
+		return gate(GATED_UNTRUSTED);
 	flags = room_flags(skb, total, headers, room, is_tcp, e->fragment, &why);
 	if (flags < 0)
-		return gate(skb, why);
+		return gate(why);
 	if (bpf_skb_adjust_room(skb, room, BPF_ADJ_ROOM_NET, flags))
-		return gate(skb, GATED_REFUSED);
+		return gate(GATED_REFUSED);
 
 	s->tag[0] = h.next;
 	s->tag[1] = room / 8 - 1;
@@ -174,22 +174,30 @@ ALWAYS int ipv6_from_guest(struct __sk_buff *skb)
 	if (bpf_skb_store_bytes(skb, NET, &h, 8, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, NET + IPV6_BYTES, s->tag, room, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	return let_pass(skb, TAGGED);
+	return let_pass(TAGGED);
 }
 
 SEC("tc/ingress")
 int from_guest(struct __sk_buff *skb)
 {
+	int verdict = go_on();
+
 	/* Whatever was there before us has no say in what passes. */
 	skb->mark &= ~CONFIG.pass_mark;
 	/* A member talks to others on its own network. The rules judge the rest. */
 	if (skb->vlan_present)
-		return leave_to_queue();
-	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return ipv4_from_guest(skb);
-	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return ipv6_from_guest(skb);
-	return go_on();
+		verdict = leave_to_queue();
+	else if (skb->protocol == bpf_htons(ETH_P_IP))
+		verdict = ipv4_from_guest(skb);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		verdict = ipv6_from_guest(skb);
+	if (ACTION(verdict) == GATE) {
+		count(COUNTER(verdict));
+		bpf_tail_call(skb, &judges, 0);
+		/* Nobody is there to judge. */
+		verdict = leave_to_queue();
+	}
+	return carry_out(skb, verdict);
 }
 
 #endif

@@ -54,20 +54,20 @@ static long hand_entry(__u32 i, void *context)
 }
 
 /* To a member on this host. Called after the packet was taken up. */
-ALWAYS int hand_over(struct __sk_buff *skb, const struct pending *p, const struct committed *c,
+ALWAYS int hand_over(const struct pending *p, const struct committed *c,
 		     struct pending *to)
 {
 	struct handing h = { .to = to, .from = p };
 
 	if (!is_complete(p, c))
-		return gate(skb, GATED_INCOMPLETE);
+		return gate(GATED_INCOMPLETE);
 	if (CONFIG.is_hlc)
 		h.failed = raise(&to->hlc, NOW_OR_LATER(p->hlc));
 	else if (CONFIG.writers && !reaches(to->entries, p->entries))
 		bpf_loop(CONFIG.writers, hand_entry, &h, 0);
 	if (h.failed)
 		return drop(DROPPED_FAILED);
-	return let_pass(skb, MERGED_HERE);
+	return let_pass(MERGED_HERE);
 }
 
 #endif

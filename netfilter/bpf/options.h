@@ -11,7 +11,7 @@ struct subject {
 static long walk_step(__u32 step, void *context)
 {
 	struct __sk_buff *skb = ((struct subject *)context)->skb;
-	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
 	__u8 head[2] = {};
 	struct walk *w;
 	__u32 size;
@@ -89,7 +89,7 @@ ALWAYS void walk(struct __sk_buff *skb, struct walk *w, __u32 steps_max)
 		w->bad = 1;
 }
 
-ALWAYS void walk_ipv4(struct __sk_buff *skb, struct walk *w, __u32 header, __u32 blanks)
+APART void walk_ipv4(struct __sk_buff *skb, struct walk *w, __u32 header, __u32 blanks)
 {
 	__builtin_memset(w, 0, sizeof(*w));
 	w->at = NET + IPV4_MIN_BYTES;
@@ -103,7 +103,7 @@ ALWAYS void walk_ipv4(struct __sk_buff *skb, struct walk *w, __u32 header, __u32
 static long extension_step(__u32 step, void *context)
 {
 	struct __sk_buff *skb = ((struct subject *)context)->skb;
-	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
+	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
 	struct extensions *e;
 	struct walk *w;
 	__u8 head[4];
@@ -166,7 +166,7 @@ bad:
 	return 1;
 }
 
-ALWAYS void walk_ipv6(struct __sk_buff *skb, struct extensions *e, const struct ipv6 *h,
+APART void walk_ipv6(struct __sk_buff *skb, struct extensions *e, const struct ipv6 *h,
 		      __u32 blanks)
 {
 	struct subject subject = { skb };

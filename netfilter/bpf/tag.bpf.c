@@ -97,7 +97,10 @@ struct {
 } crossing SEC(".maps");
 
 struct address {
-	__u8 bytes[16];
+	union {
+		__u8 bytes[16];
+		__u64 words[2];
+	};
 };
 
 /* The other members'. IPv4 addresses as IPv6 ones (::ffff:a.b.c.d). */
@@ -129,13 +132,6 @@ struct {
 	__type(key, struct address);
 	__array(values, struct pending_map);
 } neighbours SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-} counters SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
@@ -190,10 +186,17 @@ struct ipv4 {
 };
 
 /*
- * Too large for the stack; and what loops leave here the verifier takes for any number, so that
- * it looks at each loop once instead of in every state that the loop can get into.
+ * What a CPU has for itself: counters, what it has last looked up, and room to work in, which would be too large for the
+ * stack. What loops leave here the verifier takes for any number, so that it looks at each loop once instead of in every
+ * state that the loop can get into.
  */
-struct scratch {
+struct cpu {
+	__u64 counters[COUNTERS];	/* first: user space reads them */
+	/* Packets come in trains. Addresses do not change while programs are there, so no answer gets old. */
+	struct way last_way;
+	struct address last_peer;
+	__u32 last_way_kind;
+	__u32 last_peer_is_one;
 	struct walk walk;
 	struct extensions extensions;
 	struct ipv4 header;	/* and the tag that follows it: one store writes both */
@@ -206,8 +209,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct scratch);
-} scratch SEC(".maps");
+	__type(value, struct cpu);
+} cpus SEC(".maps");
 
 struct ipv6 {
 	__be32 version_class_flow;
@@ -233,6 +236,10 @@ struct tcp {
 static const __u32 zero;
 
 #define ALWAYS static __attribute__((always_inline)) inline
+/* What few packets need stays out of the way of the others: after a large packet all code is read from memory. */
+#define APART static __attribute__((noinline))
+/* Of the verifier each step is known; as many copies of the code as there may be writers are not needed. */
+#define AS_A_LOOP _Pragma("clang loop unroll(disable)")
 
 #define ENTRIES_BYTES (CONFIG.is_hlc ? 8 : 4 * CONFIG.writers)
 /* Form and check. */
@@ -243,64 +250,77 @@ static const __u32 zero;
 #define GROW_FLAGS BPF_F_ADJ_ROOM_NO_CSUM_RESET
 #define FIXED_FLAGS (BPF_F_ADJ_ROOM_NO_CSUM_RESET | BPF_F_ADJ_ROOM_FIXED_GSO)
 
+/*
+ * What is to be done with a packet, and the counter of it (COUNTERS: none). It is done in one place (carry_out), so that
+ * the code that finds it is short.
+ */
+enum action { DROP, GO_ON, PASS, GATE, LEAVE };
+#define VERDICT(action, counter) ((action) << 8 | (counter))
+#define ACTION(verdict) ((verdict) >> 8)
+#define COUNTER(verdict) ((verdict) & 0xff)
+
 ALWAYS void count(__u32 which)
 {
-	__u64 *counter = bpf_map_lookup_elem(&counters, &which);
+	struct cpu *own = bpf_map_lookup_elem(&cpus, &zero);
 
-	if (counter)
-		*counter += 1;
+	if (own && which < COUNTERS)
+		own->counters[which] += 1;
 }
 
 ALWAYS int drop(__u32 why)
 {
-	count(why);
-	return TC_ACT_SHOT;
+	return VERDICT(DROP, why);
 }
 
-/* Other filters may still have their say: TC_ACT_OK would end the classification. */
 ALWAYS int go_on(void)
 {
-	return TC_ACT_UNSPEC;
+	return VERDICT(GO_ON, COUNTERS);
 }
 
-ALWAYS int let_pass(struct __sk_buff *skb, __u32 why)
+ALWAYS int let_pass(__u32 why)
 {
-	/* Else the compiler may work out the address of the mark beforehand, which the verifier refuses. */
-	asm volatile("" : "+r"(skb));
-	skb->mark |= CONFIG.pass_mark;
-	count(why);
-	return go_on();
+	return VERDICT(PASS, why);
+}
+
+/* The judge is asked, as for a packet to the outside. */
+ALWAYS int gate(__u32 why)
+{
+	return VERDICT(GATE, why);
 }
 
 /* The packet goes on without the mark, so the rules will queue it. */
 ALWAYS int leave_to_queue(void)
 {
-	struct crossing *c = bpf_map_lookup_elem(&crossing, &zero);
-
-	if (c)
-		__sync_fetch_and_add(&c->queued, 1);
-	count(LEFT_TO_QUEUE);
-	return go_on();
+	return VERDICT(LEAVE, LEFT_TO_QUEUE);
 }
 
-/* Returns only if nobody is there to judge. */
-ALWAYS int ask_judge(struct __sk_buff *skb)
+ALWAYS int carry_out(struct __sk_buff *skb, __u32 verdict)
 {
-	bpf_tail_call(skb, &judges, 0);
-	return leave_to_queue();
-}
+	struct crossing *c;
 
-ALWAYS int gate(struct __sk_buff *skb, __u32 why)
-{
-	count(why);
-	return ask_judge(skb);
+	/* Else the compiler may work out the address of the mark beforehand, which the verifier refuses. */
+	asm volatile("" : "+r"(skb));
+	count(COUNTER(verdict));
+	switch (ACTION(verdict)) {
+	case DROP:
+		return TC_ACT_SHOT;
+	case PASS:
+		skb->mark |= CONFIG.pass_mark;
+		break;
+	case LEAVE:
+		c = bpf_map_lookup_elem(&crossing, &zero);
+		if (c)
+			__sync_fetch_and_add(&c->queued, 1);
+	}
+	/* Other filters may still have their say: TC_ACT_OK would end the classification. */
+	return TC_ACT_UNSPEC;
 }
 
 #define NOW_OR_LATER(p) (*(volatile typeof(p) *)&(p))
 
-ALWAYS int is_trusted(const struct committed *c)
+ALWAYS int is_trusted(const struct committed *c, __u64 now)
 {
-	return bpf_ktime_get_boot_ns() < NOW_OR_LATER(c->trusted_until);
+	return now < NOW_OR_LATER(c->trusted_until);
 }
 
 /* Whether P names all that the guest may know. In mode async nothing waits for that: a tag that
@@ -315,6 +335,7 @@ ALWAYS int reaches(const __u64 *entries, const __u64 *wanted)
 {
 	__u32 i;
 
+	AS_A_LOOP
 	for (i = 0; i < WRITERS_MAX; i++) {
 		if (i >= CONFIG.writers)
 			break;
@@ -332,9 +353,7 @@ ALWAYS int is_covered(const struct pending *p, const struct committed *c)
 	return reaches(c->entries, p->entries);
 }
 
-/* Reached by tail call, while a daemon holds it there. */
-SEC("tc/ingress")
-int judge(struct __sk_buff *skb)
+ALWAYS int judged(void)
 {
 	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
 	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
@@ -349,7 +368,14 @@ int judge(struct __sk_buff *skb)
 		return leave_to_queue();
 	if (!is_complete(p, c) || (!NOW_OR_LATER(c->is_async) && !is_covered(p, c)))
 		return leave_to_queue();
-	return let_pass(skb, COVERED);
+	return let_pass(COVERED);
+}
+
+/* Reached by tail call, while a daemon holds it there. */
+SEC("tc/ingress")
+int judge(struct __sk_buff *skb)
+{
+	return carry_out(skb, judged());
 }
 
 /* Copies from a packet: without a call where its bytes lie in one piece, as headers nearly always do. */
@@ -363,17 +389,32 @@ ALWAYS long load(struct __sk_buff *skb, __u32 at, void *to, __u32 bytes)
 	return 0;
 }
 
-ALWAYS int is_peer(const struct address *address)
+ALWAYS int is_same(const struct address *one, const struct address *other)
 {
-	return bpf_map_lookup_elem(&peers, address) != 0;
+	return one->words[0] == other->words[0] && one->words[1] == other->words[1];
+}
+
+ALWAYS int is_peer(struct cpu *s, const struct address *address)
+{
+	if (!is_same(&s->last_peer, address)) {
+		s->last_peer_is_one = bpf_map_lookup_elem(&peers, address) != 0;
+		s->last_peer = *address;
+	}
+	return s->last_peer_is_one;
 }
 
 /* 0 if it leads out of the group, or if its receiver would not believe a tag: not from an address of this member. */
-ALWAYS __u32 kind_of(const struct way *way)
+ALWAYS __u32 kind_of(struct cpu *s, const struct way *way)
 {
-	__u32 *found = bpf_map_lookup_elem(&ways, way);
+	__u32 *found;
 
-	return found ? *found : 0;
+	if (!is_same(&s->last_way.destination, &way->destination) ||
+	    !is_same(&s->last_way.source, &way->source)) {
+		found = bpf_map_lookup_elem(&ways, way);
+		s->last_way_kind = found ? *found : 0;
+		s->last_way = *way;
+	}
+	return s->last_way_kind;
 }
 
 ALWAYS struct address from_ipv4(__be32 ipv4)
@@ -387,11 +428,11 @@ ALWAYS struct address from_ipv4(__be32 ipv4)
 }
 
 /* What every packet is judged by. They are there: only the verifier cannot know. */
-ALWAYS int find_maps(struct pending **p, struct committed **c, struct scratch **s)
+ALWAYS int find_maps(struct pending **p, struct committed **c, struct cpu **s)
 {
 	*p = bpf_map_lookup_elem(&pending, &zero);
 	*c = bpf_map_lookup_elem(&committed, &zero);
-	*s = bpf_map_lookup_elem(&scratch, &zero);
+	*s = bpf_map_lookup_elem(&cpus, &zero);
 	return *p && *c && *s;
 }
 

@@ -25,22 +25,25 @@ struct config {
 	__u8 filling[5];
 };
 
-/* P of one member. It is pinned: a daemon that starts again finds it. */
+/*
+ * P of one member. It is pinned: a daemon that starts again finds it. A large packet leaves little in a core's cache, so
+ * what each one is judged by comes first, here and in C: for a group of few writers it is one line.
+ */
 struct pending {
-	__u64 entries[WRITERS_MAX];
 	__u64 hlc;
 	__u64 incomplete;	/* not 0: the guest may know what P does not name */
 	__u64 run;		/* of the daemon that guards it: only programs of the same one raise it without a tag */
+	__u64 entries[WRITERS_MAX];
 };
 
 /* C of the group and what goes with it. Written by user space alone. Times: CLOCK_BOOTTIME, ns. */
 struct committed {
-	__u64 entries[WRITERS_MAX];
-	__u64 watermark;
 	__u64 open_until;	/* covered packets may leave until then; 0: shut */
 	__u64 trusted_until;	/* C is recent enough to write and to read tags; 0: never heard */
-	__u64 wall_minus_boot;	/* what turns CLOCK_BOOTTIME into the wall clock that is believed */
 	__u64 is_async;		/* everything may leave until open_until */
+	__u64 watermark;
+	__u64 entries[WRITERS_MAX];
+	__u64 wall_minus_boot;	/* what turns CLOCK_BOOTTIME into the wall clock that is believed */
 };
 
 /* How far user space has got with the packets that were sent to its queue. */

@@ -8,30 +8,50 @@ struct merging {
 	int refused;
 };
 
+/* The number with these low bits that lies next to max(P, C). Returns -1 if there is none. */
+ALWAYS int whole_entry(const __u8 *bits, __u64 pending, __u64 covered, __u64 *entry)
+{
+	__u64 base = pending < covered ? covered : pending;
+	__s32 ahead;
+	__u32 low;
+
+	__builtin_memcpy(&low, bits, 4);
+	ahead = bpf_ntohl(low) - (__u32)base;
+	*entry = base + (__u64)(__s64)ahead;
+	return (ahead < 0 ? *entry > base : *entry < base) ? -1 : 0;
+}
+
+/* Whether P has all of a tag already, as after the first packet of a train. */
+ALWAYS int is_merged(const __u8 *entries, const struct pending *p, const struct committed *c)
+{
+	__u64 entry, own;
+	__u32 i;
+
+	AS_A_LOOP
+	for (i = 0; i < WRITERS_MAX - 1; i++) {
+		if (i >= CONFIG.writers)
+			break;
+		own = NOW_OR_LATER(p->entries[i]);
+		if (whole_entry(entries + 4 * i, own, NOW_OR_LATER(c->entries[i]), &entry) || entry > own)
+			return 0;
+	}
+	return 1;
+}
+
 static long merge_entry(__u32 i, void *context)
 {
 	struct merging *m = context;
 	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
 	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
-	struct scratch *s = bpf_map_lookup_elem(&scratch, &zero);
-	__u64 entry, covered, base;
-	__u32 low;
-	__s32 ahead;
+	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
+	__u64 entry;
 
 	if (!p || !c || !s || i >= WRITERS_MAX - 1) {
 		m->refused = DROPPED_FAILED;
 		return 1;
 	}
-	__builtin_memcpy(&low, s->tag + (m->at & 7) + 4 * i, 4);
-	low = bpf_ntohl(low);
-	base = NOW_OR_LATER(p->entries[i]);
-	covered = NOW_OR_LATER(c->entries[i]);
-	if (base < covered)
-		base = covered;
-	/* The number with these low bits that lies next to the base. */
-	ahead = low - (__u32)base;
-	entry = base + (__u64)(__s64)ahead;
-	if (ahead < 0 ? entry > base : entry < base) {
+	if (whole_entry(s->tag + (m->at & 7) + 4 * i, NOW_OR_LATER(p->entries[i]),
+			NOW_OR_LATER(c->entries[i]), &entry)) {
 		m->refused = DROPPED_MALFORMED;
 		return 1;
 	}
@@ -46,15 +66,16 @@ static long merge_entry(__u32 i, void *context)
  * Merges the tag in the scratch area whose form byte is at `at`, a constant. Returns -1, or the
  * counter of a refusal.
  */
-ALWAYS int merge(struct scratch *s, __u32 at, struct pending *p, const struct committed *c)
+ALWAYS int merge(struct cpu *s, __u32 at, struct pending *p, const struct committed *c)
 {
 	struct merging m = { .at = at + 2, .refused = -1 };
 	const __u8 *body = s->tag + at;
 	__u32 i, word, all = 0;
-	__u64 hlc, now_ms, passed_ms;
+	__u64 hlc, now, now_ms, passed_ms;
 
 	if (body[0] != (CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR))
 		return DROPPED_MALFORMED;
+	AS_A_LOOP
 	for (i = 0; i < WRITERS_MAX - 1; i++) {
 		if (4 * i >= ENTRIES_BYTES)
 			break;
@@ -63,18 +84,19 @@ ALWAYS int merge(struct scratch *s, __u32 at, struct pending *p, const struct co
 	}
 	if (body[1] != (__u8)(fold(all) ^ body[0] ^ CONFIG.context))
 		return DROPPED_MALFORMED;
-	if (!is_trusted(c))
+	now = bpf_ktime_get_boot_ns();
+	if (!is_trusted(c, now))
 		return DROPPED_UNTRUSTED;
 	if (!CONFIG.is_hlc) {
 		/* Without writers the verifier would find that the step is never taken, and remove it. */
-		if (CONFIG.writers)
+		if (CONFIG.writers && !is_merged(body + 2, p, c))
 			bpf_loop(CONFIG.writers, merge_entry, &m, 0);
 		return m.refused;
 	}
 	__builtin_memcpy(&hlc, body + 2, 8);
 	hlc = bpf_be64_to_cpu(hlc);
 	/* What all writers have passed is this group's time, whatever this host's clock says. */
-	now_ms = (bpf_ktime_get_boot_ns() + NOW_OR_LATER(c->wall_minus_boot)) / 1000000;
+	now_ms = (now + NOW_OR_LATER(c->wall_minus_boot)) / 1000000;
 	passed_ms = NOW_OR_LATER(c->watermark) >> 16;
 	if (now_ms < passed_ms)
 		now_ms = passed_ms;
@@ -84,7 +106,7 @@ ALWAYS int merge(struct scratch *s, __u32 at, struct pending *p, const struct co
 }
 
 /* Only the first option is ours, and nothing follows it: as members send it. */
-ALWAYS int is_tag_alone(const struct scratch *s, __u32 options)
+ALWAYS int is_tag_alone(const struct cpu *s, __u32 options)
 {
 	return options == TAG4_BYTES && s->tag[0] == CONFIG.ipv4_option && s->tag[1] == TAG4_BYTES;
 }
@@ -93,7 +115,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 {
 	struct pending *p;
 	struct committed *c;
-	struct scratch *s;
+	struct cpu *s;
 	__u32 header, options, total, size, is_believed;
 	struct address source;
 	struct ipv4 h, shrunk;
@@ -132,7 +154,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	if (!w->found)
 		return go_on();
 	source = from_ipv4(h.source);
-	is_believed = is_peer(&source) && !CONFIG.off;
+	is_believed = is_peer(s, &source) && !CONFIG.off;
 	if (is_believed) {
 		if (w->found != 1 || w->found_at != NET + IPV4_MIN_BYTES || w->found_bytes != TAG4_BYTES)
 			return drop(DROPPED_MALFORMED);
@@ -160,15 +182,14 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	shrunk.check = new_checksum(&h, &shrunk, changed);
 	if (bpf_skb_store_bytes(skb, NET, &shrunk, sizeof(shrunk), BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	count(is_believed ? MERGED : STRIPPED_FOREIGN);
-	return go_on();
+	return VERDICT(GO_ON, is_believed ? MERGED : STRIPPED_FOREIGN);
 }
 
-ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
+APART int ipv6_to_guest(struct __sk_buff *skb)
 {
 	struct pending *p;
 	struct committed *c;
-	struct scratch *s;
+	struct cpu *s;
 	struct extensions *e;
 	__u8 head[2] = {};
 	struct ipv6 h;
@@ -189,12 +210,11 @@ ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
 		return drop(DROPPED_UNREADABLE);
 	if (!e->found)
 		return go_on();
-	if (!is_peer(&h.source) || CONFIG.off) {
+	if (!is_peer(s, &h.source) || CONFIG.off) {
 		walk_ipv6(skb, e, &h, 1);
 		if (e->bad)
 			return drop(DROPPED_FAILED);
-		count(STRIPPED_FOREIGN);
-		return go_on();
+		return VERDICT(GO_ON, STRIPPED_FOREIGN);
 	}
 	if (bpf_skb_load_bytes(skb, NET + IPV6_BYTES, head, 2))
 		return drop(DROPPED_FAILED);
@@ -212,18 +232,19 @@ ALWAYS int ipv6_to_guest(struct __sk_buff *skb)
 	h.payload = bpf_htons(total - IPV6_BYTES - TAG6_BYTES);
 	if (bpf_skb_store_bytes(skb, NET, &h, 8, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	count(MERGED);
-	return go_on();
+	return VERDICT(GO_ON, MERGED);
 }
 
 SEC("tc/egress")
 int to_guest(struct __sk_buff *skb)
 {
+	int verdict = go_on();
+
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return ipv4_to_guest(skb);
-	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return ipv6_to_guest(skb);
-	return go_on();
+		verdict = ipv4_to_guest(skb);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		verdict = ipv6_to_guest(skb);
+	return carry_out(skb, verdict);
 }
 
 #endif

@@ -25,6 +25,7 @@ ALWAYS void write_body(__u8 *body, const struct pending *p, const struct committ
 		__builtin_memcpy(body + 2, &entry, 8);
 		all = (__u32)entry ^ (__u32)(entry >> 32);
 	} else {
+		AS_A_LOOP
 		for (i = 0; i < WRITERS_MAX - 1; i++) {
 			if (i >= CONFIG.writers)
 				break;
@@ -66,15 +67,17 @@ ALWAYS __s64 room_flags(struct __sk_buff *skb, __u32 total, __u32 headers, __u32
 	return -1;
 }
 
-/* The other side must leave room for the tag. `at`: the TCP header of a SYN. */
-ALWAYS void lower_mss(struct __sk_buff *skb, struct walk *w, const struct tcp *tcp, __u32 at,
-		      __u32 network_bytes, __u32 room)
+/* The other side must leave room for the tag. `at`: the TCP header of a SYN; `before`: the bytes of headers and tag before it. */
+APART void lower_mss(struct __sk_buff *skb, const struct tcp *tcp, __u32 at, __u32 before)
 {
-	__u32 bytes = (tcp->offset >> 4) * 4, most = network_bytes + TCP_MIN_BYTES + room;
+	__u32 bytes = (tcp->offset >> 4) * 4, most = before + TCP_MIN_BYTES;
+	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
 	__be16 old, new;
+	struct walk *w;
 
-	if (bytes <= TCP_MIN_BYTES || CONFIG.path_mtu <= most)
+	if (!s || bytes <= TCP_MIN_BYTES || CONFIG.path_mtu <= most)
 		return;
+	w = &s->walk;
 	most = CONFIG.path_mtu - most;
 	__builtin_memset(w, 0, sizeof(*w));
 	w->at = at + TCP_MIN_BYTES;
@@ -135,6 +138,7 @@ ALWAYS __u32 sum_of(const __u8 *options, __u32 bytes)
 	__u64 sum = 0;
 	__u32 i, word;
 
+	AS_A_LOOP
 	for (i = 0; i < (IPV4_MAX_BYTES - IPV4_MIN_BYTES) / 4; i++) {
 		if (4 * i >= bytes)
 			break;

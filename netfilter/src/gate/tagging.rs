@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, IPV4_WRITERS_MAX};
 use tidelock_tagging::{
-    GroupTags, MemberTags, Peer, Pinned, Settings, TaggingError, interface_mtu,
+    Addresses, GroupTags, MemberTags, Peer, Pinned, Settings, TaggingError, interface_mtu,
 };
 
 pub use tidelock_tagging::{Hooks, TaggingStats};
@@ -105,13 +105,14 @@ impl TaggingConfig {
     }
 
     /// Its own addresses, and those of the other members.
-    fn addresses_for(&self, member: &str, here: &[String]) -> (Vec<IpAddr>, Vec<Peer>) {
+    fn addresses_for(&self, member: &str, here: &[String]) -> Addresses {
         let (own, others): (Vec<_>, Vec<_>) = self.members.iter().partition(|m| m.name == member);
         let peers = others.iter().flat_map(|other| {
             let is_here = here.contains(&other.name);
             other.addresses.iter().map(move |address| Peer { address: *address, is_here })
         });
-        (own.iter().flat_map(|m| m.addresses.clone()).collect(), peers.collect())
+        let own = own.iter().flat_map(|m| m.addresses.clone()).collect();
+        Addresses { own, peers: peers.collect() }
     }
 
     fn settings(&self, group: &str, interface: &str) -> Result<Settings, TaggingError> {
@@ -205,11 +206,10 @@ pub(super) fn start_member(
         let settings = config.settings(group.0, interface)?;
         let anew = config.begun_anew.iter().any(|name| name == member);
         let pinned = Pinned { anew, directory: &config.pin_directory, group: group.0, member };
-        let mut tags = MemberTags::load(&settings, group.1, Some(pinned))?;
-        let (own, peers) = config.addresses_for(member, here);
-        tags.set_addresses(&own, &peers)?;
+        let addresses = config.addresses_for(member, here);
+        let mut tags = MemberTags::load(&settings, group.1, &addresses, Some(pinned))?;
         tags.attach(interface)?;
-        tags.join(group.1, &own)?;
+        tags.join(group.1)?;
         Ok(tags)
     };
     match load() {

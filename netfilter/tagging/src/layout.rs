@@ -50,14 +50,14 @@ const _: () = assert!(size_of::<Config>() == 48);
 #[repr(C)]
 #[derive(Debug)]
 pub struct PendingCells {
-    /// One for each writer of the group.
-    pub entries: [AtomicU64; ENTRIES],
     /// The member's time.
     pub hlc: AtomicU64,
     /// Not 0: the guest may know what this P does not name.
     pub incomplete: AtomicU64,
     /// The run of the daemon that guards it: members on this host that it guards, too, raise P without a tag.
     pub run: AtomicU64,
+    /// One for each writer of the group.
+    pub entries: [AtomicU64; ENTRIES],
 }
 
 impl PendingCells {
@@ -65,10 +65,10 @@ impl PendingCells {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            entries: [const { AtomicU64::new(0) }; ENTRIES],
             hlc: AtomicU64::new(0),
             incomplete: AtomicU64::new(0),
             run: AtomicU64::new(0),
+            entries: [const { AtomicU64::new(0) }; ENTRIES],
         }
     }
 }
@@ -83,18 +83,18 @@ impl Default for PendingCells {
 #[repr(C)]
 #[derive(Debug)]
 pub struct CommittedCells {
-    /// One for each writer of the group.
-    pub entries: [AtomicU64; ENTRIES],
-    /// What every writer has committed, in HLC form.
-    pub watermark: AtomicU64,
     /// Covered packets may leave until then; 0: shut.
     pub open_until: AtomicU64,
     /// C is recent enough to write and to read tags until then; 0: never heard.
     pub trusted_until: AtomicU64,
-    /// What turns `CLOCK_BOOTTIME` into the wall clock that is believed.
-    pub wall_minus_boot: AtomicU64,
     /// Everything may leave until `open_until`.
     pub is_async: AtomicU64,
+    /// What every writer has committed, in HLC form.
+    pub watermark: AtomicU64,
+    /// One for each writer of the group.
+    pub entries: [AtomicU64; ENTRIES],
+    /// What turns `CLOCK_BOOTTIME` into the wall clock that is believed.
+    pub wall_minus_boot: AtomicU64,
 }
 
 /// How far user space has got with the packets that were sent to its queue.

@@ -46,7 +46,6 @@ use layout::Config;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, PrintLevel, Program,
 };
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
@@ -58,7 +57,7 @@ use tidelock_protocol::tag::{Codec, Form, IPV6_OPTION, IPV6_WRITERS_MAX};
 static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tag.bpf.o"));
 
 /// What the pin of P is called. The number goes up with every change of its layout.
-const PENDING: &str = "pending3";
+const PENDING: &str = "pending4";
 /// As in `tag.h`.
 const ADDRESSES_MAX: u32 = 4096;
 const WAY_ELSEWHERE: u32 = 1;
@@ -196,6 +195,8 @@ pub struct MemberTags {
     pending_map: MapHandle,
     pending: Arc<Mapped<PendingCells>>,
     crossing: Arc<Mapped<CrossingCells>>,
+    /// The member's addresses.
+    own: Vec<IpAddr>,
     found_pending: bool,
     pin: Option<PathBuf>,
     hooks: Hooks,
@@ -265,6 +266,15 @@ pub struct Peer {
     pub is_here: bool,
 }
 
+/// Whose packets are a member's own, and whose tags are believed. The programs take them for fixed.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    /// The member's.
+    pub own: Vec<IpAddr>,
+    /// The others'.
+    pub peers: Vec<Peer>,
+}
+
 /// Where a member's P is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Pinned<'a> {
@@ -284,6 +294,7 @@ impl MemberTags {
     pub fn load(
         settings: &Settings,
         group: &GroupTags,
+        addresses: &Addresses,
         pinned: Option<Pinned<'_>>,
     ) -> Result<Self, TaggingError> {
         hear_libbpf();
@@ -349,6 +360,7 @@ impl MemberTags {
             pending_map,
             pending,
             crossing,
+            own: addresses.own.clone(),
             found_pending,
             pin,
             hooks,
@@ -359,6 +371,7 @@ impl MemberTags {
         this.map("judges")?
             .update(&0u32.to_ne_bytes(), &judge, MapFlags::ANY)
             .map_err(|e| cannot("install the judge", &e))?;
+        this.set_addresses(addresses)?;
         Ok(this)
     }
 
@@ -381,35 +394,27 @@ impl MemberTags {
         &self.crossing
     }
 
-    /// Whose packets are the member's own, and whose tags are believed. What is not named any
-    /// more is forgotten first.
-    pub fn set_addresses(&self, own: &[IpAddr], peers: &[Peer]) -> Result<(), TaggingError> {
-        let here = |peer: &Peer| if peer.is_here { WAY_HERE } else { WAY_ELSEWHERE };
-        let way = |own: &IpAddr, peer: &Peer| [key_of(*own), key_of(peer.address)].concat();
-        let peer_keys = peers.iter().map(|peer| (key_of(peer.address).to_vec(), 1));
-        let ways =
-            own.iter().flat_map(|own| peers.iter().map(move |peer| (way(own, peer), here(peer))));
-        self.fill("peers", peer_keys.collect())?;
-        self.fill("ways", ways.collect())
-    }
-
-    /// What a map has afterwards.
-    fn fill(&self, map: &str, wanted: HashMap<Vec<u8>, u32>) -> Result<(), TaggingError> {
-        let map = self.map(map)?;
-        for key in map.keys().filter(|key| !wanted.contains_key(key)).collect::<Vec<_>>() {
-            map.delete(&key).map_err(|e| cannot("forget an address", &e))?;
-        }
-        wanted.iter().try_for_each(|(key, value)| {
+    fn set_addresses(&self, addresses: &Addresses) -> Result<(), TaggingError> {
+        let [peers, ways] = [self.map("peers")?, self.map("ways")?];
+        let set = |map: &libbpf_rs::Map<'_>, key: &[u8], value: u32| {
             map.update(key, &value.to_ne_bytes(), MapFlags::ANY)
                 .map_err(|e| cannot("set an address", &e))
-        })
+        };
+        for peer in &addresses.peers {
+            let way = if peer.is_here { WAY_HERE } else { WAY_ELSEWHERE };
+            set(&peers, &key_of(peer.address), 1)?;
+            for own in &addresses.own {
+                set(&ways, &[key_of(*own), key_of(peer.address)].concat(), way)?;
+            }
+        }
+        Ok(())
     }
 
-    /// From now on what others on this host send to these addresses raises this P when they send it, and gets no tag.
+    /// From now on what others on this host send to this member raises its P when they send it, and gets no tag.
     /// To be called when the programs are attached: what the guest can hear without them is not guarded.
-    pub fn join(&self, group: &GroupTags, own: &[IpAddr]) -> Result<(), TaggingError> {
+    pub fn join(&self, group: &GroupTags) -> Result<(), TaggingError> {
         let pending = self.pending_map.as_fd().as_raw_fd().to_ne_bytes();
-        own.iter().try_for_each(|own| {
+        self.own.iter().try_for_each(|own| {
             group
                 .neighbours
                 .update(&key_of(*own), &pending, MapFlags::ANY)
@@ -468,17 +473,15 @@ impl MemberTags {
 
     /// What the programs have done since they were loaded.
     pub fn stats(&self) -> Result<TaggingStats, TaggingError> {
-        let map = self.map("counters")?;
-        let mut values = [0; TaggingStats::COUNT as usize];
-        for (which, value) in (0u32..).zip(&mut values) {
-            let each_cpu = map
-                .lookup_percpu(&which.to_ne_bytes(), MapFlags::ANY)
-                .map_err(|e| cannot("read a counter", &e))?;
-            *value = each_cpu
-                .into_iter()
-                .flatten()
-                .filter_map(|bytes| bytes.get(..8)?.try_into().ok())
-                .fold(0u64, |sum, bytes| sum.wrapping_add(u64::from_ne_bytes(bytes)));
+        let each_cpu = self
+            .map("cpus")?
+            .lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|e| cannot("read the counters", &e))?;
+        let mut values = [0u64; TaggingStats::COUNT as usize];
+        for cpu in each_cpu.iter().flatten() {
+            for (value, bytes) in values.iter_mut().zip(cpu.as_chunks().0) {
+                *value = value.wrapping_add(u64::from_ne_bytes(*bytes));
+            }
         }
         Ok(TaggingStats::of(values))
     }

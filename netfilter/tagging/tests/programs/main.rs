@@ -106,7 +106,7 @@ fn to_a_member_on_this_host_p_goes_without_a_tag() {
         for strips in [false, true] {
             let settings = Settings { path_strips_options: strips, ..settings(form) };
             let Some(m) = load(&settings) else { return };
-            let peer = load_one(&settings, &m.group);
+            let peer = load_peer(&settings, &m.group);
             // That others are here needs no C, and no trust in what came over a wire.
             m.group.committed().trusted_until.store(0, SeqCst);
             let store = |member: &MemberTags, values: &[u64]| {
@@ -129,7 +129,7 @@ fn to_a_member_on_this_host_p_goes_without_a_tag() {
                     }
                 }
             };
-            peer.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
+            peer.join(&m.group).unwrap();
             let mut frames = with_and_without_room();
             frames.extend([
                 ip4(OWN, PEER, TCP, &[], &segment(SYN, &[2, 4, 5, 0xb4], b"")),
@@ -152,8 +152,8 @@ fn to_a_member_on_this_host_p_goes_without_a_tag() {
 #[test]
 fn a_member_on_this_host_is_told_nothing_that_a_tag_would_not_say() {
     let Some(m) = load(&settings(vector(3))) else { return };
-    let peer = load_one(&settings(vector(3)), &m.group);
-    peer.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
+    let peer = load_peer(&settings(vector(3)), &m.group);
+    peer.join(&m.group).unwrap();
     let learnt = || peer.pending().entries[1].load(SeqCst);
     m.pend(&[0, 6, 0]);
 
@@ -173,8 +173,8 @@ fn a_member_on_this_host_is_told_nothing_that_a_tag_would_not_say() {
     m.tags.pending().incomplete.store(0, SeqCst);
 
     // A member of that address which was loaded later takes its place.
-    let anew = load_one(&settings(vector(3)), &m.group);
-    anew.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
+    let anew = load_peer(&settings(vector(3)), &m.group);
+    anew.join(&m.group).unwrap();
     m.is_passed(&m.send(&frame), "merged_here");
     assert_eq!((learnt(), anew.pending().entries[1].load(SeqCst)), (0, 6));
     m.pend(&[0, 7, 0]);
@@ -187,7 +187,7 @@ fn a_member_on_this_host_is_told_nothing_that_a_tag_would_not_say() {
 
     let off = Settings { off_for_a_demonstration: true, ..settings(vector(3)) };
     let Some(m) = load(&off) else { return };
-    anew.join(&m.group, &ips(&["10.0.0.2", PEER6])).unwrap();
+    anew.join(&m.group).unwrap();
     m.pend(&[0, 8, 0]);
     m.is_passed(&m.send(&frame), "untagged_for_a_demonstration");
     assert_eq!(anew.pending().entries[1].load(SeqCst), 6);

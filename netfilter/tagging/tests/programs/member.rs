@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering::SeqCst;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp};
 use tidelock_tagging::{
-    Direction, GroupTags, Hooks, MemberTags, Peer, Settings, TaggingError, Tried,
+    Addresses, Direction, GroupTags, Hooks, MemberTags, Peer, Settings, TaggingError, Tried,
 };
 
 pub const MARK: u32 = 1 << 27;
 pub const MTU: u32 = 1500;
+const PEERS: [&str; 2] = ["10.0.0.2", PEER6];
 
 pub struct Member {
     pub group: GroupTags,
@@ -44,10 +45,7 @@ pub fn load(settings: &Settings) -> Option<Member> {
         }
         Err(e) => panic!("{e}"),
     };
-    let tags = load_one(settings, &group);
-    let peers = ips(&["10.0.0.2", PEER6]).into_iter();
-    let peers: Vec<_> = peers.map(|address| Peer { address, is_here: true }).collect();
-    tags.set_addresses(&ips(&["10.0.0.1", OWN6]), &peers).unwrap();
+    let tags = load_one(settings, &group, &["10.0.0.1", OWN6], &PEERS);
     group.committed().trusted_until.store(u64::MAX, SeqCst);
     Some(Member { group, tags, codec: settings.codec })
 }
@@ -56,11 +54,18 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").expect("/proc").uid() == 0
 }
 
-pub fn load_one(settings: &Settings, group: &GroupTags) -> MemberTags {
-    MemberTags::load(settings, group, None).unwrap_or_else(|e| panic!("{e}"))
+/// The programs of the member that the other one talks to, on the same host.
+pub fn load_peer(settings: &Settings, group: &GroupTags) -> MemberTags {
+    load_one(settings, group, &PEERS, &[])
 }
 
-pub fn ips(texts: &[&str]) -> Vec<IpAddr> {
+fn load_one(settings: &Settings, group: &GroupTags, own: &[&str], peers: &[&str]) -> MemberTags {
+    let peers = ips(peers).into_iter().map(|address| Peer { address, is_here: true }).collect();
+    let addresses = Addresses { own: ips(own), peers };
+    MemberTags::load(settings, group, &addresses, None).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
