@@ -66,7 +66,7 @@ fn main() {
         for traffic in Traffic::ALL {
             let bench = Bench::new(topology, traffic);
             if let Some(gate) = &bench.gate {
-                filter = gate.gate.firewall().name().to_owned();
+                filter = gate.gate.firewall().to_string();
             }
             let row = bench.run(span);
             eprintln!(

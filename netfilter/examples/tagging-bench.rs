@@ -167,7 +167,7 @@ fn take_turns<const N: usize>(
             turns[nth].push(sites[nth].turn(&rates[nth], span));
         }
     }
-    let filter = sites[1].gates[0].1.firewall().name().to_owned();
+    let filter = sites[1].gates[0].1.members()[0].installed().backend.clone();
     let row = |((guard, site), turns): ((Guard, Site), Vec<Value>)| {
         let row = json!({
             "guard": guard.name(),

@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 pub mod gate;
+mod netlink;
 pub mod nfqueue;
 pub mod packet;
 pub mod release_queue;

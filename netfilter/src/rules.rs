@@ -7,9 +7,16 @@
 //!
 //! The second column counts: a guest that talks to its host talks to the outside.
 //!
-//! Invariants:
+//! | packet filter | it queues by |
+//! |---|---|
+//! | `nft` | nftables' `queue` |
+//! | `nft-xt` | a rule of nftables that calls iptables' NFQUEUE; routed only |
+//! | `iptables-nft`, `iptables-legacy` | NFQUEUE in the mangle table; nftables drops beside it |
+//!
+//! The first that works here is used. Invariants:
 //! - Rules are replaced in one transaction of the packet filter: there is no moment in which a
-//!   packet passes unheld, not even while stale rules of a crashed daemon give way.
+//!   packet passes unheld, not even while stale rules of a crashed daemon give way. (`nft-xt` takes
+//!   two, and drops what comes between them.)
 //! - No rule has a bypass: without a listener the kernel drops what is queued.
 //! - IPv6 neighbour discovery returns before the queue, where it can be genuine: on the bridge and
 //!   to the host itself, never across a router. ARP does not come by here at all.
@@ -127,6 +134,15 @@ pub enum RulesError {
         /// The family that is missing.
         family: &'static str,
     },
+    /// What queues where the host routes cannot do so on bridges, and nothing else can.
+    #[error(
+        "{tool} cannot queue bridged packets with this kernel: install iptables, or use a kernel \
+         with nftables' queue"
+    )]
+    NotOnBridges {
+        /// Which tool.
+        tool: String,
+    },
     /// iptables cannot match bridge ports.
     #[error(
         "{tool} cannot match bridge ports: load xt_physdev, or use a kernel with nftables' queue"
@@ -167,12 +183,13 @@ pub struct Installed {
     listing: Vec<String>,
 }
 
-/// The packet filter in use.
+/// The packet filters in use: one for routed members, and the same one or another for bridged ones.
 #[derive(Clone, Debug)]
 pub struct Firewall {
-    backend: Backend,
-    others: Vec<Backend>,
-    rejected: Vec<(String, String)>,
+    /// All that are here. What they have of a member is stale, but for the one that queues for it.
+    known: Vec<Backend>,
+    routed: usize,
+    bridged: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -191,69 +208,73 @@ impl Firewall {
 
     /// As [`detect`](Self::detect), among those whose [`name`](Self::name) is wanted.
     pub fn detect_only(wanted: impl Fn(&str) -> bool) -> Result<Firewall, RulesError> {
-        let (mut able, mut others, mut rejected) = (None, Vec::new(), Vec::new());
         let nft = Nft::find().map(Backend::Nft);
         let iptables = Iptables::find().into_iter().map(Backend::Iptables);
-        for mut backend in nft.into_iter().chain(iptables) {
-            let is_wanted = able.is_none() && wanted(backend.name());
-            let verdict = match &mut backend {
-                // Always: even without a queue it can help iptables on a bridge.
-                Backend::Nft(nft) => Some(nft.try_queue()),
-                Backend::Iptables(iptables) => is_wanted.then(|| iptables.try_queue()),
-            };
-            match verdict {
-                Some(Ok(())) if is_wanted => {
-                    able = Some(backend);
-                    continue;
+        let mut known: Vec<_> = nft.into_iter().chain(iptables).collect();
+        let (mut routed, mut bridged, mut unable) = (None, None, Vec::new());
+        for (at, backend) in known.iter_mut().enumerate() {
+            if routed.is_some() && bridged.is_some() {
+                break;
+            }
+            for (name, why) in backend.look(&wanted) {
+                match why {
+                    RulesError::NotAllowed { .. } => return Err(why),
+                    why => unable.push(format!("{name}: {why}")),
                 }
-                Some(Err(e @ RulesError::NotAllowed { .. })) => return Err(e),
-                Some(Err(e)) => rejected.push((backend.name().to_owned(), e.to_string())),
-                Some(Ok(())) | None => {}
             }
-            others.push(backend);
+            let queues = |topology| backend.queues(topology).then_some(at);
+            routed = routed.or_else(|| queues(Topology::Routed));
+            bridged = bridged.or_else(|| queues(Topology::Bridged));
         }
-        let Some(backend) = able else {
-            let mut tried: Vec<String> =
-                rejected.iter().map(|(name, why)| format!("{name}: {why}")).collect();
-            if tried.is_empty() {
-                tried.push("neither nft nor iptables is installed".to_owned());
+        let Some(routed) = routed else {
+            if unable.is_empty() {
+                unable.push("neither nft nor iptables is installed".to_owned());
             }
-            return Err(RulesError::NoBackend { tried: tried.join("; ") });
+            return Err(RulesError::NoBackend { tried: unable.join("; ") });
         };
-        Ok(Firewall { backend, others, rejected })
+        Ok(Firewall { known, routed, bridged })
     }
 
-    /// The packet filter's name: `nft`, `iptables-nft` or `iptables-legacy`.
+    /// The packet filter's name where the host routes: `nft`, `nft-xt`, `iptables-nft` or `iptables-legacy`.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.backend.name()
+        self.known[self.routed].name()
     }
 
-    /// The packet filters that are here but cannot queue, and why.
-    #[must_use]
-    pub fn rejected(&self) -> &[(String, String)] {
-        &self.rejected
+    /// The name of what queues for such members.
+    pub fn name_for(&self, topology: Topology) -> Result<&str, RulesError> {
+        self.queueing(topology).map(Backend::name)
+    }
+
+    fn queueing(&self, topology: Topology) -> Result<&Backend, RulesError> {
+        let at = match topology {
+            Topology::Routed => Some(self.routed),
+            Topology::Bridged => self.bridged,
+        };
+        let none = || RulesError::NotOnBridges { tool: self.name().to_owned() };
+        at.map(|at| &self.known[at]).ok_or_else(none)
     }
 
     /// Installs the rules, in place of any older ones of the same member.
     pub fn install(&self, rules: &MemberRules) -> Result<Installed, RulesError> {
         check_interface(&rules.interface)?;
+        let backend = self.queueing(rules.topology)?;
         let mut notes = Vec::new();
-        match &self.backend {
+        match backend {
             Backend::Nft(nft) => nft.install(rules)?,
             Backend::Iptables(iptables) => {
                 iptables.install(rules)?;
-                self.drop_what_iptables_cannot_see(rules, &mut notes)?;
+                self.drop_what_iptables_cannot_see(iptables.name(), rules, &mut notes)?;
             }
         }
         let listing = self.listing(rules)?;
         // Only now: stale rules in another packet filter held packets until these took over.
-        for other in &self.others {
-            if let Err(e) = self.remove_from_other(other, &rules.member) {
+        for other in self.known.iter().filter(|other| !std::ptr::eq(*other, backend)) {
+            if let Err(e) = remove_stale(backend, other, &rules.member) {
                 notes.push(format!("stale rules may be left in {}: {e}", other.name()));
             }
         }
-        let backend = self.name().to_owned();
+        let backend = backend.name().to_owned();
         Ok(Installed { rules: rules.clone(), backend, notes, listing })
     }
 
@@ -267,17 +288,16 @@ impl Firewall {
             (Some(line), _) => format!("missing: {}", line.trim()),
             (None, Some(line)) => format!("added: {}", line.trim()),
         };
-        Err(RulesError::Changed { tool: self.name().to_owned(), what })
+        Err(RulesError::Changed { tool: installed.backend.clone(), what })
     }
 
     /// Removes a member's rules wherever they are. Its packets pass unheld from now on.
     pub fn remove(&self, member: &str) -> Result<(), RulesError> {
-        self.backend.remove(member)?;
-        self.others.iter().try_for_each(|other| other.remove(member))
+        self.known.iter().try_for_each(|backend| backend.remove(member))
     }
 
     fn listing(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
-        match &self.backend {
+        match self.queueing(rules.topology)? {
             Backend::Nft(nft) => nft.listing(rules),
             Backend::Iptables(iptables) => {
                 let mut lines = iptables.listing(rules)?;
@@ -293,6 +313,7 @@ impl Firewall {
     /// nor by ARP, and what comes by an interface that was made anew.
     fn drop_what_iptables_cannot_see(
         &self,
+        tool: &str,
         rules: &MemberRules,
         notes: &mut Vec<String>,
     ) -> Result<(), RulesError> {
@@ -301,7 +322,7 @@ impl Firewall {
         }
         if rules.only_that_index {
             let family = nft::family(rules.topology);
-            return Err(RulesError::NoIndexMatch { tool: self.name().to_owned(), family });
+            return Err(RulesError::NoIndexMatch { tool: tool.to_owned(), family });
         }
         if rules.topology == Topology::Bridged {
             notes.push(
@@ -327,26 +348,54 @@ impl Firewall {
     }
 
     fn nft_beside(&self) -> Option<&Nft> {
-        self.others.iter().find_map(|backend| match backend {
+        self.known.iter().find_map(|backend| match backend {
             Backend::Nft(nft) => Some(nft),
             Backend::Iptables(_) => None,
         })
     }
+}
 
-    /// While iptables is in use, nftables' table is its companion and not stale.
-    fn remove_from_other(&self, other: &Backend, member: &str) -> Result<(), RulesError> {
-        match other {
-            // It has been told already, with or without something to do.
-            Backend::Nft(_) if matches!(self.backend, Backend::Iptables(_)) => Ok(()),
-            other => other.remove(member),
+/// While iptables is in use, nftables' table is its companion and not stale.
+fn remove_stale(in_use: &Backend, other: &Backend, member: &str) -> Result<(), RulesError> {
+    match (in_use, other) {
+        // It has been told already, with or without something to do.
+        (Backend::Iptables(_), Backend::Nft(_)) => Ok(()),
+        (_, other) => other.remove(member),
+    }
+}
+
+/// What queues, by name: `nft-xt, on bridges iptables-nft`.
+impl std::fmt::Display for Firewall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())?;
+        match self.name_for(Topology::Bridged) {
+            Ok(name) if name != self.name() => write!(f, ", on bridges {name}"),
+            _ => Ok(()),
         }
     }
 }
 
 impl Backend {
+    /// Finds out whether it can queue, if that is wanted: by which names it cannot, and why.
+    fn look(&mut self, wanted: impl Fn(&str) -> bool) -> Vec<(&'static str, RulesError)> {
+        match self {
+            // Even without a queue it can help iptables.
+            Backend::Nft(nft) => nft.look(wanted),
+            Backend::Iptables(iptables) if wanted(iptables.name()) => iptables.look(),
+            Backend::Iptables(_) => Vec::new(),
+        }
+    }
+
+    fn queues(&self, topology: Topology) -> bool {
+        match self {
+            Backend::Nft(nft) => nft.queues(topology),
+            Backend::Iptables(iptables) => iptables.queues(),
+        }
+    }
+
     fn name(&self) -> &str {
         match self {
-            Backend::Nft(_) => nft::NAME,
+            Backend::Nft(nft) => nft.name(),
             Backend::Iptables(iptables) => iptables.name(),
         }
     }

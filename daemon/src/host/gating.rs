@@ -187,7 +187,7 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
         return Ok(None);
     }
     let firewall = Firewall::detect()?;
-    tracing::info!(packet_filter = firewall.name(), "gate");
+    tracing::info!(packet_filter = %firewall, "gate");
     let gate = Gate::start(firewall, groups)?;
     // Without tags P outlives no daemon. Before the first lease nothing leaves.
     let untagged = config.groups.iter().filter(|g| is_one_of_several(g) && !g.is_tagged());

@@ -117,7 +117,8 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
         tagging: tagging(&options)?,
     };
     let gate = Gate::start(firewall, vec![group])?;
-    let notes = gate.members()[0].installed().notes.join("; ");
+    let installed = gate.members()[0].installed();
+    let (backend, notes) = (&installed.backend, installed.notes.join("; "));
     let found: Vec<&str> = gate
         .members()
         .iter()
@@ -128,8 +129,7 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
             MemberTagging::Unavailable(_) => "unavailable",
         })
         .collect();
-    let said =
-        format!("backend={} tagging={} notes={notes}", gate.firewall().name(), found.join(","));
+    let said = format!("backend={backend} tagging={} notes={notes}", found.join(","));
     let handle = gate.handle(GROUP).ok_or("the group is there")?;
     Ok((Drive { gate, handle, pending, tide: None }, said))
 }

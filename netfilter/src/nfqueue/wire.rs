@@ -1,28 +1,18 @@
-//! nfnetlink_queue's messages as bytes (`linux/netfilter/nfnetlink_queue.h`).
-//!
-//! ```text
-//! nlmsghdr   len u32 | type u16 | flags u16 | seq u32 | port u32      in the machine's order
-//! nfgenmsg   family u8 | version u8 | queue be16
-//! nlattr     len u16 | type u16 | value, filled up to 4 bytes         values are big endian
-//! ```
+//! nfnetlink_queue's messages as bytes (`linux/netfilter/nfnetlink_queue.h`). The resource of their
+//! generic header is the queue.
 
 use super::{QueueNumber, QueuedPacket};
+use crate::netlink::{
+    self, ATTRIBUTE_HEADER_BYTES, FLAG_ACK, GENERIC_BYTES, TYPE_ERROR, array, split,
+};
 use crate::release_queue::PacketId;
 use crate::verdicts::Verdict;
 
-const HEADER_BYTES: usize = 16;
-const GENERIC_BYTES: usize = 4;
-const ATTRIBUTE_HEADER_BYTES: usize = 4;
-
-const TYPE_ERROR: u16 = 2;
 const SUBSYSTEM_QUEUE: u16 = 3 << 8;
 const TYPE_PACKET: u16 = SUBSYSTEM_QUEUE;
 const TYPE_VERDICT: u16 = SUBSYSTEM_QUEUE | 1;
 const TYPE_CONFIG: u16 = SUBSYSTEM_QUEUE | 2;
 const TYPE_VERDICT_BATCH: u16 = SUBSYSTEM_QUEUE | 3;
-
-const FLAG_REQUEST: u16 = 1;
-const FLAG_ACK: u16 = 4;
 
 const PACKET_HEADER: u16 = 1;
 const VERDICT_HEADER: u16 = 2;
@@ -60,23 +50,8 @@ fn message(
     queue: QueueNumber,
     attributes: &[(u16, &[u8])],
 ) {
-    let start = out.len();
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&kind.to_ne_bytes());
-    out.extend_from_slice(&(FLAG_REQUEST | flags).to_ne_bytes());
-    out.extend_from_slice(&[0; 8]);
     // The family counts for nothing but requests to bind, and there since Linux 3.8 neither.
-    out.extend_from_slice(&[0, 0]);
-    out.extend_from_slice(&queue.0.to_be_bytes());
-    for (kind, value) in attributes {
-        let len = u16::try_from(ATTRIBUTE_HEADER_BYTES + value.len()).expect("short attributes");
-        out.extend_from_slice(&len.to_ne_bytes());
-        out.extend_from_slice(&kind.to_ne_bytes());
-        out.extend_from_slice(value);
-        out.resize(out.len().next_multiple_of(4), 0);
-    }
-    let len = u32::try_from(out.len() - start).expect("short messages");
-    out[start..start + 4].copy_from_slice(&len.to_ne_bytes());
+    netlink::message(out, kind, flags, 0, queue.0, attributes);
 }
 
 pub(super) fn bind(out: &mut Vec<u8>, queue: QueueNumber) {
@@ -115,13 +90,9 @@ pub(super) fn verdict(out: &mut Vec<u8>, queue: QueueNumber, verdict: Verdict) {
 
 /// Reads one datagram, which holds one message. `None`: not understood.
 pub(super) fn parse(datagram: &[u8]) -> Option<Incoming<'_>> {
-    let len = u32::from_ne_bytes(array(datagram, 0)?) as usize;
-    let body = datagram.get(HEADER_BYTES..len)?;
-    match u16::from_ne_bytes(array(datagram, 4)?) {
-        TYPE_ERROR => {
-            let errno = i32::from_ne_bytes(array(body, 0)?).checked_neg()?;
-            Some(Incoming::Answer { errno })
-        }
+    let (kind, body) = split(datagram)?;
+    match kind {
+        TYPE_ERROR => Some(Incoming::Answer { errno: netlink::errno(body)? }),
         TYPE_PACKET => packet(body.get(GENERIC_BYTES..)?).map(Incoming::Packet),
         _ => None,
     }
@@ -152,13 +123,10 @@ fn packet(mut attributes: &[u8]) -> Option<QueuedPacket<'_>> {
     Some(QueuedPacket { id, ethertype, head, len_bytes })
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at + N)?.try_into().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::HEADER_BYTES;
     use proptest::prelude::*;
 
     const QUEUE: QueueNumber = QueueNumber(0x1234);

@@ -29,6 +29,7 @@ pub(super) struct Iptables {
     name: &'static str,
     v4: Commands,
     v6: Commands,
+    queues: bool,
     physdev: bool,
 }
 
@@ -67,6 +68,7 @@ impl Iptables {
             name,
             v4: commands(Family::V4, prefix)?,
             v6: commands(Family::V6, &prefix.replacen("iptables", "ip6tables", 1))?,
+            queues: false,
             physdev: false,
         })
     }
@@ -75,8 +77,20 @@ impl Iptables {
         self.name
     }
 
+    /// Whether it can queue, once it was looked at.
+    pub(super) fn queues(&self) -> bool {
+        self.queues
+    }
+
+    /// Finds out whether it can queue, and if not, why.
+    pub(super) fn look(&mut self) -> Vec<(&'static str, RulesError)> {
+        let tried = self.try_queue();
+        self.queues = tried.is_ok();
+        tried.err().map(|why| (self.name, why)).into_iter().collect()
+    }
+
     /// Builds and removes a scratch chain with the rules that will be needed, in one step.
-    pub(super) fn try_queue(&mut self) -> Result<(), RulesError> {
+    fn try_queue(&mut self) -> Result<(), RulesError> {
         let probe = |commands: &Commands, matching: &str, doing| {
             let script = format!(
                 "*mangle\n:{PROBE_CHAIN} - [0:0]\n\

@@ -1,18 +1,25 @@
 //! The rules in nftables: one table per member and family, replaced in one transaction.
 //!
+//! A kernel whose nftables has no `queue` may still call iptables' target NFQUEUE. The `nft` tool
+//! cannot write that, so there a table has a chain `held` that drops, and a second transaction puts
+//! the rule that queues in front: in between, packets of the guest are dropped.
+//!
 //! A table of our own needs no place among the user's rules: every table's chains see the packet,
 //! and ours see it before the usual filter priority. Counters show the operator that packets come.
 
 #[cfg(test)]
 mod tests;
+mod xt;
 
 use super::names::table;
 use super::tool::{find, run};
 use super::{MemberRules, RulesError, Topology};
+use crate::nfqueue::QueueNumber;
 use crate::packet::NEIGHBOUR_DISCOVERY_TYPES;
 use std::path::PathBuf;
 
-pub(super) const NAME: &str = "nft";
+/// Where [`Way::Target`] puts its rule.
+const HELD: &str = "held";
 const PROBE_TABLE: &str = "tidelock_probe";
 /// Before the filter priority of its family (0 for inet; bridges filter at -200).
 const PRIORITY_INET: i32 = -150;
@@ -20,10 +27,48 @@ const PRIORITY_BRIDGE: i32 = -250;
 /// Before anybody else looks, iptables' queue among them.
 const PRIORITY_CUT_OFF: i32 = -350;
 
+/// How a rule queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By `queue`.
+    Statement,
+    /// By iptables' target. Not on bridges: in their family the kernel takes a target that was made
+    /// for bridges only ("ebtables emulation must reject non-bridge targets", 2026).
+    Target,
+}
+
+impl Way {
+    /// The packet filter's name.
+    fn name(self) -> &'static str {
+        match self {
+            Way::Statement => "nft",
+            Way::Target => "nft-xt",
+        }
+    }
+
+    /// What a rule does with packets that are to be queued.
+    fn queued(self, queue: QueueNumber) -> String {
+        match self {
+            Way::Statement => format!("counter queue num {queue}"),
+            Way::Target => format!("goto {HELD}"),
+        }
+    }
+
+    /// What a table has besides its chains of packets.
+    fn beside(self) -> String {
+        match self {
+            Way::Statement => String::new(),
+            Way::Target => format!(" chain {HELD} {{\n  drop\n }}\n"),
+        }
+    }
+}
+
 /// nftables.
 #[derive(Clone, Debug)]
 pub(super) struct Nft {
     tool: PathBuf,
+    /// `None`: it cannot queue, or is not wanted to.
+    way: Option<Way>,
     /// The families that this kernel has, be it without a queue.
     inet: bool,
     bridge: bool,
@@ -31,7 +76,7 @@ pub(super) struct Nft {
 
 impl Nft {
     pub(super) fn find() -> Option<Nft> {
-        Some(Nft { tool: find("nft")?, inet: false, bridge: false })
+        Some(Nft { tool: find("nft")?, way: None, inet: false, bridge: false })
     }
 
     /// Whether it can filter what such a member sends, be it without a queue.
@@ -42,10 +87,44 @@ impl Nft {
         }
     }
 
-    /// Builds and removes a scratch table with what will be needed, in one transaction.
-    pub(super) fn try_queue(&mut self) -> Result<(), RulesError> {
+    pub(super) fn name(&self) -> &'static str {
+        self.way.unwrap_or(Way::Statement).name()
+    }
+
+    pub(super) fn queues(&self, topology: Topology) -> bool {
+        match self.way {
+            Some(Way::Statement) => self.has(topology),
+            Some(Way::Target) => topology == Topology::Routed,
+            None => false,
+        }
+    }
+
+    /// Finds out what this kernel has, and the first wanted way to queue. Each that does not do, and why.
+    pub(super) fn look(
+        &mut self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Vec<(&'static str, RulesError)> {
         self.inet = self.probe("inet", "drop").is_ok();
         self.bridge = self.probe("bridge", "ether type ip drop").is_ok();
+        let mut unable = Vec::new();
+        for way in [Way::Statement, Way::Target].into_iter().filter(|way| wanted(way.name())) {
+            let tried = match way {
+                Way::Statement => self.try_statement(),
+                Way::Target => self.try_target(),
+            };
+            match tried {
+                Ok(()) => {
+                    self.way = Some(way);
+                    break;
+                }
+                Err(e) => unable.push((way.name(), e)),
+            }
+        }
+        unable
+    }
+
+    /// Builds and removes a scratch table with what will be needed, in one transaction.
+    fn try_statement(&self) -> Result<(), RulesError> {
         self.probe("inet", "queue num 0")?;
         if self.bridge {
             self.probe("bridge", "queue num 0")?;
@@ -61,13 +140,45 @@ impl Nft {
         self.script(&script, "queue packets (its queue statement)")
     }
 
+    /// In several transactions, with a table of this process alone: the kernel judges a target by the
+    /// hook that leads to it, and only in a table that stays. No packet comes as far as that here.
+    fn try_target(&self) -> Result<(), RulesError> {
+        let table = format!("{PROBE_TABLE}_{}", std::process::id());
+        let clear = clear_table("inet", &table);
+        let script = format!(
+            "{clear}table inet {table} {{\n{} chain probe {{ type filter hook output priority 0;\n  \
+             accept\n  goto {HELD}\n }}\n}}\n",
+            Way::Target.beside()
+        );
+        let tried = self
+            .script(&script, "build a scratch table")
+            .and_then(|()| queue_by_target(&table, QueueNumber(0)))
+            .and_then(|()| self.check_listing(&table));
+        tried.and(self.script(&clear, "remove a scratch table"))
+    }
+
+    /// Whether `nft` shows a rule that it cannot write: otherwise nobody would see that it is gone.
+    fn check_listing(&self, table: &str) -> Result<(), RulesError> {
+        let listed = self.list("inet", table)?;
+        if listed.iter().any(|line| line.contains("counter ") && is_queueing(line)) {
+            return Ok(());
+        }
+        Err(refused("show a rule of xt_NFQUEUE", listed.join(" ")))
+    }
+
     pub(super) fn install(&self, rules: &MemberRules) -> Result<(), RulesError> {
+        debug_assert!(self.queues(rules.topology), "{self:?} is chosen for what it can");
+        let way = self.way.unwrap_or(Way::Statement);
         let chains = match rules.topology {
-            Topology::Routed => routed(rules),
+            Topology::Routed => routed(rules, way),
             Topology::Bridged => bridged(rules),
         };
         let script = self.replace(family(rules.topology), &rules.member, &chains);
-        self.script(&script, "install the rules")
+        self.script(&script, "install the rules")?;
+        match way {
+            Way::Statement => Ok(()),
+            Way::Target => queue_by_target(&table(&rules.member), rules.queue),
+        }
     }
 
     /// Beside iptables: drops what iptables does not see or cannot tell. In the place of whatever
@@ -78,8 +189,11 @@ impl Nft {
     }
 
     pub(super) fn listing(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
-        let family = family(rules.topology);
-        let arguments = ["--stateless", "list", "table", family, &table(&rules.member)];
+        self.list(family(rules.topology), &table(&rules.member))
+    }
+
+    fn list(&self, family: &str, table: &str) -> Result<Vec<String>, RulesError> {
+        let arguments = ["--stateless", "list", "table", family, table];
         let listed = run(&self.tool, &arguments, "", "list the rules")?;
         Ok(listed.lines().map(str::to_owned).collect())
     }
@@ -99,7 +213,7 @@ impl Nft {
     fn clear(&self, member: &str) -> String {
         let families = [("bridge", self.bridge), ("inet", self.inet)];
         let families = families.into_iter().filter(|(_, is_there)| *is_there);
-        families.map(|(family, _)| clear_family(family, member)).collect()
+        families.map(|(family, _)| clear_table(family, &table(member))).collect()
     }
 }
 
@@ -166,9 +280,29 @@ fn chain(hook: &str, priority: i32, rules: &str) -> String {
 }
 
 /// Deletes a table whether or not it is there.
-fn clear_family(family: &str, member: &str) -> String {
-    let table = table(member);
+fn clear_table(family: &str, table: &str) -> String {
     format!("add table {family} {table}\ndelete table {family} {table}\n")
+}
+
+/// Puts the rule that queues before the one that drops.
+fn queue_by_target(table: &str, queue: QueueNumber) -> Result<(), RulesError> {
+    let doing = "queue packets (xt_NFQUEUE by way of nft_compat)";
+    xt::queue_first(table, HELD, queue).map_err(|e| match e.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            RulesError::NotAllowed { tool: Way::Target.name().to_owned() }
+        }
+        Some(libc::ENOENT) => refused(doing, "the kernel lacks one of the two".to_owned()),
+        _ => refused(doing, e.to_string()),
+    })
+}
+
+fn refused(doing: &'static str, output: String) -> RulesError {
+    RulesError::Refused { tool: Way::Target.name().to_owned(), doing, output }
+}
+
+/// By its name, or, where `nft` can translate the target, in its own words.
+fn is_queueing(line: &str) -> bool {
+    line.contains("NFQUEUE") || line.contains("queue ")
 }
 
 fn discovery() -> String {
@@ -176,20 +310,21 @@ fn discovery() -> String {
     format!("icmpv6 type {first}-{last} accept")
 }
 
-fn routed(rules: &MemberRules) -> String {
-    let queued = format!("  counter queue num {}\n", rules.queue);
-    First::of(rules).chains(PRIORITY_INET, &queued, &format!("  {}\n", discovery()))
+fn routed(rules: &MemberRules, way: Way) -> String {
+    let queued = format!("  {}\n", way.queued(rules.queue));
+    let to_host = format!("  {}\n", discovery());
+    way.beside() + &First::of(rules).chains(PRIORITY_INET, &queued, &to_host)
 }
 
 fn bridged(rules: &MemberRules) -> String {
-    let (queue, discovery) = (rules.queue, discovery());
-    let queued = format!(
+    let (queued, discovery) = (Way::Statement.queued(rules.queue), discovery());
+    let from_guest = format!(
         "  ether type arp accept\n\
          \x20 ether type ip6 {discovery}\n\
-         \x20 ether type {{ ip, ip6 }} counter queue num {queue}\n\
+         \x20 ether type {{ ip, ip6 }} {queued}\n\
          \x20 drop\n"
     );
-    First::of(rules).chains(PRIORITY_BRIDGE, &queued, "")
+    First::of(rules).chains(PRIORITY_BRIDGE, &from_guest, "")
 }
 
 /// Beside the queue of iptables, which comes later.

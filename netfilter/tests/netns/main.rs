@@ -27,7 +27,7 @@ use tidelock_netfilter::rules::{Firewall, MemberRules, RulesError, Topology};
 
 const PORT: u16 = 7000;
 const TOPOLOGIES: [Topology; 2] = [Topology::Routed, Topology::Bridged];
-const BACKENDS: [&str; 3] = ["nft", "iptables-nft", "iptables-legacy"];
+const BACKENDS: [&str; 4] = ["nft", "nft-xt", "iptables-nft", "iptables-legacy"];
 
 /// Says by name what is not run, and why.
 fn can_run(test: &str) -> bool {
@@ -49,9 +49,13 @@ fn skipped(test: &str, why: &str) {
 fn backends(test: &str, lab: &Lab) -> Vec<&'static str> {
     let host = lab.host();
     let able = |backend: &&&str| {
-        let found = in_namespace(&host, || Firewall::detect_only(|name| name == **backend));
+        let found = in_namespace(&host, || {
+            let firewall = Firewall::detect_only(|name| name == **backend)?;
+            firewall.name_for(lab.topology()).map(drop)
+        });
         if let Err(e) = &found {
-            skipped(&format!("{test} with {backend}"), &e.to_string());
+            let on = format!("{:?}", lab.topology()).to_lowercase();
+            skipped(&format!("{test} with {backend}, {on}"), &e.to_string());
         }
         found.is_ok()
     };
@@ -483,7 +487,7 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
                 let changed = firewall.verify(&second).unwrap_err();
                 assert!(!matches!(changed, RulesError::NotAllowed { .. }), "{changed}");
 
-                if backend != "nft" {
+                if backend.starts_with("iptables") {
                     let iptables = backend;
                     lab.on_host(&format!("{iptables} -t mangle -I FORWARD -j ACCEPT"));
                     let ahead = firewall.verify(&first).unwrap_err().to_string();
@@ -497,6 +501,80 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
             let left = lab.on_host(list);
             assert!(!left.contains("TL-") && !left.contains("tidelock"), "{left}");
         }
+    }
+}
+
+/// Whoever takes the rule away by which nftables queues opens nothing, and it is noticed.
+#[test]
+fn without_the_rule_that_queues_nftables_drops() {
+    if !can_run("deleted") {
+        return;
+    }
+    let lab = Lab::new(Topology::Routed);
+    if !backends("deleted", &lab).contains(&"nft-xt") {
+        return;
+    }
+    let mut gate = Drive::start(&lab, "nft-xt", 11, 1024, 600_000);
+    let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+    gate.tell("lease");
+    gate.tell("verify");
+    lab.on_host(
+        "t=$(nft list tables | sed -n 's/table inet //p')
+         h=$(nft -a list chain inet $t held | sed -n '/counter/s/.*handle //p')
+         nft delete rule inet $t held handle $h",
+    );
+    let said = gate.tell_refused("verify");
+    assert!(said.contains("nft-xt") && said.contains("missing: counter"), "{said}");
+    guest.send_to(b"deleted", to_client(&lab)).unwrap();
+    lab.on_host(&format!("ping -q -c 1 {}", lab.client_ip()));
+    lab.send_marker(PORT);
+    assert_eq!(next(&client), MARKER);
+}
+
+/// One packet filter takes over from another, as after an update of the kernel or of this program.
+#[test]
+fn what_another_packet_filter_holds_is_taken_over_without_a_gap() {
+    if !can_run("taken_over") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        let able = backends("taken_over", &Lab::new(topology));
+        let lab = Lab::new(topology);
+        let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+        let index = lab.on_host(&format!("ip -o link show {INTERFACE} | cut -d: -f1"));
+        let rules = MemberRules {
+            member: "web".into(),
+            interface: INTERFACE.into(),
+            topology,
+            queue: QueueNumber(11),
+            pass_mark: Some(0x10),
+            index: index.trim().parse().ok(),
+            only_that_index: true,
+        };
+        let install = |backend: &str| {
+            let firewall = Firewall::detect_only(|name| name == backend).unwrap();
+            let installed = firewall.install(&rules).unwrap();
+            assert_eq!((installed.backend.as_str(), &installed.notes), (backend, &Vec::new()));
+            firewall.verify(&installed).unwrap();
+        };
+        in_namespace(&lab.host(), || install(able[0]));
+        let enough = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !enough.load(Ordering::SeqCst) {
+                    guest.send_to(b"flood", to_client(&lab)).unwrap();
+                    std::thread::yield_now();
+                }
+            });
+            for backend in able.iter().cycle().take(3 * able.len()) {
+                in_namespace(&lab.host(), || install(backend));
+                let stale = lab.on_host("iptables-nft-save; iptables-legacy-save").contains("TL-");
+                assert_eq!(stale, backend.starts_with("iptables"), "after {backend}");
+            }
+            enough.store(true, Ordering::SeqCst);
+        });
+        lab.send_marker(PORT);
+        assert_eq!(next(&client), MARKER, "{topology:?}");
     }
 }
 
@@ -573,7 +651,9 @@ fn what_is_missing_is_said() {
     let said = same.tell_refused(&start(11));
     assert!(said.contains("queue 11 is in use by another process"), "{said}");
     second.on_host("sysctl -qw net.bridge.bridge-nf-call-ip6tables=0");
-    if !in_namespace(&second.host(), || Firewall::detect().unwrap().name().starts_with("nft")) {
+    if !in_namespace(&second.host(), || {
+        Firewall::detect().unwrap().name_for(Topology::Bridged).unwrap() == "nft"
+    }) {
         let mut unseen = Drive::spawn(&second.host());
         let said = unseen.tell_refused(&start(12));
         assert!(said.contains("sysctl -w net.bridge.bridge-nf-call-ip6tables=1"), "{said}");

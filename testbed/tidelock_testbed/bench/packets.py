@@ -36,7 +36,7 @@ Throughput is also measured with guests on *taps*, whose frames a process carrie
 driver says of segments and checksums, as QEMU's own virtio-net does for a VM: a thread for each way of each guest.
 
 Packet filter: {packet_filter}. With one of the two iptables a packet meets its rules and, in a chain of their own,
-those that tell an interface from a later one of its name; where nftables has a queue there is one chain for both.
+those that tell an interface from a later one of its name; with nft and nft-xt there is one chain for both.
 """
 
 MEMBERS_WORDS = """A round trip meets each program twice. Between hosts a tag needs room: the guests here are

@@ -120,4 +120,6 @@ def summarise(found: dict) -> dict:
                 "counted": guard["counted"],
             }
             rows.append(row)
-    return {"rounds": found["rounds"], "packet_filter": found["paths"][0]["packet_filter"], "rows": rows}
+    # A bridge may have another one than a router.
+    filters = dict.fromkeys(path["packet_filter"] for path in found["paths"])
+    return {"rounds": found["rounds"], "packet_filter": ", ".join(filters), "rows": rows}

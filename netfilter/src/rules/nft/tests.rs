@@ -2,11 +2,14 @@ use super::super::tests::rules;
 use super::*;
 
 type Build = fn(&MemberRules) -> String;
+const ROUTED: [Build; 2] =
+    [|rules| routed(rules, Way::Statement), |rules| routed(rules, Way::Target)];
 
 #[test]
 fn old_tables_go_in_the_transaction_in_which_the_new_one_comes() {
-    let nft = Nft { tool: PathBuf::new(), inet: true, bridge: true };
-    let script = nft.replace("inet", "web", &routed(&rules(Topology::Routed)));
+    let nft = Nft { tool: PathBuf::new(), way: None, inet: true, bridge: true };
+    let chains = routed(&rules(Topology::Routed), Way::Statement);
+    let script = nft.replace("inet", "web", &chains);
     let table = table("web");
     let at = |line: &str| script.find(line).expect(line);
     assert!(at(&format!("delete table bridge {table}")) < at(&format!("table inet {table} {{")));
@@ -15,6 +18,25 @@ fn old_tables_go_in_the_transaction_in_which_the_new_one_comes() {
     assert!(!script.contains("bypass"));
     let bridge_less = Nft { bridge: false, ..nft };
     assert!(!bridge_less.clear("web").contains("bridge"));
+}
+
+/// What comes between the two transactions, too.
+#[test]
+fn without_a_queue_a_table_drops_until_the_target_is_put_in_front() {
+    let script = routed(&rules(Topology::Routed), Way::Target);
+    assert!(script.contains(" chain held {\n  drop\n }\n"), "{script}");
+    assert_eq!(script.matches("goto held").count(), 2);
+    assert!(!script.contains("queue"), "{script}");
+}
+
+#[test]
+fn what_queues_by_a_target_does_not_on_bridges() {
+    let nft = |way| Nft { tool: PathBuf::new(), way, inet: true, bridge: true };
+    let on = |way| [Topology::Routed, Topology::Bridged].map(|t| nft(way).queues(t));
+    assert_eq!(on(Some(Way::Statement)), [true, true]);
+    assert_eq!(on(Some(Way::Target)), [true, false]);
+    assert_eq!(on(None), [false, false]);
+    assert_eq!(nft(Some(Way::Target)).name(), "nft-xt");
 }
 
 #[test]
@@ -101,7 +123,7 @@ impl Packet {
                 match words[at] {
                     "accept" => return "accept",
                     "drop" => return "drop",
-                    "queue" => return "queue",
+                    "queue" | "goto" => return "queue",
                     _ => {}
                 }
                 let (holds, next) = self.is(&words[at..]);
@@ -153,7 +175,7 @@ impl Packet {
                 if word.ends_with("name") {
                     return true;
                 }
-                if ["accept", "drop", "queue", "counter"].contains(word) {
+                if ["accept", "drop", "queue", "goto", "counter"].contains(word) {
                     return false;
                 }
                 let (holds, next) = self.is(&words[at..]);
@@ -188,7 +210,8 @@ fn chain_of<'a>(script: &'a str, hook: &str) -> &'a str {
 
 #[test]
 fn each_packet_meets_what_is_meant_for_it() {
-    for (topology, build) in [(Topology::Routed, routed as Build), (Topology::Bridged, bridged)] {
+    let [statement, target] = ROUTED.map(|build| (Topology::Routed, build));
+    for (topology, build) in [statement, target, (Topology::Bridged, bridged)] {
         for rules in all_rules(topology) {
             let script = build(&rules);
             for packet in Packet::all() {
@@ -223,7 +246,7 @@ fn beside_the_queue_of_iptables_only_what_it_cannot_see_is_dropped() {
 
 #[test]
 fn the_host_itself_sends_nothing_to_an_interface_of_another_index() {
-    for build in [routed as Build, bridged, companion] {
+    for build in ROUTED.into_iter().chain([bridged as Build, companion]) {
         for rules in all_rules(Topology::Bridged) {
             let script = build(&rules);
             if !rules.only_that_index {
@@ -242,7 +265,7 @@ fn the_host_itself_sends_nothing_to_an_interface_of_another_index() {
 /// What is covered, and what comes to the guest, is told by numbers; names cost more.
 #[test]
 fn most_packets_of_a_member_are_compared_with_no_name() {
-    for build in [routed as Build, bridged, companion] {
+    for build in ROUTED.into_iter().chain([bridged as Build, companion]) {
         for topology in [Topology::Routed, Topology::Bridged] {
             let script = build(&all_rules(topology).pop().expect("with tags"));
             let names_met = |iif, oif, mark| {

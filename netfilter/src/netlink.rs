@@ -1,0 +1,67 @@
+//! Messages to and from the kernel's netfilter subsystems as bytes (`linux/netlink.h`,
+//! `linux/netfilter/nfnetlink.h`).
+//!
+//! ```text
+//! nlmsghdr   len u32 | type u16 | flags u16 | seq u32 | port u32      in the machine's order
+//! nfgenmsg   family u8 | version u8 | resource be16
+//! nlattr     len u16 | type u16 | value, filled up to 4 bytes         numbers in values are big endian
+//! ```
+
+pub(crate) const HEADER_BYTES: usize = 16;
+pub(crate) const GENERIC_BYTES: usize = 4;
+pub(crate) const ATTRIBUTE_HEADER_BYTES: usize = 4;
+
+/// `NLMSG_ERROR`, which also says that all went well.
+pub(crate) const TYPE_ERROR: u16 = 2;
+/// `NLM_F_REQUEST`; every message of ours has it.
+const FLAG_REQUEST: u16 = 1;
+/// `NLM_F_ACK`.
+pub(crate) const FLAG_ACK: u16 = 4;
+
+/// Appends a message to `out`. What the generic header's two fields mean depends on its type.
+pub(crate) fn message(
+    out: &mut Vec<u8>,
+    kind: u16,
+    flags: u16,
+    family: u8,
+    resource: u16,
+    attributes: &[(u16, &[u8])],
+) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&kind.to_ne_bytes());
+    out.extend_from_slice(&(FLAG_REQUEST | flags).to_ne_bytes());
+    out.extend_from_slice(&[0; 8]);
+    out.extend_from_slice(&[family, 0]);
+    out.extend_from_slice(&resource.to_be_bytes());
+    for (kind, value) in attributes {
+        attribute(out, *kind, value);
+    }
+    let len = u32::try_from(out.len() - start).expect("short messages");
+    out[start..start + 4].copy_from_slice(&len.to_ne_bytes());
+}
+
+/// Appends an attribute to `out`.
+pub(crate) fn attribute(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let len = u16::try_from(ATTRIBUTE_HEADER_BYTES + value.len()).expect("short attributes");
+    out.extend_from_slice(&len.to_ne_bytes());
+    out.extend_from_slice(&kind.to_ne_bytes());
+    out.extend_from_slice(value);
+    out.resize(out.len().next_multiple_of(4), 0);
+}
+
+/// The type of the message in a datagram, and what follows its header. `None`: there is not all of it.
+pub(crate) fn split(datagram: &[u8]) -> Option<(u16, &[u8])> {
+    let len = u32::from_ne_bytes(array(datagram, 0)?) as usize;
+    let body = datagram.get(HEADER_BYTES..len)?;
+    Some((u16::from_ne_bytes(array(datagram, 4)?), body))
+}
+
+/// The error number in the body of a [`TYPE_ERROR`]; 0 is success.
+pub(crate) fn errno(body: &[u8]) -> Option<i32> {
+    i32::from_ne_bytes(array(body, 0)?).checked_neg()
+}
+
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
