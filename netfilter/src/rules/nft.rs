@@ -228,6 +228,8 @@ pub(super) fn family(topology: Topology) -> &'static str {
 /// The first rules of each chain. They drop what a rule that goes by the member's name would take for something else,
 /// and let go at once what is nobody's business here: what is left comes from the guest, and is to be judged. `iif` and
 /// `oif` are indices, which cost less than names; an interface's name may change, its index may not.
+///
+/// Every packet of the host meets them, once for each member: most of what they look at should settle it.
 #[derive(Default)]
 struct First {
     forward: String,
@@ -236,6 +238,8 @@ struct First {
     output: String,
     /// For forward and input alike, what comes after these: needed only where more rules follow.
     others: String,
+    /// The last of them: no other packets come as far as this.
+    renamed: String,
 }
 
 impl First {
@@ -244,29 +248,31 @@ impl First {
         let others = format!("  iifname != \"{interface}\" accept\n");
         let Some(index) = index else { return First { others, ..First::default() } };
         let marked = |mark| format!("  iif {index} meta mark & {mark:#x} == {mark:#x} accept\n");
+        let marked = pass_mark.map_or(String::new(), marked);
         let renamed = format!("  iif {index} iifname != \"{interface}\" counter drop\n");
-        let from = pass_mark.map_or(String::new(), marked) + &renamed;
         if !only_that_index {
-            return First { forward: from.clone(), input: from, output: String::new(), others };
+            let from = marked + &renamed;
+            return First { forward: from.clone(), input: from, others, ..First::default() };
         }
         // Whatever comes to the interface that is watched was judged where it came from, and is seen where it leaves.
         let to = format!("  oif {index} iif != {index} accept\n");
-        let from_another = format!("  iif != {index} iifname \"{interface}\" counter drop\n");
-        let to_another = format!("  oif != {index} oifname \"{interface}\" counter drop\n");
+        let from_another = format!("  iifname \"{interface}\" iif != {index} counter drop\n");
+        let to_another = format!("  oifname \"{interface}\" oif != {index} counter drop\n");
         First {
-            forward: format!("{from}{to}{from_another}{to_another}"),
-            input: from + &from_another,
+            forward: format!("{marked}{to}{from_another}{to_another}"),
+            input: marked + &from_another,
             output: to_another,
             others: format!("  iif != {index} accept\n"),
+            renamed,
         }
     }
 
     /// The chains of a table: with `from_guest`, and `to_host` before it in the input chain.
     fn chains(&self, priority: i32, from_guest: &str, to_host: &str) -> String {
         let others = if from_guest.is_empty() { "" } else { &self.others };
-        let First { forward, input, output, .. } = self;
-        chain("forward", priority, &format!("{forward}{others}{from_guest}"))
-            + &chain("input", priority, &format!("{input}{others}{to_host}{from_guest}"))
+        let First { forward, input, output, renamed, .. } = self;
+        chain("forward", priority, &format!("{forward}{others}{renamed}{from_guest}"))
+            + &chain("input", priority, &format!("{input}{others}{renamed}{to_host}{from_guest}"))
             + &chain("output", priority, output)
     }
 }
