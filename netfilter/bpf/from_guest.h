@@ -83,7 +83,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	s->header.check = new_checksum(&h, &s->header, sum_of(s->tag, room));
 	if (bpf_skb_store_bytes(skb, NET, &s->header, IPV4_MIN_BYTES + room, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	return let_pass(TAGGED);
+	return let_pass_tagged();
 }
 
 APART int ipv6_from_guest(struct __sk_buff *skb)
@@ -174,7 +174,7 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 	if (bpf_skb_store_bytes(skb, NET, &h, 8, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, NET + IPV6_BYTES, s->tag, room, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	return let_pass(TAGGED);
+	return let_pass_tagged();
 }
 
 SEC("tc/ingress")
@@ -183,7 +183,7 @@ int from_guest(struct __sk_buff *skb)
 	int verdict = go_on();
 
 	/* Whatever was there before us has no say in what passes. */
-	skb->mark &= ~CONFIG.pass_mark;
+	skb->mark &= ~(CONFIG.pass_mark | CONFIG.tagged_mark);
 	/* A member talks to others on its own network. The rules judge the rest. */
 	if (skb->vlan_present)
 		verdict = leave_to_queue();

@@ -254,7 +254,7 @@ static const __u32 zero;
  * What is to be done with a packet, and the counter of it (COUNTERS: none). It is done in one place (carry_out), so that
  * the code that finds it is short.
  */
-enum action { DROP, GO_ON, PASS, GATE, LEAVE };
+enum action { DROP, GO_ON, PASS, PASS_TAGGED, GATE, LEAVE };
 #define VERDICT(action, counter) ((action) << 8 | (counter))
 #define ACTION(verdict) ((verdict) >> 8)
 #define COUNTER(verdict) ((verdict) & 0xff)
@@ -282,6 +282,12 @@ ALWAYS int let_pass(__u32 why)
 	return VERDICT(PASS, why);
 }
 
+/* Where nobody would read the tag, the rules still drop the packet. */
+ALWAYS int let_pass_tagged(void)
+{
+	return VERDICT(PASS_TAGGED, TAGGED);
+}
+
 /* The judge is asked, as for a packet to the outside. */
 ALWAYS int gate(__u32 why)
 {
@@ -306,6 +312,9 @@ ALWAYS int carry_out(struct __sk_buff *skb, __u32 verdict)
 		return TC_ACT_SHOT;
 	case PASS:
 		skb->mark |= CONFIG.pass_mark;
+		break;
+	case PASS_TAGGED:
+		skb->mark |= CONFIG.pass_mark | CONFIG.tagged_mark;
 		break;
 	case LEAVE:
 		c = bpf_map_lookup_elem(&crossing, &zero);

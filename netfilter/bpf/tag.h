@@ -14,6 +14,7 @@ struct config {
 	__u64 hlc_ahead_max_ms;
 	__u64 run;		/* whose programs these are */
 	__u32 pass_mark;
+	__u32 tagged_mark;	/* beside it, of a packet with a tag */
 	__u32 path_mtu;
 	__u32 writers;		/* 0 in HLC form */
 	__u32 is_hlc;
@@ -22,7 +23,7 @@ struct config {
 	__u8 context;
 	__u8 ipv4_option;
 	__u8 ipv6_option;
-	__u8 filling[5];
+	__u8 filling[1];
 };
 
 /*

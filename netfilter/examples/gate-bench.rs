@@ -126,7 +126,7 @@ impl Bench {
                 members: vec![member],
                 tagging: None,
             };
-            let firewall = Firewall::detect().expect("a packet filter");
+            let firewall = Firewall::detect("bench").expect("a packet filter");
             let gate = Gate::start(firewall, vec![group]).expect("a gate");
             let handle = gate.handle("bench").expect("the group");
             let now = tidelock_netfilter::now();

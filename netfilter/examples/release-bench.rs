@@ -185,5 +185,5 @@ fn start(entries: u16, pending: Arc<Pending>) -> Gate {
         members: vec![member],
         tagging,
     };
-    Gate::start(Firewall::detect().expect("a packet filter"), vec![group]).expect("a gate")
+    Gate::start(Firewall::detect("bench").expect("a packet filter"), vec![group]).expect("a gate")
 }

@@ -391,7 +391,7 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
         };
         let host = town.ns(host);
         let gate = in_namespace(&host, || {
-            let firewall = Firewall::detect().expect("a packet filter");
+            let firewall = Firewall::detect("bench").expect("a packet filter");
             Gate::start(firewall, vec![group]).expect("a gate")
         });
         let handle = gate.handle("bench").expect("the group");

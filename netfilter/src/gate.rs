@@ -27,7 +27,7 @@ pub use left::Left;
 pub use shared::{GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 pub use tagging::{
-    HLC_AHEAD_MAX_MS, Hooks, MemberTagging, PASS_MARK, PIN_DIRECTORY, TaggedMember, TaggingConfig,
+    HLC_AHEAD_MAX_MS, Hooks, MARKS, MemberTagging, PIN_DIRECTORY, TaggedMember, TaggingConfig,
     TaggingStats, TaggingSwitch,
 };
 
@@ -222,7 +222,7 @@ pub struct Gate {
 impl Gate {
     /// Binds the queues, installs the rules and starts the thread, in the network namespace of
     /// the calling thread. The gate is shut until the first lease.
-    pub fn start(firewall: Firewall, groups: Vec<GroupConfig>) -> Result<Gate, GateError> {
+    pub fn start(mut firewall: Firewall, groups: Vec<GroupConfig>) -> Result<Gate, GateError> {
         refuse_doubles(&groups)?;
         let wake = Arc::new(EventFd::new().map_err(GateError::Wait)?);
         let stop = Arc::new(AtomicBool::new(false));
@@ -264,7 +264,7 @@ impl Gate {
                     }
                     None => Tagging::Without(without.clone()),
                 };
-                let (worker, view) = start_member(&firewall, member, &shared, tagging)?;
+                let (worker, view) = start_member(&mut firewall, member, &shared, tagging)?;
                 group.members.push(worker);
                 members.push(view);
             }
@@ -410,7 +410,7 @@ enum Tagging<'a> {
 }
 
 /// Installs a member's rules, and says what the operator should know of them.
-fn install(firewall: &Firewall, rules: &MemberRules) -> Result<Installed, RulesError> {
+fn install(firewall: &mut Firewall, rules: &MemberRules) -> Result<Installed, RulesError> {
     let installed = firewall.install(rules)?;
     for note in &installed.notes {
         tracing::warn!(member = rules.member, "gate: {note}");
@@ -419,7 +419,7 @@ fn install(firewall: &Firewall, rules: &MemberRules) -> Result<Installed, RulesE
 }
 
 fn start_member(
-    firewall: &Firewall,
+    firewall: &mut Firewall,
     config: MemberConfig,
     group: &Group,
     tagging: Tagging<'_>,
@@ -438,7 +438,7 @@ fn start_member(
                 (&config.name, here),
                 &config.interface,
             )?;
-            (started, Some(tagging.pass_mark), tagging.is_hlc())
+            (started, Some(tagging.marks), tagging.is_hlc())
         }
         Tagging::Without(Some(why)) => (MemberTagging::Unavailable(why), None, false),
         Tagging::Without(None) => (MemberTagging::Off, None, false),
@@ -464,7 +464,7 @@ fn start_member(
         interface: config.interface,
         topology: config.topology,
         queue: config.queue,
-        pass_mark: marks.filter(|_| tagging.tags().is_some()),
+        marks: marks.filter(|_| tagging.tags().is_some()),
         index,
         only_that_index: tagging.tags().is_some() && with.is_some_and(TaggingConfig::is_needed),
     };

@@ -27,6 +27,7 @@
 //!   interface of its name but of another index than the one that the programs are attached to is
 //!   cut off, both ways.
 //! - Both take nftables (with or without a queue): iptables knows names only.
+//! - nftables has one table for all members of a host (`nft/table.rs`).
 //! - Rules sit ahead of the user's own filter rules and take none of them away: a packet that is
 //!   let through goes on to the filter table (iptables: ours are in mangle; nftables: a table of
 //!   our own with an earlier priority).
@@ -49,6 +50,15 @@ pub enum Topology {
     Bridged,
 }
 
+/// Bits of a packet's mark: set by a member's kernel programs, and cleared by them if anybody else has set them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks {
+    /// It passes beside the queue.
+    pub pass: u32,
+    /// It has a tag, too. Where nobody would read that, it is dropped.
+    pub tagged: u32,
+}
+
 /// The rules of one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberRules {
@@ -60,9 +70,8 @@ pub struct MemberRules {
     pub topology: Topology,
     /// Where its packets go.
     pub queue: QueueNumber,
-    /// The bit of a packet's mark that lets it pass beside the queue: set by the kernel programs of
-    /// a member whose packets are tagged, and cleared by them if anybody else has set it.
-    pub pass_mark: Option<u32>,
+    /// What the kernel programs of a member whose packets are tagged say of them.
+    pub marks: Option<Marks>,
     /// The index that the interface has, if it is there: what comes from it under another name is
     /// dropped.
     pub index: Option<u32>,
@@ -157,6 +166,17 @@ pub enum RulesError {
          '@' or '-'"
     )]
     BadInterface(String),
+    /// A table of ours has what we have not written.
+    #[error(
+        "table {table} of nftables has a line that Tidelock has not written ({line}): find out who changes it; to \
+         begin anew, stop tidelockd and the guests of this host, and run `nft delete table {table}`"
+    )]
+    NotOurs {
+        /// Family and name.
+        table: String,
+        /// What it has.
+        line: String,
+    },
     /// Rules are not as they were installed.
     #[error(
         "the rules in {tool} are not as they were installed ({what}), so packets may pass unheld: \
@@ -179,7 +199,7 @@ pub struct Installed {
     pub backend: String,
     /// What the operator should know.
     pub notes: Vec<String>,
-    /// The rules in the packet filter's own words, to compare with later.
+    /// What iptables has of it, in its own words, to compare with later.
     listing: Vec<String>,
 }
 
@@ -202,13 +222,15 @@ impl Firewall {
     /// Finds a packet filter that can queue, by trying each one with a scratch chain that is gone
     /// at once. nftables comes first: it has both address families and bridges in one transaction.
     /// What comes after the first that can is left alone: trying legacy iptables makes its tables.
-    pub fn detect() -> Result<Firewall, RulesError> {
-        Self::detect_only(|_| true)
+    ///
+    /// `host` names what it makes in nftables: two daemons on one machine need two names.
+    pub fn detect(host: &str) -> Result<Firewall, RulesError> {
+        Self::detect_only(host, |_| true)
     }
 
     /// As [`detect`](Self::detect), among those whose [`name`](Self::name) is wanted.
-    pub fn detect_only(wanted: impl Fn(&str) -> bool) -> Result<Firewall, RulesError> {
-        let nft = Nft::find().map(Backend::Nft);
+    pub fn detect_only(host: &str, wanted: impl Fn(&str) -> bool) -> Result<Firewall, RulesError> {
+        let nft = Nft::find(host).map(Backend::Nft);
         let iptables = Iptables::find().into_iter().map(Backend::Iptables);
         let mut known: Vec<_> = nft.into_iter().chain(iptables).collect();
         let (mut routed, mut bridged, mut unable) = (None, None, Vec::new());
@@ -243,82 +265,78 @@ impl Firewall {
 
     /// The name of what queues for such members.
     pub fn name_for(&self, topology: Topology) -> Result<&str, RulesError> {
-        self.queueing(topology).map(Backend::name)
+        self.queueing(topology).map(|at| self.known[at].name())
     }
 
-    fn queueing(&self, topology: Topology) -> Result<&Backend, RulesError> {
+    fn queueing(&self, topology: Topology) -> Result<usize, RulesError> {
         let at = match topology {
             Topology::Routed => Some(self.routed),
             Topology::Bridged => self.bridged,
         };
-        let none = || RulesError::NotOnBridges { tool: self.name().to_owned() };
-        at.map(|at| &self.known[at]).ok_or_else(none)
+        at.ok_or_else(|| RulesError::NotOnBridges { tool: self.name().to_owned() })
     }
 
     /// Installs the rules, in place of any older ones of the same member.
-    pub fn install(&self, rules: &MemberRules) -> Result<Installed, RulesError> {
+    pub fn install(&mut self, rules: &MemberRules) -> Result<Installed, RulesError> {
         check_interface(&rules.interface)?;
-        let backend = self.queueing(rules.topology)?;
+        let at = self.queueing(rules.topology)?;
         let mut notes = Vec::new();
-        match backend {
+        let mut listing = Vec::new();
+        match &mut self.known[at] {
             Backend::Nft(nft) => nft.install(rules)?,
             Backend::Iptables(iptables) => {
                 iptables.install(rules)?;
-                self.drop_what_iptables_cannot_see(iptables.name(), rules, &mut notes)?;
+                listing = iptables.listing(rules)?;
+                let tool = iptables.name();
+                self.drop_what_iptables_cannot_see(tool, rules, &mut notes)?;
             }
         }
-        let listing = self.listing(rules)?;
         // Only now: stale rules in another packet filter held packets until these took over.
-        for other in self.known.iter().filter(|other| !std::ptr::eq(*other, backend)) {
-            if let Err(e) = remove_stale(backend, other, &rules.member) {
-                notes.push(format!("stale rules may be left in {}: {e}", other.name()));
+        let is_iptables = matches!(self.known[at], Backend::Iptables(_));
+        for (other, backend) in self.known.iter_mut().enumerate() {
+            // While iptables is in use, nftables has its companion: told already, with or without something to do.
+            let is_told = is_iptables && matches!(backend, Backend::Nft(_));
+            if other == at || is_told {
+                continue;
+            }
+            if let Err(e) = backend.remove(&rules.member) {
+                notes.push(format!("stale rules may be left in {}: {e}", backend.name()));
             }
         }
-        let backend = backend.name().to_owned();
+        let backend = self.known[at].name().to_owned();
         Ok(Installed { rules: rules.clone(), backend, notes, listing })
     }
 
     /// Whether the rules still stand as they were installed.
     pub fn verify(&self, installed: &Installed) -> Result<(), RulesError> {
-        let listing = self.listing(&installed.rules)?;
-        let gone = installed.listing.iter().find(|line| !listing.contains(line));
-        let new = listing.iter().find(|line| !installed.listing.contains(line));
-        let what = match (gone, new) {
-            (None, None) => return Ok(()),
-            (Some(line), _) => format!("missing: {}", line.trim()),
-            (None, Some(line)) => format!("added: {}", line.trim()),
-        };
-        Err(RulesError::Changed { tool: installed.backend.clone(), what })
+        let rules = &installed.rules;
+        match &self.known[self.queueing(rules.topology)?] {
+            Backend::Nft(nft) => nft.verify(rules, true),
+            Backend::Iptables(iptables) => {
+                if let Some(what) = difference(&installed.listing, &iptables.listing(rules)?) {
+                    return Err(RulesError::Changed { tool: installed.backend.clone(), what });
+                }
+                let companion = self.companion_of(rules).and_then(|at| self.known[at].nft());
+                companion.map_or(Ok(()), |nft| nft.verify(rules, false))
+            }
+        }
     }
 
     /// Removes a member's rules wherever they are. Its packets pass unheld from now on.
-    pub fn remove(&self, member: &str) -> Result<(), RulesError> {
-        self.known.iter().try_for_each(|backend| backend.remove(member))
-    }
-
-    fn listing(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
-        match self.queueing(rules.topology)? {
-            Backend::Nft(nft) => nft.listing(rules),
-            Backend::Iptables(iptables) => {
-                let mut lines = iptables.listing(rules)?;
-                if let Some(nft) = self.companion_of(rules) {
-                    lines.extend(nft.listing(rules)?);
-                }
-                Ok(lines)
-            }
-        }
+    pub fn remove(&mut self, member: &str) -> Result<(), RulesError> {
+        self.known.iter_mut().try_for_each(|backend| backend.remove(member))
     }
 
     /// nftables without `queue` can still drop, and does so for iptables: what comes neither by IP
     /// nor by ARP, and what comes by an interface that was made anew.
     fn drop_what_iptables_cannot_see(
-        &self,
+        &mut self,
         tool: &str,
         rules: &MemberRules,
         notes: &mut Vec<String>,
     ) -> Result<(), RulesError> {
-        if let Some(nft) = self.companion_of(rules) {
-            return nft.install_companion(rules);
+        if let Some(at) = self.companion_of(rules) {
+            return self.known[at].nft_mut().map_or(Ok(()), |nft| nft.install_companion(rules));
         }
         if rules.only_that_index {
             let family = nft::family(rules.topology);
@@ -338,29 +356,26 @@ impl Firewall {
             ));
         }
         // What it may have of an earlier run.
-        self.nft_beside().map_or(Ok(()), |nft| nft.remove(&rules.member))
+        let nft = self.known.iter_mut().find_map(Backend::nft_mut);
+        nft.map_or(Ok(()), |nft| nft.remove(&rules.member))
     }
 
     /// nftables beside iptables, if there is something for it to do here and it can.
-    fn companion_of(&self, rules: &MemberRules) -> Option<&Nft> {
+    fn companion_of(&self, rules: &MemberRules) -> Option<usize> {
         let wanted = rules.topology == Topology::Bridged || rules.index.is_some();
-        self.nft_beside().filter(|nft| wanted && nft.has(rules.topology))
-    }
-
-    fn nft_beside(&self) -> Option<&Nft> {
-        self.known.iter().find_map(|backend| match backend {
-            Backend::Nft(nft) => Some(nft),
-            Backend::Iptables(_) => None,
-        })
+        let can = |backend: &Backend| backend.nft().is_some_and(|nft| nft.has(rules.topology));
+        self.known.iter().position(|backend| wanted && can(backend))
     }
 }
 
-/// While iptables is in use, nftables' table is its companion and not stale.
-fn remove_stale(in_use: &Backend, other: &Backend, member: &str) -> Result<(), RulesError> {
-    match (in_use, other) {
-        // It has been told already, with or without something to do.
-        (Backend::Iptables(_), Backend::Nft(_)) => Ok(()),
-        (_, other) => other.remove(member),
+/// The first difference between rules as they were and as they are.
+fn difference(was: &[String], is: &[String]) -> Option<String> {
+    let gone = was.iter().find(|line| !is.contains(line));
+    let new = is.iter().find(|line| !was.contains(line));
+    match (gone, new) {
+        (Some(line), _) => Some(format!("missing: {}", line.trim())),
+        (None, Some(line)) => Some(format!("added: {}", line.trim())),
+        (None, None) => (was != is).then(|| "they are in another order".to_owned()),
     }
 }
 
@@ -400,7 +415,21 @@ impl Backend {
         }
     }
 
-    fn remove(&self, member: &str) -> Result<(), RulesError> {
+    fn nft(&self) -> Option<&Nft> {
+        match self {
+            Backend::Nft(nft) => Some(nft),
+            Backend::Iptables(_) => None,
+        }
+    }
+
+    fn nft_mut(&mut self) -> Option<&mut Nft> {
+        match self {
+            Backend::Nft(nft) => Some(nft),
+            Backend::Iptables(_) => None,
+        }
+    }
+
+    fn remove(&mut self, member: &str) -> Result<(), RulesError> {
         match self {
             Backend::Nft(nft) => nft.remove(member),
             Backend::Iptables(iptables) => iptables.remove(member),
@@ -430,7 +459,7 @@ mod tests {
             interface: "tap0".into(),
             topology,
             queue: QueueNumber(40),
-            pass_mark: None,
+            marks: None,
             index: None,
             only_that_index: false,
         }

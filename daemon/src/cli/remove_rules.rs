@@ -30,9 +30,11 @@ pub fn run(config: &Path, group: &str, yes: bool) -> anyhow::Result<String> {
     if !yes {
         confirm(&consequence(&left), "Remove the rules?", "nothing was removed")?;
     }
-    let firewall = Firewall::detect()?;
+    let mut firewall = Firewall::detect(config.host.name.as_str())?;
     for member in &left {
-        member.remove(&firewall).with_context(|| format!("{} keeps its rules", member.member))?;
+        member
+            .remove(&mut firewall)
+            .with_context(|| format!("{} keeps its rules", member.member))?;
     }
     Ok(words(&left))
 }

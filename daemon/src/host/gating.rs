@@ -186,7 +186,7 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
         tracing::warn!("no member talks to clients: no packet is held");
         return Ok(None);
     }
-    let firewall = Firewall::detect()?;
+    let firewall = Firewall::detect(config.host.name.as_str())?;
     tracing::info!(packet_filter = %firewall, "gate");
     let gate = Gate::start(firewall, groups)?;
     // Without tags P outlives no daemon. Before the first lease nothing leaves.

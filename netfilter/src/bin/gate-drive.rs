@@ -90,7 +90,7 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
     let options: HashMap<&str, &str> = options.iter().filter_map(|o| o.split_once('=')).collect();
     let get = |name: &str| options.get(name).copied().ok_or(format!("{name}= is missing"));
     let backend = get("backend")?;
-    let firewall = Firewall::detect_only(|name| backend == "any" || backend == name)?;
+    let firewall = Firewall::detect_only("drive", |name| backend == "any" || backend == name)?;
     let topology = match get("topology")? {
         "routed" => Topology::Routed,
         "bridged" => Topology::Bridged,

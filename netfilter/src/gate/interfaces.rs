@@ -61,7 +61,7 @@ impl Gate {
     pub fn follow_interfaces(&mut self) -> Vec<String> {
         let mut incomplete = Vec::new();
         for member in &mut self.members {
-            match member.follow_interface(&self.firewall) {
+            match member.follow_interface(&mut self.firewall) {
                 Ok(change) => {
                     member.trouble = None;
                     match change {
@@ -99,7 +99,7 @@ impl Gate {
 }
 
 impl MemberGate {
-    fn follow_interface(&mut self, firewall: &Firewall) -> Result<Change, Trouble> {
+    fn follow_interface(&mut self, firewall: &mut Firewall) -> Result<Change, Trouble> {
         let rules = &self.installed.rules;
         let (interface, is_needed) = (rules.interface.clone(), rules.only_that_index);
         let tags = self.tagging.tags_mut();

@@ -30,7 +30,7 @@ impl Left<'_> {
 
     /// Removes its rules, its programs and its P. Its packets pass unheld from now on. P goes first: the next run must
     /// not take it for one that was guarded all the time.
-    pub fn remove(&self, firewall: &Firewall) -> Result<(), GateError> {
+    pub fn remove(&self, firewall: &mut Firewall) -> Result<(), GateError> {
         if self.is_in_use()? {
             return Err(GateError::InUse { member: self.member.to_owned(), queue: self.queue });
         }

@@ -1,6 +1,7 @@
 //! Tags between the members of a group: what is configured, and what became of it.
 
 use super::GateError;
+use crate::rules::Marks;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, IPV4_WRITERS_MAX};
@@ -12,8 +13,8 @@ pub use tidelock_tagging::{Hooks, TaggingStats};
 
 /// Where kernel maps are pinned unless configured otherwise.
 pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/tidelock";
-/// A bit of a packet's mark that is rarely used otherwise.
-pub const PASS_MARK: u32 = 1 << 27;
+/// Bits of a packet's mark that are rarely used otherwise.
+pub const MARKS: Marks = Marks { pass: 1 << 27, tagged: 1 << 26 };
 /// How far a member's time may be ahead of this host's clock.
 pub const HLC_AHEAD_MAX_MS: u64 = 10_000;
 
@@ -39,8 +40,8 @@ pub struct TaggingConfig {
     /// How far a member's time may be ahead of this host's clock and of the watermark, and by how much
     /// that clock may jump.
     pub hlc_ahead_max_ms: u64,
-    /// One bit, or several, of a packet's mark that nothing else on this host uses.
-    pub pass_mark: u32,
+    /// Two bits of a packet's mark that nothing else on this host uses.
+    pub marks: Marks,
     /// A directory on a file system for kernel maps; it is mounted if it is not there.
     pub pin_directory: PathBuf,
     /// Whether packets are tagged at all.
@@ -86,7 +87,7 @@ impl TaggingConfig {
             path_mtu: None,
             path_strips_options: false,
             hlc_ahead_max_ms: HLC_AHEAD_MAX_MS,
-            pass_mark: PASS_MARK,
+            marks: MARKS,
             pin_directory: PIN_DIRECTORY.into(),
             switch: TaggingSwitch::On,
             await_floor: false,
@@ -131,7 +132,8 @@ impl TaggingConfig {
         Ok(Settings {
             codec,
             ipv4_option: self.ipv4_option,
-            pass_mark: self.pass_mark,
+            pass_mark: self.marks.pass,
+            tagged_mark: self.marks.tagged,
             path_mtu,
             path_strips_options: self.path_strips_options,
             hlc_ahead_max_ms: self.hlc_ahead_max_ms,

@@ -5,7 +5,7 @@
 
 use super::names::{CHAIN_PREFIX, forward_chain, input_chain};
 use super::tool::{find, run};
-use super::{MemberRules, RulesError, Topology};
+use super::{Marks, MemberRules, RulesError, Topology};
 use crate::packet::NEIGHBOUR_DISCOVERY_TYPES;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -191,9 +191,9 @@ fn install_script(family: Family, rules: &MemberRules, saved: &str) -> String {
         Topology::Bridged => format!("-m physdev --physdev-in {}", rules.interface),
     };
     // What its kernel programs have let pass takes no step more than it must.
-    let not_passed = rules
-        .pass_mark
-        .map_or(String::new(), |mark| format!("-m mark ! --mark {mark:#x}/{mark:#x} "));
+    let not_passed = rules.marks.map_or(String::new(), |Marks { pass: mark, .. }| {
+        format!("-m mark ! --mark {mark:#x}/{mark:#x} ")
+    });
     let mut script = format!("*mangle\n:{forward} - [0:0]\n:{input} - [0:0]\n");
     for chain in [&forward, &input] {
         // Genuine neighbour discovery never crosses a router.
@@ -310,7 +310,8 @@ mod tests {
     #[test]
     fn marked_packets_do_not_come_to_the_queue() {
         for topology in [Topology::Routed, Topology::Bridged] {
-            let rules = MemberRules { pass_mark: Some(0x10), ..rules(topology) };
+            let rules =
+                MemberRules { marks: Some(Marks { pass: 0x10, tagged: 0x20 }), ..rules(topology) };
             let script = install_script(Family::V4, &rules, "");
             let jumps = script.lines().filter(|line| line.starts_with("-I "));
             assert!(jumps.clone().all(|line| line.contains(" -m mark ! --mark 0x10/0x10 ")));

@@ -1,34 +1,39 @@
-//! The names of a member's chains and tables. They follow from its name alone, so that a new
-//! daemon finds what a crashed one has left.
+//! The names of chains and tables. They follow from a member's or a host's name alone, so that a new daemon finds what
+//! a crashed one has left.
 
 use tidelock_protocol::record::crc32c;
 
-/// Every chain of ours begins so.
+/// Every chain of ours in iptables begins so.
 pub(super) const CHAIN_PREFIX: &str = "TL-";
 /// iptables allows 28 characters.
 const CHAIN_NAME_MAX: usize = 28;
 const READABLE_MAX: usize = 12;
 
-/// A short name for a member that is readable and its own.
-pub(super) fn short(member: &str) -> String {
+/// A short name that is readable and nobody else's.
+fn short(name: &str) -> String {
     let readable: String =
-        member.chars().filter(char::is_ascii_alphanumeric).take(READABLE_MAX).collect();
-    format!("{readable}-{:08x}", crc32c(member.as_bytes()))
+        name.chars().filter(char::is_ascii_alphanumeric).take(READABLE_MAX).collect();
+    format!("{readable}-{:08x}", crc32c(name.as_bytes()))
 }
 
-/// The chain of packets that are forwarded.
+/// As [`short`], of what nftables allows in a name (but not at its beginning).
+pub(super) fn word(name: &str) -> String {
+    short(name).replace('-', "_")
+}
+
+/// iptables' chain of packets that are forwarded.
 pub(super) fn forward_chain(member: &str) -> String {
     format!("{CHAIN_PREFIX}{}-F", short(member))
 }
 
-/// The chain of packets to the host itself.
+/// iptables' chain of packets to the host itself.
 pub(super) fn input_chain(member: &str) -> String {
     format!("{CHAIN_PREFIX}{}-I", short(member))
 }
 
-/// nftables' table.
-pub(super) fn table(member: &str) -> String {
-    format!("tidelock_{}", short(member).replace('-', "_"))
+/// nftables' table of a member, as daemons before this one had it.
+pub(super) fn members_own_table(member: &str) -> String {
+    format!("tidelock_{}", word(member))
 }
 
 const _: () = assert!(CHAIN_PREFIX.len() + READABLE_MAX + 1 + 8 + 2 <= CHAIN_NAME_MAX);
@@ -44,7 +49,7 @@ mod tests {
             let chain = forward_chain(member);
             assert!(chain.len() <= CHAIN_NAME_MAX, "{chain}");
             assert!(chain.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'), "{chain}");
-            let table = table(member);
+            let table = members_own_table(member);
             assert!(table.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'), "{table}");
         }
         assert_ne!(short("we b"), short("we.b"));

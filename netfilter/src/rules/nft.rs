@@ -1,31 +1,27 @@
-//! The rules in nftables: one table per member and family, replaced in one transaction.
+//! The rules in nftables: one table per host, family and purpose ([`table`]), changed in one transaction.
 //!
 //! A kernel whose nftables has no `queue` may still call iptables' target NFQUEUE. The `nft` tool
-//! cannot write that, so there a table has a chain `held` that drops, and a second transaction puts
+//! cannot write that, so there a chain of what is held only drops, and a second transaction puts
 //! the rule that queues in front: in between, packets of the guest are dropped.
 //!
 //! A table of our own needs no place among the user's rules: every table's chains see the packet,
 //! and ours see it before the usual filter priority. Counters show the operator that packets come.
 
+mod table;
 #[cfg(test)]
 mod tests;
 mod xt;
 
-use super::names::table;
+use super::names::{members_own_table, word};
 use super::tool::{find, run};
-use super::{MemberRules, RulesError, Topology};
+use super::{MemberRules, RulesError, Topology, difference};
 use crate::nfqueue::QueueNumber;
-use crate::packet::NEIGHBOUR_DISCOVERY_TYPES;
 use std::path::PathBuf;
+use table::{Content, Entry, Purpose, Table, is_queueing};
 
-/// Where [`Way::Target`] puts its rule.
-const HELD: &str = "held";
 const PROBE_TABLE: &str = "tidelock_probe";
-/// Before the filter priority of its family (0 for inet; bridges filter at -200).
-const PRIORITY_INET: i32 = -150;
-const PRIORITY_BRIDGE: i32 = -250;
-/// Before anybody else looks, iptables' queue among them.
-const PRIORITY_CUT_OFF: i32 = -350;
+/// A chain of a scratch table.
+const PROBE_CHAIN: &str = "held";
 
 /// How a rule queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,38 +41,35 @@ impl Way {
             Way::Target => "nft-xt",
         }
     }
+}
 
-    /// What a rule does with packets that are to be queued.
-    fn queued(self, queue: QueueNumber) -> String {
-        match self {
-            Way::Statement => format!("counter queue num {queue}"),
-            Way::Target => format!("goto {HELD}"),
-        }
-    }
-
-    /// What a table has besides its chains of packets.
-    fn beside(self) -> String {
-        match self {
-            Way::Statement => String::new(),
-            Way::Target => format!(" chain {HELD} {{\n  drop\n }}\n"),
-        }
-    }
+/// A table as this process has left it.
+#[derive(Clone, Debug)]
+struct Written {
+    table: Table,
+    entries: Vec<Entry>,
+    /// In nftables' own words.
+    lines: Vec<String>,
 }
 
 /// nftables.
 #[derive(Clone, Debug)]
 pub(super) struct Nft {
     tool: PathBuf,
+    /// Whose tables it makes.
+    host: String,
     /// `None`: it cannot queue, or is not wanted to.
     way: Option<Way>,
     /// The families that this kernel has, be it without a queue.
     inet: bool,
     bridge: bool,
+    written: Vec<Written>,
 }
 
 impl Nft {
-    pub(super) fn find() -> Option<Nft> {
-        Some(Nft { tool: find("nft")?, way: None, inet: false, bridge: false })
+    pub(super) fn find(host: &str) -> Option<Nft> {
+        let (tool, host) = (find("nft")?, host.to_owned());
+        Some(Nft { tool, host, way: None, inet: false, bridge: false, written: Vec::new() })
     }
 
     /// Whether it can filter what such a member sends, be it without a queue.
@@ -144,76 +137,149 @@ impl Nft {
     /// hook that leads to it, and only in a table that stays. No packet comes as far as that here.
     fn try_target(&self) -> Result<(), RulesError> {
         let table = format!("{PROBE_TABLE}_{}", std::process::id());
-        let clear = clear_table("inet", &table);
+        let clear = clear_table(&format!("inet {table}"));
         let script = format!(
-            "{clear}table inet {table} {{\n{} chain probe {{ type filter hook output priority 0;\n  \
-             accept\n  goto {HELD}\n }}\n}}\n",
-            Way::Target.beside()
+            "{clear}table inet {table} {{\n chain {PROBE_CHAIN} {{ drop\n }}\n \
+             chain probe {{ type filter hook output priority 0;\n  accept\n  \
+             goto {PROBE_CHAIN}\n }}\n}}\n",
         );
         let tried = self
             .script(&script, "build a scratch table")
-            .and_then(|()| queue_by_target(&table, QueueNumber(0)))
+            .and_then(|()| queue_by_target(&table, PROBE_CHAIN, QueueNumber(0)))
             .and_then(|()| self.check_listing(&table));
         tried.and(self.script(&clear, "remove a scratch table"))
     }
 
     /// Whether `nft` shows a rule that it cannot write: otherwise nobody would see that it is gone.
     fn check_listing(&self, table: &str) -> Result<(), RulesError> {
-        let listed = self.list("inet", table)?;
+        let listed = self.run(&["list", "table", "inet", table])?;
         if listed.iter().any(|line| line.contains("counter ") && is_queueing(line)) {
             return Ok(());
         }
         Err(refused("show a rule of xt_NFQUEUE", listed.join(" ")))
     }
 
-    pub(super) fn install(&self, rules: &MemberRules) -> Result<(), RulesError> {
+    /// The rules of a member that it queues for.
+    pub(super) fn install(&mut self, rules: &MemberRules) -> Result<(), RulesError> {
         debug_assert!(self.queues(rules.topology), "{self:?} is chosen for what it can");
-        let way = self.way.unwrap_or(Way::Statement);
-        let chains = match rules.topology {
-            Topology::Routed => routed(rules, way),
-            Topology::Bridged => bridged(rules),
-        };
-        let script = self.replace(family(rules.topology), &rules.member, &chains);
-        self.script(&script, "install the rules")?;
-        match way {
-            Way::Statement => Ok(()),
-            Way::Target => queue_by_target(&table(&rules.member), rules.queue),
-        }
+        self.put(rules, Purpose::Queue, "install the rules")
     }
 
     /// Beside iptables: drops what iptables does not see or cannot tell. In the place of whatever
     /// there was of the member.
-    pub(super) fn install_companion(&self, rules: &MemberRules) -> Result<(), RulesError> {
-        let script = self.replace(family(rules.topology), &rules.member, &companion(rules));
-        self.script(&script, "install the rules that drop what iptables cannot see")
+    pub(super) fn install_companion(&mut self, rules: &MemberRules) -> Result<(), RulesError> {
+        self.put(rules, Purpose::Beside, "install the rules that drop what iptables cannot see")
     }
 
-    pub(super) fn listing(&self, rules: &MemberRules) -> Result<Vec<String>, RulesError> {
-        self.list(family(rules.topology), &table(&rules.member))
+    fn put(
+        &mut self,
+        rules: &MemberRules,
+        purpose: Purpose,
+        doing: &'static str,
+    ) -> Result<(), RulesError> {
+        let table = Table::of(&self.host, rules.topology, purpose);
+        self.settle(&rules.member, Some((table, Entry::from(rules))), doing)
     }
 
-    fn list(&self, family: &str, table: &str) -> Result<Vec<String>, RulesError> {
-        let arguments = ["--stateless", "list", "table", family, table];
-        let listed = run(&self.tool, &arguments, "", "list the rules")?;
+    pub(super) fn remove(&mut self, member: &str) -> Result<(), RulesError> {
+        self.settle(member, None, "remove the rules")
+    }
+
+    /// Puts a member into a table, and takes it out of all others, in one transaction.
+    fn settle(
+        &mut self,
+        member: &str,
+        into: Option<(Table, Entry)>,
+        doing: &'static str,
+    ) -> Result<(), RulesError> {
+        let (way, id) = (self.way.unwrap_or(Way::Statement), word(member));
+        let mut script = self.clear_members_own(member);
+        let mut changed = Vec::new();
+        for (table, was) in self.read(into.as_ref().map(|(table, _)| table))? {
+            let mut entries = was.entries.clone();
+            let at = entries.iter().position(|entry| entry.id == id);
+            match (into.as_ref().filter(|(into, _)| *into == table), at) {
+                (Some((_, entry)), Some(at)) => entries[at] = entry.clone(),
+                (Some((_, entry)), None) => entries.push(entry.clone()),
+                (None, Some(at)) => drop(entries.remove(at)),
+                (None, None) => continue,
+            }
+            script += &table.replace(&was, &entries, way);
+            changed.push((table, was, entries));
+        }
+        self.script(&script, doing)?;
+        for (table, was, entries) in changed {
+            if way == Way::Target && table.purpose == Purpose::Queue {
+                let unqueued = entries.iter().filter(|entry| !was.queues_for(entry));
+                for entry in unqueued {
+                    queue_by_target(&table.name, &entry.held(), entry.queue)?;
+                }
+            }
+            self.written.retain(|written| written.table != table);
+            if !entries.is_empty() {
+                let lines = self.list(&table)?;
+                self.written.push(Written { table, entries, lines });
+            }
+        }
+        Ok(())
+    }
+
+    /// What there is of anybody's, and this one, be it there or not.
+    fn read(&self, and: Option<&Table>) -> Result<Vec<(Table, Content)>, RulesError> {
+        let listed = self.run(&["list", "tables"])?;
+        let mut tables: Vec<_> = listed.iter().filter_map(|line| Table::listed(line)).collect();
+        let is_there = |table: &&Table| !tables.contains(table);
+        let new = and.filter(is_there).cloned();
+        let mut found = Vec::new();
+        for table in tables.drain(..) {
+            let content = Content::read(&self.list(&table)?)
+                .map_err(|line| RulesError::NotOurs { table: table.place(), line })?;
+            found.push((table, content));
+        }
+        found.extend(new.map(|table| (table, Content::default())));
+        Ok(found)
+    }
+
+    /// Whether a member's table is as this process has left it, with the member in it.
+    pub(super) fn verify(&self, rules: &MemberRules, queues: bool) -> Result<(), RulesError> {
+        let purpose = if queues { Purpose::Queue } else { Purpose::Beside };
+        let (table, entry) = (Table::of(&self.host, rules.topology, purpose), Entry::from(rules));
+        let written = self.written.iter().find(|written| written.table == table);
+        let Some(written) = written.filter(|written| written.entries.contains(&entry)) else {
+            return Err(self.changed(format!("missing: the rules of {}", rules.member)));
+        };
+        let listed = self.run(&["list", "tables"])?;
+        if !listed.iter().any(|line| Table::listed(line).as_ref() == Some(&table)) {
+            return Err(self.changed(format!("missing: table {}", table.place())));
+        }
+        difference(&written.lines, &self.list(&table)?)
+            .map_or(Ok(()), |what| Err(self.changed(what)))
+    }
+
+    fn changed(&self, what: String) -> RulesError {
+        RulesError::Changed { tool: self.name().to_owned(), what }
+    }
+
+    fn list(&self, table: &Table) -> Result<Vec<String>, RulesError> {
+        self.run(&["list", "table", family(table.topology), &table.name])
+    }
+
+    fn run(&self, command: &[&str]) -> Result<Vec<String>, RulesError> {
+        let listed = run(&self.tool, &[&["--stateless"], command].concat(), "", "list the rules")?;
         Ok(listed.lines().map(str::to_owned).collect())
-    }
-
-    pub(super) fn remove(&self, member: &str) -> Result<(), RulesError> {
-        self.script(&self.clear(member), "remove the rules")
     }
 
     fn script(&self, script: &str, doing: &'static str) -> Result<(), RulesError> {
         run(&self.tool, &["-f", "-"], script, doing).map(drop)
     }
 
-    fn replace(&self, family: &str, member: &str, chains: &str) -> String {
-        format!("{}table {family} {} {{\n{chains}}}\n", self.clear(member), table(member))
-    }
-
-    fn clear(&self, member: &str) -> String {
+    /// Earlier daemons had a table for each member.
+    fn clear_members_own(&self, member: &str) -> String {
         let families = [("bridge", self.bridge), ("inet", self.inet)];
         let families = families.into_iter().filter(|(_, is_there)| *is_there);
-        families.map(|(family, _)| clear_table(family, &table(member))).collect()
+        families
+            .map(|(family, _)| clear_table(&format!("{family} {}", members_own_table(member))))
+            .collect()
     }
 }
 
@@ -225,75 +291,15 @@ pub(super) fn family(topology: Topology) -> &'static str {
     }
 }
 
-/// The first rules of each chain. They drop what a rule that goes by the member's name would take for something else,
-/// and let go at once what is nobody's business here: what is left comes from the guest, and is to be judged. `iif` and
-/// `oif` are indices, which cost less than names; an interface's name may change, its index may not.
-///
-/// Every packet of the host meets them, once for each member: most of what they look at should settle it.
-#[derive(Default)]
-struct First {
-    forward: String,
-    input: String,
-    /// What the host itself sends: the other chains do not see it.
-    output: String,
-    /// For forward and input alike, what comes after these: needed only where more rules follow.
-    others: String,
-    /// The last of them: no other packets come as far as this.
-    renamed: String,
-}
-
-impl First {
-    fn of(rules: &MemberRules) -> First {
-        let MemberRules { interface, index, pass_mark, only_that_index, .. } = rules;
-        let others = format!("  iifname != \"{interface}\" accept\n");
-        let Some(index) = index else { return First { others, ..First::default() } };
-        let marked = |mark| format!("  iif {index} meta mark & {mark:#x} == {mark:#x} accept\n");
-        let marked = pass_mark.map_or(String::new(), marked);
-        let renamed = format!("  iif {index} iifname != \"{interface}\" counter drop\n");
-        if !only_that_index {
-            let from = marked + &renamed;
-            return First { forward: from.clone(), input: from, others, ..First::default() };
-        }
-        // Whatever comes to the interface that is watched was judged where it came from, and is seen where it leaves.
-        let to = format!("  oif {index} iif != {index} accept\n");
-        let from_another = format!("  iifname \"{interface}\" iif != {index} counter drop\n");
-        let to_another = format!("  oifname \"{interface}\" oif != {index} counter drop\n");
-        First {
-            forward: format!("{marked}{to}{from_another}{to_another}"),
-            input: marked + &from_another,
-            output: to_another,
-            others: format!("  iif != {index} accept\n"),
-            renamed,
-        }
-    }
-
-    /// The chains of a table: with `from_guest`, and `to_host` before it in the input chain.
-    fn chains(&self, priority: i32, from_guest: &str, to_host: &str) -> String {
-        let others = if from_guest.is_empty() { "" } else { &self.others };
-        let First { forward, input, output, renamed, .. } = self;
-        chain("forward", priority, &format!("{forward}{others}{renamed}{from_guest}"))
-            + &chain("input", priority, &format!("{input}{others}{renamed}{to_host}{from_guest}"))
-            + &chain("output", priority, output)
-    }
-}
-
-/// A base chain. Without rules none: each one costs every packet of the host something.
-fn chain(hook: &str, priority: i32, rules: &str) -> String {
-    if rules.is_empty() {
-        return String::new();
-    }
-    format!(" chain {hook} {{ type filter hook {hook} priority {priority};\n{rules} }}\n")
-}
-
 /// Deletes a table whether or not it is there.
-fn clear_table(family: &str, table: &str) -> String {
-    format!("add table {family} {table}\ndelete table {family} {table}\n")
+fn clear_table(place: &str) -> String {
+    format!("add table {place}\ndelete table {place}\n")
 }
 
 /// Puts the rule that queues before the one that drops.
-fn queue_by_target(table: &str, queue: QueueNumber) -> Result<(), RulesError> {
+fn queue_by_target(table: &str, chain: &str, queue: QueueNumber) -> Result<(), RulesError> {
     let doing = "queue packets (xt_NFQUEUE by way of nft_compat)";
-    xt::queue_first(table, HELD, queue).map_err(|e| match e.raw_os_error() {
+    xt::queue_first(table, chain, queue).map_err(|e| match e.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
             RulesError::NotAllowed { tool: Way::Target.name().to_owned() }
         }
@@ -304,40 +310,4 @@ fn queue_by_target(table: &str, queue: QueueNumber) -> Result<(), RulesError> {
 
 fn refused(doing: &'static str, output: String) -> RulesError {
     RulesError::Refused { tool: Way::Target.name().to_owned(), doing, output }
-}
-
-/// By its name, or, where `nft` can translate the target, in its own words.
-fn is_queueing(line: &str) -> bool {
-    line.contains("NFQUEUE") || line.contains("queue ")
-}
-
-fn discovery() -> String {
-    let (first, last) = NEIGHBOUR_DISCOVERY_TYPES.into_inner();
-    format!("icmpv6 type {first}-{last} accept")
-}
-
-fn routed(rules: &MemberRules, way: Way) -> String {
-    let queued = format!("  {}\n", way.queued(rules.queue));
-    let to_host = format!("  {}\n", discovery());
-    way.beside() + &First::of(rules).chains(PRIORITY_INET, &queued, &to_host)
-}
-
-fn bridged(rules: &MemberRules) -> String {
-    let (queued, discovery) = (Way::Statement.queued(rules.queue), discovery());
-    let from_guest = format!(
-        "  ether type arp accept\n\
-         \x20 ether type ip6 {discovery}\n\
-         \x20 ether type {{ ip, ip6 }} {queued}\n\
-         \x20 drop\n"
-    );
-    First::of(rules).chains(PRIORITY_BRIDGE, &from_guest, "")
-}
-
-/// Beside the queue of iptables, which comes later.
-fn companion(rules: &MemberRules) -> String {
-    let unseen = match rules.topology {
-        Topology::Routed => "",
-        Topology::Bridged => "  ether type != { ip, ip6, arp } drop\n",
-    };
-    First::of(rules).chains(PRIORITY_CUT_OFF, unseen, "")
 }

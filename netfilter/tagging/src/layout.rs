@@ -13,6 +13,7 @@ pub(crate) struct Config {
     pub hlc_ahead_max_ms: u64,
     pub run: u64,
     pub pass_mark: u32,
+    pub tagged_mark: u32,
     pub path_mtu: u32,
     pub writers: u32,
     pub is_hlc: u32,
@@ -21,7 +22,7 @@ pub(crate) struct Config {
     pub context: u8,
     pub ipv4_option: u8,
     pub ipv6_option: u8,
-    pub filling: [u8; 5],
+    pub filling: [u8; 1],
 }
 
 impl Config {
@@ -29,6 +30,7 @@ impl Config {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let words = [
             self.pass_mark,
+            self.tagged_mark,
             self.path_mtu,
             self.writers,
             self.is_hlc,

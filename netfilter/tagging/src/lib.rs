@@ -126,6 +126,8 @@ pub struct Settings {
     pub ipv4_option: u8,
     /// The bit of a packet's mark that lets it pass the rules.
     pub pass_mark: u32,
+    /// The bit that says beside it that the packet has a tag.
+    pub tagged_mark: u32,
     /// The longest packet, in bytes from its network header on, that every way between members takes.
     pub path_mtu: u32,
     /// Something between the members takes options away: nothing is tagged.
@@ -149,6 +151,7 @@ impl Settings {
             hlc_ahead_max_ms: self.hlc_ahead_max_ms,
             run,
             pass_mark: self.pass_mark,
+            tagged_mark: self.tagged_mark,
             path_mtu: self.path_mtu,
             writers,
             is_hlc: u32::from(self.codec.form() == Form::Hlc),
@@ -157,7 +160,7 @@ impl Settings {
             context: self.codec.context(),
             ipv4_option: self.ipv4_option,
             ipv6_option: IPV6_OPTION,
-            filling: [0; 5],
+            filling: [0; 1],
         }
     }
 }

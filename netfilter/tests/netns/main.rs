@@ -23,7 +23,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_netfilter::nfqueue::QueueNumber;
-use tidelock_netfilter::rules::{Firewall, MemberRules, RulesError, Topology};
+use tidelock_netfilter::rules::{Firewall, Marks, MemberRules, RulesError, Topology};
 
 const PORT: u16 = 7000;
 const TOPOLOGIES: [Topology; 2] = [Topology::Routed, Topology::Bridged];
@@ -50,7 +50,7 @@ fn backends(test: &str, lab: &Lab) -> Vec<&'static str> {
     let host = lab.host();
     let able = |backend: &&&str| {
         let found = in_namespace(&host, || {
-            let firewall = Firewall::detect_only(|name| name == **backend)?;
+            let firewall = Firewall::detect_only("test", |name| name == **backend)?;
             firewall.name_for(lab.topology()).map(drop)
         });
         if let Err(e) = &found {
@@ -459,14 +459,14 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
                         nft list ruleset";
             let before = lab.on_host("iptables-save | grep -v '^[#:]'");
             in_namespace(&lab.host(), || {
-                let firewall = Firewall::detect_only(|name| name == backend).unwrap();
+                let mut firewall = Firewall::detect_only("test", |name| name == backend).unwrap();
                 assert_eq!(firewall.name(), backend);
                 let rules = |interface: &str, queue| MemberRules {
                     member: "web".into(),
                     interface: interface.into(),
                     topology,
                     queue: QueueNumber(queue),
-                    pass_mark: None,
+                    marks: None,
                     index: None,
                     only_that_index: false,
                 };
@@ -510,25 +510,26 @@ fn without_the_rule_that_queues_nftables_drops() {
     if !can_run("deleted") {
         return;
     }
-    let lab = Lab::new(Topology::Routed);
-    if !backends("deleted", &lab).contains(&"nft-xt") {
-        return;
+    let able = backends("deleted", &Lab::new(Topology::Routed));
+    for backend in able.into_iter().filter(|backend| backend.starts_with("nft")) {
+        let lab = Lab::new(Topology::Routed);
+        let mut gate = Drive::start(&lab, backend, 11, 1024, 600_000);
+        let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
+        gate.tell("lease");
+        gate.tell("verify");
+        lab.on_host(
+            "t=$(nft list tables | sed -n 's/table inet //p')
+             c=$(nft list table inet $t | sed -n 's/.*chain \\(held_[^ ]*\\) .*/\\1/p')
+             h=$(nft -a list chain inet $t $c | sed -n '/counter/s/.*handle //p')
+             nft delete rule inet $t $c handle $h",
+        );
+        let said = gate.tell_refused("verify");
+        assert!(said.contains(backend) && said.contains("missing: counter"), "{said}");
+        guest.send_to(b"deleted", to_client(&lab)).unwrap();
+        lab.on_host(&format!("ping -q -c 1 {}", lab.client_ip()));
+        lab.send_marker(PORT);
+        assert_eq!(next(&client), MARKER);
     }
-    let mut gate = Drive::start(&lab, "nft-xt", 11, 1024, 600_000);
-    let (guest, client) = (udp(&lab.guest(), "0.0.0.0:0"), udp(&lab.client(), "0.0.0.0:7000"));
-    gate.tell("lease");
-    gate.tell("verify");
-    lab.on_host(
-        "t=$(nft list tables | sed -n 's/table inet //p')
-         h=$(nft -a list chain inet $t held | sed -n '/counter/s/.*handle //p')
-         nft delete rule inet $t held handle $h",
-    );
-    let said = gate.tell_refused("verify");
-    assert!(said.contains("nft-xt") && said.contains("missing: counter"), "{said}");
-    guest.send_to(b"deleted", to_client(&lab)).unwrap();
-    lab.on_host(&format!("ping -q -c 1 {}", lab.client_ip()));
-    lab.send_marker(PORT);
-    assert_eq!(next(&client), MARKER);
 }
 
 /// One packet filter takes over from another, as after an update of the kernel or of this program.
@@ -547,12 +548,12 @@ fn what_another_packet_filter_holds_is_taken_over_without_a_gap() {
             interface: INTERFACE.into(),
             topology,
             queue: QueueNumber(11),
-            pass_mark: Some(0x10),
+            marks: Some(Marks { pass: 0x10, tagged: 0x20 }),
             index: index.trim().parse().ok(),
             only_that_index: true,
         };
         let install = |backend: &str| {
-            let firewall = Firewall::detect_only(|name| name == backend).unwrap();
+            let mut firewall = Firewall::detect_only("test", |name| name == backend).unwrap();
             let installed = firewall.install(&rules).unwrap();
             assert_eq!((installed.backend.as_str(), &installed.notes), (backend, &Vec::new()));
             firewall.verify(&installed).unwrap();
@@ -652,7 +653,7 @@ fn what_is_missing_is_said() {
     assert!(said.contains("queue 11 is in use by another process"), "{said}");
     second.on_host("sysctl -qw net.bridge.bridge-nf-call-ip6tables=0");
     if !in_namespace(&second.host(), || {
-        Firewall::detect().unwrap().name_for(Topology::Bridged).unwrap() == "nft"
+        Firewall::detect("test").unwrap().name_for(Topology::Bridged).unwrap() == "nft"
     }) {
         let mut unseen = Drive::spawn(&second.host());
         let said = unseen.tell_refused(&start(12));

@@ -348,7 +348,13 @@ fn nothing_overtakes_at_the_change_from_held_to_covered() {
         }
     }
     let tags = gates.tags("web");
-    assert!(tags["covered"] > 0 && tags["left_to_queue"] >= 900, "{tags:?}");
+    assert!(tags["left_to_queue"] >= 900, "{tags:?}");
+    // On a busy machine each of those may have come too soon after the one before.
+    until("what is covered passes by itself", || {
+        web.send_to(b"at rest", to).unwrap();
+        assert_eq!(next(&client), b"at rest");
+        gates.tags("web")["covered"] > 0
+    });
 }
 
 #[test]

@@ -1,52 +1,75 @@
+use super::super::Marks;
 use super::super::tests::rules;
 use super::*;
+use std::collections::HashMap;
 
-type Build = fn(&MemberRules) -> String;
-const ROUTED: [Build; 2] =
-    [|rules| routed(rules, Way::Statement), |rules| routed(rules, Way::Target)];
+const MARKS: Marks = Marks { pass: 0x10, tagged: 0x20 };
+const TOPOLOGIES: [Topology; 2] = [Topology::Routed, Topology::Bridged];
 
-#[test]
-fn old_tables_go_in_the_transaction_in_which_the_new_one_comes() {
-    let nft = Nft { tool: PathBuf::new(), way: None, inet: true, bridge: true };
-    let chains = routed(&rules(Topology::Routed), Way::Statement);
-    let script = nft.replace("inet", "web", &chains);
-    let table = table("web");
-    let at = |line: &str| script.find(line).expect(line);
-    assert!(at(&format!("delete table bridge {table}")) < at(&format!("table inet {table} {{")));
-    assert!(at(&format!("delete table inet {table}")) < at(&format!("table inet {table} {{")));
-    assert_eq!(script.matches("queue num 40").count(), 2);
-    assert!(!script.contains("bypass"));
-    let bridge_less = Nft { bridge: false, ..nft };
-    assert!(!bridge_less.clear("web").contains("bridge"));
+fn table(topology: Topology, purpose: Purpose) -> Table {
+    Table::of("host-1", topology, purpose)
 }
 
-/// What comes between the two transactions, too.
-#[test]
-fn without_a_queue_a_table_drops_until_the_target_is_put_in_front() {
-    let script = routed(&rules(Topology::Routed), Way::Target);
-    assert!(script.contains(" chain held {\n  drop\n }\n"), "{script}");
-    assert_eq!(script.matches("goto held").count(), 2);
-    assert!(!script.contains("queue"), "{script}");
+fn tables() -> impl Iterator<Item = Table> {
+    let all = TOPOLOGIES.into_iter().flat_map(|t| Purpose::ALL.map(|p| (t, p)));
+    all.map(|(topology, purpose)| table(topology, purpose))
 }
 
-#[test]
-fn what_queues_by_a_target_does_not_on_bridges() {
-    let nft = |way| Nft { tool: PathBuf::new(), way, inet: true, bridge: true };
-    let on = |way| [Topology::Routed, Topology::Bridged].map(|t| nft(way).queues(t));
-    assert_eq!(on(Some(Way::Statement)), [true, true]);
-    assert_eq!(on(Some(Way::Target)), [true, false]);
-    assert_eq!(on(None), [false, false]);
-    assert_eq!(nft(Some(Way::Target)).name(), "nft-xt");
+/// What a member may have asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// Its interface was not there.
+    Nameless,
+    /// Without programs.
+    Indexed,
+    /// Alone in its group.
+    Marking,
+    /// One of several in its group.
+    Watched,
 }
 
-#[test]
-fn no_chain_is_made_for_nothing() {
-    assert_eq!(companion(&rules(Topology::Routed)), "");
+impl Kind {
+    const ALL: [Kind; 4] = [Kind::Nameless, Kind::Indexed, Kind::Marking, Kind::Watched];
+
+    fn member(self, interface: &str, index: u32) -> MemberRules {
+        MemberRules {
+            member: format!("m-{interface}"),
+            interface: interface.to_owned(),
+            queue: QueueNumber(index as u16 + 100),
+            marks: matches!(self, Kind::Marking | Kind::Watched).then_some(MARKS),
+            index: (self != Kind::Nameless).then_some(index),
+            only_that_index: self == Kind::Watched,
+            ..rules(Topology::Routed)
+        }
+    }
 }
 
-const INTERFACE: &str = "tap0";
-const INDEX: u32 = 17;
-const MARK: u32 = 0x10;
+/// One member, two, and twelve, of all kinds.
+fn hosts() -> Vec<Vec<MemberRules>> {
+    let mut hosts = Vec::new();
+    for one in Kind::ALL {
+        hosts.push(vec![one.member("tap0", 17)]);
+        for other in Kind::ALL {
+            let two = vec![one.member("tap0", 17), other.member("tap1", 19)];
+            let more = (0..10).map(|n| Kind::ALL[n % 4].member(&format!("more{n}"), 50 + n as u32));
+            hosts.push(two.clone());
+            hosts.push(two.into_iter().chain(more).collect());
+        }
+    }
+    hosts
+}
+
+fn each_host() -> impl Iterator<Item = (Table, Vec<MemberRules>)> {
+    tables().flat_map(|table| hosts().into_iter().map(move |host| (table.clone(), host)))
+}
+
+fn entries(members: &[MemberRules]) -> Vec<Entry> {
+    members.iter().map(Entry::from).collect()
+}
+
+fn script(table: &Table, members: &[MemberRules], way: Way) -> String {
+    table.replace(&Content::default(), &entries(members), way)
+}
 
 /// What rules look at.
 #[derive(Clone, Copy, Debug)]
@@ -59,9 +82,70 @@ struct Packet {
     is_discovery: bool,
 }
 
+/// What became of one, and on what way.
+#[derive(Debug, Default)]
+struct Judged {
+    verdict: &'static str,
+    rules_met: usize,
+    names_met: usize,
+}
+
+/// The rules of a script as words, by chain.
+struct Chains(HashMap<String, Vec<Vec<String>>>);
+
+impl Chains {
+    fn of(script: &str) -> Chains {
+        let mut chains = HashMap::new();
+        for chain in script.split("\n chain ").skip(1) {
+            let (name, rules) = chain.split_once(" {\n").expect("a chain");
+            let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+            let rules = rules.lines().take_while(|line| *line != " }").map(words).collect();
+            chains.insert(name.to_owned(), rules);
+        }
+        Chains(chains)
+    }
+
+    fn judge(&self, packet: &Packet, hook: &str) -> Judged {
+        let mut judged = Judged { verdict: "accept", ..Judged::default() };
+        let mut chain = Some(hook.to_owned());
+        while let Some(name) = chain.take() {
+            let rules = self.0.get(&name).unwrap_or_else(|| panic!("there is a chain {name}"));
+            if name.starts_with("held_") {
+                judged.verdict = "queue";
+                return judged;
+            }
+            for rule in rules {
+                judged.rules_met += 1;
+                match packet.meets(rule, &mut judged.names_met) {
+                    None => {}
+                    Some(word @ ("accept" | "drop")) => {
+                        judged.verdict = if word == "drop" { "drop" } else { "accept" };
+                        return judged;
+                    }
+                    Some(to) => {
+                        chain = Some(to.to_owned());
+                        break;
+                    }
+                }
+            }
+        }
+        judged
+    }
+}
+
 impl Packet {
     fn all() -> Vec<Packet> {
-        let interfaces = [(INDEX, INTERFACE), (18, INTERFACE), (INDEX, "renamed"), (18, "eth0")];
+        let interfaces = [
+            (17, "tap0"),
+            (19, "tap1"),
+            // Made anew.
+            (18, "tap0"),
+            (20, "tap1"),
+            // Renamed.
+            (17, "renamed"),
+            (19, "tap0"),
+            (3, "eth0"),
+        ];
         let kinds = [("ip", false), ("ip6", false), ("ip6", true), ("arp", false), ("vlan", false)];
         let mut all = Vec::new();
         for iif in interfaces {
@@ -71,7 +155,7 @@ impl Packet {
                 if !oif.is_none_or(can_be) {
                     continue;
                 }
-                for mark in [0, MARK, 0x20, MARK | 0x20] {
+                for mark in [0, 0x10, 0x20, 0x30, 0x50] {
                     for (ethertype, is_discovery) in kinds {
                         all.push(Packet { iif, oif, mark, ethertype, is_discovery });
                     }
@@ -81,202 +165,279 @@ impl Packet {
         all
     }
 
-    /// Whether a condition holds, with the words that it has.
-    fn is(&self, words: &[&str]) -> (bool, usize) {
-        let (wanted, negated) = match words[1] {
-            "!=" => (words[2], true),
-            word => (word, false),
-        };
-        let end = if negated { 3 } else { 2 };
-        let named = |found: Option<&str>| found.map(|name| format!("\"{name}\"") == wanted);
-        let numbered = |found: Option<u32>| found.map(|index| index.to_string() == wanted);
-        let holds = match words[0] {
-            "iifname" => named(Some(self.iif.1)),
-            "oifname" => named(self.oif.map(|oif| oif.1)),
-            "iif" => numbered(Some(self.iif.0)),
-            "oif" => numbered(self.oif.map(|oif| oif.0)),
-            "icmpv6" => return (self.is_discovery, 3),
-            "ether" => {
-                let from = if words[2] == "!=" { 3 } else { 2 };
-                let to = match words[from] {
-                    "{" => words.iter().position(|word| *word == "}").expect("its end"),
-                    _ => from,
-                };
-                let is_there = |word: &&str| word.trim_end_matches(',') == self.ethertype;
-                return (words[from..=to].iter().any(is_there) == (from == 2), to + 1);
-            }
-            "meta" => {
-                assert_eq!((words[3], words[5]), (format!("{MARK:#x}").as_str(), words[3]));
-                return (self.mark & MARK == MARK, 6);
-            }
-            word => panic!("{word} is no condition"),
-        };
-        (holds.expect("that hook knows it") != negated, end)
+    fn hook(&self) -> &'static str {
+        if self.oif.is_some() { "forward" } else { "input" }
     }
 
-    /// What a chain does with it.
-    fn verdict(&self, chain: &str) -> &'static str {
-        for rule in chain.lines() {
-            let words: Vec<_> = rule.split_whitespace().filter(|word| *word != "counter").collect();
-            let mut at = 0;
-            loop {
-                match words[at] {
-                    "accept" => return "accept",
-                    "drop" => return "drop",
-                    "queue" | "goto" => return "queue",
-                    _ => {}
+    /// Where a rule leads it, or `accept` or `drop`, if its conditions hold.
+    fn meets<'a>(&self, rule: &'a [String], names_met: &mut usize) -> Option<&'a str> {
+        let words: Vec<&str> = rule.iter().map(String::as_str).collect();
+        let mut at = 0;
+        loop {
+            match words[at] {
+                "counter" => at += 1,
+                "accept" | "drop" => return Some(words[at]),
+                "goto" => return Some(words[at + 1]),
+                what => {
+                    *names_met += usize::from(what.ends_with("name"));
+                    if words[at + 1] == "vmap" {
+                        let value = self.value(what).expect("that hook knows it");
+                        // { value : goto chain, value : goto chain }
+                        let way = words[at + 3..].chunks(4).find(|way| way[0] == value);
+                        return way.map(|way| way[3].trim_end_matches(','));
+                    }
+                    let (holds, next) = self.is(&words[at..]);
+                    if !holds {
+                        return None;
+                    }
+                    at += next;
                 }
-                let (holds, next) = self.is(&words[at..]);
-                if !holds {
-                    break;
-                }
-                at += next;
             }
         }
-        "accept"
     }
 
-    fn wanted(&self, rules: &MemberRules) -> &'static str {
-        let is_ours = |of: (u32, &str)| rules.index == Some(of.0);
-        let is_another =
-            |of: (u32, &str)| rules.only_that_index && of.1 == INTERFACE && of.0 != INDEX;
-        let is_bridged = rules.topology == Topology::Bridged;
-        let is_known = is_bridged && self.ethertype == "arp"
-            || self.is_discovery && (is_bridged || self.oif.is_none());
-        let is_marked = rules.pass_mark.is_some_and(|mark| self.mark & mark == mark);
-        match self.ethertype {
-            // What the programs have judged.
-            _ if is_ours(self.iif) && is_marked => "accept",
-            _ if is_ours(self.iif) && self.iif.1 != INTERFACE => "drop",
-            // Where it comes to the interface that is watched, the programs judge it.
-            _ if rules.only_that_index && self.oif.is_some_and(is_ours) && !is_ours(self.iif) => {
-                "accept"
+    fn value(&self, what: &str) -> Option<String> {
+        match what {
+            "iif" => Some(self.iif.0.to_string()),
+            "iifname" => Some(format!("\"{}\"", self.iif.1)),
+            "oif" => self.oif.map(|oif| oif.0.to_string()),
+            "oifname" => self.oif.map(|oif| format!("\"{}\"", oif.1)),
+            "type" => Some(self.ethertype.to_owned()),
+            _ => panic!("{what} is no condition"),
+        }
+    }
+
+    /// Whether a condition holds, and how many words it has.
+    fn is(&self, words: &[&str]) -> (bool, usize) {
+        match words[0] {
+            "icmpv6" => return (self.is_discovery, 3),
+            "meta" => {
+                let number = |word: &str| u32::from_str_radix(&word[2..], 16).expect("hex");
+                return (self.mark & number(words[3]) == number(words[5]), 6);
             }
-            _ if is_another(self.iif) || self.oif.is_some_and(is_another) => "drop",
-            _ if self.iif.1 != INTERFACE || is_known => "accept",
-            "ip" | "ip6" => "queue",
+            "ether" => {
+                let (holds, next) = self.is(&words[1..]);
+                return (holds, next + 1);
+            }
+            _ => {}
+        }
+        let from = if words[1] == "!=" { 2 } else { 1 };
+        let to = match words[from] {
+            "{" => words.iter().position(|word| *word == "}").expect("its end"),
+            _ => from,
+        };
+        let value = self.value(words[0]).expect("that hook knows it");
+        let is_there = |word: &&str| word.trim_end_matches(',') == value;
+        (words[from..=to].iter().any(is_there) == (from == 1), to + 1)
+    }
+
+    /// What is to become of it.
+    fn wanted(&self, table: &Table, members: &[MemberRules]) -> &'static str {
+        let watched = |of: u32| members.iter().any(|m| m.only_that_index && m.index == Some(of));
+        let is_bridged = table.topology == Topology::Bridged;
+        let named = |name: &str| members.iter().find(|m| m.interface == name);
+        let is_another = |oif: (u32, &str)| {
+            named(oif.1).is_some_and(|member| member.only_that_index) && !watched(oif.0)
+        };
+        let to_another = self.oif.is_some_and(is_another);
+        let from_member = match self.ethertype {
+            "arp" if is_bridged => "accept",
+            _ if self.is_discovery && (is_bridged || self.oif.is_none()) => "accept",
+            "ip" | "ip6" | "arp" => "queue",
             _ if is_bridged => "drop",
             _ => "queue",
+        };
+        // Iptables sees to that.
+        let from_member = match table.purpose {
+            Purpose::Beside if from_member == "queue" => "accept",
+            _ => from_member,
+        };
+        if let Some(member) = members.iter().find(|m| m.index == Some(self.iif.0)) {
+            let has = |bit| member.marks.is_some() && self.mark & bit != 0;
+            return match () {
+                () if [MARKS.pass, MARKS.tagged].into_iter().all(has)
+                    && member.only_that_index
+                    && members.len() > 1
+                    && to_another =>
+                {
+                    "drop"
+                }
+                () if has(MARKS.pass) => "accept",
+                () if member.interface != self.iif.1 => "drop",
+                () => from_member,
+            };
         }
+        // Where it comes to the only interface that is watched, the programs judge it.
+        if members.len() == 1 && self.oif.is_some_and(|oif| watched(oif.0)) {
+            return "accept";
+        }
+        match named(self.iif.1) {
+            Some(member) if member.only_that_index => return "drop",
+            // Nothing else is dropped of such a one: it is iptables' own.
+            Some(_) if table.purpose == Purpose::Beside && !is_bridged => {}
+            Some(_) => return from_member,
+            None => {}
+        }
+        if to_another { "drop" } else { "accept" }
     }
-
-    /// How many rules look at a name of it until its fate is known.
-    fn names_met(&self, chain: &str) -> usize {
-        let lines: Vec<_> = chain.lines().collect();
-        let decided = |n: &usize| {
-            let with = |last: &str| format!("{}\n  {last}\n", lines[..*n].join("\n"));
-            self.verdict(&with("accept")) == self.verdict(&with("drop"))
-        };
-        let until = (1..=lines.len()).find(decided).expect("a rule decides");
-        let looked_at = |line: &&&str| {
-            let words: Vec<_> = line.split_whitespace().collect();
-            let mut at = 0;
-            while let Some(word) = words.get(at) {
-                if word.ends_with("name") {
-                    return true;
-                }
-                if ["accept", "drop", "queue", "goto", "counter"].contains(word) {
-                    return false;
-                }
-                let (holds, next) = self.is(&words[at..]);
-                if !holds {
-                    return false;
-                }
-                at += next;
-            }
-            false
-        };
-        lines[..until].iter().filter(looked_at).count()
-    }
-}
-
-/// What a member may have asked for.
-fn all_rules(topology: Topology) -> Vec<MemberRules> {
-    let kinds =
-        [(false, false, false), (true, false, false), (true, false, true), (true, true, true)];
-    let of = |(indexed, only_that_index, marking): (bool, bool, bool)| MemberRules {
-        pass_mark: marking.then_some(MARK),
-        index: indexed.then_some(INDEX),
-        only_that_index,
-        ..rules(topology)
-    };
-    kinds.map(of).into()
-}
-
-fn chain_of<'a>(script: &'a str, hook: &str) -> &'a str {
-    let chain = script.split(&format!("hook {hook} ")).nth(1).expect(hook);
-    chain.split_once(";\n").expect("rules").1.split(" }\n").next().expect("its end")
 }
 
 #[test]
 fn each_packet_meets_what_is_meant_for_it() {
-    let [statement, target] = ROUTED.map(|build| (Topology::Routed, build));
-    for (topology, build) in [statement, target, (Topology::Bridged, bridged)] {
-        for rules in all_rules(topology) {
-            let script = build(&rules);
-            for packet in Packet::all() {
-                let hook = if packet.oif.is_some() { "forward" } else { "input" };
-                let verdict = packet.verdict(chain_of(&script, hook));
-                assert_eq!(verdict, packet.wanted(&rules), "{packet:?} {rules:?}\n{script}");
+    for (table, members) in each_host() {
+        let script = script(&table, &members, Way::Statement);
+        let chains = Chains::of(&script);
+        for packet in Packet::all() {
+            // Beside iptables nothing else is ever marked.
+            let is_usual =
+                packet.mark & MARKS.pass == 0 || matches!(packet.ethertype, "ip" | "ip6");
+            if table.purpose == Purpose::Beside && !is_usual {
+                continue;
             }
-        }
-    }
-}
-
-#[test]
-fn beside_the_queue_of_iptables_only_what_it_cannot_see_is_dropped() {
-    for rules in [Topology::Routed, Topology::Bridged].into_iter().flat_map(all_rules) {
-        let script = companion(&rules);
-        if script.is_empty() {
-            assert!(rules.topology == Topology::Routed && rules.index.is_none());
-            continue;
-        }
-        // Nothing else is ever marked.
-        let may_be = |of: &Packet| of.mark & MARK == 0 || matches!(of.ethertype, "ip" | "ip6");
-        for packet in Packet::all().into_iter().filter(may_be) {
-            let hook = if packet.oif.is_some() { "forward" } else { "input" };
-            let wanted = match packet.wanted(&rules) {
-                "queue" => "accept",
-                verdict => verdict,
-            };
-            assert_eq!(packet.verdict(chain_of(&script, hook)), wanted, "{packet:?}\n{script}");
+            let judged = chains.judge(&packet, packet.hook());
+            assert_eq!(judged.verdict, packet.wanted(&table, &members), "{packet:?}\n{script}");
         }
     }
 }
 
 #[test]
 fn the_host_itself_sends_nothing_to_an_interface_of_another_index() {
-    for build in ROUTED.into_iter().chain([bridged as Build, companion]) {
-        for rules in all_rules(Topology::Bridged) {
-            let script = build(&rules);
-            if !rules.only_that_index {
-                assert!(!script.contains("hook output"), "{script}");
-                continue;
-            }
-            for packet in Packet::all().into_iter().filter(|packet| packet.oif.is_some()) {
-                let is_another = packet.oif == Some((18, INTERFACE));
-                let wanted = if is_another { "drop" } else { "accept" };
-                assert_eq!(packet.verdict(chain_of(&script, "output")), wanted, "{packet:?}");
-            }
+    for (table, members) in each_host() {
+        let script = script(&table, &members, Way::Statement);
+        let chains = Chains::of(&script);
+        let watched: Vec<_> = members.iter().filter(|m| m.only_that_index).collect();
+        let deleted = format!("delete chain {} output\n", table.place());
+        assert_eq!(script.contains(&deleted), watched.is_empty(), "{script}");
+        for packet in Packet::all().into_iter().filter(|packet| packet.oif.is_some()) {
+            let oif = packet.oif.expect("filtered");
+            let is_another = watched.iter().any(|m| m.interface == oif.1)
+                && watched.iter().all(|m| m.index != Some(oif.0));
+            let wanted = if is_another { "drop" } else { "accept" };
+            assert_eq!(chains.judge(&packet, "output").verdict, wanted, "{packet:?}\n{script}");
         }
     }
 }
 
-/// What is covered, and what comes to the guest, is told by numbers; names cost more.
+/// What is covered, and what comes to the guest of a host with one, is told by numbers; names cost more.
 #[test]
-fn most_packets_of_a_member_are_compared_with_no_name() {
-    for build in ROUTED.into_iter().chain([bridged as Build, companion]) {
-        for topology in [Topology::Routed, Topology::Bridged] {
-            let script = build(&all_rules(topology).pop().expect("with tags"));
-            let names_met = |iif, oif, mark| {
-                let packet =
-                    Packet { iif, oif: Some(oif), mark, ethertype: "ip", is_discovery: false };
-                packet.names_met(&format!("{}  accept\n", chain_of(&script, "forward")))
-            };
-            let (ours, other) = ((INDEX, INTERFACE), (18, "eth0"));
-            assert_eq!(names_met(ours, other, MARK), 0, "{script}");
-            assert_eq!(names_met(other, ours, 0), 0, "{script}");
-            assert_eq!(names_met(other, (19, "eth1"), 0), 2, "{script}");
+fn most_packets_are_compared_with_no_name() {
+    let (ours, other) = ((17, "tap0"), (3, "eth0"));
+    for table in tables() {
+        let of = |members: &[MemberRules], iif, oif, mark| {
+            let packet = Packet { iif, oif: Some(oif), mark, ethertype: "ip", is_discovery: false };
+            Chains::of(&script(&table, members, Way::Statement)).judge(&packet, "forward")
+        };
+        let one = [Kind::Watched.member("tap0", 17)];
+        assert_eq!(of(&one, ours, other, MARKS.pass).names_met, 0);
+        assert_eq!(of(&one, other, ours, 0).names_met, 0);
+        assert_eq!(of(&one, other, (4, "eth1"), 0).names_met, 2);
+        let many = |n| -> Vec<_> {
+            (0..n).map(|n| Kind::Watched.member(&format!("tap{n}"), 17 + n)).collect()
+        };
+        for n in [2, 8, 9, 40] {
+            assert_eq!(of(&many(n), ours, other, MARKS.pass).names_met, 0, "{n}");
+            assert_eq!(of(&many(n), other, ours, 0).names_met, 1, "{n}");
         }
+        // The way is no longer where there are more.
+        let met = |n| of(&many(n), other, (4, "eth1"), 0).rules_met;
+        assert_eq!((met(40), met(9)), (3, 3));
+        assert_eq!(met(8), 10);
+    }
+}
+
+#[test]
+fn a_table_tells_from_what_it_was_made() {
+    for (table, members) in each_host() {
+        let script = script(&table, &members, Way::Statement);
+        let lines: Vec<_> = script.lines().map(str::to_owned).collect();
+        let content = Content::read(&lines).expect("its own words");
+        let entries = entries(&members);
+        assert_eq!(content.entries, entries);
+        let queues = table.purpose == Purpose::Queue;
+        assert!(entries.iter().all(|entry| content.queues_for(entry) == queues), "{script}");
+    }
+    for comment in [
+        "tap0 queue",
+        "tap0 queue x",
+        "tap0 marks 7",
+        "tap0 marks 7 x",
+        "tap0 index -1",
+        "tap0 what",
+    ] {
+        let lines = [" chain from_web_1 {".to_owned(), format!("  goto x comment \"{comment}\"")];
+        assert_eq!(Content::read(&lines).unwrap_err(), lines[1].trim(), "{comment}");
+    }
+}
+
+#[test]
+fn what_queues_is_left_alone_and_what_is_gone_goes() {
+    let table = table(Topology::Routed, Purpose::Queue);
+    let both = [Kind::Watched.member("tap0", 17), Kind::Watched.member("tap1", 19)];
+    let lines: Vec<_> = script(&table, &both, Way::Statement).lines().map(str::to_owned).collect();
+    let was = Content::read(&lines).unwrap();
+    let [one, other] = both.each_ref().map(Entry::from);
+    let anew = Entry::from(&MemberRules { index: Some(23), ..both[0].clone() });
+
+    let script = table.replace(&was, &[anew.clone(), other.clone()], Way::Target);
+    assert!(!script.contains(&format!("chain {}", one.held())), "{script}");
+    assert!(script.contains("iif 23 goto") && !script.contains("iif 17 "), "{script}");
+
+    let script = table.replace(&was, std::slice::from_ref(&other), Way::Statement);
+    let (flushed, deleted) = (
+        format!("flush chain {} {}\n", table.place(), one.held()),
+        format!("delete chain {} {}\n", table.place(), one.held()),
+    );
+    assert!(script.find(&flushed).unwrap() < script.find(&deleted).unwrap(), "{script}");
+    assert!(!script.contains("\"tap0"), "{script}");
+
+    let moved = MemberRules { queue: QueueNumber(9), ..both[0].clone() };
+    let script = table.replace(&was, &[Entry::from(&moved), other], Way::Statement);
+    assert_eq!(script.matches("queue num").count(), 1, "{script}");
+    assert!(script.contains("queue num 9\n"), "{script}");
+
+    let cleared = table.replace(&was, &[], Way::Statement);
+    assert_eq!(cleared, clear_table("inet tidelock_host_host1_bf933149"));
+}
+
+/// Without `queue`, what comes between the two transactions is dropped. And whoever deletes a rule that queues opens
+/// nothing.
+#[test]
+fn what_is_held_is_dropped_where_no_rule_queues() {
+    let members = [Kind::Watched.member("tap0", 17)];
+    let held = Entry::from(&members[0]).held();
+    let of = |way| script(&table(Topology::Routed, Purpose::Queue), &members, way);
+    let chain = |rules: &str| format!(" chain {held} {{\n{rules}  drop\n }}\n");
+    assert!(of(Way::Target).contains(&chain("")));
+    assert!(of(Way::Statement).contains(&chain("  counter queue num 117\n")));
+    assert!(!of(Way::Target).contains("queue num") && !of(Way::Statement).contains("bypass"));
+}
+
+#[test]
+fn what_queues_by_a_target_does_not_on_bridges() {
+    let nft = |way| Nft {
+        tool: PathBuf::new(),
+        host: "host-1".to_owned(),
+        way,
+        inet: true,
+        bridge: true,
+        written: Vec::new(),
+    };
+    let on = |way| TOPOLOGIES.map(|t| nft(way).queues(t));
+    assert_eq!(on(Some(Way::Statement)), [true, true]);
+    assert_eq!(on(Some(Way::Target)), [true, false]);
+    assert_eq!(on(None), [false, false]);
+    assert_eq!(nft(Some(Way::Target)).name(), "nft-xt");
+    let cleared = nft(None).clear_members_own("web");
+    assert!(cleared.contains("delete table bridge tidelock_web_") && cleared.contains("inet"));
+    assert!(!Nft { bridge: false, ..nft(None) }.clear_members_own("web").contains("bridge"));
+}
+
+#[test]
+fn tables_are_known_by_their_names() {
+    for table in tables() {
+        assert_eq!(Table::listed(&format!("table {}", table.place())), Some(table));
+    }
+    for line in ["table inet filter", "table ip tidelock_host_a", "table inet tidelock_web_1", ""] {
+        assert_eq!(Table::listed(line), None, "{line}");
     }
 }

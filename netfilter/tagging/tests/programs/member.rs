@@ -12,6 +12,7 @@ use tidelock_tagging::{
 };
 
 pub const MARK: u32 = 1 << 27;
+pub const TAGGED_MARK: u32 = 1 << 26;
 pub const MTU: u32 = 1500;
 const PEERS: [&str; 2] = ["10.0.0.2", PEER6];
 
@@ -26,6 +27,7 @@ pub fn settings(form: Form) -> Settings {
         codec: Codec::new(form, "shop", ["db", "web", "files"]),
         ipv4_option: IPV4_OPTION,
         pass_mark: MARK,
+        tagged_mark: TAGGED_MARK,
         path_mtu: MTU,
         path_strips_options: false,
         hlc_ahead_max_ms: 1000,
