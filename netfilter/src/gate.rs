@@ -18,12 +18,14 @@
 
 mod interfaces;
 mod left;
+mod rules_kept;
 mod shared;
 mod stats;
 mod tagging;
 mod worker;
 
 pub use left::Left;
+pub use rules_kept::RulesFound;
 pub use shared::{GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 pub use tagging::{
@@ -174,6 +176,8 @@ pub struct MemberGate {
     interface_mtu: Option<u32>,
     /// Why the interface is not watched, as it was said last.
     trouble: Option<String>,
+    /// What is wrong with its rules, as it was said last.
+    rules_trouble: Option<String>,
 }
 
 impl MemberGate {
@@ -313,8 +317,8 @@ impl Gate {
     /// tools, so not for every scrape.
     pub fn verify_rules(&self) -> Result<(), GateError> {
         self.members.iter().try_for_each(|member| {
-            self.firewall
-                .verify(&member.installed)
+            member
+                .look_at_rules(&self.firewall)
                 .map_err(|source| GateError::Rules { member: member.name.clone(), source })
         })
     }
@@ -480,6 +484,7 @@ fn start_member(
         pending: Arc::clone(&config.pending),
         interface_mtu,
         trouble: None,
+        rules_trouble: None,
     };
     let worker = Member {
         name: config.name,

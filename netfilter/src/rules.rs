@@ -28,14 +28,20 @@
 //!   cut off, both ways.
 //! - Both take nftables (with or without a queue): iptables knows names only.
 //! - nftables has one table for all members of a host (`nft/table.rs`).
+//! - Rules that somebody has changed can be told from those that were installed, and the kernel tells
+//!   of changes of nftables ([`RuleChanges`]).
 //! - Rules sit ahead of the user's own filter rules and take none of them away: a packet that is
 //!   let through goes on to the filter table (iptables: ours are in mangle; nftables: a table of
 //!   our own with an earlier priority).
 
+mod changes;
 mod iptables;
+mod look;
 mod names;
 mod nft;
 mod tool;
+
+pub use changes::RuleChanges;
 
 use crate::nfqueue::QueueNumber;
 use iptables::Iptables;

@@ -192,6 +192,11 @@ impl NetlinkSocket {
         self.0.as_fd()
     }
 
+    /// Also receives what the kernel tells to all of this multicast group.
+    pub(crate) fn join(&self, group: libc::c_int) -> io::Result<()> {
+        self.set_option(libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, group)
+    }
+
     /// Asks for a receive buffer beyond the system's limit, or, without the privilege, up to it.
     pub(crate) fn set_receive_buffer(&self, bytes: i32) -> io::Result<()> {
         self.set_option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)

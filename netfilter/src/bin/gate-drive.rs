@@ -15,6 +15,7 @@
 //! complete                  P names what the guest knows, after floor=yes or a mode async
 //! contact no|yes            the backup may count the member as gone; it knows better
 //! look                      follows the interfaces; answers whose P is not complete any more
+//! rules                     follows the rules: in_place, put_back or failing
 //! ```
 //! Each line is answered by one line, `ok ...` or `error ...`, once the gate acts on it. The end
 //! of the input ends the process as a crash does: the rules stay.
@@ -28,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tidelock_netfilter::gate::{
     Gate, GateHandle, GroupConfig, Hooks, MemberConfig, MemberTagging, Pending, RulesAtStop,
-    RulesLeft, TaggedMember, TaggingConfig, TaggingSwitch,
+    RulesFound, RulesLeft, TaggedMember, TaggingConfig, TaggingSwitch,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
@@ -202,6 +203,14 @@ impl Drive {
                 self.handle.complete(&self.pending[nth], mark);
             }
             ["look"] => return Ok(self.gate.follow_interfaces().join(",")),
+            ["rules"] => {
+                let found = match self.gate.follow_rules() {
+                    RulesFound::InPlace => "in_place",
+                    RulesFound::PutBack => "put_back",
+                    RulesFound::Failing => "failing",
+                };
+                return Ok(found.to_owned());
+            }
             ["verify"] => self.gate.verify_rules()?,
             _ => return Err("unknown command".into()),
         }
@@ -266,7 +275,8 @@ impl Drive {
             "held_packets={} held_bytes={} released_packets={} released_bytes={} \
              passed_covered={} passed_pure_acks={} passed_never_held={} passed_async={} \
              refused={} overruns={} late_verdicts={} unread={} longest_hold_ns={} shut={} \
-             async={} kernel_queued={} kernel_dropped_full={} kernel_dropped_socket={}",
+             async={} rules_restored={} kernel_queued={} kernel_dropped_full={} \
+             kernel_dropped_socket={}",
             s.held_packets,
             s.held_bytes,
             s.released_packets,
@@ -282,6 +292,7 @@ impl Drive {
             s.hold_ns_longest,
             u8::from(s.shut.is_some()),
             u8::from(s.async_since.is_some()),
+            s.rules_restored,
             kernel.queued,
             kernel.dropped_full,
             kernel.dropped_socket,

@@ -1,7 +1,7 @@
 //! What the gate did and does, readable at any time without a lock.
 //!
-//! The gate's thread is the only writer, so relaxed atomics are exact; a snapshot may mix two
-//! moments, which is fine for metrics and status.
+//! Each has one writer (the gate's thread; for restored rules whoever follows the rules), so relaxed
+//! atomics are exact; a snapshot may mix two moments, which is fine for metrics and status.
 
 use crate::release_queue::{Left, PassWhy, ShutWhy};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -40,6 +40,7 @@ pub struct GateStats {
     shut_why: AtomicU64,
     shut_since: AtomicU64,
     async_since: AtomicU64,
+    rules_restored: AtomicU64,
 }
 
 /// The counters at one moment.
@@ -81,6 +82,8 @@ pub struct GateSnapshot {
     pub shut: Option<(ShutWhy, MonoNanos)>,
     /// Since when the mode is async: what clients have seen since may be undone.
     pub async_since: Option<MonoNanos>,
+    /// How often its packet-filter rules were not as they were installed, and were put back.
+    pub rules_restored: u64,
 }
 
 impl GateStats {
@@ -115,6 +118,7 @@ impl GateStats {
             unread: get(&self.unread),
             shut: why.map(|why| (why, MonoNanos(get(&self.shut_since)))),
             async_since: since(&self.async_since),
+            rules_restored: get(&self.rules_restored),
         }
     }
 
@@ -147,6 +151,10 @@ impl GateStats {
 
     pub(super) fn socket_overrun(&self) {
         add(&self.socket_overruns, 1);
+    }
+
+    pub(super) fn rules_restored(&self) {
+        add(&self.rules_restored, 1);
     }
 
     pub(super) fn waiting(&self, packets: u64, bytes: u64, oldest: Option<MonoNanos>) {

@@ -75,6 +75,8 @@ fn a_tap_that_was_made_anew_hears_no_tag_and_tells_nothing_before_it_is_watched(
         // While the gate runs.
         town.remake("web");
         is_cut_off(&town, [&web, &db, &client], CUT_OFF[0]);
+        // nftables shows the index of the one that is gone in another way.
+        assert_eq!(gates.host.tell("rules"), "in_place", "{plan:?}");
         // What it has not heard; on one host P rises when the other one speaks.
         let learnt = if plan == Plan::TwoHosts { 0 } else { 7 };
         assert_eq!(gates.tags("web")["p1"], learnt, "{plan:?}");
@@ -119,6 +121,7 @@ fn an_interface_that_gets_another_name_is_cut_off_until_it_has_its_own_again() {
         web.send_to(b"not covered", at(town.ip("client"))).unwrap();
         town.on("host", &format!("ping -q -c 1 {}", town.ip("client")));
         nothing_came(&client);
+        assert_eq!(gates.host.tell("rules"), "in_place", "{plan:?}");
         gates.host.tell("look");
         rename("other0", "w0");
         assert_eq!(gates.host.tell("look"), "");
