@@ -386,6 +386,11 @@ fn encode_gates(e: &mut DescriptorEncoder<'_>, gates: &[(Labels<'_>, &GateStatus
     each(e, ("tidelock_dropped_packets", None, Counter), help, gates, |f, l, g| {
         f.counter(l, g.dropped_packets)
     })?;
+    let help = "How often somebody had changed the member's packet-filter rules, so that packets may have left \
+                unheld; the rules were put back";
+    each(e, ("tidelock_gate_rules_restored", None, Counter), help, gates, |f, l, g| {
+        f.counter(l, g.rules_restored)
+    })?;
     let help = "How long released packets were held";
     each(e, ("tidelock_hold_time", SECONDS, Histogram), help, gates, |f, l, g| {
         f.histogram(l, &g.hold_time)
@@ -458,6 +463,7 @@ mod tests {
             "tidelock_heartbeat_missing{group=\"shop\",member=\"db\"} 0",
             "tidelock_disk_hangs{group=\"shop\",member=\"db\"} 0",
             "tidelock_held_packets{group=\"shop\",member=\"db\"} 4",
+            "tidelock_gate_rules_restored_total{group=\"shop\",member=\"db\"} 0",
             "tidelock_guest_writes_total{group=\"shop\",member=\"db\"} 1012",
             "tidelock_hold_time_seconds_count{group=\"shop\",member=\"db\"} 2",
             "tidelock_hold_time_seconds_sum{group=\"shop\",member=\"db\"} 0.12",

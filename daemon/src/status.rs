@@ -425,6 +425,10 @@ pub struct GateStatus {
     pub passed_packets: u64,
     /// Packets dropped because the queue was full, ours or the kernel's: TCP sends them again.
     pub dropped_packets: u64,
+    /// How often somebody had changed its packet-filter rules, so that packets may have left unheld, and they were put
+    /// back.
+    #[serde(default)]
+    pub rules_restored: u64,
     /// How long released packets were held.
     pub hold_time: LatencySnapshot,
 }

@@ -314,6 +314,44 @@ fn two_daemons_of_one_group_stop_cleanly_crash_and_come_back() {
     }
 }
 
+/// As a restart of nftables.service does.
+#[test]
+fn rules_that_somebody_flushes_are_put_back_and_it_is_said() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: two_hosts: {why}");
+        return;
+    }
+    let world = World::of(&[("a", "host-a"), ("b", "host-a")], "form = \"vector\"");
+    let a = world.daemon("host-a");
+    world.until_protected(&["host-a"]);
+    let restored = || {
+        let group = world.group("host-a")?;
+        let members = group["members"].as_array()?;
+        members.iter().map(|m| m["gate"]["rules_restored"].as_u64()).collect::<Option<Vec<_>>>()
+    };
+    assert_eq!(restored(), Some(vec![0, 0]));
+    for nth in 1..=2 {
+        world.sh("nft flush ruleset");
+        until_or(
+            || format!("the rules are back: {:?} {}", restored(), world.log("host-a.log")),
+            || restored().is_some_and(|counts| counts.iter().all(|count| *count >= nth)),
+        );
+        // What the daemon does itself is told, too, and looked at, but is nobody's change.
+        assert_eq!(restored(), Some(vec![nth, nth]));
+        let rules = world.sh("nft list ruleset; iptables-save -t mangle 2>/dev/null || true");
+        assert!(rules.contains("t-a") && rules.contains("t-b"), "{rules}");
+    }
+    let log = world.log("host-a.log");
+    let said = log.lines().filter(|line| {
+        line.contains("ERROR") && line.contains("may have left unheld") && line.contains("back")
+    });
+    assert_eq!(said.count(), 4, "{log}");
+    world.until_protected(&["host-a"]);
+    stop(a);
+    let left = world.sh("nft list ruleset");
+    assert!(!left.contains("t-a") && !left.contains("t-b"), "{left}");
+}
+
 /// A time that the next run could give out again is not given out, whatever the others' clocks say.
 #[test]
 fn writes_wait_for_a_time_that_cannot_be_put_on_record() {

@@ -353,6 +353,10 @@ fn render_gate(gate: &GateStatus, paint: Paint) -> String {
         let dropped = human::count(gate.dropped_packets, "packet") + " dropped";
         write!(text, ", {}", paint.tone(Tone::Watch, &dropped)).expect("a String takes all");
     }
+    if gate.rules_restored > 0 {
+        let restored = format!("rules put back {}", human::count(gate.rules_restored, "time"));
+        write!(text, ", {}", paint.tone(Tone::Bad, &restored)).expect("a String takes all");
+    }
     text
 }
 
@@ -472,6 +476,7 @@ group    shop: PROTECTED for 3 h 10 min
         gate.open = false;
         gate.shut_because = Some("the lease has ended".into());
         gate.dropped_packets = 1;
+        gate.rules_restored = 2;
         let tagging = member.tagging.as_mut().unwrap();
         tagging.foreign_packets = 2;
         tagging.dropped_packets.insert("guests_own".into(), 4);
@@ -489,7 +494,7 @@ group    shop: PROTECTED for 3 h 10 min
             "1 request failed on the local disk",
             "MISSING: the backup acknowledges nothing; the last that came back was sent 7 s ago",
             "tap0 SHUT (the lease has ended)",
-            "1 packet dropped",
+            "1 packet dropped, rules put back 2 times",
             "watermark 1 min 1 s behind the newest record: some writer is silent or resyncs",
             "2 with tags of outsiders, dropped: 4 guests own",
             "web: removed",

@@ -1,8 +1,8 @@
 //! The whole daemon: the gate, an owner loop for each writer, and the link, put together from a
 //! configuration.
 //!
-//! Threads: one per writer (its owner loop), one for the gate, one for the link, one that watches over
-//! heartbeats. What they share is small and lock-free on the data path: P (owner → gate), C and the lease
+//! Threads: one per writer (its owner loop), one for the gate, one that keeps its rules, one for the link, one that
+//! watches over heartbeats. What they share is small and lock-free on the data path: P (owner → gate), C and the lease
 //! (link → gate), records (owner → link), acknowledgements (link → owner).
 
 mod activity_file;
@@ -16,6 +16,7 @@ mod ending;
 mod gating;
 mod launch;
 mod redo;
+mod rules_kept;
 mod snapshot;
 mod switching;
 mod tending;
@@ -180,7 +181,7 @@ struct HostGroup {
 pub struct Host {
     config: Config,
     started_at: MonoNanos,
-    gate: Mutex<Option<Gate>>,
+    gate: Arc<Mutex<Option<Gate>>>,
     groups: Vec<HostGroup>,
     link_state: watch::Receiver<LinkState>,
     link_history: Arc<snapshot::LinkHistory>,
@@ -296,10 +297,12 @@ impl Host {
         })?;
         let stopping = Arc::<AtomicBool>::default();
         let heartbeats = beating::start(&groups, stopping.clone())?;
+        let gate = Arc::new(Mutex::new(gate));
+        rules_kept::start(&gate)?;
         Ok(Host {
             started_at: clock::mono_now(),
             config,
-            gate: Mutex::new(gate),
+            gate,
             groups,
             link_state,
             link_history: Arc::default(),

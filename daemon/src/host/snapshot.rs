@@ -573,6 +573,7 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
         passed_async,
         refused,
         shut,
+        rules_restored,
         ..
     } = gate.stats().snapshot();
     let kernel = gate.kernel_counters().unwrap_or_default();
@@ -604,6 +605,7 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
             + passed_never_held
             + passed_async,
         dropped_packets: refused + kernel.dropped_full + kernel.dropped_socket,
+        rules_restored,
         hold_time: hold_times(&gate.stats().snapshot()),
     }
 }

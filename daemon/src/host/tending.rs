@@ -5,8 +5,8 @@ use crate::ceiling;
 use crate::config::{self, Security};
 use crate::link::port::ToLink;
 use crate::state::StateError;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
 use std::time::{Duration, SystemTime};
 use tidelock_netfilter::gate::Gate;
 use tidelock_protocol::hlc::Hlc;
@@ -70,7 +70,12 @@ impl Host {
     async fn follow_interfaces(&self) {
         loop {
             tokio::time::sleep(INTERFACES_LOOK_EVERY).await;
-            let mut gate = self.gate.lock().expect("no panic while held");
+            let mut gate = match self.gate.try_lock() {
+                Ok(gate) => gate,
+                // Most likely its rules are looked at. That runs tools: not to be waited for here.
+                Err(TryLockError::WouldBlock) => continue,
+                Err(TryLockError::Poisoned(e)) => panic!("no panic while held: {e}"),
+            };
             let incomplete = gate.as_mut().map(Gate::follow_interfaces).unwrap_or_default();
             let members = self.groups.iter().flat_map(|group| &group.members);
             for member in members.filter(|m| incomplete.iter().any(|n| n == m.config.name.as_str()))

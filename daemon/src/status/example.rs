@@ -65,6 +65,7 @@ pub(crate) fn status() -> Status {
         released_packets: 900,
         passed_packets: 5_000,
         dropped_packets: 0,
+        rules_restored: 0,
         hold_time: times(&[50, 70]),
     };
     let tagging = TaggingStatus {
