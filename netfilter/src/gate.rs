@@ -178,6 +178,8 @@ pub struct MemberGate {
     trouble: Option<String>,
     /// What is wrong with its rules, as it was said last.
     rules_trouble: Option<String>,
+    /// Its interface was made anew, and rules that would have cut it off were gone.
+    has_heard_unseen: bool,
 }
 
 impl MemberGate {
@@ -316,10 +318,8 @@ impl Gate {
     /// Whether every member's rules still stand as they were installed. Runs the packet filter's
     /// tools, so not for every scrape.
     pub fn verify_rules(&self) -> Result<(), GateError> {
-        self.members.iter().try_for_each(|member| {
-            member
-                .look_at_rules(&self.firewall)
-                .map_err(|source| GateError::Rules { member: member.name.clone(), source })
+        self.members.iter().zip(self.look_at_rules()).try_for_each(|(member, looked)| {
+            looked.map_err(|source| GateError::Rules { member: member.name.clone(), source })
         })
     }
 
@@ -447,12 +447,6 @@ fn start_member(
         Tagging::Without(Some(why)) => (MemberTagging::Unavailable(why), None, false),
         Tagging::Without(None) => (MemberTagging::Off, None, false),
     };
-    if let Some(tags) = tagging.tags() {
-        config.pending.move_to(Arc::clone(tags.pending()));
-        if with.is_some_and(|config| config.await_floor) {
-            group.depends_on_others(&config.pending, tags.found_pending());
-        }
-    }
     let interface_mtu = match with {
         Some(with) if with.path_mtu.is_none() => {
             tidelock_tagging::interface_mtu(&config.interface).ok()
@@ -472,6 +466,22 @@ fn start_member(
         index,
         only_that_index: tagging.tags().is_some() && with.is_some_and(TaggingConfig::is_needed),
     };
+    if let Some(tags) = tagging.tags() {
+        config.pending.move_to(Arc::clone(tags.pending()));
+        let has_left = firewall
+            .has_left(&rules)
+            .map_err(|source| GateError::Rules { member: config.name.clone(), source })?;
+        if tags.found_pending() && !has_left {
+            tracing::error!(
+                member = config.name,
+                "gate: an earlier run has left its programs and P, but somebody has taken its rules away: its packets \
+                 may have left unheld since, and a disaster can undo what they told clients"
+            );
+        }
+        if with.is_some_and(|config| config.await_floor) {
+            group.depends_on_others(&config.pending, tags.found_pending() && has_left);
+        }
+    }
     let installed = install(firewall, &rules)
         .map_err(|source| GateError::Rules { member: config.name.clone(), source })?;
     let stats = Arc::new(GateStats::default());
@@ -485,6 +495,7 @@ fn start_member(
         interface_mtu,
         trouble: None,
         rules_trouble: None,
+        has_heard_unseen: false,
     };
     let worker = Member {
         name: config.name,

@@ -25,7 +25,7 @@
 //!   later rename one that is up) tells nothing any more: what comes from its index is dropped.
 //! - A member with tags: packets that its kernel programs have marked return before the queue. An
 //!   interface of its name but of another index than the one that the programs are attached to is
-//!   cut off, both ways.
+//!   cut off, both ways ([`Marks`] say what may still come to it).
 //! - Both take nftables (with or without a queue): iptables knows names only.
 //! - nftables has one table for all members of a host (`nft/table.rs`).
 //! - Rules that somebody has changed can be told from those that were installed, and the kernel tells
@@ -36,7 +36,7 @@
 
 mod changes;
 mod iptables;
-mod look;
+mod listing;
 mod names;
 mod nft;
 mod tool;
@@ -45,6 +45,7 @@ pub use changes::RuleChanges;
 
 use crate::nfqueue::QueueNumber;
 use iptables::Iptables;
+use listing::difference;
 use nft::Nft;
 
 /// How the guest's interface leads outside.
@@ -61,7 +62,7 @@ pub enum Topology {
 pub struct Marks {
     /// It passes beside the queue.
     pub pass: u32,
-    /// It has a tag, too. Where nobody would read that, it is dropped.
+    /// It has a tag, too: what it says may not be in the receiver's P yet. Where nobody would read that, it is dropped.
     pub tagged: u32,
 }
 
@@ -81,8 +82,8 @@ pub struct MemberRules {
     /// The index that the interface has, if it is there: what comes from it under another name is
     /// dropped.
     pub index: Option<u32>,
-    /// What comes from or goes to an interface of this name and another index is dropped, too: it
-    /// was made anew, and nobody sees yet what its guest hears.
+    /// What comes from an interface of this name and another index is dropped, too, and so is what goes to
+    /// it, but for what its P names: it was made anew, and nobody sees yet what its guest hears.
     pub only_that_index: bool,
 }
 
@@ -282,6 +283,18 @@ impl Firewall {
         at.ok_or_else(|| RulesError::NotOnBridges { tool: self.name().to_owned() })
     }
 
+    /// Whether an earlier run has left rules of this member that hold its packets.
+    pub fn has_left(&self, rules: &MemberRules) -> Result<bool, RulesError> {
+        let nft_has = |nft: Option<&Nft>| nft.map_or(Ok(true), |nft| nft.has_left(&rules.member));
+        match &self.known[self.queueing(rules.topology)?] {
+            Backend::Nft(nft) => nft_has(Some(nft)),
+            Backend::Iptables(iptables) => {
+                let companion = self.companion_of(rules).and_then(|at| self.known[at].nft());
+                Ok(iptables.has_left(&rules.member)? && nft_has(companion)?)
+            }
+        }
+    }
+
     /// Installs the rules, in place of any older ones of the same member.
     pub fn install(&mut self, rules: &MemberRules) -> Result<Installed, RulesError> {
         check_interface(&rules.interface)?;
@@ -313,17 +326,35 @@ impl Firewall {
         Ok(Installed { rules: rules.clone(), backend, notes, listing })
     }
 
-    /// Whether the rules still stand as they were installed.
-    pub fn verify(&self, installed: &Installed) -> Result<(), RulesError> {
+    /// Of each of these rules, whether they still stand as they were installed.
+    pub fn verify<'a>(
+        &self,
+        all: impl IntoIterator<Item = &'a Installed>,
+    ) -> Vec<Result<(), RulesError>> {
+        let nft = self.known.iter().find_map(Backend::nft);
+        // If that cannot be told, it is found out again for each of them, with the error.
+        let look = nft.and_then(|nft| nft.look_at_tables().ok());
+        all.into_iter().map(|installed| self.verify_one(installed, look.as_ref())).collect()
+    }
+
+    fn verify_one(
+        &self,
+        installed: &Installed,
+        look: Option<&nft::Look>,
+    ) -> Result<(), RulesError> {
         let rules = &installed.rules;
+        let verify_nft = |nft: &Nft, queues| match look {
+            Some(look) => nft.verify(rules, queues, look),
+            None => nft.verify(rules, queues, &nft.look_at_tables()?),
+        };
         match &self.known[self.queueing(rules.topology)?] {
-            Backend::Nft(nft) => nft.verify(rules, true),
+            Backend::Nft(nft) => verify_nft(nft, true),
             Backend::Iptables(iptables) => {
                 if let Some(what) = difference(&installed.listing, &iptables.listing(rules)?) {
                     return Err(RulesError::Changed { tool: installed.backend.clone(), what });
                 }
                 let companion = self.companion_of(rules).and_then(|at| self.known[at].nft());
-                companion.map_or(Ok(()), |nft| nft.verify(rules, false))
+                companion.map_or(Ok(()), |nft| verify_nft(nft, false))
             }
         }
     }
@@ -371,17 +402,6 @@ impl Firewall {
         let wanted = rules.topology == Topology::Bridged || rules.index.is_some();
         let can = |backend: &Backend| backend.nft().is_some_and(|nft| nft.has(rules.topology));
         self.known.iter().position(|backend| wanted && can(backend))
-    }
-}
-
-/// The first difference between rules as they were and as they are.
-fn difference(was: &[String], is: &[String]) -> Option<String> {
-    let gone = was.iter().find(|line| !is.contains(line));
-    let new = is.iter().find(|line| !was.contains(line));
-    match (gone, new) {
-        (Some(line), _) => Some(format!("missing: {}", line.trim())),
-        (None, Some(line)) => Some(format!("added: {}", line.trim())),
-        (None, None) => (was != is).then(|| "they are in another order".to_owned()),
     }
 }
 

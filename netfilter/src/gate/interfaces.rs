@@ -3,7 +3,8 @@
 //! The new one has another index, and no programs. Where others depend on tags, the rules cut it off,
 //! both ways, from its first packet on (`MemberRules::only_that_index`), whether or not this process
 //! lives: its guest hears nothing and tells nothing that P does not name. So nothing depends on when it
-//! is noticed here. The programs are attached to it, and only then the rules let it in. A member that is
+//! is noticed here, unless somebody had taken the rules away: then P is not complete. The programs are
+//! attached to it, and only then the rules let it in. A member that is
 //! alone in its group is let in at once, and its packets take the way through the queue until then.
 //!
 //! One that gets another name is cut off by its index until it has its own again: the queue's rules go
@@ -51,8 +52,8 @@ enum Change {
     None,
     /// It was made anew, or is there for the first time, and is let in.
     Anew(u32),
-    /// Programs were attached again to one that had been without.
-    WasBare,
+    /// What its guest has heard meanwhile was not seen, because of this.
+    Unseen(&'static str),
 }
 
 impl Gate {
@@ -60,6 +61,10 @@ impl Gate {
     /// times a second. Returns whose P is not complete any more.
     pub fn follow_interfaces(&mut self) -> Vec<String> {
         let mut incomplete = Vec::new();
+        if self.members.iter().any(MemberGate::is_anew) {
+            // New rules of one bring back those that somebody has taken away: that must be told first.
+            self.follow_rules();
+        }
         for member in &mut self.members {
             match member.follow_interface(&mut self.firewall) {
                 Ok(change) => {
@@ -71,12 +76,11 @@ impl Gate {
                             index,
                             "gate: the interface was made anew and is let in"
                         ),
-                        Change::WasBare => {
+                        Change::Unseen(why) => {
                             tracing::error!(
                                 member = member.name,
-                                "gate: somebody has taken the tagging programs off its interface; \
-                                 they are back, and its packets are held until every writer of the \
-                                 group has said how far it is"
+                                "gate: {why}; they are back, and its packets are held until every \
+                                 writer of the group has said how far it is"
                             );
                             for (_, handle) in &self.handles {
                                 handle.look_again();
@@ -99,6 +103,11 @@ impl Gate {
 }
 
 impl MemberGate {
+    fn is_anew(&self) -> bool {
+        let rules = &self.installed.rules;
+        interface_index(&rules.interface).is_some_and(|index| rules.index != Some(index))
+    }
+
     fn follow_interface(&mut self, firewall: &mut Firewall) -> Result<Change, Trouble> {
         let rules = &self.installed.rules;
         let (interface, is_needed) = (rules.interface.clone(), rules.only_that_index);
@@ -123,7 +132,7 @@ impl MemberGate {
                     }
                     self.pending.mark_incomplete(now());
                     tags.attach(&interface).map_err(Trouble::Unwatched)?;
-                    Ok(Change::WasBare)
+                    Ok(Change::Unseen("somebody has taken the tagging programs off its interface"))
                 }
                 _ => Ok(Change::None),
             };
@@ -133,6 +142,10 @@ impl MemberGate {
             if found < wanted {
                 return Err(Trouble::Narrow { interface, found, wanted });
             }
+        }
+        let unseen = self.has_heard_unseen;
+        if unseen {
+            self.pending.mark_incomplete(now());
         }
         let mut anew = MemberRules { index: Some(index), ..rules.clone() };
         let mut slow = None;
@@ -145,6 +158,13 @@ impl MemberGate {
             }
         }
         self.installed = install(firewall, &anew)?;
-        slow.map_or(Ok(Change::Anew(index)), |e| Err(Trouble::Slow(e)))
+        self.has_heard_unseen = false;
+        match slow {
+            Some(e) => Err(Trouble::Slow(e)),
+            None if unseen => {
+                Ok(Change::Unseen("its interface was made anew while its rules were gone"))
+            }
+            None => Ok(Change::Anew(index)),
+        }
     }
 }

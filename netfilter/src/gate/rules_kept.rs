@@ -11,7 +11,7 @@
 
 use super::{Gate, MemberGate, install};
 use crate::rules::{Firewall, RulesError};
-use tidelock_tagging::interface_name;
+use tidelock_tagging::interface_index;
 
 /// What a look at the rules has found; of several, the last of these counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,21 +28,36 @@ impl Gate {
     /// Looks at every member's rules, and installs those again that somebody has changed. Runs the packet filter's
     /// tools, in the network namespace of the calling thread.
     pub fn follow_rules(&mut self) -> RulesFound {
-        let found = self.members.iter_mut().map(|member| member.follow_rules(&self.firewall));
+        // All of them before the first is put back: with its table come those of others.
+        let looked = self.look_at_rules();
+        let members = self.members.iter_mut().zip(looked);
+        let found = members.map(|(member, looked)| member.follow_rules(&mut self.firewall, looked));
         found.max().unwrap_or(RulesFound::InPlace)
+    }
+
+    /// Of each member, whether its rules stand as they were installed.
+    pub(super) fn look_at_rules(&self) -> Vec<Result<(), RulesError>> {
+        self.firewall.verify(self.members.iter().map(|member| &member.installed))
     }
 }
 
 impl MemberGate {
-    fn follow_rules(&mut self, firewall: &Firewall) -> RulesFound {
-        let what = match self.look_at_rules(firewall) {
+    fn follow_rules(
+        &mut self,
+        firewall: &mut Firewall,
+        looked: Result<(), RulesError>,
+    ) -> RulesFound {
+        let what = match looked {
             Ok(()) => {
                 self.rules_trouble = None;
                 return RulesFound::InPlace;
             }
-            Err(RulesError::Changed { what, .. }) => what,
-            // Such a table is not there any more.
-            Err(gone @ RulesError::Refused { .. }) => gone.to_string(),
+            Err(RulesError::Changed { what, .. }) => {
+                let rules = &self.installed.rules;
+                self.has_heard_unseen |=
+                    rules.only_that_index && interface_index(&rules.interface) != rules.index;
+                what
+            }
             Err(e) => {
                 let e = with_source(&e);
                 if self.is_news(&e) {
@@ -76,19 +91,6 @@ impl MemberGate {
                     );
                 }
                 RulesFound::Failing
-            }
-        }
-    }
-
-    /// Whether the rules stand as they were installed. How they are listed depends on the interface's name, which may
-    /// change meanwhile.
-    pub(super) fn look_at_rules(&self, firewall: &Firewall) -> Result<(), RulesError> {
-        let name = || self.installed.rules.index.and_then(interface_name);
-        loop {
-            let before = name();
-            let looked = firewall.look(&self.installed, before.as_deref());
-            if looked.is_ok() || before == name() {
-                return looked;
             }
         }
     }

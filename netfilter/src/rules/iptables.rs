@@ -139,6 +139,16 @@ impl Iptables {
         Ok(lines)
     }
 
+    /// Whether an earlier run has left rules of this member.
+    pub(super) fn has_left(&self, member: &str) -> Result<bool, RulesError> {
+        for commands in [&self.v4, &self.v6] {
+            if jumps(&commands.save()?, member).next().is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     pub(super) fn remove(&self, member: &str) -> Result<(), RulesError> {
         for commands in [&self.v4, &self.v6] {
             // Asking legacy iptables for a table would create it.

@@ -12,12 +12,14 @@ mod table;
 mod tests;
 mod xt;
 
+use super::listing::{difference, with_indices};
 use super::names::{members_own_table, word};
 use super::tool::{find, run};
-use super::{MemberRules, RulesError, Topology, difference};
+use super::{MemberRules, RulesError, Topology};
 use crate::nfqueue::QueueNumber;
 use std::path::PathBuf;
 use table::{Content, Entry, Purpose, Table, is_queueing};
+use tidelock_tagging::interface_name;
 
 const PROBE_TABLE: &str = "tidelock_probe";
 /// A chain of a scratch table.
@@ -48,9 +50,12 @@ impl Way {
 struct Written {
     table: Table,
     entries: Vec<Entry>,
-    /// In nftables' own words.
+    /// In nftables' own words, but for indices.
     lines: Vec<String>,
 }
+
+/// What is different in the tables that this process has written.
+pub(super) struct Look(Vec<(Table, Option<String>)>);
 
 /// nftables.
 #[derive(Clone, Debug)]
@@ -197,6 +202,10 @@ impl Nft {
         let mut changed = Vec::new();
         for (table, was) in self.read(into.as_ref().map(|(table, _)| table))? {
             let mut entries = was.entries.clone();
+            // Somebody may have taken others away: they come back together.
+            let known = self.written_of(&table).map_or(&[][..], |written| &written.entries);
+            let is_there = |entry: &&Entry| was.entries.iter().all(|there| there.id != entry.id);
+            entries.extend(known.iter().filter(is_there).cloned());
             let at = entries.iter().position(|entry| entry.id == id);
             match (into.as_ref().filter(|(into, _)| *into == table), at) {
                 (Some((_, entry)), Some(at)) => entries[at] = entry.clone(),
@@ -217,43 +226,99 @@ impl Nft {
             }
             self.written.retain(|written| written.table != table);
             if !entries.is_empty() {
-                let lines = self.list(&table)?;
+                let lines = self.list_as_numbers(&table, &entries)?;
                 self.written.push(Written { table, entries, lines });
             }
         }
         Ok(())
     }
 
-    /// What there is of anybody's, and this one, be it there or not.
+    fn written_of(&self, table: &Table) -> Option<&Written> {
+        self.written.iter().find(|written| written.table == *table)
+    }
+
+    /// What there is, of whatever host name, what there was, and this one.
     fn read(&self, and: Option<&Table>) -> Result<Vec<(Table, Content)>, RulesError> {
-        let listed = self.run(&["list", "tables"])?;
-        let mut tables: Vec<_> = listed.iter().filter_map(|line| Table::listed(line)).collect();
-        let is_there = |table: &&Table| !tables.contains(table);
-        let new = and.filter(is_there).cloned();
         let mut found = Vec::new();
-        for table in tables.drain(..) {
+        for table in self.tables()? {
             let content = Content::read(&self.list(&table)?)
                 .map_err(|line| RulesError::NotOurs { table: table.place(), line })?;
             found.push((table, content));
         }
-        found.extend(new.map(|table| (table, Content::default())));
+        for table in self.written.iter().map(|written| &written.table).chain(and) {
+            if found.iter().all(|(there, _)| there != table) {
+                found.push((table.clone(), Content::default()));
+            }
+        }
         Ok(found)
     }
 
+    /// Those of ours.
+    fn tables(&self) -> Result<Vec<Table>, RulesError> {
+        let listed = self.run(&["list", "tables"])?;
+        Ok(listed.iter().filter_map(|line| Table::listed(line)).collect())
+    }
+
+    /// Whether an earlier run has left rules of this member.
+    pub(super) fn has_left(&self, member: &str) -> Result<bool, RulesError> {
+        let listed = self.run(&["list", "tables"])?;
+        let (id, own) = (word(member), members_own_table(member));
+        if listed.iter().any(|line| line.split_whitespace().next_back() == Some(&own)) {
+            return Ok(true);
+        }
+        let found = self.read(None)?;
+        Ok(found.iter().any(|(_, content)| content.entries.iter().any(|entry| entry.id == id)))
+    }
+
+    /// Looks at all tables that this process has written.
+    pub(super) fn look_at_tables(&self) -> Result<Look, RulesError> {
+        let there = if self.written.is_empty() { Vec::new() } else { self.tables()? };
+        let of = |Written { table, entries, lines }: &Written| {
+            if !there.contains(table) {
+                return Ok((table.clone(), Some(format!("missing: table {}", table.place()))));
+            }
+            let what = match self.list_as_numbers(table, entries) {
+                Ok(listed) => difference(lines, &listed),
+                // Gone by now.
+                Err(RulesError::Refused { output, .. }) => Some(output),
+                Err(e) => return Err(e),
+            };
+            Ok((table.clone(), what))
+        };
+        self.written.iter().map(of).collect::<Result<_, _>>().map(Look)
+    }
+
     /// Whether a member's table is as this process has left it, with the member in it.
-    pub(super) fn verify(&self, rules: &MemberRules, queues: bool) -> Result<(), RulesError> {
+    pub(super) fn verify(
+        &self,
+        rules: &MemberRules,
+        queues: bool,
+        look: &Look,
+    ) -> Result<(), RulesError> {
         let purpose = if queues { Purpose::Queue } else { Purpose::Beside };
         let (table, entry) = (Table::of(&self.host, rules.topology, purpose), Entry::from(rules));
-        let written = self.written.iter().find(|written| written.table == table);
-        let Some(written) = written.filter(|written| written.entries.contains(&entry)) else {
-            return Err(self.changed(format!("missing: the rules of {}", rules.member)));
-        };
-        let listed = self.run(&["list", "tables"])?;
-        if !listed.iter().any(|line| Table::listed(line).as_ref() == Some(&table)) {
-            return Err(self.changed(format!("missing: table {}", table.place())));
+        let is_in = |written: &Written| written.entries.contains(&entry);
+        let looked = look.0.iter().find(|(looked, _)| *looked == table);
+        match looked.filter(|_| self.written_of(&table).is_some_and(is_in)) {
+            Some((_, None)) => Ok(()),
+            Some((_, Some(what))) => Err(self.changed(what.clone())),
+            None => Err(self.changed(format!("missing: the rules of {}", rules.member))),
         }
-        difference(&written.lines, &self.list(&table)?)
-            .map_or(Ok(()), |what| Err(self.changed(what)))
+    }
+
+    /// While it is listed an interface's name may change.
+    fn list_as_numbers(&self, table: &Table, entries: &[Entry]) -> Result<Vec<String>, RulesError> {
+        let names = || -> Vec<_> {
+            let indices = entries.iter().filter_map(Entry::index);
+            indices.map(|index| (index, interface_name(index))).collect()
+        };
+        loop {
+            let before = names();
+            let listed = self.list(table)?;
+            if names() == before {
+                return Ok(with_indices(&listed, &before));
+            }
+        }
     }
 
     fn changed(&self, what: String) -> RulesError {

@@ -250,6 +250,47 @@ fn programs_are_taken_off(hooks: &str, is_running: bool) {
     assert_eq!(gates.tags("db")["p0"], 3);
 }
 
+/// Without rules nothing cuts off a tap that was made anew.
+#[test]
+fn who_may_have_heard_something_while_rules_were_gone_is_held() {
+    if !can_run("no_rules") {
+        return;
+    }
+    let cases = Plan::ALL.into_iter().flat_map(|plan| [(plan, true), (plan, false)]);
+    for (plan, is_running) in cases {
+        let town = Town::new(plan);
+        let mut gates = town.gates("2 floor=yes");
+        for member in ["web", "db"] {
+            gates.tell(member, "complete");
+        }
+        let [web, client] = ["web", "client"].map(|who| socket(&town, who));
+        reaches(&web, at(town.ip("client")), &client, b"first");
+        let take_away = || {
+            town.on("host", "nft flush ruleset");
+            town.remake("web");
+        };
+        if is_running {
+            take_away();
+            assert_eq!(gates.host.tell("look"), "web", "{plan:?}");
+            assert_eq!(gates.host.tell("look"), "", "once");
+            assert_eq!(gates.stats("web")["rules_restored"], 1, "{plan:?}");
+            gates.host.tell("verify");
+        } else {
+            drop(gates);
+            take_away();
+            gates = town.gates("2 floor=yes");
+            assert!(gates.said.contains("tagging=found"), "{}", gates.said);
+        }
+        until("its way to the client is found", || {
+            web.send_to(b"who knows what it has heard", at(town.ip("client"))).unwrap();
+            gates.stats("web")["held_packets"] > 0
+        });
+        nothing_came(&client);
+        gates.tell("web", "complete");
+        assert_eq!(next(&client), b"who knows what it has heard");
+    }
+}
+
 #[test]
 fn a_member_that_the_backup_may_count_as_gone_tells_others_only_what_is_covered() {
     if !can_run("contact") {

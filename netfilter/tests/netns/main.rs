@@ -24,7 +24,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_netfilter::nfqueue::QueueNumber;
-use tidelock_netfilter::rules::{Firewall, Marks, MemberRules, RulesError, Topology};
+use tidelock_netfilter::rules::{Firewall, Installed, Marks, MemberRules, RulesError, Topology};
 
 const PORT: u16 = 7000;
 const TOPOLOGIES: [Topology; 2] = [Topology::Routed, Topology::Bridged];
@@ -446,6 +446,10 @@ fn frames_that_the_queue_cannot_judge_do_not_cross_the_bridge() {
     assert_eq!(first, "marker\n");
 }
 
+fn verify(firewall: &Firewall, installed: &Installed) -> Result<(), RulesError> {
+    firewall.verify([installed]).pop().expect("one answer")
+}
+
 #[test]
 fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
     if !can_run("rules") {
@@ -476,22 +480,36 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
                 let again = firewall.install(&rules(INTERFACE, 4)).unwrap();
                 assert_eq!(first, again);
                 assert_eq!(first.notes, Vec::<String>::new());
-                firewall.verify(&first).unwrap();
+                verify(&firewall, &first).unwrap();
                 let listed = lab.on_host(list);
                 assert!(!listed.contains("stale0"), "{listed}");
 
                 let neighbour = MemberRules { member: "db".into(), ..rules("other0", 5) };
                 let second = firewall.install(&neighbour).unwrap();
-                firewall.verify(&first).expect("another member's rules may come first");
+                verify(&firewall, &first).expect("another member's rules may come first");
                 firewall.remove("db").unwrap();
-                firewall.verify(&first).expect("and go again");
-                let changed = firewall.verify(&second).unwrap_err();
+                verify(&firewall, &first).expect("and go again");
+                let changed = verify(&firewall, &second).unwrap_err();
                 assert!(!matches!(changed, RulesError::NotAllowed { .. }), "{changed}");
+
+                // Another process leaves alone what it has not made, and takes over what is its own.
+                let mut other = Firewall::detect_only("another host", |n| n == backend).unwrap();
+                other.install(&neighbour).unwrap();
+                verify(&firewall, &first).expect("it has another host's name");
+                let mut other = Firewall::detect_only("test", |n| n == backend).unwrap();
+                other.install(&neighbour).unwrap();
+                let listed = lab.on_host(list);
+                assert!(listed.contains(INTERFACE) && listed.contains("other0"), "{listed}");
+                other.remove("db").unwrap();
+                let listed = lab.on_host(list);
+                assert!(listed.contains(INTERFACE) && !listed.contains("other0"), "{listed}");
+                assert!(!listed.contains("another"), "{listed}");
+                verify(&firewall, &first).expect("it is as it was");
 
                 if backend.starts_with("iptables") {
                     let iptables = backend;
                     lab.on_host(&format!("{iptables} -t mangle -I FORWARD -j ACCEPT"));
-                    let ahead = firewall.verify(&first).unwrap_err().to_string();
+                    let ahead = verify(&firewall, &first).unwrap_err().to_string();
                     assert!(ahead.contains("-A FORWARD -j ACCEPT"), "{ahead}");
                     lab.on_host(&format!("{iptables} -t mangle -D FORWARD -j ACCEPT"));
                 }
@@ -557,7 +575,7 @@ fn what_another_packet_filter_holds_is_taken_over_without_a_gap() {
             let mut firewall = Firewall::detect_only("test", |name| name == backend).unwrap();
             let installed = firewall.install(&rules).unwrap();
             assert_eq!((installed.backend.as_str(), &installed.notes), (backend, &Vec::new()));
-            firewall.verify(&installed).unwrap();
+            verify(&firewall, &installed).unwrap();
         };
         in_namespace(&lab.host(), || install(able[0]));
         let enough = AtomicBool::new(false);

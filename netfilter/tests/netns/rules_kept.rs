@@ -40,13 +40,14 @@ fn changes(backend: &str, lab: &Lab) -> Vec<Change> {
             on_table(&format!("flush chain {family} $t forward")),
             on_table(&format!("insert rule {family} $t forward accept")),
         ]);
-        // With iptables' target the rule that queues stands before one that drops.
-        if backend == "nft" {
-            changes.push(on_table(&format!(
-                "delete rule {family} $t forward handle \
-                 $(nft -a list chain {family} $t forward | sed -n '/ queue /s/.*handle //p')"
-            )));
-        }
+        // Another one behind it drops.
+        let command = format!(
+            "t=$(nft list tables | sed -n 's/table {family} //p')
+             c=$(nft list table {family} $t | sed -n 's/.*chain \\(held_[^ ]*\\) .*/\\1/p')
+             h=$(nft -a list chain {family} $t $c | sed -n '/counter/s/.*handle //p')
+             nft delete rule {family} $t $c handle $h"
+        );
+        changes.push(Change { command, opens: false });
     }
     changes
 }

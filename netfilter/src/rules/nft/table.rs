@@ -346,6 +346,10 @@ impl Entry {
         format!("to_host_{}", self.id)
     }
 
+    pub(super) fn index(&self) -> Option<u32> {
+        self.index
+    }
+
     /// The chain of what is queued.
     pub(super) fn held(&self) -> String {
         format!("{HELD}{}", self.id)
