@@ -283,16 +283,21 @@ impl Firewall {
         at.ok_or_else(|| RulesError::NotOnBridges { tool: self.name().to_owned() })
     }
 
-    /// Whether an earlier run has left rules of this member that hold its packets.
+    /// Whether an earlier run has left rules that hold this member's packets, in whatever packet filter, and cut off
+    /// an interface of another index, where that is needed.
     pub fn has_left(&self, rules: &MemberRules) -> Result<bool, RulesError> {
-        let nft_has = |nft: Option<&Nft>| nft.map_or(Ok(true), |nft| nft.has_left(&rules.member));
-        match &self.known[self.queueing(rules.topology)?] {
-            Backend::Nft(nft) => nft_has(Some(nft)),
-            Backend::Iptables(iptables) => {
-                let companion = self.companion_of(rules).and_then(|at| self.known[at].nft());
-                Ok(iptables.has_left(&rules.member)? && nft_has(companion)?)
+        let (mut are_held, mut is_cut_off) = (false, false);
+        for backend in &self.known {
+            match backend {
+                Backend::Nft(nft) => {
+                    let left = nft.left_of(&rules.member)?;
+                    are_held |= left.queue;
+                    is_cut_off |= left.queue || left.beside;
+                }
+                Backend::Iptables(iptables) => are_held |= iptables.has_left(&rules.member)?,
             }
         }
+        Ok(are_held && (is_cut_off || !rules.only_that_index))
     }
 
     /// Installs the rules, in place of any older ones of the same member.

@@ -139,10 +139,15 @@ impl Iptables {
         Ok(lines)
     }
 
+    /// Whether it has nothing of anybody. Asking legacy iptables for a table would create it.
+    fn is_untouched(&self) -> bool {
+        self.name == "iptables-legacy" && !legacy_mangle_exists()
+    }
+
     /// Whether an earlier run has left rules of this member.
     pub(super) fn has_left(&self, member: &str) -> Result<bool, RulesError> {
         for commands in [&self.v4, &self.v6] {
-            if jumps(&commands.save()?, member).next().is_none() {
+            if self.is_untouched() || jumps(&commands.save()?, member).next().is_none() {
                 return Ok(false);
             }
         }
@@ -151,8 +156,7 @@ impl Iptables {
 
     pub(super) fn remove(&self, member: &str) -> Result<(), RulesError> {
         for commands in [&self.v4, &self.v6] {
-            // Asking legacy iptables for a table would create it.
-            if self.name == "iptables-legacy" && !legacy_mangle_exists() {
+            if self.is_untouched() {
                 continue;
             }
             let saved = commands.save()?;

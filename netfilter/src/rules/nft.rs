@@ -54,6 +54,12 @@ struct Written {
     lines: Vec<String>,
 }
 
+/// Where a member has rules.
+pub(super) struct Left {
+    pub(super) queue: bool,
+    pub(super) beside: bool,
+}
+
 /// What is different in the tables that this process has written.
 pub(super) struct Look(Vec<(Table, Option<String>)>);
 
@@ -259,15 +265,21 @@ impl Nft {
         Ok(listed.iter().filter_map(|line| Table::listed(line)).collect())
     }
 
-    /// Whether an earlier run has left rules of this member.
-    pub(super) fn has_left(&self, member: &str) -> Result<bool, RulesError> {
-        let listed = self.run(&["list", "tables"])?;
+    /// In which tables an earlier run has left rules of this member.
+    pub(super) fn left_of(&self, member: &str) -> Result<Left, RulesError> {
         let (id, own) = (word(member), members_own_table(member));
-        if listed.iter().any(|line| line.split_whitespace().next_back() == Some(&own)) {
-            return Ok(true);
+        let listed = self.run(&["list", "tables"])?;
+        // It was of either purpose.
+        let is_old = listed.iter().any(|line| line.split_whitespace().next_back() == Some(&own));
+        let mut left = Left { queue: is_old, beside: is_old };
+        for (table, content) in self.read(None)? {
+            let has = content.entries.iter().any(|entry| entry.id == id);
+            match table.purpose {
+                Purpose::Queue => left.queue |= has,
+                Purpose::Beside => left.beside |= has,
+            }
         }
-        let found = self.read(None)?;
-        Ok(found.iter().any(|(_, content)| content.entries.iter().any(|entry| entry.id == id)))
+        Ok(left)
     }
 
     /// Looks at all tables that this process has written.
