@@ -37,6 +37,7 @@ driver says of segments and checksums, as QEMU's own virtio-net does for a VM: a
 
 Packet filter: {packet_filter}. With one of the two iptables a packet meets its rules and, in a chain of their own,
 those that tell an interface from a later one of its name; with nft and nft-xt there is one chain for both.
+In nftables they are one table for all members of a host, so that the second one costs a packet no hook more.
 """
 
 MEMBERS_WORDS = """A round trip meets each program twice. Between hosts a tag needs room: the guests here are
