@@ -214,8 +214,7 @@ impl Nft {
             entries.extend(known.iter().filter(is_there).cloned());
             let at = entries.iter().position(|entry| entry.id == id);
             match (into.as_ref().filter(|(into, _)| *into == table), at) {
-                (Some((_, entry)), Some(at)) => entries[at] = entry.clone(),
-                (Some((_, entry)), None) => entries.push(entry.clone()),
+                (Some((_, entry)), _) => entry.clone().put_into(&mut entries),
                 (None, Some(at)) => drop(entries.remove(at)),
                 (None, None) => continue,
             }

@@ -355,6 +355,18 @@ impl Entry {
         format!("{HELD}{}", self.id)
     }
 
+    /// In the place of what there was of the member, and of another one that had its interface: the configuration may
+    /// give that to a member of another name. An index is that of one interface.
+    pub(super) fn put_into(self, entries: &mut Vec<Entry>) {
+        entries.retain(|other| other.id == self.id || other.interface != self.interface);
+        let others = entries.iter_mut().filter(|other| other.id != self.id);
+        others.filter(|other| other.index == self.index).for_each(|other| other.index = None);
+        match entries.iter_mut().find(|other| other.id == self.id) {
+            Some(was) => *was = self,
+            None => entries.push(self),
+        }
+    }
+
     /// `tap0 queue 7100 marks 134217728 67108864 index 5 only`
     fn comment(&self) -> String {
         let Entry { interface, queue, marks, index, only_that_index, .. } = self;

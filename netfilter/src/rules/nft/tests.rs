@@ -370,6 +370,22 @@ fn a_table_tells_from_what_it_was_made() {
 }
 
 #[test]
+fn an_interface_and_an_index_are_those_of_one_member() {
+    let of = |name: &str, interface, index| {
+        let rules = Kind::Watched.member(interface, index);
+        Entry::from(&MemberRules { member: name.to_owned(), ..rules })
+    };
+    let mut entries = vec![of("web", "tap0", 17), of("db", "tap1", 19)];
+    of("shop", "tap0", 17).put_into(&mut entries);
+    assert_eq!(entries, [of("db", "tap1", 19), of("shop", "tap0", 17)], "another name");
+    of("db", "tap1", 23).put_into(&mut entries);
+    assert_eq!(entries, [of("db", "tap1", 23), of("shop", "tap0", 17)], "made anew");
+    of("files", "tap2", 17).put_into(&mut entries);
+    assert_eq!((entries.len(), &entries[2]), (3, &of("files", "tap2", 17)));
+    assert_eq!(entries.iter().filter(|entry| entry.index() == Some(17)).count(), 1, "renamed");
+}
+
+#[test]
 fn what_queues_is_left_alone_and_what_is_gone_goes() {
     let table = table(Topology::Routed, Purpose::Queue);
     let both = [Kind::Watched.member("tap0", 17), Kind::Watched.member("tap1", 19)];
