@@ -312,12 +312,10 @@ impl MemberTags {
         let pending_map = match pinned {
             None => array("tl_pending", size_of::<PendingCells>())?,
             Some(pinned) => {
-                pins::prepare(pinned.directory)?;
                 let path = pins::path_of(PENDING, pinned);
                 links = Some(Direction::BOTH.map(|way| pins::path_of(way.program(), pinned)));
                 if pinned.anew {
                     pins::remove(&path)?;
-                    pins::prepare(pinned.directory)?;
                 }
                 let map = if path.exists() {
                     found_pending = true;
@@ -325,7 +323,7 @@ impl MemberTags {
                         .map_err(|e| cannot("open the P of an earlier run", &e))?
                 } else {
                     let mut map = array("tl_pending", size_of::<PendingCells>())?;
-                    map.pin(&path).map_err(|e| cannot("pin P", &e))?;
+                    pins::pin(&mut map, &path, pinned.directory)?;
                     map
                 };
                 pin = Some(path);

@@ -2,12 +2,16 @@
 
 use crate::mapped::{is_bpffs, mount_bpffs};
 use crate::{Pinned, TaggingError};
+use libbpf_rs::MapHandle;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use tidelock_protocol::record::crc32c;
 
 /// Where Linux keeps pinned objects.
 const USUAL_MOUNT: &str = "/sys/fs/bpf";
+/// How often a directory is made again that others remove meanwhile: many times more than there are daemons on a host.
+const AGAIN_MAX: u32 = 1000;
+
 /// A member's file of this kind. Names on this file system are plain.
 pub(crate) fn path_of(kind: &str, Pinned { directory, group, member, .. }: Pinned<'_>) -> PathBuf {
     let plain = |name: &str| -> String {
@@ -17,16 +21,37 @@ pub(crate) fn path_of(kind: &str, Pinned { directory, group, member, .. }: Pinne
     directory.join(format!("{kind}-{}-{}-{crc:08x}", plain(group), plain(member)))
 }
 
-/// Makes the directory, and mounts the file system for pinned objects if it is not there.
-pub(crate) fn prepare(directory: &Path) -> Result<(), TaggingError> {
-    let cannot = |source| TaggingError::Pin { path: directory.to_owned(), source };
-    let usual = Path::new(USUAL_MOUNT);
-    if directory.starts_with(usual) && !is_bpffs(usual).map_err(cannot)? {
-        mount_bpffs(usual).map_err(cannot)?;
+/// Pins a map in the directory, which is made if it is not there, as is the file system for pinned objects. Until
+/// something is pinned in it, any process that takes its own last pin out of it removes it: then it is made again.
+pub(crate) fn pin(map: &mut MapHandle, path: &Path, directory: &Path) -> Result<(), TaggingError> {
+    let mut again = 0..AGAIN_MAX;
+    loop {
+        let pinned =
+            prepare(directory).map_err(libbpf_rs::Error::from).and_then(|()| map.pin(path));
+        match pinned {
+            Ok(()) => return Ok(()),
+            Err(e) if is_removed(e.kind()) && again.next().is_some() => {}
+            Err(e) => {
+                let (path, source) = (path.to_owned(), std::io::Error::other(e));
+                return Err(TaggingError::Pin { path, source });
+            }
+        }
     }
-    std::fs::create_dir_all(directory).map_err(cannot)?;
-    if !is_bpffs(directory).map_err(cannot)? {
-        mount_bpffs(directory).map_err(cannot)?;
+}
+
+/// What a step of making a directory, or one in it, says when somebody removes it meanwhile.
+fn is_removed(kind: libbpf_rs::ErrorKind) -> bool {
+    matches!(kind, libbpf_rs::ErrorKind::NotFound | libbpf_rs::ErrorKind::AlreadyExists)
+}
+
+fn prepare(directory: &Path) -> std::io::Result<()> {
+    let usual = Path::new(USUAL_MOUNT);
+    if directory.starts_with(usual) && !is_bpffs(usual)? {
+        mount_bpffs(usual)?;
+    }
+    std::fs::create_dir_all(directory)?;
+    if !is_bpffs(directory)? {
+        mount_bpffs(directory)?;
     }
     Ok(())
 }
@@ -44,4 +69,41 @@ pub(crate) fn remove(path: &Path) -> Result<(), TaggingError> {
         let _ = std::fs::remove_dir(directory);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::array;
+
+    /// Daemons that start and end beside each other, each with the only pin there is at times.
+    #[test]
+    fn a_directory_that_others_remove_is_made_again() {
+        let root = std::env::temp_dir().join(format!("tlg{}-pins", std::process::id()));
+        std::fs::create_dir(&root).expect("a directory");
+        if let Err(why) = mount_bpffs(&root) {
+            std::fs::remove_dir(&root).expect("it is empty");
+            eprintln!("SKIP a_directory_that_others_remove_is_made_again: {why}");
+            return;
+        }
+        let directory = root.join("tidelock");
+        let pins_often = |name: &str| {
+            let path = directory.join(name);
+            (0..2000).try_for_each(|_| {
+                pin(&mut array("tl_test", 8)?, &path, &directory)?;
+                assert!(path.exists());
+                remove(&path)
+            })
+        };
+        let all = std::thread::scope(|scope| {
+            let daemons =
+                ["first", "second", "third"].map(|name| scope.spawn(move || pins_often(name)));
+            daemons.map(|daemon| daemon.join().expect("no panic"))
+        });
+        let is_left = directory.exists();
+        std::process::Command::new("umount").arg(&root).status().expect("umount is there");
+        std::fs::remove_dir(&root).expect("nothing is mounted there any more");
+        all.into_iter().collect::<Result<(), _>>().expect("each was pinned, and taken away again");
+        assert!(!is_left, "the last one takes the directory away");
+    }
 }
