@@ -197,6 +197,8 @@ struct cpu {
 	struct address last_peer;
 	__u32 last_way_kind;
 	__u32 last_peer_is_one;
+	__u64 tick;		/* what `now` was read in */
+	__u64 now;
 	struct walk walk;
 	struct extensions extensions;
 	struct ipv4 header;	/* and the tag that follows it: one store writes both */
@@ -326,6 +328,22 @@ ALWAYS int carry_out(struct __sk_buff *skb, __u32 verdict)
 }
 
 #define NOW_OR_LATER(p) (*(volatile typeof(p) *)&(p))
+
+/*
+ * CLOCK_BOOTTIME as the first packet of this timer tick has found it: what goes by minutes need not read the clock for
+ * each packet. A tick does pass between the last packet before a suspend and the first one after it: interfaces stop
+ * before the clock does, and start after it. What the lease allows is not judged by this: ticks may be late.
+ */
+ALWAYS __u64 now_by_tick(struct cpu *s)
+{
+	__u64 tick = bpf_jiffies64();
+
+	if (s->tick != tick) {
+		s->tick = tick;
+		s->now = bpf_ktime_get_boot_ns();
+	}
+	return s->now;
+}
 
 ALWAYS int is_trusted(const struct committed *c, __u64 now)
 {

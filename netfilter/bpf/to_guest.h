@@ -62,6 +62,15 @@ static long merge_entry(__u32 i, void *context)
 	return 0;
 }
 
+/* What all writers have passed is this group's time, whatever this host's clock says. */
+ALWAYS int is_ahead(const struct committed *c, __u64 hlc, __u64 now)
+{
+	__u64 now_ms = (now + NOW_OR_LATER(c->wall_minus_boot)) / 1000000;
+	__u64 passed_ms = NOW_OR_LATER(c->watermark) >> 16;
+
+	return (hlc >> 16) > (now_ms < passed_ms ? passed_ms : now_ms) + CONFIG.hlc_ahead_max_ms;
+}
+
 /*
  * Merges the tag in the scratch area whose form byte is at `at`, a constant. Returns -1, or the
  * counter of a refusal.
@@ -71,7 +80,7 @@ ALWAYS int merge(struct cpu *s, __u32 at, struct pending *p, const struct commit
 	struct merging m = { .at = at + 2, .refused = -1 };
 	const __u8 *body = s->tag + at;
 	__u32 i, word, all = 0;
-	__u64 hlc, now, now_ms, passed_ms;
+	__u64 hlc, now;
 
 	if (body[0] != (CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR))
 		return DROPPED_MALFORMED;
@@ -84,7 +93,7 @@ ALWAYS int merge(struct cpu *s, __u32 at, struct pending *p, const struct commit
 	}
 	if (body[1] != (__u8)(fold(all) ^ body[0] ^ CONFIG.context))
 		return DROPPED_MALFORMED;
-	now = bpf_ktime_get_boot_ns();
+	now = now_by_tick(s);
 	if (!is_trusted(c, now))
 		return DROPPED_UNTRUSTED;
 	if (!CONFIG.is_hlc) {
@@ -95,12 +104,7 @@ ALWAYS int merge(struct cpu *s, __u32 at, struct pending *p, const struct commit
 	}
 	__builtin_memcpy(&hlc, body + 2, 8);
 	hlc = bpf_be64_to_cpu(hlc);
-	/* What all writers have passed is this group's time, whatever this host's clock says. */
-	now_ms = (now + NOW_OR_LATER(c->wall_minus_boot)) / 1000000;
-	passed_ms = NOW_OR_LATER(c->watermark) >> 16;
-	if (now_ms < passed_ms)
-		now_ms = passed_ms;
-	if ((hlc >> 16) > now_ms + CONFIG.hlc_ahead_max_ms)
+	if (is_ahead(c, hlc, now) && is_ahead(c, hlc, bpf_ktime_get_boot_ns()))
 		return DROPPED_AHEAD;
 	return raise(&p->hlc, hlc) ? DROPPED_FAILED : -1;
 }

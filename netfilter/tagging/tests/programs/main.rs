@@ -229,6 +229,30 @@ fn before_c_is_known_nothing_is_tagged_and_no_tag_believed() {
 }
 
 #[test]
+fn c_that_has_become_old_is_no_longer_believed() {
+    for form in [vector(3), Form::Hlc] {
+        let Some(m) = load(&settings(form)) else { return };
+        m.pend(&[0, 4, 0]);
+        m.tags.pending().hlc.store(4, SeqCst);
+        let stamp = match form {
+            Form::Hlc => Stamp::Hlc(Hlc(4)),
+            Form::Vector { .. } => stamp(&[0, 4, 0]),
+        };
+        let frame = ip4(OWN, PEER, UDP, &[], b"x");
+        let tagged = ip4(PEER, OWN, UDP, &m.tag4(&stamp), b"x");
+        assert_eq!(options_of(&m.send(&frame).frame), m.tag4(&stamp));
+        assert!(m.receive(&tagged).passed);
+
+        // Each CPU looks at the clock once in a tick of the kernel's timer.
+        m.group.committed().trusted_until.store(boot_ms() * 1_000_000, SeqCst);
+        let mut tries = std::iter::repeat_with(|| m.receive(&tagged));
+        m.is_dropped(&tries.find(|tried| !tried.passed).unwrap(), "dropped_untrusted");
+        let mut tries = std::iter::repeat_with(|| m.send(&frame));
+        m.is_left(&tries.find(|tried| tried.mark & MARK == 0).unwrap(), &frame, "gated_untrusted");
+    }
+}
+
+#[test]
 fn hlc_tags_carry_the_time_and_one_too_far_ahead_is_dropped() {
     let Some(m) = load(&settings(Form::Hlc)) else { return };
     m.group.committed().wall_minus_boot.store(1_000_000_000_000_000, SeqCst);
