@@ -194,8 +194,8 @@ int from_guest(struct __sk_buff *skb)
 	if (ACTION(verdict) == GATE) {
 		count(COUNTER(verdict));
 		bpf_tail_call(skb, &judges, 0);
-		/* Nobody is there to judge. */
-		verdict = leave_to_queue();
+		/* Nobody is there to judge, nor to hold it. */
+		verdict = drop(DROPPED_UNJUDGED);
 	}
 	return carry_out(skb, verdict);
 }

@@ -296,9 +296,15 @@ ALWAYS int gate(__u32 why)
 	return VERDICT(GATE, why);
 }
 
-/* The packet goes on without the mark, so the rules will queue it. */
+#define NOW_OR_LATER(p) (*(volatile typeof(p) *)&(p))
+
+/* The packet goes on without the mark, so the rules will queue it, unless somebody has taken them away. */
 ALWAYS int leave_to_queue(void)
 {
+	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
+
+	if (!c || NOW_OR_LATER(c->rules_gone))
+		return drop(DROPPED_NO_RULES);
 	return VERDICT(LEAVE, LEFT_TO_QUEUE);
 }
 
@@ -326,8 +332,6 @@ ALWAYS int carry_out(struct __sk_buff *skb, __u32 verdict)
 	/* Other filters may still have their say: TC_ACT_OK would end the classification. */
 	return TC_ACT_UNSPEC;
 }
-
-#define NOW_OR_LATER(p) (*(volatile typeof(p) *)&(p))
 
 /*
  * CLOCK_BOOTTIME as the first packet of this timer tick has found it: what goes by minutes need not read the clock for
@@ -380,29 +384,28 @@ ALWAYS int is_covered(const struct pending *p, const struct committed *c)
 	return reaches(c->entries, p->entries);
 }
 
-ALWAYS int judged(void)
+/* Whether a packet to the outside may leave now. */
+ALWAYS int may_leave(void)
 {
 	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
 	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
 	struct crossing *x = bpf_map_lookup_elem(&crossing, &zero);
 
 	if (!p || !c || !x)
-		return leave_to_queue();
+		return 0;
 	if (bpf_ktime_get_boot_ns() >= NOW_OR_LATER(c->open_until))
-		return leave_to_queue();
+		return 0;
 	/* Nothing overtakes what waits. */
 	if (NOW_OR_LATER(x->waiting) || NOW_OR_LATER(x->queued) != NOW_OR_LATER(x->decided))
-		return leave_to_queue();
-	if (!is_complete(p, c) || (!NOW_OR_LATER(c->is_async) && !is_covered(p, c)))
-		return leave_to_queue();
-	return let_pass(COVERED);
+		return 0;
+	return is_complete(p, c) && (NOW_OR_LATER(c->is_async) || is_covered(p, c));
 }
 
 /* Reached by tail call, while a daemon holds it there. */
 SEC("tc/ingress")
 int judge(struct __sk_buff *skb)
 {
-	return carry_out(skb, judged());
+	return carry_out(skb, may_leave() ? let_pass(COVERED) : leave_to_queue());
 }
 
 /* Copies from a packet: without a call where its bytes lie in one piece, as headers nearly always do. */

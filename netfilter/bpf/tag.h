@@ -45,6 +45,7 @@ struct committed {
 	__u64 watermark;
 	__u64 entries[WRITERS_MAX];
 	__u64 wall_minus_boot;	/* what turns CLOCK_BOOTTIME into the wall clock that is believed */
+	__u64 rules_gone;	/* not 0: what would be left to the packet filter's rules is dropped */
 };
 
 /* How far user space has got with the packets that were sent to its queue. */
@@ -77,6 +78,8 @@ enum counter {
 	GATED_UNTRUSTED,
 	GATED_INCOMPLETE,
 	DROPPED_GUESTS_OWN,
+	DROPPED_UNJUDGED,
+	DROPPED_NO_RULES,
 	MSS_LOWERED,
 	UNTAGGED_FOR_A_DEMONSTRATION,
 	/* to the guest */

@@ -57,6 +57,37 @@ pub(crate) fn split(datagram: &[u8]) -> Option<(u16, &[u8])> {
     Some((u16::from_ne_bytes(array(datagram, 4)?), body))
 }
 
+/// The messages of a datagram of several, as [`split`] returns each. One that is not all there ends them.
+pub(crate) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (kind, body) = split(datagram)?;
+        let len = HEADER_BYTES + body.len();
+        datagram = datagram.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((kind, body))
+    })
+}
+
+/// The attributes behind a generic header. `None`: the rest is not understood.
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u16, &[u8])>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let rest = std::mem::take(&mut bytes);
+        let read = || {
+            let len = usize::from(u16::from_ne_bytes(array(rest, 0)?));
+            let kind = u16::from_ne_bytes(array(rest, 2)?);
+            let value = rest.get(ATTRIBUTE_HEADER_BYTES..len)?;
+            Some((len, kind, value))
+        };
+        let read = read();
+        if let Some((len, ..)) = read {
+            bytes = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        }
+        Some(read.map(|(_, kind, value)| (kind, value)))
+    })
+}
+
 /// The error number in the body of a [`TYPE_ERROR`]; 0 is success.
 pub(crate) fn errno(body: &[u8]) -> Option<i32> {
     i32::from_ne_bytes(array(body, 0)?).checked_neg()

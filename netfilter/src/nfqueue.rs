@@ -142,7 +142,7 @@ impl Nfqueue {
         let mut this = Self {
             queue,
             socket,
-            slots: Slots::new(),
+            slots: Slots::of(Slots::PACKET_BYTES),
             early: VecDeque::new(),
             outgoing: Vec::new(),
             refused_verdicts: 0,

@@ -41,7 +41,7 @@ mod names;
 mod nft;
 mod tool;
 
-pub use changes::RuleChanges;
+pub use changes::{Change, RuleChanges};
 
 use crate::nfqueue::QueueNumber;
 use iptables::Iptables;

@@ -254,9 +254,9 @@ impl NetlinkSocket {
         let mut senders = [kernel_address(); Slots::COUNT];
         let base = slots.memory.as_mut_ptr();
         let mut vectors: [libc::iovec; Slots::COUNT] = std::array::from_fn(|slot| libc::iovec {
-            // SAFETY: the memory is COUNT * BYTES long, so each slot lies within it.
-            iov_base: unsafe { base.add(slot * Slots::BYTES) }.cast(),
-            iov_len: Slots::BYTES,
+            // SAFETY: the memory is COUNT * bytes long, so each slot lies within it.
+            iov_base: unsafe { base.add(slot * slots.bytes) }.cast(),
+            iov_len: slots.bytes,
         });
         // SAFETY: all zeros is a valid mmsghdr: null pointers with length 0.
         let mut headers: [libc::mmsghdr; Slots::COUNT] = unsafe { std::mem::zeroed() };
@@ -289,7 +289,7 @@ impl NetlinkSocket {
             // Only the kernel has port 0: nobody else tells us of packets.
             let from_kernel = sender.nl_pid == 0;
             let len = if whole && from_kernel { header.msg_len as usize } else { 0 };
-            slots.received.push(len.min(Slots::BYTES));
+            slots.received.push(len.min(slots.bytes));
         }
         Ok(())
     }
@@ -305,17 +305,20 @@ fn kernel_address() -> libc::sockaddr_nl {
 /// Memory for a run of received datagrams.
 pub(crate) struct Slots {
     memory: Vec<u8>,
+    /// Of each.
+    bytes: usize,
     received: Vec<usize>,
 }
 
 impl Slots {
     /// How many datagrams are received at once.
     pub(crate) const COUNT: usize = 64;
-    /// The longest datagram: a packet's headers and what the kernel tells of it.
-    pub(crate) const BYTES: usize = 2048;
+    /// The longest datagram of a queue: a packet's headers and what the kernel tells of it.
+    pub(crate) const PACKET_BYTES: usize = 2048;
 
-    pub(crate) fn new() -> Self {
-        Self { memory: vec![0; Self::COUNT * Self::BYTES], received: Vec::new() }
+    /// For datagrams of up to so many bytes.
+    pub(crate) fn of(bytes: usize) -> Self {
+        Self { memory: vec![0; Self::COUNT * bytes], bytes, received: Vec::new() }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -324,7 +327,7 @@ impl Slots {
 
     /// The received datagrams in order. What was too long, or not from the kernel, is empty.
     pub(crate) fn datagrams(&self) -> impl Iterator<Item = &[u8]> + '_ {
-        self.memory.chunks_exact(Self::BYTES).zip(&self.received).map(|(slot, len)| &slot[..*len])
+        self.memory.chunks_exact(self.bytes).zip(&self.received).map(|(slot, len)| &slot[..*len])
     }
 }
 

@@ -1,10 +1,11 @@
-//! The gate's packet-filter rules, kept in place whatever others do to the packet filter.
+//! The gate's packet-filter rules, kept in place whatever others do to the packet filter; between a change of them and
+//! the look that finds them in place nothing is left to them.
 
 use super::{HostError, spawn};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use tidelock_netfilter::gate::{Gate, RulesFound};
-use tidelock_netfilter::rules::RuleChanges;
+use tidelock_netfilter::rules::{Change, RuleChanges};
 
 /// How often rules are looked at if nobody tells of a change: legacy iptables does not.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -34,12 +35,21 @@ fn keep(gate: &Weak<Mutex<Option<Gate>>>) {
     loop {
         let began = Instant::now();
         let Some(found) = look(gate) else { return };
-        std::thread::sleep(pace.pause_after(found, began.elapsed()));
+        // Putting them back is told, too. Who else has changed something meanwhile the next look will show.
+        let own = changes.as_mut().filter(|_| found == RulesFound::PutBack);
+        let mut change = own.and_then(RuleChanges::drain);
+        let mut pause_until = Instant::now() + pace.pause_after(found, began.elapsed());
+        while let Some(left) = pause_until.checked_duration_since(Instant::now()) {
+            let heard = hear(&mut changes, left, gate);
+            if heard == Some(Change::Ours) {
+                pause_until = pause_until.min(Instant::now() + PAUSE_MIN);
+            }
+            change = change.max(heard);
+        }
         let next = if found == RulesFound::Failing { TRY_AGAIN_AFTER } else { LOOK_EVERY };
         let waits_since = Instant::now();
-        match &mut changes {
-            Some(changes) => drop(changes.wait(next)),
-            None => std::thread::sleep(next),
+        if change.is_none() {
+            hear(&mut changes, next, gate);
         }
         if waits_since.elapsed() >= QUIET {
             pace = Pace::default();
@@ -50,6 +60,28 @@ fn keep(gate: &Weak<Mutex<Option<Gate>>>) {
 /// `None`: there is no gate. One that was stopped needs no rules, or leaves them.
 fn look(gate: &Weak<Mutex<Option<Gate>>>) -> Option<RulesFound> {
     gate.upgrade()?.lock().expect("no panic while held").as_mut().map(Gate::follow_rules)
+}
+
+/// Waits for a change, but no longer than this. Rules that may be gone are not relied on from that moment on.
+fn hear(
+    changes: &mut Option<RuleChanges>,
+    at_most: Duration,
+    gate: &Weak<Mutex<Option<Gate>>>,
+) -> Option<Change> {
+    let Some(changes) = changes else {
+        std::thread::sleep(at_most);
+        return None;
+    };
+    let change = changes.wait(at_most);
+    if change == Some(Change::Ours)
+        && let Some(gate) = gate.upgrade()
+        // Whoever has it may be changing its rules: then it is that which was heard of.
+        && let Ok(gate) = gate.try_lock()
+        && let Some(gate) = &*gate
+    {
+        gate.doubt_rules();
+    }
+    change
 }
 
 fn listen() -> Option<RuleChanges> {

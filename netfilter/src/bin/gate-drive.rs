@@ -211,6 +211,7 @@ impl Drive {
                 };
                 return Ok(found.to_owned());
             }
+            ["doubt"] => self.gate.doubt_rules(),
             ["verify"] => self.gate.verify_rules()?,
             _ => return Err("unknown command".into()),
         }

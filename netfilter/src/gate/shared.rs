@@ -337,6 +337,13 @@ impl Group {
         self.dependent.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(pending));
     }
 
+    /// Whether the kernel programs drop what they would leave to the packet filter's rules.
+    pub(super) fn rules_are_gone(&self, gone: bool) {
+        if let Some(told) = &self.told {
+            told.cells.rules_gone.store(gone.into(), Ordering::SeqCst);
+        }
+    }
+
     /// Whether kernel programs want to hear from this process from time to time.
     pub(super) fn has_programs(&self) -> bool {
         self.told.is_some()
@@ -396,6 +403,10 @@ pub struct GateHandle {
 impl GateHandle {
     pub(super) fn new(group: Arc<Group>, wake: Arc<EventFd>) -> Self {
         Self { group, wake }
+    }
+
+    pub(super) fn rules_are_gone(&self, gone: bool) {
+        self.group.rules_are_gone(gone);
     }
 
     /// C has risen, or an old message repeats it.

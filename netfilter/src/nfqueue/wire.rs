@@ -2,9 +2,7 @@
 //! generic header is the queue.
 
 use super::{QueueNumber, QueuedPacket};
-use crate::netlink::{
-    self, ATTRIBUTE_HEADER_BYTES, FLAG_ACK, GENERIC_BYTES, TYPE_ERROR, array, split,
-};
+use crate::netlink::{self, FLAG_ACK, GENERIC_BYTES, TYPE_ERROR, array, attributes, split};
 use crate::release_queue::PacketId;
 use crate::verdicts::Verdict;
 
@@ -98,14 +96,12 @@ pub(super) fn parse(datagram: &[u8]) -> Option<Incoming<'_>> {
     }
 }
 
-fn packet(mut attributes: &[u8]) -> Option<QueuedPacket<'_>> {
+fn packet(bytes: &[u8]) -> Option<QueuedPacket<'_>> {
     let mut header = None;
     let mut head: &[u8] = &[];
     let mut len_bytes = None;
-    while !attributes.is_empty() {
-        let len = usize::from(u16::from_ne_bytes(array(attributes, 0)?));
-        let kind = u16::from_ne_bytes(array(attributes, 2)?);
-        let value = attributes.get(ATTRIBUTE_HEADER_BYTES..len)?;
+    for attribute in attributes(bytes) {
+        let (kind, value) = attribute?;
         match kind {
             PACKET_HEADER => {
                 let id = PacketId(u32::from_be_bytes(array(value, 0)?));
@@ -115,7 +111,6 @@ fn packet(mut attributes: &[u8]) -> Option<QueuedPacket<'_>> {
             CAPTURE_LEN => len_bytes = Some(u32::from_be_bytes(array(value, 0)?)),
             _ => {}
         }
-        attributes = attributes.get(len.next_multiple_of(4)..).unwrap_or(&[]);
     }
     let (id, ethertype) = header?;
     // The kernel names the whole length only when it has copied less.

@@ -3,6 +3,8 @@
 
 use tidelock_protocol::record::crc32c;
 
+/// Every table of ours in nftables begins so.
+pub(super) const TABLE_PREFIX: &str = "tidelock_";
 /// Every chain of ours in iptables begins so.
 pub(super) const CHAIN_PREFIX: &str = "TL-";
 /// iptables allows 28 characters.
@@ -33,7 +35,7 @@ pub(super) fn input_chain(member: &str) -> String {
 
 /// nftables' table of a member, as daemons before this one had it.
 pub(super) fn members_own_table(member: &str) -> String {
-    format!("tidelock_{}", word(member))
+    format!("{TABLE_PREFIX}{}", word(member))
 }
 
 const _: () = assert!(CHAIN_PREFIX.len() + READABLE_MAX + 1 + 8 + 2 <= CHAIN_NAME_MAX);

@@ -97,6 +97,8 @@ pub struct CommittedCells {
     pub entries: [AtomicU64; ENTRIES],
     /// What turns `CLOCK_BOOTTIME` into the wall clock that is believed.
     pub wall_minus_boot: AtomicU64,
+    /// Not 0: packets that would be left to the packet filter's rules are dropped, because those may be gone.
+    pub rules_gone: AtomicU64,
 }
 
 /// How far user space has got with the packets that were sent to its queue.
@@ -172,6 +174,10 @@ counters! {
     gated_incomplete,
     /// The guest sent a tag of its own: dropped.
     dropped_guests_own,
+    /// Packets that could not leave by themselves while no daemon was there to hold them: dropped.
+    dropped_unjudged,
+    /// The same while the packet filter's rules that would have queued them were gone.
+    dropped_no_rules,
     /// TCP connections whose segments were made smaller, so that the tag fits.
     mss_lowered,
     /// Packets to members without a tag, because tagging is off for a demonstration.

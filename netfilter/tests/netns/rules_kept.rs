@@ -1,24 +1,26 @@
 //! Rules that somebody takes away, and how one hears of it.
 
 use crate::drive::Drive;
-use crate::lab::{INTERFACE, Lab, in_namespace, next, nothing_came, udp};
+use crate::lab::{INTERFACE, Lab, MARKER, in_namespace, next, nothing_came, udp, until};
+use crate::tagging::{PORT, any, at, socket, until_stat};
+use crate::town::{Plan, Town};
 use crate::{TOPOLOGIES, backends, can_run, skipped, to_client};
-use tidelock_netfilter::rules::{RuleChanges, Topology};
+use tidelock_netfilter::rules::{Change, RuleChanges, Topology};
 
 /// What somebody does to the packet filter, and whether a guest's packets leave unheld from then on.
-struct Change {
+struct Deed {
     command: String,
     opens: bool,
 }
 
 /// What is done to the rules of a gate that queues by this packet filter.
-fn changes(backend: &str, lab: &Lab) -> Vec<Change> {
+fn changes(backend: &str, lab: &Lab) -> Vec<Deed> {
     let family = if lab.topology() == Topology::Bridged { "bridge" } else { "inet" };
-    let opens = |command: String| Change { command, opens: true };
+    let opens = |command: String| Deed { command, opens: true };
     let mut changes = Vec::new();
     if has_nftables(lab, family) {
         // Legacy iptables still queues then; what nftables has dropped beside it is gone.
-        changes.push(Change {
+        changes.push(Deed {
             command: "nft flush ruleset".into(),
             opens: backend != "iptables-legacy",
         });
@@ -29,7 +31,7 @@ fn changes(backend: &str, lab: &Lab) -> Vec<Change> {
             opens(format!("{backend} -t mangle -F")),
             opens(format!("{backend} -t mangle -D FORWARD 1")),
             opens(format!("{backend} -t mangle -I FORWARD -j ACCEPT")),
-            Change { command: format!("{six} -t mangle -D FORWARD 1"), opens: false },
+            Deed { command: format!("{six} -t mangle -D FORWARD 1"), opens: false },
         ]);
     } else {
         let on_table = |what: &str| {
@@ -47,7 +49,7 @@ fn changes(backend: &str, lab: &Lab) -> Vec<Change> {
              h=$(nft -a list chain {family} $t $c | sed -n '/counter/s/.*handle //p')
              nft delete rule {family} $t $c handle $h"
         );
-        changes.push(Change { command, opens: false });
+        changes.push(Deed { command, opens: false });
     }
     changes
 }
@@ -147,6 +149,105 @@ fn what_cannot_be_put_back_is_tried_again() {
     }
 }
 
+fn hosts(town: &Town) -> &'static [&'static str] {
+    if town.plan == Plan::TwoHosts { &["host", "other"] } else { &["host"] }
+}
+
+/// Takes the rules of every host away, by whatever packet filter.
+fn take_rules_away(town: &Town) {
+    for host in hosts(town) {
+        town.on(host, "nft flush ruleset || true");
+        for iptables in ["iptables-nft", "iptables-legacy"] {
+            town.on(host, &format!("{iptables} -t mangle -F || true"));
+        }
+    }
+}
+
+/// Neither between a change and the look at it, nor while nobody is there to look.
+#[test]
+fn where_the_programs_run_nothing_leaves_unheld_without_rules() {
+    if !can_run("without_rules") {
+        return;
+    }
+    for plan in Plan::ALL {
+        let town = Town::new(plan);
+        let mut gates = town.gates("2");
+        let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+        let to = at(town.ip("client"));
+        let hosts: Vec<_> =
+            hosts(&town).iter().map(|host| udp(&town.ns(host), &any(PORT))).collect();
+        // How many of two datagrams pass.
+        let passed = || {
+            web.send_to(b"datagram", to).unwrap();
+            db.send_to(b"datagram", to).unwrap();
+            // What a host sends passes, and after what the guests on it have sent before.
+            hosts
+                .iter()
+                .for_each(|host| assert_eq!(host.send_to(MARKER, to).unwrap(), MARKER.len()));
+            let (mut markers, mut datagrams) = (0, 0);
+            while markers < hosts.len() {
+                *(if next(&client) == MARKER { &mut markers } else { &mut datagrams }) += 1;
+            }
+            datagrams
+        };
+        gates.tell("web", "pending 0 3");
+        gates.tell_all("commit 0 3");
+        until("a packet passes by itself", || {
+            web.send_to(b"covered", to).unwrap();
+            assert_eq!(next(&client), b"covered", "{plan:?}");
+            gates.tags("web")["covered"] > 0
+        });
+        for member in ["web", "db"] {
+            gates.tell(member, "pending 0 4");
+        }
+
+        take_rules_away(&town);
+        web.send_to(b"unheld", to).unwrap();
+        assert_eq!(next(&client), b"unheld", "{plan:?}: until somebody hears of it");
+        gates.tell_all("doubt");
+        assert_eq!(passed(), 0, "{plan:?}");
+        for member in ["web", "db"] {
+            assert!(gates.tags(member)["dropped_no_rules"] > 0, "{plan:?} {member}");
+        }
+        web.send_to(b"to db", at(town.ip("db"))).unwrap();
+        assert_eq!(next(&db), b"to db", "{plan:?}: with a tag");
+        gates.tell_all("commit 0 4");
+        // The gate's thread waits a moment for what was left to the queue and has not come.
+        until("covered ones pass", || passed() > 0);
+
+        // They are back, and are relied on.
+        for member in ["web", "db"] {
+            gates.of(member).tell("rules");
+            gates.tell(member, "pending 0 5");
+        }
+        web.send_to(b"held", to).unwrap();
+        until_stat(&mut gates, "web", "held_packets", |n| n == 1);
+        nothing_came(&client);
+        gates.tell_all("commit 0 5");
+        assert_eq!(next(&client), b"held", "{plan:?}");
+
+        // Iptables cannot put them back without this, and does not get at bridged packets.
+        if gates.said.contains("iptables") && plan == Plan::OneBridge {
+            let sysctl = "sysctl -qw net.bridge.bridge-nf-call-ip6tables";
+            town.on("host", &format!("{sysctl}=0"));
+            take_rules_away(&town);
+            gates.tell("web", "pending 0 6");
+            for _ in 0..2 {
+                assert_eq!(gates.of("web").tell("rules"), "failing");
+                gates.tell("db", "pending 0 6");
+                assert_eq!(passed(), 0);
+            }
+            town.on("host", &format!("{sysctl}=1"));
+            assert_eq!(gates.of("web").tell("rules"), "put_back");
+        }
+        drop(gates);
+        take_rules_away(&town);
+        // The kernel empties the map of the judge shortly after the process is gone.
+        until("the gate is shut", || passed() == 0);
+        assert_eq!(passed(), 0, "{plan:?}: all of it is covered, and nobody knows for how long");
+    }
+}
+
 #[test]
 fn changes_of_nftables_are_heard_of_in_their_namespace() {
     if !can_run("heard_of") {
@@ -157,30 +258,48 @@ fn changes_of_nftables_are_heard_of_in_their_namespace() {
         skipped("heard_of", "needs nftables");
         return;
     }
+    let (others, ours) = (Some(Change::Others), Some(Change::Ours));
     let mut changes = in_namespace(&lab.host(), || RuleChanges::open().unwrap());
-    assert!(!changes.drain(), "nothing has happened yet");
+    assert_eq!(changes.drain(), None, "nothing has happened yet");
     elsewhere.on_host("nft add table inet others");
-    assert!(!changes.drain(), "it happened in another namespace");
-    for command in [
-        "nft add table inet others",
-        "nft delete table inet others",
-        "iptables-nft -t mangle -A FORWARD -j ACCEPT",
-        "iptables-nft -t mangle -F",
-        "nft flush ruleset",
+    assert_eq!(changes.drain(), None, "it happened in another namespace");
+    for (command, change) in [
+        ("nft add table inet others", others),
+        ("nft delete table inet others", others),
+        // Their transaction is the first that makes the table.
+        ("iptables-nft -t mangle -A FORWARD -j ACCEPT", ours),
+        ("iptables-nft -t mangle -N others", others),
+        ("iptables-nft -t mangle -A others -j ACCEPT", others),
+        ("iptables-nft -t mangle -F others", others),
+        ("iptables-nft -t filter -A FORWARD -j ACCEPT", others),
+        ("iptables-nft -t mangle -F", ours),
+        ("nft flush ruleset", ours),
+        ("nft add table inet tidelock_host_x", ours),
+        ("nft add chain inet tidelock_host_x c", ours),
+        ("nft add rule inet tidelock_host_x c accept", ours),
+        ("nft flush chain inet tidelock_host_x c", ours),
+        ("nft flush ruleset", ours),
     ] {
         lab.on_host(command);
-        assert!(changes.drain(), "{command}");
-        assert!(!changes.drain(), "{command}: that was all");
+        assert_eq!(changes.drain(), change, "{command}");
+        assert_eq!(changes.drain(), None, "{command}: that was all");
         lab.on_host("nft list ruleset");
-        assert!(!changes.drain(), "looking changes nothing");
+        assert_eq!(changes.drain(), None, "looking changes nothing");
     }
+    let many = |table: &str, n: u32| {
+        lab.on_host(&format!(
+            "(echo add table inet {table}; for n in $(seq {n}); do echo add chain inet {table} c$n; done) | nft -f -"
+        ));
+    };
+    // More than one datagram.
+    many("others", 300);
+    assert_eq!(changes.drain(), others);
+    many("tidelock_host_x", 300);
+    assert_eq!(changes.drain(), ours);
     // More than the socket's buffer takes.
-    lab.on_host(
-        "(echo add table inet many; for n in $(seq 4000); do echo add chain inet many c$n; done) \
-         | nft -f -",
-    );
-    assert!(changes.drain(), "some were lost");
-    assert!(!changes.drain());
+    many("others", 4000);
+    assert_eq!(changes.drain(), ours, "some were lost");
+    assert_eq!(changes.drain(), None);
     lab.on_host("nft flush ruleset");
-    assert!(changes.drain(), "from then on it hears again");
+    assert_eq!(changes.drain(), ours, "from then on it hears again");
 }

@@ -50,7 +50,7 @@ pub(super) fn queue_first(table: &str, chain: &str, queue: QueueNumber) -> io::R
     let socket = NetlinkSocket::open()?;
     socket.send(&transaction(table, chain, queue))?;
     // The kernel has acted and answered by now.
-    let mut slots = Slots::new();
+    let mut slots = Slots::of(Slots::PACKET_BYTES);
     let mut is_done = false;
     loop {
         match socket.receive(&mut slots) {

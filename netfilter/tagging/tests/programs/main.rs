@@ -229,6 +229,23 @@ fn before_c_is_known_nothing_is_tagged_and_no_tag_believed() {
 }
 
 #[test]
+fn nothing_is_left_to_rules_that_are_gone() {
+    let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[0, 4, 0]);
+    m.group.committed().rules_gone.store(1, SeqCst);
+    let outside = ip4(OWN, STRANGER, UDP, &[], b"x");
+    m.is_dropped(&m.send(&outside), "dropped_no_rules");
+    assert_eq!(m.counted("left_to_queue"), 0);
+    m.is_passed(&m.send(&ip4(OWN, PEER, UDP, &[], b"x")), "tagged");
+    m.open();
+    m.commit(&[0, 4, 0]);
+    m.is_passed(&m.send(&outside), "covered");
+    m.pend(&[0, 5, 0]);
+    m.group.committed().rules_gone.store(0, SeqCst);
+    m.is_left(&m.send(&outside), &outside, "left_to_queue");
+}
+
+#[test]
 fn c_that_has_become_old_is_no_longer_believed() {
     for form in [vector(3), Form::Hlc] {
         let Some(m) = load(&settings(form)) else { return };
