@@ -352,6 +352,67 @@ fn rules_that_somebody_flushes_are_put_back_and_it_is_said() {
     assert!(!left.contains("t-a") && !left.contains("t-b"), "{left}");
 }
 
+/// Not even while they cannot be put back.
+#[test]
+fn nothing_is_left_to_rules_that_are_gone() {
+    if let Some(why) = obstacle() {
+        eprintln!("skipped: two_hosts: {why}");
+        return;
+    }
+    let world = World::of(&[("a", "host-a"), ("b", "host-a")], "form = \"vector\"");
+    let guest =
+        Process(Command::new("unshare").args(["--net", "sleep", "infinity"]).spawn().unwrap());
+    let in_guest = format!("nsenter -t {} -n", guest.0.id());
+    let other = format!("/proc/{}/ns/net", guest.0.id());
+    let own = fs::read_link("/proc/self/ns/net").unwrap();
+    until("the guest's namespace is there", || fs::read_link(&other).is_ok_and(|ns| ns != own));
+    world.sh(&format!(
+        "ip link set g-a netns {}; ip addr add 10.9.0.254/24 dev t-a; sysctl -qw net.ipv4.ip_forward=1
+         {in_guest} sh -ec 'ip addr add 10.9.0.1/24 dev g-a; ip link set g-a up; ip route add default via 10.9.0.254'
+         ip link add outside type veth peer name beyond; sysctl -qw net.ipv6.conf.outside.disable_ipv6=1
+         ip addr add 10.8.0.1/24 dev outside; ip link set beyond up; ip link set outside up
+         ip neigh add 10.8.0.9 lladdr 02:00:00:00:00:09 dev outside",
+        guest.0.id()
+    ));
+    // Sends ten datagrams, and returns how many packets have left for the outside so far.
+    let send = || -> u64 {
+        let ten = "for n in 0 1 2 3 4 5 6 7 8 9; do echo x > /dev/udp/10.8.0.9/9; done";
+        let left = world.sh(&format!(
+            "{in_guest} bash -ec '{ten}'; set -- $(sed -n 's/ *outside: *//p' /proc/net/dev); echo ${{10}}"
+        ));
+        left.trim().parse().unwrap()
+    };
+    let member = || Some(world.group("host-a")?["members"][0].clone());
+    let daemon = world.daemon("host-a");
+    world.until_protected(&["host-a"]);
+    until("what is covered leaves", || send() < send());
+
+    // Nothing more gets to the backup, so from this write on nothing is covered.
+    let backup = world.backup.as_ref().unwrap().0.id();
+    world.sh(&format!("kill -9 {backup}"));
+    world.write("host-a", "a", 1);
+    until("what is not covered is held", || {
+        send();
+        member().is_some_and(|m| m["gate"]["held_packets"].as_u64() > Some(0))
+    });
+    let left = send();
+    let nft = world.file("nft").display().to_string();
+    world.sh(&format!(
+        "cp $(command -v nft) {nft}
+         for tool in nft iptables iptables-nft iptables-legacy; do
+             ! at=$(command -v $tool) || mount --bind /bin/false $at
+         done
+         {nft} flush ruleset"
+    ));
+    let mut unheld = 0;
+    until("it is dropped", || {
+        unheld = send();
+        member().is_some_and(|m| m["tagging"]["dropped_packets"]["no_rules"].as_u64() > Some(0))
+    });
+    assert_eq!([send(), send()], [unheld; 2], "{left}: {}", world.log("host-a.log"));
+    drop(daemon);
+}
+
 /// A time that the next run could give out again is not given out, whatever the others' clocks say.
 #[test]
 fn writes_wait_for_a_time_that_cannot_be_put_on_record() {
