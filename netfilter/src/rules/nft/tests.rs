@@ -336,7 +336,8 @@ fn most_packets_are_compared_with_no_name() {
         };
         for n in [2, 8, 9, 40] {
             assert_eq!(of(&many(n), ours, other, MARKS.pass).names_met, 0, "{n}");
-            assert_eq!(of(&many(n), other, ours, 0).names_met, 1, "{n}");
+            let compared = if n == 2 { 2 } else { 1 };
+            assert_eq!(of(&many(n), other, ours, 0).names_met, compared, "{n}");
         }
         // The way is no longer where there are more.
         let met = |n| of(&many(n), other, (4, "eth1"), 0).rules_met;
