@@ -54,8 +54,7 @@ static long hand_entry(__u32 i, void *context)
 }
 
 /* To a member on this host. Called after the packet was taken up. */
-ALWAYS int hand_over(const struct pending *p, const struct committed *c,
-		     struct pending *to)
+ALWAYS int hand_over(const struct pending *p, const struct committed *c, struct pending *to)
 {
 	struct handing h = { .to = to, .from = p };
 

@@ -67,7 +67,10 @@ ALWAYS __s64 room_flags(struct __sk_buff *skb, __u32 total, __u32 headers, __u32
 	return -1;
 }
 
-/* The other side must leave room for the tag. `at`: the TCP header of a SYN; `before`: the bytes of headers and tag before it. */
+/*
+ * The other side must leave room for the tag. `at`: the TCP header of a SYN; `before`: the bytes of headers and tag
+ * before it.
+ */
 APART void lower_mss(struct __sk_buff *skb, const struct tcp *tcp, __u32 at, __u32 before)
 {
 	__u32 bytes = (tcp->offset >> 4) * 4, most = before + TCP_MIN_BYTES;

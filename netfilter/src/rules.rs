@@ -187,7 +187,7 @@ pub enum RulesError {
     /// Rules are not as they were installed.
     #[error(
         "the rules in {tool} are not as they were installed ({what}), so packets may pass unheld: \
-         restart tidelockd, and find out what changes the packet filter"
+         a running tidelockd puts them back; find out what changes the packet filter"
     )]
     Changed {
         /// Which tool.
