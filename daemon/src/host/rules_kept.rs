@@ -35,7 +35,7 @@ fn keep(gate: &Weak<Mutex<Option<Gate>>>) {
     loop {
         let began = Instant::now();
         let Some(found) = look(gate) else { return };
-        // Putting them back is told, too. Who else has changed something meanwhile the next look will show.
+        // Putting them back is told, too. What somebody has changed since they were looked at the next look will show.
         let own = changes.as_mut().filter(|_| found == RulesFound::PutBack);
         let mut change = own.and_then(RuleChanges::drain);
         let mut pause_until = Instant::now() + pace.pause_after(found, began.elapsed());

@@ -48,9 +48,16 @@ impl Gate {
         let members = self.members.iter_mut().zip(looked);
         let found = members.map(|(member, looked)| member.follow_rules(&mut self.firewall, looked));
         let found = found.max().unwrap_or(RulesFound::InPlace);
-        if found != RulesFound::Failing {
-            self.rules_are_gone(false);
+        let are_in_place = match found {
+            RulesFound::InPlace => true,
+            // Who has taken them away may have done so again: a restart of nftables.service does it twice.
+            RulesFound::PutBack => self.look_at_rules().iter().all(Result::is_ok),
+            RulesFound::Failing => false,
+        };
+        if !are_in_place {
+            return RulesFound::Failing;
         }
+        self.rules_are_gone(false);
         found
     }
 

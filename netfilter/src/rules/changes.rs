@@ -102,15 +102,11 @@ impl RuleChanges {
 
 /// What a datagram tells of. One that was too long is empty.
 fn what(datagram: &[u8]) -> Change {
-    let mut change = Change::Others;
-    let mut is_whole = false;
-    for (kind, body) in messages(datagram) {
-        is_whole = true;
-        if kind >> 8 != NFNL_SUBSYS_NFTABLES || is_ours(kind & 0xff, body).unwrap_or(true) {
-            change = Change::Ours;
-        }
-    }
-    if is_whole { change } else { Change::Ours }
+    let all = messages(datagram).map(|(kind, body)| {
+        let others = kind >> 8 == NFNL_SUBSYS_NFTABLES && is_ours(kind & 0xff, body) == Some(false);
+        if others { Change::Others } else { Change::Ours }
+    });
+    all.max().unwrap_or(Change::Ours)
 }
 
 /// `None`: not understood.

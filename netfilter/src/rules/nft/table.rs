@@ -1,7 +1,8 @@
 //! What stands in nftables: one table for the members of a host, in each family and for each purpose.
 //!
 //! Every packet of the host enters each base chain once, so there is one for all members, and what it compares comes
-//! first. A few indices, or two names, are compared one after the other, which is quicker than to look them up. So a packet's way is about as long with twenty members as with one:
+//! first. A few indices, or two names, are compared one after the other, which is quicker than to look them up. So a
+//! packet's way is about as long with twenty members as with one:
 //!
 //! ```text
 //! chain forward { iif 5 goto from_web        what comes from a member's interface
