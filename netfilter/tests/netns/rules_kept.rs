@@ -221,7 +221,7 @@ fn where_the_programs_run_nothing_leaves_unheld_without_rules() {
             gates.tell(member, "pending 0 5");
         }
         web.send_to(b"held", to).unwrap();
-        until_stat(&mut gates, "web", "held_packets", |n| n == 1);
+        until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
         nothing_came(&client);
         gates.tell_all("commit 0 5");
         assert_eq!(next(&client), b"held", "{plan:?}");
