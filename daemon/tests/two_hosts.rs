@@ -44,6 +44,18 @@ impl Drop for Process {
     }
 }
 
+/// A process that does nothing, in namespaces of its own, which are there by then.
+fn in_namespaces(which: &[&str]) -> Process {
+    let mut command = Command::new("unshare");
+    command.args(which).args(["sleep", "infinity"]);
+    let holder = Process(command.spawn().unwrap());
+    // Unshare makes all of them in one call.
+    let own = fs::read_link("/proc/self/ns/net").unwrap();
+    let theirs = format!("/proc/{}/ns/net", holder.0.id());
+    until("the namespaces are there", || fs::read_link(&theirs).is_ok_and(|ns| ns != own));
+    holder
+}
+
 /// The namespaces, the files, and the backup.
 struct World {
     /// Lives as long as the namespaces.
@@ -60,13 +72,8 @@ impl World {
 
     /// With these members, of which only `web` has no disk, and these settings of the group.
     fn of(members: &[(&str, &str)], settings: &str) -> World {
-        let mut command = Command::new("unshare");
-        command.args(["--net", "--mount", "--propagation", "private", "sleep", "infinity"]);
-        let holder = Process(command.spawn().unwrap());
+        let holder = in_namespaces(&["--net", "--mount", "--propagation", "private"]);
         let mut world = World { holder, directory: tempfile::tempdir().unwrap(), backup: None };
-        let own = fs::read_link("/proc/self/ns/net").unwrap();
-        let theirs = format!("/proc/{}/ns/net", world.holder.0.id());
-        until("the namespaces are there", || fs::read_link(&theirs).is_ok_and(|ns| ns != own));
         world.sh(
             "ip link set lo up; umount /sys/fs/bpf 2>/dev/null || true; mount -t bpf bpf /sys/fs/bpf
              for t in a c b web; do ip link add t-$t type veth peer name g-$t; ip link set t-$t up; done",
@@ -360,12 +367,8 @@ fn nothing_is_left_to_rules_that_are_gone() {
         return;
     }
     let world = World::of(&[("a", "host-a"), ("b", "host-a")], "form = \"vector\"");
-    let guest =
-        Process(Command::new("unshare").args(["--net", "sleep", "infinity"]).spawn().unwrap());
+    let guest = in_namespaces(&["--net"]);
     let in_guest = format!("nsenter -t {} -n", guest.0.id());
-    let other = format!("/proc/{}/ns/net", guest.0.id());
-    let own = fs::read_link("/proc/self/ns/net").unwrap();
-    until("the guest's namespace is there", || fs::read_link(&other).is_ok_and(|ns| ns != own));
     world.sh(&format!(
         "ip link set g-a netns {}; ip addr add 10.9.0.254/24 dev t-a; sysctl -qw net.ipv4.ip_forward=1
          {in_guest} sh -ec 'ip addr add 10.9.0.1/24 dev g-a; ip link set g-a up; ip route add default via 10.9.0.254'

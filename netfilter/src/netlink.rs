@@ -18,6 +18,13 @@ const FLAG_REQUEST: u16 = 1;
 /// `NLM_F_ACK`.
 pub(crate) const FLAG_ACK: u16 = 4;
 
+/// nftables' subsystem, and its messages and attributes that are both sent and heard
+/// (`linux/netfilter/nf_tables.h`).
+pub(crate) const NFNL_SUBSYS_NFTABLES: u16 = 10;
+pub(crate) const NFT_MSG_NEWRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 6;
+pub(crate) const NFTA_RULE_TABLE: u16 = 1;
+pub(crate) const NFTA_RULE_CHAIN: u16 = 2;
+
 /// Appends a message to `out`. What the generic header's two fields mean depends on its type.
 pub(crate) fn message(
     out: &mut Vec<u8>,

@@ -15,21 +15,22 @@
 //! ```
 
 use super::names::{CHAIN_PREFIX, TABLE_PREFIX};
-use crate::netlink::{GENERIC_BYTES, attributes, messages};
+use crate::netlink::{
+    GENERIC_BYTES, NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWRULE, NFTA_RULE_CHAIN, NFTA_RULE_TABLE,
+    attributes, messages,
+};
 use crate::sys::{Epoll, NetlinkSocket, Slots};
 use std::io;
 use std::time::{Duration, Instant};
 
-const NFNL_SUBSYS_NFTABLES: u16 = 10;
-const NFT_MSG_DELTABLE: u16 = 2;
-const NFT_MSG_NEWCHAIN: u16 = 3;
-const NFT_MSG_DELCHAIN: u16 = 5;
-const NFT_MSG_NEWRULE: u16 = 6;
-const NFT_MSG_DELRULE: u16 = 8;
-const NFT_MSG_NEWGEN: u16 = 15;
-const TABLE: u16 = 1;
-const RULE_CHAIN: u16 = 2;
-const CHAIN_NAME: u16 = 3;
+const NFT_MSG_DELTABLE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 2;
+const NFT_MSG_NEWCHAIN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 3;
+const NFT_MSG_DELCHAIN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 5;
+const NFT_MSG_DELRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 8;
+const NFT_MSG_NEWGEN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 15;
+/// Of whatever the message is about.
+const TABLE: u16 = NFTA_RULE_TABLE;
+const NFTA_CHAIN_NAME: u16 = 3;
 /// Iptables' own, in which our chains are led to.
 const IPTABLES_TABLE: &str = "mangle";
 const IPTABLES_HOOKS: [&str; 2] = ["FORWARD", "INPUT"];
@@ -103,7 +104,7 @@ impl RuleChanges {
 /// What a datagram tells of. One that was too long is empty.
 fn what(datagram: &[u8]) -> Change {
     let all = messages(datagram).map(|(kind, body)| {
-        let others = kind >> 8 == NFNL_SUBSYS_NFTABLES && is_ours(kind & 0xff, body) == Some(false);
+        let others = kind >> 8 == NFNL_SUBSYS_NFTABLES && is_ours(kind, body) == Some(false);
         if others { Change::Others } else { Change::Ours }
     });
     all.max().unwrap_or(Change::Ours)
@@ -128,8 +129,8 @@ fn is_ours(kind: u16, body: &[u8]) -> Option<bool> {
     }
     // Others have rules there, too.
     let chain = match kind {
-        NFT_MSG_NEWRULE | NFT_MSG_DELRULE => name(RULE_CHAIN)?,
-        NFT_MSG_NEWCHAIN | NFT_MSG_DELCHAIN => name(CHAIN_NAME)?,
+        NFT_MSG_NEWRULE | NFT_MSG_DELRULE => name(NFTA_RULE_CHAIN)?,
+        NFT_MSG_NEWCHAIN | NFT_MSG_DELCHAIN => name(NFTA_CHAIN_NAME)?,
         _ => return Some(kind == NFT_MSG_DELTABLE),
     };
     Some(chain.starts_with(CHAIN_PREFIX) || IPTABLES_HOOKS.contains(&chain))

@@ -2,7 +2,7 @@
 
 use crate::drive::Drive;
 use crate::lab::{INTERFACE, Lab, MARKER, in_namespace, next, nothing_came, udp, until};
-use crate::tagging::{PORT, any, at, socket, until_stat};
+use crate::tagging::{PORT, any, at, socket, until_packets_pass_by_themselves, until_stat};
 use crate::town::{Plan, Town};
 use crate::{TOPOLOGIES, backends, can_run, skipped, to_client};
 use tidelock_netfilter::rules::{Change, RuleChanges, Topology};
@@ -192,11 +192,7 @@ fn where_the_programs_run_nothing_leaves_unheld_without_rules() {
         };
         gates.tell("web", "pending 0 3");
         gates.tell_all("commit 0 3");
-        until("a packet passes by itself", || {
-            web.send_to(b"covered", to).unwrap();
-            assert_eq!(next(&client), b"covered", "{plan:?}");
-            gates.tags("web")["covered"] > 0
-        });
+        until_packets_pass_by_themselves(&mut gates, &web, &client, to);
         for member in ["web", "db"] {
             gates.tell(member, "pending 0 4");
         }

@@ -44,6 +44,20 @@ pub fn until_stat(gates: &mut Gates, member: &str, name: &str, wanted: impl Fn(u
     until(&format!("{name} of {member}"), || wanted(gates.stats(member)[name]));
 }
 
+/// From `web`, which is covered. The gate's thread says that the queue is empty; until then packets go through it.
+pub fn until_packets_pass_by_themselves(
+    gates: &mut Gates,
+    web: &UdpSocket,
+    client: &UdpSocket,
+    to: SocketAddr,
+) {
+    until("a packet passes by itself", || {
+        web.send_to(b"covered", to).unwrap();
+        assert_eq!(next(client), b"covered");
+        gates.tags("web")["covered"] > 0
+    });
+}
+
 #[test]
 fn what_a_member_depends_on_goes_with_its_packets() {
     if !can_run("tag_carries") {
@@ -236,12 +250,7 @@ fn covered_packets_leave_by_themselves_until_the_gate_is_killed() {
         until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
         gates.tell_all("commit 0 3");
         assert_eq!(next(&client), b"uncovered");
-        // The gate's thread says that the queue is empty; until then packets go through it.
-        until("a packet passes by itself", || {
-            web.send_to(b"covered", to).unwrap();
-            assert_eq!(next(&client), b"covered");
-            gates.tags("web")["covered"] > 0
-        });
+        until_packets_pass_by_themselves(&mut gates, &web, &client, to);
         gates.tell("web", "pending 0 4");
         web.send_to(b"known to db", at(town.ip("db"))).unwrap();
         assert_eq!(next(&db), b"known to db");

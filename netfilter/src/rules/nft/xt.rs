@@ -20,22 +20,21 @@
 //! NFNL_MSG_BATCH_END     family 0 | resource NFNL_SUBSYS_NFTABLES
 //! ```
 
-use crate::netlink::{FLAG_ACK, TYPE_ERROR, attribute, errno, message, split};
+use crate::netlink::{
+    FLAG_ACK, NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWRULE, NFTA_RULE_CHAIN, NFTA_RULE_TABLE, TYPE_ERROR,
+    attribute, errno, message, split,
+};
 use crate::nfqueue::QueueNumber;
 use crate::sys::{NetlinkSocket, Slots};
 use std::io;
 
-const NFNL_SUBSYS_NFTABLES: u16 = 10;
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_MSG_BATCH_END: u16 = 0x11;
-const NFT_MSG_NEWRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 6;
 const NFPROTO_INET: u8 = 1;
 /// Without NLM_F_APPEND the rule comes before all others of its chain.
 const NLM_F_CREATE: u16 = 0x400;
 
 const NLA_F_NESTED: u16 = 0x8000;
-const NFTA_RULE_TABLE: u16 = 1;
-const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_EXPRESSIONS: u16 = 4 | NLA_F_NESTED;
 const NFTA_LIST_ELEM: u16 = 1 | NLA_F_NESTED;
 const NFTA_EXPR_NAME: u16 = 1;
