@@ -32,7 +32,7 @@ class Settings:
     rtts_ms: tuple[int, ...] = (0, 50, 100, 200)
     client_counts: tuple[int, ...] = (1, 4, 16, 64)
     gate_s: int = 1
-    tagging_rounds: int = 15
+    tagging_rounds: int = 16
     """Short turns: their number makes up for their noise."""
     flood_s: float = 0.2
     memory_s: float = 60.0
