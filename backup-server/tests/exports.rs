@@ -171,6 +171,7 @@ async fn an_export_that_is_killed_again_and_again_is_right_in_the_end() {
                 .args(["--config", config.to_str().unwrap(), "export", "shop", "db.root"])
                 .arg(&out)
                 .args(args)
+                .env("TMPDIR", dir.path())
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
@@ -224,6 +225,7 @@ async fn it_goes_on_from_whatever_a_kill_has_left() {
                 .args(["--fsize=1500000", env!("CARGO_BIN_EXE_tidelock-backup"), "--config"])
                 .arg(&config)
                 .args(["export", "shop", "db.root", out.to_str().unwrap(), "--format", format])
+                .env("TMPDIR", dir.path())
                 .output()
                 .unwrap();
             assert!(!limited.status.success() && unfinished(".json").exists());
@@ -273,6 +275,7 @@ async fn without_room_it_stops_with_a_reason_and_goes_on_with_room() {
         .args(["--fsize=1500000", env!("CARGO_BIN_EXE_tidelock-backup"), "--config"])
         .arg(&config)
         .args(["export", "shop", "db.root", out.to_str().unwrap(), "--format", "qcow2"])
+        .env("TMPDIR", dir.path())
         .output()
         .unwrap();
     assert!(!limited.status.success() && !out.exists());
