@@ -139,6 +139,7 @@ fn load(words: &[&str]) -> Option<()> {
     let guard = Guard::MEMBERS.into_iter().chain(Guard::OUTSIDE).find(|g| g.name() == guard)?;
     let span = Duration::from_millis(millis.parse().ok()?);
     let site = Site::new(plan, cable, to, guard);
+    eprintln!("the load begins");
     if what == "flood" {
         println!("{}", json!({ "packets_per_s": site.flood(span) }));
     } else {

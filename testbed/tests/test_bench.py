@@ -419,8 +419,11 @@ def test_releases_have_a_row_for_each_stamp_and_no_target():
 
 
 def test_pages_of_packets_have_every_figure_and_a_profile_where_they_are_short(tmp_path):
-    result = tagging.summarise(tagging_found(4, 0.9, paths=3))
-    profiled = result | {"flood_profile": [{"percent": 7.0, "thread": "t", "kernel": True, "function": "nft_do_chain"}]}
+    result = tagging.summarise(tagging_found(4, 0.9, paths=3)) | {"profiles": []}
+    (row, rate), *_ = tagging.short(result["rows"])
+    place = {name: row[name] for name in ("path", "cable", "guard")}
+    functions = tagging.added({"nft_do_chain": 7.0, "copy": 83.0}, {"copy": 90.0}, 0.9)
+    profiled = result | {"profiles": [{"rate": rate, **place, "functions": functions}]}
     for part, of_part in {"i": result, "j": profiled, "k": release.summarise(release_found())}.items():
         report.save(tmp_path, part, {"processors": 2}, 0.0, of_part)
     report.write(tmp_path)
@@ -430,8 +433,18 @@ def test_pages_of_packets_have_every_figure_and_a_profile_where_they_are_short(t
         assert ElementTree.fromstring((tmp_path / chart).read_text()).tag.endswith("svg")
     assert page.count("4.00 (4.00 to 4.00)") == 2 * 3 * 3
     assert page.count("| 0.90 (0.90 to 0.90) |") == 2 * 3 * len(tagging.RATES)
-    assert page.count("`nft_do_chain` (kernel)") == 1
+    assert page.count("<details>") == 1
+    assert "| +7.8 | 7.8 | 0.0 | `nft_do_chain` |\n| +2.2 | 92.2 | 90.0 | `copy` |" in page
     assert page.count("20 (10 to 30)") == 2 * 4
+
+
+def test_of_each_cable_and_rate_the_row_that_has_most_to_lose_is_profiled():
+    result = tagging.summarise(tagging_found(4, 0.9, paths=3, share_on_taps=0.97, name="covered"))
+    found = tagging.short(result["rows"])
+    assert [(row["cable"], row["guard"], rate) for row, rate in found] == [
+        ("veths", "covered", rate) for rate in tagging.LOADS
+    ]
+    assert tagging.short(tagging.summarise(tagging_found(4, 0.97))["rows"]) == []
 
 
 def test_charts_are_whole_documents():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import release, tagging
 from .charts import bar_chart
-from .page import chart, profile
+from .page import chart, details
 
 PACKET_BYTES = 50 << 10
 """A stream's packets between namespaces, as counted at the interface: what the kernel makes of 64 KiB."""
@@ -68,14 +68,9 @@ takes {datagram_us:.1f} µs in all, of which 3 % are {allowed_datagram_us:.2f} �
 our chain of rules (`nft_do_chain` and what it calls), before the programs' share.
 """
 
-PROFILES = {
-    "stream": "What takes the time of the fast stream between two hosts, from `perf record` on its two ends",
-    "taps_stream": "What takes the time of the fast stream between two hosts, with guests on taps, from `perf record` "
-    "on its two ends and on what carries frames between the taps and the guests",
-    "flood": "What takes the time of a flood between two hosts, from `perf record` on its sender, whose thread carries "
-    "each packet all the way",
-}
-"""By what the benchmark calls the load."""
+SHORT_WORDS = """Where it is short of what is wanted, these functions take longer than without, in percent of the time
+that a packet takes without (`perf record` on all that carries packets, a run with and one without).
+"""
 
 RELEASE = """## (k) Releases
 
@@ -121,9 +116,20 @@ def _write(directory: Path, result: dict, name: str, title: str, before: str, af
     groups = [(f"{row['path']}, {row['guard']}", [_bar(row["added_us"][trip]) for trip in trips]) for row in timed]
     svg = bar_chart(f"{title}: added to a round trip", "µs", list(trips.values()), groups)
     lines += ["", *after.format(**_each_packet(rows)).splitlines(), "", chart(directory, name, svg), ""]
-    for load, words in PROFILES.items():
-        lines += profile(words, result.get(f"{load}_profile", []))
+    if result["profiles"]:
+        lines += [*SHORT_WORDS.splitlines(), ""]
+    for one in result["profiles"]:
+        lines += _profile(one)
     return lines
+
+
+def _profile(one: dict) -> list[str]:
+    where = f"{tagging.RATES[one['rate']]}, {one['path']}, guests on {one['cable']}, {one['guard']}"
+    rows = []
+    for row in one["functions"]:
+        percent, without = row["percent"], row["without"]
+        rows.append(f"| {percent - without:+.1f} | {percent:.1f} | {without:.1f} | `{row['function']}` |")
+    return details(where[0].upper() + where[1:], ["added, %", "with, %", "without, %", "function"], rows)
 
 
 def _each_packet(rows: list[dict]) -> dict[str, float]:

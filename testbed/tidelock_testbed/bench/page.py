@@ -14,12 +14,17 @@ def chart(directory: Path, name: str, svg: str) -> str:
 
 
 def profile(title: str, top: list[dict]) -> list[str]:
-    """A table that opens on demand; nothing where there is no profile."""
-    if not top:
-        return []
+    """Where the time went; nothing where there is no profile."""
     rows = [
         f"| {row['percent']:.1f} | {row['thread']} | `{row['function']}`{' (kernel)' if row['kernel'] else ''} |"
         for row in top
     ]
-    head = [f"<details><summary>{title}</summary>", "", "| % | thread | function |", "|---|---|---|"]
-    return [*head, *rows, "", "</details>", ""]
+    return details(title, ["%", "thread", "function"], rows)
+
+
+def details(title: str, columns: list[str], rows: list[str]) -> list[str]:
+    """A table that opens on demand; nothing without rows."""
+    if not rows:
+        return []
+    head = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    return [f"<details><summary>{title}</summary>", "", *head, *rows, "", "</details>", ""]

@@ -67,15 +67,18 @@ def memory_mib(pid: int) -> Memory:
 class Profile:
     """`perf record` on some processes, from its making until `top`."""
 
-    def __init__(self, run: Run, name: str, pids: dict[str, int]):
+    def __init__(self, run: Run, name: str, pids: dict[str, int], hertz: int = 499):
         self._data = run.directory / f"{name}.perf"
         self._recorder = None
         if shutil.which("perf"):
-            argv = ["perf", "record", "-g", "-F", "499", "-o", self._data, "-p", ",".join(map(str, pids.values()))]
+            argv = ["perf", "record", "-g", "-F", hertz, "-o", self._data, "-p", ",".join(map(str, pids.values()))]
             self._recorder = Process(run, f"perf-{name}", argv)
 
-    def top(self, symbols: int = 12) -> list[dict]:
-        """Where the time went: threads and functions with their share of all samples, the largest first."""
+    def top(self, symbols: int | None = 12) -> list[dict]:
+        """Where the time went: threads and functions with their share of all samples, the largest first.
+
+        `None`: all of them.
+        """
         if self._recorder is None:
             return []
         self._recorder.popen.send_signal(2)  # perf writes its file at Ctrl-C
