@@ -540,6 +540,19 @@ fn vectors_are_taken_while_they_fit() {
 }
 
 #[test]
+fn hosts_must_agree_on_the_number_of_the_tags_option() {
+    let of = |more: &str| parse("f", &several("h", more)).unwrap().groups[0].peers();
+    let usual = of("");
+    assert!(usual.iter().all(|line| !line.contains("option")), "{usual:?}");
+    assert_eq!(of("[group.tag]\noption = 158\n"), usual);
+    let other = of("[group.tag]\noption = 222\n");
+    assert_eq!((other[0].as_str(), &other[1..]), ("tag.option=222", &usual[..]));
+    // Without tags it has no meaning.
+    let apart = of("boundary = \"member\"\n[group.tag]\noption = 222\n");
+    assert_eq!((apart[0].as_str(), &apart[1..]), ("boundary=member", &usual[..]));
+}
+
+#[test]
 fn a_members_name_is_used_once_on_a_host() {
     let second = GOOD[GOOD.find("[[group]]").unwrap()..]
         .replace("\"g\"", "\"g2\"")

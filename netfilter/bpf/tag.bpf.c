@@ -53,6 +53,7 @@
 #define NEXT_DESTINATION 60
 
 /* Loose and strict source route: the packet goes elsewhere than its destination says. */
+#define IPV4_COPIED 0x80	/* in the number of an option that every fragment has */
 #define IPV4_LOOSE_ROUTE 131
 #define IPV4_STRICT_ROUTE 137
 

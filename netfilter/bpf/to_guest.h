@@ -115,6 +115,16 @@ ALWAYS int is_tag_alone(const struct cpu *s, __u32 options)
 	return options == TAG4_BYTES && s->tag[0] == CONFIG.ipv4_option && s->tag[1] == TAG4_BYTES;
 }
 
+/*
+ * A tag by another number: from a member of a host where another one is configured, or still was. What such a packet
+ * depends on would remain unknown, so it must not pass for one that depends on nothing.
+ */
+ALWAYS int is_tag_by_another_number(const struct cpu *s)
+{
+	return s->tag[0] & IPV4_COPIED && s->tag[0] != CONFIG.ipv4_option &&
+	       (s->tag[2] == FORM_VECTOR || s->tag[2] == FORM_HLC);
+}
+
 ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 {
 	struct pending *p;
@@ -155,10 +165,12 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	}
 	if (w->bad)
 		return drop(DROPPED_UNREADABLE);
-	if (!w->found)
+	if (!w->found && !is_tag_by_another_number(s))
 		return go_on();
 	source = from_ipv4(h.source);
 	is_believed = is_peer(s, &source) && !CONFIG.off;
+	if (!w->found)
+		return is_believed ? drop(DROPPED_MALFORMED) : go_on();
 	if (is_believed) {
 		if (w->found != 1 || w->found_at != NET + IPV4_MIN_BYTES || w->found_bytes != TAG4_BYTES)
 			return drop(DROPPED_MALFORMED);

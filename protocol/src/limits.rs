@@ -14,6 +14,8 @@ pub const FRAME_BODY_MAX_BYTES: u32 = RECORD_PAYLOAD_MAX_BYTES
 pub const WRITERS_MAX: u16 = 64;
 /// The most members of one group, with and without disks.
 pub const MEMBERS_MAX: usize = 256;
+/// The most lines that hosts of a group must have the same: its members, and one for what is not usual.
+pub const PEERS_MAX: usize = MEMBERS_MAX + 1;
 /// The longest line that names a member with its addresses.
 pub const PEER_MAX_BYTES: usize = 512;
 /// The most disks of one writer.
@@ -30,6 +32,6 @@ pub const COPY_MAX_BYTES: u32 = 256 << 10;
 const _: () = assert!(CONTROL_MAX_BYTES <= FRAME_BODY_MAX_BYTES);
 const _: () = assert!(MACHINE_MAX_BYTES < CONTROL_MAX_BYTES as usize);
 const _: () =
-    assert!(MACHINE_MAX_BYTES + MEMBERS_MAX * PEER_MAX_BYTES < CONTROL_MAX_BYTES as usize / 2);
+    assert!(MACHINE_MAX_BYTES + PEERS_MAX * PEER_MAX_BYTES < CONTROL_MAX_BYTES as usize / 2);
 const _: () = assert!(RECORD_DEPS_MAX <= WRITERS_MAX);
 const _: () = assert!(COPY_MAX_BYTES <= RECORD_PAYLOAD_MAX_BYTES);

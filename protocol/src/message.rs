@@ -249,8 +249,9 @@ pub struct Join {
     pub attach: Attach,
     /// The form in which this host tags packets.
     pub form: Form,
-    /// All members and their addresses, one line each, as this host's configuration has them: a
-    /// host that does not know a member would not merge its tags.
+    /// All members and their addresses, one line each (`NAME=ADDRESS,ADDRESS`), as this host's
+    /// configuration has them: a host that does not know a member would not merge its tags. Before
+    /// them, if it is so: `boundary=member`, or `tag.option=NUMBER` where that is not the usual one.
     pub peers: Vec<String>,
 }
 

@@ -137,7 +137,7 @@ fn check_group(
 
 fn check_peers(peers: &[String]) -> Result<(), Refusal> {
     let fits = |peer: &String| peer.len() <= limits::PEER_MAX_BYTES;
-    if peers.len() > limits::MEMBERS_MAX || !peers.iter().all(fits) {
+    if peers.len() > limits::PEERS_MAX || !peers.iter().all(fits) {
         return refuse(RefusalKind::Invalid, "a group has at most 256 members, of 512 bytes each");
     }
     Ok(())

@@ -79,9 +79,10 @@ impl<S: Storage> Group<S> {
         }
         let others = self.other_hosts(host);
         if let Some(other) = others.iter().find(|other| self.is_connected(other)) {
+            let differs = self.what_differs(writers, peers, form);
             return mismatch(format!(
-                "host {host} has other members, addresses or another form (now {form}) in its \
-                 configuration than host {other}, which is connected: both must have the same. \
+                "host {host} has another group in its configuration than host {other}, which is \
+                 connected: {differs}. Both must have the same. \
                  Stop the daemon of {other}, change its configuration, and start it again"
             ));
         }
@@ -101,6 +102,27 @@ impl<S: Storage> Group<S> {
             ));
         }
         self.put_on_record(writers, peers, form).map_err(|e| (RefusalKind::Stopping, e))
+    }
+
+    /// For people: what a host says of the group's shape that nobody else does, and the other way round.
+    fn what_differs(&self, writers: &[String], peers: &[String], form: Form) -> String {
+        let lines = |writers: &[String], peers: &[String], form: Form| {
+            let form = format!("form={form}");
+            let order = format!("writers={}", writers.join(","));
+            [form, order].into_iter().chain(peers.iter().cloned()).collect::<Vec<_>>()
+        };
+        let ours = lines(&self.manifest.writers, &self.manifest.peers, self.journal.state().form);
+        let theirs = lines(writers, peers, form);
+        let only = |these: &[String], those: &[String]| {
+            let only = these.iter().filter(|line| !those.contains(line));
+            only.map(|line| format!(" {line}")).collect::<String>()
+        };
+        match (only(&theirs, &ours).as_str(), only(&ours, &theirs).as_str()) {
+            ("", "") => "the members are in another order".to_owned(),
+            (new, "") => format!("the first has{new}"),
+            ("", old) => format!("the second has{old}"),
+            (new, old) => format!("the first has{new}, the second{old}"),
+        }
     }
 
     /// A host attaches a member that is alone: with version 1 of the protocol, which knows of nothing

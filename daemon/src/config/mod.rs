@@ -25,6 +25,7 @@ use std::time::Duration;
 use tidelock_config::{Diagnostics, HostPort, Located, Name, Place, Rate, Size};
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::{Form, Mode};
+use tidelock_protocol::tag;
 
 pub use machine::{certificate_warning, check_machine, disk_size, read_machine};
 pub use read::parse;
@@ -261,18 +262,19 @@ impl Group {
         self.roster.iter().filter(|peer| !peer.removed)
     }
 
-    /// What every host of the group must agree on, one line for each member.
+    /// What every host of the group must agree on: one line for each member, and one before them for what is not usual.
     #[must_use]
     pub fn peers(&self) -> Vec<String> {
         let line = |peer: &Peer| {
             let addresses: Vec<_> = peer.addresses.iter().map(IpAddr::to_string).collect();
             format!("{}={}", peer.name.value, addresses.join(","))
         };
-        let inside = match self.boundary {
-            Boundary::Group => Vec::new(),
-            Boundary::Member => vec!["boundary=member".to_owned()],
+        let unusual = match self.boundary {
+            Boundary::Member => Some("boundary=member".to_owned()),
+            Boundary::Group if self.tag.option == tag::IPV4_OPTION => None,
+            Boundary::Group => Some(format!("tag.option={}", self.tag.option)),
         };
-        inside.into_iter().chain(self.present().map(line)).collect()
+        unusual.into_iter().chain(self.present().map(line)).collect()
     }
 
     /// A member's index in the count vectors, if it writes.

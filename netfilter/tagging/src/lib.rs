@@ -56,8 +56,8 @@ use tidelock_protocol::tag::{Codec, Form, IPV6_OPTION, IPV6_WRITERS_MAX};
 /// As `build.rs` compiled it.
 static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tag.bpf.o"));
 
-/// What the pin of P is called. The number goes up with every change of its layout.
-const PENDING: &str = "pending4";
+/// What the pin of P is called, for vectors and for HLC. The number goes up with every change of its layout.
+const PENDING: [&str; 2] = ["pending4", "pending4-hlc"];
 /// As in `tag.h`.
 const ADDRESSES_MAX: u32 = 4096;
 const WAY_ELSEWHERE: u32 = 1;
@@ -242,7 +242,22 @@ impl Direction {
 
 /// Forgets the P that an ended run has left of a member. To be called before the rules that guard it go.
 pub fn forget_left(left: Pinned<'_>) -> Result<(), TaggingError> {
-    pins::remove(&pins::path_of(PENDING, left))
+    PENDING.iter().try_for_each(|kind| pins::remove(&pins::path_of(kind, left)))
+}
+
+/// Where P of this form is kept. What a run with tags of the other form has left there goes: they have raised what
+/// this form does not look at.
+fn pending_of(form: Form, pinned: Pinned<'_>) -> Result<PathBuf, TaggingError> {
+    let [ours, other] = match (form, PENDING) {
+        (Form::Vector { .. }, [vector, hlc]) => [vector, hlc],
+        (Form::Hlc, [vector, hlc]) => [hlc, vector],
+    };
+    pins::remove(&pins::path_of(other, pinned))?;
+    let path = pins::path_of(ours, pinned);
+    if pinned.anew {
+        pins::remove(&path)?;
+    }
+    Ok(path)
 }
 
 /// Takes off an interface the programs that an ended run has left on it. One that is gone has nothing.
@@ -312,11 +327,8 @@ impl MemberTags {
         let pending_map = match pinned {
             None => array("tl_pending", size_of::<PendingCells>())?,
             Some(pinned) => {
-                let path = pins::path_of(PENDING, pinned);
+                let path = pending_of(settings.codec.form(), pinned)?;
                 links = Some(Direction::BOTH.map(|way| pins::path_of(way.program(), pinned)));
-                if pinned.anew {
-                    pins::remove(&path)?;
-                }
                 let map = if path.exists() {
                     found_pending = true;
                     MapHandle::from_pinned_path(&path)

@@ -456,6 +456,34 @@ fn from_clsact_to_tcx_and_back_nothing_is_lost_or_let_out() {
     }
 }
 
+/// Tags of one form have raised what the other form does not look at: such a P counts as unknown.
+#[test]
+fn what_a_run_of_the_other_form_has_left_is_not_taken_for_complete() {
+    if !can_run("other_form") {
+        return;
+    }
+    let town = Town::new(Plan::TwoHosts);
+    let [web, db, client] = ["web", "db", "client"].map(|who| socket(&town, who));
+    for (form, other, covers) in [("2", "hlc", "watermark 9000000"), ("hlc", "2", "commit 0 9")] {
+        let mut gates = town.gates(form);
+        assert!(gates.said.contains("tagging=new"), "{}", gates.said);
+        gates.tell("web", &format!("pending 0 7 {}", 7u64 << 16));
+        web.send_to(b"hello", at(town.ip("db"))).unwrap();
+        assert_eq!(next(&db), b"hello");
+        drop(gates);
+
+        let mut gates = town.gates(&format!("{other} floor=yes"));
+        assert!(gates.said.contains("tagging=new"), "{}", gates.said);
+        gates.tell_all(covers);
+        db.send_to(b"told nobody knows what", at(town.ip("client"))).unwrap();
+        until_stat(&mut gates, "db", "held_packets", |n| n >= 1);
+        nothing_came(&client);
+        drop(gates);
+        // And also if the first form comes back.
+        assert!(town.gates(form).said.contains("tagging=new"));
+    }
+}
+
 #[test]
 fn a_path_that_strips_options_gates_members_from_each_other() {
     if !can_run("stripping_path") {

@@ -89,6 +89,31 @@ fn members_are_added_when_no_host_can_be_ignorant_of_it_and_removed_by_the_opera
 }
 
 #[test]
+fn a_host_that_is_configured_otherwise_is_told_in_what() {
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let mut group = two(&Memory::new(), Form::Vector);
+    let mut refuses = |change: &dyn Fn(&mut Join), differs: &str| {
+        let mut other = shape.join(1, 2, LastRun::Clean { seq: Seq(1) });
+        change(&mut other);
+        let said = join(&mut group, at_ms(1), &other);
+        let (kind, reason) = refused(&said).unwrap();
+        assert_eq!(kind, RefusalKind::Mismatch, "{reason}");
+        assert!(reason.contains("host-1") && reason.contains("host-0, which is conn"), "{reason}");
+        assert!(reason.contains(differs), "{reason}");
+    };
+    // Of the number of the tags' option, too: who does not know it would not find them.
+    let first = ": the first has tag.option=222.";
+    refuses(&|other| other.peers.insert(0, "tag.option=222".into()), first);
+    refuses(&|other| other.form = Form::Hlc, ": the first has form=hlc, the second form=vector.");
+    refuses(
+        &|other| other.peers[1].push('0'),
+        ": the first has b=10.0.0.10, the second b=10.0.0.1.",
+    );
+    refuses(&|other| other.peers.truncate(1), ": the second has b=10.0.0.1.");
+    refuses(&|other| other.peers.reverse(), ": the members are in another order.");
+}
+
+#[test]
 fn who_is_left_alone_is_let_in_without_the_others() {
     for form in [Form::Vector, Form::Hlc] {
         let shape = Shape { writers: 1, form };

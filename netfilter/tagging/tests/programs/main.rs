@@ -658,6 +658,17 @@ fn another_number_of_the_option_is_written_found_and_taken_out() {
             // The usual one is somebody else's now.
             let usual = ip4(PEER, OWN, UDP, &[IPV4_OPTION, 4, 9, 9], b"x");
             assert_eq!(m.receive(&usual).frame, usual);
+            // But what a member's host writes that has not heard of the change is not lost without a word.
+            for late in [vector(1), vector(3), vector(9), Form::Hlc] {
+                let said = if late == Form::Hlc { Stamp::Hlc(Hlc(7)) } else { stamp(&[4, 5, 6]) };
+                let mut tag = vec![];
+                Codec::new(late, "shop", ["db"]).encode_ipv4(IPV4_OPTION, &said, &mut tag);
+                let dropped = m.counted("dropped_malformed");
+                assert!(!m.receive(&ip4(PEER, OWN, UDP, &tag, b"x")).passed);
+                assert_eq!(m.counted("dropped_malformed"), dropped + 1);
+                let strangers = ip4(STRANGER, OWN, UDP, &tag, b"x");
+                assert_eq!(m.receive(&strangers).frame, strangers);
+            }
             let sent = m.send(&ip4(OWN, PEER, UDP, &[IPV4_OPTION, 4, 9, 9], b"x"));
             assert_eq!(options_of(&sent.frame), [&tag[..], &[IPV4_OPTION, 4, 9, 9]].concat());
         }

@@ -23,6 +23,7 @@ const FORMS: [Form; 4] = [
 /// What the members' clock shows when the machine starts.
 const WALL_AT_BOOT_MS: u64 = 1_000_000_000;
 const MSS: u8 = 2;
+const ANOTHER_NUMBER: u8 = 222;
 /// What a stranger's tag becomes where it cannot be taken out.
 const SAYS_NOTHING: u8 = 0x3e;
 
@@ -30,6 +31,8 @@ const SAYS_NOTHING: u8 = 0x3e;
 #[derive(Clone, Debug)]
 enum Piece {
     Tag,
+    /// By a number that is not the configured one.
+    Renumbered,
     Damaged(usize, u8),
     /// Our number, and other bytes.
     Ours(Vec<u8>),
@@ -47,6 +50,7 @@ fn piece() -> impl Strategy<Value = Piece> {
     let kind = prop_oneof![Just(148), Just(131), Just(137), Just(7), Just(5), any::<u8>()];
     prop_oneof![
         4 => Just(Piece::Tag),
+        1 => Just(Piece::Renumbered),
         2 => (any::<usize>(), 1u8..).prop_map(|(at, change)| Piece::Damaged(at, change)),
         2 => bytes().prop_map(Piece::Ours),
         4 => (kind, bytes()).prop_map(|(kind, bytes)| Piece::Other(kind, bytes)),
@@ -209,6 +213,7 @@ impl Case {
         };
         let parts = pieces.iter().filter(foreign).map(|piece| match piece {
             Piece::Tag => option(ours, &tag[2..], six),
+            Piece::Renumbered => option(ANOTHER_NUMBER, &tag[2..], six),
             Piece::Damaged(at, change) => {
                 let mut body = tag[2..].to_vec();
                 let at = at % body.len();
@@ -408,6 +413,10 @@ fn ipv4_to_guest(m: &Member, frame: &[u8], known: &mut Known) -> Wanted {
     }
     let options = ipv4_options(&h[20..header], IPV4_OPTION);
     if options.broken {
+        return Dropped;
+    }
+    let is_renumbered = h[20] & 0x80 != 0 && h[20] != IPV4_OPTION && [0x11, 0x12].contains(&h[22]);
+    if h[12..16] == PEER && options.tags.is_empty() && is_renumbered {
         return Dropped;
     }
     let mut out = frame.to_vec();
