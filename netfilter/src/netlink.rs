@@ -14,7 +14,7 @@ pub(crate) const ATTRIBUTE_HEADER_BYTES: usize = 4;
 /// `NLMSG_ERROR`, which also says that all went well.
 pub(crate) const TYPE_ERROR: u16 = 2;
 /// `NLM_F_REQUEST`; every message of ours has it.
-const FLAG_REQUEST: u16 = 1;
+pub(crate) const FLAG_REQUEST: u16 = 1;
 /// `NLM_F_ACK`.
 pub(crate) const FLAG_ACK: u16 = 4;
 

@@ -135,7 +135,8 @@ impl Nfqueue {
         if !(1..=QUEUE_LEN_MAX).contains(&len_max) {
             return Err(QueueError::BadLength { queue, len: len_max });
         }
-        let socket = NetlinkSocket::open().map_err(|e| explain(queue, "open the socket", e))?;
+        let socket = NetlinkSocket::open(libc::NETLINK_NETFILTER)
+            .map_err(|e| explain(queue, "open the socket", e))?;
         socket
             .set_receive_buffer(RECEIVE_BUFFER_BYTES)
             .map_err(|e| explain(queue, "set the receive buffer", e))?;

@@ -30,6 +30,8 @@
 //! - nftables has one table for all members of a host (`nft/table.rs`).
 //! - Rules that somebody has changed can be told from those that were installed, and the kernel tells
 //!   of changes of nftables ([`RuleChanges`]).
+//! - Rules of one topology do not see what takes the other way: where an interface is not what its topology says
+//!   (`port.rs`), they are not installed, and those that are count as changed.
 //! - Rules sit ahead of the user's own filter rules and take none of them away: a packet that is
 //!   let through goes on to the filter table (iptables: ours are in mangle; nftables: a table of
 //!   our own with an earlier priority).
@@ -39,6 +41,7 @@ mod iptables;
 mod listing;
 mod names;
 mod nft;
+mod port;
 mod tool;
 
 pub use changes::{Change, RuleChanges};
@@ -55,6 +58,16 @@ pub enum Topology {
     Routed,
     /// The guest's interface is a port of a bridge.
     Bridged,
+}
+
+/// As in the configuration.
+impl std::fmt::Display for Topology {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Topology::Routed => "routed",
+            Topology::Bridged => "bridged",
+        })
+    }
 }
 
 /// Bits of a packet's mark: set by a member's kernel programs, and cleared by them if anybody else has set them.
@@ -137,6 +150,29 @@ pub enum RulesError {
         sysctl: &'static str,
         /// Its value.
         found: String,
+    },
+    /// Its packets do not come by where its rules are.
+    #[error(
+        "{interface} is {found}, and rules for topology = \"{topology}\" do not see what it sends: {instead}"
+    )]
+    WrongTopology {
+        /// The interface.
+        interface: String,
+        /// What it is instead.
+        found: String,
+        /// What it should be.
+        topology: Topology,
+        /// What to do.
+        instead: String,
+    },
+    /// What the kernel does not say.
+    #[error("cannot find out what {interface} is a port of")]
+    UnknownPort {
+        /// The interface.
+        interface: String,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
     },
     /// Nothing can tell an interface from another one of its name.
     #[error(
@@ -303,6 +339,7 @@ impl Firewall {
     /// Installs the rules, in place of any older ones of the same member.
     pub fn install(&mut self, rules: &MemberRules) -> Result<Installed, RulesError> {
         check_interface(&rules.interface)?;
+        port::check(&rules.interface, rules.topology)?;
         let at = self.queueing(rules.topology)?;
         let mut notes = Vec::new();
         let mut listing = Vec::new();
@@ -348,6 +385,12 @@ impl Firewall {
         look: Option<&nft::Look>,
     ) -> Result<(), RulesError> {
         let rules = &installed.rules;
+        if let Err(e) = self.check_way(rules) {
+            return Err(RulesError::Changed {
+                tool: installed.backend.clone(),
+                what: e.to_string(),
+            });
+        }
         let verify_nft = |nft: &Nft, queues| match look {
             Some(look) => nft.verify(rules, queues, look),
             None => nft.verify(rules, queues, &nft.look_at_tables()?),
@@ -361,6 +404,15 @@ impl Firewall {
                 let companion = self.companion_of(rules).and_then(|at| self.known[at].nft());
                 companion.map_or(Ok(()), |nft| verify_nft(nft, false))
             }
+        }
+    }
+
+    /// Whether what the interface sends still comes by its rules. Quick: no tool is run for it.
+    pub(crate) fn check_way(&self, rules: &MemberRules) -> Result<(), RulesError> {
+        port::check(&rules.interface, rules.topology)?;
+        match &self.known[self.queueing(rules.topology)?] {
+            Backend::Iptables(_) => iptables::check_way(rules.topology),
+            Backend::Nft(_) => Ok(()),
         }
     }
 

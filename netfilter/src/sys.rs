@@ -164,15 +164,16 @@ impl Epoll {
     }
 }
 
-/// A non-blocking netlink socket of the netfilter family.
+/// A non-blocking netlink socket.
 #[derive(Debug)]
 pub(crate) struct NetlinkSocket(OwnedFd);
 
 impl NetlinkSocket {
-    pub(crate) fn open() -> io::Result<Self> {
+    /// One that speaks with a subsystem of the kernel (`NETLINK_NETFILTER`, `NETLINK_ROUTE`).
+    pub(crate) fn open(subsystem: libc::c_int) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no memory is passed.
-        let fd = owned(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_NETFILTER) })?;
+        let fd = owned(unsafe { libc::socket(libc::AF_NETLINK, kind, subsystem) })?;
         let socket = Self(fd);
         let address = kernel_address();
         // SAFETY: `address` is a valid sockaddr_nl of the length that is passed.

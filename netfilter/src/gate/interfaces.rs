@@ -10,6 +10,9 @@
 //! One that gets another name is cut off by its index until it has its own again: the queue's rules go
 //! by the name.
 //!
+//! One that was put into a bridge, or taken out of one, sends past its rules: what they would hold is dropped then
+//! (`rules_kept.rs`).
+//!
 //! Programs that somebody has taken off an interface that is still there are another matter: what the
 //! guest has heard meanwhile was not seen. They are attached again, and the member is held until its
 //! P is complete.
@@ -61,7 +64,8 @@ impl Gate {
     /// times a second. Returns whose P is not complete any more.
     pub fn follow_interfaces(&mut self) -> Vec<String> {
         let mut incomplete = Vec::new();
-        if self.members.iter().any(MemberGate::is_anew) {
+        let is_led_past = |member: &MemberGate| member.is_led_past(&self.firewall);
+        if self.members.iter().any(|member| member.is_anew() || is_led_past(member)) {
             // New rules of one bring back those that somebody has taken away: that must be told first.
             self.follow_rules();
         }
@@ -103,6 +107,11 @@ impl Gate {
 }
 
 impl MemberGate {
+    /// Whether what it sends does not come by its rules any more, and that is news.
+    fn is_led_past(&self, firewall: &Firewall) -> bool {
+        self.rules_trouble.is_none() && firewall.check_way(&self.installed.rules).is_err()
+    }
+
     fn is_anew(&self) -> bool {
         let rules = &self.installed.rules;
         interface_index(&rules.interface).is_some_and(|index| rules.index != Some(index))

@@ -56,7 +56,7 @@ pub struct RuleChanges {
 impl RuleChanges {
     /// Listens, from now on, in the network namespace of the calling thread.
     pub fn open() -> io::Result<RuleChanges> {
-        let socket = NetlinkSocket::open()?;
+        let socket = NetlinkSocket::open(libc::NETLINK_NETFILTER)?;
         socket.join(libc::NFNLGRP_NFTABLES)?;
         let epoll = Epoll::new()?;
         epoll.add(socket.fd(), 0)?;

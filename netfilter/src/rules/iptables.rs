@@ -108,12 +108,10 @@ impl Iptables {
     }
 
     pub(super) fn install(&self, rules: &MemberRules) -> Result<(), RulesError> {
-        if rules.topology == Topology::Bridged {
-            if !self.physdev {
-                return Err(RulesError::NoPhysdev { tool: self.name.to_owned() });
-            }
-            check_bridge_netfilter()?;
+        if rules.topology == Topology::Bridged && !self.physdev {
+            return Err(RulesError::NoPhysdev { tool: self.name.to_owned() });
         }
+        check_way(rules.topology)?;
         for commands in [&self.v4, &self.v6] {
             let saved = commands.save()?;
             let script = install_script(commands.family, rules, &saved);
@@ -185,7 +183,11 @@ fn legacy_mangle_exists() -> bool {
     })
 }
 
-fn check_bridge_netfilter() -> Result<(), RulesError> {
+/// Whether packets come by iptables at all.
+pub(super) fn check_way(topology: Topology) -> Result<(), RulesError> {
+    if topology == Topology::Routed {
+        return Ok(());
+    }
     for sysctl in ["net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"] {
         let path = format!("/proc/sys/{}", sysctl.replace('.', "/"));
         let found = std::fs::read_to_string(path).unwrap_or_else(|_| "missing".to_owned());

@@ -14,6 +14,7 @@ mod rules_kept;
 mod segments;
 mod tagging;
 mod town;
+mod ways;
 mod wire;
 
 use drive::Drive;

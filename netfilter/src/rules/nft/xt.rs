@@ -46,7 +46,7 @@ const XT_NFQ_INFO_BYTES: usize = 8;
 
 /// Puts a rule that queues whatever comes before all others of a chain.
 pub(super) fn queue_first(table: &str, chain: &str, queue: QueueNumber) -> io::Result<()> {
-    let socket = NetlinkSocket::open()?;
+    let socket = NetlinkSocket::open(libc::NETLINK_NETFILTER)?;
     socket.send(&transaction(table, chain, queue))?;
     // The kernel has acted and answered by now.
     let mut slots = Slots::of(Slots::PACKET_BYTES);
