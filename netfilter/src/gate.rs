@@ -248,7 +248,11 @@ impl Gate {
                 config.mode,
                 config.lease_period_ms,
                 config.tagging.as_ref().zip(tags.as_ref()).map(|(tagging, tags)| {
-                    Told::new(Arc::clone(tags.committed()), tagging.hlc_ahead_max_ms)
+                    Told::new(
+                        Arc::clone(tags.committed()),
+                        tagging.hlc_ahead_max_ms,
+                        !tagging.is_hlc(),
+                    )
                 }),
             ));
             let (_, state) = shared.newer_than(0).expect("the first version is 1");
@@ -441,6 +445,7 @@ fn start_member(
                 tagging,
                 (&config.name, here),
                 &config.interface,
+                &config.pending,
             )?;
             (started, Some(tagging.marks), tagging.is_hlc())
         }
@@ -467,7 +472,6 @@ fn start_member(
         only_that_index: tagging.tags().is_some() && with.is_some_and(TaggingConfig::is_needed),
     };
     if let Some(tags) = tagging.tags() {
-        config.pending.move_to(Arc::clone(tags.pending()));
         let has_left = firewall
             .has_left(&rules)
             .map_err(|source| GateError::Rules { member: config.name.clone(), source })?;

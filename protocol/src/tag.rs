@@ -27,8 +27,8 @@
 //! writer w lies between the sender's C and w's newest seq. The receiver's base b = max(P, C) does
 //! too, with its own C. The two differ by less than what w has in its backlog, plus what it writes
 //! while C travels. Both are bounded far below 2^31, and [`rebuild`] is right as long as |e - b| < 2^31.
-//! A host that has never heard C, or whose daemon has been away for so long that 2^31 writes might
-//! have gone by, neither tags nor believes tags.
+//! A host that has never heard C, or whose daemon has been away or cut off from the backup for so
+//! long that 2^31 writes might have gone by, neither tags nor believes tags.
 //!
 //! # What the check byte is for
 //! An IPv6 header has no checksum, and two hosts whose configurations name the group's writers in
@@ -87,12 +87,6 @@ pub enum Form {
 }
 
 impl Form {
-    /// Vectors while they fit into an IPv4 header, else HLC.
-    #[must_use]
-    pub fn auto(writers: u16) -> Form {
-        if writers <= IPV4_WRITERS_MAX { Form::Vector { writers } } else { Form::Hlc }
-    }
-
     fn code(self) -> u8 {
         match self {
             Form::Vector { .. } => FORM_VECTOR,
@@ -350,8 +344,6 @@ mod tests {
     fn nine_writers_fill_an_ipv4_header_and_a_tenth_does_not_fit() {
         assert_eq!(codec(Form::Vector { writers: 9 }).ipv4_bytes(), IPV4_OPTIONS_MAX_BYTES);
         assert!(!codec(Form::Vector { writers: 10 }).fits_ipv4());
-        assert_eq!(Form::auto(9), Form::Vector { writers: 9 });
-        assert_eq!(Form::auto(10), Form::Hlc);
     }
 
     #[test]

@@ -134,10 +134,8 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         group.fail(&group.place(), what, instead);
     }
     let writers = roster.iter().filter(|peer| peer.roles.writer).count();
-    let form = form.unwrap_or(match tag::Form::auto(writers.try_into().unwrap_or(u16::MAX)) {
-        tag::Form::Vector { .. } => Form::Vector,
-        tag::Form::Hlc => Form::Hlc,
-    });
+    let fits = writers <= usize::from(vectors_hold(&roster));
+    let form = form.unwrap_or(if fits { Form::Vector } else { Form::Hlc });
     check_several(group, &roster, &members, boundary, form);
     let backlog_on_disk =
         group.optional_table("backlog_on_disk", |on_disk| read_backlog_on_disk(on_disk, &backlog));
@@ -223,6 +221,14 @@ fn read_tag(tag: &mut Section<'_>) -> Option<TagSettings> {
     })
 }
 
+/// How many writers a vector has room for, on every way between members.
+fn vectors_hold(roster: &[Peer]) -> u16 {
+    let present = roster.iter().filter(|peer| !peer.removed);
+    let mut addresses = present.flat_map(|peer| &peer.addresses).peekable();
+    let only_ipv6 = addresses.peek().is_some() && addresses.all(IpAddr::is_ipv6);
+    if only_ipv6 { tag::IPV6_WRITERS_MAX } else { tag::IPV4_WRITERS_MAX }
+}
+
 /// What a group of several members needs: each is known by its addresses, and none sends unseen.
 fn check_several(
     group: &Section<'_>,
@@ -276,10 +282,9 @@ fn check_several(
             }
         }
     }
-    let has_ipv4 = taken.keys().any(IpAddr::is_ipv4);
-    let most = if has_ipv4 { tag::IPV4_WRITERS_MAX } else { tag::IPV6_WRITERS_MAX };
+    let most = vectors_hold(roster);
     if form == Form::Vector && writers > usize::from(most) {
-        let way = if has_ipv4 { "an IPv4 header" } else { "an IPv6 option" };
+        let way = if most == tag::IPV4_WRITERS_MAX { "an IPv4 header" } else { "an IPv6 option" };
         let what =
             format!("vectors of {writers} writers do not fit into {way}, which holds {most}");
         group.fail(&group.place(), what, "form = \"hlc\", or no `form`");

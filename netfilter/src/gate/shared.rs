@@ -20,6 +20,10 @@ use tidelock_tagging::{CommittedCells, Mapped, PendingCells};
 /// `tidelock_protocol::tag`, "Why 32 bits are enough". A writer would need a million writes a
 /// second to get 2^31 ahead in it.
 const TRUST_MS: u64 = 30 * 60 * 1000;
+/// For so long vectors are written and believed after this process last heard of the backup, and so of C: for the same
+/// reason. A writer would need 198,000 writes a second. It is longer than the other because members of two hosts, one of
+/// which is cut off from the backup, are to go on with each other.
+const DEAF_MS: u64 = 3 * 60 * 60 * 1000;
 
 /// In the place of a mark: the backup may count the member as gone. Every other mark is later.
 const AWAITS_CONTACT: u64 = 1;
@@ -166,8 +170,8 @@ pub struct GroupState {
     pub committed: CountVector,
     /// What every writer has committed, by time.
     pub watermark: Hlc,
-    /// The backup has told C at least once.
-    pub heard: bool,
+    /// When the backup was last heard of, once it has told C.
+    pub heard_at: Option<MonoNanos>,
     /// The lease.
     pub lease: Lease,
     /// The mode.
@@ -187,7 +191,7 @@ impl GroupState {
         Self {
             committed: CountVector::new(),
             watermark: Hlc::default(),
-            heard: false,
+            heard_at: None,
             lease: Lease::new(lease_period_ms),
             mode,
             fenced: false,
@@ -250,12 +254,24 @@ pub(super) struct Told {
     cells: Arc<Mapped<CommittedCells>>,
     /// Theirs is the clock that records' times come from: one that jumps is not believed.
     wall: Mutex<WallClock>,
+    /// Tags have the low bits of counts: they mean nothing to who has not heard C for too long.
+    is_vector: bool,
 }
 
 impl Told {
-    pub(super) fn new(cells: Arc<Mapped<CommittedCells>>, jump_max_ms: u64) -> Self {
-        Self { cells, wall: Mutex::new(WallClock::new(jump_max_ms)) }
+    pub(super) fn new(
+        cells: Arc<Mapped<CommittedCells>>,
+        jump_max_ms: u64,
+        is_vector: bool,
+    ) -> Self {
+        Self { cells, wall: Mutex::new(WallClock::new(jump_max_ms)), is_vector }
     }
+}
+
+/// Until when tags are written and believed.
+fn trusted_until(is_vector: bool, heard_at: MonoNanos, now: MonoNanos) -> u64 {
+    let until = now.plus_ms(TRUST_MS).0;
+    if is_vector { until.min(heard_at.plus_ms(DEAF_MS).0) } else { until }
 }
 
 /// What turns the clock that never steps into the wall clock that is believed, in nanoseconds.
@@ -303,7 +319,7 @@ impl Group {
     /// new as what the gate's thread will read.
     fn tell_programs(&self, state: &GroupState) {
         let Some(told) = &self.told else { return };
-        let Told { cells, wall } = told;
+        let Told { cells, wall, is_vector } = told;
         for (writer, seq) in state.committed.entries() {
             cells.entries[writer.index()].fetch_max(seq.0, Ordering::SeqCst);
         }
@@ -322,8 +338,8 @@ impl Group {
         let now = now();
         let mut wall = wall.lock().unwrap_or_else(PoisonError::into_inner);
         cells.wall_minus_boot.store(wall_minus_boot(&mut wall, wall_ms(), now), Ordering::SeqCst);
-        if state.heard && !ended {
-            cells.trusted_until.store(now.plus_ms(TRUST_MS).0, Ordering::SeqCst);
+        if let Some(heard_at) = state.heard_at.filter(|_| !ended) {
+            cells.trusted_until.store(trusted_until(*is_vector, heard_at, now), Ordering::SeqCst);
         }
     }
 
@@ -427,7 +443,7 @@ impl GateHandle {
     /// `raise` says whether anything rose.
     fn more_is_committed(&self, raise: impl FnOnce(&mut GroupState) -> bool) {
         let mut state = self.group.lock();
-        let first = !std::mem::replace(&mut state.heard, true);
+        let first = state.heard_at.replace(now()).is_none();
         if raise(&mut state) || first {
             self.group.version.fetch_add(1, Ordering::SeqCst);
             self.group.tell_programs(&state);
@@ -441,7 +457,11 @@ impl GateHandle {
     /// The backup has answered the beacon that was sent at `sent_at`. Both times are those of
     /// [`crate::now`].
     pub fn lease_renewed(&self, now: MonoNanos, sent_at: MonoNanos) {
-        self.change(|state| state.lease.renewed(now, sent_at));
+        self.change(|state| {
+            // Before C was told nothing is known of it.
+            state.heard_at = state.heard_at.map(|at| at.max(now));
+            state.lease.renewed(now, sent_at);
+        });
     }
 
     /// The mode has changed. It is in force once [`is_applied`](Self::is_applied).
@@ -573,6 +593,23 @@ mod tests {
         pending.merge(&CountVector::of(WriterId(63), Seq(2)));
         let p = pending.read();
         assert_eq!((p.get(WriterId(0)), p.get(WriterId(63))), (Seq(5), Seq(2)));
+    }
+
+    /// The process lives and says so, but whoever writes most could be 2^31 writes ahead of the C that is known here.
+    #[test]
+    fn vectors_are_believed_for_a_time_without_word_of_the_backup() {
+        let heard_at = MonoNanos(5);
+        for (is_vector, after_ms, more_ms) in [
+            (true, 0, TRUST_MS),
+            (true, DEAF_MS - 1000, 1000),
+            (false, DEAF_MS - 1000, TRUST_MS),
+            (false, 10 * DEAF_MS, TRUST_MS),
+        ] {
+            let now = heard_at.plus_ms(after_ms);
+            assert_eq!(trusted_until(is_vector, heard_at, now), now.plus_ms(more_ms).0);
+        }
+        let late = heard_at.plus_ms(DEAF_MS + 1);
+        assert!(trusted_until(true, heard_at, late) < late.0);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! Tags between the members of a group: what is configured, and what became of it.
 
-use super::GateError;
+use super::{GateError, Pending};
 use crate::rules::Marks;
+use crate::sys::now;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, IPV4_WRITERS_MAX};
 use tidelock_tagging::{
     Addresses, GroupTags, MemberTags, Peer, Pinned, Settings, TaggingError, interface_mtu,
@@ -197,12 +199,14 @@ pub(super) fn start_group(
     }
 }
 
-/// Loads and attaches a member's programs. `here`: the group's members on this host.
+/// Loads and attaches a member's programs, whose P is in the kernel's map from then on. `here`: the group's members
+/// on this host.
 pub(super) fn start_member(
     group: (&str, &GroupTags),
     config: &TaggingConfig,
     (member, here): (&str, &[String]),
     interface: &str,
+    pending: &Pending,
 ) -> Result<MemberTagging, GateError> {
     let load = || {
         let settings = config.settings(group.0, interface)?;
@@ -210,6 +214,11 @@ pub(super) fn start_member(
         let pinned = Pinned { anew, directory: &config.pin_directory, group: group.0, member };
         let addresses = config.addresses_for(member, here);
         let mut tags = MemberTags::load(&settings, group.1, &addresses, Some(pinned))?;
+        pending.move_to(Arc::clone(tags.pending()));
+        if config.await_floor && config.is_needed() && !tags.found_pending() {
+            // Before the programs take its packets for those of a guest that has heard nothing.
+            pending.mark_incomplete(now());
+        }
         tags.attach(interface)?;
         tags.join(group.1)?;
         Ok(tags)
