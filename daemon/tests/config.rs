@@ -520,34 +520,46 @@ fn only_a_host_with_all_members_adopts_a_group() {
 
 #[test]
 fn vectors_are_taken_while_they_fit() {
-    let of = |writers: usize, form: &str| {
+    let group = |net: &str, writers: usize, form: &str| {
         let more: String = (2..=writers)
             .map(|n| {
                 format!(
                     "[[group.member]]\nname = \"w{n}\"\nhost = \"o\"\nroles = [\"writer\"]\n\
-                     [group.member.network]\naddresses = [\"10.0.1.{n}\"]\n"
+                     [group.member.network]\naddresses = [\"{net}{n}\"]\n"
                 )
             })
             .collect();
         let first = GOOD.replace("name = \"g\"", &format!("name = \"g\"\n{form}"));
-        parse("f", &format!("{first}addresses = [\"10.0.0.1\"]\n{more}"))
+        parse("f", &format!("{first}addresses = [\"{net}1\"]\n{more}"))
     };
+    let of = |writers, form| group("10.0.1.", writers, form);
     assert_eq!(of(9, "").unwrap().groups[0].form, Form::Vector);
     assert_eq!(of(10, "").unwrap().groups[0].form, Form::Hlc);
     assert_eq!(of(2, "form = \"hlc\"").unwrap().groups[0].form, Form::Hlc);
     let found = of(10, "form = \"vector\"").unwrap_err();
     assert!(shown(&found)[0].contains("vectors of 10 writers do not fit"), "{found}");
+    // Where no member has an IPv4 address their packets have IPv6's larger option.
+    let six = |writers, form| group("fd00::", writers, form);
+    assert_eq!(six(63, "").unwrap().groups[0].form, Form::Vector);
+    assert_eq!(six(63, "form = \"vector\"").unwrap().groups[0].form, Form::Vector);
+    assert_eq!(six(64, "").unwrap().groups[0].form, Form::Hlc);
+    let found = six(64, "form = \"vector\"").unwrap_err();
+    assert!(shown(&found)[0].contains("do not fit into an IPv6 option"), "{found}");
 }
 
 #[test]
-fn hosts_must_agree_on_the_number_of_the_tags_option() {
+fn hosts_must_agree_on_how_tags_travel() {
     let of = |more: &str| parse("f", &several("h", more)).unwrap().groups[0].peers();
     let usual = of("");
     assert!(usual.iter().all(|line| !line.contains("option")), "{usual:?}");
     assert_eq!(of("[group.tag]\noption = 158\n"), usual);
     let other = of("[group.tag]\noption = 222\n");
     assert_eq!((other[0].as_str(), &other[1..]), ("tag.option=222", &usual[..]));
-    // Without tags it has no meaning.
+    let all =
+        of("tagging = \"off-for-a-demonstration\"\n[group.tag]\noption = 222\nstrip_path = true\n");
+    let unusual = ["tag.option=222", "tag.strip_path=true", "tagging=off-for-a-demonstration"];
+    assert_eq!((&all[..3], &all[3..]), (&unusual.map(str::to_owned)[..], &usual[..]));
+    // Without tags they have no meaning.
     let apart = of("boundary = \"member\"\n[group.tag]\noption = 222\n");
     assert_eq!((apart[0].as_str(), &apart[1..]), ("boundary=member", &usual[..]));
 }

@@ -14,8 +14,8 @@ pub const FRAME_BODY_MAX_BYTES: u32 = RECORD_PAYLOAD_MAX_BYTES
 pub const WRITERS_MAX: u16 = 64;
 /// The most members of one group, with and without disks.
 pub const MEMBERS_MAX: usize = 256;
-/// The most lines that hosts of a group must have the same: its members, and one for what is not usual.
-pub const PEERS_MAX: usize = MEMBERS_MAX + 1;
+/// The most lines that hosts of a group must have the same: its members, and what is not usual.
+pub const PEERS_MAX: usize = MEMBERS_MAX + 8;
 /// The longest line that names a member with its addresses.
 pub const PEER_MAX_BYTES: usize = 512;
 /// The most disks of one writer.

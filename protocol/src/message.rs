@@ -251,7 +251,8 @@ pub struct Join {
     pub form: Form,
     /// All members and their addresses, one line each (`NAME=ADDRESS,ADDRESS`), as this host's
     /// configuration has them: a host that does not know a member would not merge its tags. Before
-    /// them, if it is so: `boundary=member`, or `tag.option=NUMBER` where that is not the usual one.
+    /// them, if it is so: `boundary=member`, `tag.option=NUMBER` (not the usual one),
+    /// `tag.strip_path=true`, `tagging=off-for-a-demonstration`.
     pub peers: Vec<String>,
 }
 

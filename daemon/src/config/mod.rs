@@ -262,19 +262,24 @@ impl Group {
         self.roster.iter().filter(|peer| !peer.removed)
     }
 
-    /// What every host of the group must agree on: one line for each member, and one before them for what is not usual.
+    /// What every host of the group must agree on: one line for each member, after those for what is not usual.
     #[must_use]
     pub fn peers(&self) -> Vec<String> {
         let line = |peer: &Peer| {
             let addresses: Vec<_> = peer.addresses.iter().map(IpAddr::to_string).collect();
             format!("{}={}", peer.name.value, addresses.join(","))
         };
+        let TagSettings { option, strip_path, off_for_a_demonstration, .. } = self.tag;
         let unusual = match self.boundary {
-            Boundary::Member => Some("boundary=member".to_owned()),
-            Boundary::Group if self.tag.option == tag::IPV4_OPTION => None,
-            Boundary::Group => Some(format!("tag.option={}", self.tag.option)),
+            Boundary::Member => vec![(true, "boundary=member".to_owned())],
+            Boundary::Group => vec![
+                (option != tag::IPV4_OPTION, format!("tag.option={option}")),
+                (strip_path, "tag.strip_path=true".to_owned()),
+                (off_for_a_demonstration, "tagging=off-for-a-demonstration".to_owned()),
+            ],
         };
-        unusual.into_iter().chain(self.present().map(line)).collect()
+        let unusual = unusual.into_iter().filter_map(|(is_so, line)| is_so.then_some(line));
+        unusual.chain(self.present().map(line)).collect()
     }
 
     /// A member's index in the count vectors, if it writes.
