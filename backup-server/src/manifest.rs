@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
@@ -232,6 +233,15 @@ impl Manifest {
         Ok(Some(manifest))
     }
 
+    /// Forgets members without disks that are none any more: those that all hosts have taken out of
+    /// their configuration, and those that are writers by now.
+    pub(crate) fn forget_followers(&mut self) {
+        let Self { followers, peers, writers, .. } = self;
+        // Who has said no peers does not know of members without disks.
+        let is_there = |name: &str| peers.is_empty() || peers.iter().any(|peer| is_of(peer, name));
+        followers.retain(|name, _| is_there(name) && !writers.contains(name));
+    }
+
     /// Keeps programs away that do not know what it says.
     pub(crate) fn raise_format(&mut self) {
         if self.members.iter().flatten().any(|member| !member.removed.is_empty()) {
@@ -289,6 +299,13 @@ impl Manifest {
     pub fn disk(&self, writer: WriterId, id: DiskId) -> Option<&DiskSpec> {
         self.member(writer)?.disks.iter().find(|d| d.id == id)
     }
+}
+
+/// Whether this line of the peers is of this member: its name and its addresses. Other lines are settings.
+fn is_of(peer: &str, member: &str) -> bool {
+    let line = peer.split_once('=').filter(|(name, _)| *name == member);
+    let is_address = |address: &str| address.parse::<IpAddr>().is_ok();
+    line.is_some_and(|(_, of)| of.is_empty() || of.split(',').all(is_address))
 }
 
 /// Up to where the journal is in the images.

@@ -442,6 +442,8 @@ impl<S: Storage> Group<S> {
             lease_ms: attach.lease_ms,
             removed,
         });
+        // It may have had no disks before.
+        manifest.forget_followers();
         manifest.raise_format();
         if manifest != self.manifest {
             manifest.write(&self.storage)?;

@@ -363,6 +363,8 @@ impl<S: Storage> Group<S> {
         // Writers that were being added when the server stopped: their hosts ask again.
         manifest.writers.truncate(state.writers.len());
         manifest.members.truncate(state.writers.len());
+        // An older version kept them.
+        manifest.forget_followers();
         let mut images = BTreeMap::new();
         for (writer, disk) in manifest.disks() {
             let path = manifest.image_path(writer, disk);

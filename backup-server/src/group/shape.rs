@@ -12,7 +12,7 @@
 use super::attach::{Refusal, refuse};
 use super::{Group, GroupError, Link, Now, WriterSlot};
 use crate::journal::{Note, Shape, Standing};
-use crate::manifest::Member;
+use crate::manifest::{Manifest, Member};
 use crate::storage::Storage;
 use thiserror::Error;
 use tidelock_protocol::ids::WriterId;
@@ -153,7 +153,9 @@ impl<S: Storage> Group<S> {
         }
         // Who is alone tags nothing, so the form stays.
         let form = self.journal.state().form;
-        self.reshape(now, host, &attach.writers, &[], form)
+        self.reshape(now, host, &attach.writers, &[], form)?;
+        self.change_manifest(|manifest| manifest.followers.clear())
+            .map_err(|e| (RefusalKind::Stopping, e))
     }
 
     fn put_on_record(
@@ -163,19 +165,30 @@ impl<S: Storage> Group<S> {
         form: Form,
     ) -> Result<(), String> {
         // The journal last: writers that only the manifest has do not exist yet.
-        let mut manifest = self.manifest.clone();
-        manifest.writers = writers.to_vec();
-        manifest.members.resize(writers.len(), None);
-        manifest.peers = peers.to_vec();
-        manifest.write(&self.storage).map_err(|e| e.to_string())?;
-        self.manifest = manifest;
+        self.change_manifest(|manifest| {
+            manifest.writers = writers.to_vec();
+            manifest.members.resize(writers.len(), None);
+            manifest.peers = peers.to_vec();
+        })?;
         let shape = Shape {
             writers: writers.len() as u16,
             removed: self.removed(),
             joining: self.is_recoverable(),
             form,
         };
-        self.shaped(shape)
+        self.shaped(shape)?;
+        // Not before: who becomes a writer must not be lost as a follower without being one.
+        self.change_manifest(Manifest::forget_followers)
+    }
+
+    fn change_manifest(&mut self, change: impl FnOnce(&mut Manifest)) -> Result<(), String> {
+        let mut manifest = self.manifest.clone();
+        change(&mut manifest);
+        if manifest != self.manifest {
+            manifest.write(&self.storage).map_err(|e| e.to_string())?;
+            self.manifest = manifest;
+        }
+        Ok(())
     }
 
     fn shaped(&mut self, shape: Shape) -> Result<(), String> {

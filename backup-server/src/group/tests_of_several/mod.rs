@@ -60,7 +60,8 @@ struct Shape {
 
 impl Shape {
     fn peers(self) -> Vec<String> {
-        NAMES[..self.writers].iter().map(|name| format!("{name}=10.0.0.{}", name.len())).collect()
+        let names = NAMES[..self.writers].iter().chain(&["web"]);
+        names.map(|name| format!("{name}=10.0.0.{}", name.len())).collect()
     }
 
     fn join(self, writer: u16, incarnation: u64, last_run: LastRun) -> Join {

@@ -118,14 +118,12 @@ fn who_is_left_alone_is_let_in_without_the_others() {
     for form in [Form::Vector, Form::Hlc] {
         let shape = Shape { writers: 1, form };
         let mut group = shape.create(&Memory::new()).unwrap();
-        let mut first = shape.join(0, 1, LastRun::Unknown);
-        first.peers.push("web=10.0.0.9".into());
+        let first = shape.join(0, 1, LastRun::Unknown);
         assert!(refused(&join(&mut group, at_ms(0), &first)).is_none());
         send(&mut group, done(0, 1, 10, &[]));
         group.flush();
         let web = Link { connection: ConnectionId(9), channel: Channel(3) };
-        let follow = Follow { peers: first.peers.clone(), ..shape.follow() };
-        group.follow(at_ms(0), web, "host-3", &follow);
+        group.follow(at_ms(0), web, "host-3", &shape.follow());
         group.take_outputs();
         group.connection_lost(link(0).connection);
         // "web" is taken out of the configuration: what is left speaks of no group.
@@ -140,7 +138,85 @@ fn who_is_left_alone_is_let_in_without_the_others() {
         let said = attach(&mut group, at_ms(16_001));
         assert_eq!(copy_of(&said), CopyState::Whole, "{form}");
         assert_eq!(group.state().form, form);
+        assert_eq!(group.recover(at_ms(16_001), true).unwrap().followers, [""; 0]);
     }
+}
+
+/// Two writers, and a member without disks on a host of its own, which is not connected any more.
+fn two_and_a_follower(disk: &Memory, name: &str, peers: &[String]) -> Group<Memory> {
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let mut group = two(disk, shape.form);
+    (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
+    let link = Link { connection: ConnectionId(9), channel: Channel(3) };
+    let follow = Follow { member: name.into(), peers: peers.to_vec(), ..shape.follow() };
+    group.follow(at_ms(16_000), link, &host(2), &follow);
+    assert!(refused(&told(&group.take_outputs(), link)).is_none());
+    group.connection_lost(link.connection);
+    assert_eq!(group.manifest.followers.keys().collect::<Vec<_>>(), [name]);
+    group
+}
+
+#[test]
+fn a_member_that_gets_its_first_disk_is_a_writer_and_no_follower_any_more() {
+    let disk = Memory::new();
+    let three = Shape { writers: 3, form: Form::Vector };
+    let mut group = two_and_a_follower(&disk, "c", &three.peers());
+    let said = join(&mut group, at_ms(40_000), &three.join(2, 1, LastRun::Unknown));
+    assert!(refused(&said).is_none(), "{said:?}");
+    send(&mut group, done(2, 1, 30, &[]));
+    group.flush();
+    let is_a_writer_alone = |group: &mut Group<Memory>| {
+        let recovery = group.recover(at_ms(40_000), true).unwrap();
+        assert_eq!(recovery.followers, [""; 0]);
+        assert!(recovery.writers[2].is_recovered);
+    };
+    let killed = disk.killed();
+    is_a_writer_alone(&mut reopen(&killed));
+    // As an older version has left it.
+    let killed = disk.killed();
+    let mut manifest = Manifest::read(&killed).unwrap().unwrap();
+    manifest.followers.insert("c".into(), host(2));
+    manifest.write(&killed).unwrap();
+    is_a_writer_alone(&mut reopen(&killed));
+    is_a_writer_alone(&mut group);
+}
+
+#[test]
+fn who_is_to_become_a_writer_is_a_follower_until_the_journal_says_so() {
+    let disk = Memory::new();
+    let three = Shape { writers: 3, form: Form::Vector };
+    let mut group = two_and_a_follower(&disk, "c", &three.peers());
+    // As far as the small file goes; then the server is killed.
+    group.manifest.writers.push("c".into());
+    group.manifest.members.push(None);
+    group.manifest.write(&disk).unwrap();
+    let recovery = reopen(&disk.killed()).recover(at_ms(0), true).unwrap();
+    assert_eq!(recovery.followers, ["c"]);
+}
+
+#[test]
+fn a_member_without_disks_that_is_taken_out_of_the_configuration_is_forgotten() {
+    let disk = Memory::new();
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let mut group = two_and_a_follower(&disk, "web", &shape.peers());
+    let without = |writer| {
+        let clean = LastRun::Clean { seq: Seq(1) };
+        let mut join = shape.join(writer, 2, clean);
+        join.peers =
+            vec!["boundary=member".into(), "a=10.0.0.1".into(), "b=10.0.0.1,fd00::1".into()];
+        join
+    };
+    for writer in 0..2 {
+        let said = join(&mut group, at_ms(40_000), &without(writer));
+        assert!(refused(&said).is_none(), "{said:?}");
+    }
+    // Nor is it waited for in a switch of all.
+    for writer in 0..2 {
+        say(&mut group, writer, Message::ReadyToSwitch { ready: true });
+    }
+    let said = told(&group.take_outputs(), link(0));
+    assert_eq!(said.last(), Some(&Message::SwitchAwaits { members: Vec::new() }), "{said:?}");
+    assert_eq!(group.recover(at_ms(40_000), true).unwrap().followers, [""; 0]);
 }
 
 #[test]
