@@ -16,6 +16,7 @@
 mod held_back;
 #[cfg(test)]
 mod tests;
+mod times;
 
 pub use held_back::{Awaited, HeldBack};
 
@@ -27,13 +28,15 @@ use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
+use times::Times;
 
-/// A record beyond the cut. In the vector form only those that depend on other writers.
-#[derive(Clone, Debug)]
-struct Waiting {
+/// What a record beyond the cut depends on, of one writer.
+#[derive(Clone, Copy, Debug)]
+struct Need {
+    /// The record.
     seq: Seq,
-    hlc: Hlc,
-    deps: CountVector,
+    of: WriterId,
+    needs: Seq,
 }
 
 /// A resync that is not in the cut yet.
@@ -47,7 +50,10 @@ struct Resync {
 
 #[derive(Clone, Debug, Default)]
 struct Track {
-    waiting: VecDeque<Waiting>,
+    /// In the vector form: what was not in the cut when the record came.
+    needs: VecDeque<Need>,
+    /// In the HLC form: the records beyond the cut.
+    times: Times,
     /// The time of the last record that does not wait any more.
     below: Hlc,
     /// In their order: one may begin before the cut has reached the end of the one before.
@@ -60,8 +66,7 @@ struct Track {
 impl Track {
     /// The time that the writer has reached with this seq, in the HLC form.
     fn hlc_at(&self, seq: Seq) -> Hlc {
-        let reached = self.waiting.partition_point(|w| w.seq <= seq);
-        reached.checked_sub(1).map_or(self.below, |last| self.waiting[last].hlc)
+        self.times.last_up_to(seq).map_or(self.below, |last| last.hlc)
     }
 }
 
@@ -93,6 +98,8 @@ pub struct CutTracker {
     tracks: Vec<Track>,
     cut: CountVector,
     watermark: Hlc,
+    /// By writer, the greatest seq that any record depends on.
+    awaited: CountVector,
 }
 
 impl CutTracker {
@@ -113,9 +120,10 @@ impl CutTracker {
         for (track, writer) in self.tracks.iter_mut().zip(&state.writers) {
             track.removed = writer.standing == Standing::Removed;
             if form != self.form {
-                track.waiting.clear();
+                track.needs.clear();
+                track.times.clear();
             }
-            if track.waiting.is_empty() {
+            if track.times.is_empty() {
                 track.below = writer.hlc;
             }
         }
@@ -144,9 +152,15 @@ impl CutTracker {
                 _ => {}
             }
         }
-        if self.form == Form::Hlc || record.deps.entries().next().is_some() {
-            let (seq, hlc, deps) = (record.seq, record.hlc, record.deps.clone());
-            track.waiting.push_back(Waiting { seq, hlc, deps });
+        self.awaited.merge(&record.deps);
+        match self.form {
+            Form::Hlc => track.times.push(record.seq, record.hlc),
+            // What is in the cut stays there.
+            Form::Vector => {
+                let beyond = record.deps.entries().filter(|(of, seq)| self.cut.get(*of) < *seq);
+                let need = |(of, needs)| Need { seq: record.seq, of, needs };
+                track.needs.extend(beyond.map(need));
+            }
         }
     }
 
@@ -161,10 +175,10 @@ impl CutTracker {
         }
         for (i, track) in self.tracks.iter_mut().enumerate() {
             let have = cut.get(WriterId(i as u16));
-            while let Some(first) = track.waiting.front().filter(|w| w.seq <= have) {
-                track.below = first.hlc;
-                track.waiting.pop_front();
+            while track.needs.front().is_some_and(|need| need.seq <= have) {
+                track.needs.pop_front();
             }
+            track.below = track.times.pass(have).map_or(track.below, |last| last.hlc);
             track.resyncs.retain(|r| r.done.is_none_or(|(done, _)| done > have));
             track.whole_at = track.whole_at.filter(|done| *done > have);
         }
@@ -176,40 +190,40 @@ impl CutTracker {
     fn settle_vectors(&self, committed: &CountVector) -> CountVector {
         let mut cut: Vec<Seq> =
             (0..self.tracks.len()).map(|i| committed.get(WriterId(i as u16))).collect();
-        // From above: take away what depends on what is not there, until nothing does.
-        loop {
-            let mut fell = false;
-            for (i, track) in self.tracks.iter().enumerate() {
-                let blocked = track
-                    .waiting
-                    .iter()
-                    .find(|w| w.seq <= cut[i] && self.missing(w, |of| cut[of.index()]).is_some());
-                if let Some(blocked) = blocked {
-                    cut[i] = Seq(blocked.seq.0 - 1);
-                    fell = true;
-                }
-                for resync in &track.resyncs {
-                    if let Resync { from, done: Some((done, _)) } = *resync
-                        && (from.next()..done).contains(&cut[i])
-                    {
-                        cut[i] = from;
-                        fell = true;
-                    }
-                }
-            }
-            if !fell {
-                break;
-            }
-        }
+        // From above: take away what depends on what is not there, until nothing does. At first by what each waits for
+        // first: who waits is not to be looked through before it is known that it does.
+        while self.take_away(&mut cut, true) {}
+        while self.take_away(&mut cut, false) {}
         (0..).map(WriterId).zip(cut).collect()
     }
 
-    /// What a record depends on that is not there.
-    fn missing(&self, of: &Waiting, have: impl Fn(WriterId) -> Seq) -> Option<(WriterId, Seq)> {
-        of.deps.entries().find(|(writer, seq)| match self.tracks.get(writer.index()) {
-            Some(track) => have(*writer) < *seq && !track.removed,
-            None => true,
-        })
+    /// Takes away once, by the first record of each that has needs, or by all. Whether there was anything.
+    fn take_away(&self, cut: &mut [Seq], by_first: bool) -> bool {
+        let mut fell = false;
+        for (i, track) in self.tracks.iter().enumerate() {
+            let first = track.needs.front().map(|need| need.seq).filter(|_| by_first);
+            let last = first.map_or(cut[i], |first| first.min(cut[i]));
+            let mut within = track.needs.iter().take_while(|need| need.seq <= last);
+            let blocked = within.find(|need| self.is_missing(need, |of| cut[of.index()]));
+            if let Some(blocked) = blocked {
+                cut[i] = Seq(blocked.seq.0 - 1);
+                fell = true;
+            }
+            for resync in &track.resyncs {
+                if let Resync { from, done: Some((done, _)) } = *resync
+                    && (from.next()..done).contains(&cut[i])
+                {
+                    cut[i] = from;
+                    fell = true;
+                }
+            }
+        }
+        fell
+    }
+
+    fn is_missing(&self, need: &Need, have: impl Fn(WriterId) -> Seq) -> bool {
+        let of = self.tracks.get(need.of.index());
+        of.is_none_or(|track| have(need.of) < need.needs && !track.removed)
     }
 
     fn settle_times(&mut self, committed: &CountVector) -> CountVector {
@@ -217,8 +231,7 @@ impl CutTracker {
         // A writer that was added is behind at first; what was true stays true.
         self.watermark = self.watermark.max(watermark);
         let cut = self.tracks.iter().zip(limit).map(|(track, limit)| {
-            let beyond = track.waiting.partition_point(|w| w.hlc <= self.watermark);
-            let first = track.waiting.get(beyond);
+            let first = track.times.first_after(self.watermark);
             first.map_or(limit, |first| limit.min(Seq(first.seq.0 - 1)))
         });
         (0..).map(WriterId).zip(cut).collect()
@@ -232,7 +245,7 @@ impl CutTracker {
         let mut held_back = vec![None; self.tracks.len()];
         let counts = |track: &Track| !track.removed || planted::is(Bug::RemovedHoldsWatermark);
         let speaks =
-            |track: &Track| !track.waiting.is_empty() || !planted::is(Bug::WatermarkIgnoresIdle);
+            |track: &Track| !track.times.is_empty() || !planted::is(Bug::WatermarkIgnoresIdle);
         loop {
             let reached = (0..).map(WriterId).zip(&self.tracks).zip(&limit);
             let reached = reached.filter(|((_, track), _)| counts(track) && speaks(track));
@@ -278,8 +291,9 @@ impl CutTracker {
     /// The greatest seq of this writer that a record beyond the cut depends on.
     #[must_use]
     pub fn waited_for(&self, writer: WriterId) -> Seq {
-        let waiting = self.tracks.iter().flat_map(|track| &track.waiting);
-        waiting.map(|w| w.deps.get(writer)).max().unwrap_or_default()
+        // What a record in the cut depends on is there, too.
+        let awaited = self.awaited.get(writer);
+        if awaited > self.cut.get(writer) { awaited } else { Seq::ZERO }
     }
 
     /// Whether the end of its initial copy is still beyond the cut.
@@ -288,9 +302,11 @@ impl CutTracker {
         self.tracks.get(writer.index()).is_some_and(|track| track.whole_at.is_some())
     }
 
-    /// Records that are kept because they are beyond the cut: a measure of memory.
+    /// Memory for records beyond the cut.
     #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.tracks.iter().map(|track| track.waiting.len()).sum()
+    pub fn bytes(&self) -> usize {
+        let needs: usize = self.tracks.iter().map(|track| track.needs.capacity()).sum();
+        let times: usize = self.tracks.iter().map(|track| track.times.bytes()).sum();
+        times + needs * size_of::<Need>()
     }
 }

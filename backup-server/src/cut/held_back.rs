@@ -1,7 +1,7 @@
 //! Why a record is not in the cut: for people, who want to know what a recovery leaves out, and whom
 //! to ask.
 
-use super::{CutTracker, HeldResync};
+use super::{CutTracker, HeldResync, Need};
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
@@ -41,17 +41,17 @@ impl CutTracker {
     pub fn held_back(&self, writer: WriterId, committed: &CountVector) -> Option<HeldBack> {
         let track = self.tracks.get(writer.index())?;
         if self.form == Form::Vector {
-            return track.waiting.iter().find_map(|waiting| {
-                let (by, seq) = self.missing(waiting, |of| self.cut.get(of))?;
-                Some(HeldBack { seq: waiting.seq, by, awaited: Awaited::Record(seq) })
-            });
+            let mut needs = track.needs.iter();
+            let Need { seq, of: by, needs } =
+                *needs.find(|need| self.is_missing(need, |of| self.cut.get(of)))?;
+            return Some(HeldBack { seq, by, awaited: Awaited::Record(needs) });
         }
         let reached = self.reached(committed);
         let (seq, of, (by, reached)) = match reached.held_back[writer.index()] {
             Some(HeldResync { done, at, by }) => (done, at, by),
             None if !track.resyncs.is_empty() => return None,
             None => {
-                let first = track.waiting.front()?;
+                let first = track.times.first()?;
                 (first.seq, first.hlc, reached.least)
             }
         };

@@ -188,6 +188,66 @@ fn who_was_removed_is_waited_for_no_more() {
     }
 }
 
+/// Records of a writer at 5,000 each second, not evenly, while another one says nothing.
+fn a_long_wait(j: &mut Journal, writer: u16, of: u64, records: u64) {
+    let mut clock = HlcClock::after(Hlc::new(1 << 40, 0));
+    for nth in 0..records {
+        let (ms, jitter) = ((1 << 40) + nth / 5, nth * nth % 7 / 5);
+        let hlc = clock.tick(ms + jitter);
+        let deps = [(of as u16, nth + 2)];
+        let deps = if j.state.form == Form::Vector { &deps[..] } else { &[] };
+        j.add(&Record { hlc, ..record(writer, nth + 2, deps) });
+    }
+}
+
+#[test]
+fn what_waits_takes_little() {
+    const RECORDS: u64 = 200_000;
+    for (form, bytes_max) in [(Form::Hlc, 1.6), (Form::Vector, 48.0)] {
+        let mut j = Journal::new(2, form);
+        (0..2).for_each(|writer| j.done(writer, 1, 10, &[]));
+        a_long_wait(&mut j, 0, 1, RECORDS);
+        assert_eq!(j.cut().get(WriterId(0)), Seq(1));
+        let bytes = j.tracker.bytes() as f64 / RECORDS as f64;
+        println!("{form}: {bytes:.2} bytes for each record that waits");
+        assert!(bytes < bytes_max, "{form}: {bytes}");
+        // And the cut is exact when it moves.
+        let (seq, at) = (Seq(RECORDS / 2), Hlc::new((1 << 40) + RECORDS / 10, 0));
+        match form {
+            Form::Hlc => j.at(1, 2, at.0),
+            Form::Vector => {
+                (2..=seq.0).for_each(|seq| j.at(1, seq, 0));
+            }
+        }
+        let reached = j.cut().get(WriterId(0));
+        let is_near = reached.0.abs_diff(seq.0) < 20;
+        assert!(is_near && (form == Form::Hlc || reached == seq), "{form}: {reached}");
+    }
+}
+
+#[test]
+fn what_waits_is_not_looked_through_again_and_again() {
+    // The first waits for the third, whose first record waits for the second, which says nothing.
+    const RECORDS: u64 = 500_000;
+    let mut j = Journal::new(3, Form::Vector);
+    (0..3).for_each(|writer| j.done(writer, 1, 10, &[]));
+    j.add(&record(2, 2, &[(1, 2)]));
+    (3..RECORDS).for_each(|seq| j.add(&record(2, seq, &[])));
+    a_long_wait(&mut j, 0, 2, RECORDS - 2);
+    let mut fastest = |look: fn(&mut Journal)| {
+        let once = |j: &mut Journal| {
+            let began = std::time::Instant::now();
+            look(j);
+            began.elapsed()
+        };
+        (0..100).map(|_| once(&mut j)).min().unwrap().as_micros()
+    };
+    let settled = fastest(|j| assert_eq!(j.cut(), vector(&[1, 1, 1])));
+    let asked = fastest(|j| assert_eq!(j.tracker.waited_for(WriterId(1)), Seq(2)));
+    // To look through all takes hundreds, also on the fastest machine.
+    assert!(settled < 50 && asked < 50, "{settled} and {asked} us");
+}
+
 /// A step of a history: who writes, and whether it has heard of everything before.
 type Steps = Vec<(u16, bool)>;
 
