@@ -2,8 +2,13 @@
 //! a point that has everything up to the command.
 //!
 //! Each writer that is connected is asked how far it has admitted ([`Message::Sound`]), after the command and so after
-//! whatever it is to contain; when the cut covers the answers, it is reached. A writer whose host is not connected cannot be asked:
-//! it is named, and nothing waits for it but what depends on it.
+//! whatever it is to contain; when the cut covers the answers, it is reached. What is durable alone would not do: a record that
+//! waits for another writer's is in no point yet. In the HLC form the cut covers an answer when the watermark has reached its time,
+//! and the frontier rises to that, so that writers which have nothing to write pass it.
+//!
+//! A writer whose host is not connected cannot be asked: it is named, and nothing waits for it but what depends on it. In the HLC
+//! form that is all that was written after it was heard last: then whoever has asked waits until it is back or removed, or
+//! gives up.
 
 use super::floor::Answers;
 use super::{Group, Link, Output};
@@ -11,7 +16,7 @@ use crate::journal::Standing;
 use crate::storage::Storage;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::WriterId;
-use tidelock_protocol::message::Message;
+use tidelock_protocol::message::{Form, Message};
 use tidelock_protocol::vector::CountVector;
 
 /// One that waits.
@@ -20,6 +25,18 @@ pub(super) struct Covering {
     id: u64,
     link: Link,
     answers: Answers,
+}
+
+/// What is to be in the cut.
+#[derive(Debug, Default)]
+struct Written {
+    /// In the HLC form: of writers that resync alone, which are in the cut with all of it.
+    seqs: CountVector,
+    /// In the HLC form: it may end with idle records, which need not be in the cut.
+    durable: CountVector,
+    /// In the HLC form. 0 of who is alone in its group.
+    hlc: Hlc,
+    without: Vec<String>,
 }
 
 /// The cut has it.
@@ -54,15 +71,20 @@ impl<S: Storage> Group<S> {
         waiting.retain(|covering| links.contains(&covering.link));
         let mut covered = Vec::new();
         waiting.retain(|covering| {
-            let without = match self.written_by_all(&covering.answers) {
-                Some((all, without)) if self.committed().covers(&all) => without,
-                _ => return true,
+            let written = self.written_by_all(&covering.answers);
+            let Some(written) = written.filter(|written| self.is_in_the_cut(written)) else {
+                return true;
             };
-            covered.push(Covered { id: covering.id, without });
+            covered.push(Covered { id: covering.id, without: written.without });
             false
         });
         self.covering = waiting;
         covered
+    }
+
+    fn is_in_the_cut(&self, Written { seqs, durable, hlc, .. }: &Written) -> bool {
+        let is_durable = self.committed().covers(durable);
+        is_durable && self.told().covers(seqs) && self.cut.watermark() >= *hlc
     }
 
     pub(super) fn is_asked_to_cover(&self, writer: WriterId) -> bool {
@@ -77,38 +99,48 @@ impl<S: Storage> Group<S> {
         pending: &CountVector,
         hlc: Hlc,
     ) {
+        let mut asked = false;
         for covering in self.covering.iter_mut().filter(|covering| covering.id <= id) {
             covering.answers.insert(writer, (pending.clone(), hlc));
+            asked = true;
+        }
+        if asked {
+            self.awaited(&CountVector::new(), hlc);
         }
     }
 
     /// What all that are connected had written, and who is not; `None`: one has not answered.
-    fn written_by_all(&self, answers: &Answers) -> Option<(CountVector, Vec<String>)> {
-        let (mut all, mut without) = (CountVector::new(), Vec::new());
-        for (i, of) in self.journal.state().writers.iter().enumerate() {
+    fn written_by_all(&self, answers: &Answers) -> Option<Written> {
+        let state = self.journal.state();
+        let (mut written, has_times) = (Written::default(), state.form == Form::Hlc);
+        for (i, of) in state.writers.iter().enumerate() {
             let writer = WriterId(i as u16);
             let is_member = self.manifest.member(writer).is_some();
             if of.standing == Standing::Removed || !is_member {
                 continue;
             }
             match answers.get(&writer) {
-                Some((said, _)) => {
-                    all.merge(said);
+                Some((said, hlc)) if has_times => {
+                    written.durable.raise(writer, said.get(writer));
+                    written.hlc = written.hlc.max(*hlc);
                 }
+                // It has what had come from it by then. What came later need not be there.
+                Some((said, _)) => drop(written.seqs.merge(said)),
                 None if self.slots[i].link.is_some() => return None,
+                // It has left when the cut had all that it wrote. The idle record that it has ended with may be beyond.
+                None if self.slots[i].has_left && has_times => {}
                 // One that has left has nothing that is not here.
-                None if self.slots[i].has_left => {}
+                None if self.slots[i].has_left => drop(written.seqs.raise(writer, of.seq)),
                 // What has come of it may wait for what never comes.
                 None => {
-                    without.push(self.manifest.name_of(writer).to_owned());
+                    written.without.push(self.manifest.name_of(writer).to_owned());
                     continue;
                 }
             }
-            all.raise(writer, of.seq);
             if let Some(from) = self.resync_from(writer) {
-                all.raise(writer, from.next());
+                written.seqs.raise(writer, from.next());
             }
         }
-        Some((all, without))
+        Some(written)
     }
 }
