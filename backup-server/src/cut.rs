@@ -100,6 +100,9 @@ pub struct CutTracker {
     watermark: Hlc,
     /// By writer, the greatest seq that any record depends on.
     awaited: CountVector,
+    /// How often a need was looked at.
+    #[cfg(test)]
+    looks: std::cell::Cell<u64>,
 }
 
 impl CutTracker {
@@ -222,6 +225,8 @@ impl CutTracker {
     }
 
     fn is_missing(&self, need: &Need, have: impl Fn(WriterId) -> Seq) -> bool {
+        #[cfg(test)]
+        self.looks.update(|looks| looks + 1);
         let of = self.tracks.get(need.of.index());
         of.is_none_or(|track| have(need.of) < need.needs && !track.removed)
     }

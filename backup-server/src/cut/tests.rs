@@ -228,24 +228,16 @@ fn what_waits_takes_little() {
 #[test]
 fn what_waits_is_not_looked_through_again_and_again() {
     // The first waits for the third, whose first record waits for the second, which says nothing.
-    const RECORDS: u64 = 500_000;
+    const RECORDS: u64 = 1000;
     let mut j = Journal::new(3, Form::Vector);
     (0..3).for_each(|writer| j.done(writer, 1, 10, &[]));
     j.add(&record(2, 2, &[(1, 2)]));
     (3..RECORDS).for_each(|seq| j.add(&record(2, seq, &[])));
     a_long_wait(&mut j, 0, 2, RECORDS - 2);
-    let mut fastest = |look: fn(&mut Journal)| {
-        let once = |j: &mut Journal| {
-            let began = std::time::Instant::now();
-            look(j);
-            began.elapsed()
-        };
-        (0..100).map(|_| once(&mut j)).min().unwrap().as_micros()
-    };
-    let settled = fastest(|j| assert_eq!(j.cut(), vector(&[1, 1, 1])));
-    let asked = fastest(|j| assert_eq!(j.tracker.waited_for(WriterId(1)), Seq(2)));
-    // To look through all takes hundreds, also on the fastest machine.
-    assert!(settled < 50 && asked < 50, "{settled} and {asked} us");
+    j.tracker.looks.set(0);
+    assert_eq!(j.cut(), vector(&[1, 1, 1]));
+    assert_eq!(j.tracker.waited_for(WriterId(1)), Seq(2));
+    assert!(j.tracker.looks.get() < 20, "{} looks", j.tracker.looks.get());
 }
 
 /// A step of a history: who writes, and whether it has heard of everything before.

@@ -109,7 +109,7 @@ fn a_host_that_is_configured_otherwise_is_told_in_what() {
         &|other| other.peers[1].push('0'),
         ": the first has b=10.0.0.10, the second b=10.0.0.1.",
     );
-    refuses(&|other| other.peers.truncate(1), ": the second has b=10.0.0.1.");
+    refuses(&|other| drop(other.peers.remove(1)), ": the second has b=10.0.0.1.");
     refuses(&|other| other.peers.reverse(), ": the members are in another order.");
 }
 
