@@ -11,6 +11,7 @@
  * to_guest (egress)
  *   from a member: merge the tag into P, strip it.
  *   from outside:  strip it, never merge.
+ *   in a quote:    the guest's own, of a packet that did not arrive: take it out (quotes.h).
  *
  * "Pass" is a bit of the packet's mark that the rules in front of the queue look at. Covered
  * packets are judged by a program of its own (judge), which is reached through a map that user
@@ -35,6 +36,8 @@
 #define UDP_BYTES 8
 #define ETHERNET_PAYLOAD_MIN_BYTES 46
 #define TOTAL_MAX_BYTES 65535
+/* The longest extension header that a tag of 63 writers, or of any form, can be in. */
+#define SUMMED_MAX_BYTES 264
 
 #define FORM_VECTOR 0x11
 #define FORM_HLC 0x12
@@ -186,6 +189,39 @@ struct ipv4 {
 	__be32 destination;
 };
 
+struct ipv6 {
+	__be32 version_class_flow;
+	__be16 payload;
+	__u8 next;
+	__u8 hop_limit;
+	struct address source;
+	struct address destination;
+};
+
+struct icmp {
+	__u8 type;
+	__u8 code;
+	__u16 check;
+	union {
+		__u8 bytes[4];
+		__be32 all;
+	} rest;
+};
+
+/* What an ICMP error begins with. */
+union error {
+	struct ipv4_error {
+		struct ipv4 header;
+		struct icmp icmp;
+		struct ipv4 quoted;
+	} four;
+	struct ipv6_error {
+		struct ipv6 header;
+		struct icmp icmp;
+		struct ipv6 quoted;
+	} six;
+};
+
 /*
  * What a CPU has for itself: counters, what it has last looked up, and room to work in, which would be too large for the
  * stack. What loops leave here the verifier takes for any number, so that it looks at each loop once instead of in every
@@ -203,9 +239,10 @@ struct cpu {
 	struct walk walk;
 	struct extensions extensions;
 	struct ipv4 header;	/* and the tag that follows it: one store writes both */
-	__u8 tag[264];
+	__u8 tag[SUMMED_MAX_BYTES];
 	__u8 new[IPV4_MAX_BYTES - IPV4_MIN_BYTES];
 	__u8 blank[256];
+	union error error;
 };
 
 struct {
@@ -214,15 +251,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct cpu);
 } cpus SEC(".maps");
-
-struct ipv6 {
-	__be32 version_class_flow;
-	__be16 payload;
-	__u8 next;
-	__u8 hop_limit;
-	struct address source;
-	struct address destination;
-};
 
 struct tcp {
 	__be16 source;
@@ -472,6 +500,7 @@ ALWAYS int find_maps(struct pending **p, struct committed **c, struct cpu **s)
 #include "write.h"
 #include "neighbours.h"
 #include "from_guest.h"
+#include "quotes.h"
 #include "to_guest.h"
 
 char LICENSE[] SEC("license") = "GPL";

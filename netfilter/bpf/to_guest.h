@@ -147,7 +147,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	if (h.version_ihl >> 4 != 4 || header < IPV4_MIN_BYTES)
 		return drop(DROPPED_UNREADABLE);
 	if (header == IPV4_MIN_BYTES)
-		return go_on();
+		return h.protocol == IPPROTO_ICMP ? ipv4_error_to_guest(skb) : go_on();
 	if (total < header || total > skb->len - NET)
 		return drop(DROPPED_UNREADABLE);
 	options = header - IPV4_MIN_BYTES;
@@ -225,7 +225,7 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 	if (e->bad)
 		return drop(DROPPED_UNREADABLE);
 	if (!e->found)
-		return go_on();
+		return h.next == NEXT_ICMPV6 ? ipv6_error_to_guest(skb) : go_on();
 	if (!is_peer(s, &h.source) || CONFIG.off) {
 		walk_ipv6(skb, e, &h, 1);
 		if (e->bad)

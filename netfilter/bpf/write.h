@@ -115,19 +115,11 @@ ALWAYS int ends_where_it_says(const struct __sk_buff *skb, __u32 total)
 	       (len == total || (total < ETHERNET_PAYLOAD_MIN_BYTES && len <= ETHERNET_PAYLOAD_MIN_BYTES));
 }
 
-/*
- * An IPv4 header's checksum after its first word has changed, by what has changed (RFC 1624): a
- * header that was wrong stays wrong. options: the sum of those that came, or the complement of it
- * for those that went.
- */
-ALWAYS __u16 new_checksum(const struct ipv4 *old, const struct ipv4 *new, __u64 options)
+/* A checksum after the sum that it is about has changed by this (RFC 1624): what was wrong stays wrong. */
+ALWAYS __u16 renewed(__u16 check, __u64 change)
 {
-	__u32 before, after;
-	__u64 all;
+	__u64 all = change + (__u16)~check;
 
-	__builtin_memcpy(&before, old, 4);
-	__builtin_memcpy(&after, new, 4);
-	all = options + (__u16)~old->check + (__u32)~before + after;
 	all = (all & 0xffffffff) + (all >> 32);
 	all = (all & 0xffff) + (all >> 16);
 	all = (all & 0xffff) + (all >> 16);
@@ -135,17 +127,30 @@ ALWAYS __u16 new_checksum(const struct ipv4 *old, const struct ipv4 *new, __u64 
 	return ~all;
 }
 
-/* The one's complement sum of IPv4 options: whole words. */
-ALWAYS __u32 sum_of(const __u8 *options, __u32 bytes)
+/*
+ * An IPv4 header's checksum after its first word has changed. options: the sum of those that came, or the complement of it
+ * for those that went.
+ */
+ALWAYS __u16 new_checksum(const struct ipv4 *old, const struct ipv4 *new, __u64 options)
+{
+	__u32 before, after;
+
+	__builtin_memcpy(&before, old, 4);
+	__builtin_memcpy(&after, new, 4);
+	return renewed(old->check, options + (__u32)~before + after);
+}
+
+/* The one's complement sum of options, or of headers: whole words. */
+ALWAYS __u32 sum_of(const __u8 *from, __u32 bytes)
 {
 	__u64 sum = 0;
 	__u32 i, word;
 
 	AS_A_LOOP
-	for (i = 0; i < (IPV4_MAX_BYTES - IPV4_MIN_BYTES) / 4; i++) {
+	for (i = 0; i < SUMMED_MAX_BYTES / 4; i++) {
 		if (4 * i >= bytes)
 			break;
-		__builtin_memcpy(&word, options + 4 * i, 4);
+		__builtin_memcpy(&word, from + 4 * i, 4);
 		sum += word;
 	}
 	sum = (sum & 0xffffffff) + (sum >> 32);

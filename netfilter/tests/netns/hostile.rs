@@ -26,7 +26,7 @@ const SECOND_AT: usize = 24;
 
 /// Sends a packet of which every byte is made up, from its network header on: the route alone is the namespace's. Of IPv4 the
 /// kernel fills in the length and the header's checksum.
-fn send_raw(namespace: &str, to: IpAddr, packet: &[u8]) {
+pub fn send_raw(namespace: &str, to: IpAddr, packet: &[u8]) {
     in_namespace(namespace, || {
         // SAFETY: all zeros is a valid address of either kind.
         let mut at: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
@@ -83,7 +83,7 @@ fn tag6(next: u8) -> Vec<u8> {
     header
 }
 
-fn sum(bytes: &[u8]) -> u16 {
+pub fn sum(bytes: &[u8]) -> u16 {
     let words =
         bytes.chunks(2).map(|w| u32::from(w[0]) << 8 | w.get(1).map_or(0, |b| u32::from(*b)));
     let sum = words.sum::<u32>();
@@ -152,13 +152,13 @@ fn fragments6(from: Ipv6Addr, to: Ipv6Addr, header: impl Fn(u8) -> Vec<u8>) -> [
     })
 }
 
-struct Pair {
+pub struct Pair {
     from: (Ipv4Addr, Ipv6Addr),
     to: (Ipv4Addr, Ipv6Addr),
 }
 
 impl Pair {
-    fn of(town: &Town, from: &str, to: &str) -> Pair {
+    pub fn of(town: &Town, from: &str, to: &str) -> Pair {
         let both = |who: &str| match (town.ip(who), town.ip6(who)) {
             (IpAddr::V4(four), IpAddr::V6(six)) => (four, six),
             other => panic!("{other:?}"),
@@ -166,13 +166,13 @@ impl Pair {
         Pair { from: both(from), to: both(to) }
     }
 
-    fn whole4(&self, options: &[u8]) -> Vec<u8> {
+    pub fn whole4(&self, options: &[u8]) -> Vec<u8> {
         let (from, to) = (self.from.0, self.to.0);
         ipv4(from, to, options, 0, &datagram(from.into(), to.into()))
     }
 
     /// Behind these headers, the first of this kind.
-    fn whole6(&self, next: u8, headers: &[&[u8]]) -> Vec<u8> {
+    pub fn whole6(&self, next: u8, headers: &[&[u8]]) -> Vec<u8> {
         let (from, to) = (self.from.1, self.to.1);
         ipv6(from, to, next, &[&headers.concat()[..], &datagram(from.into(), to.into())].concat())
     }

@@ -10,6 +10,7 @@ mod hostile;
 mod interfaces;
 mod lab;
 mod loading;
+mod quotes;
 mod rules_kept;
 mod segments;
 mod tagging;

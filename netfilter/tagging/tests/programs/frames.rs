@@ -8,6 +8,8 @@ pub const PEER6: &str = "fd00::2";
 pub const STRANGER6: &str = "fd00::9";
 pub const ETHERNET: usize = 14;
 
+pub const ICMP: u8 = 1;
+pub const ICMPV6: u8 = 58;
 pub const UDP: u8 = 17;
 pub const TCP: u8 = 6;
 pub const SYN: u8 = 2;
@@ -106,4 +108,25 @@ pub fn options_of(frame: &[u8]) -> &[u8] {
     assert_eq!(usize::from(u16::from_be_bytes([h[2], h[3]])), h.len(), "total length");
     assert_eq!(sum(&h[..header_len]), 0xffff, "header checksum");
     &h[20..header_len]
+}
+
+/// An ICMP error from somewhere to the member, with the right checksum: `quote` is a packet from its network header on.
+pub fn error4(source: [u8; 4], kind: u8, rest: [u8; 4], quote: &[u8]) -> Vec<u8> {
+    let mut icmp = [&[kind, 1, 0, 0], &rest[..], quote].concat();
+    let check = !sum(&icmp);
+    icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    ip4(source, OWN, ICMP, &[], &icmp)
+}
+
+pub fn error6(source: &str, kind: u8, rest: [u8; 4], quote: &[u8]) -> Vec<u8> {
+    let mut icmp = [&[kind, 1, 0, 0], &rest[..], quote].concat();
+    let check = !sum6(&address(source), &address(OWN6), &icmp);
+    icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    ip6(source, OWN6, ICMPV6, &icmp)
+}
+
+/// Over the IPv6 pseudo header, too.
+pub fn sum6(source: &[u8], destination: &[u8], icmp: &[u8]) -> u16 {
+    let len = u32::try_from(icmp.len()).unwrap().to_be_bytes();
+    sum(&[source, destination, &len, &[0, 0, 0, ICMPV6], icmp].concat())
 }

@@ -3,6 +3,7 @@
 
 mod frames;
 mod member;
+mod quotes;
 mod random;
 mod reference;
 

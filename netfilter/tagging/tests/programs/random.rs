@@ -3,9 +3,12 @@
 
 use crate::frames::*;
 use crate::member::*;
-use crate::reference::{DESTINATION, ipv4_options, ipv6_headers, is_pure_ack};
+use crate::reference::{
+    DESTINATION, ipv4_options, ipv6_headers, is_pure_ack, without_quoted_tag4, without_quoted_tag6,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use tidelock_protocol::hlc::Hlc;
@@ -117,6 +120,34 @@ struct Case {
     length: isize,
     /// P and C here, and what the tag says, for each writer.
     entries: Vec<(u64, u64, u64)>,
+    /// It comes back in an ICMP error.
+    error: Option<Quote>,
+}
+
+/// How a packet is quoted.
+#[derive(Clone, Debug)]
+struct Quote {
+    /// Of each family.
+    kinds: [u8; 2],
+    by_a_peer: bool,
+    rest: [u8; 4],
+    most: usize,
+    /// What follows, behind a quote of so many times 8 bytes.
+    followed: Option<(u8, Vec<u8>)>,
+}
+
+fn quote() -> impl Strategy<Value = Quote> {
+    let kind = prop_oneof![
+        6 => prop_oneof![Just([3, 1]), Just([4, 2]), Just([5, 3]), Just([11, 3]), Just([12, 4])],
+        1 => any::<[u8; 2]>(),
+    ];
+    let rest = prop_oneof![3 => Just([0; 4]), 1 => any::<[u8; 4]>()];
+    let most = prop_oneof![3 => Just(548), 1 => 0usize..120];
+    let more = (16u8..40, prop::collection::vec(any::<u8>(), 0..16));
+    let followed = prop_oneof![2 => Just(None), 1 => more.prop_map(Some)];
+    (kind, any::<bool>(), rest, most, followed).prop_map(
+        |(kinds, by_a_peer, rest, most, followed)| Quote { kinds, by_a_peer, rest, most, followed },
+    )
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -148,10 +179,11 @@ fn case() -> impl Strategy<Value = Case> {
             prop_oneof![3 => Just(vec![]), 1 => damage],
             prop_oneof![8 => Just(0isize), 1 => -80isize..0, 1 => 1isize..9],
             prop::collection::vec(entry, 9),
+            prop::option::weighted(0.25, quote()),
         ),
     )
         .prop_map(|((way, options, headers), (fragment, tcp, payload, kept), rest)| {
-            let (damage, length, entries) = rest;
+            let (damage, length, entries, error) = rest;
             let (to_guest, addresses) = way;
             Case {
                 kept,
@@ -165,6 +197,7 @@ fn case() -> impl Strategy<Value = Case> {
                 damage,
                 length,
                 entries,
+                error,
             }
         })
 }
@@ -289,8 +322,31 @@ impl Case {
         ip6(source, destination, next, &body)
     }
 
+    /// About a packet, which may be any.
+    fn error(&self, quote: &Quote, packet: &[u8], six: bool) -> Vec<u8> {
+        let mut quoted = packet[..packet.len().min(quote.most)].to_vec();
+        let mut rest = quote.rest;
+        if let Some((length, more)) = &quote.followed {
+            quoted.resize(usize::from(*length) * 8, 0);
+            quoted.extend(more);
+            rest[usize::from(!six)] = if six { *length } else { length * 2 };
+        }
+        let kind = quote.kinds[usize::from(six)];
+        match (six, quote.by_a_peer) {
+            (false, by_a_peer) => {
+                error4(if by_a_peer { PEER } else { STRANGER }, kind, rest, &quoted)
+            }
+            (true, by_a_peer) => {
+                error6(if by_a_peer { PEER6 } else { STRANGER6 }, kind, rest, &quoted)
+            }
+        }
+    }
+
     fn frame(&self, m: &Member, six: bool) -> Vec<u8> {
         let mut frame = if six { self.ipv6(m) } else { self.ipv4(m) };
+        if let Some(quote) = &self.error {
+            frame = self.error(quote, &frame[ETHERNET..], six);
+        }
         // Headers are hit more often than what they carry.
         let most = frame.len().min(ETHERNET + 120);
         for (at, byte) in &self.damage {
@@ -406,7 +462,7 @@ fn ends_where_it_says(h: &[u8], total: usize) -> bool {
 fn ipv4_to_guest(m: &Member, frame: &[u8], known: &mut Known) -> Wanted {
     let Some((h, header, total)) = ipv4_header(frame) else { return Dropped };
     if header == 20 {
-        return GoesOn(frame.to_vec());
+        return GoesOn(without_quoted_tag4(frame));
     }
     if total < header || total > h.len() {
         return Dropped;
@@ -448,10 +504,10 @@ fn ipv6_to_guest(m: &Member, frame: &[u8], known: &mut Known) -> Wanted {
     if headers.broken {
         return Dropped;
     }
-    let mut out = frame.to_vec();
     if headers.tags.is_empty() {
-        return GoesOn(out);
+        return GoesOn(without_quoted_tag6(frame));
     }
+    let mut out = frame.to_vec();
     if h[8..24] != address(PEER6) {
         for (at, size) in headers.tags {
             out[at] = SAYS_NOTHING;
@@ -586,16 +642,20 @@ fn without_sums(mut frame: Vec<u8>, six: bool) -> (Vec<u8>, u16) {
             ETHERNET + header
         })
     };
-    if let Some(check) = at.and_then(|at| frame.get_mut(at + 16..at + 18))
-        && check == [0xff, 0xff]
-    {
-        check.fill(0);
+    let of_icmp = if six { [ETHERNET + 42; 2] } else { [ETHERNET + 22, ETHERNET + 38] };
+    for at in at.map(|at| at + 16).into_iter().chain(of_icmp) {
+        if let Some(check) = frame.get_mut(at..at + 2)
+            && check == [0xff, 0xff]
+        {
+            check.fill(0);
+        }
     }
     (frame, header_sum)
 }
 
 fn try_cases(six: bool) {
     let mut seen = BTreeMap::<&str, u64>::new();
+    let quoted_tags = Cell::new(0);
     for form in FORMS {
         let Some(m) = load(&settings(form)) else { return };
         m.group.committed().wall_minus_boot.store(WALL_AT_BOOT_MS * 1_000_000, SeqCst);
@@ -620,6 +680,10 @@ fn try_cases(six: bool) {
                     (m.send(&frame), from_guest(&m, &frame, stamp.as_ref()))
                 };
                 prop_assert_eq!(Known::of(&m), known, "P");
+                let is_error = case.to_guest && case.error.is_some();
+                if is_error && matches!(&wanted, GoesOn(other) if *other != frame) {
+                    quoted_tags.set(quoted_tags.get() + 1);
+                }
                 let (wanted, mark) = match wanted {
                     Dropped => {
                         prop_assert!(!tried.passed, "not dropped");
@@ -646,7 +710,9 @@ fn try_cases(six: bool) {
         }
     }
     // It has come to all that this is about.
+    seen.insert("quoted_tags", quoted_tags.get());
     for what in [
+        "quoted_tags",
         "tagged",
         "untagged_acks",
         "untagged_covered",

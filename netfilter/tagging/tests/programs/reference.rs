@@ -1,7 +1,8 @@
-//! What the programs must find in a packet, written down anew from RFC 791, RFC 8200 and the head of `protocol/src/tag.rs`.
+//! What the programs must find in a packet, written down anew from RFC 791, RFC 792, RFC 4443, RFC 4884, RFC 8200 and the head of
+//! `protocol/src/tag.rs`.
 
-use crate::frames::{ETHERNET, TCP};
-use tidelock_protocol::tag::{IPV6_OPTION, TagError, find_ipv4, find_ipv6};
+use crate::frames::{ETHERNET, ICMP, ICMPV6, TCP, sum, sum6};
+use tidelock_protocol::tag::{IPV4_OPTION, IPV6_OPTION, TagError, find_ipv4, find_ipv6};
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -160,4 +161,111 @@ pub fn is_pure_ack(segment: &[u8]) -> bool {
         && usize::from(segment[12] >> 4) * 4 == segment.len()
         && segment[13] & 0x10 != 0
         && segment[13] & 0x27 == 0
+}
+
+fn word(bytes: &[u8], at: usize) -> usize {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]]).into()
+}
+
+fn set_word(bytes: &mut [u8], at: usize, value: usize) {
+    bytes[at..at + 2].copy_from_slice(&(value as u16).to_be_bytes());
+}
+
+/// A checksum with which a sum that is `now` becomes what it was (RFC 1624): what was wrong stays wrong.
+fn kept(check: usize, before: u16, now: u16) -> usize {
+    sum(&[!now, before, check as u16].map(u16::to_be_bytes).concat()).into()
+}
+
+/// Takes so many bytes out of a quote behind its fixed header of `fixed` bytes. `named`: the length that the quote has by its
+/// ICMP header. Returns them, and whether the packet became shorter.
+fn take_out(quote: &mut Vec<u8>, fixed: usize, named: usize, bytes: usize) -> (Vec<u8>, bool) {
+    let is_followed = named >= 128 && named <= quote.len();
+    let end = if is_followed { named } else { quote.len() };
+    let taken: Vec<u8> = quote.drain(fixed..end.min(fixed + bytes)).collect();
+    if is_followed {
+        let at = end - taken.len();
+        quote.splice(at..at, vec![0; taken.len()]);
+    }
+    (taken, !is_followed)
+}
+
+/// What becomes of an IPv4 packet without options, which may be an ICMP error.
+pub fn without_quoted_tag4(frame: &[u8]) -> Vec<u8> {
+    let unchanged = frame.to_vec();
+    let h = &frame[ETHERNET..];
+    let total = word(h, 2);
+    let is_whole = word(h, 6) & 0x3fff == 0 && total <= h.len() && total >= 50;
+    if !is_whole || h[9] != ICMP || ![3, 4, 5, 11, 12].contains(&h[20]) {
+        return unchanged;
+    }
+    let (mut icmp, mut quote) = (h[20..28].to_vec(), h[28..total].to_vec());
+    let size = usize::from(quote[21]);
+    let options = (usize::from(quote[0] & 15) * 4).saturating_sub(20);
+    let is_tag = quote[0] >> 4 == 4 && quote[20] == IPV4_OPTION && size >= 4 && size % 4 == 0;
+    if !is_tag || size > options {
+        return unchanged;
+    }
+    let before = (
+        sum(&h[20..total]),
+        sum(&[&quote[..20], &quote[20..][..size.min(quote.len() - 20)]].concat()),
+    );
+    let named = if [3, 11, 12].contains(&icmp[0]) { usize::from(icmp[5]) * 4 } else { 0 };
+    let (taken, is_shorter) = take_out(&mut quote, 20, named, size);
+    quote[0] -= (size / 4) as u8;
+    let quoted_total = word(&quote, 2).wrapping_sub(size);
+    set_word(&mut quote, 2, quoted_total);
+    if taken.len() == size {
+        let check = kept(word(&quote, 10), before.1, sum(&quote[..20]));
+        set_word(&mut quote, 10, check);
+    } else {
+        set_word(&mut quote, 10, 0);
+        let check = !sum(&quote[..20]);
+        set_word(&mut quote, 10, check.into());
+    }
+    if icmp[0] == 12 && usize::from(icmp[4]) >= 20 + size {
+        icmp[4] -= size as u8;
+    }
+    let check = kept(word(&icmp, 2), before.0, sum(&[&icmp[..], &quote].concat()));
+    set_word(&mut icmp, 2, check);
+    let mut header = h[..20].to_vec();
+    if is_shorter {
+        set_word(&mut header, 2, total - taken.len());
+        let check = kept(word(h, 10), sum(&h[..20]), sum(&header));
+        set_word(&mut header, 10, check);
+    }
+    [&frame[..ETHERNET], &header, &icmp, &quote, &h[total..]].concat()
+}
+
+/// The same of an IPv6 packet that is whole and has no tag.
+pub fn without_quoted_tag6(frame: &[u8]) -> Vec<u8> {
+    let unchanged = frame.to_vec();
+    let h = &frame[ETHERNET..];
+    let end = 40 + word(h, 4);
+    if h[6] != ICMPV6 || end < 92 || !(1..=4).contains(&h[40]) {
+        return unchanged;
+    }
+    let (mut icmp, mut quote) = (h[40..48].to_vec(), h[48..end].to_vec());
+    let size = (usize::from(quote[41]) + 1) * 8;
+    let is_tag = quote[0] >> 4 == 6 && quote[6] == DESTINATION && quote[42] == IPV6_OPTION;
+    if !is_tag || size != (usize::from(quote[43]) + 4).next_multiple_of(8) {
+        return unchanged;
+    }
+    let sum_of = |icmp: &[u8], quote: &[u8]| sum6(&h[8..24], &h[24..40], &[icmp, quote].concat());
+    let before = sum_of(&icmp, &quote);
+    let named = if [1, 3].contains(&icmp[0]) { usize::from(icmp[4]) * 8 } else { 0 };
+    quote[6] = quote[40];
+    let (taken, is_shorter) = take_out(&mut quote, 40, named, size);
+    let payload = word(&quote, 4).wrapping_sub(size);
+    set_word(&mut quote, 4, payload);
+    let pointer = u32::from_be_bytes(icmp[4..].try_into().expect("four bytes"));
+    if icmp[0] == 4 && pointer as usize >= 40 + size {
+        icmp[4..].copy_from_slice(&(pointer - size as u32).to_be_bytes());
+    }
+    let check = kept(word(&icmp, 2), before, sum_of(&icmp, &quote));
+    set_word(&mut icmp, 2, check);
+    let mut header = h[..40].to_vec();
+    if is_shorter {
+        set_word(&mut header, 4, end - 40 - taken.len());
+    }
+    [&frame[..ETHERNET], &header, &icmp, &quote, &h[end..]].concat()
 }
