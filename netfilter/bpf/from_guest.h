@@ -42,7 +42,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	at = NET + header;
 	later = (bpf_ntohs(h.fragment) & 0x1fff) != 0;
 	is_tcp = h.protocol == IPPROTO_TCP && !later;
-	headers = header + UDP_BYTES;
+	headers = h.protocol == IPPROTO_UDP ? header + UDP_BYTES : 0;
 	if (is_tcp) {
 		if (load(skb, at, &tcp, sizeof(tcp)))
 			return gate(GATED_UNREADABLE);
@@ -126,7 +126,7 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 		return gate(COUNTERS);
 
 	is_tcp = e->next == IPPROTO_TCP && !e->later_fragment;
-	headers = e->at - NET + UDP_BYTES;
+	headers = e->next == IPPROTO_UDP ? e->at - NET + UDP_BYTES : 0;
 	if (is_tcp) {
 		if (bpf_skb_load_bytes(skb, e->at, &tcp, sizeof(tcp)))
 			return gate(GATED_UNREADABLE);

@@ -42,9 +42,9 @@ ALWAYS void write_body(__u8 *body, const struct pending *p, const struct committ
 }
 
 /*
- * Whether the segments of a GSO packet, or the packet itself, still fit into the path with `room`
- * more bytes. headers: network and transport header. Returns the flags for the helper, or a
- * negative value. A TCP segment may be made smaller, a datagram may not.
+ * Whether the segments of a GSO packet, or the packet itself, still fit into the path with `room` more bytes. headers:
+ * network and transport header of each segment, 0 where they are not known: what is cut lies deeper, in a tunnel. Returns
+ * the flags for the helper, or a negative value. A TCP segment may be made smaller, a datagram may not.
  */
 ALWAYS __s64 room_flags(struct __sk_buff *skb, __u32 total, __u32 headers, __u32 room, int is_tcp,
 			__u32 fragment, __u32 *why)
@@ -57,6 +57,8 @@ ALWAYS __s64 room_flags(struct __sk_buff *skb, __u32 total, __u32 headers, __u32
 	*why = fragment ? GATED_FRAGMENT : GATED_MTU;
 	if (!skb->gso_size)
 		return total + room > CONFIG.path_mtu ? -1 : (__s64)GROW_FLAGS;
+	if (!headers)
+		return -1;
 	segment = headers + skb->gso_size + room;
 	if (segment <= CONFIG.path_mtu)
 		return FIXED_FLAGS;

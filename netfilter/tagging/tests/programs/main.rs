@@ -424,6 +424,28 @@ fn what_cannot_be_tagged_is_left_to_the_queue() {
     m.is_left(&m.send(&frame), &frame, "gated_path");
 }
 
+/// How long the segments of a tunnel will be its outer headers do not say.
+#[test]
+fn gso_packets_of_a_tunnel_are_gated() {
+    const IPIP: u8 = 4;
+    const IPV6: u8 = 41;
+    const GRE: u8 = 47;
+    let Some(m) = load(&settings(vector(3))) else { return };
+    m.pend(&[0, 4, 0]);
+    let protocols = [IPIP, IPV6, GRE];
+    let frames = protocols
+        .map(|protocol| ip4(OWN, PEER, protocol, &[], &[0; 2000]))
+        .into_iter()
+        .chain(protocols.map(|protocol| ip6(OWN6, PEER6, protocol, &[0; 2000])));
+    for (nth, frame) in (1..).zip(frames) {
+        let sent = m.tags.try_frame(Direction::FromGuest, &frame, 1000).unwrap();
+        assert_eq!(sent, Tried { passed: true, mark: 0, frame });
+        assert_eq!(m.counted("gated_mtu"), nth);
+    }
+    // One that is not cut has the length that it has.
+    m.is_passed(&m.send(&ip4(OWN, PEER, GRE, &[], b"whole")), "tagged");
+}
+
 #[test]
 fn a_guests_own_options_stay_behind_ours_and_come_out_alone() {
     let Some(m) = load(&settings(vector(3))) else { return };
