@@ -166,6 +166,20 @@ bad:
 	return 1;
 }
 
+/*
+ * A GSO packet can be longer than its header can say (BIG TCP): then that says 0, and a jumbo option comes first, or with
+ * newer kernels nothing.
+ */
+ALWAYS int is_jumbo(const struct __sk_buff *skb, const struct ipv6 *h)
+{
+	return !h->payload && skb->gso_size;
+}
+
+ALWAYS __u32 payload_of(const struct __sk_buff *skb, const struct ipv6 *h)
+{
+	return is_jumbo(skb, h) ? skb->len - NET - IPV6_BYTES : bpf_ntohs(h->payload);
+}
+
 APART void walk_ipv6(struct __sk_buff *skb, struct extensions *e, const struct ipv6 *h,
 		      __u32 blanks)
 {
@@ -173,7 +187,7 @@ APART void walk_ipv6(struct __sk_buff *skb, struct extensions *e, const struct i
 
 	__builtin_memset(e, 0, sizeof(*e));
 	e->at = NET + IPV6_BYTES;
-	e->end = e->at + bpf_ntohs(h->payload);
+	e->end = e->at + payload_of(skb, h);
 	e->next = h->next;
 	e->blanks = blanks;
 	bpf_loop(EXTENSION_HEADERS_MAX, extension_step, &subject, 0);

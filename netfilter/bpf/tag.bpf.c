@@ -32,6 +32,7 @@
 #define IPV4_MIN_BYTES 20
 #define IPV4_MAX_BYTES 60
 #define IPV6_BYTES 40
+#define JUMBO_BYTES 8		/* the header that a jumbo option is in */
 #define TCP_MIN_BYTES 20
 #define UDP_BYTES 8
 #define ETHERNET_PAYLOAD_MIN_BYTES 46

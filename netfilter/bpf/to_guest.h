@@ -218,11 +218,14 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 	if (load(skb, NET, &h, sizeof(h)) ||
 	    (bpf_ntohl(h.version_class_flow) >> 28) != 6)
 		return drop(DROPPED_UNREADABLE);
-	total = IPV6_BYTES + bpf_ntohs(h.payload);
+	total = IPV6_BYTES + payload_of(skb, &h);
 	if (total > skb->len - NET)
 		return drop(DROPPED_UNREADABLE);
 	walk_ipv6(skb, e, &h, 0);
 	if (e->bad)
+		return drop(DROPPED_UNREADABLE);
+	/* GRO writes the jumbo option over the beginning of other headers, so over a tag's (ipv6_gro_complete of Linux 6.18). */
+	if (is_jumbo(skb, &h) && (e->next != IPPROTO_TCP || e->at > NET + IPV6_BYTES + JUMBO_BYTES))
 		return drop(DROPPED_UNREADABLE);
 	if (!e->found)
 		return h.next == NEXT_ICMPV6 ? ipv6_error_to_guest(skb) : go_on();
