@@ -9,7 +9,6 @@ use super::{FoldError, Run};
 use crate::journal::{IndexEntry, Position, SEGMENT_HEADER_BYTES, payload_of};
 use crate::storage::StorageFile;
 use crate::view::DiskKey;
-use tidelock_protocol::ids::{Seq, WriterId};
 
 impl<F: StorageFile> Run<F> {
     /// The segment is on record as damaged when this job is done.
@@ -61,11 +60,7 @@ impl<F: StorageFile> Run<F> {
 
     /// Whether all records of a segment are, also those that change nothing.
     fn is_in_the_cut(&self, segment: u64) -> bool {
-        let (state, cut) = (&self.job.state, &self.job.cut);
         let Some(after) = self.job.starts.get(&(segment + 1)) else { return false };
-        let is_in = |(writer, seq): (WriterId, Seq)| {
-            seq.min(state.last_that_counts(writer, after.epoch)) <= cut.get(writer)
-        };
-        after.journaled().entries().all(is_in)
+        self.job.state.is_all_in(&self.job.cut, &after.journaled(), after.epoch)
     }
 }

@@ -325,7 +325,8 @@ impl<S: Storage> Group<S> {
         let latest = history.newest().and_then(|point| history.affected(&point));
         self.damage.spans = spans;
         // What was written over it may not be in the cut yet.
-        self.damage.is_due = self.cut.cut() != &self.journal.state().journaled();
+        let state = self.journal.state();
+        self.damage.is_due = !state.is_all_in(self.cut.cut(), &state.journaled(), state.epoch);
         if let Ok(latest) = latest {
             self.damage.latest = latest;
         }

@@ -3,7 +3,7 @@
 use super::retention::Target;
 use super::{Group, GroupError, Now, Stall};
 use crate::fold::{FoldError, FoldJob, Folded};
-use crate::journal::{JournalError, Position};
+use crate::journal::{JournalError, Position, State};
 use crate::manifest::{self, FoldPosition};
 use crate::storage::Storage;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl<S: Storage> Group<S> {
             tail: self.journal.tail(),
             from,
             to,
-            state: self.journal.state().clone(),
+            state: self.state_on_record(),
             starts: self.journal.starts_after(from.segment).map(|(n, s)| (n, s.clone())).collect(),
             cut,
             images: self.images.clone(),
@@ -87,6 +87,22 @@ impl<S: Storage> Group<S> {
         })
     }
 
+    /// The state, but that nobody is removed whose removal may be lost still: the images would lack what
+    /// may end well then.
+    fn state_on_record(&self) -> State {
+        let mut state = self.journal.state().clone();
+        for (of, standing) in state.writers.iter_mut().zip(&self.durable_standings) {
+            of.standing = *standing;
+        }
+        state
+    }
+
+    /// Whether what makes records void cannot be lost any more.
+    pub(super) fn is_on_record(&self) -> bool {
+        let standings = self.journal.state().writers.iter().map(|of| of.standing);
+        !self.is_being_recovered() && standings.eq(self.durable_standings.iter().copied())
+    }
+
     /// A job has ended, for a group with the cut that it was given.
     pub fn fold_done(
         &mut self,
@@ -94,8 +110,12 @@ impl<S: Storage> Group<S> {
         result: Result<Folded, FoldError>,
     ) {
         self.fold.running = None;
+        let is_outdated = std::mem::take(&mut self.fold.is_outdated);
         match result.map_err(GroupError::from).and_then(|folded| self.record_fold(cut, folded)) {
             Ok(()) => {
+                if is_outdated {
+                    self.fold.blocked = None;
+                }
                 self.fold.last_error = None;
                 self.fold.unread = Unread::default();
             }

@@ -20,11 +20,14 @@ impl<S: Storage> Group<S> {
             return None;
         }
         let stays = self.stays();
+        let is_on_record = self.is_on_record();
         let Self { journal, fold, .. } = self;
         let job = journal.index_job(stays.segment, |index| {
             fold.closed.get(&index).map(|closed| (closed.at, closed.cut.clone()))
         });
-        let job = job.or_else(|| journal.map_job(stays.segment));
+        // A map has nothing of what is void, and a recovery or a removal that is not on record may be lost.
+        let map = || is_on_record.then(|| journal.map_job(stays.segment)).flatten();
+        let job = job.or_else(map);
         self.fold.aside = job.is_some();
         job
     }

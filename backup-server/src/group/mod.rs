@@ -238,6 +238,8 @@ struct FoldState {
     oldest: Closed,
     /// A job runs, up to here and under this cut.
     running: Option<(Position, CountVector)>,
+    /// The job that runs does not know of all that is void by now.
+    is_outdated: bool,
     /// Folding from here under this cut leads nowhere.
     blocked: Option<(Position, CountVector)>,
     /// The last job began at this time, and the rate lets the next one begin at that.
@@ -304,8 +306,9 @@ pub struct Group<S: Storage> {
     clock: HlcClock,
     stall: Option<Stall>,
     broken: Option<String>,
-    /// Copy states as far as they are durable.
+    /// Copy states and standings as far as they are durable.
     durable_copies: Vec<CopyState>,
+    durable_standings: Vec<Standing>,
     /// The recovery is durable, and receivers are its epoch's.
     promoted: bool,
     /// Members of the old primary that are told of it once it is.
@@ -440,6 +443,7 @@ impl<S: Storage> Group<S> {
             stall: None,
             broken: None,
             durable_copies: Vec::new(),
+            durable_standings: Vec::new(),
             promoted: false,
             fenced: Vec::new(),
             outputs: Vec::new(),
@@ -481,6 +485,19 @@ impl<S: Storage> Group<S> {
         self.mark_waypoint();
         self.durable_copies.clear();
         self.durable_copies.extend(self.journal.state().writers.iter().map(|w| w.copy));
+        let standings = self.journal.state().writers.iter().map(|w| w.standing).collect();
+        if self.durable_standings != standings {
+            self.durable_standings = standings;
+            self.has_become_void();
+        }
+    }
+
+    /// A recovery or a removal is durable: records may be void that stood in the fold's way, and that
+    /// maps have.
+    fn has_become_void(&mut self) {
+        self.fold.blocked = None;
+        self.fold.is_outdated = self.fold.running.is_some();
+        self.journal.note_void();
     }
 
     /// What must go out now, in order.
@@ -602,8 +619,11 @@ impl<S: Storage> Group<S> {
     /// Drops the overlay when nothing needs it any more.
     fn release_overlay(&mut self) {
         let state = self.journal.state();
-        let whole = self.durable_copies.iter().all(|copy| *copy == CopyState::Whole);
-        if whole && state.recovered().is_none() {
+        let writers = self.durable_copies.iter().zip(&self.durable_standings);
+        let is_whole = |(copy, standing): (&CopyState, &Standing)| {
+            *copy == CopyState::Whole || *standing == Standing::Removed
+        };
+        if writers.into_iter().all(is_whole) && state.recovered().is_none() {
             self.overlay = None;
         }
     }

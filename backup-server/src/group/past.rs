@@ -82,7 +82,7 @@ impl Found {
 
     fn close(&mut self, state: &State, cut: &CountVector) {
         while let Some((index, epoch, journaled)) = self.open.front() {
-            if *epoch == state.epoch && !cut.covers(journaled) {
+            if !state.is_all_in(cut, journaled, *epoch) {
                 return;
             }
             let closed = Closed { at: state.newest_effective(), cut: cut.clone() };
@@ -98,7 +98,7 @@ impl<S: Storage> Group<S> {
         let state = self.journal.state();
         let last = self.fold.closed.last_key_value().map_or(0, |(index, _)| *index);
         for (index, start) in self.journal.starts_after(last) {
-            if start.epoch == state.epoch && !self.cut.cut().covers(&start.journaled()) {
+            if !state.is_all_in(self.cut.cut(), &start.journaled(), start.epoch) {
                 return;
             }
             let closed = Closed { at: state.newest_effective(), cut: self.cut.cut().clone() };
@@ -116,7 +116,7 @@ impl<S: Storage> Group<S> {
         };
         let waypoint = fold.waypoint.take().filter(is_of_now).or_else(|| journal.waypoint_due());
         let Some((at, before)) = waypoint else { return };
-        let is_in_the_cut = cut.cut().covers(&before.journaled());
+        let is_in_the_cut = state.is_all_in(cut.cut(), &before.journaled(), before.epoch);
         if !is_in_the_cut && !planted::is(Bug::WaypointTooEarly) {
             fold.waypoint = Some((at, before));
             return;

@@ -286,9 +286,7 @@ impl<S: Storage> Group<S> {
         self.overlay = None;
         self.overlay()?;
         self.promoted = true;
-        // What stood in its way may be void now.
-        self.fold.blocked = None;
-        self.journal.note_void();
+        self.has_become_void();
         let reason = self.fenced_reason().expect("recovered");
         for link in self.fenced.drain(..) {
             self.outputs.push(Output::Refuse(link, RefusalKind::Fenced, reason.clone()));

@@ -15,7 +15,7 @@
 
 use super::{Group, Stall};
 use crate::history::Closed;
-use crate::journal::{Position, SEGMENT_HEADER_BYTES};
+use crate::journal::{Position, SEGMENT_HEADER_BYTES, Standing, WriterState};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use tidelock_protocol::hlc::Hlc;
@@ -126,7 +126,9 @@ impl<S: Storage> Group<S> {
     pub(super) fn check_unfolded(&mut self) {
         let retention = self.options.retention;
         let (unfolded, max) = (self.unfolded_bytes(), self.options.unfolded_max_bytes);
-        let resyncing = self.journal.state().writers.iter().any(|w| w.copy == CopyState::Resyncing);
+        let resyncing =
+            |of: &WriterState| of.copy == CopyState::Resyncing && of.standing != Standing::Removed;
+        let resyncing = self.journal.state().writers.iter().any(resyncing);
         let exempt = resyncing || self.needs_records_to_fold();
         let (size_max, stored) = (retention.size_max_bytes, self.stored_bytes());
         if stored >= size_max && retention.at_size_max == AtSizeMax::Shorten && !resyncing {

@@ -211,10 +211,11 @@ impl<S: Storage> Group<S> {
         writers.filter(|(_, w)| w.standing == Standing::Removed).map(|(w, _)| w).collect()
     }
 
-    fn is_all_in_the_cut(&self) -> bool {
+    pub(super) fn is_all_in_the_cut(&self) -> bool {
+        let state = self.journal.state();
         self.journal.staged_bytes() == 0
             && self.floors.is_empty()
-            && self.cut.cut().covers(&self.journal.state().journaled())
+            && state.is_all_in(self.cut.cut(), &state.journaled(), state.epoch)
     }
 
     /// Hosts that have members of this group, but for this one.

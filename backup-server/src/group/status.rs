@@ -201,9 +201,13 @@ impl<S: Storage> Group<S> {
                 connected_since_unix_ms: connected.map(|f| f.attached_at.unix_ms),
             }
         });
-        let durable = |i: u16| self.commit.durable_of(WriterId(i)).0;
+        let durable = |writer: WriterId| {
+            let counts = state.last_that_counts(writer, state.epoch);
+            self.commit.durable_of(writer).min(counts).0
+        };
         let beyond_the_cut = (0..state.writers.len() as u16)
-            .map(|i| durable(i).saturating_sub(self.cut.cut().get(WriterId(i)).0))
+            .map(WriterId)
+            .map(|writer| durable(writer).saturating_sub(self.cut.cut().get(writer).0))
             .sum();
         GroupStatus {
             group: self.manifest.group.clone(),

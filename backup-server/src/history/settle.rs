@@ -52,9 +52,8 @@ impl Seen {
 
 /// What of a vector is not void.
 pub(crate) fn trimmed(vector: &CountVector, before: &State, last: &State) -> CountVector {
-    let later: Vec<_> = last.recoveries.iter().filter(|r| r.epoch > before.epoch).collect();
     let trim = |(writer, seq): (WriterId, Seq)| {
-        (writer, later.iter().map(|r| r.cut.get(writer)).fold(seq, Ord::min))
+        (writer, seq.min(last.last_that_counts(writer, before.epoch)))
     };
     vector.entries().map(trim).collect()
 }

@@ -43,8 +43,8 @@ pub(super) enum Step<'a> {
         len_bytes: u64,
         /// Its effective time.
         at: Hlc,
-        /// A later recovery has cut it off. That it had arrived was true all the same: in the HLC form it may be what
-        /// others waited for.
+        /// A later recovery has cut it off, or its writer's removal. That it had arrived was true all the same: in the
+        /// HLC form it may be what others waited for.
         is_void: bool,
     },
     /// A note.

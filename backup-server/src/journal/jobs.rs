@@ -207,7 +207,7 @@ impl<S: Storage> Journal<S> {
         }
     }
 
-    /// A recovery has made records void: maps that have them are made again.
+    /// A recovery or a removal has made records void: maps that have them are made again.
     pub fn note_void(&mut self) {
         self.maps_due = true;
     }

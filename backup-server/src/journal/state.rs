@@ -59,6 +59,13 @@ impl WriterState {
         committed_hlc: Hlc(0),
         standing: Standing::Member,
     };
+
+    /// It was removed in the middle of a resync, which has no end then: what is after `committed` is
+    /// in no cut, and never will be.
+    #[must_use]
+    pub fn is_removed_in_resync(&self) -> bool {
+        self.standing == Standing::Removed && self.copy == CopyState::Resyncing
+    }
 }
 
 /// The state after some entry of the journal.
@@ -186,18 +193,29 @@ impl State {
         later.any(|start| !start.cut.covers(cut))
     }
 
-    /// Whether a record was cut off by a later recovery. It stays in the journal and counts for
-    /// nothing.
+    /// Whether a record was cut off by a later recovery, or is of a resync that its writer's removal
+    /// has ended. It stays in the journal and counts for nothing.
     #[must_use]
     pub fn is_void(&self, record: &Record) -> bool {
         record.seq > self.last_that_counts(record.writer, record.epoch)
     }
 
-    /// Of a writer's records of an epoch those after this seq were cut off by a later recovery.
+    /// Of a writer's records of an epoch those after this seq are void.
     #[must_use]
     pub fn last_that_counts(&self, writer: WriterId, epoch: Epoch) -> Seq {
         let later = self.recoveries.iter().rev().take_while(|r| r.epoch > epoch);
-        later.map(|r| r.cut.get(writer)).min().unwrap_or(Seq(u64::MAX))
+        let last = later.map(|r| r.cut.get(writer)).min().unwrap_or(Seq(u64::MAX));
+        let ended = self.writer(writer).filter(|of| of.is_removed_in_resync());
+        ended.map_or(last, |of| last.min(of.committed))
+    }
+
+    /// Whether a cut has all that counts of what was in the journal in some epoch.
+    #[must_use]
+    pub fn is_all_in(&self, cut: &CountVector, journaled: &CountVector, epoch: Epoch) -> bool {
+        let is_in = |(writer, seq): (WriterId, Seq)| {
+            seq.min(self.last_that_counts(writer, epoch)) <= cut.get(writer)
+        };
+        journaled.entries().all(is_in)
     }
 
     /// The next entry is this record.

@@ -8,6 +8,7 @@ mod indexes;
 mod left_out;
 mod past;
 mod policies;
+mod removed;
 mod resyncs;
 mod shapes;
 mod switches;
