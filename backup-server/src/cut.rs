@@ -48,6 +48,15 @@ struct Resync {
     done: Option<(Seq, Hlc)>,
 }
 
+/// The end of an initial copy that is not in the cut yet.
+#[derive(Clone, Copy, Debug)]
+struct Copied {
+    /// The record that ends it.
+    done: Seq,
+    /// The group can be recovered without it as long as that is not in the cut.
+    is_joining: bool,
+}
+
 #[derive(Clone, Debug, Default)]
 struct Track {
     /// In the vector form: what was not in the cut when the record came.
@@ -58,8 +67,7 @@ struct Track {
     below: Hlc,
     /// In their order: one may begin before the cut has reached the end of the one before.
     resyncs: VecDeque<Resync>,
-    /// The end of an initial copy that is not in the cut yet.
-    whole_at: Option<Seq>,
+    copied: Option<Copied>,
     removed: bool,
 }
 
@@ -150,7 +158,8 @@ impl CutTracker {
                     resync.done = Some((record.seq, record.hlc));
                 }
                 (_, CopyState::Empty | CopyState::Partial | CopyState::Seeded) => {
-                    track.whole_at = Some(record.seq)
+                    let is_joining = writer.standing == Standing::Joining;
+                    track.copied = Some(Copied { done: record.seq, is_joining });
                 }
                 _ => {}
             }
@@ -183,7 +192,7 @@ impl CutTracker {
             }
             track.below = track.times.pass(have).map_or(track.below, |last| last.hlc);
             track.resyncs.retain(|r| r.done.is_none_or(|(done, _)| done > have));
-            track.whole_at = track.whole_at.filter(|done| *done > have);
+            track.copied = track.copied.filter(|copied| copied.done > have);
         }
         // C only grows, and so does this.
         self.cut.merge(&cut);
@@ -304,7 +313,14 @@ impl CutTracker {
     /// Whether the end of its initial copy is still beyond the cut.
     #[must_use]
     pub fn is_copying(&self, writer: WriterId) -> bool {
-        self.tracks.get(writer.index()).is_some_and(|track| track.whole_at.is_some())
+        self.tracks.get(writer.index()).is_some_and(|track| track.copied.is_some())
+    }
+
+    /// The same of a writer that was added to a group that could be recovered.
+    #[must_use]
+    pub fn is_joining(&self, writer: WriterId) -> bool {
+        let copied = self.tracks.get(writer.index()).and_then(|track| track.copied);
+        copied.is_some_and(|copied| copied.is_joining)
     }
 
     /// Memory for records beyond the cut.

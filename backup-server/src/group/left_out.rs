@@ -96,7 +96,11 @@ impl<S: Storage> Group<S> {
         let left_out = has.0.saturating_sub(recovered.0);
         let is_chosen = self.manifest.chosen(start.epoch).is_some();
         let held_back_by = self.held_back_by(writer, start).filter(|_| left_out > 0 && !is_chosen);
-        let why = if of.standing == Standing::Removed {
+        // Of those that were removed before a recovery has no list.
+        let is_newcomer = of.standing == Standing::Removed && start.resyncing.contains(&writer);
+        let why = if is_newcomer {
+            Some("the end of its initial copy is left out: it is not recovered".to_owned())
+        } else if of.standing == Standing::Removed {
             Some("it was removed from the group".to_owned())
         } else if of.copy != CopyState::Whole {
             Some("its initial copy was not complete: it is not recovered".to_owned())

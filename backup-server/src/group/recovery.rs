@@ -4,7 +4,7 @@ use super::left_out::RecoveryWriter;
 use super::{Exposure, Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
 use crate::history::{Hold, PastError, Point};
-use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Standing};
+use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError};
 use crate::manifest::Member;
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
@@ -218,14 +218,18 @@ impl<S: Storage> Group<S> {
             None => self.cut.settle(self.commit.committed()).clone(),
         };
         let state = self.journal.state();
+        let writers = || (0..state.writers.len() as u16).map(WriterId);
+        let joining: Vec<_> = writers().filter(|writer| self.cut.is_joining(*writer)).collect();
+        let is_copying = |writer: &WriterId| {
+            let of = &state.writers[writer.index()];
+            let resyncs = of.copy == CopyState::Resyncing && of.standing != Standing::Removed;
+            resyncs || joining.contains(writer)
+        };
         let start = EpochStart {
             epoch: state.epoch.next(),
             cut,
             journaled: state.journaled(),
-            resyncing: (0..state.writers.len())
-                .filter(|i| state.writers[*i].copy == CopyState::Resyncing)
-                .map(|i| WriterId(i as u16))
-                .collect(),
+            resyncing: writers().filter(is_copying).collect(),
             at_unix_ms: now.unix_ms,
             primary_declared_dead,
         };
@@ -233,6 +237,7 @@ impl<S: Storage> Group<S> {
         self.bring_back_disks(&cut)?;
         self.remember_left_out(start.epoch, kept.map(|(point, _)| point.hlc));
         self.remember_exposed(start.epoch, now);
+        self.leave_out(joining).map_err(|e| RecoverError::Journal(e.to_string()))?;
         let note = Note::EpochStart(start);
         self.journal.stage_note(&note).map_err(|e| RecoverError::Journal(e.to_string()))?;
         // From here on nothing of the old primary is taken. That it is fenced it hears when this
@@ -250,6 +255,21 @@ impl<S: Storage> Group<S> {
         self.flush();
         self.check_journal()?;
         Ok(self.recovery().expect("durable"))
+    }
+
+    /// Of writers whose initial copies end beyond the cut the journal says that they are whole, and nothing of the
+    /// recovery would say that they are not: they are removed. In one batch with that, so both are lost or neither.
+    fn leave_out(&mut self, joining: Vec<WriterId>) -> Result<(), StateError> {
+        if joining.is_empty() {
+            return Ok(());
+        }
+        let mut removed = self.removed();
+        removed.extend(joining);
+        removed.sort_unstable();
+        removed.dedup();
+        let state = self.journal.state();
+        let (writers, form) = (state.writers.len() as u16, state.form);
+        self.journal.stage_note(&Note::Shape(Shape { writers, removed, joining: false, form }))
     }
 
     fn is_recovered_to(&self, point: &Point) -> bool {
@@ -299,21 +319,30 @@ impl<S: Storage> Group<S> {
         self.broken.is_none() && self.check_whole(None).is_ok()
     }
 
+    /// What a writer is to a recovery: one that was added is not waited for before the end of its initial copy is in
+    /// the cut.
+    pub(super) fn standing(&self, writer: WriterId) -> Standing {
+        match self.journal.state().writers[writer.index()].standing {
+            Standing::Member if self.cut.is_joining(writer) => Standing::Joining,
+            standing => standing,
+        }
+    }
+
     /// Whether a writer's disks are those of a recovered group.
     pub(super) fn is_served(&self, writer: WriterId) -> bool {
         let is_whole = |copy| copy == CopyState::Whole || planted::is(Bug::NewcomerNotWaitedFor);
         let of = self.journal.state().writer(writer);
         of.is_some_and(|of| of.standing != Standing::Removed && is_whole(of.copy))
+            && !self.cut.is_joining(writer)
     }
 
     /// Whether every member's disks have a state, or had one at that point.
     fn check_whole(&self, point: Option<&Point>) -> Result<(), RecoverError> {
-        let writers = &self.journal.state().writers;
-        for (i, (copy, of)) in self.durable_copies.iter().zip(writers).enumerate() {
+        for (i, copy) in self.durable_copies.iter().enumerate() {
             let writer = WriterId(i as u16);
             let before_all = point.is_some_and(|point| point.cut.get(writer) == Seq::ZERO);
             let copy = match copy {
-                _ if of.standing != Standing::Member => continue,
+                _ if self.standing(writer) != Standing::Member => continue,
                 CopyState::Seeded if before_all => continue,
                 CopyState::Seeded => {
                     let member = self.manifest.writers[i].clone();
@@ -441,10 +470,8 @@ impl<S: Storage> Group<S> {
         let hold = history.hold(&point, "an export")?;
         let overlay = history.overlay(&point).map_err(GroupError::from)?;
         let overlay = Arc::new(RwLock::new(overlay));
-        let served = self.manifest.disks_at(&point.cut).filter(|(writer, _)| {
-            let of = self.journal.state().writer(*writer);
-            of.is_some_and(|of| of.standing == Standing::Member)
-        });
+        let is_served = |writer| self.standing(writer) == Standing::Member;
+        let served = self.manifest.disks_at(&point.cut).filter(|(writer, _)| is_served(*writer));
         let disks = served.map(|(writer, disk)| {
             let key = DiskKey { writer, disk: disk.id };
             let name = format!("{}.{}", self.manifest.name_of(writer), disk.name);

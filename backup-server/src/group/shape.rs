@@ -206,7 +206,7 @@ impl<S: Storage> Group<S> {
         self.must_be_on_record()
     }
 
-    fn removed(&self) -> Vec<WriterId> {
+    pub(super) fn removed(&self) -> Vec<WriterId> {
         let writers = (0..).map(WriterId).zip(&self.journal.state().writers);
         writers.filter(|(_, w)| w.standing == Standing::Removed).map(|(w, _)| w).collect()
     }
@@ -263,7 +263,7 @@ impl<S: Storage> Group<S> {
 
     /// Removes a member: nothing waits for it any more, and it is not recovered. What it wrote
     /// stays in the journal and its image; what of it had not arrived is given up, also where
-    /// others depend on it.
+    /// others depend on it, and so is a resync that had not ended.
     pub fn remove(&mut self, member: &str) -> Result<(), RemoveError> {
         self.flush();
         let host = self.host_of(member).ok_or_else(|| RemoveError::Unknown {

@@ -186,7 +186,7 @@ impl<S: Storage> Group<S> {
                     .link
                     .and(slot.attached_at)
                     .map(|attached| attached.unix_ms),
-                standing: state.writers[i].standing,
+                standing: self.standing(writer),
                 hlc_ms: state.writers[i].hlc.physical_ms(),
                 disks: disks
                     .map(|d| DiskStatus { name: d.name, size_bytes: d.size_bytes })

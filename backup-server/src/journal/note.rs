@@ -113,7 +113,8 @@ pub struct EpochStart {
     pub cut: CountVector,
     /// What of them was in the journal.
     pub journaled: CountVector,
-    /// Writers that were in the middle of a resync, for people.
+    /// Writers that were in the middle of a resync, and those that were left out because the end of their initial copies
+    /// is beyond the cut, for people.
     pub resyncing: Vec<WriterId>,
     /// When, in milliseconds since the Unix epoch: for people.
     pub at_unix_ms: u64,

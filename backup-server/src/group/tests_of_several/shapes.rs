@@ -291,3 +291,112 @@ fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cu
     assert!(refused(&said).is_none(), "{said:?}");
     assert_eq!((group.state().form, group.cut()), (Form::Hlc, &vector(&[1, 1])));
 }
+
+/// a and b are whole, c was added and has copied its disks; but b's host is dead, and so the end of that is not in the
+/// cut. In the vector form it depends on what b never sends.
+fn copied_beyond_the_cut(disk: &Memory, form: Form) -> Group<Memory> {
+    let mut group = two(disk, form);
+    (0..2).for_each(|writer| send(&mut group, record(writer, 2, 500, &[])));
+    group.flush();
+    (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
+    let three = Shape { writers: 3, form };
+    let said = join(&mut group, at_ms(16_001), &three.join(2, 1, LastRun::Unknown));
+    assert!(refused(&said).is_none(), "{said:?}");
+    join(&mut group, at_ms(16_001), &three.join(0, 2, LastRun::Clean { seq: Seq(2) }));
+    send(&mut group, Record { copy: true, ..record(2, 1, 600, &[]) });
+    group.flush();
+    assert!(group.status(at_ms(0)).recoverable);
+    let deps: &[_] = if form == Form::Vector { &[(1, 3)] } else { &[] };
+    send(&mut group, done(2, 2, 601, deps));
+    send(&mut group, record(0, 3, 602, &[]));
+    assert!(group.status(at_ms(0)).recoverable, "it has come and is not durable");
+    group.flush();
+    assert_eq!(group.state().writers[2].standing, Standing::Member);
+    assert!(group.cut().get(WriterId(2)) < Seq(2));
+    group
+}
+
+#[test]
+fn who_was_added_is_not_waited_for_before_the_end_of_its_copy_is_in_the_cut() {
+    for form in [Form::Vector, Form::Hlc] {
+        let disk = Memory::new();
+        let mut group = copied_beyond_the_cut(&disk, form);
+        for group in [&mut reopen(&disk.crash(&mut || false)), &mut group] {
+            let status = group.status(at_ms(0));
+            assert!(status.recoverable, "{form}: it was before the copy ended");
+            let standings: Vec<_> = status.writers.iter().map(|w| w.standing).collect();
+            assert_eq!(standings, [Standing::Member, Standing::Member, Standing::Joining]);
+            let pinned: Vec<_> =
+                group.pin().unwrap().disks.into_iter().map(|(name, _)| name).collect();
+            assert_eq!(pinned, ["a.root", "b.root"]);
+        }
+        // b comes back: then it is as the others.
+        let mut whole = reopen(&disk.killed());
+        let clean = LastRun::Clean { seq: Seq(2) };
+        join(&mut whole, at_ms(0), &Shape { writers: 3, form }.join(1, 2, clean));
+        send(&mut whole, record(1, 3, 700, &[]));
+        whole.flush();
+        let standings: Vec<_> = whole.status(at_ms(0)).writers.iter().map(|w| w.standing).collect();
+        assert_eq!(standings, [Standing::Member; 3]);
+        let recovery = whole.recover(at_ms(0), true).unwrap();
+        assert!(recovery.writers.iter().all(|of| of.is_recovered));
+    }
+}
+
+#[test]
+fn a_recovery_without_one_that_was_added_says_so_and_its_past_shows_the_same() {
+    for (form, chosen) in
+        [Form::Vector, Form::Hlc].into_iter().flat_map(|f| [(f, false), (f, true)])
+    {
+        let disk = Memory::new();
+        let mut group = copied_beyond_the_cut(&disk, form);
+        let point = group.history().unwrap().newest().unwrap();
+        let recovery = match chosen {
+            true => group.recover_at(at_ms(0), true, &point).unwrap(),
+            false => group.recover(at_ms(0), true).unwrap(),
+        };
+        let recovered: Vec<_> = recovery.writers.iter().map(|of| of.is_recovered).collect();
+        assert_eq!(recovered, [true, true, false], "{form}");
+        let why = recovery.writers[2].why.clone().unwrap();
+        assert!(why.contains("initial copy"), "{why}");
+        assert_eq!(group.recovered_disks().unwrap().len(), 2);
+        let key = DiskKey { writer: WriterId(0), disk: DiskId(0) };
+        for n in 0..40 {
+            let effect = GuestEffect::Write(vec![n; 64].into());
+            assert!(group.guest_write(at_ms(100_000 + u64::from(n)), key, 0, effect));
+            group.flush();
+        }
+        for _ in 0..2 {
+            let past = group.history().unwrap();
+            let newest = past.newest_time();
+            for time in past.oldest_time().0.max(newest.0 - 30)..=newest.0 {
+                let point = past.resolve(&crate::history::At::Hlc(Hlc(time))).unwrap();
+                assert_eq!(point.writers, [WriterId(0), WriterId(1)], "{form}, {time}");
+            }
+            assert_eq!(past.newest().unwrap().writers, [WriterId(0), WriterId(1)]);
+            drop(past);
+            while past::fold(&mut group, at_ms(200_000)) {}
+        }
+        let mut group = reopen(&disk.crash(&mut || false));
+        assert_eq!(group.recovery(), Some(recovery));
+        assert_eq!(group.recovered_disks().unwrap().len(), 2);
+    }
+}
+
+/// There is no room for the recovery, and then it is lost.
+#[test]
+fn who_was_left_out_of_a_recovery_that_is_lost_is_there_still() {
+    let disk = Memory::new();
+    let mut group = copied_beyond_the_cut(&disk, Form::Hlc);
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    assert!(matches!(group.recover(at_ms(0), true), Err(RecoverError::NoRoom(_))));
+    disk.set_faults(Faults::default());
+    let lost = reopen(&disk.killed());
+    assert_eq!((lost.epoch(), lost.standing(WriterId(2))), (Epoch(1), Standing::Joining));
+    group.retry();
+    for group in [&reopen(&disk.killed()), &group] {
+        let recovery = group.recovery().unwrap();
+        assert!(!recovery.writers[2].is_recovered && recovery.writers[1].is_recovered);
+        assert!(recovery.writers[2].why.as_ref().unwrap().contains("initial copy"));
+    }
+}
