@@ -67,6 +67,7 @@ def test_the_answers_chart_shows_every_second_and_event(tmp_path):
 def test_a_summary_ends_with_what_matters_and_a_run_that_failed_shows_nothing():
     told = "nothing that a client was told is lost"
     held = Entry("three-tier", "pipelined", "vm", 1, 50, promise=told, promise_held=True, confirmed=100)
+    held.disaster = "rolling"
     broken = Entry("three-tier", "pipelined", "vm", 2, 50, promise=told, violated=True, confirmed=100, lost=3)
     failed = Entry("three-tier", "pipelined", "vm", 3, 50, promise=told, error="no room\nfor anything")
     last = [summary(entry).splitlines()[-1].strip() for entry in (held, broken, failed)]
@@ -76,6 +77,7 @@ def test_a_summary_ends_with_what_matters_and_a_run_that_failed_shows_nothing():
         "the run FAILED before it could be judged: no room",
     ]
     assert "confirmed rows" not in summary(failed)
+    assert ["rolling" in summary(entry).split() for entry in (held, broken)] == [True, False]
     rows = [line.split() for line in overview([held, broken, failed]).splitlines()]
     assert [(row[1], row[3], row[-1]) for row in rows] == [
         ("seed", "lost", "promise"),
@@ -83,3 +85,4 @@ def test_a_summary_ends_with_what_matters_and_a_run_that_failed_shows_nothing():
         ("2", "3", "BROKEN"),
         ("3", "0", "FAILED"),
     ]
+    assert [row[-2] for row in rows[:2]] == ["disaster", "rolling"]

@@ -5,17 +5,19 @@ Invariant: as for all drills, what a run ends with is judged from the clients' l
 
 from __future__ import annotations
 
+import random
 import time
 
 from .applications import ONE_ASIDE, THREE_TIER, TWO_WRITERS, Application
 from .clients import NEWEST
-from .drilling import CLIENTS, CONFIRMED_MIN, NEVER_MIND_S, Drill, ProvesNothing
+from .drilling import CLIENTS, CONFIRMED_MIN, NEVER_MIND_S, Drill, Knobs, ProvesNothing
 from .fleet import Fleet, FleetRecovery, Shape
 from .hostdaemon import Protection
 from .invariants import Rows, examine, told_and_missing
 from .ledger import Ledger, Row
 from .process import Process, wait_until
 from .progress import say
+from .run import Run
 from .sampler import FleetSampler
 from .views import answers_chart
 from .wan import Wan
@@ -26,6 +28,8 @@ READERS = 2
 CONFIRMED_FIRST = 8
 DANGLING_SHOWN = 10
 OPTIONS_SHOWN = 3
+HELD_S = 5
+"""How long a rolling disaster takes in the test suite where nobody may be answered meanwhile."""
 SLOW_LINK_FACTOR = 3
 """How much longer the slow host's way to the backup is than the other's."""
 
@@ -40,6 +44,12 @@ class AppDrill(Drill):
     clients_at_once = CLIENTS
     load_s = {"vm": (10.0, 15.0), "process": (2.0, 4.0)}
     patience_s = {"vm": 5.0, "process": 1.0}
+
+    def __init__(self, run: Run, knobs: Knobs):
+        drawn = random.Random(f"disaster {knobs.seed}").random() < 0.5
+        self.rolls = drawn or not knobs.tagging
+        """Whether ways to the backup are gone first, which costs rows without tags; with them in half of the runs."""
+        super().__init__(run, knobs)
 
     def make_rig(self, protection: Protection) -> Fleet:
         """Two sites, and the application's guests."""
@@ -115,25 +125,31 @@ class AppDrill(Drill):
         self.disaster_at, self.gone_at = self.rig.destroy(hosts, self.links_go_first())
         self.event("disaster", self.disaster_at)
         self.sampler.stop()
-        say(f"DISASTER: the primary site is gone, within {(self.gone_at - self.disaster_at) * 1e3:.0f} ms")
+        within_ms = (self.gone_at - self.disaster_at) * 1e3
+        say(f"DISASTER ({self.entry.disaster}): the primary site is gone, within {within_ms:.0f} ms")
 
     def ways_that_go_first(self) -> list[Wan]:
-        """The slowest first: what depends on it goes another way. Without tags a writing front waits for its own."""
-        wans = list(enumerate(self.rig.net.wans))
-        if not self.replies_wait_for_nothing():
-            own = self.hosts.get(self.application.front, 0)
-            wans = [] if self.knobs.tagging else [(number, wan) for number, wan in wans if number != own]
+        """The slowest first: what depends on it goes another way. With tags they are those that go without.
+
+        Without tags a front tier that writes waits for its own way, and one that does not for none.
+        """
+        waits_for_nothing = self.replies_wait_for_nothing()
+        if not self.rolls and not waits_for_nothing:
+            return []
+        wans, front = list(enumerate(self.rig.net.wans)), self.application.front
+        if self.rig.is_writer(front) and not waits_for_nothing:
+            wans = [(number, wan) for number, wan in wans if number != self.hosts.get(front, 0)]
         return [wan for _, wan in sorted(wans, key=lambda way: -self.round_trips_ms[way[0]])]
 
-    def replies_wait_for_nothing(self) -> bool:
-        """Without tags, a front tier that writes nothing itself waits for nobody."""
-        return super().replies_wait_for_nothing() or not (
-            self.knobs.tagging or self.rig.is_writer(self.application.front)
-        )
+    @property
+    def rolling_s(self) -> float:
+        """With tags nobody is told anything meanwhile, so it always takes all of it."""
+        may_be_short = self.knobs.hurry and self.knobs.tagging and not self.replies_wait_for_nothing()
+        return HELD_S if may_be_short else super().rolling_s
 
     def links_go_first(self) -> bool:
-        """Without tags always: what the kernel still sends of a daemon that is dead must not hide the loss."""
-        return super().links_go_first() or not self.knobs.tagging
+        """In a rolling disaster always: what the kernel still sends of a daemon that is dead must not hide a loss."""
+        return super().links_go_first() or self.rolls
 
     def make_recovery(self, *options: str) -> FleetRecovery:
         """What is to be recovered, and how."""

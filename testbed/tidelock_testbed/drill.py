@@ -2,6 +2,9 @@
 
 The exit status says whether each run kept the promise of its mode: 0 if so, 1 if not, 2 if the knobs are wrong, 130
 after Ctrl-C. With TAGGING=off it is 0 if each run was seen to break it.
+
+With several guests the disaster is, by the seed, `sudden`, or `rolling`: then ways to the backup are gone first. With
+TAGGING=off it is always rolling.
 """
 
 from __future__ import annotations

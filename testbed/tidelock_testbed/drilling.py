@@ -30,7 +30,7 @@ CLIENTS = 8
 WORST_MOMENT_S = 2
 """How long a disaster waits for a reply to a client."""
 ROLLING_S = 30
-"""The same, when the way to the backup is gone already."""
+"""The same, when ways to the backup are gone already: for all of them together."""
 CONFIRMED_MIN = 20
 """Below this a run proves nothing and fails."""
 SERVED_AGAIN = 2 * CLIENTS
@@ -84,6 +84,8 @@ class Entry:
     promise_held: bool = False
     violated: bool = False
     """Whether the promise was seen to break: a run that failed for another reason shows nothing."""
+    disaster: str = ""
+    """`rolling`, if ways to the backup went first, or `sudden`. Empty where the scenario has one of its own."""
     confirmed: int = 0
     recovered: int = 0
     lost: int = 0
@@ -282,10 +284,12 @@ class Drill:
     def worst_moment(self) -> None:
         """The worst moment is the one just after a client was told something.
 
-        Where replies do not wait for all that they depend on the disaster is a rolling one, which takes ways to the
-        backup first.
+        Where replies do not wait for all that they depend on, it takes a rolling disaster to show that: ways to the
+        backup are gone first.
         """
-        if ways := self.ways_that_go_first():
+        ways = self.ways_that_go_first()
+        self.entry.disaster = "rolling" if ways else "sudden"
+        if ways:
             self.roll(ways)
             return
         told, end = len(self.ledger.follow().confirmed), time.monotonic() + WORST_MOMENT_S
@@ -296,17 +300,28 @@ class Drill:
         """One way to the backup after the other is gone, until a client was told of a row that it asked for since.
 
         The backup never hears of that one. Between two of them clients are told of more, so that what followed from it
-        has arrived by the ways that were left.
+        has arrived by the ways that were left. If all replies wait for what they depend on, nobody is told anything.
         """
+        say(f"ROLLING DISASTER: {len(ways)} of {len(self.rig.net.wans)} ways to the backup are gone first")
+        gone_at = []
         for number, way in enumerate(ways, 1):
             way.cut()
-            since, answers = time.monotonic(), 1 if number == len(ways) else 2 * CLIENTS
-            end = since + ROLLING_S
-            while self.answered(self.ledger, since) < answers and time.monotonic() < end:
+            gone_at.append(self.event("a way to the backup is gone"))
+            answers = 1 if number == len(ways) else 2 * CLIENTS
+            end = gone_at[-1] + self.rolling_s / len(ways)
+            while self.answered(self.ledger, gone_at[-1]) < answers and time.monotonic() < end:
                 time.sleep(0.0005)
+        told, seconds = self.answered(self.ledger, gone_at[0]), time.monotonic() - gone_at[0]
+        text = f"clients were told of {told} rows that they had asked for since"
+        self.entry.notes.append(f"ways to the backup were gone {seconds:.1f} s before the rest; {text}")
+
+    @property
+    def rolling_s(self) -> float:
+        """How long a rolling disaster takes if nobody is told anything meanwhile."""
+        return ROLLING_S
 
     def ways_that_go_first(self) -> list[Wan]:
-        """To the backup, in the order in which a rolling disaster takes them; none, if replies wait for all of them."""
+        """To the backup, in the order in which a rolling disaster takes them; none, if the disaster is a sudden one."""
         return self.rig.net.wans if self.replies_wait_for_nothing() else []
 
     def replies_wait_for_nothing(self) -> bool:

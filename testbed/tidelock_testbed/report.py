@@ -122,6 +122,8 @@ def _figures(entry: Entry) -> list[tuple[str, str]]:
     ]
     if entry.copy_s:
         figures.append(("initial copy, while the guest booted", f"{entry.copy_s:g} s"))
+    if entry.disaster:
+        figures.append(("disaster (rolling: ways to the backup were gone first)", entry.disaster))
     return figures
 
 
@@ -202,9 +204,10 @@ def _checks(entry: Entry) -> list[str]:
 
 def overview(entries: list[Entry]) -> str:
     """A line for each of several runs."""
-    lines = [f"  {'run':>3}  {'seed':>7}  {'confirmed':>9}  {'lost':>5}  {'dangling':>8}  {'RTO':>8}  promise"]
+    heads = f"{'confirmed':>9}  {'lost':>5}  {'dangling':>8}  {'RTO':>8}  {'disaster':<8}"
+    lines = [f"  {'run':>3}  {'seed':>7}  {heads}  promise"]
     for number, entry in enumerate(entries, 1):
         rto = _ms(entry.rto_ms["total"]) if entry.rto_ms else "none"
-        figures = f"{entry.confirmed:>9}  {entry.lost:>5}  {entry.dangling:>8}  {rto:>8}"
+        figures = f"{entry.confirmed:>9}  {entry.lost:>5}  {entry.dangling:>8}  {rto:>8}  {entry.disaster:<8}"
         lines.append(f"  {number:>3}  {entry.seed:>7}  {figures}  {_outcome(entry)}")
     return "\n".join([*lines, ""])
