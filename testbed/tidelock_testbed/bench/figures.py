@@ -11,7 +11,8 @@ from .timeline import PHASES
 
 APPLICATIONS = """Each tier is a web service of Python's own and a PostgreSQL 15 with `fsync = on`, in a guest's network
 namespace on this machine's kernel, its files on ext4 on the protected disk; clients ask the front tier over HTTP. All
-tiers, both sites and the clients share the cores of this one machine.
+tiers, both sites and the clients share the cores of this one machine. All tiers stand on one host: packets between them
+carry no tag, and what a tier depends on is handed over in the kernel's memory; (i) has what tags between hosts cost.
 """
 
 WORK = f"""## (f) Work that is hidden behind the round trip
@@ -26,7 +27,8 @@ TIERS = """## (g) One, two and three tiers protected
 
 As PipeCloud's figure 14, at {rtt_ms} ms RTT: a request inserts a row in each of three tiers, of which the innermost
 one, two or all three are protected; the others are members without a protected disk. One client; mean reply times.
-*added* is the difference to `async` in the same round.
+*added* is the difference to `async` in the same round. As in (f), all tiers stand on one host: packets between them
+carry no tag, and what a tier depends on is handed over in the kernel's memory.
 """
 
 READS = """## (h) Reads beside writes
