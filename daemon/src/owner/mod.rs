@@ -370,31 +370,37 @@ impl Owner {
             while let Some(completion) = self.ring.next_completion() {
                 self.complete(completion);
             }
-            self.take_acks();
-            self.drive_backlog();
-            self.drive_overflow();
-            self.drive_contact();
-            self.drive_copies();
-            self.drive_idle();
-            self.drive_heartbeat();
-            self.drive_log();
-            self.act();
-            self.send_replies();
-            // What was asked for and freed since.
-            self.drive_log();
-            self.act();
-            if !self.admitted.is_empty() {
-                // Waking the link can cost more than a local write: disk and guest go first.
-                self.ring.submit_and_wait(0)?;
-                self.hand_over();
-            }
-            self.finish_drain();
-            self.publish_stats();
+            self.turn()?;
         }
         for (_, connection) in self.connections.drain() {
             connection.hang_up();
         }
         self.requests.give_up_all();
+        Ok(())
+    }
+
+    /// What follows from all that has happened since the last one.
+    fn turn(&mut self) -> std::io::Result<()> {
+        self.take_acks();
+        self.drive_backlog();
+        self.drive_overflow();
+        self.drive_contact();
+        self.drive_copies();
+        self.drive_idle();
+        self.drive_heartbeat();
+        self.drive_log();
+        self.act();
+        self.send_replies();
+        // What was asked for and freed since.
+        self.drive_log();
+        self.act();
+        if !self.admitted.is_empty() {
+            // Waking the link can cost more than a local write: disk and guest go first.
+            self.ring.submit_and_wait(0)?;
+            self.hand_over();
+        }
+        self.finish_drain();
+        self.publish_stats();
         Ok(())
     }
 

@@ -90,3 +90,109 @@ impl Owner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{OwnerParts, PublishPending, Resume};
+    use super::*;
+    use crate::activity::ActivityLog;
+    use crate::copy_job::Bounds;
+    use crate::link::NoGate;
+    use crate::link::port::{OwnerPort, ToLink};
+    use crate::sequencer::Settings;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
+    use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, WriterId};
+    use tidelock_protocol::message::Mode;
+    use tidelock_uring::EventFd;
+    use tokio::sync::mpsc;
+
+    /// So long that no real timer runs out during a test.
+    const INTERVAL: Duration = Duration::from_secs(3600);
+    const WALL_MS: u64 = 1_000_000;
+
+    /// P of a member, which only hears of others.
+    #[derive(Default)]
+    struct Heard(AtomicU64);
+
+    impl PublishPending for Heard {
+        fn publish(&self, _: Seq, _: Hlc) {}
+
+        fn read(&self, _: &mut CountVector) -> Hlc {
+            Hlc(self.0.load(Ordering::Relaxed))
+        }
+    }
+
+    /// A writer among several, attached, that has nothing to write; what it hears, and what the link hears of it.
+    fn listener() -> (Owner, Arc<Heard>, mpsc::UnboundedReceiver<(Channel, ToLink)>) {
+        let wake = EventFd::new().unwrap();
+        let (port, messages) = OwnerPort::new(wake.clone());
+        let (link, records) = mpsc::unbounded_channel();
+        let heard = Arc::<Heard>::default();
+        let settings = Settings {
+            writer: WriterId(0),
+            mode: Mode::Pipelined,
+            backlog_limit_bytes: 1 << 20,
+            lock_align_bytes: 512,
+        };
+        let mut owner = Owner::new(OwnerParts {
+            member: "listener".into(),
+            settings,
+            disks: Vec::new(),
+            port: Arc::new(port),
+            messages,
+            wake,
+            link,
+            channel: Channel(1),
+            pending: heard.clone(),
+            gate: Arc::new(NoGate),
+            ceiling_wanted: Arc::default(),
+            stats: Arc::default(),
+            view: Arc::default(),
+            pulse: Arc::default(),
+            copy_bounds: Bounds { window_bytes: 1 << 20, rate_bytes_per_s: 0 },
+            switched_over: false,
+            resume: Some(Resume { epoch: Epoch(1), seq: Seq(0), hlc: Hlc(0) }),
+            serves_unreached_after: None,
+            several: Some(Several { form: Form::Hlc, idle_interval: INTERVAL }),
+            hlc_floor: Hlc(0),
+            max_clock_lead: Duration::from_secs(1),
+            activity: ActivityLog::off(),
+            log_file: None,
+            backlog: None,
+            goes_on: None,
+        })
+        .unwrap();
+        owner.attached = true;
+        (owner, heard, records)
+    }
+
+    /// Packets and C come all the time, each with a later time than the one before, and it is behind each of them.
+    #[test]
+    fn however_much_it_hears_it_speaks_once_in_an_interval_at_most() {
+        let (mut owner, heard, _records) = listener();
+        let (intervals, events) = (8, 200);
+        let interval_ms = INTERVAL.as_millis() as u64;
+        let mut spoken = Vec::new();
+        for interval in 0..intervals {
+            let begin = owner.sequencer.last_seq();
+            for event in 0..events {
+                let ms = interval * interval_ms + event * (interval_ms / events);
+                (owner.now, owner.wall_ms) = (MonoNanos(ms * 1_000_000), WALL_MS + ms);
+                let later = Hlc::new(owner.wall_ms + 1, 0);
+                match event % 2 {
+                    0 => owner.port.set_frontier(later),
+                    _ => heard.0.store(later.0, Ordering::Relaxed),
+                }
+                owner.observe_tags();
+                owner.turn().unwrap();
+            }
+            assert_eq!(owner.sequencer.last_seq(), begin, "no event makes it speak");
+            assert_eq!(owner.ring.in_flight() as u64, interval + 1, "one timer for all of them");
+            owner.idle_due();
+            spoken.push(owner.sequencer.last_seq().0 - begin.0);
+        }
+        assert_eq!(spoken, vec![1; intervals as usize]);
+    }
+}
