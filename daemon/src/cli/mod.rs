@@ -81,7 +81,10 @@ pub enum Command {
               value_parser = clap::value_parser!(u64).range(100..=60_000))]
         interval: u64,
     },
-    /// Switch how a group treats writes and packets, until the daemon's next start
+    /// Switch how a group's members on this host treat writes and packets, until the daemon's next start
+    ///
+    /// Each host of a group has a mode of its own: to switch a group that is spread over several hosts, run this on
+    /// each of them.
     ///
     /// sync: each write of the guest waits for the backup.
     /// pipelined: writes complete locally, replies to clients wait for the backup.

@@ -1,9 +1,10 @@
-//! `tidelock mode`: switches how a group treats writes and packets, after saying what that means.
+//! `tidelock mode`: switches how a group's members on this host treat writes and packets, after saying what that means.
 
 use super::confirm::confirm;
 use crate::control::Client;
 use crate::status::GroupStatus;
 use anyhow::bail;
+use std::collections::BTreeSet;
 use tidelock_protocol::message::Mode;
 
 /// What a switch means for the guest and for the clients.
@@ -21,6 +22,21 @@ pub fn consequence(to: Mode) -> &'static str {
              sites answer clients."
         }
     }
+}
+
+/// Whom a switch does not reach, where a group is spread over several hosts.
+fn not_switched(group: &GroupStatus) -> Option<String> {
+    let hosts: BTreeSet<_> =
+        group.elsewhere.iter().filter_map(|member| member.host.as_deref()).collect();
+    let others = Vec::from_iter(hosts).join(", ");
+    let here: Vec<_> = group.members.iter().map(|member| member.name.as_str()).collect();
+    (!others.is_empty()).then(|| {
+        format!(
+            "This is about the members on this host only ({}): each other host ({others}) has a mode of its own, and is \
+             switched there.",
+            here.join(", ")
+        )
+    })
 }
 
 /// How a group stands: a mode that is wanted may not be in force yet, and one may be in force that nobody wants.
@@ -49,18 +65,20 @@ impl Modes {
 /// Switches, and returns what to tell the operator.
 pub fn run(client: &mut Client, group: &str, to: Mode, yes: bool) -> anyhow::Result<String> {
     let status = client.status()?;
-    let modes = match status.groups.iter().find(|known| known.name == group) {
-        Some(known) => Modes::of(known),
+    let (modes, not_switched) = match status.groups.iter().find(|known| known.name == group) {
+        Some(known) => (Modes::of(known), not_switched(known)),
         None => {
             let known: Vec<_> = status.groups.iter().map(|group| group.name.as_str()).collect();
             bail!("there is no group \"{group}\" here; there is {}", known.join(", "));
         }
     };
+    let not_switched = not_switched.map_or(String::new(), |text| text + "\n");
     if modes.are(to) {
-        return Ok(format!("{group} is in {to} mode already.\n"));
+        return Ok(format!("{group} is in {to} mode already.\n{not_switched}"));
     }
     if modes.give_up_the_promise(to) && !yes {
-        confirm(consequence(to), &format!("Switch {group} to {to}?"), "not switched")?;
+        let told = format!("{not_switched}{}", consequence(to));
+        confirm(&told, &format!("Switch {group} to {to}?"), "not switched")?;
     }
     let change = client.set_mode(group, to)?;
     let groups = client.status()?.groups;
@@ -71,7 +89,7 @@ pub fn run(client: &mut Client, group: &str, to: Mode, yes: bool) -> anyhow::Res
         false => format!("{group}: {} -> {to}", change.before),
     };
     Ok(format!(
-        "{switched}, until the daemon's next start.\n{}\n{}",
+        "{switched}, until the daemon's next start.\n{not_switched}{}\n{}",
         consequence(to),
         why.map_or(String::new(), |why| format!("Not yet: {why}.\n"))
     ))
@@ -93,6 +111,18 @@ mod tests {
                 assert_eq!(modes.are(to), from == to, "{from} {to}");
             }
         }
+    }
+
+    #[test]
+    fn where_a_group_has_other_hosts_it_says_that_they_are_not_switched() {
+        let mut group = crate::status::example::status().groups.remove(0);
+        let said = not_switched(&group).unwrap();
+        assert!(
+            said.contains("on this host only (db): each other host (host-b) has a mode"),
+            "{said}"
+        );
+        group.elsewhere.clear();
+        assert_eq!(not_switched(&group), None);
     }
 
     /// Async that waits to come into force can be called off and insisted on, and so can that of a degraded group.
