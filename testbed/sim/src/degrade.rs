@@ -268,9 +268,9 @@ impl World {
         }
         // The gate first, as production does.
         for vm in vms {
-            let now = self.host_now(self.plan.vms[*vm].host);
+            let clocks = self.clocks(self.plan.vms[*vm].host);
             let Some(run) = &self.vms[*vm].run else { continue };
-            run.gate.set_now(now);
+            run.gate.set_clocks(clocks);
             run.gate.set_mode(mode);
         }
         for run in vms.iter().filter_map(|vm| self.vms[*vm].run.as_ref()) {

@@ -3,15 +3,17 @@
 
 use crate::failure::{Checked, Checker, check};
 use crate::guest::{Known, Packet, learn};
+use crate::host::CLOCK_LEAD_MS;
 use crate::world::{Run, World, note};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidelock_daemon::link::GateControl;
+use tidelock_daemon::owner::replication::Clocks;
 use tidelock_netfilter::gate::{GroupState, Pending};
 use tidelock_netfilter::release_queue::{
     Arrival, GateState, Kind, Packet as Queued, PacketId, ShutWhy,
 };
-use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::vector::CountVector;
@@ -22,6 +24,8 @@ use tidelock_protocol::vector::CountVector;
 pub struct SimGate {
     state: Mutex<GroupState>,
     now: AtomicU64,
+    /// What the kernel programs take the time from.
+    wall: Mutex<Wall>,
     /// Members whose gate's thread must look, by bit.
     dirty: AtomicU64,
     members: u64,
@@ -37,6 +41,15 @@ pub struct SimGate {
     never_awaits: bool,
 }
 
+/// The wall clock that is believed, as it was when something was told last: from then on the clock that never steps
+/// carries it on.
+#[derive(Debug)]
+struct Wall {
+    clock: WallClock,
+    read_ms: u64,
+    at: MonoNanos,
+}
+
 impl SimGate {
     /// A shut gate for these VMs.
     #[must_use]
@@ -44,6 +57,11 @@ impl SimGate {
         Self {
             state: Mutex::new(GroupState::new(mode, lease_ms)),
             now: AtomicU64::new(0),
+            wall: Mutex::new(Wall {
+                clock: WallClock::new(CLOCK_LEAD_MS),
+                read_ms: 0,
+                at: MonoNanos(0),
+            }),
             dirty: AtomicU64::new(0),
             unseen: AtomicU64::new(0),
             members: vms.iter().map(|vm| 1 << vm).sum(),
@@ -74,9 +92,20 @@ impl SimGate {
         MonoNanos(self.now.load(Relaxed).max(1))
     }
 
-    /// The host's clock, for what the link tells next.
-    pub fn set_now(&self, now: MonoNanos) {
+    /// The host's clocks, for what the link tells next.
+    pub fn set_clocks(&self, Clocks { now, wall_ms }: Clocks) {
         self.now.store(now.0, Relaxed);
+        let mut wall = self.wall.lock().expect("one thread");
+        (wall.read_ms, wall.at) = (wall.clock.read(wall_ms, now), now);
+    }
+
+    /// Whether the kernel programs drop a packet of this time (production: `netfilter/bpf/to_guest.h`).
+    #[must_use]
+    pub fn is_ahead(&self, hlc: Hlc, now: MonoNanos) -> bool {
+        let wall = self.wall.lock().expect("one thread");
+        let wall_ms = wall.read_ms + now.since_ns(wall.at) / 1_000_000;
+        let passed_ms = self.lock().watermark.physical_ms();
+        hlc.physical_ms() > wall_ms.max(passed_ms) + CLOCK_LEAD_MS
     }
 
     fn lock(&self) -> MutexGuard<'_, GroupState> {

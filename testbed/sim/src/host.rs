@@ -81,8 +81,8 @@ pub struct StateFile {
 }
 
 const LOOK_EVERY_NS: u64 = ceiling::LOOK_EVERY_MS * MS;
-/// By how much a wall clock may jump.
-const CLOCK_LEAD_MS: u64 = 500;
+/// By how much a wall clock may jump, and by how much a packet's time may be ahead (production: `max_clock_lead`).
+pub(crate) const CLOCK_LEAD_MS: u64 = 500;
 
 struct Keeper(Arc<Mutex<StateFile>>);
 
@@ -138,7 +138,7 @@ impl World {
         }
         let run = self.new_run();
         self.counts.daemon_runs += 1;
-        let (vms, now) = (self.vms_of(host), self.host_now(host));
+        let (vms, clocks) = (self.vms_of(host), self.clocks(host));
         let never_awaits = self.plant == Some(Plant::OnTheWay(OnTheWay::FloorNotAwaited));
         let mut link = LinkLoop::new(vms.clone());
         let mut gates: BTreeMap<usize, Arc<SimGate>> = BTreeMap::new();
@@ -158,7 +158,7 @@ impl World {
                     Arc::new(gate)
                 })
                 .clone();
-            gate.set_now(now);
+            gate.set_clocks(clocks);
             let channel = Channel(nth as u16 + 1);
             self.start_member(vm, run, channel, gate, &mut link)?;
         }

@@ -3,12 +3,12 @@
 //! (production: `netfilter/bpf/`, tested against the same codec). Between members of one host they carry no tag.
 
 use crate::failure::{Checked, Checker, check};
+use crate::gate::SimGate;
 use crate::guest::{Known, Packet, learn};
 use crate::plant::{OnTheWay, Plant};
 use crate::world::{Event, Kernel, World, note};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidelock_netfilter::gate::HLC_AHEAD_MAX_MS;
 use tidelock_netfilter::release_queue::Kind;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
@@ -255,7 +255,7 @@ impl World {
             match kernel.codec.decode(body, &base) {
                 Ok(stamp) => {
                     self.check_rebuilt(vm, &stamp, packet.said.as_ref().map(|(said, _)| said))?;
-                    if !self.merge(vm, &stamp) {
+                    if !self.merge(vm, &kernel.gate, &stamp) {
                         return Ok(());
                     }
                 }
@@ -281,13 +281,16 @@ impl World {
     }
 
     /// Whether the packet may go on to the guest.
-    fn merge(&mut self, vm: usize, stamp: &Stamp) -> bool {
-        let wall_ms = self.clocks(self.plan.vms[vm].host).wall_ms;
+    fn merge(&mut self, vm: usize, gate: &SimGate, stamp: &Stamp) -> bool {
+        let now = self.host_now(self.plan.vms[vm].host);
         let pending = &self.vms[vm].pending;
         match stamp {
             _ if self.has_bug(OnTheWay::MergeForgotten) => {}
             Stamp::Vector(vector) => pending.merge(vector),
-            Stamp::Hlc(hlc) if hlc.physical_ms() > wall_ms + HLC_AHEAD_MAX_MS => return false,
+            Stamp::Hlc(hlc) if gate.is_ahead(*hlc, now) => {
+                self.counts.ahead += 1;
+                return false;
+            }
             Stamp::Hlc(hlc) => pending.publish_at(WriterId(0), Seq::ZERO, *hlc),
         }
         self.counts.merged += 1;

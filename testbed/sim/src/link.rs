@@ -3,7 +3,6 @@
 //! schedule, in the same order.
 
 use crate::failure::{Checked, Checker, fail};
-use crate::gate::SimGate;
 use crate::host::ToOwner;
 use crate::net::{ConnId, Way};
 use crate::scenario::Scenario;
@@ -194,10 +193,10 @@ impl World {
 
     /// The gates of a host learn its time: what is told next happens now.
     fn set_gate_clocks(&mut self, host: usize) {
-        let now = self.host_now(host);
+        let clocks = self.clocks(host);
         for vm in self.vms_of(host) {
             if let Some(run) = &self.vms[vm].run {
-                SimGate::set_now(&run.gate, now);
+                run.gate.set_clocks(clocks);
             }
         }
     }

@@ -230,6 +230,8 @@ pub struct Counts {
     pub packets: u64,
     /// Packets of members whose tag was merged.
     pub merged: u64,
+    /// Those that were dropped instead, because their time was too far ahead.
+    pub ahead: u64,
     /// Packets of members to others of the same host.
     pub handed_over: u64,
     /// Packets of members that needed no tag, because C covered them.
