@@ -16,6 +16,12 @@ from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import Process, run_command, wait_until
 from tidelock_testbed.report import Report, summary
 
+class FrontApart(TwoHosts):
+    """No member of the front's host has a disk: it hears C for its gate alone, and what it says goes by that."""
+
+    hosts = {"front": 1}
+
+
 ROLLING = 4
 """A seed of which the disaster is a rolling one, also with tags."""
 
@@ -85,6 +91,14 @@ def test_with_tags_the_promise_survives_the_disaster_that_breaks_it_without(run,
     assert entry.disaster == "rolling"
     # Somebody waited for an answer all the time, and there was none.
     assert entry.longest_hold_ms > HELD_S * 1e3 / 2, entry
+    assert any("clients were told of 0 rows that they had asked for since" in note for note in entry.notes), entry
+
+
+@pytest.mark.parametrize("form", ["vector", "hlc"])
+def test_a_host_without_a_disk_hears_what_is_committed(run, form):
+    entry = drilled(run, FrontApart, rtt_ms=20, seed=ROLLING, form=form).entry
+    assert entry.promise_held, str(entry)
+    assert entry.disaster == "rolling" and entry.confirmed > 0
     assert any("clients were told of 0 rows that they had asked for since" in note for note in entry.notes), entry
 
 
