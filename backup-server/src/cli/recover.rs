@@ -132,6 +132,29 @@ fn fencing(recovery: &Recovery) -> String {
             before clients\nare sent here\n"
 }
 
+/// What is recovered of each member, and what is left out and why.
+fn outcome(recovery: &Recovery) -> String {
+    let Recovery { group, epoch, .. } = recovery;
+    let at = text::utc(recovery.at_unix_ms);
+    let mut text = format!("group {group} is recovered: epoch {epoch}, at {at}\n");
+    if recovery.primary_declared_dead {
+        text += "  on the statement that the old primary is dead\n";
+    }
+    for writer in &recovery.writers {
+        text += &match writer.is_recovered {
+            true => format!("  {}: everything up to seq {}\n", writer.member, writer.recovered),
+            false => format!("  {}: not recovered\n", writer.member),
+        };
+        if let Some(why) = &writer.why {
+            text += &format!("    {} records are left out: {why}\n", writer.left_out);
+        }
+    }
+    for member in &recovery.followers {
+        text += &format!("  {member}: has no disks here\n");
+    }
+    text
+}
+
 fn countdown(length_ms: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("  [{bar:40}] {msg}").expect("a constant template");
     ProgressBar::new(length_ms).with_style(style)
@@ -159,29 +182,7 @@ fn tell(
         println!("{}", serde_json::to_string(&all)?);
         return Ok(());
     }
-    println!(
-        "group {} is recovered: epoch {}, at {}",
-        recovery.group,
-        recovery.epoch,
-        text::utc(recovery.at_unix_ms)
-    );
-    if recovery.primary_declared_dead {
-        println!("  on the statement that the old primary is dead");
-    }
-    for writer in &recovery.writers {
-        if writer.is_recovered {
-            println!("  {}: everything up to seq {}", writer.member, writer.recovered);
-        } else {
-            println!("  {}: not recovered", writer.member);
-        }
-        if let Some(why) = &writer.why {
-            println!("    {} records are left out: {why}", writer.left_out);
-        }
-    }
-    for member in &recovery.followers {
-        println!("  {member}: has no disks here");
-    }
-    print!("{}", fencing(recovery));
+    print!("{}{}", outcome(recovery), fencing(recovery));
     println!("disks, writable at once:");
     for disk in disks {
         println!("  {:<20} {:>10}  {}", disk.name, text::bytes(disk.size_bytes), disk.uri());
@@ -192,8 +193,8 @@ fn tell(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::Exposure;
-    use tidelock_protocol::ids::Epoch;
+    use crate::group::{Exposure, RecoveryWriter};
+    use tidelock_protocol::ids::{Epoch, Seq};
     use tidelock_protocol::message::Form;
 
     #[test]
@@ -201,6 +202,48 @@ mod tests {
         assert_eq!(half_switched(&[]), None);
         let text = half_switched(&["b on host-b".into(), "web on host-b".into()]).unwrap();
         assert!(text.contains("b on host-b, web on host-b may still answer clients"), "{text}");
+    }
+
+    #[test]
+    fn of_each_member_it_says_what_is_recovered_and_what_is_left_out_and_why() {
+        let writer =
+            |member: &str, recovered, left_out, why: Option<&str>, is_recovered| RecoveryWriter {
+                member: member.into(),
+                recovered: Seq(recovered),
+                left_out,
+                why: why.map(str::to_owned),
+                held_back_by: None,
+                is_recovered,
+            };
+        let depends = "the first (seq 4071) depends on db-a's 9120, of which the backup has 9117 (host host-1)";
+        let new = "its initial copy was not complete: it is not recovered";
+        let mut recovery = Recovery {
+            group: "shop".into(),
+            epoch: Epoch(2),
+            at_unix_ms: 1_700_000_000_123,
+            primary_declared_dead: true,
+            writers: vec![
+                writer("db-a", 9117, 0, None, true),
+                writer("db-b", 4070, 12, Some(depends), true),
+                writer("db-c", 0, 300, Some(new), false),
+            ],
+            form: Form::Vector,
+            followers: vec!["web".into()],
+            exposed: vec![],
+        };
+        let told = "\
+group shop is recovered: epoch 2, at 2023-11-14T22:13:20Z
+  on the statement that the old primary is dead
+  db-a: everything up to seq 9117
+  db-b: everything up to seq 4070
+    12 records are left out: the first (seq 4071) depends on db-a's 9120, of which the backup has 9117 (host host-1)
+  db-c: not recovered
+    300 records are left out: its initial copy was not complete: it is not recovered
+  web: has no disks here
+";
+        assert_eq!(outcome(&recovery), told);
+        recovery.primary_declared_dead = false;
+        assert!(!outcome(&recovery).contains("old primary is dead"));
     }
 
     #[test]
