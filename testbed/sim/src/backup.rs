@@ -76,6 +76,8 @@ pub struct GroupSlot {
     pub(crate) seeded: Option<Point>,
     /// It was recovered, and will be protected again.
     pub(crate) is_on_its_way: bool,
+    /// It was shown at its cut: it can be recovered from then on, whoever comes.
+    pub(crate) shown: bool,
     /// The last attempt found that some member was never whole.
     pub initialising: bool,
     /// Times that were asked for, and the answers.
@@ -166,6 +168,7 @@ impl GroupSlot {
             recovered: None,
             seeded: None,
             is_on_its_way: false,
+            shown: false,
             initialising: false,
             asked: Vec::new(),
             views: Vec::new(),

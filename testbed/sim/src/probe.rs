@@ -125,10 +125,10 @@ impl World {
     }
 
     /// Whether every writer is whole, also those that have come later: a group that could not be
-    /// recovered when they did cannot be without them.
+    /// recovered when they did cannot be without them. One that could be can still, however far they are.
     fn is_whole_group(&self, group: usize) -> bool {
-        let told = &self.backup.groups[group].told;
-        self.plan.groups[group].writers().all(|vm| self.is_whole(vm, told))
+        let slot = &self.backup.groups[group];
+        slot.shown || self.plan.groups[group].writers().all(|vm| self.is_whole(vm, &slot.told))
     }
 
     /// A recovery is without a writer only if that was taken out or was never whole, and never with
@@ -155,6 +155,7 @@ impl World {
         let Some(mut of) = self.backup.groups[group].group.take() else { return Ok(()) };
         let result = match of.pin() {
             Ok(pin) if self.backup.groups[group].recovered.is_none() => {
+                self.backup.groups[group].shown = true;
                 self.check_pinned(group, &pin)
             }
             // The disk may be full or fail; initialising has nothing to show.
