@@ -1,4 +1,4 @@
-"""What hangs, or is wrong without an error: the daemon, the local disk, the backup's clock. What is seen of it, as
+"""What hangs, or is wrong without an error: the daemon, the local disk, either side's clock. What is seen of it, as
 docs/operations.md says under "By what has broken", and that all goes on when it is over (DESIGN rules 6 and 8)."""
 
 from __future__ import annotations
@@ -127,6 +127,29 @@ def test_the_backups_clock_is_wrong(run, ahead_s: float):
     assert then.read_bytes() == before.read_bytes()
     shim.step_clock(0)
     goes_on(pair, writing(pair, oracle, "right again"))
+    pair.check_sites(oracle)
+    assert "purpose=Compare" not in pair.daemon.log.read_text()
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
+def test_a_hosts_clock_that_jumps_is_not_believed(run, ahead_s: float):
+    """It is said what to do, times go on as before, and it is believed when it is back."""
+    shim = FaultShim(run, "the daemon's clock")
+    pair = Pair(run)
+    pair.daemon_environment = shim.environment
+    pair.start()
+    oracle = Oracle(32 * MIB)
+    load = writing(pair, oracle, "jumps")
+    shim.step_clock(ahead_s)
+    wait_until("status says so", lambda: "is not believed" in (pair.group()["detail"] or ""), LONG_S, [pair.daemon])
+    assert "start the daemon again" in pair.group()["detail"] and "start the daemon again" in pair.status_text()
+    assert "the wall clock has jumped and is not believed" in pair.daemon.log.read_text()
+    assert abs(writer_of(pair.group())["clock_refused_ms"] - ahead_s * 1000) < HOUR_S * 1000 / 2
+    goes_on(pair, load)
+    pair.wait_state("protected")
+    shim.step_clock(0)
+    wait_until("it is believed", lambda: writer_of(pair.group())["clock_refused_ms"] is None, LONG_S, [pair.daemon])
+    assert pair.group()["detail"] is None
     pair.check_sites(oracle)
     assert "purpose=Compare" not in pair.daemon.log.read_text()
 

@@ -418,11 +418,17 @@ fn detail(group: &HostGroup, now: MonoNanos) -> Option<String> {
         }
         let refused_ms = writer.owner_stats.clock_refused_ms.load(Ordering::Relaxed);
         if refused_ms != 0 {
-            say(format!("the wall clock has jumped by {refused_ms} ms and is not believed"));
+            say(format!(
+                "the wall clock has jumped by {refused_ms} ms and is not believed: set it right, or, after a correction that \
+                 is meant, start the daemon again"
+            ));
         }
         let lead_ms = writer.owner_stats.clock_lead_ms.load(Ordering::Relaxed);
         if u128::from(lead_ms) > group.config.max_clock_lead.as_millis() {
-            say(format!("another member's clock is {lead_ms} ms ahead of this host's"));
+            say(format!(
+                "another member's clock is {lead_ms} ms ahead of this host's, more than `max_clock_lead`: set the clocks of \
+                 the hosts"
+            ));
         }
         if let Some(verified) = writer.state.verified().filter(Verified::differs) {
             let name = group.config.name.as_str();
