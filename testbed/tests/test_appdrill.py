@@ -16,6 +16,7 @@ from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import Process, run_command, wait_until
 from tidelock_testbed.report import Report, summary
 
+
 class FrontApart(TwoHosts):
     """No member of the front's host has a disk: it hears C for its gate alone, and what it says goes by that."""
 
