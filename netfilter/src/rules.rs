@@ -386,10 +386,15 @@ impl Firewall {
     ) -> Result<(), RulesError> {
         let rules = &installed.rules;
         if let Err(e) = self.check_way(rules) {
-            return Err(RulesError::Changed {
-                tool: installed.backend.clone(),
-                what: e.to_string(),
-            });
+            // What to do is said when they cannot be put back.
+            let what = match e {
+                RulesError::WrongTopology { interface, found, .. } => {
+                    format!("{interface} is {found}")
+                }
+                RulesError::BridgeNetfilter { sysctl, found } => format!("{sysctl} is {found}"),
+                e => e.to_string(),
+            };
+            return Err(RulesError::Changed { tool: installed.backend.clone(), what });
         }
         let verify_nft = |nft: &Nft, queues| match look {
             Some(look) => nft.verify(rules, queues, look),

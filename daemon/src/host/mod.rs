@@ -88,10 +88,10 @@ pub enum HostError {
     #[error(transparent)]
     Backlog(#[from] backlog_files::BeginError),
     /// The gate.
-    #[error("{}", with_sources(.0))]
+    #[error(transparent)]
     Gate(#[from] GateError),
     /// The packet filter.
-    #[error("{}", with_sources(.0))]
+    #[error(transparent)]
     Rules(#[from] tidelock_netfilter::rules::RulesError),
     /// A group waits to be adopted, and this daemon does not have all of it.
     #[error(
