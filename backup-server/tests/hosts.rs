@@ -262,7 +262,7 @@ async fn members_without_disks_follow_and_a_resync_asks_every_writer() {
     let Some((_, Message::Refused { kind: RefusalKind::Mismatch, reason })) = refused else {
         panic!("{refused:?}")
     };
-    assert!(reason.contains("both must have the same"), "{reason}");
+    assert!(reason.contains("form=hlc, the second form=vector"), "{reason}");
     web.send(CHANNEL, &Message::Follow(Box::new(follow(Form::Vector)))).await;
     let followed = web.next().await;
     assert!(matches!(followed, Some((_, Message::Followed(_)))), "{followed:?}");
