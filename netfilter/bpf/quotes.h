@@ -15,20 +15,24 @@
 #define TOO_BIG6 2
 #define TIME_EXCEEDED6 3
 #define PARAMETER_PROBLEM6 4
+#define REDIRECT6 137
 
 #define ICMP_BYTES 8
+/* What a redirect names before its options: the better hop, and to where. */
+#define BETTER_BYTES 32
+#define REDIRECTED_HEADER 4
+#define REDIRECT_OPTIONS_MAX 8
 /* RFC 4884: a quote that something follows is at least this long. */
 #define FOLLOWED_MIN_BYTES 128
 #define PIECE_BYTES 64
-/* Its length is named in up to 255 units of 8 bytes. */
-#define PIECES_MAX (255 * 8 / PIECE_BYTES + 1)
+#define PIECES_MAX (TOTAL_MAX_BYTES / PIECE_BYTES + 1)
 
 /* What is taken out of a quote, behind its fixed header. */
 struct cut {
 	__u32 at;
 	__u32 bytes;	/* fewer than the tag has if the quote ends in it */
 	__u32 end;	/* of the quote */
-	int is_followed;
+	int keeps_length;	/* it does not end with the packet */
 };
 
 struct pulling {
@@ -61,14 +65,17 @@ static long pull_piece(__u32 step, void *context)
 
 /*
  * A quote ends with the packet, or before what follows it: then the ICMP header has its length (RFC 4884). A length that
- * cannot be one is none. The tag comes into the scratch area, with zeros for what is not there. Returns 0 if it is to be
- * taken out.
+ * cannot be one is none.
  */
-ALWAYS long find_cut(struct __sk_buff *skb, struct cpu *s, struct cut *cut, __u32 quote_at, __u32 named,
-		     __u32 packet_end, __u32 size)
+ALWAYS void find_end(struct cut *cut, __u32 quote_at, __u32 named, __u32 packet_end)
 {
-	cut->is_followed = named >= FOLLOWED_MIN_BYTES && quote_at + named <= packet_end;
-	cut->end = cut->is_followed ? quote_at + named : packet_end;
+	cut->keeps_length = named >= FOLLOWED_MIN_BYTES && quote_at + named <= packet_end;
+	cut->end = cut->keeps_length ? quote_at + named : packet_end;
+}
+
+/* The tag comes into the scratch area, with zeros for what is not there. Returns 0 if it is to be taken out. */
+ALWAYS long find_cut(struct __sk_buff *skb, struct cpu *s, struct cut *cut, __u32 size)
+{
 	cut->bytes = cut->end - cut->at;
 	if (cut->bytes > size)
 		cut->bytes = size;
@@ -79,43 +86,43 @@ ALWAYS long find_cut(struct __sk_buff *skb, struct cpu *s, struct cut *cut, __u3
 }
 
 /*
- * The packet becomes shorter, and the headers before the cut have to be written again. But a quote that is followed stays
- * as long as it was, with zeros at its end: it is seldom longer than it must be for what follows to be found. ICMP's
- * checksum is never left to a network card, which would look for it where it was.
+ * The packet becomes shorter. But a quote that is followed stays as long as it was, with zeros at its end: it is seldom
+ * longer than it must be for what follows to be found. So does an option, whose length goes by 8 bytes.
  */
 ALWAYS long take_out(struct __sk_buff *skb, struct cpu *s, const struct cut *cut)
 {
 	__u32 bytes = cut->bytes, from = cut->at + bytes;
 	struct pulling p = { .skb = skb, .from = from, .left = cut->end - from, .by = bytes };
 
-	if (!cut->is_followed)
-		return bpf_skb_adjust_room(skb, -(__s32)bytes, BPF_ADJ_ROOM_NET, FIXED_FLAGS);
 	bpf_loop(PIECES_MAX, pull_piece, &p, 0);
-	if (p.failed)
+	if (p.failed || p.left)
 		return -1;
+	if (!cut->keeps_length)
+		return bpf_skb_change_tail(skb, cut->end - bytes, 0);
 	__builtin_memset(s->tag, 0, sizeof(s->tag));
 	return bpf_skb_store_bytes(skb, cut->end - bytes, s->tag, bytes, BPF_F_RECOMPUTE_CSUM);
 }
 
-/* `old`: the sum of ICMP and quoted header as they were; `new`: as they are, with the old checksum. */
+/* What the sum of ICMP and quote changes by. `old`, `new`: the sums of their headers, with the old checksum in both. */
 ALWAYS __u64 change_of(__u32 old, __u32 new, __u32 taken_out)
 {
 	return (__u64)(__u32)~old + new + (__u32)~taken_out;
 }
 
-APART int ipv4_error_to_guest(struct __sk_buff *skb)
+APART int ipv4_error_to_guest(struct __sk_buff *skb, const struct ipv4 *header)
 {
 	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
-	struct cut cut = { .at = NET + sizeof(struct ipv4_error) };
-	__u32 total, size, old, new, tag, named = 0;
-	struct ipv4 header, quoted;
+	__u32 at = NET + (header->version_ihl & 0x0f) * 4, total = bpf_ntohs(header->total);
+	struct cut cut = { .at = at + sizeof(struct ipv4_error) };
+	__u32 size, old, new, tag, named = 0;
+	struct ipv4 shorter = *header, quoted;
 	struct ipv4_error *e;
 	__u8 head[2] = {};
 
 	if (!s)
 		return drop(DROPPED_FAILED);
 	e = &s->error.four;
-	if (load(skb, NET, e, sizeof(*e)))
+	if (bpf_skb_load_bytes(skb, at, e, sizeof(*e)))
 		return go_on();
 	switch (e->icmp.type) {
 	case UNREACHABLE:
@@ -129,20 +136,20 @@ APART int ipv4_error_to_guest(struct __sk_buff *skb)
 	default:
 		return go_on();
 	}
-	header = e->header;
 	quoted = e->quoted;
-	total = bpf_ntohs(header.total);
 	/* Nobody sends an error in fragments. */
-	if (bpf_ntohs(header.fragment) & 0x3fff || total > skb->len - NET ||
-	    total < sizeof(*e) + sizeof(head) || bpf_skb_load_bytes(skb, cut.at, head, sizeof(head)))
+	if (bpf_ntohs(header->fragment) & 0x3fff || total > skb->len - NET ||
+	    NET + total < cut.at + sizeof(head) || bpf_skb_load_bytes(skb, cut.at, head, sizeof(head)))
 		return go_on();
 	size = head[1];
 	if (quoted.version_ihl >> 4 != 4 || head[0] != CONFIG.ipv4_option || size < 4 || size & 3 ||
-	    IPV4_MIN_BYTES + size > (quoted.version_ihl & 0x0f) * 4 ||
-	    find_cut(skb, s, &cut, NET + IPV4_MIN_BYTES + ICMP_BYTES, named, NET + total, size))
+	    IPV4_MIN_BYTES + size > (quoted.version_ihl & 0x0f) * 4)
+		return go_on();
+	find_end(&cut, at + ICMP_BYTES, named, NET + total);
+	if (find_cut(skb, s, &cut, size))
 		return go_on();
 
-	old = sum_of((void *)&e->icmp, ICMP_BYTES + IPV4_MIN_BYTES);
+	old = sum_of((void *)e, sizeof(*e));
 	tag = sum_of(s->tag, sizeof(s->tag));
 	e->quoted.version_ihl -= size / 4;
 	e->quoted.total = bpf_htons(bpf_ntohs(quoted.total) - size);
@@ -155,30 +162,58 @@ APART int ipv4_error_to_guest(struct __sk_buff *skb)
 	}
 	if (e->icmp.type == PARAMETER_PROBLEM && e->icmp.rest.bytes[0] >= IPV4_MIN_BYTES + size)
 		e->icmp.rest.bytes[0] -= size;
-	new = sum_of((void *)&e->icmp, ICMP_BYTES + IPV4_MIN_BYTES);
+	new = sum_of((void *)e, sizeof(*e));
 	e->icmp.check = renewed(e->icmp.check, change_of(old, new, tag));
-	if (!cut.is_followed) {
-		e->header.total = bpf_htons(total - cut.bytes);
-		e->header.check = new_checksum(&header, &e->header, 0);
+	if (!cut.keeps_length) {
+		shorter.total = bpf_htons(total - cut.bytes);
+		shorter.check = new_checksum(header, &shorter, 0);
 	}
-	if (take_out(skb, s, &cut) || bpf_skb_store_bytes(skb, NET, e, sizeof(*e), BPF_F_RECOMPUTE_CSUM))
+	if (take_out(skb, s, &cut) ||
+	    bpf_skb_store_bytes(skb, at, e, sizeof(*e), BPF_F_RECOMPUTE_CSUM) ||
+	    bpf_skb_store_bytes(skb, NET, &shorter, sizeof(shorter), BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
 	return go_on();
 }
 
-APART int ipv6_error_to_guest(struct __sk_buff *skb)
+/* Where the quote in a redirect is, which is one of its options (RFC 4861 4.6.3), behind 8 bytes of that. 0: there is none. */
+ALWAYS __u32 find_redirected(struct __sk_buff *skb, struct cut *cut, __u32 at, __u32 packet_end)
+{
+	__u32 i, bytes;
+	__u8 head[2];
+
+	AS_A_LOOP
+	for (i = 0; i < REDIRECT_OPTIONS_MAX; i++) {
+		if (bpf_skb_load_bytes(skb, at, head, sizeof(head)))
+			return 0;
+		bytes = head[1] * 8;
+		if (!bytes || at + bytes > packet_end)
+			return 0;
+		if (head[0] == REDIRECTED_HEADER) {
+			cut->end = at + bytes;
+			cut->keeps_length = 1;
+			return at + 8;
+		}
+		at += bytes;
+	}
+	return 0;
+}
+
+/* `at`: of the ICMP header, behind whatever other headers there are. */
+APART int ipv6_error_to_guest(struct __sk_buff *skb, const struct ipv6 *header, __u32 at)
 {
 	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
-	struct cut cut = { .at = NET + sizeof(struct ipv6_error) };
-	__u32 payload, size, old, new, tag, pointer, named = 0;
+	__u32 payload = bpf_ntohs(header->payload), packet_end = NET + IPV6_BYTES + payload;
+	__u32 size, old, new, tag, pointer, named = 0, quote_at = at + ICMP_BYTES;
+	struct ipv6 shorter = *header;
 	struct ipv6_error *e;
+	struct cut cut = {};
 	__u8 head[4] = {};
 	__u64 changed;
 
 	if (!s)
 		return drop(DROPPED_FAILED);
 	e = &s->error.six;
-	if (load(skb, NET, e, sizeof(*e)))
+	if (bpf_skb_load_bytes(skb, at, &e->icmp, sizeof(e->icmp)))
 		return go_on();
 	switch (e->icmp.type) {
 	case UNREACHABLE6:
@@ -187,39 +222,46 @@ APART int ipv6_error_to_guest(struct __sk_buff *skb)
 		break;
 	case TOO_BIG6:
 	case PARAMETER_PROBLEM6:
+	case REDIRECT6:
 		break;
 	default:
 		return go_on();
 	}
-	payload = bpf_ntohs(e->header.payload);
-	if (IPV6_BYTES + payload < sizeof(*e) + sizeof(head) ||
-	    bpf_skb_load_bytes(skb, cut.at, head, sizeof(head)))
+	if (e->icmp.type == REDIRECT6)
+		quote_at = find_redirected(skb, &cut, quote_at + BETTER_BYTES, packet_end);
+	else
+		find_end(&cut, quote_at, named, packet_end);
+	if (!quote_at || bpf_skb_load_bytes(skb, quote_at, &e->quoted, sizeof(e->quoted)))
+		return go_on();
+	cut.at = quote_at + IPV6_BYTES;
+	if (cut.end < cut.at + sizeof(head) || bpf_skb_load_bytes(skb, cut.at, head, sizeof(head)))
 		return go_on();
 	/* Only our option, as members write it. */
 	size = (head[1] + 1) * 8;
 	if (bpf_ntohl(e->quoted.version_class_flow) >> 28 != 6 || e->quoted.next != NEXT_DESTINATION ||
 	    head[2] != CONFIG.ipv6_option || size != ((4 + head[3] + 7) & ~7u) ||
-	    find_cut(skb, s, &cut, NET + IPV6_BYTES + ICMP_BYTES, named, NET + IPV6_BYTES + payload, size))
+	    find_cut(skb, s, &cut, size))
 		return go_on();
 
-	old = sum_of((void *)&e->icmp, ICMP_BYTES + IPV6_BYTES);
+	old = sum_of((void *)e, sizeof(*e));
 	tag = sum_of(s->tag, sizeof(s->tag));
 	e->quoted.next = head[0];
 	e->quoted.payload = bpf_htons(bpf_ntohs(e->quoted.payload) - size);
 	pointer = bpf_ntohl(e->icmp.rest.all);
 	if (e->icmp.type == PARAMETER_PROBLEM6 && pointer >= IPV6_BYTES + size)
 		e->icmp.rest.all = bpf_htonl(pointer - size);
-	new = sum_of((void *)&e->icmp, ICMP_BYTES + IPV6_BYTES);
+	new = sum_of((void *)e, sizeof(*e));
 	changed = change_of(old, new, tag);
-	if (!cut.is_followed) {
-		/* Its checksum is also over the length. */
-		changed += (__u32)~bpf_htonl(payload);
-		payload -= cut.bytes;
-		changed += bpf_htonl(payload);
-		e->header.payload = bpf_htons(payload);
+	if (!cut.keeps_length) {
+		/* Its checksum is also over the length of all that it is over. */
+		changed += (__u32)~bpf_htonl(packet_end - at) + (__u64)bpf_htonl(packet_end - at - cut.bytes);
+		shorter.payload = bpf_htons(payload - cut.bytes);
 	}
 	e->icmp.check = renewed(e->icmp.check, changed);
-	if (take_out(skb, s, &cut) || bpf_skb_store_bytes(skb, NET, e, sizeof(*e), BPF_F_RECOMPUTE_CSUM))
+	if (take_out(skb, s, &cut) ||
+	    bpf_skb_store_bytes(skb, at, &e->icmp, sizeof(e->icmp), BPF_F_RECOMPUTE_CSUM) ||
+	    bpf_skb_store_bytes(skb, quote_at, &e->quoted, sizeof(e->quoted), BPF_F_RECOMPUTE_CSUM) ||
+	    bpf_skb_store_bytes(skb, NET, &shorter, 8, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
 	return go_on();
 }

@@ -209,15 +209,13 @@ struct icmp {
 	} rest;
 };
 
-/* What an ICMP error begins with. */
+/* An ICMP error, and the header of what it quotes. */
 union error {
 	struct ipv4_error {
-		struct ipv4 header;
 		struct icmp icmp;
 		struct ipv4 quoted;
 	} four;
 	struct ipv6_error {
-		struct ipv6 header;
 		struct icmp icmp;
 		struct ipv6 quoted;
 	} six;

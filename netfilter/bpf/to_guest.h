@@ -125,6 +125,11 @@ ALWAYS int is_tag_by_another_number(const struct cpu *s)
 	       (s->tag[2] == FORM_VECTOR || s->tag[2] == FORM_HLC);
 }
 
+ALWAYS int ipv4_without_tag(struct __sk_buff *skb, const struct ipv4 *h)
+{
+	return h->protocol == IPPROTO_ICMP ? ipv4_error_to_guest(skb, h) : go_on();
+}
+
 ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 {
 	struct pending *p;
@@ -147,7 +152,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	if (h.version_ihl >> 4 != 4 || header < IPV4_MIN_BYTES)
 		return drop(DROPPED_UNREADABLE);
 	if (header == IPV4_MIN_BYTES)
-		return h.protocol == IPPROTO_ICMP ? ipv4_error_to_guest(skb) : go_on();
+		return ipv4_without_tag(skb, &h);
 	if (total < header || total > skb->len - NET)
 		return drop(DROPPED_UNREADABLE);
 	options = header - IPV4_MIN_BYTES;
@@ -166,11 +171,11 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	if (w->bad)
 		return drop(DROPPED_UNREADABLE);
 	if (!w->found && !is_tag_by_another_number(s))
-		return go_on();
+		return ipv4_without_tag(skb, &h);
 	source = from_ipv4(h.source);
 	is_believed = is_peer(s, &source) && !CONFIG.off;
 	if (!w->found)
-		return is_believed ? drop(DROPPED_MALFORMED) : go_on();
+		return is_believed ? drop(DROPPED_MALFORMED) : ipv4_without_tag(skb, &h);
 	if (is_believed) {
 		if (w->found != 1 || w->found_at != NET + IPV4_MIN_BYTES || w->found_bytes != TAG4_BYTES)
 			return drop(DROPPED_MALFORMED);
@@ -228,7 +233,7 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 	if (is_jumbo(skb, &h) && (e->next != IPPROTO_TCP || e->at > NET + IPV6_BYTES + JUMBO_BYTES))
 		return drop(DROPPED_UNREADABLE);
 	if (!e->found)
-		return h.next == NEXT_ICMPV6 ? ipv6_error_to_guest(skb) : go_on();
+		return e->next == NEXT_ICMPV6 && !e->fragment ? ipv6_error_to_guest(skb, &h, e->at) : go_on();
 	if (!is_peer(s, &h.source) || CONFIG.off) {
 		walk_ipv6(skb, e, &h, 1);
 		if (e->bad)

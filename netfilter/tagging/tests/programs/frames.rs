@@ -112,17 +112,48 @@ pub fn options_of(frame: &[u8]) -> &[u8] {
 
 /// An ICMP error from somewhere to the member, with the right checksum: `quote` is a packet from its network header on.
 pub fn error4(source: [u8; 4], kind: u8, rest: [u8; 4], quote: &[u8]) -> Vec<u8> {
+    error4_behind(&[], source, kind, rest, quote)
+}
+
+/// One whose sender has written these options into its own header.
+pub fn error4_behind(
+    options: &[u8],
+    source: [u8; 4],
+    kind: u8,
+    rest: [u8; 4],
+    quote: &[u8],
+) -> Vec<u8> {
     let mut icmp = [&[kind, 1, 0, 0], &rest[..], quote].concat();
     let check = !sum(&icmp);
     icmp[2..4].copy_from_slice(&check.to_be_bytes());
-    ip4(source, OWN, ICMP, &[], &icmp)
+    ip4(source, OWN, ICMP, options, &icmp)
 }
 
 pub fn error6(source: &str, kind: u8, rest: [u8; 4], quote: &[u8]) -> Vec<u8> {
+    error6_behind(&[], source, kind, rest, quote)
+}
+
+/// One behind a destination options header of the sender's.
+pub fn error6_behind(
+    header: &[u8],
+    source: &str,
+    kind: u8,
+    rest: [u8; 4],
+    quote: &[u8],
+) -> Vec<u8> {
     let mut icmp = [&[kind, 1, 0, 0], &rest[..], quote].concat();
     let check = !sum6(&address(source), &address(OWN6), &icmp);
     icmp[2..4].copy_from_slice(&check.to_be_bytes());
-    ip6(source, OWN6, ICMPV6, &icmp)
+    let next = if header.is_empty() { ICMPV6 } else { 60 };
+    ip6(source, OWN6, next, &[header, &icmp].concat())
+}
+
+/// What a redirect has behind its first 8 bytes: where to and by whom, a link-layer address, and the quote.
+pub fn redirect6(quote: &[u8]) -> Vec<u8> {
+    let mut quoted = [&[4, 0, 0, 0, 0, 0, 0, 0], quote].concat();
+    quoted.resize(quoted.len().next_multiple_of(8), 0);
+    quoted[1] = u8::try_from(quoted.len() / 8).unwrap();
+    [&address(STRANGER6)[..], &address(PEER6), &[2, 1, 2, 0, 0, 0, 0, 9], &quoted].concat()
 }
 
 /// Over the IPv6 pseudo header, too.

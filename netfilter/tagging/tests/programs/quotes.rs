@@ -12,6 +12,7 @@ const ERRORS6: [u8; 4] = [1, 2, 3, 4];
 const PARAMETER_PROBLEM: u8 = 12;
 const PARAMETER_PROBLEM6: u8 = 4;
 const ALERT: [u8; 4] = [148, 4, 0, 0];
+const RECORD_ROUTE: [u8; 8] = [7, 7, 8, 10, 0, 0, 1, 0];
 /// A destination options header of the guest's own, in front of UDP.
 const OWN_HEADER: [u8; 8] = [UDP, 0, 1, 4, 0, 0, 0, 0];
 /// What routers put behind a quote (RFC 4884): here an MPLS label.
@@ -80,6 +81,50 @@ fn a_guest_finds_its_own_packet_in_errors_of_every_kind() {
             }
         }
         knows_nothing(&m);
+    }
+}
+
+/// A router repeats options of the packet that it could not deliver, such as a recorded route (RFC 1122 3.2.2).
+#[test]
+fn an_error_may_have_options_of_its_own() {
+    for form in [vector(3), Form::Hlc] {
+        let Some(m) = load(&settings(form)) else { return };
+        for payload in [&b"12345678"[..], b"12345678odd", &[7; 600]] {
+            let (plain, tagged) = sent4(&m, &RECORD_ROUTE, payload);
+            let error = |quote: &[u8]| error4_behind(&RECORD_ROUTE, STRANGER, 11, [0; 4], quote);
+            assert_eq!(m.receive(&error(&tagged)).frame, error(&plain));
+            let (plain, tagged) = sent6(&m, UDP, payload);
+            let header = [ICMPV6, 0, 1, 4, 0, 0, 0, 0];
+            let error = |quote: &[u8]| error6_behind(&header, STRANGER6, 3, [0; 4], quote);
+            assert_eq!(m.receive(&error(&tagged)).frame, error(&plain));
+        }
+        knows_nothing(&m);
+    }
+}
+
+/// Its quote is one of its options, whose length stays.
+#[test]
+fn a_redirect_quotes_in_an_option() {
+    for form in [vector(1), vector(3), vector(63), Form::Hlc] {
+        let Some(m) = load(&settings(form)) else { return };
+        for payload in [&b"12345678"[..], b"12345678odd", &[7; 1000]] {
+            let (plain, tagged) = sent6(&m, UDP, payload);
+            let redirect = |quote: &[u8]| error6(STRANGER6, 137, [0; 4], &redirect6(quote));
+            let mut left = plain;
+            left.resize(tagged.len(), 0);
+            let received = m.receive(&redirect(&tagged));
+            assert!(received.passed);
+            assert_eq!(received.frame, redirect(&left));
+        }
+        knows_nothing(&m);
+    }
+    // No quote, and options that do not end.
+    let Some(m) = load(&settings(vector(3))) else { return };
+    let tagged = sent6(&m, UDP, b"12345678").1;
+    let options = redirect6(&tagged)[32..].to_vec();
+    for options in [&options[..8], &[9, 0][..], &[&[4, 200], &options[10..]].concat(), &[]] {
+        let frame = error6(STRANGER6, 137, [0; 4], &[&[0; 32], options].concat());
+        assert_eq!(m.receive(&frame), Tried { passed: true, mark: 0, frame });
     }
 }
 

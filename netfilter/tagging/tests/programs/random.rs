@@ -130,6 +130,8 @@ struct Quote {
     /// Of each family.
     kinds: [u8; 2],
     by_a_peer: bool,
+    /// The error's own header has options, or another header follows it.
+    is_behind: bool,
     rest: [u8; 4],
     most: usize,
     /// What follows, behind a quote of so many times 8 bytes.
@@ -138,15 +140,22 @@ struct Quote {
 
 fn quote() -> impl Strategy<Value = Quote> {
     let kind = prop_oneof![
-        6 => prop_oneof![Just([3, 1]), Just([4, 2]), Just([5, 3]), Just([11, 3]), Just([12, 4])],
+        6 => prop_oneof![Just([3, 1]), Just([4, 2]), Just([5, 137]), Just([11, 3]), Just([12, 4])],
         1 => any::<[u8; 2]>(),
     ];
     let rest = prop_oneof![3 => Just([0; 4]), 1 => any::<[u8; 4]>()];
     let most = prop_oneof![3 => Just(548), 1 => 0usize..120];
     let more = (16u8..40, prop::collection::vec(any::<u8>(), 0..16));
     let followed = prop_oneof![2 => Just(None), 1 => more.prop_map(Some)];
-    (kind, any::<bool>(), rest, most, followed).prop_map(
-        |(kinds, by_a_peer, rest, most, followed)| Quote { kinds, by_a_peer, rest, most, followed },
+    (kind, any::<[bool; 2]>(), rest, most, followed).prop_map(
+        |(kinds, [by_a_peer, is_behind], rest, most, followed)| Quote {
+            kinds,
+            by_a_peer,
+            is_behind,
+            rest,
+            most,
+            followed,
+        },
     )
 }
 
@@ -332,13 +341,17 @@ impl Case {
             rest[usize::from(!six)] = if six { *length } else { length * 2 };
         }
         let kind = quote.kinds[usize::from(six)];
-        match (six, quote.by_a_peer) {
-            (false, by_a_peer) => {
-                error4(if by_a_peer { PEER } else { STRANGER }, kind, rest, &quoted)
-            }
-            (true, by_a_peer) => {
-                error6(if by_a_peer { PEER6 } else { STRANGER6 }, kind, rest, &quoted)
-            }
+        if six && kind == 137 {
+            quoted = redirect6(&quoted);
+        }
+        let before = if quote.is_behind { &[ICMPV6, 0, 1, 4, 0, 0, 0, 0][..] } else { &[] };
+        let options = if quote.is_behind { &[7, 7, 4, 0, 0, 0, 0, 0][..] } else { &[] };
+        if six {
+            let source = if quote.by_a_peer { PEER6 } else { STRANGER6 };
+            error6_behind(before, source, kind, rest, &quoted)
+        } else {
+            let source = if quote.by_a_peer { PEER } else { STRANGER };
+            error4_behind(options, source, kind, rest, &quoted)
         }
     }
 
@@ -475,15 +488,17 @@ fn ipv4_to_guest(m: &Member, frame: &[u8], known: &mut Known) -> Wanted {
     if h[12..16] == PEER && options.tags.is_empty() && is_renumbered {
         return Dropped;
     }
+    if options.tags.is_empty() {
+        return GoesOn(without_quoted_tag4(frame));
+    }
     let mut out = frame.to_vec();
-    if h[12..16] == PEER && !options.tags.is_empty() {
+    if h[12..16] == PEER {
         let size = m.codec.ipv4_bytes();
         if options.tags != [(0, size)] || !known.merge(m, &h[22..20 + size]) {
             return Dropped;
         }
     }
     match options.tags.as_slice() {
-        [] => {}
         [(0, size)] if size % 4 == 0 => {
             out.drain(ETHERNET + 20..ETHERNET + 20 + size);
             out[ETHERNET] -= (size / 4) as u8;
@@ -505,7 +520,7 @@ fn ipv6_to_guest(m: &Member, frame: &[u8], known: &mut Known) -> Wanted {
         return Dropped;
     }
     if headers.tags.is_empty() {
-        return GoesOn(without_quoted_tag6(frame));
+        return GoesOn(without_quoted_tag6(frame, &headers));
     }
     let mut out = frame.to_vec();
     if h[8..24] != address(PEER6) {
@@ -634,7 +649,7 @@ fn without_sums(mut frame: Vec<u8>, six: bool) -> (Vec<u8>, u16) {
     let at = if six {
         let end = frame.len();
         let headers = (end >= ETHERNET + 40).then(|| ipv6_headers(&frame, end));
-        headers.filter(|headers| headers.next == TCP).map(|headers| headers.at)
+        headers.filter(|headers| [TCP, ICMPV6].contains(&headers.next)).map(|headers| headers.at)
     } else {
         ipv4_header(&frame.clone()).map(|(h, header, _)| {
             header_sum = sum(&h[..header.min(h.len())]) % 0xffff;
@@ -642,8 +657,8 @@ fn without_sums(mut frame: Vec<u8>, six: bool) -> (Vec<u8>, u16) {
             ETHERNET + header
         })
     };
-    let of_icmp = if six { [ETHERNET + 42; 2] } else { [ETHERNET + 22, ETHERNET + 38] };
-    for at in at.map(|at| at + 16).into_iter().chain(of_icmp) {
+    // Of TCP, of ICMP, and of what that quotes.
+    for at in at.into_iter().flat_map(|at| [at + 16, at + 2, at + 18]) {
         if let Some(check) = frame.get_mut(at..at + 2)
             && check == [0xff, 0xff]
         {

@@ -1,5 +1,5 @@
-//! What the programs must find in a packet, written down anew from RFC 791, RFC 792, RFC 4443, RFC 4884, RFC 8200 and the head of
-//! `protocol/src/tag.rs`.
+//! What the programs must find in a packet, written down anew from RFC 791, RFC 792, RFC 4443, RFC 4861, RFC 4884, RFC 8200
+//! and the head of `protocol/src/tag.rs`.
 
 use crate::frames::{ETHERNET, ICMP, ICMPV6, TCP, sum, sum6};
 use tidelock_protocol::tag::{IPV4_OPTION, IPV6_OPTION, TagError, find_ipv4, find_ipv6};
@@ -189,16 +189,16 @@ fn take_out(quote: &mut Vec<u8>, fixed: usize, named: usize, bytes: usize) -> (V
     (taken, !is_followed)
 }
 
-/// What becomes of an IPv4 packet without options, which may be an ICMP error.
+/// What becomes of an IPv4 packet without a tag, which may be an ICMP error.
 pub fn without_quoted_tag4(frame: &[u8]) -> Vec<u8> {
     let unchanged = frame.to_vec();
     let h = &frame[ETHERNET..];
-    let total = word(h, 2);
-    let is_whole = word(h, 6) & 0x3fff == 0 && total <= h.len() && total >= 50;
-    if !is_whole || h[9] != ICMP || ![3, 4, 5, 11, 12].contains(&h[20]) {
+    let (at, total) = (usize::from(h[0] & 15) * 4, word(h, 2));
+    let is_whole = word(h, 6) & 0x3fff == 0 && total <= h.len() && total >= at + 30;
+    if !is_whole || h[9] != ICMP || ![3, 4, 5, 11, 12].contains(&h[at]) {
         return unchanged;
     }
-    let (mut icmp, mut quote) = (h[20..28].to_vec(), h[28..total].to_vec());
+    let (mut icmp, mut quote) = (h[at..at + 8].to_vec(), h[at + 8..total].to_vec());
     let size = usize::from(quote[21]);
     let options = (usize::from(quote[0] & 15) * 4).saturating_sub(20);
     let is_tag = quote[0] >> 4 == 4 && quote[20] == IPV4_OPTION && size >= 4 && size % 4 == 0;
@@ -206,7 +206,7 @@ pub fn without_quoted_tag4(frame: &[u8]) -> Vec<u8> {
         return unchanged;
     }
     let before = (
-        sum(&h[20..total]),
+        sum(&h[at..total]),
         sum(&[&quote[..20], &quote[20..][..size.min(quote.len() - 20)]].concat()),
     );
     let named = if [3, 11, 12].contains(&icmp[0]) { usize::from(icmp[5]) * 4 } else { 0 };
@@ -227,45 +227,83 @@ pub fn without_quoted_tag4(frame: &[u8]) -> Vec<u8> {
     }
     let check = kept(word(&icmp, 2), before.0, sum(&[&icmp[..], &quote].concat()));
     set_word(&mut icmp, 2, check);
-    let mut header = h[..20].to_vec();
+    let mut header = h[..at].to_vec();
+    // What fills a frame up goes, too.
+    let mut filling = &h[total..];
     if is_shorter {
         set_word(&mut header, 2, total - taken.len());
-        let check = kept(word(h, 10), sum(&h[..20]), sum(&header));
+        let check = kept(word(h, 10), sum(&h[..at]), sum(&header));
         set_word(&mut header, 10, check);
+        filling = &[];
     }
-    [&frame[..ETHERNET], &header, &icmp, &quote, &h[total..]].concat()
+    [&frame[..ETHERNET], &header, &icmp, &quote, filling].concat()
+}
+
+/// Where the quote of an IPv6 error is, behind its first 8 bytes, and where it ends; and whether that is so because something
+/// says how long it is.
+fn quote6(icmp: &[u8]) -> Option<(usize, usize, bool)> {
+    if icmp[0] != 137 {
+        let named = if [1, 3].contains(&icmp[0]) { usize::from(icmp[4]) * 8 } else { 0 };
+        let is_followed = named >= 128 && 8 + named <= icmp.len();
+        return Some((8, if is_followed { 8 + named } else { icmp.len() }, is_followed));
+    }
+    let mut at = 40;
+    for _ in 0..8 {
+        let &[kind, units] = icmp.get(at..at + 2)? else { unreachable!() };
+        let end = at + usize::from(units) * 8;
+        if units == 0 || end > icmp.len() {
+            return None;
+        }
+        if kind == 4 {
+            return Some((at + 8, end, true));
+        }
+        at = end;
+    }
+    None
 }
 
 /// The same of an IPv6 packet that is whole and has no tag.
-pub fn without_quoted_tag6(frame: &[u8]) -> Vec<u8> {
+pub fn without_quoted_tag6(frame: &[u8], headers: &Headers) -> Vec<u8> {
     let unchanged = frame.to_vec();
     let h = &frame[ETHERNET..];
-    let end = 40 + word(h, 4);
-    if h[6] != ICMPV6 || end < 92 || !(1..=4).contains(&h[40]) {
+    let (at, end) = (headers.at - ETHERNET, 40 + word(h, 4));
+    if headers.next != ICMPV6 || headers.fragment || end < at + 8 {
         return unchanged;
     }
-    let (mut icmp, mut quote) = (h[40..48].to_vec(), h[48..end].to_vec());
+    let old = &h[at..end];
+    if ![1, 2, 3, 4, 137].contains(&old[0]) {
+        return unchanged;
+    }
+    let Some((from, to, is_followed)) = quote6(old) else { return unchanged };
+    if to < from + 44 {
+        return unchanged;
+    }
+    let mut icmp = old.to_vec();
+    let quote = &mut icmp[from..];
     let size = (usize::from(quote[41]) + 1) * 8;
     let is_tag = quote[0] >> 4 == 6 && quote[6] == DESTINATION && quote[42] == IPV6_OPTION;
     if !is_tag || size != (usize::from(quote[43]) + 4).next_multiple_of(8) {
         return unchanged;
     }
-    let sum_of = |icmp: &[u8], quote: &[u8]| sum6(&h[8..24], &h[24..40], &[icmp, quote].concat());
-    let before = sum_of(&icmp, &quote);
-    let named = if [1, 3].contains(&icmp[0]) { usize::from(icmp[4]) * 8 } else { 0 };
     quote[6] = quote[40];
-    let (taken, is_shorter) = take_out(&mut quote, 40, named, size);
-    let payload = word(&quote, 4).wrapping_sub(size);
-    set_word(&mut quote, 4, payload);
-    let pointer = u32::from_be_bytes(icmp[4..].try_into().expect("four bytes"));
+    let payload = word(quote, 4).wrapping_sub(size);
+    set_word(quote, 4, payload);
+    let taken = size.min(to - from - 40);
+    icmp.drain(from + 40..from + 40 + taken);
+    let mut header = h[..at].to_vec();
+    let mut filling = &h[end..];
+    if is_followed {
+        icmp.splice(to - taken..to - taken, vec![0; taken]);
+    } else {
+        set_word(&mut header, 4, end - 40 - taken);
+        filling = &[];
+    }
+    let pointer = u32::from_be_bytes(icmp[4..8].try_into().expect("four bytes"));
     if icmp[0] == 4 && pointer as usize >= 40 + size {
-        icmp[4..].copy_from_slice(&(pointer - size as u32).to_be_bytes());
+        icmp[4..8].copy_from_slice(&(pointer - size as u32).to_be_bytes());
     }
-    let check = kept(word(&icmp, 2), before, sum_of(&icmp, &quote));
+    let sum_of = |icmp: &[u8]| sum6(&h[8..24], &h[24..40], icmp);
+    let check = kept(word(&icmp, 2), sum_of(old), sum_of(&icmp));
     set_word(&mut icmp, 2, check);
-    let mut header = h[..40].to_vec();
-    if is_shorter {
-        set_word(&mut header, 4, end - 40 - taken.len());
-    }
-    [&frame[..ETHERNET], &header, &icmp, &quote, &h[end..]].concat()
+    [&frame[..ETHERNET], &header, &icmp, filling].concat()
 }
