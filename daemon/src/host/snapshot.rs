@@ -207,7 +207,8 @@ impl Host {
         let writers = || group.members.iter().filter_map(|m| m.writer.as_ref());
         let phase = |phase| writers().any(|w| w.view.phase() == phase);
         let links = || group.members.iter().filter_map(HostMember::link_stats);
-        let attached = links().all(LinkStats::is_attached);
+        // The link and the owner loop hear of it one after the other: what is true of both is said.
+        let attached = links().all(LinkStats::is_attached) && !phase(Phase::Disconnected);
         let mut past = group.history.0.lock().expect("no panic while held");
         past.ever_attached |= attached;
         // What clients were told while nothing was held must have arrived before this ends.

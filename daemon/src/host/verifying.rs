@@ -56,6 +56,12 @@ impl Writer {
         self.state.verified().is_some_and(|verified| verified.differs())
     }
 
+    /// Whether all is well between the sites. The link knows of a loss before the owner loop hears of it, and status
+    /// says what the link knows.
+    fn replicates(&self) -> bool {
+        self.link_stats.is_attached() && self.view.phase() == Phase::Replicating
+    }
+
     /// Asks the owner loop. Returns whether it was asked: one runs at a time.
     fn begin_verify(&self, group: &HostGroup, repair: bool) -> bool {
         let mut past = self.verifications.lock();
@@ -92,7 +98,7 @@ impl Writer {
 
     /// Whether the schedule begins one now.
     fn is_verify_due(&self, every: Duration, now: MonoNanos) -> bool {
-        if self.view.phase() != Phase::Replicating {
+        if !self.replicates() {
             return false;
         }
         let since_last = self.state.verified().map(|last| age_ms(&last)).map(Duration::from_millis);
@@ -205,7 +211,7 @@ impl Host {
                     "a verification of {name} runs already: `tidelock status` shows it, --stop ends it"
                 )));
             }
-            if writer.view.phase() != Phase::Replicating {
+            if !writer.replicates() {
                 return Err(refused(format!(
                     "{name} does not replicate now (`tidelock status` says why): verify when it does"
                 )));
