@@ -9,7 +9,7 @@ import pytest
 
 from tidelock_testbed.bench import reads, release, report, switchover, tagging, tiers, work
 from tidelock_testbed.bench.__main__ import MEASURES, main
-from tidelock_testbed.bench.application import Replies
+from tidelock_testbed.bench.application import LAYOUTS, Replies
 from tidelock_testbed.bench.charts import bar_chart, on_white
 from tidelock_testbed.bench.commits import cell
 from tidelock_testbed.bench.fio import WORKLOADS, FioResult, Workload
@@ -249,11 +249,17 @@ def test_what_tiers_add_is_counted_within_a_round_and_beyond_one_round_trip(join
         for count in (1, 2, 3)
         for mode, mean in means.items()
     }
-    result = tiers.summarise(turns)
-    assert [row["added_ms"]["sync"]["max"] for row in result["rows"]] == [100, 100, 100]
-    joint, sync = verdicts({"g": result})
+    slower = {key: [replies(2 * one.mean_ms) for one in turn] for key, turn in turns.items()}
+    rows = [*tiers.summarise("one host", turns), *tiers.summarise("two hosts", slower)]
+    assert [row["added_ms"]["sync"]["max"] for row in rows] == [100] * 3 + [200] * 3
+    joint, sync = verdicts({"g": {"rtt_ms": 50, "rows": rows[:3]}})
     assert joint.reached is reached
-    assert sync.measured == "1: 2.0, 2: 2.0, 3: 2.0"
+    # Two round trips are not enough for three tiers.
+    assert (sync.measured, sync.reached) == ("1: 2.0, 2: 2.0, 3: 2.0 (one host)", False)
+    joint, sync = verdicts({"g": {"rtt_ms": 50, "rows": rows}})
+    assert (joint.reached, sync.reached) == (False, False)
+    assert sync.measured == "1: 2.0, 2: 2.0, 3: 2.0 (one host); 1: 4.0, 2: 4.0, 3: 4.0 (two hosts)"
+    assert verdicts({"g": {"rtt_ms": 50, "rows": rows[3:]}})[1].reached
 
 
 def test_replies_are_counted_between_the_times_given_and_after_the_warm_up(tmp_path):
@@ -273,16 +279,23 @@ def test_pages_of_applications_have_every_figure(tmp_path):
     results = {
         "f": {
             "rtt_ms": 50,
-            "points": [{"work_ms": w, "mean_ms": dict.fromkeys(work.VARIANTS, spread)} for w in (0, 75)],
+            "points": [
+                {"layout": on, "work_ms": w, "mean_ms": dict.fromkeys(work.VARIANTS, spread), "tagged": spread}
+                for on in LAYOUTS
+                for w in (0, 75)
+            ],
         },
         "g": {
             "rtt_ms": 50,
             "rows": [
                 {
+                    "layout": on,
                     "protected": n,
                     "mean_ms": dict.fromkeys(tiers.MODES, spread),
                     "added_ms": dict.fromkeys(tiers.MODES, spread),
+                    "tagged": spread,
                 }
+                for on in LAYOUTS
                 for n in (1, 2, 3)
             ],
         },
@@ -297,9 +310,10 @@ def test_pages_of_applications_have_every_figure(tmp_path):
     report.write(tmp_path)
     page = (tmp_path / "README.md").read_text()
     charts = sorted(path.name for path in tmp_path.glob("*.svg"))
-    assert charts == ["f-work.svg", "g-tiers.svg", "h-reads-deviation.svg", "h-reads-mean.svg"]
+    of_layouts = [f"{part}-{on}-host{s}.svg" for part in ("f-work", "g-tiers") for on, s in (("one", ""), ("two", "s"))]
+    assert charts == [*of_layouts, "h-reads-deviation.svg", "h-reads-mean.svg"]
     assert all(f"({chart})" in page for chart in charts)
-    assert page.count("2.0 (1.0 to 3.0)") == 2 * 4 + 3 * 5 + 2 * 3
+    assert page.count("2.0 (1.0 to 3.0)") == 2 * (2 * 5 + 3 * 6) + 2 * 3
 
 
 def test_every_part_can_be_asked_for_and_has_a_page(capsys):

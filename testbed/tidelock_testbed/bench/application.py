@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..applications import Application
 from ..fleet import Fleet, Shape
 from ..guest import Guest, ProcessGuest
 from ..hostdaemon import ControlClient, Protection
@@ -20,8 +21,16 @@ from .postgres import PostgresGuest, database_disk
 from .servers import OURS
 
 DISK_MIB = 256
+LAYOUTS = {"one host": (0, 0, 0), "two hosts": (0, 1, 0)}
+"""On which host each tier runs, from the front on. On two every packet between neighbours crosses the hosts' LAN."""
 WARM_UP_REPLIES = 3
 """A connection's first requests open connections of their own behind the front tier: they are not counted."""
+
+
+def lay_out(layout: str, application: Application, rtt_ms: float, **options) -> Shape:
+    """An application's tiers on the hosts of a layout, each of which is this far from the backup."""
+    hosts = {place.name: host for place, host in zip(application.places, LAYOUTS[layout], strict=False)}
+    return Shape(application, hosts, (rtt_ms,) * (1 + max(hosts.values())), **options)
 
 
 class TierGuest(PostgresGuest):
@@ -88,12 +97,19 @@ class BenchFleet(Fleet):
                     wait_until(f"the mode is {mode}", lambda d=daemon, g=group: d.group(g.name)["mode"] == mode, 10)
         self.mode = mode
 
+    def members(self) -> list[dict]:
+        """The status of each member at its own host."""
+        return [m for d in self.daemons for group in d.status()["groups"] for m in group["members"]]
+
+    def tagged_packets(self) -> int:
+        """Packets that have left a member with a tag so far."""
+        return sum(member["tagging"]["tagged_packets"] for member in self.members() if member["tagging"])
+
     def settle(self) -> None:
         """Waits until the backup has every write, so that the next turn is not disturbed."""
 
         def settled() -> bool:
-            members = [m for d in self.daemons for group in d.status()["groups"] for m in group["members"]]
-            return all(member["writer"]["lag"]["writes"] == 0 for member in members if member["writer"])
+            return all(member["writer"]["lag"]["writes"] == 0 for member in self.members() if member["writer"])
 
         wait_until("the backup has every write", settled, 60, [daemon.process for daemon in self.daemons])
 
@@ -112,6 +128,8 @@ class Replies:
     p50_ms: float
     deviation_ms: float
     per_s: float
+    tagged: float = 0.0
+    """Packets with a tag for each reply."""
 
     @staticmethod
     def of(ledger: Ledger, begin: float, end: float) -> "Replies":
@@ -136,8 +154,10 @@ def work(seconds: float, *started: Clients) -> tuple[float, float]:
 def turn(fleet: BenchFleet, mode: str, seconds: float, *options: object) -> Replies:
     """One client that writes a row after the other, in a mode."""
     fleet.set_mode(mode)
+    tagged = fleet.tagged_packets()
     clients = fleet.clients(1, *options)
     begin, end = work(seconds, clients)
     ledger = clients.stop()
     fleet.settle()
-    return Replies.of(ledger, begin, end)
+    tagged = fleet.tagged_packets() - tagged
+    return replace(Replies.of(ledger, begin, end), tagged=tagged / len(ledger.confirmed))

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from ..svg import Series, line_chart
 from . import reads, reply, tiers, work
+from .application import LAYOUTS
 from .page import chart
 from .timeline import PHASES
 
 APPLICATIONS = """Each tier is a web service of Python's own and a PostgreSQL 15 with `fsync = on`, in a guest's network
 namespace on this machine's kernel, its files on ext4 on the protected disk; clients ask the front tier over HTTP. All
-tiers, both sites and the clients share the cores of this one machine. All tiers stand on one host: packets between them
-carry no tag, and what a tier depends on is handed over in the kernel's memory; (i) has what tags between hosts cost.
+tiers, both sites and the clients share the cores of this one machine. On one host packets from tier to tier carry no
+tag: what a tier depends on is handed over in the kernel's memory. On two hosts the back tier is on the other one, and
+packets carry a tag where they depend on what is not committed; how many do is told for each reply of *joint*.
 """
 
 WORK = f"""## (f) Work that is hidden behind the round trip
@@ -27,8 +29,8 @@ TIERS = """## (g) One, two and three tiers protected
 
 As PipeCloud's figure 14, at {rtt_ms} ms RTT: a request inserts a row in each of three tiers, of which the innermost
 one, two or all three are protected; the others are members without a protected disk. One client; mean reply times.
-*added* is the difference to `async` in the same round. As in (f), all tiers stand on one host: packets between them
-carry no tag, and what a tier depends on is handed over in the kernel's memory.
+*added* is the difference to `async` in the same round. On two hosts the middle tier is on the other one, so that every
+packet from tier to tier crosses the LAN; how many carry a tag is told for each reply of `pipelined`, as in (f).
 """
 
 READS = """## (h) Reads beside writes
@@ -54,29 +56,40 @@ finds the machine's cores asleep: a thread is then woken 0.1 to 0.2 ms late here
 def write_work(directory: Path, result: dict) -> list[str]:
     """Part (f)."""
     names = list(work.VARIANTS)
-    lines = [*WORK.format(**result).splitlines(), "", "| work ms | " + " | ".join(f"{n} ms" for n in names) + " |"]
-    lines.append("|---|" + "---|" * len(names))
+    heads = ["tiers on", "work ms", *(f"{name} ms" for name in names), "packets with a tag"]
+    lines = [*WORK.format(**result).splitlines(), "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for point in result["points"]:
-        cells = [_spread(point["mean_ms"][name]) for name in names]
-        lines.append(f"| {point['work_ms']:g} | " + " | ".join(cells) + " |")
-    series = [Series(n, [(p["work_ms"], p["mean_ms"][n]["median"]) for p in result["points"]]) for n in names]
-    svg = line_chart(f"Reply time, RTT {result['rtt_ms']} ms", "work in the front tier, ms", "mean reply, ms", series)
-    return [*lines, "", chart(directory, "f-work", svg), ""]
+        cells = [point["layout"], f"{point['work_ms']:g}", *(_spread(point["mean_ms"][name]) for name in names)]
+        lines.append("| " + " | ".join([*cells, _spread(point["tagged"])]) + " |")
+    return [*lines, "", *_charts(directory, "f-work", result["rtt_ms"], result["points"], "work_ms"), ""]
 
 
 def write_tiers(directory: Path, result: dict) -> list[str]:
     """Part (g)."""
     modes = tiers.MODES
-    heads = [*(f"{mode} ms" for mode in modes), *(f"{mode}, added ms" for mode in modes if mode != "async")]
-    lines = [*TIERS.format(**result).splitlines(), "", "| protected | " + " | ".join(heads) + " |"]
-    lines.append("|---|" + "---|" * len(heads))
+    added = [mode for mode in modes if mode != "async"]
+    heads = ["tiers on", "protected", *(f"{mode} ms" for mode in modes), *(f"{mode}, added ms" for mode in added)]
+    heads.append("packets with a tag")
+    lines = [*TIERS.format(**result).splitlines(), "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in result["rows"]:
-        cells = [_spread(row["mean_ms"][mode]) for mode in modes]
-        cells += [_spread(row["added_ms"][mode]) for mode in modes if mode != "async"]
-        lines.append(f"| {row['protected']} | " + " | ".join(cells) + " |")
-    series = [Series(m, [(r["protected"], r["mean_ms"][m]["median"]) for r in result["rows"]]) for m in modes]
-    svg = line_chart(f"Reply time, RTT {result['rtt_ms']} ms", "tiers protected", "mean reply, ms", series)
-    return [*lines, "", chart(directory, "g-tiers", svg), ""]
+        cells = [row["layout"], str(row["protected"]), *(_spread(row["mean_ms"][mode]) for mode in modes)]
+        cells += [*(_spread(row["added_ms"][mode]) for mode in added), _spread(row["tagged"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, "", *_charts(directory, "g-tiers", result["rtt_ms"], result["rows"], "protected"), ""]
+
+
+LABELS = {"work_ms": "work in the front tier, ms", "protected": "tiers protected"}
+
+
+def _charts(directory: Path, name: str, rtt_ms: float, rows: list[dict], x: str) -> list[str]:
+    """Reply times over something, one chart for each layout."""
+    made = []
+    for layout in LAYOUTS:
+        its = [row for row in rows if row["layout"] == layout]
+        series = [Series(n, [(row[x], row["mean_ms"][n]["median"]) for row in its]) for n in its[0]["mean_ms"]]
+        svg = line_chart(f"Reply time, RTT {rtt_ms} ms, tiers on {layout}", LABELS[x], "mean reply, ms", series)
+        made.append(chart(directory, f"{name}-{layout.replace(' ', '-')}", svg))
+    return made
 
 
 def write_reads(directory: Path, result: dict) -> list[str]:

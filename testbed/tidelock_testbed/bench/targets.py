@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from .past import FOLDS
 from .settings import LEVEL
@@ -179,9 +182,11 @@ def _memory(result: dict) -> list[Verdict]:
 def _work(result: dict) -> list[Verdict]:
     """Where there is more work than a round trip, joint pipelining costs nothing."""
     long = [point for point in result["points"] if point["work_ms"] > result["rtt_ms"]]
-    words = ", ".join(
-        f"{p['work_ms']:g} ms: {p['mean_ms']['joint']['median']:.0f} and {p['mean_ms']['async']['median']:.0f} ms"
-        for p in long
+    words = _by_layout(
+        long,
+        lambda p: (
+            f"{p['work_ms']:g} ms: {p['mean_ms']['joint']['median']:.0f} and {p['mean_ms']['async']['median']:.0f} ms"
+        ),
     )
     target = "front tier's work longer than the round trip: reply times of joint and async"
     return [Verdict("f", target, words, None, command("f"))]
@@ -189,25 +194,36 @@ def _work(result: dict) -> list[Verdict]:
 
 def _tiers(result: dict) -> list[Verdict]:
     """One round trip and 5 ms for joint pipelining, at least a round trip for each tier for sync."""
-    rtt_ms = result["rtt_ms"]
-    over = {row["protected"]: row["added_ms"]["pipelined"]["median"] - rtt_ms for row in result["rows"]}
-    sync = {row["protected"]: row["added_ms"]["sync"]["median"] / rtt_ms for row in result["rows"]}
+    rtt_ms, rows = result["rtt_ms"], result["rows"]
+
+    def over(row: dict) -> float:
+        return row["added_ms"]["pipelined"]["median"] - rtt_ms
+
+    def trips(row: dict) -> float:
+        return row["added_ms"]["sync"]["median"] / rtt_ms
+
     return [
         Verdict(
             "g",
             f"tiers protected: joint pipelining adds less than {JOINT_OVER_RTT_MS} ms to one RTT",
-            ", ".join(f"{count}: {more:+.1f} ms" for count, more in over.items()),
-            max(over.values()) < JOINT_OVER_RTT_MS,
+            _by_layout(rows, lambda row: f"{row['protected']}: {over(row):+.1f} ms"),
+            max(map(over, rows)) < JOINT_OVER_RTT_MS,
             command("g"),
         ),
         Verdict(
             "g",
-            "tiers protected: round trips that sync adds",
-            ", ".join(f"{count}: {trips:.1f}" for count, trips in sync.items()),
-            None,
+            "tiers protected: round trips that sync adds, at least one for each",
+            _by_layout(rows, lambda row: f"{row['protected']}: {trips(row):.1f}"),
+            all(trips(row) >= row["protected"] for row in rows),
             command("g"),
         ),
     ]
+
+
+def _by_layout(rows: list[dict], words: Callable[[dict], str]) -> str:
+    """What each row says, and behind those of a layout its name."""
+    grouped = groupby(rows, itemgetter("layout"))
+    return "; ".join(", ".join(map(words, its)) + f" ({layout})" for layout, its in grouped)
 
 
 def _reads(result: dict) -> list[Verdict]:

@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ..applications import THREE_TIER
-from ..fleet import Shape
 from ..progress import say
 from ..run import Run
-from .application import BenchFleet, Replies, turn
+from .application import LAYOUTS, BenchFleet, Replies, lay_out, turn
 from .settings import Settings
 from .spread import Spread
 
@@ -23,38 +22,40 @@ APPLICATION = replace(THREE_TIER, work_ms={})
 
 
 def measure(settings: Settings) -> dict:
+    """One layout after the other."""
+    rows = [row for layout in LAYOUTS for row in summarise(layout, measure_layout(settings, layout))]
+    return {"rtt_ms": RTT_MS, "rows": rows}
+
+
+def measure_layout(settings: Settings, layout: str) -> dict[tuple[int, str], list[Replies]]:
     """One, two and three protected tiers at once, in sites of their own: their turns stand beside each other."""
     with ExitStack() as stack:
         fleets = {}
         for count in range(1, len(INNERMOST_FIRST) + 1):
             run = stack.enter_context(Run(f"bench-tiers-{count}"))
-            fleets[count] = BenchFleet(run, shape(count))
+            unprotected = frozenset(INNERMOST_FIRST[count:])
+            fleets[count] = BenchFleet(run, lay_out(layout, APPLICATION, RTT_MS, unprotected=unprotected))
             fleets[count].start()
-        say("(g) three tiers are ready, three times")
+        say(f"(g) three tiers on {layout} are ready, three times")
         turns: dict[tuple[int, str], list[Replies]] = {(count, mode): [] for count in fleets for mode in MODES}
         for _ in range(settings.application_rounds):
             for count, mode in turns:
                 turns[count, mode].append(turn(fleets[count], mode, settings.application_s))
-    return summarise(turns)
+        return turns
 
 
-def shape(count: int) -> Shape:
-    """The innermost `count` tiers protected."""
-    hosts = dict.fromkeys(THREE_TIER.databases, 0)
-    return Shape(APPLICATION, hosts, (RTT_MS,), unprotected=frozenset(INNERMOST_FIRST[count:]))
-
-
-def summarise(turns: dict[tuple[int, str], list[Replies]]) -> dict:
+def summarise(layout: str, turns: dict[tuple[int, str], list[Replies]]) -> list[dict]:
     """Mean reply times by protected tiers and mode; what a mode adds is the difference to async in the same round."""
     rows = []
     for count in sorted({count for count, _ in turns}):
         plain = [one.mean_ms for one in turns[count, "async"]]
-        row: dict = {"protected": count, "mean_ms": {}, "added_ms": {}}
+        row: dict = {"layout": layout, "protected": count, "mean_ms": {}, "added_ms": {}}
         for mode in MODES:
             means = [one.mean_ms for one in turns[count, mode]]
             row["mean_ms"][mode] = Spread.of(means).json()
             added = [mean - base for mean, base in zip(means, plain, strict=True)]
             row["added_ms"][mode] = Spread.of(added).json()
+        row["tagged"] = Spread.of([one.tagged for one in turns[count, "pipelined"]]).json()
         say(f"(g) {count} protected: " + ", ".join(f"{m} {row['mean_ms'][m]['median']:.1f} ms" for m in MODES))
         rows.append(row)
-    return {"rtt_ms": RTT_MS, "rows": rows}
+    return rows

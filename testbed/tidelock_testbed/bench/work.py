@@ -9,10 +9,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from ..applications import Application, Place
-from ..fleet import Shape
 from ..progress import say
 from ..run import Run
-from .application import BenchFleet, Replies, turn
+from .application import LAYOUTS, BenchFleet, Replies, lay_out, turn
 from .settings import Settings
 from .spread import Spread
 
@@ -36,20 +35,21 @@ VARIANTS = {
 
 
 def measure(settings: Settings) -> dict:
+    """One layout after the other."""
+    points = [point for layout in LAYOUTS for point in measure_layout(settings, layout)]
+    return {"rtt_ms": RTT_MS, "points": points}
+
+
+def measure_layout(settings: Settings, layout: str) -> list[dict]:
     """Both boundaries at once, in sites of their own, so that their turns stand beside each other."""
     with ExitStack() as stack:
         fleets = {}
         for boundary in sorted({boundary for boundary, _ in VARIANTS.values()}):
             run = stack.enter_context(Run(f"bench-work-{boundary}"))
-            fleets[boundary] = BenchFleet(run, shape(boundary))
+            fleets[boundary] = BenchFleet(run, lay_out(layout, FRONT_AND_BACK, RTT_MS, boundary=boundary))
             fleets[boundary].start()
-        say("(f) two tiers are ready, twice")
-        return {"rtt_ms": RTT_MS, "points": [point(fleets, settings, ms) for ms in settings.front_work_ms]}
-
-
-def shape(boundary: str) -> Shape:
-    """Both tiers on one host."""
-    return Shape(FRONT_AND_BACK, {"front": 0, "back": 0}, (RTT_MS,), boundary)
+        say(f"(f) two tiers on {layout} are ready, twice")
+        return [{"layout": layout, **point(fleets, settings, ms)} for ms in settings.front_work_ms]
 
 
 def point(fleets: dict[str, BenchFleet], settings: Settings, work_ms: float) -> dict:
@@ -61,4 +61,4 @@ def point(fleets: dict[str, BenchFleet], settings: Settings, work_ms: float) -> 
             turns[name].append(replies)
     made = {name: Spread.of([one.mean_ms for one in results]).json() for name, results in turns.items()}
     say(f"(f) {work_ms:g} ms of work: " + ", ".join(f"{name} {ms['median']:.1f} ms" for name, ms in made.items()))
-    return {"work_ms": work_ms, "mean_ms": made}
+    return {"work_ms": work_ms, "mean_ms": made, "tagged": Spread.of([one.tagged for one in turns["joint"]]).json()}
