@@ -1,6 +1,7 @@
 //! What routers and receivers quote in ICMP errors comes back to the guest as it has sent it.
 
 use crate::can_run;
+use crate::gates::Gates;
 use crate::hostile::{Pair, send_raw, sum};
 use crate::lab::{PATIENCE, in_namespace, next, run};
 use crate::town::{Plan, Town};
@@ -61,19 +62,26 @@ fn at_its_last_hop(mut packet: Vec<u8>) -> Vec<u8> {
     packet
 }
 
-#[test]
-fn an_icmp_error_quotes_what_the_guest_has_sent() {
-    if !can_run("quotes") {
+/// In each form, with members on two hosts whose packets carry tags.
+fn with_tags(what: &str, test: impl Fn(&str, &Town, &mut Gates)) {
+    if !can_run(what) {
         return;
     }
     for form in ["3", "hlc"] {
         let town = Town::new(Plan::TwoHosts);
+        let mut gates = town.gates(form);
+        gates.let_writes_be_under_way();
+        test(form, &town, &mut gates);
+    }
+}
+
+#[test]
+fn an_icmp_error_quotes_what_the_guest_has_sent() {
+    with_tags("quotes", |form, town, gates| {
         for host in ["host", "other"] {
             town.on(host, "sysctl -qw net.ipv4.icmp_ratelimit=0 net.ipv6.icmp.ratelimit=0");
         }
-        let mut gates = town.gates(form);
-        gates.let_writes_be_under_way();
-        let (web, pair) = (town.ns("web"), Pair::of(&town, "web", "db"));
+        let (web, pair) = (town.ns("web"), Pair::of(town, "web", "db"));
         // The guest's own options are behind the tag.
         let packets = [
             pair.whole4(&[]),
@@ -101,21 +109,15 @@ fn an_icmp_error_quotes_what_the_guest_has_sent() {
         }
         let tags = gates.tags("web");
         assert_eq!((tags["stripped_foreign"], tags["p0"]), (0, 5), "{tags:?}");
-    }
+    });
 }
 
 /// A router that would send the packet back to where it came from. In IPv6 the quote is an option of the redirect, which
 /// stays as long as it was (RFC 4861 4.5).
 #[test]
 fn a_redirect_quotes_what_the_guest_has_sent() {
-    if !can_run("redirects") {
-        return;
-    }
-    for form in ["3", "hlc"] {
-        let town = Town::new(Plan::TwoHosts);
-        let mut gates = town.gates(form);
-        gates.let_writes_be_under_way();
-        let (web, host, pair) = (town.ns("web"), town.ns("host"), Pair::of(&town, "web", "db"));
+    with_tags("redirects", |form, town, gates| {
+        let (web, host, pair) = (town.ns("web"), town.ns("host"), Pair::of(town, "web", "db"));
         // It speaks by an address that nobody has to try out first.
         run(&format!("ip -n {host} addr add fe80::1/64 dev w0 nodad"));
         for packet in [pair.whole4(&[]), pair.whole6(UDP, &[])] {
@@ -142,7 +144,7 @@ fn a_redirect_quotes_what_the_guest_has_sent() {
             }
             assert!(gates.tags("web")["tagged"] > before);
         }
-    }
+    });
 }
 
 /// What an IPv6 redirect quotes: behind two addresses, in the option of that name.

@@ -176,17 +176,25 @@ fn kept(check: usize, before: u16, now: u16) -> usize {
     sum(&[!now, before, check as u16].map(u16::to_be_bytes).concat()).into()
 }
 
-/// Takes so many bytes out of a quote behind its fixed header of `fixed` bytes. `named`: the length that the quote has by its
-/// ICMP header. Returns them, and whether the packet became shorter.
-fn take_out(quote: &mut Vec<u8>, fixed: usize, named: usize, bytes: usize) -> (Vec<u8>, bool) {
-    let is_followed = named >= 128 && named <= quote.len();
-    let end = if is_followed { named } else { quote.len() };
-    let taken: Vec<u8> = quote.drain(fixed..end.min(fixed + bytes)).collect();
-    if is_followed {
-        let at = end - taken.len();
-        quote.splice(at..at, vec![0; taken.len()]);
+/// Where a quote ends of which the ICMP header says that it is `named` bytes long, and whether that is before the packet's end.
+fn quote_end(named: usize, packet_end: usize) -> (usize, bool) {
+    let is_followed = named >= 128 && named <= packet_end;
+    (if is_followed { named } else { packet_end }, is_followed)
+}
+
+/// Takes so many bytes out of a quote that ends at `end`, or what there is of them. Returns how many.
+fn take_out(
+    of: &mut Vec<u8>,
+    at: usize,
+    bytes: usize,
+    (end, keeps_length): (usize, bool),
+) -> usize {
+    let taken = bytes.min(end - at);
+    of.drain(at..at + taken);
+    if keeps_length {
+        of.splice(end - taken..end - taken, vec![0; taken]);
     }
-    (taken, !is_followed)
+    taken
 }
 
 /// What becomes of an IPv4 packet without a tag, which may be an ICMP error.
@@ -210,11 +218,12 @@ pub fn without_quoted_tag4(frame: &[u8]) -> Vec<u8> {
         sum(&[&quote[..20], &quote[20..][..size.min(quote.len() - 20)]].concat()),
     );
     let named = if [3, 11, 12].contains(&icmp[0]) { usize::from(icmp[5]) * 4 } else { 0 };
-    let (taken, is_shorter) = take_out(&mut quote, 20, named, size);
+    let end = quote_end(named, quote.len());
+    let taken = take_out(&mut quote, 20, size, end);
     quote[0] -= (size / 4) as u8;
     let quoted_total = word(&quote, 2).wrapping_sub(size);
     set_word(&mut quote, 2, quoted_total);
-    if taken.len() == size {
+    if taken == size {
         let check = kept(word(&quote, 10), before.1, sum(&quote[..20]));
         set_word(&mut quote, 10, check);
     } else {
@@ -230,8 +239,8 @@ pub fn without_quoted_tag4(frame: &[u8]) -> Vec<u8> {
     let mut header = h[..at].to_vec();
     // What fills a frame up goes, too.
     let mut filling = &h[total..];
-    if is_shorter {
-        set_word(&mut header, 2, total - taken.len());
+    if !end.1 {
+        set_word(&mut header, 2, total - taken);
         let check = kept(word(h, 10), sum(&h[..at]), sum(&header));
         set_word(&mut header, 10, check);
         filling = &[];
@@ -239,13 +248,11 @@ pub fn without_quoted_tag4(frame: &[u8]) -> Vec<u8> {
     [&frame[..ETHERNET], &header, &icmp, &quote, filling].concat()
 }
 
-/// Where the quote of an IPv6 error is, behind its first 8 bytes, and where it ends; and whether that is so because something
-/// says how long it is.
-fn quote6(icmp: &[u8]) -> Option<(usize, usize, bool)> {
+/// Where the quote of an IPv6 error is, how long it is, and whether that is before the packet's end.
+fn quote6(icmp: &[u8]) -> Option<(usize, (usize, bool))> {
     if icmp[0] != 137 {
         let named = if [1, 3].contains(&icmp[0]) { usize::from(icmp[4]) * 8 } else { 0 };
-        let is_followed = named >= 128 && 8 + named <= icmp.len();
-        return Some((8, if is_followed { 8 + named } else { icmp.len() }, is_followed));
+        return Some((8, quote_end(named, icmp.len() - 8)));
     }
     let mut at = 40;
     for _ in 0..8 {
@@ -255,7 +262,7 @@ fn quote6(icmp: &[u8]) -> Option<(usize, usize, bool)> {
             return None;
         }
         if kind == 4 {
-            return Some((at + 8, end, true));
+            return Some((at + 8, (end - at - 8, true)));
         }
         at = end;
     }
@@ -274,27 +281,24 @@ pub fn without_quoted_tag6(frame: &[u8], headers: &Headers) -> Vec<u8> {
     if ![1, 2, 3, 4, 137].contains(&old[0]) {
         return unchanged;
     }
-    let Some((from, to, is_followed)) = quote6(old) else { return unchanged };
-    if to < from + 44 {
+    let Some((from, quote_end)) = quote6(old) else { return unchanged };
+    if quote_end.0 < 44 {
         return unchanged;
     }
-    let mut icmp = old.to_vec();
-    let quote = &mut icmp[from..];
+    let (mut icmp, mut quote) = (old[..from].to_vec(), old[from..].to_vec());
     let size = (usize::from(quote[41]) + 1) * 8;
     let is_tag = quote[0] >> 4 == 6 && quote[6] == DESTINATION && quote[42] == IPV6_OPTION;
     if !is_tag || size != (usize::from(quote[43]) + 4).next_multiple_of(8) {
         return unchanged;
     }
     quote[6] = quote[40];
-    let payload = word(quote, 4).wrapping_sub(size);
-    set_word(quote, 4, payload);
-    let taken = size.min(to - from - 40);
-    icmp.drain(from + 40..from + 40 + taken);
+    let payload = word(&quote, 4).wrapping_sub(size);
+    set_word(&mut quote, 4, payload);
+    let taken = take_out(&mut quote, 40, size, quote_end);
+    icmp.extend(quote);
     let mut header = h[..at].to_vec();
     let mut filling = &h[end..];
-    if is_followed {
-        icmp.splice(to - taken..to - taken, vec![0; taken]);
-    } else {
+    if !quote_end.1 {
         set_word(&mut header, 4, end - 40 - taken);
         filling = &[];
     }
