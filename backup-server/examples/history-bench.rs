@@ -157,11 +157,13 @@ impl Fed {
         let disk = DiskSpec { id: DiskId(0), name: "root".into(), size_bytes };
         let attach = Attach {
             group: "g".into(),
+            group_id: None,
             member: "db".into(),
             writer: WriterId(0),
             writers: vec!["db".into()],
             disks: vec![disk],
             incarnation: Incarnation(1),
+            previous: Incarnation(0),
             epoch: Epoch(0),
             last_run: LastRun::Unknown,
             mode: Mode::Pipelined,

@@ -40,11 +40,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     frame::encode_control(Channel(0), &hello, &mut out);
     let attach = Attach {
         group: "load".into(),
+        group_id: None,
         member: "vm".into(),
         writer: WriterId(0),
         writers: vec!["vm".into()],
         disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: disk_bytes }],
         incarnation: Incarnation(std::process::id().into()),
+        previous: Incarnation(0),
         epoch: Epoch(0),
         last_run: LastRun::Unknown,
         mode: Mode::Async,

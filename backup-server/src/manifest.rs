@@ -22,7 +22,7 @@ use std::io;
 use std::net::IpAddr;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, Seq, WriterId};
+use tidelock_protocol::ids::{DiskId, Epoch, GroupId, Incarnation, Seq, WriterId};
 use tidelock_protocol::message::{DiskSpec, Machine, Mode};
 use tidelock_protocol::vector::CountVector;
 
@@ -43,9 +43,9 @@ const FORMAT_OF_REMOVED: u32 = 6;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
-    /// The host that attached it last, or [`Member::NOBODY`].
+    /// The host that it belongs to, or [`Member::NOBODY`].
     pub host: String,
-    /// The newest run of its daemon.
+    /// The newest run of its daemon that has attached it; 0: none since the member was given to the host.
     pub incarnation: Incarnation,
     /// Its disks, also those that are not protected any more.
     pub disks: Vec<DiskSpec>,
@@ -105,6 +105,8 @@ impl Member {
 pub struct Manifest {
     /// [`FORMAT`], or the one of groups with compressed segments.
     pub format: u32,
+    /// Its identity, which its hosts keep: a group that is made anew under its old name has another one.
+    pub id: GroupId,
     /// Its name.
     pub group: String,
     /// The host that created it; [`Member::NOBODY`]: none has come yet, and it is the first one's that does.
@@ -118,7 +120,7 @@ pub struct Manifest {
     /// All members and their addresses, as every host's configuration has them (`Join`).
     #[serde(default)]
     pub peers: Vec<String>,
-    /// Members without disks, and the host that said so last.
+    /// Members without disks, and the host that each belongs to.
     #[serde(default)]
     pub followers: BTreeMap<String, String>,
     /// Why the last recovery left out what it did. For people: what it took is in the journal.
@@ -302,7 +304,7 @@ impl Manifest {
 }
 
 /// Whether this line of the peers is of this member: its name and its addresses. Other lines are settings.
-fn is_of(peer: &str, member: &str) -> bool {
+pub(crate) fn is_of(peer: &str, member: &str) -> bool {
     let line = peer.split_once('=').filter(|(name, _)| *name == member);
     let is_address = |address: &str| address.parse::<IpAddr>().is_ok();
     line.is_some_and(|(_, of)| of.is_empty() || of.split(',').all(is_address))

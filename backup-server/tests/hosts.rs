@@ -135,6 +135,7 @@ async fn two(server: &Process, form: Form) -> (Member, Member) {
 fn follow(form: Form) -> Follow {
     Follow {
         group: "shop".into(),
+        group_id: None,
         member: "web".into(),
         writers: MEMBERS.map(str::to_owned).to_vec(),
         form,

@@ -14,7 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
+use tidelock_protocol::ids::{Epoch, GroupId, Incarnation, Seq};
 use tidelock_protocol::message::LastRun;
 
 const FORMAT: u32 = 1;
@@ -31,8 +31,8 @@ pub enum StateError {
     },
     /// It is not ours, or was changed by hand.
     #[error(
-        "{path} is not a member's state ({source}); if it cannot be restored, remove it: the \
-         daemon will compare the sites"
+        "{path} is not a member's state ({source}). If it cannot be restored, remove it. The backup refuses the member then, \
+         until `tidelock-backup member move` there gives it to this host again, and the sites are compared"
     )]
     Content {
         /// The file.
@@ -56,9 +56,21 @@ struct CleanMark {
     hlc: Hlc,
 }
 
+/// The backup has told this host that its epoch is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fence {
+    /// The last epoch that is over.
+    pub epoch: Epoch,
+    /// The backup's own words.
+    pub reason: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Content {
     format: u32,
+    /// The group's identity, as the backup has told it.
+    #[serde(default)]
+    group_id: Option<GroupId>,
     epoch: Epoch,
     incarnation: Incarnation,
     clean: Option<CleanMark>,
@@ -68,9 +80,9 @@ struct Content {
     /// The last verification.
     #[serde(default)]
     verified: Option<Verified>,
-    /// The backup has ended the epoch, and has granted none since.
+    /// Stays until an epoch above it is granted, or an operator takes it away.
     #[serde(default)]
-    fenced: bool,
+    fenced: Option<Fence>,
     /// The backup has it on record that this host serves before it has reached it, under this epoch.
     #[serde(default)]
     serves_unreached_kept: bool,
@@ -87,8 +99,10 @@ struct Inner {
 }
 
 /// What the last run left.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Opened {
+    /// The group's identity; `None`: the backup has told none yet.
+    pub group_id: Option<GroupId>,
     /// This run's number.
     pub incarnation: Incarnation,
     /// That of the run before; 0: none.
@@ -105,15 +119,33 @@ pub struct Opened {
     pub hlc_ceiling_ms: u64,
     /// The backup has ended the epoch.
     pub fenced: bool,
-    /// It knows that this host serves before it has reached it.
+    /// The backup knows that this host serves before it has reached it.
     pub serves_unreached_kept: bool,
 }
 
 impl MemberState {
     /// The run before and its epoch, if it has not ended cleanly.
     pub fn unclean(path: &Path) -> Result<Option<(Incarnation, Epoch)>, StateError> {
-        let unclean = read(path)?.filter(|content| content.clean.is_none() && !content.fenced);
+        let unclean =
+            read(path)?.filter(|content| content.clean.is_none() && content.fenced.is_none());
         Ok(unclean.map(|content| (content.incarnation, content.epoch)))
+    }
+
+    /// What the backup has ended for this member, if it is on record.
+    pub fn fence(path: &Path) -> Result<Option<Fence>, StateError> {
+        Ok(read(path)?.and_then(|content| content.fenced))
+    }
+
+    /// The operator says that the fence does not hold any more. The next run compares the sites and asks the backup before
+    /// it serves anybody. Returns the fence that there was.
+    pub fn remove_fence(path: &Path) -> Result<Option<Fence>, StateError> {
+        let Some(mut content) = read(path)?.filter(|content| content.fenced.is_some()) else {
+            return Ok(None);
+        };
+        let fence = content.fenced.take();
+        (content.clean, content.serves_unreached_kept) = (None, false);
+        Inner { path: path.to_owned(), content }.write()?;
+        Ok(fence)
     }
 
     /// Opens or creates the file, and marks the new run as begun.
@@ -146,11 +178,14 @@ impl MemberState {
         let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
         let hlc_ceiling_ms = ceiling::first(floor_ms, wall_us / 1000);
         let clean = old.as_ref().and_then(|c| c.clean);
-        let fenced = old.as_ref().is_some_and(|c| c.fenced);
+        let fenced = old.as_ref().and_then(|c| c.fenced.clone());
+        let is_fenced = fenced.is_some();
+        let group_id = old.as_ref().and_then(|c| c.group_id);
         let serves_unreached_kept = old.as_ref().is_some_and(|c| c.serves_unreached_kept);
         let verified = old.and_then(|c| c.verified);
         let content = Content {
             format: FORMAT,
+            group_id,
             epoch,
             incarnation,
             clean: None,
@@ -162,6 +197,7 @@ impl MemberState {
         let state = Inner { path, content };
         state.write()?;
         let opened = Opened {
+            group_id,
             incarnation,
             last_incarnation: last,
             epoch,
@@ -169,7 +205,7 @@ impl MemberState {
             // After a clean end the last time itself is known.
             hlc_floor: if clean.is_some() { Hlc(0) } else { ceiling::floor_above(floor_ms) },
             hlc_ceiling_ms,
-            fenced,
+            fenced: is_fenced,
             serves_unreached_kept,
             resume: clean.map(|mark| Resume { epoch, seq: mark.seq, hlc: mark.hlc }),
         };
@@ -205,8 +241,9 @@ impl MemberState {
     /// host does, and whoever recovers the group there is told so.
     #[must_use]
     pub fn may_answer_unreached(&self) -> bool {
-        let Content { epoch, fenced, serves_unreached_kept, .. } = self.lock().content;
-        !fenced && (epoch == Epoch(0) || serves_unreached_kept)
+        let inner = self.lock();
+        let Content { epoch, ref fenced, serves_unreached_kept, .. } = inner.content;
+        fenced.is_none() && (epoch == Epoch(0) || serves_unreached_kept)
     }
 
     /// The epoch in force.
@@ -235,16 +272,26 @@ impl MemberState {
 }
 
 impl EpochKeeper for MemberState {
-    fn keep(&mut self, epoch: Epoch) -> io::Result<()> {
+    fn keep(&mut self, epoch: Epoch, group_id: GroupId) -> io::Result<()> {
+        if let Some(fence) = self.lock().content.fenced.clone().filter(|f| epoch <= f.epoch) {
+            return Err(io::Error::other(format!(
+                "the backup grants epoch {epoch}, and had ended epoch {} before: {}",
+                fence.epoch, fence.reason
+            )));
+        }
         let change = |content: &mut Content| {
             content.serves_unreached_kept &= content.epoch == epoch;
-            (content.epoch, content.fenced) = (epoch, false);
+            (content.epoch, content.fenced) = (epoch, None);
+            content.group_id = Some(group_id);
         };
         self.change(change).map_err(io::Error::other)
     }
 
-    fn keep_fenced(&mut self) -> io::Result<()> {
-        self.change(|content| content.fenced = true).map_err(io::Error::other)
+    fn keep_fenced(&mut self, reason: &str) -> io::Result<()> {
+        let change = |content: &mut Content| {
+            content.fenced = Some(Fence { epoch: content.epoch, reason: reason.to_owned() });
+        };
+        self.change(change).map_err(io::Error::other)
     }
 
     fn keep_serves_unreached(&mut self, kept: bool) -> io::Result<()> {
@@ -278,6 +325,8 @@ fn read(path: &Path) -> Result<Option<Content>, StateError> {
 mod tests {
     use super::*;
 
+    const ID: GroupId = GroupId([7; 16]);
+
     #[test]
     fn a_clean_mark_holds_for_one_start() {
         let dir = tempfile::tempdir().unwrap();
@@ -285,7 +334,7 @@ mod tests {
         let (mut state, first) = MemberState::open(path.clone(), 1000).unwrap();
         assert_eq!(first.incarnation, Incarnation(1000));
         assert_eq!(first.last_run, LastRun::Unknown);
-        state.keep(Epoch(4)).unwrap();
+        state.keep(Epoch(4), ID).unwrap();
         state.ended_cleanly(Seq(9), Hlc(5)).unwrap();
         let (_, second) = MemberState::open(path.clone(), 0).unwrap();
         assert_eq!(second.incarnation, Incarnation(1001), "the wall clock went back");
@@ -368,21 +417,42 @@ mod tests {
         let open = |wall_us| MemberState::open(path.clone(), wall_us).unwrap();
         let (mut state, _) = open(1);
         assert!(state.may_answer_unreached(), "no backup has granted anything");
-        state.keep(Epoch(1)).unwrap();
+        state.keep(Epoch(1), ID).unwrap();
         assert!(!state.may_answer_unreached());
         state.keep_serves_unreached(true).unwrap();
         let (mut state, opened) = open(2);
         assert!(state.may_answer_unreached() && !opened.fenced);
-        state.keep(Epoch(1)).unwrap();
+        state.keep(Epoch(1), ID).unwrap();
         assert!(state.may_answer_unreached());
-        state.keep(Epoch(2)).unwrap();
+        state.keep(Epoch(2), ID).unwrap();
         assert!(!state.may_answer_unreached(), "who granted this has not said so");
         state.keep_serves_unreached(true).unwrap();
-        state.keep_fenced().unwrap();
+        state.keep_fenced("it was recovered").unwrap();
         let (mut state, opened) = open(3);
         assert!(!state.may_answer_unreached() && opened.fenced);
-        state.keep(Epoch(2)).unwrap();
-        assert!(state.may_answer_unreached() && !open(4).1.fenced, "it was taken back");
+        assert!(state.keep(Epoch(2), ID).is_err(), "a backup that does not know of it any more");
+        assert!(!state.may_answer_unreached() && open(4).1.fenced);
+        state.keep(Epoch(3), ID).unwrap();
+        assert!(!open(5).1.fenced, "an epoch above was granted");
+    }
+
+    #[test]
+    fn a_fence_is_taken_away_by_the_operator_and_leaves_nothing_to_go_on_from() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.json");
+        let (mut state, _) = MemberState::open(path.clone(), 1).unwrap();
+        state.keep(Epoch(1), ID).unwrap();
+        state.keep_serves_unreached(true).unwrap();
+        assert_eq!(MemberState::remove_fence(&path).unwrap(), None, "there is none");
+        state.keep_fenced("it was recovered").unwrap();
+        let fence = Fence { epoch: Epoch(1), reason: "it was recovered".into() };
+        assert_eq!(MemberState::fence(&path).unwrap(), Some(fence.clone()));
+        assert_eq!(MemberState::remove_fence(&path).unwrap(), Some(fence));
+        let (mut state, opened) = MemberState::open(path, 2).unwrap();
+        assert_eq!((opened.group_id, opened.epoch), (Some(ID), Epoch(1)));
+        assert!(!opened.fenced && opened.last_run == LastRun::Unknown);
+        assert!(!state.may_answer_unreached(), "the backup is asked first");
+        state.keep(Epoch(1), ID).unwrap();
     }
 
     #[test]

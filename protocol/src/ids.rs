@@ -53,6 +53,62 @@ number! {
     MonoNanos(u64)
 }
 
+/// The identity of a group, random, given by the backup that creates it. A group that is removed and created anew under
+/// its old name has another one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GroupId(pub [u8; 16]);
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::str::FromStr for GroupId {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+        let mut id = [0; 16];
+        let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
+        if digits.len() != 2 * id.len() || !is_hex {
+            return Err("a group's identity is a UUID: 32 hexadecimal digits");
+        }
+        for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+            let value = |digit: u8| char::from(digit).to_digit(16).expect("checked") as u8;
+            *byte = value(pair[0]) << 4 | value(pair[1]);
+        }
+        Ok(Self(id))
+    }
+}
+
+/// A UUID's text in files for people, 16 bytes in messages.
+impl Serialize for GroupId {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        if to.is_human_readable() { to.collect_str(self) } else { self.0.serialize(to) }
+    }
+}
+
+impl<'de> Deserialize<'de> for GroupId {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        if from.is_human_readable() {
+            let text = String::deserialize(from)?;
+            return text.parse().map_err(serde::de::Error::custom);
+        }
+        <[u8; 16]>::deserialize(from).map(Self)
+    }
+}
+
 impl Seq {
     /// The count before the first write.
     pub const ZERO: Seq = Seq(0);

@@ -10,7 +10,7 @@
 //! speaks.
 
 use crate::hlc::Hlc;
-use crate::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
+use crate::ids::{DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq, WriterId};
 use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
@@ -174,6 +174,8 @@ pub enum Machine {
 pub struct Attach {
     /// The group.
     pub group: String,
+    /// The identity of the group that this host was told last; `None`: it was told none yet.
+    pub group_id: Option<GroupId>,
     /// The member.
     pub member: String,
     /// The member's writer index, as the group's configuration has it.
@@ -184,6 +186,8 @@ pub struct Attach {
     pub disks: Vec<DiskSpec>,
     /// The run of the daemon.
     pub incarnation: Incarnation,
+    /// The run before it, by the host's own record; 0: the host has no record of the member.
+    pub previous: Incarnation,
     /// The epoch that it was granted; 0 to ask for the first one.
     pub epoch: Epoch,
     /// What it knows of its last run.
@@ -229,6 +233,8 @@ impl CopyState {
 /// The backup's answer to [`Attach`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
+    /// The identity of the group.
+    pub group_id: GroupId,
     /// The epoch under which records must be sent.
     pub epoch: Epoch,
     /// The writer's last durable seq: sending resumes after it.
@@ -262,6 +268,8 @@ pub struct Join {
 pub struct Follow {
     /// The group.
     pub group: String,
+    /// As for a writer.
+    pub group_id: Option<GroupId>,
     /// The member.
     pub member: String,
     /// All writers of the group, by index.
@@ -283,6 +291,8 @@ pub struct Follow {
 /// The backup's answer to [`Follow`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Followed {
+    /// The identity of the group.
+    pub group_id: GroupId,
     /// The epoch in force.
     pub epoch: Epoch,
     /// How far the group is.
@@ -338,7 +348,7 @@ pub enum RefusalKind {
     Forbidden,
     /// The group was recovered: this primary's epoch has ended, and its gate stays shut.
     Fenced,
-    /// A newer run of the daemon has taken the member over.
+    /// A newer run of the same host's daemon has taken the member over.
     Superseded,
     /// The group's shape (writers, disks, sizes) is not what the backup knows.
     Mismatch,

@@ -73,6 +73,9 @@ pub(crate) enum Command {
     /// Make a group of disks that are here already, so that the first host to attach it sends only what differs
     #[command(after_help = SEED_HELP)]
     Seed(Seed),
+    /// Say which host a member belongs to
+    #[command(subcommand)]
+    Member(Member),
     /// Take a member out of a group for good: nothing waits for it any more, and it is not recovered
     Remove(Remove),
     /// Copy a disk of a group into an image, before or after a recovery, without stopping anything
@@ -396,6 +399,34 @@ pub(crate) struct Seed {
     /// Do not keep the disks as they are now, as pin `seeded`, once a host has sent what differs
     #[arg(long = "no-pin")]
     pub(crate) no_pin: bool,
+    /// For programs: one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Member {
+    /// Give a member to a host, or give it to its host again after that was installed anew
+    ///
+    /// A member belongs to the host that attaches it first. Another host is refused, and so is the same one if it has
+    /// no record of the member, until this command says otherwise. The host that has the member now must not be
+    /// connected, and its lease must have ended: this command waits for that. All disks of the member are compared when
+    /// the new host attaches it.
+    Move(MoveMember),
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct MoveMember {
+    /// The group
+    pub(crate) group: String,
+    /// The member
+    pub(crate) member: String,
+    /// The name of the host, as its certificate has it
+    #[arg(long, value_name = "HOST")]
+    pub(crate) to: String,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
     /// For programs: one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

@@ -7,10 +7,12 @@ mod args;
 mod bisect;
 mod boot;
 mod client;
+mod confirm;
 mod damaged;
 mod diff;
 mod export;
 mod marks;
+mod member;
 mod recover;
 mod remove;
 mod repair;
@@ -70,6 +72,10 @@ pub async fn run(args: Args) -> Result<()> {
         Command::Seed(seed) => {
             start_log(&config, Some("warn"));
             seed::run(config, seed).await
+        }
+        Command::Member(command) => {
+            start_log(&config, Some("warn"));
+            member::run(config, command).await
         }
         Command::Remove(remove) => {
             start_log(&config, Some("warn"));

@@ -14,6 +14,7 @@
 //! that has begun: of the first nothing may have arrived, but its guest was served.
 
 use super::disks::{self, present};
+use super::ownership;
 use super::{
     Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, Output, WriterSlot, policies,
 };
@@ -99,6 +100,7 @@ pub(super) fn check_follow(follow: &Follow) -> Result<(), Refusal> {
     if !names::is_valid(&follow.member) {
         return refuse(RefusalKind::Invalid, BAD_NAME);
     }
+    ownership::check_is_named(&follow.peers, &follow.member)?;
     if follow.writers.contains(&follow.member) {
         return refuse(RefusalKind::Invalid, "a writer does not follow, it attaches");
     }
@@ -170,17 +172,23 @@ impl<S: Storage> Group<S> {
             let reason = forbidden(host, &attach.group);
             return Err(GroupCreateError::Refused((RefusalKind::Forbidden, reason)));
         }
-        if attach.epoch > Epoch(1) {
+        if let Some(id) = attach.group_id {
             // Not the backup that this host knows.
             let reason = format!(
-                "group {} is not known here, but the host was granted epoch {}: it may have been \
-                 protected, or recovered, by another backup server or from another data directory",
-                attach.group, attach.epoch
+                "there is no group {} at this backup server, but the host knows it as {id}: it was protected by another \
+                 backup server or from another data directory, or the group was removed here. Nothing is replicated. \
+                 Check backup.address at the host. To begin anew at this server, stop tidelockd there, remove the \
+                 group's directory below state_dir, and start it: the disks are copied",
+                attach.group
             );
             return Err(GroupCreateError::Refused((RefusalKind::Mismatch, reason)));
         }
+        options
+            .check_member(&attach.group, host, &attach.member)
+            .map_err(GroupCreateError::Refused)?;
         let manifest = Manifest {
             format: FORMAT,
+            id: super::fresh_id(&storage),
             group: attach.group.clone(),
             created_by: host.to_owned(),
             writers: attach.writers.clone(),
@@ -282,19 +290,27 @@ impl<S: Storage> Group<S> {
         check(attach)?;
         join.map_or(Ok(()), |join| check_peers(&join.peers))?;
         self.check_host(host)?;
-        self.check_epoch(attach.epoch)?;
         if attach.group != self.manifest.group {
             return refuse(RefusalKind::Mismatch, format!("this is group {}", self.manifest.group));
         }
+        self.check_identity(attach.group_id)?;
+        self.check_epoch(attach.epoch)?;
+        self.check_owner(host, attach)?;
         self.check_disks(attach)?;
         if self.links().any(|(i, other)| other == link && i != attach.writer.index()) {
             return refuse(RefusalKind::Invalid, "the channel is another member's");
         }
         let last = self.manifest.member(attach.writer).map(|m| m.incarnation);
         if last.is_some_and(|last| attach.incarnation < last) {
+            let (group, member) = (&self.manifest.group, &attach.member);
             return refuse(
                 RefusalKind::Superseded,
-                format!("a newer run of the daemon has attached {}", attach.member),
+                format!(
+                    "a newer run of {host}'s daemon has attached {member}, so this run must not write to it. If no other \
+                     tidelockd runs with this host's name and disks, the host's state directory is from an older \
+                     moment, or its clock was put back since it was installed: then stop it, run `tidelock-backup member \
+                     move {group} {member} --to {host}` at the backup server, and start it"
+                ),
             );
         }
         let same_run = last == Some(attach.incarnation);
@@ -323,7 +339,12 @@ impl<S: Storage> Group<S> {
         let known = self.manifest.member(writer);
         let has_more = known.is_some_and(|member| disks::has_more(member, attach));
         let durable = self.commit.durable_of(writer);
-        let mut copy = after_attach(was.copy, attach.last_run, same_run, durable);
+        // The record of a host that was given the member says nothing of what was here before.
+        let last_run = match known {
+            Some(known) if !known.is_seeded() && !known.has_run() => LastRun::Unknown,
+            _ => attach.last_run,
+        };
+        let mut copy = after_attach(was.copy, last_run, same_run, durable);
         if has_more && copy == CopyState::Whole {
             copy = CopyState::Resyncing;
         }
@@ -337,7 +358,7 @@ impl<S: Storage> Group<S> {
         if copy != was.copy {
             self.begin_copy(writer, copy);
         }
-        if copy != was.copy || has_more || may_have_missed(attach.last_run, same_run, durable) {
+        if copy != was.copy || has_more || may_have_missed(last_run, same_run, durable) {
             // Also if it has begun: it may have been staged before, when there was no room for it.
             self.must_be_on_record().map_err(|e| (RefusalKind::Stopping, e))?;
         }
@@ -351,6 +372,7 @@ impl<S: Storage> Group<S> {
         }
         let state = self.journal.state();
         Ok(Attached {
+            group_id: self.manifest.id,
             epoch: state.epoch,
             durable: self.commit.durable_of(writer),
             committed: self.told(),

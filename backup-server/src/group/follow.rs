@@ -32,11 +32,13 @@ impl<S: Storage> Group<S> {
     ) -> Result<Followed, Refusal> {
         attach::check_follow(follow)?;
         self.check_host(host)?;
-        self.check_epoch(follow.epoch)?;
         if follow.group != self.manifest.group {
             let reason = format!("this is group {}", self.manifest.group);
             return refuse(RefusalKind::Mismatch, reason);
         }
+        self.check_identity(follow.group_id)?;
+        self.check_epoch(follow.epoch)?;
+        self.check_claim(host, &follow.member)?;
         self.check_newest(&follow.member, link)?;
         self.flush();
         if let Some(reason) = self.broken.clone() {
@@ -55,7 +57,7 @@ impl<S: Storage> Group<S> {
         self.followers.retain(|old| old.link != link);
         self.followers.push(Follower { member: follow.member.clone(), link, attached_at: now });
         let progress = self.progress(Seq::ZERO, &self.told());
-        Ok(Followed { epoch: self.epoch(), progress })
+        Ok(Followed { group_id: self.manifest.id, epoch: self.epoch(), progress })
     }
 
     fn remember_follower(

@@ -33,6 +33,7 @@ mod held;
 mod indexing;
 mod ingest;
 mod left_out;
+mod ownership;
 mod past;
 mod policies;
 mod recovery;
@@ -52,6 +53,7 @@ pub use compressing::CompressedStatus;
 pub use covering::Covered;
 pub use damage::{DamagedDisk, DamagedSegment, ForgetError};
 pub use left_out::{HeldBackBy, RecoveryWriter};
+pub use ownership::{MoveError, Moved};
 pub use past::PastStatus;
 pub use policies::{Exposure, Known};
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
@@ -75,7 +77,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::hlc::{Hlc, HlcClock};
-use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{Channel, Epoch, GroupId, MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Grace;
 use tidelock_protocol::message::{CopyState, Message, RefusalKind};
 use tidelock_protocol::receiver::Receiver;
@@ -112,6 +114,12 @@ pub struct Now {
     pub unix_ms: u64,
 }
 
+/// The identity of a new group.
+fn fresh_id<S: Storage>(storage: &S) -> GroupId {
+    let random = u128::from(storage.fresh_id()) << 64 | u128::from(storage.fresh_id());
+    GroupId(random.to_be_bytes())
+}
+
 /// Where the journal is in a group's directory.
 pub const JOURNAL_DIR: &str = "journal";
 
@@ -132,6 +140,8 @@ pub struct GroupOptions {
     pub compress: Option<Compress>,
     /// The hosts that may attach members; `None`: the one that created the group.
     pub hosts: Option<Vec<String>>,
+    /// The host that may attach each member; empty: any member may be claimed by any of the hosts.
+    pub members: BTreeMap<String, String>,
 }
 
 impl Default for GroupOptions {
@@ -144,6 +154,7 @@ impl Default for GroupOptions {
             retention: Retention::default(),
             compress: None,
             hosts: None,
+            members: BTreeMap::new(),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! like any other, the one of the empty cut: if both sites took writes, it is one timeline, what comes is the other, and
 //! neither is lost as long as the point is held.
 
-use super::{GroupError, JOURNAL_DIR, attach};
+use super::{GroupError, JOURNAL_DIR, attach, fresh_id};
 use crate::history::Point;
 use crate::journal::{self, Journal, Note, State};
 use crate::manifest::{FORMAT, Manifest, Member};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::ids::{GroupId, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{CopyState, DiskSpec};
 use tidelock_protocol::vector::CountVector;
@@ -96,6 +96,8 @@ pub fn manifest(group: &str, members: &[SeededMember]) -> Result<Manifest, SeedE
     }
     Ok(Manifest {
         format: FORMAT,
+        // [`seed`] gives it one.
+        id: GroupId([0; 16]),
         group: group.to_owned(),
         created_by: Member::NOBODY.to_owned(),
         writers: members.iter().map(|m| m.name.clone()).collect(),
@@ -133,6 +135,7 @@ pub fn seed<S: Storage>(
     journal.write(|_| ()).and_then(|()| journal.sync()).map_err(GroupError::from)?;
     storage.create_dir("machines").and_then(|()| storage.sync_dir("")).map_err(wrong)?;
     // The group is there when this is.
+    let manifest = Manifest { id: fresh_id(storage), ..manifest.clone() };
     manifest.write(storage).map_err(GroupError::from)?;
     let (cut, epoch) = (CountVector::new(), journal.state().epoch);
     Ok(Point { cut, hlc, epoch, writers, end: journal.start(), beyond: journal.end() })

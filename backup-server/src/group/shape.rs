@@ -232,7 +232,7 @@ impl<S: Storage> Group<S> {
     }
 
     /// How long a host's lease may hold still.
-    fn lease_of(&self, host: &str, now: Now) -> u64 {
+    pub(super) fn lease_of(&self, host: &str, now: Now) -> u64 {
         let heard = self.heard.get(host).copied().unwrap_or(self.opened_at);
         Grace::new(heard, self.manifest.grace_ms).remaining_ms(now.mono)
     }
@@ -314,7 +314,7 @@ impl<S: Storage> Group<S> {
         Some(host.unwrap_or_else(|| "no host yet".to_owned()))
     }
 
-    fn known_members(&self) -> Vec<String> {
+    pub(super) fn known_members(&self) -> Vec<String> {
         let followers = self.manifest.followers.keys();
         self.manifest.writers.iter().chain(followers).cloned().collect()
     }

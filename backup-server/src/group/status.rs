@@ -9,7 +9,7 @@ use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::ids::{Epoch, GroupId, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Mode};
 use tidelock_protocol::vector::CountVector;
 
@@ -29,7 +29,7 @@ pub struct DiskStatus {
 pub struct WriterStatus {
     /// Its name.
     pub member: String,
-    /// The host that attached it last.
+    /// The host that it belongs to.
     pub host: Option<String>,
     /// Its mode.
     pub mode: Option<Mode>,
@@ -54,7 +54,7 @@ pub struct WriterStatus {
 pub struct FollowerStatus {
     /// Its name.
     pub member: String,
-    /// The host that said last that it is there.
+    /// The host that it belongs to.
     pub host: String,
     /// Since when it is connected, in milliseconds since the Unix epoch.
     pub connected_since_unix_ms: Option<u64>,
@@ -65,6 +65,9 @@ pub struct FollowerStatus {
 pub struct GroupStatus {
     /// Its name.
     pub group: String,
+    /// Its identity; `None`: the group cannot be opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<GroupId>,
     /// The epoch in force.
     pub epoch: Epoch,
     /// Whether it can be recovered now, and by `recover` alone.
@@ -134,6 +137,7 @@ impl GroupStatus {
     pub fn of_broken(group: &str, reason: &str) -> Self {
         Self {
             group: group.to_owned(),
+            id: None,
             epoch: Epoch(0),
             recoverable: false,
             writers: Vec::new(),
@@ -211,6 +215,7 @@ impl<S: Storage> Group<S> {
             .sum();
         GroupStatus {
             group: self.manifest.group.clone(),
+            id: Some(self.manifest.id),
             epoch: state.epoch,
             recoverable: self.is_recoverable() && self.latest_damaged().is_empty(),
             writers: writers.collect(),

@@ -5,6 +5,7 @@ mod chosen;
 mod disks;
 mod limits;
 mod lives;
+mod owned;
 mod recovering;
 mod seeded;
 mod switched;
@@ -43,17 +44,20 @@ fn options() -> GroupOptions {
         retention: Retention::default(),
         compress: None,
         hosts: None,
+        members: BTreeMap::new(),
     }
 }
 
 fn attach_message(incarnation: u64, epoch: u64, last_run: LastRun) -> Attach {
     Attach {
         group: "g".into(),
+        group_id: None,
         member: "vm".into(),
         writer: WRITER,
         writers: vec!["vm".into()],
         disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: SIZE }],
         incarnation: Incarnation(incarnation),
+        previous: Incarnation(1),
         epoch: Epoch(epoch),
         last_run,
         mode: Mode::Pipelined,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidelock_config::{Diagnostics, Name, Section, Size};
+use tidelock_config::{Diagnostics, Located, Name, Section, Size};
 
 /// The longest path of a Unix socket.
 pub const SOCKET_PATH_MAX_BYTES: usize = 107;
@@ -62,6 +62,7 @@ pub struct Config {
 #[derive(Clone, Debug)]
 struct OfGroup {
     hosts: Vec<String>,
+    members: BTreeMap<String, String>,
     retention: Option<Retention>,
     compress_after: Option<Duration>,
     speculative: Option<Speculative>,
@@ -85,6 +86,7 @@ impl Config {
         GroupOptions {
             compress: after.map_or(self.options.compress, compress),
             hosts: of.map(|of| of.hosts.clone()),
+            members: of.map(|of| of.members.clone()).unwrap_or_default(),
             retention: of.and_then(|of| of.retention).unwrap_or(self.options.retention),
             ..self.options.clone()
         }
@@ -164,12 +166,15 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
     let groups = root.tables("group", |group| {
         let name = group.required::<Name>("name", "name = \"shop\"");
         let hosts = group.required::<Vec<Name>>("hosts", "hosts = [\"host-a\"]");
+        let members = group.optional::<Vec<String>>("members");
         let of_group =
             group.optional_table("retention", |r| read_retention(r, retention, &options));
         let compress_after = group.optional::<Duration>("compress_after").map(|after| after.value);
         let speculative = group.optional_table("snapshot", read_snapshot);
         let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let of = OfGroup { hosts, retention: of_group, compress_after, speculative };
+        let members =
+            members.map(|listed| read_members(group, &listed, &hosts)).unwrap_or_default();
+        let of = OfGroup { hosts, members, retention: of_group, compress_after, speculative };
         Some((name?.value.to_string(), of))
     });
     let (
@@ -202,6 +207,30 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         options,
         groups: groups.into_iter().collect(),
     })
+}
+
+/// `MEMBER=HOST` each.
+fn read_members(
+    section: &Section<'_>,
+    listed: &Located<Vec<String>>,
+    hosts: &[String],
+) -> BTreeMap<String, String> {
+    let mut members = BTreeMap::new();
+    for line in &listed.value {
+        let pair = line.split_once('=').filter(|(member, _)| Name::new(member).is_ok());
+        match pair.filter(|(_, host)| hosts.iter().any(|listed| listed == host)) {
+            Some((member, host)) => drop(members.insert(member.to_owned(), host.to_owned())),
+            None => {
+                let what = format!("`members` has \"{line}\"");
+                section.fail(
+                    &listed.place,
+                    what,
+                    "members = [\"db=host-a\"], with hosts of `hosts`",
+                );
+            }
+        }
+    }
+    members
 }
 
 fn check_socket(section: &Section<'_>, place: &tidelock_config::Place, path: &Path) {

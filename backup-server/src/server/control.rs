@@ -8,6 +8,7 @@
 //! | `{"do": "repair", "group": G, "apply": false}` | `{"is": "repaired", "repair": {...}}` |
 //! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
 //! | `{"do": "adopt", "group": G}` | `{"is": "adopted"}`: a group that was made beside the server is opened |
+//! | `{"do": "movemember", "group": G, "member": M, "to": HOST}` | `{"is": "waiting", ...}` ..., then `{"is": "moved", "moved": {...}}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
 //! | `{"do": "view", "group": G, "at": "latest", "wanted": {...}, "detach": false}` | `{"is": "view", "view": {...}}`; the view goes when the connection is closed, unless detached |
 //! | `{"do": "views"}`, `{"do": "closeview", "name": N}` | `{"is": "views", "views": [...]}`, `{"is": "closed"}` |
@@ -29,7 +30,8 @@ use super::snapshots::{self, SnapshotStatus, Snapshots, VerifiedDisk};
 use super::travel::{self, DamagedSpan, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
 use super::views::{ViewStatus, Views, Wanted};
 use crate::group::{
-    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, RecoverError, Recovery,
+    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, MoveError, Moved, RecoverError,
+    Recovery,
 };
 use crate::history::Point;
 use crate::travel::increment::Description;
@@ -109,6 +111,15 @@ pub enum Request {
     Adopt {
         /// Which.
         group: String,
+    },
+    /// Give a member to a host.
+    MoveMember {
+        /// In which group.
+        group: String,
+        /// Which.
+        member: String,
+        /// The host.
+        to: String,
     },
     /// Remove a member from a group.
     Remove {
@@ -307,6 +318,11 @@ pub enum Reply {
     },
     /// The group is open.
     Adopted,
+    /// The member belongs to the host.
+    Moved {
+        /// What has changed.
+        moved: Moved,
+    },
     /// The member is removed.
     Removed,
     /// What to boot, if the host sent it.
@@ -492,6 +508,9 @@ async fn serve(
             }
         }
         Request::Adopt { group } => adopt(registry, &group).await,
+        Request::MoveMember { group, member, to } => {
+            move_member(registry, &group, &member, &to, &mut writer).await?
+        }
         Request::Remove { group, member } => remove(registry, &group, member).await,
         Request::Machine { group, member } => {
             match ask(registry, &group, |done| Event::Machine { member, done }).await {
@@ -629,6 +648,29 @@ async fn adopt(registry: &Registry, group: &str) -> Reply {
         Ok(Some(status)) => status.broken.map_or(Reply::Adopted, error),
         Ok(None) => error(format!("there is no group {group}")),
         Err(reason) => error(reason),
+    }
+}
+
+async fn move_member(
+    registry: &Registry,
+    group: &str,
+    member: &str,
+    to: &str,
+    writer: &mut OwnedWriteHalf,
+) -> io::Result<Reply> {
+    loop {
+        let (member, to) = (member.to_owned(), to.to_owned());
+        let answer = ask(registry, group, |done| Event::MoveMember { member, to, done }).await;
+        match answer {
+            Ok(Ok(moved)) => return Ok(Reply::Moved { moved }),
+            Ok(Err(MoveError::Lease { remaining_ms, .. })) => {
+                // Fails when the command line is gone: then nobody wants it any more.
+                reply(writer, &Reply::Waiting { remaining_ms, kept_by: Vec::new() }).await?;
+                sleep(COUNTDOWN.min(Duration::from_millis(remaining_ms))).await;
+            }
+            Ok(Err(error)) => return Ok(Reply::Error { reason: error.to_string() }),
+            Err(reason) => return Ok(Reply::Error { reason }),
+        }
     }
 }
 

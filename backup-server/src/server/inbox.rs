@@ -8,8 +8,8 @@
 
 use crate::fold::{FoldError, Folded};
 use crate::group::{
-    ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, NamedView,
-    RecoverError, Recovery, RemoveError,
+    ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
+    NamedView, RecoverError, Recovery, RemoveError,
 };
 use crate::history::{History, Point};
 use crate::journal::{Compressed, JournalError, Made, Scrubbed};
@@ -129,6 +129,15 @@ pub enum Event {
     Disks {
         /// The answer.
         done: oneshot::Sender<Option<LiveDisks>>,
+    },
+    /// Gives a member to a host.
+    MoveMember {
+        /// Which.
+        member: String,
+        /// The host.
+        to: String,
+        /// The answer.
+        done: oneshot::Sender<Result<Moved, MoveError>>,
     },
     /// Removes a member.
     Remove {

@@ -17,8 +17,8 @@ use super::repair;
 use super::snapshots;
 use crate::fold::FoldJob;
 use crate::group::{
-    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Output, RecoverError,
-    RemoveError,
+    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, MoveError, Output,
+    RecoverError, RemoveError,
 };
 use crate::journal::{CompressJob, IndexJob, ScrubJob};
 use crate::manifest;
@@ -339,6 +339,17 @@ impl Owner {
             }
             (Event::Recover { done, .. }, phase) => {
                 let _ = done.send(Err(phase.unavailable()));
+            }
+            (Event::MoveMember { member, to, done }, Phase::Live(group)) => {
+                let moved = group.move_member(now, &member, &to);
+                if let Ok(moved) = &moved {
+                    let from = moved.from.as_deref().unwrap_or("nobody");
+                    tracing::warn!(group = &*self.group, member, from, to, "moved by the operator");
+                }
+                let _ = done.send(moved);
+            }
+            (Event::MoveMember { done, .. }, phase) => {
+                let _ = done.send(Err(MoveError::Unavailable(phase.unavailable().to_string())));
             }
             (Event::Remove { member, done }, Phase::Live(group)) => {
                 let removed = group.remove(&member);

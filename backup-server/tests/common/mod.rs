@@ -291,11 +291,13 @@ pub fn encode(record: &Record, bytes: &mut BytesMut) {
 pub fn attach(incarnation: u64, last_run: LastRun) -> Attach {
     Attach {
         group: "shop".into(),
+        group_id: None,
         member: "db".into(),
         writer: WriterId(0),
         writers: vec!["db".into()],
         disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: DISK_BYTES }],
         incarnation: Incarnation(incarnation),
+        previous: Incarnation(1),
         epoch: Epoch(0),
         last_run,
         mode: Mode::Pipelined,

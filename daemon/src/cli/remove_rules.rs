@@ -39,7 +39,7 @@ pub fn run(config: &Path, group: &str, yes: bool) -> anyhow::Result<String> {
     Ok(words(&left))
 }
 
-fn find<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a Group> {
+pub(super) fn find<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a Group> {
     let found = config.groups.iter().find(|group| group.name.as_str() == name);
     found.with_context(|| {
         let known: Vec<_> = config.groups.iter().map(|group| group.name.as_str()).collect();

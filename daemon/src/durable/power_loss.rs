@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
+use tidelock_protocol::ids::{Epoch, GroupId, Incarnation, Seq};
 use tidelock_protocol::message::LastRun;
 
 /// More ways than any place of these tests has.
@@ -75,7 +75,7 @@ fn live(path: &Path) -> Promises {
             of.ceiling_ms = opened.hlc_ceiling_ms;
             (of.clean, of.clean_is_open) = (false, false);
         });
-        crate::link::port::EpochKeeper::keep(&mut state, Epoch(run)).unwrap();
+        crate::link::port::EpochKeeper::keep(&mut state, Epoch(run), GroupId([7; 16])).unwrap();
         promise(&|of| of.epoch = Epoch(run));
         let wall_ms = run * 50_000 + 9_000;
         let ceiling_ms = state.keep_ahead_of(Hlc::new(wall_ms, 0), wall_ms).unwrap();

@@ -52,6 +52,8 @@ pub(super) struct Launch<'a> {
     pub(super) failed: watch::Sender<Option<Arc<HostError>>>,
     /// A run before has handed the group to the backup site.
     pub(super) switched_over: bool,
+    /// What [`fence_of`] says.
+    pub(super) fenced: Option<String>,
     /// The guest's disks are elsewhere still.
     pub(super) awaits_adoption: bool,
 }
@@ -60,14 +62,16 @@ impl Launch<'_> {
     pub(super) fn writer(self) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
         let Launch { config, group, member, channel, gate, pending, link, ceiling_wanted, .. } =
             self;
-        let Launch { failed, switched_over, awaits_adoption, .. } = self;
+        let Launch { failed, switched_over, fenced, awaits_adoption, .. } = self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
         let backlog_identity = identity(group, member, &disks);
         let backlog = OpenBacklog::of(config, group, member, &backlog_identity);
         let left = match &backlog {
             // What the guest has heard must be known: the next records depend on it.
-            Some(backlog) if !switched_over && gate.awaits_floor().is_none() => {
+            Some(backlog)
+                if !switched_over && fenced.is_none() && gate.awaits_floor().is_none() =>
+            {
                 backlog.find_left(&state_path(config, group, member))?
             }
             _ => None,
@@ -105,11 +109,13 @@ impl Launch<'_> {
         let writer = group.writer_id(&member.name.value).expect("a writer");
         let attach = Attach {
             group: group.name.to_string(),
+            group_id: opened.group_id,
             member: name.clone(),
             writer,
             writers: group.writers(),
             disks: with_removed(member, &disks),
             incarnation: opened.incarnation,
+            previous: opened.last_incarnation,
             epoch: opened.epoch,
             last_run: opened.last_run,
             mode: group.mode,
@@ -153,9 +159,8 @@ impl Launch<'_> {
             },
             switched_over,
             resume: opened.resume,
-            // What it was fenced for may be at the backup still.
             serves_unreached_after: serves_unreached_after(group, awaits_adoption)
-                .filter(|_| !opened.fenced),
+                .filter(|_| fenced.is_none()),
             several: is_one_of_several(group)
                 .then_some(Several { form: group.form, idle_interval: group.idle_interval }),
             hlc_floor: opened.hlc_floor,
@@ -188,6 +193,7 @@ impl Launch<'_> {
             to_owner: ToOwner::Link,
             gate,
             gives_up: switched_over,
+            fenced,
             keeper: Box::new(state.clone()),
             stats: link_stats.clone(),
             on_disk,
@@ -256,6 +262,7 @@ pub(super) fn follow(
     channel: Channel,
     gate: Arc<dyn GateControl>,
     switched_over: bool,
+    fenced: Option<String>,
 ) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
     let (state, opened) = open_state(config, group, member, None)?;
     let machine = match &member.machine {
@@ -264,12 +271,14 @@ pub(super) fn follow(
     };
     let attach = Attach {
         group: group.name.to_string(),
+        group_id: opened.group_id,
         member: member.name.to_string(),
         // It has no place in the vectors, and this is not sent.
         writer: WriterId(0),
         writers: group.writers(),
         disks: Vec::new(),
         incarnation: opened.incarnation,
+        previous: opened.last_incarnation,
         epoch: opened.epoch,
         last_run: LastRun::Unknown,
         mode: group.mode,
@@ -290,12 +299,29 @@ pub(super) fn follow(
         to_owner: ToOwner::Link,
         gate,
         gives_up: switched_over,
+        fenced,
         keeper: Box::new(state.clone()),
         stats: link_stats.clone(),
         on_disk: None,
         left: None,
     });
     Ok((Follower { link_stats, state }, link_member))
+}
+
+/// Why the group is fenced, if the backup has told that to any of its members here. It holds for all of them, and until an
+/// operator says otherwise: the backup's data may be older by now than what it said.
+pub(super) fn fence_of(config: &Config, group: &Group) -> Result<Option<String>, StateError> {
+    for member in &group.members {
+        if let Some(fence) = MemberState::fence(&state_path(config, group, member))? {
+            let name = group.name.as_str();
+            return Ok(Some(format!(
+                "{} (The backup said so before this start, and is not asked again. Only if an operator knows that nobody \
+                 else serves the group: stop tidelockd, `tidelock unfence {name}`, start it.)",
+                fence.reason
+            )));
+        }
+    }
+    Ok(None)
 }
 
 fn open_state(
@@ -339,7 +365,7 @@ fn policy_of(config: &Config, group: &Group) -> Policy {
 }
 
 /// Where a member's state is. Without it the member, or its whole group, is begun anew.
-pub(super) fn state_path(config: &Config, group: &Group, member: &Member) -> PathBuf {
+pub(crate) fn state_path(config: &Config, group: &Group, member: &Member) -> PathBuf {
     let directory = config.host.state_dir.join(group.name.as_str());
     directory.join(format!("{}.json", member.name.as_str()))
 }

@@ -39,6 +39,7 @@ use crate::state::{MemberState, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use crate::status::Status;
 use gating::{HeldGate, Unread};
+pub(crate) use launch::state_path;
 use launch::{Launch, follow};
 use std::io;
 use std::path::PathBuf;
@@ -214,6 +215,7 @@ impl Host {
             let switching = switching::Switching::open(&config, group);
             let switched_over = switching.over_since_unix_ms().is_some();
             let adopting = adopting::Adopting::open(&config, group)?;
+            let fenced = launch::fence_of(&config, group)?;
             let mut members = Vec::new();
             for member in &group.members {
                 let channel = Channel(link_members.len() as u16 + 1);
@@ -232,8 +234,15 @@ impl Host {
                 let mut follower = None;
                 let writer = match id {
                     None => {
-                        let (stats, mut link_member) =
-                            follow(&config, group, member, channel, control, switched_over)?;
+                        let (stats, mut link_member) = follow(
+                            &config,
+                            group,
+                            member,
+                            channel,
+                            control,
+                            switched_over,
+                            fenced.clone(),
+                        )?;
                         if adopting.waits() {
                             link_member.await_adoption();
                         }
@@ -253,6 +262,7 @@ impl Host {
                             ceiling_wanted: ceiling_wanted.clone(),
                             failed: failed.clone(),
                             switched_over,
+                            fenced: fenced.clone(),
                             awaits_adoption: adopting.waits(),
                         };
                         let (writer, link_member) = launch.writer()?;

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
+use tidelock_protocol::ids::{DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{Attached, Bookmark, BookmarkPoint, Message, Mode, Policy};
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
@@ -289,10 +289,11 @@ impl<T> OwnerPort<T> {
 
 /// The epoch that was granted, kept where the next run finds it.
 pub trait EpochKeeper: Send {
-    /// Makes the epoch durable before anything is admitted under it.
-    fn keep(&mut self, epoch: Epoch) -> std::io::Result<()>;
-    /// The epoch has ended: no later run serves guests before the backup has granted one again.
-    fn keep_fenced(&mut self) -> std::io::Result<()> {
+    /// Makes the epoch and the group's identity durable before anything is admitted under it. Fails for an epoch that the
+    /// backup has ended before.
+    fn keep(&mut self, epoch: Epoch, group_id: GroupId) -> std::io::Result<()>;
+    /// The epoch has ended, in the backup's words: no later run serves guests before a later one is granted.
+    fn keep_fenced(&mut self, _reason: &str) -> std::io::Result<()> {
         Ok(())
     }
     /// The backup has on stable storage whether this host serves before it has reached it.

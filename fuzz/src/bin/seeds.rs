@@ -13,7 +13,7 @@ use tidelock_backup_server::storage::memory::Memory;
 use tidelock_backup_server::storage::{Storage, StorageFile};
 use tidelock_protocol::frame;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::limits::WRITERS_MAX;
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, DiskSpec, LastRun, Machine, Message, Mode, RefusalKind,
@@ -128,11 +128,13 @@ fn messages() -> Vec<Message> {
         Message::Welcome { protocol: 1, server: "backup".into(), software: "tidelock".into() },
         Message::Attach(Box::new(Attach {
             group: "group".into(),
+            group_id: None,
             member: "db".into(),
             writer: WriterId(1),
             writers: vec!["web".into(), "db".into()],
             disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: 1 << 30 }],
             incarnation: Incarnation(5),
+            previous: Incarnation(0),
             epoch: Epoch(1),
             last_run: LastRun::Clean { seq: Seq(9) },
             mode: Mode::Pipelined,
@@ -141,6 +143,7 @@ fn messages() -> Vec<Message> {
             machine: Some(Machine::Json("{}".into())),
         })),
         Message::Attached(Attached {
+            group_id: GroupId([7; 16]),
             epoch: Epoch(2),
             durable: Seq(9),
             committed: vector.clone(),

@@ -212,6 +212,7 @@ pub fn options(plan: &Scenario, group: usize) -> GroupOptions {
         retention: of.retention,
         compress: of.compress,
         hosts: Some((0..plan.hosts.len()).map(|h| format!("h{h}")).collect()),
+        members: BTreeMap::new(),
     }
 }
 

@@ -35,8 +35,8 @@ use tidelock_daemon::verified::Verified;
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
-use tidelock_protocol::ids::{Channel, Epoch, Incarnation, Seq, WriterId};
-use tidelock_protocol::message::{LastRun, Mode};
+use tidelock_protocol::ids::{Channel, Epoch, GroupId, Incarnation, Seq, WriterId};
+use tidelock_protocol::message::{Attach, LastRun, Mode};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 /// What an owner loop is told.
@@ -66,6 +66,8 @@ pub enum ToOwner {
 pub struct StateFile {
     /// The granted epoch.
     pub epoch: Epoch,
+    /// The group's identity, as the backup has told it.
+    pub group_id: Option<GroupId>,
     /// The last run.
     pub incarnation: Incarnation,
     /// The epoch has ended.
@@ -87,14 +89,17 @@ pub(crate) const CLOCK_LEAD_MS: u64 = 500;
 struct Keeper(Arc<Mutex<StateFile>>);
 
 impl EpochKeeper for Keeper {
-    fn keep(&mut self, epoch: Epoch) -> std::io::Result<()> {
+    fn keep(&mut self, epoch: Epoch, group_id: GroupId) -> std::io::Result<()> {
         let mut state = self.0.lock().expect("one thread");
+        if state.fenced && epoch <= state.epoch {
+            return Err(std::io::Error::other("an epoch that was over"));
+        }
         state.serves_unreached_kept &= state.epoch == epoch;
-        (state.epoch, state.fenced) = (epoch, false);
+        (state.epoch, state.fenced, state.group_id) = (epoch, false, Some(group_id));
         Ok(())
     }
 
-    fn keep_fenced(&mut self) -> std::io::Result<()> {
+    fn keep_fenced(&mut self, _: &str) -> std::io::Result<()> {
         self.0.lock().expect("one thread").fenced = true;
         Ok(())
     }
@@ -252,7 +257,13 @@ impl World {
         let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
         let group = &self.plan.groups[plan.group];
         let is_alone = group.serves_unreached && !group.may_have_several();
-        let (says_unreached, serves, fenced) = {
+        // What one member on a host was told holds for all of the group there.
+        let here = self.vms_of(plan.host);
+        let fenced = here
+            .iter()
+            .filter(|other| self.plan.vms[**other].group == plan.group)
+            .any(|other| self.vms[*other].state.lock().expect("one thread").fenced);
+        let (says_unreached, serves, group_id) = {
             let state = self.vms[vm].state.lock().expect("one thread");
             let says_unreached = (is_alone || state.serves_unreached_kept).then_some(is_alone);
             // Several are served so while they are adopted: before a backup has granted them anything.
@@ -260,7 +271,7 @@ impl World {
                 && group.serves_unreached
                 && plan.writer_id().is_some()
                 && state.epoch == Epoch(0);
-            (says_unreached, is_alone || is_adopted, state.fenced)
+            (says_unreached, is_alone || is_adopted, state.group_id)
         };
         let (incarnation, last_incarnation, epoch, mut clean, mut hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");
@@ -353,13 +364,18 @@ impl World {
         }
         link.add_member(
             presence_of(&self.plan, vm),
-            attach_of(&self.plan, vm, incarnation, epoch, last_run, mode),
+            Attach {
+                group_id,
+                previous: last_incarnation,
+                ..attach_of(&self.plan, vm, incarnation, epoch, last_run, mode)
+            },
             self.first_policy(vm, mode),
             says_unreached,
             channel,
             port.clone(),
             Arc::new(held) as Arc<dyn GateControl>,
             self.vms[vm].switched,
+            fenced.then(|| "it was said before this start".to_owned()),
             Box::new(Keeper(self.vms[vm].state.clone())),
             on_disk,
             left,

@@ -109,10 +109,6 @@ fn strangers_and_other_shapes_are_refused() {
         assert_eq!(refusal(&group.take_outputs()), Some((OTHER, kind)), "{name}");
     }
     assert_eq!(group.state().writers[0].copy, CopyState::Whole, "nothing was touched");
-    let listed = GroupOptions { hosts: Some(vec!["host-b".into()]), ..options() };
-    let mut group = Group::open(disk, at_ms(0), listed).unwrap().unwrap().0;
-    group.attach(at_ms(0), OTHER, "host-b", &good());
-    assert!(attached(&group.take_outputs()).is_some());
 }
 
 #[test]

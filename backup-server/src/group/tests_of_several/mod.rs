@@ -49,6 +49,7 @@ fn options() -> GroupOptions {
         retention: Retention::default(),
         compress: None,
         hosts: Some((0..4).map(host).collect()),
+        members: BTreeMap::new(),
     }
 }
 
@@ -69,11 +70,13 @@ impl Shape {
         let disk = DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: SIZE };
         let attach = Attach {
             group: "g".into(),
+            group_id: None,
             member: NAMES[usize::from(writer)].into(),
             writer: WriterId(writer),
             writers: NAMES[..self.writers].iter().map(|n| (*n).to_owned()).collect(),
             disks: vec![disk],
             incarnation: Incarnation(incarnation),
+            previous: Incarnation(1),
             epoch: Epoch(0),
             last_run,
             mode: Mode::Pipelined,
@@ -88,6 +91,7 @@ impl Shape {
         let attach = self.join(0, 1, LastRun::Unknown).attach;
         Follow {
             group: attach.group,
+            group_id: None,
             member: "web".into(),
             writers: attach.writers,
             form: self.form,

@@ -400,3 +400,25 @@ fn who_was_left_out_of_a_recovery_that_is_lost_is_there_still() {
         assert!(recovery.writers[2].why.as_ref().unwrap().contains("initial copy"));
     }
 }
+
+#[test]
+fn a_member_without_disks_belongs_to_a_host_and_is_one_that_the_configuration_names() {
+    let disk = Memory::new();
+    let shape = Shape { writers: 2, form: Form::Vector };
+    let mut group = two_and_a_follower(&disk, "web", &shape.peers());
+    let link = Link { connection: ConnectionId(11), channel: Channel(3) };
+    let tried = |group: &mut Group<Memory>, host_of: u16, follow: &Follow| {
+        group.follow(at_ms(40_000), link, &host(host_of), follow);
+        refused(&told(&group.take_outputs(), link)).map(|(kind, _)| kind)
+    };
+    let machine = Some(Machine::Json("{\"other\":1}".into()));
+    let taken = Follow { machine, ..shape.follow() };
+    assert_eq!(tried(&mut group, 3, &taken), Some(RefusalKind::Forbidden));
+    assert_eq!(manifest::read_machine(&disk, "web").unwrap(), shape.follow().machine);
+    let unknown = Follow { member: "m1".into(), ..shape.follow() };
+    assert_eq!(tried(&mut group, 3, &unknown), Some(RefusalKind::Invalid));
+    assert_eq!(group.manifest.followers.keys().collect::<Vec<_>>(), ["web"]);
+    group.move_member(at_ms(40_000), "web", &host(3)).unwrap();
+    assert_eq!(tried(&mut group, 2, &shape.follow()), Some(RefusalKind::Forbidden));
+    assert_eq!(tried(&mut group, 3, &shape.follow()), None);
+}

@@ -4,7 +4,7 @@ use super::super::Refusal;
 use super::super::port::FromLink;
 use super::super::queue::Queue;
 use super::{Member, MemberError, Phase};
-use tidelock_protocol::ids::{MonoNanos, Seq};
+use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attached, CopyState, Followed, Message, Mode, PROTOCOL_OF_GROUPS, Progress, RefusalKind,
 };
@@ -129,11 +129,11 @@ impl<T> Member<T> {
     }
 
     fn followed(&mut self, followed: &Followed) -> Result<(), MemberError> {
-        let member = || self.attach.member.clone();
-        self.keeper
-            .keep(followed.epoch)
-            .map_err(|source| MemberError::Epoch { member: member(), source })?;
-        self.attach.epoch = followed.epoch;
+        if !self.is_same_group(followed.group_id) {
+            return Ok(());
+        }
+        self.keep_granted(followed.epoch, followed.group_id)?;
+        self.stats.set_refusal(None);
         self.phase = Phase::Attached;
         self.wants_lease = true;
         self.stats.set_stalled(None);
@@ -147,15 +147,14 @@ impl<T> Member<T> {
     }
 
     fn attached(&mut self, attached: Attached, now: MonoNanos) -> Result<(), MemberError> {
-        let member = || self.attach.member.clone();
+        if !self.is_same_group(attached.group_id) {
+            return Ok(());
+        }
         let compares = std::mem::take(&mut self.says_differs);
         if compares && attached.copy == CopyState::Whole {
             return Err(self.unexpected("whole copy"));
         }
-        self.keeper
-            .keep(attached.epoch)
-            .map_err(|source| MemberError::Epoch { member: member(), source })?;
-        self.attach.epoch = attached.epoch;
+        self.keep_granted(attached.epoch, attached.group_id)?;
         self.gate.has_contact();
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
         let must_compare = attached.copy == CopyState::Resyncing
@@ -203,6 +202,29 @@ impl<T> Member<T> {
         self.ask_for_bookmarks();
         self.say_switch();
         Ok(())
+    }
+
+    fn keep_granted(&mut self, epoch: Epoch, group_id: GroupId) -> Result<(), MemberError> {
+        let member = || self.attach.member.clone();
+        self.keeper
+            .keep(epoch, group_id)
+            .map_err(|source| MemberError::Epoch { member: member(), source })?;
+        (self.attach.epoch, self.attach.group_id) = (epoch, Some(group_id));
+        Ok(())
+    }
+
+    /// Another group of this name is as good as a refusal: nothing is sent to it.
+    fn is_same_group(&mut self, told: GroupId) -> bool {
+        let Some(known) = self.attach.group_id.filter(|known| *known != told) else { return true };
+        let group = &self.attach.group;
+        let reason = format!(
+            "the backup has group {group} as {told}, and this host knows it as {known}: the backup's data was replaced, or \
+             this host's state directory comes from another installation. Nothing is sent. Check backup.address. If this \
+             backup is the one to protect to, stop tidelockd, remove the group's directory below state_dir, and start it: \
+             the disks are compared"
+        );
+        self.refused(Refusal { kind: RefusalKind::Mismatch, reason });
+        false
     }
 
     fn progress(&mut self, progress: &Progress, now: MonoNanos) -> Result<(), MemberError> {
@@ -270,12 +292,10 @@ impl<T> Member<T> {
         );
         self.is_unwanted |= refusal.kind != RefusalKind::Stopping;
         if refusal.is_final() {
-            self.gate.fence();
-            self.refusal_is_final = true;
-            self.ask_for_bookmarks();
+            self.shut_for_good(&refusal.reason);
         }
         if refusal.kind == RefusalKind::Fenced
-            && let Err(error) = self.keeper.keep_fenced()
+            && let Err(error) = self.keeper.keep_fenced(&refusal.reason)
         {
             let member = &self.attach.member;
             tracing::error!(member, %error, "that this primary was replaced cannot be put on record");
@@ -284,7 +304,22 @@ impl<T> Member<T> {
             sender.detached();
         }
         self.must_connect_anew = std::mem::take(&mut self.says_differs) && !refusal.is_final();
+        self.tell_refusal(refusal);
+    }
+
+    /// This run is never taken back.
+    pub(super) fn shut_for_good(&mut self, reason: &str) {
+        self.gate.fence();
+        self.refusal_is_final = true;
+        self.shut_because = reason.to_owned();
+        self.bookmarks.give_up(reason);
+    }
+
+    pub(super) fn tell_refusal(&mut self, refusal: Refusal) {
         self.phase = Phase::Refused;
+        if self.is_follower() {
+            self.stats.set_refusal(Some(refusal.reason.clone()));
+        }
         self.port.send((self.to_owner)(FromLink::Refused(refusal)));
     }
 

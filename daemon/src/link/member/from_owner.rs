@@ -44,8 +44,8 @@ impl<T> Member<T> {
             }
             ToLink::Bookmark(wanted, done) => {
                 let message = self.bookmarks.begin(wanted, done);
-                match self.cannot_bookmark() {
-                    Some(reason) => self.bookmarks.give_up(reason),
+                match self.cannot_bookmark().map(str::to_owned) {
+                    Some(reason) => self.bookmarks.give_up(&reason),
                     // If it is not attached, it asks when it is.
                     None => self.control(message, out),
                 }

@@ -5,10 +5,10 @@ mod from_backup;
 mod from_owner;
 mod to_backup;
 
-use super::GateControl;
 use super::bookmarks::Bookmarks;
 use super::port::{Agreement, FromLink, LeaseGivenUp, OwnerPort};
 use super::queue::{OnDisk, Queue, QueueError, Spilled};
+use super::{GateControl, Refusal};
 use crate::backlog::{self, BacklogError};
 use crate::stats::LinkStats;
 use bytes::BytesMut;
@@ -108,6 +108,8 @@ pub struct Member<T> {
     /// Guests' writes whose commit latency is being measured: the last seq of each batch.
     admitted: VecDeque<(Seq, MonoNanos)>,
     refusal_is_final: bool,
+    /// Why it is, in the backup's words.
+    shut_because: String,
     /// By the backup, in this run.
     was_attached: bool,
     /// The owner asks for [`FromLink::MayServeUnrecorded`].
@@ -173,6 +175,8 @@ pub struct MemberParts<T> {
     pub gate: Arc<dyn GateControl>,
     /// A run before has given up the lease of this epoch, and the gate is shut.
     pub gives_up: bool,
+    /// The backup has told a run before that the epoch is over, in these words: nothing is asked of it.
+    pub fenced: Option<String>,
     /// Where the epoch is kept.
     pub keeper: Box<dyn super::port::EpochKeeper>,
     /// What status and metrics read.
@@ -198,6 +202,7 @@ impl<T> Member<T> {
             to_owner,
             gate,
             gives_up,
+            fenced,
             keeper,
             stats,
             on_disk,
@@ -215,7 +220,7 @@ impl<T> Member<T> {
             (_, LastRun::Clean { seq }) => Some(Queue::new(seq, on_disk.clone())),
             _ => None,
         };
-        let member = Self {
+        let mut member = Self {
             presence,
             answers: VecDeque::new(),
             bookmarks: Bookmarks::default(),
@@ -234,6 +239,7 @@ impl<T> Member<T> {
             stats,
             admitted: VecDeque::new(),
             refusal_is_final: false,
+            shut_because: String::new(),
             was_attached: false,
             wants_unrecorded: false,
             is_unwanted: false,
@@ -256,6 +262,10 @@ impl<T> Member<T> {
             must_connect_anew: false,
             compared_from: Seq::ZERO,
         };
+        if let Some(reason) = fenced {
+            member.shut_for_good(&reason);
+            member.tell_refusal(Refusal { kind: RefusalKind::Fenced, reason });
+        }
         member.publish_stats();
         member
     }

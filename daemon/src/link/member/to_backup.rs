@@ -34,6 +34,7 @@ impl<T> Member<T> {
             }
             Presence::Follower { form, peers } => Message::Follow(Box::new(Follow {
                 group: attach.group,
+                group_id: attach.group_id,
                 member: attach.member,
                 writers: attach.writers,
                 form,
@@ -130,10 +131,10 @@ impl<T> Member<T> {
     }
 
     /// Why no bookmark can be set; `None`: it can, or it is not known.
-    pub(super) fn cannot_bookmark(&self) -> Option<&'static str> {
+    pub(super) fn cannot_bookmark(&self) -> Option<&str> {
         let is_older = self.phase == Phase::Attached && self.protocol < PROTOCOL_OF_BOOKMARKS;
         if self.refusal_is_final {
-            Some("this primary was replaced: the group was recovered at the backup")
+            Some(&self.shut_because)
         } else if is_older {
             Some(
                 "the backup server is too old for bookmarks of hosts: upgrade it, or set the bookmark there",
@@ -144,8 +145,8 @@ impl<T> Member<T> {
     }
 
     pub(super) fn ask_for_bookmarks(&mut self) {
-        match self.cannot_bookmark() {
-            Some(reason) => self.bookmarks.give_up(reason),
+        match self.cannot_bookmark().map(str::to_owned) {
+            Some(reason) => self.bookmarks.give_up(&reason),
             None => self.answers.extend(self.bookmarks.again()),
         }
     }

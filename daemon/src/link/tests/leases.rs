@@ -112,7 +112,7 @@ fn a_beacon_says_what_the_member_waits_for() {
             watermark: Hlc(hlc),
             ..Progress::default()
         };
-        let followed = Followed { epoch: Epoch(1), progress: progress(6, 60) };
+        let followed = Followed { group_id: GROUP_ID, epoch: Epoch(1), progress: progress(6, 60) };
         b.member.receive(Message::Followed(followed), NOW).unwrap();
         b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
         b.sent();

@@ -14,7 +14,9 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{
+    Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq, WriterId,
+};
 use tidelock_protocol::message::{
     Attach, Attached, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, Message, Mode,
     PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_JOINT_SWITCHES,
@@ -81,11 +83,11 @@ impl GateControl for Told {
 }
 
 impl EpochKeeper for Told {
-    fn keep(&mut self, epoch: Epoch) -> std::io::Result<()> {
+    fn keep(&mut self, epoch: Epoch, _: GroupId) -> std::io::Result<()> {
         self.say(format!("epoch {epoch}"));
         Ok(())
     }
-    fn keep_fenced(&mut self) -> std::io::Result<()> {
+    fn keep_fenced(&mut self, _: &str) -> std::io::Result<()> {
         self.say("kept fenced".into());
         Ok(())
     }
@@ -94,6 +96,8 @@ impl EpochKeeper for Told {
         Ok(())
     }
 }
+
+const GROUP_ID: GroupId = GroupId([7; 16]);
 
 struct Bench {
     member: Member<FromLink>,
@@ -130,11 +134,13 @@ fn bench_with(
         presence,
         attach: Attach {
             group: "g".into(),
+            group_id: None,
             member: "m".into(),
             writer: WRITER,
             writers: vec!["m".into()],
             disks: vec![],
             incarnation: Incarnation(1),
+            previous: Incarnation(0),
             epoch: Epoch(0),
             last_run,
             mode: Mode::Pipelined,
@@ -149,6 +155,7 @@ fn bench_with(
         to_owner: |message| message,
         gate: Arc::new(told.clone()),
         gives_up: false,
+        fenced: None,
         keeper: Box::new(told.clone()),
         stats: stats.clone(),
         on_disk,
@@ -159,6 +166,7 @@ fn bench_with(
 
 fn attached(durable: u64, committed: u64, copy: CopyState) -> Message {
     Message::Attached(Attached {
+        group_id: GROUP_ID,
         epoch: Epoch(1),
         durable: Seq(durable),
         committed: CountVector::of(WRITER, Seq(committed)),
