@@ -15,6 +15,7 @@ pub mod remove_rules;
 pub mod status_text;
 pub mod switchover;
 pub mod top;
+pub mod unfence;
 pub mod verify;
 
 use crate::config;
@@ -205,6 +206,25 @@ pub enum Command {
         #[arg(long)]
         yes: bool,
     },
+    /// Protect a group from this host again, although the backup had told it that the group was recovered there
+    ///
+    /// A host that was fenced stays so, whatever the backup says later: its data may be older then than what it said. For
+    /// a backup whose data was reverted on purpose to a moment before the recovery, when nobody serves the group at the
+    /// backup site any more. The daemon must be stopped. Asks first, or takes --yes.
+    #[command(after_help = EXIT_CODES)]
+    Unfence {
+        /// The daemon's configuration
+        #[arg(short, long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+        config: PathBuf,
+        /// The group
+        group: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+        /// Print the outcome as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Stop the daemon cleanly, as SIGTERM does: what guests have written is sent first
     Stop {
         /// Where the daemon is
@@ -288,6 +308,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::RemoveRules { config, group, yes } => {
             print(&remove_rules::run(&config, &group, yes)?)?;
+        }
+        Command::Unfence { config, group, yes, json } => {
+            print(&unfence::run(&config, &group, yes, json)?)?;
         }
         Command::Stop { daemon } => {
             Client::connect(&daemon.socket)?.stop()?;

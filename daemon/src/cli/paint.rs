@@ -68,7 +68,8 @@ pub fn tone_of(state: GroupState) -> Tone {
         | GroupState::Disconnected
         | GroupState::Stalled
         | GroupState::NoHeartbeat
-        | GroupState::Fenced => Tone::Bad,
+        | GroupState::Fenced
+        | GroupState::Superseded => Tone::Bad,
     }
 }
 

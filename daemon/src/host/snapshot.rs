@@ -31,7 +31,7 @@ use std::time::Duration;
 use tidelock_netfilter::gate::{GateSnapshot, HOLD_BUCKETS_MS, MemberGate, TaggingStats};
 use tidelock_netfilter::release_queue::ShutWhy;
 use tidelock_protocol::ids::{MonoNanos, Seq};
-use tidelock_protocol::message::{Form, Mode};
+use tidelock_protocol::message::{Form, Mode, RefusalKind};
 use tokio::sync::watch;
 
 /// How often the monitor looks.
@@ -160,6 +160,7 @@ impl Host {
         let is_alone = group.config.roster.len() < 2;
         let told = group.members.iter().filter_map(|m| Some(m.link_stats()?.watermark()));
         let (watermark, frontier) = told.max().unwrap_or_default();
+        let is_shut_for_good = matches!(state, GroupState::Fenced | GroupState::Superseded);
         GroupStatus {
             name: group.config.name.to_string(),
             state,
@@ -178,8 +179,8 @@ impl Host {
             awaits_adoption: group.adopting.waits(),
             epoch: epoch.max().unwrap_or_default(),
             lease: LeaseStatus {
-                held: left_ms > 0 && state != GroupState::Fenced,
-                left_ms: if state == GroupState::Fenced { 0 } else { left_ms },
+                held: left_ms > 0 && !is_shut_for_good,
+                left_ms: if is_shut_for_good { 0 } else { left_ms },
                 period_ms,
                 grace_ms: group.config.grace.as_millis() as u64,
             },
@@ -226,9 +227,15 @@ impl Host {
             )
             && (writers().any(|w| w.lag_writes() > 0)
                 || group.members.iter().any(|m| m.control.is_catching_up()));
+        let is_superseded = |w: &Writer| {
+            w.view.trouble().refusal.is_some_and(|of| of.kind == RefusalKind::Superseded)
+        };
+        let superseded = writers().any(is_superseded);
         let facts = Facts {
             stopping: self.stopping.load(Ordering::SeqCst),
-            fenced: phase(Phase::Fenced) || group.switching.over_since_unix_ms().is_some(),
+            fenced: writers().any(|w| w.view.phase() == Phase::Fenced && !is_superseded(w))
+                || group.switching.over_since_unix_ms().is_some(),
+            superseded,
             degraded: group.degrading.since_unix_ms().is_some(),
             overflowed: writers().any(|w| overflowed_since_unix_ms(&w.owner_stats).is_some()),
             unprotected: group.degrading.is_unreached() || phase(Phase::Unrecorded),
@@ -598,7 +605,7 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
                     "what the guest may have heard of other members is not known until every writer has said \
                      how far it is"
                 }
-                ShutWhy::Fenced => "the group was recovered at the backup, or switched over to it",
+                ShutWhy::Fenced => "this run of the daemon is not the group's primary any more; the state above says why",
             }
             .to_owned()
         }),

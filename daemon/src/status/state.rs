@@ -32,15 +32,17 @@ pub enum GroupState {
     Stalled,
     /// A heartbeat has not come back, and nothing says why.
     NoHeartbeat,
-    /// The group was recovered at the backup, or switched over to it: this host's gate never opens again.
+    /// The group was recovered at the backup, or switched over to it: this host's gate stays shut.
     Fenced,
+    /// Another run of this host's daemon has a member: this one's gate stays shut.
+    Superseded,
     /// The daemon is ending.
     Stopping,
 }
 
 impl GroupState {
     /// All states, from best to worst as far as an operator is concerned.
-    pub const ALL: [GroupState; 14] = [
+    pub const ALL: [GroupState; 15] = [
         GroupState::Protected,
         GroupState::Replicating,
         GroupState::Resyncing,
@@ -54,6 +56,7 @@ impl GroupState {
         GroupState::Stalled,
         GroupState::NoHeartbeat,
         GroupState::Fenced,
+        GroupState::Superseded,
         GroupState::Stopping,
     ];
 
@@ -74,6 +77,7 @@ impl GroupState {
             GroupState::Stalled => "stalled",
             GroupState::NoHeartbeat => "no-heartbeat",
             GroupState::Fenced => "fenced",
+            GroupState::Superseded => "superseded",
             GroupState::Stopping => "stopping",
         }
     }
@@ -117,7 +121,10 @@ impl GroupState {
                 "writes that should have been acknowledged were not, though nothing says why; replies are held"
             }
             GroupState::Fenced => {
-                "the group was recovered at the backup, or switched over to it; this host will never answer clients again"
+                "the group was recovered at the backup, or switched over to it; this host answers no clients, also after a restart"
+            }
+            GroupState::Superseded => {
+                "another run of this host's daemon has taken a member over; this one protects nothing and answers no clients"
             }
             GroupState::Stopping => "the daemon is ending",
         }
@@ -143,6 +150,8 @@ pub struct Facts {
     pub stopping: bool,
     /// The backup has ended this primary's epoch, or this host has given up its lease.
     pub fenced: bool,
+    /// The backup has a newer run of this host's daemon for some member.
+    pub superseded: bool,
     /// The gate was opened by the group's policy, and the backup does not have all that has left.
     pub degraded: bool,
     /// Guests were served before the backup was reached in this run, and it does not have all of that.
@@ -174,6 +183,7 @@ impl Facts {
     pub const GOOD: Facts = Facts {
         stopping: false,
         fenced: false,
+        superseded: false,
         degraded: false,
         unprotected: false,
         overflowed: false,
@@ -194,6 +204,8 @@ impl Facts {
 pub fn judge(facts: Facts) -> GroupState {
     if facts.fenced {
         GroupState::Fenced
+    } else if facts.superseded {
+        GroupState::Superseded
     } else if facts.stopping {
         GroupState::Stopping
     } else if facts.unprotected {
@@ -268,6 +280,9 @@ mod tests {
                 GroupState::Disconnected,
             ),
             (Facts { heartbeat_lost: true, degraded: true, ..Facts::GOOD }, GroupState::Degraded),
+            (Facts { superseded: true, ..Facts::GOOD }, GroupState::Superseded),
+            (Facts { superseded: true, stopping: true, ..Facts::GOOD }, GroupState::Superseded),
+            (Facts { superseded: true, fenced: true, ..Facts::GOOD }, GroupState::Fenced),
             (Facts { heartbeat_lost: true, fenced: true, ..Facts::GOOD }, GroupState::Fenced),
             (Facts { heartbeat_lost: true, stopping: true, ..Facts::GOOD }, GroupState::Stopping),
             (
@@ -315,6 +330,7 @@ mod tests {
                 let facts = Facts {
                     stopping: bit(0),
                     fenced: bit(1),
+                    superseded: false,
                     degraded: bit(7),
                     ever_attached: bit(2),
                     attached: bit(3),
