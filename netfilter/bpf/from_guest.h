@@ -46,7 +46,8 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	if (is_tcp) {
 		if (load(skb, at, &tcp, sizeof(tcp)))
 			return gate(GATED_UNREADABLE);
-		if (!(bpf_ntohs(h.fragment) & 0x3fff) && is_pure_ack(&tcp, total - header))
+		if (header == IPV4_MIN_BYTES && !(bpf_ntohs(h.fragment) & 0x3fff) &&
+		    is_pure_ack(skb, &tcp, at, total - header))
 			return let_pass(UNTAGGED_ACKS);
 		headers = header + (tcp.offset >> 4) * 4;
 	}
@@ -130,7 +131,7 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 	if (is_tcp) {
 		if (bpf_skb_load_bytes(skb, e->at, &tcp, sizeof(tcp)))
 			return gate(GATED_UNREADABLE);
-		if (!e->fragment && is_pure_ack(&tcp, e->end - e->at))
+		if (h.next == IPPROTO_TCP && is_pure_ack(skb, &tcp, e->at, e->end - e->at))
 			return let_pass(UNTAGGED_ACKS);
 		headers = e->at - NET + (tcp.offset >> 4) * 4;
 	}

@@ -34,6 +34,7 @@
 #define IPV6_BYTES 40
 #define JUMBO_BYTES 8		/* the header that a jumbo option is in */
 #define TCP_MIN_BYTES 20
+#define TCP_OPTIONS_MAX_BYTES 40
 #define UDP_BYTES 8
 #define ETHERNET_PAYLOAD_MIN_BYTES 46
 #define TOTAL_MAX_BYTES 65535

@@ -101,11 +101,71 @@ APART void lower_mss(struct __sk_buff *skb, const struct tcp *tcp, __u32 at, __u
 	count(MSS_LOWERED);
 }
 
-ALWAYS int is_pure_ack(const struct tcp *tcp, __u32 segment)
+/* One of the options that a pure acknowledgement may have, or of the zeros behind their end. */
+static long ack_option_step(__u32 step, void *context)
+{
+	struct __sk_buff *skb = ((struct subject *)context)->skb;
+	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
+	__u32 size, is_listed = 0;
+	__u8 head[2] = {};
+	struct walk *w;
+
+	if (!s)
+		return 1;
+	w = &s->walk;
+	if (w->at >= w->end) {
+		w->ended = 1;
+		return 1;
+	}
+	if (bpf_skb_load_bytes(skb, w->at, head, 1))
+		return 1;
+	if (head[0] == 0) {
+		w->found = 1;
+		w->at++;
+		return 0;
+	}
+	if (w->found)
+		return 1;
+	if (head[0] == 1) {
+		w->at++;
+		return 0;
+	}
+	if (w->at + 2 > w->end || bpf_skb_load_bytes(skb, w->at, head, 2))
+		return 1;
+	size = head[1];
+#define ACK_OPTION(KIND, LEAST, MOST, STEP)                                                                        \
+	is_listed |= head[0] == KIND && size >= LEAST && size <= MOST && (size - LEAST) % STEP == 0;
+#include "ack_options.h"
+#undef ACK_OPTION
+	if (!is_listed || w->at + size > w->end)
+		return 1;
+	w->at += size;
+	return 0;
+}
+
+/* `at`: of the TCP header, which is `bytes` long. */
+APART int has_only_ack_options(struct __sk_buff *skb, __u32 at, __u32 bytes)
+{
+	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
+	struct subject subject = { skb };
+	struct walk *w;
+
+	if (!s)
+		return 0;
+	w = &s->walk;
+	__builtin_memset(w, 0, sizeof(*w));
+	w->at = at + TCP_MIN_BYTES;
+	w->end = at + bytes;
+	bpf_loop(TCP_OPTIONS_MAX_BYTES + 1, ack_option_step, &subject, 0);
+	return w->ended;
+}
+
+/* `at`: of a TCP header that lies right behind an IP header without options. `segment`: header and payload. */
+ALWAYS int is_pure_ack(struct __sk_buff *skb, const struct tcp *tcp, __u32 at, __u32 segment)
 {
 	return (tcp->offset >> 4) * 4 == segment && segment >= TCP_MIN_BYTES &&
-	       (tcp->flags & FLAG_ACK) &&
-	       !(tcp->flags & (FLAG_SYN | FLAG_FIN | FLAG_RST | FLAG_URG));
+	       (tcp->flags & FLAG_ACK) && !(tcp->flags & (FLAG_SYN | FLAG_FIN | FLAG_RST | FLAG_URG)) &&
+	       (segment == TCP_MIN_BYTES || has_only_ack_options(skb, at, segment));
 }
 
 /* Bytes behind the end that the header names would travel without being looked at. */

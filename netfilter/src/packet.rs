@@ -6,6 +6,7 @@
 
 use crate::release_queue::{Flow, Kind};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use tidelock_tagging::ACK_OPTIONS;
 
 /// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -34,6 +35,9 @@ const TCP_SYN: u8 = 0x02;
 const TCP_RST: u8 = 0x04;
 const TCP_ACK: u8 = 0x10;
 const TCP_URG: u8 = 0x20;
+
+const TCP_OPTIONS_END: u8 = 0;
+const TCP_NO_OPERATION: u8 = 1;
 
 /// Router solicitation to redirect (RFC 4861).
 pub const NEIGHBOUR_DISCOVERY_TYPES: std::ops::RangeInclusive<u8> = 133..=137;
@@ -65,7 +69,9 @@ fn ipv4(head: &[u8], len_bytes: usize) -> Option<Kind> {
         return None;
     }
     let kind = tcp(&fixed[12..20], head.get(header_len..)?, total_len.checked_sub(header_len)?)?;
-    Some(if fragment == 0 { kind } else { Kind::Data { flow: kind_flow(kind) } })
+    // Options of IP may carry anything.
+    let is_plain = fragment == 0 && header_len == IPV4_HEADER_MIN_BYTES;
+    Some(if is_plain { kind } else { Kind::Data { flow: kind_flow(kind) } })
 }
 
 fn ipv6(head: &[u8], len_bytes: usize) -> Option<Kind> {
@@ -95,7 +101,8 @@ fn ipv6(head: &[u8], len_bytes: usize) -> Option<Kind> {
         return None;
     }
     let extensions_len = at - IPV6_HEADER_BYTES;
-    tcp(&fixed[8..40], head.get(at..)?, payload_len.checked_sub(extensions_len)?)
+    let kind = tcp(&fixed[8..40], head.get(at..)?, payload_len.checked_sub(extensions_len)?)?;
+    Some(if extensions_len == 0 { kind } else { Kind::Data { flow: kind_flow(kind) } })
 }
 
 /// Bytes behind the end that the header names would travel without being looked at.
@@ -117,8 +124,24 @@ fn tcp(addresses: &[u8], segment: &[u8], segment_len: usize) -> Option<Kind> {
     let flags = fixed[13];
     let pure_ack = header_len == segment_len
         && flags & TCP_ACK != 0
-        && flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_URG) == 0;
+        && flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_URG) == 0
+        && has_only_ack_options(segment.get(TCP_HEADER_MIN_BYTES..header_len)?);
     Some(if pure_ack { Kind::PureAck { flow } } else { Kind::Data { flow: Some(flow) } })
+}
+
+/// Whether no option of a segment carries anything of the guest's state: see `ack_options.h`.
+fn has_only_ack_options(mut options: &[u8]) -> bool {
+    loop {
+        let len = match options {
+            [] => return true,
+            [TCP_OPTIONS_END, filling @ ..] => return filling.iter().all(|byte| *byte == 0),
+            [TCP_NO_OPERATION, ..] => 1,
+            [kind, len, ..] if ACK_OPTIONS.iter().any(|option| option.is(*kind, *len)) => *len,
+            _ => return false,
+        };
+        let Some(rest) = options.get(usize::from(len)..) else { return false };
+        options = rest;
+    }
 }
 
 fn kind_flow(kind: Kind) -> Option<Flow> {
@@ -191,7 +214,11 @@ mod tests {
     fn an_acknowledgement_is_pure_only_without_payload_and_other_flags() {
         for (ip_options, tcp_options) in [(0, 0), (0, 12), (8, 0), (40, 40)] {
             let pure = ip4(6, ip_options, &segment(ACK_ONLY, tcp_options, 0));
-            assert!(is_pure_ack(classify4(&pure)));
+            assert_eq!(
+                is_pure_ack(classify4(&pure)),
+                ip_options == 0,
+                "IP's own may carry anything"
+            );
             let data = ip4(6, ip_options, &segment(ACK_ONLY, tcp_options, 1));
             assert!(is_tcp_data(classify4(&data)));
         }
@@ -201,6 +228,49 @@ mod tests {
         assert!(is_tcp_data(classify4(&ip4(6, 0, &segment(0, 0, 0)))), "no ACK flag");
         assert!(is_pure_ack(classify6(&ip6(6, 64, &segment(ACK_ONLY, 12, 0)))));
         assert!(is_tcp_data(classify6(&ip6(6, 64, &segment(ACK_ONLY, 12, 1)))));
+    }
+
+    #[test]
+    fn an_acknowledgement_is_pure_only_with_options_that_carry_nothing_of_the_guest() {
+        let with = |options: &[u8]| {
+            let mut tcp = segment(ACK_ONLY, options.len(), 0);
+            tcp[TCP_HEADER_MIN_BYTES..].copy_from_slice(options);
+            [ip4(6, 0, &tcp), ip6(6, 64, &tcp)].map(|packet| {
+                let ethertype = if packet[0] >> 4 == 4 { ETHERTYPE_IPV4 } else { ETHERTYPE_IPV6 };
+                is_pure_ack(classify(ethertype, &packet, u32::try_from(packet.len()).unwrap()))
+            })
+        };
+        let timestamps = [8, 10, 1, 2, 3, 4, 5, 6, 7, 8];
+        let sack =
+            |blocks: u8| [&[5, 2 + 8 * blocks][..], &vec![7; 8 * usize::from(blocks)]].concat();
+        let padded = |options: &[&[u8]]| {
+            let mut all = options.concat();
+            all.resize(all.len().next_multiple_of(4), 1);
+            all
+        };
+        for pure in [
+            padded(&[&timestamps]),
+            padded(&[&[1, 1], &timestamps, &[1, 1], &sack(3)]),
+            padded(&[&sack(4)]),
+            vec![1, 0, 0, 0],
+        ] {
+            assert_eq!(with(&pure), [true, true], "{pure:?}");
+        }
+        // MPTCP with DATA_FIN, window scale, experiments, and what does not fit.
+        for other in [
+            padded(&[&[30, 12, 0x20, 0x11, 0, 0, 0, 1, 0, 0, 0, 2]]),
+            padded(&[&timestamps, &[30, 8, 0x20, 1, 0, 0, 0, 1]]),
+            vec![3, 3, 7, 1],
+            vec![2, 4, 5, 180],
+            padded(&[&[253, 8, 1, 2, 3, 4, 5, 6]]),
+            padded(&[&[5, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]),
+            padded(&[&[8, 6, 0, 0, 0, 0]]),
+            vec![0, 0, 0, 5],
+            vec![1, 1, 8, 10],
+            vec![1, 1, 1, 8],
+        ] {
+            assert_eq!(with(&other), [false, false], "{other:?}");
+        }
     }
 
     #[test]
@@ -235,8 +305,7 @@ mod tests {
         body.resize(16, 0);
         body.extend([6, 0, 0, 0, 0, 0, 0, 0]);
         body.extend(segment(ACK_ONLY, 0, 0));
-        assert!(is_pure_ack(classify6(&ip6(0, 64, &body))));
-        body.push(1);
+        // Their options may carry anything.
         assert!(is_tcp_data(classify6(&ip6(0, 64, &body))));
     }
 
@@ -287,7 +356,7 @@ mod tests {
             cut in 0usize..120,
         ) {
             let tcp = segment(flags, 12, payload);
-            let mut packet = if six { ip6(6, 64, &tcp) } else { ip4(6, 4, &tcp) };
+            let mut packet = if six { ip6(6, 64, &tcp) } else { ip4(6, 0, &tcp) };
             let len_bytes = u32::try_from(packet.len()).unwrap();
             let ethertype = if six { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
             let headers_len = packet.len() - payload - 12;

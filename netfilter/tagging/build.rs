@@ -12,6 +12,7 @@ fn main() {
     println!("cargo:rerun-if-env-changed=CLANG");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("tag.bpf.o");
     let headers = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys tells where its headers are");
+    write_ack_options(&programs.join("ack_options.h"));
     let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
     let endian = match env::var("CARGO_CFG_TARGET_ENDIAN").as_deref() {
         Ok("big") => "bpfeb",
@@ -38,4 +39,25 @@ fn main() {
             "{clang} is needed to compile the kernel programs (scripts/setup installs it): {e}"
         ),
     }
+}
+
+/// The TCP options of pure acknowledgements, which C and Rust both go by.
+fn write_ack_options(header: &std::path::Path) {
+    let text = std::fs::read_to_string(header).expect("the header is there");
+    let listed = text.lines().filter_map(|line| line.strip_prefix("ACK_OPTION("));
+    let mut rust = "&[".to_owned();
+    for line in listed {
+        let numbers = line.split_once(')').expect("its end").0;
+        let [kind, least, most, step]: [u8; 4] = numbers
+            .split(',')
+            .map(|number| number.trim().parse().expect("a number"))
+            .collect::<Vec<_>>()
+            .try_into()
+            .expect("four numbers");
+        rust +=
+            &format!("AckOption {{ kind: {kind}, least: {least}, most: {most}, step: {step} }},");
+    }
+    rust.push(']');
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    std::fs::write(out.join("ack_options.rs"), rust).expect("the directory is there");
 }

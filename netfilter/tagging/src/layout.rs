@@ -197,3 +197,30 @@ counters! {
     /// Packets that were dropped because the kernel could not do what had to be done.
     dropped_failed,
 }
+
+/// A TCP option that a pure acknowledgement may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AckOption {
+    /// Its number.
+    pub kind: u8,
+    /// The length of its shortest form.
+    pub least: u8,
+    /// The length of its longest form.
+    pub most: u8,
+    /// The step between lengths.
+    pub step: u8,
+}
+
+impl AckOption {
+    /// Whether an option of this number and length is one of these.
+    #[must_use]
+    pub fn is(&self, kind: u8, len: u8) -> bool {
+        kind == self.kind
+            && (self.least..=self.most).contains(&len)
+            && (len - self.least).is_multiple_of(self.step)
+    }
+}
+
+/// The TCP options that a pure acknowledgement may have, beside padding: those of `netfilter/bpf/ack_options.h`, which the kernel
+/// programs go by.
+pub const ACK_OPTIONS: &[AckOption] = include!(concat!(env!("OUT_DIR"), "/ack_options.rs"));

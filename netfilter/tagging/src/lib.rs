@@ -21,7 +21,9 @@ mod layout;
 mod mapped;
 mod pins;
 
-pub use layout::{CommittedCells, CrossingCells, ENTRIES, PendingCells, TaggingStats};
+pub use layout::{
+    ACK_OPTIONS, AckOption, CommittedCells, CrossingCells, ENTRIES, PendingCells, TaggingStats,
+};
 pub use mapped::{Cells, Mapped};
 
 /// The MTU of an interface in the calling thread's network namespace.

@@ -9,7 +9,7 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::net::UdpSocket;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -242,6 +242,43 @@ pub fn udp(namespace: &str, address: &str) -> UdpSocket {
     let socket = in_namespace(namespace, || UdpSocket::bind(address)).expect("a socket");
     socket.set_read_timeout(Some(PATIENCE)).expect("a time limit");
     socket
+}
+
+/// An MPTCP socket in a namespace, if the kernel has that.
+pub fn mptcp(namespace: &str) -> Option<OwnedFd> {
+    in_namespace(namespace, || {
+        // SAFETY: socket takes no memory.
+        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP) };
+        // SAFETY: the call has just made it, and nobody else has it.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    })
+}
+
+/// Gives a socket its address, and lets it listen.
+pub fn bind(socket: &OwnedFd, ip: [u8; 4], port: u16) {
+    let (address, len) = socket_address(ip, port);
+    // SAFETY: the descriptor is open, and the address is as long as is said.
+    let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
+    // SAFETY: the descriptor is open.
+    let listens = bound == 0 && unsafe { libc::listen(socket.as_raw_fd(), 1) } == 0;
+    assert!(listens, "{}", std::io::Error::last_os_error());
+}
+
+pub fn connect(socket: &OwnedFd, ip: [u8; 4], port: u16) {
+    let (address, len) = socket_address(ip, port);
+    // SAFETY: the descriptor is open, and the address is as long as is said.
+    let connected = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) };
+    assert_eq!(connected, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn socket_address(ip: [u8; 4], port: u16) -> (libc::sockaddr_in, libc::socklen_t) {
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip) },
+        sin_zero: [0; 8],
+    };
+    (address, size_of::<libc::sockaddr_in>() as libc::socklen_t)
 }
 
 /// The next datagram.

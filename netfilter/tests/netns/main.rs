@@ -188,6 +188,43 @@ fn pure_acks_pass_beside_held_packets_but_not_in_their_own_flow() {
     }
 }
 
+/// MPTCP ends a connection by an option of a segment that has neither payload nor FIN.
+#[test]
+fn the_end_of_an_mptcp_connection_is_held() {
+    if !can_run("mptcp") {
+        return;
+    }
+    for topology in TOPOLOGIES {
+        let lab = Lab::new(topology);
+        let Some(listener) = lab::mptcp(&lab.guest()) else {
+            return skipped("mptcp", "the kernel has no MPTCP");
+        };
+        let mut gate = Drive::start(&lab, "any", 11, 4096, 600_000);
+        gate.tell("lease");
+        lab::bind(&listener, [10, 71, 0, 2], PORT);
+        let listener = TcpListener::from(listener);
+        let client = lab::mptcp(&lab.client()).expect("it is the same kernel");
+        lab::connect(&client, [10, 71, 0, 2], PORT);
+        let mut client = TcpStream::from(client);
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (mut guest, _) = listener.accept().unwrap();
+        guest.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.write_all(b"do it").unwrap();
+        guest.read_exact(&mut [0; 5]).unwrap();
+
+        // The end is the answer.
+        gate.tell("pending 0 1");
+        drop(guest);
+        gate.until_stat("held_packets", |n| n >= 1);
+        client.set_nonblocking(true).unwrap();
+        let nothing = client.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(nothing.kind(), ErrorKind::WouldBlock, "{topology:?}");
+        client.set_nonblocking(false).unwrap();
+        gate.tell("commit 0 1");
+        assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+    }
+}
+
 #[test]
 fn the_gate_shuts_when_the_lease_ends_and_for_good_when_fenced() {
     if !can_run("lease") {

@@ -348,6 +348,17 @@ fn pure_acks_need_no_tag_and_other_segments_do() {
     let sent = m.send(&ack);
     m.is_passed(&sent, "untagged_acks");
     assert_eq!(sent.frame, ack);
+    let sack = [1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8, 1, 1, 5, 10, 0, 0, 0, 9, 0, 0, 1, 0];
+    let with_sack = ip4(OWN, PEER, TCP, &[], &segment(ACK, &sack, b""));
+    assert_eq!(m.send(&with_sack).frame, with_sack);
+    // MPTCP's DATA_FIN, alone and behind timestamps.
+    let data_fin = [30, 12, 0x20, 0x11, 0, 0, 0, 1, 0, 0, 0, 2];
+    for options in [&data_fin[..], &[&sack[..12], &data_fin].concat(), &[0, 0, 0, 1]] {
+        let sent = m.send(&ip4(OWN, PEER, TCP, &[], &segment(ACK, options, b"")));
+        assert!(!options_of(&sent.frame).is_empty(), "{options:?}");
+        let sent = m.send(&ip6(OWN6, PEER6, TCP, &segment(ACK, options, b"")));
+        assert_eq!(sent.frame[ETHERNET + 6], 60, "{options:?}");
+    }
     for (flags, payload) in [(ACK, &b"data"[..]), (ACK | 1, b""), (ACK | 4, b""), (SYN, b"")] {
         let sent = m.send(&ip4(OWN, PEER, TCP, &[], &segment(flags, &[], payload)));
         assert!(!options_of(&sent.frame).is_empty());

@@ -168,6 +168,9 @@ fn case() -> impl Strategy<Value = Case> {
         3 => Just(vec![MSS, 4, 5, 0xb4]),
         2 => Just(vec![1]),
         1 => Just(vec![0]),
+        2 => Just(vec![8, 10, 1, 2, 3, 4, 5, 6, 7, 8]),
+        1 => Just(vec![5, 10, 1, 2, 3, 4, 5, 6, 7, 8]),
+        1 => Just(vec![30, 4, 0x20, 1]),
         1 => prop::collection::vec(any::<u8>(), 1..5),
     ];
     let tcp_options = prop::collection::vec(tcp_option, 0..4).prop_map(|parts| {
@@ -562,7 +565,10 @@ fn ipv4_from_guest(m: &Member, frame: &[u8], stamp: Option<&Stamp>) -> Wanted {
         if h.len() < header + 20 {
             return left();
         }
-        if fragment == 0 && is_pure_ack(&h[header..total.max(header + 20)][..total - header]) {
+        if fragment == 0
+            && header == 20
+            && is_pure_ack(&h[header..total.max(header + 20)][..total - header])
+        {
             return Passes(out);
         }
         lower_mss(&mut out[ETHERNET + header..], MTU as usize - 40 - m.codec.ipv4_bytes());
@@ -604,7 +610,7 @@ fn ipv6_from_guest(m: &Member, frame: &[u8], stamp: Option<&Stamp>) -> Wanted {
         if frame.len() < headers.at + 20 {
             return left();
         }
-        if !headers.fragment && is_pure_ack(tcp) {
+        if h[6] == TCP && is_pure_ack(tcp) {
             return Passes(out);
         }
         lower_mss(&mut out[headers.at..], MTU as usize - 60 - m.codec.ipv6_bytes());

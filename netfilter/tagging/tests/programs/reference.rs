@@ -3,6 +3,7 @@
 
 use crate::frames::{ETHERNET, ICMP, ICMPV6, TCP, sum, sum6};
 use tidelock_protocol::tag::{IPV4_OPTION, IPV6_OPTION, TagError, find_ipv4, find_ipv6};
+use tidelock_tagging::ACK_OPTIONS;
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -161,6 +162,19 @@ pub fn is_pure_ack(segment: &[u8]) -> bool {
         && usize::from(segment[12] >> 4) * 4 == segment.len()
         && segment[13] & 0x10 != 0
         && segment[13] & 0x27 == 0
+        && has_only_ack_options(&segment[20..])
+}
+
+fn has_only_ack_options(options: &[u8]) -> bool {
+    match options {
+        [] => true,
+        [0, rest @ ..] => rest.iter().all(|byte| *byte == 0),
+        [1, rest @ ..] => has_only_ack_options(rest),
+        [kind, len, ..] if ACK_OPTIONS.iter().any(|option| option.is(*kind, *len)) => {
+            options.get(usize::from(*len)..).is_some_and(has_only_ack_options)
+        }
+        _ => false,
+    }
 }
 
 fn word(bytes: &[u8], at: usize) -> usize {
