@@ -436,6 +436,11 @@ fn each_mistake_gets_its_words() {
         ),
         (
             "name = \"g\"",
+            "name = \"g\"\n[group.tag]\nmark_mask = 0x0c000000",
+            "9:13 `mark_mask` in [group.tag]: 0xc000000 has fewer than 8 bits, so what is in them could be met by chance -> 0xffff0000, or other bits of a packet's mark",
+        ),
+        (
+            "name = \"g\"",
             "name = \"g\"\n[group.tag]\noption = 137",
             "9:10 `option` in [group.tag]: 137 has a meaning of its own, which routers and guests may act on -> 158, or 222, the other experimental one",
         ),

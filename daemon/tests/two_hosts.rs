@@ -345,7 +345,7 @@ fn rules_that_somebody_flushes_are_put_back_and_it_is_said() {
         );
         // What the daemon does itself is told, too, and looked at, but is nobody's change.
         assert_eq!(restored(), Some(vec![nth, nth]));
-        let rules = world.sh("nft list ruleset; iptables-save -t mangle 2>/dev/null || true");
+        let rules = world.sh("nft list ruleset; iptables-save -t raw 2>/dev/null || true");
         assert!(rules.contains("t-a") && rules.contains("t-b"), "{rules}");
     }
     let log = world.log("host-a.log");

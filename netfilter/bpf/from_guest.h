@@ -84,7 +84,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 	s->header.check = new_checksum(&h, &s->header, sum_of(s->tag, room));
 	if (bpf_skb_store_bytes(skb, NET, &s->header, IPV4_MIN_BYTES + room, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	return let_pass_tagged();
+	return let_pass(TAGGED);
 }
 
 APART int ipv6_from_guest(struct __sk_buff *skb)
@@ -111,10 +111,10 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 	if ((bpf_ntohl(h.version_class_flow) >> 28) != 6 || !h.payload ||
 	    !ends_where_it_says(skb, total))
 		return gate(GATED_UNREADABLE);
-	/* The link does not work without neighbour discovery; the rules know it. */
+	/* The link does not work without neighbour discovery; the queue knows it. */
 	if (h.next == NEXT_ICMPV6 && !bpf_skb_load_bytes(skb, NET + IPV6_BYTES, &icmp, 1) &&
 	    icmp >= 133 && icmp <= 137)
-		return go_on();
+		return leave_to_queue();
 	walk_ipv6(skb, e, &h, 0);
 	if (e->found)
 		return drop(DROPPED_GUESTS_OWN);
@@ -175,7 +175,7 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 	if (bpf_skb_store_bytes(skb, NET, &h, 8, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, NET + IPV6_BYTES, s->tag, room, BPF_F_RECOMPUTE_CSUM))
 		return drop(DROPPED_FAILED);
-	return let_pass_tagged();
+	return let_pass(TAGGED);
 }
 
 SEC("tc/ingress")
@@ -184,7 +184,7 @@ int from_guest(struct __sk_buff *skb)
 	int verdict = go_on();
 
 	/* Whatever was there before us has no say in what passes. */
-	skb->mark &= ~(CONFIG.pass_mark | CONFIG.tagged_mark);
+	skb->mark &= ~CONFIG.mark_mask;
 	/* A member talks to others on its own network. The rules judge the rest. */
 	if (skb->vlan_present)
 		verdict = leave_to_queue();

@@ -13,7 +13,8 @@
  *   from outside:  strip it, never merge.
  *   in a quote:    the guest's own, of a packet that did not arrive: take it out (quotes.h).
  *
- * "Pass" is a bit of the packet's mark that the rules in front of the queue look at. Covered
+ * "Pass" is a value in some bits of the packet's mark. It is random, and the first rules that a packet meets look at it
+ * and clear it: before connections are tracked, so that no rule can have saved or restored it. Covered
  * packets are judged by a program of its own (judge), which is reached through a map that user
  * space holds and does not pin: the kernel empties it when the process ends, however it ends, and
  * then nothing is covered any more. Tagging, merging and stripping go on.
@@ -285,7 +286,7 @@ static const __u32 zero;
  * What is to be done with a packet, and the counter of it (COUNTERS: none). It is done in one place (carry_out), so that
  * the code that finds it is short.
  */
-enum action { DROP, GO_ON, PASS, PASS_TAGGED, GATE, LEAVE };
+enum action { DROP, GO_ON, PASS, GATE, LEAVE };
 #define VERDICT(action, counter) ((action) << 8 | (counter))
 #define ACTION(verdict) ((verdict) >> 8)
 #define COUNTER(verdict) ((verdict) & 0xff)
@@ -311,12 +312,6 @@ ALWAYS int go_on(void)
 ALWAYS int let_pass(__u32 why)
 {
 	return VERDICT(PASS, why);
-}
-
-/* Where nobody would read the tag, the rules still drop the packet. */
-ALWAYS int let_pass_tagged(void)
-{
-	return VERDICT(PASS_TAGGED, TAGGED);
 }
 
 /* The judge is asked, as for a packet to the outside. */
@@ -349,9 +344,6 @@ ALWAYS int carry_out(struct __sk_buff *skb, __u32 verdict)
 		return TC_ACT_SHOT;
 	case PASS:
 		skb->mark |= CONFIG.pass_mark;
-		break;
-	case PASS_TAGGED:
-		skb->mark |= CONFIG.pass_mark | CONFIG.tagged_mark;
 		break;
 	case LEAVE:
 		c = bpf_map_lookup_elem(&crossing, &zero);

@@ -13,8 +13,8 @@
 struct config {
 	__u64 hlc_ahead_max_ms;
 	__u64 run;		/* whose programs these are */
-	__u32 pass_mark;
-	__u32 tagged_mark;	/* beside it, of a packet with a tag */
+	__u32 pass_mark;	/* random: others who write marks do not know it */
+	__u32 mark_mask;	/* the bits that it is in */
 	__u32 path_mtu;
 	__u32 writers;		/* 0 in HLC form */
 	__u32 is_hlc;

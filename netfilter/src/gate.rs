@@ -29,13 +29,13 @@ pub use rules_kept::RulesFound;
 pub use shared::{GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 pub use tagging::{
-    HLC_AHEAD_MAX_MS, Hooks, MARKS, MemberTagging, PIN_DIRECTORY, TaggedMember, TaggingConfig,
+    HLC_AHEAD_MAX_MS, Hooks, MARK_MASK, MemberTagging, PIN_DIRECTORY, TaggedMember, TaggingConfig,
     TaggingStats, TaggingSwitch,
 };
 
 use crate::nfqueue::{KernelCounters, Nfqueue, QueueError, QueueNumber, kernel_counters};
 use crate::release_queue::ReleaseQueue;
-use crate::rules::{Firewall, Installed, MemberRules, RulesError, Topology};
+use crate::rules::{Firewall, Installed, Marks, MemberRules, RulesError, Topology};
 use crate::sys::{Epoll, EventFd, TimerFd};
 use crate::verdicts::Verdicts;
 use shared::{Group, Told};
@@ -438,7 +438,7 @@ fn start_member(
         Tagging::Without(_) => None,
     };
     // Before the rules let marked packets pass: the programs clear the mark of what others marked.
-    let (tagging, marks, is_hlc) = match tagging {
+    let (tagging, mask, is_hlc) = match tagging {
         Tagging::With { group, config: tagging, tags, here } => {
             let started = tagging::start_member(
                 (group, tags),
@@ -447,10 +447,10 @@ fn start_member(
                 &config.interface,
                 &config.pending,
             )?;
-            (started, Some(tagging.marks), tagging.is_hlc())
+            (started, tagging.mark_mask, tagging.is_hlc())
         }
-        Tagging::Without(Some(why)) => (MemberTagging::Unavailable(why), None, false),
-        Tagging::Without(None) => (MemberTagging::Off, None, false),
+        Tagging::Without(Some(why)) => (MemberTagging::Unavailable(why), 0, false),
+        Tagging::Without(None) => (MemberTagging::Off, 0, false),
     };
     let interface_mtu = match with {
         Some(with) if with.path_mtu.is_none() => {
@@ -467,7 +467,7 @@ fn start_member(
         interface: config.interface,
         topology: config.topology,
         queue: config.queue,
-        marks: marks.filter(|_| tagging.tags().is_some()),
+        marks: tagging.tags().map(|tags| Marks { mask, pass: tags.pass_mark() }),
         index,
         only_that_index: tagging.tags().is_some() && with.is_some_and(TaggingConfig::is_needed),
     };

@@ -1,40 +1,42 @@
 //! The packet-filter rules that send a guest's packets into the queue.
 //!
-//! | topology | forwarded packets | packets to the host itself |
-//! |---|---|---|
-//! | routed: the interface has addresses and the host routes | FORWARD by in-interface | INPUT by in-interface |
-//! | bridged: the interface is a port of a bridge | FORWARD by bridge port | INPUT by bridge port |
+//! | topology | what comes from the guest is judged in |
+//! |---|---|
+//! | routed: the interface has addresses and the host routes | PREROUTING by in-interface |
+//! | bridged: the interface is a port of a bridge | PREROUTING by bridge port |
 //!
-//! The second column counts: a guest that talks to its host talks to the outside.
+//! That is before the host decides where a packet goes, so it also holds what goes to the host itself: a guest that
+//! talks to its host talks to the outside. And the host makes no ICMP error that quotes what is held: it has not looked at it.
+//! It is also before connections are tracked: no rule can have saved the programs' mark in a connection and restored it
+//! on another packet.
 //!
 //! | packet filter | it queues by |
 //! |---|---|
 //! | `nft` | nftables' `queue` |
 //! | `nft-xt` | a rule of nftables that calls iptables' NFQUEUE; routed only |
-//! | `iptables-nft`, `iptables-legacy` | NFQUEUE in the mangle table; nftables drops beside it |
+//! | `iptables-nft`, `iptables-legacy` | NFQUEUE in the raw table; nftables drops beside it |
 //!
 //! The first that works here is used. Invariants:
 //! - Rules are replaced in one transaction of the packet filter: there is no moment in which a
 //!   packet passes unheld, not even while stale rules of a crashed daemon give way. (`nft-xt` takes
 //!   two, and drops what comes between them.)
 //! - No rule has a bypass: without a listener the kernel drops what is queued.
-//! - IPv6 neighbour discovery returns before the queue, where it can be genuine: on the bridge and
-//!   to the host itself, never across a router. ARP does not come by here at all.
+//! - IPv6 neighbour discovery is judged like the rest, by the programs and the queue. ARP does not come by here at all: the
+//!   programs judge it.
 //! - In a bridged topology, what is neither IP nor ARP is dropped: the queue cannot judge it.
 //! - What is queued goes by the interface's name. An interface that gets another name (Linux 6.2 and
 //!   later rename one that is up) tells nothing any more: what comes from its index is dropped.
-//! - A member with tags: packets that its kernel programs have marked return before the queue. An
-//!   interface of its name but of another index than the one that the programs are attached to is
-//!   cut off, both ways ([`Marks`] say what may still come to it).
+//! - A member with tags: packets that its kernel programs have marked return before the queue, without the mark
+//!   ([`Marks`]). An interface of its name but of another index than the one that the programs are attached to is
+//!   cut off, both ways.
 //! - Both take nftables (with or without a queue): iptables knows names only.
 //! - nftables has one table for all members of a host (`nft/table.rs`).
 //! - Rules that somebody has changed can be told from those that were installed, and the kernel tells
 //!   of changes of nftables ([`RuleChanges`]).
 //! - Rules of one topology do not see what takes the other way: where an interface is not what its topology says
 //!   (`port.rs`), they are not installed, and those that are count as changed.
-//! - Rules sit ahead of the user's own filter rules and take none of them away: a packet that is
-//!   let through goes on to the filter table (iptables: ours are in mangle; nftables: a table of
-//!   our own with an earlier priority).
+//! - Rules sit ahead of the user's own rules and take none of them away: a packet that is let through goes on to
+//!   them (iptables: ours are the first of raw; nftables: a table of our own with the earliest priority).
 
 mod changes;
 mod iptables;
@@ -70,13 +72,14 @@ impl std::fmt::Display for Topology {
     }
 }
 
-/// Bits of a packet's mark: set by a member's kernel programs, and cleared by them if anybody else has set them.
+/// What the mark of a packet has that may pass beside the queue. The programs clear these bits when they take a packet up, and the
+/// rules when they have judged it: nobody else sees the value, which is random for each start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
-    /// It passes beside the queue.
+    /// The bits.
+    pub mask: u32,
+    /// The value in them.
     pub pass: u32,
-    /// It has a tag, too: what it says may not be in the receiver's P yet. Where nobody would read that, it is dropped.
-    pub tagged: u32,
 }
 
 /// The rules of one member.
@@ -96,7 +99,7 @@ pub struct MemberRules {
     /// dropped.
     pub index: Option<u32>,
     /// What comes from an interface of this name and another index is dropped, too, and so is what goes to
-    /// it, but for what its P names: it was made anew, and nobody sees yet what its guest hears.
+    /// it: it was made anew, and nobody sees yet what its guest hears.
     pub only_that_index: bool,
 }
 

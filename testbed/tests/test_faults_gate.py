@@ -101,7 +101,7 @@ def test_a_fenced_daemon_stops_at_once_and_leaves_its_gate_shut(run):
         remove_rules(rig)
     assert not guest_is_heard(rig)
     assert f"the rules of {rig.guest_net.interface} are gone" in remove_rules(rig, "--yes")
-    listing = "nft list ruleset; iptables-save -t mangle; ip6tables-save -t mangle"
+    listing = "nft list ruleset; iptables-save -t raw; ip6tables-save -t raw"
     left = run_command(["sh", "-c", listing], "list the rules", rig.net.primary.netns)
     assert "tidelock_" not in left and "TL-" not in left, left
     wait_until("the guest is heard", lambda: guest_is_heard(rig), NEVER_MIND_S)

@@ -117,6 +117,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
         option: tag::IPV4_OPTION,
         mtu: None,
         strip_path: false,
+        mark_mask: tidelock_netfilter::gate::MARK_MASK,
         off_for_a_demonstration,
     });
     let group_name = name.as_ref().map_or("", |name| name.as_str()).to_owned();
@@ -188,6 +189,9 @@ fn read_span(
     span.value
 }
 
+/// The value in them is random.
+const MARK_BITS_MIN: u32 = 8;
+
 fn read_tag(tag: &mut Section<'_>) -> Option<TagSettings> {
     let option = tag.or("option", u16::from(tag::IPV4_OPTION));
     let number = u8::try_from(option.value).unwrap_or(0);
@@ -213,10 +217,19 @@ fn read_tag(tag: &mut Section<'_>) -> Option<TagSettings> {
         tag.fail(&mtu.place, what, "1500, or what every way between the members takes");
     }
     let strip_path = tag.or("strip_path", false);
+    let mark_mask = tag.or("mark_mask", tidelock_netfilter::gate::MARK_MASK);
+    if mark_mask.value.count_ones() < MARK_BITS_MIN {
+        let what = format!(
+            "`mark_mask` in [group.tag]: {:#x} has fewer than {MARK_BITS_MIN} bits, so what is in them could be met by chance",
+            mark_mask.value
+        );
+        tag.fail(&mark_mask.place, what, "0xffff0000, or other bits of a packet's mark");
+    }
     Some(TagSettings {
         option: number,
         mtu: mtu.map(|m| m.value),
         strip_path: strip_path.value,
+        mark_mask: mark_mask.value,
         off_for_a_demonstration: false,
     })
 }

@@ -233,6 +233,8 @@ pub struct TagSettings {
     pub mtu: Option<u32>,
     /// Something on the way takes options out: members' packets to each other wait, too.
     pub strip_path: bool,
+    /// The bits of a packet's mark that the kernel programs use.
+    pub mark_mask: u32,
     /// Nothing is tagged or merged, and packets inside the group pass: clients see what a disaster
     /// undoes. For drills that must notice.
     pub off_for_a_demonstration: bool,

@@ -213,6 +213,7 @@ fn tagging(config: &Config, group: &Group) -> TaggingConfig {
         ipv4_option: group.tag.option,
         path_mtu: group.tag.mtu,
         path_strips_options: group.tag.strip_path,
+        mark_mask: group.tag.mark_mask,
         hlc_ahead_max_ms: group.max_clock_lead.as_millis() as u64,
         switch: match group.tag.off_for_a_demonstration {
             false => TaggingSwitch::On,

@@ -1,7 +1,6 @@
 //! Tags between the members of a group: what is configured, and what became of it.
 
 use super::{GateError, Pending};
-use crate::rules::Marks;
 use crate::sys::now;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,8 +14,8 @@ pub use tidelock_tagging::{Hooks, TaggingStats};
 
 /// Where kernel maps are pinned unless configured otherwise.
 pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/tidelock";
-/// Bits of a packet's mark that are rarely used otherwise.
-pub const MARKS: Marks = Marks { pass: 1 << 27, tagged: 1 << 26 };
+/// Bits of a packet's mark that the programs use between them and the first rules, unless configured otherwise.
+pub const MARK_MASK: u32 = 0xffff_0000;
 /// How far a member's time may be ahead of this host's clock.
 pub const HLC_AHEAD_MAX_MS: u64 = 10_000;
 
@@ -42,8 +41,8 @@ pub struct TaggingConfig {
     /// How far a member's time may be ahead of this host's clock and of the watermark, and by how much
     /// that clock may jump.
     pub hlc_ahead_max_ms: u64,
-    /// Two bits of a packet's mark that nothing else on this host uses.
-    pub marks: Marks,
+    /// The bits of a packet's mark that the programs use. Rules of others see them as 0: they are cleared before.
+    pub mark_mask: u32,
     /// A directory on a file system for kernel maps; it is mounted if it is not there.
     pub pin_directory: PathBuf,
     /// Whether packets are tagged at all.
@@ -89,7 +88,7 @@ impl TaggingConfig {
             path_mtu: None,
             path_strips_options: false,
             hlc_ahead_max_ms: HLC_AHEAD_MAX_MS,
-            marks: MARKS,
+            mark_mask: MARK_MASK,
             pin_directory: PIN_DIRECTORY.into(),
             switch: TaggingSwitch::On,
             await_floor: false,
@@ -134,8 +133,7 @@ impl TaggingConfig {
         Ok(Settings {
             codec,
             ipv4_option: self.ipv4_option,
-            pass_mark: self.marks.pass,
-            tagged_mark: self.marks.tagged,
+            mark_mask: self.mark_mask,
             path_mtu,
             path_strips_options: self.path_strips_options,
             hlc_ahead_max_ms: self.hlc_ahead_max_ms,

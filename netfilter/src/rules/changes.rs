@@ -32,8 +32,8 @@ const NFT_MSG_NEWGEN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 15;
 const TABLE: u16 = NFTA_RULE_TABLE;
 const NFTA_CHAIN_NAME: u16 = 3;
 /// Iptables' own, in which our chains are led to.
-const IPTABLES_TABLE: &str = "mangle";
-const IPTABLES_HOOKS: [&str; 2] = ["FORWARD", "INPUT"];
+const IPTABLES_TABLE: &str = "raw";
+const IPTABLES_HOOKS: [&str; 1] = ["PREROUTING"];
 /// The kernel puts messages together up to this (NLMSG_GOODSIZE).
 const DATAGRAM_BYTES_MAX: usize = 8192;
 

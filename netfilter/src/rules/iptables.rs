@@ -1,12 +1,11 @@
 //! The rules in iptables and ip6tables, whose restore commands change a table in one step.
 //!
-//! Two chains per member, in the mangle table: it comes before the filter table, and a packet that
-//! the gate lets through goes on there, so the user's own FORWARD rules still decide about it.
+//! One chain per member, in the raw table: it comes before all others and before connections are tracked, and a packet that
+//! the gate lets through goes on to the user's own rules.
 
-use super::names::{CHAIN_PREFIX, forward_chain, input_chain};
+use super::names::{CHAIN_PREFIX, chain};
 use super::tool::{find, run};
 use super::{Marks, MemberRules, RulesError, Topology};
-use crate::packet::NEIGHBOUR_DISCOVERY_TYPES;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -93,13 +92,13 @@ impl Iptables {
     fn try_queue(&mut self) -> Result<(), RulesError> {
         let probe = |commands: &Commands, matching: &str, doing| {
             let script = format!(
-                "*mangle\n:{PROBE_CHAIN} - [0:0]\n\
+                "*raw\n:{PROBE_CHAIN} - [0:0]\n\
                  -A {PROBE_CHAIN} {matching} -j NFQUEUE --queue-num 0\n\
                  -F {PROBE_CHAIN}\n-X {PROBE_CHAIN}\nCOMMIT\n"
             );
             commands.restore(&script, doing)
         };
-        let doing = "queue packets (NFQUEUE in the mangle table)";
+        let doing = "queue packets (NFQUEUE in the raw table)";
         probe(&self.v4, "", doing)?;
         probe(&self.v6, "", doing)?;
         let physdev = |c| probe(c, "-m physdev --physdev-in probe", "match bridge ports").is_ok();
@@ -114,7 +113,7 @@ impl Iptables {
         check_way(rules.topology)?;
         for commands in [&self.v4, &self.v6] {
             let saved = commands.save()?;
-            let script = install_script(commands.family, rules, &saved);
+            let script = install_script(rules, &saved);
             commands.restore(&script, "install the rules")?;
         }
         Ok(())
@@ -128,7 +127,7 @@ impl Iptables {
             if let Some(line) = comes_before(&saved, &rules.member) {
                 return Err(RulesError::Changed {
                     tool: self.name.to_owned(),
-                    what: format!("\"{line}\" in the mangle table comes before them"),
+                    what: format!("\"{line}\" in the raw table comes before them"),
                 });
             }
             let family = format!("{:?}", commands.family);
@@ -139,7 +138,7 @@ impl Iptables {
 
     /// Whether it has nothing of anybody. Asking legacy iptables for a table would create it.
     fn is_untouched(&self) -> bool {
-        self.name == "iptables-legacy" && !legacy_mangle_exists()
+        self.name == "iptables-legacy" && !legacy_raw_exists()
     }
 
     /// Whether an earlier run has left rules of this member.
@@ -168,7 +167,7 @@ impl Iptables {
 
 impl Commands {
     fn save(&self) -> Result<String, RulesError> {
-        run(&self.save, &["-t", "mangle"], "", "list the mangle table")
+        run(&self.save, &["-t", "raw"], "", "list the raw table")
     }
 
     fn restore(&self, script: &str, doing: &'static str) -> Result<(), RulesError> {
@@ -176,10 +175,10 @@ impl Commands {
     }
 }
 
-fn legacy_mangle_exists() -> bool {
+fn legacy_raw_exists() -> bool {
     LEGACY_TABLES.iter().any(|path| {
         std::fs::read_to_string(Path::new(path))
-            .is_ok_and(|tables| tables.lines().any(|table| table == "mangle"))
+            .is_ok_and(|tables| tables.lines().any(|table| table == "raw"))
     })
 }
 
@@ -200,55 +199,44 @@ pub(super) fn check_way(topology: Topology) -> Result<(), RulesError> {
 }
 
 /// Naming a chain empties it, so what follows is the whole of it. Old jumps go in the same step.
-fn install_script(family: Family, rules: &MemberRules, saved: &str) -> String {
-    let (forward, input) = (forward_chain(&rules.member), input_chain(&rules.member));
+fn install_script(rules: &MemberRules, saved: &str) -> String {
+    let chain = chain(&rules.member);
     let interface = match rules.topology {
         Topology::Routed => format!("-i {}", rules.interface),
         Topology::Bridged => format!("-m physdev --physdev-in {}", rules.interface),
     };
+    let mut script = format!("*raw\n:{chain} - [0:0]\n");
     // What its kernel programs have let pass takes no step more than it must.
-    let not_passed = rules.marks.map_or(String::new(), |Marks { pass: mark, .. }| {
-        format!("-m mark ! --mark {mark:#x}/{mark:#x} ")
-    });
-    let mut script = format!("*mangle\n:{forward} - [0:0]\n:{input} - [0:0]\n");
-    for chain in [&forward, &input] {
-        // Genuine neighbour discovery never crosses a router.
-        let may_be_genuine = chain == &input || rules.topology == Topology::Bridged;
-        if family == Family::V6 && may_be_genuine {
-            for kind in NEIGHBOUR_DISCOVERY_TYPES {
-                line(
-                    &mut script,
-                    &format!("-A {chain} -p ipv6-icmp -m icmp6 --icmpv6-type {kind} -j RETURN"),
-                );
-            }
-        }
+    if let Some(Marks { mask, pass }) = rules.marks {
+        let not_passed = format!("-m mark ! --mark {pass:#x}/{mask:#x}");
+        line(
+            &mut script,
+            &format!("-A {chain} {not_passed} -j NFQUEUE --queue-num {}", rules.queue),
+        );
+        line(&mut script, &format!("-A {chain} -j MARK --set-xmark 0x0/{mask:#x}"));
+    } else {
         line(&mut script, &format!("-A {chain} -j NFQUEUE --queue-num {}", rules.queue));
     }
     for jump in jumps(saved, &rules.member) {
         line(&mut script, &jump.replacen("-A", "-D", 1));
     }
-    line(&mut script, &format!("-I FORWARD 1 {not_passed}{interface} -j {forward}"));
-    line(&mut script, &format!("-I INPUT 1 {not_passed}{interface} -j {input}"));
+    line(&mut script, &format!("-I PREROUTING 1 {interface} -j {chain}"));
     line(&mut script, "COMMIT");
     script
 }
 
 /// `None`: there is nothing to remove.
 fn remove_script(member: &str, saved: &str) -> Option<String> {
-    let chains = [forward_chain(member), input_chain(member)];
-    let chains: Vec<&String> =
-        chains.iter().filter(|chain| saved.contains(&format!(":{chain} "))).collect();
-    if chains.is_empty() {
+    let chain = chain(member);
+    if !saved.contains(&format!(":{chain} ")) {
         return None;
     }
-    let mut script = "*mangle\n".to_owned();
+    let mut script = "*raw\n".to_owned();
     for jump in jumps(saved, member) {
         line(&mut script, &jump.replacen("-A", "-D", 1));
     }
     for command in ["-F", "-X"] {
-        for chain in &chains {
-            line(&mut script, &format!("{command} {chain}"));
-        }
+        line(&mut script, &format!("{command} {chain}"));
     }
     line(&mut script, "COMMIT");
     Some(script)
@@ -258,32 +246,26 @@ fn line(script: &mut String, line: &str) {
     writeln!(script, "{line}").expect("writing to a string");
 }
 
-/// The rules that lead into the member's chains.
+/// The rules that lead into the member's chain.
 fn jumps<'a>(saved: &'a str, member: &str) -> impl Iterator<Item = &'a str> + use<'a> {
-    let targets = [forward_chain(member), input_chain(member)].map(|c| format!(" -j {c}"));
-    saved.lines().filter(move |line| {
-        line.starts_with("-A ") && targets.iter().any(|target| line.ends_with(target.as_str()))
-    })
+    let target = format!(" -j {}", chain(member));
+    saved.lines().filter(move |line| line.starts_with("-A ") && line.ends_with(&target))
 }
 
-/// The jumps and the chains' contents.
+/// The jumps and the chain's content.
 fn own_lines<'a>(saved: &'a str, member: &str) -> impl Iterator<Item = &'a str> + use<'a> {
-    let chains = [forward_chain(member), input_chain(member)].map(|c| format!("-A {c} "));
-    let contents = saved
-        .lines()
-        .filter(move |line| chains.iter().any(|chain| line.starts_with(chain.as_str())));
-    jumps(saved, member).chain(contents)
+    let chain = format!("-A {} ", chain(member));
+    let content = saved.lines().filter(move |line| line.starts_with(&chain));
+    jumps(saved, member).chain(content)
 }
 
-/// A rule of somebody else's that decides about packets before the member's jumps do.
+/// A rule of somebody else's that decides about packets before the member's jump does.
 fn comes_before<'a>(saved: &'a str, member: &str) -> Option<&'a str> {
-    ["-A FORWARD ", "-A INPUT "].iter().find_map(|hook| {
-        saved
-            .lines()
-            .filter(|line| line.starts_with(hook))
-            .take_while(|line| jumps(line, member).next().is_none())
-            .find(|line| !line.contains(&format!(" -j {CHAIN_PREFIX}")))
-    })
+    saved
+        .lines()
+        .filter(|line| line.starts_with("-A PREROUTING "))
+        .take_while(|line| jumps(line, member).next().is_none())
+        .find(|line| !line.contains(&format!(" -j {CHAIN_PREFIX}")))
 }
 
 #[cfg(test)]
@@ -292,54 +274,50 @@ mod tests {
     use super::*;
 
     fn saved() -> String {
-        let (f, i) = (forward_chain("web"), input_chain("web"));
+        let chain = chain("web");
         format!(
-            "*mangle\n:FORWARD ACCEPT [9:9]\n:{f} - [0:0]\n:{i} - [0:0]\n\
-             -A FORWARD -i other -j {}\n-A FORWARD -i old -j {f}\n-A FORWARD -j ACCEPT\n\
-             -A INPUT -i old -j {i}\n-A {f} -j NFQUEUE --queue-num 7\nCOMMIT\n",
-            forward_chain("other")
+            "*raw\n:PREROUTING ACCEPT [9:9]\n:{chain} - [0:0]\n\
+             -A PREROUTING -i other -j {}\n-A PREROUTING -i old -j {chain}\n-A PREROUTING -j ACCEPT\n\
+             -A {chain} -j NFQUEUE --queue-num 7\nCOMMIT\n",
+            super::chain("other")
         )
     }
 
     #[test]
     fn a_stale_jump_goes_in_the_same_step_in_which_the_new_one_comes() {
-        let f = forward_chain("web");
-        let script = install_script(Family::V4, &rules(Topology::Routed), &saved());
+        let chain = chain("web");
+        let script = install_script(&rules(Topology::Routed), &saved());
         let at = |line: &str| script.find(&format!("{line}\n")).expect(line);
-        assert!(at(&format!("-D FORWARD -i old -j {f}")) < at("COMMIT"));
-        assert!(at(&format!("-I FORWARD 1 -i tap0 -j {f}")) < at("COMMIT"));
-        assert!(at(&format!("-A {f} -j NFQUEUE --queue-num 40")) < at("COMMIT"));
+        assert!(at(&format!("-D PREROUTING -i old -j {chain}")) < at("COMMIT"));
+        assert!(at(&format!("-I PREROUTING 1 -i tap0 -j {chain}")) < at("COMMIT"));
+        assert!(at(&format!("-A {chain} -j NFQUEUE --queue-num 40")) < at("COMMIT"));
         assert!(!script.contains("other"), "{script}");
         assert!(!script.contains("bypass") && !script.contains("RETURN"), "{script}");
     }
 
     #[test]
-    fn discovery_returns_only_where_it_can_be_genuine() {
-        let count = |topology, family| {
-            install_script(family, &rules(topology), "").matches("-j RETURN").count()
-        };
-        assert_eq!(count(Topology::Routed, Family::V4), 0);
-        assert_eq!(count(Topology::Routed, Family::V6), 5, "to the host itself");
-        assert_eq!(count(Topology::Bridged, Family::V6), 10);
-    }
-
-    #[test]
-    fn marked_packets_do_not_come_to_the_queue() {
+    fn marked_packets_do_not_come_to_the_queue_and_lose_the_mark() {
         for topology in [Topology::Routed, Topology::Bridged] {
-            let rules =
-                MemberRules { marks: Some(Marks { pass: 0x10, tagged: 0x20 }), ..rules(topology) };
-            let script = install_script(Family::V4, &rules, "");
-            let jumps = script.lines().filter(|line| line.starts_with("-I "));
-            assert!(jumps.clone().all(|line| line.contains(" -m mark ! --mark 0x10/0x10 ")));
-            assert_eq!(jumps.count(), 2);
+            let marks = Some(Marks { mask: 0xff0, pass: 0x120 });
+            let script = install_script(&MemberRules { marks, ..rules(topology) }, "");
+            let chain = chain("web");
+            let content: Vec<_> =
+                script.lines().filter(|line| line.starts_with(&format!("-A {chain} "))).collect();
+            assert_eq!(
+                content,
+                [
+                    format!("-A {chain} -m mark ! --mark 0x120/0xff0 -j NFQUEUE --queue-num 40"),
+                    format!("-A {chain} -j MARK --set-xmark 0x0/0xff0"),
+                ]
+            );
         }
     }
 
     #[test]
     fn removal_takes_what_is_ours_and_only_that() {
         let script = remove_script("web", &saved()).unwrap();
-        assert!(script.contains("-D FORWARD -i old") && script.contains("-D INPUT -i old"));
-        assert!(script.contains(&format!("-X {}", input_chain("web"))));
+        assert!(script.contains("-D PREROUTING -i old"));
+        assert!(script.contains(&format!("-X {}", chain("web"))));
         assert!(!script.contains("other") && !script.contains("ACCEPT"), "{script}");
         assert_eq!(remove_script("nobody", &saved()), None);
     }
@@ -347,7 +325,8 @@ mod tests {
     #[test]
     fn a_rule_ahead_of_ours_is_noticed_unless_it_is_another_members() {
         assert_eq!(comes_before(&saved(), "web"), None);
-        let ahead = saved().replacen("-A FORWARD -i", "-A FORWARD -j ACCEPT\n-A FORWARD -i", 1);
-        assert_eq!(comes_before(&ahead, "web"), Some("-A FORWARD -j ACCEPT"));
+        let ahead =
+            saved().replacen("-A PREROUTING -i", "-A PREROUTING -j ACCEPT\n-A PREROUTING -i", 1);
+        assert_eq!(comes_before(&ahead, "web"), Some("-A PREROUTING -j ACCEPT"));
     }
 }

@@ -23,14 +23,9 @@ pub(super) fn word(name: &str) -> String {
     short(name).replace('-', "_")
 }
 
-/// iptables' chain of packets that are forwarded.
-pub(super) fn forward_chain(member: &str) -> String {
-    format!("{CHAIN_PREFIX}{}-F", short(member))
-}
-
-/// iptables' chain of packets to the host itself.
-pub(super) fn input_chain(member: &str) -> String {
-    format!("{CHAIN_PREFIX}{}-I", short(member))
+/// iptables' chain of a member.
+pub(super) fn chain(member: &str) -> String {
+    format!("{CHAIN_PREFIX}{}", short(member))
 }
 
 /// nftables' table of a member, as daemons before this one had it.
@@ -38,7 +33,7 @@ pub(super) fn members_own_table(member: &str) -> String {
     format!("{TABLE_PREFIX}{}", word(member))
 }
 
-const _: () = assert!(CHAIN_PREFIX.len() + READABLE_MAX + 1 + 8 + 2 <= CHAIN_NAME_MAX);
+const _: () = assert!(CHAIN_PREFIX.len() + READABLE_MAX + 1 + 8 <= CHAIN_NAME_MAX);
 
 #[cfg(test)]
 mod tests {
@@ -48,13 +43,13 @@ mod tests {
     fn names_are_plain_short_and_different() {
         let long = "m".repeat(64);
         for member in ["web", "we b", "we.b", "", "日本", "a;b{", &long] {
-            let chain = forward_chain(member);
+            let chain = chain(member);
             assert!(chain.len() <= CHAIN_NAME_MAX, "{chain}");
             assert!(chain.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'), "{chain}");
             let table = members_own_table(member);
             assert!(table.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'), "{table}");
         }
         assert_ne!(short("we b"), short("we.b"));
-        assert_eq!(forward_chain("web"), "TL-web-".to_owned() + &short("web")[4..] + "-F");
+        assert_eq!(chain("web"), "TL-web-".to_owned() + &short("web")[4..]);
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct Config {
     pub hlc_ahead_max_ms: u64,
     pub run: u64,
     pub pass_mark: u32,
-    pub tagged_mark: u32,
+    pub mark_mask: u32,
     pub path_mtu: u32,
     pub writers: u32,
     pub is_hlc: u32,
@@ -30,7 +30,7 @@ impl Config {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let words = [
             self.pass_mark,
-            self.tagged_mark,
+            self.mark_mask,
             self.path_mtu,
             self.writers,
             self.is_hlc,

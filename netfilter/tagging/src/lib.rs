@@ -10,8 +10,7 @@
 //! | neighbours: the P of each member on this host, by address | a group | the loader | the same |
 //! | crossing ([`CrossingCells`]) | a member | the programs count, the gate follows | the same |
 //!
-//! A packet that may leave gets a bit of its mark set, and rules in front of the queue let marked
-//! packets through. Whether a packet to the outside is covered is judged by a program that is
+//! A packet that may leave gets a random value into its mark, and rules in front of the queue let it through and clear it. Whether a packet to the outside is covered is judged by a program that is
 //! reached only through a map of this process: once it has ended, nothing is covered.
 //!
 //! Needs Linux 5.17, for `bpf_loop`.
@@ -48,6 +47,7 @@ use layout::Config;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, PrintLevel, Program,
 };
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
@@ -126,10 +126,8 @@ pub struct Settings {
     pub codec: Codec,
     /// The number of the IPv4 option.
     pub ipv4_option: u8,
-    /// The bit of a packet's mark that lets it pass the rules.
-    pub pass_mark: u32,
-    /// The bit that says beside it that the packet has a tag.
-    pub tagged_mark: u32,
+    /// The bits of a packet's mark that the programs write, for the first rules that it meets.
+    pub mark_mask: u32,
     /// The longest packet, in bytes from its network header on, that every way between members takes.
     pub path_mtu: u32,
     /// Something between the members takes options away: nothing is tagged.
@@ -144,7 +142,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    fn config(&self, run: u64) -> Config {
+    fn config(&self, run: u64, pass_mark: u32) -> Config {
         let writers = match self.codec.form() {
             Form::Vector { writers } => writers.into(),
             Form::Hlc => 0,
@@ -152,8 +150,8 @@ impl Settings {
         Config {
             hlc_ahead_max_ms: self.hlc_ahead_max_ms,
             run,
-            pass_mark: self.pass_mark,
-            tagged_mark: self.tagged_mark,
+            pass_mark,
+            mark_mask: self.mark_mask,
             path_mtu: self.path_mtu,
             writers,
             is_hlc: u32::from(self.codec.form() == Form::Hlc),
@@ -209,6 +207,7 @@ pub struct MemberTags {
     links: Option<[PathBuf; 2]>,
     /// The index of the interface that they are attached to, and how.
     attached: Option<(i32, [Hook; 2])>,
+    pass_mark: u32,
 }
 
 /// What runs the programs on an interface.
@@ -348,6 +347,7 @@ impl MemberTags {
         let (pending, crossing) =
             (Arc::new(map_it::<PendingCells>(&pending_map)?), Arc::new(map_it(&crossing_map)?));
         pending.run.store(group.run, Ordering::SeqCst);
+        let pass_mark = random_mark(settings.mark_mask);
 
         let mut open = ObjectBuilder::default()
             .name("tidelock")
@@ -360,7 +360,7 @@ impl MemberTags {
                 Some("committed") => &group.map,
                 Some("neighbours") => &group.neighbours,
                 Some(".rodata.config") => {
-                    map.set_initial_value(&settings.config(group.run).bytes())
+                    map.set_initial_value(&settings.config(group.run, pass_mark).bytes())
                         .map_err(|e| cannot("set their configuration", &e))?;
                     continue;
                 }
@@ -381,6 +381,7 @@ impl MemberTags {
             hooks,
             links,
             attached,
+            pass_mark,
         };
         let judge = this.program("judge")?.as_fd().as_raw_fd().to_ne_bytes();
         this.map("judges")?
@@ -388,6 +389,12 @@ impl MemberTags {
             .map_err(|e| cannot("install the judge", &e))?;
         this.set_addresses(addresses)?;
         Ok(this)
+    }
+
+    /// What the mark of a packet has in the bits of [`Settings::mark_mask`] that may pass the rules.
+    #[must_use]
+    pub fn pass_mark(&self) -> u32 {
+        self.pass_mark
     }
 
     /// Whether P is that of an earlier run, and its programs may have been there all the time. To be asked when these
@@ -539,6 +546,13 @@ impl MemberTags {
             .find(|program| program.name() == name)
             .ok_or_else(|| missing("a program"))
     }
+}
+
+/// A value in these bits that nobody else knows, and that is not 0.
+fn random_mark(mask: u32) -> u32 {
+    // Its keys are random.
+    let random = || RandomState::new().hash_one(mask) as u32 & mask;
+    std::iter::repeat_with(random).find(|mark| *mark != 0).expect("the mask is not empty")
 }
 
 /// `struct __sk_buff` of linux/bpf.h, and where two of its members lie.

@@ -108,7 +108,7 @@ fn datagram(from: IpAddr, to: IpAddr) -> Vec<u8> {
     udp
 }
 
-fn ipv4(from: Ipv4Addr, to: Ipv4Addr, options: &[u8], fragment: u16, body: &[u8]) -> Vec<u8> {
+pub fn ipv4(from: Ipv4Addr, to: Ipv4Addr, options: &[u8], fragment: u16, body: &[u8]) -> Vec<u8> {
     let words = 5 + options.len() / 4;
     // The kernel writes the length and the checksum.
     let mut packet = vec![0x40 | words as u8, 0, 0, 0, 0, 7];
@@ -117,7 +117,7 @@ fn ipv4(from: Ipv4Addr, to: Ipv4Addr, options: &[u8], fragment: u16, body: &[u8]
     [&packet[..], &from.octets(), &to.octets(), options, body].concat()
 }
 
-fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, body: &[u8]) -> Vec<u8> {
+pub fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, body: &[u8]) -> Vec<u8> {
     let len = (body.len() as u16).to_be_bytes();
     [&[0x60, 0, 0, 0][..], &len, &[next, 64], &from.octets(), &to.octets(), body].concat()
 }

@@ -5,6 +5,7 @@
 //! waits for something not to happen.
 
 mod drive;
+mod first;
 mod gates;
 mod hostile;
 mod interfaces;
@@ -497,9 +498,9 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
     for topology in TOPOLOGIES {
         for backend in backends("rules", &Lab::new(topology)) {
             let lab = Lab::new(topology);
-            lab.on_host("iptables -A FORWARD -p udp --dport 9 -j DROP; iptables -t mangle -A INPUT -p udp -j MARK --set-mark 1");
-            let list = "iptables-nft-save -t mangle; iptables-legacy-save -t mangle; \
-                        ip6tables-nft-save -t mangle; ip6tables-legacy-save -t mangle; \
+            lab.on_host("iptables -A FORWARD -p udp --dport 9 -j DROP; iptables -t raw -A PREROUTING -p udp --dport 9 -j DROP");
+            let list = "iptables-nft-save -t raw; iptables-legacy-save -t raw; \
+                        ip6tables-nft-save -t raw; ip6tables-legacy-save -t raw; \
                         nft list ruleset";
             let before = lab.on_host("iptables-save | grep -v '^[#:]'");
             in_namespace(&lab.host(), || {
@@ -547,10 +548,10 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
 
                 if backend.starts_with("iptables") {
                     let iptables = backend;
-                    lab.on_host(&format!("{iptables} -t mangle -I FORWARD -j ACCEPT"));
+                    lab.on_host(&format!("{iptables} -t raw -I PREROUTING -j ACCEPT"));
                     let ahead = verify(&firewall, &first).unwrap_err().to_string();
-                    assert!(ahead.contains("-A FORWARD -j ACCEPT"), "{ahead}");
-                    lab.on_host(&format!("{iptables} -t mangle -D FORWARD -j ACCEPT"));
+                    assert!(ahead.contains("-A PREROUTING -j ACCEPT"), "{ahead}");
+                    lab.on_host(&format!("{iptables} -t raw -D PREROUTING -j ACCEPT"));
                 }
                 firewall.remove("web").unwrap();
                 firewall.remove("web").expect("removing twice is removing once");
@@ -606,7 +607,7 @@ fn what_another_packet_filter_holds_is_taken_over_without_a_gap() {
             interface: INTERFACE.into(),
             topology,
             queue: QueueNumber(11),
-            marks: Some(Marks { pass: 0x10, tagged: 0x20 }),
+            marks: Some(Marks { mask: 0xf0, pass: 0x10 }),
             index: index.trim().parse().ok(),
             only_that_index: true,
         };

@@ -17,7 +17,7 @@ const TIME_EXCEEDED: [u8; 2] = [11, 3];
 const REDIRECT: [u8; 2] = [5, 137];
 
 /// Gets all ICMP messages of a namespace.
-fn icmp_socket(namespace: &str, six: bool) -> UdpSocket {
+pub fn icmp_socket(namespace: &str, six: bool) -> UdpSocket {
     let (family, protocol) = if six {
         (libc::AF_INET6, libc::IPPROTO_ICMPV6)
     } else {

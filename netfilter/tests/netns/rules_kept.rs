@@ -28,10 +28,10 @@ fn changes(backend: &str, lab: &Lab) -> Vec<Deed> {
     if backend.starts_with("iptables") {
         let six = backend.replace("ip", "ip6");
         changes.extend([
-            opens(format!("{backend} -t mangle -F")),
-            opens(format!("{backend} -t mangle -D FORWARD 1")),
-            opens(format!("{backend} -t mangle -I FORWARD -j ACCEPT")),
-            Deed { command: format!("{six} -t mangle -D FORWARD 1"), opens: false },
+            opens(format!("{backend} -t raw -F")),
+            opens(format!("{backend} -t raw -D PREROUTING 1")),
+            opens(format!("{backend} -t raw -I PREROUTING -j ACCEPT")),
+            Deed { command: format!("{six} -t raw -D PREROUTING 1"), opens: false },
         ]);
     } else {
         let on_table = |what: &str| {
@@ -39,8 +39,8 @@ fn changes(backend: &str, lab: &Lab) -> Vec<Deed> {
         };
         changes.extend([
             on_table(&format!("delete table {family} $t")),
-            on_table(&format!("flush chain {family} $t forward")),
-            on_table(&format!("insert rule {family} $t forward accept")),
+            on_table(&format!("flush chain {family} $t prerouting")),
+            on_table(&format!("insert rule {family} $t prerouting accept")),
         ]);
         // Another one behind it drops.
         let command = format!(
@@ -138,7 +138,7 @@ fn what_cannot_be_put_back_is_tried_again() {
     for backend in backends("try_again", &lab).into_iter().filter(|b| b.starts_with("iptables")) {
         let mut gate = Drive::start(&lab, backend, 11, 1024, 600_000);
         sysctl(0);
-        lab.on_host(&format!("{backend} -t mangle -F"));
+        lab.on_host(&format!("{backend} -t raw -F"));
         assert_eq!(gate.tell("rules"), "failing", "{backend}");
         assert_eq!(gate.tell("rules"), "failing", "{backend}");
         assert_eq!(gate.stat("rules_restored"), 0, "{backend}");
@@ -158,7 +158,7 @@ fn take_rules_away(town: &Town) {
     for host in hosts(town) {
         town.on(host, "nft flush ruleset || true");
         for iptables in ["iptables-nft", "iptables-legacy"] {
-            town.on(host, &format!("{iptables} -t mangle -F || true"));
+            town.on(host, &format!("{iptables} -t raw -F || true"));
         }
     }
 }
@@ -263,12 +263,12 @@ fn changes_of_nftables_are_heard_of_in_their_namespace() {
         ("nft add table inet others", others),
         ("nft delete table inet others", others),
         // Their transaction is the first that makes the table.
-        ("iptables-nft -t mangle -A FORWARD -j ACCEPT", ours),
-        ("iptables-nft -t mangle -N others", others),
-        ("iptables-nft -t mangle -A others -j ACCEPT", others),
-        ("iptables-nft -t mangle -F others", others),
+        ("iptables-nft -t raw -A PREROUTING -j ACCEPT", ours),
+        ("iptables-nft -t raw -N others", others),
+        ("iptables-nft -t raw -A others -j ACCEPT", others),
+        ("iptables-nft -t raw -F others", others),
         ("iptables-nft -t filter -A FORWARD -j ACCEPT", others),
-        ("iptables-nft -t mangle -F", ours),
+        ("iptables-nft -t raw -F", ours),
         ("nft flush ruleset", ours),
         ("nft add table inet tidelock_host_x", ours),
         ("nft add chain inet tidelock_host_x c", ours),

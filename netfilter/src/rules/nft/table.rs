@@ -5,25 +5,21 @@
 //! packet's way is about as long with twenty members as with one:
 //!
 //! ```text
-//! chain forward { iif 5 goto from_web        what comes from a member's interface
-//!                 iif 6 goto from_db
-//!                 iifname vmap { .. }        from an interface of its name with another index
-//!                 oif != 5 oif != 6 oifname { .. } drop }    to one
-//! chain from_web { meta mark & .. accept     what the programs let pass
+//! chain prerouting { iif 5 goto from_web     what comes from a member's interface
+//!                    iif 6 goto from_db
+//!                    iifname vmap { .. } }   from an interface of its name with another index
+//! chain forward { oif != 5 oif != 6 oifname { .. } drop }    to one (output: the same)
+//! chain from_web { meta mark & .. meta mark set .. accept    what the programs let pass
 //!                  iifname != "tap0" drop    renamed
 //!                  goto held_web comment ".." }
 //! chain held_web { queue num 7100
 //!                  drop }                    if somebody deletes the rule before it
 //! ```
 //!
-//! (`to_host_web` is like `from_web`, for the input hook.) Indices cost less than names; an interface's name may
-//! change, its index may not.
+//! Indices cost less than names; an interface's name may change, its index may not.
 //!
-//! # Marks
-//! What the programs of a member let pass without a tag says nothing that its receiver's P does not name: it is
-//! covered, or the receiver is here and P was raised when it was sent. So it may go wherever it goes. What has a tag
-//! is dropped before an interface of the right name and the wrong index, where nobody reads tags yet; so is whatever
-//! comes from elsewhere.
+//! Prerouting has the earliest priority there is: what the programs have said of a packet is read, and cleared, before any
+//! other rule could change it.
 //!
 //! # The comment
 //! The comment of `from_web` says what the rules were made from, so that a table is itself what is known of the
@@ -34,7 +30,6 @@ use super::super::names::word;
 use super::super::{Marks, MemberRules, Topology};
 use super::Way;
 use crate::nfqueue::QueueNumber;
-use crate::packet::NEIGHBOUR_DISCOVERY_TYPES;
 use std::collections::HashSet;
 use std::fmt::Write;
 
@@ -42,6 +37,8 @@ use std::fmt::Write;
 const COMPARED_MAX: usize = 8;
 /// And so many names: each takes longer.
 const NAMES_COMPARED_MAX: usize = 2;
+/// The earliest priority.
+const FIRST: i32 = i32::MIN;
 /// Where what comes from an interface of the right name and the wrong index goes.
 const CUT_OFF: &str = "cut_off";
 
@@ -96,11 +93,9 @@ impl Table {
 
     /// Before the filter priority of its family (0 for inet; bridges filter at -200).
     fn priority(&self) -> i32 {
-        match (self.purpose, self.topology) {
-            (Purpose::Queue, Topology::Routed) => -150,
-            (Purpose::Queue, Topology::Bridged) => -250,
-            // Before anybody else looks, iptables' queue among them.
-            (Purpose::Beside, _) => -350,
+        match self.topology {
+            Topology::Routed => -150,
+            Topology::Bridged => -250,
         }
     }
 
@@ -142,71 +137,58 @@ impl Table {
 
     fn chains_of(&self, entry: &Entry) -> Vec<String> {
         let held = (self.purpose == Purpose::Queue).then(|| entry.held());
-        [entry.from(), entry.to_host()].into_iter().chain(held).collect()
+        [entry.from()].into_iter().chain(held).collect()
     }
 
     /// All that it has, but for what queues already. What is led to comes before what leads there.
     fn chains(&self, was: &Content, entries: &[Entry], way: Way) -> Vec<Chain> {
         let to_another = to_another(entries);
-        // A member alone sends nothing to itself.
-        let tagged_to_another = if entries.len() > 1 { &*to_another } else { "" };
         let mut chains = vec![Chain::new(CUT_OFF.to_owned(), "  counter drop\n".to_owned())];
         for entry in entries {
             if self.purpose == Purpose::Queue && !was.queues_for(entry) {
                 chains.push(Chain::new(entry.held(), held(entry.queue, way)));
             }
-            chains.push(Chain::new(entry.from(), self.judge(entry, false, tagged_to_another)));
-            chains.push(Chain::new(entry.to_host(), self.judge(entry, true, "")));
+            chains.push(Chain::new(entry.from(), self.judge(entry)));
         }
         let to_another = match &*to_another {
             "" => String::new(),
             rule => format!("  {rule}\n"),
         };
-        let forward = by_index(entries, Entry::from)
-            + &to_the_only_one(entries)
-            + &self.by_name(entries, Entry::from)
-            + &to_another;
-        let input = by_index(entries, Entry::to_host) + &self.by_name(entries, Entry::to_host);
-        for (hook, rules) in [("forward", forward), ("input", input), ("output", to_another)] {
-            chains.push(Chain {
-                hook: Some((hook, self.priority())),
-                ..Chain::new(hook.to_owned(), rules)
-            });
+        let prerouting = by_index(entries, Entry::from) + &self.by_name(entries, Entry::from);
+        let forward = from_the_only_one(entries) + &to_another;
+        for (hook, priority, rules) in [
+            ("prerouting", FIRST, prerouting),
+            ("forward", self.priority(), forward),
+            ("output", self.priority(), to_another),
+        ] {
+            chains
+                .push(Chain { hook: Some((hook, priority)), ..Chain::new(hook.to_owned(), rules) });
         }
         chains
     }
 
-    /// What becomes of a packet from a member: forwarded, or to the host itself.
-    fn judge(&self, entry: &Entry, is_to_host: bool, to_another: &str) -> String {
+    /// What becomes of a packet from a member.
+    fn judge(&self, entry: &Entry) -> String {
         let Entry { interface, index, marks, only_that_index, .. } = entry;
         let mut rules = String::new();
         let mut rule = |text: &str| writeln!(rules, "  {text}").expect("writing to a string");
         if let Some(index) = index {
-            if let Some(Marks { pass, tagged }) = marks {
-                let marked = |of: u32, as_this: u32| format!("meta mark & {of:#x} == {as_this:#x}");
-                let passes = marked(*pass, *pass);
-                if !only_that_index {
-                    // By its name one may come here that has no programs yet.
-                    rule(&format!("iif {index} {passes} accept"));
-                } else if is_to_host || to_another.is_empty() {
-                    rule(&format!("{passes} accept"));
-                } else {
-                    rule(&format!("{} accept", marked(pass | tagged, *pass)));
-                    rule(&format!("{passes} {to_another}"));
-                    rule(&format!("{passes} accept"));
-                }
+            if let Some(Marks { mask, pass }) = marks {
+                // By its name one may come here that has no programs yet.
+                let iif = if *only_that_index { String::new() } else { format!("iif {index} ") };
+                // Iptables has yet to look at it.
+                let clear = match self.purpose {
+                    Purpose::Queue => format!(" meta mark set meta mark & {:#x}", !mask),
+                    Purpose::Beside => String::new(),
+                };
+                rule(&format!("{iif}meta mark & {mask:#x} == {pass:#x}{clear} accept"));
             }
             rule(&format!("iifname != \"{interface}\" counter drop"));
         }
-        let (first, last) = NEIGHBOUR_DISCOVERY_TYPES.into_inner();
-        let discovery = format!("icmpv6 type {first}-{last} accept");
         match (self.purpose, self.topology) {
-            // Genuine discovery never crosses a router.
-            (Purpose::Queue, Topology::Routed) if is_to_host => rule(&discovery),
-            (Purpose::Queue, Topology::Routed) | (Purpose::Beside, Topology::Routed) => {}
+            (_, Topology::Routed) => {}
             (Purpose::Queue, Topology::Bridged) => {
                 rule("ether type arp accept");
-                rule(&format!("ether type ip6 {discovery}"));
                 rule("ether type != { ip, ip6 } drop");
             }
             (Purpose::Beside, Topology::Bridged) => rule("ether type != { ip, ip6, arp } drop"),
@@ -256,12 +238,11 @@ fn led(what: &str, ways: Vec<(String, String)>, compared_max: usize) -> String {
     format!("  {what} vmap {{ {} }}\n", ways.join(", "))
 }
 
-/// What comes to the interface that is watched was judged where it came from, and is seen where it leaves. Where there
-/// are several members it may come from one that was made anew.
-fn to_the_only_one(entries: &[Entry]) -> String {
+/// A member alone sends nothing to itself: what comes from it need not be compared with its name.
+fn from_the_only_one(entries: &[Entry]) -> String {
     match entries {
         [Entry { only_that_index: true, index: Some(index), .. }] => {
-            format!("  oif {index} accept\n")
+            format!("  iif {index} accept\n")
         }
         _ => String::new(),
     }
@@ -344,10 +325,6 @@ impl Entry {
         format!("{FROM}{}", self.id)
     }
 
-    fn to_host(&self) -> String {
-        format!("to_host_{}", self.id)
-    }
-
     pub(super) fn index(&self) -> Option<u32> {
         self.index
     }
@@ -373,7 +350,7 @@ impl Entry {
     fn comment(&self) -> String {
         let Entry { interface, queue, marks, index, only_that_index, .. } = self;
         let mark =
-            marks.map_or(String::new(), |Marks { pass, tagged }| format!(" marks {pass} {tagged}"));
+            marks.map_or(String::new(), |Marks { mask, pass }| format!(" marks {mask} {pass}"));
         let index = index.map_or(String::new(), |index| format!(" index {index}"));
         let only = if *only_that_index { " only" } else { "" };
         format!("{interface} queue {queue}{mark}{index}{only}")
@@ -394,7 +371,7 @@ impl Entry {
             let mut number = || words.next()?.parse().ok();
             match word {
                 "queue" => entry.queue = QueueNumber(words.next()?.parse().ok()?),
-                "marks" => entry.marks = Some(Marks { pass: number()?, tagged: number()? }),
+                "marks" => entry.marks = Some(Marks { mask: number()?, pass: number()? }),
                 "index" => entry.index = Some(number()?),
                 "only" => entry.only_that_index = true,
                 _ => return None,

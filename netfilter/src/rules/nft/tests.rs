@@ -3,7 +3,7 @@ use super::super::tests::rules;
 use super::*;
 use std::collections::HashMap;
 
-const MARKS: Marks = Marks { pass: 0x10, tagged: 0x20 };
+const MARKS: Marks = Marks { mask: 0xf0, pass: 0x10 };
 const TOPOLOGIES: [Topology; 2] = [Topology::Routed, Topology::Bridged];
 
 fn table(topology: Topology, purpose: Purpose) -> Table {
@@ -75,17 +75,17 @@ fn script(table: &Table, members: &[MemberRules], way: Way) -> String {
 #[derive(Clone, Copy, Debug)]
 struct Packet {
     iif: (u32, &'static str),
-    /// Not in the input hook.
-    oif: Option<(u32, &'static str)>,
+    oif: (u32, &'static str),
     mark: u32,
     ethertype: &'static str,
-    is_discovery: bool,
 }
 
 /// What became of one, and on what way.
 #[derive(Debug, Default)]
 struct Judged {
     verdict: &'static str,
+    /// The programs' mark was taken from it.
+    is_cleared: bool,
     rules_met: usize,
     names_met: usize,
 }
@@ -116,7 +116,7 @@ impl Chains {
             }
             for rule in rules {
                 judged.rules_met += 1;
-                match packet.meets(rule, &mut judged.names_met) {
+                match packet.meets(rule, &mut judged) {
                     None => {}
                     Some(word @ ("accept" | "drop")) => {
                         judged.verdict = if word == "drop" { "drop" } else { "accept" };
@@ -146,18 +146,16 @@ impl Packet {
             (19, "tap0"),
             (3, "eth0"),
         ];
-        let kinds = [("ip", false), ("ip6", false), ("ip6", true), ("arp", false), ("vlan", false)];
         let mut all = Vec::new();
         for iif in interfaces {
-            for oif in interfaces.map(Some).into_iter().chain([None]) {
+            for oif in interfaces {
                 // Neither a name nor an index is there twice.
-                let can_be = |oif: (u32, &str)| (oif.0 == iif.0) == (oif.1 == iif.1);
-                if !oif.is_none_or(can_be) {
+                if (oif.0 == iif.0) != (oif.1 == iif.1) {
                     continue;
                 }
-                for mark in [0, 0x10, 0x20, 0x30, 0x50] {
-                    for (ethertype, is_discovery) in kinds {
-                        all.push(Packet { iif, oif, mark, ethertype, is_discovery });
+                for mark in [0, 0x10, 0x20, 0x30, 0x50, 0x110] {
+                    for ethertype in ["ip", "ip6", "arp", "vlan"] {
+                        all.push(Packet { iif, oif, mark, ethertype });
                     }
                 }
             }
@@ -165,12 +163,8 @@ impl Packet {
         all
     }
 
-    fn hook(&self) -> &'static str {
-        if self.oif.is_some() { "forward" } else { "input" }
-    }
-
     /// Where a rule leads it, or `accept` or `drop`, if its conditions hold.
-    fn meets<'a>(&self, rule: &'a [String], names_met: &mut usize) -> Option<&'a str> {
+    fn meets<'a>(&self, rule: &'a [String], judged: &mut Judged) -> Option<&'a str> {
         let words: Vec<&str> = rule.iter().map(String::as_str).collect();
         let mut at = 0;
         loop {
@@ -178,10 +172,16 @@ impl Packet {
                 "counter" => at += 1,
                 "accept" | "drop" => return Some(words[at]),
                 "goto" => return Some(words[at + 1]),
+                // meta mark set meta mark & 0x..
+                "meta" if words[at + 2] == "set" => {
+                    assert_eq!(words[at + 6], format!("{:#x}", !MARKS.mask));
+                    judged.is_cleared = true;
+                    at += 7;
+                }
                 what => {
-                    *names_met += usize::from(what.ends_with("name"));
+                    judged.names_met += usize::from(what.ends_with("name"));
                     if words[at + 1] == "vmap" {
-                        let value = self.value(what).expect("that hook knows it");
+                        let value = self.value(what);
                         // { value : goto chain, value : goto chain }
                         let way = words[at + 3..].chunks(4).find(|way| way[0] == value);
                         return way.map(|way| way[3].trim_end_matches(','));
@@ -196,13 +196,13 @@ impl Packet {
         }
     }
 
-    fn value(&self, what: &str) -> Option<String> {
+    fn value(&self, what: &str) -> String {
         match what {
-            "iif" => Some(self.iif.0.to_string()),
-            "iifname" => Some(format!("\"{}\"", self.iif.1)),
-            "oif" => self.oif.map(|oif| oif.0.to_string()),
-            "oifname" => self.oif.map(|oif| format!("\"{}\"", oif.1)),
-            "type" => Some(self.ethertype.to_owned()),
+            "iif" => self.iif.0.to_string(),
+            "iifname" => format!("\"{}\"", self.iif.1),
+            "oif" => self.oif.0.to_string(),
+            "oifname" => format!("\"{}\"", self.oif.1),
+            "type" => self.ethertype.to_owned(),
             _ => panic!("{what} is no condition"),
         }
     }
@@ -210,7 +210,6 @@ impl Packet {
     /// Whether a condition holds, and how many words it has.
     fn is(&self, words: &[&str]) -> (bool, usize) {
         match words[0] {
-            "icmpv6" => return (self.is_discovery, 3),
             "meta" => {
                 let number = |word: &str| u32::from_str_radix(&word[2..], 16).expect("hex");
                 return (self.mark & number(words[3]) == number(words[5]), 6);
@@ -226,23 +225,23 @@ impl Packet {
             "{" => words.iter().position(|word| *word == "}").expect("its end"),
             _ => from,
         };
-        let value = self.value(words[0]).expect("that hook knows it");
+        let value = self.value(words[0]);
         let is_there = |word: &&str| word.trim_end_matches(',') == value;
         (words[from..=to].iter().any(is_there) == (from == 1), to + 1)
     }
 
-    /// What is to become of it.
+    /// Whether it goes to an interface that was made anew.
+    fn is_to_another(&self, members: &[MemberRules]) -> bool {
+        let watched: Vec<_> = members.iter().filter(|m| m.only_that_index).collect();
+        watched.iter().any(|m| m.interface == self.oif.1)
+            && watched.iter().all(|m| m.index != Some(self.oif.0))
+    }
+
+    /// What is to become of it before it is routed.
     fn wanted(&self, table: &Table, members: &[MemberRules]) -> &'static str {
-        let watched = |of: u32| members.iter().any(|m| m.only_that_index && m.index == Some(of));
         let is_bridged = table.topology == Topology::Bridged;
-        let named = |name: &str| members.iter().find(|m| m.interface == name);
-        let is_another = |oif: (u32, &str)| {
-            named(oif.1).is_some_and(|member| member.only_that_index) && !watched(oif.0)
-        };
-        let to_another = self.oif.is_some_and(is_another);
         let from_member = match self.ethertype {
             "arp" if is_bridged => "accept",
-            _ if self.is_discovery && (is_bridged || self.oif.is_none()) => "accept",
             "ip" | "ip6" | "arp" => "queue",
             _ if is_bridged => "drop",
             _ => "queue",
@@ -253,32 +252,24 @@ impl Packet {
             _ => from_member,
         };
         if let Some(member) = members.iter().find(|m| m.index == Some(self.iif.0)) {
-            let has = |bit| member.marks.is_some() && self.mark & bit != 0;
             return match () {
-                () if [MARKS.pass, MARKS.tagged].into_iter().all(has)
-                    && member.only_that_index
-                    && members.len() > 1
-                    && to_another =>
-                {
-                    "drop"
-                }
-                () if has(MARKS.pass) => "accept",
+                () if self.is_passed(member) => "accept",
                 () if member.interface != self.iif.1 => "drop",
                 () => from_member,
             };
         }
-        // Where it comes to the only interface that is watched, the programs judge it.
-        if members.len() == 1 && self.oif.is_some_and(|oif| watched(oif.0)) {
-            return "accept";
-        }
-        match named(self.iif.1) {
-            Some(member) if member.only_that_index => return "drop",
+        match members.iter().find(|m| m.interface == self.iif.1) {
+            Some(member) if member.only_that_index => "drop",
             // Nothing else is dropped of such a one: it is iptables' own.
-            Some(_) if table.purpose == Purpose::Beside && !is_bridged => {}
-            Some(_) => return from_member,
-            None => {}
+            Some(_) if table.purpose == Purpose::Beside && !is_bridged => "accept",
+            Some(_) => from_member,
+            None => "accept",
         }
-        if to_another { "drop" } else { "accept" }
+    }
+
+    /// Whether the programs of this member, on whose interface it came, let it pass.
+    fn is_passed(&self, member: &MemberRules) -> bool {
+        member.marks.is_some() && self.mark & MARKS.mask == MARKS.pass
     }
 }
 
@@ -290,30 +281,41 @@ fn each_packet_meets_what_is_meant_for_it() {
         for packet in Packet::all() {
             // Beside iptables nothing else is ever marked.
             let is_usual =
-                packet.mark & MARKS.pass == 0 || matches!(packet.ethertype, "ip" | "ip6");
+                packet.mark & MARKS.mask == 0 || matches!(packet.ethertype, "ip" | "ip6");
             if table.purpose == Purpose::Beside && !is_usual {
                 continue;
             }
-            let judged = chains.judge(&packet, packet.hook());
+            let judged = chains.judge(&packet, "prerouting");
             assert_eq!(judged.verdict, packet.wanted(&table, &members), "{packet:?}\n{script}");
+            // Iptables has yet to look at it.
+            let member = members.iter().find(|m| m.index == Some(packet.iif.0));
+            let is_passed = member.is_some_and(|member| packet.is_passed(member));
+            assert_eq!(judged.is_cleared, is_passed && table.purpose == Purpose::Queue);
         }
+        assert!(
+            script.contains("prerouting { type filter hook prerouting priority -2147483648; }")
+        );
     }
 }
 
+/// Nobody reads there what a tag says.
 #[test]
-fn the_host_itself_sends_nothing_to_an_interface_of_another_index() {
+fn nothing_goes_to_an_interface_of_another_index_not_even_what_the_host_sends() {
     for (table, members) in each_host() {
         let script = script(&table, &members, Way::Statement);
         let chains = Chains::of(&script);
         let watched: Vec<_> = members.iter().filter(|m| m.only_that_index).collect();
         let deleted = format!("delete chain {} output\n", table.place());
         assert_eq!(script.contains(&deleted), watched.is_empty(), "{script}");
-        for packet in Packet::all().into_iter().filter(|packet| packet.oif.is_some()) {
-            let oif = packet.oif.expect("filtered");
-            let is_another = watched.iter().any(|m| m.interface == oif.1)
-                && watched.iter().all(|m| m.index != Some(oif.0));
-            let wanted = if is_another { "drop" } else { "accept" };
+        for packet in Packet::all() {
+            let wanted = if packet.is_to_another(&members) { "drop" } else { "accept" };
             assert_eq!(chains.judge(&packet, "output").verdict, wanted, "{packet:?}\n{script}");
+            // A member alone sends nothing to itself.
+            let is_own = members.len() == 1 && members[0].index == Some(packet.iif.0);
+            if !is_own {
+                let forwarded = chains.judge(&packet, "forward").verdict;
+                assert_eq!(forwarded, wanted, "{packet:?}\n{script}");
+            }
         }
     }
 }
@@ -323,26 +325,27 @@ fn the_host_itself_sends_nothing_to_an_interface_of_another_index() {
 fn most_packets_are_compared_with_no_name() {
     let (ours, other) = ((17, "tap0"), (3, "eth0"));
     for table in tables() {
-        let of = |members: &[MemberRules], iif, oif, mark| {
-            let packet = Packet { iif, oif: Some(oif), mark, ethertype: "ip", is_discovery: false };
-            Chains::of(&script(&table, members, Way::Statement)).judge(&packet, "forward")
+        let of = |members: &[MemberRules], iif, oif, hook| {
+            let packet = Packet { iif, oif, mark: MARKS.pass, ethertype: "ip" };
+            Chains::of(&script(&table, members, Way::Statement)).judge(&packet, hook)
         };
         let one = [Kind::Watched.member("tap0", 17)];
-        assert_eq!(of(&one, ours, other, MARKS.pass).names_met, 0);
-        assert_eq!(of(&one, other, ours, 0).names_met, 0);
-        assert_eq!(of(&one, other, (4, "eth1"), 0).names_met, 2);
+        assert_eq!(of(&one, ours, other, "prerouting").names_met, 0);
+        assert_eq!(of(&one, ours, other, "forward").names_met, 0);
+        assert_eq!(of(&one, other, ours, "forward").names_met, 0);
+        assert_eq!(of(&one, other, (4, "eth1"), "prerouting").names_met, 1);
+        assert_eq!(of(&one, other, (4, "eth1"), "forward").names_met, 1);
         let many = |n| -> Vec<_> {
             (0..n).map(|n| Kind::Watched.member(&format!("tap{n}"), 17 + n)).collect()
         };
         for n in [2, 8, 9, 40] {
-            assert_eq!(of(&many(n), ours, other, MARKS.pass).names_met, 0, "{n}");
-            let compared = if n == 2 { 2 } else { 1 };
-            assert_eq!(of(&many(n), other, ours, 0).names_met, compared, "{n}");
+            assert_eq!(of(&many(n), ours, other, "prerouting").names_met, 0, "{n}");
+            assert_eq!(of(&many(n), other, ours, "forward").names_met, 0, "{n}");
         }
         // The way is no longer where there are more.
-        let met = |n| of(&many(n), other, (4, "eth1"), 0).rules_met;
-        assert_eq!((met(40), met(9)), (3, 3));
-        assert_eq!(met(8), 10);
+        let met = |n| of(&many(n), other, (4, "eth1"), "prerouting").rules_met;
+        assert_eq!((met(40), met(9)), (2, 2));
+        assert_eq!(met(8), 9);
     }
 }
 

@@ -11,8 +11,7 @@ use tidelock_tagging::{
     Addresses, Direction, GroupTags, Hooks, MemberTags, Peer, Settings, TaggingError, Tried,
 };
 
-pub const MARK: u32 = 1 << 27;
-pub const TAGGED_MARK: u32 = 1 << 26;
+pub const MARK_MASK: u32 = 0xffff_0000;
 pub const MTU: u32 = 1500;
 const PEERS: [&str; 2] = ["10.0.0.2", PEER6];
 
@@ -26,8 +25,7 @@ pub fn settings(form: Form) -> Settings {
     Settings {
         codec: Codec::new(form, "shop", ["db", "web", "files"]),
         ipv4_option: IPV4_OPTION,
-        pass_mark: MARK,
-        tagged_mark: TAGGED_MARK,
+        mark_mask: MARK_MASK,
         path_mtu: MTU,
         path_strips_options: false,
         hlc_ahead_max_ms: 1000,
@@ -118,13 +116,13 @@ impl Member {
 
     #[track_caller]
     pub fn is_passed(&self, tried: &Tried, counter: &str) {
-        assert!(tried.passed && tried.mark & MARK != 0, "{:?}", self.tags.stats());
+        assert!(tried.passed && tried.mark & MARK_MASK != 0, "{:?}", self.tags.stats());
         assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
     }
 
     #[track_caller]
     pub fn is_left(&self, tried: &Tried, frame: &[u8], counter: &str) {
-        assert!(tried.passed && tried.mark & MARK == 0, "{:?}", self.tags.stats());
+        assert!(tried.passed && tried.mark & MARK_MASK == 0, "{:?}", self.tags.stats());
         assert_eq!(tried.frame, frame, "a packet that is queued is as it was");
         assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
     }

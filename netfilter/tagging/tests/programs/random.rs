@@ -453,10 +453,8 @@ enum Wanted {
     GoesOn(Vec<u8>),
     /// It leaves at once, with the mark.
     Passes(Vec<u8>),
-    /// With a tag, and with both marks.
-    PassesTagged(Vec<u8>),
 }
-use Wanted::{Dropped, GoesOn, Passes, PassesTagged};
+use Wanted::{Dropped, GoesOn, Passes};
 
 fn word(bytes: &[u8], at: usize) -> usize {
     u16::from_be_bytes([bytes[at], bytes[at + 1]]).into()
@@ -584,7 +582,7 @@ fn ipv4_from_guest(m: &Member, frame: &[u8], stamp: Option<&Stamp>) -> Wanted {
     out[ETHERNET] += (room / 4) as u8;
     let total = u16::try_from(total + room).unwrap().to_be_bytes();
     out[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&total);
-    PassesTagged(out)
+    Passes(out)
 }
 
 fn ipv6_from_guest(m: &Member, frame: &[u8], stamp: Option<&Stamp>) -> Wanted {
@@ -626,7 +624,7 @@ fn ipv6_from_guest(m: &Member, frame: &[u8], stamp: Option<&Stamp>) -> Wanted {
     out[ETHERNET + 6] = DESTINATION;
     let payload = u16::try_from(total - 40 + room).unwrap().to_be_bytes();
     out[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&payload);
-    PassesTagged(out)
+    Passes(out)
 }
 
 /// A SYN that announces segments larger than `most`, once and where it is even, announces those.
@@ -711,8 +709,7 @@ fn try_cases(six: bool) {
                         return Ok(());
                     }
                     GoesOn(frame) => (frame, 0),
-                    Passes(frame) => (frame, MARK),
-                    PassesTagged(frame) => (frame, MARK | TAGGED_MARK),
+                    Passes(frame) => (frame, m.tags.pass_mark()),
                 };
                 prop_assert!(tried.passed, "dropped: {:?}", m.tags.stats());
                 prop_assert_eq!(tried.mark, mark);
