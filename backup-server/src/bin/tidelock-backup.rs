@@ -14,6 +14,10 @@ async fn main() -> ExitCode {
             eprint!("{error}");
             ExitCode::from(2)
         }
+        Err(error) if error.is::<cli::Unreadable>() => {
+            eprintln!("tidelock-backup: {error}");
+            ExitCode::from(2)
+        }
         // It was told; this is for whoever asks for the exit code.
         Err(error) if error.is::<cli::Inexact>() => ExitCode::from(3),
         Err(error) => {

@@ -28,7 +28,7 @@ pub use bisect::Inexact;
 
 use crate::server::config::{Config, Security};
 use crate::travel::marks::Kind;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use args::Command;
 use std::path::Path;
 use tracing_subscriber::EnvFilter;
@@ -49,91 +49,99 @@ pub async fn run(args: Args) -> Result<()> {
             println!("{} is good", args.config.display());
             Ok(())
         }
-        Command::Serve { check: false } => {
-            start_log(&config, None);
-            serve::run(config).await
-        }
+        Command::Serve { check: false } => serve::run(config, &args.config).await,
         Command::Status { json } => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             status::run(config, json).await
         }
         Command::Recover(recover) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             recover::run(config, recover).await
         }
         Command::Damaged(args) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             damaged::run(config, args).await
         }
         Command::Repair(repair) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             repair::run(config, repair).await
         }
         Command::Seed(seed) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             seed::run(config, seed).await
         }
         Command::Member(command) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             member::run(config, command).await
         }
         Command::Remove(remove) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             remove::run(config, remove).await
         }
         Command::Export(export) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             export::run(config, export).await
         }
         Command::View(view) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             view::run(config, view).await
         }
         Command::Snapshot(snapshot) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             snapshot::run(config, snapshot).await
         }
         Command::Timeline(timeline) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             timeline::run(config, timeline).await
         }
         Command::Bookmark(mark) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             marks::run(config, Kind::Bookmark, mark).await
         }
         Command::Pin(mark) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             marks::run(config, Kind::Pin, mark).await
         }
         Command::Diff(diff) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             diff::run(config, diff).await
         }
         Command::Apply(_) => unreachable!("done"),
         Command::Bisect(bisect) => {
-            start_log(&config, Some("warn"));
+            start_log(&config, "warn");
             bisect::run(config, bisect).await
         }
     }
 }
 
 fn load(path: &Path) -> Result<Config> {
-    let text = std::fs::read_to_string(path).with_context(|| {
-        format!("cannot read the configuration {} (see --config)", path.display())
-    })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Unreadable { path: path.to_owned(), source })?;
     Ok(Config::parse(&path.display().to_string(), &text)?)
 }
 
-/// `RUST_LOG` wins over the command's own level, and that over the configuration's.
-fn start_log(config: &Config, level: Option<&str>) {
-    let wanted = level.unwrap_or(&config.log);
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(wanted));
+/// The configuration cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the configuration {path} (see --config): {source}")]
+pub struct Unreadable {
+    path: std::path::PathBuf,
+    source: std::io::Error,
+}
+
+/// For commands that end by themselves: `RUST_LOG` wins over `level`.
+fn start_log(config: &Config, level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)
         .with_target(false)
         .with_writer(std::io::stderr);
     if config.log_json { log.json().init() } else { log.init() }
+}
+
+/// The filter of the log of `serve`: `RUST_LOG` wins over the configuration.
+fn log_filter(config: &Config) -> EnvFilter {
+    EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&config.log))
 }
 
 /// Waits for SIGINT or SIGTERM.

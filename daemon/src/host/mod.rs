@@ -15,6 +15,7 @@ mod disk_hangs;
 mod ending;
 mod gating;
 mod launch;
+mod libvirt;
 mod redo;
 mod rules_kept;
 mod snapshot;
@@ -121,6 +122,20 @@ pub enum HostError {
     /// A loop has ended that must not.
     #[error("{0}")]
     Loop(String),
+}
+
+impl HostError {
+    /// Whether a start fails in the same way until somebody corrects a file: there is no use in trying again.
+    #[must_use]
+    pub fn needs_correction(&self) -> bool {
+        matches!(
+            self,
+            Self::State(StateError::Content { .. } | StateError::Format { .. })
+                | Self::Export { .. }
+                | Self::AdoptsAPart { .. }
+                | Self::Machine(_)
+        )
+    }
 }
 
 /// An error with all that is behind it, in one line.

@@ -27,6 +27,7 @@ impl Host {
             self.follow_policies(),
             self.follow_verifications(),
             self.follow_switches(),
+            self.follow_libvirt(),
             self.watch_certificate()
         );
     }

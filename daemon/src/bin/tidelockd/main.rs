@@ -2,16 +2,18 @@
 
 use anyhow::Context;
 use clap::Parser;
-use std::path::PathBuf;
+use sd_notify::NotifyState;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::SystemTime;
-use tidelock_daemon::config::{self, Config, LogFormat};
+use tidelock_daemon::config::{self, Config};
 use tidelock_daemon::control;
-use tidelock_daemon::host::{Host, SOFTWARE};
+use tidelock_daemon::host::{Host, HostError, SOFTWARE};
 use tidelock_daemon::metrics;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+
+mod reload;
 
 const AT_ONCE: &str =
     "ended by a second signal: the rules stay, nothing leaves until the next start";
@@ -19,11 +21,14 @@ const AT_ONCE: &str =
 /// Serves the disks of protected VMs, replicates their writes to the backup, and holds their
 /// packets until the backup has what they depend on.
 ///
+/// SIGHUP reads the log level and the certificates again, and never ends the daemon.
+///
 /// SIGTERM and SIGINT end it cleanly: requests that were taken are answered, everything goes to
 /// the backup, and the packet-filter rules are removed. A second one ends it at once; the rules
 /// stay then, and nothing leaves until it runs again.
 ///
-/// Exit status: 0 after a clean end, 1 after a failure, 2 if the configuration is wrong.
+/// Exit status: 0 after a clean end, 1 after a failure, 2 if a file has to be corrected first: the
+/// configuration, or the state of a member.
 #[derive(Parser)]
 #[command(version, name = "tidelockd")]
 struct Args {
@@ -34,39 +39,32 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let config = match checked(&args) {
+    let config = match checked(&args.config) {
         Ok(config) => config,
         Err(text) => {
             eprintln!("{text}");
             return ExitCode::from(2);
         }
     };
-    start_log(&config);
-    match run(config) {
+    let log = reload::start_log(&config);
+    match run(config, reload::Reload { path: args.config, log }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
-            ExitCode::FAILURE
+            let needs_correction = error.downcast_ref().is_some_and(HostError::needs_correction);
+            ExitCode::from(if needs_correction { 2 } else { 1 })
         }
     }
 }
 
-fn checked(args: &Args) -> Result<Config, String> {
-    let config = config::load(&args.config).map_err(|error| error.to_string())?;
+/// Reads the configuration and checks it and the files that it names.
+fn checked(path: &Path) -> Result<Config, String> {
+    let config = config::load(path).map_err(|error| error.to_string())?;
     config::check_machine(&config, SystemTime::now()).map_err(|found| found.to_string())?;
     Ok(config)
 }
 
-fn start_log(config: &Config) {
-    let filter = EnvFilter::try_new(&config.host.log).unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match config.host.log_format {
-        LogFormat::Text => log.with_target(false).with_ansi(false).init(),
-        LogFormat::Json => log.json().init(),
-    }
-}
-
-fn run(config: Config) -> anyhow::Result<()> {
+fn run(config: Config, reload: reload::Reload) -> anyhow::Result<()> {
     // The data path has threads of its own: these serve status, metrics and signals.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -74,12 +72,13 @@ fn run(config: Config) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the control runtime")?;
-    runtime.block_on(serve(config))
+    runtime.block_on(serve(config, reload))
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+async fn serve(config: Config, reload: reload::Reload) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     let (control_socket, metrics_at) = (config.host.control_socket(), config.metrics);
     let host = Arc::new(Host::start(config)?);
     let watch = tokio::spawn(host.clone().watch());
@@ -91,12 +90,20 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         tokio::spawn(serve);
     }
     tracing::info!(software = SOFTWARE, "ready");
+    // Every socket accepts now: guests that systemd starts after this unit find their disks.
+    tell_systemd(&[NotifyState::Ready]);
+    let reloading = tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            reload.again();
+        }
+    });
     let failure = tokio::select! {
         _ = terminate.recv() => None,
         _ = interrupt.recv() => None,
         () = host.stop_asked() => None,
         error = host.failed() => Some(error),
     };
+    tell_systemd(&[NotifyState::Stopping]);
     let result = match failure {
         // Without a clean end the rules stay, and nothing leaves until the next start.
         Some(error) => Err(anyhow::anyhow!("{error}")),
@@ -111,5 +118,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     };
     control.abort();
     watch.abort();
+    reloading.abort();
     result
+}
+
+/// Does nothing where systemd has not started this process.
+fn tell_systemd(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!("cannot tell systemd how far the daemon is: {error}");
+    }
 }
