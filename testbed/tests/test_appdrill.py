@@ -30,7 +30,7 @@ ROLLING = 4
 @pytest.mark.parametrize("kind", APP_DRILLS, ids=lambda kind: kind.name)
 def test_an_application_keeps_its_promise(run, kind):
     entry = drilled(run, kind, rtt_ms=20, seed=1).entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     assert set(entry.tiers) == set(entry.cut) == set(kind.application.databases)
     assert entry.told_by_pages > 0
     assert all(tier["recovered"] >= entry.confirmed for tier in entry.tiers.values())
@@ -39,13 +39,13 @@ def test_an_application_keeps_its_promise(run, kind):
 @pytest.mark.parametrize("kind", [TwoHosts, OneHostDies], ids=lambda kind: kind.name)
 def test_with_times_for_tags_an_application_keeps_its_promise(run, kind):
     entry = drilled(run, kind, rtt_ms=20, seed=1, form="hlc").entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
 
 
 def test_vms_keep_it_see_no_tag_and_are_all_booted_by_recover(run):
     """On two hosts, so tags do cross the taps; the guests watch what they receive, and none may ever see one."""
     this = drilled(run, TwoHosts, guest="vm", rtt_ms=20, seed=1)
-    assert this.entry.promise_held, this.entry
+    assert this.entry.passed, this.entry
     machines = {guest.process for guest in this.recovery.guests.values()}
     assert len(machines) == 1, "one command brought all of them up"
     # What these two sent each other got tags, which were taken out in front of the other's tap. The third is on the
@@ -82,13 +82,13 @@ def test_where_kernel_programs_may_not_be_loaded_a_group_that_needs_them_is_refu
 @pytest.mark.parametrize("boundary", ["member", "apart"])
 def test_other_boundaries_keep_it_too(run, boundary):
     entry = drilled(run, TwoHosts, rtt_ms=20, seed=1, boundary=boundary).entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
 
 
 @pytest.mark.parametrize("kind", [ThreeTier, TwoWriters, TwoHosts], ids=lambda kind: kind.name)
 def test_with_tags_the_promise_survives_the_disaster_that_breaks_it_without(run, kind):
     entry = drilled(run, kind, rtt_ms=100, seed=ROLLING).entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     assert entry.disaster == "rolling"
     # Somebody waited for an answer all the time, and there was none.
     assert entry.longest_hold_ms > HELD_S * 1e3 / 2, entry
@@ -98,7 +98,7 @@ def test_with_tags_the_promise_survives_the_disaster_that_breaks_it_without(run,
 @pytest.mark.parametrize("form", ["vector", "hlc"])
 def test_a_host_without_a_disk_hears_what_is_committed(run, form):
     entry = drilled(run, FrontApart, rtt_ms=20, seed=ROLLING, form=form).entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     assert entry.disaster == "rolling" and entry.confirmed > 0
     assert any("clients were told of 0 rows that they had asked for since" in note for note in entry.notes), entry
 
@@ -107,10 +107,10 @@ def test_a_host_without_a_disk_hears_what_is_committed(run, form):
 def test_without_tags_a_drill_sees_the_promise_break(run, kind):
     """The same drill and the same disaster: so it is tags that keep the promise, and the drill would notice."""
     entry = drilled(run, kind, rtt_ms=100, seed=ROLLING, tagging=False).entry
-    assert entry.violated and not entry.promise_held
+    assert entry.violated and not entry.passed
     assert entry.disaster == "rolling"
     assert entry.lost > 0
-    broken = {check["what"] for check in entry.checks if not check["held"]}
+    broken = {check["what"] for check in entry.checks if not check["passed"]}
     assert "no confirmed row is missing in any database" in broken
 
 
@@ -134,7 +134,7 @@ def test_a_drill_finds_rows_that_dangle_and_rows_that_are_lost(run):
     assert entry.dangling > 0
     assert entry.told_by_pages_lost > 0
     assert len(entry.dangling_rows) > 0
-    assert entry.violated and not entry.promise_held
-    assert [check["what"] for check in entry.checks if not check["held"]] == [
+    assert entry.violated and not entry.passed
+    assert [check["what"] for check in entry.checks if not check["passed"]] == [
         "no row depends on a row that is not there"
     ]

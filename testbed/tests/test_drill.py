@@ -19,7 +19,7 @@ ROWS_AFTER_CUT = 20
 
 FIELDS = {
     *("scenario", "mode", "seed", "confirmed", "recovered", "lost", "recovered_unconfirmed", "rpo_ms", "rto_ms"),
-    *("commits_per_s", "longest_hold_ms", "promise_held"),
+    *("commits_per_s", "longest_hold_ms", "passed"),
 }
 """What a report's entry has at least."""
 
@@ -66,23 +66,23 @@ class Unfaithful(CutThenDie):
 )
 def test_a_pipelined_guest_keeps_its_promise(run, scenario):
     entry = drilled(run, SCENARIOS[scenario], seed=1)
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
 
 
 def test_a_dropped_table_comes_back_with_every_row_that_was_told_before(run):
     entry = drilled(run, SCENARIOS["oops"], guest="vm", seed=5)
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
 
 
 def test_a_sync_guest_keeps_its_promise(run):
     entry = drilled(run, Drill, mode="sync", seed=2)
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     assert entry.lost == 0
 
 
 def test_async_loses_what_the_backup_could_not_hear_and_says_how_much(run):
     entry = drilled(run, CutThenDie, mode="async", seed=3)
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     assert entry.lost >= ROWS_AFTER_CUT
     assert entry.rpo_ms > 0
     assert entry.out_of_order == 0
@@ -91,15 +91,15 @@ def test_async_loses_what_the_backup_could_not_hear_and_says_how_much(run):
 def test_a_drill_finds_out_when_the_promise_is_broken(run):
     entry = drilled(run, Unfaithful, mode="pipelined", seed=4)
     assert entry.lost >= ROWS_AFTER_CUT
-    assert not entry.promise_held
-    assert [check["what"] for check in entry.checks if not check["held"]][-1] == "no confirmed row is lost"
+    assert not entry.passed
+    assert [check["what"] for check in entry.checks if not check["passed"]][-1] == "no confirmed row is lost"
 
 
 def test_a_vm_with_a_database_keeps_its_promise_and_the_report_has_it_all(run):
     this = Drill(run, Knobs(rtt_ms=50, seed=5))
     this.execute()
     entry = this.entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     assert set(asdict(entry)) >= FIELDS
     phases = dict(entry.rto_ms)
     assert phases.pop("total") == pytest.approx(sum(phases.values()), abs=1)
@@ -141,5 +141,12 @@ def test_a_run_that_fails_is_a_broken_promise(run, monkeypatch, tmp_path):
     monkeypatch.setitem(SCENARIOS, "fails", Fails)
     assert drill.main(["--scenario", "fails", "--guest", "process", "--out", str(tmp_path)]) == 1
     entries = json.loads((tmp_path / "drill-report.json").read_text())
-    assert [(entry["promise_held"], entry["error"]) for entry in entries] == [(False, "the ground opened")]
-    assert "the ground opened" in (tmp_path / "drill-report.html").read_text()
+    assert [(entry["passed"], entry["error"]) for entry in entries] == [(False, "the ground opened")]
+    page = (tmp_path / "drill-report.html").read_text()
+    assert "the ground opened" in page
+    (kept,) = (tmp_path / "drill-reports").iterdir()
+    entry = json.loads(kept.read_text())
+    assert entry == entries[0] and "-fails-pipelined-seed" in kept.name
+    assert {"commit", "command line", "tidelockd", "tidelock-backup", "QEMU", "kernel"} <= entry["origin"].keys()
+    assert any("runtime_dir" in text for text in entry["configuration"].values()), "the host's configuration"
+    assert entry["origin"]["commit"] in page

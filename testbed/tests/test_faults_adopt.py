@@ -230,4 +230,4 @@ def test_what_clients_were_told_by_an_adopted_guest_survives_the_second_site(run
     """Disaster, adoption under load, `protected`, and the next disaster: one ledger, nothing of it is lost."""
     this = DiesAway(run, Knobs(scenario="dies-away", guest="process", rtt_ms=20, hurry=True, seed=7))
     this.execute()
-    assert this.entry.promise_held, this.entry
+    assert this.entry.passed, this.entry

@@ -53,7 +53,7 @@ class OneFarBehind(TwoHosts):
 @pytest.mark.parametrize("form", ["vector", "hlc"])
 def test_writers_with_crossing_dependencies_and_one_slow_link(run, form):
     entry = drilled(run, OneFarBehind, rtt_ms=20, seed=1, form=form).entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     # All of b had arrived; what of it depends on a, which had not, must not come back.
     assert any(text.startswith("b: ") for text in entry.left_out), entry
 
@@ -66,7 +66,7 @@ class HearsNothing(OneHostDies):
 
 def test_without_tags_nothing_waits_for_the_dead_host_and_the_drill_notices(run):
     entry = drilled(run, HearsNothing, rtt_ms=50, seed=1, tagging=False).entry
-    broken = {check["what"] for check in entry.checks if not check["held"]}
+    broken = {check["what"] for check in entry.checks if not check["passed"]}
     assert "replies that may depend on host-a were held by host-b as long as it was away" in broken
     assert entry.violated
 
@@ -201,7 +201,7 @@ class Grows(TwoHosts):
 
 def test_a_writer_and_a_disk_are_added_and_history_stays(run):
     entry = drilled(run, Grows, rtt_ms=20, seed=1, form="vector").entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     assert set(entry.cut) == {"a", "b", "c"}
 
 
@@ -234,4 +234,4 @@ class Shrinks(Grows):
 def test_a_writer_is_removed_and_protection_goes_on(run):
     """With times for tags, in which one silent writer holds everything: a removed one must not."""
     entry = drilled(run, Shrinks, rtt_ms=20, seed=1, form="hlc").entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)

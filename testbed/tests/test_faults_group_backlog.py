@@ -129,17 +129,17 @@ class DiesOverflowed(Overflows):
 
 def test_a_daemon_that_is_killed_in_an_outage_goes_on_with_its_stream(run):
     entry = drilled(run, GoesOn, rtt_ms=20, seed=1, form="vector").entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
 
 
 @pytest.mark.parametrize("form", ["vector", "hlc"])
 def test_others_wait_for_what_has_no_record_and_all_comes_back(run, form):
     entry = drilled(run, Overflows, rtt_ms=20, seed=1, form=form).entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
 
 
 @pytest.mark.parametrize("form", ["vector", "hlc"])
 def test_a_disaster_leaves_out_what_depends_on_what_has_no_record(run, form):
     entry = drilled(run, DiesOverflowed, rtt_ms=20, seed=1, form=form).entry
-    assert entry.promise_held, str(entry)
+    assert entry.passed, str(entry)
     assert any(text.startswith("b: ") for text in entry.left_out), entry

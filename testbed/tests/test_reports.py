@@ -66,23 +66,32 @@ def test_the_answers_chart_shows_every_second_and_event(tmp_path):
 
 def test_a_summary_ends_with_what_matters_and_a_run_that_failed_shows_nothing():
     told = "nothing that a client was told is lost"
-    held = Entry("three-tier", "pipelined", "vm", 1, 50, promise=told, promise_held=True, confirmed=100)
+    held = Entry("three-tier", "pipelined", "vm", 1, 50, promise=told, passed=True, confirmed=100)
     held.disaster = "rolling"
     broken = Entry("three-tier", "pipelined", "vm", 2, 50, promise=told, violated=True, confirmed=100, lost=3)
     failed = Entry("three-tier", "pipelined", "vm", 3, 50, promise=told, error="no room\nfor anything")
     last = [summary(entry).splitlines()[-1].strip() for entry in (held, broken, failed)]
     assert last == [
-        f"promise HELD: {told}",
-        f"promise BROKEN. It was: {told}",
-        "the run FAILED before it could be judged: no room",
+        f"PASS. The promise: {told}",
+        f"FAIL. The promise: {told}",
+        "ERROR: the run ended before it could be judged: no room",
     ]
     assert "confirmed rows" not in summary(failed)
     assert ["rolling" in summary(entry).split() for entry in (held, broken)] == [True, False]
     rows = [line.split() for line in overview([held, broken, failed]).splitlines()]
     assert [(row[1], row[3], row[-1]) for row in rows] == [
-        ("seed", "lost", "promise"),
-        ("1", "0", "held"),
-        ("2", "3", "BROKEN"),
-        ("3", "0", "FAILED"),
+        ("seed", "lost", "outcome"),
+        ("1", "0", "PASS"),
+        ("2", "3", "FAIL"),
+        ("3", "0", "ERROR"),
     ]
     assert [row[-2] for row in rows[:2]] == ["disaster", "rolling"]
+
+
+def test_a_run_that_may_lose_rows_says_how_many_and_a_chosen_point_what_was_given_up():
+    lossy = Entry("primary-dies", "async", "vm", 1, 50, promise="a prefix", passed=True, confirmed=100, lost=7)
+    assert summary(lossy).splitlines()[-1].strip() == "PASS, 7 rows lost. The promise: a prefix"
+    oops = Entry("oops", "pipelined", "vm", 1, 50, promise="before", passed=True, confirmed=100, given_up=31)
+    line = next(line for line in summary(oops).splitlines() if "given up" in line)
+    assert line.split()[-1] == "31"
+    assert "given up" not in summary(lossy)

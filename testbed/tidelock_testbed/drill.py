@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import functools
+import hashlib
 import os
+import platform
 import random
+import shlex
 import shutil
+import subprocess
 import sys
 import traceback
 from pathlib import Path
 from typing import IO
 
-from .drilling import PROMISES, Drill, Knobs
+from .drilling import PROMISES, Drill, Entry, Knobs
 from .fleet import BOUNDARIES, FORMS, HOSTS
-from .paths import OUT
+from .paths import BIN, OUT, ROOT
 from .progress import say
 from .report import Report, overview, summary
 from .run import Run
@@ -34,10 +39,10 @@ def main(words: list[str] | None = None) -> int:
     """Runs what the command line asks for."""
     options = parse(words)
     seed = random.randrange(SEEDS) if options.seed is None else options.seed
-    report = Report(options.out / "drill-report.html", options.out / "drill-report.json")
+    report = Report(options.out / "drill-report.html", options.out / "drill-report.json", options.out / "drill-reports")
     lock = alone()
     shutil.rmtree(OUT / "drill", ignore_errors=True)
-    held = 0
+    passed = 0
     for number in range(options.runs):
         knobs = Knobs(
             scenario=options.scenario,
@@ -57,13 +62,15 @@ def main(words: list[str] | None = None) -> int:
             return 1
         report.add(drill)
         print(summary(drill.entry), flush=True)
-        held += drill.entry.promise_held
+        passed += drill.entry.passed
     lock.close()
     if options.runs > 1:
         print(overview(report.entries), flush=True)
-    say(f"the promise held in {held} of {options.runs}: see {report.html} and {report.json}")
+    lost = sum(entry.lost for entry in report.entries if entry.passed)
+    losses = f", with {lost} rows lost, as {options.mode} allows" if lost else ""
+    say(f"{passed} of {options.runs} passed{losses}: see {report.html}; each run's own file is in {report.kept}")
     if options.tagging == "on":
-        return 0 if held == options.runs else 1
+        return 0 if passed == options.runs else 1
     violated = sum(entry.violated for entry in report.entries)
     must = "as it must" if violated == options.runs else "but it must in each"
     say(f"without tags, the promise was seen to break in {violated} of {options.runs}, {must}")
@@ -95,11 +102,46 @@ def perform(knobs: Knobs, directory: str) -> Drill | None:
             if drill is None:
                 return None
             drill.entry.error = str(error)
-            drill.entry.promise_held = False
-    if drill.entry.promise_held:
+            drill.entry.passed = False
+        finally:
+            if drill is not None:
+                describe(drill.entry, run.directory)
+    if drill.entry.passed:
         for large in ("primary", "backup", *HOSTS):
             shutil.rmtree(run.directory / large, ignore_errors=True)
     return drill
+
+
+def describe(entry: Entry, directory: Path) -> None:
+    """Notes where a run comes from."""
+    entry.origin = origin()
+    for ledger in sorted(directory.rglob("*ledger*")):
+        if ledger.is_file():
+            digest = hashlib.sha256(ledger.read_bytes()).hexdigest()
+            entry.origin[f"SHA-256 of {ledger.relative_to(directory)}"] = digest
+    for path in sorted([*directory.rglob("host*.toml"), *directory.rglob("backup*.toml")]):
+        entry.configuration[str(path.relative_to(directory))] = path.read_text()
+
+
+@functools.cache
+def origin() -> dict[str, str]:
+    """The commit, the command line and the versions of the programs."""
+
+    def first_line(*argv: object) -> str:
+        try:
+            done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, cwd=ROOT, timeout=30)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"not known: {error}"
+        return (done.stdout or done.stderr).strip().splitlines()[0] if done.stdout or done.stderr else "not known"
+
+    return {
+        "commit": first_line("git", "describe", "--always", "--dirty", "--abbrev=40"),
+        "command line": shlex.join(["python", "-m", "tidelock_testbed.drill", *sys.argv[1:]]),
+        "tidelockd": first_line(BIN / "tidelockd", "--version"),
+        "tidelock-backup": first_line(BIN / "tidelock-backup", "--version"),
+        "QEMU": first_line("qemu-system-x86_64", "--version"),
+        "kernel": f"{platform.system()} {platform.release()}",
+    }
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:

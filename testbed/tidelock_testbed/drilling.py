@@ -81,7 +81,7 @@ class Entry:
     rtt_ms: float
     wan: str = ""
     promise: str = ""
-    promise_held: bool = False
+    passed: bool = False
     violated: bool = False
     """Whether the promise was seen to break: a run that failed for another reason shows nothing."""
     disaster: str = ""
@@ -93,6 +93,8 @@ class Entry:
     foreign: int = 0
     out_of_order: int = 0
     lost_after_recovery: int = 0
+    given_up: int | None = None
+    """Rows that clients were told of after the point in time that was recovered on purpose."""
     rpo_ms: float = 0
     rto_ms: dict[str, float] | None = None
     commits_per_s: float = 0
@@ -118,6 +120,10 @@ class Entry:
     checks: list[dict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
+    origin: dict[str, str] = field(default_factory=dict)
+    """The commit, the command line, the versions of programs, and digests of the ledgers."""
+    configuration: dict[str, str] = field(default_factory=dict)
+    """The text of each configuration file, by its path in the run's directory."""
 
 
 class Drill:
@@ -467,13 +473,13 @@ class Drill:
 
     def check(self, what: str, held: bool) -> None:
         """Notes something that must hold."""
-        self.entry.checks.append({"what": what, "held": held})
+        self.entry.checks.append({"what": what, "passed": held})
 
     def conclude(self) -> None:
-        """The promise held if every check did."""
+        """The run has passed if every check has."""
         checks = self.entry.checks
-        self.entry.promise_held = bool(checks) and all(check["held"] for check in checks)
-        self.entry.violated = bool(checks) and not self.entry.promise_held
+        self.entry.passed = bool(checks) and all(check["passed"] for check in checks)
+        self.entry.violated = bool(checks) and not self.entry.passed
 
 
 class CopyWatch:

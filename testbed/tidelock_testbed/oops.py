@@ -118,6 +118,8 @@ class Oops(Drill):
         old = {row for row in rows if ledger.sent.get(row, 0) < self.gone_at}
         later = {row for row, at in ledger.confirmed.items() if at > self.recovery.recovered_at}
         entry.confirmed, entry.recovered, entry.lost = len(before), len(old), len(before - old)
+        told_since = [row for row, at in ledger.confirmed.items() if self.dropping_at <= at < self.gone_at]
+        entry.given_up = sum(row not in old for row in told_since)
         entry.recovered_unconfirmed = len(old - ledger.confirmed.keys())
         entry.foreign = sum(row not in ledger.sent for row in rows)
         entry.lost_after_recovery = len(later - rows)

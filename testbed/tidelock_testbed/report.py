@@ -34,10 +34,15 @@ svg { display: block; margin: 1.5em 0; max-width: 100% } pre { background: #f6f6
 
 @dataclass
 class Report:
-    """Written anew after each run, so that a run that is stopped does not take the earlier ones with it."""
+    """Written anew after each run, so that a run that is stopped does not take the earlier ones with it.
+
+    Each run also has a file of its own in `kept`, which no later drill removes.
+    """
 
     html: Path
     json: Path
+    kept: Path
+    """The directory of the runs' own files."""
     entries: list[Entry] = field(default_factory=list)
     sections: list[str] = field(default_factory=list)
 
@@ -46,12 +51,16 @@ class Report:
         self.entries.append(drill.entry)
         self.sections.append(_section(len(self.entries), drill))
         self.html.parent.mkdir(exist_ok=True)
+        self.kept.mkdir(parents=True, exist_ok=True)
+        entry = drill.entry
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{entry.scenario}-{entry.mode}-seed{entry.seed}"
+        (self.kept / f"{name}.json").write_text(json.dumps(asdict(entry), indent=2) + "\n")
         self.json.write_text(json.dumps([asdict(entry) for entry in self.entries], indent=2) + "\n")
         self.html.write_text(self._page())
 
     def _page(self) -> str:
         heads = ["run", "scenario", "mode", "guest", "seed", "confirmed", "recovered", "lost", "RPO", "RTO"]
-        heads += ["commits/s", "longest hold", "promise"]
+        heads += ["commits/s", "longest hold", "outcome"]
         rows = "".join(_row(number, entry) for number, entry in enumerate(self.entries, 1))
         made = time.strftime("%Y-%m-%d %H:%M:%S %Z")
         machine = f"Linux {platform.release()}, {os.cpu_count()} processors"
@@ -73,7 +82,7 @@ def _row(number: int, entry: Entry) -> str:
         _ms(entry.rto_ms["total"]) if entry.rto_ms else "none",
         f"{entry.commits_per_s:g}",
         _ms(entry.longest_hold_ms),
-        _held(entry),
+        _marked(entry),
     ]
     words = [f"<a href='#run{number}'>{number}</a>", escape(entry.scenario), entry.mode, entry.guest, entry.seed]
     return (
@@ -85,14 +94,21 @@ def _row(number: int, entry: Entry) -> str:
 
 
 def _outcome(entry: Entry) -> str:
-    """In one word. A run that failed before it was judged shows nothing, good or bad."""
-    if entry.promise_held:
-        return "held"
-    return "BROKEN" if entry.violated else "FAILED"
+    """PASS, FAIL (the promise was seen to break) or ERROR (the run ended before it could be judged)."""
+    if entry.passed:
+        return "PASS"
+    return "FAIL" if entry.violated else "ERROR"
 
 
-def _held(entry: Entry) -> str:
-    return f"<span class='{'good' if entry.promise_held else 'bad'}'>{_outcome(entry)}</span>"
+def _verdict(entry: Entry) -> str:
+    """The outcome with the losses beside it: a run in `async` may pass and have lost rows that clients were told of."""
+    lost = f", {entry.lost} rows lost" if entry.passed and entry.lost else ""
+    return _outcome(entry) + lost
+
+
+def _marked(entry: Entry) -> str:
+    clean = entry.passed and not entry.lost
+    return f"<span class='{'good' if clean else '' if entry.passed else 'bad'}'>{_verdict(entry)}</span>"
 
 
 def _ms(value: float) -> str:
@@ -106,6 +122,7 @@ def _figures(entry: Entry) -> list[tuple[str, str]]:
         ("recovered rows", f"{entry.recovered}"),
         ("lost rows (confirmed, not recovered)", f"{entry.lost}"),
         ("recovered rows that no client was told of", f"{entry.recovered_unconfirmed}"),
+        *([("rows given up: confirmed after the point in time", f"{entry.given_up}")] if entry.given_up is not None else []),
         *_tier_figures(entry),
         ("RPO: age of the oldest confirmed row that was lost", _ms(entry.rpo_ms)),
     ]
@@ -153,7 +170,7 @@ def _cut(entry: Entry) -> list[str]:
 def _section(number: int, drill: Drill) -> str:
     entry = drill.entry
     checks = "".join(
-        f"<li class='{'good' if check['held'] else 'bad'}'>{'held' if check['held'] else 'BROKEN'}: "
+        f"<li class='{'good' if check['passed'] else 'bad'}'>{'PASS' if check['passed'] else 'FAIL'}: "
         f"{escape(check['what'])}</li>"
         for check in entry.checks
     )
@@ -162,14 +179,25 @@ def _section(number: int, drill: Drill) -> str:
     return (
         f"<h2 id='run{number}'>Run {number}: {escape(entry.scenario)}, {entry.mode}, seed {entry.seed}</h2>\n"
         f"<p>{escape(drill.about)}. {entry.rtt_ms:g} ms round trip ({entry.wan}), guest: {entry.guest}.</p>\n"
-        f"<p>The promise: {escape(entry.promise)}. {_held(entry)}</p>\n<ul>{checks}</ul>\n"
+        f"<p>The promise: {escape(entry.promise)}. {_marked(entry)}</p>\n<ul>{checks}</ul>\n"
         + (f"<pre>{escape(entry.error)}</pre>\n" if entry.error else "")
         + "".join(f"<p>{escape(note)}</p>\n" for note in entry.notes + _cut(entry))
         + f"<table>{figures}</table>\n"
         + "\n".join(drill.charts)
+        + _origin(entry)
         + f"<p class='small'>{METHOD_SEVERAL if entry.tiers else METHOD} "
         f"States of the group, relative to the disaster: {escape(states)}.</p>"
     )
+
+
+def _origin(entry: Entry) -> str:
+    """Everything that somebody needs to repeat the run, and to know that the files beside the report belong to it."""
+    lines = [f"<p class='small'>{escape(name)}: {escape(value)}</p>" for name, value in entry.origin.items()]
+    files = [
+        f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>"
+        for name, text in entry.configuration.items()
+    ]
+    return "\n".join([*lines, *files]) + "\n"
 
 
 METHOD = (
@@ -189,23 +217,22 @@ METHOD_SEVERAL = (
 def summary(entry: Entry) -> str:
     """A run, as text; the last line is the one to read."""
     if entry.error and not entry.violated:
-        last = f"the run FAILED before it could be judged: {entry.error.splitlines()[0]}"
+        last = f"ERROR: the run ended before it could be judged: {entry.error.splitlines()[0]}"
         return "\n".join(["", *_checks(entry), f"  {last}", ""])
     lines = [f"  {name:<58}{value:>14}" for name, value in _figures(entry)]
     lines += _checks(entry)
     lines += [f"  note    {note}" for note in entry.notes + _cut(entry)]
-    verdict = "HELD: " if entry.promise_held else "BROKEN. It was: "
-    return "\n".join(["", *lines, f"  promise {verdict}{entry.promise}", ""])
+    return "\n".join(["", *lines, f"  {_verdict(entry)}. The promise: {entry.promise}", ""])
 
 
 def _checks(entry: Entry) -> list[str]:
-    return [f"  {'held  ' if check['held'] else 'BROKEN'}  {check['what']}" for check in entry.checks]
+    return [f"  {'PASS' if check['passed'] else 'FAIL'}    {check['what']}" for check in entry.checks]
 
 
 def overview(entries: list[Entry]) -> str:
     """A line for each of several runs."""
     heads = f"{'confirmed':>9}  {'lost':>5}  {'dangling':>8}  {'RTO':>8}  {'disaster':<8}"
-    lines = [f"  {'run':>3}  {'seed':>7}  {heads}  promise"]
+    lines = [f"  {'run':>3}  {'seed':>7}  {heads}  outcome"]
     for number, entry in enumerate(entries, 1):
         rto = _ms(entry.rto_ms["total"]) if entry.rto_ms else "none"
         figures = f"{entry.confirmed:>9}  {entry.lost:>5}  {entry.dangling:>8}  {rto:>8}  {entry.disaster:<8}"

@@ -82,7 +82,7 @@ class ClientRound:
             raise Unjudged(str(error)) from error
         entry, verdict = self.drill.entry, self.verdict
         for check in entry.checks:
-            verdict.check(RULES_OF_CHECKS.get(check["what"], 1), check["held"], f"not so: {check['what']}")
+            verdict.check(RULES_OF_CHECKS.get(check["what"], 1), check["passed"], f"not so: {check['what']}")
         verdict.rows = entry.confirmed
         return verdict
 
