@@ -127,7 +127,9 @@ impl Collector for Snapshot {
             for member in &group.members {
                 let labels = [labels.as_slice(), &[("member", &*member.name)]].concat();
                 writers.extend(member.writer.as_ref().map(|writer| (labels.clone(), writer)));
-                gates.extend(member.gate.as_ref().map(|gate| (labels.clone(), gate)));
+                gates.extend(member.gates.iter().map(|gate| {
+                    ([labels.as_slice(), &[("interface", &*gate.interface)]].concat(), gate)
+                }));
                 tagging.extend(member.tagging.as_ref().map(|tags| (labels, tags)));
             }
         }
@@ -391,6 +393,19 @@ fn encode_gates(e: &mut DescriptorEncoder<'_>, gates: &[(Labels<'_>, &GateStatus
     each(e, ("tidelock_gate_rules_restored", None, Counter), help, gates, |f, l, g| {
         f.counter(l, g.rules_restored)
     })?;
+    let help = "How often the member's packet-filter rules were found changed, so that packets may have left unheld";
+    each(e, ("tidelock_gate_may_have_left", None, Counter), help, gates, |f, l, g| {
+        f.counter(l, g.may_have_left)
+    })?;
+    let help = "1 while packets of the guest may leave unheld: the gate's rules are gone, or the interface is while the \
+                guest's disk is in use";
+    each(e, ("tidelock_gate_unheld", None, Gauge), help, gates, |f, l, g| {
+        f.gauge(l, u64::from(g.unheld_because.is_some()))
+    })?;
+    let help = "1 if no kernel programs watch the interface: packets leave unheld while its rules are gone";
+    each(e, ("tidelock_gate_unwatched", None, Gauge), help, gates, |f, l, g| {
+        f.gauge(l, u64::from(g.unwatched_because.is_some()))
+    })?;
     let help = "How long released packets were held";
     each(e, ("tidelock_hold_time", SECONDS, Histogram), help, gates, |f, l, g| {
         f.histogram(l, &g.hold_time)
@@ -462,16 +477,18 @@ mod tests {
             "tidelock_heartbeat_age_seconds{group=\"shop\",member=\"db\"} 0.23",
             "tidelock_heartbeat_missing{group=\"shop\",member=\"db\"} 0",
             "tidelock_disk_hangs{group=\"shop\",member=\"db\"} 0",
-            "tidelock_held_packets{group=\"shop\",member=\"db\"} 4",
-            "tidelock_gate_rules_restored_total{group=\"shop\",member=\"db\"} 0",
+            "tidelock_held_packets{group=\"shop\",member=\"db\",interface=\"tap0\"} 4",
+            "tidelock_gate_rules_restored_total{group=\"shop\",member=\"db\",interface=\"tap0\"} 0",
+            "tidelock_gate_may_have_left_total{group=\"shop\",member=\"db\",interface=\"tap0\"} 0",
+            "tidelock_gate_unheld{group=\"shop\",member=\"db\",interface=\"tap0\"} 0",
             "tidelock_guest_writes_total{group=\"shop\",member=\"db\"} 1012",
-            "tidelock_hold_time_seconds_count{group=\"shop\",member=\"db\"} 2",
-            "tidelock_hold_time_seconds_sum{group=\"shop\",member=\"db\"} 0.12",
+            "tidelock_hold_time_seconds_count{group=\"shop\",member=\"db\",interface=\"tap0\"} 2",
+            "tidelock_hold_time_seconds_sum{group=\"shop\",member=\"db\",interface=\"tap0\"} 0.12",
             // Cumulative: 50 ms is within its own bound, both are within 75 ms and without bound.
-            "tidelock_hold_time_seconds_bucket{le=\"0.025\",group=\"shop\",member=\"db\"} 0",
-            "tidelock_hold_time_seconds_bucket{le=\"0.05\",group=\"shop\",member=\"db\"} 1",
-            "tidelock_hold_time_seconds_bucket{le=\"0.075\",group=\"shop\",member=\"db\"} 2",
-            "tidelock_hold_time_seconds_bucket{le=\"+Inf\",group=\"shop\",member=\"db\"} 2",
+            "tidelock_hold_time_seconds_bucket{le=\"0.025\",group=\"shop\",member=\"db\",interface=\"tap0\"} 0",
+            "tidelock_hold_time_seconds_bucket{le=\"0.05\",group=\"shop\",member=\"db\",interface=\"tap0\"} 1",
+            "tidelock_hold_time_seconds_bucket{le=\"0.075\",group=\"shop\",member=\"db\",interface=\"tap0\"} 2",
+            "tidelock_hold_time_seconds_bucket{le=\"+Inf\",group=\"shop\",member=\"db\",interface=\"tap0\"} 2",
             "tidelock_group_form{group=\"shop\",form=\"hlc\"} 1",
             "tidelock_group_form{group=\"shop\",form=\"vector\"} 0",
             "tidelock_watermark_lag_seconds{group=\"shop\"} 0.06",

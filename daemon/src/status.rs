@@ -194,8 +194,9 @@ pub struct MemberStatus {
     pub name: String,
     /// Its disks' side, if it is a writer.
     pub writer: Option<WriterStatus>,
-    /// Its network's side, if it is held at a gate.
-    pub gate: Option<GateStatus>,
+    /// Its network cards that are held at a gate.
+    #[serde(default)]
+    pub gates: Vec<GateStatus>,
     /// What it does.
     #[serde(default)]
     pub roles: Vec<Role>,
@@ -226,6 +227,25 @@ pub struct TaggingStatus {
     pub dropped_packets: BTreeMap<String, u64>,
 }
 
+impl TaggingStatus {
+    /// The counters of two interfaces of one member together.
+    #[must_use]
+    pub fn plus(mut self, other: TaggingStatus) -> TaggingStatus {
+        self.tagged_packets += other.tagged_packets;
+        self.here_packets += other.here_packets;
+        self.covered_packets += other.covered_packets;
+        self.merged_packets += other.merged_packets;
+        self.foreign_packets += other.foreign_packets;
+        for (to, from) in [
+            (&mut self.gated_packets, other.gated_packets),
+            (&mut self.dropped_packets, other.dropped_packets),
+        ] {
+            from.into_iter().for_each(|(why, count)| *to.entry(why).or_default() += count);
+        }
+        self
+    }
+}
+
 /// A writer's disks and their way to the backup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WriterStatus {
@@ -237,6 +257,10 @@ pub struct WriterStatus {
     pub committed: Seq,
     /// What the backup does not have yet.
     pub lag: LagStatus,
+    /// The backup has every write of the guest now. Not while the first copy or a comparison runs, and not before it was
+    /// reached.
+    #[serde(default)]
+    pub backup_has_all: bool,
     /// Room between the sequencer and the sender.
     pub backlog: BacklogStatus,
     /// The copy that is under way, if one is.
@@ -423,12 +447,22 @@ pub struct GateStatus {
     pub released_packets: u64,
     /// Packets that were covered on arrival, or need no hold.
     pub passed_packets: u64,
-    /// Packets dropped because the queue was full, ours or the kernel's: TCP sends them again.
+    /// Packets dropped because the queue was full, ours or the kernel's, or because the rules that queue them were gone:
+    /// TCP sends them again.
     pub dropped_packets: u64,
     /// How often somebody had changed its packet-filter rules, so that packets may have left unheld, and they were put
     /// back.
     #[serde(default)]
     pub rules_restored: u64,
+    /// How often its rules were found changed: packets may have left unheld each time.
+    #[serde(default)]
+    pub may_have_left: u64,
+    /// Why packets of the guest leave unheld now, if they may.
+    #[serde(default)]
+    pub unheld_because: Option<String>,
+    /// Why no kernel programs watch the interface, if none do: nothing stops packets while its rules are gone.
+    #[serde(default)]
+    pub unwatched_because: Option<String>,
     /// How long released packets were held.
     pub hold_time: LatencySnapshot,
 }

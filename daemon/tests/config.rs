@@ -27,7 +27,7 @@ name = "m"
 [[group.member.disk]]
 name = "d"
 path = "/d.img"
-[group.member.network]
+[[group.member.network]]
 interface = "tap0"
 topology = "routed"
 "#;
@@ -72,7 +72,7 @@ fn the_defaults_are_as_documented() {
     assert!(member.roles.writer && member.roles.outbound && !member.roles.intermediate);
     assert_eq!(member.disks[0].id, DiskId(0));
     assert_eq!(member.disks[0].socket.value, Path::new("/run/tidelock/g/m/d.sock"));
-    let network = member.network.as_ref().unwrap();
+    let network = &member.networks[0];
     assert_eq!((network.queue.value, network.held_packets_max), (7100, 65_536));
     assert_eq!(network.topology, Topology::Routed);
 }
@@ -85,12 +85,12 @@ fn several_groups_and_disks_are_counted_apart() {
         .replace("/d.img", "/e.img")
         .replace("tap0", "tap1")
         .replace(
-            "[group.member.network]",
-            "[[group.member.disk]]\nname = \"d2\"\npath = \"/f\"\n[group.member.network]",
+            "[[group.member.network]]",
+            "[[group.member.disk]]\nname = \"d2\"\npath = \"/f\"\n[[group.member.network]]",
         );
     let config = parse("f", &format!("{GOOD}{second}")).unwrap();
     let member = &config.groups[1].members[0];
-    assert_eq!(member.network.as_ref().unwrap().queue.value, 7101);
+    assert_eq!(member.networks[0].queue.value, 7101);
     assert_eq!(member.disks[1].id, DiskId(1));
     assert_eq!(config.groups[1].writer_id(&member.name), Some(WriterId(0)));
 }
@@ -355,24 +355,24 @@ fn each_mistake_gets_its_words() {
             "6:1 no member of this group has a disk: there is nothing to protect -> [[group.member.disk]] below one of its members",
         ),
         (
-            "[group.member.network]\ninterface = \"tap0\"\ntopology = \"routed\"\n",
+            "[[group.member.network]]\ninterface = \"tap0\"\ntopology = \"routed\"\n",
             "",
-            "8:1 an outbound member has no network: its packets would leave unheld -> [group.member.network] with interface and topology, or roles = [\"writer\"] if it talks to no client",
+            "8:1 an outbound member has no network: its packets would leave unheld -> [[group.member.network]] with interface and topology, or roles = [\"writer\"] if it talks to no client",
         ),
         (
             "topology = \"routed\"",
             "",
-            "13:1 missing key `topology` in [group.member.network] -> topology = \"bridged\" if the interface is a port of a bridge, else \"routed\"",
+            "13:1 missing key `topology` in [[group.member.network]] -> topology = \"bridged\" if the interface is a port of a bridge, else \"routed\"",
         ),
         (
             "\"tap0\"",
             "\"a-name-too-long-for-linux\"",
-            "14:13 `interface` in [group.member.network]: \"a-name-too-long-for-linux\" is no interface's name -> the guest's tap, such as \"tap0\" (see `ip link`)",
+            "14:13 `interface` in [[group.member.network]]: \"a-name-too-long-for-linux\" is no interface's name -> the guest's tap, such as \"tap0\" (see `ip link`)",
         ),
         (
             "topology = \"routed\"",
             "topology = \"routed\"\nheld_packets_max = 0",
-            "16:20 `held_packets_max` in [group.member.network]: 0 is out of range -> 1 to 1048576",
+            "16:20 `held_packets_max` in [[group.member.network]]: 0 is out of range -> 1 to 1048576",
         ),
         (
             "path = \"/d.img\"",
@@ -395,29 +395,29 @@ fn each_mistake_gets_its_words() {
             "17:10 the socket /s is already taken in line 13 -> another one",
         ),
         (
-            "[group.member.network]",
-            "[[group.member]]\nname = \"m2\"\nroles = [\"writer\"]\n[[group.member.disk]]\nname = \"d\"\npath = \"/e\"\n[[group]]\nname = \"z\"\n[[group.member]]\nname = \"y\"\nroles = [\"outbound\"]\n[group.member.network]",
-            "8:1 an outbound member has no network: its packets would leave unheld -> [group.member.network] with interface and topology, or roles = [\"writer\"] if it talks to no client",
+            "[[group.member.network]]",
+            "[[group.member]]\nname = \"m2\"\nroles = [\"writer\"]\n[[group.member.disk]]\nname = \"d\"\npath = \"/e\"\n[[group]]\nname = \"z\"\n[[group.member]]\nname = \"y\"\nroles = [\"outbound\"]\n[[group.member.network]]",
+            "8:1 an outbound member has no network: its packets would leave unheld -> [[group.member.network]] with interface and topology, or roles = [\"writer\"] if it talks to no client",
         ),
         (
             "topology = \"routed\"",
             "topology = \"routed\"\naddresses = [\"10.0.0.1\"]\n[[group.member]]\nname = \"m2\"\nroles = [\"writer\"]\n[[group.member.disk]]\nname = \"d\"\npath = \"/e\"",
-            "18:8 m2 is one of several members and has no network -> [group.member.network] with interface, topology and addresses: what it sends to the others must be seen",
+            "18:8 m2 is one of several members and has no network -> [[group.member.network]] with interface, topology and addresses: what it sends to the others must be seen",
         ),
         (
             "topology = \"routed\"",
             "topology = \"routed\"\naddresses = [\"10.0.0.1\"]\n[[group.member]]\nname = \"m2\"\nhost = \"other\"",
-            "18:8 m2 is one of several members and has no addresses -> addresses = [\"10.0.0.1\"] in its [group.member.network], on every host",
+            "18:8 m2 is one of several members and has no addresses -> addresses = [\"10.0.0.1\"] in its [[group.member.network]], on every host",
         ),
         (
             "topology = \"routed\"",
-            "topology = \"routed\"\naddresses = [\"10.0.0.1\"]\n[[group.member]]\nname = \"m2\"\nhost = \"other\"\n[group.member.network]\naddresses = [\"10.0.0.1\"]",
+            "topology = \"routed\"\naddresses = [\"10.0.0.1\"]\n[[group.member]]\nname = \"m2\"\nhost = \"other\"\n[[group.member.network]]\naddresses = [\"10.0.0.1\"]",
             "18:8 the address 10.0.0.1 of m2 is already that of m in line 9 -> another one",
         ),
         (
             "topology = \"routed\"",
             "topology = \"routed\"\naddresses = [\"10.0.0\"]",
-            "16:13 `addresses` in [group.member.network]: \"10.0.0\" is not an IP address -> a list: each entry an address such as \"10.0.0.1\" or \"fd00::1\"",
+            "16:13 `addresses` in [[group.member.network]]: \"10.0.0\" is not an IP address -> a list: each entry an address such as \"10.0.0.1\" or \"fd00::1\"",
         ),
         (
             "name = \"m\"",
@@ -494,7 +494,7 @@ fn one_group_section_stands_on_all_of_its_hosts() {
     assert!(!web.roles.writer && web.roles.outbound);
     assert_eq!(adoption::elsewhere(&here.groups[0]), ["b", "web"], "who was removed is nowhere");
     assert_eq!(adoption::elsewhere(&there.groups[0]), ["a"]);
-    assert_eq!(web.network.as_ref().unwrap().queue.value, 7101);
+    assert_eq!(web.networks[0].queue.value, 7101);
     let apart = parse("f", &several("h", "boundary = \"member\"\n")).unwrap();
     assert!(!apart.groups[0].is_tagged());
 }
@@ -530,7 +530,7 @@ fn vectors_are_taken_while_they_fit() {
             .map(|n| {
                 format!(
                     "[[group.member]]\nname = \"w{n}\"\nhost = \"o\"\nroles = [\"writer\"]\n\
-                     [group.member.network]\naddresses = [\"{net}{n}\"]\n"
+                     [[group.member.network]]\naddresses = [\"{net}{n}\"]\n"
                 )
             })
             .collect();
@@ -677,6 +677,60 @@ fn a_machine_description_is_json_or_libvirt() {
     std::fs::remove_file(&file).unwrap();
     let missing = read_machine(path).unwrap_err();
     assert!(missing.what.contains("No such file") && missing.place.line() == 10);
+}
+
+#[test]
+fn each_network_card_has_a_queue_of_its_own() {
+    let second = "[[group.member.network]]\ninterface = \"tap1\"\ntopology = \"bridged\"\naddresses = [\"10.0.0.2\"]\n";
+    let config = parse("f", &format!("{GOOD}{second}")).unwrap();
+    let networks = &config.groups[0].members[0].networks;
+    let of_each: Vec<_> =
+        networks.iter().map(|n| (n.interface.as_str(), n.topology, n.queue.value)).collect();
+    assert_eq!(of_each, [("tap0", Topology::Routed, 7100), ("tap1", Topology::Bridged, 7101)]);
+    assert_eq!(config.groups[0].roster[0].addresses.len(), 1);
+    let twice = parse("f", &format!("{GOOD}{}", second.replace("tap1", "tap0"))).unwrap_err();
+    assert!(
+        shown(&twice)[0].contains("the interface tap0 is already taken"),
+        "{:?}",
+        shown(&twice)
+    );
+    let single = GOOD.replace("[[group.member.network]]", "[group.member.network]");
+    let said = shown(&parse("f", &single).unwrap_err());
+    assert!(said[0].contains("`network` must be a list of sections"), "{said:?}");
+}
+
+#[test]
+fn a_machine_with_a_card_that_is_neither_held_nor_named_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = dir.path().join("machine");
+    let check_with = |description: &str, ungated: &str| {
+        std::fs::write(&machine, description).unwrap();
+        let image = dir.path().join("d.img");
+        std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        let keys = format!("name = \"m\"\nmachine = \"{}\"\n{ungated}", machine.display());
+        let text =
+            GOOD.replace("name = \"m\"", &keys).replace("/d.img", &image.display().to_string());
+        check(&parse("f", &text).unwrap())
+    };
+    let json = r#"{"cpus": 1, "networks": [{"mac": "52:54:00:00:00:01"}, {"mac": "52:54:00:00:00:02"}, {"name": "san"}]}"#;
+    let xml = "<domain type='kvm'><devices><interface type='bridge'><mac address='52:54:00:00:00:01'/>\
+               <target dev='tap0'/></interface><interface type='network'><mac address='52:54:00:00:00:02'/></interface>\
+               <interface type='direct'><target dev='san'/></interface></devices></domain>";
+    for description in [json, xml] {
+        let said = check_with(description, "");
+        assert!(said[0].contains("3 network cards that are not in `ungated`"), "{said:?}");
+        assert!(
+            said[0].contains("52:54:00:00:00:02") && said[0].contains("1 of them is held"),
+            "{said:?}"
+        );
+        let said = check_with(description, "ungated = [\"san\"]");
+        assert!(said[0].contains("2 network cards"), "{said:?}");
+        let said = check_with(description, "ungated = [\"SAN\", \"net1\"]");
+        assert_eq!(said, Vec::<String>::new());
+        let said = check_with(description, "ungated = [\"san\", \"net1\", \"52:54:00:00:00:09\"]");
+        assert!(said[0].contains("has no network card \"52:54:00:00:00:09\""), "{said:?}");
+    }
+    assert_eq!(check_with("{\"cpus\": 1}", ""), Vec::<String>::new());
 }
 
 #[test]

@@ -21,7 +21,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tidelock_netfilter::gate::{Gate, GateHandle, GroupConfig, MemberConfig, Pending, RulesAtStop};
+use tidelock_netfilter::gate::{
+    Gate, GateHandle, GroupConfig, InterfaceConfig, MemberConfig, Pending,
+};
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
 use tidelock_protocol::ids::{Seq, WriterId};
@@ -113,10 +115,12 @@ impl Bench {
             let pending = Arc::new(Pending::new());
             let member = MemberConfig {
                 name: "bench".into(),
-                interface: INTERFACE.into(),
-                topology,
-                queue: QueueNumber(9),
-                queue_len_max: QUEUE_LEN,
+                interfaces: vec![InterfaceConfig {
+                    interface: INTERFACE.into(),
+                    topology,
+                    queue: QueueNumber(9),
+                    queue_len_max: QUEUE_LEN,
+                }],
                 pending: Arc::clone(&pending),
             };
             let group = GroupConfig {
@@ -150,9 +154,7 @@ impl Bench {
             in_namespace(&self.lab.host(), read)
         });
         if let Some(gate) = self.gate {
-            in_namespace(&self.lab.host(), || {
-                gate.gate.stop(|_| RulesAtStop::Leave).expect("an end")
-            });
+            in_namespace(&self.lab.host(), || gate.gate.stop().expect("an end"));
         }
         json!({
             "path": match self.lab.topology() {

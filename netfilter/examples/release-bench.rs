@@ -23,7 +23,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidelock_netfilter::gate::{
-    Gate, GroupConfig, MemberConfig, Pending, RulesAtStop, TaggedMember, TaggingConfig,
+    Gate, GroupConfig, InterfaceConfig, MemberConfig, Pending, TaggedMember, TaggingConfig,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::packet::classify;
@@ -162,7 +162,7 @@ fn let_out(entries: u16) -> Duration {
         std::thread::sleep(Duration::from_micros(100));
     }
     let span = start.elapsed();
-    in_namespace(&lab.host(), || gate.stop(|_| RulesAtStop::Leave).expect("an end"));
+    in_namespace(&lab.host(), || gate.stop().expect("an end"));
     span
 }
 
@@ -170,10 +170,12 @@ fn let_out(entries: u16) -> Duration {
 fn start(entries: u16, pending: Arc<Pending>) -> Gate {
     let member = MemberConfig {
         name: "bench".into(),
-        interface: INTERFACE.into(),
-        topology: Topology::Routed,
-        queue: QueueNumber(9),
-        queue_len_max: HELD_BY_KERNEL,
+        interfaces: vec![InterfaceConfig {
+            interface: INTERFACE.into(),
+            topology: Topology::Routed,
+            queue: QueueNumber(9),
+            queue_len_max: HELD_BY_KERNEL,
+        }],
         pending,
     };
     let alone = TaggedMember { name: "bench".into(), addresses: Vec::new() };

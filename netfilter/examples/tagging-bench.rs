@@ -32,7 +32,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use tidelock_netfilter::gate::{
-    Gate, GroupConfig, MemberConfig, Pending, RulesAtStop, TaggedMember, TaggingConfig,
+    Gate, GroupConfig, InterfaceConfig, MemberConfig, Pending, TaggedMember, TaggingConfig,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
@@ -345,7 +345,7 @@ impl Site {
         self.iperf3.kill().expect("iperf3 ends");
         self.iperf3.wait().expect("iperf3 has ended");
         for (host, gate) in self.gates {
-            in_namespace(&host, || gate.stop(|_| RulesAtStop::Leave).expect("an end"));
+            in_namespace(&host, || gate.stop().expect("an end"));
         }
     }
 }
@@ -381,10 +381,12 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
         let member =
             |((name, interface, queue), pending): (&Guarded, &Arc<Pending>)| MemberConfig {
                 name: (*name).to_owned(),
-                interface: (*interface).to_owned(),
-                topology,
-                queue: QueueNumber(*queue),
-                queue_len_max: 1 << 16,
+                interfaces: vec![InterfaceConfig {
+                    interface: (*interface).to_owned(),
+                    topology,
+                    queue: QueueNumber(*queue),
+                    queue_len_max: 1 << 16,
+                }],
                 pending: Arc::clone(pending),
             };
         let group = GroupConfig {

@@ -5,16 +5,14 @@
 //!
 //! # Start and stop
 //! The queue is bound, then the rules are installed: from then on nothing leaves unheld. The gate
-//! is shut until the first lease. A daemon that dies leaves its rules: the kernel drops what they
-//! queue, until the next start replaces them in one step.
+//! is shut until the first lease. Rules and kernel programs stay at every end of the process, however
+//! it ends: the kernel drops what they queue, until the next start replaces them in one step. A guest
+//! that lives on while nobody holds its packets would answer clients beside whoever was recovered at
+//! the backup. Only [`Left::remove`] takes rules and programs away.
 //!
 //! [`Gate::stop`] is for a clean end, after the taps have been closed, so that P stands still.
 //! What is covered is released, then the queue is closed, and the kernel drops what still waited:
-//! TCP sends it again, to whoever answers then. Only after that, and only for a member whose every
-//! write is committed under a lease (or whose mode is async), the rules are removed. Otherwise they
-//! stay, and so the member stays silent: its packets could tell what the backup does not have. They
-//! stay, too, for a member that hears others of other hosts: those go on, and without the
-//! programs nobody would see what the guest hears of them.
+//! TCP sends it again, to whoever answers then.
 
 mod interfaces;
 mod left;
@@ -25,7 +23,7 @@ mod tagging;
 mod worker;
 
 pub use left::Left;
-pub use rules_kept::RulesFound;
+pub use rules_kept::{RulesDoubt, RulesFound};
 pub use shared::{GateHandle, GroupState, Pending};
 pub use stats::{GateSnapshot, GateStats, HOLD_BUCKETS, HOLD_BUCKETS_MS};
 pub use tagging::{
@@ -48,7 +46,7 @@ use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
 use tidelock_tagging::{GroupTags, MemberTags, TaggingError};
-use worker::{Crossing, End, GroupWorker, Member, Worker};
+use worker::{Crossing, GroupWorker, Member, Worker};
 
 /// A group to guard.
 #[derive(Clone, Debug)]
@@ -71,6 +69,15 @@ pub struct GroupConfig {
 pub struct MemberConfig {
     /// Its name.
     pub name: String,
+    /// Its network cards. Each has rules, programs and a queue of its own; all go by one P.
+    pub interfaces: Vec<InterfaceConfig>,
+    /// P, as the member's sequencer publishes it.
+    pub pending: Arc<Pending>,
+}
+
+/// A network card of a member.
+#[derive(Clone, Debug)]
+pub struct InterfaceConfig {
     /// The host's interface that the guest's packets come in by: its tap or veth.
     pub interface: String,
     /// How that interface leads outside.
@@ -79,14 +86,21 @@ pub struct MemberConfig {
     pub queue: QueueNumber,
     /// How many packets may wait.
     pub queue_len_max: u32,
-    /// P, as the member's sequencer publishes it.
-    pub pending: Arc<Pending>,
+}
+
+/// What the packet filter's rules of a member's interface are called: numbers, because an interface may get another
+/// name in the configuration, and the new rules must take the place of the old ones.
+pub(crate) fn port_name(member: &str, nth: usize) -> String {
+    match nth {
+        0 => member.to_owned(),
+        nth => format!("{member}#{}", nth + 1),
+    }
 }
 
 /// What can go wrong with the gate. It fails closed.
 #[derive(Debug, thiserror::Error)]
 pub enum GateError {
-    /// Two members have one name.
+    /// A member has no interface, or two members have one name.
     #[error("two members are called \"{0}\": give each member of the host a name of its own")]
     NameTwice(String),
     /// Two members have one queue.
@@ -132,41 +146,23 @@ pub enum GateError {
     Panicked,
 }
 
-/// What to do with a member's rules at a clean stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RulesAtStop {
-    /// Remove them if it may send without the gate.
-    RemoveWhenSettled,
-    /// Leave them, whatever the gate knows.
-    Leave,
-}
-
-/// How one member was left at a clean stop.
-#[derive(Debug)]
+/// How one interface of a member was left at a clean stop. Its rules are in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stopped {
     /// Whose gate it was.
     pub member: String,
+    /// The interface.
+    pub interface: String,
     /// Packets that still waited and were dropped.
     pub dropped_packets: usize,
-    /// Whether its rules are gone.
-    pub rules: RulesLeft,
 }
 
-/// Whether rules were removed.
-#[derive(Debug)]
-pub enum RulesLeft {
-    /// They are gone: the member's packets pass unheld.
-    Removed,
-    /// They stay, and the member stays silent, because of this.
-    InPlace(&'static str),
-    /// They should be gone, but it did not work.
-    Failed(RulesError),
-}
-
-/// One member as the daemon sees it.
+/// One interface of a member as the daemon sees it.
 #[derive(Debug)]
 pub struct MemberGate {
     name: String,
+    /// What its rules are called.
+    port: String,
     queue: QueueNumber,
     stats: Arc<GateStats>,
     installed: Installed,
@@ -178,6 +174,8 @@ pub struct MemberGate {
     trouble: Option<String>,
     /// What is wrong with its rules, as it was said last.
     rules_trouble: Option<String>,
+    /// Its rules are known not to stand as they were installed.
+    rules_are_gone: bool,
     /// Its interface was made anew, and rules that would have cut it off were gone.
     has_heard_unseen: bool,
 }
@@ -193,6 +191,40 @@ impl MemberGate {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What the interface's rules are called: the member's name, with a number from the second interface on.
+    #[must_use]
+    pub fn port(&self) -> &str {
+        &self.port
+    }
+
+    /// The interface.
+    #[must_use]
+    pub fn interface(&self) -> &str {
+        &self.installed.rules.interface
+    }
+
+    /// Whether there is an interface of that name. Without one nothing that the guest sends is seen here, and it may
+    /// send by another one.
+    #[must_use]
+    pub fn is_interface_there(&self) -> bool {
+        tidelock_tagging::interface_index(self.interface()).is_some()
+    }
+
+    /// Whether packets may leave unheld now: the rules are gone, and no programs drop what they would hold.
+    #[must_use]
+    pub fn is_open_to_all(&self) -> bool {
+        let is_watched = self.tagging.tags().is_some_and(MemberTags::are_attached);
+        self.rules_are_gone && !is_watched
+    }
+
+    /// What is wrong with the interface and its rules, for people.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        let both = [&self.trouble, &self.rules_trouble].into_iter().flatten();
+        let text = both.map(String::as_str).collect::<Vec<_>>().join("; ");
+        Some(text).filter(|text| !text.is_empty())
     }
 
     /// Its counters.
@@ -217,12 +249,13 @@ impl MemberGate {
 pub struct Gate {
     handles: Vec<(String, GateHandle)>,
     members: Vec<MemberGate>,
-    /// Members of groups that have others on other hosts, which go on when this gate has stopped.
-    spread: HashSet<String>,
     firewall: Firewall,
+    /// Rules that were put back are not relied on before this.
+    relies_at: MonoNanos,
+    rules_doubt: RulesDoubt,
     wake: Arc<EventFd>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<Vec<End>, GateError>>>,
+    thread: Option<JoinHandle<Result<Vec<Stopped>, GateError>>>,
 }
 
 impl Gate {
@@ -233,11 +266,7 @@ impl Gate {
         let wake = Arc::new(EventFd::new().map_err(GateError::Wait)?);
         let stop = Arc::new(AtomicBool::new(false));
         let (mut handles, mut members, mut workers) = (Vec::new(), Vec::new(), Vec::new());
-        let mut spread = HashSet::new();
         for config in groups {
-            if config.tagging.as_ref().is_some_and(|t| t.members.len() > config.members.len()) {
-                spread.extend(config.members.iter().map(|member| member.name.clone()));
-            }
             let (tags, without) = match tagging::start_group(&config.name, config.tagging.as_ref())?
             {
                 Ok(tags) => (tags, None),
@@ -268,15 +297,27 @@ impl Gate {
             let with = config.tagging.as_ref().zip(tags.as_ref());
             let here: Vec<_> = config.members.iter().map(|member| member.name.clone()).collect();
             for member in config.members {
-                let tagging = match with {
-                    Some((tagging, tags)) => {
-                        Tagging::With { group: &config.name, config: tagging, tags, here: &here }
-                    }
-                    None => Tagging::Without(without.clone()),
-                };
-                let (worker, view) = start_member(&mut firewall, member, &shared, tagging)?;
-                group.members.push(worker);
-                members.push(view);
+                let first = members.len();
+                for (nth, interface) in member.interfaces.into_iter().enumerate() {
+                    let tagging = match with {
+                        Some((tagging, tags)) => Tagging::With {
+                            group: &config.name,
+                            config: tagging,
+                            tags,
+                            here: &here,
+                            beside: members
+                                .get(first)
+                                .and_then(|view: &MemberGate| view.tagging.tags()),
+                        },
+                        None => Tagging::Without(without.clone()),
+                    };
+                    let port = Port { member: &member.name, nth, pending: &member.pending };
+                    let (worker, view) =
+                        start_port(&mut firewall, port, interface, &shared, tagging)?;
+                    group.members.push(worker);
+                    members.push(view);
+                }
+                remove_more(&mut firewall, &members[first..]);
             }
             workers.push(group);
             handles.push((config.name, GateHandle::new(shared, Arc::clone(&wake))));
@@ -292,7 +333,18 @@ impl Gate {
             .name("gate".into())
             .spawn(move || worker.run())
             .map_err(GateError::Wait)?;
-        Ok(Gate { handles, members, spread, firewall, wake, stop, thread: Some(thread) })
+        let rules_doubt =
+            RulesDoubt::of(handles.iter().map(|(_, handle)| handle.clone()).collect());
+        Ok(Gate {
+            handles,
+            members,
+            firewall,
+            relies_at: MonoNanos(0),
+            rules_doubt,
+            wake,
+            stop,
+            thread: Some(thread),
+        })
     }
 
     /// The handle of a group.
@@ -301,7 +353,7 @@ impl Gate {
         self.handles.iter().find(|(name, _)| name == group).map(|(_, handle)| handle.clone())
     }
 
-    /// Every member.
+    /// Every interface of every member.
     #[must_use]
     pub fn members(&self) -> &[MemberGate] {
         &self.members
@@ -327,51 +379,12 @@ impl Gate {
         })
     }
 
-    /// Ends the gate cleanly; `rules` says what is to become of a member's. Close the taps first: see the module's
-    /// text.
-    pub fn stop(mut self, rules: impl Fn(&str) -> RulesAtStop) -> Result<Vec<Stopped>, GateError> {
-        let ends = self.end_thread()?;
-        let mut stopped = Vec::new();
-        for end in ends {
-            let rules = match (rules(&end.member), end.unsettled) {
-                (_, Some(why)) => RulesLeft::InPlace(why),
-                (RulesAtStop::Leave, None) => {
-                    RulesLeft::InPlace("the backup may lack what it was told")
-                }
-                (RulesAtStop::RemoveWhenSettled, None) if self.spread.contains(&end.member) => {
-                    RulesLeft::InPlace("members on other hosts go on")
-                }
-                (RulesAtStop::RemoveWhenSettled, None) => self.let_go(&end.member),
-            };
-            stopped.push(Stopped { member: end.member, dropped_packets: end.dropped, rules });
-        }
-        Ok(stopped)
+    /// Ends the gate cleanly, and leaves rules and programs. Close the taps first: see the module's text.
+    pub fn stop(mut self) -> Result<Vec<Stopped>, GateError> {
+        self.end_thread()
     }
 
-    /// Removes a member's rules and programs. P goes first: the next run must not take it for one
-    /// that was guarded all the time.
-    fn let_go(&mut self, member: &str) -> RulesLeft {
-        let view = self.members.iter_mut().find(|view| view.name == member);
-        let tagging = view.map(|view| std::mem::replace(&mut view.tagging, MemberTagging::Off));
-        let tags = match tagging {
-            Some(MemberTagging::On(tags)) => Some(tags),
-            _ => None,
-        };
-        if let Some(Err(e)) = tags.as_ref().map(|tags| tags.forget_pending()) {
-            tracing::error!(member, "gate: {e}");
-            return RulesLeft::InPlace("its P cannot be removed");
-        }
-        if let Err(e) = self.firewall.remove(member) {
-            return RulesLeft::Failed(e);
-        }
-        // What is left of them does no harm to an unprotected member: said, not refused.
-        if let Some(Err(e)) = tags.map(|tags| tags.detach()) {
-            tracing::warn!(member, "gate: the tagging programs are still attached: {e}");
-        }
-        RulesLeft::Removed
-    }
-
-    fn end_thread(&mut self) -> Result<Vec<End>, GateError> {
+    fn end_thread(&mut self) -> Result<Vec<Stopped>, GateError> {
         self.stop.store(true, Ordering::SeqCst);
         self.wake.wake();
         match self.thread.take() {
@@ -394,8 +407,8 @@ fn refuse_doubles(groups: &[GroupConfig]) -> Result<(), GateError> {
         if !names.insert(&member.name) {
             return Err(GateError::NameTwice(member.name.clone()));
         }
-        if !queues.insert(member.queue) {
-            return Err(GateError::QueueTwice(member.queue));
+        if let Some(twice) = member.interfaces.iter().find(|i| !queues.insert(i.queue)) {
+            return Err(GateError::QueueTwice(twice.queue));
         }
     }
     Ok(())
@@ -412,6 +425,8 @@ enum Tagging<'a> {
         tags: &'a GroupTags,
         /// Its members on this host.
         here: &'a [String],
+        /// The programs of the member's first interface, if this is another one.
+        beside: Option<&'a MemberTags>,
     },
     /// Why not, if it was asked for.
     Without(Option<String>),
@@ -426,12 +441,47 @@ fn install(firewall: &mut Firewall, rules: &MemberRules) -> Result<Installed, Ru
     Ok(installed)
 }
 
-fn start_member(
+/// Removes the rules of interfaces that a member had in an earlier run and has no more.
+fn remove_more(firewall: &mut Firewall, now: &[MemberGate]) {
+    let Some(last) = now.last() else { return };
+    for nth in now.len().. {
+        let port = port_name(&last.name, nth);
+        let rules = MemberRules {
+            member: port.clone(),
+            only_that_index: false,
+            ..last.installed.rules.clone()
+        };
+        match firewall.has_left(&rules) {
+            Ok(true) => {}
+            Ok(false) | Err(_) => return,
+        }
+        if let Err(e) = firewall.remove(&port) {
+            tracing::warn!(
+                member = last.name,
+                "gate: rules of an interface that it has no more: {e}"
+            );
+            return;
+        }
+    }
+}
+
+/// Which interface of which member is started.
+#[derive(Clone, Copy)]
+struct Port<'a> {
+    member: &'a str,
+    nth: usize,
+    pending: &'a Arc<Pending>,
+}
+
+fn start_port(
     firewall: &mut Firewall,
-    config: MemberConfig,
+    Port { member, nth, pending }: Port<'_>,
+    config: InterfaceConfig,
     group: &Group,
     tagging: Tagging<'_>,
 ) -> Result<(Member, MemberGate), GateError> {
+    let wrong = |source| GateError::Rules { member: member.to_owned(), source };
+    let port = port_name(member, nth);
     let nfqueue = Nfqueue::bind(config.queue, config.queue_len_max)?;
     let with = match &tagging {
         Tagging::With { config, .. } => Some(*config),
@@ -439,13 +489,13 @@ fn start_member(
     };
     // Before the rules let marked packets pass: the programs clear the mark of what others marked.
     let (tagging, mask, is_hlc) = match tagging {
-        Tagging::With { group, config: tagging, tags, here } => {
+        Tagging::With { group, config: tagging, tags, here, beside } => {
             let started = tagging::start_member(
                 (group, tags),
                 tagging,
-                (&config.name, here),
-                &config.interface,
-                &config.pending,
+                (member, here),
+                (&config.interface, beside),
+                pending,
             )?;
             (started, tagging.mark_mask, tagging.is_hlc())
         }
@@ -463,8 +513,8 @@ fn start_member(
         MemberTags::attached_to,
     );
     let rules = MemberRules {
-        member: config.name.clone(),
-        interface: config.interface,
+        member: port.clone(),
+        interface: config.interface.clone(),
         topology: config.topology,
         queue: config.queue,
         marks: tagging.tags().map(|tags| Marks { mask, pass: tags.pass_mark() }),
@@ -472,40 +522,40 @@ fn start_member(
         only_that_index: tagging.tags().is_some() && with.is_some_and(TaggingConfig::is_needed),
     };
     if let Some(tags) = tagging.tags() {
-        let has_left = firewall
-            .has_left(&rules)
-            .map_err(|source| GateError::Rules { member: config.name.clone(), source })?;
+        let has_left = firewall.has_left(&rules).map_err(wrong)?;
         if tags.found_pending() && !has_left {
             tracing::error!(
-                member = config.name,
+                member,
                 "gate: an earlier run has left its programs and P, but somebody has taken its rules away: its packets \
                  may have left unheld since, and a disaster can undo what they told clients"
             );
         }
         if with.is_some_and(|config| config.await_floor) {
-            group.depends_on_others(&config.pending, tags.found_pending() && has_left);
+            group.depends_on_others(pending, tags.found_pending() && has_left);
         }
     }
-    let installed = install(firewall, &rules)
-        .map_err(|source| GateError::Rules { member: config.name.clone(), source })?;
+    let installed = install(firewall, &rules).map_err(wrong)?;
     let stats = Arc::new(GateStats::default());
     let view = MemberGate {
-        name: config.name.clone(),
+        name: member.to_owned(),
+        port,
         queue: config.queue,
         stats: Arc::clone(&stats),
         installed,
         tagging,
-        pending: Arc::clone(&config.pending),
+        pending: Arc::clone(pending),
         interface_mtu,
         trouble: None,
         rules_trouble: None,
+        rules_are_gone: false,
         has_heard_unseen: false,
     };
     let worker = Member {
-        name: config.name,
+        name: member.to_owned(),
+        interface: config.interface,
         nfqueue,
         queue: ReleaseQueue::new(config.queue_len_max as usize, group.mode()),
-        pending: config.pending,
+        pending: Arc::clone(pending),
         stats,
         stamp: CountVector::new(),
         is_hlc,

@@ -91,7 +91,7 @@ class Overflows(KeepsItsBacklog):
         """Others hear of what has no record."""
         self.overflow()
         self.work(1)
-        gate = self.sampler.members["front"]["gate"]
+        gate = self.sampler.members["front"]["gates"][0]
         self.check("host-b holds replies that may depend on what has no record", gate["held_packets"] > 0)
         self.check("no client was told of it", self.answered(self.ledger, self.overflowed_at) == 0)
         self.comes_back()

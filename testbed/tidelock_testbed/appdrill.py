@@ -113,7 +113,7 @@ class AppDrill(Drill):
         """What the daemons say of all members."""
         members = self.sampler.members.values()
         lag = max((member["writer"]["lag"]["ms"] for member in members if member["writer"]), default=0)
-        held = sum(member["gate"]["held_packets"] for member in members if member["gate"])
+        held = sum(gate["held_packets"] for member in members for gate in member["gates"])
         return f"; lag {lag} ms, {held} packets held"
 
     # -- the disaster and after it ---------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ class OneHostInTrouble(TwoHosts):
         longer_than_usual_ms = 2 * max(self.round_trips_ms)
 
         def is_held() -> bool:
-            return self.sampler.members["front"]["gate"]["oldest_hold_ms"] > longer_than_usual_ms
+            return self.sampler.members["front"]["gates"][0]["oldest_hold_ms"] > longer_than_usual_ms
 
         # Without tags it never does, and the check after this must notice.
         if self.front_waits_for_others and self.knobs.tagging:
@@ -322,7 +322,7 @@ class OneHostInTrouble(TwoHosts):
     def check_the_other(self, since: float) -> None:
         """While the first host is away, what depends on it waits at the second, and nothing else does."""
         if self.front_waits_for_others:
-            held = self.sampler.members["front"]["gate"]["held_packets"]
+            held = self.sampler.members["front"]["gates"][0]["held_packets"]
             self.check("replies that may depend on host-a were held by host-b as long as it was away", held > 0)
         text = "replies that do not depend on host-a went on from host-b"
         self.check(text, self.answered(self.bystanders.ledger, since) > 0)

@@ -269,7 +269,7 @@ class Drill:
         if group is None:
             return ""
         lag = writer_of(group)["lag"]
-        held = group["members"][0]["gate"]["held_packets"]
+        held = group["members"][0]["gates"][0]["held_packets"]
         return f"; {group['state']}, lag {lag['writes']} writes / {lag['ms']} ms, {held} packets held"
 
     def trouble(self) -> None:

@@ -64,7 +64,7 @@ class Member:
         for name, path in self.disks.items():
             lines += ["[[group.member.disk]]", f'name = "{name}"', f'path = "{path}"']
         topology = "bridged" if self.net.segment else "routed"
-        lines += ["[group.member.network]", f'interface = "{self.net.interface}"', f'topology = "{topology}"']
+        lines += ["[[group.member.network]]", f'interface = "{self.net.interface}"', f'topology = "{topology}"']
         if not alone:
             lines.append(f'addresses = ["{self.net.ip4}", "{self.net.ip6}"]')
         return lines
@@ -264,5 +264,5 @@ def writer_of(group: dict) -> dict:
 
 
 def gate_of(group: dict) -> dict:
-    """The status of the gate of a group's one member."""
-    return group["members"][0]["gate"]
+    """The status of the first gate of a group's one member, if it has one."""
+    return next(iter(group["members"][0]["gates"]), None)

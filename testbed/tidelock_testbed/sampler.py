@@ -134,9 +134,10 @@ class FleetSampler:
             self._last[where] = group["state"]
             self.states.append((at, f"{group['name']} on {host} {group['state']}"))
         for member in group["members"]:
-            name, writer, gate = member["name"], member["writer"], member["gate"]
-            if writer or gate:
+            name, writer, gates = member["name"], member["writer"], member["gates"]
+            if writer or gates:
                 self.members[name] = member
+            for gate in gates or [None]:
                 self.extremes.take(writer, gate)
             if writer and name in self.views:
                 self.views[name].add(at, writer["pending"], writer["committed"])

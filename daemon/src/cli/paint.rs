@@ -63,6 +63,7 @@ pub fn tone_of(state: GroupState) -> Tone {
         | GroupState::Stopping => Tone::Watch,
         GroupState::Degraded
         | GroupState::Unprotected
+        | GroupState::Unheld
         | GroupState::Overflowed
         | GroupState::Differs
         | GroupState::Disconnected

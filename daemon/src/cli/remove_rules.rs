@@ -1,14 +1,14 @@
 //! `tidelock remove-rules`: takes away what a daemon has left in the packet filter, when its guest is gone for good.
 //!
-//! A daemon that is fenced, or cannot say that the backup has everything, leaves its rules when it ends, so that its
-//! guest stays silent. Only a person can know that nothing of that guest runs any more.
+//! A daemon leaves its rules however it ends, so that its guest stays silent: the group may be recovered at the backup
+//! site meanwhile. Only a person can know that nothing of that guest runs any more, or that it may answer unprotected.
 
 use super::confirm::confirm;
 use crate::config::{self, Config, ConfigError, Group};
 use crate::control::Client;
 use anyhow::{Context, bail};
 use std::path::Path;
-use tidelock_netfilter::gate::Left;
+use tidelock_netfilter::gate::{Left, PIN_DIRECTORY};
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::Firewall;
 
@@ -48,13 +48,20 @@ pub(super) fn find<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a Gro
 }
 
 fn left_of(group: &Group) -> Vec<Left<'_>> {
-    let here = group.members.iter().filter_map(|m| Some((m.name.as_str(), m.network.as_ref()?)));
-    here.map(|(member, network)| Left {
+    let here = group.members.iter().flat_map(|member| {
+        member
+            .networks
+            .iter()
+            .enumerate()
+            .map(|(nth, network)| (member.name.as_str(), nth, network))
+    });
+    here.map(|(member, nth, network)| Left {
         group: group.name.as_str(),
         member,
+        nth,
         interface: &network.interface.value,
         queue: QueueNumber(network.queue.value),
-        is_tagged: group.is_tagged(),
+        pin_directory: Path::new(PIN_DIRECTORY),
     })
     .collect()
 }
@@ -83,9 +90,10 @@ mod tests {
         let member = |member, interface| Left {
             group: "shop",
             member,
+            nth: 0,
             interface,
             queue: QueueNumber(7100),
-            is_tagged: false,
+            pin_directory: Path::new(PIN_DIRECTORY),
         };
         let left = [member("db", "tap-db"), member("web", "tap-web")];
         let text = consequence(&left);

@@ -152,7 +152,7 @@ fn render_member(out: &mut String, member: &MemberStatus, state: GroupState, pai
     if let Some(writer) = &member.writer {
         render_writer(out, writer, state, paint);
     }
-    if let Some(gate) = &member.gate {
+    for gate in &member.gates {
         line(out, 4, "gate", &render_gate(gate, paint));
     }
     if let Some(tagging) = &member.tagging {
@@ -206,8 +206,12 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
     let lag = &writer.lag;
     let text = if lag.writes == 0 && state == GroupState::Unprotected {
         "none of what is recorded; what was written before is to be compared".to_owned()
-    } else if lag.writes == 0 {
+    } else if writer.backup_has_all {
         "none: the backup has everything".to_owned()
+    } else if lag.writes == 0 {
+        // Not attached, or what the disks held before is not there yet.
+        "nothing waits to be sent; the backup does not have everything, or has not said so"
+            .to_owned()
     } else {
         let (writes, bytes) = (human::count(lag.writes, "write"), human::bytes(lag.bytes));
         format!("{writes}, {bytes}, oldest {}", human::ms(lag.ms))
@@ -353,9 +357,21 @@ fn render_gate(gate: &GateStatus, paint: Paint) -> String {
         let dropped = human::count(gate.dropped_packets, "packet") + " dropped";
         write!(text, ", {}", paint.tone(Tone::Watch, &dropped)).expect("a String takes all");
     }
+    if gate.may_have_left > 0 {
+        let changed = human::count(gate.may_have_left, "time");
+        let left = format!("rules changed {changed}: packets may have left unheld");
+        write!(text, ", {}", paint.tone(Tone::Bad, &left)).expect("a String takes all");
+    }
     if gate.rules_restored > 0 {
         let restored = format!("rules put back {}", human::count(gate.rules_restored, "time"));
         write!(text, ", {}", paint.tone(Tone::Bad, &restored)).expect("a String takes all");
+    }
+    if let Some(why) = &gate.unwatched_because {
+        let watch = format!("no kernel programs, so packets leave while its rules are gone: {why}");
+        write!(text, ", {}", paint.tone(Tone::Watch, &watch)).expect("a String takes all");
+    }
+    if gate.unheld_because.is_some() {
+        write!(text, ", {}", paint.tone(Tone::Bad, "UNHELD")).expect("a String takes all");
     }
     text
 }
@@ -472,11 +488,14 @@ group    shop: PROTECTED for 3 h 10 min
             rate_bytes_per_s: 0,
             left_ms: None,
         });
-        let gate = member.gate.as_mut().unwrap();
+        let gate = &mut member.gates[0];
         gate.open = false;
         gate.shut_because = Some("the lease has ended".into());
         gate.dropped_packets = 1;
         gate.rules_restored = 2;
+        gate.may_have_left = 3;
+        gate.unheld_because = Some("why".into());
+        gate.unwatched_because = Some("no right".into());
         let tagging = member.tagging.as_mut().unwrap();
         tagging.foreign_packets = 2;
         tagging.dropped_packets.insert("guests_own".into(), 4);
@@ -488,13 +507,14 @@ group    shop: PROTECTED for 3 h 10 min
             "async (configured: pipelined), async after 30s, epoch 1",
             "not held, and the mode needs none",
             "degraded since 2023-11-14T22:13:20Z (async after 30s)",
-            "none: the backup has everything",
+            "nothing waits to be sent; the backup does not have everything, or has not said so",
             "FULL: 3 requests of the guest wait",
             "resync [###################.] 99.9 %, 97.7 KiB of 97.7 KiB, 0 B/s, standing still",
             "1 request failed on the local disk",
             "MISSING: the backup acknowledges nothing; the last that came back was sent 7 s ago",
             "tap0 SHUT (the lease has ended)",
-            "1 packet dropped, rules put back 2 times",
+            "1 packet dropped, rules changed 3 times: packets may have left unheld, rules put back 2 times, no kernel \
+             programs, so packets leave while its rules are gone: no right, UNHELD",
             "watermark 1 min 1 s behind the newest record: some writer is silent or resyncs",
             "2 with tags of outsiders, dropped: 4 guests own",
             "web: removed",

@@ -92,7 +92,7 @@ impl Sample {
                 sample.written_bytes += writer.guest_io.written_bytes;
                 sample.reads += writer.guest_io.reads;
             }
-            sample.held_packets += member.gate.as_ref().map_or(0, |gate| gate.held_packets);
+            sample.held_packets += member.gates.iter().map(|gate| gate.held_packets).sum::<u64>();
         }
         sample
     }
@@ -313,13 +313,13 @@ fn detail_lines(group: &GroupStatus) -> Vec<Line<'static>> {
 
 fn member_line(member: &MemberStatus) -> Option<String> {
     let commits = member.writer.as_ref().and_then(|writer| latency(&writer.commit_latency));
-    let holds = member.gate.as_ref().map(|gate| {
+    let holds = member.gates.iter().map(|gate| {
         let state = if gate.open { "open" } else { "SHUT" };
         let times = latency(&gate.hold_time).unwrap_or_else(|| "nothing held yet".into());
         format!("gate {} {state}: {times}", gate.interface)
     });
-    let parts: Vec<_> =
-        [commits.map(|text| format!("commits: {text}")), holds].into_iter().flatten().collect();
+    let commits = commits.map(|text| format!("commits: {text}"));
+    let parts: Vec<_> = commits.into_iter().chain(holds).collect();
     (!parts.is_empty()).then(|| format!("{}  {}", member.name, parts.join("  ")))
 }
 

@@ -266,9 +266,9 @@ fn check_several(
     if present.len() < 2 {
         return;
     }
-    for member in members.iter().filter(|member| member.network.is_none()) {
+    for member in members.iter().filter(|member| member.networks.is_empty()) {
         let what = format!("{} is one of several members and has no network", member.name.value);
-        let instead = "[group.member.network] with interface, topology and addresses: what it \
+        let instead = "[[group.member.network]] with interface, topology and addresses: what it \
                        sends to the others must be seen";
         group.fail(&member.name.place, what, instead);
     }
@@ -280,7 +280,8 @@ fn check_several(
         if peer.addresses.is_empty() {
             let what =
                 format!("{} is one of several members and has no addresses", peer.name.value);
-            let instead = "addresses = [\"10.0.0.1\"] in its [group.member.network], on every host";
+            let instead =
+                "addresses = [\"10.0.0.1\"] in its [[group.member.network]], on every host";
             group.fail(&peer.name.place, what, instead);
         }
         for address in &peer.addresses {
@@ -405,8 +406,16 @@ fn read_member(
         let what = "all disks of a member are removed";
         member.fail(&member.place(), what, "one that stays, or removed = true for the member");
     }
-    let network =
-        member.optional_table("network", |network| read_network(network, &file.count, is_here));
+    let mut is_whole = true;
+    let read = member.tables("network", |network| {
+        let read = read_network(network, &file.count, is_here);
+        is_whole &= read.is_some();
+        read
+    });
+    let (addresses, networks): (Vec<_>, Vec<_>) = read.into_iter().unzip();
+    let addresses = addresses.concat();
+    let networks: Vec<_> = networks.into_iter().flatten().collect();
+    let ungated = member.or("ungated", Vec::<String>::new());
     if is_here {
         check_roles(member, roles);
     }
@@ -415,14 +424,13 @@ fn read_member(
         member.fail(&member.place(), what, "fewer [[group.member.disk]]");
     }
     let name = name?;
-    let (addresses, network) = match network {
-        Some((addresses, network)) => (addresses, network),
-        // What is wrong with it has been noted.
-        None if member.has("network") => return None,
-        None => (Vec::new(), None),
-    };
+    // What is wrong with one of them has been noted.
+    if !is_whole {
+        return None;
+    }
     let peer = Peer { name: name.clone(), host, roles, removed, addresses };
-    let here = is_here.then_some(Member { name, roles, machine, disks, removed_disks, network });
+    let here =
+        is_here.then_some(Member { name, roles, machine, disks, removed_disks, networks, ungated });
     Some((peer, here))
 }
 
@@ -467,7 +475,7 @@ fn check_roles(member: &Section<'_>, roles: Roles) {
     }
     if roles.outbound && !member.has("network") {
         let what = "an outbound member has no network: its packets would leave unheld";
-        let instead = "[group.member.network] with interface and topology, or roles = \
+        let instead = "[[group.member.network]] with interface and topology, or roles = \
                        [\"writer\"] if it talks to no client";
         member.fail(&place, what, instead);
     }

@@ -11,7 +11,7 @@ use tidelock_config::{Diagnostic, Diagnostics, Located, Place, Size, format_dura
 use tidelock_protocol::limits::MACHINE_MAX_BYTES;
 use tidelock_protocol::message::Machine;
 
-use super::{Config, Disk, Security};
+use super::{Config, Disk, Security, cards};
 
 /// Disks are replicated in whole sectors.
 const SECTOR_BYTES: u64 = 512;
@@ -24,10 +24,13 @@ pub fn check_machine(config: &Config, now: SystemTime) -> Result<(), Diagnostics
         check_tls(config, files, place, now, &mut found);
     }
     for member in config.groups.iter().flat_map(|group| &group.members) {
-        if let Some(path) = &member.machine
-            && let Err(diagnostic) = read_machine(path)
-        {
-            found.push(diagnostic);
+        if let Some(path) = &member.machine {
+            match read_machine(path) {
+                Ok(Machine::Json(text) | Machine::Libvirt(text)) => {
+                    cards::check(member, &text).into_iter().for_each(|wrong| found.push(wrong));
+                }
+                Err(diagnostic) => found.push(diagnostic),
+            }
         }
         member.disks.iter().for_each(|disk| check_disk(disk, &mut found));
     }

@@ -9,6 +9,7 @@
 //! its grace, a backlog takes the largest write, and no two things share a path, a socket, an
 //! interface or a queue.
 
+mod cards;
 mod group;
 mod heartbeat;
 mod machine;
@@ -366,8 +367,10 @@ pub struct Member {
     pub disks: Vec<Disk>,
     /// Those that are protected no more.
     pub removed_disks: Vec<RemovedDisk>,
-    /// Where its packets are held, if it talks to clients.
-    pub network: Option<Network>,
+    /// Where its packets are held: one for each network card that talks to clients or to other members.
+    pub networks: Vec<Network>,
+    /// Cards of its machine that are not held, by MAC address or by name.
+    pub ungated: Located<Vec<String>>,
 }
 
 /// What a member does (PipeCloud 3.2).
@@ -405,7 +408,7 @@ pub struct RemovedDisk {
     pub name: Located<Name>,
 }
 
-/// Where a member's packets are held.
+/// Where the packets of one network card of a member are held.
 #[derive(Clone, Debug)]
 pub struct Network {
     /// The host's interface that the guest's packets come in by (its tap).

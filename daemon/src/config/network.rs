@@ -1,4 +1,4 @@
-//! `[group.member.network]`: where a member's packets are held.
+//! `[[group.member.network]]`: where the packets of each network card of a member are held.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ const HELD_PACKETS_DEFAULT: u32 = 1 << 16;
 /// The kernel's queue is made this long.
 const HELD_PACKETS_MAX: u32 = 1 << 20;
 
-/// The section of a member: its addresses, and where its packets are held if it is on this host.
+/// One network card of a member: its addresses, and where its packets are held if it is on this host.
 pub(super) fn read_network(
     network: &mut Section<'_>,
     count: &Counters,
@@ -51,7 +51,7 @@ fn read_held(network: &mut Section<'_>, count: &Counters) -> Option<Network> {
     let held_packets_max = network.or("held_packets_max", HELD_PACKETS_DEFAULT);
     if !(1..=HELD_PACKETS_MAX).contains(&held_packets_max.value) {
         let what = format!(
-            "`held_packets_max` in [group.member.network]: {} is out of range",
+            "`held_packets_max` in [[group.member.network]]: {} is out of range",
             held_packets_max.value
         );
         let instead = format!("1 to {HELD_PACKETS_MAX}");
@@ -71,7 +71,7 @@ fn check_interface(network: &Section<'_>, interface: &Located<String>) {
     let odd = |c: char| c.is_whitespace() || c == '/' || c == ':' || c.is_control();
     if name.len() > INTERFACE_MAX_BYTES || name.contains(odd) || name == "." || name == ".." {
         let what =
-            format!("`interface` in [group.member.network]: \"{name}\" is no interface's name");
+            format!("`interface` in [[group.member.network]]: \"{name}\" is no interface's name");
         network.fail(&interface.place, what, "the guest's tap, such as \"tap0\" (see `ip link`)");
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn check(root: &Section<'_>, groups: &[Group]) {
             for disk in &member.removed_disks {
                 disks.take(disk.name.value.clone(), &disk.name.place);
             }
-            if let Some(network) = &member.network {
+            for network in &member.networks {
                 interfaces.take(network.interface.value.clone(), &network.interface.place);
                 queues.take(network.queue.value, &network.queue.place);
             }

@@ -9,8 +9,8 @@ use crate::link::GateControl;
 use crate::owner::PublishPending;
 use std::sync::{Arc, Mutex};
 use tidelock_netfilter::gate::{
-    Gate, GateHandle, GroupConfig, MemberConfig, Pending, TaggedMember, TaggingConfig,
-    TaggingSwitch,
+    Gate, GateHandle, GroupConfig, InterfaceConfig, MemberConfig, Pending, TaggedMember,
+    TaggingConfig, TaggingSwitch,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{self, Firewall};
@@ -178,7 +178,7 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
             mode: degrade::mode_at_start(group.mode),
             lease_period_ms: group.lease.as_millis() as u64,
             members: group.members.iter().filter_map(|m| member(group, m, unread)).collect(),
-            tagging: group.is_tagged().then(|| tagging(config, group)),
+            tagging: Some(tagging(config, group)),
         })
         .filter(|group| !group.members.is_empty())
         .collect();
@@ -189,7 +189,8 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
     let firewall = Firewall::detect(config.host.name.as_str())?;
     tracing::info!(packet_filter = %firewall, "gate");
     let gate = Gate::start(firewall, groups)?;
-    // Without tags P outlives no daemon. Before the first lease nothing leaves.
+    // Without tags P outlives no daemon, and nobody sees what the guest hears of the others. Before the first lease
+    // nothing leaves.
     let untagged = config.groups.iter().filter(|g| is_one_of_several(g) && !g.is_tagged());
     for (group, member) in untagged.flat_map(|g| g.members.iter().map(move |m| (g, m))) {
         if let Some(handle) = gate.handle(group.name.as_str()) {
@@ -199,13 +200,15 @@ pub fn start(config: &Config, unread: &Unread) -> Result<Option<Gate>, HostError
     Ok(Some(gate))
 }
 
+/// The kernel programs of a group: on every interface, also where nobody's packets are tagged.
 fn tagging(config: &Config, group: &Group) -> TaggingConfig {
     let writers = group.writers();
     let form = match group.form {
-        Form::Vector => tag::Form::Vector { writers: writers.len() as u16 },
-        Form::Hlc => tag::Form::Hlc,
+        Form::Hlc if group.is_tagged() => tag::Form::Hlc,
+        Form::Vector | Form::Hlc => tag::Form::Vector { writers: writers.len() as u16 },
     };
-    let members = group.present().map(|peer| TaggedMember {
+    let tagged = group.present().filter(|_| group.is_tagged());
+    let members = tagged.map(|peer| TaggedMember {
         name: peer.name.to_string(),
         addresses: peer.addresses.clone(),
     });
@@ -220,7 +223,7 @@ fn tagging(config: &Config, group: &Group) -> TaggingConfig {
             true => TaggingSwitch::OffForADemonstration,
         },
         // Where the promise is broken on purpose, nobody waits.
-        await_floor: !group.tag.off_for_a_demonstration,
+        await_floor: group.is_tagged() && !group.tag.off_for_a_demonstration,
         begun_anew: (group.members.iter())
             .filter(|member| !state_path(config, group, member).exists())
             .map(|member| member.name.to_string())
@@ -230,9 +233,7 @@ fn tagging(config: &Config, group: &Group) -> TaggingConfig {
 }
 
 fn member(group: &Group, member: &Member, unread: &Unread) -> Option<MemberConfig> {
-    let network = member.network.as_ref()?;
-    Some(MemberConfig {
-        name: member.name.to_string(),
+    let interfaces = member.networks.iter().map(|network| InterfaceConfig {
         interface: network.interface.value.clone(),
         topology: match network.topology {
             Topology::Routed => rules::Topology::Routed,
@@ -240,6 +241,9 @@ fn member(group: &Group, member: &Member, unread: &Unread) -> Option<MemberConfi
         },
         queue: QueueNumber(network.queue.value),
         queue_len_max: network.held_packets_max,
-        pending: unread.get(group, member),
-    })
+    });
+    let interfaces: Vec<_> = interfaces.collect();
+    let pending = unread.get(group, member);
+    let name = member.name.to_string();
+    (!interfaces.is_empty()).then_some(MemberConfig { name, interfaces, pending })
 }

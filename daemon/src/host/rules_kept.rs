@@ -4,12 +4,12 @@
 use super::{HostError, spawn};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
-use tidelock_netfilter::gate::{Gate, RulesFound};
+use tidelock_netfilter::gate::{Gate, RulesDoubt, RulesFound};
 use tidelock_netfilter::rules::{Change, RuleChanges};
 
 /// How often rules are looked at if nobody tells of a change: legacy iptables does not.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// How soon again if they could not be looked at, or not be put back.
+/// How soon again if they could not be looked at, or not be put back, or are not relied on yet.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// The pause after a first look, in which more changes may come.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -21,35 +21,35 @@ const QUIET: Duration = Duration::from_secs(1);
 /// Puts back rules that somebody takes away, within milliseconds where the kernel tells of it. On a thread of its own,
 /// which runs the packet filter's tools and ends when there is no gate any more.
 pub(super) fn start(gate: &Arc<Mutex<Option<Gate>>>) -> Result<(), HostError> {
-    if gate.lock().expect("no panic while held").is_none() {
-        return Ok(());
-    }
+    let doubt = gate.lock().expect("no panic while held").as_ref().map(Gate::rules_doubt);
+    let Some(doubt) = doubt else { return Ok(()) };
     let gate = Arc::downgrade(gate);
-    spawn("rules", move || keep(&gate)).map(drop)
+    spawn("rules", move || keep(&gate, &doubt)).map(drop)
 }
 
-fn keep(gate: &Weak<Mutex<Option<Gate>>>) {
+fn keep(gate: &Weak<Mutex<Option<Gate>>>, doubt: &RulesDoubt) {
     // Before the first look: what has changed by then it sees, and what changes later is told.
     let mut changes = listen();
     let mut pace = Pace::default();
     loop {
         let began = Instant::now();
-        let Some(found) = look(gate) else { return };
+        let Some((found, relies)) = look(gate) else { return };
         // Putting them back is told, too. What somebody has changed since they were looked at the next look will show.
         let own = changes.as_mut().filter(|_| found == RulesFound::PutBack);
         let mut change = own.and_then(RuleChanges::drain);
         let mut pause_until = Instant::now() + pace.pause_after(found, began.elapsed());
         while let Some(left) = pause_until.checked_duration_since(Instant::now()) {
-            let heard = hear(&mut changes, left, gate);
+            let heard = hear(&mut changes, left, doubt);
             if heard == Some(Change::Ours) {
                 pause_until = pause_until.min(Instant::now() + PAUSE_MIN);
             }
             change = change.max(heard);
         }
-        let next = if found == RulesFound::Failing { TRY_AGAIN_AFTER } else { LOOK_EVERY };
+        let is_settled = found != RulesFound::Failing && relies;
+        let next = if is_settled { LOOK_EVERY } else { TRY_AGAIN_AFTER };
         let waits_since = Instant::now();
         if change.is_none() {
-            hear(&mut changes, next, gate);
+            hear(&mut changes, next, doubt);
         }
         if waits_since.elapsed() >= QUIET {
             pace = Pace::default();
@@ -57,29 +57,31 @@ fn keep(gate: &Weak<Mutex<Option<Gate>>>) {
     }
 }
 
-/// `None`: there is no gate. One that was stopped needs no rules, or leaves them.
-fn look(gate: &Weak<Mutex<Option<Gate>>>) -> Option<RulesFound> {
-    gate.upgrade()?.lock().expect("no panic while held").as_mut().map(Gate::follow_rules)
+/// What was found, and whether rules that were put back are relied on again. `None`: there is no gate. One that was
+/// stopped leaves its rules.
+fn look(gate: &Weak<Mutex<Option<Gate>>>) -> Option<(RulesFound, bool)> {
+    let gate = gate.upgrade()?;
+    let mut gate = gate.lock().expect("no panic while held");
+    let gate = gate.as_mut()?;
+    // Asked before the look: what it finds in place counts from then on.
+    let relies = gate.relies_on_rules();
+    let found = gate.follow_rules();
+    Some((found, relies && gate.relies_on_rules()))
 }
 
 /// Waits for a change, but no longer than this. Rules that may be gone are not relied on from that moment on.
 fn hear(
     changes: &mut Option<RuleChanges>,
     at_most: Duration,
-    gate: &Weak<Mutex<Option<Gate>>>,
+    doubt: &RulesDoubt,
 ) -> Option<Change> {
     let Some(changes) = changes else {
         std::thread::sleep(at_most);
         return None;
     };
     let change = changes.wait(at_most);
-    if change == Some(Change::Ours)
-        && let Some(gate) = gate.upgrade()
-        // Whoever has it may be changing its rules: then it is that which was heard of.
-        && let Ok(gate) = gate.try_lock()
-        && let Some(gate) = &*gate
-    {
-        gate.doubt_rules();
+    if change == Some(Change::Ours) {
+        doubt.doubt();
     }
     change
 }

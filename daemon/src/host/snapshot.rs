@@ -28,10 +28,14 @@ use crate::verified::Verified;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidelock_netfilter::gate::{GateSnapshot, HOLD_BUCKETS_MS, MemberGate, TaggingStats};
-use tidelock_netfilter::release_queue::ShutWhy;
+use tidelock_netfilter::gate::{
+    Gate, GateHandle, GateSnapshot, HOLD_BUCKETS_MS, MemberGate, MemberTagging, TaggingStats,
+};
+use tidelock_netfilter::release_queue::{GateState, ShutWhy};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq};
 use tidelock_protocol::message::{Form, Mode, RefusalKind};
+use tidelock_protocol::vector::CountVector;
 use tokio::sync::watch;
 
 /// How often the monitor looks.
@@ -78,10 +82,16 @@ impl LinkHistory {
 
 /// How a group has been.
 #[derive(Debug, Default)]
-pub struct GroupHistory(Mutex<GroupPast>);
+pub struct GroupHistory {
+    past: Mutex<GroupPast>,
+    /// What the members' packets may have told when they left unheld: P then. Until C covers it a disaster undoes that.
+    told_unheld: Mutex<Vec<(CountVector, Hlc)>>,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct GroupPast {
+    /// How often packets may have left unheld, as far as it was seen.
+    may_have_left: u64,
     state: Option<GroupState>,
     since: MonoNanos,
     /// Since when clients may have seen what a disaster would undo.
@@ -92,7 +102,7 @@ struct GroupPast {
 impl GroupHistory {
     /// The backup has all that clients were told while the group was degraded.
     pub fn is_protected_again(&self) {
-        self.0.lock().expect("no panic while held").unprotected_since = None;
+        self.past.lock().expect("no panic while held").unprotected_since = None;
     }
 }
 
@@ -144,7 +154,9 @@ impl Host {
         let mode = group.mode_in_force();
         let since_unix_ms = group.degrading.since_unix_ms();
         let degraded_for_ms = since_unix_ms.map(|since| clock::wall_ms().saturating_sub(since));
-        let (state, past) = self.judge(group, mode, now);
+        let gates = self.gates_of(group, now);
+        let unheld = may_know_too_much(group, &gates);
+        let (state, past) = self.judge(group, mode, unheld, now);
         let period_ms = group.config.lease.as_millis() as u64;
         let until = match &group.gate {
             Some(gate) => gate.lease_until(),
@@ -165,7 +177,7 @@ impl Host {
             name: group.config.name.to_string(),
             state,
             state_age_ms: ms(now.since_ns(past.since)),
-            detail: detail(group, now),
+            detail: detail(group, &gates, now),
             mode,
             wanted_mode: Some(*group.mode.lock().expect("no panic while held")),
             configured_mode: group.config.mode,
@@ -187,7 +199,8 @@ impl Host {
             members: group
                 .members
                 .iter()
-                .map(|member| self.member_status(group, member, now))
+                .zip(gates)
+                .map(|(member, gates)| self.member_status(group, member, gates, now))
                 .collect(),
             elsewhere: (group.config.roster.iter())
                 .filter(|peer| peer.removed || peer.host.is_some())
@@ -204,13 +217,30 @@ impl Host {
         }
     }
 
-    fn judge(&self, group: &HostGroup, mode: Mode, now: MonoNanos) -> (GroupState, GroupPast) {
+    /// Of each member of a group, its gates.
+    fn gates_of(&self, group: &HostGroup, now: MonoNanos) -> Vec<Vec<GateStatus>> {
+        let gate = self.gate.lock().expect("no panic while held");
+        let all = gate.as_ref().map_or(&[][..], Gate::members);
+        let gates = group.members.iter().map(|member| {
+            let own = all.iter().filter(|gate| gate.name() == member.config.name.as_str());
+            own.map(|gate| gate_status(member, gate, now)).collect()
+        });
+        gates.collect()
+    }
+
+    fn judge(
+        &self,
+        group: &HostGroup,
+        mode: Mode,
+        unheld: bool,
+        now: MonoNanos,
+    ) -> (GroupState, GroupPast) {
         let writers = || group.members.iter().filter_map(|m| m.writer.as_ref());
         let phase = |phase| writers().any(|w| w.view.phase() == phase);
         let links = || group.members.iter().filter_map(HostMember::link_stats);
         // The link and the owner loop hear of it one after the other: what is true of both is said.
         let attached = links().all(LinkStats::is_attached) && !phase(Phase::Disconnected);
-        let mut past = group.history.0.lock().expect("no panic while held");
+        let mut past = group.history.past.lock().expect("no panic while held");
         past.ever_attached |= attached;
         // What clients were told while nothing was held must have arrived before this ends.
         let catching_up = group.degrading.since_unix_ms().is_none()
@@ -221,6 +251,7 @@ impl Host {
                 Some(
                     GroupState::Degraded
                         | GroupState::Unprotected
+                        | GroupState::Unheld
                         | GroupState::Replicating
                         | GroupState::NoHeartbeat
                 )
@@ -239,6 +270,7 @@ impl Host {
             degraded: group.degrading.since_unix_ms().is_some(),
             overflowed: writers().any(|w| overflowed_since_unix_ms(&w.owner_stats).is_some()),
             unprotected: group.degrading.is_unreached() || phase(Phase::Unrecorded),
+            unheld,
             ever_attached: past.ever_attached,
             attached,
             stalled: phase(Phase::Refused)
@@ -261,8 +293,10 @@ impl Host {
                 tracing::warn!(group = name, %state, "{}", state.meaning());
             }
         }
-        let clients_know_too_much =
-            facts.mode == Mode::Async || (facts.initial_copy && group.gate.is_some());
+        let is_open = || group.gate.as_ref().is_some_and(|gate| gate.state(now) == GateState::Open);
+        let clients_know_too_much = unheld
+            || (facts.mode == Mode::Async && !facts.fenced)
+            || (facts.initial_copy && is_open());
         match (clients_know_too_much, past.unprotected_since) {
             (true, None) => past.unprotected_since = Some(now),
             (false, Some(_)) if state == GroupState::Protected => past.unprotected_since = None,
@@ -275,21 +309,21 @@ impl Host {
         &self,
         group: &HostGroup,
         member: &HostMember,
+        gates: Vec<GateStatus>,
         now: MonoNanos,
     ) -> MemberStatus {
         let name = member.config.name.as_str();
         let gate = self.gate.lock().expect("no panic while held");
-        let gate_member =
-            gate.as_ref().and_then(|gate| gate.members().iter().find(|m| m.name() == name));
+        let all = gate.as_ref().map_or(&[][..], Gate::members);
+        let own = all.iter().filter(|gate| gate.name() == name && group.config.is_tagged());
+        // Counters that cannot be read are said to be unknown, not 0.
+        let tagging = own.filter_map(|gate| Some(tagging_status(&gate.tagging().stats()?.ok()?)));
         MemberStatus {
             name: name.to_owned(),
             writer: member.writer.as_ref().map(|writer| writer_status(group, member, writer, now)),
-            gate: gate_member.map(|gate| gate_status(member, gate, now)),
+            gates,
             roles: roles(member.config.roles),
-            // Counters that cannot be read are said to be unknown, not 0.
-            tagging: gate_member
-                .filter(|_| group.config.is_tagged())
-                .and_then(|gate| Some(tagging_status(&gate.tagging().stats()?.ok()?))),
+            tagging: tagging.reduce(TaggingStatus::plus),
         }
     }
 }
@@ -387,8 +421,12 @@ fn unreached_detail(group: &HostGroup) -> Option<String> {
 }
 
 /// More about the state, for people.
-fn detail(group: &HostGroup, now: MonoNanos) -> Option<String> {
+fn detail(group: &HostGroup, gates: &[Vec<GateStatus>], now: MonoNanos) -> Option<String> {
     let mut parts: Vec<String> = policy_detail(group).into_iter().collect();
+    for (member, gates) in group.members.iter().zip(gates) {
+        let why = gates.iter().filter_map(|gate| gate.unheld_because.as_ref());
+        parts.extend(why.map(|why| format!("{}: {why}", member.config.name.as_str())));
+    }
     if let Some(at) = group.switching.over_since_unix_ms() {
         parts.push(format!(
             "switched over to the backup site at {}: this host has given up its lease",
@@ -494,6 +532,9 @@ fn writer_status(
             .collect(),
         pending: writer.view.published(),
         committed,
+        backup_has_all: lag_writes == 0
+            && writer.view.phase() == Phase::Replicating
+            && writer.link_stats.is_attached(),
         lag: LagStatus {
             writes: lag_writes,
             bytes: writer.link_stats.lag_bytes(),
@@ -588,14 +629,15 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
         refused,
         shut,
         rules_restored,
+        may_have_left,
         ..
     } = gate.stats().snapshot();
     let kernel = gate.kernel_counters().unwrap_or_default();
-    // Covered packets that the kernel programs let out never come to the queue.
-    let covered = gate.tagging().stats().and_then(Result::ok).map_or(0, |stats| stats.covered);
-    let interface = member.config.network.as_ref().map(|n| n.interface.to_string());
+    // What the kernel programs let out, or drop, never comes to the queue.
+    let programs = gate.tagging().stats().and_then(Result::ok).unwrap_or_default();
+    let covered = programs.covered;
     GateStatus {
-        interface: interface.unwrap_or_default(),
+        interface: gate.interface().to_owned(),
         open: shut.is_none(),
         shut_because: shut.map(|(why, _)| {
             match why {
@@ -618,10 +660,62 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
             + passed_pure_acks
             + passed_never_held
             + passed_async,
-        dropped_packets: refused + kernel.dropped_full + kernel.dropped_socket,
+        dropped_packets: refused
+            + kernel.dropped_full
+            + kernel.dropped_socket
+            + programs.dropped_no_rules,
         rules_restored,
+        may_have_left,
+        unheld_because: unheld_because(member, gate),
+        unwatched_because: match gate.tagging() {
+            MemberTagging::Unavailable(why) => Some(why.clone()),
+            MemberTagging::On(_) | MemberTagging::Off => None,
+        },
         hold_time: hold_times(&gate.stats().snapshot()),
     }
+}
+
+/// Why packets of the guest may leave unheld now.
+fn unheld_because(member: &HostMember, gate: &MemberGate) -> Option<String> {
+    let connections = |writer: &Writer| writer.owner_stats.connections.load(Ordering::Relaxed);
+    let is_in_use = member.writer.as_ref().is_some_and(|writer| connections(writer) > 0);
+    let interface = gate.interface();
+    if gate.is_open_to_all() {
+        let trouble = gate.trouble().unwrap_or_default();
+        return Some(format!(
+            "what {interface} sends leaves unheld, because its packet-filter rules are gone and no kernel programs stop it: \
+             {trouble}"
+        ));
+    }
+    (is_in_use && !gate.is_interface_there()).then(|| {
+        format!(
+            "a guest uses its disk, and there is no interface {interface}: whatever the guest sends by another one leaves \
+             unheld; set `interface` in [[group.member.network]] to the guest's tap (`ip link` lists them), or give the tap \
+             that name"
+        )
+    })
+}
+
+/// Whether clients may know, by packets that were not held, what the backup does not have.
+fn may_know_too_much(group: &HostGroup, gates: &[Vec<GateStatus>]) -> bool {
+    let all = || gates.iter().flatten();
+    let is_unheld = all().any(|gate| gate.unheld_because.is_some());
+    let may_have_left = all().map(|gate| gate.may_have_left).sum();
+    let mut told = group.history.told_unheld.lock().expect("no panic while held");
+    let mut past = group.history.past.lock().expect("no panic while held");
+    let is_news = past.may_have_left != may_have_left;
+    past.may_have_left = may_have_left;
+    if is_unheld || is_news {
+        *told = group.members.iter().map(|member| member.control.pending()).collect();
+        return true;
+    }
+    // The form in which C is told is the one that P is compared in.
+    let Some((committed, watermark)) = group.gate.as_ref().map(GateHandle::committed) else {
+        return false;
+    };
+    let is_hlc = group.config.is_tagged() && group.config.form == Form::Hlc;
+    told.retain(|(p, hlc)| if is_hlc { watermark < *hlc } else { !committed.covers(p) });
+    !told.is_empty()
 }
 
 fn tagging_status(stats: &TaggingStats) -> TaggingStatus {

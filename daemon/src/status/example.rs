@@ -21,6 +21,7 @@ pub(crate) fn status() -> Status {
         pending: Seq(1_012),
         committed: Seq(1_000),
         lag: LagStatus { writes: 12, bytes: 48 << 10, ms: 52 },
+        backup_has_all: false,
         backlog: BacklogStatus {
             used_bytes: 1 << 20,
             limit_bytes: 256 << 20,
@@ -66,6 +67,9 @@ pub(crate) fn status() -> Status {
         passed_packets: 5_000,
         dropped_packets: 0,
         rules_restored: 0,
+        may_have_left: 0,
+        unheld_because: None,
+        unwatched_because: None,
         hold_time: times(&[50, 70]),
     };
     let tagging = TaggingStatus {
@@ -95,7 +99,7 @@ pub(crate) fn status() -> Status {
         members: vec![MemberStatus {
             name: "db".into(),
             writer: Some(writer),
-            gate: Some(gate),
+            gates: vec![gate],
             roles: vec![Role::Writer],
             tagging: Some(tagging),
         }],

@@ -20,6 +20,8 @@ pub enum GroupState {
     Degraded,
     /// Guests were served before the backup was reached in this run, and it does not have all of that.
     Unprotected,
+    /// Packets of a guest leave unheld, or have left so, and the backup does not have all that they told.
+    Unheld,
     /// The backlog on disk was full: guests go on, and what they write is not recorded.
     Overflowed,
     /// After an unclean stop the sites are being compared: the backup is whole but stands still.
@@ -42,13 +44,14 @@ pub enum GroupState {
 
 impl GroupState {
     /// All states, from best to worst as far as an operator is concerned.
-    pub const ALL: [GroupState; 15] = [
+    pub const ALL: [GroupState; 16] = [
         GroupState::Protected,
         GroupState::Replicating,
         GroupState::Resyncing,
         GroupState::Initialising,
         GroupState::Degraded,
         GroupState::Unprotected,
+        GroupState::Unheld,
         GroupState::Overflowed,
         GroupState::Differs,
         GroupState::WaitingForBackup,
@@ -70,6 +73,7 @@ impl GroupState {
             GroupState::Replicating => "replicating",
             GroupState::Degraded => "degraded",
             GroupState::Unprotected => "unprotected",
+            GroupState::Unheld => "unheld",
             GroupState::Overflowed => "overflowed",
             GroupState::Resyncing => "resyncing",
             GroupState::Differs => "differs",
@@ -102,6 +106,9 @@ impl GroupState {
             GroupState::Unprotected => {
                 "guests are served although the backup was not reached since the start, or does not have all of that \
                  yet; a disaster would undo it"
+            }
+            GroupState::Unheld => {
+                "packets of a guest leave, or have left, without being held; clients may know what a disaster would undo"
             }
             GroupState::Overflowed => {
                 "the backlog was full; guests go on, what they write is compared later, replies are held; a disaster goes \
@@ -156,6 +163,9 @@ pub struct Facts {
     pub degraded: bool,
     /// Guests were served before the backup was reached in this run, and it does not have all of that.
     pub unprotected: bool,
+    /// The rules of a gate are gone, or its interface is while the guest's disk is in use; or they were, and the backup
+    /// does not have all that may have left.
+    pub unheld: bool,
     /// The backlog of some writer was full, and nothing of what it writes is recorded.
     pub overflowed: bool,
     /// Each writer has been attached at least once in this run.
@@ -186,6 +196,7 @@ impl Facts {
         superseded: false,
         degraded: false,
         unprotected: false,
+        unheld: false,
         overflowed: false,
         ever_attached: true,
         attached: true,
@@ -212,6 +223,8 @@ pub fn judge(facts: Facts) -> GroupState {
         GroupState::Unprotected
     } else if facts.degraded {
         GroupState::Degraded
+    } else if facts.unheld {
+        GroupState::Unheld
     } else if facts.overflowed {
         GroupState::Overflowed
     } else if !facts.ever_attached {
@@ -303,6 +316,12 @@ mod tests {
                 GroupState::Unprotected,
             ),
             (Facts { unprotected: true, fenced: true, ..Facts::GOOD }, GroupState::Fenced),
+            (Facts { unheld: true, ..Facts::GOOD }, GroupState::Unheld),
+            (
+                Facts { unheld: true, overflowed: true, attached: false, ..Facts::GOOD },
+                GroupState::Unheld,
+            ),
+            (Facts { unheld: true, degraded: true, ..Facts::GOOD }, GroupState::Degraded),
             (Facts { overflowed: true, ..Facts::GOOD }, GroupState::Overflowed),
             (Facts { overflowed: true, mode: Mode::Async, ..Facts::GOOD }, GroupState::Overflowed),
             (
@@ -324,7 +343,7 @@ mod tests {
     /// Rule 6: of all combinations, `protected` is said only if everything holds.
     #[test]
     fn nothing_else_is_called_protected() {
-        for bits in 0..4096u32 {
+        for bits in 0..8192u32 {
             let bit = |n: u32| bits & (1 << n) != 0;
             for mode in [Mode::Sync, Mode::Pipelined, Mode::Async] {
                 let facts = Facts {
@@ -341,6 +360,7 @@ mod tests {
                     unprotected: bit(9),
                     heartbeat_lost: bit(10),
                     overflowed: bit(11),
+                    unheld: bit(12),
                     mode,
                     configured_mode: Mode::Pipelined,
                 };

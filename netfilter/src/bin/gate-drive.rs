@@ -5,13 +5,16 @@
 //! start member=M interface=I topology=routed|bridged queue=N len=N mode=M lease_ms=N backend=B|any
 //!       [tagging=WRITERS|hlc members=NAME@IP,IP/NAME@IP pin=DIRECTORY [mtu=N] [option=N] [strips=yes]
 //!       [off=yes] [floor=yes] [anew=NAME]]
-//!                           several members: commas between names, interfaces, queue numbers
+//!                           several members: commas between names, interfaces, queue numbers;
+//!                           several interfaces of one member: + between interfaces, queue numbers
 //! pending WRITER SEQ [HLC]  commit WRITER SEQ        watermark HLC
 //! on MEMBER COMMAND         pending, stats or tags of another member than the first
 //! tags                      P, and what the kernel programs have done
 //! tide DELAY_MS             P rises every millisecond, C follows DELAY_MS later; 0: C = P
 //! lease                     mode sync|pipelined|async        fence
 //! stats                     verify         stop
+//! remove member=M interface=I queue=N pin=DIRECTORY [nth=N]
+//!                           takes away the rules and programs that a gate has left
 //! complete                  P names what the guest knows, after floor=yes or a mode async
 //! contact no|yes            the backup may count the member as gone; it knows better
 //! look                      follows the interfaces; answers whose P is not complete any more
@@ -23,13 +26,14 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::io::{BufRead, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tidelock_netfilter::gate::{
-    Gate, GateHandle, GroupConfig, Hooks, MemberConfig, MemberTagging, Pending, RulesAtStop,
-    RulesFound, RulesLeft, TaggedMember, TaggingConfig, TaggingSwitch,
+    Gate, GateHandle, GroupConfig, Hooks, InterfaceConfig, Left, MemberConfig, MemberTagging,
+    Pending, RulesFound, TaggedMember, TaggingConfig, TaggingSwitch,
 };
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
@@ -52,6 +56,7 @@ fn main() {
                 drive = Some(started);
                 said
             }),
+            (["remove", options @ ..], None) => remove(options),
             (["stop"], Some(_)) => drive.take().map_or(Ok(String::new()), Drive::stop),
             (words, Some(drive)) => drive.command(words),
             (_, None) => Err("start comes first".into()),
@@ -82,7 +87,7 @@ fn chain(error: &dyn Error) -> String {
 struct Drive {
     gate: Gate,
     handle: GateHandle,
-    /// Of each member, in the order of the gate's members.
+    /// Of the member of each interface, in the order of the gate's.
     pending: Vec<Arc<Pending>>,
     tide: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
@@ -100,16 +105,19 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
     let mut members = Vec::new();
     let (names, interfaces) = (get("member")?.split(','), get("interface")?.split(','));
     for ((name, interface), queue) in names.zip(interfaces).zip(get("queue")?.split(',')) {
-        members.push(MemberConfig {
-            name: name.to_owned(),
-            interface: interface.to_owned(),
-            topology,
-            queue: QueueNumber(queue.parse()?),
-            queue_len_max: get("len")?.parse()?,
-            pending: Arc::new(Pending::new()),
+        let queue_len_max = get("len")?.parse()?;
+        let interfaces = interface.split('+').zip(queue.split('+')).map(|(interface, queue)| {
+            let (interface, queue) = (interface.to_owned(), QueueNumber(queue.parse()?));
+            Ok(InterfaceConfig { interface, topology, queue, queue_len_max })
         });
+        let interfaces = interfaces.collect::<Result<_, std::num::ParseIntError>>()?;
+        let pending = Arc::new(Pending::new());
+        members.push(MemberConfig { name: name.to_owned(), interfaces, pending });
     }
-    let pending = members.iter().map(|member| Arc::clone(&member.pending)).collect();
+    let pending = members
+        .iter()
+        .flat_map(|member| member.interfaces.iter().map(|_| Arc::clone(&member.pending)))
+        .collect();
     let group = GroupConfig {
         name: GROUP.to_owned(),
         mode: get("mode")?.parse()?,
@@ -135,6 +143,21 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
     Ok((Drive { gate, handle, pending, tide: None }, said))
 }
 
+fn remove(options: &[&str]) -> Answer {
+    let options: HashMap<&str, &str> = options.iter().filter_map(|o| o.split_once('=')).collect();
+    let get = |name: &str| options.get(name).copied().ok_or(format!("{name}= is missing"));
+    let left = Left {
+        group: GROUP,
+        member: get("member")?,
+        nth: options.get("nth").map_or(Ok(0), |nth| nth.parse())?,
+        interface: get("interface")?,
+        queue: QueueNumber(get("queue")?.parse()?),
+        pin_directory: Path::new(get("pin")?),
+    };
+    left.remove(&mut Firewall::detect("drive")?)?;
+    Ok(String::new())
+}
+
 fn tagging(options: &HashMap<&str, &str>) -> Result<Option<TaggingConfig>, Box<dyn Error>> {
     let Some(form) = options.get("tagging") else { return Ok(None) };
     let form = match *form {
@@ -144,7 +167,8 @@ fn tagging(options: &HashMap<&str, &str>) -> Result<Option<TaggingConfig>, Box<d
     let mut members = Vec::new();
     for member in options.get("members").ok_or("members= is missing")?.split('/') {
         let (name, addresses) = member.split_once('@').ok_or("a member is NAME@IP,IP")?;
-        let addresses = addresses.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        let addresses = addresses.split(',').filter(|address| !address.is_empty());
+        let addresses = addresses.map(str::parse).collect::<Result<_, _>>()?;
         members.push(TaggedMember { name: name.to_owned(), addresses });
     }
     let mut config = TaggingConfig::new(form, Vec::new(), members);
@@ -169,7 +193,7 @@ impl Drive {
     fn command(&mut self, words: &[&str]) -> Answer {
         let (nth, words) = match words {
             ["on", name, words @ ..] => {
-                let nth = self.gate.members().iter().position(|member| member.name() == *name);
+                let nth = self.gate.members().iter().position(|member| member.port() == *name);
                 (nth.ok_or("no such member")?, words)
             }
             words => (0, words),
@@ -211,7 +235,7 @@ impl Drive {
                 };
                 return Ok(found.to_owned());
             }
-            ["doubt"] => self.gate.doubt_rules(),
+            ["doubt"] => self.gate.rules_doubt().doubt(),
             ["verify"] => self.gate.verify_rules()?,
             _ => return Err("unknown command".into()),
         }
@@ -276,7 +300,7 @@ impl Drive {
             "held_packets={} held_bytes={} released_packets={} released_bytes={} \
              passed_covered={} passed_pure_acks={} passed_never_held={} passed_async={} \
              refused={} overruns={} late_verdicts={} unread={} longest_hold_ns={} shut={} \
-             async={} rules_restored={} kernel_queued={} kernel_dropped_full={} \
+             async={} rules_restored={} may_have_left={} open_to_all={} kernel_queued={} kernel_dropped_full={} \
              kernel_dropped_socket={}",
             s.held_packets,
             s.held_bytes,
@@ -294,6 +318,8 @@ impl Drive {
             u8::from(s.shut.is_some()),
             u8::from(s.async_since.is_some()),
             s.rules_restored,
+            s.may_have_left,
+            u8::from(member.is_open_to_all()),
             kernel.queued,
             kernel.dropped_full,
             kernel.dropped_socket,
@@ -302,14 +328,7 @@ impl Drive {
 
     fn stop(mut self) -> Answer {
         self.end_tide();
-        let stopped = self.gate.stop(|_| RulesAtStop::RemoveWhenSettled)?;
-        let words = stopped.into_iter().map(|member| {
-            Ok(match member.rules {
-                RulesLeft::Removed => format!("removed dropped={}", member.dropped_packets),
-                RulesLeft::InPlace(why) => format!("left dropped={} {why}", member.dropped_packets),
-                RulesLeft::Failed(e) => return Err(e.into()),
-            })
-        });
-        Ok(words.collect::<Result<Vec<_>, Box<dyn Error>>>()?.join(", "))
+        let stopped = self.gate.stop()?.into_iter();
+        Ok(stopped.map(|s| format!("dropped={}", s.dropped_packets)).collect::<Vec<_>>().join(", "))
     }
 }

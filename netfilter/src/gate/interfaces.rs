@@ -5,7 +5,8 @@
 //! lives: its guest hears nothing and tells nothing that P does not name. So nothing depends on when it
 //! is noticed here, unless somebody had taken the rules away: then P is not complete. The programs are
 //! attached to it, and only then the rules let it in. A member that is
-//! alone in its group is let in at once, and its packets take the way through the queue until then.
+//! alone in its group is let in at once, and its packets take the way through the queue until then. Its interface need
+//! not be there when the gate starts: it may come with its VM.
 //!
 //! One that gets another name is cut off by its index until it has its own again: the queue's rules go
 //! by the name.
@@ -28,6 +29,11 @@ enum Trouble {
     #[error("interface {0} is gone; its guest is cut off until it is there again")]
     Gone(String),
     #[error(
+        "there is no interface {0}: nothing that its guest sends by another one is held; if the guest runs, set \
+         `interface` in [[group.member.network]] to its tap (`ip link` lists them)"
+    )]
+    Absent(String),
+    #[error(
         "interface {was} is called {now} by now, and what its guest sends is dropped until it has its name again: \
          `ip link set {now} name {was}`"
     )]
@@ -42,7 +48,8 @@ enum Trouble {
     )]
     Unwatched(#[source] TaggingError),
     #[error(
-        "the programs cannot be attached to its interface, and all its packets take the way through the queue: {0}"
+        "the programs cannot be attached to its interface: all its packets take the way through the queue, and while \
+         somebody has taken the rules away they leave unheld: {0}"
     )]
     Slow(#[source] TaggingError),
     #[error("its interface was made anew, and the rules are those of the one before: {0}")]
@@ -89,14 +96,22 @@ impl Gate {
                             for (_, handle) in &self.handles {
                                 handle.look_again();
                             }
-                            incomplete.push(member.name.clone());
+                            if !incomplete.contains(&member.name) {
+                                incomplete.push(member.name.clone());
+                            }
                         }
                     }
                 }
                 Err(trouble) => {
                     let said = trouble.to_string();
                     if member.trouble.as_ref() != Some(&said) {
-                        tracing::warn!(member = member.name, "gate: {said}");
+                        match trouble {
+                            // A tap that comes and goes with its VM. Who knows of the VM's disks says whether it runs.
+                            Trouble::Absent(_) => {
+                                tracing::info!(member = member.name, "gate: {said}")
+                            }
+                            _ => tracing::warn!(member = member.name, "gate: {said}"),
+                        }
                         member.trouble = Some(said);
                     }
                 }
@@ -126,8 +141,7 @@ impl MemberGate {
             return match now {
                 Some(now) if now != interface => Err(Trouble::Renamed { was: interface, now }),
                 _ if is_needed => Err(Trouble::Gone(interface)),
-                // A tap that comes and goes with its VM.
-                _ => Ok(Change::None),
+                _ => Err(Trouble::Absent(interface)),
             };
         };
         if rules.index == Some(index) {

@@ -1,7 +1,7 @@
 //! What a gate has left that is not to come back: a stop leaves the rules of a member that must stay silent, and so
 //! does a crash. Whoever knows that its guest is gone for good takes them away.
 
-use super::{GateError, PIN_DIRECTORY};
+use super::{GateError, port_name};
 use crate::nfqueue::{QueueNumber, kernel_counters};
 use crate::rules::Firewall;
 use std::path::Path;
@@ -14,12 +14,14 @@ pub struct Left<'a> {
     pub group: &'a str,
     /// Its name.
     pub member: &'a str,
-    /// Its interface on this host.
+    /// Which of its interfaces on this host this is, from 0.
+    pub nth: usize,
+    /// The interface.
     pub interface: &'a str,
     /// Its queue.
     pub queue: QueueNumber,
-    /// Whether its packets were tagged.
-    pub is_tagged: bool,
+    /// Where P and the programs are pinned.
+    pub pin_directory: &'a Path,
 }
 
 impl Left<'_> {
@@ -36,16 +38,12 @@ impl Left<'_> {
         }
         let tagging = |source| GateError::Tagging { group: self.group.to_owned(), source };
         let Self { group, member, .. } = *self;
-        let pinned = Pinned { anew: true, directory: Path::new(PIN_DIRECTORY), group, member };
-        if self.is_tagged {
-            forget_left(pinned).map_err(tagging)?;
-        }
+        let directory = self.pin_directory;
+        let pinned = Pinned { keeps_pending: true, anew: true, directory, group, member };
+        forget_left(pinned).map_err(tagging)?;
         firewall
-            .remove(self.member)
+            .remove(&port_name(member, self.nth))
             .map_err(|source| GateError::Rules { member: self.member.to_owned(), source })?;
-        if self.is_tagged {
-            detach_left(self.interface, pinned).map_err(tagging)?;
-        }
-        Ok(())
+        detach_left(self.interface, pinned).map_err(tagging)
     }
 }

@@ -6,14 +6,21 @@
 //! drop what they would leave to them; what is covered, or tagged, they let pass as ever. Then rules that are not as they
 //! were installed are installed again, and the operator is told that clients may have been told what a disaster can
 //! undo. What had waited in the queue the kernel drops together with the rules that queued it. TCP sends all of it
-//! again.
+//! again. Rules that were put back are relied on again after a second in which nobody has taken them away once more:
+//! whoever flushes them again and again gets one moment in which packets leave, not one with each flush.
 //!
 //! When to look is the caller's: when the kernel tells of a change ([`RuleChanges`](crate::rules::RuleChanges)), and
 //! now and then, because it does not tell of all of them.
 
-use super::{Gate, MemberGate, install};
+use super::{Gate, GateHandle, MemberGate, install};
 use crate::rules::{Firewall, RulesError};
+use crate::sys::now;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tidelock_tagging::interface_index;
+
+/// How long rules that were put back must stand before anything is left to them.
+const RELY_AFTER_MS: u64 = 1000;
 
 /// What a look at the rules has found; of several, the last of these counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,24 +33,65 @@ pub enum RulesFound {
     Failing,
 }
 
-impl Gate {
-    /// Members' rules may be gone: until [`follow_rules`](Self::follow_rules) has found them in place, or put them
-    /// back, the kernel programs drop what they would leave to them. A member without programs goes on.
-    pub fn doubt_rules(&self) {
-        self.rules_are_gone(true);
+/// Says that members' rules may be gone. It needs no lock on the gate, which somebody may have who looks at the rules or
+/// puts them back at this moment.
+#[derive(Clone, Debug)]
+pub struct RulesDoubt {
+    groups: Vec<GateHandle>,
+    /// How often they were doubted.
+    count: Arc<AtomicU64>,
+}
+
+impl RulesDoubt {
+    pub(super) fn of(groups: Vec<GateHandle>) -> Self {
+        Self { groups, count: Arc::default() }
     }
 
-    fn rules_are_gone(&self, gone: bool) {
-        self.handles.iter().for_each(|(_, handle)| handle.rules_are_gone(gone));
+    /// Until [`Gate::follow_rules`] has begun after this and found the rules in place, or put them back, the kernel
+    /// programs drop what they would leave to them. A member without programs goes on.
+    pub fn doubt(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        self.set(true);
+    }
+
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    /// The rules stand, unless they were doubted after this count was read.
+    fn end(&self, count: u64) {
+        if self.count() == count {
+            self.set(false);
+        }
+        // Whoever doubts counts first.
+        if self.count() != count {
+            self.set(true);
+        }
+    }
+
+    fn set(&self, are_gone: bool) {
+        self.groups.iter().for_each(|group| group.rules_are_gone(are_gone));
+    }
+}
+
+impl Gate {
+    /// Members' rules may be gone: see [`RulesDoubt::doubt`].
+    #[must_use]
+    pub fn rules_doubt(&self) -> RulesDoubt {
+        self.rules_doubt.clone()
     }
 
     /// Looks at every member's rules, and installs those again that somebody has changed. Runs the packet filter's
     /// tools, in the network namespace of the calling thread.
     pub fn follow_rules(&mut self) -> RulesFound {
+        let mut doubts = self.rules_doubt.count();
         // All of them before the first is put back: with its table come those of others.
         let looked = self.look_at_rules();
         if looked.iter().any(|looked| matches!(looked, Err(RulesError::Changed { .. }))) {
-            self.doubt_rules();
+            self.rules_doubt.doubt();
+            // One look ends what it has begun itself.
+            doubts += 1;
+            self.relies_at = now().plus_ms(RELY_AFTER_MS);
         }
         let members = self.members.iter_mut().zip(looked);
         let found = members.map(|(member, looked)| member.follow_rules(&mut self.firewall, looked));
@@ -57,8 +105,17 @@ impl Gate {
         if !are_in_place {
             return RulesFound::Failing;
         }
-        self.rules_are_gone(false);
+        if self.relies_on_rules() {
+            self.rules_doubt.end(doubts);
+        }
         found
+    }
+
+    /// Whether rules that were put back have stood for long enough to be relied on, if the next
+    /// [`follow_rules`](Self::follow_rules) finds them in place.
+    #[must_use]
+    pub fn relies_on_rules(&self) -> bool {
+        now() >= self.relies_at
     }
 
     /// Of each member, whether its rules stand as they were installed.
@@ -76,9 +133,13 @@ impl MemberGate {
         let what = match looked {
             Ok(()) => {
                 self.rules_trouble = None;
+                self.rules_are_gone = false;
                 return RulesFound::InPlace;
             }
             Err(RulesError::Changed { what, .. }) => {
+                if !std::mem::replace(&mut self.rules_are_gone, true) {
+                    self.stats.may_have_left();
+                }
                 let rules = &self.installed.rules;
                 self.has_heard_unseen |=
                     rules.only_that_index && interface_index(&rules.interface) != rules.index;
@@ -100,6 +161,7 @@ impl MemberGate {
             Ok(installed) => {
                 self.installed = installed;
                 self.rules_trouble = None;
+                self.rules_are_gone = false;
                 self.stats.rules_restored();
                 tracing::error!(
                     member = self.name,

@@ -41,6 +41,7 @@ pub struct GateStats {
     shut_since: AtomicU64,
     async_since: AtomicU64,
     rules_restored: AtomicU64,
+    may_have_left: AtomicU64,
 }
 
 /// The counters at one moment.
@@ -84,6 +85,8 @@ pub struct GateSnapshot {
     pub async_since: Option<MonoNanos>,
     /// How often its packet-filter rules were not as they were installed, and were put back.
     pub rules_restored: u64,
+    /// How often its rules were found changed, so that packets may have left unheld.
+    pub may_have_left: u64,
 }
 
 impl GateStats {
@@ -119,6 +122,7 @@ impl GateStats {
             shut: why.map(|why| (why, MonoNanos(get(&self.shut_since)))),
             async_since: since(&self.async_since),
             rules_restored: get(&self.rules_restored),
+            may_have_left: get(&self.may_have_left),
         }
     }
 
@@ -155,6 +159,10 @@ impl GateStats {
 
     pub(super) fn rules_restored(&self) {
         add(&self.rules_restored, 1);
+    }
+
+    pub(super) fn may_have_left(&self) {
+        add(&self.may_have_left, 1);
     }
 
     pub(super) fn waiting(&self, packets: u64, bytes: u64, oldest: Option<MonoNanos>) {

@@ -16,11 +16,15 @@ pub use tidelock_tagging::{Hooks, TaggingStats};
 pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/tidelock";
 /// Bits of a packet's mark that the programs use between them and the first rules, unless configured otherwise.
 pub const MARK_MASK: u32 = 0xffff_0000;
+/// In bytes, from its network header on.
+const LONGEST_PACKET: u32 = 65_535;
 /// How far a member's time may be ahead of this host's clock.
 pub const HLC_AHEAD_MAX_MS: u64 = 10_000;
 
-/// How the packets of a group are tagged. With this, covered packets also leave without a way
-/// through user space, so it is worth having for a group of one member, too.
+/// The kernel programs on the interfaces of a group, and how they tag packets between its members.
+///
+/// Every interface gets the programs, also that of a member that is alone: what is not covered is dropped there while the
+/// packet filter's rules behind them may be gone, and covered packets leave without a way through user space.
 #[derive(Clone, Debug)]
 pub struct TaggingConfig {
     /// What a tag says.
@@ -28,7 +32,7 @@ pub struct TaggingConfig {
     /// The group's writers, in the order of their ids: tags of a host that has another order are
     /// refused.
     pub writers: Vec<String>,
-    /// Every member of the group, on whatever host.
+    /// Every member of the group, on whatever host, whose packets to others are tagged. None: nobody's are.
     pub members: Vec<TaggedMember>,
     /// The number of the IPv4 option.
     pub ipv4_option: u8,
@@ -117,6 +121,7 @@ impl TaggingConfig {
         Addresses { own, peers: peers.collect() }
     }
 
+    /// How the programs on one interface are set.
     fn settings(&self, group: &str, interface: &str) -> Result<Settings, TaggingError> {
         let codec = Codec::new(self.form, group, self.writers.iter().map(String::as_str));
         if let Form::Vector { writers } = self.form
@@ -128,7 +133,9 @@ impl TaggingConfig {
         }
         let path_mtu = match self.path_mtu {
             Some(mtu) => mtu,
-            None => interface_mtu(interface)?,
+            None if self.is_needed() => interface_mtu(interface)?,
+            // Nothing is tagged, and the interface may come later.
+            None => LONGEST_PACKET,
         };
         Ok(Settings {
             codec,
@@ -150,8 +157,8 @@ pub enum MemberTagging {
     On(Box<MemberTags>),
     /// It was not asked for.
     Off,
-    /// It was asked for, but the member is alone in its group and does well without: its packets
-    /// all go through the queue.
+    /// The programs cannot be loaded, and no other member depends on them. All packets go through the queue, and nothing
+    /// stops them while the rules that queue them are gone.
     Unavailable(String),
 }
 
@@ -197,27 +204,34 @@ pub(super) fn start_group(
     }
 }
 
-/// Loads and attaches a member's programs, whose P is in the kernel's map from then on. `here`: the group's members
-/// on this host.
+/// Loads and attaches the programs of one interface of a member, whose P is in the kernel's map from then on. `here`:
+/// the group's members on this host. `beside`: the programs of another interface of this member.
 pub(super) fn start_member(
     group: (&str, &GroupTags),
     config: &TaggingConfig,
     (member, here): (&str, &[String]),
-    interface: &str,
+    (interface, beside): (&str, Option<&MemberTags>),
     pending: &Pending,
 ) -> Result<MemberTagging, GateError> {
     let load = || {
         let settings = config.settings(group.0, interface)?;
         let anew = config.begun_anew.iter().any(|name| name == member);
-        let pinned = Pinned { anew, directory: &config.pin_directory, group: group.0, member };
+        let keeps_pending = config.is_needed();
+        let directory = &config.pin_directory;
+        let pinned = Pinned { keeps_pending, anew, directory, group: group.0, member };
         let addresses = config.addresses_for(member, here);
-        let mut tags = MemberTags::load(&settings, group.1, &addresses, Some(pinned))?;
+        let mut tags =
+            MemberTags::load_beside(beside, &settings, group.1, &addresses, Some(pinned))?;
         pending.move_to(Arc::clone(tags.pending()));
         if config.await_floor && config.is_needed() && !tags.found_pending() {
             // Before the programs take its packets for those of a guest that has heard nothing.
             pending.mark_incomplete(now());
         }
-        tags.attach(interface)?;
+        match tags.attach(interface) {
+            // A tap that comes with its VM: the programs are attached to it then.
+            Err(TaggingError::NoInterface(_)) if !config.is_needed() => {}
+            attached => attached?,
+        }
         tags.join(group.1)?;
         Ok(tags)
     };
@@ -247,8 +261,8 @@ fn refuse_or_do_without(
         group,
         member,
         why,
-        "gate: covered packets take the way through user space, too: the kernel programs that \
-         would let them pass cannot be used"
+        "gate: the kernel programs cannot be used: while somebody has taken the rules away, this guest's packets leave \
+         unheld, until that is noticed and the rules are back"
     );
     Ok(why)
 }

@@ -8,9 +8,9 @@
 //! waits here, so that nothing overtakes. They count what they leave to the queue; once as many
 //! have come and gone, the thread says so: see [`Crossing`].
 
-use super::GateError;
 use super::shared::{Group, GroupState, Pending};
 use super::stats::GateStats;
+use super::{GateError, Stopped};
 use crate::nfqueue::{Nfqueue, Received};
 use crate::packet::classify;
 use crate::release_queue::{Arrival, GateState, Packet, ReleaseQueue, ShutWhy};
@@ -33,19 +33,10 @@ const MISSING_MS: u64 = 1;
 /// So many receives of one member before the others get their turn.
 const ROUNDS_MAX: usize = 16;
 
-/// How a member's gate stood when the thread ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct End {
-    pub(super) member: String,
-    /// Packets that still waited: the kernel drops them with the queue.
-    pub(super) dropped: usize,
-    /// Why the member must not send without the gate, if so.
-    pub(super) unsettled: Option<&'static str>,
-}
-
-/// One member as the thread sees it.
+/// One interface of a member as the thread sees it.
 pub(super) struct Member {
     pub(super) name: String,
+    pub(super) interface: String,
     pub(super) nfqueue: Nfqueue,
     pub(super) queue: ReleaseQueue,
     pub(super) pending: Arc<Pending>,
@@ -288,32 +279,6 @@ impl GroupWorker {
             ),
         }
     }
-
-    fn covers(&self, member: &Member) -> bool {
-        if member.is_hlc {
-            self.state.watermark >= member.pending.read_hlc()
-        } else {
-            self.state.committed.covers(&member.pending.read())
-        }
-    }
-
-    fn unsettled(&self, member: &Member, now: MonoNanos) -> Option<&'static str> {
-        match (member.gate(self.state.gate_state(now)), self.state.mode) {
-            (GateState::Shut(ShutWhy::Fenced), _) => {
-                Some("the backup has ended this primary's epoch")
-            }
-            (_, Mode::Async) => None,
-            (GateState::Shut(ShutWhy::NoLease), _) => Some("the host holds no lease"),
-            (GateState::Shut(ShutWhy::Resyncing), _) => Some("a resync has not ended"),
-            (GateState::Shut(ShutWhy::FloorUnknown), _) => {
-                Some("it is not known what the guest may have heard of other members")
-            }
-            (GateState::Open, _) if !self.covers(member) => {
-                Some("the backup does not have every write yet")
-            }
-            (GateState::Open, _) => None,
-        }
-    }
 }
 
 /// The thread's state.
@@ -339,7 +304,7 @@ impl Worker {
     }
 
     /// Runs until it is told to stop.
-    pub(super) fn run(mut self) -> Result<Vec<End>, GateError> {
+    pub(super) fn run(mut self) -> Result<Vec<Stopped>, GateError> {
         let mut ready = Vec::new();
         // What came while the queues were being bound has been read already: nothing would wake
         // us for it.
@@ -429,20 +394,15 @@ impl Worker {
         Ok(())
     }
 
-    fn end(self) -> Vec<End> {
-        let now = now();
-        let mut ends = Vec::new();
-        for group in &self.groups {
-            // Before P is looked at for the last time.
-            group.shared.end();
-            for member in &group.members {
-                ends.push(End {
-                    member: member.name.clone(),
-                    dropped: member.queue.len(),
-                    unsettled: group.unsettled(member, now),
-                });
-            }
-        }
-        ends
+    fn end(self) -> Vec<Stopped> {
+        self.groups.iter().for_each(|group| group.shared.end());
+        let members = self.groups.iter().flat_map(|group| &group.members);
+        let stopped = members.map(|member| Stopped {
+            member: member.name.clone(),
+            interface: member.interface.clone(),
+            // The kernel drops them with the queue.
+            dropped_packets: member.queue.len(),
+        });
+        stopped.collect()
     }
 }

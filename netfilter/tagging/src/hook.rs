@@ -78,17 +78,6 @@ impl Hook {
             }
         }
     }
-
-    /// Takes it off. One that went with its interface is not missed.
-    pub(crate) fn detach(self) -> Result<(), TaggingError> {
-        match self.by {
-            By::Link { link, pin } => {
-                drop(link);
-                pin.as_deref().map_or(Ok(()), pins::remove)
-            }
-            By::Filter => take_off(filter_of_nobody(self.direction, self.interface)),
-        }
-    }
 }
 
 /// Takes off what an ended run has left. An interface that is gone has nothing.

@@ -203,8 +203,8 @@ pub struct MemberTags {
     found_pending: bool,
     pin: Option<PathBuf>,
     hooks: Hooks,
-    /// Where the programs' links are pinned.
-    links: Option<[PathBuf; 2]>,
+    /// Where the programs' links are pinned, by the name of their interface.
+    links: Option<Links>,
     /// The index of the interface that they are attached to, and how.
     attached: Option<(i32, [Hook; 2])>,
     pass_mark: u32,
@@ -265,7 +265,7 @@ fn pending_of(form: Form, pinned: Pinned<'_>) -> Result<PathBuf, TaggingError> {
 pub fn detach_left(interface: &str, left: Pinned<'_>) -> Result<(), TaggingError> {
     hear_libbpf();
     Direction::BOTH.into_iter().try_for_each(|direction| {
-        let pin = pins::path_of(direction.program(), left);
+        let pin = pins::link_path_of(direction.program(), left, interface);
         hook::detach_left(direction, interface, &pin)
     })
 }
@@ -294,9 +294,11 @@ pub struct Addresses {
     pub peers: Vec<Peer>,
 }
 
-/// Where a member's P is kept.
+/// Where a member's P and the links of its programs are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Pinned<'a> {
+    /// P outlives the process. Nobody needs that of a member that hears no others.
+    pub keeps_pending: bool,
     /// What an earlier run has left there means nothing: a new P takes its place.
     pub anew: bool,
     /// A directory for pinned maps.
@@ -307,10 +309,37 @@ pub struct Pinned<'a> {
     pub member: &'a str,
 }
 
+/// Where the links of a member's programs are pinned.
+#[derive(Debug)]
+struct Links {
+    directory: PathBuf,
+    group: String,
+    member: String,
+}
+
+impl Links {
+    fn path_of(&self, direction: Direction, interface: &str) -> PathBuf {
+        let Links { directory, group, member } = self;
+        let pinned = Pinned { keeps_pending: true, anew: false, directory, group, member };
+        pins::link_path_of(direction.program(), pinned, interface)
+    }
+}
+
 impl MemberTags {
     /// Loads the programs, with the P that an earlier daemon has left if there is one. Nothing
-    /// reaches them before [`attach`](Self::attach). Without `pinned`, P ends with the programs.
+    /// reaches them before [`attach`](Self::attach). Without `pinned`, P and the links end with the process.
     pub fn load(
+        settings: &Settings,
+        group: &GroupTags,
+        addresses: &Addresses,
+        pinned: Option<Pinned<'_>>,
+    ) -> Result<Self, TaggingError> {
+        Self::load_beside(None, settings, group, addresses, pinned)
+    }
+
+    /// As [`load`](Self::load), for another interface of the member whose programs are `beside`: both share P.
+    pub fn load_beside(
+        beside: Option<&MemberTags>,
         settings: &Settings,
         group: &GroupTags,
         addresses: &Addresses,
@@ -323,13 +352,24 @@ impl MemberTags {
             let most = IPV6_WRITERS_MAX;
             return Err(TaggingError::TooManyWriters { writers, most, why: "" });
         }
-        let (mut pin, mut links) = (None, None);
+        let mut pin = None;
         let mut found_pending = false;
-        let pending_map = match pinned {
-            None => array("tl_pending", size_of::<PendingCells>())?,
-            Some(pinned) => {
+        let pending_map = match (beside, pinned) {
+            (Some(beside), _) => {
+                (pin, found_pending) = (beside.pin.clone(), beside.found_pending);
+                MapHandle::try_from(&beside.pending_map).map_err(|e| cannot("share a map", &e))?
+            }
+            (None, None) => array("tl_pending", size_of::<PendingCells>())?,
+            (None, Some(pinned)) if !pinned.keeps_pending => {
+                forget_left(pinned)?;
+                pins::prepare(pinned.directory).map_err(|source| TaggingError::Pin {
+                    path: pinned.directory.to_owned(),
+                    source,
+                })?;
+                array("tl_pending", size_of::<PendingCells>())?
+            }
+            (None, Some(pinned)) => {
                 let path = pending_of(settings.codec.form(), pinned)?;
-                links = Some(Direction::BOTH.map(|way| pins::path_of(way.program(), pinned)));
                 let map = if path.exists() {
                     found_pending = true;
                     MapHandle::from_pinned_path(&path)
@@ -344,8 +384,11 @@ impl MemberTags {
             }
         };
         let crossing_map = array("tl_crossing", size_of::<CrossingCells>())?;
-        let (pending, crossing) =
-            (Arc::new(map_it::<PendingCells>(&pending_map)?), Arc::new(map_it(&crossing_map)?));
+        let pending = match beside {
+            Some(beside) => Arc::clone(&beside.pending),
+            None => Arc::new(map_it::<PendingCells>(&pending_map)?),
+        };
+        let crossing = Arc::new(map_it(&crossing_map)?);
         pending.run.store(group.run, Ordering::SeqCst);
         let pass_mark = random_mark(settings.mark_mask);
 
@@ -370,6 +413,11 @@ impl MemberTags {
         }
         let object = open.load().map_err(|e| cannot("load the programs", &e))?;
         let (hooks, attached) = (settings.hooks, None);
+        let links = pinned.map(|pinned| Links {
+            directory: pinned.directory.to_owned(),
+            group: pinned.group.to_owned(),
+            member: pinned.member.to_owned(),
+        });
         let this = Self {
             object,
             pending_map,
@@ -453,9 +501,9 @@ impl MemberTags {
         let is_first = self.attached.take().is_none();
         let attach = |nth: usize| {
             let direction = Direction::BOTH[nth];
-            let pin = self.links.as_ref().map(|links| links[nth].as_path());
+            let pin = self.links.as_ref().map(|links| links.path_of(direction, interface));
             let program = self.program(direction.program())?;
-            Hook::attach(&program, (direction, index), pin, self.hooks)
+            Hook::attach(&program, (direction, index), pin.as_deref(), self.hooks)
         };
         let [(to_guest, one), (from_guest, other)] = [attach(0)?, attach(1)?];
         if is_first {
@@ -479,18 +527,6 @@ impl MemberTags {
                 self.program(direction.program()).is_ok_and(|program| hook.has(&program))
             })
         })
-    }
-
-    /// The next run begins with a new P. To be called before the rules that guard this one go.
-    pub fn forget_pending(&self) -> Result<(), TaggingError> {
-        self.pin.as_deref().map_or(Ok(()), pins::remove)
-    }
-
-    /// Takes the programs off the interface. Only for a member whose every packet may pass: see
-    /// the gate. A hook that went with its interface is not missed.
-    pub fn detach(self) -> Result<(), TaggingError> {
-        let mut hooks = self.attached.into_iter().flat_map(|(_, hooks)| hooks.into_iter().rev());
-        hooks.try_for_each(Hook::detach)
     }
 
     /// What the programs have done since they were loaded.

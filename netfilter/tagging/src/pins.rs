@@ -14,10 +14,23 @@ const AGAIN_MAX: u32 = 1000;
 
 /// A member's file of this kind. Names on this file system are plain.
 pub(crate) fn path_of(kind: &str, Pinned { directory, group, member, .. }: Pinned<'_>) -> PathBuf {
+    path(kind, directory, group, member, format!("{group}\n{member}").as_bytes())
+}
+
+/// The pin of a program's link on one of the member's interfaces. Interfaces of two network namespaces may have one
+/// name and one index, and the pins one directory.
+pub(crate) fn link_path_of(kind: &str, pinned: Pinned<'_>, interface: &str) -> PathBuf {
+    let Pinned { directory, group, member, .. } = pinned;
+    let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
+    let all = format!("{group}\n{member}\n{interface}\n{}", namespace.display());
+    path(kind, directory, group, member, all.as_bytes())
+}
+
+fn path(kind: &str, directory: &Path, group: &str, member: &str, all: &[u8]) -> PathBuf {
     let plain = |name: &str| -> String {
         name.chars().filter(char::is_ascii_alphanumeric).take(20).collect()
     };
-    let crc = crc32c(format!("{group}\n{member}").as_bytes());
+    let crc = crc32c(all);
     directory.join(format!("{kind}-{}-{}-{crc:08x}", plain(group), plain(member)))
 }
 
@@ -44,7 +57,8 @@ fn is_removed(kind: libbpf_rs::ErrorKind) -> bool {
     matches!(kind, libbpf_rs::ErrorKind::NotFound | libbpf_rs::ErrorKind::AlreadyExists)
 }
 
-fn prepare(directory: &Path) -> std::io::Result<()> {
+/// Makes the directory, and mounts the file system for pinned objects if it is not there.
+pub(crate) fn prepare(directory: &Path) -> std::io::Result<()> {
     let usual = Path::new(USUAL_MOUNT);
     if directory.starts_with(usual) && !is_bpffs(usual)? {
         mount_bpffs(usual)?;

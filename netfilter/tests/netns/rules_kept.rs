@@ -2,7 +2,7 @@
 
 use crate::drive::Drive;
 use crate::lab::{INTERFACE, Lab, MARKER, in_namespace, next, nothing_came, udp, until};
-use crate::tagging::{PORT, any, at, socket, until_packets_pass_by_themselves, until_stat};
+use crate::tagging::{PORT, any, at, socket, until_packets_pass_by_themselves};
 use crate::town::{Plan, Town};
 use crate::{TOPOLOGIES, backends, can_run, skipped, to_client};
 use tidelock_netfilter::rules::{Change, RuleChanges, Topology};
@@ -211,13 +211,20 @@ fn where_the_programs_run_nothing_leaves_unheld_without_rules() {
         // The gate's thread waits a moment for what was left to the queue and has not come.
         until("covered ones pass", || passed() > 0);
 
-        // They are back, and are relied on.
+        // They are back, and are relied on after a while in which nobody has taken them away again.
         for member in ["web", "db"] {
             gates.of(member).tell("rules");
             gates.tell(member, "pending 0 5");
+            assert_eq!(gates.stats(member)["may_have_left"], 1, "{plan:?} {member}");
         }
-        web.send_to(b"held", to).unwrap();
-        until_stat(&mut gates, "web", "held_packets", |n| n >= 1);
+        assert_eq!(passed(), 0, "{plan:?}");
+        until("rules are relied on again", || {
+            for member in ["web", "db"] {
+                assert_eq!(gates.of(member).tell("rules"), "in_place");
+            }
+            web.send_to(b"held", to).unwrap();
+            gates.stats("web")["held_packets"] >= 1
+        });
         nothing_came(&client);
         gates.tell_all("commit 0 5");
         assert_eq!(next(&client), b"held", "{plan:?}");
@@ -298,4 +305,105 @@ fn changes_of_nftables_are_heard_of_in_their_namespace() {
     assert_eq!(changes.drain(), None);
     lab.on_host("nft flush ruleset");
     assert_eq!(changes.drain(), ours, "from then on it hears again");
+}
+
+/// A gate with kernel programs for a member that is alone in its group, open, with a write that is not committed.
+fn alone(town: &Town, options: &str) -> Drive {
+    let topology = if town.plan == Plan::OneBridge { "bridged" } else { "routed" };
+    let mut gate = Drive::spawn(&town.ns("host"));
+    let pin = town.pin().display();
+    gate.tell(&format!(
+        "start member=web interface=w0 topology={topology} queue=11 len=65536 mode=pipelined lease_ms=600000 \
+         backend=any tagging=1 members=web@ pin={pin} {options}"
+    ));
+    gate.tell("commit 0 0");
+    gate.tell("lease");
+    gate
+}
+
+/// What a group of one member needs of the programs: whoever takes rules away once, or again and again, lets out what
+/// leaves before that is noticed for the first time, and no more.
+#[test]
+fn a_member_alone_sends_nothing_uncovered_while_its_rules_are_gone_again_and_again() {
+    if !can_run("alone_without_rules") {
+        return;
+    }
+    for plan in [Plan::OneBridge, Plan::OneRouter] {
+        let town = Town::new(plan);
+        let mut gate = alone(&town, "");
+        let [web, client] = ["web", "client"].map(|who| socket(&town, who));
+        let to = at(town.ip("client"));
+        let host = udp(&town.ns("host"), &any(PORT));
+        let passed = || {
+            (0..5).for_each(|_| assert_eq!(web.send_to(b"datagram", to).unwrap(), 8));
+            host.send_to(MARKER, to).unwrap();
+            std::iter::from_fn(|| Some(next(&client)).filter(|heard| heard != MARKER)).count()
+        };
+        until("what is covered passes", || passed() == 5);
+        gate.tell("pending 0 1");
+        take_rules_away(&town);
+        assert_eq!(gate.tell("rules"), "put_back", "{plan:?}");
+        for _ in 0..3 {
+            take_rules_away(&town);
+            assert_eq!(passed(), 0, "{plan:?}: rules that were put back are not relied on yet");
+            gate.tell("rules");
+        }
+        assert!(gate.stat("may_have_left") >= 1, "{plan:?}");
+        assert_eq!(
+            gate.stat("open_to_all"),
+            0,
+            "{plan:?}: the programs stop what the rules would hold"
+        );
+        gate.tell("commit 0 1");
+        until("what is covered passes", || passed() == 5);
+        // Nobody is there to hold anything, nor to put rules back.
+        gate.kill();
+        take_rules_away(&town);
+        until("the gate is shut", || passed() == 0);
+    }
+}
+
+/// Iptables does not see bridged packets then. Without programs the gate says that it is open to all.
+#[test]
+fn a_bridge_that_leads_past_iptables_is_said_and_lets_nothing_uncovered_out_where_programs_run() {
+    if !can_run("led_past") {
+        return;
+    }
+    let lab = Lab::new(Topology::Bridged);
+    for backend in backends("led_past", &lab).into_iter().filter(|b| b.starts_with("iptables")) {
+        let sysctl = |on: &dyn Fn(&str) -> String, value: u8| {
+            on(&format!("sysctl -qw net.bridge.bridge-nf-call-iptables={value}"));
+        };
+        let on = |command: &str| lab.on_host(command);
+        let mut gate = Drive::start(&lab, backend, 11, 1024, 600_000);
+        sysctl(&on, 0);
+        assert_eq!(gate.tell("rules"), "failing", "{backend}");
+        let stats = gate.stats();
+        assert_eq!((stats["open_to_all"], stats["may_have_left"]), (1, 1), "{backend}");
+        sysctl(&on, 1);
+        assert_eq!(gate.tell("rules"), "in_place", "{backend}");
+        assert_eq!(gate.stat("open_to_all"), 0, "{backend}");
+        drop(gate);
+
+        let town = Town::new(Plan::OneBridge);
+        let on = |command: &str| town.on("host", command);
+        let mut gate = alone(&town, "");
+        let [web, client] = ["web", "client"].map(|who| socket(&town, who));
+        let to = at(town.ip("client"));
+        until("what is covered passes", || {
+            web.send_to(b"covered", to).unwrap();
+            gate.tell("look");
+            crate::gates::numbers(&gate.tell("tags"))["covered"] > 0
+        });
+        gate.tell("pending 0 1");
+        sysctl(&on, 0);
+        assert_eq!(gate.tell("rules"), "failing");
+        web.send_to(b"uncovered", to).unwrap();
+        udp(&town.ns("host"), &any(PORT)).send_to(MARKER, to).unwrap();
+        while let Some(heard) = Some(next(&client)).filter(|heard| heard != MARKER) {
+            assert_eq!(heard, b"covered");
+        }
+        let stats = gate.stats();
+        assert_eq!((stats["open_to_all"], stats["may_have_left"]), (0, 1));
+    }
 }

@@ -393,8 +393,8 @@ fn a_fenced_gate_and_one_without_lease_let_nothing_pass_by_itself() {
 }
 
 #[test]
-fn a_clean_stop_leaves_no_program_and_no_map() {
-    if !can_run("clean_stop") {
+fn what_a_stop_leaves_is_taken_away_by_order_only() {
+    if !can_run("left_by_a_stop") {
         return;
     }
     for hooks in ["", " clsact=yes"] {
@@ -404,7 +404,14 @@ fn a_clean_stop_leaves_no_program_and_no_map() {
         let links = links(&town);
         assert_eq!(links.len(), if hooks.is_empty() { 4 } else { 0 });
         assert_eq!(town.on("host", filters).contains("bpf"), links.is_empty());
-        assert_eq!(gates.host.tell("stop"), "removed dropped=0, removed dropped=0");
+        assert_eq!(gates.host.tell("stop"), "dropped=0, dropped=0");
+        assert_eq!(self::links(&town), links);
+        for (member, interface, queue) in [("web", "w0", 11), ("db", "d0", 12)] {
+            let pin = town.pin().display();
+            gates.host.tell(&format!(
+                "remove member={member} interface={interface} queue={queue} pin={pin}"
+            ));
+        }
         assert_eq!(town.on("host", filters), "");
         let left = std::fs::read_dir(town.pin()).unwrap().map(|entry| entry.unwrap().path());
         // The kernel's own.

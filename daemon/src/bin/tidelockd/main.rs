@@ -24,8 +24,8 @@ const AT_ONCE: &str =
 /// SIGHUP reads the log level and the certificates again, and never ends the daemon.
 ///
 /// SIGTERM and SIGINT end it cleanly: requests that were taken are answered, everything goes to
-/// the backup, and the packet-filter rules are removed. A second one ends it at once; the rules
-/// stay then, and nothing leaves until it runs again.
+/// the backup. A second one ends it at once. The packet-filter rules stay at every end, and nothing
+/// leaves until it runs again.
 ///
 /// Exit status: 0 after a clean end, 1 after a failure, 2 if a file has to be corrected first: the
 /// configuration, or the state of a member.
