@@ -196,6 +196,15 @@ impl Unmade {
                 return Ok(());
             }
             Begun::remove(&self.out)?;
+            if known.size_bytes != self.size_bytes {
+                bail!(
+                    "the disk has grown: it had {} bytes when {} was made, and has {} now. An increment does not change the \
+                     size: export the disk without --base",
+                    known.size_bytes,
+                    base.file.display(),
+                    self.size_bytes
+                );
+            }
             bail!(
                 "{} is of {}, and the base's point is {}: it is not the base of this",
                 base.file.display(),
