@@ -9,7 +9,8 @@ use std::path::Path;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
-    Attach, CopyState, Follow, Form, Join, LastRun, Message, PROTOCOL, Progress, RefusalKind,
+    Attach, CopyState, Follow, Form, Join, LastRun, Machine, Message, PROTOCOL, Progress,
+    RefusalKind,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
@@ -351,5 +352,73 @@ async fn all_machines_of_a_group_are_booted_and_who_is_not_is_named() {
     ] {
         let (good, machines, said) = boot(&wrong);
         assert!(!good && machines.is_empty() && said.contains(told), "{wrong:?}: {said}");
+    }
+}
+
+/// A hijack with the greatest run number that there is, and with a member that no configuration names.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listed_host_takes_no_member_of_another_until_the_operator_moves_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), HOSTS);
+    let server = Process::start(&config);
+    let (mut db, _app) = two(&server, Form::Vector).await;
+    let joins_as_db = |run, last| {
+        let machine = Some(Machine::Json("{\"memory_mib\":1}".into()));
+        let attach = Attach {
+            member: "db".into(),
+            writer: WriterId(0),
+            writers: MEMBERS.map(str::to_owned).to_vec(),
+            machine,
+            ..attach(run, last)
+        };
+        Message::Join(Box::new(Join { attach, form: Form::Vector, peers: peers() }))
+    };
+    let mut thief = Member::connect(&server, "host-1").await;
+    thief.send(CHANNEL, &joins_as_db(u64::MAX, LastRun::Clean { seq: Seq(1) })).await;
+    match thief.next().await {
+        Some((_, Message::Refused { kind: RefusalKind::Forbidden, reason })) => {
+            assert!(reason.contains("belongs to host host-0"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let unnamed = Follow { member: "m1".into(), ..follow(Form::Vector) };
+    thief.send(CHANNEL, &Message::Follow(Box::new(unnamed))).await;
+    let refused = thief.next().await;
+    let is_invalid = |kind: &RefusalKind| *kind == RefusalKind::Invalid;
+    assert!(
+        matches!(&refused, Some((_, Message::Refused { kind, .. })) if is_invalid(kind)),
+        "{refused:?}"
+    );
+    let write = db.record(2, 20, &[]);
+    db.send(write).await;
+    db.durable(2).await;
+    let of = |json: &serde_json::Value| {
+        let group = &json["groups"][0];
+        (group["writers"][0]["host"].clone(), group["followers"].as_array().unwrap().len())
+    };
+    assert_eq!(of(&cli_json(&config, &["status", "--json"])), ("host-0".into(), 0));
+
+    let move_it = ["member", "move", "shop", "db", "--to", "host-1", "--json"];
+    let asked = cli(&config, &move_it);
+    assert!(!asked.status.success() && String::from_utf8_lossy(&asked.stderr).contains("--yes"));
+    let move_it = [&move_it[..], &["--yes"]].concat();
+    let connected = cli(&config, &move_it);
+    let reason = String::from_utf8_lossy(&connected.stderr);
+    assert!(!connected.status.success() && reason.contains("is attached by host-0"), "{reason}");
+    db.host.stream.shutdown().await.unwrap();
+    drop(db);
+    let connected = || {
+        let json = cli_json(&config, &["status", "--json"]);
+        !json["groups"][0]["writers"][0]["connected_since_unix_ms"].is_null()
+    };
+    while connected() {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let moved = cli_json(&config, &move_it);
+    assert_eq!((&moved["from"], &moved["to"]), (&"host-0".into(), &"host-1".into()));
+    thief.send(CHANNEL, &joins_as_db(7, LastRun::Clean { seq: Seq(2) })).await;
+    match thief.next().await {
+        Some((_, Message::Attached(attached))) => assert_eq!(attached.copy, CopyState::Resyncing),
+        other => panic!("{other:?}"),
     }
 }

@@ -80,6 +80,51 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
     assert!(out.is_empty(), "a fenced member does not ask again");
 }
 
+/// The backup may have been reverted to a copy that knows nothing of the recovery.
+#[test]
+fn what_a_run_before_was_fenced_for_holds_from_the_start_and_nothing_is_asked() {
+    let writer = (Presence::Alone, LastRun::Clean { seq: Seq(4) });
+    let form = Form::Vector;
+    let follower = (Presence::Follower { form, peers: vec![] }, LastRun::Unknown);
+    for (presence, last_run) in [writer, follower] {
+        let mut b = bench_with(presence, last_run, None, None, Some("it was recovered"));
+        assert_eq!(b.told.take(), ["fence"], "before anything else");
+        match b.heard.try_recv() {
+            Ok(FromLink::Refused(refusal)) => assert_eq!(refusal.reason, "it was recovered"),
+            other => panic!("{other:?}"),
+        }
+        let mut out = BytesMut::new();
+        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.beacon(NOW, &mut out);
+        b.member.fill(&mut out, 1 << 20).unwrap();
+        assert!(out.is_empty() && !b.member.expects_answers());
+    }
+}
+
+#[test]
+fn another_group_of_the_same_name_gets_nothing() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    b.member.receive(attached(0, 0, CopyState::Empty), NOW).unwrap();
+    b.told.take();
+    b.member.disconnected();
+    b.connect();
+    let Message::Attached(known) = attached(0, 0, CopyState::Empty) else { unreachable!() };
+    let other = Attached { group_id: GroupId([8; 16]), ..known };
+    while b.heard.try_recv().is_ok() {}
+    b.member.receive(Message::Attached(other), NOW).unwrap();
+    match b.heard.try_recv() {
+        Ok(FromLink::Refused(refusal)) => {
+            assert_eq!(refusal.kind, RefusalKind::Mismatch);
+            assert!(refusal.reason.contains("08080808-0808"), "{}", refusal.reason);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(b.told.take(), [""; 0], "no epoch is kept of it");
+    b.admit(1..=2);
+    assert_eq!(b.sent(), [0; 0]);
+}
+
 #[test]
 fn a_bookmark_is_asked_for_on_each_connection_until_it_is_answered() {
     use tokio::sync::oneshot;
@@ -174,7 +219,7 @@ fn bench_that_goes_on(directory: &std::path::Path) -> Bench {
     meter.spill(6);
     let on_disk = OnDisk { files, meter };
     let left = Spilled { at, first: Seq(4), last: Seq(9), payload_bytes: 6 * 512 };
-    bench_with(Presence::Alone, LastRun::Unknown, None, Some((on_disk, left)))
+    bench_with(Presence::Alone, LastRun::Unknown, None, Some((on_disk, left)), None)
 }
 
 #[test]

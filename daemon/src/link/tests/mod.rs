@@ -116,7 +116,7 @@ fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
 }
 
 fn bench_of_says(presence: Presence, last_run: LastRun, says_unreached: Option<bool>) -> Bench {
-    bench_with(presence, last_run, says_unreached, None)
+    bench_with(presence, last_run, says_unreached, None, None)
 }
 
 fn bench_with(
@@ -124,6 +124,7 @@ fn bench_with(
     last_run: LastRun,
     says_unreached: Option<bool>,
     on_disk: Option<(OnDisk, Spilled)>,
+    fenced: Option<&str>,
 ) -> Bench {
     let (on_disk, left) = on_disk.unzip();
     let told = Told::default();
@@ -155,7 +156,7 @@ fn bench_with(
         to_owner: |message| message,
         gate: Arc::new(told.clone()),
         gives_up: false,
-        fenced: None,
+        fenced: fenced.map(str::to_owned),
         keeper: Box::new(told.clone()),
         stats: stats.clone(),
         on_disk,
