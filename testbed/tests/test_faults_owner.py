@@ -125,7 +125,7 @@ def test_a_fence_outlives_a_backup_that_was_reverted(run):
     for _ in range(2):
         pair.kill(pair.daemon)
         pair.start_daemon()
-        wait_until("the link is up", lambda: pair.status()["link"]["state"] == "up", 60, [pair.daemon])
+        wait_until("the link is up", lambda: pair.status()["link"]["state"] == "connected", 60, [pair.daemon])
         group = pair.group()
         assert group["state"] == "fenced" and not group["lease"]["held"], group
         assert "was recovered" in group["detail"] and f"tidelock unfence {GROUP}" in group["detail"], group["detail"]

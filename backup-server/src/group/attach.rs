@@ -518,10 +518,17 @@ impl<S: Storage> Group<S> {
             },
         );
         if let Some(old) = old.link.filter(|old| *old != link) {
-            let reason = format!("{} was attached again by its daemon", attach.member);
+            let reason = attached_again(&attach.member);
             self.outputs.push(Output::Refuse(old, RefusalKind::Superseded, reason));
         }
     }
+}
+
+pub(super) fn attached_again(member: &str) -> String {
+    format!(
+        "{member} was attached on a newer connection of its host, so nothing more is taken on this one. If two daemons run \
+         with this host's name and certificate, such as on a clone of the host, stop the wrong one"
+    )
 }
 
 fn forbidden(host: &str, group: &str) -> String {

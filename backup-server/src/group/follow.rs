@@ -51,7 +51,7 @@ impl<S: Storage> Group<S> {
         self.attached_by.insert(follow.member.clone(), link.connection);
         let same = |old: &Follower| old.member == follow.member && old.link != link;
         if let Some(old) = self.followers.iter().find(|old| same(old)).map(|old| old.link) {
-            let reason = format!("{} was attached again by its daemon", follow.member);
+            let reason = attach::attached_again(&follow.member);
             self.end_link(old, RefusalKind::Superseded, reason);
         }
         self.followers.retain(|old| old.link != link);

@@ -314,6 +314,10 @@ pub(super) fn fence_of(config: &Config, group: &Group) -> Result<Option<String>,
     for member in &group.members {
         if let Some(fence) = MemberState::fence(&state_path(config, group, member))? {
             let name = group.name.as_str();
+            tracing::error!(
+                group = name, epoch = %fence.epoch, reason = fence.reason,
+                "the group stays fenced: the backup had said so before this start"
+            );
             return Ok(Some(format!(
                 "{} (The backup said so before this start, and is not asked again. Only if an operator knows that nobody \
                  else serves the group: stop tidelockd, `tidelock unfence {name}`, start it.)",
