@@ -223,7 +223,7 @@ impl Host {
         let all = gate.as_ref().map_or(&[][..], Gate::members);
         let gates = group.members.iter().map(|member| {
             let own = all.iter().filter(|gate| gate.name() == member.config.name.as_str());
-            own.map(|gate| gate_status(member, gate, now)).collect()
+            own.map(|gate| gate_status(group, member, gate, now)).collect()
         });
         gates.collect()
     }
@@ -235,7 +235,7 @@ impl Host {
         unheld: bool,
         now: MonoNanos,
     ) -> (GroupState, GroupPast) {
-        let writers = || group.members.iter().filter_map(|m| m.writer.as_ref());
+        let writers = || writers_of(group);
         let phase = |phase| writers().any(|w| w.view.phase() == phase);
         let links = || group.members.iter().filter_map(HostMember::link_stats);
         // The link and the owner loop hear of it one after the other: what is true of both is said.
@@ -258,9 +258,6 @@ impl Host {
             )
             && (writers().any(|w| w.lag_writes() > 0)
                 || group.members.iter().any(|m| m.control.is_catching_up()));
-        let is_superseded = |w: &Writer| {
-            w.view.trouble().refusal.is_some_and(|of| of.kind == RefusalKind::Superseded)
-        };
         let superseded = writers().any(is_superseded);
         let facts = Facts {
             stopping: self.stopping.load(Ordering::SeqCst),
@@ -616,7 +613,21 @@ fn copy_status(copy: &copy_job::Progress) -> CopyStatus {
     }
 }
 
-fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateStatus {
+fn writers_of(group: &HostGroup) -> impl Iterator<Item = &Writer> {
+    group.members.iter().filter_map(|member| member.writer.as_ref())
+}
+
+/// A newer run of this host's daemon has the member.
+fn is_superseded(writer: &Writer) -> bool {
+    writer.view.trouble().refusal.is_some_and(|of| of.kind == RefusalKind::Superseded)
+}
+
+fn gate_status(
+    group: &HostGroup,
+    member: &HostMember,
+    gate: &MemberGate,
+    now: MonoNanos,
+) -> GateStatus {
     let GateSnapshot {
         held_packets,
         held_bytes,
@@ -647,7 +658,13 @@ fn gate_status(member: &HostMember, gate: &MemberGate, now: MonoNanos) -> GateSt
                     "what the guest may have heard of other members is not known until every writer has said \
                      how far it is"
                 }
-                ShutWhy::Fenced => "this run of the daemon is not the group's primary any more; the state above says why",
+                ShutWhy::Fenced if group.switching.over_since_unix_ms().is_some() => {
+                    "the group was switched over to the backup site"
+                }
+                ShutWhy::Fenced if writers_of(group).any(is_superseded) => {
+                    "another run of this host's daemon has taken over"
+                }
+                ShutWhy::Fenced => "the group was recovered at the backup site",
             }
             .to_owned()
         }),
