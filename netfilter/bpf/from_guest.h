@@ -111,10 +111,9 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 	if ((bpf_ntohl(h.version_class_flow) >> 28) != 6 || !h.payload ||
 	    !ends_where_it_says(skb, total))
 		return gate(GATED_UNREADABLE);
-	/* The link does not work without neighbour discovery; the queue knows it. */
 	if (h.next == NEXT_ICMPV6 && !bpf_skb_load_bytes(skb, NET + IPV6_BYTES, &icmp, 1) &&
-	    icmp >= 133 && icmp <= 137)
-		return leave_to_queue();
+	    icmp >= ROUTER_SOLICITATION && icmp <= DISCOVERY_LAST)
+		return discovery_from_guest(skb, &h, icmp);
 	walk_ipv6(skb, e, &h, 0);
 	if (e->found)
 		return drop(DROPPED_GUESTS_OWN);
@@ -186,7 +185,9 @@ int from_guest(struct __sk_buff *skb)
 	/* Whatever was there before us has no say in what passes. */
 	skb->mark &= ~CONFIG.mark_mask;
 	/* A member talks to others on its own network. The rules judge the rest. */
-	if (skb->vlan_present)
+	if (skb->protocol == bpf_htons(ETH_P_ARP))
+		verdict = arp_from_guest(skb);
+	else if (skb->vlan_present)
 		verdict = leave_to_queue();
 	else if (skb->protocol == bpf_htons(ETH_P_IP))
 		verdict = ipv4_from_guest(skb);

@@ -110,7 +110,7 @@ struct address {
 	};
 };
 
-/* The other members'. IPv4 addresses as IPv6 ones (::ffff:a.b.c.d). */
+/* The other members', and whether that member is here (WAY_..). IPv4 addresses as IPv6 ones (::ffff:a.b.c.d). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, ADDRESSES_MAX);
@@ -131,6 +131,14 @@ struct {
 	__type(key, struct way);
 	__type(value, __u32);
 } ways SEC(".maps");
+
+/* The interfaces of the group's members on this host, by their indices. The members share it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, INTERFACES_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} interfaces SEC(".maps");
 
 /* P of each member on this host, by each of its addresses. The group's members share it. */
 struct {
@@ -234,7 +242,7 @@ struct cpu {
 	struct way last_way;
 	struct address last_peer;
 	__u32 last_way_kind;
-	__u32 last_peer_is_one;
+	__u32 last_peer_kind;
 	__u64 tick;		/* what `now` was read in */
 	__u64 now;
 	struct walk walk;
@@ -422,6 +430,13 @@ ALWAYS int may_leave(void)
 	return is_complete(p, c) && (NOW_OR_LATER(c->is_async) || is_covered(p, c));
 }
 
+ALWAYS int is_open(void)
+{
+	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
+
+	return c && bpf_ktime_get_boot_ns() < NOW_OR_LATER(c->open_until);
+}
+
 /* Reached by tail call, while a daemon holds it there. */
 SEC("tc/ingress")
 int judge(struct __sk_buff *skb)
@@ -445,13 +460,28 @@ ALWAYS int is_same(const struct address *one, const struct address *other)
 	return one->words[0] == other->words[0] && one->words[1] == other->words[1];
 }
 
-ALWAYS int is_peer(struct cpu *s, const struct address *address)
+/* Whether another member has this address, and if so, whether it is here (WAY_..). */
+ALWAYS __u32 peer_kind(struct cpu *s, const struct address *address)
 {
+	__u32 *found;
+
 	if (!is_same(&s->last_peer, address)) {
-		s->last_peer_is_one = bpf_map_lookup_elem(&peers, address) != 0;
+		found = bpf_map_lookup_elem(&peers, address);
+		s->last_peer_kind = found ? *found : 0;
 		s->last_peer = *address;
 	}
-	return s->last_peer_is_one;
+	return s->last_peer_kind;
+}
+
+/*
+ * Whether a packet with a member's address can have come from it: from a member on this host by a member's interface, from
+ * one on another host by none of those.
+ */
+ALWAYS int came_the_right_way(const struct __sk_buff *skb, __u32 kind)
+{
+	__u32 from = skb->ingress_ifindex;
+
+	return (bpf_map_lookup_elem(&interfaces, &from) != 0) == (kind == WAY_HERE);
 }
 
 /* 0 if it leads out of the group, or if its receiver would not believe a tag: not from an address of this member. */
@@ -491,6 +521,7 @@ ALWAYS int find_maps(struct pending **p, struct committed **c, struct cpu **s)
 #include "options.h"
 #include "write.h"
 #include "neighbours.h"
+#include "discovery.h"
 #include "from_guest.h"
 #include "quotes.h"
 #include "to_guest.h"

@@ -7,6 +7,7 @@
 
 #define WRITERS_MAX 64
 #define ADDRESSES_MAX 4096
+#define INTERFACES_MAX 4096
 #define WAYS_MAX 16384
 
 /* Fixed when the programs are loaded, so that the verifier sees what is left of them. */
@@ -19,11 +20,12 @@ struct config {
 	__u32 writers;		/* 0 in HLC form */
 	__u32 is_hlc;
 	__u32 path_strips_options;
+	__u32 is_bridged;	/* frames of the guest come to others as they are */
 	__u32 off;		/* no tag is written and none merged: for a demonstration */
 	__u8 context;
 	__u8 ipv4_option;
 	__u8 ipv6_option;
-	__u8 filling[1];
+	__u8 filling[5];
 };
 
 /*
@@ -80,12 +82,14 @@ enum counter {
 	DROPPED_GUESTS_OWN,
 	DROPPED_UNJUDGED,
 	DROPPED_NO_RULES,
+	DROPPED_SHUT,
 	MSS_LOWERED,
 	UNTAGGED_FOR_A_DEMONSTRATION,
 	/* to the guest */
 	MERGED,
 	STRIPPED_FOREIGN,
 	DROPPED_MALFORMED,
+	DROPPED_WRONG_WAY,
 	DROPPED_UNREADABLE,
 	DROPPED_AHEAD,
 	DROPPED_UNTRUSTED,

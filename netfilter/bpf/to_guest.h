@@ -135,7 +135,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	struct pending *p;
 	struct committed *c;
 	struct cpu *s;
-	__u32 header, options, total, size, is_believed;
+	__u32 header, options, total, size, kind, is_believed;
 	struct address source;
 	struct ipv4 h, shrunk;
 	struct walk *w;
@@ -173,7 +173,10 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	if (!w->found && !is_tag_by_another_number(s))
 		return ipv4_without_tag(skb, &h);
 	source = from_ipv4(h.source);
-	is_believed = is_peer(s, &source) && !CONFIG.off;
+	kind = peer_kind(s, &source);
+	is_believed = kind && !CONFIG.off;
+	if (is_believed && !came_the_right_way(skb, kind))
+		return drop(DROPPED_WRONG_WAY);
 	if (!w->found)
 		return is_believed ? drop(DROPPED_MALFORMED) : ipv4_without_tag(skb, &h);
 	if (is_believed) {
@@ -214,7 +217,7 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 	struct extensions *e;
 	__u8 head[2] = {};
 	struct ipv6 h;
-	__u32 total;
+	__u32 total, kind;
 	int refused;
 
 	if (!find_maps(&p, &c, &s))
@@ -234,12 +237,15 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 		return drop(DROPPED_UNREADABLE);
 	if (!e->found)
 		return e->next == NEXT_ICMPV6 && !e->fragment ? ipv6_error_to_guest(skb, &h, e->at) : go_on();
-	if (!is_peer(s, &h.source) || CONFIG.off) {
+	kind = peer_kind(s, &h.source);
+	if (!kind || CONFIG.off) {
 		walk_ipv6(skb, e, &h, 1);
 		if (e->bad)
 			return drop(DROPPED_FAILED);
 		return VERDICT(GO_ON, STRIPPED_FOREIGN);
 	}
+	if (!came_the_right_way(skb, kind))
+		return drop(DROPPED_WRONG_WAY);
 	if (bpf_skb_load_bytes(skb, NET + IPV6_BYTES, head, 2))
 		return drop(DROPPED_FAILED);
 	if (e->found != 1 || h.next != NEXT_DESTINATION || head[1] != TAG6_BYTES / 8 - 1 ||

@@ -45,7 +45,7 @@ use std::thread::JoinHandle;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
-use tidelock_tagging::{GroupTags, MemberTags, TaggingError};
+use tidelock_tagging::{GroupTags, MemberTags, TaggingError, interface_index};
 use worker::{Crossing, GroupWorker, Member, Worker};
 
 /// A group to guard.
@@ -295,6 +295,13 @@ impl Gate {
                 refresh_at: MonoNanos(0),
             };
             let with = config.tagging.as_ref().zip(tags.as_ref());
+            for interface in config.members.iter().flat_map(|member| &member.interfaces) {
+                let index = interface_index(&interface.interface);
+                if let Some((tags, index)) = tags.as_ref().zip(index) {
+                    let group = config.name.clone();
+                    tags.sends_by(index).map_err(|source| GateError::Tagging { group, source })?;
+                }
+            }
             let here: Vec<_> = config.members.iter().map(|member| member.name.clone()).collect();
             for member in config.members {
                 let first = members.len();
@@ -494,7 +501,7 @@ fn start_port(
                 (group, tags),
                 tagging,
                 (member, here),
-                (&config.interface, beside),
+                (&config.interface, config.topology, beside),
                 pending,
             )?;
             (started, tagging.mark_mask, tagging.is_hlc())
@@ -508,10 +515,8 @@ fn start_port(
         }
         _ => None,
     };
-    let index = tagging.tags().map_or_else(
-        || tidelock_tagging::interface_index(&config.interface),
-        MemberTags::attached_to,
-    );
+    let index =
+        tagging.tags().map_or_else(|| interface_index(&config.interface), MemberTags::attached_to);
     let rules = MemberRules {
         member: port.clone(),
         interface: config.interface.clone(),

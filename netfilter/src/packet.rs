@@ -39,8 +39,12 @@ const TCP_URG: u8 = 0x20;
 const TCP_OPTIONS_END: u8 = 0;
 const TCP_NO_OPERATION: u8 = 1;
 
-/// Router solicitation to redirect (RFC 4861).
-pub const NEIGHBOUR_DISCOVERY_TYPES: std::ops::RangeInclusive<u8> = 133..=137;
+/// RFC 4861.
+const ROUTER_SOLICITATION: u8 = 133;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+const SOURCE_LINK: u8 = 1;
+const TARGET_LINK: u8 = 2;
 /// A router lowers the hop limit, so only a packet from this very link has it (RFC 4861, 3.1).
 const NEIGHBOUR_DISCOVERY_HOP_LIMIT: u8 = 255;
 
@@ -87,9 +91,9 @@ fn ipv6(head: &[u8], len_bytes: usize) -> Option<Kind> {
     let mut next = fixed[6];
     let mut at = IPV6_HEADER_BYTES;
     if next == PROTOCOL_ICMPV6 {
-        let icmp = head.get(at..at + 2)?;
-        let discovery = NEIGHBOUR_DISCOVERY_TYPES.contains(&icmp[0]) && icmp[1] == 0;
-        return (discovery && fixed[7] == NEIGHBOUR_DISCOVERY_HOP_LIMIT).then_some(Kind::NeverHeld);
+        let is_whole = len_bytes == IPV6_HEADER_BYTES + payload_len;
+        let message = head.get(at..at + payload_len)?;
+        return (is_whole && is_discovery(fixed, message)).then_some(Kind::NeverHeld);
     }
     // Each extension header is at least 8 bytes long, so the bytes at hand bound the walk.
     while matches!(next, PROTOCOL_HOP_BY_HOP | PROTOCOL_ROUTING | PROTOCOL_DESTINATION) {
@@ -103,6 +107,28 @@ fn ipv6(head: &[u8], len_bytes: usize) -> Option<Kind> {
     let extensions_len = at - IPV6_HEADER_BYTES;
     let kind = tcp(&fixed[8..40], head.get(at..)?, payload_len.checked_sub(extensions_len)?)?;
     Some(if extensions_len == 0 { kind } else { Kind::Data { flow: kind_flow(kind) } })
+}
+
+/// Whether a message of ICMPv6 asks for a neighbour or a router on this link, or answers a neighbour, and says nothing more than
+/// it must. As the kernel programs find it (`netfilter/bpf/discovery.h`), which also see link-layer addresses.
+fn is_discovery(ip: &[u8], message: &[u8]) -> bool {
+    let (plain, link) = match message.first() {
+        Some(&ROUTER_SOLICITATION) => (8, SOURCE_LINK),
+        Some(&SOLICITATION) => (24, SOURCE_LINK),
+        Some(&ADVERTISEMENT) => (24, TARGET_LINK),
+        _ => return false,
+    };
+    let Some((fixed, options)) = message.split_at_checked(plain) else { return false };
+    // Three bits of it are flags.
+    let reserved = if fixed[0] == ADVERTISEMENT { fixed[4] & 0x1f } else { fixed[4] };
+    let is_near = ip[24..26] == [0xff, 2] || (ip[24] == 0xfe && ip[25] & 0xc0 == 0x80);
+    ip[..4] == [0x60, 0, 0, 0]
+        && ip[7] == NEIGHBOUR_DISCOVERY_HOP_LIMIT
+        && is_near
+        && fixed[1] == 0
+        && [reserved, fixed[5], fixed[6], fixed[7]] == [0; 4]
+        && matches!(options, [] | [_, 1, _, _, _, _, _, _])
+        && options.first().is_none_or(|kind| *kind == link)
 }
 
 /// Bytes behind the end that the header names would travel without being looked at.
@@ -310,14 +336,47 @@ mod tests {
     }
 
     #[test]
-    fn neighbour_discovery_is_only_what_never_crossed_a_router() {
-        for kind in 133..=137 {
-            let body = [kind, 0, 0, 0, 0, 0, 0, 0];
-            assert_eq!(classify6(&ip6(58, 255, &body)), Kind::NeverHeld);
-            assert_eq!(classify6(&ip6(58, 254, &body)), DATA);
+    fn neighbour_discovery_is_only_what_never_crosses_a_router_and_says_no_more_than_it_must() {
+        let of = |hop_limit, to: [u8; 2], message: &[u8]| {
+            let mut packet = ip6(58, hop_limit, message);
+            packet[24..26].copy_from_slice(&to);
+            classify6(&packet)
+        };
+        let message = |kind: u8, plain: usize, option: u8| {
+            let mut message = vec![0; plain];
+            message[0] = kind;
+            if option != 0 {
+                message.extend([option, 1, 2, 0, 0, 0, 0, 1]);
+            }
+            message
+        };
+        let genuine = [
+            message(133, 8, 0),
+            message(133, 8, 1),
+            message(135, 24, 0),
+            message(135, 24, 1),
+            message(136, 24, 0),
+            message(136, 24, 2),
+        ];
+        for message in &genuine {
+            for near in [[0xff, 2], [0xfe, 0x80]] {
+                assert_eq!(of(255, near, message), Kind::NeverHeld, "{message:?}");
+                assert_eq!(of(254, near, message), DATA);
+            }
+            assert_eq!(of(255, [0xfd, 0], message), DATA, "a router would send it on");
+            for at in [1, 5, 7] {
+                let mut other = message.clone();
+                other[at] = 1;
+                assert_eq!(of(255, [0xff, 2], &other), DATA, "{other:?}");
+            }
+            let longer = [&message[..], &[14, 1, 1, 2, 3, 4, 5, 6]].concat();
+            assert_eq!(of(255, [0xff, 2], &longer), DATA, "{longer:?}");
         }
-        assert_eq!(classify6(&ip6(58, 255, &[128, 0, 0, 0, 0, 0, 0, 0])), DATA);
-        assert_eq!(classify6(&ip6(58, 255, &[135, 1, 0, 0, 0, 0, 0, 0])), DATA);
+        let others =
+            [message(134, 16, 0), message(137, 40, 0), message(128, 8, 0), message(135, 24, 2)];
+        for message in others.iter().chain([&message(136, 24, 14), &message(135, 8, 0)]) {
+            assert_eq!(of(255, [0xff, 2], message), DATA, "{message:?}");
+        }
     }
 
     #[test]

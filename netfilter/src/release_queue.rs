@@ -11,7 +11,7 @@
 //! Invariants:
 //! - A packet that was passed or released had a stamp that is covered (in every entry), or was a pure
 //!   TCP acknowledgement, or the mode is async, or it is never held at all (rule 1).
-//! - While the gate is shut, nothing passes but what is never held (rule 4).
+//! - While the gate is shut, nothing passes, and what is never held is dropped (rule 4).
 //! - Within one TCP flow nothing overtakes.
 //! - No more than `capacity` packets and [`HELD_BYTES_MAX`] bytes wait (rule 10).
 //!
@@ -300,7 +300,11 @@ impl ReleaseQueue {
 
     fn decide(&mut self, packet: Packet, now: MonoNanos) -> Arrival {
         if packet.kind == Kind::NeverHeld {
-            return Arrival::Pass(PassWhy::NeverHeld);
+            // It says that the guest is there: later it would be a lie, and while the gate is shut somebody else may be.
+            return match self.policy() {
+                Policy::HoldAll => Arrival::Refused,
+                Policy::HoldNone | Policy::ByStamp => Arrival::Pass(PassWhy::NeverHeld),
+            };
         }
         match self.policy() {
             Policy::HoldAll => {}
@@ -534,15 +538,16 @@ mod tests {
     }
 
     #[test]
-    fn a_shut_gate_holds_everything_but_neighbour_discovery() {
+    fn a_shut_gate_holds_everything_and_drops_neighbour_discovery() {
         let mut queue = ReleaseQueue::new(8, Mode::Pipelined);
         assert_eq!(queue.gate(), GateState::Shut(ShutWhy::NoLease));
         assert_eq!(arrive(&mut queue, 1, DATA, 0), Arrival::Held);
         assert_eq!(arrive(&mut queue, 2, OTHER_ACK, 0), Arrival::Held);
-        assert_eq!(arrive(&mut queue, 3, Kind::NeverHeld, 0), Arrival::Pass(PassWhy::NeverHeld));
+        assert_eq!(arrive(&mut queue, 3, Kind::NeverHeld, 0), Arrival::Refused);
         assert_eq!(release(&mut queue, 9), []);
         queue.set_gate(GateState::Open);
         assert_eq!(release(&mut queue, 9), [1, 2]);
+        assert_eq!(arrive(&mut queue, 4, Kind::NeverHeld, 0), Arrival::Pass(PassWhy::NeverHeld));
     }
 
     #[test]

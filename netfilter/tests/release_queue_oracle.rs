@@ -87,7 +87,10 @@ impl Model {
             })
         };
         if kind == Kind::NeverHeld {
-            return Arrival::Pass(PassWhy::NeverHeld);
+            return match self.holds_all() {
+                true => Arrival::Refused,
+                false => Arrival::Pass(PassWhy::NeverHeld),
+            };
         }
         if !self.holds_all() {
             if self.mode == Mode::Async {

@@ -1,6 +1,7 @@
 //! Tags between the members of a group: what is configured, and what became of it.
 
 use super::{GateError, Pending};
+use crate::rules::Topology;
 use crate::sys::now;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -122,7 +123,11 @@ impl TaggingConfig {
     }
 
     /// How the programs on one interface are set.
-    fn settings(&self, group: &str, interface: &str) -> Result<Settings, TaggingError> {
+    fn settings(
+        &self,
+        group: &str,
+        (interface, topology): (&str, Topology),
+    ) -> Result<Settings, TaggingError> {
         let codec = Codec::new(self.form, group, self.writers.iter().map(String::as_str));
         if let Form::Vector { writers } = self.form
             && !codec.fits_ipv4()
@@ -145,6 +150,7 @@ impl TaggingConfig {
             path_strips_options: self.path_strips_options,
             hlc_ahead_max_ms: self.hlc_ahead_max_ms,
             hooks: self.hooks,
+            is_bridged: topology == Topology::Bridged,
             off_for_a_demonstration: self.switch == TaggingSwitch::OffForADemonstration,
         })
     }
@@ -210,11 +216,11 @@ pub(super) fn start_member(
     group: (&str, &GroupTags),
     config: &TaggingConfig,
     (member, here): (&str, &[String]),
-    (interface, beside): (&str, Option<&MemberTags>),
+    (interface, topology, beside): (&str, Topology, Option<&MemberTags>),
     pending: &Pending,
 ) -> Result<MemberTagging, GateError> {
     let load = || {
-        let settings = config.settings(group.0, interface)?;
+        let settings = config.settings(group.0, (interface, topology))?;
         let anew = config.begun_anew.iter().any(|name| name == member);
         let keeps_pending = config.is_needed();
         let directory = &config.pin_directory;

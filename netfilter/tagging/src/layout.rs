@@ -18,11 +18,12 @@ pub(crate) struct Config {
     pub writers: u32,
     pub is_hlc: u32,
     pub path_strips_options: u32,
+    pub is_bridged: u32,
     pub off: u32,
     pub context: u8,
     pub ipv4_option: u8,
     pub ipv6_option: u8,
-    pub filling: [u8; 1],
+    pub filling: [u8; 5],
 }
 
 impl Config {
@@ -35,6 +36,7 @@ impl Config {
             self.writers,
             self.is_hlc,
             self.path_strips_options,
+            self.is_bridged,
             self.off,
         ];
         let mut bytes = self.hlc_ahead_max_ms.to_ne_bytes().to_vec();
@@ -46,7 +48,7 @@ impl Config {
     }
 }
 
-const _: () = assert!(size_of::<Config>() == 48);
+const _: () = assert!(size_of::<Config>() == 56);
 
 /// P of one member.
 #[repr(C)]
@@ -178,6 +180,8 @@ counters! {
     dropped_unjudged,
     /// The same while the packet filter's rules that would have queued them were gone.
     dropped_no_rules,
+    /// ARP and neighbour discovery while the gate was shut, and what is not as it should be: dropped.
+    dropped_shut,
     /// TCP connections whose segments were made smaller, so that the tag fits.
     mss_lowered,
     /// Packets to members without a tag, because tagging is off for a demonstration.
@@ -188,6 +192,8 @@ counters! {
     stripped_foreign,
     /// Packets from members with a tag that is wrong: dropped, what they depend on is unknown.
     dropped_malformed,
+    /// Packets with a member's address and a tag that came by an interface by which that member does not: dropped.
+    dropped_wrong_way,
     /// Packets whose header could not be read: dropped.
     dropped_unreadable,
     /// Packets from members whose time is too far ahead of this host's clock: dropped.

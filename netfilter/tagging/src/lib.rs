@@ -62,6 +62,7 @@ static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tag.bpf.o"));
 const PENDING: [&str; 2] = ["pending4", "pending4-hlc"];
 /// As in `tag.h`.
 const ADDRESSES_MAX: u32 = 4096;
+const INTERFACES_MAX: u32 = 4096;
 const WAY_ELSEWHERE: u32 = 1;
 const WAY_HERE: u32 = 2;
 
@@ -134,6 +135,8 @@ pub struct Settings {
     pub path_strips_options: bool,
     /// How far a member's time may be ahead of this host's clock and of the watermark.
     pub hlc_ahead_max_ms: u64,
+    /// The member's interface is a port of a bridge.
+    pub is_bridged: bool,
     /// Packets between members pass untagged, and nothing is merged. Breaks what Tidelock
     /// promises; to show that a test notices.
     pub off_for_a_demonstration: bool,
@@ -156,11 +159,12 @@ impl Settings {
             writers,
             is_hlc: u32::from(self.codec.form() == Form::Hlc),
             path_strips_options: u32::from(self.path_strips_options),
+            is_bridged: u32::from(self.is_bridged),
             off: u32::from(self.off_for_a_demonstration),
             context: self.codec.context(),
             ipv4_option: self.ipv4_option,
             ipv6_option: IPV6_OPTION,
-            filling: [0; 1],
+            filling: [0; 5],
         }
     }
 }
@@ -169,6 +173,7 @@ impl Settings {
 pub struct GroupTags {
     map: MapHandle,
     neighbours: MapHandle,
+    interfaces: MapHandle,
     /// The number that the kernel has given that map: while programs of another run are here it is theirs alone.
     run: u64,
     committed: Arc<Mapped<CommittedCells>>,
@@ -181,8 +186,15 @@ impl GroupTags {
         let map = array("tl_committed", size_of::<CommittedCells>())?;
         let committed = Arc::new(map_it(&map)?);
         let neighbours = neighbours()?;
+        let interfaces = interfaces()?;
         let info = neighbours.info().map_err(|e| cannot("look at a map", &e))?;
-        Ok(Self { map, neighbours, run: info.info.id.into(), committed })
+        Ok(Self { map, neighbours, interfaces, run: info.info.id.into(), committed })
+    }
+
+    /// By this interface a member on this host sends: tags of its own are believed from there, and no others. To be called of all
+    /// of them before the first programs are attached.
+    pub fn sends_by(&self, interface: u32) -> Result<(), TaggingError> {
+        sends_by(&self.interfaces, interface)
     }
 
     /// The memory.
@@ -402,6 +414,7 @@ impl MemberTags {
                 Some("crossing") => &crossing_map,
                 Some("committed") => &group.map,
                 Some("neighbours") => &group.neighbours,
+                Some("interfaces") => &group.interfaces,
                 Some(".rodata.config") => {
                     map.set_initial_value(&settings.config(group.run, pass_mark).bytes())
                         .map_err(|e| cannot("set their configuration", &e))?;
@@ -472,7 +485,7 @@ impl MemberTags {
         };
         for peer in &addresses.peers {
             let way = if peer.is_here { WAY_HERE } else { WAY_ELSEWHERE };
-            set(&peers, &key_of(peer.address), 1)?;
+            set(&peers, &key_of(peer.address), way)?;
             for own in &addresses.own {
                 set(&ways, &[key_of(*own), key_of(peer.address)].concat(), way)?;
             }
@@ -497,6 +510,7 @@ impl MemberTags {
     pub fn attach(&mut self, interface: &str) -> Result<(), TaggingError> {
         let index = mapped::interface_index(interface)
             .map_err(|_| TaggingError::NoInterface(interface.to_owned()))?;
+        sends_by(&self.map("interfaces")?, index.cast_unsigned())?;
         // A link that is not pinned any more goes now: the kernel takes no program twice.
         let is_first = self.attached.take().is_none();
         let attach = |nth: usize| {
@@ -551,7 +565,19 @@ impl MemberTags {
         frame: &[u8],
         gso_bytes: u32,
     ) -> Result<Tried, TaggingError> {
+        self.try_frame_from(0, direction, frame, gso_bytes)
+    }
+
+    /// The same of a frame that has come by the interface with this index.
+    pub fn try_frame_from(
+        &self,
+        interface: u32,
+        direction: Direction,
+        frame: &[u8],
+        gso_bytes: u32,
+    ) -> Result<Tried, TaggingError> {
         let mut context = [0u8; CONTEXT_BYTES];
+        context[CONTEXT_INTERFACE..CONTEXT_INTERFACE + 4].copy_from_slice(&interface.to_ne_bytes());
         context[CONTEXT_GSO..CONTEXT_GSO + 4].copy_from_slice(&gso_bytes.to_ne_bytes());
         let (mut context_out, mut out) = ([0u8; CONTEXT_BYTES], vec![0; frame.len() + 512]);
         let name = direction.program();
@@ -591,9 +617,10 @@ fn random_mark(mask: u32) -> u32 {
     std::iter::repeat_with(random).find(|mark| *mark != 0).expect("the mask is not empty")
 }
 
-/// `struct __sk_buff` of linux/bpf.h, and where two of its members lie.
+/// `struct __sk_buff` of linux/bpf.h, and where three of its members lie.
 const CONTEXT_BYTES: usize = 192;
 const CONTEXT_MARK: usize = 8;
+const CONTEXT_INTERFACE: usize = 36;
 const CONTEXT_GSO: usize = 176;
 
 /// What became of a frame.
@@ -630,6 +657,17 @@ fn neighbours() -> Result<MapHandle, TaggingError> {
     let (name, key_bytes) = (Some("tl_neighbours"), 16);
     MapHandle::create(MapType::HashOfMaps, name, key_bytes, 4, ADDRESSES_MAX, &options)
         .map_err(|e| cannot("make a map", &e))
+}
+
+fn interfaces() -> Result<MapHandle, TaggingError> {
+    MapHandle::create(MapType::Hash, Some("tl_interfaces"), 4, 4, INTERFACES_MAX, &map_options())
+        .map_err(|e| cannot("make a map", &e))
+}
+
+fn sends_by(interfaces: &impl MapCore, interface: u32) -> Result<(), TaggingError> {
+    interfaces
+        .update(&interface.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY)
+        .map_err(|e| cannot("set an interface", &e))
 }
 
 fn map_options() -> libbpf_sys::bpf_map_create_opts {

@@ -344,13 +344,13 @@ impl World {
         let group = self.plan.vms[vm].group;
         let run = self.vms[vm].run.as_ref().expect("its gate has just let it go");
         let (mode, gate) = (run.queue.mode(), run.gate.state());
-        if packet.kind == Kind::NeverHeld {
-            return Ok(());
-        }
         check(!gate.fenced, Checker::Fence, || format!("vm {vm}: a packet left a fenced gate"))?;
         check(!self.vms[vm].standing.gave_up, Checker::Fence, || {
             format!("vm {vm}: a packet left a host that had given up its lease")
         })?;
+        if packet.kind == Kind::NeverHeld {
+            return Ok(());
+        }
         if mode == Mode::Async {
             note!(self, "packet of vm {vm} leaves (async)");
             self.leaves_unpromised(vm, packet)?;

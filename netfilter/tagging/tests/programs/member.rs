@@ -13,6 +13,9 @@ use tidelock_tagging::{
 
 pub const MARK_MASK: u32 = 0xffff_0000;
 pub const MTU: u32 = 1500;
+/// The interface of the other member, on this host, and one of nobody.
+pub const HERE: u32 = 7;
+pub const ELSEWHERE: u32 = 8;
 const PEERS: [&str; 2] = ["10.0.0.2", PEER6];
 
 pub struct Member {
@@ -30,11 +33,17 @@ pub fn settings(form: Form) -> Settings {
         path_strips_options: false,
         hlc_ahead_max_ms: 1000,
         hooks: Hooks::Best,
+        is_bridged: true,
         off_for_a_demonstration: false,
     }
 }
 
 pub fn load(settings: &Settings) -> Option<Member> {
+    load_with(settings, true)
+}
+
+/// `is_here`: whether the other member may be on this host.
+pub fn load_with(settings: &Settings, is_here: bool) -> Option<Member> {
     let group = match GroupTags::new() {
         Ok(group) => group,
         // Root that may not do this is root of a container: there the tests would all pass and try nothing.
@@ -45,7 +54,8 @@ pub fn load(settings: &Settings) -> Option<Member> {
         }
         Err(e) => panic!("{e}"),
     };
-    let tags = load_one(settings, &group, &["10.0.0.1", OWN6], &PEERS);
+    group.sends_by(HERE).unwrap();
+    let tags = load_one(settings, &group, &["10.0.0.1", OWN6], (&PEERS, is_here));
     group.committed().trusted_until.store(u64::MAX, SeqCst);
     Some(Member { group, tags, codec: settings.codec })
 }
@@ -56,11 +66,16 @@ fn is_root() -> bool {
 
 /// The programs of the member that the other one talks to, on the same host.
 pub fn load_peer(settings: &Settings, group: &GroupTags) -> MemberTags {
-    load_one(settings, group, &PEERS, &[])
+    load_one(settings, group, &PEERS, (&[], true))
 }
 
-fn load_one(settings: &Settings, group: &GroupTags, own: &[&str], peers: &[&str]) -> MemberTags {
-    let peers = ips(peers).into_iter().map(|address| Peer { address, is_here: true }).collect();
+fn load_one(
+    settings: &Settings,
+    group: &GroupTags,
+    own: &[&str],
+    (peers, is_here): (&[&str], bool),
+) -> MemberTags {
+    let peers = ips(peers).into_iter().map(|address| Peer { address, is_here }).collect();
     let addresses = Addresses { own: ips(own), peers };
     MemberTags::load(settings, group, &addresses, None).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -99,7 +114,11 @@ impl Member {
     }
 
     pub fn receive(&self, frame: &[u8]) -> Tried {
-        self.tags.try_frame(Direction::ToGuest, frame, 0).unwrap()
+        self.receive_by(HERE, frame)
+    }
+
+    pub fn receive_by(&self, interface: u32, frame: &[u8]) -> Tried {
+        self.tags.try_frame_from(interface, Direction::ToGuest, frame, 0).unwrap()
     }
 
     /// What has been counted since.
@@ -129,8 +148,13 @@ impl Member {
 
     #[track_caller]
     pub fn is_dropped(&self, tried: &Tried, counter: &str) {
+        self.is_dropped_times(tried, counter, 1);
+    }
+
+    #[track_caller]
+    pub fn is_dropped_times(&self, tried: &Tried, counter: &str, times: u64) {
         assert!(!tried.passed, "{:?}", self.tags.stats());
-        assert_eq!(self.counted(counter), 1, "{counter}: {:?}", self.tags.stats());
+        assert_eq!(self.counted(counter), times, "{counter}: {:?}", self.tags.stats());
     }
 }
 
