@@ -538,17 +538,17 @@ fn vectors_are_taken_while_they_fit() {
         parse("f", &format!("{first}addresses = [\"{net}1\"]\n{more}"))
     };
     let of = |writers, form| group("10.0.1.", writers, form);
-    assert_eq!(of(9, "").unwrap().groups[0].form, Form::Vector);
-    assert_eq!(of(10, "").unwrap().groups[0].form, Form::Hlc);
+    assert_eq!(of(7, "").unwrap().groups[0].form, Form::Vector);
+    assert_eq!(of(8, "").unwrap().groups[0].form, Form::Hlc);
     assert_eq!(of(2, "form = \"hlc\"").unwrap().groups[0].form, Form::Hlc);
-    let found = of(10, "form = \"vector\"").unwrap_err();
-    assert!(shown(&found)[0].contains("vectors of 10 writers do not fit"), "{found}");
+    let found = of(8, "form = \"vector\"").unwrap_err();
+    assert!(shown(&found)[0].contains("vectors of 8 writers do not fit"), "{found}");
     // Where no member has an IPv4 address their packets have IPv6's larger option.
     let six = |writers, form| group("fd00::", writers, form);
-    assert_eq!(six(63, "").unwrap().groups[0].form, Form::Vector);
-    assert_eq!(six(63, "form = \"vector\"").unwrap().groups[0].form, Form::Vector);
-    assert_eq!(six(64, "").unwrap().groups[0].form, Form::Hlc);
-    let found = six(64, "form = \"vector\"").unwrap_err();
+    assert_eq!(six(61, "").unwrap().groups[0].form, Form::Vector);
+    assert_eq!(six(61, "form = \"vector\"").unwrap().groups[0].form, Form::Vector);
+    assert_eq!(six(62, "").unwrap().groups[0].form, Form::Hlc);
+    let found = six(62, "form = \"vector\"").unwrap_err();
     assert!(shown(&found)[0].contains("do not fit into an IPv6 option"), "{found}");
 }
 

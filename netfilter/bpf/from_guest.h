@@ -77,7 +77,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 
 	s->tag[0] = CONFIG.ipv4_option;
 	s->tag[1] = room;
-	write_body(s->tag + 2, p, c);
+	write_body(s->tag + 2, &way, p, c);
 	s->header = h;
 	s->header.version_ihl += room / 4;
 	s->header.total = bpf_htons(total + room);
@@ -162,7 +162,7 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 	s->tag[1] = room / 8 - 1;
 	s->tag[2] = CONFIG.ipv6_option;
 	s->tag[3] = BODY_BYTES;
-	write_body(s->tag + 4, p, c);
+	write_body(s->tag + 4, &way, p, c);
 	if (room > 4 + BODY_BYTES) {
 		s->tag[4 + BODY_BYTES] = 1;
 		s->tag[5 + BODY_BYTES] = room - (6 + BODY_BYTES);
@@ -177,6 +177,15 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 	return let_pass(TAGGED);
 }
 
+/* A bridge takes these for itself: what has such an address comes to the host past the rules. 01:80:c2:00:00:00 to 0f. */
+ALWAYS int is_for_the_bridge(struct __sk_buff *skb)
+{
+	__u8 to[6];
+
+	return load(skb, 0, to, sizeof(to)) ||
+	       (to[0] == 1 && to[1] == 0x80 && to[2] == 0xc2 && !to[3] && !to[4] && to[5] < 16);
+}
+
 SEC("tc/ingress")
 int from_guest(struct __sk_buff *skb)
 {
@@ -185,7 +194,9 @@ int from_guest(struct __sk_buff *skb)
 	/* Whatever was there before us has no say in what passes. */
 	skb->mark &= ~CONFIG.mark_mask;
 	/* A member talks to others on its own network. The rules judge the rest. */
-	if (skb->protocol == bpf_htons(ETH_P_ARP))
+	if (CONFIG.is_bridged && is_for_the_bridge(skb))
+		verdict = drop(DROPPED_SHUT);
+	else if (skb->protocol == bpf_htons(ETH_P_ARP))
 		verdict = arp_from_guest(skb);
 	else if (skb->vlan_present)
 		verdict = leave_to_queue();

@@ -39,7 +39,7 @@
 #define UDP_BYTES 8
 #define ETHERNET_PAYLOAD_MIN_BYTES 46
 #define TOTAL_MAX_BYTES 65535
-/* The longest extension header that a tag of 63 writers, or of any form, can be in. */
+/* The longest extension header that a tag of 61 writers, or of any form, can be in. */
 #define SUMMED_MAX_BYTES 264
 
 #define FORM_VECTOR 0x11
@@ -282,8 +282,9 @@ static const __u32 zero;
 #define AS_A_LOOP _Pragma("clang loop unroll(disable)")
 
 #define ENTRIES_BYTES (CONFIG.is_hlc ? 8 : 4 * CONFIG.writers)
-/* Form and check. */
-#define BODY_BYTES (2 + ENTRIES_BYTES)
+/* Form and context before the entries, the seal behind them. */
+#define SEAL_BYTES 8
+#define BODY_BYTES (2 + ENTRIES_BYTES + SEAL_BYTES)
 #define TAG4_BYTES (2 + BODY_BYTES)
 #define TAG6_BYTES ((2 + 2 + BODY_BYTES + 7) & ~7u)
 
@@ -380,7 +381,8 @@ ALWAYS __u64 now_by_tick(struct cpu *s)
 
 ALWAYS int is_trusted(const struct committed *c, __u64 now)
 {
-	return now < NOW_OR_LATER(c->trusted_until);
+	return now < NOW_OR_LATER(c->trusted_until) &&
+	       (NOW_OR_LATER(c->tag_key[0]) | NOW_OR_LATER(c->tag_key[1]));
 }
 
 /* Whether P names all that the guest may know. In mode async nothing waits for that: a tag that

@@ -47,6 +47,7 @@ struct committed {
 	__u64 watermark;
 	__u64 entries[WRITERS_MAX];
 	__u64 wall_minus_boot;	/* what turns CLOCK_BOOTTIME into the wall clock that is believed */
+	__u64 tag_key[2];	/* of SipHash; zeros: not known yet */
 	__u64 rules_gone;	/* not 0: what would be left to the packet filter's rules is dropped */
 };
 

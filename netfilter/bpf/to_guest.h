@@ -75,27 +75,20 @@ ALWAYS int is_ahead(const struct committed *c, __u64 hlc, __u64 now)
  * Merges the tag in the scratch area whose form byte is at `at`, a constant. Returns -1, or the
  * counter of a refusal.
  */
-ALWAYS int merge(struct cpu *s, __u32 at, struct pending *p, const struct committed *c)
+ALWAYS int merge(struct cpu *s, __u32 at, const struct way *way, struct pending *p, const struct committed *c)
 {
 	struct merging m = { .at = at + 2, .refused = -1 };
 	const __u8 *body = s->tag + at;
-	__u32 i, word, all = 0;
-	__u64 hlc, now;
+	__u64 hlc, now, seal;
 
-	if (body[0] != (CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR))
-		return DROPPED_MALFORMED;
-	AS_A_LOOP
-	for (i = 0; i < WRITERS_MAX - 1; i++) {
-		if (4 * i >= ENTRIES_BYTES)
-			break;
-		__builtin_memcpy(&word, body + 2 + 4 * i, 4);
-		all ^= word;
-	}
-	if (body[1] != (__u8)(fold(all) ^ body[0] ^ CONFIG.context))
+	if (body[0] != (CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR) || body[1] != CONFIG.context)
 		return DROPPED_MALFORMED;
 	now = now_by_tick(s);
 	if (!is_trusted(c, now))
 		return DROPPED_UNTRUSTED;
+	__builtin_memcpy(&seal, body + 2 + ENTRIES_BYTES, SEAL_BYTES);
+	if (bpf_be64_to_cpu(seal) != seal_of(body, way, c))
+		return DROPPED_MALFORMED;
 	if (!CONFIG.is_hlc) {
 		/* Without writers the verifier would find that the step is never taken, and remove it. */
 		if (CONFIG.writers && !is_merged(body + 2, p, c))
@@ -136,7 +129,7 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	struct committed *c;
 	struct cpu *s;
 	__u32 header, options, total, size, kind, is_believed;
-	struct address source;
+	struct way way;
 	struct ipv4 h, shrunk;
 	struct walk *w;
 	__u64 changed;
@@ -172,8 +165,8 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 		return drop(DROPPED_UNREADABLE);
 	if (!w->found && !is_tag_by_another_number(s))
 		return ipv4_without_tag(skb, &h);
-	source = from_ipv4(h.source);
-	kind = peer_kind(s, &source);
+	way.source = from_ipv4(h.source);
+	kind = peer_kind(s, &way.source);
 	is_believed = kind && !CONFIG.off;
 	if (is_believed && !came_the_right_way(skb, kind))
 		return drop(DROPPED_WRONG_WAY);
@@ -182,7 +175,8 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	if (is_believed) {
 		if (w->found != 1 || w->found_at != NET + IPV4_MIN_BYTES || w->found_bytes != TAG4_BYTES)
 			return drop(DROPPED_MALFORMED);
-		refused = merge(s, 2, p, c);
+		way.destination = from_ipv4(h.destination);
+		refused = merge(s, 2, &way, p, c);
 		if (refused >= 0)
 			return drop(refused);
 	}
@@ -216,6 +210,7 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 	struct cpu *s;
 	struct extensions *e;
 	__u8 head[2] = {};
+	struct way way;
 	struct ipv6 h;
 	__u32 total, kind;
 	int refused;
@@ -253,7 +248,9 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 		return drop(DROPPED_MALFORMED);
 	if (bpf_skb_load_bytes(skb, NET + IPV6_BYTES, s->tag, TAG6_BYTES))
 		return drop(DROPPED_FAILED);
-	refused = merge(s, 4, p, c);
+	way.source = h.source;
+	way.destination = h.destination;
+	refused = merge(s, 4, &way, p, c);
 	if (refused >= 0)
 		return drop(refused);
 	if (bpf_skb_adjust_room(skb, -(__s32)TAG6_BYTES, BPF_ADJ_ROOM_NET, FIXED_FLAGS))

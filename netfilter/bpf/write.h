@@ -3,27 +3,79 @@
 #ifndef TIDELOCK_WRITE_H
 #define TIDELOCK_WRITE_H
 
-ALWAYS __u8 fold(__u32 x)
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define LE64(x) (x)
+#define LE32(x) (x)
+#else
+#define LE64(x) __builtin_bswap64(x)
+#define LE32(x) __builtin_bswap32(x)
+#endif
+#define TURNED(x, by) ((x) << (by) | (x) >> (64 - (by)))
+#define SIP_ROUND                                                                                \
+	do {                                                                                     \
+		v0 += v1, v1 = TURNED(v1, 13), v1 ^= v0, v0 = TURNED(v0, 32);                    \
+		v2 += v3, v3 = TURNED(v3, 16), v3 ^= v2;                                         \
+		v0 += v3, v3 = TURNED(v3, 21), v3 ^= v0;                                         \
+		v2 += v1, v1 = TURNED(v1, 17), v1 ^= v2, v2 = TURNED(v2, 32);                    \
+	} while (0)
+#define SIP_WORD(of)                                                                             \
+	do {                                                                                     \
+		word = (of);                                                                     \
+		v3 ^= word;                                                                      \
+		SIP_ROUND;                                                                       \
+		SIP_ROUND;                                                                       \
+		v0 ^= word;                                                                      \
+	} while (0)
+
+/*
+ * What nobody can write who has not the group's key: SipHash-2-4 of form, context and length of the entries (8 bytes), both
+ * addresses, and the entries. `body`: form, context, entries.
+ */
+APART __u64 seal_of(const __u8 *body, const struct way *way, const struct committed *c)
 {
-	x ^= x >> 16;
-	x ^= x >> 8;
-	return x;
+	__u64 k0 = NOW_OR_LATER(c->tag_key[0]), k1 = NOW_OR_LATER(c->tag_key[1]), word;
+	__u64 v0 = k0 ^ 0x736f6d6570736575, v1 = k1 ^ 0x646f72616e646f6d;
+	__u64 v2 = k0 ^ 0x6c7967656e657261, v3 = k1 ^ 0x7465646279746573;
+	__u32 i, half = 0;
+
+	SIP_WORD(body[0] | (__u64)body[1] << 8 | (__u64)ENTRIES_BYTES << 16);
+	SIP_WORD(LE64(way->source.words[0]));
+	SIP_WORD(LE64(way->source.words[1]));
+	SIP_WORD(LE64(way->destination.words[0]));
+	SIP_WORD(LE64(way->destination.words[1]));
+	AS_A_LOOP
+	for (i = 0; i < WRITERS_MAX / 2; i++) {
+		if (8 * i + 8 > ENTRIES_BYTES)
+			break;
+		__builtin_memcpy(&word, body + 2 + 8 * i, 8);
+		SIP_WORD(LE64(word));
+	}
+	/* The last word has the length of it all, and what is left of the entries: nothing or 4 bytes. */
+	if (ENTRIES_BYTES & 4)
+		__builtin_memcpy(&half, body + 2 + (ENTRIES_BYTES & ~7u), 4);
+	SIP_WORD((__u64)(40 + ENTRIES_BYTES) << 56 | LE32(half));
+	v2 ^= 0xff;
+	SIP_ROUND;
+	SIP_ROUND;
+	SIP_ROUND;
+	SIP_ROUND;
+	return v0 ^ v1 ^ v2 ^ v3;
 }
 
 /*
- * Form, check and entries at `body`: max(P, C), so that an entry is never so old that the
+ * Form, context, entries and seal at `body`: max(P, C), so that an entry is never so old that the
  * receiver would take its low bits for those of a newer one.
  */
-ALWAYS void write_body(__u8 *body, const struct pending *p, const struct committed *c)
+ALWAYS void write_body(__u8 *body, const struct way *way, const struct pending *p, const struct committed *c)
 {
-	__u32 i, low, all = 0;
-	__u64 entry, covered;
+	__u64 entry, covered, seal;
+	__u32 i, low;
 
 	body[0] = CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR;
+	body[1] = CONFIG.context;
 	if (CONFIG.is_hlc) {
 		entry = bpf_cpu_to_be64(NOW_OR_LATER(p->hlc));
 		__builtin_memcpy(body + 2, &entry, 8);
-		all = (__u32)entry ^ (__u32)(entry >> 32);
 	} else {
 		AS_A_LOOP
 		for (i = 0; i < WRITERS_MAX - 1; i++) {
@@ -35,10 +87,10 @@ ALWAYS void write_body(__u8 *body, const struct pending *p, const struct committ
 				entry = covered;
 			low = bpf_htonl((__u32)entry);
 			__builtin_memcpy(body + 2 + 4 * i, &low, 4);
-			all ^= low;
 		}
 	}
-	body[1] = fold(all) ^ body[0] ^ CONFIG.context;
+	seal = bpf_cpu_to_be64(seal_of(body, way, c));
+	__builtin_memcpy(body + 2 + ENTRIES_BYTES, &seal, SEAL_BYTES);
 }
 
 /*

@@ -402,6 +402,7 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
             Gate::start(firewall, vec![group]).expect("a gate")
         });
         let handle = gate.handle("bench").expect("the group");
+        handle.set_tag_key(tidelock_protocol::tag::TagKey([1, 2]));
         handle.set_committed(&CountVector::new());
         let now = tidelock_netfilter::now();
         handle.lease_renewed(now, now);

@@ -9,15 +9,16 @@
 //! 0        type      158 by default (RFC 4727, experimental; its first bit has it copied into fragments)
 //! 1        length    of the whole option
 //! 2        form      0x11: version 1, vector; 0x12: version 1, HLC
-//! 3        check     XOR of byte 2, of every byte from 4 on, and of the group's context
+//! 3        context   a digest of the group and the order of its writers
 //! 4 ..     entries   vector: the low 32 bits of each writer's entry, big endian, in the order of the
 //!                    group's writers; HLC: 64 bits, big endian
+//! .. end   seal      64 bits, big endian
 //! ```
 //! IPv6: a destination options header right behind the fixed header, of this one option and filling.
 //! ```text
 //! 0        next header            1        length of this header / 8 - 1
-//! 2        type 0x1e              3        length of bytes 4 to the end of the entries
-//! 4        form                   5        check                    6 ..  entries
+//! 2        type 0x1e              3        length of bytes 4 to the end of the seal
+//! 4        form                   5        context                  6 ..  entries, seal
 //! then PadN up to a multiple of 8
 //! ```
 //!
@@ -30,15 +31,21 @@
 //! A host that has never heard C, or whose daemon has been away or cut off from the backup for so
 //! long that 2^31 writes might have gone by, neither tags nor believes tags.
 //!
-//! # What the check byte is for
-//! An IPv6 header has no checksum, and two hosts whose configurations name the group's writers in
-//! different orders must not merge each other's entries. The context is a digest of that.
+//! # The seal
+//! SipHash-2-4 with the group's key ([`TagKey`]) of: form, context, and length of the entries (one byte each, then zeros up to
+//! 8 bytes); the packet's source and destination, 16 bytes each (of IPv4 as ::ffff:a.b.c.d); the entries. So nobody can make a
+//! tag who has not the key, nor use one for another packet's addresses. Whoever sends one again says what was true. The
+//! identification of an IPv4 packet is not in it: the segments of one large packet differ in that.
+//!
+//! # What the context is for
+//! Two hosts whose configurations name the group's writers in different orders must not merge each other's entries.
 
 use crate::hlc::Hlc;
-use crate::ids::{Seq, WriterId};
+use crate::ids::{Epoch, GroupId, Seq, WriterId};
 use crate::limits::WRITERS_MAX;
 use crate::record::crc32c;
 use crate::vector::CountVector;
+use std::net::IpAddr;
 
 /// RFC 4727's experimental IPv4 option, copied into fragments.
 pub const IPV4_OPTION: u8 = 158;
@@ -47,16 +54,17 @@ pub const IPV6_OPTION: u8 = 0x1e;
 /// An IPv4 header holds this many bytes of options.
 pub const IPV4_OPTIONS_MAX_BYTES: usize = 40;
 /// The most writers of a vector in an IPv4 option.
-pub const IPV4_WRITERS_MAX: u16 = 9;
+pub const IPV4_WRITERS_MAX: u16 = 7;
 /// The most writers of a vector in an IPv6 option, whose length is one byte.
-pub const IPV6_WRITERS_MAX: u16 = 63;
+pub const IPV6_WRITERS_MAX: u16 = 61;
 
 const FORM_VECTOR: u8 = 0x11;
 const FORM_HLC: u8 = 0x12;
 const ENTRY_BYTES: usize = 4;
 const HLC_BYTES: usize = 8;
-/// Form and check.
+/// Form and context.
 const BODY_HEAD_BYTES: usize = 2;
+const SEAL_BYTES: usize = 8;
 /// Type and length.
 const OPTION_HEAD_BYTES: usize = 2;
 /// Next header and length.
@@ -68,10 +76,11 @@ const IPV6_PAD_1: u8 = 0;
 const IPV6_PAD_N: u8 = 1;
 
 const _: () = assert!(
-    OPTION_HEAD_BYTES + BODY_HEAD_BYTES + IPV4_WRITERS_MAX as usize * ENTRY_BYTES
+    OPTION_HEAD_BYTES + BODY_HEAD_BYTES + IPV4_WRITERS_MAX as usize * ENTRY_BYTES + SEAL_BYTES
         == IPV4_OPTIONS_MAX_BYTES
 );
-const _: () = assert!(BODY_HEAD_BYTES + IPV6_WRITERS_MAX as usize * ENTRY_BYTES <= 255);
+const _: () =
+    assert!(BODY_HEAD_BYTES + IPV6_WRITERS_MAX as usize * ENTRY_BYTES + SEAL_BYTES <= 255);
 const _: () = assert!(IPV6_WRITERS_MAX < WRITERS_MAX);
 
 /// What a group's tags say.
@@ -131,12 +140,51 @@ pub enum TagError {
     /// Another version, or another form than the group's.
     #[error("a tag of form {0:#04x} is not the group's")]
     WrongForm(u8),
-    /// Damaged, or made with other writers in mind.
-    #[error("a tag whose check byte is wrong")]
-    WrongCheck,
+    /// Made with other writers in mind.
+    #[error("a tag of another group, or of one whose writers are in another order")]
+    WrongContext,
+    /// Damaged, or made by somebody who has not the group's key.
+    #[error("a tag whose seal is wrong")]
+    WrongSeal,
     /// An entry that no writer can have.
     #[error("a tag with an entry below 0")]
     BelowZero,
+}
+
+/// What the tags of a group are sealed with. It follows from what the backup tells each of its hosts, and nobody else, when a
+/// member attaches, and changes with the epoch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TagKey(pub [u64; 2]);
+
+impl TagKey {
+    /// That of a group in an epoch.
+    #[must_use]
+    pub fn of(group: GroupId, epoch: Epoch) -> TagKey {
+        let (low, high) = group.0.split_at(8);
+        let of = |half: &[u8]| u64::from_le_bytes(half.try_into().expect("eight bytes"));
+        let secret = TagKey([of(low), of(high)]);
+        TagKey(
+            [0u8, 1].map(|nth| sip(secret, &[b"tidelock tag", &[nth][..], &epoch.0.to_le_bytes()])),
+        )
+    }
+}
+
+impl std::fmt::Debug for TagKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TagKey(..)")
+    }
+}
+
+/// SipHash-2-4.
+fn sip(key: TagKey, parts: &[&[u8]]) -> u64 {
+    use std::hash::Hasher;
+    #[expect(
+        deprecated,
+        reason = "it is SipHash-2-4 with a key, which its successor does not promise"
+    )]
+    let mut hasher = std::hash::SipHasher::new_with_keys(key.0[0], key.0[1]);
+    parts.iter().for_each(|part| hasher.write(part));
+    hasher.finish()
 }
 
 /// How a group writes its tags.
@@ -144,6 +192,9 @@ pub enum TagError {
 pub struct Codec {
     form: Form,
     context: u8,
+    key: TagKey,
+    source: [u8; 16],
+    destination: [u8; 16],
 }
 
 impl Codec {
@@ -156,7 +207,18 @@ impl Codec {
             text.push_str(writer);
         }
         let crc = crc32c(text.as_bytes());
-        Codec { form, context: crc.to_le_bytes().iter().fold(0, |x, b| x ^ b) }
+        let context = crc.to_le_bytes().iter().fold(0, |x, b| x ^ b);
+        Codec { form, context, key: TagKey([0; 2]), source: [0; 16], destination: [0; 16] }
+    }
+
+    /// For packets from one address to another, with the group's key.
+    #[must_use]
+    pub fn sealing(self, key: TagKey, source: IpAddr, destination: IpAddr) -> Codec {
+        let of = |address| match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        Codec { key, source: of(source), destination: of(destination), ..self }
     }
 
     /// What its tags say.
@@ -174,7 +236,11 @@ impl Codec {
     /// The length of the IPv4 option.
     #[must_use]
     pub fn ipv4_bytes(&self) -> usize {
-        OPTION_HEAD_BYTES + BODY_HEAD_BYTES + self.form.entries_bytes()
+        OPTION_HEAD_BYTES + self.body_bytes()
+    }
+
+    fn body_bytes(&self) -> usize {
+        BODY_HEAD_BYTES + self.form.entries_bytes() + SEAL_BYTES
     }
 
     /// The length of the IPv6 destination options header.
@@ -199,15 +265,14 @@ impl Codec {
     /// The IPv6 destination options header.
     pub fn encode_ipv6(&self, next_header: u8, stamp: &Stamp, out: &mut Vec<u8>) {
         let start = out.len();
-        let body = BODY_HEAD_BYTES + self.form.entries_bytes();
         out.push(next_header);
-        out.push(u8::try_from(self.ipv6_bytes() / 8 - 1).expect("at most 63 writers"));
+        out.push(u8::try_from(self.ipv6_bytes() / 8 - 1).expect("at most 61 writers"));
         out.push(IPV6_OPTION);
-        out.push(u8::try_from(body).expect("at most 63 writers"));
+        out.push(u8::try_from(self.body_bytes()).expect("at most 61 writers"));
         self.encode_body(stamp, out);
         let filling = start + self.ipv6_bytes() - out.len();
         if filling > 0 {
-            // Entries leave room for 2 or 6 bytes, never for one alone.
+            // Entries and seal leave room for 2 or 6 bytes, never for one alone.
             out.push(IPV6_PAD_N);
             out.push(u8::try_from(filling - 2).expect("less than 8"));
             out.resize(start + self.ipv6_bytes(), 0);
@@ -216,7 +281,7 @@ impl Codec {
 
     fn encode_body(&self, stamp: &Stamp, out: &mut Vec<u8>) {
         let start = out.len();
-        out.extend([self.form.code(), 0]);
+        out.extend([self.form.code(), self.context]);
         match (self.form, stamp) {
             (Form::Vector { writers }, Stamp::Vector(vector)) => {
                 for writer in 0..writers {
@@ -226,24 +291,33 @@ impl Codec {
             (Form::Hlc, Stamp::Hlc(hlc)) => out.extend(hlc.0.to_be_bytes()),
             _ => panic!("a stamp of another form than the group's"),
         }
-        out[start + 1] = self.check(&out[start..]);
+        out.extend(self.seal(&out[start..]));
     }
 
-    fn check(&self, body: &[u8]) -> u8 {
-        body.iter().skip(BODY_HEAD_BYTES).fold(self.context ^ body[0], |x, b| x ^ b)
+    /// Of form, context and entries.
+    fn seal(&self, body: &[u8]) -> [u8; SEAL_BYTES] {
+        let entries = &body[BODY_HEAD_BYTES..];
+        let mut head = [0; 8];
+        head[..BODY_HEAD_BYTES].copy_from_slice(&body[..BODY_HEAD_BYTES]);
+        head[BODY_HEAD_BYTES] = u8::try_from(entries.len()).expect("at most 61 writers");
+        sip(self.key, &[&head, &self.source, &self.destination, entries]).to_be_bytes()
     }
 
     /// What a tag says, from its form byte on. `base`: max(P, C) of whoever received it.
     pub fn decode(&self, body: &[u8], base: &CountVector) -> Result<Stamp, TagError> {
-        let wanted = BODY_HEAD_BYTES + self.form.entries_bytes();
+        let wanted = self.body_bytes();
         if body.len() != wanted {
             return Err(TagError::WrongLength { found: body.len(), wanted });
         }
         if body[0] != self.form.code() {
             return Err(TagError::WrongForm(body[0]));
         }
-        if body[1] != self.check(body) {
-            return Err(TagError::WrongCheck);
+        if body[1] != self.context {
+            return Err(TagError::WrongContext);
+        }
+        let (body, seal) = body.split_at(wanted - SEAL_BYTES);
+        if seal != self.seal(body) {
+            return Err(TagError::WrongSeal);
         }
         let entries = &body[BODY_HEAD_BYTES..];
         match self.form {
@@ -313,13 +387,18 @@ pub fn find_ipv6(options: &[u8]) -> Result<Option<&[u8]>, TagError> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::net::Ipv4Addr;
+
+    const KEY: TagKey = TagKey([1, 2]);
+    const SOURCE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+    const DESTINATION: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
     fn vector(seqs: &[u64]) -> CountVector {
         (0..).map(WriterId).zip(seqs.iter().map(|s| Seq(*s))).collect()
     }
 
     fn codec(form: Form) -> Codec {
-        Codec::new(form, "shop", ["db", "web"])
+        Codec::new(form, "shop", ["db", "web"]).sealing(KEY, SOURCE.into(), DESTINATION.into())
     }
 
     #[test]
@@ -327,23 +406,61 @@ mod tests {
         let codec = codec(Form::Vector { writers: 2 });
         let mut v4 = vec![];
         codec.encode_ipv4(IPV4_OPTION, &Stamp::Vector(vector(&[0x1_0203_0405, 7])), &mut v4);
-        let check = codec.context() ^ 0x11 ^ 2 ^ 3 ^ 4 ^ 5 ^ 7;
-        assert_eq!(v4, [158, 12, 0x11, check, 2, 3, 4, 5, 0, 0, 0, 7]);
+        let context = codec.context();
+        let with_seal = |bytes: &[u8], body: usize, end: &[u8]| {
+            let mut message = [&bytes[body..body + 2], &[8, 0, 0, 0, 0, 0]].concat();
+            message.extend(SOURCE.to_ipv6_mapped().octets());
+            message.extend(DESTINATION.to_ipv6_mapped().octets());
+            message.extend(&bytes[body + 2..]);
+            [bytes, &sip(KEY, &[&message]).to_be_bytes(), end].concat()
+        };
+        assert_eq!(v4, with_seal(&[158, 20, 0x11, context, 2, 3, 4, 5, 0, 0, 0, 7], 2, &[]));
         let mut v6 = vec![];
         codec.encode_ipv6(6, &Stamp::Vector(vector(&[0x1_0203_0405, 7])), &mut v6);
-        assert_eq!(v6, [6, 1, 0x1e, 10, 0x11, check, 2, 3, 4, 5, 0, 0, 0, 7, 1, 0]);
+        let bytes = [6, 2, 0x1e, 18, 0x11, context, 2, 3, 4, 5, 0, 0, 0, 7];
+        assert_eq!(v6, with_seal(&bytes, 4, &[1, 0]));
         let hlc = Codec { form: Form::Hlc, ..codec };
         let mut v4 = vec![];
         hlc.encode_ipv4(94, &Stamp::Hlc(Hlc(0x0102_0304_0506_0708)), &mut v4);
-        // 1 to 7 cancel each other out.
-        let check = hlc.context() ^ 0x12 ^ 8;
-        assert_eq!(v4, [94, 12, 0x12, check, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(v4, with_seal(&[94, 20, 0x12, context, 1, 2, 3, 4, 5, 6, 7, 8], 2, &[]));
+    }
+
+    /// The first and the last but one of the vectors of its authors: key 00 to 0f, the bytes 00, 01 and so on.
+    #[test]
+    fn the_seal_is_siphash_2_4() {
+        let key = TagKey([0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908]);
+        assert_eq!(sip(key, &[]), 0x726f_db47_dd0e_0e31);
+        let bytes: Vec<u8> = (0..15).collect();
+        assert_eq!(sip(key, &[&bytes[..4], &bytes[4..]]), 0xa129_ca61_49be_45e5);
     }
 
     #[test]
-    fn nine_writers_fill_an_ipv4_header_and_a_tenth_does_not_fit() {
-        assert_eq!(codec(Form::Vector { writers: 9 }).ipv4_bytes(), IPV4_OPTIONS_MAX_BYTES);
-        assert!(!codec(Form::Vector { writers: 10 }).fits_ipv4());
+    fn a_tag_holds_for_one_key_and_one_way_only() {
+        let (codec, stamp) = (codec(Form::Hlc), Stamp::Hlc(Hlc(7)));
+        let mut option = vec![];
+        codec.encode_ipv4(IPV4_OPTION, &stamp, &mut option);
+        let by = |key, source: Ipv4Addr, destination: Ipv4Addr| {
+            let codec = codec.sealing(key, source.into(), destination.into());
+            codec.decode(&option[2..], &vector(&[]))
+        };
+        assert_eq!(by(KEY, SOURCE, DESTINATION), Ok(stamp));
+        let (group, epoch) = (GroupId([7; 16]), Epoch(1));
+        let other = TagKey::of(group, epoch);
+        for wrong in
+            [by(other, SOURCE, DESTINATION), by(KEY, DESTINATION, SOURCE), by(KEY, SOURCE, SOURCE)]
+        {
+            assert_eq!(wrong, Err(TagError::WrongSeal));
+        }
+        assert_ne!(other, TagKey::of(group, Epoch(2)));
+        assert_ne!(other, TagKey::of(GroupId([8; 16]), epoch));
+        assert_ne!(other.0[0], other.0[1]);
+        assert!(!format!("{other:?}").contains(&other.0[0].to_string()));
+    }
+
+    #[test]
+    fn seven_writers_fill_an_ipv4_header_and_an_eighth_does_not_fit() {
+        assert_eq!(codec(Form::Vector { writers: 7 }).ipv4_bytes(), IPV4_OPTIONS_MAX_BYTES);
+        assert!(!codec(Form::Vector { writers: 8 }).fits_ipv4());
     }
 
     #[test]
@@ -352,7 +469,7 @@ mod tests {
         let (ours, theirs) = (codec(form), Codec::new(form, "shop", ["web", "db"]));
         let mut option = vec![];
         theirs.encode_ipv4(IPV4_OPTION, &Stamp::Vector(vector(&[1, 2])), &mut option);
-        assert_eq!(ours.decode(&option[2..], &vector(&[])), Err(TagError::WrongCheck));
+        assert_eq!(ours.decode(&option[2..], &vector(&[])), Err(TagError::WrongContext));
     }
 
     #[test]
@@ -388,7 +505,7 @@ mod tests {
         #[test]
         fn what_is_encoded_is_decoded(
             six in any::<bool>(),
-            entries in prop::collection::vec((0u64..1 << 40, -(1i64 << 31) + 1..1 << 31), 0..=9),
+            entries in prop::collection::vec((0u64..1 << 40, -(1i64 << 31) + 1..1 << 31), 0..=7),
             next_header in any::<u8>(),
         ) {
             let codec = codec(Form::Vector { writers: entries.len() as u16 });
@@ -413,7 +530,7 @@ mod tests {
 
         #[test]
         fn damage_of_one_byte_is_seen(
-            at in 2usize..12, change in 1u8..=255, hlc in any::<u64>(),
+            at in 2usize..20, change in 1u8..=255, hlc in any::<u64>(),
         ) {
             let codec = codec(Form::Hlc);
             let mut bytes = vec![];
@@ -425,7 +542,7 @@ mod tests {
         #[test]
         fn any_bytes_are_survived(
             options in prop::collection::vec(any::<u8>(), 0..80),
-            writers in 0u16..=9,
+            writers in 0u16..=7,
             base in any::<u64>(),
         ) {
             for form in [Form::Vector { writers }, Form::Hlc] {

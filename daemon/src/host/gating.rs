@@ -41,6 +41,12 @@ impl GateControl for HeldGate {
         }
     }
 
+    fn tag_key(&self, key: tag::TagKey) {
+        if let Some(handle) = &self.handle {
+            handle.set_tag_key(key);
+        }
+    }
+
     fn lease_renewed(&self, sent_at: MonoNanos) {
         if let Some(handle) = &self.handle {
             handle.lease_renewed(clock::mono_now(), sent_at);

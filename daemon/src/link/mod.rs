@@ -30,6 +30,7 @@ pub mod turns;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::RefusalKind;
+use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 
 /// What the kernel may hold that the network has not taken yet.
@@ -39,6 +40,8 @@ pub const NOTSENT_LOWAT_BYTES: u32 = 256 << 10;
 pub trait GateControl: Send + Sync {
     /// C rose.
     fn committed(&self, committed: &CountVector);
+    /// What tags of the group are sealed with.
+    fn tag_key(&self, _: TagKey) {}
     /// The backup answered the beacon that was sent at this time.
     fn lease_renewed(&self, sent_at: MonoNanos);
     /// The epoch of this primary has ended: shut for good.

@@ -39,11 +39,13 @@ use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::tag::Form;
+use tidelock_protocol::tag::{Form, TagKey};
 use tidelock_protocol::vector::CountVector;
 
 type Answer = Result<String, Box<dyn Error>>;
 
+/// What a backup would tell: tests seal with it, too.
+const TAG_KEY: TagKey = TagKey([5, 6]);
 const GROUP: &str = "drive";
 
 fn main() {
@@ -140,6 +142,7 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
         .collect();
     let said = format!("backend={backend} tagging={} notes={notes}", found.join(","));
     let handle = gate.handle(GROUP).ok_or("the group is there")?;
+    handle.set_tag_key(TAG_KEY);
     Ok((Drive { gate, handle, pending, tide: None }, said))
 }
 

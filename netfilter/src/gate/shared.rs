@@ -13,6 +13,7 @@ use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Lease;
 use tidelock_protocol::limits::WRITERS_MAX;
 use tidelock_protocol::message::Mode;
+use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 use tidelock_tagging::{CommittedCells, Mapped, PendingCells};
 
@@ -353,6 +354,15 @@ impl Group {
         self.dependent.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(pending));
     }
 
+    /// What the programs seal tags with from now on.
+    fn set_tag_key(&self, key: TagKey) {
+        if let Some(told) = &self.told {
+            for (half, to) in told.cells.tag_key.iter().zip(key.0) {
+                half.store(to, Ordering::SeqCst);
+            }
+        }
+    }
+
     /// Whether the kernel programs drop what they would leave to the packet filter's rules.
     pub(super) fn rules_are_gone(&self, gone: bool) {
         if let Some(told) = &self.told {
@@ -423,6 +433,11 @@ impl GateHandle {
 
     pub(super) fn rules_are_gone(&self, gone: bool) {
         self.group.rules_are_gone(gone);
+    }
+
+    /// What tags of the group are sealed with, as the backup has it. Before that the programs write and believe none.
+    pub fn set_tag_key(&self, key: TagKey) {
+        self.group.set_tag_key(key);
     }
 
     /// C has risen, or an old message repeats it.

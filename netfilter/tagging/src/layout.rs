@@ -99,6 +99,8 @@ pub struct CommittedCells {
     pub entries: [AtomicU64; ENTRIES],
     /// What turns `CLOCK_BOOTTIME` into the wall clock that is believed.
     pub wall_minus_boot: AtomicU64,
+    /// What tags are sealed with; zeros: not known yet.
+    pub tag_key: [AtomicU64; 2],
     /// Not 0: packets that would be left to the packet filter's rules are dropped, because those may be gone.
     pub rules_gone: AtomicU64,
 }
@@ -180,7 +182,7 @@ counters! {
     dropped_unjudged,
     /// The same while the packet filter's rules that would have queued them were gone.
     dropped_no_rules,
-    /// ARP and neighbour discovery while the gate was shut, and what is not as it should be: dropped.
+    /// ARP and neighbour discovery while the gate was shut, ARP that is not as it should be, and frames to a bridge itself: dropped.
     dropped_shut,
     /// TCP connections whose segments were made smaller, so that the tag fits.
     mss_lowered,

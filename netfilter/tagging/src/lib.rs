@@ -63,6 +63,8 @@ const PENDING: [&str; 2] = ["pending4", "pending4-hlc"];
 /// As in `tag.h`.
 const ADDRESSES_MAX: u32 = 4096;
 const INTERFACES_MAX: u32 = 4096;
+/// A map that is shared has the name that it was made with.
+const INTERFACES: &str = "tl_interfaces";
 const WAY_ELSEWHERE: u32 = 1;
 const WAY_HERE: u32 = 2;
 
@@ -510,7 +512,7 @@ impl MemberTags {
     pub fn attach(&mut self, interface: &str) -> Result<(), TaggingError> {
         let index = mapped::interface_index(interface)
             .map_err(|_| TaggingError::NoInterface(interface.to_owned()))?;
-        sends_by(&self.map("interfaces")?, index.cast_unsigned())?;
+        sends_by(&self.map(INTERFACES)?, index.cast_unsigned())?;
         // A link that is not pinned any more goes now: the kernel takes no program twice.
         let is_first = self.attached.take().is_none();
         let attach = |nth: usize| {
@@ -660,7 +662,7 @@ fn neighbours() -> Result<MapHandle, TaggingError> {
 }
 
 fn interfaces() -> Result<MapHandle, TaggingError> {
-    MapHandle::create(MapType::Hash, Some("tl_interfaces"), 4, 4, INTERFACES_MAX, &map_options())
+    MapHandle::create(MapType::Hash, Some(INTERFACES), 4, 4, INTERFACES_MAX, &map_options())
         .map_err(|e| cannot("make a map", &e))
 }
 

@@ -189,9 +189,10 @@ fn wrong4() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("short", vec![IPV4_OPTION, 4, 0x11, 0]),
         ("empty", vec![IPV4_OPTION, 2, 1, 1]),
+        ("without the key", good.clone()),
         ("damaged", damaged),
         ("another form", hlc),
-        ("twice", [&good[..], &good].concat()),
+        ("twice", [&good[..], &[IPV4_OPTION, 4, 0, 0]].concat()),
         ("not the first", [&[148, 4, 0, 0][..], &good].concat()),
         ("not where it should be", [&[1, 1, 1, 1][..], &good].concat()),
     ]
@@ -206,13 +207,14 @@ fn wrong6() -> Vec<Headers6> {
         header[9] ^= 1;
         header
     };
-    let body = tag6(UDP)[4..18].to_vec();
-    let option = [&[IPV6_OPTION, 14][..], &body].concat();
+    let body = tag6(UDP)[4..26].to_vec();
+    let option = [&[IPV6_OPTION, 22][..], &body].concat();
     let twice = [&option[..], &option].concat();
     let behind = [&[1, 0][..], &option].concat();
     let filling = |next| options6(next, &[1, 4, 0, 0, 0, 0]);
     vec![
         ("short", DESTINATION, Box::new(|next| options6(next, &[IPV6_OPTION, 2, 0x11, 0]))),
+        ("without the key", DESTINATION, Box::new(tag6)),
         ("damaged", DESTINATION, Box::new(damaged)),
         ("twice", DESTINATION, Box::new(move |next| options6(next, &twice))),
         ("not the first option", DESTINATION, Box::new(move |next| options6(next, &behind))),
@@ -251,6 +253,8 @@ fn in_a_members_name_what_is_not_as_members_write_it_is_dropped() {
     for plan in Plan::ALL {
         let town = Town::new(plan);
         let mut gates = town.gates("3");
+        // Between members of one host no tag comes from anywhere else.
+        let wrong = if plan == Plan::TwoHosts { "dropped_malformed" } else { "dropped_wrong_way" };
         let (db, pair) = (socket(&town, "db"), Pair::of(&town, "web", "db"));
         let send = |packet: &[u8]| {
             let to = if packet[0] >> 4 == 6 { town.ip6("db") } else { town.ip("db") };
@@ -259,21 +263,21 @@ fn in_a_members_name_what_is_not_as_members_write_it_is_dropped() {
         for (what, options) in wrong4() {
             let [first, second] = fragments4(pair.from.0, pair.to.0, &options);
             for packet in [pair.whole4(&options), first, second] {
-                grows(&mut gates, "db", "dropped_malformed", what, || send(&packet));
+                grows(&mut gates, "db", wrong, what, || send(&packet));
             }
         }
         for (what, next, headers) in wrong6() {
             let whole = pair.whole6(next, &[&headers(UDP)]);
-            grows(&mut gates, "db", "dropped_malformed", what, || send(&whole));
+            grows(&mut gates, "db", wrong, what, || send(&whole));
             if next == DESTINATION {
                 for packet in fragments6(pair.from.1, pair.to.1, &headers) {
-                    grows(&mut gates, "db", "dropped_malformed", what, || send(&packet));
+                    grows(&mut gates, "db", wrong, what, || send(&packet));
                 }
             }
         }
         // In what is fragmented, where a member never writes it.
         let inside = [&fragment6(DESTINATION, 0, false)[..], &tag6(UDP)].concat();
-        grows(&mut gates, "db", "dropped_malformed", "inside a fragment", || {
+        grows(&mut gates, "db", wrong, "inside a fragment", || {
             send(&pair.whole6(FRAGMENT, &[&inside]));
         });
         for headers in [

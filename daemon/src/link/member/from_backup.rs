@@ -8,6 +8,7 @@ use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
 use tidelock_protocol::message::{
     Attached, CopyState, Followed, Message, Mode, PROTOCOL_OF_GROUPS, Progress, RefusalKind,
 };
+use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 
 impl<T> Member<T> {
@@ -210,6 +211,7 @@ impl<T> Member<T> {
             .keep(epoch, group_id)
             .map_err(|source| MemberError::Epoch { member: member(), source })?;
         (self.attach.epoch, self.attach.group_id) = (epoch, Some(group_id));
+        self.gate.tag_key(TagKey::of(group_id, epoch));
         Ok(())
     }
 

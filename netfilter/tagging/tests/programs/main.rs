@@ -11,7 +11,7 @@ use frames::*;
 use member::*;
 use std::sync::atomic::Ordering::SeqCst;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, IPV6_OPTION, Stamp, find_ipv6};
+use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, IPV6_OPTION, Stamp, TagKey, find_ipv6};
 use tidelock_tagging::{Direction, MemberTags, Settings, Tried};
 
 #[test]
@@ -19,21 +19,21 @@ fn to_a_member_the_tag_is_what_the_codec_writes() {
     for (form, seqs) in [
         (vector(3), &[5, 0x1_0000_0007, u64::from(u32::MAX)][..]),
         (vector(1), &[1][..]),
-        (vector(9), &[1, 2, 3, 4, 5, 6, 7, 8, 9][..]),
+        (vector(7), &[1, 2, 3, 4, 5, 6, 7][..]),
     ] {
         let Some(m) = load(&settings(form)) else { return };
         m.pend(seqs);
         let frame = ip4(OWN, PEER, UDP, &[], b"hello");
         let sent = m.send(&frame);
         m.is_passed(&sent, "tagged");
-        assert_eq!(options_of(&sent.frame), m.tag4(&stamp(seqs)));
+        assert_eq!(options_of(&sent.frame), m.own4(&stamp(seqs)));
         let end = sent.frame.len();
         assert_eq!(&sent.frame[end - 5..], b"hello");
 
         // And back again: another member's program merges it and gives the guest its packet.
         let Some(other) = load(&settings(form)) else { return };
         other.commit(seqs);
-        let flipped = ip4(PEER, OWN, UDP, options_of(&sent.frame), b"hello");
+        let flipped = ip4(PEER, OWN, UDP, &m.tag4(&stamp(seqs)), b"hello");
         let received = other.receive(&flipped);
         assert!(received.passed);
         assert_eq!(received.frame, ip4(PEER, OWN, UDP, &[], b"hello"));
@@ -214,7 +214,7 @@ fn what_is_sent_is_never_older_than_c() {
     m.pend(&[3, 9, 0]);
     m.commit(&[7, 4, 1 << 33]);
     let sent = m.send(&ip4(OWN, PEER, UDP, &[], b"x"));
-    assert_eq!(options_of(&sent.frame), m.tag4(&stamp(&[7, 9, 1 << 33])));
+    assert_eq!(options_of(&sent.frame), m.own4(&stamp(&[7, 9, 1 << 33])));
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn c_that_has_become_old_is_no_longer_believed() {
         };
         let frame = ip4(OWN, PEER, UDP, &[], b"x");
         let tagged = ip4(PEER, OWN, UDP, &m.tag4(&stamp), b"x");
-        assert_eq!(options_of(&m.send(&frame).frame), m.tag4(&stamp));
+        assert_eq!(options_of(&m.send(&frame).frame), m.own4(&stamp));
         assert!(m.receive(&tagged).passed);
 
         // Each CPU looks at the clock once in a tick of the kernel's timer.
@@ -282,7 +282,7 @@ fn hlc_tags_carry_the_time_and_one_too_far_ahead_is_dropped() {
     let now = Hlc::new(wall_ms, 7);
     m.tags.pending().hlc.store(now.0, SeqCst);
     let sent = m.send(&ip4(OWN, PEER, UDP, &[], b"x"));
-    assert_eq!(options_of(&sent.frame), m.tag4(&Stamp::Hlc(now)));
+    assert_eq!(options_of(&sent.frame), m.own4(&Stamp::Hlc(now)));
 
     let from_peer = |hlc| ip4(PEER, OWN, UDP, &m.tag4(&Stamp::Hlc(hlc)), b"x");
     let ahead = Hlc::new(wall_ms + 900, 3);
@@ -387,8 +387,8 @@ fn a_syn_announces_segments_that_leave_room() {
         assert_eq!(tcp_sum(OWN, PEER, tcp), 0xffff, "TCP checksum");
         u16::from_be_bytes([tcp[26], tcp[27]])
     };
-    assert_eq!(mss(1460), 1460 - 16);
-    assert_eq!(mss(1444), 1444);
+    assert_eq!(mss(1460), 1460 - 24);
+    assert_eq!(mss(1436), 1436);
     assert_eq!(mss(536), 536);
     assert_eq!(m.counted("mss_lowered"), 1);
     // Also that of a packet which needs none: later ones of the connection may.
@@ -396,18 +396,18 @@ fn a_syn_announces_segments_that_leave_room() {
     let tcp = segment(SYN, &[1, 1, 1, 1, 2, 4, 0x05, 0xb4], b"");
     let sent = m.send(&ip4(OWN, PEER, TCP, &[], &summed(OWN, PEER, tcp)));
     m.is_passed(&sent, "untagged_covered");
-    assert_eq!(sent.frame[ETHERNET + 20 + 26..][..2], (1460u16 - 16).to_be_bytes());
+    assert_eq!(sent.frame[ETHERNET + 20 + 26..][..2], (1460u16 - 24).to_be_bytes());
     let body = segment(SYN, &[2, 4, 5, 0xa0], b"");
     let sent = m.send(&ip6(OWN6, PEER6, TCP, &body));
     let end = sent.frame.len();
-    assert_eq!(&sent.frame[end - 2..], (1500u16 - 60 - 24).to_be_bytes());
+    assert_eq!(&sent.frame[end - 2..], (1500u16 - 60 - 32).to_be_bytes());
 }
 
 #[test]
 fn what_cannot_be_tagged_is_left_to_the_queue() {
     let Some(m) = load(&settings(vector(3))) else { return };
     m.pend(&[0, 4, 0]);
-    let full = vec![0; MTU as usize - 20 - 15];
+    let full = vec![0; MTU as usize - 20 - 23];
     let frame = ip4(OWN, PEER, UDP, &[], &full);
     m.is_left(&m.send(&frame), &frame, "gated_mtu");
     let fits = ip4(OWN, PEER, UDP, &[], &full[1..]);
@@ -472,8 +472,9 @@ fn a_guests_own_options_stay_behind_ours_and_come_out_alone() {
     let alert = [148, 4, 0, 0];
     let sent = m.send(&ip4(OWN, PEER, UDP, &alert, b"x"));
     m.is_passed(&sent, "tagged");
-    assert_eq!(options_of(&sent.frame), [&m.tag4(&stamp(&[0, 4, 0]))[..], &alert].concat());
-    let received = m.receive(&ip4(PEER, OWN, UDP, options_of(&sent.frame), b"x"));
+    assert_eq!(options_of(&sent.frame), [&m.own4(&stamp(&[0, 4, 0]))[..], &alert].concat());
+    let from_peer = [&m.tag4(&stamp(&[0, 4, 0]))[..], &alert].concat();
+    let received = m.receive(&ip4(PEER, OWN, UDP, &from_peer, b"x"));
     assert_eq!(received.frame, ip4(PEER, OWN, UDP, &alert, b"x"));
 }
 
@@ -485,8 +486,7 @@ fn a_guest_that_sends_a_tag_itself_is_not_heard() {
         assert!(!m.send(&ip4(OWN, to, UDP, &tag, b"x")).passed);
     }
     assert!(!m.send(&ip4(OWN, PEER, UDP, &[1, 1, 158, 2], b"x")).passed);
-    let mut six = vec![];
-    m.codec.encode_ipv6(UDP, &stamp(&[1, 2, 3]), &mut six);
+    let six = m.tag6(UDP, &stamp(&[1, 2, 3]));
     assert!(!m.send(&ip6(OWN6, PEER6, 60, &[&six[..], b"x"].concat())).passed);
     assert_eq!(m.counted("dropped_guests_own"), 4);
 }
@@ -562,8 +562,9 @@ fn fragments_carry_and_lose_their_tags_like_whole_packets() {
     for fragment in [0x2000, 0x2010, 0x0020] {
         let plain = ip4_fragment(OWN, PEER, UDP, &[], b"part of it", fragment);
         let sent = m.send(&plain);
-        assert_eq!(options_of(&sent.frame), m.tag4(&stamp(&[4, 5, 6])));
-        let tagged = ip4_fragment(PEER, OWN, UDP, options_of(&sent.frame), b"part of it", fragment);
+        assert_eq!(options_of(&sent.frame), m.own4(&stamp(&[4, 5, 6])));
+        let tag = m.tag4(&stamp(&[4, 5, 6]));
+        let tagged = ip4_fragment(PEER, OWN, UDP, &tag, b"part of it", fragment);
         let received = m.receive(&tagged);
         assert_eq!(received.frame, ip4_fragment(PEER, OWN, UDP, &[], b"part of it", fragment));
     }
@@ -582,8 +583,7 @@ fn ipv6_fragments_carry_and_lose_their_tags_like_whole_packets() {
         m.pend(&[4, 5, 6]);
         m.tags.pending().hlc.store(7, SeqCst);
         let said = if form == Form::Hlc { Stamp::Hlc(Hlc(7)) } else { stamp(&[4, 5, 6]) };
-        let mut tag = vec![];
-        m.codec.encode_ipv6(44, &said, &mut tag);
+        let (tag, own) = (m.tag6(44, &said), m.own6(44, &said));
         let room = tag.len();
         for (nth, (at, more)) in
             [(0, true), (16, true), (8, false), (0, false)].into_iter().enumerate()
@@ -591,7 +591,7 @@ fn ipv6_fragments_carry_and_lose_their_tags_like_whole_packets() {
             let body = [&fragment6(at, more)[..], b"part of it"].concat();
             let sent = m.send(&ip6(OWN6, PEER6, 44, &body));
             let tagged = [&tag[..], &body].concat();
-            assert_eq!(sent.frame, ip6(OWN6, PEER6, 60, &tagged));
+            assert_eq!(sent.frame, ip6(OWN6, PEER6, 60, &[&own[..], &body].concat()));
             assert_ne!(sent.mark & MARK_MASK, 0);
             let received = m.receive(&ip6(PEER6, OWN6, 60, &tagged));
             assert_eq!(received.frame, ip6(PEER6, OWN6, 44, &body));
@@ -616,8 +616,7 @@ fn fragments_do_not_hide_what_is_wrong() {
     let good = m.tag4(&stamp(&[1, 2, 3]));
     let mut damaged = good.clone();
     damaged[3] ^= 1;
-    let mut six = vec![];
-    m.codec.encode_ipv6(44, &stamp(&[1, 2, 3]), &mut six);
+    let six = m.tag6(44, &stamp(&[1, 2, 3]));
     let mut damaged6 = six.clone();
     damaged6[5] ^= 1;
     let (mut malformed, mut unreadable, mut own) = (0, 0, 0);
@@ -659,7 +658,7 @@ fn fragments_do_not_hide_what_is_wrong() {
     assert_eq!(m.counted("dropped_malformed"), malformed + 1);
     let received = m.receive(&ip6(STRANGER6, OWN6, 44, &first));
     let blank =
-        [&[60, 0, 0, 1, 0, 0, 0, 9, UDP, 2, 0x3e, 14][..], &[0; 14], &six[18..], b"12345678"];
+        [&[60, 0, 0, 1, 0, 0, 0, 9, UDP, 3, 0x3e, 22][..], &[0; 22], &six[26..], b"12345678"];
     assert_eq!(received.frame, ip6(STRANGER6, OWN6, 44, &blank.concat()));
     assert!(!m.send(&ip6(OWN6, PEER6, 44, &first)).passed);
     assert_eq!(m.pending(), [0, 0, 0], "nothing was merged");
@@ -675,11 +674,12 @@ fn another_number_of_the_option_is_written_found_and_taken_out() {
             m.pend(&[4, 5, 6]);
             m.tags.pending().hlc.store(7, SeqCst);
             let said = if form == Form::Hlc { Stamp::Hlc(Hlc(7)) } else { stamp(&[4, 5, 6]) };
-            let mut tag = vec![];
-            m.codec.encode_ipv4(number, &said, &mut tag);
+            let (mut tag, mut own) = (vec![], vec![]);
+            m.sealing(PEER, OWN).encode_ipv4(number, &said, &mut tag);
+            m.sealing(OWN, PEER).encode_ipv4(number, &said, &mut own);
             let sent = m.send(&ip4(OWN, PEER, UDP, &[], b"x"));
             m.is_passed(&sent, "tagged");
-            assert_eq!(options_of(&sent.frame), tag);
+            assert_eq!(options_of(&sent.frame), own);
 
             let Some(other) = load(&own_number) else { return };
             let received = other.receive(&ip4(PEER, OWN, UDP, &tag, b"x"));
@@ -701,7 +701,7 @@ fn another_number_of_the_option_is_written_found_and_taken_out() {
             let usual = ip4(PEER, OWN, UDP, &[IPV4_OPTION, 4, 9, 9], b"x");
             assert_eq!(m.receive(&usual).frame, usual);
             // But what a member's host writes that has not heard of the change is not lost without a word.
-            for late in [vector(1), vector(3), vector(9), Form::Hlc] {
+            for late in [vector(1), vector(3), vector(7), Form::Hlc] {
                 let said = if late == Form::Hlc { Stamp::Hlc(Hlc(7)) } else { stamp(&[4, 5, 6]) };
                 let mut tag = vec![];
                 Codec::new(late, "shop", ["db"]).encode_ipv4(IPV4_OPTION, &said, &mut tag);
@@ -712,26 +712,26 @@ fn another_number_of_the_option_is_written_found_and_taken_out() {
                 assert_eq!(m.receive(&strangers).frame, strangers);
             }
             let sent = m.send(&ip4(OWN, PEER, UDP, &[IPV4_OPTION, 4, 9, 9], b"x"));
-            assert_eq!(options_of(&sent.frame), [&tag[..], &[IPV4_OPTION, 4, 9, 9]].concat());
+            assert_eq!(options_of(&sent.frame), [&own[..], &[IPV4_OPTION, 4, 9, 9]].concat());
         }
     }
 }
 
 #[test]
 fn ipv6_tags_are_what_the_codec_writes_and_come_out_again() {
-    for writers in [1, 2, 3, 10, 63] {
+    for writers in [1, 2, 3, 10, 61] {
         let Some(m) = load(&settings(vector(writers))) else { return };
         let seqs: Vec<u64> = (1..=u64::from(writers)).collect();
         m.pend(&seqs);
         let plain = ip6(OWN6, PEER6, UDP, b"12345678hello");
         let sent = m.send(&plain);
         m.is_passed(&sent, "tagged");
-        let mut header = vec![];
-        m.codec.encode_ipv6(UDP, &stamp(&seqs), &mut header);
+        let header = m.own6(UDP, &stamp(&seqs));
         let tagged = ip6(OWN6, PEER6, 60, &[&header[..], b"12345678hello"].concat());
         assert_eq!(sent.frame, tagged);
 
         let Some(other) = load(&settings(vector(writers))) else { return };
+        let header = m.tag6(UDP, &stamp(&seqs));
         let tagged = ip6(PEER6, OWN6, 60, &[&header[..], b"12345678hello"].concat());
         let received = other.receive(&tagged);
         assert_eq!(received.frame, ip6(PEER6, OWN6, UDP, b"12345678hello"));
@@ -744,8 +744,7 @@ fn ipv6_tags_are_what_the_codec_writes_and_come_out_again() {
 #[test]
 fn ipv6_extension_headers_are_walked() {
     let Some(m) = load(&settings(vector(3))) else { return };
-    let mut tag = vec![];
-    m.codec.encode_ipv6(UDP, &stamp(&[1, 2, 3]), &mut tag);
+    let tag = m.tag6(UDP, &stamp(&[1, 2, 3]));
     let body = b"12345678";
     let from = |source: &str, next: u8, parts: &[&[u8]]| {
         m.receive(&ip6(source, OWN6, next, &parts.concat()))
@@ -756,7 +755,7 @@ fn ipv6_extension_headers_are_walked() {
     assert_eq!(received.frame.len(), 14 + 40 + 8 + tag.len() + 8);
     let options = &received.frame[14 + 40 + 8 + 2..14 + 40 + 8 + tag.len()];
     assert_eq!(find_ipv6(options), Ok(None));
-    assert_eq!(options[..16], [&[0x3e, 14][..], &[0; 14]].concat(), "no entry is left");
+    assert_eq!(options[..24], [&[0x3e, 22][..], &[0; 22]].concat(), "no entry is left");
     assert_eq!(m.counted("stripped_foreign"), 1);
     assert_eq!(m.pending(), [0, 0, 0]);
 
@@ -783,7 +782,8 @@ fn ipv6_extension_headers_are_walked() {
     let own = [17u8, 0, 1, 4, 0, 0, 0, 0];
     let sent = m.send(&ip6(OWN6, PEER6, 60, &[&own[..], body].concat()));
     m.is_passed(&sent, "tagged");
-    let received = from(PEER6, 60, &[&sent.frame[14 + 40..]]);
+    assert_eq!(sent.frame[14 + 40..][..tag.len()], m.own6(60, &stamp(&[0, 0, 9])));
+    let received = from(PEER6, 60, &[&m.tag6(60, &stamp(&[0, 0, 9])), &own, body]);
     assert_eq!(received.frame, ip6(PEER6, OWN6, 60, &[&own[..], body].concat()));
     let frame = ip6(OWN6, PEER6, 0, &[&own[..], body].concat());
     m.is_left(&m.send(&frame), &frame, "gated_no_room");
@@ -811,8 +811,7 @@ fn big_tcp_comes_to_the_guest() {
     assert_eq!(m.tags.stats().unwrap(), Default::default());
 
     // Of what else is in front the kernel may have lost the beginning: nobody knows what it said.
-    let mut tag = vec![];
-    m.codec.encode_ipv6(TCP, &stamp(&[1, 2, 3]), &mut tag);
+    let tag = m.tag6(TCP, &stamp(&[1, 2, 3]));
     let own = [TCP, 0, 1, 4, 0, 0, 0, 0];
     let frames = [
         big(PEER6, 0, &[&jumbo(60), &tag, &tcp]),
@@ -945,6 +944,18 @@ fn neighbour_discovery_says_only_what_it_must_and_nothing_to_others_while_the_ga
 }
 
 #[test]
+fn what_a_bridge_would_take_for_itself_is_dropped() {
+    for is_bridged in [true, false] {
+        let Some(m) = load(&Settings { is_bridged, ..settings(vector(3)) }) else { return };
+        for last in [0, 0x0e, 0x0f, 0x10] {
+            let mut frame = ip4(OWN, STRANGER, UDP, &[], b"x");
+            frame[..6].copy_from_slice(&[1, 0x80, 0xc2, 0, 0, last]);
+            assert_eq!(m.send(&frame).passed, !is_bridged || last == 0x10);
+        }
+    }
+}
+
+#[test]
 fn to_the_guest_arp_and_neighbour_discovery_are_left_alone() {
     let Some(m) = load(&settings(vector(3))) else { return };
     for frame in [discovery(OWN6, 135, OWN6, Some(1)), arp(true, 1, OWN, b"filling")] {
@@ -953,14 +964,51 @@ fn to_the_guest_arp_and_neighbour_discovery_are_left_alone() {
     assert_eq!(m.tags.stats().unwrap(), Default::default());
 }
 
+#[test]
+fn a_tag_is_believed_only_with_the_seal_of_the_groups_key_for_its_packets_addresses() {
+    for form in [vector(3), vector(2), Form::Hlc] {
+        let Some(m) = load(&settings(form)) else { return };
+        let said = if form == Form::Hlc { Stamp::Hlc(Hlc(7)) } else { stamp(&[9, 9, 9]) };
+        let six = |codec: Codec| {
+            let mut header = vec![];
+            codec.encode_ipv6(UDP, &said, &mut header);
+            m.receive(&ip6(PEER6, OWN6, 60, &[&header[..], b"12345678"].concat())).passed
+        };
+        let four = |codec: Codec| {
+            let mut option = vec![];
+            codec.encode_ipv4(IPV4_OPTION, &said, &mut option);
+            m.receive(&ip4(PEER, OWN, UDP, &option, b"x")).passed
+        };
+        let [own, peer] = [address(OWN6), address(PEER6)];
+        let other = |key| TagKey(key);
+        assert!(!four(m.codec) && !six(m.codec), "nobody's");
+        assert!(!four(m.sealing(OWN, PEER)) && !six(m.sealing(own, peer)), "sent back");
+        assert!(!four(m.sealing(PEER, STRANGER)) && !six(m.sealing(peer, address(STRANGER6))));
+        for key in [other([3, 5]), other([2, 4]), other([0, 0])] {
+            assert!(!four(m.codec.sealing(key, PEER.into(), OWN.into())));
+            assert!(!six(m.codec.sealing(key, peer.into(), own.into())));
+        }
+        assert_eq!(m.pending(), [0, 0, 0]);
+        assert_eq!(m.tags.pending().hlc.load(SeqCst), 0);
+        assert!(four(m.sealing(PEER, OWN)) && six(m.sealing(peer, own)));
+        // Before the backup has told the key, nothing is believed and nothing is tagged.
+        m.group.committed().tag_key.iter().for_each(|half| half.store(0, SeqCst));
+        assert!(!four(m.codec.sealing(other([0, 0]), PEER.into(), OWN.into())));
+        m.pend(&[1 << 20, 0, 0]);
+        m.tags.pending().hlc.store(1 << 40, SeqCst);
+        let frame = ip4(OWN, PEER, UDP, &[], b"x");
+        assert_eq!(m.send(&frame).frame, frame);
+        assert_eq!(m.counted("gated_untrusted"), 1);
+    }
+}
+
 /// Who is outside, or behind another interface, can write whatever address it likes.
 #[test]
 fn a_tag_is_believed_only_from_where_that_member_sends() {
     let settings = settings(vector(3));
     let Some(m) = load(&settings) else { return };
     let tag = m.tag4(&stamp(&[9, 9, 9]));
-    let mut six = vec![];
-    m.codec.encode_ipv6(UDP, &stamp(&[9, 9, 9]), &mut six);
+    let six = m.tag6(UDP, &stamp(&[9, 9, 9]));
     let frames = [
         ip4(PEER, OWN, UDP, &tag, b"12345678"),
         ip6(PEER6, OWN6, 60, &[&six[..], b"12345678"].concat()),

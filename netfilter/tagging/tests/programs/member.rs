@@ -1,18 +1,19 @@
 //! The programs of one member, loaded but not attached, and what became of the frames that they were given.
 
-use crate::frames::{OWN6, PEER6};
+use crate::frames::{OWN, OWN6, PEER, PEER6, address};
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::SeqCst;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp};
+use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp, TagKey};
 use tidelock_tagging::{
     Addresses, Direction, GroupTags, Hooks, MemberTags, Peer, Settings, TaggingError, Tried,
 };
 
 pub const MARK_MASK: u32 = 0xffff_0000;
 pub const MTU: u32 = 1500;
+pub const KEY: TagKey = TagKey([3, 4]);
 /// The interface of the other member, on this host, and one of nobody.
 pub const HERE: u32 = 7;
 pub const ELSEWHERE: u32 = 8;
@@ -55,6 +56,9 @@ pub fn load_with(settings: &Settings, is_here: bool) -> Option<Member> {
         Err(e) => panic!("{e}"),
     };
     group.sends_by(HERE).unwrap();
+    let [one, other] = &group.committed().tag_key;
+    one.store(KEY.0[0], SeqCst);
+    other.store(KEY.0[1], SeqCst);
     let tags = load_one(settings, &group, &["10.0.0.1", OWN6], (&PEERS, is_here));
     group.committed().trusted_until.store(u64::MAX, SeqCst);
     Some(Member { group, tags, codec: settings.codec })
@@ -127,10 +131,35 @@ impl Member {
         stats.named().find(|(name, _)| *name == what).expect("a counter").1
     }
 
+    /// For packets from one address to another.
+    pub fn sealing(&self, source: impl Into<IpAddr>, destination: impl Into<IpAddr>) -> Codec {
+        self.codec.sealing(KEY, source.into(), destination.into())
+    }
+
+    /// What the other member writes into a packet to this one.
     pub fn tag4(&self, stamp: &Stamp) -> Vec<u8> {
         let mut option = vec![];
-        self.codec.encode_ipv4(IPV4_OPTION, stamp, &mut option);
+        self.sealing(PEER, OWN).encode_ipv4(IPV4_OPTION, stamp, &mut option);
         option
+    }
+
+    pub fn tag6(&self, next: u8, stamp: &Stamp) -> Vec<u8> {
+        let mut header = vec![];
+        self.sealing(address(PEER6), address(OWN6)).encode_ipv6(next, stamp, &mut header);
+        header
+    }
+
+    /// What this member writes into a packet to the other one.
+    pub fn own4(&self, stamp: &Stamp) -> Vec<u8> {
+        let mut option = vec![];
+        self.sealing(OWN, PEER).encode_ipv4(IPV4_OPTION, stamp, &mut option);
+        option
+    }
+
+    pub fn own6(&self, next: u8, stamp: &Stamp) -> Vec<u8> {
+        let mut header = vec![];
+        self.sealing(address(OWN6), address(PEER6)).encode_ipv6(next, stamp, &mut header);
+        header
     }
 
     #[track_caller]
