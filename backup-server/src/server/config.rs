@@ -405,6 +405,24 @@ mod tests {
     }
 
     #[test]
+    fn members_are_given_to_hosts_of_the_list() {
+        let text = |members: &str| {
+            format!(
+                "plaintext = true\n[server]\nname = \"b\"\ndata_dir = \"/d\"\n\
+                 [[group]]\nname = \"g\"\nhosts = [\"x\", \"y\"]\nmembers = {members}\n"
+            )
+        };
+        let config = Config::parse("b.toml", &text("[\"db=x\", \"web=y\"]")).unwrap();
+        let members = config.options("g").members;
+        assert_eq!((&*members["db"], &*members["web"], members.len()), ("x", "y", 2));
+        assert!(config.options("other").members.is_empty());
+        for wrong in ["db", "db=z", "=x", "d b=x"] {
+            let found = Config::parse("b.toml", &text(&format!("[\"{wrong}\"]"))).unwrap_err();
+            assert!(found.to_string().contains(wrong), "{wrong}: {found}");
+        }
+    }
+
+    #[test]
     fn a_group_keeps_its_past_as_the_server_does_unless_it_says_otherwise() {
         let text = "plaintext = true\n[server]\nname = \"b\"\ndata_dir = \"/d\"\n\
                     [retention]\nwindow = \"2h\"\n\
