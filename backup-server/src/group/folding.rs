@@ -46,7 +46,9 @@ impl<S: Storage> Group<S> {
         }
         // At a limit everything that can go must go.
         let retention = &self.options.retention;
-        let pressed = self.stall.is_some() || self.stored_bytes() >= retention.size_max_bytes;
+        let is_full = matches!(self.stall, Some(Stall::NoRoom(_)));
+        let waits_for_fold = self.stall.as_ref().is_some_and(|stall| *stall != Stall::Reserve);
+        let pressed = waits_for_fold || self.stored_bytes() >= retention.size_max_bytes;
         let least = if pressed { 1 } else { self.options.fold_min_bytes.max(1) };
         if self.unfolded_bytes() < least {
             return None;
@@ -63,8 +65,12 @@ impl<S: Storage> Group<S> {
             return None;
         }
         self.fold.pace = (now.mono, now.mono);
+        if is_full {
+            self.storage.use_reserve();
+        }
         // First it is on record that less can be seen: a fold may be interrupted anywhere.
         if let Err(error) = self.advance_oldest(oldest) {
+            self.storage.end_use_of_reserve();
             self.fold_failed(error);
             return None;
         }
@@ -73,6 +79,12 @@ impl<S: Storage> Group<S> {
         }
         let cut = self.cut.cut().clone();
         self.fold.running = Some((to, cut.clone()));
+        let budget_bytes = match rate {
+            // The images may grow by all that is folded before its segment goes: the reserve has room for that.
+            _ if is_full => self.options.journal.segment_bytes,
+            Some(rate) => JOB_BYTES.min(rate * PACED_JOB_S),
+            None => JOB_BYTES,
+        };
         Some(FoldJob {
             tail: self.journal.tail(),
             from,
@@ -82,7 +94,7 @@ impl<S: Storage> Group<S> {
             cut,
             images: self.images.clone(),
             damaged: (*self.fold.damaged).clone(),
-            budget_bytes: rate.map_or(JOB_BYTES, |rate| JOB_BYTES.min(rate * PACED_JOB_S)),
+            budget_bytes,
             gives_up: self.fold.unread.times >= READS_MAX,
         })
     }
@@ -121,6 +133,7 @@ impl<S: Storage> Group<S> {
             }
             Err(error) => self.fold_failed(error),
         }
+        self.storage.end_use_of_reserve();
         self.check_unfolded();
     }
 

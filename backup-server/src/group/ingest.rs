@@ -6,6 +6,7 @@ use crate::journal::{BATCH_TARGET_BYTES, JournalError, Note};
 use crate::planted::{self, Bug};
 use crate::storage::{Storage, StorageFile};
 use crate::view::DiskKey;
+use std::io;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::limits;
@@ -226,6 +227,15 @@ impl<S: Storage> Group<S> {
 
     /// Makes everything received durable, and then, and only then, acknowledges it.
     pub fn flush(&mut self) {
+        self.flush_by(Self::write_staged);
+    }
+
+    /// The same, if need be in the reserve's room: for what a recovery puts on record.
+    pub(super) fn flush_anyway(&mut self) {
+        self.flush_by(Self::write_staged_anyway);
+    }
+
+    fn flush_by(&mut self, write: fn(&mut Self) -> Result<(), JournalError>) {
         if self.broken.is_some() {
             return;
         }
@@ -239,7 +249,7 @@ impl<S: Storage> Group<S> {
         // What these stand for is staged or written; the sync below covers it.
         let unsynced: Vec<_> =
             self.slots.iter().map(|slot| slot.receiver.as_ref().map(Receiver::unsynced)).collect();
-        let synced = self.write_staged().and_then(|()| {
+        let synced = write(self).and_then(|()| {
             if planted::is(Bug::AckBeforeDurable) { Ok(()) } else { self.journal.sync() }
         });
         if let Err(error) = synced {
@@ -256,7 +266,7 @@ impl<S: Storage> Group<S> {
                 self.commit.resume(writer);
             }
         }
-        if matches!(self.stall, Some(Stall::NoRoom(_))) {
+        if self.waits_for_room() {
             self.stall = None;
             self.tell_stall();
         }
@@ -303,14 +313,26 @@ impl<S: Storage> Group<S> {
 
     pub(super) fn journal_failed(&mut self, error: JournalError) {
         match error {
-            JournalError::Full(_) => self.stall(Stall::NoRoom(error.to_string())),
+            JournalError::Full(ref source) => {
+                let is_used = source.kind() == io::ErrorKind::ResourceBusy;
+                match (is_used, &self.stall) {
+                    (true, None) => self.stall(Stall::Reserve),
+                    // The group's own fold, or another one's beside what is known.
+                    (true, Some(_)) => {}
+                    (false, _) => self.stall(Stall::NoRoom(error.to_string())),
+                }
+            }
             error => self.break_down(&error.into()),
         }
     }
 
+    fn waits_for_room(&self) -> bool {
+        matches!(self.stall, Some(Stall::NoRoom(_) | Stall::Reserve))
+    }
+
     /// Tries again what a full disk prevented. To be called now and then while stalled.
     pub fn retry(&mut self) {
-        if matches!(self.stall, Some(Stall::NoRoom(_))) {
+        if self.waits_for_room() {
             self.flush();
         }
     }

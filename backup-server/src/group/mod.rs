@@ -236,6 +236,8 @@ impl WriterSlot {
 enum Stall {
     /// The journal has no room.
     NoRoom(String),
+    /// The disk is full, and another group uses the reserve to make room.
+    Reserve,
     /// The fold is too far behind.
     FoldBehind,
     /// The journal has its size, and the window is not to be shortened.
@@ -333,6 +335,7 @@ impl<S: Storage> Drop for Group<S> {
     fn drop(&mut self) {
         // Who opens it next folds as it likes.
         self.fold.holds.revoke_all();
+        self.storage.end_use_of_reserve();
     }
 }
 
@@ -639,8 +642,16 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// Writes what is staged; the overlay learns where it is.
+    /// Writes what is staged, as long as the reserve is there.
     fn write_staged(&mut self) -> Result<(), JournalError> {
+        if self.journal.staged_bytes() > 0 {
+            self.storage.keep_reserve().map_err(JournalError::Full)?;
+        }
+        self.write_staged_anyway()
+    }
+
+    /// The same, if need be in the reserve's room; the overlay learns where the records are.
+    fn write_staged_anyway(&mut self) -> Result<(), JournalError> {
         let Self { journal, overlay, damage, .. } = self;
         let Some(overlay) = overlay else { return journal.write(|placed| damage.placed(&placed)) };
         let mut overlay = overlay.write().unwrap_or_else(PoisonError::into_inner);
@@ -686,7 +697,18 @@ impl<S: Storage> Group<S> {
 
     fn stall_reason(&self) -> Option<String> {
         self.stall.as_ref().map(|stall| match stall {
-            Stall::NoRoom(error) => format!("{error}: make room at the backup"),
+            Stall::NoRoom(error) => {
+                let held = self.fold.holds.count();
+                let held = match self.options.retention.window_ms > 0 && held > 0 {
+                    true => format!(" ({held} views, pins or exports hold points in time)"),
+                    false => String::new(),
+                };
+                format!("{error}: make room at the backup{held}")
+            }
+            Stall::Reserve => {
+                let what = "the backup's disk is full, and another group is folded to make room";
+                what.to_owned()
+            }
             Stall::FoldBehind => {
                 let error = self.fold.last_error.as_ref();
                 let why = error.map(|e| format!(" ({e})")).unwrap_or_default();

@@ -196,6 +196,11 @@ impl<S: Storage> Group<S> {
     ) -> Result<Recovery, RecoverError> {
         // What has arrived is part of it, as far as it can be.
         self.flush();
+        if self.journal.staged_bytes() > 0 {
+            self.storage.use_reserve();
+            self.flush_anyway();
+            self.storage.end_use_of_reserve();
+        }
         self.check_journal()?;
         if let Some(recovery) = self.recovery() {
             return match point.filter(|point| !self.is_recovered_to(point)) {
@@ -211,6 +216,19 @@ impl<S: Storage> Group<S> {
         if remaining_ms > 0 && !primary_declared_dead {
             return Err(RecoverError::Grace { remaining_ms, kept_by: self.lease_kept_by() });
         }
+        self.storage.use_reserve();
+        let recovered = self.put_recovery_on_record(now, primary_declared_dead, point);
+        self.storage.end_use_of_reserve();
+        recovered
+    }
+
+    /// A full disk does not keep it from that: the reserve is used.
+    fn put_recovery_on_record(
+        &mut self,
+        now: Now,
+        primary_declared_dead: bool,
+        point: Option<&Point>,
+    ) -> Result<Recovery, RecoverError> {
         // The images must not pass it before it is on record.
         let kept = point.map(|point| self.keep_for_recovery(point)).transpose()?;
         let cut = match &kept {
@@ -252,7 +270,7 @@ impl<S: Storage> Group<S> {
         self.for_everyone = None;
         self.commit = GroupCommit::new(cut);
         self.cut = CutTracker::new(self.journal.state());
-        self.flush();
+        self.flush_anyway();
         self.check_journal()?;
         Ok(self.recovery().expect("durable"))
     }

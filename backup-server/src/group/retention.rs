@@ -76,8 +76,11 @@ impl<S: Storage> Group<S> {
         let (to, oldest) = (self.fold.position, self.fold.oldest.clone());
         let mut target = Target { to, oldest, shortens: false };
         let size_max = match retention.at_size_max {
-            // The disk is full: better a shorter past than none that goes on.
-            AtSizeMax::Shorten if matches!(self.stall, Some(Stall::NoRoom(_))) => 0,
+            // The disk is full: better a shorter past than none that goes on. A part of it makes room for a while.
+            _ if matches!(self.stall, Some(Stall::NoRoom(_))) => {
+                let stored = self.stored_bytes();
+                stored.saturating_sub((stored / 8).max(1))
+            }
             AtSizeMax::Shorten => retention.size_max_bytes,
             AtSizeMax::Stop => u64::MAX,
         };
@@ -201,9 +204,12 @@ impl<S: Storage> Group<S> {
         self.fold.shortened = true;
         let newest = self.journal.state().last_hlc.physical_ms();
         let seconds = newest.saturating_sub(self.fold.oldest.at.physical_ms()) / 1000;
+        let why = match self.stall {
+            Some(Stall::NoRoom(_)) => "the disk is full",
+            _ => "the journal has reached retention.size_max",
+        };
         self.notices.push(format!(
-            "the journal has reached retention.size_max: the window is shortened to {seconds} s \
-             (wanted: {} s)",
+            "{why}: the window is shortened to {seconds} s (wanted: {} s)",
             self.options.retention.window_ms / 1000
         ));
     }

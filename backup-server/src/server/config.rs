@@ -1,7 +1,7 @@
 //! The configuration file (`docs/backup-server.md`), checked as a whole.
 
 use crate::group::{AtSizeMax, GroupOptions, Retention};
-use crate::journal::{self, Compress};
+use crate::journal::{self, BATCH_BODY_MAX_BYTES, Compress};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -90,6 +90,12 @@ impl Config {
             retention: of.and_then(|of| of.retention).unwrap_or(self.options.retention),
             ..self.options.clone()
         }
+    }
+
+    /// Room that is reserved for folding and recovery: a segment that goes into images, and what is staged.
+    #[must_use]
+    pub fn reserve_bytes(&self) -> u64 {
+        self.options.journal.segment_bytes + BATCH_BODY_MAX_BYTES as u64
     }
 
     /// Whether a snapshot of this group is kept near the present.

@@ -23,6 +23,7 @@ use crate::group::{
 use crate::journal::{CompressJob, IndexJob, ScrubJob};
 use crate::manifest;
 use crate::storage::files::{Files, OpenFile};
+use crate::storage::reserve::Reserve;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,6 +76,7 @@ struct Owner {
     dir: PathBuf,
     snapshots_dir: PathBuf,
     options: GroupOptions,
+    reserve: Arc<Reserve>,
     inbox: Arc<Inbox>,
     phase: Phase,
     /// Of the group that is live.
@@ -102,6 +104,7 @@ pub fn spawn(
     snapshots_dir: &Path,
     options: GroupOptions,
     input_max_bytes: u64,
+    reserve: Arc<Reserve>,
 ) -> io::Result<(OwnerHandle, JoinHandle<()>)> {
     let group: Arc<str> = group.into();
     let inbox = Arc::new(Inbox::new(input_max_bytes));
@@ -110,6 +113,7 @@ pub fn spawn(
         dir: dir.to_owned(),
         snapshots_dir: snapshots_dir.to_owned(),
         options,
+        reserve,
         inbox: Arc::clone(&inbox),
         phase: Phase::Absent,
         past: None,
@@ -144,6 +148,10 @@ impl Drop for Closer {
 }
 
 impl Owner {
+    fn storage(&self) -> Files {
+        Files::new(self.dir.clone()).with_reserve(Arc::clone(&self.reserve))
+    }
+
     fn run(&mut self) {
         while !self.stopping {
             let events = self.inbox.take(self.timeout());
@@ -184,7 +192,7 @@ impl Owner {
             self.phase = Phase::Absent;
             return;
         }
-        let storage = Files::new(self.dir.clone());
+        let storage = self.storage();
         match Group::open(storage, clock::now(), self.options.clone()) {
             Ok(None) => self.phase = Phase::Absent,
             Ok(Some((mut group, torn))) => {
@@ -511,7 +519,7 @@ impl Owner {
             std::fs::File::open(parent)?.sync_all()
         });
         made.map_err(|e| (RefusalKind::Stopping, format!("the group's directory: {e}")))?;
-        let storage = Files::new(self.dir.clone());
+        let storage = self.storage();
         let options = self.options.clone();
         match Group::create(storage, host, attach, clock::now(), options) {
             Ok(mut group) => {

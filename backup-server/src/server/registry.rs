@@ -4,12 +4,13 @@ use super::config::Config;
 use super::inbox::Event;
 use super::owner::{self, OwnerHandle};
 use crate::names;
+use crate::storage::reserve::Reserve;
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use thiserror::Error;
 
@@ -21,6 +22,7 @@ const GROUPS_MAX: usize = 1024;
 pub struct Registry {
     config: Config,
     state: Mutex<State>,
+    reserve: Arc<Reserve>,
     /// Held while this is there.
     _lock: File,
 }
@@ -68,7 +70,9 @@ impl Registry {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(RegistryError::InUse { path }),
             locked => locked.map_err(|e| wrong(e.into()))?,
         }
-        let registry = Self { config, state: Mutex::default(), _lock: lock };
+        let reserve = Reserve::open(&path, config.reserve_bytes()).map_err(wrong)?;
+        let reserve = Arc::new(reserve);
+        let registry = Self { config, state: Mutex::default(), reserve, _lock: lock };
         for entry in fs::read_dir(&groups_dir).map_err(wrong)? {
             let Ok(name) = entry.map_err(wrong)?.file_name().into_string() else { continue };
             if groups_dir.join(&name).join("group.json").exists() {
@@ -118,7 +122,8 @@ impl Registry {
         let dir = self.config.data_dir.join("groups").join(name);
         let options = self.config.options(name);
         let (snapshots, input) = (&self.config.snapshots_dir, self.config.input_max_bytes);
-        let (handle, thread) = owner::spawn(name, &dir, snapshots, options, input)?;
+        let reserve = Arc::clone(&self.reserve);
+        let (handle, thread) = owner::spawn(name, &dir, snapshots, options, input, reserve)?;
         state.groups.insert(name.to_owned(), (handle.clone(), thread));
         Ok(handle)
     }

@@ -1,5 +1,6 @@
 //! [`Storage`] on a directory of the file system, through the page cache.
 
+use super::reserve::Reserve;
 use super::{Storage, StorageFile};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::fs::{self, File, OpenOptions};
@@ -17,6 +18,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 #[derive(Clone, Debug)]
 pub struct Files {
     root: Arc<Path>,
+    reserve: Option<Arc<Reserve>>,
 }
 
 /// An open file.
@@ -27,7 +29,13 @@ impl Files {
     /// The directory must exist.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), reserve: None }
+    }
+
+    /// The same with a reserve beside it.
+    #[must_use]
+    pub fn with_reserve(self, reserve: Arc<Reserve>) -> Self {
+        Self { reserve: Some(reserve), ..self }
     }
 
     /// The directory.
@@ -88,6 +96,18 @@ impl Storage for Files {
         let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         assert_eq!(got, Ok(bytes.len()), "the kernel's random numbers");
         u64::from_le_bytes(bytes)
+    }
+
+    fn use_reserve(&self) {
+        self.reserve.iter().for_each(|reserve| reserve.use_for(&self.root));
+    }
+
+    fn end_use_of_reserve(&self) {
+        self.reserve.iter().for_each(|reserve| reserve.end_use_for(&self.root));
+    }
+
+    fn keep_reserve(&self) -> io::Result<()> {
+        self.reserve.as_ref().map_or(Ok(()), |reserve| reserve.keep())
     }
 }
 

@@ -61,6 +61,10 @@ struct Disk {
     next: u64,
     ops: u64,
     faults: Faults,
+    /// What the reserve takes if it is there.
+    reserve_bytes: u64,
+    reserve_is_free: bool,
+    reserve_is_used: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -87,6 +91,17 @@ impl Memory {
     /// Sets the faults to come.
     pub fn set_faults(&self, faults: Faults) {
         self.lock().faults = faults;
+    }
+
+    /// Reserves so much for folding and recovery.
+    pub fn set_reserve(&self, bytes: u64) {
+        self.lock().reserve_bytes = bytes;
+    }
+
+    /// What all files that have a name take.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.lock().used_bytes()
     }
 
     /// Operations so far that change anything: writes, syncs, directory changes.
@@ -201,7 +216,8 @@ impl Disk {
     }
 
     fn used_bytes(&self) -> u64 {
-        self.inodes.values().map(|i| i.live.len() as u64).sum()
+        let reserve = if self.reserve_is_free { 0 } else { self.reserve_bytes };
+        reserve + self.inodes.values().map(|i| i.live.len() as u64).sum::<u64>()
     }
 
     fn change(&mut self, inode: u64, change: Change) -> io::Result<()> {
@@ -308,6 +324,31 @@ impl Storage for Memory {
         disk.next += 1;
         // Spread, so that it is not mistaken for a small number elsewhere.
         disk.next.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn use_reserve(&self) {
+        let mut disk = self.lock();
+        (disk.reserve_is_free, disk.reserve_is_used) = (true, true);
+    }
+
+    fn end_use_of_reserve(&self) {
+        self.lock().reserve_is_used = false;
+    }
+
+    fn keep_reserve(&self) -> io::Result<()> {
+        let mut disk = self.lock();
+        if !disk.reserve_is_free {
+            return Ok(());
+        }
+        if disk.reserve_is_used {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let used = disk.used_bytes() + disk.reserve_bytes;
+        if disk.faults.capacity_bytes.is_some_and(|capacity| used > capacity) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        disk.reserve_is_free = false;
+        Ok(())
     }
 }
 

@@ -13,6 +13,7 @@
 pub mod files;
 #[cfg(any(test, feature = "memory-storage"))]
 pub mod memory;
+pub mod reserve;
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
@@ -39,6 +40,13 @@ pub trait Storage: Clone + Debug {
     fn sync_dir(&self, dir: &str) -> io::Result<()>;
     /// A number that was never given out before, here or elsewhere.
     fn fresh_id(&self) -> u64;
+    /// Frees the reserve for folding, retention and recovery, until [`Storage::end_use_of_reserve`].
+    fn use_reserve(&self);
+    /// This user of the reserve needs it no more; the reserve stays free until [`Storage::keep_reserve`].
+    fn end_use_of_reserve(&self);
+    /// Allocates the reserve again if it is free. While that fails nothing may be ingested: the room belongs to
+    /// folding and recovery. The error is [`io::ErrorKind::ResourceBusy`] while another user has the reserve.
+    fn keep_reserve(&self) -> io::Result<()>;
 }
 
 /// An open file.
