@@ -52,11 +52,10 @@ pub(super) async fn send(
                 let beyond = changed.map(|range| range.start.max(wanted.offset)..range.end);
                 beyond.filter(|range| !range.is_empty()).collect()
             }
-            None => (0..digest::blocks(size_bytes))
-                .map(|block| digest::range(block, size_bytes))
-                .map(|range| range.start.max(wanted.offset)..range.end)
-                .filter(|range| !range.is_empty())
-                .collect(),
+            // What is zeroes is told as a whole, however long it is.
+            None => {
+                Some(wanted.offset..size_bytes).filter(|all| !all.is_empty()).into_iter().collect()
+            }
         };
         let description = Description {
             group: in_group,

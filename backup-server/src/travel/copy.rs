@@ -132,6 +132,14 @@ impl<D: Disk, I: Image, F: StorageFile> Copier<D, I, F> {
 
     /// The next block of all copies. Returns its bytes; `None`: there is none left.
     pub fn step(&mut self) -> io::Result<Option<u64>> {
+        let zeroes = self.zero_blocks()?;
+        if zeroes > 0 {
+            for copy in &mut self.copies {
+                copy.digests.fill(self.next, zeroes, &digest::of_zeroes())?;
+            }
+            self.next += zeroes;
+            return Ok(Some(zeroes * BLOCK_BYTES));
+        }
         let range = digest::range(self.next, self.size_bytes);
         if range.is_empty() {
             return Ok(None);
@@ -142,6 +150,19 @@ impl<D: Disk, I: Image, F: StorageFile> Copier<D, I, F> {
         }
         self.next += 1;
         Ok(Some(range.end - range.start))
+    }
+
+    /// How many of the next blocks are zeroes in all copies and need no write.
+    fn zero_blocks(&self) -> io::Result<u64> {
+        let is_new = |copy: &Copy<D, I, F>| matches!(copy.plan, Plan::Fill { is_new: true, .. });
+        if self.copies.is_empty() || !self.copies.iter().all(is_new) {
+            return Ok(0);
+        }
+        let mut least = u64::MAX;
+        for copy in &self.copies {
+            least = least.min(digest::zero_blocks(&copy.disk, self.next)?);
+        }
+        Ok(least)
     }
 
     /// Makes what was written durable.

@@ -17,6 +17,8 @@ pub type Digest = [u8; 32];
 /// Of a block that is not known.
 pub const UNKNOWN: Digest = [0; 32];
 const DIGEST_BYTES: u64 = 32;
+/// Digests that are read or written at once.
+const RUN: u64 = 1 << 15;
 
 /// Of a block's content.
 #[must_use]
@@ -52,6 +54,17 @@ impl Whole {
         self.0.update(block);
     }
 
+    /// So many more with the same digest.
+    pub fn add_many(&mut self, block: &Digest, count: u64) {
+        let run = block.repeat(RUN.min(count) as usize);
+        let mut left = count;
+        while left > 0 {
+            let some = left.min(RUN);
+            self.0.update(&run[..(some * DIGEST_BYTES) as usize]);
+            left -= some;
+        }
+    }
+
     /// The disk's.
     #[must_use]
     pub fn end(&self) -> Digest {
@@ -82,15 +95,52 @@ pub fn read_block(disk: &dyn Disk, range: Range<u64>, buf: &mut [u8]) -> io::Res
     Ok(read)
 }
 
+/// How many whole blocks from this one on are nothing but zeroes, as far as is known without reading them.
+pub fn zero_blocks(disk: &(impl Disk + ?Sized), block: u64) -> io::Result<u64> {
+    let size_bytes = disk.size_bytes();
+    let (start, whole_end) = (block * BLOCK_BYTES, size_bytes / BLOCK_BYTES * BLOCK_BYTES);
+    let mut at = start;
+    // What is beyond the window is described next time: a description of all may be long.
+    while at < whole_end {
+        let end = whole_end.min(at + WINDOW_BYTES);
+        disk.describe(at..end, &mut |len, content| {
+            let is_zero = content == Content::Zero;
+            at += if is_zero { len } else { 0 };
+            is_zero
+        })?;
+        if at < end {
+            break;
+        }
+    }
+    Ok((at.max(start) - start) / BLOCK_BYTES)
+}
+
+/// So much is described at once.
+const WINDOW_BYTES: u64 = 1 << 36;
+
+/// Of a block of zeroes.
+#[must_use]
+pub fn of_zeroes() -> Digest {
+    of_block(&vec![0; BLOCK_BYTES as usize])
+}
+
 /// Of a disk, which is read. `go_on` is told what was done, and ends it with an error.
 pub fn of_disk(
     disk: &dyn Disk,
     mut go_on: impl FnMut(u64) -> io::Result<()>,
 ) -> io::Result<Digest> {
     let size_bytes = disk.size_bytes();
-    let zeroes = of_block(&vec![0; BLOCK_BYTES as usize]);
+    let zeroes = of_zeroes();
     let (mut whole, mut buf) = (Whole::default(), vec![0; BLOCK_BYTES as usize]);
-    for block in 0..blocks(size_bytes) {
+    let mut block = 0;
+    while block < blocks(size_bytes) {
+        let skipped = zero_blocks(disk, block)?;
+        if skipped > 0 {
+            whole.add_many(&zeroes, skipped);
+            go_on(skipped * BLOCK_BYTES)?;
+            block += skipped;
+            continue;
+        }
         let range = range(block, size_bytes);
         let len = range.end - range.start;
         let buf = &mut buf[..len as usize];
@@ -99,6 +149,7 @@ pub fn of_disk(
             _ => whole.add(&of_block(buf)),
         }
         go_on(len)?;
+        block += 1;
     }
     Ok(whole.end())
 }
@@ -132,20 +183,47 @@ impl<F: StorageFile> Table<F> {
         self.file.write_at(&[IoSlice::new(digest)], block * DIGEST_BYTES)
     }
 
-    /// Takes all from another table of a disk of this size.
-    pub fn copy(&self, from: &Self) -> io::Result<()> {
-        for block in 0..self.blocks {
-            self.set(block, &from.get(block)?)?;
+    /// Sets those of so many blocks from one on, all to the same.
+    pub fn fill(&self, block: u64, count: u64, digest: &Digest) -> io::Result<()> {
+        let run = digest.repeat(RUN.min(count) as usize);
+        let mut done = 0;
+        while done < count {
+            let some = (count - done).min(RUN);
+            let part = &run[..(some * DIGEST_BYTES) as usize];
+            self.file.write_at(&[IoSlice::new(part)], (block + done) * DIGEST_BYTES)?;
+            done += some;
         }
         Ok(())
+    }
+
+    /// Shows the digests in order, some at a time.
+    fn each(&self, mut f: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        let mut buf = vec![0; (self.blocks.min(RUN) * DIGEST_BYTES) as usize];
+        let mut block = 0;
+        while block < self.blocks {
+            let some = (self.blocks - block).min(RUN);
+            let part = &mut buf[..(some * DIGEST_BYTES) as usize];
+            self.file.read_at(part, block * DIGEST_BYTES)?;
+            f(block, part)?;
+            block += some;
+        }
+        Ok(())
+    }
+
+    /// Takes all from another table of a disk of this size.
+    pub fn copy(&self, from: &Self) -> io::Result<()> {
+        from.each(|block, digests| {
+            self.file.write_at(&[IoSlice::new(digests)], block * DIGEST_BYTES)
+        })
     }
 
     /// Of the disk.
     pub fn whole(&self) -> io::Result<Digest> {
         let mut whole = Whole::default();
-        for block in 0..self.blocks {
-            whole.add(&self.get(block)?);
-        }
+        self.each(|_, digests| {
+            whole.0.update(digests);
+            Ok(())
+        })?;
         Ok(whole.end())
     }
 

@@ -16,8 +16,11 @@ use crate::travel::when::When;
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;
 use rustix::fs::{FlockOperation, flock};
+use serde::Deserialize;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -143,12 +146,21 @@ impl Unmade {
         let bar = progress("writing", self.size_bytes);
         let mut block = 0;
         let mut buf = vec![0; BLOCK_BYTES as usize];
+        let zeroes = digest::of_zeroes();
+        let data = match is_new {
+            true => Vec::new(),
+            false => data_of(&record::unfinished(&self.out), self.format, self.size_bytes)?,
+        };
         while !is_new && block < digest::blocks(self.size_bytes) {
             self.check_stop()?;
             let (known, range) = (table.get(block)?, digest::range(block, self.size_bytes));
             let buf = &mut buf[..(range.end - range.start) as usize];
             if known == UNKNOWN {
                 break;
+            }
+            if known == zeroes && !has_data(&data, &range) {
+                block += 1;
+                continue;
             }
             image.read(range.start, buf).map_err(|e| explain(e, &self.out))?;
             if digest::of_block(buf) != known {
@@ -297,6 +309,16 @@ impl Filling<'_> {
             if at != offset + done {
                 return Err(io::Error::other("the server has left something out"));
             }
+            let whole = (len_bytes - done) / BLOCK_BYTES;
+            if data.is_none() && self.buf.is_empty() && whole > 0 {
+                if !self.is_new {
+                    self.image.zero(at, whole * BLOCK_BYTES)?;
+                }
+                self.table.fill(self.block, whole, &digest::of_zeroes())?;
+                self.block += whole;
+                done += whole * BLOCK_BYTES;
+                continue;
+            }
             let len = (range.end - at).min(len_bytes - done);
             match data {
                 Some(data) => self.buf.extend(&data[done as usize..(done + len) as usize]),
@@ -352,30 +374,64 @@ pub(super) fn digest(
     size_bytes: u64,
     stop: &AtomicBool,
 ) -> Result<String> {
+    let data = data_of(path, format, size_bytes)?;
     let Opened(mut image, _sockets) = open(path, format, true)?;
-    let holes = (format == "raw").then(|| open_raw(path)).transpose()?;
-    let zeroes = digest::of_block(&vec![0; BLOCK_BYTES as usize]);
+    let zeroes = digest::of_zeroes();
     let bar: ProgressBar = progress("reading back", size_bytes);
     let (mut whole, mut buf) = (digest::Whole::default(), vec![0; BLOCK_BYTES as usize]);
-    for block in 0..digest::blocks(size_bytes) {
+    let mut block = 0;
+    while block < digest::blocks(size_bytes) {
         check(stop)?;
         let range = digest::range(block, size_bytes);
-        let len = range.end - range.start;
-        let next = holes.as_ref().map(|file| file.next_data(range.start)).transpose()?;
-        let is_hole = next.is_some_and(|data| data.is_none_or(|data| data.start >= range.end));
-        if is_hole && len == BLOCK_BYTES {
-            whole.add(&zeroes);
-        } else {
-            let buf = &mut buf[..len as usize];
-            image
-                .read(range.start, buf)
-                .with_context(|| format!("cannot read {}", path.display()))?;
-            whole.add(&digest::of_block(buf));
+        let next = data.partition_point(|data| data.end <= range.start);
+        let next = data.get(next).map_or(size_bytes, |data| data.start.max(range.start));
+        let skipped = (next - range.start) / BLOCK_BYTES;
+        if skipped > 0 {
+            whole.add_many(&zeroes, skipped);
+            block += skipped;
+            bar.set_position(next);
+            continue;
         }
+        let buf = &mut buf[..(range.end - range.start) as usize];
+        image.read(range.start, buf).with_context(|| format!("cannot read {}", path.display()))?;
+        whole.add(&digest::of_block(buf));
+        block += 1;
         bar.set_position(range.end);
     }
     bar.finish_and_clear();
     Ok(digest::hex(&whole.end()))
+}
+
+/// The parts of an image that may have anything but zeroes, in order.
+fn data_of(path: &Path, format: &str, size_bytes: u64) -> Result<Vec<Range<u64>>> {
+    if format == "raw" {
+        let file = open_raw(path)?;
+        let (mut data, mut at) = (Vec::new(), 0);
+        while let Some(next) = file.next_data(at)?.filter(|next| next.start < size_bytes) {
+            at = next.end;
+            data.push(next);
+        }
+        return Ok(data);
+    }
+    let args = ["map", "--output=json", "-f", format].map(OsStr::new);
+    let map = qemu::img(args.into_iter().chain([path.as_os_str()]))?;
+    let map: Vec<MapEntry> = serde_json::from_slice(&map).context("what qemu-img map says")?;
+    let data = map.into_iter().filter(|entry| !entry.zero);
+    Ok(data.map(|entry| entry.start..entry.start.saturating_add(entry.length)).collect())
+}
+
+/// What `qemu-img map` says of a part.
+#[derive(Deserialize)]
+struct MapEntry {
+    start: u64,
+    length: u64,
+    zero: bool,
+}
+
+/// Whether any of it is within a range.
+fn has_data(data: &[Range<u64>], range: &Range<u64>) -> bool {
+    let next = data.partition_point(|data| data.end <= range.start);
+    data.get(next).is_some_and(|data| data.start < range.end)
 }
 
 fn open_raw(path: &Path) -> Result<OpenFile> {
