@@ -173,6 +173,23 @@ async fn one(
     }
     let begun_at = begun.as_ref().map(|begun| &begun.at);
     let hold = Hold::take(client, &args.group, out, at, begun_at).await?;
+    let record = make(client, args, out, at, (base, begun), &hold).await;
+    // Only what can be gone on with needs its point.
+    if record.is_ok() || Begun::find(out)?.is_none() {
+        hold.give_up().await;
+    }
+    record
+}
+
+async fn make(
+    client: &Client,
+    args: &Export,
+    out: &Path,
+    at: &When,
+    (base, begun): (Option<Base>, Option<Begun>),
+    hold: &Hold<'_>,
+) -> Result<Record> {
+    let (asked, base_file) = (at.to_string(), base.as_ref().map(|base| base.file.clone()));
     let (group, wanted) = (args.group.clone(), Wanted::default());
     let request = Request::View { group, at: hold.point(), wanted, detach: false };
     let mut view = client.call(&request).await?;
@@ -187,7 +204,6 @@ async fn one(
         bail!("the server answered something else");
     };
     let Some(disk) = disks.iter().find(|d| d.name == args.disk) else {
-        hold.give_up().await;
         let names: Vec<_> = disks.iter().map(|d| d.name.as_str()).collect();
         bail!("group {} has no disk {}; it has {}", args.group, args.disk, names.join(", "));
     };
@@ -243,9 +259,7 @@ async fn one(
         }
     };
     let (digest, base) = made?;
-    let record = finish(args, out, at, size_bytes, digest, base)?;
-    hold.give_up().await;
-    Ok(record)
+    finish(args, out, at, size_bytes, digest, base)
 }
 
 /// It is what it should be: it gets its name, and beside it what it is.
