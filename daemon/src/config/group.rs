@@ -46,6 +46,7 @@ const WINDOW_MAX: Size = Size::mib(1024);
 /// A disk of 1 TiB takes six hours.
 const VERIFY_RATE_DEFAULT: Rate = Rate { bytes_per_s: 50 << 20 };
 const VERIFY_EVERY_MIN: Duration = Duration::from_secs(60);
+const VERIFY_EVERY_DEFAULT: Duration = Duration::from_secs(7 * 86_400);
 
 /// IPv4 options that are copied into fragments and have a meaning (IANA's registry): security, source routes, stream
 /// identifiers, router alert and the like.
@@ -95,7 +96,7 @@ pub(super) fn read_group(group: &mut Section<'_>, file: &FileContext<'_>) -> Opt
     let copy = group.optional_table("copy", read_copy);
     let verify = group
         .optional_table("verify", |verify| Some(read_verify(verify)))
-        .unwrap_or(VerifySettings { every: None, rate: VERIFY_RATE_DEFAULT });
+        .unwrap_or(VerifySettings { every: Some(VERIFY_EVERY_DEFAULT), rate: VERIFY_RATE_DEFAULT });
     let activity_log = group
         .optional_table("activity_log", |log| Some(read_activity_log(log)))
         .unwrap_or(Some(ActivitySettings { extent: EXTENT_DEFAULT, slots: SLOTS_DEFAULT }));
@@ -345,17 +346,18 @@ fn read_copy(copy: &mut Section<'_>) -> Option<CopySettings> {
 }
 
 fn read_verify(verify: &mut Section<'_>) -> VerifySettings {
-    let every = verify.optional::<Duration>("every");
-    if let Some(every) = every.as_ref().filter(|every| every.value < VERIFY_EVERY_MIN) {
+    let every = verify.or("every", VERIFY_EVERY_DEFAULT);
+    if !every.value.is_zero() && every.value < VERIFY_EVERY_MIN {
         let what = "`every` in [group.verify]: the disks would be read all the time";
-        verify.fail(&every.place, what, "\"7d\", or no `every` to verify only on command");
+        verify.fail(&every.place, what, "\"7d\", or \"0s\" to verify only on command");
     }
     let rate = verify.or("rate", VERIFY_RATE_DEFAULT);
     if rate.value.bytes_per_s == 0 {
         let what = "`rate` in [group.verify]: at this rate it would never end";
         verify.fail(&rate.place, what, format!("\"{VERIFY_RATE_DEFAULT}\""));
     }
-    VerifySettings { every: every.map(|every| every.value), rate: rate.value }
+    let every = Some(every.value).filter(|every| !every.is_zero());
+    VerifySettings { every, rate: rate.value }
 }
 
 fn read_activity_log(log: &mut Section<'_>) -> Option<ActivitySettings> {

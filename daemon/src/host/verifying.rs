@@ -17,6 +17,9 @@ use tidelock_protocol::ids::MonoNanos;
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long after one that was given up the schedule tries again.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// How long a member that was never verified replicates before a schedule of longer spans begins: a start and an
+/// initial copy have the disks for themselves.
+const FIRST_AFTER: Duration = Duration::from_secs(3600);
 
 /// The verifications of one writer in this run of the daemon.
 #[derive(Debug, Default)]
@@ -29,6 +32,7 @@ struct Past {
     /// One was asked for, and has not ended.
     wanted: bool,
     scheduled_at: Option<MonoNanos>,
+    replicates_since: Option<MonoNanos>,
 }
 
 impl Verifications {
@@ -93,6 +97,7 @@ impl Writer {
             given_up,
             wanted: false,
             scheduled_at: past.scheduled_at,
+            replicates_since: past.replicates_since,
         };
     }
 
@@ -114,7 +119,9 @@ impl Past {
         since_last: Option<Duration>,
         now: MonoNanos,
     ) -> bool {
-        let is_due = since_last.is_none_or(|since| since >= every);
+        let began = *self.replicates_since.get_or_insert(now);
+        let is_new = every > FIRST_AFTER && now.since_ns(began) < FIRST_AFTER.as_nanos() as u64;
+        let is_due = since_last.map_or(!is_new, |since| since >= every);
         let is_rested = |at: MonoNanos| now.since_ns(at) >= AGAIN_AFTER.as_nanos() as u64;
         let begins = is_due && !self.wanted && self.scheduled_at.is_none_or(is_rested);
         if begins {
@@ -256,6 +263,14 @@ mod tests {
             assert!(begins(&mut past, Some(ended), ended + 600), "and again");
             ended += 600 + 30;
         }
+    }
+
+    #[test]
+    fn by_default_the_first_one_waits_for_an_hour_of_replication() {
+        let (mut past, week) = (Past::default(), Duration::from_secs(7 * 86_400));
+        assert!(!past.is_begun_by_schedule(week, None, at(1000)));
+        assert!(!past.is_begun_by_schedule(week, None, at(4599)));
+        assert!(past.is_begun_by_schedule(week, None, at(4600)));
     }
 
     #[test]
