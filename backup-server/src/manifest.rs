@@ -160,6 +160,7 @@ struct FoldFile {
 struct OldestTime {
     hlc: Hlc,
     cut: CountVector,
+    arrived_ms: u64,
 }
 
 /// What the images are.
@@ -317,7 +318,11 @@ pub fn read_fold_position<S: Storage>(storage: &S) -> Result<FoldPosition, Manif
         return Ok(FoldPosition { oldest, ..FoldPosition::default() });
     };
     let position = Position { segment: fold.segment, offset: fold.offset };
-    let oldest = fold.oldest.map(|oldest| Closed { at: oldest.hlc, cut: oldest.cut });
+    let oldest = fold.oldest.map(|oldest| Closed {
+        at: oldest.hlc,
+        cut: oldest.cut,
+        arrived_ms: oldest.arrived_ms,
+    });
     Ok(FoldPosition { position, oldest, damaged: fold.damaged.into_iter().collect() })
 }
 
@@ -327,7 +332,11 @@ pub fn write_fold_position<S: Storage>(
     fold: &FoldPosition,
 ) -> Result<(), ManifestError> {
     let Position { segment, offset } = fold.position;
-    let oldest = fold.oldest.clone().map(|Closed { at: hlc, cut }| OldestTime { hlc, cut });
+    let oldest = fold.oldest.clone().map(|of| OldestTime {
+        hlc: of.at,
+        cut: of.cut,
+        arrived_ms: of.arrived_ms,
+    });
     let damaged = fold.damaged.to_ranges();
     let format = if damaged.is_empty() { FORMAT } else { FORMAT_OF_DAMAGED };
     write_json(storage, "", FOLD, &FoldFile { format, segment, offset, oldest, damaged })
@@ -430,7 +439,7 @@ mod tests {
         assert_eq!(none.position, Position::default());
         assert_eq!(none.oldest, Some(Closed::default()));
         let cut = CountVector::of(WriterId(2), Seq(7));
-        let oldest = Some(Closed { at: Hlc(77), cut });
+        let oldest = Some(Closed { at: Hlc(77), cut, arrived_ms: 5 });
         let position = Position { segment: 3, offset: 99 };
         let fold = FoldPosition { position, oldest, ..FoldPosition::default() };
         write_fold_position(&disk, &fold).unwrap();

@@ -4,27 +4,35 @@ use super::client::Client;
 use super::{damaged, view};
 use crate::group::{GroupStatus, WriterStatus};
 use crate::journal::Standing;
-use crate::server::config::Config;
+use crate::server::config::{CERTIFICATE_WARN, Config};
 use crate::server::control::{Reply, Request};
 use crate::text;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::fmt::Write;
+use std::time::Duration;
 use tidelock_protocol::message::{CopyState, Form};
 
+/// A server that does not answer for so long is not waited for.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
 pub(super) async fn run(config: Config, json: bool) -> Result<()> {
+    let certificate = config.certificate_valid_for();
     let client = Client::connect(config).await?;
-    let Reply::Status { server, groups } = client.ask(&Request::Status).await? else {
+    let asked = tokio::time::timeout(ANSWER_MAX, client.ask(&Request::Status)).await;
+    let late = || format!("the server has not answered within {} s", ANSWER_MAX.as_secs());
+    let Reply::Status { server, groups } = asked.with_context(late)?? else {
         bail!("the server answered something else");
     };
-    let Reply::Views { views } = client.ask(&Request::Views).await? else {
+    let asked = tokio::time::timeout(ANSWER_MAX, client.ask(&Request::Views)).await;
+    let Reply::Views { views } = asked.with_context(late)?? else {
         bail!("the server answered something else");
     };
     if json {
         let running = !client.is_alone();
         let views: Vec<_> = views.iter().map(view::to_json).collect();
-        let status =
-            json!({ "server": server, "running": running, "groups": groups, "views": views });
+        let status = json!({ "server": server, "running": running, "groups": groups, "views": views,
+                "certificate_valid_s": certificate.map(|valid| valid.as_secs()) });
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         if client.is_alone() {
@@ -33,11 +41,26 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
         if groups.is_empty() {
             println!("no groups yet: hosts create them when they attach");
         }
+        if let Some(line) = certificate.and_then(certificate_line) {
+            println!("{line}");
+        }
         groups.iter().for_each(|group| print!("{}", render(group)));
         views.iter().for_each(view::tell);
     }
     client.end().await;
     Ok(())
+}
+
+/// What is said of a certificate that ends soon.
+fn certificate_line(valid: Duration) -> Option<String> {
+    let days = valid.as_secs() / 86_400;
+    if valid.is_zero() {
+        let what = "CERTIFICATE is not valid any more: no host can connect. Issue another one; no restart is needed";
+        return Some(what.to_owned());
+    }
+    (valid < CERTIFICATE_WARN).then(|| {
+        format!("CERTIFICATE ends in {days} days: no host can connect then. Issue another one")
+    })
 }
 
 fn copy(writer: &WriterStatus) -> &'static str {
@@ -131,6 +154,23 @@ fn render(group: &GroupStatus) -> String {
         line("  latest", latest);
         line("  do", format!("see `tidelock-backup damaged {}`", group.group));
     }
+    for clock in &group.clocks {
+        let by = format!("{:.1} s", clock.ahead_ms.unsigned_abs() as f64 / 1e3);
+        let where_to = if clock.ahead_ms > 0 { "ahead of" } else { "behind" };
+        line(
+            "CLOCK",
+            match &clock.member {
+                Some(member) => format!(
+                    "{member}: the clock of its host is {by} {where_to} this server's. Points in time are this server's \
+                     time of arrival and stay right; set the host's clock"
+                ),
+                None => format!(
+                    "this server's clock was set while it ran: it is {by} {where_to} the clock by which points in \
+                     time are named, which goes on as before"
+                ),
+            },
+        );
+    }
     if let Some(error) = &group.fold_error {
         line("FOLD", error.clone());
     }
@@ -187,6 +227,14 @@ mod tests {
     use crate::group::Known;
     use tidelock_protocol::ids::{Epoch, Seq};
     use tidelock_protocol::message::Mode;
+
+    #[test]
+    fn a_certificate_that_ends_within_a_month_is_told() {
+        let days = |days: u64| certificate_line(Duration::from_secs(days * 86_400));
+        assert_eq!(days(30), None);
+        assert!(days(29).unwrap().contains("29 days"));
+        assert!(days(0).unwrap().contains("not valid any more"));
+    }
 
     #[test]
     fn a_connection_whose_host_is_silent_is_not_called_good() {

@@ -515,6 +515,7 @@ impl<S: Storage> Group<S> {
                 speaks_of_groups,
                 has_left: false,
                 flushed: false,
+                clock_ahead_ms: 0,
             },
         );
         if let Some(old) = old.link.filter(|old| *old != link) {

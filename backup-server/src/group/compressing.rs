@@ -62,7 +62,8 @@ impl<S: Storage> Group<S> {
         if busy || self.broken.is_some() || now.mono < self.compressing.next_at {
             return None;
         }
-        let segment = self.next_to_compress(now, how)?;
+        self.tick(now);
+        let segment = self.next_to_compress(how)?;
         if let Err(error) = self.allow_compressed() {
             self.compress_failed(now, &error);
             return None;
@@ -72,11 +73,11 @@ impl<S: Storage> Group<S> {
         job
     }
 
-    fn next_to_compress(&mut self, now: Now, how: Compress) -> Option<u64> {
+    fn next_to_compress(&mut self, how: Compress) -> Option<u64> {
         let mut stays = None;
         loop {
             let (segment, newest) = self.journal.next_plain(self.compressing.done)?;
-            if newest.physical_ms().saturating_add(how.after_ms) > now.unix_ms {
+            if newest.saturating_add(how.after_ms) > self.journal.now_ms() {
                 return None;
             }
             let stays = *stays.get_or_insert_with(|| self.stays().segment);
@@ -96,7 +97,7 @@ impl<S: Storage> Group<S> {
         result: Result<Compressed<S::File>, JournalError>,
     ) {
         self.fold.aside = false;
-        self.fold.wall_ms = now.unix_ms;
+        self.tick(now);
         let file = match result {
             Ok(Compressed::Cold(file)) => Some(file),
             Ok(Compressed::NotSmaller) => None,

@@ -445,7 +445,7 @@ impl<S: Storage> Group<S> {
         if self.fold.running.is_some() || self.fold.aside || self.broken.is_some() {
             return Ok(false);
         }
-        self.fold.wall_ms = now.unix_ms;
+        self.tick(now);
         let segments: Vec<Quarantined> = self.damage.quarantine.values().cloned().collect();
         for of in segments {
             let segment = of.damage.segment;

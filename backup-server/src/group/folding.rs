@@ -32,7 +32,7 @@ impl<S: Storage> Group<S> {
     /// Work for the fold, if there is any. Its outcome goes to [`Group::fold_done`]; there is one
     /// job at a time.
     pub fn fold_job(&mut self, now: Now) -> Option<FoldJob<S::File>> {
-        self.fold.wall_ms = now.unix_ms;
+        self.tick(now);
         if self.stall == Some(Stall::FoldBehind) {
             self.check_unfolded();
         }

@@ -20,6 +20,7 @@ impl<S: Storage> Group<S> {
     /// and everything after it on that link, until [`Group::accepts`]. `None`: it was taken.
     #[must_use = "a frame that comes back is not taken"]
     pub fn receive(&mut self, now: Now, link: Link, frame: Frame) -> Option<Frame> {
+        self.tick(now);
         let Some(i) = self.slots.iter().position(|slot| slot.link == Some(link)) else {
             // A follower, or what a connection that was just refused or superseded had under way.
             self.receive_follower(now, link, frame);
@@ -28,7 +29,12 @@ impl<S: Storage> Group<S> {
         match frame {
             Frame::Record(..) if !self.accepts() => Some(frame),
             Frame::Record(_, record) => {
+                let written_ms = record.hlc.physical_ms();
+                let waits = record.copy;
                 self.receive_record(i, link, record);
+                if !waits {
+                    self.slots[i].clock_ahead_ms = written_ms as i64 - now.unix_ms as i64;
+                }
                 None
             }
             Frame::Control(channel, message) => self

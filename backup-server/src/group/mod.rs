@@ -20,6 +20,7 @@
 //! only [`Group::flush`] makes one, after the journal's sync. When the journal fails, the group
 //! is broken for good: it must be dropped and opened again, which finds out what is durable.
 
+mod arrival;
 mod asked;
 mod attach;
 mod compressing;
@@ -61,7 +62,7 @@ pub use retention::{AtSizeMax, Retention};
 pub use scrub::ScrubStatus;
 pub use seed::{SECTOR_BYTES, SEEDED, SeedError, SeededMember, manifest as seeded_manifest, seed};
 pub use shape::RemoveError;
-pub use status::{DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
+pub use status::{ClockStatus, DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
 
 use crate::cut::CutTracker;
 use crate::damage::ImageDamage;
@@ -210,6 +211,8 @@ struct WriterSlot {
     has_left: bool,
     /// Its recovered guest has flushed since its last record.
     flushed: bool,
+    /// How far its clock was ahead of this server's when its last guest write came, in milliseconds.
+    clock_ahead_ms: i64,
 }
 
 /// A member without disks that is connected.
@@ -228,6 +231,7 @@ impl WriterSlot {
         speaks_of_groups: false,
         has_left: false,
         flushed: false,
+        clock_ahead_ms: 0,
     };
 }
 
@@ -317,6 +321,7 @@ pub struct Group<S: Storage> {
     /// Until when each member held.
     held: held::HeldUntil,
     clock: HlcClock,
+    arrival: arrival::ArrivalClock,
     stall: Option<Stall>,
     broken: Option<String>,
     /// Copy states and standings as far as they are durable.
@@ -329,6 +334,15 @@ pub struct Group<S: Storage> {
     outputs: Vec<Output>,
     /// What the log must say.
     notices: Vec<String>,
+}
+
+/// An arrival as of which states certainly have everything before this time and in this cut.
+fn arrived<S: Storage>(journal: &Journal<S>, at: Hlc, cut: &CountVector) -> u64 {
+    let has_all = |(_, state): &(u64, &Arc<State>)| {
+        state.newest_effective() > at && state.committed().covers(cut)
+    };
+    let later = journal.starts().find(has_all);
+    later.map_or(journal.state().arrived_ms, |(_, state)| state.arrived_ms)
 }
 
 impl<S: Storage> Drop for Group<S> {
@@ -364,10 +378,14 @@ impl<S: Storage> Group<S> {
             for of in closed.values_mut() {
                 of.at = of.at.max(*at);
                 of.cut.merge(cut);
+                of.arrived_ms = of.arrived_ms.max(arrived(&opened.journal, *at, cut));
             }
         }
         let indexed = opened.closed.into_iter();
-        closed.extend(indexed.map(|(index, (at, cut))| (index, Closed { at, cut })));
+        closed.extend(indexed.map(|(index, (at, cut))| {
+            let arrived_ms = arrived(&opened.journal, at, &cut);
+            (index, Closed { at, cut, arrived_ms })
+        }));
         let state = opened.journal.state();
         // A recovery's cut was closed, and what came after it depends on nothing else.
         let beyond = beyond.filter(|_| state.recovered().is_none());
@@ -398,8 +416,11 @@ impl<S: Storage> Group<S> {
             images.insert(DiskKey { writer, disk: disk.id }, image);
         }
         // Without it nothing can be told of what is before.
-        let oldest = oldest
-            .unwrap_or_else(|| Closed { at: state.newest_effective(), cut: state.committed() });
+        let oldest = oldest.unwrap_or_else(|| Closed {
+            at: state.newest_effective(),
+            cut: state.committed(),
+            arrived_ms: state.arrived_ms,
+        });
         let damaged = Arc::new(damaged);
         let fold = FoldState { position, oldest, closed, damaged, ..FoldState::default() };
         let mut group =
@@ -426,6 +447,7 @@ impl<S: Storage> Group<S> {
         let mut group = Self {
             commit: GroupCommit::new(state.committed()),
             clock: HlcClock::after(state.last_hlc),
+            arrival: arrival::ArrivalClock::new(now, journal.now_ms()),
             frontier: state.last_hlc,
             followers: Vec::new(),
             floors: Vec::new(),
@@ -463,7 +485,7 @@ impl<S: Storage> Group<S> {
             outputs: Vec::new(),
             notices: Vec::new(),
         };
-        group.fold.wall_ms = now.unix_ms;
+        group.tick(now);
         group.fold.shortened = group.is_shortened();
         group.settle_format();
         group.restart_receivers();
@@ -472,6 +494,19 @@ impl<S: Storage> Group<S> {
             group.overlay()?;
         }
         Ok(group)
+    }
+
+    /// It is this time. What is written next arrives now.
+    pub fn tick(&mut self, now: Now) {
+        self.fold.wall_ms = now.unix_ms;
+        let now_ms = self.arrival.tick(now);
+        self.journal.set_now(now_ms);
+    }
+
+    /// The clock by which people name points in time, in milliseconds since the Unix epoch.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        self.journal.now_ms()
     }
 
     /// Receivers and C as the journal has them; all of it is durable.

@@ -22,7 +22,13 @@ pub struct PastStatus {
     pub oldest: Hlc,
     /// The newest time that can be asked for.
     pub newest: Hlc,
-    /// From the oldest time to the newest record, in milliseconds.
+    /// The arrival of the oldest state that can be asked for, in milliseconds since the Unix epoch.
+    #[serde(default)]
+    pub oldest_unix_ms: u64,
+    /// The arrival of the newest record.
+    #[serde(default)]
+    pub newest_unix_ms: u64,
+    /// From one to the other, in milliseconds.
     pub seen_ms: u64,
     /// It is less than wanted, because the journal has reached its size.
     pub shortened: bool,
@@ -85,7 +91,8 @@ impl Found {
             if !state.is_all_in(cut, journaled, *epoch) {
                 return;
             }
-            let closed = Closed { at: state.newest_effective(), cut: cut.clone() };
+            let (at, arrived_ms) = (state.newest_effective(), state.arrived_ms);
+            let closed = Closed { at, cut: cut.clone(), arrived_ms };
             self.closed.insert(*index, closed);
             self.open.pop_front();
         }
@@ -93,6 +100,13 @@ impl Found {
 }
 
 impl<S: Storage> Group<S> {
+    /// What is closed by everything so far.
+    pub(super) fn closed_now(&self) -> Closed {
+        let state = self.journal.state();
+        let (at, arrived_ms) = (state.newest_effective(), state.arrived_ms);
+        Closed { at, cut: self.cut.cut().clone(), arrived_ms }
+    }
+
     /// Everything written is durable: segments whose beginnings the cut has reached.
     pub(super) fn close_segments(&mut self) {
         let state = self.journal.state();
@@ -101,7 +115,8 @@ impl<S: Storage> Group<S> {
             if !state.is_all_in(self.cut.cut(), &start.journaled(), start.epoch) {
                 return;
             }
-            let closed = Closed { at: state.newest_effective(), cut: self.cut.cut().clone() };
+            let (at, arrived_ms) = (state.newest_effective(), state.arrived_ms);
+            let closed = Closed { at, cut: self.cut.cut().clone(), arrived_ms };
             self.fold.closed.insert(index, closed);
         }
     }
@@ -126,6 +141,7 @@ impl<S: Storage> Group<S> {
             state: before,
             at: state.newest_effective(),
             cut: cut.cut().clone(),
+            arrived_ms: state.arrived_ms,
         };
         journal.mark(at.segment, waypoint);
     }
@@ -151,6 +167,7 @@ impl<S: Storage> Group<S> {
             oldest: self.fold.oldest.clone(),
             end: self.journal.durable_end(),
             state: self.journal.state().clone(),
+            now_ms: self.journal.now_ms(),
             cut: self.cut.cut().clone(),
             images: self.images.clone(),
             damaged: Arc::clone(&self.fold.damaged),
@@ -187,14 +204,15 @@ impl<S: Storage> Group<S> {
         let state = self.journal.state();
         let newest = crate::history::complete(state).max(self.fold.oldest.at);
         let retention = &self.options.retention;
-        let span = state.last_hlc.physical_ms();
         PastStatus {
             window_ms: retention.window_ms,
             oldest: self.fold.oldest.at,
             newest,
+            oldest_unix_ms: self.fold.oldest.arrived_ms,
+            newest_unix_ms: state.arrived_ms,
             seen_ms: match self.fold.oldest.at {
                 Hlc(0) => 0,
-                oldest => span.saturating_sub(oldest.physical_ms()),
+                _ => state.arrived_ms.saturating_sub(self.fold.oldest.arrived_ms),
             },
             shortened: self.fold.shortened,
             holds: self.fold.holds.count() as u64,

@@ -194,6 +194,7 @@ impl<S: Storage> Group<S> {
         point: Option<&Point>,
         accepts_damage: bool,
     ) -> Result<Recovery, RecoverError> {
+        self.tick(now);
         // What has arrived is part of it, as far as it can be.
         self.flush();
         if self.journal.staged_bytes() > 0 {
@@ -427,6 +428,7 @@ impl<S: Storage> Group<S> {
         offset: u64,
         effect: GuestEffect,
     ) -> bool {
+        self.tick(now);
         if !self.accepts() || !self.promoted {
             return false;
         }

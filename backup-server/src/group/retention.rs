@@ -6,9 +6,9 @@
 //!             position  target                 end
 //! ```
 //!
-//! Records leave the window by time, measured back from the newest record (or the wall clock, if
-//! that is behind: one clock that jumps must not throw the window away), so a group that is quiet
-//! keeps its past. They leave it by size, if the policy is to shorten it. Either way they leave it
+//! Records leave the window by time, measured back from the arrival of the newest record, so a group that is quiet
+//! keeps its past. Arrivals are this server's, whatever clocks hosts have, and a step of its clock while it runs does
+//! not move them (`arrival.rs`). They leave it by size, if the policy is to shorten it. Either way they leave it
 //! segment by segment, only when the cut has them, and not while somebody holds them.
 //!
 //! Retroscope 3.2: the window-log is bounded, and what leaves it is compacted into the base.
@@ -18,16 +18,15 @@ use crate::history::Closed;
 use crate::journal::{Position, SEGMENT_HEADER_BYTES, Standing, WriterState};
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
-use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::message::CopyState;
 
 /// What to do when the journal has reached its size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AtSizeMax {
-    /// The window becomes shorter, and who holds what must go loses it. It is told.
-    #[default]
+    /// The window becomes shorter, and who holds what must go loses it, pins too. It is told.
     Shorten,
-    /// Nothing is acknowledged until records have left the window.
+    /// Nothing is acknowledged until records have left the window: who writes much cannot erase the past.
+    #[default]
     Stop,
 }
 
@@ -44,7 +43,7 @@ pub struct Retention {
 
 impl Default for Retention {
     fn default() -> Self {
-        Self { window_ms: 0, size_max_bytes: u64::MAX, at_size_max: AtSizeMax::Shorten }
+        Self { window_ms: 0, size_max_bytes: u64::MAX, at_size_max: AtSizeMax::Stop }
     }
 }
 
@@ -62,13 +61,12 @@ impl<S: Storage> Group<S> {
     /// Up to where records have left the window.
     pub(super) fn target(&self) -> Target {
         let retention = &self.options.retention;
-        let state = self.journal.state();
         if planted::is(Bug::FoldPassesTheWindow) {
             let (to, oldest) = (self.journal.durable_end(), self.fold.oldest.clone());
             return Target { to, oldest, shortens: false };
         }
         if retention.window_ms == 0 {
-            let oldest = Closed { at: state.newest_effective(), cut: self.cut.cut().clone() };
+            let oldest = self.closed_now();
             return Target { to: self.journal.durable_end(), oldest, shortens: false };
         }
         let place = |segment: u64| Position { segment, offset: SEGMENT_HEADER_BYTES as u64 };
@@ -87,7 +85,7 @@ impl<S: Storage> Group<S> {
         let edge = self.edge();
         // Nothing that is behind the target is missed by either measure.
         for (segment, closed) in closed {
-            let left = closed.at <= edge;
+            let left = closed.arrived_ms <= edge;
             if !left && self.journal.stored_after(target.to) <= size_max {
                 break;
             }
@@ -97,16 +95,14 @@ impl<S: Storage> Group<S> {
         target
     }
 
-    /// What is before has left the window by time.
-    fn edge(&self) -> Hlc {
-        let newest = self.journal.state().last_hlc.physical_ms();
+    /// What arrived before has left the window by time.
+    fn edge(&self) -> u64 {
         let now = match self.stall {
-            // Nothing is taken, so nothing is newer: it goes on by the wall clock.
-            Some(Stall::SizeMax) => self.fold.wall_ms,
-            _ => newest.min(self.fold.wall_ms),
+            // Nothing is taken, so nothing is newer: it goes on by the clock.
+            Some(Stall::SizeMax) => self.journal.now_ms(),
+            _ => self.journal.state().arrived_ms,
         };
-        let edge = now.saturating_sub(self.options.retention.window_ms);
-        Hlc::new(edge.min((1 << 48) - 1), 0)
+        now.saturating_sub(self.options.retention.window_ms)
     }
 
     /// The target, as far as it is not held.
@@ -151,10 +147,10 @@ impl<S: Storage> Group<S> {
             None if stops && stored >= size_max && !exempt => self.stall(Stall::SizeMax),
             None if late >= max && !exempt => {
                 // An export must not stop replication: it ends with an error instead.
-                let held = retention.window_ms == 0 && self.fold.holds.count() > 0;
-                match held {
-                    true => self.fold.holds.revoke_all(),
-                    false => self.stall(Stall::FoldBehind),
+                // A pin does, unless the operator prefers to lose it.
+                let revoked = retention.window_ms == 0 && self.revoke_for_room();
+                if !revoked {
+                    self.stall(Stall::FoldBehind);
                 }
             }
             Some(Stall::FoldBehind) if late < max - max / 8 || self.fold_is_blocked() => {
@@ -162,7 +158,9 @@ impl<S: Storage> Group<S> {
                 self.tell_stall();
             }
             // One that came while nothing was taken must not keep it so.
-            Some(Stall::FoldBehind) if retention.window_ms == 0 => self.fold.holds.revoke_all(),
+            Some(Stall::FoldBehind) if retention.window_ms == 0 => {
+                self.revoke_for_room();
+            }
             Some(Stall::SizeMax) if stored < size_max - size_max / 8 || exempt => {
                 self.stall = None;
                 self.tell_stall();
@@ -184,6 +182,14 @@ impl<S: Storage> Group<S> {
         self.fold.position.max(self.journal.start()).segment + 1
     }
 
+    /// Takes away what may be lost for replication to go on. Whether there was any.
+    fn revoke_for_room(&mut self) -> bool {
+        match self.options.retention.at_size_max {
+            AtSizeMax::Shorten => self.fold.holds.revoke_all(),
+            AtSizeMax::Stop => self.fold.holds.revoke_all_but_pins(),
+        }
+    }
+
     /// Whoever holds what must leave the journal loses it.
     fn give_up_holds(&mut self) {
         let to = self.target().to;
@@ -202,8 +208,8 @@ impl<S: Storage> Group<S> {
             return;
         }
         self.fold.shortened = true;
-        let newest = self.journal.state().last_hlc.physical_ms();
-        let seconds = newest.saturating_sub(self.fold.oldest.at.physical_ms()) / 1000;
+        let newest = self.journal.state().arrived_ms;
+        let seconds = newest.saturating_sub(self.fold.oldest.arrived_ms) / 1000;
         let why = match self.stall {
             Some(Stall::NoRoom(_)) => "the disk is full",
             _ => "the journal has reached retention.size_max",
@@ -216,7 +222,7 @@ impl<S: Storage> Group<S> {
 
     /// Whether less can be seen than the window wants.
     pub(super) fn is_shortened(&self) -> bool {
-        self.options.retention.window_ms > 0 && self.fold.oldest.at > self.edge()
+        self.options.retention.window_ms > 0 && self.fold.oldest.arrived_ms > self.edge()
     }
 
     /// Says so when the window is whole again.

@@ -89,7 +89,7 @@ impl<S: Storage> Group<S> {
     /// Such a job has ended, for this segment.
     pub fn scrub_done(&mut self, now: Now, segment: u64, scrubbed: Scrubbed) {
         self.fold.aside = false;
-        self.fold.wall_ms = now.unix_ms;
+        self.tick(now);
         self.scrub.verified_bytes += scrubbed.bytes;
         if !self.damage.wanted.remove(&segment) {
             self.scrub.done = segment;

@@ -125,6 +125,7 @@ pub fn seed<S: Storage>(
     let writers: Vec<_> = (0..manifest.writers.len() as u16).map(WriterId).collect();
     let mut state = State::new(writers.len());
     state.barrier = Hlc::new(now_unix_ms, 0);
+    state.arrived_ms = now_unix_ms;
     let hlc = state.newest_effective();
     let journal = Journal::create(storage.clone(), JOURNAL_DIR, state, options);
     let mut journal = journal.map_err(GroupError::from)?;
@@ -138,7 +139,9 @@ pub fn seed<S: Storage>(
     let manifest = Manifest { id: fresh_id(storage), ..manifest.clone() };
     manifest.write(storage).map_err(GroupError::from)?;
     let (cut, epoch) = (CountVector::new(), journal.state().epoch);
-    Ok(Point { cut, hlc, epoch, writers, end: journal.start(), beyond: journal.end() })
+    let arrived_ms = now_unix_ms;
+    let (end, beyond) = (journal.start(), journal.end());
+    Ok(Point { cut, hlc, arrived_ms, epoch, writers, end, beyond })
 }
 
 fn check_image<S: Storage>(storage: &S, path: &str, disk: &DiskSpec) -> Result<(), GroupError> {

@@ -60,6 +60,21 @@ pub struct FollowerStatus {
     pub connected_since_unix_ms: Option<u64>,
 }
 
+/// A clock that is off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockStatus {
+    /// The member on whose host it is; `None`: this server's own was set while it ran.
+    pub member: Option<String>,
+    /// How far it is ahead of this server's, in milliseconds; negative: behind. This server's own: how far it is ahead
+    /// of the time by which points are named.
+    pub ahead_ms: i64,
+}
+
+/// A clock that differs by less is not told, in milliseconds.
+const CLOCK_OFF_MS: i64 = 2000;
+/// Nor a host that is behind by less: its records may have waited.
+const CLOCK_BEHIND_MS: i64 = 600_000;
+
 /// One group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupStatus {
@@ -123,6 +138,9 @@ pub struct GroupStatus {
     /// What cannot be read of the state that a recovery would take.
     #[serde(default)]
     pub latest_damaged: Vec<DamagedDisk>,
+    /// Clocks that are off.
+    #[serde(default)]
+    pub clocks: Vec<ClockStatus>,
     /// Why folding does not work.
     pub fold_error: Option<String>,
     /// Why it does not acknowledge for now.
@@ -161,6 +179,7 @@ impl GroupStatus {
             scrub: ScrubStatus::default(),
             damaged: Vec::new(),
             latest_damaged: Vec::new(),
+            clocks: Vec::new(),
             fold_error: None,
             stalled: None,
             broken: Some(reason.to_owned()),
@@ -169,6 +188,19 @@ impl GroupStatus {
 }
 
 impl<S: Storage> Group<S> {
+    /// Clocks that are off, as far as records tell.
+    fn clocks(&self) -> Vec<ClockStatus> {
+        let attached = self.slots.iter().enumerate().filter(|(_, slot)| slot.link.is_some());
+        let of_hosts = attached.map(|(i, slot)| ClockStatus {
+            member: Some(self.manifest.writers[i].clone()),
+            ahead_ms: slot.clock_ahead_ms,
+        });
+        let of_hosts =
+            of_hosts.filter(|of| of.ahead_ms > CLOCK_OFF_MS || of.ahead_ms < -CLOCK_BEHIND_MS);
+        let own = ClockStatus { member: None, ahead_ms: self.arrival.wall_ahead_ms() };
+        of_hosts.chain(Some(own).filter(|of| of.ahead_ms.abs() > CLOCK_OFF_MS)).collect()
+    }
+
     /// Its status now.
     #[must_use]
     pub fn status(&self, now: Now) -> GroupStatus {
@@ -247,6 +279,7 @@ impl<S: Storage> Group<S> {
             scrub: self.scrub_status(),
             damaged: self.damaged(),
             latest_damaged: self.latest_damaged(),
+            clocks: self.clocks(),
             fold_error: self.fold.last_error.clone(),
             stalled: self.stall_reason(),
             broken: self.broken.clone(),

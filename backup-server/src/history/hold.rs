@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidelock_protocol::hlc::Hlc;
 
+/// What the reason of a pin's hold begins with; its name follows.
+pub(crate) const PIN: &str = "pin ";
+
 #[derive(Debug)]
 struct Entry {
     position: Position,
@@ -84,11 +87,28 @@ impl Holds {
         entries.map(Self::revoke).collect()
     }
 
-    /// Takes all away.
-    pub(crate) fn revoke_all(&self) {
-        for (_, entry) in std::mem::take(&mut self.lock().entries) {
+    /// Takes all away. Whether there was any.
+    pub(crate) fn revoke_all(&self) -> bool {
+        let all = std::mem::take(&mut self.lock().entries);
+        let any = !all.is_empty();
+        for (_, entry) in all {
             Self::revoke(entry);
         }
+        any
+    }
+
+    /// The same of all that are not pins.
+    pub(crate) fn revoke_all_but_pins(&self) -> bool {
+        let mut held = self.lock();
+        let all = std::mem::take(&mut held.entries);
+        let (pins, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            all.into_iter().partition(|(_, entry)| entry.why.starts_with(PIN));
+        held.entries = pins;
+        let any = !others.is_empty();
+        for (_, entry) in others {
+            Self::revoke(entry);
+        }
+        any
     }
 
     fn revoke(entry: Entry) -> String {

@@ -31,6 +31,7 @@ mod settle;
 mod walk;
 
 pub use affected::{Affected, AffectedSpan};
+pub(crate) use hold::PIN;
 pub use hold::{Hold, Holds};
 pub use walk::effective;
 
@@ -57,7 +58,7 @@ use tidelock_protocol::vector::CountVector;
 pub enum At {
     /// By the group's own clock.
     Hlc(Hlc),
-    /// By the wall clock: the end of this millisecond since the Unix epoch.
+    /// What had arrived here by the end of this millisecond since the Unix epoch, by the backup's clock.
     WallMs(u64),
     /// Not after these seqs.
     Vector(CountVector),
@@ -72,6 +73,9 @@ pub struct Point {
     pub cut: CountVector,
     /// The effective time of the last of them: asked for again, it gives this point.
     pub hlc: Hlc,
+    /// When the last of them arrived here, in milliseconds since the Unix epoch by the backup's clock.
+    #[serde(default)]
+    pub arrived_ms: u64,
     /// The epoch that it belongs to.
     pub epoch: Epoch,
     /// Writers that have whole disks there, which are shown; others were being added.
@@ -84,10 +88,10 @@ pub struct Point {
 }
 
 impl Point {
-    /// Its time by the wall clock, in milliseconds since the Unix epoch.
+    /// Its time for people: when it arrived here, in milliseconds since the Unix epoch.
     #[must_use]
     pub fn wall_ms(&self) -> u64 {
-        self.hlc.physical_ms()
+        self.arrived_ms
     }
 }
 
@@ -169,6 +173,8 @@ pub struct Closed {
     pub at: Hlc,
     /// And so have states that have this cut.
     pub cut: CountVector,
+    /// And states as of this arrival and later, in milliseconds since the Unix epoch.
+    pub arrived_ms: u64,
 }
 
 /// The past of a group, as it was when this was made.
@@ -187,6 +193,8 @@ pub struct History<F> {
     pub(crate) end: Position,
     /// The state there.
     pub(crate) state: State,
+    /// What comes from now on arrives at this time or later.
+    pub(crate) now_ms: u64,
     pub(crate) cut: CountVector,
     pub(crate) images: BTreeMap<DiskKey, F>,
     /// What of the images is damaged, and which segments are.
@@ -201,10 +209,10 @@ pub struct History<F> {
 /// How much was written within a span of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
-    /// Its beginning, exclusive, and its end.
-    pub from: Hlc,
-    /// Inclusive.
-    pub to: Hlc,
+    /// Its beginning, exclusive, as an arrival in milliseconds since the Unix epoch.
+    pub from_ms: u64,
+    /// Its end, inclusive.
+    pub to_ms: u64,
     /// Records, without those that change nothing.
     pub records: u64,
     /// Bytes that they change.
@@ -220,8 +228,8 @@ pub struct Bucket {
 /// A state that a guest meant to find again: everything up to this record of its.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushPoint {
-    /// The record's effective time.
-    pub hlc: Hlc,
+    /// When the record arrived, in milliseconds since the Unix epoch.
+    pub arrived_ms: u64,
     /// Whose.
     pub writer: WriterId,
     /// Its seq.
@@ -233,6 +241,8 @@ pub struct FlushPoint {
 pub struct RecordAt {
     /// Its effective time.
     pub hlc: Hlc,
+    /// When it arrived, in milliseconds since the Unix epoch.
+    pub arrived_ms: u64,
     /// Whose.
     pub writer: WriterId,
     /// Its seq.
@@ -260,6 +270,38 @@ impl<F: StorageFile> History<F> {
     #[must_use]
     pub fn newest_time(&self) -> Hlc {
         complete(&self.state)
+    }
+
+    /// The backup's clock when this was made, in milliseconds since the Unix epoch.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    /// The arrival of the oldest state that may be asked for, in milliseconds since the Unix epoch.
+    #[must_use]
+    pub fn oldest_ms(&self) -> u64 {
+        self.oldest.arrived_ms
+    }
+
+    /// The arrival of the newest record, in milliseconds since the Unix epoch.
+    #[must_use]
+    pub fn newest_ms(&self) -> u64 {
+        self.state.arrived_ms
+    }
+
+    /// About when records of this effective time arrived, to a segment.
+    #[must_use]
+    pub fn arrival_of(&self, time: Hlc) -> u64 {
+        let later = self.starts.iter().find(|start| start.state.newest_effective() >= time);
+        later.map_or(self.state.arrived_ms, |start| start.state.arrived_ms)
+    }
+
+    /// No state as of this arrival has a record of a later effective time.
+    #[must_use]
+    pub fn time_at(&self, arrived_ms: u64) -> Hlc {
+        let later = self.starts.iter().find(|start| start.state.arrived_ms > arrived_ms);
+        later.map_or(self.state.newest_effective(), |start| start.state.newest_effective())
     }
 
     /// The oldest point: of the window, or when the initial copy was complete if that is later.
@@ -300,10 +342,7 @@ impl<F: StorageFile> History<F> {
     pub fn resolve(&self, at: &At) -> Result<Point, PastError> {
         match at {
             At::Hlc(time) => self.at_time(*time),
-            At::WallMs(ms) => {
-                let time = (*ms < 1 << 48).then(|| Hlc::new(*ms, u16::MAX));
-                self.at_time(time.unwrap_or(Hlc(u64::MAX)))
-            }
+            At::WallMs(ms) => self.at_arrival(*ms),
             At::Vector(vector) => {
                 if !self.state.journaled().covers(vector) {
                     return Err(PastError::Future { newest: self.newest_time() });
@@ -315,6 +354,16 @@ impl<F: StorageFile> History<F> {
             }
             At::Latest => self.settle(&Limit::Exact(&self.cut, None)),
         }
+    }
+
+    fn at_arrival(&self, ms: u64) -> Result<Point, PastError> {
+        if ms < self.oldest.arrived_ms {
+            return Err(PastError::BeforeWindow { oldest: self.oldest.at });
+        }
+        if ms >= self.now_ms {
+            return Err(PastError::Future { newest: self.newest_time() });
+        }
+        self.settle(&Limit::Arrived(ms))
     }
 
     fn at_time(&self, time: Hlc) -> Result<Point, PastError> {
@@ -354,7 +403,8 @@ impl<F: StorageFile> History<F> {
         if located.cut != point.cut || located.epoch != point.epoch {
             return is_gone();
         }
-        Ok(Point { hlc: point.hlc.max(located.hlc), ..located })
+        let (hlc, arrived_ms) = (point.hlc.max(located.hlc), point.arrived_ms);
+        Ok(Point { hlc, arrived_ms, ..located })
     }
 
     /// Whether the images have not passed a point that no recovery since has left out.
@@ -484,7 +534,8 @@ impl<F: StorageFile> History<F> {
                 told.insert(writer, seq);
                 let key = DiskKey::of(record);
                 let extent = (len_bytes > 0).then_some((key, record.offset, len_bytes));
-                let went = f(RecordAt { hlc: at, writer, seq, extent, flushed: record.flushed });
+                let (arrived_ms, flushed) = (place.arrived_ms, record.flushed);
+                let went = f(RecordAt { hlc: at, arrived_ms, writer, seq, extent, flushed });
                 ended |= went.is_break();
                 Ok(went)
             });
@@ -514,9 +565,10 @@ impl<F: StorageFile> History<F> {
                 }
                 let key = DiskKey { writer, disk: entry.disk };
                 let extent = Some((key, entry.offset, u64::from(entry.len_bytes)));
-                let hlc = end.state.newest_effective();
+                let (hlc, arrived_ms) = (end.state.newest_effective(), end.state.arrived_ms);
                 // An index does not say where a guest has flushed.
-                if f(RecordAt { hlc, writer, seq, extent, flushed: false }).is_break() {
+                let told = RecordAt { hlc, arrived_ms, writer, seq, extent, flushed: false };
+                if f(told).is_break() {
                     return Ok(());
                 }
             }
@@ -534,28 +586,28 @@ impl<F: StorageFile> History<F> {
         to: &Point,
         buckets: usize,
     ) -> Result<Vec<Bucket>, PastError> {
-        let (start, end) = (from.hlc.0, to.hlc.0.max(from.hlc.0));
+        let (start, end) = (from.arrived_ms, to.arrived_ms.max(from.arrived_ms));
         let buckets = buckets.max(1) as u64;
         let edge = |nth: u64| {
             start + ((u128::from(end - start) * u128::from(nth)) / u128::from(buckets)) as u64
         };
-        let spans = (0..buckets).map(|nth| (Hlc(edge(nth)), Hlc(edge(nth + 1))));
+        let spans = (0..buckets).map(|nth| (edge(nth), edge(nth + 1)));
         let mut spans: Vec<_> =
-            spans.map(|(from, to)| Bucket { from, to, ..Bucket::default() }).collect();
-        let nth_of = |spans: &[Bucket], hlc: Hlc| {
-            spans.partition_point(|span| span.to < hlc).min(spans.len() - 1)
+            spans.map(|(from_ms, to_ms)| Bucket { from_ms, to_ms, ..Bucket::default() }).collect();
+        let nth_of = |spans: &[Bucket], ms: u64| {
+            spans.partition_point(|span| span.to_ms < ms).min(spans.len() - 1)
         };
         let mut last: BTreeMap<WriterId, FlushPoint> = BTreeMap::new();
         self.between(from, to, false, |at| {
-            let RecordAt { hlc, writer, seq, .. } = at;
-            let before = last.insert(writer, FlushPoint { hlc, writer, seq });
+            let RecordAt { arrived_ms, writer, seq, .. } = at;
+            let before = last.insert(writer, FlushPoint { arrived_ms, writer, seq });
             if let Some(point) = before.filter(|_| at.flushed) {
-                let nth = nth_of(&spans, point.hlc);
+                let nth = nth_of(&spans, point.arrived_ms);
                 spans[nth].flushes += 1;
                 spans[nth].last_flush = Some(point);
             }
             if let Some((key, _, len)) = at.extent {
-                let nth = nth_of(&spans, hlc);
+                let nth = nth_of(&spans, arrived_ms);
                 let span = &mut spans[nth];
                 span.records += 1;
                 span.bytes += len;

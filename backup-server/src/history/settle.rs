@@ -26,6 +26,8 @@ use tidelock_protocol::vector::CountVector;
 pub(super) enum Limit<'a> {
     /// An effective time that is complete.
     Time(Hlc),
+    /// An arrival that is over, in milliseconds since the Unix epoch.
+    Arrived(u64),
     /// Seqs.
     Vector(&'a CountVector),
     /// A cut of this group, and what its time was; `None`: it is the newest.
@@ -37,6 +39,7 @@ struct Seen {
     writer: WriterId,
     seq: Seq,
     at: Hlc,
+    arrived_ms: u64,
     start: Position,
     end: Position,
     /// It comes after the end of what can be in the answer.
@@ -45,8 +48,8 @@ struct Seen {
 
 impl Seen {
     fn new(place: &Place<'_>, record: &Record, at: Hlc, is_over: bool) -> Self {
-        let (start, end) = (place.start, place.end);
-        Self { writer: record.writer, seq: record.seq, at, start, end, is_over }
+        let Place { start, end, arrived_ms, .. } = *place;
+        Self { writer: record.writer, seq: record.seq, at, arrived_ms, start, end, is_over }
     }
 }
 
@@ -59,10 +62,12 @@ pub(crate) fn trimmed(vector: &CountVector, before: &State, last: &State) -> Cou
 }
 
 impl Limit<'_> {
-    /// Whether everything is in the answer that states at this time have, and those with this cut.
-    fn is_beyond(&self, at: Hlc, cut: &CountVector) -> bool {
+    /// Whether everything is in the answer that states at this time have, those with this cut, and those as of this
+    /// arrival.
+    fn is_beyond(&self, at: Hlc, cut: &CountVector, arrived_ms: u64) -> bool {
         match self {
             Limit::Time(time) => at <= *time,
+            Limit::Arrived(ms) => arrived_ms <= *ms,
             // A recovery at this very cut has the same cut, and is later.
             Limit::Exact(vector, Some(time)) => vector.covers(cut) && at <= *time,
             Limit::Vector(vector) | Limit::Exact(vector, None) => vector.covers(cut),
@@ -78,10 +83,11 @@ fn anchor<F: StorageFile>(
     let before_window = || PastError::BeforeWindow { oldest: of.oldest.at };
     let starts = of.starts.iter().rev().filter(|start| start.index > of.base.segment);
     let mut closed = starts.filter_map(|start| Some((start.index, start.closed.as_ref()?)));
-    let found = closed.find(|(_, closed)| limit.is_beyond(closed.at, &closed.cut));
+    let found =
+        closed.find(|(_, closed)| limit.is_beyond(closed.at, &closed.cut, closed.arrived_ms));
     if let Some((index, _)) = found {
         let waypoints = of.tail.waypoints(index);
-        let last = waypoints.into_iter().rfind(|of| limit.is_beyond(of.at, &of.cut));
+        let last = waypoints.into_iter().rfind(|of| limit.is_beyond(of.at, &of.cut, of.arrived_ms));
         return Ok((index, last));
     }
     let first = of.starts.first().filter(|_| of.base.segment <= of.starts[0].index);
@@ -112,6 +118,10 @@ struct Replay<'a, F> {
     passed: BTreeSet<WriterId>,
     whole_at: BTreeMap<WriterId, Seq>,
     joined: BTreeSet<WriterId>,
+    /// When the last batch before the replay arrived.
+    before_ms: u64,
+    /// Something that a recovery cut off later was replayed.
+    has_void: bool,
     /// Where it is certain that nothing more can be in it.
     over: Option<Position>,
 }
@@ -126,6 +136,7 @@ pub(super) fn settle<F: StorageFile>(
     let state = before.clone().unwrap_or_else(|| of.state_before(segment));
     let tracker = CutTracker::new(&state);
     let newest = state.last_hlc.max(since(&state));
+    let before_ms = state.arrived_ms;
     let mut replay = Replay {
         of,
         limit,
@@ -137,6 +148,8 @@ pub(super) fn settle<F: StorageFile>(
         passed: BTreeSet::new(),
         whole_at: BTreeMap::new(),
         joined: BTreeSet::new(),
+        before_ms,
+        has_void: false,
         over: None,
     };
     of.walk_from(from, before, |place, step| replay.step(place, &step))?;
@@ -167,6 +180,9 @@ impl<F: StorageFile> Replay<'_, F> {
 
     /// Whether neither this nor anything after it can be in the answer.
     fn is_over(&self, place: &Place<'_>, step: &Step<'_>) -> Result<bool, PastError> {
+        if let Limit::Arrived(ms) = self.limit {
+            return Ok(place.arrived_ms > *ms);
+        }
         if is_past(self.limit, place.before, !self.passed.is_empty()) {
             return Ok(true);
         }
@@ -188,7 +204,7 @@ impl<F: StorageFile> Replay<'_, F> {
                 let cut = tracker.settle(&state.committed());
                 Ok(!vector.covers(&trimmed(cut, &state, &self.of.state)))
             }
-            Limit::Exact(..) => Ok(false),
+            Limit::Exact(..) | Limit::Arrived(_) => Ok(false),
         }
     }
 
@@ -206,6 +222,7 @@ impl<F: StorageFile> Replay<'_, F> {
             return Ok(());
         }
         self.newest = self.newest.max(at);
+        self.has_void |= is_void;
         if !is_void {
             self.seen.push(Seen::new(place, record, at, false));
         }
@@ -242,6 +259,7 @@ impl<F: StorageFile> Replay<'_, F> {
             Note::EpochStart(_) => {
                 self.tracker = CutTracker::new(&self.state);
                 self.passed.clear();
+                self.has_void = false;
             }
             _ => return Ok(()),
         }
@@ -257,7 +275,11 @@ impl<F: StorageFile> Replay<'_, F> {
         let (of, state) = (self.of, &self.state);
         let cut = match self.limit {
             Limit::Exact(cut, _) => (*cut).clone(),
-            Limit::Time(_) | Limit::Vector(_) => {
+            Limit::Arrived(_) if self.has_void && self.left_out().is_some() => {
+                let (chosen, until) = self.left_out().expect("some");
+                return Err(PastError::LeftOut { chosen, until });
+            }
+            Limit::Time(_) | Limit::Arrived(_) | Limit::Vector(_) => {
                 trimmed(self.tracker.settle(&state.committed()), state, &of.state)
             }
         };
@@ -275,17 +297,28 @@ impl<F: StorageFile> Replay<'_, F> {
             }
             _ => self.newest.max(self.since),
         };
+        let arrived_ms = within().map(|record| record.arrived_ms).fold(self.before_ms, Ord::max);
         let start = from.max(of.base);
         let first = self.seen.iter().find(|record| !is_in(record)).map(|record| record.start);
         Ok(Point {
             // What is between is nothing, so it is the same state.
             hlc: newest.max(of.oldest.at),
+            arrived_ms,
             epoch: state.epoch,
             writers,
             end: within().map(|record| record.end).fold(start, Ord::max),
             beyond: first.or(self.over).unwrap_or(of.end).max(of.base),
             cut,
         })
+    }
+}
+
+impl<F> Replay<'_, F> {
+    /// The point that a recovery chose in the past, and since when there are states again.
+    fn left_out(&self) -> Option<(Hlc, Hlc)> {
+        let of = self.of;
+        let start = of.state.recovered()?;
+        Some((of.manifest.chosen(start.epoch)?, of.state.barrier))
     }
 }
 
@@ -309,7 +342,7 @@ fn is_past(limit: &Limit<'_>, before: &State, has_passed: bool) -> bool {
     match limit {
         Limit::Time(_) if planted::is(Bug::TimesAlone) => false,
         Limit::Time(time) => before.newest_effective() > last_taken(*time),
-        Limit::Vector(_) => false,
+        Limit::Vector(_) | Limit::Arrived(_) => false,
         Limit::Exact(cut, time) => {
             let after = time.is_some_and(|time| time <= before.newest_effective());
             after && before.journaled().covers(cut) && has_passed
@@ -322,7 +355,7 @@ fn is_outside(limit: &Limit<'_>, record: &Record) -> bool {
     match limit {
         Limit::Exact(cut, _) => record.seq > cut.get(record.writer),
         Limit::Time(time) => planted::is(Bug::TimesAlone) && record.hlc > *time,
-        Limit::Vector(_) => false,
+        Limit::Vector(_) | Limit::Arrived(_) => false,
     }
 }
 

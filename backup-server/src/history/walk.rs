@@ -29,6 +29,8 @@ pub(super) struct Place<'a> {
     pub(super) start: Position,
     /// The end of its batch.
     pub(super) end: Position,
+    /// When its batch arrived, in milliseconds since the Unix epoch.
+    pub(super) arrived_ms: u64,
     /// The state before it, as the journal has it: with what is void.
     pub(super) before: &'a State,
 }
@@ -61,7 +63,7 @@ pub(super) fn walk<F: StorageFile>(
 ) -> Result<(), PastError> {
     for batch in reader {
         let batch = batch?;
-        let (start, end) = (batch.start, batch.end);
+        let (start, end, arrived_ms) = (batch.start, batch.end, batch.arrived_ms);
         let damaged = |damage| {
             let file = SegmentHeader::file_name(batch.segment.index, batch.segment.id);
             PastError::Journal(JournalError::Corrupt { file, offset: start.offset, damage })
@@ -75,7 +77,7 @@ pub(super) fn walk<F: StorageFile>(
                 state = Some(State::of_checkpoint(&checkpoint));
                 continue;
             };
-            let place = Place { start, end, before };
+            let place = Place { start, end, arrived_ms, before };
             match entry {
                 Entry::Note(note) => {
                     if f(&place, Step::Note(&note))?.is_break() {
@@ -93,6 +95,9 @@ pub(super) fn walk<F: StorageFile>(
                     before.apply_record(record).map_err(|e| damaged(e.into()))?;
                 }
             }
+        }
+        if let Some(state) = &mut state {
+            state.arrived_ms = arrived_ms;
         }
     }
     Ok(())

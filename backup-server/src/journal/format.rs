@@ -8,7 +8,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `TLKJRNL` and a zero byte |
-//! | 8 | 4 | version of the format: 4; 1 to 3 are read |
+//! | 8 | 4 | version of the format: 4 |
 //! | 12 | 4 | 0 |
 //! | 16 | 8 | index of the segment: 1, 2, ... |
 //! | 24 | 8 | id of the segment, random |
@@ -18,7 +18,7 @@
 //! | 56 | 4 | header checksum of the last batch before it |
 //! | 60 | 4 | CRC-32C of bytes 0 to 59 |
 //!
-//! Batch header, [`BATCH_HEADER_BYTES`] = 48:
+//! Batch header, [`BATCH_HEADER_BYTES`] = 56:
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -27,10 +27,11 @@
 //! | 8 | 8 | id of the segment |
 //! | 16 | 8 | number of the batch: 1, 2, ... through all segments |
 //! | 24 | 8 | the last batch that was durable when this one was written |
-//! | 32 | 4 | number of entries |
-//! | 36 | 4 | header checksum of the batch before it |
-//! | 40 | 4 | CRC-32C of the body |
-//! | 44 | 4 | CRC-32C of bytes 0 to 43 |
+//! | 32 | 8 | time of arrival by the backup's clock, in milliseconds since the Unix epoch: never before an earlier batch's |
+//! | 40 | 4 | number of entries |
+//! | 44 | 4 | header checksum of the batch before it |
+//! | 48 | 4 | CRC-32C of the body |
+//! | 52 | 4 | CRC-32C of bytes 0 to 51 |
 
 use super::note::{Note, NoteError};
 use bytes::Bytes;
@@ -43,11 +44,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a segment's header.
 pub const SEGMENT_HEADER_BYTES: usize = 64;
 /// Bytes of a batch's header.
-pub const BATCH_HEADER_BYTES: usize = 48;
+pub const BATCH_HEADER_BYTES: usize = 56;
 /// The version of the journal's format.
 pub const VERSION: u32 = 4;
 /// The oldest version that is read.
-pub const VERSION_MIN: u32 = 1;
+pub const VERSION_MIN: u32 = VERSION;
 /// A batch takes no more entries when its body has reached this.
 pub const BATCH_TARGET_BYTES: usize = 8 << 20;
 /// The largest body of a batch: the target and one largest entry.
@@ -128,6 +129,7 @@ struct RawBatch {
     segment: U64,
     number: U64,
     durable: U64,
+    arrived_ms: U64,
     entries: U32,
     chain: U32,
     body_crc: U32,
@@ -232,6 +234,8 @@ pub struct BatchHeader {
     /// The last batch that was durable when this one was written. It tells a torn tail from a
     /// damaged middle.
     pub durable: u64,
+    /// When it arrived, in milliseconds since the Unix epoch.
+    pub arrived_ms: u64,
     /// How many entries the body has.
     pub entries: u32,
     /// Header checksum of the batch before it.
@@ -250,6 +254,7 @@ impl BatchHeader {
             segment: self.segment.into(),
             number: self.number.into(),
             durable: self.durable.into(),
+            arrived_ms: self.arrived_ms.into(),
             entries: self.entries.into(),
             chain: self.chain.into(),
             body_crc: self.body_crc.into(),
@@ -274,6 +279,7 @@ impl BatchHeader {
             segment: raw.segment.get(),
             number: raw.number.get(),
             durable: raw.durable.get(),
+            arrived_ms: raw.arrived_ms.get(),
             entries: raw.entries.get(),
             chain: raw.chain.get(),
             body_crc: raw.body_crc.get(),
@@ -281,6 +287,7 @@ impl BatchHeader {
         if header.body_len as usize > BATCH_BODY_MAX_BYTES
             || header.durable >= header.number
             || header.number > COUNT_MAX
+            || header.arrived_ms > COUNT_MAX
         {
             return Err(Damage::Chain("a batch header is out of bounds"));
         }
@@ -385,6 +392,7 @@ mod tests {
             segment: 3,
             number: 9,
             durable: 8,
+            arrived_ms: 7,
             entries: 0,
             chain: 7,
             body_crc: crc32c(b""),
@@ -415,11 +423,19 @@ mod tests {
         for (index, first_batch) in [(0, 1), (1, 0), (COUNT_MAX + 1, 1), (1, u64::MAX)] {
             assert!(matches!(decode(index, first_batch), Err(Damage::Chain(_))));
         }
-        let (segment, durable, entries, chain, body_crc) = (3, 0, 0, 0, 0);
+        let (segment, durable, arrived_ms, entries, chain, body_crc) = (3, 0, 0, 0, 0, 0);
         let decode = |number| {
             let body_len = 0;
-            let header =
-                BatchHeader { body_len, segment, number, durable, entries, chain, body_crc };
+            let header = BatchHeader {
+                body_len,
+                segment,
+                number,
+                durable,
+                arrived_ms,
+                entries,
+                chain,
+                body_crc,
+            };
             BatchHeader::decode(&header.encode().0)
         };
         assert!(decode(COUNT_MAX).is_ok() && decode(COUNT_MAX + 1).is_err() && decode(0).is_err());

@@ -261,9 +261,9 @@ impl<S: Storage> Journal<S> {
     }
 
     /// The first sealed segment after this one that is not compressed and has an index, with the time
-    /// of the newest record up to its end.
+    /// at which its last record had arrived, in milliseconds since the Unix epoch.
     #[must_use]
-    pub fn next_plain(&self, after: u64) -> Option<(u64, Hlc)> {
+    pub fn next_plain(&self, after: u64) -> Option<(u64, u64)> {
         let from = self.segments.partition_point(|of| of.index <= after);
         let sealed = self.segments.len().saturating_sub(1);
         let is_plain = |at: &usize| {
@@ -271,7 +271,7 @@ impl<S: Storage> Journal<S> {
             of.file.cold().is_none() && self.indexes.contains_key(&of.index)
         };
         let at = (from..sealed).find(is_plain)?;
-        Some((self.segments[at].index, self.starts[at + 1].last_hlc))
+        Some((self.segments[at].index, self.starts[at + 1].arrived_ms))
     }
 
     /// Work that compresses this segment, if it is sealed.

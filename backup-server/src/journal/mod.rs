@@ -221,6 +221,8 @@ pub struct Journal<S: Storage> {
     durable_end: Position,
     /// After everything staged.
     state: State,
+    /// What is written now arrives at this time, in milliseconds since the Unix epoch.
+    now_ms: u64,
     batch: Batch,
     /// The checkpoint of the segment that must be begun before the staged batch is written.
     next_segment: Option<Note>,
@@ -263,6 +265,7 @@ impl<S: Storage> Journal<S> {
             durable_number: 0,
             durable_end: Position::default(),
             next_segment: Some(Note::Checkpoint(Box::new(state.clone()))),
+            now_ms: state.arrived_ms,
             state,
             batch: Batch::default(),
             builder: Builder::default(),
@@ -283,6 +286,17 @@ impl<S: Storage> Journal<S> {
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// It is this time by the backup's clock, in milliseconds since the Unix epoch. Time does not go back.
+    pub fn set_now(&mut self, now_ms: u64) {
+        self.now_ms = self.now_ms.max(now_ms);
+    }
+
+    /// The latest time that it was told.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms
     }
 
     /// Stages a record. After an error nothing was staged.
@@ -348,6 +362,7 @@ impl<S: Storage> Journal<S> {
             segment: segment.id,
             number: self.number + 1,
             durable: self.durable_number,
+            arrived_ms: self.now_ms,
             entries: self.batch.entries(),
             chain: self.chain,
             body_crc: self.batch.body_crc(),
@@ -364,6 +379,7 @@ impl<S: Storage> Journal<S> {
             placed(of);
         });
         (self.number, self.chain) = (header.number, link);
+        self.state.arrived_ms = header.arrived_ms;
         self.batch.clear();
         Ok(())
     }
@@ -414,6 +430,7 @@ impl<S: Storage> Journal<S> {
             segment: header.id,
             number: header.first_batch,
             durable: self.durable_number,
+            arrived_ms: self.now_ms,
             entries: 1,
             chain: self.chain,
             body_crc: batch.body_crc(),

@@ -79,6 +79,8 @@ struct Replay {
     state: Option<State>,
     number: u64,
     chain: u32,
+    /// When the last batch arrived.
+    arrived_ms: u64,
     /// The last batch that a later one knows as durable.
     durable: u64,
     /// Number and offset of each batch of the segment at hand.
@@ -132,6 +134,7 @@ impl<S: Storage> Journal<S> {
             durable_number: 0,
             durable_end: Position::default(),
             state: State::default(),
+            now_ms: 0,
             batch: Batch::default(),
             next_segment: None,
             builder: Builder::default(),
@@ -183,6 +186,7 @@ impl<S: Storage> Journal<S> {
             return Err(JournalError::Missing { index: floor.segment.max(1) });
         };
         (journal.state, journal.number, journal.chain) = (state, replay.number, replay.chain);
+        journal.now_ms = journal.state.arrived_ms.max(replay.arrived_ms);
         journal.starts = std::mem::take(&mut replay.starts);
         if journal.end() < floor {
             let last = journal.segments.last().expect("there is a state");
@@ -623,6 +627,10 @@ impl Replay {
                 }
                 (_, None) => return Err(Damage::Chain("no checkpoint")),
             }
+        }
+        self.arrived_ms = batch.header.arrived_ms;
+        if let Some(state) = self.state.as_mut().filter(|_| !first) {
+            state.arrived_ms = self.arrived_ms;
         }
         self.batches.push((batch.header.number, batch.offset));
         (self.number, self.chain) = (batch.header.number, batch.link);

@@ -14,6 +14,8 @@ pub struct JournalBatch<F> {
     pub end: Position,
     /// Where its body begins, in bytes from the beginning of the segment.
     pub body_at: u64,
+    /// When it arrived, in milliseconds since the Unix epoch.
+    pub arrived_ms: u64,
     /// Its segment.
     pub segment: Segment<F>,
     /// Its entries.
@@ -92,6 +94,7 @@ impl<F: StorageFile> Reader<F> {
             start,
             end,
             body_at: scan.at - scanned.body.len() as u64,
+            arrived_ms: scanned.header.arrived_ms,
             segment,
             is_damaged: scanned.is_damaged,
             entries: Entries::new(&scanned.header, scanned.body),

@@ -84,6 +84,8 @@ pub struct State {
     /// Every record from here on counts as later than this: since the group's shape or its epoch
     /// changed.
     pub barrier: Hlc,
+    /// When the last batch so far arrived here, in milliseconds since the Unix epoch.
+    pub arrived_ms: u64,
     /// Read from a checkpoint of format 1, which has no times of writers.
     #[serde(skip)]
     pub(super) is_format_1: bool,
@@ -256,6 +258,7 @@ impl State {
             Note::Checkpoint(state) => {
                 // The same, wherever the journal begins.
                 self.barrier = state.barrier;
+                self.arrived_ms = state.arrived_ms;
                 Ok(())
             }
             Note::CleanEnd => Ok(()),
@@ -325,11 +328,13 @@ impl State {
 
     /// Whether a checkpoint stands for this state, as far as its format can tell.
     fn equals(&self, checkpoint: &State) -> bool {
+        // When it arrived is not what entries lead to.
+        let timed = State { arrived_ms: checkpoint.arrived_ms, ..self.clone() };
         let barrierless = |state: &State| State { barrier: Hlc(0), ..Self::of_checkpoint(state) };
         if !checkpoint.is_format_1 {
             return match checkpoint.has_no_barrier {
-                true => barrierless(self) == barrierless(checkpoint),
-                false => *self == *checkpoint,
+                true => barrierless(&timed) == barrierless(checkpoint),
+                false => timed == *checkpoint,
             };
         }
         let timeless = |state: &State| {
@@ -339,7 +344,7 @@ impl State {
             }
             state
         };
-        timeless(self) == timeless(checkpoint)
+        timeless(&timed) == timeless(checkpoint)
     }
 
     fn apply_shape(&mut self, shape: &Shape) -> Result<(), StateError> {

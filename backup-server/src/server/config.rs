@@ -5,15 +5,17 @@ use crate::journal::{self, BATCH_BODY_MAX_BYTES, Compress};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tidelock_config::{Diagnostics, Located, Name, Section, Size};
 
 /// The longest path of a Unix socket.
 pub const SOCKET_PATH_MAX_BYTES: usize = 107;
 
+/// So long before its end a certificate is warned of.
+pub const CERTIFICATE_WARN: Duration = Duration::from_secs(30 * 86_400);
 /// The window, unless another is asked for: none.
 const WINDOW_MS: u64 = 0;
-/// The size of a group's journal at which its window is shortened, unless another is asked for.
+/// The most that a group's journal takes, unless another size is asked for.
 const SIZE_MAX_BYTES: u64 = 64 << 30;
 
 /// How hosts prove who they are.
@@ -90,6 +92,13 @@ impl Config {
             retention: of.and_then(|of| of.retention).unwrap_or(self.options.retention),
             ..self.options.clone()
         }
+    }
+
+    /// How long the server's certificate is valid; zero: it is not, or cannot be read. `None`: none is used.
+    #[must_use]
+    pub fn certificate_valid_for(&self) -> Option<Duration> {
+        let Security::Tls(files) = &self.security else { return None };
+        Some(files.load().map_or(Duration::ZERO, |own| own.valid_for(SystemTime::now())))
     }
 
     /// Room that is reserved for folding and recovery: a segment that goes into images, and what is staged.
@@ -439,11 +448,11 @@ mod tests {
         assert_eq!(of("g").window_ms, 7 * 86_400_000);
         assert_eq!(of("other").window_ms, 7_200_000);
         assert_eq!(of("other").size_max_bytes, SIZE_MAX_BYTES);
-        assert_eq!(of("g").at_size_max, AtSizeMax::Shorten);
-        let stops = text.replace("window = \"2h\"", "at_size_max = \"stop\"");
-        let config = Config::parse("b.toml", &stops).unwrap();
-        assert_eq!(config.options("other").retention.at_size_max, AtSizeMax::Stop);
-        assert_eq!(config.options("g").retention.at_size_max, AtSizeMax::Stop, "as the server");
+        assert_eq!(of("g").at_size_max, AtSizeMax::Stop);
+        let shortens = text.replace("window = \"2h\"", "at_size_max = \"shorten\"");
+        let config = Config::parse("b.toml", &shortens).unwrap();
+        assert_eq!(config.options("other").retention.at_size_max, AtSizeMax::Shorten);
+        assert_eq!(config.options("g").retention.at_size_max, AtSizeMax::Shorten, "as the server");
         let text = text.replace("hosts = [\"x\"]", "hosts = [\"x\"]\ncompress_after = \"0s\"");
         let text = format!("{text}[journal]\ncompress_after = \"90m\"\n");
         let config = Config::parse("b.toml", &text).unwrap();

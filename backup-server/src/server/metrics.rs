@@ -49,12 +49,18 @@ pub async fn run(listener: TcpListener, registry: Arc<Registry>) {
 }
 
 async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
-    let text = render(&control::statuses(&registry).await);
+    let certificate = registry.config().certificate_valid_for().map(|valid| valid.as_secs());
+    let text = render(&control::statuses(&registry).await, certificate);
     ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
 
-fn render(groups: &[GroupStatus]) -> String {
+fn render(groups: &[GroupStatus], certificate_valid_s: Option<u64>) -> String {
     let mut metrics = Metrics::with_prefix("tidelock_backup");
+    if let Some(valid_s) = certificate_valid_s {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(valid_s as i64);
+        metrics.register("certificate_valid_seconds", "Until no host can connect", gauge);
+    }
     for (name, help, value) in OF_GROUPS {
         let family = Family::<Labels, Gauge>::default();
         for group in groups {
@@ -91,8 +97,9 @@ mod tests {
 
     #[test]
     fn a_broken_group_shows() {
-        let text = render(&[GroupStatus::of_broken("shop", "damaged")]);
+        let text = render(&[GroupStatus::of_broken("shop", "damaged")], Some(7));
         assert!(text.contains("tidelock_backup_broken{group=\"shop\"} 1"), "{text}");
+        assert!(text.contains("tidelock_backup_certificate_valid_seconds 7"), "{text}");
         assert!(text.ends_with("# EOF\n"));
     }
 }

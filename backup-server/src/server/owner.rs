@@ -246,6 +246,9 @@ impl Owner {
     }
 
     fn handle(&mut self, event: Event) {
+        if let Phase::Live(group) = &mut self.phase {
+            group.tick(clock::now());
+        }
         match event {
             Event::Attach { link, host, request, outbox, permit: _permit } => {
                 self.attach(link, &host, &request, outbox);
@@ -415,8 +418,7 @@ impl Owner {
         };
         match event {
             Event::Marks { done } => {
-                let _ =
-                    done.send(live.and_then(|(group, past)| past.all(group, clock::now().unix_ms)));
+                let _ = done.send(live.and_then(|(group, past)| past.all(group, group.now_ms())));
             }
             Event::SetMark { name, mark, moves, done } => {
                 let _ =
@@ -616,7 +618,7 @@ impl Owner {
         self.tell_covered();
         self.send_outputs();
         if let (Phase::Live(group), Some(past)) = (&self.phase, &mut self.past) {
-            past.tend(group, clock::now().unix_ms);
+            past.tend(group, group.now_ms());
         }
         if let Phase::Live(group) = &mut self.phase {
             group.tend_damage(clock::now());

@@ -167,5 +167,5 @@ fn is_behind(mark: &Mark, oldest: &Closed) -> bool {
 }
 
 fn why(name: &str) -> String {
-    format!("pin {name}")
+    format!("{}{name}", crate::history::PIN)
 }

@@ -74,7 +74,23 @@ impl Server {
     pub async fn start(config: Config, role: Role) -> Result<Self, StartError> {
         if let (super::config::Security::Tls(files), Role::Serve) = (&config.security, role) {
             // What would be refused at each connection is told now.
-            files.load()?.backup_config(std::time::SystemTime::now())?;
+            match files.load()?.backup_config(std::time::SystemTime::now()) {
+                // What was recovered here must still be served, and a new certificate needs no restart.
+                Err(error @ tidelock_tls::TlsError::Expired { .. }) => {
+                    tracing::error!(
+                        "no host can connect until there is another certificate: {error}"
+                    );
+                }
+                checked => drop(checked?),
+            }
+        }
+        if let Some(valid) = config.certificate_valid_for()
+            && role == Role::Serve
+            && !valid.is_zero()
+            && valid < super::config::CERTIFICATE_WARN
+        {
+            let days = valid.as_secs() / 86_400;
+            tracing::warn!(days, "the certificate ends soon, and no host can connect then");
         }
         raise_open_files();
         let registry = Arc::new(open(&config, role).await?);

@@ -1,7 +1,6 @@
 //! Requests about the past, on the control socket: everything is asked of a [`History`], which the group's owner
 //! gives away, so that replication does not wait for what is read here.
 
-use super::clock;
 use super::control::{Reply, ask};
 use super::inbox::Event;
 use super::past::NamedMark;
@@ -160,7 +159,7 @@ impl Look {
             When::Latest => At::Latest,
             When::Oldest => return history.oldest().map_err(|e| self.explain(when, &e)),
             When::WallMs(ms) => At::WallMs(*ms),
-            When::BeforeNowMs(ms) => At::WallMs(clock::now().unix_ms.saturating_sub(*ms)),
+            When::BeforeNowMs(ms) => At::WallMs(history.now_ms().saturating_sub(*ms)),
             When::Hlc(hlc) => At::Hlc(*hlc),
             When::Seqs(seqs) => At::Vector(self.vector(seqs)?),
             When::Bookmark(name) => {
@@ -177,18 +176,32 @@ impl Look {
 
     /// The same for a span of time: what is outside of the window is cut off.
     fn inside(&self, when: &When, oldest: &Point, newest: &Point) -> Result<Point, String> {
+        if let Some(ms) = self.arrival(when) {
+            return match ms {
+                _ if ms <= oldest.arrived_ms => Ok(oldest.clone()),
+                _ if ms >= newest.arrived_ms => Ok(newest.clone()),
+                _ => self.resolve(when),
+            };
+        }
         let time = match when {
-            When::WallMs(ms) => Hlc(ms.min(&((1 << 48) - 1)) << 16 | 0xffff),
-            When::BeforeNowMs(ms) => Hlc(clock::now().unix_ms.saturating_sub(*ms) << 16 | 0xffff),
             When::Hlc(hlc) => *hlc,
-            When::Oldest => oldest.hlc,
             When::Latest => newest.hlc,
             When::Seqs(_) | When::Bookmark(_) => return self.resolve(when),
+            _ => oldest.hlc,
         };
         match time {
             _ if time <= oldest.hlc => Ok(oldest.clone()),
             _ if time >= newest.hlc.min(self.history.newest_time()) => Ok(newest.clone()),
             _ => self.resolve(when),
+        }
+    }
+
+    /// The arrival that is asked for, in milliseconds since the Unix epoch.
+    fn arrival(&self, when: &When) -> Option<u64> {
+        match when {
+            When::WallMs(ms) => Some(*ms),
+            When::BeforeNowMs(ms) => Some(self.history.now_ms().saturating_sub(*ms)),
+            _ => None,
         }
     }
 
@@ -210,17 +223,17 @@ impl Look {
 
     /// With times and names that people know.
     fn explain(&self, when: &When, error: &PastError) -> String {
-        let at = |hlc: Hlc| format!("{} (hlc:{hlc})", text::utc_ms(hlc.physical_ms()));
+        let at = |ms: u64, hlc: Hlc| format!("{} (hlc:{hlc})", text::utc_ms(ms));
         match error {
             PastError::BeforeWindow { oldest } => format!(
                 "{when} is before the window: the oldest point in time that can be seen is {}; ask for `oldest`",
-                at(*oldest)
+                at(self.history.oldest_ms(), *oldest)
             ),
             PastError::Future { newest: known } | PastError::NotComplete { complete: known } => {
                 format!(
                     "{when} is not complete yet: records of that time may still arrive. Everything up to {} is here; ask \
                  for that, or for `latest`",
-                    at(*known)
+                    at(self.history.newest_ms(), *known)
                 )
             }
             PastError::Initialising { writer } => format!(
@@ -236,8 +249,9 @@ impl Look {
     fn near(&self, when: &When) -> String {
         let time = match when {
             When::Hlc(hlc) => *hlc,
-            When::WallMs(ms) => Hlc(ms.min(&((1 << 48) - 1)) << 16 | 0xffff),
-            When::BeforeNowMs(ms) => Hlc(clock::now().unix_ms.saturating_sub(*ms) << 16 | 0xffff),
+            When::WallMs(_) | When::BeforeNowMs(_) => {
+                self.history.time_at(self.arrival(when).unwrap_or_default())
+            }
             When::Oldest => self.history.oldest_time(),
             When::Latest | When::Seqs(_) | When::Bookmark(_) => return String::new(),
         };
@@ -357,7 +371,7 @@ pub(super) async fn records(
         let told = records.into_iter().map(|record| RecordStatus {
             member: manifest.name_of(record.writer).to_owned(),
             seq: record.seq.0,
-            unix_ms: record.hlc.physical_ms(),
+            unix_ms: record.arrived_ms,
             hlc: record.hlc.to_string(),
             disk: record.extent.map(|(key, _, _)| name_of(manifest, key)),
             offset: record.extent.map_or(0, |(_, offset, _)| offset),
@@ -449,7 +463,7 @@ pub(super) async fn mark(
     })
     .await
     .map_err(|e| format!("the server failed: {e}"))?;
-    let now = clock::now().unix_ms;
+    let now = look.history.now_ms();
     let expires_at_unix_ms = expires_in_ms.map(|ms| now.saturating_add(ms));
     let mark = Mark { kind, point: point?, set_at_unix_ms: now, expires_at_unix_ms, asked_by };
     let of = name.clone();
@@ -487,8 +501,8 @@ pub(super) async fn timeline(
         let spans = spans.map_err(|e| e.to_string())?;
         let manifest = look.history.manifest();
         let span = |bucket: Bucket| Span {
-            from_unix_ms: bucket.from.physical_ms(),
-            to_unix_ms: bucket.to.physical_ms(),
+            from_unix_ms: bucket.from_ms,
+            to_unix_ms: bucket.to_ms,
             records: bucket.records,
             bytes: bucket.bytes,
             disks: bucket
@@ -500,16 +514,16 @@ pub(super) async fn timeline(
             last_flush: bucket.last_flush.map(|point| FlushStatus {
                 member: manifest.name_of(point.writer).to_owned(),
                 seq: point.seq.0,
-                unix_ms: point.hlc.physical_ms(),
+                unix_ms: point.arrived_ms,
             }),
         };
         let marks = look.marks.iter().map(|mark| look.mark_status(mark));
         let damaged = look.history.spans().map_err(|e| e.to_string())?;
         let damaged = damaged.into_iter().map(|span| DamagedSpan {
             segment: span.segment,
-            from_unix_ms: span.from.physical_ms(),
+            from_unix_ms: look.history.arrival_of(span.from),
             from: span.from,
-            until_unix_ms: span.until.map(Hlc::physical_ms),
+            until_unix_ms: span.until.map(|until| look.history.arrival_of(until)),
             until: span.until,
             is_untold: span.is_untold,
         });

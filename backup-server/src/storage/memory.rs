@@ -217,7 +217,9 @@ impl Disk {
 
     fn used_bytes(&self) -> u64 {
         let reserve = if self.reserve_is_free { 0 } else { self.reserve_bytes };
-        reserve + self.inodes.values().map(|i| i.live.len() as u64).sum::<u64>()
+        // What has no name any more goes.
+        let named: BTreeSet<u64> = self.live.values().copied().collect();
+        reserve + named.iter().map(|inode| self.inodes[inode].live.len() as u64).sum::<u64>()
     }
 
     fn change(&mut self, inode: u64, change: Change) -> io::Result<()> {

@@ -90,8 +90,7 @@ impl Reserve {
 
     fn allocate(&self) -> io::Result<()> {
         let mut options = OpenOptions::new();
-        let file =
-            options.write(true).create(true).truncate(true).mode(0o600).open(&self.path)?;
+        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&self.path)?;
         if self.wanted_bytes == 0 {
             return Ok(());
         }

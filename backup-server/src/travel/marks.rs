@@ -307,6 +307,7 @@ mod tests {
         let point = Point {
             cut,
             hlc: Hlc::new(seq, 3),
+            arrived_ms: 0,
             epoch: Epoch(1),
             writers,
             end: place,

@@ -128,7 +128,7 @@ fn times_do_not_go_back_and_names_are_names() {
 
 /// What `docs/window-log.md` says of its size.
 #[test]
-fn a_change_takes_68_bytes_more_than_its_item_and_a_sync_48() {
+fn a_change_takes_68_bytes_more_than_its_item_and_a_sync_56() {
     let mut log = open(&Memory::new(), Options { segment_bytes: 1 << 20, ..OPTIONS });
     log.append(Hlc(1), b"k", None, None).unwrap();
     log.sync().unwrap();
@@ -137,7 +137,7 @@ fn a_change_takes_68_bytes_more_than_its_item_and_a_sync_48() {
         log.append(Hlc(n), b"key", Some(b"old value"), Some(b"new")).unwrap();
     }
     log.sync().unwrap();
-    assert_eq!(log.size_bytes() - before, 48 + 10 * (68 + 3 + 9 + 3));
+    assert_eq!(log.size_bytes() - before, 56 + 10 * (68 + 3 + 9 + 3));
 }
 
 #[test]

@@ -185,12 +185,12 @@ impl World {
         {
             return Ok(());
         }
-        let newest = of.state().last_hlc.physical_ms();
-        check(
-            status.oldest.physical_ms() <= newest.saturating_sub(retention.window_ms),
-            Checker::Past,
-            || format!("group {group}: {} is folded, the newest is {newest} ms", status.oldest),
-        )
+        let (oldest, newest) = (status.oldest_unix_ms, status.newest_unix_ms);
+        check(oldest <= newest.saturating_sub(retention.window_ms), Checker::Past, || {
+            format!(
+                "group {group}: what arrived at {oldest} ms is folded, the newest at {newest} ms"
+            )
+        })
     }
 
     /// The point is closed, has nothing after its time, but all that was told by then, and of a single writer all up

@@ -150,3 +150,89 @@ fn a_failing_disk_breaks_the_group_and_opening_it_again_mends_it() {
     group.flush();
     assert_eq!(acked(&group.take_outputs()), Some((5, 5)));
 }
+
+/// The window would keep all of it, and the disk is full to the last byte: folding needs room for its position.
+#[test]
+fn a_full_disk_shortens_the_window_in_the_reserves_room_and_pins_stay() {
+    let disk = Memory::new();
+    disk.set_reserve(8000);
+    let mut group = whole(&disk);
+    group.options.retention.window_ms = 3_600_000;
+    let full = |disk: &Memory| {
+        let capacity_bytes = Some(disk.used_bytes());
+        disk.set_faults(Faults { capacity_bytes, ..Faults::default() });
+    };
+    let mut next = 4;
+    let mut feed = |group: &mut Group<Memory>, records: u64| {
+        for _ in 0..records {
+            if group.accepts() {
+                assert!(send(group, LINK, write(next, next % 10 * 500, next as u8, 400)));
+                next += 1;
+            }
+            group.flush();
+        }
+    };
+    feed(&mut group, 40);
+    assert!(group.accepts() && group.journal().segments().len() > 5);
+    full(&disk);
+    feed(&mut group, 20);
+    assert!(!group.accepts(), "no room");
+    let before = group.journal().start();
+    // As the server does it, each second.
+    let step = |group: &mut Group<Memory>| {
+        fold(group);
+        group.retry();
+        group.accepts()
+    };
+    assert!((0..10).any(|_| step(&mut group)), "{:?}", group.status(at_ms(0)).stalled);
+    assert!(group.journal().start() > before);
+    assert!(group.past_status().shortened);
+    feed(&mut group, 1);
+    assert_eq!(group.broken(), None);
+    // A pin stays, whatever that costs.
+    let point = group.history().unwrap().newest().unwrap();
+    let pin = group.hold(&point, "pin p").unwrap();
+    for _ in 0..200 {
+        feed(&mut group, 1);
+        step(&mut group);
+    }
+    assert!(!pin.is_revoked() && !group.accepts());
+    let stalled = group.status(at_ms(0)).stalled.unwrap();
+    assert!(stalled.contains("hold points in time"), "{stalled}");
+}
+
+#[test]
+fn a_recovery_needs_no_room_and_has_all_that_arrived() {
+    let disk = Memory::new();
+    disk.set_reserve(8000);
+    let mut group = whole(&disk);
+    let capacity_bytes = Some(disk.used_bytes());
+    disk.set_faults(Faults { capacity_bytes, ..Faults::default() });
+    assert!(send(&mut group, LINK, write(4, 0, 4, 900)));
+    group.flush();
+    assert!(!group.accepts());
+    let recovery = group.recover(at_ms(0), true).unwrap();
+    assert_eq!(recovery.writers[0].recovered, Seq(4));
+    let crashed = reopen(&disk.crash(&mut || false));
+    assert_eq!(crashed.recovery().unwrap().writers[0].recovered, Seq(4));
+}
+
+#[test]
+fn a_guest_that_writes_much_does_not_cost_a_pin_unless_the_operator_prefers_that() {
+    for at_size_max in [AtSizeMax::Stop, AtSizeMax::Shorten] {
+        let mut group = whole(&Memory::new());
+        group.options.unfolded_max_bytes = group.unfolded_bytes() + 3000;
+        group.options.retention.at_size_max = at_size_max;
+        let point = group.history().unwrap().newest().unwrap();
+        let pin = group.hold(&point, "pin p").unwrap();
+        for next in 4..20 {
+            if group.accepts() {
+                send(&mut group, LINK, write(next, 0, 1, 500));
+                group.flush();
+            }
+            while fold(&mut group) {}
+        }
+        let stops = at_size_max == AtSizeMax::Stop;
+        assert_eq!((pin.is_revoked(), group.accepts()), (!stops, !stops), "{at_size_max:?}");
+    }
+}

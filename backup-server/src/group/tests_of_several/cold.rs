@@ -124,6 +124,7 @@ fn the_size_that_counts_is_that_on_disk() {
     let (unfolded, stored) = (group.unfolded_bytes(), group.stored_bytes());
     assert!(stored < unfolded - unfolded / 10, "{stored} of {unfolded}");
     let max = (stored + unfolded) / 2;
+    group.options.retention.at_size_max = AtSizeMax::Shorten;
     group.options.retention.size_max_bytes = max;
     assert!(!fold(&mut group, at_ms(1000)), "there is room");
     group.options.retention.size_max_bytes = group.stored_bytes() / 2;

@@ -136,9 +136,15 @@ fn done(writer: u16, seq: u64, hlc: u64, deps: &[(u16, u64)]) -> Record {
     Record { copy: true, effect: Effect::CopyDone, ..record(writer, seq, hlc, deps) }
 }
 
+/// It arrives when it was written, by its HLC.
 fn send(group: &mut Group<Memory>, record: Record) {
+    let ms = record.hlc.physical_ms().saturating_sub(past::T0);
+    send_at(group, at_ms(ms), record);
+}
+
+fn send_at(group: &mut Group<Memory>, now: Now, record: Record) {
     let link = link(record.writer.0);
-    assert!(group.receive(at_ms(0), link, Frame::Record(link.channel, record)).is_none());
+    assert!(group.receive(now, link, Frame::Record(link.channel, record)).is_none());
 }
 
 fn say(group: &mut Group<Memory>, writer: u16, message: Message) {

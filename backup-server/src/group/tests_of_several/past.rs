@@ -10,6 +10,11 @@ pub(super) fn windowed(window_ms: u64) -> GroupOptions {
     GroupOptions { retention, ..options() }
 }
 
+/// The end of this millisecond by the group's own clock.
+pub(super) fn up_to(ms: u64) -> At {
+    At::Hlc(Hlc::new(T0 + ms, u16::MAX))
+}
+
 pub(super) fn hlc(ms: u64) -> u64 {
     Hlc::new(T0 + ms, 0).0
 }
@@ -44,7 +49,7 @@ pub(super) fn check_all(group: &mut Group<Memory>, records: u64) -> (u64, u64) {
     for n in 2..records - 2 {
         let upto = n - behind;
         let past = group.history().unwrap();
-        match past.resolve(&At::WallMs(T0 + n)) {
+        match past.resolve(&up_to(n)) {
             Ok(point) => {
                 assert_eq!(point.cut, vector(&[upto / 2 + 2, upto.div_ceil(2) + 1]), "at {n} ms");
                 assert_eq!(point.hlc, Hlc(hlc(n)).max(past.oldest_time()));
@@ -98,7 +103,7 @@ fn any_time_is_shown_as_it_was(form: Form) {
     group.options = windowed(30);
     assert_eq!(check_all(&mut group, 100), (shown, before));
     let past = group.history().unwrap();
-    let future = past.resolve(&At::WallMs(T0 + 1000)).unwrap_err();
+    let future = past.resolve(&up_to(1000)).unwrap_err();
     assert!(matches!(future, PastError::Future { .. }), "{future}");
     assert!(past.oldest().unwrap().hlc < past.newest().unwrap().hlc);
 }
@@ -129,7 +134,7 @@ fn points_of_both_ways(group: &mut Group<Memory>) -> usize {
     let (with, mut without) = (group.history().unwrap(), group.history().unwrap());
     without.tail.forget_waypoints();
     let committed = with.newest().unwrap().cut;
-    let times = (0..100).map(|ms| At::WallMs(T0 + ms));
+    let times = (0..100).map(|ms| up_to(ms));
     let seqs =
         (1..51).map(|seq| At::Vector(vector(&[seq, committed.get(WriterId(1)).0.min(seq + 3)])));
     for at in times.chain(seqs).chain([At::Latest]) {
@@ -151,7 +156,7 @@ fn a_hold_keeps_its_point_beyond_the_window_and_lets_go_when_dropped() {
     let disk = Memory::new();
     let mut group = busy(&disk, Form::Hlc, 1_000_000, 100);
     let past = group.history().unwrap();
-    let point = past.resolve(&At::WallMs(T0 + 20)).unwrap();
+    let point = past.resolve(&up_to(20)).unwrap();
     let hold = past.hold(&point, "a pin").unwrap();
     drop(past);
     group.options = windowed(10);
@@ -174,7 +179,7 @@ fn at_its_size_the_window_is_shortened_and_said_so_or_the_group_stops() {
     let size = |group: &Group<Memory>| group.unfolded_bytes();
     group.options.retention = of(AtSizeMax::Shorten);
     let past = group.history().unwrap();
-    let point = past.resolve(&At::WallMs(T0 + 5)).unwrap();
+    let point = past.resolve(&up_to(5)).unwrap();
     let views = past.open(&point).unwrap();
     drop(past);
     for n in 20..120 {
@@ -216,7 +221,7 @@ fn a_group_does_not_stop_at_its_size_for_records_that_it_does_not_take() {
         for n in 2..60 {
             send(&mut group, record(0, n, hlc(n), deps));
             group.flush();
-            while fold(&mut group, at_ms(1000)) {}
+            while fold(&mut group, at_ms(n)) {}
             assert!(group.accepts(), "{form:?}: at {n}");
         }
         assert!(group.unfolded_bytes() > 8000);
@@ -239,7 +244,7 @@ fn what_was_told_before_a_record_came_is_in_each_state_that_has_the_record() {
     send(&mut group, record(1, 3, hlc(9_001), &[]));
     group.flush();
     let past = group.history().unwrap();
-    let cut_at = |ms: u64| past.resolve(&At::WallMs(T0 + ms)).unwrap().cut;
+    let cut_at = |ms: u64| past.resolve(&up_to(ms)).unwrap().cut;
     assert_eq!(cut_at(100), vector(&[1, 1]), "a's record came later");
     assert_eq!(cut_at(8_999), vector(&[1, 1]));
     assert_eq!(cut_at(9_000), vector(&[2, 2]));
@@ -250,7 +255,7 @@ fn what_was_told_before_a_record_came_is_in_each_state_that_has_the_record() {
     assert_eq!(by_seqs(&[2, 2]), vector(&[2, 2]));
     assert_eq!(by_seqs(&[2, 3]), vector(&[2, 3]));
     // The newest time may still get more; the latest state is what is kept of it.
-    let open = past.resolve(&At::WallMs(T0 + 9_001)).unwrap_err();
+    let open = past.resolve(&up_to(9_001)).unwrap_err();
     assert!(matches!(open, PastError::Future { .. } | PastError::NotComplete { .. }), "{open}");
     let kept = past.newest().unwrap();
     assert_eq!(kept.cut, vector(&[2, 3]));
@@ -277,7 +282,7 @@ fn a_record_that_waits_for_another_writers_is_in_no_state_before_that() {
         send(&mut group, record(1, 3, hlc(40), &[]));
         group.flush();
         let past = group.history().unwrap();
-        let cut_at = |ms: u64| past.resolve(&At::WallMs(T0 + ms)).unwrap().cut;
+        let cut_at = |ms: u64| past.resolve(&up_to(ms)).unwrap().cut;
         assert_eq!(cut_at(29), vector(&[1, 1]), "{form:?}");
         // When the last record was of 30 ms, b's first had come.
         let at_30 = if form == Form::Vector { [3, 2] } else { [1, 2] };
@@ -295,7 +300,7 @@ fn what_changed_between_two_points_is_what_the_records_between_them_wrote() {
         let disk = Memory::new();
         let mut group = busy(&disk, form, 1_000_000, 60);
         let past = group.history().unwrap();
-        let points = [3, 4, 17, 18, 40, 55].map(|ms| past.resolve(&At::WallMs(T0 + ms)).unwrap());
+        let points = [3, 4, 17, 18, 40, 55].map(|ms| past.resolve(&up_to(ms)).unwrap());
         for (from, to) in points.iter().flat_map(|from| points.iter().map(move |to| (from, to))) {
             let (earlier, later) = if from.hlc <= to.hlc { (from, to) } else { (to, from) };
             let records = past.records(earlier, later, usize::MAX).unwrap();
@@ -365,4 +370,53 @@ fn a_point_of_a_recovered_group_is_found_behind_comparisons_that_it_has_not() {
     let point = past.resolve(&At::Hlc(past.newest_time())).unwrap();
     assert_eq!(point.cut, vector(&[1, 1]));
     assert_eq!(past.locate(&point).unwrap().cut, point.cut);
+}
+
+/// A host's clock is 8 h ahead; then both sites' clocks are set. Points are by arrival, and nothing leaves the window.
+#[test]
+fn a_wrong_clock_moves_no_point_in_time_and_costs_no_part_of_the_window() {
+    const HOURS: u64 = 8 * 3_600_000;
+    for form in [Form::Vector, Form::Hlc] {
+        let disk = Memory::new();
+        let mut group = two_with(&disk, form, windowed(60_000));
+        // a's clock is ahead. In the vector form b's is right, in the HLC form it follows a's: each writes each second.
+        let of_b = if form == Form::Hlc { HOURS + 1 } else { 1 };
+        for n in 1..50 {
+            send_at(&mut group, at_ms(n * 1000), record(0, n + 1, hlc(HOURS + n * 1000), &[]));
+            send_at(&mut group, at_ms(n * 1000), record(1, n + 1, hlc(of_b + n * 1000), &[]));
+            group.flush();
+        }
+        group.tick(at_ms(50_000));
+        let past = group.history().unwrap();
+        let point = past.resolve(&At::WallMs(past.now_ms() - 3000)).unwrap();
+        let behind = if form == Form::Hlc { 2 } else { 0 };
+        assert!(point.cut.get(WriterId(1)).0 + behind >= 48, "{form:?}: {point:?}");
+        assert_eq!(point.arrived_ms, T0 + 47_000);
+        let early = past.resolve(&At::WallMs(T0 + 10_500)).unwrap();
+        assert!(early.cut.get(WriterId(0)) <= Seq(11), "nothing that arrived later: {early:?}");
+        let future = past.resolve(&At::WallMs(T0 + HOURS)).unwrap_err();
+        assert!(matches!(future, PastError::Future { .. }), "{future}");
+        drop(past);
+        // The wall clock here is set ahead while the server runs: time goes on as it passes.
+        let ahead = |ms: u64| Now { unix_ms: T0 + ms + HOURS, ..at_ms(ms) };
+        for n in 50..55 {
+            send_at(&mut group, ahead(n * 1000), record(0, n + 1, hlc(HOURS + n * 1000), &[]));
+            send_at(&mut group, ahead(n * 1000), record(1, n + 1, hlc(of_b + n * 1000), &[]));
+            group.flush();
+        }
+        while fold(&mut group, ahead(55_000)) {}
+        assert_eq!(
+            group.history().unwrap().resolve(&At::WallMs(T0 + 10_500)).unwrap().cut,
+            early.cut
+        );
+        // Two minutes later the first minute has left the window, whatever a's clock says.
+        for n in [170, 171] {
+            send_at(&mut group, ahead(n * 1000), record(0, n - 114, hlc(HOURS + n * 1000), &[]));
+            send_at(&mut group, ahead(n * 1000), record(1, n - 114, hlc(of_b + n * 1000), &[]));
+            group.flush();
+        }
+        while fold(&mut group, ahead(172_000)) {}
+        let gone = group.history().unwrap().resolve(&At::WallMs(T0 + 10_500)).unwrap_err();
+        assert!(matches!(gone, PastError::BeforeWindow { .. }), "{gone}");
+    }
 }

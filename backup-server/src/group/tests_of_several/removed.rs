@@ -1,9 +1,9 @@
 //! A writer that is removed in the middle of a copy, which nothing ends any more.
 
 use super::indexes::index_all;
-use super::past::{T0, fold, hlc, windowed};
+use super::past::{fold, hlc, up_to, windowed};
 use super::*;
-use crate::history::{At, PastError};
+use crate::history::PastError;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 const RECORDS: u64 = 60;
@@ -40,7 +40,7 @@ fn dies_in_resync(disk: &Memory, form: Form, options: GroupOptions) -> Group<Mem
 fn seen(group: &mut Group<Memory>) -> Vec<Option<[Vec<u8>; 2]>> {
     let read = |ms: u64| {
         let past = group.history().unwrap();
-        let point = match past.resolve(&At::WallMs(T0 + ms)) {
+        let point = match past.resolve(&up_to(ms)) {
             Ok(point) => point,
             Err(PastError::BeforeWindow { .. }) => return None,
             Err(error) => panic!("{ms}: {error}"),
@@ -105,7 +105,7 @@ fn the_fold_goes_on_behind_a_resync_that_a_removal_has_ended() {
         assert_eq!(seen(&mut reopened(&disk, DAY_MS)), before);
         // A point that is held is the same behind the fold.
         let past = group.history().unwrap();
-        let held = past.resolve(&At::WallMs(T0 + 40)).unwrap();
+        let held = past.resolve(&up_to(40)).unwrap();
         assert_eq!(held.writers.len(), 2);
         let hold = past.hold(&held, "a pin").unwrap();
         drop(past);

@@ -128,7 +128,7 @@ proptest! {
 
 fn waypoint(cut: u64) -> Waypoint {
     let cut = CountVector::of(WriterId(0), Seq(cut));
-    Waypoint { offset: 4711, state: State::new(2), at: Hlc(3), cut }
+    Waypoint { offset: 4711, state: State::new(2), at: Hlc(3), cut, arrived_ms: 5 }
 }
 
 fn example() -> (Vec<IndexEntry>, Vec<u8>) {

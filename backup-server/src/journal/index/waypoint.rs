@@ -20,4 +20,6 @@ pub struct Waypoint {
     pub at: Hlc,
     /// And so have states that have this cut.
     pub cut: CountVector,
+    /// And states as of this arrival and later, in milliseconds since the Unix epoch.
+    pub arrived_ms: u64,
 }
