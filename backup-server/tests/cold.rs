@@ -11,9 +11,9 @@ use std::time::Duration;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::LastRun;
 
-/// Records are of 1970, so that each segment is old enough at once.
+/// A segment is compressed a second after its last record has arrived.
 const COLD: &str =
-    "[journal]\nsegment = \"1MiB\"\ncompress_after = \"1h\"\n[retention]\nwindow = \"1h\"\n";
+    "[journal]\nsegment = \"1MiB\"\ncompress_after = \"1s\"\n[retention]\nwindow = \"1h\"\n";
 const PLAIN: &str =
     "[journal]\nsegment = \"1MiB\"\nfold_min = \"1MiB\"\n[retention]\nwindow = \"1s\"\n";
 

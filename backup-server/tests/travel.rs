@@ -68,7 +68,7 @@ async fn views_show_what_was_then_while_replication_goes_on_and_change_nothing()
     for seq in [1, 2, 137, 399, 400] {
         assert!(exported(&config, &at(seq), dir.path()) == disk_after(seq), "{seq}");
     }
-    let wall = exported(&config, "1970-01-01T00:00:00.200Z", dir.path());
+    let wall = exported(&config, "hlc:200.65535", dir.path());
     assert!(wall == disk_after(200));
     assert!(exported(&config, "db=77", dir.path()) == disk_after(77));
     assert!(exported(&config, "oldest", dir.path()) == disk_after(1));
@@ -76,7 +76,7 @@ async fn views_show_what_was_then_while_replication_goes_on_and_change_nothing()
     let old = &["view", "shop", "--at", "hlc:123.9", "--detach", "--name", "old", "--json"];
     let old = cli_json(&config, old);
     assert_eq!(old["at"]["seqs"]["db"], 123);
-    assert_eq!(old["at"]["time"], "1970-01-01T00:00:00.123Z");
+    assert_eq!(old["at"]["hlc"], "123.0");
     let taken = refused(&config, &["view", "shop", "--detach", "--name", "old"]);
     assert!(taken.contains("view --close old"), "{taken}");
 
@@ -227,7 +227,7 @@ async fn what_cannot_be_shown_is_refused_with_what_can() {
     host.record(&copy_done(5)).await.unwrap();
     send(&mut host, 6, 20).await;
     for (args, part) in [
-        (["view", "shop", "--at", "-1s"], "hlc:20.0"),
+        (["view", "shop", "--at", "2999-01-01"], "hlc:20.0"),
         (["view", "shop", "--at", "hlc:21.0"], "`latest`"),
         (["view", "shop", "--at", "yesterday"], "bookmark:yesterday"),
         (["view", "shop", "--at", "bookmark:x"], "no bookmark or pin x"),
@@ -300,10 +300,10 @@ async fn bookmarks_and_pins_survive_a_kill_and_are_moved_only_when_told() {
     cli_json(&config, &["bookmark", "shop", "before-deploy", "--remove", "--json"]);
     let gone = refused(&config, &["bookmark", "shop", "before-deploy", "--remove"]);
     assert!(gone.contains("there are: none"), "{gone}");
-    let text = cli(&config, &["timeline", "shop", "--from", "hlc:10.0", "--to", "-1s"]);
+    let text = cli(&config, &["timeline", "shop", "--from", "hlc:10.0", "--to", "latest"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("* pin") && text.contains("records"), "{text}");
-    assert!(text.contains("1 flush, after db=49"), "{text}");
+    assert!(text.contains("flush") && text.contains("after db=49"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

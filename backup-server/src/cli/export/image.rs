@@ -413,7 +413,7 @@ fn data_of(path: &Path, format: &str, size_bytes: u64) -> Result<Vec<Range<u64>>
         }
         return Ok(data);
     }
-    let args = ["map", "--output=json", "-f", format].map(OsStr::new);
+    let args = ["map", "-U", "--output=json", "-f", format].map(OsStr::new);
     let map = qemu::img(args.into_iter().chain([path.as_os_str()]))?;
     let map: Vec<MapEntry> = serde_json::from_slice(&map).context("what qemu-img map says")?;
     let data = map.into_iter().filter(|entry| !entry.zero);
