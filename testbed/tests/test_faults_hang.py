@@ -106,7 +106,8 @@ def test_a_local_disk_that_hangs_hangs_the_guest_and_nothing_else(run):
 
 @pytest.mark.parametrize("ahead_s", [2 * HOUR_S, -2 * HOUR_S], ids=["ahead", "behind"])
 def test_the_backups_clock_is_wrong(run, ahead_s: float):
-    """Replication does not look at it, and the past stays; what is told by its distance from now is refused."""
+    """Replication does not look at it, the past stays, and points in time go by the time of arrival, which a step of the
+    clock does not move."""
     shim = FaultShim(run, "the backup's clock")
     pair = Pair(run, Options(window="1h"))
     pair.backup_environment = shim.environment
@@ -120,8 +121,7 @@ def test_the_backups_clock_is_wrong(run, ahead_s: float):
     goes_on(pair, writing(pair, oracle, "after"))
     pair.wait_state("protected")
     pair.check_sites(oracle)
-    with pytest.raises(RuntimeError, match="is not complete yet|had no state"):
-        pair.backup_command("view", GROUP, "--at", "-1s", "--detach")
+    pair.backup_command("view", GROUP, "--at", "-1s", "--detach")
     then = pair.directory / "then.img"
     pair.backup_command("export", GROUP, f"{MEMBER}.{DISK}", "--at", "bookmark:before", then)
     assert then.read_bytes() == before.read_bytes()
