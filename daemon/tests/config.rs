@@ -290,7 +290,7 @@ fn each_mistake_gets_its_words() {
         (
             "name = \"g\"",
             "name = \"g\"\n[group.verify]\nevery = \"1s\"",
-            "9:9 `every` in [group.verify]: the disks would be read all the time -> \"7d\", or no `every` to verify only on command",
+            "9:9 `every` in [group.verify]: the disks would be read all the time -> \"7d\", or \"0s\" to verify only on command",
         ),
         (
             "name = \"g\"",
