@@ -9,10 +9,11 @@ import pytest
 from answered import answered_rig
 
 from tidelock_testbed.drilling import NEVER_MIND_S
-from tidelock_testbed.hostdaemon import GROUP, Protection, gate_of, writer_of
+from tidelock_testbed.hostdaemon import GROUP, MEMBER, Protection, gate_of, writer_of
+from tidelock_testbed.nbdwire import Connection
 from tidelock_testbed.paths import BIN
 from tidelock_testbed.process import run_command, wait_until
-from tidelock_testbed.rig import Recovery, Rig
+from tidelock_testbed.rig import DISKS, Recovery, Rig
 from tidelock_testbed.workload import Clients
 
 
@@ -130,7 +131,10 @@ def test_an_interface_that_is_not_there_while_its_disk_is_in_use_is_not_called_p
     rig.daemon.close_control()
     rig.daemon.process.kill()
     rig.daemon.start()
+    # The guest asks for its disk again only when it has something to write: this client is one that is back at once.
+    disk = Connection(rig.daemon.runtime / GROUP / MEMBER / f"{DISKS[0]}.sock", DISKS[0])
     assert f"there is no interface {interface}" in unheld(rig)
+    disk.close()
     run_command([*rename, "elsewhere", "name", interface], "give it its name again", netns)
     rig.daemon.wait_state("protected", NEVER_MIND_S)
     assert rig.daemon.group()["unprotected_for_ms"] is None

@@ -39,7 +39,7 @@ def main(words: list[str] | None = None) -> int:
     """Runs what the command line asks for."""
     options = parse(words)
     seed = random.randrange(SEEDS) if options.seed is None else options.seed
-    report = Report(options.out / "drill-report.html", options.out / "drill-report.json", options.out / "drill-reports")
+    report = Report(options.out / "drill-report.html", options.out / "drill-report.json")
     lock = alone()
     shutil.rmtree(OUT / "drill", ignore_errors=True)
     passed = 0

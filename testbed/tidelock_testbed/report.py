@@ -41,10 +41,13 @@ class Report:
 
     html: Path
     json: Path
-    kept: Path
-    """The directory of the runs' own files."""
     entries: list[Entry] = field(default_factory=list)
     sections: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> Path:
+        """The directory of the runs' own files."""
+        return self.json.parent / "drill-reports"
 
     def add(self, drill: Drill) -> None:
         """Adds a run and writes both files."""
