@@ -14,7 +14,7 @@ use crate::cut::HeldBack;
 use crate::damage::{DamagedRange, ImageDamage};
 use crate::history::Closed;
 use crate::journal::Position;
-use crate::storage::{self, Storage};
+use crate::storage::{self, Storage, StorageFile};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -360,6 +360,40 @@ pub fn write_machine<S: Storage>(
         }
     };
     write().map_err(|source| ManifestError::Io { what: "write", file: name.clone(), source })
+}
+
+/// Bytes of the machine descriptions of all members but one.
+pub fn machines_bytes_but<S: Storage>(storage: &S, member: &str) -> Result<u64, ManifestError> {
+    let is_its = |name: &str| name.rsplit_once('.').is_some_and(|(of, _)| of == member);
+    let size = |name: String| storage.open(&storage::join("machines", &name))?.size_bytes();
+    let all = || {
+        storage.create_dir("machines")?;
+        storage
+            .list("machines")?
+            .into_iter()
+            .filter(|name| !is_its(name))
+            .map(size)
+            .sum::<io::Result<u64>>()
+    };
+    let file = "machines".to_owned();
+    all().map_err(|source| ManifestError::Io { what: "read", file, source })
+}
+
+/// Removes the machine descriptions of members that are none any more.
+pub fn forget_machines<S: Storage>(
+    storage: &S,
+    is_member: impl Fn(&str) -> bool,
+) -> Result<(), ManifestError> {
+    let forget = || {
+        for name in storage.list("machines")? {
+            if !name.rsplit_once('.').is_some_and(|(of, _)| is_member(of)) {
+                storage.remove(&storage::join("machines", &name))?;
+            }
+        }
+        storage.sync_dir("machines")
+    };
+    let file = "machines".to_owned();
+    forget().map_err(|source| ManifestError::Io { what: "remove", file, source })
 }
 
 /// A member's machine description, if its host sent one.

@@ -14,9 +14,10 @@
 //! A control body is a [`Message`] in postcard's encoding. A record body is a [`Record`], which
 //! has checksums of its own that travel with it into the journal.
 
+use crate::bounds;
 use crate::ids::Channel;
 use crate::limits;
-use crate::message::Message;
+use crate::message::{Message, RefusalKind};
 use crate::record::{self, Record, RecordError};
 use bytes::{Buf, BufMut, BytesMut};
 use thiserror::Error;
@@ -92,15 +93,21 @@ pub enum FrameError {
     /// A control body that is not a message.
     #[error("malformed control message")]
     Message,
+    /// A message with a name, text or list out of bounds.
+    #[error("control message out of bounds: {0}")]
+    Bounds(&'static str),
 }
 
-/// Appends a control frame.
-///
-/// Panics if the message is beyond [`limits::CONTROL_MAX_BYTES`]: its parts are bounded where they
-/// come in.
+/// Appends a control frame. Texts are cut to their bound. A message that is larger than
+/// [`limits::CONTROL_MAX_BYTES`] all the same becomes a refusal that says so: no message ends a process.
 pub fn encode_control(channel: Channel, message: &Message, out: &mut BytesMut) {
-    let body = postcard::to_stdvec(message).expect("messages are plain data");
-    assert!(body.len() <= limits::CONTROL_MAX_BYTES as usize, "unbounded control message");
+    let message = bounds::capped(message);
+    let mut body = postcard::to_stdvec(&*message).unwrap_or_default();
+    if body.is_empty() || body.len() > limits::CONTROL_MAX_BYTES as usize {
+        let reason = format!("a control message of {} bytes cannot be sent", body.len());
+        let refused = Message::Refused { kind: RefusalKind::Invalid, reason };
+        body = postcard::to_stdvec(&refused).unwrap_or_default();
+    }
     let header = header(KIND_CONTROL, channel, body.len(), &body);
     out.reserve(HEADER_BYTES + body.len());
     out.put_slice(header.as_bytes());
@@ -153,6 +160,7 @@ pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
             Ok((message, [])) => message,
             _ => return Err(FrameError::Message),
         };
+        bounds::check(&message).map_err(FrameError::Bounds)?;
         return Ok(Some(Frame::Control(channel, message)));
     }
     input.advance(HEADER_BYTES);

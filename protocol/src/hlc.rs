@@ -29,11 +29,18 @@ const COUNTER_BITS: u32 = 16;
 pub struct Hlc(pub u64);
 
 impl Hlc {
-    /// From physical milliseconds since the Unix epoch and the logical counter.
+    /// From physical milliseconds since the Unix epoch and the logical counter. Times past the year 10889 are that year's
+    /// end.
     #[must_use]
     pub fn new(physical_ms: u64, logical: u16) -> Hlc {
-        assert!(physical_ms < 1 << 48, "the year is past 10889");
+        let physical_ms = physical_ms.min((1 << 48) - 1);
         Hlc(physical_ms << COUNTER_BITS | u64::from(logical))
+    }
+
+    /// The least time after this one. At the end of time there is none, and this one stays.
+    #[must_use]
+    pub fn next(self) -> Hlc {
+        Hlc(self.0.saturating_add(1))
     }
 
     /// l: milliseconds since the Unix epoch.
@@ -73,7 +80,7 @@ impl HlcClock {
     /// A full counter carries into l: the integer stays ordered, and l runs ahead of the wall
     /// clock by a millisecond for every 65,536 events in one.
     pub fn tick(&mut self, physical_ms: u64) -> Hlc {
-        self.last = Hlc::new(physical_ms, 0).max(Hlc(self.last.0 + 1));
+        self.last = Hlc::new(physical_ms, 0).max(self.last.next());
         self.last
     }
 
@@ -127,8 +134,8 @@ impl WallClock {
             self.good = Some((wall_ms, now));
             return wall_ms;
         };
-        let expected_ms = good_ms + now.since_ns(at) / 1_000_000;
-        let off_ms = wall_ms.cast_signed() - expected_ms.cast_signed();
+        let expected_ms = good_ms.saturating_add(now.since_ns(at) / 1_000_000);
+        let off_ms = wall_ms.cast_signed().saturating_sub(expected_ms.cast_signed());
         if off_ms.unsigned_abs() <= self.bound_ms {
             (self.good, self.refused_ms) = (Some((wall_ms, now)), 0);
             return wall_ms;

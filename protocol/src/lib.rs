@@ -16,9 +16,12 @@
 //! | [`tag`] | what a packet between two members carries (PipeCloud 4.2) |
 //! | [`commit`] | the committed vector C as a host sees it |
 //! | [`lease`] | who may answer clients, and until when (PacificA 2.3) |
+//! | [`bounds`] | what a peer may say: names, texts, and numbers that can be true |
+//! | [`rate`] | how often something is done at most |
 //! | [`limits`] | every bound of the protocol in one place |
 #![forbid(unsafe_code)]
 
+pub mod bounds;
 pub mod commit;
 pub mod frame;
 pub mod hlc;
@@ -26,6 +29,7 @@ pub mod ids;
 pub mod lease;
 pub mod limits;
 pub mod message;
+pub mod rate;
 pub mod receiver;
 pub mod record;
 pub mod sender;

@@ -22,8 +22,14 @@ pub const PEER_MAX_BYTES: usize = 512;
 pub const DISKS_MAX: u16 = 64;
 /// The longest group, member, disk or host name.
 pub const NAME_MAX_BYTES: usize = 64;
+/// The longest text for people in a message: a reason, the name of a software.
+pub const TEXT_MAX_BYTES: usize = 4 << 10;
+/// The largest hello. Nothing larger is read before a peer has said who it is.
+pub const HELLO_MAX_BYTES: usize = 8 << 10;
 /// The largest machine description (a QEMU or libvirt document).
 pub const MACHINE_MAX_BYTES: usize = 256 << 10;
+/// The machine descriptions of all members of one group.
+pub const MACHINES_MAX_BYTES: u64 = 8 << 20;
 /// The extent that one digest check covers at most.
 pub const DIGEST_CHUNK_MAX_BYTES: u32 = 4 << 20;
 /// The largest payload of a copy record: small, so that a guest's write waits behind little.
@@ -33,5 +39,7 @@ const _: () = assert!(CONTROL_MAX_BYTES <= FRAME_BODY_MAX_BYTES);
 const _: () = assert!(MACHINE_MAX_BYTES < CONTROL_MAX_BYTES as usize);
 const _: () =
     assert!(MACHINE_MAX_BYTES + PEERS_MAX * PEER_MAX_BYTES < CONTROL_MAX_BYTES as usize / 2);
+const _: () = assert!(2 * TEXT_MAX_BYTES <= HELLO_MAX_BYTES);
+const _: () = assert!(MEMBERS_MAX * (NAME_MAX_BYTES + 16) * 2 < CONTROL_MAX_BYTES as usize);
 const _: () = assert!(RECORD_DEPS_MAX <= WRITERS_MAX);
 const _: () = assert!(COPY_MAX_BYTES <= RECORD_PAYLOAD_MAX_BYTES);

@@ -358,6 +358,10 @@ pub enum RefusalKind {
     Damaged,
     /// The backup is stopping.
     Stopping,
+    /// A number that cannot be true: a time ahead of the clocks, a count beyond what can exist.
+    Implausible,
+    /// The backup has no room for more of this host: connections, groups, descriptions.
+    Quota,
 }
 
 /// A control message.

@@ -76,7 +76,7 @@ pub(crate) enum Command {
     /// Say which host a member belongs to
     #[command(subcommand)]
     Member(Member),
-    /// Take a member out of a group for good: nothing waits for it any more, and it is not recovered
+    /// Take a member out of a group for good: nothing waits for it any more, and it is not recovered. Or remove a group
     Remove(Remove),
     /// Copy a disk of a group into an image, before or after a recovery, without stopping anything
     #[command(after_help = AT_HELP)]
@@ -436,8 +436,11 @@ pub(crate) struct MoveMember {
 pub(crate) struct Remove {
     /// The group
     pub(crate) group: String,
-    /// The member
-    pub(crate) member: String,
+    /// The member; left out: the whole group
+    pub(crate) member: Option<String>,
+    /// Remove the whole group: its journal, its images, its past. Without this only what would go is shown
+    #[arg(long, conflicts_with = "member")]
+    pub(crate) everything: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

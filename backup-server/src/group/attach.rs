@@ -26,6 +26,8 @@ use crate::planted::{self, Bug};
 use crate::storage::{self, Storage};
 use std::collections::BTreeMap;
 use std::io;
+use tidelock_protocol::bounds::{self, Plausible};
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{
@@ -138,23 +140,11 @@ fn check_group(
 }
 
 fn check_peers(peers: &[String]) -> Result<(), Refusal> {
-    let fits = |peer: &String| peer.len() <= limits::PEER_MAX_BYTES;
-    if peers.len() > limits::PEERS_MAX || !peers.iter().all(fits) {
-        return refuse(RefusalKind::Invalid, "a group has at most 256 members, of 512 bytes each");
-    }
-    Ok(())
+    bounds::check_peers(peers).or_else(|what| refuse(RefusalKind::Invalid, what))
 }
 
 fn check_machine(machine: Option<&Machine>) -> Result<(), Refusal> {
-    let text = match machine {
-        Some(Machine::Json(text) | Machine::Libvirt(text)) => text.len(),
-        None => 0,
-    };
-    if text > limits::MACHINE_MAX_BYTES {
-        let reason = "the machine description is larger than 256 KiB";
-        return refuse(RefusalKind::Invalid, reason);
-    }
-    Ok(())
+    bounds::check_machine(machine).or_else(|what| refuse(RefusalKind::Invalid, what))
 }
 
 impl<S: Storage> Group<S> {
@@ -186,6 +176,10 @@ impl<S: Storage> Group<S> {
         options
             .check_member(&attach.group, host, &attach.member)
             .map_err(GroupCreateError::Refused)?;
+        let (judge, none) = (Plausible::of_hosts(options.clock_bound_ms, Hlc(0)), Incarnation(0));
+        judge.attach(attach, none, now.unix_ms).map_err(|error| {
+            GroupCreateError::Refused((RefusalKind::Implausible, error.to_string()))
+        })?;
         let manifest = Manifest {
             format: FORMAT,
             id: super::fresh_id(&storage),
@@ -290,6 +284,11 @@ impl<S: Storage> Group<S> {
         check(attach)?;
         join.map_or(Ok(()), |join| check_peers(&join.peers))?;
         self.check_host(host)?;
+        let known = self.last_attached(attach);
+        if let Err(error) = self.plausible.attach(attach, known, self.judging_ms(now)) {
+            self.implausible += 1;
+            return refuse(RefusalKind::Implausible, error.to_string());
+        }
         if attach.group != self.manifest.group {
             return refuse(RefusalKind::Mismatch, format!("this is group {}", self.manifest.group));
         }
@@ -317,6 +316,7 @@ impl<S: Storage> Group<S> {
         if same_run {
             self.check_newest(&attach.member, link)?;
         }
+        self.check_machine_budget(&attach.member, attach.machine.as_ref())?;
         self.flush();
         match join {
             Some(join) => self.reshape(now, host, &attach.writers, &join.peers, join.form)?,
@@ -472,6 +472,39 @@ impl<S: Storage> Group<S> {
             self.manifest = manifest;
         }
         Ok(())
+    }
+
+    /// Machine descriptions have a budget for each group.
+    pub(super) fn check_machine_budget(
+        &self,
+        member: &str,
+        machine: Option<&Machine>,
+    ) -> Result<(), Refusal> {
+        let Some(Machine::Json(text) | Machine::Libvirt(text)) = machine else { return Ok(()) };
+        let left = limits::MACHINES_MAX_BYTES.saturating_sub(text.len() as u64);
+        let others = || manifest::machines_bytes_but(&self.storage, member);
+        let fits = || -> Result<bool, ManifestError> {
+            if others()? <= left {
+                return Ok(true);
+            }
+            let Manifest { writers, followers, .. } = &self.manifest;
+            manifest::forget_machines(&self.storage, |name| {
+                writers.iter().any(|writer| writer == name) || followers.contains_key(name)
+            })?;
+            Ok(others()? <= left)
+        };
+        match fits() {
+            Ok(true) => Ok(()),
+            Ok(false) => refuse(
+                RefusalKind::Quota,
+                format!(
+                    "the machine descriptions of group {} together are larger than {}: make them smaller",
+                    self.manifest.group,
+                    crate::text::bytes(limits::MACHINES_MAX_BYTES)
+                ),
+            ),
+            Err(error) => refuse(RefusalKind::Stopping, error.to_string()),
+        }
     }
 
     pub(super) fn remember_machine(

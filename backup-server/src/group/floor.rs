@@ -19,7 +19,7 @@
 //! for a record that says nothing. That never releases anything too early: C moves past a resync
 //! only with all of it. In the HLC form the frontier rises to what is awaited, and writers pass it.
 
-use super::{Group, Link, Output};
+use super::{Group, Link, Now, Output};
 use crate::journal::Standing;
 use crate::storage::Storage;
 use std::collections::BTreeMap;
@@ -84,6 +84,10 @@ impl<S: Storage> Group<S> {
 
     /// A writer has answered, or says what it waits for.
     pub(super) fn sounded(&mut self, writer: WriterId, id: u64, pending: &CountVector, hlc: Hlc) {
+        if id > self.last_sound {
+            // An answer to no question of this server.
+            return;
+        }
         if id == UNASKED {
             return self.awaited(pending, hlc);
         }
@@ -132,6 +136,21 @@ impl<S: Storage> Group<S> {
         self.outputs.push(Output::Send(link, message));
     }
 
+    /// What a writer's answer says, but for entries of others that neither a record here nor their own answers make
+    /// possible.
+    fn believed<'a>(
+        &'a self,
+        answers: &'a Answers,
+        writer: WriterId,
+        said: &'a CountVector,
+    ) -> impl Iterator<Item = (WriterId, Seq)> + 'a {
+        said.entries().filter(move |(of, seq)| {
+            let own = answers.get(of).map_or(Seq::ZERO, |(own, _)| own.get(*of));
+            let is_within = seq.0.saturating_sub(own.0) <= LOST_MAX;
+            *of == writer || is_within || !self.is_out_of_reach(*of, *seq)
+        })
+    }
+
     fn is_out_of_reach(&self, writer: WriterId, seq: Seq) -> bool {
         let have = self.journal.state().writers[writer.index()].seq;
         seq.0.saturating_sub(have.0) > LOST_MAX
@@ -149,6 +168,25 @@ impl<S: Storage> Group<S> {
         });
         self.floors = floors;
         self.tell_asked();
+    }
+
+    /// P of a member, if it can be true. If not, its link has ended.
+    pub(super) fn plausible_sounded(
+        &mut self,
+        now: Now,
+        link: Link,
+        pending: CountVector,
+        hlc: Hlc,
+    ) -> Option<(CountVector, Hlc)> {
+        let have = self.journal.state().journaled();
+        let wall_ms = self.judging_ms(now);
+        match self.plausible.sounded(&pending, hlc, &have, wall_ms) {
+            Ok(()) => Some((pending, hlc)),
+            Err(error) => {
+                self.implausible(link, &error);
+                None
+            }
+        }
     }
 
     fn floor_of(&self, floor: &Floor) -> Option<Answer> {
@@ -173,7 +211,9 @@ impl<S: Storage> Group<S> {
             }
             match answers.get(&writer) {
                 Some((said, at)) => {
-                    pending.merge(said);
+                    for (of, seq) in self.believed(answers, writer, said) {
+                        pending.raise(of, seq);
+                    }
                     hlc = hlc.max(*at);
                 }
                 // Everything that it ever admitted is here.
@@ -186,7 +226,7 @@ impl<S: Storage> Group<S> {
             if let Some(from) = self.resync_from(writer) {
                 pending.raise(writer, from.next());
                 // It may have answered before its own P has risen so far.
-                hlc = hlc.max(Hlc(state.last_hlc.0 + 1));
+                hlc = hlc.max(state.last_hlc.next());
             }
         }
         Some((pending, hlc))

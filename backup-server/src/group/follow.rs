@@ -44,6 +44,7 @@ impl<S: Storage> Group<S> {
         if let Some(reason) = self.broken.clone() {
             return refuse(RefusalKind::Stopping, reason);
         }
+        self.check_machine_budget(&follow.member, follow.machine.as_ref())?;
         self.reshape(now, host, &follow.writers, &follow.peers, follow.form)?;
         self.remember_follower(host, follow).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
         self.grace.set_grace_ms(self.manifest.grace_ms);
@@ -88,7 +89,9 @@ impl<S: Storage> Group<S> {
                 self.readiness_ends();
             }
             Frame::Control(_, Message::Sounded { pending, hlc, .. }) => {
-                self.awaited(&pending, hlc);
+                if let Some((pending, hlc)) = self.plausible_sounded(now, link, pending, hlc) {
+                    self.awaited(&pending, hlc);
+                }
             }
             Frame::Control(_, Message::AskFloor { mark, everyone }) => {
                 self.ask_floor(link, mark, everyone);

@@ -7,6 +7,7 @@ use crate::planted::{self, Bug};
 use crate::storage::{Storage, StorageFile};
 use crate::view::DiskKey;
 use std::io;
+use tidelock_protocol::bounds::Implausible;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::limits;
@@ -31,7 +32,7 @@ impl<S: Storage> Group<S> {
             Frame::Record(_, record) => {
                 let written_ms = record.hlc.physical_ms();
                 let waits = record.copy;
-                self.receive_record(i, link, record);
+                self.receive_record(now, i, link, record);
                 if !waits {
                     self.slots[i].clock_ahead_ms = written_ms as i64 - now.unix_ms as i64;
                 }
@@ -43,7 +44,13 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    fn receive_record(&mut self, i: usize, link: Link, record: Record) {
+    fn receive_record(&mut self, now: Now, i: usize, link: Link, record: Record) {
+        let wall_ms = self.judging_ms(now);
+        let has_deps = record.deps.entries().next().is_some();
+        let have = if has_deps { self.journal.state().journaled() } else { CountVector::new() };
+        if let Err(error) = self.plausible.record(&record, &have, wall_ms) {
+            return self.implausible(link, &error);
+        }
         let receiver = self.slots[i].receiver.as_mut().expect("attached");
         match receiver.admit(&record) {
             Ok(Admission::Append) => {}
@@ -72,6 +79,12 @@ impl<S: Storage> Group<S> {
         if self.journal.staged_bytes() >= BATCH_TARGET_BYTES {
             self.flush();
         }
+    }
+
+    /// Ends a link whose host said what cannot be true.
+    pub(super) fn implausible(&mut self, link: Link, error: &Implausible) {
+        self.implausible += 1;
+        self.end_link(link, RefusalKind::Implausible, error.to_string());
     }
 
     fn refuse_member(&mut self, link: Link, error: &ReceiveError) {
@@ -111,7 +124,9 @@ impl<S: Storage> Group<S> {
             Message::ServesUnreached { serves } => self.serves_unreached(link, serves),
             Message::ModeChanged { mode } => self.mode_changed(WriterId(i as u16), mode),
             Message::Sounded { id, pending, hlc } => {
-                self.sounded(WriterId(i as u16), id, &pending, hlc);
+                if let Some((pending, hlc)) = self.plausible_sounded(now, link, pending, hlc) {
+                    self.sounded(WriterId(i as u16), id, &pending, hlc);
+                }
             }
             Message::GiveUpLease => self.lease_given_up(link),
             Message::ReadyToSwitch { ready } => self.ready_to_switch(link, ready),

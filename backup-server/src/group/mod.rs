@@ -76,6 +76,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
+use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::hlc::{Hlc, HlcClock};
 use tidelock_protocol::ids::{Channel, Epoch, GroupId, MonoNanos, Seq, WriterId};
@@ -143,6 +144,8 @@ pub struct GroupOptions {
     pub hosts: Option<Vec<String>>,
     /// The host that may attach each member; empty: any member may be claimed by any of the hosts.
     pub members: BTreeMap<String, String>,
+    /// How far a host's times may be ahead of the clock here.
+    pub clock_bound_ms: u64,
 }
 
 impl Default for GroupOptions {
@@ -156,6 +159,7 @@ impl Default for GroupOptions {
             compress: None,
             hosts: None,
             members: BTreeMap::new(),
+            clock_bound_ms: bounds::CLOCK_BOUND_MS,
         }
     }
 }
@@ -316,6 +320,12 @@ pub struct Group<S: Storage> {
     /// Those that are about to, when all are.
     joint: switching::Joint,
     opened_at: MonoNanos,
+    /// Judges what hosts say.
+    plausible: Plausible,
+    /// Both clocks when the group was opened: a step back of the wall clock since makes no time implausible.
+    opened: Now,
+    /// Messages and records that were refused because a number in them cannot be true.
+    implausible: u64,
     /// When each host was heard last, since then.
     heard: BTreeMap<String, MonoNanos>,
     /// Until when each member held.
@@ -462,6 +472,9 @@ impl<S: Storage> Group<S> {
             given_up: BTreeSet::new(),
             joint: switching::Joint::default(),
             opened_at: now.mono,
+            plausible: Plausible::of_hosts(options.clock_bound_ms, journal.state().last_hlc),
+            opened: now,
+            implausible: 0,
             heard: BTreeMap::new(),
             held: held::HeldUntil::default(),
             storage,
@@ -507,6 +520,12 @@ impl<S: Storage> Group<S> {
     #[must_use]
     pub fn now_ms(&self) -> u64 {
         self.journal.now_ms()
+    }
+
+    /// The wall clock for judging times.
+    fn judging_ms(&self, now: Now) -> u64 {
+        let since_ms = now.mono.since_ns(self.opened.mono) / 1_000_000;
+        now.unix_ms.max(self.opened.unix_ms.saturating_add(since_ms))
     }
 
     /// Receivers and C as the journal has them; all of it is durable.

@@ -138,6 +138,13 @@ impl<S: Storage> Group<S> {
     /// A member says what it does without this server.
     pub(super) fn policy(&mut self, now: Now, link: Link, policy: Policy) {
         let Some(name) = self.name_of_link(link) else { return };
+        if let Some(since_ms) = policy.degraded_since_unix_ms {
+            let judged =
+                self.plausible.wall("the time of a degrade", since_ms, self.judging_ms(now));
+            if let Err(error) = judged {
+                return self.implausible(link, &error);
+            }
+        }
         let old = self.policies.said(&name);
         let mode_since_unix_ms = match old {
             Some(old) if old.mode == policy.mode => old.mode_since_unix_ms,

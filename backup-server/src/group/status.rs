@@ -141,6 +141,9 @@ pub struct GroupStatus {
     /// Clocks that are off.
     #[serde(default)]
     pub clocks: Vec<ClockStatus>,
+    /// Messages and records of hosts that were refused because a number in them cannot be true.
+    #[serde(default)]
+    pub implausible: u64,
     /// Why folding does not work.
     pub fold_error: Option<String>,
     /// Why it does not acknowledge for now.
@@ -180,6 +183,7 @@ impl GroupStatus {
             damaged: Vec::new(),
             latest_damaged: Vec::new(),
             clocks: Vec::new(),
+            implausible: 0,
             fold_error: None,
             stalled: None,
             broken: Some(reason.to_owned()),
@@ -280,6 +284,7 @@ impl<S: Storage> Group<S> {
             damaged: self.damaged(),
             latest_damaged: self.latest_damaged(),
             clocks: self.clocks(),
+            implausible: self.implausible,
             fold_error: self.fold.last_error.clone(),
             stalled: self.stall_reason(),
             broken: self.broken.clone(),

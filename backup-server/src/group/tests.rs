@@ -45,6 +45,7 @@ fn options() -> GroupOptions {
         compress: None,
         hosts: None,
         members: BTreeMap::new(),
+        clock_bound_ms: tidelock_protocol::bounds::CLOCK_BOUND_MS,
     }
 }
 

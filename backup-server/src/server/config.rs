@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tidelock_config::{Diagnostics, Located, Name, Section, Size};
+use tidelock_protocol::bounds;
 
 /// The longest path of a Unix socket.
 pub const SOCKET_PATH_MAX_BYTES: usize = 107;
@@ -17,6 +18,9 @@ pub const CERTIFICATE_WARN: Duration = Duration::from_secs(30 * 86_400);
 const WINDOW_MS: u64 = 0;
 /// The most that a group's journal takes, unless another size is asked for.
 const SIZE_MAX_BYTES: u64 = 64 << 30;
+
+/// Groups that one host may create which are not listed, unless configured.
+const GROUPS_PER_HOST: u32 = 32;
 
 /// How hosts prove who they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +60,8 @@ pub struct Config {
     pub log_json: bool,
     /// Bytes that wait for one group's owner at most.
     pub input_max_bytes: u64,
+    /// Groups that one host may create which are not listed here.
+    pub groups_per_host: usize,
     options: GroupOptions,
     groups: BTreeMap<String, OfGroup>,
 }
@@ -105,6 +111,23 @@ impl Config {
     #[must_use]
     pub fn reserve_bytes(&self) -> u64 {
         self.options.journal.segment_bytes + BATCH_BODY_MAX_BYTES as u64
+    }
+
+    /// Whether the group is listed: there is always room for it.
+    #[must_use]
+    pub fn is_listed(&self, group: &str) -> bool {
+        self.groups.contains_key(group)
+    }
+
+    /// Listed groups.
+    pub fn listed(&self) -> impl Iterator<Item = &str> {
+        self.groups.keys().map(String::as_str)
+    }
+
+    /// Whether the host is listed for any group: there is always room for its connections.
+    #[must_use]
+    pub fn is_listed_host(&self, host: &str) -> bool {
+        self.groups.values().any(|of| of.hosts.iter().any(|listed| listed == host))
     }
 
     /// Whether a snapshot of this group is kept near the present.
@@ -168,16 +191,24 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
     let retention = root.optional_table("retention", |r| read_retention(r, default, &options));
     let retention = retention.unwrap_or(default);
     let options = GroupOptions { retention, ..options };
-    let input = root
+    let (input, clock_bound_ms, groups_per_host) = root
         .optional_table("limits", |limits| {
             let input = limits.or("input", Size::mib(64));
+            let clock = limits.or("clock", Duration::from_millis(bounds::CLOCK_BOUND_MS));
+            let groups = limits.or("groups_per_host", GROUPS_PER_HOST);
+            if clock.value < Duration::from_secs(1) {
+                let what = "`clock` is less than clocks that are set by NTP may differ";
+                limits.fail(&clock.place, what, "\"1m\", at least \"1s\"");
+            }
             if input.bytes < 40 << 20 {
                 let what = "`input` is less than the largest record and some room";
                 limits.fail(&input.place, what, "\"40MiB\" or more");
             }
-            Some(input.bytes)
+            let clock_ms = u64::try_from(clock.value.as_millis()).unwrap_or(u64::MAX);
+            Some((input.bytes, clock_ms, groups.value))
         })
-        .unwrap_or(Size::mib(64).bytes);
+        .unwrap_or((Size::mib(64).bytes, bounds::CLOCK_BOUND_MS, GROUPS_PER_HOST));
+    let options = GroupOptions { clock_bound_ms, ..options };
     let groups = root.tables("group", |group| {
         let name = group.required::<Name>("name", "name = \"shop\"");
         let hosts = group.required::<Vec<Name>>("hosts", "hosts = [\"host-a\"]");
@@ -219,6 +250,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         log,
         log_json,
         input_max_bytes: input,
+        groups_per_host: groups_per_host as usize,
         options,
         groups: groups.into_iter().collect(),
     })

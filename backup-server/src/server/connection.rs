@@ -5,19 +5,22 @@
 //! told so and cut off: nothing of the damaged frame is used, everything before it counts.
 
 use super::bookmarks;
+use super::budget::Slot;
 use super::inbox::{AttachRequest, Event, Inbox};
 use super::outbox::Outbox;
 use super::owner::OwnerHandle;
-use super::registry::Registry;
+use super::peer_log::peer_log;
+use super::registry::{Registry, SpawnError};
 use crate::group::{ConnectionId, Link};
 use bytes::BytesMut;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tidelock_protocol::frame::{self, Frame, FrameError};
 use tidelock_protocol::ids::Channel;
+use tidelock_protocol::limits;
 use tidelock_protocol::message::{Bookmark, Message, PROTOCOL, RefusalKind};
 use tidelock_tls::PeerIdentity;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -27,6 +30,11 @@ use tokio::time::timeout;
 
 /// How much one read asks for at least.
 const READ_BYTES: usize = 256 << 10;
+/// A host that has attached nothing for so long has nothing to say.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+/// Why a connection ends whose place another one takes.
+pub(super) const NO_PLACE: &str =
+    "too many connections at once: this one was the oldest of the peer that has most of them";
 /// A host that says nothing for so long is gone; attached ones send beacons.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// The hello must come within this.
@@ -61,13 +69,14 @@ fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, Connecti
 }
 
 /// Serves one connection to its end. `peer` is whom the certificate names; `None` on a plaintext
-/// link.
+/// link. An error comes with whether the peer had said who it is.
 pub async fn serve<T>(
     stream: T,
     peer: Option<PeerIdentity>,
+    slot: Slot,
     registry: Arc<Registry>,
     mut stopping: watch::Receiver<bool>,
-) -> Result<(), ConnectionError>
+) -> Result<(), (ConnectionError, bool)>
 where
     T: AsyncRead + AsyncWrite + Send + 'static,
 {
@@ -82,6 +91,7 @@ where
         registry,
         outbox,
         host: String::new(),
+        slot,
         channels: BTreeMap::new(),
         bookmarks: JoinSet::new(),
     };
@@ -108,7 +118,8 @@ where
     connection.outbox.close();
     // The refusal gets its chance to be read.
     let _ = timeout(Duration::from_secs(2), sender).await;
-    ended
+    let was_greeted = !connection.host.is_empty();
+    ended.map_err(|error| (error, was_greeted))
 }
 
 struct Connection<R> {
@@ -118,6 +129,8 @@ struct Connection<R> {
     registry: Arc<Registry>,
     outbox: Arc<Outbox>,
     host: String,
+    /// As long as the host is not known: a stranger's.
+    slot: Slot,
     channels: BTreeMap<Channel, OwnerHandle>,
     /// Those that wait for the cut; given up with the connection.
     bookmarks: JoinSet<()>,
@@ -137,12 +150,20 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             Ok(greeted) => greeted?,
             Err(_) => return Err(ConnectionError::Silent(HELLO_MAX)),
         }
+        let greeted_at = Instant::now();
         loop {
             self.take_frames(&mut input).await?;
-            match timeout(SILENCE_MAX, self.read(&mut input)).await {
+            let patience = match self.channels.is_empty() {
+                true => IDLE_MAX.saturating_sub(greeted_at.elapsed()),
+                false => SILENCE_MAX,
+            };
+            match timeout(patience, self.read(&mut input)).await {
                 Ok(Ok(true)) => {}
                 Ok(Ok(false)) => return Ok(()),
                 Ok(Err(error)) => return Err(error.into()),
+                Err(_) if self.channels.is_empty() => {
+                    return refuse(RefusalKind::Invalid, "no member was attached");
+                }
                 Err(_) => return Err(ConnectionError::Silent(SILENCE_MAX)),
             }
         }
@@ -155,13 +176,19 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         if input.capacity() - input.len() < missing.max(1) {
             input.reserve(missing.max(READ_BYTES));
         }
-        Ok(self.reader.read_buf(input).await? > 0)
+        tokio::select! {
+            read = self.reader.read_buf(input) => Ok(read? > 0),
+            () = self.slot.evicted() => Err(std::io::Error::other(NO_PLACE)),
+        }
     }
 
     async fn hello(&mut self, input: &mut BytesMut) -> Result<(), ConnectionError> {
         let first = loop {
             if let Some(first) = frame::decode(input)? {
                 break first;
+            }
+            if frame::bytes_missing(input) > limits::HELLO_MAX_BYTES {
+                return refuse(RefusalKind::Invalid, "the first message is larger than a hello");
             }
             if !self.read(input).await? {
                 return refuse(RefusalKind::Invalid, "the connection ended before the hello");
@@ -189,10 +216,14 @@ impl<R: AsyncRead + Unpin> Connection<R> {
                 format!("the certificate is for {}, not for {host}", peer.names().join(", ")),
             );
         }
-        if !crate::names::is_valid(&host) {
-            return refuse(RefusalKind::Invalid, "the host's name is not one");
-        }
-        tracing::info!(host, software, "host connected");
+        let is_listed = self.registry.config().is_listed_host(&host);
+        // A certificate that speaks for several hosts has one share.
+        let known_as = self.peer.as_ref().map_or(&*host, PeerIdentity::name);
+        let Some(slot) = self.registry.connections().host(known_as, is_listed) else {
+            return refuse(RefusalKind::Quota, "there are connections of too many hosts already");
+        };
+        self.slot = slot;
+        peer_log!(HOSTS, info, host, software, "host connected");
         self.host = host;
         let welcome = Message::Welcome {
             protocol: newest.min(PROTOCOL.1),
@@ -318,13 +349,13 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             self.outbox.send(channel, Message::Refused { kind: RefusalKind::Version, reason });
             return Ok(());
         }
-        let owner = match self.registry.get_or_spawn(request.group()) {
+        let owner = match self.registry.get_or_spawn(request.group(), Some(&self.host)) {
             Ok(owner) => owner,
             Err(error) => {
-                let kind = if crate::names::is_valid(request.group()) {
-                    RefusalKind::Stopping
-                } else {
-                    RefusalKind::Invalid
+                let kind = match &error {
+                    SpawnError::Name => RefusalKind::Invalid,
+                    SpawnError::Quota(_) => RefusalKind::Quota,
+                    SpawnError::Stopping(_) | SpawnError::Io(_) => RefusalKind::Stopping,
                 };
                 let refused = Message::Refused { kind, reason: error.to_string() };
                 self.outbox.send(channel, refused);

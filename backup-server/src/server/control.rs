@@ -128,6 +128,13 @@ pub enum Request {
         /// Which.
         member: String,
     },
+    /// Remove a whole group.
+    RemoveGroup {
+        /// Which.
+        group: String,
+        /// Not only tell what would go.
+        apply: bool,
+    },
     /// Opens a view.
     View {
         /// Of which group.
@@ -325,6 +332,13 @@ pub enum Reply {
     },
     /// The member is removed.
     Removed,
+    /// The group is removed, or would be.
+    GroupRemoved {
+        /// What it was.
+        status: Box<GroupStatus>,
+        /// It is gone.
+        is_done: bool,
+    },
     /// What to boot, if the host sent it.
     Machine {
         /// The description.
@@ -472,7 +486,7 @@ pub async fn run(
 
 async fn serve(
     stream: UnixStream,
-    registry: &Registry,
+    registry: &Arc<Registry>,
     exports: &Exports,
     views: &Arc<Views>,
     snapshots: &Arc<Snapshots>,
@@ -512,6 +526,10 @@ async fn serve(
             move_member(registry, &group, &member, &to, &mut writer).await?
         }
         Request::Remove { group, member } => remove(registry, &group, member).await,
+        Request::RemoveGroup { group, apply } => {
+            let removed = remove_group(registry, views, snapshots, &group, apply).await;
+            removed.unwrap_or_else(|reason| Reply::Error { reason })
+        }
         Request::Machine { group, member } => {
             match ask(registry, &group, |done| Event::Machine { member, done }).await {
                 Ok(Ok(machine)) => Reply::Machine { machine },
@@ -680,6 +698,56 @@ async fn remove(registry: &Registry, group: &str, member: String) -> Reply {
         Ok(Err(error)) => Reply::Error { reason: error.to_string() },
         Err(reason) => Reply::Error { reason },
     }
+}
+
+/// Removes a group that nothing uses, with all that is here of it.
+async fn remove_group(
+    registry: &Arc<Registry>,
+    views: &Views,
+    snapshots: &Snapshots,
+    group: &str,
+    apply: bool,
+) -> Result<Reply, String> {
+    let status = ask(registry, group, |done| Event::Status { done }).await?;
+    let status = status.ok_or_else(|| format!("there is no group {group}"))?;
+    if let Some(reason) = used_by(&status) {
+        return Err(format!("group {group} is in use: {reason}"));
+    }
+    if let Some(view) = views.all().iter().find(|view| view.group == group) {
+        let name = &view.name;
+        return Err(format!("group {group} is in use: view {name} is open, close it first"));
+    }
+    if let Some(kept) = snapshots.told(Some(group)).first() {
+        let name = &kept.name;
+        return Err(format!("group {group} has snapshot {name}: remove its snapshots first"));
+    }
+    if apply {
+        let (registry, name) = (Arc::clone(registry), group.to_owned());
+        let removed = tokio::task::spawn_blocking(move || registry.remove(&name)).await;
+        removed.map_err(|e| e.to_string())?.map_err(|e| format!("group {group}: {e}"))?;
+        tracing::warn!(group, "removed by the operator, with its journal and images");
+    }
+    Ok(Reply::GroupRemoved { status: Box::new(status), is_done: apply })
+}
+
+/// Why a group cannot be removed.
+fn used_by(status: &GroupStatus) -> Option<String> {
+    let writers = status.writers.iter().filter(|w| w.connected_since_unix_ms.is_some());
+    let followers = status.followers.iter().filter(|f| f.connected_since_unix_ms.is_some());
+    let writers = writers.map(|w| (&w.member, w.host.as_deref().unwrap_or("a host")));
+    let mut connected = writers.chain(followers.map(|f| (&f.member, &*f.host)));
+    if let Some((member, host)) = connected.next() {
+        return Some(format!("member {member} is attached by {host}, stop the daemon there first"));
+    }
+    if status.recovered.is_some() {
+        let reason = "it was recovered here and its disks are served. Stop the VMs and the backup server, and \
+                      remove its directory";
+        return Some(reason.to_owned());
+    }
+    let remaining_ms = status.grace_remaining_ms;
+    (remaining_ms > 0).then(|| {
+        format!("the lease of a host may hold for another {remaining_ms} ms, ask again after that")
+    })
 }
 
 /// What an operator has said yes to.

@@ -1,25 +1,28 @@
 //! Accepting hosts.
 
+use super::budget::Slot;
 use super::config::Security;
-use super::connection::{self, ConnectionError};
+use super::connection;
+use super::peer_log::peer_log;
 use super::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use tidelock_protocol::bounds;
 use tidelock_tls::PeerIdentity;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-/// Connections at once. Strangers are cut off within seconds.
-const CONNECTIONS_MAX: usize = 1024;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// After an error of `accept`: a pause lets some descriptors go.
+const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
 /// Accepts until the server stops, then waits for the connections to end.
 pub async fn run(listener: TcpListener, registry: Arc<Registry>, stopping: watch::Receiver<bool>) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut pause = PAUSES[0];
     let mut connections = JoinSet::new();
     let mut stop = stopping.clone();
     loop {
@@ -31,22 +34,24 @@ pub async fn run(listener: TcpListener, registry: Arc<Registry>, stopping: watch
         let (stream, address) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, say: a pause lets some go.
-                tracing::warn!("cannot accept a connection: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                peer_log!(STRANGERS, warn, "cannot accept a connection: {error}");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSES[1]);
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-            tracing::warn!(%address, "too many connections");
-            continue;
-        };
+        pause = PAUSES[0];
+        let slot = registry.connections().stranger(address.ip());
         let (registry, stopping) = (Arc::clone(&registry), stopping.clone());
         connections.spawn(async move {
-            let _permit = permit;
-            match serve(stream, registry, stopping).await {
-                Ok(()) => tracing::info!(%address, "the host has closed the connection"),
-                Err(reason) => tracing::warn!(%address, reason, "the connection has ended"),
+            match serve(stream, slot, registry, stopping).await {
+                Ok(()) => peer_log!(HOSTS, info, %address, "the host has closed the connection"),
+                Err(Ended::Stranger(reason)) => {
+                    peer_log!(STRANGERS, warn, %address, reason, "the connection has ended");
+                }
+                Err(Ended::Host(reason)) => {
+                    peer_log!(HOSTS, warn, %address, reason, "the connection has ended");
+                }
             }
         });
     }
@@ -54,33 +59,53 @@ pub async fn run(listener: TcpListener, registry: Arc<Registry>, stopping: watch
     while connections.join_next().await.is_some() {}
 }
 
+/// Why a connection has ended, before or after the peer has said who it is.
+enum Ended {
+    Stranger(String),
+    Host(String),
+}
+
+impl Ended {
+    fn stranger(error: impl ToString) -> Self {
+        Self::Stranger(bounds::cap(&error.to_string()))
+    }
+}
+
 async fn serve(
     stream: TcpStream,
+    slot: Slot,
     registry: Arc<Registry>,
     stopping: watch::Receiver<bool>,
-) -> Result<(), String> {
-    let address = stream.peer_addr().map_err(|e| e.to_string())?;
-    stream.set_nodelay(true).map_err(|e| e.to_string())?;
+) -> Result<(), Ended> {
+    let address = stream.peer_addr().map_err(Ended::stranger)?;
+    stream.set_nodelay(true).map_err(Ended::stranger)?;
     let ended = match &registry.config().security {
-        Security::Plaintext => connection::serve(stream, None, registry, stopping).await,
+        Security::Plaintext => connection::serve(stream, None, slot, registry, stopping).await,
         Security::Tls(files) => {
             // Loaded for each connection: renewed certificates need no restart.
             let config = files
                 .load()
                 .and_then(|credentials| credentials.backup_config(SystemTime::now()))
-                .map_err(|e| e.to_string())?;
-            let accept = TlsAcceptor::from(config).accept(stream);
-            let stream = match timeout(HANDSHAKE_MAX, accept).await {
+                .map_err(Ended::stranger)?;
+            let accept = timeout(HANDSHAKE_MAX, TlsAcceptor::from(config).accept(stream));
+            let accepted = tokio::select! {
+                accepted = accept => accepted,
+                () = slot.evicted() => return Err(Ended::stranger(connection::NO_PLACE)),
+            };
+            let stream = match accepted {
                 Ok(Ok(stream)) => stream,
-                Ok(Err(error)) => return Err(handshake(&error, address)),
-                Err(_) => return Err("the TLS handshake took too long".to_owned()),
+                Ok(Err(error)) => return Err(Ended::stranger(handshake(&error, address))),
+                Err(_) => return Err(Ended::stranger("the TLS handshake took too long")),
             };
             let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-            let peer = PeerIdentity::of(chain).map_err(|e| e.to_string())?;
-            connection::serve(stream, Some(peer), registry, stopping).await
+            let peer = PeerIdentity::of(chain).map_err(Ended::stranger)?;
+            connection::serve(stream, Some(peer), slot, registry, stopping).await
         }
     };
-    ended.map_err(|error: ConnectionError| error.to_string())
+    ended.map_err(|(error, greeted)| {
+        let reason = bounds::cap(&error.to_string());
+        if greeted { Ended::Host(reason) } else { Ended::Stranger(reason) }
+    })
 }
 
 fn handshake(error: &std::io::Error, address: SocketAddr) -> String {

@@ -20,12 +20,13 @@ type Labels = Vec<(&'static str, String)>;
 type Value = fn(&GroupStatus) -> u64;
 
 /// Name, help and value of what is told of each group.
-const OF_GROUPS: [(&str, &str, Value); 15] = [
+const OF_GROUPS: [(&str, &str, Value); 16] = [
     ("epoch", "The epoch in force", |g| g.epoch.0),
     ("recoverable", "1 if the group can be recovered", |g| u64::from(g.recoverable)),
     ("recovered", "1 if the group was recovered here", |g| u64::from(g.recovered.is_some())),
     ("stalled", "1 if nothing is acknowledged for now", |g| u64::from(g.stalled.is_some())),
     ("broken", "1 if the group does not work", |g| u64::from(g.broken.is_some())),
+    ("implausible", "Messages refused because a number in them cannot be true", |g| g.implausible),
     ("damaged_segments", "Damaged segments of the journal", |g| g.damaged.len() as u64),
     ("damaged_latest_bytes", "Bytes of the latest state that cannot be read", |g| {
         g.latest_damaged.iter().map(|disk| disk.len_bytes).sum()

@@ -9,6 +9,8 @@
 //! | [`outbox`] | what waits to be sent to a host |
 //! | [`connection`] | one host's connection |
 //! | [`listener`] | accepting hosts, TLS |
+//! | [`budget`] | room for connections, for each peer |
+//! | `peer_log` | a bound on what peers write into the log |
 //! | [`past`] | the bookmarks and pins that an owner keeps |
 //! | [`nbd`] | disks of recovered groups and views as NBD exports |
 //! | [`nbd_client`] | images that `qemu-nbd` serves |
@@ -24,6 +26,7 @@
 //! | [`metrics`] | Prometheus over HTTP |
 
 mod bookmarks;
+pub mod budget;
 pub mod clock;
 pub mod config;
 pub mod connection;
@@ -38,6 +41,7 @@ pub mod nbd_client;
 pub mod outbox;
 pub mod owner;
 pub mod past;
+mod peer_log;
 pub mod qemu;
 pub mod registry;
 mod repair;

@@ -13,6 +13,7 @@ use super::clock;
 use super::inbox::{AttachRequest, Damage, DamagedAsk, Event, Inbox, LiveDisks, RepairStatus};
 use super::outbox::Outbox;
 use super::past::Past;
+use super::peer_log::peer_log;
 use super::repair;
 use super::snapshots;
 use crate::fold::FoldJob;
@@ -666,7 +667,7 @@ impl Owner {
             let (link, message) = match output {
                 Output::Send(link, message) => (link, message),
                 Output::Refuse(link, kind, reason) => {
-                    tracing::warn!(group = &*self.group, ?kind, reason, "refused");
+                    peer_log!(HOSTS, warn, group = &*self.group, ?kind, reason, "refused");
                     (link, Message::Refused { kind, reason })
                 }
             };

@@ -1,26 +1,48 @@
 //! The groups by name, and the lock that keeps a second server off the data directory.
 
+use super::budget::Connections;
 use super::config::Config;
 use super::inbox::Event;
 use super::owner::{self, OwnerHandle};
+use crate::manifest::Member;
 use crate::names;
 use crate::storage::reserve::Reserve;
 use rustix::fs::{FlockOperation, flock};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use thiserror::Error;
 
 /// The most groups of one server: each has a thread.
 const GROUPS_MAX: usize = 1024;
+/// Before the name of a directory whose group is being removed.
+const REMOVED: &str = ".removed-";
+
+/// Why a group's owner does not run.
+#[derive(Debug, Error)]
+pub enum SpawnError {
+    /// Not a name.
+    #[error("not a group's name")]
+    Name,
+    /// There is no room for another group.
+    #[error("{0}")]
+    Quota(String),
+    /// Not now.
+    #[error("{0}")]
+    Stopping(String),
+    /// There is no thread for it.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
 
 /// The groups.
 #[derive(Debug)]
 pub struct Registry {
     config: Config,
+    connections: Arc<Connections>,
     state: Mutex<State>,
     reserve: Arc<Reserve>,
     /// Held while this is there.
@@ -29,8 +51,18 @@ pub struct Registry {
 
 #[derive(Debug, Default)]
 struct State {
-    groups: BTreeMap<String, (OwnerHandle, JoinHandle<()>)>,
+    groups: BTreeMap<String, Running>,
+    /// Groups that are being removed.
+    removing: BTreeSet<String>,
     stopped: bool,
+}
+
+#[derive(Debug)]
+struct Running {
+    handle: OwnerHandle,
+    thread: JoinHandle<()>,
+    /// The host that made it, or is about to; `None`: no host has.
+    made_by: Option<String>,
 }
 
 /// Why the data directory cannot be used.
@@ -71,12 +103,20 @@ impl Registry {
             locked => locked.map_err(|e| wrong(e.into()))?,
         }
         let reserve = Reserve::open(&path, config.reserve_bytes()).map_err(wrong)?;
-        let reserve = Arc::new(reserve);
-        let registry = Self { config, state: Mutex::default(), reserve, _lock: lock };
+        let (reserve, connections) = (Arc::new(reserve), Arc::default());
+        let registry = Self { config, connections, state: Mutex::default(), reserve, _lock: lock };
         for entry in fs::read_dir(&groups_dir).map_err(wrong)? {
             let Ok(name) = entry.map_err(wrong)?.file_name().into_string() else { continue };
+            if name.starts_with(REMOVED) {
+                // The server ended while it removed the group.
+                fs::remove_dir_all(groups_dir.join(&name)).map_err(wrong)?;
+            }
+            if !names::is_valid(&name) {
+                continue;
+            }
             if groups_dir.join(&name).join("group.json").exists() {
-                registry.get_or_spawn(&name).map_err(wrong)?;
+                let spawned = registry.get_or_spawn(&name, None);
+                spawned.map_err(|error| wrong(io::Error::other(error)))?;
             }
         }
         Ok(registry)
@@ -88,44 +128,117 @@ impl Registry {
         &self.config
     }
 
+    /// Room for connections.
+    #[must_use]
+    pub fn connections(&self) -> &Arc<Connections> {
+        &self.connections
+    }
+
     /// The owner of a group, if it runs.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<OwnerHandle> {
         let state = self.lock();
-        state.groups.get(name).map(|(h, _)| h.clone()).filter(|h| !h.inbox.is_closed())
+        state.groups.get(name).map(|of| of.handle.clone()).filter(|h| !h.inbox.is_closed())
     }
 
     /// All owners.
     #[must_use]
     pub fn all(&self) -> Vec<OwnerHandle> {
         let state = self.lock();
-        let handles = state.groups.values().map(|(handle, _)| handle.clone());
+        let handles = state.groups.values().map(|of| of.handle.clone());
         handles.filter(|h| !h.inbox.is_closed()).collect()
     }
 
-    /// The owner of a group, which an attachment may create.
-    pub fn get_or_spawn(&self, name: &str) -> io::Result<OwnerHandle> {
+    /// The owner of a group, which an attachment by this host may create; `None`: it is there, or an operator makes it.
+    pub fn get_or_spawn(&self, name: &str, host: Option<&str>) -> Result<OwnerHandle, SpawnError> {
         if !names::is_valid(name) {
-            return Err(io::Error::other("not a group's name"));
+            return Err(SpawnError::Name);
         }
         let mut state = self.lock();
         if state.stopped {
-            return Err(io::Error::other("the backup server is stopping"));
+            return Err(SpawnError::Stopping("the backup server is stopping".to_owned()));
         }
-        state.groups.retain(|_, (handle, _)| !handle.inbox.is_closed());
-        if let Some((handle, _)) = state.groups.get(name) {
-            return Ok(handle.clone());
+        if state.removing.contains(name) {
+            return Err(SpawnError::Stopping(format!("group {name} is being removed")));
         }
-        if state.groups.len() >= GROUPS_MAX {
-            return Err(io::Error::other(format!("there are {GROUPS_MAX} groups already")));
+        state.groups.retain(|_, of| !of.handle.inbox.is_closed());
+        if let Some(of) = state.groups.get(name) {
+            return Ok(of.handle.clone());
         }
         let dir = self.config.data_dir.join("groups").join(name);
+        let manifest = dir.join("group.json");
+        let made_by = match manifest.exists() {
+            true => made_by(&manifest),
+            false => host.map(str::to_owned),
+        };
+        if !manifest.exists() && host.is_some() {
+            self.check_room(&state, name, host)?;
+        }
         let options = self.config.options(name);
         let (snapshots, input) = (&self.config.snapshots_dir, self.config.input_max_bytes);
         let reserve = Arc::clone(&self.reserve);
         let (handle, thread) = owner::spawn(name, &dir, snapshots, options, input, reserve)?;
-        state.groups.insert(name.to_owned(), (handle.clone(), thread));
+        state.groups.insert(name.to_owned(), Running { handle: handle.clone(), thread, made_by });
         Ok(handle)
+    }
+
+    /// Whether a host may create another group. For groups that are listed there always is room.
+    fn check_room(&self, state: &State, name: &str, host: Option<&str>) -> Result<(), SpawnError> {
+        if self.config.is_listed(name) {
+            return Ok(());
+        }
+        let unlisted = || state.groups.iter().filter(|(name, _)| !self.config.is_listed(name));
+        let of_host = unlisted().filter(|(_, of)| of.made_by.as_deref() == host).count();
+        let most = self.config.groups_per_host;
+        if of_host >= most {
+            return Err(SpawnError::Quota(format!(
+                "host {} has created {of_host} groups that are not in the backup server's configuration, and {most} is \
+                 the most that it may (limits.groups_per_host): list group {name} there as a [[group]], or remove groups \
+                 there by `tidelock-backup remove`",
+                host.unwrap_or_default()
+            )));
+        }
+        let most = GROUPS_MAX.saturating_sub(self.config.listed().count());
+        if unlisted().count() >= most {
+            return Err(SpawnError::Quota(format!(
+                "there are {most} groups already that are not in the backup server's configuration, and no room for \
+                 others: list group {name} there as a [[group]], or remove groups there by `tidelock-backup remove`"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Removes a group and all that it has. To be called when nothing uses it: its owner ends first.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        let running = {
+            let mut state = self.lock();
+            if state.stopped || !state.removing.insert(name.to_owned()) {
+                return Err(io::Error::other(format!("group {name} is being removed already")));
+            }
+            state.groups.remove(name)
+        };
+        let removed = self.remove_files(name, running);
+        self.lock().removing.remove(name);
+        removed
+    }
+
+    fn remove_files(&self, name: &str, running: Option<Running>) -> io::Result<()> {
+        if let Some(Running { handle, thread, .. }) = running {
+            handle.inbox.push(Event::Stop);
+            if thread.join().is_err() {
+                tracing::error!(group = name, "its owner ended by a fault");
+            }
+        }
+        let groups = self.config.data_dir.join("groups");
+        // Under no group's name: what is left after a crash is no half group.
+        let gone = groups.join(format!("{REMOVED}{name}"));
+        match fs::remove_dir_all(&gone) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::rename(groups.join(name), &gone)?;
+        File::open(&groups)?.sync_all()?;
+        fs::remove_dir_all(&gone)
     }
 
     /// The owner of a group that is in the data directory, also if it was put there just now.
@@ -135,7 +248,7 @@ impl Registry {
         if !names::is_valid(name) || !is_there() {
             return Err(io::Error::other(format!("there is no group {name}")));
         }
-        self.get_or_spawn(name)
+        self.get_or_spawn(name, None).map_err(io::Error::other)
     }
 
     /// Stops all owners and waits until what they have is durable.
@@ -145,10 +258,10 @@ impl Registry {
             state.stopped = true;
             std::mem::take(&mut state.groups)
         };
-        for (handle, _) in groups.values() {
-            handle.inbox.push(Event::Stop);
+        for of in groups.values() {
+            of.handle.inbox.push(Event::Stop);
         }
-        for (name, (_, thread)) in groups {
+        for (name, Running { thread, .. }) in groups {
             if thread.join().is_err() {
                 tracing::error!(group = name, "its owner ended by a fault");
             }
@@ -158,4 +271,11 @@ impl Registry {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The host that created a group. Its owner tells what is wrong with the file, if anything is.
+fn made_by(manifest: &Path) -> Option<String> {
+    let manifest = serde_json::from_slice::<serde_json::Value>(&fs::read(manifest).ok()?).ok()?;
+    let host = manifest.get("created_by")?.as_str()?;
+    (host != Member::NOBODY).then(|| host.to_owned())
 }

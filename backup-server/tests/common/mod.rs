@@ -252,9 +252,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Host<T> {
 
     pub async fn attach(&mut self, attach: Attach) -> Result<Attached, Message> {
         self.send(CHANNEL, &Message::Attach(Box::new(attach))).await;
-        match self.next().await.expect("an answer") {
-            (CHANNEL, Message::Attached(attached)) => Ok(attached),
-            (_, other) => Err(other),
+        loop {
+            match self.next().await.expect("an answer") {
+                (CHANNEL, Message::Attached(attached)) => return Ok(attached),
+                // Of the attachment before.
+                (CHANNEL, Message::Committed { .. }) => {}
+                (_, other) => return Err(other),
+            }
         }
     }
 

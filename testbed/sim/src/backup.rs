@@ -213,6 +213,7 @@ pub fn options(plan: &Scenario, group: usize) -> GroupOptions {
         compress: of.compress,
         hosts: Some((0..plan.hosts.len()).map(|h| format!("h{h}")).collect()),
         members: BTreeMap::new(),
+        clock_bound_ms: tidelock_protocol::bounds::CLOCK_BOUND_MS,
     }
 }
 

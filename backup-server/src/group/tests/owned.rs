@@ -15,10 +15,13 @@ fn open_with(disk: &Memory, members: &[(&str, &str)]) -> Group<Memory> {
     Group::open(disk.clone(), at_ms(0), options).unwrap().unwrap().0
 }
 
-/// The host's clock, state and run are of no moment: `u64::MAX` is the greatest that there is.
+/// A run number that is the time of the clock here, in microseconds.
+const GREATEST: u64 = 1_700_000_000_000_000;
+
+/// The host's clock, state and run are of no moment: [`GREATEST`] is the greatest run that is believed.
 fn hijack() -> Attach {
     let machine = Some(Machine::Json("{\"extra\":1}".into()));
-    Attach { machine, ..attach_message(u64::MAX, 1, LastRun::Clean { seq: Seq(3) }) }
+    Attach { machine, ..attach_message(GREATEST, 1, LastRun::Clean { seq: Seq(3) }) }
 }
 
 fn tried(
@@ -95,9 +98,9 @@ fn a_host_that_was_installed_anew_is_told_so_and_locks_nobody_out() {
     drop(whole(&disk));
     let mut group = listed(&disk);
     // Its clock was ahead, or it lied.
-    join(&mut group, LINK, u64::MAX, LastRun::Clean { seq: Seq(3) });
+    join(&mut group, LINK, GREATEST, LastRun::Clean { seq: Seq(3) });
     group.connection_lost(LINK.connection);
-    for incarnation in [5, u64::MAX - 1] {
+    for incarnation in [5, GREATEST - 1] {
         let anew =
             Attach { previous: Incarnation(0), ..attach_message(incarnation, 0, LastRun::Unknown) };
         let (kind, reason) = tried(&mut group, "host-a", &anew).unwrap_err();

@@ -50,6 +50,7 @@ fn options() -> GroupOptions {
         compress: None,
         hosts: Some((0..4).map(host).collect()),
         members: BTreeMap::new(),
+        clock_bound_ms: tidelock_protocol::bounds::CLOCK_BOUND_MS,
     }
 }
 
