@@ -9,6 +9,7 @@ use crate::link::port::ToLink;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use tidelock_protocol::bounds;
 use tidelock_protocol::message::{Bookmark, BookmarkPoint};
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
@@ -46,6 +47,13 @@ impl Host {
         group: &HostGroup,
         wish: BookmarkWish,
     ) -> Result<Bookmarking, ControlError> {
+        // The backup ends the connection of a host that sends what is no name.
+        if !bounds::is_name(&wish.name) {
+            return Err(refused(format!(
+                "{:?} cannot be a name: letters, digits, `.`, `_` and `-`, not beginning with `.` or `-`, at most 64",
+                wish.name
+            )));
+        }
         let mut inner = group.bookmarks.0.lock().expect("no panic while held");
         inner.waiting.retain(|_, waiting| waiting.looked_at.elapsed() < LOOKED_WITHIN);
         if inner.waiting.len() >= WAITING_MAX {
