@@ -11,10 +11,13 @@ use tidelock_backup_server::server::config::Config;
 use tidelock_backup_server::server::{Role, Server};
 use tidelock_protocol::frame;
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq};
+use tidelock_protocol::limits;
 use tidelock_protocol::message::{Attach, CopyState, LastRun, Message, PROTOCOL, RefusalKind};
+use tidelock_protocol::part::{self, Begun};
+use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_tls::Files;
 use tidelock_tls::pki::Authority;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -276,5 +279,103 @@ async fn a_host_that_vanishes_in_the_middle_of_a_record_leaves_what_was_whole() 
     assert_eq!(attached.durable, Seq(2));
     host.record(&record(3)).await.unwrap();
     assert_eq!(host.durable(3).await, 3);
+    server.stop().await;
+}
+
+/// A beacon between two parts is answered before the record is whole, and the next connection of the run goes on inside
+/// the record.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_record_lets_beacons_pass_and_outlives_its_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, address) = server(dir.path(), "plaintext = true").await;
+    let data: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 97) as u8).collect();
+    let large = Record { effect: Effect::Write(Payload::new(data.into())), offset: 0, ..record(2) };
+    assert!(part::is_cut(&large));
+    let (mut host, attached) = Host::attached(address, 1, LastRun::Unknown).await;
+    assert_eq!(attached.begun, None);
+    host.record(&copy_done(1)).await.unwrap();
+    host.durable(1).await;
+    let send = async |host: &mut Host<TcpStream>, from: u32, parts: u32| {
+        let mut at = from;
+        for nth in 0..parts {
+            let part = part::part_of(&large, at);
+            at += part.data.len() as u32;
+            let mut bytes = BytesMut::new();
+            frame::encode_part(Channel(1), &part, &mut bytes);
+            host.stream.write_all(&bytes).await.unwrap();
+            let sent_at = MonoNanos(1 + u64::from(nth));
+            host.send(Channel(1), &Message::Beacon { sent_at }).await;
+            loop {
+                match host.next().await {
+                    Some((_, Message::Lease { sent_at: of })) if of == sent_at => break,
+                    Some((_, Message::Lease { .. } | Message::Arriving)) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        at
+    };
+    let at = send(&mut host, 0, 20).await;
+    drop(host);
+    let run = LastRun::Continues { from: Seq(2) };
+    let (mut host, attached) = Host::attached(address, 1, run).await;
+    assert_eq!(attached.begun, Some(Begun { seq: Seq(2), bytes: at }));
+    let rest = (large.encoded_len() as u32 - at).div_ceil(limits::PART_MAX_BYTES);
+    let at = send(&mut host, at, rest - 1).await;
+    drop(host);
+    // Another run has another record of this number.
+    let (host, attached) = Host::attached(address, 2, run).await;
+    assert_eq!(attached.begun, None);
+    drop(host);
+    let (mut host, _) = Host::attached(address, 3, run).await;
+    assert_eq!(send(&mut host, 0, 1).await, limits::PART_MAX_BYTES);
+    let mut part = part::part_of(&large, at);
+    part.at += 1;
+    let mut bytes = BytesMut::new();
+    frame::encode_part(Channel(1), &part, &mut bytes);
+    host.stream.write_all(&bytes).await.unwrap();
+    assert_eq!(kind(&host.next().await.map(|(_, message)| message)), Some(RefusalKind::Invalid));
+    let attached = host.attach(attach(3, run)).await.unwrap();
+    assert_eq!(attached.begun, None, "nothing is kept of parts out of order");
+    let mut at = 0;
+    while (at as usize) < large.encoded_len() {
+        let part = part::part_of(&large, at);
+        at += part.data.len() as u32;
+        let mut bytes = BytesMut::new();
+        frame::encode_part(Channel(1), &part, &mut bytes);
+        host.stream.write_all(&bytes).await.unwrap();
+    }
+    host.durable(2).await;
+    server.stop().await;
+}
+
+/// A frame that trickles in keeps the connection alive at the host.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_hears_that_its_bytes_arrive() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, address) = server(dir.path(), "plaintext = true").await;
+    let (host, _) = Host::attached(address, 1, LastRun::Unknown).await;
+    let Host { stream, mut input } = host;
+    let (mut reader, mut writer) = stream.into_split();
+    let mut bytes = BytesMut::new();
+    encode(&record(1), &mut bytes);
+    bytes.truncate(bytes.len() - 1);
+    let trickle = tokio::spawn(async move {
+        for byte in bytes {
+            writer.write_all(&[byte]).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    let heard = async {
+        loop {
+            if let Some(frame) = frame::decode(&mut input).unwrap() {
+                return frame;
+            }
+            assert!(reader.read_buf(&mut input).await.unwrap() > 0);
+        }
+    };
+    let heard = tokio::time::timeout(Duration::from_secs(60), heard).await.unwrap();
+    assert_eq!(heard, frame::Frame::Control(Channel(0), Message::Arriving));
+    trickle.abort();
     server.stop().await;
 }

@@ -8,10 +8,13 @@
 use bytes::{BufMut, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use tidelock_protocol::frame::{self, Frame, FrameError};
+use tidelock_protocol::ids::{Incarnation, Seq};
 use tidelock_protocol::limits::{
-    DISKS_MAX, RECORD_DEPS_MAX, RECORD_PAYLOAD_MAX_BYTES, WRITERS_MAX,
+    DISKS_MAX, PART_MAX_BYTES, RECORD_DEPS_MAX, RECORD_MAX_BYTES, RECORD_PAYLOAD_MAX_BYTES,
+    WRITERS_MAX,
 };
 use tidelock_protocol::message::Message;
+use tidelock_protocol::part::Gathering;
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 
@@ -72,6 +75,19 @@ fn check(frame: &Frame, bytes: &[u8]) {
         Frame::Control(channel, message) => {
             check_message(message);
             frame::encode_control(*channel, message, &mut again);
+        }
+        Frame::Part(channel, part) => {
+            assert!(!part.data.is_empty() && part.data.len() <= PART_MAX_BYTES as usize);
+            assert!(part.at as usize + part.data.len() <= part.total_bytes as usize);
+            assert!(part.total_bytes <= RECORD_MAX_BYTES);
+            frame::encode_part(*channel, part, &mut again);
+            assert_eq!(again, bytes, "one part has one encoding");
+            let mut gathering = Gathering::default();
+            let before = Seq(part.seq.0 - 1);
+            gathering.attached(Incarnation(1), before);
+            let taken = gathering.add(before, part);
+            assert!(!matches!(taken, Ok(Some(_))), "a part is not a whole");
+            assert_eq!(taken.is_ok(), part.at == 0);
         }
         Frame::Record(channel, record) => {
             check_record(record);

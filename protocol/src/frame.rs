@@ -6,22 +6,25 @@
 //! |---|---|---|
 //! | 0 | 4 | magic `TLK1` |
 //! | 4 | 1 | version of the frame format: 1 |
-//! | 5 | 1 | kind: 1 control, 2 record |
+//! | 5 | 1 | kind: 1 control, 2 record, 3 part of a record |
 //! | 6 | 2 | channel: the attached member that it is about; 0 for the connection itself |
 //! | 8 | 4 | length of the body |
-//! | 12 | 4 | CRC-32C of bytes 0 to 11, and of the body of a control frame |
+//! | 12 | 4 | CRC-32C of bytes 0 to 11, and of the body unless it is a record |
 //!
 //! A control body is a [`Message`] in postcard's encoding. A record body is a [`Record`], which
-//! has checksums of its own that travel with it into the journal.
+//! has checksums of its own that travel with it into the journal. A part's body begins with the
+//! record's seq (8 bytes), the length of the record's encoding (4) and where in it the part begins
+//! (4); the rest are bytes of the encoding ([`crate::part`]).
 
 use crate::bounds;
-use crate::ids::Channel;
+use crate::ids::{Channel, Seq};
 use crate::limits;
 use crate::message::{Message, RefusalKind};
+use crate::part::Part;
 use crate::record::{self, Record, RecordError};
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use thiserror::Error;
-use zerocopy::byteorder::little_endian::{U16, U32};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The first bytes of every frame.
@@ -33,6 +36,10 @@ pub const HEADER_BYTES: usize = 16;
 
 const KIND_CONTROL: u8 = 1;
 const KIND_RECORD: u8 = 2;
+const KIND_PART: u8 = 3;
+
+/// Bytes of a part's body before the data.
+pub const PART_HEAD_BYTES: usize = 16;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
@@ -45,7 +52,16 @@ struct RawHeader {
     crc: U32,
 }
 
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawPart {
+    seq: U64,
+    total_bytes: U32,
+    at: U32,
+}
+
 const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES);
+const _: () = assert!(size_of::<RawPart>() == PART_HEAD_BYTES);
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +70,20 @@ pub enum Frame {
     Control(Channel, Message),
     /// A record of an attached member.
     Record(Channel, Record),
+    /// A part of a record of an attached member.
+    Part(Channel, Part),
+}
+
+impl Frame {
+    /// The attached member that it is about.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        match self {
+            Self::Control(channel, _) | Self::Record(channel, _) | Self::Part(channel, _) => {
+                *channel
+            }
+        }
+    }
 }
 
 /// Why the link must be closed. Nothing of the damaged frame is used.
@@ -90,6 +120,9 @@ pub enum FrameError {
         /// The record.
         record: usize,
     },
+    /// A part that is empty, or not inside a record that travels in parts.
+    #[error("malformed part of a record")]
+    Part,
     /// A control body that is not a message.
     #[error("malformed control message")]
     Message,
@@ -119,6 +152,24 @@ pub fn encode_control(channel: Channel, message: &Message, out: &mut BytesMut) {
 pub fn encode_record_head(channel: Channel, record: &Record, out: &mut BytesMut) {
     out.put_slice(header(KIND_RECORD, channel, record.encoded_len(), &[]).as_bytes());
     record.encode_head(out);
+}
+
+/// Appends the frame of a part.
+pub fn encode_part(channel: Channel, part: &Part, out: &mut BytesMut) {
+    let head = RawPart {
+        seq: part.seq.0.into(),
+        total_bytes: part.total_bytes.into(),
+        at: part.at.into(),
+    };
+    let body_len = PART_HEAD_BYTES + part.data.len();
+    out.reserve(HEADER_BYTES + body_len);
+    let start = out.len();
+    let mut header = header(KIND_PART, channel, body_len, &[]);
+    out.put_slice(header.as_bytes());
+    out.put_slice(head.as_bytes());
+    out.put_slice(&part.data);
+    header.crc = frame_crc(&header, &out[start + HEADER_BYTES..]).into();
+    out[start..start + HEADER_BYTES].copy_from_slice(header.as_bytes());
 }
 
 fn header(kind: u8, channel: Channel, body_len: usize, body: &[u8]) -> RawHeader {
@@ -163,6 +214,14 @@ pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
         bounds::check(&message).map_err(FrameError::Bounds)?;
         return Ok(Some(Frame::Control(channel, message)));
     }
+    if raw.kind == KIND_PART {
+        if frame_crc(&raw, &input[HEADER_BYTES..HEADER_BYTES + body_len]) != raw.crc.get() {
+            return Err(FrameError::Checksum);
+        }
+        input.advance(HEADER_BYTES);
+        let part = decode_part(input.split_to(body_len).freeze()).ok_or(FrameError::Part)?;
+        return Ok(Some(Frame::Part(channel, part)));
+    }
     input.advance(HEADER_BYTES);
     let mut body = input.split_to(body_len).freeze();
     let record = Record::decode(&mut body)?;
@@ -173,6 +232,17 @@ pub fn decode(input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
         }
         None => Err(FrameError::RecordLength { body: body_len, record: record::HEADER_BYTES }),
     }
+}
+
+fn decode_part(mut body: Bytes) -> Option<Part> {
+    let (raw, _) = RawPart::read_from_prefix(&body).ok()?;
+    body.advance(PART_HEAD_BYTES);
+    let (seq, total_bytes, at) = (Seq(raw.seq.get()), raw.total_bytes.get(), raw.at.get());
+    let end = u64::from(at) + body.len() as u64;
+    let is_of_parts =
+        (limits::WHOLE_RECORD_MAX_BYTES + 1..=limits::RECORD_MAX_BYTES).contains(&total_bytes);
+    let is_part = seq != Seq::ZERO && !body.is_empty() && end <= u64::from(total_bytes);
+    (is_of_parts && is_part).then_some(Part { seq, total_bytes, at, data: body })
 }
 
 /// How many bytes are missing until the frame at the front of `input` is whole.
@@ -203,7 +273,8 @@ fn checked_header(input: &[u8]) -> Result<Option<RawHeader>, FrameError> {
     }
     let limit_bytes = match raw.kind {
         KIND_CONTROL => limits::CONTROL_MAX_BYTES,
-        KIND_RECORD => limits::FRAME_BODY_MAX_BYTES,
+        KIND_RECORD => limits::WHOLE_RECORD_MAX_BYTES,
+        KIND_PART => PART_HEAD_BYTES as u32 + limits::PART_MAX_BYTES,
         kind => return Err(FrameError::Kind(kind)),
     };
     if raw.body_len.get() > limit_bytes {
@@ -252,13 +323,54 @@ mod tests {
 
     #[test]
     fn bounds_hold_at_the_limit_and_not_one_past_it() {
-        let mut raw = header(KIND_RECORD, Channel(1), limits::FRAME_BODY_MAX_BYTES as usize, &[]);
-        assert_eq!(decode(&mut BytesMut::from(raw.as_bytes())), Ok(None));
-        raw.body_len = (limits::FRAME_BODY_MAX_BYTES + 1).into();
-        assert!(matches!(
-            decode(&mut BytesMut::from(raw.as_bytes())),
-            Err(FrameError::TooLarge { .. })
-        ));
+        for (kind, limit_bytes) in [
+            (KIND_CONTROL, limits::CONTROL_MAX_BYTES),
+            (KIND_RECORD, limits::WHOLE_RECORD_MAX_BYTES),
+            (KIND_PART, PART_HEAD_BYTES as u32 + limits::PART_MAX_BYTES),
+        ] {
+            let mut raw = header(kind, Channel(1), limit_bytes as usize, &[]);
+            assert_eq!(decode(&mut BytesMut::from(raw.as_bytes())), Ok(None));
+            raw.body_len = (limit_bytes + 1).into();
+            assert!(matches!(
+                decode(&mut BytesMut::from(raw.as_bytes())),
+                Err(FrameError::TooLarge { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn parts_survive_damage_is_noticed_and_bounds_hold() {
+        let least = limits::WHOLE_RECORD_MAX_BYTES + 1;
+        let decoded = |part: &Part| {
+            let mut bytes = BytesMut::new();
+            encode_part(Channel(3), part, &mut bytes);
+            decode(&mut bytes)
+        };
+        let good = Part { seq: Seq(7), total_bytes: least, at: 65, data: vec![5; 999].into() };
+        assert_eq!(decoded(&good), Ok(Some(Frame::Part(Channel(3), good.clone()))));
+        let last = Part {
+            at: limits::RECORD_MAX_BYTES - 999,
+            total_bytes: limits::RECORD_MAX_BYTES,
+            ..good.clone()
+        };
+        assert_eq!(decoded(&last), Ok(Some(Frame::Part(Channel(3), last.clone()))));
+        for bad in [
+            Part { seq: Seq(0), ..good.clone() },
+            Part { data: Bytes::new(), ..good.clone() },
+            Part { total_bytes: least - 1, ..good.clone() },
+            Part { total_bytes: limits::RECORD_MAX_BYTES + 1, ..good.clone() },
+            Part { at: least - 998, ..good.clone() },
+            Part { at: u32::MAX, ..good.clone() },
+        ] {
+            assert_eq!(decoded(&bad), Err(FrameError::Part), "{bad:?}");
+        }
+        let mut bytes = BytesMut::new();
+        encode_part(Channel(3), &good, &mut bytes);
+        for at in 0..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[at] ^= 4;
+            assert!(!matches!(decode(&mut bad), Ok(Some(_))), "flip at {at}");
+        }
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod ids;
 pub mod lease;
 pub mod limits;
 pub mod message;
+pub mod part;
 pub mod rate;
 pub mod receiver;
 pub mod record;

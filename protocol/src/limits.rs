@@ -6,10 +6,17 @@ pub const RECORD_PAYLOAD_MAX_BYTES: u32 = 32 << 20;
 pub const RECORD_DEPS_MAX: u16 = 64;
 /// The largest control message.
 pub const CONTROL_MAX_BYTES: u32 = 1 << 20;
+/// The longest head of a record: header and dependency entries.
+pub const RECORD_HEAD_MAX_BYTES: u32 =
+    crate::record::HEADER_BYTES as u32 + RECORD_DEPS_MAX as u32 * crate::record::DEP_BYTES as u32;
+/// The longest record, encoded.
+pub const RECORD_MAX_BYTES: u32 = RECORD_PAYLOAD_MAX_BYTES + RECORD_HEAD_MAX_BYTES;
+/// The longest record, encoded, that travels in one frame. Longer ones travel in parts.
+pub const WHOLE_RECORD_MAX_BYTES: u32 = COPY_MAX_BYTES + RECORD_HEAD_MAX_BYTES;
+/// The longest part of a record.
+pub const PART_MAX_BYTES: u32 = 64 << 10;
 /// The largest frame body.
-pub const FRAME_BODY_MAX_BYTES: u32 = RECORD_PAYLOAD_MAX_BYTES
-    + crate::record::HEADER_BYTES as u32
-    + RECORD_DEPS_MAX as u32 * crate::record::DEP_BYTES as u32;
+pub const FRAME_BODY_MAX_BYTES: u32 = CONTROL_MAX_BYTES;
 /// The most writers of one group.
 pub const WRITERS_MAX: u16 = 64;
 /// The most members of one group, with and without disks.
@@ -35,7 +42,8 @@ pub const DIGEST_CHUNK_MAX_BYTES: u32 = 4 << 20;
 /// The largest payload of a copy record: small, so that a guest's write waits behind little.
 pub const COPY_MAX_BYTES: u32 = 256 << 10;
 
-const _: () = assert!(CONTROL_MAX_BYTES <= FRAME_BODY_MAX_BYTES);
+const _: () = assert!(WHOLE_RECORD_MAX_BYTES <= FRAME_BODY_MAX_BYTES);
+const _: () = assert!(PART_MAX_BYTES < WHOLE_RECORD_MAX_BYTES);
 const _: () = assert!(MACHINE_MAX_BYTES < CONTROL_MAX_BYTES as usize);
 const _: () =
     assert!(MACHINE_MAX_BYTES + PEERS_MAX * PEER_MAX_BYTES < CONTROL_MAX_BYTES as usize / 2);

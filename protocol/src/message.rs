@@ -11,6 +11,7 @@
 
 use crate::hlc::Hlc;
 use crate::ids::{DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq, WriterId};
+use crate::part::Begun;
 use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
@@ -246,6 +247,9 @@ pub struct Attached {
     /// How much of the disks the backup has, and so what the host must do: `Empty` asks for an
     /// initial copy, `Partial` and `Resyncing` for a comparison by digests, `Whole` for nothing.
     pub copy: CopyState,
+    /// What of the next record has arrived in parts on an earlier connection of this run: sending
+    /// goes on inside it.
+    pub begun: Option<Begun>,
 }
 
 /// The attachment of one writer of a group that may have several members (version 2).
@@ -559,4 +563,6 @@ pub enum Message {
         /// lease, also one that wanted to go on by then.
         members: Vec<String>,
     },
+    /// Backup, on channel 0: bytes of a frame have arrived that is not whole yet. A slow link is not a dead one.
+    Arriving,
 }

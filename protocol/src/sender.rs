@@ -10,6 +10,7 @@
 
 use crate::ids::Seq;
 use crate::message::{LastRun, Message};
+use crate::part::{self, Begun, Part};
 use crate::record::Record;
 use std::collections::VecDeque;
 use thiserror::Error;
@@ -19,6 +20,8 @@ use thiserror::Error;
 pub enum Transmit {
     /// A record.
     Record(Record),
+    /// A part of a large record, so that nothing waits behind all of it.
+    Part(Part),
     /// A control message that must keep its place among the records.
     InOrder(Message),
 }
@@ -70,6 +73,8 @@ pub struct Sender {
     admitted: Seq,
     backlog_bytes: u64,
     attached: bool,
+    /// How much of the next record has been sent.
+    begun: Option<Begun>,
 }
 
 impl Sender {
@@ -84,6 +89,7 @@ impl Sender {
             admitted: durable,
             backlog_bytes: 0,
             attached: false,
+            begun: None,
         }
     }
 
@@ -108,9 +114,13 @@ impl Sender {
         LastRun::Continues { from: self.durable.next() }
     }
 
-    /// The backup has attached this member and has its stream up to `durable`: sending goes on
-    /// right after it.
-    pub fn attached(&mut self, durable: Seq) -> Result<Released, SenderError> {
+    /// The backup has attached this member and has its stream up to `durable`, and what has begun
+    /// of a record after that: sending goes on there.
+    pub fn attached(
+        &mut self,
+        durable: Seq,
+        begun: Option<Begun>,
+    ) -> Result<Released, SenderError> {
         if durable < self.durable {
             return Err(SenderError::Gap { durable, forgotten: self.durable });
         }
@@ -121,6 +131,7 @@ impl Sender {
         self.sent = self.sent.max(durable);
         let released = self.committed(durable)?;
         self.rewind();
+        self.begun = begun;
         self.attached = true;
         Ok(released)
     }
@@ -135,6 +146,7 @@ impl Sender {
     fn rewind(&mut self) {
         self.queue.retain(|item| matches!(item, Transmit::Record(_)));
         self.next = 0;
+        self.begun = None;
     }
 
     /// What to send now, if anything.
@@ -142,7 +154,23 @@ impl Sender {
         if !self.attached {
             return None;
         }
-        let item = self.queue.get(self.next)?.clone();
+        let item = self.queue.get(self.next)?;
+        if let Transmit::Record(record) = item
+            && part::is_cut(record)
+        {
+            let (seq, total_bytes) = (record.seq, record.encoded_len() as u32);
+            let begun = self.begun.take().filter(|b| b.seq == seq && b.bytes < total_bytes);
+            let part = part::part_of(record, begun.map_or(0, |b| b.bytes));
+            let bytes = part.at + part.data.len() as u32;
+            if bytes < total_bytes {
+                self.begun = Some(Begun { seq, bytes });
+            } else {
+                self.next += 1;
+                self.sent = self.sent.max(seq);
+            }
+            return Some(Transmit::Part(part));
+        }
+        let item = item.clone();
         self.next += 1;
         if let Transmit::Record(record) = &item {
             self.sent = self.sent.max(record.seq);
@@ -244,6 +272,7 @@ mod tests {
         std::iter::from_fn(|| sender.poll_transmit())
             .map(|t| match t {
                 Transmit::Record(r) => r.seq.0,
+                Transmit::Part(p) => p.seq.0,
                 Transmit::InOrder(_) => 0,
             })
             .collect()
@@ -256,25 +285,70 @@ mod tests {
         let mut s = Sender::new(Seq(4));
         (5..=9).for_each(|n| s.push(record(n)));
         assert_eq!(drain(&mut s), [0u64; 0], "nothing leaves before the attachment");
-        s.attached(Seq(4)).unwrap();
+        s.attached(Seq(4), None).unwrap();
         assert_eq!(drain(&mut s), [5, 6, 7, 8, 9]);
         assert_eq!(s.committed(Seq(6)), Ok(Released { records: 2, bytes: 20 }));
         s.detached();
         s.push(record(10));
-        assert_eq!(s.attached(Seq(8)), Ok(Released { records: 2, bytes: 20 }));
+        assert_eq!(s.attached(Seq(8), None), Ok(Released { records: 2, bytes: 20 }));
         assert_eq!(drain(&mut s), [9, 10]);
         assert_eq!(s.backlog_bytes(), 20);
+    }
+
+    /// What a backup that gathers has at the end is what was sent, each byte of it once.
+    #[test]
+    fn a_large_record_goes_on_where_the_last_connection_ended() {
+        let large = |seq: u64| Record {
+            effect: Effect::Write(Payload::new(vec![seq as u8; 400_000].into())),
+            ..record(seq)
+        };
+        let run = crate::ids::Incarnation(1);
+        let mut s = Sender::new(Seq(0));
+        (1..=2).for_each(|n| s.push(large(n)));
+        s.push(record(3));
+        let (mut gathering, mut received, mut bytes) = (part::Gathering::default(), Seq(0), 0);
+        let mut whole = Vec::new();
+        while received < Seq(3) {
+            gathering.attached(run, received);
+            s.attached(received, gathering.begun()).unwrap();
+            s.push_in_order(CHECK);
+            // Each connection carries three frames.
+            for _ in 0..3 {
+                match s.poll_transmit() {
+                    Some(Transmit::Part(part)) => {
+                        assert!(part.data.len() <= crate::limits::PART_MAX_BYTES as usize);
+                        if part.at + (part.data.len() as u32) < part.total_bytes {
+                            let early = s.committed(part.seq);
+                            assert!(matches!(early, Err(SenderError::Unsent { .. })), "{early:?}");
+                        }
+                        bytes += part.data.len();
+                        if let Some(record) = gathering.add(received, &part).unwrap() {
+                            received = record.seq;
+                            whole.push(record);
+                        }
+                    }
+                    Some(Transmit::Record(record)) => {
+                        received = record.seq;
+                        whole.push(record);
+                    }
+                    _ => {}
+                }
+            }
+            s.detached();
+        }
+        assert_eq!(whole, [large(1), large(2), record(3)]);
+        assert_eq!(bytes, 2 * large(1).encoded_len());
     }
 
     #[test]
     fn what_came_by_an_earlier_connection_may_be_durable_before_it_is_sent_again() {
         let mut s = Sender::new(Seq(0));
         (1..=5).for_each(|n| s.push(record(n)));
-        s.attached(Seq(0)).unwrap();
+        s.attached(Seq(0), None).unwrap();
         assert_eq!(drain(&mut s), [1, 2, 3, 4, 5]);
         s.detached();
         s.push(record(6));
-        s.attached(Seq(0)).unwrap();
+        s.attached(Seq(0), None).unwrap();
         assert!(matches!(s.poll_transmit(), Some(Transmit::Record(r)) if r.seq == Seq(1)));
         // The backup had no room for them until now.
         assert_eq!(s.committed(Seq(5)), Ok(Released { records: 5, bytes: 50 }));
@@ -285,12 +359,12 @@ mod tests {
     #[test]
     fn what_an_older_connection_brought_may_become_durable_late() {
         let mut s = Sender::new(Seq(0));
-        s.attached(Seq(0)).unwrap();
+        s.attached(Seq(0), None).unwrap();
         (1..=2).for_each(|n| s.push(record(n)));
         assert_eq!(drain(&mut s), [1, 2]);
         s.detached();
         s.push(record(3));
-        s.attached(Seq(0)).unwrap();
+        s.attached(Seq(0), None).unwrap();
         assert_eq!(s.committed(Seq(2)), Ok(Released { records: 2, bytes: 20 }));
         assert!(matches!(s.committed(Seq(3)), Err(SenderError::Unsent { .. })));
         assert_eq!(drain(&mut s), [3]);
@@ -300,7 +374,7 @@ mod tests {
     fn digest_checks_keep_their_place_and_die_with_the_connection() {
         let mut s = Sender::new(Seq(0));
         s.push_in_order(CHECK);
-        s.attached(Seq(0)).unwrap();
+        s.attached(Seq(0), None).unwrap();
         s.push(record(1));
         s.push_in_order(CHECK);
         s.push(record(2));
@@ -309,17 +383,17 @@ mod tests {
         assert_eq!(s.unsent(), 0);
         s.push_in_order(CHECK);
         s.detached();
-        s.attached(Seq(2)).unwrap();
+        s.attached(Seq(2), None).unwrap();
         assert_eq!(drain(&mut s), [0u64; 0]);
     }
 
     #[test]
     fn a_backup_that_has_less_or_more_is_refused() {
         let mut s = Sender::new(Seq(4));
-        assert!(matches!(s.attached(Seq(3)), Err(SenderError::Gap { .. })));
-        assert!(matches!(s.attached(Seq(5)), Err(SenderError::Unsent { .. })));
+        assert!(matches!(s.attached(Seq(3), None), Err(SenderError::Gap { .. })));
+        assert!(matches!(s.attached(Seq(5), None), Err(SenderError::Unsent { .. })));
         s.push(record(5));
-        s.attached(Seq(4)).unwrap();
+        s.attached(Seq(4), None).unwrap();
         assert!(matches!(s.committed(Seq(5)), Err(SenderError::Unsent { .. })), "not sent yet");
         drain(&mut s);
         assert!(s.committed(Seq(5)).is_ok());

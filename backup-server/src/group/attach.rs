@@ -378,6 +378,7 @@ impl<S: Storage> Group<S> {
             committed: self.told(),
             last_hlc: state.last_hlc,
             copy: copy.told(),
+            begun: self.slots[writer.index()].gathering.begun(),
         })
     }
 
@@ -539,10 +540,13 @@ impl<S: Storage> Group<S> {
         let journaled = state.writers[attach.writer.index()].seq;
         let receiver = Receiver::new(attach.writer, epoch, present(&attach.disks), journaled);
         let slot = &mut self.slots[attach.writer.index()];
+        let mut gathering = std::mem::take(&mut slot.gathering);
+        gathering.attached(attach.incarnation, journaled);
         let old = std::mem::replace(
             slot,
             WriterSlot {
                 receiver: Some(receiver),
+                gathering,
                 link: Some(link),
                 attached_at: Some(now),
                 speaks_of_groups,

@@ -12,6 +12,7 @@ use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{CopyState, Form, Message, Mode, Progress, RefusalKind};
+use tidelock_protocol::part::Part;
 use tidelock_protocol::receiver::{Admission, ReceiveError, Receiver};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
@@ -28,7 +29,7 @@ impl<S: Storage> Group<S> {
             return None;
         };
         match frame {
-            Frame::Record(..) if !self.accepts() => Some(frame),
+            Frame::Record(..) | Frame::Part(..) if !self.accepts() => Some(frame),
             Frame::Record(_, record) => {
                 let written_ms = record.hlc.physical_ms();
                 let waits = record.copy;
@@ -38,9 +39,23 @@ impl<S: Storage> Group<S> {
                 }
                 None
             }
+            Frame::Part(_, part) => {
+                self.receive_part(now, i, link, &part);
+                None
+            }
             Frame::Control(channel, message) => self
                 .receive_control(now, i, link, message)
                 .map(|message| Frame::Control(channel, message)),
+        }
+    }
+
+    fn receive_part(&mut self, now: Now, i: usize, link: Link, part: &Part) {
+        let slot = &mut self.slots[i];
+        let received = slot.receiver.as_ref().expect("attached").received();
+        match slot.gathering.add(received, part) {
+            Ok(Some(record)) => self.receive_record(now, i, link, record),
+            Ok(None) => {}
+            Err(error) => self.end_link(link, RefusalKind::Invalid, error.to_string()),
         }
     }
 

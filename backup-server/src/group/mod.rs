@@ -82,6 +82,7 @@ use tidelock_protocol::hlc::{Hlc, HlcClock};
 use tidelock_protocol::ids::{Channel, Epoch, GroupId, MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Grace;
 use tidelock_protocol::message::{CopyState, Message, RefusalKind};
+use tidelock_protocol::part::Gathering;
 use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::vector::CountVector;
 
@@ -207,6 +208,8 @@ impl GroupError {
 struct WriterSlot {
     /// From the first attachment on.
     receiver: Option<Receiver>,
+    /// What has arrived of its next record.
+    gathering: Gathering,
     link: Option<Link>,
     attached_at: Option<Now>,
     /// Its host speaks of groups (version 2 of the protocol).
@@ -228,15 +231,18 @@ struct Follower {
 }
 
 impl WriterSlot {
-    const EMPTY: Self = Self {
-        receiver: None,
-        link: None,
-        attached_at: None,
-        speaks_of_groups: false,
-        has_left: false,
-        flushed: false,
-        clock_ahead_ms: 0,
-    };
+    fn empty() -> Self {
+        Self {
+            receiver: None,
+            gathering: Gathering::default(),
+            link: None,
+            attached_at: None,
+            speaks_of_groups: false,
+            has_left: false,
+            flushed: false,
+            clock_ahead_ms: 0,
+        }
+    }
 }
 
 /// Why the group does not acknowledge for now.
@@ -451,7 +457,7 @@ impl<S: Storage> Group<S> {
         fold: FoldState,
         now: Now,
     ) -> Result<Self, GroupError> {
-        let slots = manifest.writers.iter().map(|_| WriterSlot::EMPTY).collect();
+        let slots = manifest.writers.iter().map(|_| WriterSlot::empty()).collect();
         let damage = damage::DamageState::read(&storage)?;
         let state = journal.state();
         let mut group = Self {

@@ -17,6 +17,7 @@ use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, RefusalKind};
+use tidelock_protocol::part::Gathering;
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
@@ -264,6 +265,7 @@ impl<S: Storage> Group<S> {
         self.fenced.extend(self.followers.drain(..).map(|follower| follower.link));
         for slot in &mut self.slots {
             slot.receiver = None;
+            slot.gathering = Gathering::default();
             self.fenced.extend(slot.link.take());
         }
         self.floors.clear();

@@ -199,7 +199,7 @@ impl<S: Storage> Group<S> {
         if !same {
             self.journal.stage_note(&Note::Shape(shape)).map_err(|e| e.to_string())?;
             let state = self.journal.state();
-            self.slots.resize_with(state.writers.len(), || WriterSlot::EMPTY);
+            self.slots.resize_with(state.writers.len(), WriterSlot::empty);
             self.cut.reshape(state);
         }
         // Also if it is the same: it may have been staged before, when there was no room for it.

@@ -59,7 +59,7 @@ pub const BATCH_BODY_MAX_BYTES: usize = 48 << 20;
 pub const COUNT_MAX: u64 = 1 << 62;
 
 const _: () =
-    assert!(BATCH_TARGET_BYTES + limits::FRAME_BODY_MAX_BYTES as usize <= BATCH_BODY_MAX_BYTES);
+    assert!(BATCH_TARGET_BYTES + limits::RECORD_MAX_BYTES as usize <= BATCH_BODY_MAX_BYTES);
 
 const SEGMENT_MAGIC: [u8; 8] = *b"TLKJRNL\0";
 const BATCH_MAGIC: [u8; 4] = *b"TLB1";

@@ -41,6 +41,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(120);
 const HELLO_MAX: Duration = Duration::from_secs(10);
 /// A host that takes nothing for so long is gone.
 const WRITE_MAX: Duration = Duration::from_secs(60);
+/// How often a host hears that bytes of a frame arrive that is not whole yet.
+const ARRIVING_EVERY: Duration = Duration::from_secs(1);
 /// Bookmarks of one connection that may wait for the cut.
 const BOOKMARKS_MAX: usize = 64;
 const SOFTWARE: &str = concat!("tidelock-backup ", env!("CARGO_PKG_VERSION"));
@@ -151,8 +153,14 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             Err(_) => return Err(ConnectionError::Silent(HELLO_MAX)),
         }
         let greeted_at = Instant::now();
+        let mut said_at = greeted_at;
         loop {
             self.take_frames(&mut input).await?;
+            // What is whole is answered by itself.
+            if !input.is_empty() && said_at.elapsed() >= ARRIVING_EVERY {
+                self.outbox.send(Channel(0), Message::Arriving);
+                said_at = Instant::now();
+            }
             let patience = match self.channels.is_empty() {
                 true => IDLE_MAX.saturating_sub(greeted_at.elapsed()),
                 false => SILENCE_MAX,
@@ -248,9 +256,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
                 }
             };
             let bytes = (before - input.len()) as u64;
-            let channel = match &frame {
-                Frame::Record(channel, _) | Frame::Control(channel, _) => *channel,
-            };
+            let channel = frame.channel();
             match frame {
                 Frame::Control(_, Message::Attach(attach)) => {
                     self.deliver(run.take()).await?;

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use std::io;
 use std::sync::Arc;
 use tidelock_protocol::ids::Seq;
-use tidelock_protocol::limits::FRAME_BODY_MAX_BYTES;
+use tidelock_protocol::limits::RECORD_MAX_BYTES;
 use tidelock_protocol::record::{Head, Record};
 
 /// What is read at once, unless a record is larger.
@@ -84,7 +84,7 @@ impl Reader {
         loop {
             let head = Head::parse(&self.ahead).map_err(|source| self.damaged(&source))?;
             if let Some(head) = head {
-                if head.encoded_len() > FRAME_BODY_MAX_BYTES as usize {
+                if head.encoded_len() > RECORD_MAX_BYTES as usize {
                     return Err(self.damaged(&"a record that is too large"));
                 }
                 return Ok(Some(head));

@@ -224,10 +224,12 @@ fn receive<T>(frame: Frame, members: &mut [Member<T>]) -> Result<(), ConnectionE
         Frame::Control(Channel(0), Message::Refused { kind, reason }) => {
             Err(ConnectionError::Refused { kind, reason })
         }
+        // That it was heard is all it says.
+        Frame::Control(Channel(0), Message::Arriving) => Ok(()),
         Frame::Control(channel, message) => {
             Ok(member_of(members, channel)?.receive(message, clock::mono_now())?)
         }
-        Frame::Record(..) => Err(ConnectionError::Unexpected("record")),
+        Frame::Record(..) | Frame::Part(..) => Err(ConnectionError::Unexpected("record")),
     }
 }
 

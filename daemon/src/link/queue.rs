@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::{LastRun, Message};
+use tidelock_protocol::part::Begun;
 use tidelock_protocol::record::Record;
 use tidelock_protocol::sender::{Sender, SenderError, Transmit};
 
@@ -155,9 +156,9 @@ impl Queue {
     }
 
     /// As [`Sender::attached`].
-    pub fn attached(&mut self, durable: Seq) -> Result<(), QueueError> {
+    pub fn attached(&mut self, durable: Seq, begun: Option<Begun>) -> Result<(), QueueError> {
         self.skip(durable)?;
-        self.sender.attached(durable)?;
+        self.sender.attached(durable, begun)?;
         self.attached = true;
         self.release(durable);
         Ok(())
@@ -246,10 +247,16 @@ impl Queue {
         // their place are behind all that was left.
         while durable > self.sender.sent()
             && durable <= self.left_to
-            && let Some(Transmit::Record(record)) = self.poll_transmit()?
+            && let Some(sent) = self.poll_transmit()?
         {
-            self.sender.committed(record.seq)?;
-            self.release(record.seq);
+            let seq = match sent {
+                Transmit::Record(record) => record.seq,
+                Transmit::Part(part) if self.sender.sent() >= part.seq => part.seq,
+                Transmit::Part(_) => continue,
+                Transmit::InOrder(_) => break,
+            };
+            self.sender.committed(seq)?;
+            self.release(seq);
         }
         self.sender.committed(durable)?;
         self.release(durable);
@@ -380,6 +387,7 @@ mod tests {
                         assert_eq!(sent_record, record(sent_record.seq.0));
                         sent.push(sent_record.seq.0);
                     }
+                    Transmit::Part(part) => panic!("{part:?}"),
                     Transmit::InOrder(_) => sent.push(0),
                 }
             }
@@ -389,7 +397,7 @@ mod tests {
 
         /// All that goes out on an attachment, each time as much as fits.
         fn all_from(&mut self, durable: u64) -> Vec<u64> {
-            self.queue.attached(Seq(durable)).unwrap();
+            self.queue.attached(Seq(durable), None).unwrap();
             let mut sent = self.sent();
             while sent.last() != Some(&self.last) {
                 self.commit(*sent.last().unwrap());
@@ -424,7 +432,7 @@ mod tests {
         assert_eq!(b.queue.backlog_bytes(), 100 * PAYLOAD_BYTES);
         assert_eq!((b.queue.unsent(), b.queue.admitted()), (100, Seq(100)));
         assert_eq!(b.sent(), [0u64; 0], "nothing leaves before the attachment");
-        b.queue.attached(Seq(0)).unwrap();
+        b.queue.attached(Seq(0), None).unwrap();
         let mut sent = b.sent();
         assert_eq!(sent, [1, 2, 3, 4], "no more fits");
         while sent.len() < 100 {
@@ -446,7 +454,7 @@ mod tests {
     fn what_is_admitted_during_the_catch_up_comes_behind_it() {
         let mut b = Bench::new(4);
         b.admit(20);
-        b.queue.attached(Seq(0)).unwrap();
+        b.queue.attached(Seq(0), None).unwrap();
         let mut sent = Vec::new();
         while sent.len() < 60 {
             if b.last < 60 {
@@ -463,7 +471,7 @@ mod tests {
     fn a_cut_in_the_middle_of_the_catch_up_repeats_what_is_not_durable() {
         let mut b = Bench::new(4);
         b.admit(30);
-        b.queue.attached(Seq(0)).unwrap();
+        b.queue.attached(Seq(0), None).unwrap();
         assert_eq!(b.sent(), [1, 2, 3, 4]);
         b.commit(2);
         assert_eq!(b.sent(), [5, 6]);
@@ -471,7 +479,7 @@ mod tests {
         b.admit(5);
         assert_eq!(b.queue.admitted(), Seq(35));
         // Seq 3 had arrived.
-        b.queue.attached(Seq(3)).unwrap();
+        b.queue.attached(Seq(3), None).unwrap();
         assert_eq!(b.sent(), [4, 5, 6, 7]);
         b.commit(7);
         assert_eq!(b.sent(), [8, 9, 10, 11]);
@@ -481,7 +489,7 @@ mod tests {
     fn messages_keep_their_place_behind_what_is_on_disk() {
         let mut b = Bench::new(2);
         b.queue.push_in_order(CHECK);
-        b.queue.attached(Seq(0)).unwrap();
+        b.queue.attached(Seq(0), None).unwrap();
         b.admit(4);
         b.queue.push_in_order(CHECK);
         b.admit(1);
@@ -495,7 +503,7 @@ mod tests {
         b.admit(3);
         b.queue.push_in_order(CHECK);
         b.queue.detached();
-        b.queue.attached(Seq(5)).unwrap();
+        b.queue.attached(Seq(5), None).unwrap();
         assert_eq!(b.sent(), [6, 7], "the check died with the connection");
     }
 
@@ -506,7 +514,7 @@ mod tests {
         for left in [1, loaded - 1, loaded] {
             let mut b = Bench::new(100);
             b.admit(100 + left);
-            b.queue.attached(Seq(0)).unwrap();
+            b.queue.attached(Seq(0), None).unwrap();
             assert_eq!(b.sent().len(), 100);
             b.commit(100);
             assert!(b.queue.poll_transmit().unwrap().is_some());
@@ -523,7 +531,7 @@ mod tests {
         let mut b = Bench::new(4);
         b.admit(10);
         b.restart(10);
-        b.queue.attached(Seq(10)).unwrap();
+        b.queue.attached(Seq(10), None).unwrap();
         b.queue.detached();
         b.admit(6);
         assert_eq!(b.meter.spilled(), 2);
@@ -547,7 +555,10 @@ mod tests {
         }
         let mut b = Bench::new(4);
         b.admit(10);
-        assert!(matches!(b.queue.attached(Seq(11)), Err(QueueError::Stream(_))), "never sent");
+        assert!(
+            matches!(b.queue.attached(Seq(11), None), Err(QueueError::Stream(_))),
+            "never sent"
+        );
     }
 
     /// The backup had no room for it when this process was attached, and has some now.
@@ -558,7 +569,7 @@ mod tests {
             b.admit(10);
             b.restart(10);
             b.admit(3);
-            b.queue.attached(Seq(0)).unwrap();
+            b.queue.attached(Seq(0), None).unwrap();
             b.queue.push_in_order(CHECK);
             assert!(b.queue.committed(Seq(11)).is_err(), "never sent");
             b.commit(durable);
@@ -586,7 +597,7 @@ mod tests {
         b.room += 2;
         assert_eq!((b.queue.admitted(), b.queue.unsent()), (Seq(6), 6));
         assert_eq!(b.queue.backlog_bytes(), 6 * PAYLOAD_BYTES);
-        b.queue.attached(Seq(0)).unwrap();
+        b.queue.attached(Seq(0), None).unwrap();
         let mut sent = b.sent();
         while sent.len() < 6 {
             b.commit(*sent.last().unwrap());
@@ -601,7 +612,7 @@ mod tests {
         b.admit(20);
         let path = b.journal.directory().join("000000000002.segment");
         std::fs::remove_file(path).unwrap();
-        b.queue.attached(Seq(0)).unwrap();
+        b.queue.attached(Seq(0), None).unwrap();
         let mut last = 0;
         let error = loop {
             match b.queue.poll_transmit() {

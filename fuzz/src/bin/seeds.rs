@@ -18,6 +18,7 @@ use tidelock_protocol::limits::WRITERS_MAX;
 use tidelock_protocol::message::{
     Attach, Attached, CopyState, DiskSpec, LastRun, Machine, Message, Mode, RefusalKind,
 };
+use tidelock_protocol::part::{self, Begun};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp};
 use tidelock_protocol::vector::CountVector;
@@ -149,6 +150,7 @@ fn messages() -> Vec<Message> {
             committed: vector.clone(),
             last_hlc: Hlc(1 << 20),
             copy: CopyState::Whole,
+            begun: Some(Begun { seq: Seq(10), bytes: 65536 }),
         }),
         Message::Refused { kind: RefusalKind::Fenced, reason: "epoch 3".into() },
         Message::Committed { durable: Seq(300), committed: vector },
@@ -163,6 +165,7 @@ fn messages() -> Vec<Message> {
         Message::ModeChanged { mode: Mode::Sync },
         Message::Stalled { reason: Some("disk full".into()) },
         Message::Detach,
+        Message::Arriving,
     ]
 }
 
@@ -177,12 +180,22 @@ fn frame_decoder() -> Seeds {
         frame::encode_record_head(Channel(1), &record, &mut contents);
         contents.put_slice(record.payload().map_or(&[], |payload| payload.data()));
     }
+    let payload = Payload::new(vec![7; 300_000].into());
+    let large = Record { effect: Effect::Write(payload), ..records()[0].clone() };
+    let mut parts = BytesMut::from(&head[..]);
+    for at in [0, 65536, 262_144] {
+        let mut part = part::part_of(&large, at);
+        // The seed need not be large to be whole.
+        part.data.truncate(100);
+        frame::encode_part(Channel(1), &part, &mut parts);
+    }
     let with_mode = |mode: u8, bytes: &[u8]| [&[mode], &bytes[1..]].concat();
     vec![
         ("control", with_mode(3, &controls)),
         ("control-as-it-is", with_mode(0, &controls)),
         ("records", with_mode(3, &contents)),
         ("records-with-their-lengths", with_mode(1, &contents)),
+        ("parts", with_mode(3, &parts)),
         ("records-as-they-are", with_mode(0, &contents)),
     ]
 }

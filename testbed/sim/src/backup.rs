@@ -194,6 +194,7 @@ impl GroupSlot {
         let kept = self.kept.values().flatten();
         let record = |frame: &Frame| match frame {
             Frame::Record(_, record) => record.encoded_len(),
+            Frame::Part(_, part) => part.data.len(),
             Frame::Control(..) => 64,
         };
         self.inbox_bytes + kept.map(record).sum::<usize>()
@@ -622,7 +623,8 @@ impl GroupSlot {
         let Some(of) = &mut self.group else { return };
         let arrived = match &frame {
             Frame::Record(_, record) => Some((record.writer, record.seq, record.epoch)),
-            Frame::Control(..) => None,
+            // What arrives is the whole.
+            Frame::Part(..) | Frame::Control(..) => None,
         };
         let before = of.epoch();
         match of.receive(now, link, frame) {

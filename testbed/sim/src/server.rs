@@ -40,6 +40,7 @@ impl Input {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Input::Frame(_, Frame::Record(_, record)) => record.encoded_len(),
+            Input::Frame(_, Frame::Part(_, part)) => part.data.len(),
             _ => 64,
         }
     }
@@ -95,7 +96,7 @@ impl World {
 
     /// What becomes of a frame on a connection that something in between damages.
     fn mangle(&mut self, id: ConnId, mangled: bool, frame: Frame) -> Vec<Frame> {
-        if !mangled || !matches!(frame, Frame::Record(..)) {
+        if !mangled || !matches!(frame, Frame::Record(..) | Frame::Part(..)) {
             return vec![frame];
         }
         let server = self.backup.conns.get_mut(&id).expect("looked up by the caller");
@@ -126,9 +127,7 @@ impl World {
             }
             return fail(Checker::Stream, format!("{frame:?} before a hello"));
         };
-        let channel = match &frame {
-            Frame::Control(channel, _) | Frame::Record(channel, _) => *channel,
-        };
+        let channel = frame.channel();
         let link = Link { connection: ConnectionId(id), channel };
         match frame {
             Frame::Control(_, Message::Attach(attach)) => {

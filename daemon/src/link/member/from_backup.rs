@@ -178,7 +178,7 @@ impl<T> Member<T> {
             (self.stands, self.wants_compare) = (false, false);
             self.compared_from = sender.admitted().next();
         }
-        if let Err(error) = sender.attached(attached.durable) {
+        if let Err(error) = sender.attached(attached.durable, attached.begun) {
             return Err(self.broken(error));
         }
         self.are_durable(attached.durable, now);

@@ -71,6 +71,7 @@ impl<T> Member<T> {
                             out.extend_from_slice(payload.data());
                         }
                     }
+                    Some(Transmit::Part(part)) => frame::encode_part(self.channel, &part, out),
                     Some(Transmit::InOrder(message)) => {
                         frame::encode_control(self.channel, &message, out);
                     }

@@ -314,7 +314,7 @@ fn an_older_backup_is_not_told_of_flushes() {
         let sent = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
         let sent = sent.filter_map(|frame| match frame {
             Frame::Record(_, record) => Some(record.flushed),
-            Frame::Control(..) => None,
+            Frame::Part(..) | Frame::Control(..) => None,
         });
         assert_eq!(sent.collect::<Vec<_>>(), [is_told]);
     }

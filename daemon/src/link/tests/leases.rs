@@ -123,7 +123,7 @@ fn a_beacon_says_what_the_member_waits_for() {
             let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
             let control = |frame| match frame {
                 Frame::Control(_, message) => message,
-                Frame::Record(..) => panic!("a follower has none"),
+                Frame::Record(..) | Frame::Part(..) => panic!("a follower has none"),
             };
             frames.map(control).collect::<Vec<_>>()
         };
@@ -184,7 +184,7 @@ fn beat(b: &mut Bench) -> Vec<Message> {
     let messages = frames.filter_map(|frame| match frame {
         Frame::Control(_, Message::Policy(_)) => None,
         Frame::Control(_, message) => Some(message),
-        Frame::Record(..) => None,
+        Frame::Record(..) | Frame::Part(..) => None,
     });
     messages.collect()
 }

@@ -173,6 +173,7 @@ fn attached(durable: u64, committed: u64, copy: CopyState) -> Message {
         committed: CountVector::of(WRITER, Seq(committed)),
         last_hlc: Hlc(0),
         copy,
+        begun: None,
     })
 }
 
@@ -213,6 +214,7 @@ impl Bench {
         std::iter::from_fn(|| frame::decode(&mut out).unwrap())
             .filter_map(|frame| match frame {
                 Frame::Record(_, record) => Some(record.seq.0),
+                Frame::Part(_, part) => Some(part.seq.0),
                 Frame::Control(_, Message::Policy(_)) => None,
                 Frame::Control(..) => Some(0),
             })
@@ -227,7 +229,7 @@ fn controls(b: &mut Bench) -> Vec<Message> {
     let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
     let control = |frame| match frame {
         Frame::Control(_, message) => Some(message),
-        Frame::Record(..) => None,
+        Frame::Record(..) | Frame::Part(..) => None,
     };
     frames.filter_map(control).collect()
 }
