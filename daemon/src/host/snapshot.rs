@@ -482,6 +482,13 @@ fn detail(group: &HostGroup, gates: &[Vec<GateStatus>], now: MonoNanos) -> Optio
                 verified.first()
             ));
         }
+        let unreadable_bytes = writer.view.copy().map_or(0, |copy| copy.unreadable_bytes);
+        if unreadable_bytes > 0 {
+            say(format!(
+                "the local disk does not let {unreadable_bytes} bytes be read: the copy cannot end before it does, and is \
+                 not protected until then; replace the disk, or restore what cannot be read"
+            ));
+        }
         let suspect_bytes = writer.view.suspect_bytes();
         if suspect_bytes > 0 {
             say(format!("the local disk failed; the sites may differ in {suspect_bytes} bytes"));

@@ -84,6 +84,11 @@ impl LocalFile {
         }
         .map_err(|source| os_error(path, "cannot find out its size", source))?;
         check_size(path, len_bytes, request.size)?;
+        if kind == FileKind::BlockDevice {
+            let sector_bytes = sys::block_device_sector_bytes(&file)
+                .map_err(|source| os_error(path, "cannot find out its sectors", source))?;
+            check_sectors(path, len_bytes, sector_bytes)?;
+        }
 
         let (io_mode, alignment) = if request.direct {
             align::choose(&file, kind, len_bytes)
@@ -224,6 +229,24 @@ fn kind_of(path: &Path, meta: &Metadata) -> Result<FileKind, FileError> {
     }
 }
 
+/// The kernel reads and writes whole sectors only: a rest at the end can neither be read nor copied.
+fn check_sectors(path: &Path, len_bytes: u64, sector_bytes: u32) -> Result<(), FileError> {
+    let rest_bytes = len_bytes % u64::from(sector_bytes.max(1));
+    if rest_bytes == 0 {
+        return Ok(());
+    }
+    Err(FileError {
+        kind: FileErrorKind::WrongSize,
+        path: path.to_owned(),
+        context: format!(
+            "it has {len_bytes} bytes, and its sectors have {sector_bytes}: the last {rest_bytes} bytes cannot be read; \
+             make its size a multiple of {sector_bytes} bytes, or its sectors smaller (of a loop device with \
+             `losetup --sector-size 512`)"
+        ),
+        source: io::Error::from_raw_os_error(libc::EINVAL),
+    })
+}
+
 fn check_size(path: &Path, len_bytes: u64, rule: SizeRule) -> Result<(), FileError> {
     let (wanted, right) = match rule {
         SizeRule::Any => return Ok(()),
@@ -275,4 +298,22 @@ fn in_use(path: &Path, source: io::Error) -> FileError {
 fn os_error(path: &Path, context: &str, source: io::Error) -> FileError {
     let path = path.to_owned();
     FileError { kind: FileErrorKind::Os, path, context: context.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_ends_inside_a_sector_is_refused_and_the_remedy_named() {
+        let path = Path::new("/dev/loop7");
+        let refused = check_sectors(path, (8 << 20) + 512, 4096).unwrap_err();
+        assert_eq!(refused.kind, FileErrorKind::WrongSize);
+        let said = refused.to_string();
+        assert!(said.contains("the last 512 bytes cannot be read"), "{said}");
+        assert!(said.contains("a multiple of 4096 bytes"), "{said}");
+        for (len_bytes, sector_bytes) in [((8 << 20) + 512, 512), (8 << 20, 4096)] {
+            assert!(check_sectors(path, len_bytes, sector_bytes).is_ok());
+        }
+    }
 }
