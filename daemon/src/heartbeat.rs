@@ -20,8 +20,9 @@
 //!                     not taken up for `alarm_after`
 //! ```
 //!
-//! Not missed: what a state of its own explains (no link, a stall, a refusal). Nor a record that queues behind
-//! others while acknowledgements go on rising: that is lag.
+//! Not missed: what a state of its own explains (no link, a stall, a refusal). The clock stands meanwhile, and goes on
+//! afterwards: a link that breaks and comes back again and again, and never brings an acknowledgement, is missed.
+//! Nor a record that queues behind others while acknowledgements go on rising, or parts of it arrive: that is lag.
 
 use crate::config::HeartbeatSettings;
 use crate::owner::Phase;
@@ -137,6 +138,8 @@ pub struct Sight {
     pub taken: (u64, Seq),
     /// Up to where the backup has acknowledged.
     pub acknowledged: Seq,
+    /// How often the backup has said that bytes of a large record arrive.
+    pub arrivals: u64,
 }
 
 /// What is said of a writer while it is watched.
@@ -187,6 +190,8 @@ pub enum Step {
 struct Beat {
     /// It was asked for, or admitted, not before.
     at: MonoNanos,
+    /// The watch's clock then.
+    clock_ns: u64,
     /// `None`: the owner loop has not admitted it.
     seq: Option<Seq>,
 }
@@ -214,10 +219,14 @@ pub struct Watch {
     lost: Option<Missing>,
     /// The last seq given out and the time, as of the look before.
     before: Option<(MonoNanos, Seq)>,
+    /// The time in which nothing explained that nothing comes back.
+    clock_ns: u64,
     acknowledged: Seq,
-    acknowledged_at: MonoNanos,
-    /// Until then it was explained that nothing comes back.
-    explained_at: MonoNanos,
+    arrivals: u64,
+    /// The clock when an acknowledgement rose, or parts of a record arrived.
+    progress_ns: u64,
+    /// The clock when the watch itself was stopped last.
+    woke_ns: u64,
     #[cfg(feature = "planted-bugs")]
     bug: Option<PlantedBug>,
 }
@@ -235,9 +244,11 @@ impl Watch {
             newest: None,
             lost: None,
             before: None,
+            clock_ns: 0,
             acknowledged: Seq::ZERO,
-            acknowledged_at: MonoNanos(0),
-            explained_at: MonoNanos(0),
+            arrivals: 0,
+            progress_ns: 0,
+            woke_ns: 0,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -258,12 +269,13 @@ impl Watch {
     /// Looks.
     pub fn look(&mut self, sight: &Sight) -> Option<Step> {
         let before = self.before.replace((sight.now, sight.last_seq));
+        let clock_ns = self.clock_ns;
         self.follow(sight, before.map(|(at, _)| at));
         if let Some((at, seq)) = before
             && self.under_way.is_none()
             && sight.last_seq > seq
         {
-            self.begin(at, Some(sight.last_seq));
+            self.begin(at, clock_ns, Some(sight.last_seq));
         }
         if self.has_returned(sight) && self.lost.take().is_some() {
             return Some(Step::Back);
@@ -272,25 +284,28 @@ impl Watch {
             return None;
         }
         if self.under_way.is_none() && self.is_due(sight.now) {
-            self.begin(sight.now, None);
+            self.begin(sight.now, self.clock_ns, None);
             self.asked += 1;
             return Some(Step::Ask(self.asked));
         }
-        let missing = self.missing(sight.now).filter(|_| self.lost.is_none())?;
+        let missing = self.missing().filter(|_| self.lost.is_none())?;
         self.lost = Some(missing);
         Some(Step::Lost(missing))
     }
 
     /// Takes in how far things are.
     fn follow(&mut self, sight: &Sight, looked_at: Option<MonoNanos>) {
-        if sight.acknowledged > self.acknowledged {
-            (self.acknowledged, self.acknowledged_at) = (sight.acknowledged, sight.now);
-        }
         // Who was stopped itself cannot tell what was late meanwhile.
         let gap_ns = looked_at.map_or(0, |at| sight.now.since_ns(at));
         let has_slept = u128::from(gap_ns) > self.settings.alarm_after.as_nanos() / 2;
-        if sight.is_explained || has_slept {
-            self.explained_at = sight.now;
+        if has_slept {
+            self.woke_ns = self.clock_ns;
+        } else if !sight.is_explained {
+            self.clock_ns += gap_ns;
+        }
+        if sight.acknowledged > self.acknowledged || sight.arrivals != self.arrivals {
+            (self.acknowledged, self.arrivals) = (sight.acknowledged, sight.arrivals);
+            self.progress_ns = self.clock_ns;
         }
         if let Some(beat) = self.under_way.as_mut().filter(|beat| beat.seq.is_none())
             && sight.taken.0 == self.asked
@@ -299,13 +314,13 @@ impl Watch {
         }
     }
 
-    fn begin(&mut self, at: MonoNanos, seq: Option<Seq>) {
+    fn begin(&mut self, at: MonoNanos, clock_ns: u64, seq: Option<Seq>) {
         self.begun = Some(at);
-        self.under_way = Some(Beat { at, seq });
+        self.under_way = Some(Beat { at, clock_ns, seq });
     }
 
     fn has_returned(&mut self, sight: &Sight) -> bool {
-        let Some(Beat { at, seq: Some(seq) }) = self.under_way else { return false };
+        let Some(Beat { at, seq: Some(seq), .. }) = self.under_way else { return false };
         let has_returned = seq <= sight.acknowledged;
         #[cfg(feature = "planted-bugs")]
         let has_returned = has_returned || self.bug == Some(PlantedBug::AdmittedIsBack);
@@ -322,15 +337,15 @@ impl Watch {
         self.begun.is_none_or(|at| u128::from(now.since_ns(at)) >= interval_ns)
     }
 
-    fn missing(&self, now: MonoNanos) -> Option<Missing> {
+    fn missing(&self) -> Option<Missing> {
         let beat = self.under_way?;
         let (since, missing) = match beat.seq {
-            None => (beat.at, Missing::Owner),
+            None => (beat.clock_ns, Missing::Owner),
             #[cfg(feature = "planted-bugs")]
-            Some(_) if self.bug == Some(PlantedBug::QueueIsSilence) => (beat.at, Missing::Backup),
-            Some(_) => (beat.at.max(self.acknowledged_at), Missing::Backup),
+            Some(_) if self.bug == Some(PlantedBug::QueueIsSilence) => (beat.clock_ns, Missing::Backup),
+            Some(_) => (beat.clock_ns.max(self.progress_ns), Missing::Backup),
         };
-        let waited_ns = u128::from(now.since_ns(since.max(self.explained_at)));
+        let waited_ns = u128::from(self.clock_ns - since.max(self.woke_ns));
         (waited_ns >= self.settings.alarm_after.as_nanos()).then_some(missing)
     }
 }
@@ -354,6 +369,7 @@ mod tests {
         asked: Option<u64>,
         taken: (u64, Seq),
         acknowledged: Seq,
+        arrivals: u64,
     }
 
     impl World {
@@ -368,6 +384,7 @@ mod tests {
                 asked: None,
                 taken: (0, Seq(0)),
                 acknowledged: Seq(40),
+                arrivals: 0,
             }
         }
 
@@ -387,6 +404,7 @@ mod tests {
                 last_seq: self.last_seq,
                 taken: self.taken,
                 acknowledged: self.acknowledged,
+                arrivals: self.arrivals,
             });
             if let Some(Step::Ask(number)) = step {
                 assert_eq!(self.asked.replace(number), None, "one at a time");
@@ -505,14 +523,44 @@ mod tests {
         assert_eq!(world.run(60), []);
         let asked = world.watch.asked;
         world.is_explained = false;
-        assert_eq!(world.run(4), [], "counted from when it was no longer explained");
-        assert_eq!(world.run(3), [Step::Lost(Missing::Backup)]);
+        assert_eq!(world.run(3), [], "not counted while it was explained");
+        assert_eq!(world.run(4), [Step::Lost(Missing::Backup)]);
         assert!(world.watch.asked <= asked + 1);
         world.is_explained = true;
         assert_eq!(world.run(60), []);
         assert_eq!(world.watch.lost, Some(Missing::Backup));
         (world.is_explained, world.backup_hangs) = (false, false);
         assert_eq!(world.run(1), [Step::Back]);
+    }
+
+    /// A link that swallows what is larger than a handshake: each connection ends when its lease does, which is before
+    /// the alarm, and the next one is attached.
+    #[test]
+    fn a_link_that_comes_back_and_never_brings_anything_is_missed() {
+        let mut world = World::new();
+        world.run(3);
+        world.backup_hangs = true;
+        let mut steps = Vec::new();
+        for _ in 0..4 {
+            steps.extend(world.run(2));
+            world.is_explained = true;
+            steps.extend(world.run(1));
+            world.is_explained = false;
+        }
+        assert_eq!(steps, [Step::Lost(Missing::Backup)]);
+    }
+
+    /// One write that takes the link longer than `alarm_after` is on its way.
+    #[test]
+    fn a_large_record_whose_parts_arrive_is_not_missed() {
+        let mut world = World::new();
+        world.run(3);
+        world.backup_hangs = true;
+        for _ in 0..20 {
+            world.arrivals += 1;
+            assert_eq!(world.run(1), []);
+        }
+        assert_eq!(world.run(7), [Step::Lost(Missing::Backup)]);
     }
 
     /// A daemon that was stopped as a whole finds old heartbeats when it goes on, and has missed nothing.

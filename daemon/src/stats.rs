@@ -85,6 +85,7 @@ pub struct LinkStats {
     attached: AtomicBool,
     takes_idle: AtomicBool,
     is_stalled: AtomicBool,
+    arrivals: AtomicU64,
     lag_writes: AtomicU64,
     lag_bytes: AtomicU64,
     /// When the oldest record that is not durable was admitted; 0: none.
@@ -106,6 +107,16 @@ impl LinkStats {
         if attached {
             self.set_refusal(None);
         }
+    }
+
+    pub(crate) fn bytes_arrive(&self) {
+        self.arrivals.fetch_add(1, Relaxed);
+    }
+
+    /// How often the backup has said that bytes of a large record arrive.
+    #[must_use]
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals.load(Relaxed)
     }
 
     pub(crate) fn set_takes_idle(&self, takes_idle: bool) {

@@ -94,6 +94,7 @@ where
         outbox,
         host: String::new(),
         slot,
+        has_parts: false,
         channels: BTreeMap::new(),
         bookmarks: JoinSet::new(),
     };
@@ -133,6 +134,8 @@ struct Connection<R> {
     host: String,
     /// As long as the host is not known: a stranger's.
     slot: Slot,
+    /// Parts of a record have arrived that may not be whole.
+    has_parts: bool,
     channels: BTreeMap<Channel, OwnerHandle>,
     /// Those that wait for the cut; given up with the connection.
     bookmarks: JoinSet<()>,
@@ -157,7 +160,8 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         loop {
             self.take_frames(&mut input).await?;
             // What is whole is answered by itself.
-            if !input.is_empty() && said_at.elapsed() >= ARRIVING_EVERY {
+            let are_parts = std::mem::take(&mut self.has_parts);
+            if (are_parts || !input.is_empty()) && said_at.elapsed() >= ARRIVING_EVERY {
                 self.outbox.send(Channel(0), Message::Arriving);
                 said_at = Instant::now();
             }
@@ -256,6 +260,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
                 }
             };
             let bytes = (before - input.len()) as u64;
+            self.has_parts |= matches!(frame, Frame::Part(..));
             let channel = frame.channel();
             match frame {
                 Frame::Control(_, Message::Attach(attach)) => {

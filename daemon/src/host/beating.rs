@@ -84,6 +84,7 @@ impl Watched {
             last_seq: self.pulse.last_seq(),
             taken: self.pulse.taken(),
             acknowledged: stands.acknowledged(self.port.acked()),
+            arrivals: self.link.arrivals(),
         });
         // Told first: a log that hangs must not keep it from those who ask.
         self.pulse.tell(&self.watch);

@@ -224,8 +224,10 @@ fn receive<T>(frame: Frame, members: &mut [Member<T>]) -> Result<(), ConnectionE
         Frame::Control(Channel(0), Message::Refused { kind, reason }) => {
             Err(ConnectionError::Refused { kind, reason })
         }
-        // That it was heard is all it says.
-        Frame::Control(Channel(0), Message::Arriving) => Ok(()),
+        Frame::Control(Channel(0), Message::Arriving) => {
+            members.iter().for_each(Member::bytes_arrive);
+            Ok(())
+        }
         Frame::Control(channel, message) => {
             Ok(member_of(members, channel)?.receive(message, clock::mono_now())?)
         }

@@ -18,6 +18,12 @@ use tokio_rustls::TlsConnector;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Of a host that is refused: somebody has to act first.
+const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(30);
+/// The end of a connection that stood for this long is said in any case.
+const LASTING: Duration = Duration::from_secs(60);
+/// A reason that repeats is said again after so long.
+const SAID_EVERY: Duration = Duration::from_secs(600);
 /// A connection that stood for this long ends a row of failures.
 const STEADY: Duration = Duration::from_secs(10);
 
@@ -60,6 +66,7 @@ pub async fn run<T>(
 ) -> Result<(), super::member::MemberError> {
     let mut pause = PAUSE_FIRST;
     let mut last = None;
+    let mut said: Option<(String, std::time::Instant)> = None;
     loop {
         if !members.is_empty() && members.iter().all(Member::awaits_adoption) {
             let reason = "no group begins before `tidelock adopt`".to_owned();
@@ -87,12 +94,25 @@ pub async fn run<T>(
             }
         }
         let reason = error.to_string();
-        let was_up = matches!(*state.borrow(), LinkState::Up { .. });
-        if was_up || last.as_ref() != Some(&reason) {
-            tracing::warn!(address = endpoint.address, reason, "the link to the backup is down");
+        let is_known = said
+            .as_ref()
+            .is_some_and(|(what, at)| *what == reason && at.elapsed() <= SAID_EVERY);
+        if !is_known || began.elapsed() > LASTING {
+            tracing::warn!(
+                address = endpoint.address,
+                reason,
+                "the link to the backup is down; a reason that repeats is said every 10 minutes"
+            );
+            said = Some((reason.clone(), std::time::Instant::now()));
         }
         last = Some(reason.clone());
-        pause = if began.elapsed() > STEADY { PAUSE_FIRST } else { (pause * 2).min(PAUSE_MAX) };
+        let is_refused = matches!(
+            error,
+            ConnectionError::Refused { kind, .. } if kind != RefusalKind::Stopping
+        );
+        let pause_max = if is_refused { PAUSE_REFUSED_MAX } else { PAUSE_MAX };
+        let was_steady = began.elapsed() > STEADY && !is_refused;
+        pause = if was_steady { PAUSE_FIRST } else { (pause * 2).min(pause_max) };
         let pause = jittered(pause);
         let retry_at = Some(mono_now().plus_ms(pause.as_millis() as u64));
         state.send_replace(LinkState::Down { reason, retry_at });

@@ -208,6 +208,7 @@ impl World {
             last_seq: beating.pulse.last_seq(),
             taken: beating.pulse.taken(),
             acknowledged: stands.acknowledged(acked),
+            arrivals: 0,
         };
         beating.see(&sight, acked.0);
         let step = beating.watch.look(&sight);

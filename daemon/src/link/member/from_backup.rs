@@ -11,6 +11,9 @@ use tidelock_protocol::message::{
 use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 
+/// At most 15 beacons pass between two attempts of a member that is refused: with the usual lease 40 s.
+const BEACONS_PASSED_LOG2_MAX: u32 = 4;
+
 impl<T> Member<T> {
     /// A message of the backup for this member.
     pub fn receive(&mut self, message: Message, now: MonoNanos) -> Result<(), MemberError> {
@@ -136,6 +139,7 @@ impl<T> Member<T> {
         self.keep_granted(followed.epoch, followed.group_id)?;
         self.stats.set_refusal(None);
         self.phase = Phase::Attached;
+        (self.last_refusal, self.refusals, self.beacons_to_pass) = (None, 0, 0);
         self.wants_lease = true;
         self.stats.set_stalled(None);
         self.publish_stats();
@@ -183,6 +187,7 @@ impl<T> Member<T> {
         }
         self.are_durable(attached.durable, now);
         self.phase = Phase::Attached;
+        (self.last_refusal, self.refusals, self.beacons_to_pass) = (None, 0, 0);
         self.was_attached = true;
         self.is_unwanted = false;
         self.wants_lease = true;
@@ -286,12 +291,20 @@ impl<T> Member<T> {
     }
 
     fn refused(&mut self, refusal: Refusal) {
-        tracing::error!(
-            member = self.attach.member,
-            kind = ?refusal.kind,
-            reason = refusal.reason,
-            "the backup refuses this member"
-        );
+        // It asks again and again: a reason that is known is not said again.
+        if self.last_refusal.as_ref() != Some(&refusal) {
+            tracing::error!(
+                member = self.attach.member,
+                kind = ?refusal.kind,
+                reason = refusal.reason,
+                "the backup refuses this member"
+            );
+        }
+        self.last_refusal = Some(refusal.clone());
+        self.refusals = self.refusals.saturating_add(1);
+        // A server that stops is back soon; anything else waits for somebody who acts.
+        let passes = (1 << self.refusals.min(BEACONS_PASSED_LOG2_MAX)) - 1;
+        self.beacons_to_pass = if refusal.kind == RefusalKind::Stopping { 0 } else { passes };
         self.is_unwanted |= refusal.kind != RefusalKind::Stopping;
         if refusal.is_final() {
             self.shut_for_good(&refusal.reason);

@@ -5,6 +5,7 @@ mod from_backup;
 mod from_owner;
 mod to_backup;
 
+use super::{GateControl, Refusal};
 use super::bookmarks::Bookmarks;
 use super::port::{Agreement, FromLink, LeaseGivenUp, OwnerPort};
 use super::queue::{OnDisk, Queue, QueueError, Spilled};
@@ -110,6 +111,11 @@ pub struct Member<T> {
     refusal_is_final: bool,
     /// Why it is, in the backup's words.
     shut_because: String,
+    /// The last refusal, until the member is attached.
+    last_refusal: Option<Refusal>,
+    /// How often in a row, and how many beacons pass before it asks again.
+    refusals: u32,
+    beacons_to_pass: u32,
     /// By the backup, in this run.
     was_attached: bool,
     /// The owner asks for [`FromLink::MayServeUnrecorded`].
@@ -240,6 +246,9 @@ impl<T> Member<T> {
             admitted: VecDeque::new(),
             refusal_is_final: false,
             shut_because: String::new(),
+            last_refusal: None,
+            refusals: 0,
+            beacons_to_pass: 0,
             was_attached: false,
             wants_unrecorded: false,
             is_unwanted: false,
@@ -368,6 +377,11 @@ impl<T> Member<T> {
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.attach.mode
+    }
+
+    /// The backup receives bytes of this connection, and has nothing whole to answer yet.
+    pub fn bytes_arrive(&self) {
+        self.stats.bytes_arrive();
     }
 
     /// Refuses on behalf of the connection (no common version, wrong certificate...).

@@ -85,7 +85,9 @@ impl<T> Member<T> {
 
     /// Asks for the lease to be renewed; a member that was refused for now asks to be attached.
     pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
-        if self.phase == Phase::Refused {
+        if self.phase == Phase::Refused && self.beacons_to_pass > 0 {
+            self.beacons_to_pass -= 1;
+        } else if self.phase == Phase::Refused {
             self.connected(self.protocol, out);
         } else if self.gives_up {
             // It may be a new server, which has to hear of it.
