@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     let size_bytes = file.len_bytes();
     let spec = DiskSpec { id: DiskId(0), name: "disk".into(), size_bytes };
     let listener = UnixListener::bind(&socket)?;
-    let disk = DiskSetup::new(spec, file, listener.into())?;
+    let disk = DiskSetup::new(spec, file, listener.into(), 16)?;
     let wake = EventFd::new()?;
     let (port, messages) = OwnerPort::<ToOwner>::new(wake.clone());
     let port = Arc::new(port);

@@ -21,6 +21,7 @@ pub fn exports() -> ExportTable {
         read_only: false,
         block_size: BlockSize::default(),
         features: all,
+        users: Some(tidelock_nbd::Users::new(1, "in use".into())),
     };
     let sectors = Export {
         name: "sectors".into(),

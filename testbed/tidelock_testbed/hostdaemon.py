@@ -62,7 +62,7 @@ class Member:
         if self.removed:
             lines.append("removed = true")
         for name, path in self.disks.items():
-            lines += ["[[group.member.disk]]", f'name = "{name}"', f'path = "{path}"']
+            lines += ["[[group.member.disk]]", f'name = "{name}"', f'path = "{path}"', "connections = 8"]
         topology = "bridged" if self.net.segment else "routed"
         lines += ["[[group.member.network]]", f'interface = "{self.net.interface}"', f'topology = "{topology}"']
         if not alone:

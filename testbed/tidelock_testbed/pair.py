@@ -51,6 +51,8 @@ class Options:
     """More keys beside the rate, each after a comma."""
     disk_mib: int = 32
     configured_size: str = ""
+    connections: int = 64
+    """Clients of the disk at once: the test bed's guests, and what looks at the disk beside them."""
     disk_before: str = ""
     """Keys of another disk, which comes first, a line each."""
     group: str = ""
@@ -137,7 +139,7 @@ class Pair:
             f"{o.group}{copy}{verify}{heartbeat}"
             f'[[group.member]]\nname = "{MEMBER}"\nroles = ["writer"]\n'
             + (f"[[group.member.disk]]\n{o.disk_before}" if o.disk_before else "")
-            + f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\n{size}'
+            + f'[[group.member.disk]]\nname = "{DISK}"\npath = "{self.disk}"\nconnections = {o.connections}\n{size}'
         )
 
     def write_backup_config(self) -> None:

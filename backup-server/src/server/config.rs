@@ -31,6 +31,9 @@ pub enum Security {
     Plaintext,
 }
 
+/// Clients of one export at once, at most.
+const EXPORT_CONNECTIONS_MAX: u32 = 16;
+
 /// The whole configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -50,6 +53,8 @@ pub struct Config {
     pub views_dir: PathBuf,
     /// Where snapshots are kept: `GROUP/NAME/`.
     pub snapshots_dir: PathBuf,
+    /// Clients of a disk that can be written to, at once.
+    pub export_connections: usize,
     /// Offer them here, too.
     pub exports_tcp: Option<SocketAddr>,
     /// Prometheus.
@@ -154,6 +159,14 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let views_dir = server.optional::<PathBuf>("views_dir");
         let snapshots_dir = server.optional::<PathBuf>("snapshots_dir");
         let exports_tcp = server.optional::<SocketAddr>("exports_tcp");
+        let export_connections = server.or("export_connections", 1u32);
+        if !(1..=EXPORT_CONNECTIONS_MAX).contains(&export_connections.value) {
+            let what = format!(
+                "`export_connections` is not between 1 and {EXPORT_CONNECTIONS_MAX}: {}",
+                export_connections.value
+            );
+            server.fail(&export_connections.place, what, "1, or as many clients as may write");
+        }
         let metrics = server.optional::<SocketAddr>("metrics");
         let log = server.or("log", "info".to_owned());
         let json =
@@ -179,6 +192,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
             exports_dir,
             views_dir,
             snapshots_dir,
+            export_connections.value as usize,
             exports_tcp.map(|tcp| tcp.value),
             metrics.map(|m| m.value),
             log.value,
@@ -231,6 +245,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         exports_dir,
         views_dir,
         snapshots_dir,
+        export_connections,
         exports_tcp,
         metrics,
         log,
@@ -245,6 +260,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         exports_dir,
         views_dir,
         snapshots_dir,
+        export_connections,
         exports_tcp,
         metrics,
         log,

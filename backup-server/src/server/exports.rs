@@ -11,12 +11,16 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tidelock_nbd::Users;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Clients of one export at once.
-const CLIENTS_MAX: usize = 64;
+/// Connections to one export at once. What each holds in memory is bounded.
+const CLIENTS_MAX: usize = 16;
+/// What a peer can cause at will is logged once in so long.
+const SAID_EVERY: Duration = Duration::from_secs(1);
 
 /// A disk that can be connected to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +100,12 @@ impl Exports {
     /// Offers a view's disks until the offer is dropped, in a directory that no group can have.
     pub fn offer_view(&self, name: &str, disks: Vec<ServedDisk>) -> io::Result<Offer> {
         let dir = self.registry.config().exports_dir.join(format!("@{name}"));
+        let max = self.registry.config().export_connections;
+        let counted = |disk: ServedDisk| {
+            let users = Users::new(max, in_use(disk.name(), max));
+            if disk.is_writable() { disk.counted(users) } else { disk }
+        };
+        let disks: Vec<_> = disks.into_iter().map(counted).collect();
         let all = disks.clone();
         offer(&dir, &disks, move |disk| {
             let found = all.iter().find(|d| d.name() == disk).cloned();
@@ -128,12 +138,36 @@ pub fn remove_stale(exports_dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether something that clients can cause at will is logged: not more often than they matter.
+pub(super) fn may_say() -> bool {
+    static SAID_AT: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut said_at = SAID_AT.lock().unwrap_or_else(PoisonError::into_inner);
+    let may = said_at.is_none_or(|at| at.elapsed() >= SAID_EVERY);
+    if may {
+        *said_at = Some(Instant::now());
+    }
+    may
+}
+
 async fn live_disks(registry: &Registry, group: &str) -> Option<Vec<ServedDisk>> {
     let owner = registry.get(group)?;
     let (done, answer) = oneshot::channel();
     owner.inbox.push(Event::Disks { done });
     let live = answer.await.ok()??;
-    Some(ServedDisk::live(live, &owner.inbox))
+    let counted = |disk: ServedDisk| {
+        let users = registry.users(group, disk.name());
+        disk.counted(users)
+    };
+    Some(ServedDisk::live(live, &owner.inbox).into_iter().map(counted).collect())
+}
+
+/// What a client hears that finds no place at an export that is written to.
+pub(super) fn in_use(disk: &str, max: usize) -> String {
+    format!(
+        "{disk} is in use: {max} client{} at once may use it, as two guests on one disk destroy it; end the other \
+         one, or set `export_connections` in [server] of the backup server's configuration",
+        if max == 1 { "" } else { "s" }
+    )
 }
 
 fn offer<F, Fut>(dir: &Path, disks: &[ServedDisk], find: F) -> io::Result<Offer>
@@ -187,7 +221,9 @@ where
         Ok(exports) => nbd::serve(stream, exports, Arc::new(disks)).await,
         Err(error) => Err(io::Error::other(error)),
     };
-    if let Err(error) = result {
+    if let Err(error) = result
+        && may_say()
+    {
         tracing::warn!("NBD client: {error}");
     }
 }

@@ -1,6 +1,7 @@
 //! Disks at the backup site as NBD exports: those of a recovered group, writable, and views of the past,
 //! read-only or writable on a scratch file. The protocol itself is `tidelock-nbd`'s.
 
+use super::exports::may_say;
 use super::inbox::{Event, Inbox, LiveDisks};
 use crate::group::GuestEffect;
 use crate::history::PastView;
@@ -12,15 +13,19 @@ use bytes::{Buf, Bytes, BytesMut};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 use tidelock_nbd::{
     BlockSize, Command, Errno, Event as NbdEvent, Export, ExportError, ExportTable, Extent,
-    ExtentState, Features, ReplyEncoder, Request, Session,
+    ExtentState, Features, ReplyEncoder, Request, Session, Users,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
-/// Bytes of requests that are under way on one connection.
+/// Bytes of requests that are under way on one connection, and of replies that are not sent.
 const IN_FLIGHT_BYTES: usize = 64 << 20;
+/// A client opens its export within this. A guest that has may be idle for ever.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// Replies that wait to be sent on one connection.
 const REPLIES_MAX: usize = 256;
 const READ_BYTES: usize = 128 << 10;
@@ -93,6 +98,8 @@ pub struct ServedDisk {
     name: String,
     size_bytes: u64,
     source: Source,
+    /// Clients that have it open, if their number is limited.
+    users: Option<Arc<Users>>,
 }
 
 impl ServedDisk {
@@ -103,7 +110,8 @@ impl ServedDisk {
         let disk = |(name, key, view): (String, DiskKey, View<OpenFile>)| {
             let (inbox, alive) = (Arc::clone(inbox), Arc::clone(&alive));
             let size_bytes = view.size_bytes();
-            Self { name, size_bytes, source: Source::Live { view, inbox, key, alive } }
+            let source = Source::Live { view, inbox, key, alive };
+            Self { name, size_bytes, source, users: None }
         };
         disks.into_iter().map(disk).collect()
     }
@@ -115,9 +123,16 @@ impl ServedDisk {
         let disk = |(nth, (name, layer)): (usize, (String, &Layer))| {
             let is_writable = matches!(layer, Layer::Scratch(_));
             let source = Source::Shown { all: Arc::clone(all), nth, is_writable };
-            Self { name, size_bytes: layer.disk().size_bytes(), source }
+            Self { name, size_bytes: layer.disk().size_bytes(), source, users: None }
         };
         names.into_iter().zip(layers.iter()).enumerate().map(disk).collect()
+    }
+
+    /// The same, counting who has it open.
+    #[must_use]
+    pub fn counted(mut self, users: Arc<Users>) -> Self {
+        self.users = Some(users);
+        self
     }
 
     /// The same with the group's name before its own.
@@ -139,7 +154,9 @@ impl ServedDisk {
         self.size_bytes
     }
 
-    fn is_writable(&self) -> bool {
+    /// Whether clients may write to it.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
         !matches!(self.source, Source::Shown { is_writable: false, .. })
     }
 
@@ -261,8 +278,9 @@ pub fn exports(disks: &[ServedDisk]) -> Result<ExportTable, ExportError> {
             fast_zero: true,
             cache: false,
             // All connections write through one journal.
-            multi_conn: true,
+            multi_conn: disk.users.as_ref().is_none_or(|users| users.max() > 1),
         },
+        users: disk.users.clone(),
     };
     ExportTable::new(disks.iter().map(export).collect())
 }
@@ -270,6 +288,8 @@ pub fn exports(disks: &[ServedDisk]) -> Result<ExportTable, ExportError> {
 struct Reply {
     head: Bytes,
     data: Bytes,
+    /// Given back when it is sent: a client that reads nothing gets no more.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Serves one client to its end. `disks` are in the order of the exports.
@@ -311,6 +331,7 @@ impl Client {
         reader: &mut (impl AsyncRead + Unpin),
         input: &mut BytesMut,
     ) -> io::Result<()> {
+        let deadline = Instant::now() + HANDSHAKE_MAX;
         loop {
             let step = self.session.next(input);
             self.send_output().await?;
@@ -320,6 +341,20 @@ impl Client {
                 Some(NbdEvent::Request(request)) => self.request(request, reader, input).await?,
                 Some(NbdEvent::Disconnected) => return Ok(()),
                 Some(NbdEvent::Opened { .. } | NbdEvent::OutputFull) => {}
+                Some(NbdEvent::Refused { export }) => {
+                    let disk = &self.disks[export];
+                    if let Some(users) = &disk.users
+                        && may_say()
+                    {
+                        tracing::warn!(disk = disk.name, "refused a client: {}", users.refusal());
+                    }
+                }
+                None if self.session.export().is_none() => {
+                    let filled = tokio::time::timeout_at(deadline, fill(reader, input, 1)).await;
+                    if !filled.unwrap_or(Ok(false))? {
+                        return Ok(());
+                    }
+                }
                 None => {
                     if !fill(reader, input, 1).await? {
                         return Ok(());
@@ -335,7 +370,7 @@ impl Client {
             return Ok(());
         }
         let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-        self.replies.send(Reply { head, data: Bytes::new() }).await.map_err(gone)
+        self.replies.send(Reply { head, data: Bytes::new(), permit: None }).await.map_err(gone)
     }
 
     async fn request(
@@ -367,9 +402,9 @@ impl Client {
         let disks = Arc::clone(&self.disks);
         let replies = self.replies.clone();
         tokio::spawn(async move {
-            let reply = execute(disks, export, request, data, encoder).await;
+            let mut reply = execute(disks, export, request, data, encoder).await;
+            reply.permit = Some(permit);
             let _ = replies.send(reply).await;
-            drop(permit);
         });
         Ok(())
     }
@@ -419,7 +454,7 @@ async fn execute(
             Bytes::new()
         }
     };
-    Reply { head: head.freeze(), data }
+    Reply { head: head.freeze(), data, permit: None }
 }
 
 /// Reads until there are at least so many bytes. `false`: the client has closed before.

@@ -2,6 +2,7 @@
 
 use super::budget::Connections;
 use super::config::Config;
+use super::exports::in_use;
 use super::inbox::Event;
 use super::owner::{self, OwnerHandle};
 use crate::manifest::Member;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use thiserror::Error;
+use tidelock_nbd::Users;
 
 /// The most groups of one server: each has a thread.
 const GROUPS_MAX: usize = 1024;
@@ -45,6 +47,8 @@ pub struct Registry {
     connections: Arc<Connections>,
     state: Mutex<State>,
     reserve: Arc<Reserve>,
+    /// Who has disks of recovered groups open, by group and disk, on whatever socket.
+    users: Mutex<BTreeMap<(String, String), Arc<Users>>>,
     /// Held while this is there.
     _lock: File,
 }
@@ -85,6 +89,15 @@ pub enum RegistryError {
 }
 
 impl Registry {
+    /// Who has this disk of a recovered group open.
+    pub fn users(&self, group: &str, disk: &str) -> Arc<Users> {
+        let max = self.config.export_connections;
+        let new = || Users::new(max, in_use(&format!("disk {disk} of group {group}"), max));
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = users.entry((group.to_owned(), disk.to_owned())).or_insert_with(new);
+        Arc::clone(of)
+    }
+
     /// Locks the data directory and starts the owner of each group in it.
     pub fn open(config: Config) -> Result<Self, RegistryError> {
         let path = config.data_dir.clone();
@@ -104,7 +117,8 @@ impl Registry {
         }
         let reserve = Reserve::open(&path, config.reserve_bytes()).map_err(wrong)?;
         let (reserve, connections) = (Arc::new(reserve), Arc::default());
-        let registry = Self { config, connections, state: Mutex::default(), reserve, _lock: lock };
+        let (state, users) = (Mutex::default(), Mutex::default());
+        let registry = Self { config, connections, state, reserve, users, _lock: lock };
         for entry in fs::read_dir(&groups_dir).map_err(wrong)? {
             let Ok(name) = entry.map_err(wrong)?.file_name().into_string() else { continue };
             if name.starts_with(REMOVED) {

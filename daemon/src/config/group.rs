@@ -62,6 +62,9 @@ const SLOTS_MAX: u32 = 65_536;
 /// Linux's `sun_path` holds 108 bytes with its end mark.
 const SOCKET_PATH_MAX_BYTES: usize = 107;
 
+/// Clients of one disk at once, at most.
+const CONNECTIONS_MAX: u32 = 64;
+
 const BOUNDARIES: [(&str, Boundary); 2] =
     [("group", Boundary::Group), ("member", Boundary::Member)];
 /// `None`: vectors while they fit.
@@ -490,14 +493,25 @@ fn read_disk(disk: &mut Section<'_>, id: DiskId, directory: &Path) -> Option<Dis
     let file = format!("{}.sock", name.as_ref().map_or("", |name| name.as_str()));
     let socket = disk.or("socket", directory.join(file));
     check_socket(disk, &socket);
-    Some(Disk { id, name: name?, path: path?, size, socket })
+    let socket_owner = disk.optional::<String>("socket_owner");
+    let connections = disk.or("connections", 1u32);
+    if !(1..=CONNECTIONS_MAX).contains(&connections.value) {
+        let what = format!(
+            "`connections` in [[group.member.disk]]: {} is not between 1 and {CONNECTIONS_MAX}",
+            connections.value
+        );
+        disk.fail(&connections.place, what, "1, or as many clients as may use the disk at once");
+    }
+    let connections = connections.value as usize;
+    Some(Disk { id, name: name?, path: path?, size, socket, socket_owner, connections })
 }
 
 /// What else its section says may stay there, and means nothing.
 fn read_removed_disk(disk: &mut Section<'_>, id: DiskId) -> Option<RemovedDisk> {
     let name = disk.required::<Name>("name", "name = \"root\"");
     let _ = (disk.optional::<PathBuf>("path"), disk.optional::<Size>("size"));
-    let _ = disk.optional::<PathBuf>("socket");
+    let _ = (disk.optional::<PathBuf>("socket"), disk.optional::<u32>("connections"));
+    let _ = disk.optional::<String>("socket_owner");
     Some(RemovedDisk { id, name: name? })
 }
 

@@ -397,6 +397,10 @@ pub struct Disk {
     pub size: Option<Located<Size>>,
     /// Where its NBD server listens.
     pub socket: Located<PathBuf>,
+    /// The user whose socket it is; `None`: the daemon's own.
+    pub socket_owner: Option<Located<String>>,
+    /// Clients that may use it at once.
+    pub connections: usize,
 }
 
 /// A disk that is protected no more. Its place in the file stays taken.

@@ -387,14 +387,15 @@ fn open_disk(disk: &config::Disk) -> Result<DiskSetup, HostError> {
     );
     let spec = DiskSpec { id: disk.id, name: disk.name.to_string(), size_bytes: file.len_bytes() };
     assert!(spec.name.len() <= limits::NAME_MAX_BYTES, "names are checked");
-    let listener = listen(&disk.socket.value)
+    let owner = disk.socket_owner.as_ref().map(|owner| owner.value.as_str());
+    let listener = listen(&disk.socket.value, owner)
         .map_err(|source| HostError::Socket { path: disk.socket.value.clone(), source })?;
-    DiskSetup::new(spec, file, listener)
+    DiskSetup::new(spec, file, listener, disk.connections)
         .map_err(|source| HostError::Export { path: disk.path.value.clone(), source })
 }
 
 /// Listens on a Unix socket that a crashed daemon may have left.
-fn listen(path: &Path) -> io::Result<OwnedFd> {
+fn listen(path: &Path, owner: Option<&str>) -> io::Result<OwnedFd> {
     use std::os::unix::fs::PermissionsExt;
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
@@ -413,7 +414,15 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
         }
     }
     let listener = UnixListener::bind(path)?;
-    // The directory says who may come; the hypervisor may run under another user of the group.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    // One owner: whoever may open the socket has the disk. `socket_owner` gives it to the
+    // hypervisor's user.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    if let Some(owner) = owner {
+        let user = nix::unistd::User::from_name(owner)?.ok_or_else(|| {
+            let what = format!("`socket_owner` names {owner}, and there is no such user");
+            io::Error::new(io::ErrorKind::NotFound, what)
+        })?;
+        std::os::unix::fs::chown(path, Some(user.uid.as_raw()), None)?;
+    }
     Ok(listener.into())
 }

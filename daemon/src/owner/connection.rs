@@ -2,7 +2,7 @@
 //!
 //! Small requests arrive many at a time in the staging buffer; the payload of a large write is
 //! received straight into the memory that the disk and the link will use. Bounded: beyond
-//! [`REQUESTS_MAX`] or [`BYTES_MAX`] nothing more is read from the socket until answers have left.
+//! [`REQUESTS_MAX`] or its share of [`BYTES_MAX`] nothing more is read from the socket until answers have left.
 
 use super::disk::Disk;
 use bytes::Bytes;
@@ -11,11 +11,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tidelock_nbd::{Command, Errno, Event, Extent, Request, Session};
+use tidelock_protocol::ids::MonoNanos;
 use tidelock_uring::{AlignedBuf, BufPool, Ring, SEND_BUFS_MAX, SendBufs, SharedFd, skip_sent};
 
 /// Requests of one connection that are not answered.
 const REQUESTS_MAX: usize = 1024;
-/// Their data, and replies that are not sent.
+/// Data of requests, and replies that are not sent, of all connections of a disk together; with
+/// each connection one request may come on top.
 const BYTES_MAX: usize = 64 << 20;
 /// What is received at a time.
 const STAGING_BYTES: usize = 128 << 10;
@@ -37,6 +39,8 @@ pub enum Input {
     Busy,
     /// Nothing any more.
     Closed,
+    /// The client was told that the disk is in use. There may be more.
+    Refused,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +72,8 @@ pub struct Connection {
     disk: usize,
     fd: SharedFd,
     session: Session,
+    accepted_at: MonoNanos,
+    bytes_max: usize,
     state: State,
     staging: Option<AlignedBuf>,
     staging_at: usize,
@@ -85,8 +91,17 @@ pub struct Connection {
 
 impl Connection {
     /// A client has connected to a disk's socket.
-    pub fn new(id: ConnectionId, index: usize, fd: OwnedFd, disk: &Disk, pool: &BufPool) -> Self {
+    pub fn new(
+        id: ConnectionId,
+        index: usize,
+        fd: OwnedFd,
+        disk: &Disk,
+        pool: &BufPool,
+        now: MonoNanos,
+    ) -> Self {
         Self {
+            accepted_at: now,
+            bytes_max: BYTES_MAX / disk.connections_max(),
             id,
             disk: index,
             fd: Arc::new(fd),
@@ -109,6 +124,23 @@ impl Connection {
     /// The disk that it is for.
     pub fn disk(&self) -> usize {
         self.disk
+    }
+
+    /// When it was accepted, if the client has not opened the disk since.
+    pub fn handshakes_since(&self) -> Option<MonoNanos> {
+        (self.session.export().is_none()).then_some(self.accepted_at)
+    }
+
+    /// A client that has hung up needs its place no more, also if nothing is read from it for
+    /// now: its next process may be waiting for the place.
+    pub fn leave_if_hung_up(&mut self) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let hung_up = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        if poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().intersects(hung_up) {
+            self.session.leave();
+        }
     }
 
     /// Receives more, if there is reason to.
@@ -140,7 +172,7 @@ impl Connection {
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!(connection = self.id.0, %error, "receive failed");
-                self.state = State::Broken;
+                self.break_off();
             }
         }
         match receiving {
@@ -192,6 +224,7 @@ impl Connection {
                 }
                 Some(Event::Request(request)) => return Input::Request(request),
                 Some(Event::Opened { .. }) => {}
+                Some(Event::Refused { .. }) => return Input::Refused,
                 Some(Event::OutputFull) => {
                     self.busy = true;
                     return Input::Busy;
@@ -225,7 +258,7 @@ impl Connection {
     }
 
     fn is_full(&self) -> bool {
-        self.requests >= REQUESTS_MAX || self.request_bytes + self.out_bytes >= BYTES_MAX
+        self.requests >= REQUESTS_MAX || self.request_bytes + self.out_bytes >= self.bytes_max
     }
 
     /// Whether input had to wait for answers to leave, and need not any more.
@@ -319,13 +352,19 @@ impl Connection {
                 self.rest = bufs;
             }
             Ok(_) => {}
-            Err(_) => self.state = State::Broken,
+            Err(_) => self.break_off(),
         }
+    }
+
+    fn break_off(&mut self) {
+        self.session.leave();
+        self.state = State::Broken;
     }
 
     /// Nothing more is read.
     fn close(&mut self) {
         if self.state == State::Open {
+            self.session.leave();
             self.state = State::Closing;
         }
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use tidelock_nbd::{
     BlockSize, Command, Errno, Export, ExportError, ExportTable, ExtentState, Features, Request,
+    Users,
 };
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::message::DiskSpec;
@@ -34,7 +35,14 @@ pub struct DiskSetup {
 
 impl DiskSetup {
     /// Describes the disk to its clients.
-    pub fn new(spec: DiskSpec, file: LocalFile, listener: OwnedFd) -> Result<Self, ExportError> {
+    ///
+    /// At most `connections` clients have it open at once.
+    pub fn new(
+        spec: DiskSpec,
+        file: LocalFile,
+        listener: OwnedFd,
+        connections: usize,
+    ) -> Result<Self, ExportError> {
         // A regular file takes requests of any size (parts of blocks are read, changed and
         // written); a block device cannot be zeroed in parts of sectors, so clients are told.
         let min = match file.kind() {
@@ -55,12 +63,22 @@ impl DiskSetup {
                 fast_zero: true,
                 cache: true,
                 // One descriptor serves all connections, so one sync covers all their writes.
-                multi_conn: true,
+                multi_conn: connections > 1,
             },
+            users: Some(Users::new(connections, in_use(&spec.name, connections))),
         };
         let exports = ExportTable::new(vec![export])?;
         Ok(Self { spec, file, listener: listener.into(), exports })
     }
+}
+
+/// What a client hears that finds no place at a disk.
+fn in_use(disk: &str, connections: usize) -> String {
+    format!(
+        "disk {disk} is in use: {connections} client{} at once may use it, as two guests on one disk destroy it; \
+         end the other one, or set `connections` in the disk's section of the daemon's configuration",
+        if connections == 1 { "" } else { "s" }
+    )
 }
 
 /// How a read went on.
@@ -106,6 +124,20 @@ impl Disk {
 
     pub fn listener(&self) -> &SharedFd {
         &self.setup.listener
+    }
+
+    /// Clients that may have the disk open at once.
+    pub fn connections_max(&self) -> usize {
+        self.users().map_or(1, |users| users.max())
+    }
+
+    /// Whether another client may open the disk.
+    pub fn has_place(&self) -> bool {
+        self.users().is_none_or(|users| users.count() < users.max())
+    }
+
+    fn users(&self) -> Option<&Users> {
+        self.setup.exports.as_slice().first()?.users.as_deref()
     }
 
     pub fn exports(&self) -> ExportTable {

@@ -252,6 +252,10 @@ pub struct Owner {
     draining: Option<ending::Draining>,
     /// Disks whose sockets do not accept, because a client came while nothing was taken.
     unaccepted: Vec<usize>,
+    /// Disks whose sockets accept again with the next tick.
+    accept_later: Vec<usize>,
+    /// When something about a disk's clients was logged last.
+    said_at: HashMap<usize, MonoNanos>,
     stopped: bool,
     tick_armed: bool,
     full_said_at: Option<MonoNanos>,
@@ -336,6 +340,8 @@ impl Owner {
             refusal: None,
             draining: None,
             unaccepted: Vec::new(),
+            accept_later: Vec::new(),
+            said_at: HashMap::new(),
             stopped: false,
             tick_armed: false,
             full_said_at: None,
@@ -416,6 +422,7 @@ impl Owner {
             Token::Tick => {
                 self.tick_armed = false;
                 self.copying.tick();
+                self.drive_clients();
                 self.logging.activity.retry();
             }
             Token::Idle => self.idle_due(),

@@ -7,15 +7,36 @@ use super::token::Token;
 use super::{Owner, disk};
 use crate::sequencer::RequestId;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tidelock_nbd::{Command, Errno, Request};
 use tidelock_protocol::ids::{DiskId, MonoNanos};
 use tidelock_protocol::record::{Effect, Payload};
 use tidelock_uring::{Buffer, SyncKind};
 
+/// Clients of one disk that have not opened it.
+const HANDSHAKES_MAX: usize = 8;
+/// A client opens its disk within this. An attached guest may be idle for ever.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// What clients can cause at will is said once in so long.
+const SAID_EVERY: Duration = Duration::from_secs(10);
+
 impl Owner {
     pub(super) fn accepted(&mut self, disk: usize, result: std::io::Result<u32>, buffer: Buffer) {
         if self.draining.is_some() && !self.switched_over {
             self.unaccepted.push(disk);
+            return;
+        }
+        if let Err(error) = &result {
+            // At a limit of descriptors the next accept fails at once, too.
+            self.accept_later.push(disk);
+            self.arm_tick();
+            if self.may_say(disk) {
+                let disk = self.disks[disk].name();
+                tracing::warn!(
+                    member = self.member, disk, %error,
+                    "cannot accept a client of the disk: trying again ten times a second"
+                );
+            }
             return;
         }
         self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
@@ -24,20 +45,98 @@ impl Owner {
         }
         match (result, buffer.into_fd()) {
             (Ok(_), Some(fd)) => {
+                self.make_room_for_handshake(disk);
                 let id = ConnectionId(self.next_connection);
                 self.next_connection += 1;
-                let connection = Connection::new(id, disk, fd, &self.disks[disk], &self.pool);
+                let connection =
+                    Connection::new(id, disk, fd, &self.disks[disk], &self.pool, self.now);
                 self.connections.insert(id, connection);
                 self.stats.connections.fetch_add(1, Ordering::Relaxed);
                 self.touched.push(id);
                 self.want_input(id);
+                self.arm_tick();
             }
-            (Err(error), _) => {
-                let disk = self.disks[disk].name();
-                tracing::warn!(member = self.member, disk, %error, "cannot accept a connection");
-            }
-            (Ok(_), None) => {}
+            (Ok(_), None) | (Err(_), _) => {}
         }
+    }
+
+    /// Clients that have not opened their disk, the oldest first.
+    fn handshakes(&self) -> Vec<(MonoNanos, ConnectionId)> {
+        let connections = self.connections.iter();
+        let mut found: Vec<_> = connections
+            .filter_map(|(id, connection)| Some((connection.handshakes_since()?, *id)))
+            .collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// A client that only connects takes no place from one that opens its disk.
+    fn make_room_for_handshake(&mut self, disk: usize) {
+        let of_disk = self.handshakes().into_iter();
+        let of_disk = of_disk.filter(|(_, id)| self.connections[id].disk() == disk);
+        let of_disk: Vec<_> = of_disk.map(|(_, id)| id).collect();
+        if of_disk.len() >= HANDSHAKES_MAX {
+            self.drop_connection(of_disk[0]);
+        }
+    }
+
+    /// Clients that do not get on, and disks whose sockets could not accept. Each tick.
+    pub(super) fn drive_clients(&mut self) {
+        for disk in std::mem::take(&mut self.accept_later) {
+            self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
+        }
+        let handshakes = self.handshakes();
+        for (since, id) in &handshakes {
+            if self.now.since_ns(*since) > HANDSHAKE_MAX.as_nanos() as u64 {
+                self.drop_connection(*id);
+            }
+        }
+        if !handshakes.is_empty() {
+            self.arm_tick();
+        }
+    }
+
+    fn drop_connection(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.remove(&id) {
+            connection.hang_up();
+            self.stats.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The disk is in use: is it still? And the client that found it so is told of in the log.
+    fn refresh_places(&mut self, id: ConnectionId) {
+        let connection = &self.connections[&id];
+        let disk = connection.disk();
+        if connection.handshakes_since().is_none() || self.disks[disk].has_place() {
+            return;
+        }
+        for other in self.connections.values_mut().filter(|other| other.disk() == disk) {
+            other.leave_if_hung_up();
+        }
+    }
+
+    fn refused(&mut self, id: ConnectionId) {
+        let disk = self.connections[&id].disk();
+        if self.may_say(disk) {
+            let connections = self.disks[disk].connections_max();
+            tracing::warn!(
+                member = self.member,
+                disk = self.disks[disk].name(),
+                connections,
+                "refused a client of the disk: it is in use, and two guests on one disk destroy it; \
+                 `connections` in the disk's section allows more"
+            );
+        }
+    }
+
+    /// Whether something that clients of this disk can cause at will is said again.
+    fn may_say(&mut self, disk: usize) -> bool {
+        let said_at = self.said_at.get(&disk);
+        let may = said_at.is_none_or(|at| self.now.since_ns(*at) > SAID_EVERY.as_nanos() as u64);
+        if may {
+            self.said_at.insert(disk, self.now);
+        }
+        may
     }
 
     /// A client is, by the end of its connection. One that tries again and again is told of once.
@@ -66,6 +165,7 @@ impl Owner {
     /// Acts on everything that has arrived, then asks for more.
     pub(super) fn take_input(&mut self, id: ConnectionId) {
         self.touched.push(id);
+        self.refresh_places(id);
         loop {
             let connection = self.connections.get_mut(&id).expect("looked up by the caller");
             match connection.next_input(&self.pool) {
@@ -73,6 +173,7 @@ impl Owner {
                 Input::Write(request, data) => {
                     self.submit(id, request, Some(Payload::new(data)));
                 }
+                Input::Refused => self.refused(id),
                 Input::NeedMore | Input::Busy | Input::Closed => break,
             }
         }

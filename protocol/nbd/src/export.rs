@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::ExportError;
 use crate::limits;
+use crate::users::Users;
 use crate::wire::transmission;
 
 /// Block size constraints, in bytes.
@@ -44,7 +45,7 @@ pub struct Features {
 }
 
 /// One disk as clients see it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Export {
     /// What clients ask for.
     pub name: String,
@@ -58,6 +59,8 @@ pub struct Export {
     pub block_size: BlockSize,
     /// What it can do.
     pub features: Features,
+    /// How many clients may have it open at once, over all sessions; `None`: any number.
+    pub users: Option<Arc<Users>>,
 }
 
 impl Export {

@@ -27,6 +27,7 @@ mod negotiation;
 mod reply;
 mod request;
 mod session;
+mod users;
 pub mod wire;
 
 pub use errno::Errno;
@@ -36,3 +37,4 @@ pub use extents::{Extent, ExtentState};
 pub use reply::{ChunkPosition, ReplyEncoder, ReplyHeader};
 pub use request::{Command, Cookie, Request, RequestFlags};
 pub use session::{Event, Session, Step};
+pub use users::{Place, Users};

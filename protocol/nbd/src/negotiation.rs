@@ -9,10 +9,11 @@ use zerocopy::IntoBytes;
 use crate::error::ProtocolError;
 use crate::export::{Export, ExportTable};
 use crate::limits;
+use crate::users::Place;
 use crate::wire::{self, OptionReplyHeader, handshake, info, option, rep};
 
 /// What the client agreed to so far.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Negotiation {
     fixed_newstyle: bool,
     no_zeroes: bool,
@@ -20,6 +21,8 @@ pub(crate) struct Negotiation {
     /// The export for which `base:allocation` is selected.
     pub(crate) allocation_of: Option<usize>,
     pub(crate) shutting_down: bool,
+    /// At the open export.
+    pub(crate) place: Option<Place>,
 }
 
 /// What happens to an option whose header arrived.
@@ -59,7 +62,7 @@ impl KnownOption {
         })
     }
 
-    fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         match self {
             Self::ExportName => option::EXPORT_NAME,
             Self::List => option::LIST,
@@ -79,6 +82,8 @@ pub(crate) enum Outcome {
     Continue,
     /// The export with this index is open.
     Open(usize),
+    /// All places at this export are taken; the client was told, if the option has an answer.
+    Refused(usize),
 }
 
 /// The greeting, sent before the client sends anything.
@@ -164,6 +169,9 @@ impl Negotiation {
             KnownOption::ExportName => {
                 let index = exports.find(data).ok_or(ProtocolError::UnknownExport)?;
                 let export = &exports.as_slice()[index];
+                if !self.enter(export) {
+                    return Ok(Outcome::Refused(index));
+                }
                 out.put_u64(export.size_bytes);
                 out.put_u16(export.transmission_flags(self.structured));
                 if !self.no_zeroes {
@@ -188,6 +196,16 @@ impl Negotiation {
                 self.describe(exports, option, data, out);
             }
             KnownOption::Go => {
+                // Asked before it is described: an answer ends with an acknowledgement or an error.
+                if let Some((name, _)) = parse_info(data)
+                    && let Some(index) = exports.find(name)
+                    && let export = &exports.as_slice()[index]
+                    && !self.enter(export)
+                {
+                    let why = export.users.as_ref().map_or("", |users| users.refusal());
+                    refuse(out, option, rep::ERR_POLICY, why);
+                    return Ok(Outcome::Refused(index));
+                }
                 if let Some(index) = self.describe(exports, option, data, out) {
                     return Ok(Outcome::Open(index));
                 }
@@ -200,6 +218,14 @@ impl Negotiation {
             }
         }
         Ok(Outcome::Continue)
+    }
+
+    /// Whether there is a place for this client.
+    fn enter(&mut self, export: &Export) -> bool {
+        if let Some(users) = &export.users {
+            self.place = users.enter();
+        }
+        export.users.is_none() || self.place.is_some()
     }
 
     /// `INFO` and `GO`.

@@ -40,6 +40,12 @@ pub enum Event {
         /// Its index in the [`ExportTable`].
         export: usize,
     },
+    /// The client wanted this export, whose places are all taken ([`crate::Users`]). It was
+    /// told, and may ask for another one.
+    Refused {
+        /// Its index in the [`ExportTable`].
+        export: usize,
+    },
     /// To be executed and answered.
     ///
     /// After a WRITE the next `len` bytes of the stream are its payload: take them, report
@@ -183,6 +189,11 @@ impl Session {
         }
     }
 
+    /// The client has gone: its place at the export is free.
+    pub fn leave(&mut self) {
+        self.negotiation.place = None;
+    }
+
     /// The client said goodbye or broke the protocol: nothing more is read.
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed | State::Failed(_))
@@ -308,6 +319,12 @@ impl Session {
             Outcome::Continue => {
                 self.state = State::OptionHeader;
                 Ok(None)
+            }
+            Outcome::Refused(export) => {
+                // EXPORT_NAME has no answer that is not a success.
+                let has_answer = option != KnownOption::ExportName;
+                self.state = if has_answer { State::OptionHeader } else { State::Closed };
+                Ok(Some(Event::Refused { export }))
             }
             Outcome::Open(index) => {
                 let export = &self.exports.as_slice()[index];

@@ -86,6 +86,8 @@ pub mod rep {
     const ERROR: u32 = 1 << 31;
     /// The option is unknown.
     pub const ERR_UNSUP: u32 = ERROR | 1;
+    /// The server does not allow it.
+    pub const ERR_POLICY: u32 = ERROR | 2;
     /// The option is malformed.
     pub const ERR_INVALID: u32 = ERROR | 3;
     /// There is no such export.

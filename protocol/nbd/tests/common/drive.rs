@@ -96,6 +96,10 @@ fn check(exports: &ExportTable, session: &Session, event: Event) {
             assert!(session.encoder().is_some());
         }
         Event::Request(request) => check_request(exports, session, &request),
+        Event::Refused { export } => {
+            assert!(export < exports.as_slice().len());
+            assert_eq!(session.export(), None);
+        }
         Event::OutputFull | Event::Disconnected => {}
     }
 }

@@ -57,6 +57,7 @@ pub fn disk() -> Export {
         read_only: false,
         block_size: BlockSize::default(),
         features: ALL_FEATURES,
+        users: None,
     }
 }
 
@@ -69,6 +70,7 @@ pub fn blocks() -> Export {
         read_only: true,
         block_size: BlockSize { min: 512, preferred: 4096, max: 32 << 10 },
         features: Features { flush: true, ..Features::default() },
+        users: None,
     }
 }
 

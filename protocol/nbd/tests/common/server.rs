@@ -305,7 +305,7 @@ fn serve(shared: &Shared, mut stream: UnixStream) {
                         return;
                     }
                 }
-                Some(Event::Opened { .. }) | None => {}
+                Some(Event::Opened { .. } | Event::Refused { .. }) | None => {}
                 Some(Event::Disconnected) => break,
             }
         }
