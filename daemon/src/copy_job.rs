@@ -11,12 +11,18 @@
 //! looked at a second time at the end, [`SECOND_LOOK_AFTER`] later: a disk of the backup that could not be read for a
 //! moment is no difference. What differs then is narrowed down to blocks, which are copied only if it is told to repair.
 //!
+//! Where the local disk has a hole of [`HOLE_MIN_BYTES`] or more nothing is read: the backup is asked whether it has zeroes there,
+//! which it knows without reading, too. A hole that it does not have is narrowed down. So the cost follows the data.
+//!
 //! A digest check stands in the stream behind every record that was admitted before, and the extent is held
 //! while it is read. So both sides are asked for the same state while guests write on, and what differs,
 //! differs: there are no false alarms. An extent that was equal once stays equal by the records that follow.
 //!
 //! ```text
 //! initial:  chunk ─ CopyUnlessZero ─► Sent | Zero ──────────────► done
+//! compare:  range ─ Hole ─► AskedForZeroes ─► equal ────────────► done
+//!              │                 └──► differs ─ Hole (parts), at last data
+//!              └───► HasData: chunks
 //! compare:  chunk ─ Digest ─► Asked ─► equal ───────────────────► done
 //!                                └───► differs ─ Copy (pieces) ─► done
 //! verify:   chunk ─ Digest ─► Asked ─► equal ───────────────────► done
@@ -34,6 +40,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::limits::{COPY_MAX_BYTES, DIGEST_CHUNK_MAX_BYTES};
+
+/// A hole below this is read like data: a question for it costs more.
+pub const HOLE_MIN_BYTES: u64 = 4 << 20;
+/// What is looked at for holes at a time: guests' writes there wait for the look.
+const LOOK_BYTES: u64 = 64 << 30;
+/// A hole that the backup does not have is looked at again in so many parts.
+const HOLE_PARTS: u64 = 16;
 
 /// What one digest check covers.
 const DIGEST_BYTES: u64 = 1 << 20;
@@ -127,6 +140,15 @@ enum SecondLook {
     Begun,
 }
 
+fn is_copy(kind: CopyKind) -> bool {
+    matches!(kind, CopyKind::Copy | CopyKind::CopyUnlessZero)
+}
+
+/// What is read of an extent for this.
+fn read_bytes(extent: Extent, kind: CopyKind) -> u64 {
+    if kind == CopyKind::Hole { 0 } else { extent.len_bytes }
+}
+
 /// A running initial copy or resync of all disks of a member.
 #[derive(Debug)]
 pub struct CopyJob {
@@ -134,12 +156,14 @@ pub struct CopyJob {
     bounds: Bounds,
     /// What has not been looked at, as whole ranges.
     ranges: VecDeque<Extent>,
+    /// What of it is no hole here, and is to be compared.
+    data: VecDeque<Extent>,
     /// Pieces of chunks that differ, and what is tried again: they go first.
     pieces: VecDeque<(Extent, CopyKind)>,
     /// At the sequencer.
     reading: BTreeMap<(DiskId, u64), (Extent, CopyKind)>,
     /// At the backup.
-    asked: BTreeMap<(DiskId, u64), Extent>,
+    asked: BTreeMap<(DiskId, u64), (Extent, CopyKind)>,
     unreadable: Vec<(Extent, CopyKind)>,
     /// Chunks that differed at the first look of a verification, [`FOUND_MAX`] at most.
     doubted: Vec<Extent>,
@@ -147,6 +171,8 @@ pub struct CopyJob {
     reading_bytes: u64,
     asked_bytes: u64,
     done_bytes: u64,
+    /// Of these, holes at both sites.
+    hole_bytes: u64,
     total_bytes: u64,
     sent_bytes: u64,
     started_at: MonoNanos,
@@ -166,6 +192,7 @@ impl CopyJob {
             bounds,
             total_bytes: ranges.iter().map(|r| r.len_bytes).sum(),
             ranges,
+            data: VecDeque::new(),
             pieces: VecDeque::new(),
             reading: BTreeMap::new(),
             asked: BTreeMap::new(),
@@ -175,6 +202,7 @@ impl CopyJob {
             reading_bytes: 0,
             asked_bytes: 0,
             done_bytes: 0,
+            hole_bytes: 0,
             sent_bytes: 0,
             started_at: now,
             marker: None,
@@ -195,14 +223,14 @@ impl CopyJob {
             Some(next) => next,
             None => self.next_of_ranges(piece_bytes)?,
         };
-        let (extent, _) = next;
-        self.reading_bytes += extent.len_bytes;
+        let (extent, kind) = next;
+        self.reading_bytes += read_bytes(extent, kind);
         self.reading.insert((extent.disk, extent.offset), next);
         Some(next)
     }
 
     fn has_more(&self) -> bool {
-        !self.pieces.is_empty() || !self.ranges.is_empty()
+        !self.pieces.is_empty() || !self.data.is_empty() || !self.ranges.is_empty()
     }
 
     fn wants_second_look(&self, now: MonoNanos) -> bool {
@@ -227,7 +255,7 @@ impl CopyJob {
 
     fn next_of_pieces(&mut self, piece_bytes: u64) -> Option<(Extent, CopyKind)> {
         let (mut extent, kind) = self.pieces.pop_front()?;
-        if kind != CopyKind::Digest && extent.len_bytes > piece_bytes {
+        if is_copy(kind) && extent.len_bytes > piece_bytes {
             let (offset, len_bytes) = (extent.offset + piece_bytes, extent.len_bytes - piece_bytes);
             self.pieces.push_front((Extent { offset, len_bytes, ..extent }, kind));
             extent.len_bytes = piece_bytes;
@@ -240,14 +268,21 @@ impl CopyJob {
             Purpose::Initial => (piece_bytes, CopyKind::CopyUnlessZero),
             Purpose::Compare | Purpose::Verify { .. } => (DIGEST_BYTES, CopyKind::Digest),
         };
-        let range = self.ranges.front_mut()?;
+        let looks = kind == CopyKind::Digest;
+        let is_far = |range: &&mut Extent| looks && range.len_bytes >= HOLE_MIN_BYTES;
+        let (unit, kind, range) = match (self.data.front_mut(), self.ranges.front_mut()) {
+            (Some(data), _) => (unit, kind, data),
+            (None, Some(range)) if is_far(&range) => (LOOK_BYTES, CopyKind::Hole, range),
+            (None, range) => (unit, kind, range?),
+        };
         // Cut at multiples of the unit, so that chunks stay aligned whatever the range.
         let len_bytes = (unit - range.offset % unit).min(range.len_bytes);
         let extent = Extent { len_bytes, ..*range };
         range.offset += len_bytes;
         range.len_bytes -= len_bytes;
         if range.len_bytes == 0 {
-            self.ranges.pop_front();
+            let of = if self.data.is_empty() { &mut self.ranges } else { &mut self.data };
+            of.pop_front();
         }
         Some((extent, kind))
     }
@@ -261,7 +296,7 @@ impl CopyJob {
     /// Bytes that the sequencer is reading to send them.
     #[must_use]
     pub fn reading_copies_bytes(&self) -> u64 {
-        let copies = self.reading.values().filter(|(_, kind)| *kind != CopyKind::Digest);
+        let copies = self.reading.values().filter(|(_, kind)| is_copy(*kind));
         copies.map(|(extent, _)| extent.len_bytes).sum()
     }
 
@@ -294,18 +329,27 @@ impl CopyJob {
         };
         self.reading_bytes >= READING_MAX_BYTES
             || self.asked.len() + self.reading.len() >= ASKED_MAX
-            || self.done_bytes + self.reading_bytes + self.asked_bytes >= allowed
+            || self.done_bytes - self.hole_bytes + self.reading_bytes + self.asked_bytes >= allowed
     }
 
     /// The sequencer is done with an extent that [`next`](Self::next) gave out. Extents of others
     /// are none of this job's.
     pub fn copied(&mut self, extent: Extent, outcome: CopyOutcome) {
         let Some(work) = self.reading.remove(&(extent.disk, extent.offset)) else { return };
-        self.reading_bytes -= extent.len_bytes;
+        self.reading_bytes -= read_bytes(extent, work.1);
         match outcome {
             CopyOutcome::Asked => {
                 self.asked_bytes += extent.len_bytes;
-                self.asked.insert((extent.disk, extent.offset), extent);
+                self.asked.insert((extent.disk, extent.offset), (extent, CopyKind::Digest));
+            }
+            CopyOutcome::AskedForZeroes(len_bytes) => {
+                let hole = Extent { len_bytes, ..extent };
+                self.asked.insert((extent.disk, extent.offset), (hole, CopyKind::Hole));
+                self.look_behind(extent, len_bytes);
+            }
+            CopyOutcome::HasData(len_bytes) => {
+                self.data.push_back(Extent { len_bytes, ..extent });
+                self.look_behind(extent, len_bytes);
             }
             CopyOutcome::Unreadable if matches!(self.purpose, Purpose::Verify { .. }) => {
                 self.done_bytes += extent.len_bytes;
@@ -327,7 +371,10 @@ impl CopyJob {
     /// The backup's answer to a digest check.
     pub fn digest_result(&mut self, disk: DiskId, offset: u64, equal: bool) {
         // An answer from before a reconnect may be late; the check was asked again.
-        let Some(chunk) = self.asked.remove(&(disk, offset)) else { return };
+        let Some((chunk, kind)) = self.asked.remove(&(disk, offset)) else { return };
+        if kind == CopyKind::Hole {
+            return self.zeroes_result(chunk, equal);
+        }
         self.asked_bytes -= chunk.len_bytes;
         if equal {
             self.done_bytes += chunk.len_bytes;
@@ -354,6 +401,36 @@ impl CopyJob {
                     }
                 }
             }
+        }
+    }
+
+    /// What is behind the beginning that was told.
+    fn look_behind(&mut self, extent: Extent, len_bytes: u64) {
+        let rest = Extent {
+            offset: extent.offset + len_bytes,
+            len_bytes: extent.len_bytes - len_bytes,
+            ..extent
+        };
+        if rest.len_bytes > 0 {
+            self.ranges.push_front(rest);
+        }
+    }
+
+    fn zeroes_result(&mut self, hole: Extent, are_zeroes: bool) {
+        if are_zeroes {
+            self.done_bytes += hole.len_bytes;
+            self.hole_bytes += hole.len_bytes;
+            return self.finish(hole);
+        }
+        if hole.len_bytes < 2 * HOLE_MIN_BYTES {
+            return self.data.push_back(hole);
+        }
+        let unit = (hole.len_bytes / HOLE_PARTS).max(HOLE_MIN_BYTES).next_multiple_of(DIGEST_BYTES);
+        let mut at = hole.offset;
+        while at < hole.end() {
+            let len_bytes = unit.min(hole.end() - at);
+            self.pieces.push_back((Extent { offset: at, len_bytes, ..hole }, CopyKind::Hole));
+            at += len_bytes;
         }
     }
 
@@ -405,9 +482,7 @@ impl CopyJob {
     /// The connection was made anew: digest checks without an answer are asked again.
     pub fn reattached(&mut self) {
         self.asked_bytes = 0;
-        for extent in std::mem::take(&mut self.asked).into_values() {
-            self.pieces.push_back((extent, CopyKind::Digest));
-        }
+        self.pieces.extend(std::mem::take(&mut self.asked).into_values());
     }
 
     /// Tries again what could not be read.
@@ -463,6 +538,73 @@ mod tests {
     const NOW: MonoNanos = MonoNanos(0);
     const PIECE: u64 = COPY_MAX_BYTES as u64;
     const BOUNDS: Bounds = Bounds { window_bytes: 2 * MIB, rate_bytes_per_s: 0 };
+
+    /// A comparison of a large disk with little data, of which the backup lacks some and has more.
+    #[test]
+    fn the_cost_of_a_comparison_follows_the_data() {
+        const TIB: u64 = 1 << 40;
+        let here = [range(5 * MIB, 3 * MIB), range(9 * TIB, MIB)];
+        let there = [range(5 * MIB, 3 * MIB), range(2 * TIB, MIB)];
+        let within = |all: &[Extent], e: Extent| {
+            all.iter().any(|data| data.offset < e.end() && e.offset < data.end())
+        };
+        for purpose in [Purpose::Compare, Purpose::Verify { repair: true }] {
+            let mut job = CopyJob::new(purpose, vec![range(0, 16 * TIB)], BOUNDS, NOW);
+            let (mut steps, mut read_bytes, mut copied) = (0, 0, Vec::new());
+            let mut now = NOW;
+            while !job.is_complete() {
+                now = now.plus_ms(100);
+                assert!(now < NOW.plus_ms(600_000), "{:?}", job.progress(now));
+                while let Some((extent, kind)) = job.next(now, PIECE) {
+                    steps += 1;
+                    assert!(steps < 5000, "{:?}", job.progress(now));
+                    match kind {
+                        CopyKind::Hole => {
+                            let end =
+                                here.iter().map(|data| data.offset).find(|at| *at >= extent.offset);
+                            let data = here
+                                .iter()
+                                .find(|data| within(&[**data], Extent { len_bytes: 1, ..extent }));
+                            let outcome = match data {
+                                Some(data) => {
+                                    let len = data.end().min(extent.end()) - extent.offset;
+                                    CopyOutcome::HasData(len)
+                                }
+                                None => {
+                                    let end = end.unwrap_or(u64::MAX).min(extent.end());
+                                    CopyOutcome::AskedForZeroes(end - extent.offset)
+                                }
+                            };
+                            job.copied(extent, outcome);
+                            if let CopyOutcome::AskedForZeroes(len_bytes) = outcome {
+                                let hole = Extent { len_bytes, ..extent };
+                                job.digest_result(
+                                    extent.disk,
+                                    extent.offset,
+                                    !within(&there, hole),
+                                );
+                            }
+                        }
+                        CopyKind::Digest => {
+                            read_bytes += extent.len_bytes;
+                            job.copied(extent, CopyOutcome::Asked);
+                            let equal = within(&here, extent) == within(&there, extent);
+                            job.digest_result(extent.disk, extent.offset, equal);
+                        }
+                        CopyKind::Copy | CopyKind::CopyUnlessZero => {
+                            copied.push(extent);
+                            job.copied(extent, CopyOutcome::Sent);
+                        }
+                    }
+                }
+            }
+            assert_eq!(job.progress(now).done_bytes, 16 * TIB);
+            let missing = [range(2 * TIB, MIB), range(9 * TIB, MIB)];
+            assert!(missing.iter().all(|m| copied.iter().any(|c| within(&[*m], *c))));
+            assert!(copied.iter().all(|c| within(&missing, *c)), "{copied:?}");
+            assert!(read_bytes < 100 * MIB, "{read_bytes}");
+        }
+    }
 
     fn range(offset: u64, len_bytes: u64) -> Extent {
         Extent { disk: DiskId(0), offset, len_bytes }

@@ -342,7 +342,9 @@ impl Watch {
         let (since, missing) = match beat.seq {
             None => (beat.clock_ns, Missing::Owner),
             #[cfg(feature = "planted-bugs")]
-            Some(_) if self.bug == Some(PlantedBug::QueueIsSilence) => (beat.clock_ns, Missing::Backup),
+            Some(_) if self.bug == Some(PlantedBug::QueueIsSilence) => {
+                (beat.clock_ns, Missing::Backup)
+            }
             Some(_) => (beat.clock_ns.max(self.progress_ns), Missing::Backup),
         };
         let waited_ns = u128::from(self.clock_ns - since.max(self.woke_ns));

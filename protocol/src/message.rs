@@ -431,7 +431,7 @@ pub enum Message {
         /// BLAKE3 of the extent.
         digest: [u8; 32],
     },
-    /// Backup: the outcome of a [`Message::DigestCheck`], in the order in which they were asked.
+    /// Backup: the outcome of a [`Message::DigestCheck`] or [`Message::ZeroCheck`], in the order in which they were asked.
     DigestResult {
         /// The disk.
         disk: DiskId,
@@ -565,4 +565,15 @@ pub enum Message {
     },
     /// Backup, on channel 0: bytes of a frame have arrived that is not whole yet. A slow link is not a dead one.
     Arriving,
+    /// Host: this extent, of any length, reads as zeroes after exactly the records sent so far. The
+    /// backup looks at that very point of the stream whether it knows the same without reading, and
+    /// answers as to a [`Message::DigestCheck`].
+    ZeroCheck {
+        /// The disk.
+        disk: DiskId,
+        /// Where.
+        offset: u64,
+        /// How much.
+        len_bytes: u64,
+    },
 }

@@ -5,7 +5,7 @@ use crate::damage;
 use crate::journal::{BATCH_TARGET_BYTES, JournalError, Note};
 use crate::planted::{self, Bug};
 use crate::storage::{Storage, StorageFile};
-use crate::view::DiskKey;
+use crate::view::{Content, DiskKey};
 use std::io;
 use tidelock_protocol::bounds::Implausible;
 use tidelock_protocol::frame::Frame;
@@ -135,6 +135,7 @@ impl<S: Storage> Group<S> {
                 self.beacon(now, link, sent_at);
             }
             Message::DigestCheck { .. } => return self.digest_check(i, link, message),
+            Message::ZeroCheck { .. } => return self.zero_check(i, link, message),
             Message::Policy(policy) => self.policy(now, link, policy),
             Message::ServesUnreached { serves } => self.serves_unreached(link, serves),
             Message::ModeChanged { mode } => self.mode_changed(WriterId(i as u16), mode),
@@ -231,6 +232,48 @@ impl<S: Storage> Group<S> {
             }
             Err(error) => self.break_down(&error),
         }
+        None
+    }
+
+    /// Whether an extent of any length is known to be zeroes here, from what the journal and the images have no data of.
+    /// Data that happens to be zero counts as data: the host looks closer.
+    fn zero_check(&mut self, i: usize, link: Link, message: Message) -> Option<Message> {
+        let Message::ZeroCheck { disk, offset, len_bytes } = message else {
+            unreachable!("matched by the caller")
+        };
+        let key = DiskKey { writer: WriterId(i as u16), disk };
+        let size = self.manifest.disk(key.writer, disk).map_or(0, |d| d.size_bytes);
+        let end = offset.checked_add(len_bytes).filter(|end| len_bytes > 0 && *end <= size);
+        let Some(end) = end else {
+            let reason = "a zero check is empty or outside its disk".to_owned();
+            self.end_link(link, RefusalKind::Invalid, reason);
+            return None;
+        };
+        if !self.accepts() {
+            return Some(message);
+        }
+        if let Err(error) = self.write_staged() {
+            self.journal_failed(error);
+            return self.broken.is_none().then_some(message);
+        }
+        let mut equal = true;
+        let mut is_zero = |_, content| {
+            equal = content == Content::Zero;
+            equal
+        };
+        let failed = |source| GroupError::Image { path: disk_path(key), source };
+        let looked =
+            self.view(key).and_then(|v| v.describe(offset..end, &mut is_zero).map_err(failed));
+        match looked {
+            Ok(()) => {}
+            Err(GroupError::Image { source, .. }) if damage::is_damage(&source) => equal = false,
+            Err(error) => {
+                self.break_down(&error);
+                return None;
+            }
+        }
+        let message = Message::DigestResult { disk, offset, equal };
+        self.outputs.push(Output::Send(link, message));
         None
     }
 

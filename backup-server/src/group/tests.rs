@@ -288,3 +288,44 @@ fn a_resync_holds_c_and_the_images_until_it_is_done() {
     assert_eq!(read_disk(&mut group)[100..102], [7, 7]);
     assert_eq!(reopen(&disk.killed()).state().writers[0].copy, CopyState::Whole);
 }
+
+/// At exactly this point of the stream, whether it is durable or in the images.
+#[test]
+fn zeroes_are_known_without_reading() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    let check = |group: &mut Group<Memory>, range: std::ops::Range<u64>| {
+        let (offset, len_bytes) = (range.start, range.end - range.start);
+        let message = Message::ZeroCheck { disk: DiskId(0), offset, len_bytes };
+        assert!(group.receive(at_ms(0), LINK, Frame::Control(LINK.channel, message)).is_none());
+        let outputs = group.take_outputs();
+        outputs
+            .iter()
+            .find_map(|output| match output {
+                Output::Send(_, Message::DigestResult { equal, .. }) => Some(Ok(*equal)),
+                Output::Refuse(_, kind, _) => Some(Err(*kind)),
+                _ => None,
+            })
+            .unwrap_or_else(|| panic!("{outputs:?}"))
+    };
+    assert_eq!(check(&mut group, 0..SIZE), Ok(false));
+    assert_eq!(check(&mut group, 4096..SIZE), Ok(true));
+    send(&mut group, LINK, write(4, 8192, 4, 100));
+    assert_eq!(check(&mut group, 4096..SIZE), Ok(false), "staged");
+    assert_eq!(check(&mut group, 4096..8192), Ok(true));
+    let zero = Effect::Zero { len_bytes: 4096, no_hole: false };
+    send(&mut group, LINK, Record { effect: zero, ..write(5, 8192, 0, 1) });
+    assert_eq!(check(&mut group, 4096..SIZE), Ok(true));
+    group.flush();
+    group.take_outputs();
+    fold(&mut group);
+    assert_eq!(check(&mut group, 4096..SIZE), Ok(true));
+    assert_eq!(check(&mut group, 0..SIZE), Ok(false));
+    for (offset, len_bytes) in [(0, 0), (0, SIZE + 1), (u64::MAX, 2)] {
+        let mut group = whole(&Memory::new());
+        let message = Message::ZeroCheck { disk: DiskId(0), offset, len_bytes };
+        assert!(group.receive(at_ms(0), LINK, Frame::Control(LINK.channel, message)).is_none());
+        let outputs = group.take_outputs();
+        assert_eq!(refusal(&outputs), Some((LINK, RefusalKind::Invalid)));
+    }
+}

@@ -11,6 +11,7 @@ mod backlog_files;
 mod beating;
 mod bookmarking;
 mod degrading;
+mod descriptors;
 mod disk_hangs;
 mod ending;
 mod gating;
@@ -218,6 +219,7 @@ pub struct Host {
 impl Host {
     /// Opens everything and starts all loops. The configuration has been checked.
     pub fn start(config: Config) -> Result<Host, HostError> {
+        descriptors::check(&config);
         let (failed, failure) = watch::channel(None);
         let unread = Unread::of(&config);
         let gate = gating::start(&config, &unread)?;

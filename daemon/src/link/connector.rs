@@ -94,9 +94,8 @@ pub async fn run<T>(
             }
         }
         let reason = error.to_string();
-        let is_known = said
-            .as_ref()
-            .is_some_and(|(what, at)| *what == reason && at.elapsed() <= SAID_EVERY);
+        let is_known =
+            said.as_ref().is_some_and(|(what, at)| *what == reason && at.elapsed() <= SAID_EVERY);
         if !is_known || began.elapsed() > LASTING {
             tracing::warn!(
                 address = endpoint.address,

@@ -277,7 +277,7 @@ impl Copying {
     pub fn copied(&mut self, extent: Extent, outcome: CopyOutcome) {
         let key = (extent.disk, extent.offset);
         if self.orphans.take(key) {
-            if outcome == CopyOutcome::Asked {
+            if matches!(outcome, CopyOutcome::Asked | CopyOutcome::AskedForZeroes(_)) {
                 self.unanswered.add(key);
             }
             return;

@@ -1,6 +1,7 @@
 //! One protected disk: the local file, its socket, and what its guests may ask of it.
 
-use crate::sequencer::Extent;
+use crate::copy_job::HOLE_MIN_BYTES;
+use crate::sequencer::{Extent, Look};
 use bytes::Bytes;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,6 +20,8 @@ use tidelock_uring::{
 const STATUS_EXTENTS_MAX: usize = 1024;
 /// Pieces that are asked for at a time when a whole disk is listed.
 const LIST_EXTENTS: usize = 4096;
+/// Pieces that one look for a hole goes over.
+const LOOK_EXTENTS: usize = 256;
 
 /// A disk that is open and whose socket listens.
 #[derive(Debug)]
@@ -186,6 +189,19 @@ impl Disk {
             }
         }
         Ok(allocated)
+    }
+
+    /// How the disk begins in an extent. Blocks, but reads no data.
+    pub fn look(&self, extent: Extent) -> io::Result<Look> {
+        let pieces = self.setup.file.extents(extent.offset..extent.end(), LOOK_EXTENTS)?;
+        let is_hole = |piece: &tidelock_uring::Extent| {
+            piece.kind == ExtentKind::Hole && piece.len >= HOLE_MIN_BYTES
+        };
+        Ok(match pieces.iter().position(is_hole) {
+            Some(0) => Look::Hole(pieces[0].len),
+            // The answer may end before the extent does.
+            at => Look::Data(pieces[..at.unwrap_or(pieces.len())].iter().map(|p| p.len).sum()),
+        })
     }
 
     /// The smallest range around `offset..end` that may be read or written directly.

@@ -37,6 +37,7 @@ pub mod verifying;
 
 pub use disk::DiskSetup;
 pub use logging::LogFile;
+pub use serving::HANDSHAKES_MAX;
 pub use status::{OwnerView, Phase, Trouble, VerifyEnded};
 
 use crate::activity::geometry::merged;
@@ -594,6 +595,11 @@ impl Owner {
                 Action::Read { op, extent } => {
                     let disk = &self.disks[self.nth(extent.disk)];
                     self.start_local(op, LocalOp::read(disk, extent));
+                }
+                Action::FindHole { op, extent } => {
+                    let look = self.disks[self.nth(extent.disk)].look(extent);
+                    let look = look.map_err(|error| DiskError(error.raw_os_error().unwrap_or(5)));
+                    self.sequencer.looked(op, look, self.now, self.wall_ms);
                 }
                 Action::Complete(request, result) => {
                     if result.is_err() {

@@ -13,8 +13,8 @@ use tidelock_protocol::ids::{DiskId, MonoNanos};
 use tidelock_protocol::record::{Effect, Payload};
 use tidelock_uring::{Buffer, SyncKind};
 
-/// Clients of one disk that have not opened it.
-const HANDSHAKES_MAX: usize = 8;
+/// Clients of one disk that have not opened it, at most.
+pub const HANDSHAKES_MAX: usize = 8;
 /// A client opens its disk within this. An attached guest may be idle for ever.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// What clients can cause at will is said once in so long.

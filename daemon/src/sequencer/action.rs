@@ -27,6 +27,18 @@ pub enum CopyKind {
     CopyUnlessZero,
     /// To have it compared with the backup's.
     Digest,
+    /// Nothing but where its storage begins: if it begins with a hole, the backup is asked whether
+    /// it has zeroes there, too.
+    Hole,
+}
+
+/// How the disk begins in an extent that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// So many bytes have no storage, and read as zeroes.
+    Hole(u64),
+    /// So many bytes may hold anything.
+    Data(u64),
 }
 
 /// What is to be done, in order.
@@ -47,6 +59,13 @@ pub enum Action {
     },
     /// Read the local disk; then call [`read_done`](super::Sequencer::read_done).
     Read {
+        /// To be named when done.
+        op: OpId,
+        /// Where.
+        extent: Extent,
+    },
+    /// Look how the disk begins there; then call [`looked`](super::Sequencer::looked).
+    FindHole {
         /// To be named when done.
         op: OpId,
         /// Where.
@@ -79,6 +98,10 @@ pub enum CopyOutcome {
     Zero,
     /// A digest check is on its way.
     Asked,
+    /// A hole of so many bytes was found, and the backup is asked for zeroes there.
+    AskedForZeroes(u64),
+    /// So many bytes are no hole, and are to be read.
+    HasData(u64),
     /// The local disk could not be read.
     Unreadable,
     /// Not read: nothing is recorded meanwhile ([`stop_recording`](super::Sequencer::stop_recording)).

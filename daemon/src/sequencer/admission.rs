@@ -24,7 +24,7 @@ impl Work {
             Self::Guest { effect: Effect::Write(payload), .. } => payload.data().len() as u64,
             // What is read is known when it has been read.
             Self::Copy(CopyKind::Copy | CopyKind::CopyUnlessZero) => extent.len_bytes,
-            Self::Copy(CopyKind::Digest) | Self::Guest { .. } => 0,
+            Self::Copy(CopyKind::Digest | CopyKind::Hole) | Self::Guest { .. } => 0,
         };
         payload_bytes + RECORD_OVERHEAD_BYTES
     }
@@ -166,7 +166,10 @@ impl Sequencer {
             Work::Copy(kind) => {
                 debug_assert!(!self.serves_unrecorded, "copies are recorded");
                 self.reserved_bytes += Work::Copy(kind).cost_bytes(extent);
-                self.actions.push_back(Action::Read { op, extent });
+                self.actions.push_back(match kind {
+                    CopyKind::Hole => Action::FindHole { op, extent },
+                    _ => Action::Read { op, extent },
+                });
                 Stage::Copying(kind)
             }
         };

@@ -5,7 +5,8 @@
 use super::PlantedBug;
 use super::admission::Work;
 use super::{
-    Action, CopyKind, CopyOutcome, DiskError, Extent, InFlight, OpId, RequestId, Sequencer, Stage,
+    Action, CopyKind, CopyOutcome, DiskError, Extent, InFlight, Look, OpId, RequestId, Sequencer,
+    Stage,
 };
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq};
@@ -113,6 +114,32 @@ impl Sequencer {
         self.end(op, now, wall_ms);
     }
 
+    /// The disk begins like this in an extent that is held for the question. A hole is asked about at this point of the
+    /// stream, before anything else can be written to it.
+    pub fn looked(
+        &mut self,
+        op: OpId,
+        look: Result<Look, DiskError>,
+        now: MonoNanos,
+        wall_ms: u64,
+    ) {
+        let extent = self.in_flight[&op].extent;
+        self.reserved_bytes -= Work::Copy(CopyKind::Hole).cost_bytes(extent);
+        let outcome = match look {
+            Ok(Look::Hole(len_bytes)) => {
+                let Extent { disk, offset, .. } = extent;
+                let message = Message::ZeroCheck { disk, offset, len_bytes };
+                self.actions.push_back(Action::SendInOrder(message));
+                CopyOutcome::AskedForZeroes(len_bytes)
+            }
+            Ok(Look::Data(len_bytes)) => CopyOutcome::HasData(len_bytes),
+            // Reading it will tell.
+            Err(_) => CopyOutcome::HasData(extent.len_bytes),
+        };
+        self.actions.push_back(Action::Copied { extent, outcome });
+        self.end(op, now, wall_ms);
+    }
+
     /// Sets room aside for a copy of what a failed write has left, if it may be one record and there is room.
     fn reserve_for_repair(&mut self, extent: Extent) -> bool {
         let cost_bytes = Work::Copy(CopyKind::Copy).cost_bytes(extent);
@@ -136,6 +163,7 @@ impl Sequencer {
                 self.send_copy(extent, data, now, wall_ms);
                 CopyOutcome::Sent
             }
+            CopyKind::Hole => unreachable!("it is looked at, not read"),
             CopyKind::Digest => {
                 self.actions.push_back(Action::SendInOrder(Message::DigestCheck {
                     disk: extent.disk,

@@ -45,7 +45,7 @@ mod unrecorded;
 
 #[cfg(feature = "planted-bugs")]
 pub use action::PlantedBug;
-pub use action::{Action, CopyKind, CopyOutcome, DiskError, Lag, OpId, RequestId, Settings};
+pub use action::{Action, CopyKind, CopyOutcome, DiskError, Lag, Look, OpId, RequestId, Settings};
 use admission::{Waiting, Work};
 use extent_order::Ticket;
 pub use extent_order::{Extent, ExtentOrder};

@@ -41,6 +41,7 @@ fn short(s: &mut Sequencer) -> String {
             Action::SendInOrder(_) => "D".into(),
             Action::Write { op, extent, .. } => format!("W{}@{}", op.0, extent.offset),
             Action::Read { op, .. } => format!("R{}", op.0),
+            Action::FindHole { op, .. } => format!("H{}", op.0),
             Action::Complete(r, Ok(())) => format!("C{}", r.0),
             Action::Complete(r, Err(_)) => format!("E{}", r.0),
             Action::Copied { outcome, .. } => format!("{outcome:?}"),
@@ -467,4 +468,22 @@ fn a_stream_that_goes_on_publishes_and_counts_what_was_left() {
     let Some(Action::Send(record)) = s.poll_action() else { panic!("not sent") };
     assert_eq!((record.seq, record.epoch), (Seq(10), Epoch(3)));
     assert!(record.hlc > Hlc(5 << 16));
+}
+
+/// The backup is asked for zeroes at the point of the stream at which the hole was seen.
+#[test]
+fn a_hole_is_asked_about_before_anything_is_written_to_it() {
+    let mut s = sequencer(Mode::Pipelined, 1 << 20);
+    write(&mut s, 1, 0, 8);
+    s.submit_copy(extent(0, 1 << 40), CopyKind::Hole, NOW, 0);
+    write(&mut s, 2, 1 << 30, 8);
+    assert_eq!(short(&mut s), "S1 P1 W0@0", "the look waits for the write before it");
+    s.written(OpId(0), Ok(()), NOW, 0);
+    assert_eq!(short(&mut s), "C1 H1", "the write after it waits for the look");
+    s.looked(OpId(1), Ok(Look::Hole(1 << 39)), NOW, 0);
+    assert_eq!(short(&mut s), format!("D AskedForZeroes({}) S2 P2 W2@{}", 1u64 << 39, 1 << 30));
+    s.submit_copy(extent(1 << 39, 1 << 39), CopyKind::Hole, NOW, 0);
+    assert_eq!(short(&mut s), "H3");
+    s.looked(OpId(3), Err(EIO), NOW, 0);
+    assert_eq!(short(&mut s), format!("HasData({})", 1u64 << 39), "reading will tell");
 }

@@ -161,6 +161,7 @@ fn messages() -> Vec<Message> {
         Message::Beacon { sent_at: MonoNanos(1 << 40) },
         Message::Lease { sent_at: MonoNanos(1 << 40) },
         Message::DigestCheck { disk: DiskId(0), offset: 0, len_bytes: 4096, digest: [7; 32] },
+        Message::ZeroCheck { disk: DiskId(0), offset: 0, len_bytes: 1 << 44 },
         Message::DigestResult { disk: DiskId(0), offset: 0, equal: true },
         Message::ModeChanged { mode: Mode::Sync },
         Message::Stalled { reason: Some("disk full".into()) },

@@ -8,7 +8,9 @@ use crate::oracle::Point;
 use crate::world::{World, note};
 use tidelock_daemon::ceiling;
 use tidelock_daemon::link::port::ToLink;
-use tidelock_daemon::sequencer::{Action, DiskError, Extent, RECORD_OVERHEAD_BYTES, RequestId};
+use tidelock_daemon::sequencer::{
+    Action, DiskError, Extent, Look, RECORD_OVERHEAD_BYTES, RequestId,
+};
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::record::{Effect, Record};
@@ -56,6 +58,13 @@ impl World {
                     self.start_write(vm, op, extent, local)?;
                 }
                 Action::Read { op, extent } => self.start_read(vm, op, extent)?,
+                Action::FindHole { op, extent } => {
+                    // Disks here are smaller than any hole that is asked about.
+                    let clocks = self.member_clocks(vm);
+                    let run = self.vms[vm].run.as_mut().expect("runs");
+                    let look = Ok(Look::Data(extent.len_bytes));
+                    run.sequencer.looked(op, look, clocks.now, clocks.wall_ms);
+                }
                 Action::Complete(request, result) => self.complete(vm, request, result)?,
                 Action::Copied { extent, outcome } => {
                     run.copying.copied(extent, outcome);

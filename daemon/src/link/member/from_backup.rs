@@ -303,7 +303,7 @@ impl<T> Member<T> {
         self.last_refusal = Some(refusal.clone());
         self.refusals = self.refusals.saturating_add(1);
         // A server that stops is back soon; anything else waits for somebody who acts.
-        let passes = (1 << self.refusals.min(BEACONS_PASSED_LOG2_MAX)) - 1;
+        let passes = (1 << (self.refusals - 1).min(BEACONS_PASSED_LOG2_MAX)) - 1;
         self.beacons_to_pass = if refusal.kind == RefusalKind::Stopping { 0 } else { passes };
         self.is_unwanted |= refusal.kind != RefusalKind::Stopping;
         if refusal.is_final() {

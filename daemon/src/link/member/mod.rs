@@ -5,7 +5,6 @@ mod from_backup;
 mod from_owner;
 mod to_backup;
 
-use super::{GateControl, Refusal};
 use super::bookmarks::Bookmarks;
 use super::port::{Agreement, FromLink, LeaseGivenUp, OwnerPort};
 use super::queue::{OnDisk, Queue, QueueError, Spilled};
