@@ -355,8 +355,8 @@ async fn a_host_hears_that_its_bytes_arrive() {
     let dir = tempfile::tempdir().unwrap();
     let (server, address) = server(dir.path(), "plaintext = true").await;
     let (host, _) = Host::attached(address, 1, LastRun::Unknown).await;
-    let Host { stream, mut input } = host;
-    let (mut reader, mut writer) = stream.into_split();
+    let (mut reader, mut writer) = host.stream.into_split();
+    let mut input = BytesMut::new();
     let mut bytes = BytesMut::new();
     encode(&record(1), &mut bytes);
     bytes.truncate(bytes.len() - 1);

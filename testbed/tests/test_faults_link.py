@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
+from pathlib import Path
+
+import pytest
 
 from tidelock_testbed.hostdaemon import writer_of
-from tidelock_testbed.nbdwire import Connection
+from tidelock_testbed.nbdwire import WRITE, Connection
 from tidelock_testbed.net import Net
 from tidelock_testbed.oracle import BLOCK, Oracle, block_data
 from tidelock_testbed.pair import LONG_S, DISK, MIB, Options, Pair
@@ -171,3 +175,96 @@ def test_backup_killed_while_its_disk_is_full(run):
     assert load.errors == []
     pair.check_sites(oracle)
     assert "purpose=Compare" not in pair.daemon.log.read_text()
+
+
+def test_a_large_write_crosses_a_link_that_takes_longer_than_a_lease_for_it(run):
+    """One record of 16 MiB at 2 MB/s, lease 2 s: beacons pass between its parts, and what has arrived is not sent again."""
+    net = Net(run, rtt_ms=20)
+    pair = Pair(run, Options(disk_mib=64, backlog_mib=64), net)
+    pair.start()
+    before = pair.status()["link"]["connects"]
+    net.wan.set(rate_bytes_per_s=2_000_000, queue_bytes=256 << 10)
+    sent = net.wan.stats()["left_to_right"]["bytes_out"]
+    size = 16 * MIB
+    guest = Connection(pair.socket, DISK)
+    guest.write(0, bytes(range(256)) * (size // 256))
+    wait_until("the write is at the backup", lambda: writer_of(pair.group())["lag"]["writes"] == 0, 120, [pair.daemon])
+    assert pair.status()["link"]["connects"] == before, "the link was never lost"
+    sent = net.wan.stats()["left_to_right"]["bytes_out"] - sent
+    assert sent < 2 * size, f"{sent} bytes were sent for a write of {size}"
+    # The same with a link that breaks in the middle of the record.
+    guest.write(size, bytes(range(1, 256)) * (size // 255) + b"\0" * (size % 255))
+    sent = net.wan.stats()["left_to_right"]["bytes_out"]
+    enough = sent + size // 3
+    wait_until("some of it has crossed", lambda: net.wan.stats()["left_to_right"]["bytes_out"] > enough, 60)
+    net.wan.cut()
+    pair.wait_state("disconnected")
+    net.wan.mend()
+    wait_until("the write is at the backup", lambda: writer_of(pair.group())["lag"]["writes"] == 0, 120, [pair.daemon])
+    sent = net.wan.stats()["left_to_right"]["bytes_out"] - sent
+    assert sent < 2 * size, f"{sent} bytes were sent for a write of {size} over a link that broke"
+    guest.close()
+
+
+def test_a_second_guest_is_refused_until_the_first_has_gone(run):
+    """Two guests on one disk destroy it. The second hears why; a guest that was killed with writes in flight may come back."""
+    net = Net(run, rtt_ms=4)
+    pair = Pair(run, Options(connections=1, backlog_mib=32), net)
+    pair.start()
+    first = Connection(pair.socket, DISK)
+    first.write(0, b"1" * 4096)
+    with pytest.raises(ConnectionError, match="in use"):
+        Connection(pair.socket, DISK)
+    wait_until("it is logged", lambda: "refused a client of the disk" in pair.daemon.log.read_text(), 10)
+    first.write(4096, b"1" * 4096)
+    # The backlog fills, so nothing more is read of the guest, and its end is not read either.
+    net.wan.cut()
+    pair.wait_state("disconnected")
+    for nth in range(96):
+        first.send(WRITE, nth * 4096, 1 * MIB if nth < 31 else 4096, b"2" * (1 * MIB if nth < 31 else 4096))
+    first.socket.close()
+    second = Connection(pair.socket, DISK)
+    assert len(second.read(0, 4096)) == 4096
+    second.close()
+
+
+def test_clients_that_only_connect_keep_nobody_out(run):
+    """300 idle handshakes hold few descriptors, and a guest is served at once."""
+    pair = Pair(run, Options(connections=1))
+    pair.start()
+    descriptors = Path(f"/proc/{pair.daemon.pid}/fd")
+    before = len(list(descriptors.iterdir()))
+    idle = []
+    try:
+        for _ in range(300):
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            idle.append(client)
+            client.settimeout(30)
+            client.connect(str(pair.socket))
+        wait_until("most were let go", lambda: len(list(descriptors.iterdir())) < before + 20, 30)
+        guest = Connection(pair.socket, DISK)
+        guest.write(0, b"x" * 4096)
+        guest.close()
+        wait_until("all were let go", lambda: len(list(descriptors.iterdir())) <= before + 1, 60)
+    finally:
+        for client in idle:
+            client.close()
+
+
+def test_a_large_sparse_disk_is_compared_by_its_data(run):
+    """8 TiB with three pieces of data: a full comparison ends, at first and after a daemon was killed without its log."""
+    disk = run.directory / "sparse.img"
+    size = 8 << 40
+    with disk.open("wb") as file:
+        file.truncate(size)
+        for at in (0, size // 2, size - 4096):
+            file.seek(at)
+            file.write(b"data" * 1024)
+    pair = Pair(run, Options(disk=disk))
+    pair.start()
+    pair.kill(pair.daemon)
+    for log in pair.state_dir.rglob("*.activity"):
+        log.unlink()
+    pair.start_daemon()
+    pair.wait_state("protected")
+    assert "purpose=Compare" in pair.daemon.log.read_text()

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use tidelock_nbd::limits::{MAX_OPTION_BYTES, MAX_OPTIONS, MAX_SKIPPED_OPTION_BYTES};
 use tidelock_nbd::{
-    BlockSize, Event, Export, ExportError, ExportTable, Features, ProtocolError, Session,
+    BlockSize, Event, Export, ExportError, ExportTable, Features, ProtocolError, Session, Users,
 };
 
 const GREETING: &str = "4e42444d41474943 49484156454f5054 0003";
@@ -397,4 +397,37 @@ fn exports_are_checked() {
     assert!(matches!(twice, ExportError::DuplicateName { .. }));
     let many = (0..1025).map(|n| Export { name: n.to_string(), ..disk() }).collect();
     assert!(matches!(ExportTable::new(many), Err(ExportError::TooMany { count: 1025 })));
+}
+
+/// Two guests on one disk destroy it: the second hears why, and gets its place when the first has gone.
+#[test]
+fn a_client_that_finds_no_place_is_told_why() {
+    let users = Users::new(1, "the disk is in use".into());
+    let export = Export { users: Some(users.clone()), ..disk() };
+    let table = one(export);
+    let (mut first, _) = opened(table.clone(), "disk0", false);
+    assert_eq!(users.count(), 1);
+    let go = option(GO, &info_data("disk0", &[]));
+    let mut second = after_flags(table.clone(), FIXED);
+    for _ in 0..2 {
+        let step = second.next(&go).unwrap();
+        assert_eq!(step.event, Some(Event::Refused { export: 0 }));
+        let said = second.output().split();
+        assert_eq!(said[12..16], 0x8000_0002u32.to_be_bytes(), "NBD_REP_ERR_POLICY");
+        assert_eq!(&said[20..], b"the disk is in use");
+    }
+    assert_eq!(describe_replies(&talk(&mut second, &option(LIST, &[]))), "server ack");
+    // What has no answer ends the connection.
+    let mut old = after_flags(table.clone(), 0);
+    let step = old.next(&option(EXPORT_NAME, b"disk0")).unwrap();
+    assert_eq!((step.event, old.output().len()), (Some(Event::Refused { export: 0 }), 0));
+    assert!(old.is_closed());
+    first.leave();
+    assert_eq!(users.count(), 0);
+    let step = second.next(&go).unwrap();
+    assert_eq!(step.event, Some(Event::Opened { export: 0 }));
+    assert_eq!(users.count(), 1);
+    drop(second);
+    drop(first);
+    assert_eq!(users.count(), 0);
 }
