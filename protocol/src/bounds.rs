@@ -105,6 +105,8 @@ pub fn check(message: &Message) -> Result<(), &'static str> {
         | Message::Policy(_)
         | Message::PolicyKept(_)
         | Message::Unheard
+        | Message::Arriving
+        | Message::ZeroCheck { .. }
         | Message::ServesUnreached { .. }
         | Message::ServesUnreachedKept { .. }
         | Message::GiveUpLease
