@@ -173,7 +173,7 @@ impl MemberState {
         let old = read(&path)?;
         let last = old.as_ref().map_or(Incarnation(0), |c| c.incarnation);
         // Larger than any before, also if the file was lost.
-        let incarnation = run.unwrap_or(Incarnation(wall_us.max(last.0 + 1)));
+        let incarnation = run.unwrap_or(Incarnation(wall_us.max(last.0.saturating_add(1))));
         let epoch = old.as_ref().map_or(Epoch(0), |c| c.epoch);
         let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
         let hlc_ceiling_ms = ceiling::first(floor_ms, wall_us / 1000);
@@ -285,6 +285,10 @@ impl EpochKeeper for MemberState {
             content.group_id = Some(group_id);
         };
         self.change(change).map_err(io::Error::other)
+    }
+
+    fn greatest(&self) -> Hlc {
+        Hlc::new(self.lock().content.hlc_ceiling_ms, 0)
     }
 
     fn keep_fenced(&mut self, reason: &str) -> io::Result<()> {

@@ -19,6 +19,9 @@ use thiserror::Error;
 
 /// How far a peer's times may be ahead of the clock of the machine that judges them, unless configured.
 pub const CLOCK_BOUND_MS: u64 = 60_000;
+/// The same at a host for what a backup tells: it may have taken a time from another host whose clock is ahead of the
+/// backup's by [`CLOCK_BOUND_MS`], while the backup's clock is ahead by as much of this host's.
+pub const CLOCK_BOUND_OF_BACKUPS_MS: u64 = 2 * CLOCK_BOUND_MS;
 /// No writer reaches this seq: 2^56 writes are 2,000 years at a million a second.
 pub const SEQ_MAX: Seq = Seq(1 << 56);
 /// In C, the entry of a writer that was removed: nothing waits for it.
@@ -377,6 +380,15 @@ fn epoch(found: Epoch) -> Result<(), Implausible> {
 fn vector(found: &CountVector) -> Result<(), Implausible> {
     let live = found.entries().filter(|(_, seq)| *seq != SEQ_OF_REMOVED);
     live.map(|(_, of)| seq("an entry of a count vector", of)).collect()
+}
+
+/// Whether no entry is further than [`SEQ_REACH`] above what is known of its writer.
+pub fn within_reach(
+    what: &'static str,
+    found: &CountVector,
+    known: &CountVector,
+) -> Result<(), Implausible> {
+    reach(what, found, known)
 }
 
 fn reach(what: &'static str, found: &CountVector, have: &CountVector) -> Result<(), Implausible> {

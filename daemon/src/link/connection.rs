@@ -7,8 +7,9 @@ use crate::clock;
 use bytes::{Buf, BytesMut};
 use std::io;
 use std::time::Duration;
+use tidelock_protocol::bounds::Implausible;
 use tidelock_protocol::frame::{self, Frame, FrameError};
-use tidelock_protocol::ids::Channel;
+use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_protocol::message::{Message, PROTOCOL, RefusalKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -71,9 +72,35 @@ pub enum ConnectionError {
     /// A refusal has crossed with a question, so answers could be mistaken ([`Member::must_connect_anew`]).
     #[error("the backup has refused a member that was asking for a comparison")]
     Crossed,
-    /// The daemon cannot go on with a member; it has to start anew.
+    /// What the backup said, or the state of a member.
     #[error(transparent)]
     Member(#[from] MemberError),
+}
+
+impl ConnectionError {
+    /// Whether the backup said what it cannot say: it may say the same on the next connection.
+    #[must_use]
+    pub fn is_of_words(&self) -> bool {
+        match self {
+            Self::Frame(_) | Self::Unexpected(_) => true,
+            Self::Member(error) => !error.ends_run(),
+            Self::Io(_) | Self::Closed | Self::Refused { .. } | Self::Silent(_) | Self::Crossed => {
+                false
+            }
+        }
+    }
+
+    /// What makes two ends the same for the log. How far a clock is ahead differs each time.
+    #[must_use]
+    pub fn what_repeats(&self) -> String {
+        match self {
+            Self::Member(MemberError::Implausible {
+                member,
+                source: Implausible::Time { what, .. },
+            }) => format!("{member}: {what}"),
+            other => other.to_string(),
+        }
+    }
 }
 
 /// Greets the backup and hears its greeting.
@@ -168,7 +195,7 @@ where
                 }
                 last_heard = Instant::now();
                 while let Some(frame) = frame::decode(&mut input)? {
-                    receive(frame, members)?;
+                    hear(frame, members, clock::mono_now(), clock::wall_ms())?;
                 }
                 if members.iter().any(Member::must_connect_anew) {
                     return Err(ConnectionError::Crossed);
@@ -219,7 +246,13 @@ async fn push<W: AsyncWrite + Unpin>(
     Ok(())
 }
 
-fn receive<T>(frame: Frame, members: &mut [Member<T>]) -> Result<(), ConnectionError> {
+/// Takes in one frame of the backup, by both clocks of this host. Nothing of a message is believed before it is judged.
+pub fn hear<T>(
+    frame: Frame,
+    members: &mut [Member<T>],
+    now: MonoNanos,
+    wall_ms: u64,
+) -> Result<(), ConnectionError> {
     match frame {
         Frame::Control(Channel(0), Message::Refused { kind, reason }) => {
             Err(ConnectionError::Refused { kind, reason })
@@ -229,7 +262,9 @@ fn receive<T>(frame: Frame, members: &mut [Member<T>]) -> Result<(), ConnectionE
             Ok(())
         }
         Frame::Control(channel, message) => {
-            Ok(member_of(members, channel)?.receive(message, clock::mono_now())?)
+            let member = member_of(members, channel)?;
+            member.judge(&message, wall_ms)?;
+            Ok(member.receive(message, now)?)
         }
         Frame::Record(..) | Frame::Part(..) => Err(ConnectionError::Unexpected("record")),
     }

@@ -18,7 +18,7 @@ use tokio_rustls::TlsConnector;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Of a host that is refused: somebody has to act first.
+/// Of a host that is refused, or that hears what it cannot believe: somebody has to act first.
 const PAUSE_REFUSED_MAX: Duration = Duration::from_secs(30);
 /// The end of a connection that stood for this long is said in any case.
 const LASTING: Duration = Duration::from_secs(60);
@@ -80,7 +80,7 @@ pub async fn run<T>(
         state.send_replace(LinkState::Connecting { after: last.clone() });
         let error = match once(&endpoint, &mut members, &mut inbox, &state).await {
             Ok(()) => return Ok(()),
-            Err(ConnectionError::Member(error)) => {
+            Err(ConnectionError::Member(error)) if error.ends_run() => {
                 let reason = error.to_string();
                 state.send_replace(LinkState::Down { reason, retry_at: None });
                 return Err(error);
@@ -94,21 +94,23 @@ pub async fn run<T>(
             }
         }
         let reason = error.to_string();
+        let repeats = error.what_repeats();
         let is_known =
-            said.as_ref().is_some_and(|(what, at)| *what == reason && at.elapsed() <= SAID_EVERY);
+            said.as_ref().is_some_and(|(what, at)| *what == repeats && at.elapsed() <= SAID_EVERY);
         if !is_known || began.elapsed() > LASTING {
             tracing::warn!(
                 address = endpoint.address,
                 reason,
                 "the link to the backup is down; a reason that repeats is said every 10 minutes"
             );
-            said = Some((reason.clone(), std::time::Instant::now()));
+            said = Some((repeats, std::time::Instant::now()));
         }
         last = Some(reason.clone());
-        let is_refused = matches!(
-            error,
-            ConnectionError::Refused { kind, .. } if kind != RefusalKind::Stopping
-        );
+        let is_refused = error.is_of_words()
+            || matches!(
+                error,
+                ConnectionError::Refused { kind, .. } if kind != RefusalKind::Stopping
+            );
         let pause_max = if is_refused { PAUSE_REFUSED_MAX } else { PAUSE_MAX };
         let was_steady = began.elapsed() > STEADY && !is_refused;
         pause = if was_steady { PAUSE_FIRST } else { (pause * 2).min(pause_max) };

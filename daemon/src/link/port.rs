@@ -292,6 +292,10 @@ pub trait EpochKeeper: Send {
     /// Makes the epoch and the group's identity durable before anything is admitted under it. Fails for an epoch that the
     /// backup has ended before.
     fn keep(&mut self, epoch: Epoch, group_id: GroupId) -> std::io::Result<()>;
+    /// A time that no time is above which was given out or taken over here; 0: none is known. May wait for the disk.
+    fn greatest(&self) -> Hlc {
+        Hlc(0)
+    }
     /// The epoch has ended, in the backup's words: no later run serves guests before a later one is granted.
     fn keep_fenced(&mut self, _reason: &str) -> std::io::Result<()> {
         Ok(())

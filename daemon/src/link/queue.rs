@@ -241,6 +241,12 @@ impl Queue {
         }
     }
 
+    /// Whether the backup can have it: it was sent, or an earlier process may have sent it.
+    #[must_use]
+    pub fn may_be_durable(&self, seq: Seq) -> bool {
+        seq <= self.sender.sent().max(self.left_to)
+    }
+
     /// As [`Sender::committed`].
     pub fn committed(&mut self, durable: Seq) -> Result<(), QueueError> {
         // An earlier process has sent it, and the backup had no room for it when this one was attached. Messages that keep

@@ -483,7 +483,7 @@ impl Owner {
                 self.spilling.attached();
                 if must_compare {
                     // Whatever leaves before the copy has ended may tell what this run cannot name.
-                    self.depend_on_comparison(attached.durable, Hlc(attached.last_hlc.0 + 1));
+                    self.depend_on_comparison(attached.durable, attached.last_hlc.next());
                 }
                 let compare = self.logging.activity.attached(&Attachment {
                     copy: attached.copy,

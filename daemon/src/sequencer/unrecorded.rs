@@ -57,6 +57,6 @@ impl Sequencer {
     /// A time that is above that of every record of this writer, of whatever run, and not above that of the next one.
     #[must_use]
     pub fn unrecorded_hlc(&self) -> Hlc {
-        Hlc(self.record_hlc.max(self.before_hlc).0 + 1)
+        self.record_hlc.max(self.before_hlc).next()
     }
 }

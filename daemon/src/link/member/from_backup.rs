@@ -3,6 +3,7 @@
 use super::super::Refusal;
 use super::super::port::FromLink;
 use super::super::queue::Queue;
+use super::judging::ANSWERS_MAX;
 use super::{Member, MemberError, Phase};
 use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
 use tidelock_protocol::message::{
@@ -18,7 +19,9 @@ impl<T> Member<T> {
     /// A message of the backup for this member.
     pub fn receive(&mut self, message: Message, now: MonoNanos) -> Result<(), MemberError> {
         match (message, self.phase) {
-            (Message::Attached(attached), Phase::Attaching) => self.attached(attached, now),
+            (Message::Attached(attached), Phase::Attaching) if !self.is_follower() => {
+                self.attached(attached, now)
+            }
             (Message::LastAttached { incarnation }, Phase::Attaching) => {
                 self.last_attached = Some(incarnation);
                 Ok(())
@@ -39,6 +42,9 @@ impl<T> Member<T> {
             }
             (Message::Progress(progress), Phase::Attached) => self.progress(&progress, now),
             (Message::Sound { id }, Phase::Attached) => {
+                if self.answers.len() >= ANSWERS_MAX {
+                    return Err(self.unexpected("question, while it reads no answers"));
+                }
                 self.sounded(id);
                 Ok(())
             }
@@ -256,7 +262,9 @@ impl<T> Member<T> {
         committed: &CountVector,
         now: MonoNanos,
     ) -> Result<(), MemberError> {
-        let sender = self.sender.as_mut().expect("attached");
+        let Some(sender) = self.sender.as_mut() else {
+            return Err(self.unexpected("acknowledgement"));
+        };
         if let Err(error) = sender.committed(durable) {
             return Err(self.broken(error));
         }

@@ -3,6 +3,7 @@
 
 mod from_backup;
 mod from_owner;
+mod judging;
 mod to_backup;
 
 use super::bookmarks::Bookmarks;
@@ -14,11 +15,12 @@ use crate::stats::LinkStats;
 use bytes::BytesMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tidelock_protocol::bounds::Implausible;
 use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
 use tidelock_protocol::message::{Attach, Form, LastRun, Message, Mode, Policy, RefusalKind};
 use tidelock_protocol::sender::SenderError;
 
-/// Why the daemon cannot go on with a member in this run. A new run resyncs.
+/// Why a connection ends because of one of its members.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
     /// The backup's stream and ours do not fit together.
@@ -38,12 +40,24 @@ pub enum MemberError {
         source: BacklogError,
     },
     /// The backup says what it cannot say now.
-    #[error("member {member}: unexpected {what} from the backup")]
+    #[error(
+        "member {member}: unexpected {what} from the backup. Nothing of it is believed, and the connection ends"
+    )]
     Unexpected {
         /// The member.
         member: String,
         /// What it said.
         what: &'static str,
+    },
+    /// The backup says what cannot be true.
+    #[error(
+        "member {member}: {source}. The backup server's message is not believed, and the connection ends"
+    )]
+    Implausible {
+        /// The member.
+        member: String,
+        /// Why.
+        source: Implausible,
     },
     /// The granted epoch could not be stored.
     #[error("member {member}: the granted epoch could not be stored: {source}")]
@@ -53,6 +67,14 @@ pub enum MemberError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+impl MemberError {
+    /// Whether the daemon cannot go on with the member in this run. A new run resyncs.
+    #[must_use]
+    pub fn ends_run(&self) -> bool {
+        !matches!(self, Self::Unexpected { .. } | Self::Implausible { .. })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

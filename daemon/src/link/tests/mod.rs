@@ -1,5 +1,6 @@
 mod attaching;
 mod leases;
+mod lies;
 mod turns;
 mod unrecorded;
 

@@ -1,0 +1,170 @@
+//! A backup that lies in well-formed messages.
+
+use super::*;
+use crate::clock;
+use crate::link::connection::{self, ConnectionError};
+use tidelock_protocol::bounds::EPOCH_MAX;
+use tidelock_protocol::message::BookmarkPoint;
+
+const FAR: u64 = u64::MAX;
+
+fn hear(b: &mut Bench, message: Message) -> Result<(), ConnectionError> {
+    let members = std::slice::from_mut(&mut b.member);
+    connection::hear(Frame::Control(Channel(1), message), members, NOW, clock::wall_ms())
+}
+
+/// The connection ends, and the run goes on.
+fn disbelieved(b: &mut Bench, message: Message) {
+    let error = hear(b, message.clone()).expect_err(&format!("{message:?}"));
+    assert!(error.is_of_words(), "{message:?}: {error}");
+}
+
+fn progress(durable: u64, committed: u64, watermark: Hlc, frontier: Hlc) -> Progress {
+    let committed = CountVector::of(WRITER, Seq(committed));
+    Progress { durable: Seq(durable), committed, watermark, frontier }
+}
+
+/// One such time has ended the daemons of all hosts of a group at every start.
+#[test]
+fn what_cannot_be_true_ends_the_connection_and_leaves_nothing() {
+    let far = Hlc::new(clock::wall_ms() + 8 * 3_600_000, 0);
+    let Message::Attached(good) = attached(0, 0, CopyState::Whole) else { unreachable!() };
+    for lie in [
+        Attached { last_hlc: far, ..good.clone() },
+        Attached { last_hlc: Hlc(FAR), ..good.clone() },
+        Attached { durable: Seq(FAR), ..good.clone() },
+        Attached { epoch: Epoch(FAR), ..good.clone() },
+        Attached { epoch: EPOCH_MAX.next(), ..good.clone() },
+        Attached { committed: CountVector::of(WriterId(9), Seq(FAR - 1)), ..good.clone() },
+    ] {
+        let mut b = bench(LastRun::Unknown);
+        b.connect();
+        disbelieved(&mut b, Message::Attached(lie));
+        assert_eq!(b.told.take(), [""; 0]);
+        assert!(b.heard.try_recv().is_err(), "the owner hears nothing of it");
+        b.member.disconnected();
+        b.connect();
+        hear(&mut b, Message::Attached(good.clone())).unwrap();
+    }
+    let none = CountVector::new();
+    let own = |seq| CountVector::of(WRITER, Seq(seq));
+    for lie in [
+        Message::Committed { durable: Seq(FAR), committed: none.clone() },
+        Message::Committed { durable: Seq(3), committed: none.clone() },
+        Message::Committed { durable: Seq(0), committed: own(FAR - 1) },
+        Message::Progress(progress(3, 0, Hlc(0), Hlc(0))),
+        Message::Progress(progress(0, 0, far, Hlc(0))),
+        Message::Progress(progress(0, 0, Hlc(0), Hlc(FAR))),
+        Message::Floor { pending: none.clone(), hlc: far },
+        Message::Floor { pending: own(FAR - 1), hlc: Hlc(0) },
+        Message::Floor { pending: own(1 << 50), hlc: Hlc(0) },
+        Message::FloorIs { mark: 1, pending: none.clone(), hlc: Hlc(FAR) },
+        Message::LeaseGivenUp { committed: own(FAR - 1) },
+        Message::Bookmarked {
+            id: 1,
+            outcome: Ok(Box::new(BookmarkPoint { hlc: far, seqs: vec![], without: vec![] })),
+        },
+    ] {
+        let mut b = bench(LastRun::Unknown);
+        b.connect();
+        hear(&mut b, Message::Attached(good.clone())).unwrap();
+        b.admit(1..=3);
+        let mut out = BytesMut::new();
+        b.member.fill(&mut out, 600).unwrap();
+        b.told.take();
+        while b.heard.try_recv().is_ok() {}
+        disbelieved(&mut b, lie);
+        assert_eq!(b.told.take(), [""; 0]);
+        assert!(b.heard.try_recv().is_err());
+        // An honest backup goes on with the stream.
+        b.member.disconnected();
+        b.connect();
+        hear(&mut b, Message::Attached(good.clone())).unwrap();
+        assert_eq!(b.sent(), [1, 2, 3]);
+        hear(&mut b, Message::Committed { durable: Seq(3), committed: own(3) }).unwrap();
+        assert_eq!(b.port.acked(), (Seq(3), Seq(3)));
+    }
+}
+
+/// An acknowledgement to a member without disks has ended the daemon.
+#[test]
+fn a_member_without_disks_has_no_stream() {
+    let none = CountVector::new();
+    let followed = || {
+        let progress = progress(0, 7, Hlc(0), Hlc(0));
+        Message::Followed(Followed { group_id: GROUP_ID, epoch: Epoch(1), progress })
+    };
+    let follower = || {
+        let mut b =
+            bench_of(Presence::Follower { form: Form::Vector, peers: vec![] }, LastRun::Unknown);
+        b.member.connected(PROTOCOL.1, &mut BytesMut::new());
+        b
+    };
+    let mut b = follower();
+    disbelieved(&mut b, attached(0, 0, CopyState::Empty));
+    let mut b = follower();
+    hear(&mut b, followed()).unwrap();
+    for lie in [
+        Message::Committed { durable: Seq(0), committed: none.clone() },
+        attached(0, 0, CopyState::Resyncing),
+        followed(),
+    ] {
+        disbelieved(&mut b, lie);
+    }
+    // What is said to followers is not for writers.
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    disbelieved(&mut b, followed());
+}
+
+#[test]
+fn what_hosts_say_is_not_said_by_a_backup() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
+    for lie in [
+        Message::Beacon { sent_at: NOW },
+        Message::Detach,
+        Message::GiveUpLease,
+        Message::Policy(POLICY),
+        Message::Sounded { id: UNASKED, pending: CountVector::new(), hlc: Hlc(0) },
+        Message::LeaseGivenUp { committed: CountVector::new() },
+        Message::ZeroCheck { disk: DiskId(0), offset: FAR, len_bytes: FAR },
+    ] {
+        disbelieved(&mut b, lie);
+    }
+    let members = std::slice::from_mut(&mut b.member);
+    for channel in [0, 2, u16::MAX] {
+        let frame = Frame::Control(Channel(channel), Message::Unheard);
+        let error = connection::hear(frame, members, NOW, 0).unwrap_err();
+        assert!(error.is_of_words(), "{error}");
+    }
+    let error = connection::hear(Frame::Record(Channel(1), record(1)), members, NOW, 0);
+    assert!(error.unwrap_err().is_of_words());
+}
+
+#[test]
+fn questions_of_a_backup_that_reads_no_answers_take_bounded_memory() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
+    let asked = (1..100_000).find_map(|id| hear(&mut b, Message::Sound { id }).err());
+    assert!(asked.unwrap().is_of_words());
+}
+
+/// How far the clock is ahead differs each time: it is the same refusal all the same.
+#[test]
+fn a_lie_that_repeats_is_the_same_for_the_log() {
+    let said = |ahead_ms: u64| {
+        let mut b = bench(LastRun::Unknown);
+        b.connect();
+        let Message::Attached(good) = attached(0, 0, CopyState::Whole) else { unreachable!() };
+        let last_hlc = Hlc::new(clock::wall_ms() + ahead_ms, 0);
+        let error = hear(&mut b, Message::Attached(Attached { last_hlc, ..good })).unwrap_err();
+        (error.to_string(), error.what_repeats())
+    };
+    let (first, second) = (said(1_000_000), said(2_000_000));
+    assert_eq!(first.1, second.1);
+    assert_ne!(first.0, second.0);
+    assert!(first.0.contains("ahead of the clock of this host"), "{}", first.0);
+}
