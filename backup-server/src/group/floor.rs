@@ -178,7 +178,7 @@ impl<S: Storage> Group<S> {
         pending: CountVector,
         hlc: Hlc,
     ) -> Option<(CountVector, Hlc)> {
-        let have = self.journal.state().journaled();
+        let have = self.heard_at_most();
         let wall_ms = self.judging_ms(now);
         match self.plausible.sounded(&pending, hlc, &have, wall_ms) {
             Ok(()) => Some((pending, hlc)),

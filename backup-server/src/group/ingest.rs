@@ -62,7 +62,7 @@ impl<S: Storage> Group<S> {
     fn receive_record(&mut self, now: Now, i: usize, link: Link, record: Record) {
         let wall_ms = self.judging_ms(now);
         let has_deps = record.deps.entries().next().is_some();
-        let have = if has_deps { self.journal.state().journaled() } else { CountVector::new() };
+        let have = if has_deps { self.heard_at_most() } else { CountVector::new() };
         if let Err(error) = self.plausible.record(&record, &have, wall_ms) {
             return self.implausible(link, &error);
         }

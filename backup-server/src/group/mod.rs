@@ -639,13 +639,21 @@ impl<S: Storage> Group<S> {
 
     /// C as hosts are told it: the cut. Nothing waits for a writer that was removed.
     fn told(&self) -> CountVector {
-        let mut told = self.cut.cut().clone();
+        self.with_removed(self.cut.cut().clone())
+    }
+
+    /// The seqs that a host can have heard of by this record, and [`bounds::SEQ_OF_REMOVED`] as it was told it.
+    fn heard_at_most(&self) -> CountVector {
+        self.with_removed(self.journal.state().journaled())
+    }
+
+    fn with_removed(&self, mut vector: CountVector) -> CountVector {
         for (i, writer) in self.journal.state().writers.iter().enumerate() {
             if writer.standing == Standing::Removed {
-                told.raise(WriterId(i as u16), Seq(u64::MAX));
+                vector.raise(WriterId(i as u16), bounds::SEQ_OF_REMOVED);
             }
         }
-        told
+        vector
     }
 
     /// The journal, for checkers.
