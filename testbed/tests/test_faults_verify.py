@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -91,6 +92,8 @@ def test_what_differs_is_found_while_the_guest_writes_and_repaired_on_command(ru
 def test_a_killed_site_and_bad_requests(run):
     """It waits while the backup is away, ends on command, and is given up for a resync; what is wrong is said."""
     pair = Pair(run, Options(disk_mib=DISK_MIB, verify='rate = "1MiB/s"'))
+    # Holes would be verified at once.
+    pair.disk.write_bytes(random.Random("verify").randbytes(DISK_MIB * MIB))
     pair.start()
     done = verify(pair, "--member", "nobody")
     assert done.returncode == REFUSED and f"those are: {MEMBER}" in done.stderr
@@ -131,9 +134,9 @@ def test_the_schedule_begins_one(run):
 
 def test_the_schedule_begins_the_next_one_when_it_is_due(run):
     """As long after the last one ended, also if that was in another run of the daemon; and not before."""
-    shim = FaultShim(run, "the daemon's clock")
+    shim = FaultShim(run, "the clock of both sites")
     pair = Pair(run, Options(disk_mib=DISK_MIB, verify='every = "1h", rate = "1GiB/s"'))
-    pair.daemon_environment = shim.environment
+    pair.daemon_environment = pair.backup_environment = shim.environment
     pair.start()
     ends = []
 

@@ -198,7 +198,7 @@ fn known_seed(name: &str) -> u64 {
         "unrecorded-unnamed" => 317,
         "newcomer-not-waited-for" => 383,
         "floor-not-awaited" => 457,
-        "unrecorded-unmapped" => 1083,
+        "unrecorded-unmapped" => 492,
         _ => 1,
     }
 }
