@@ -79,7 +79,7 @@ use thiserror::Error;
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::hlc::{Hlc, HlcClock};
-use tidelock_protocol::ids::{Channel, Epoch, GroupId, MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{Channel, Epoch, GroupId, MonoNanos, WriterId};
 use tidelock_protocol::lease::Grace;
 use tidelock_protocol::message::{CopyState, Message, RefusalKind};
 use tidelock_protocol::part::Gathering;

@@ -31,6 +31,7 @@ mod settle;
 mod walk;
 
 pub use affected::{Affected, AffectedSpan};
+#[cfg(feature = "server")]
 pub(crate) use hold::PIN;
 pub use hold::{Hold, Holds};
 pub use walk::effective;

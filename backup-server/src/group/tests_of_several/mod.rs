@@ -17,7 +17,7 @@ use super::*;
 use crate::storage::memory::{Faults, Memory};
 use proptest::prelude::*;
 use tidelock_protocol::frame::Frame;
-use tidelock_protocol::ids::{DiskId, Incarnation};
+use tidelock_protocol::ids::{DiskId, Incarnation, Seq};
 use tidelock_protocol::message::{
     Attach, Attached, DiskSpec, Follow, Followed, Form, Join, LastRun, Machine, Mode, Progress,
     UNASKED,
