@@ -223,6 +223,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Host<T> {
         let next = async {
             loop {
                 match frame::decode(&mut self.input).unwrap() {
+                    // Said on a busy machine while a record takes a second to arrive.
+                    Some(Frame::Control(_, Message::Arriving)) => continue,
                     Some(Frame::Control(channel, message)) => return Some((channel, message)),
                     Some(other) => panic!("{other:?}"),
                     None => {}
