@@ -3,7 +3,7 @@
 //! and recoveries.
 
 use crate::backup::GroupSlot;
-use crate::failure::{Checked, Checker, check, fail};
+use crate::failure::{Checked, Checker, check};
 use crate::probe::first_difference;
 use crate::world::{World, note};
 use std::collections::BTreeMap;
@@ -87,13 +87,13 @@ impl World {
                 }
                 Err(PastError::Initialising { .. }) if before.is_none() => continue,
                 Err(error) => {
-                    return fail(
-                        Checker::Past,
+                    check(false, Checker::Past, || {
                         format!(
                             "group {group} at {time} of {oldest} to {newest}, fold at {:?}: {error}",
                             of.fold_position()
-                        ),
-                    );
+                        )
+                    })?;
+                    continue;
                 }
             };
             check(time >= oldest && time <= newest, Checker::Past, || {
@@ -109,13 +109,13 @@ impl World {
             let views = match past.open(&point) {
                 Ok(views) => views,
                 Err(error) => {
-                    return fail(
-                        Checker::Past,
+                    check(false, Checker::Past, || {
                         format!(
                             "group {group} at {time} of {oldest} to {newest}, fold at {:?}: {error}",
                             of.fold_position()
-                        ),
-                    );
+                        )
+                    })?;
+                    continue;
                 }
             };
             let asked = Asked { time, point };
@@ -160,7 +160,10 @@ impl World {
         }
         let views = match past.open(&point) {
             Ok(views) => views,
-            Err(error) => return fail(Checker::Past, format!("group {group}, latest: {error}")),
+            Err(error) => {
+                check(false, Checker::Past, || format!("group {group}, latest: {error}"))?;
+                return self.check_held(group, of);
+            }
         };
         let asked = Asked { time: point.hlc, point };
         self.check_views(group, &asked, &views)?;
@@ -284,9 +287,10 @@ impl World {
                     Some((Ok(()), _)) => {}
                     Some((Err(_), true)) => return Ok(()),
                     read => {
-                        let what =
-                            format!("group {group} at {time}: disk {nth} of vm {vm}: {read:?}");
-                        return fail(Checker::Past, what);
+                        check(false, Checker::Past, || {
+                            format!("group {group} at {time}: disk {nth} of vm {vm}: {read:?}")
+                        })?;
+                        return Ok(());
                     }
                 }
                 let difference = first_difference(want, &have);
@@ -339,8 +343,10 @@ impl World {
                 self.check_views(group, &Asked { time: asked.time, point }, &views)?;
             }
             Err(error) => {
-                let what = format!("group {group} at {}, which is held: {error}", asked.time);
-                return fail(Checker::Past, what);
+                check(false, Checker::Past, || {
+                    format!("group {group} at {}, which is held: {error}", asked.time)
+                })?;
+                return Ok(());
             }
         }
         if self.rng.chance(2, 3) || pinned.is_some() && self.rng.chance(9, 10) {
