@@ -21,7 +21,9 @@ use tidelock_backup_server::journal::{IndexJob, Journal, JournalError, Made, Opt
 use tidelock_backup_server::storage::files::{Files, OpenFile};
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{
+    Channel, DiskId, Epoch, Incarnation, MonoNanos, Nonce, Seq, WriterId,
+};
 use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -163,8 +165,10 @@ impl Fed {
             writers: vec!["db".into()],
             disks: vec![disk],
             incarnation: Incarnation(1),
-            previous: Incarnation(0),
             epoch: Epoch(0),
+            nonce: Nonce(0, 0),
+            before: None,
+            marks: Vec::new(),
             last_run: LastRun::Unknown,
             mode: Mode::Pipelined,
             lease_ms: 10_000,

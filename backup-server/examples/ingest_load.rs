@@ -7,7 +7,7 @@ use bytes::BytesMut;
 use std::time::{Duration, Instant};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Seq, WriterId};
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, Seq, WriterId};
 use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
@@ -46,8 +46,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         writers: vec!["vm".into()],
         disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: disk_bytes }],
         incarnation: Incarnation(std::process::id().into()),
-        previous: Incarnation(0),
         epoch: Epoch(0),
+        nonce: Nonce(0, 0),
+        before: None,
+        marks: Vec::new(),
         last_run: LastRun::Unknown,
         mode: Mode::Async,
         lease_ms: 1000,

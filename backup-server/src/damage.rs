@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! - Nothing that is damaged is ever shown as data: whoever reads it gets an error (rule 5). Views
-//!   do not need this record for that, because each payload has a checksum; images do.
+//!   do not need this record for that where a payload or a sector of an image does not fit its checksum; they do where
+//!   a fold could not write.
 //! - A segment on record is not deleted before an operator gives it up: when a fold has passed it,
 //!   its file goes to [`QUARANTINE_DIR`].
 //! - What is damaged in the images is on record in the same file, replaced as a whole, as the
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
@@ -138,9 +139,9 @@ pub fn write<S: Storage>(storage: &S, quarantine: &Quarantine) -> Result<(), Man
     manifest::write_json(storage, "", FILE, &File { format, segments })
 }
 
-/// In an image: the segment that had what should be here.
+/// In an image: the segment that had what should be here; `None`: the image itself had it, and has something else now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LostWith(pub u64);
+pub struct LostWith(pub Option<u64>);
 
 impl Slice for LostWith {
     fn without_front(self, _: u64) -> Self {
@@ -160,7 +161,7 @@ pub struct DamagedRange {
     disk: DiskId,
     from: u64,
     to: u64,
-    segment: u64,
+    segment: Option<u64>,
 }
 
 impl ImageDamage {
@@ -170,10 +171,10 @@ impl ImageDamage {
         self.0.is_empty()
     }
 
-    /// What a segment had of a range was not folded.
-    pub fn mark(&mut self, key: DiskKey, range: Range<u64>, segment: u64) {
+    /// Marks a range whose content is lost.
+    pub fn mark(&mut self, key: DiskKey, range: Range<u64>, with: LostWith) {
         if !range.is_empty() {
-            self.0.entry(key).or_default().insert(range, LostWith(segment));
+            self.0.entry(key).or_default().insert(range, with);
         }
     }
 
@@ -221,7 +222,7 @@ impl FromIterator<DamagedRange> for ImageDamage {
     fn from_iter<T: IntoIterator<Item = DamagedRange>>(ranges: T) -> Self {
         let mut damage = Self::default();
         for DamagedRange { writer, disk, from, to, segment } in ranges {
-            damage.mark(DiskKey { writer, disk }, from..to.max(from), segment);
+            damage.mark(DiskKey { writer, disk }, from..to.max(from), LostWith(segment));
         }
         damage
     }
@@ -246,19 +247,47 @@ pub fn is_damage(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<DamagedData>())
 }
 
-/// Segments that readers have found to be damaged, to be looked at as a whole.
+/// Places that readers have found damaged; each is verified as a whole later.
 #[derive(Clone, Debug, Default)]
-pub struct Noticed(Arc<Mutex<BTreeSet<u64>>>);
+pub struct Noticed(Arc<Mutex<Found>>);
+
+/// Segments, and places of images.
+#[derive(Debug, Default)]
+struct Found {
+    segments: BTreeSet<u64>,
+    places: BTreeSet<(DiskKey, u64)>,
+}
+
+/// Places of images that are remembered: the next round finds the others.
+const PLACES_MAX: usize = 1024;
 
 impl Noticed {
-    /// This one was found.
-    pub fn note(&self, segment: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(segment);
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that were found since.
+    /// This segment was found.
+    pub fn note(&self, segment: u64) {
+        self.found().segments.insert(segment);
+    }
+
+    /// An image was found to be damaged somewhere from this byte on.
+    pub fn note_image(&self, key: DiskKey, offset: u64) {
+        let mut found = self.found();
+        if found.places.len() < PLACES_MAX {
+            found.places.insert((key, offset));
+        }
+    }
+
+    /// The segments that were found since.
     #[must_use]
-    pub fn take(&self) -> BTreeSet<u64> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn take_segments(&self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.found().segments)
+    }
+
+    /// One of the places in images.
+    #[must_use]
+    pub fn take_place(&self) -> Option<(DiskKey, u64)> {
+        self.found().places.pop_first()
     }
 }

@@ -18,12 +18,14 @@
 mod damaged;
 mod gathered;
 
-use crate::damage::{ImageDamage, SegmentDamage};
-use crate::journal::{Entry, JournalBatch, JournalError, Position, State, Tail, is_whole};
+use crate::damage::{ImageDamage, LostWith, SegmentDamage};
+use crate::image::{self, Image};
+use crate::journal::{self, JournalBatch, JournalError, Position, State, Tail, is_whole};
 use crate::planted::{self, Bug};
 use crate::storage::{self, StorageFile};
 use crate::view::DiskKey;
-use gathered::{Change, Gathered};
+use gathered::Gathered;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -51,7 +53,7 @@ pub struct FoldJob<F> {
     /// The cut.
     pub cut: CountVector,
     /// The images.
-    pub images: BTreeMap<DiskKey, F>,
+    pub images: BTreeMap<DiskKey, Image<F>>,
     /// What of them is damaged, up to the recorded position.
     pub damaged: ImageDamage,
     /// About how much to do at once.
@@ -114,7 +116,9 @@ struct Run<F> {
     folded: Folded,
     /// What has been read and is not in the images.
     gathered: Gathered,
-    touched: BTreeSet<DiskKey>,
+    /// Sectors of which some record of that has only a part.
+    in_part: BTreeMap<DiskKey, BTreeSet<u64>>,
+    changes: BTreeMap<DiskKey, image::Change<F>>,
 }
 
 impl<F: StorageFile> FoldJob<F> {
@@ -122,12 +126,19 @@ impl<F: StorageFile> FoldJob<F> {
     pub fn run(self) -> Result<Folded, FoldError> {
         let folded =
             Folded { position: self.from, damaged: self.damaged.clone(), ..Folded::default() };
-        let gathered = Gathered::default();
-        let mut run = Run { job: self, folded, gathered, touched: BTreeSet::new() };
+        let mut run = Run {
+            job: self,
+            folded,
+            gathered: Gathered::default(),
+            in_part: BTreeMap::new(),
+            changes: BTreeMap::new(),
+        };
         run.all()?;
         run.apply()?;
-        for key in run.touched {
-            run.job.images[&key].sync().map_err(|e| image_error(key, e))?;
+        for (key, change) in run.changes {
+            for range in change.end().map_err(|e| image_error(key, e))? {
+                run.folded.damaged.mark(key, range, LostWith(None));
+            }
         }
         Ok(run.folded)
     }
@@ -173,7 +184,7 @@ impl<F: StorageFile> Run<F> {
         let segment = batch.segment.index;
         for entry in batch.entries {
             let Ok(entry) = entry else { return Ok(Went::Unreadable) };
-            let Entry::Record { head, payload, .. } = entry else { continue };
+            let journal::Entry::Record { head, payload, .. } = entry else { continue };
             let record = head.peek();
             if self.job.state.is_void(record) {
                 continue;
@@ -185,6 +196,7 @@ impl<F: StorageFile> Run<F> {
             let len_bytes = u64::from(head.extent_len_bytes());
             let range = record.offset..record.offset + len_bytes;
             self.folded.bytes += len_bytes;
+            self.note_parts(key, &range);
             match record.effect {
                 Effect::Write(_) if batch.is_damaged && !is_whole(&head, &payload) => {
                     self.lost(segment, key, range);
@@ -204,30 +216,51 @@ impl<F: StorageFile> Run<F> {
         }
     }
 
+    fn note_parts(&mut self, key: DiskKey, range: &Range<u64>) {
+        let mut sectors = image::sectors_in_part(range).peekable();
+        if sectors.peek().is_some() {
+            self.in_part.entry(key).or_default().extend(sectors);
+        }
+    }
+
     /// What was gathered goes into the images.
     fn apply(&mut self) -> Result<(), FoldError> {
-        for (key, range, change) in std::mem::take(&mut self.gathered).changes() {
-            let image = self.job.images.get(&key);
-            let image = image.ok_or_else(|| image_error(key, io::ErrorKind::NotFound.into()))?;
+        let gathered = std::mem::take(&mut self.gathered);
+        for (key, sectors) in std::mem::take(&mut self.in_part) {
+            let noted = self.change(key)?.in_part(sectors, |range| gathered.covers(key, range));
+            noted.map_err(|e| image_error(key, e))?;
+        }
+        for (key, range, change) in gathered.changes() {
             let done = match &change {
-                Change::Lost { segment } => {
-                    self.folded.damaged.mark(key, range, *segment);
+                gathered::Change::Lost { segment } => {
+                    self.folded.damaged.mark(key, range, LostWith(Some(*segment)));
                     continue;
                 }
-                Change::Write(parts) => {
+                gathered::Change::Write(parts) => {
                     let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
-                    image.write_at(&parts, range.start)
+                    self.change(key)?.write_at(&parts, range.start)
                 }
-                Change::Zero { no_hole } => {
-                    image.zero_at(range.start, range.end - range.start, *no_hole)
+                gathered::Change::Zero { no_hole } => {
+                    self.change(key)?.zero_at(range.start, range.end - range.start, *no_hole)
                 }
             };
             done.map_err(|e| image_error(key, e))?;
-            self.touched.insert(key);
             self.folded.written_bytes += range.end - range.start;
             self.folded.damaged.heal(key, range);
         }
         Ok(())
+    }
+
+    fn change(&mut self, key: DiskKey) -> Result<&mut image::Change<F>, FoldError> {
+        match self.changes.entry(key) {
+            Entry::Occupied(of) => Ok(of.into_mut()),
+            Entry::Vacant(of) => {
+                let image = self.job.images.get(&key);
+                let image =
+                    image.ok_or_else(|| image_error(key, io::ErrorKind::NotFound.into()))?;
+                Ok(of.insert(image.change()))
+            }
+        }
     }
 }
 

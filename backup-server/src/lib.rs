@@ -5,7 +5,9 @@
 //! | [`storage`] | what is needed of a file system; files, and a disk in memory that crashes |
 //! | [`journal`] | records and notes in segment files, durable before they are acknowledged |
 //! | [`group`] | one group: attachment, ingest, acknowledgement, recovery; no I/O but the storage's |
+//! | [`hearing`] | one host's connection: the hello, and what becomes of each frame |
 //! | [`fold`] | the journal's records go into disk images, outside the acknowledgement path |
+//! | [`image`] | what was folded of a disk, with checksums |
 //! | [`view`] | a disk with what is not folded yet |
 //! | [`history`] | any point in time of the window: resolved, held, shown |
 //! | [`cut`] | the greatest downward-closed cut |
@@ -20,6 +22,10 @@
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "server")]
+#[macro_use(eprint, eprintln, print, println)]
+extern crate tidelock_config;
+
+#[cfg(feature = "server")]
 pub mod boot;
 #[cfg(feature = "server")]
 pub mod cli;
@@ -28,7 +34,9 @@ pub mod damage;
 pub mod extents;
 pub mod fold;
 pub mod group;
+pub mod hearing;
 pub mod history;
+pub mod image;
 pub mod journal;
 pub mod manifest;
 pub mod names;

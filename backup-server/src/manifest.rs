@@ -6,7 +6,8 @@
 //! | `fold.json` | up to where the journal is in the images, and the oldest time that can be shown |
 //! | `damaged.json` | which segments are damaged (`damage.rs`) |
 //! | `policies.json` | what members do when this server cannot be reached (`group/policies.rs`) |
-//! | `machines/MEMBER.json` or `.xml` | what to boot |
+//! | `machines/MEMBER.json` | what to boot, as the member's host has said it last |
+//! | `machines/MEMBER.approved` | the description that an operator has approved last |
 //!
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
 
@@ -22,8 +23,10 @@ use std::io;
 use std::net::IpAddr;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, Epoch, GroupId, Incarnation, Seq, WriterId};
-use tidelock_protocol::message::{DiskSpec, Machine, Mode};
+use tidelock_protocol::ids::{DiskId, Epoch, GroupId, Incarnation, RunId, Seq, WriterId};
+use tidelock_protocol::machine::Machine;
+use tidelock_protocol::message::{CleanEnd, DiskSpec, Mode};
+use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 
 /// The version of these files.
@@ -47,6 +50,12 @@ pub struct Member {
     pub host: String,
     /// The newest run of its daemon that has attached it; 0: none since the member was given to the host.
     pub incarnation: Incarnation,
+    /// The run in force: the last one that its host has on stable storage.
+    pub run: Option<RunId>,
+    /// The run that attached last, if its host has not said that yet.
+    pub proposed: Option<RunId>,
+    /// How the run in force ended, if it ended cleanly.
+    pub clean: Option<CleanEnd>,
     /// Its disks, also those that are not protected any more.
     pub disks: Vec<DiskSpec>,
     /// Its mode.
@@ -77,7 +86,17 @@ impl Member {
     pub fn seeded(disks: Vec<DiskSpec>) -> Self {
         let host = Self::NOBODY.to_owned();
         let (incarnation, mode) = (Incarnation(0), Mode::Pipelined);
-        Self { host, incarnation, disks, mode, lease_ms: 0, removed: Vec::new() }
+        Self {
+            host,
+            incarnation,
+            run: None,
+            proposed: None,
+            clean: None,
+            disks,
+            mode,
+            lease_ms: 0,
+            removed: Vec::new(),
+        }
     }
 
     /// Whether a disk is not protected any more.
@@ -107,6 +126,9 @@ pub struct Manifest {
     pub format: u32,
     /// Its identity, which its hosts keep: a group that is made anew under its old name has another one.
     pub id: GroupId,
+    /// Secret from which the keys of the group's tags are derived. Hosts get only the keys of the previous, the current
+    /// and the next period, so that the keys of a host that was taken out of the group expire.
+    pub tag_secret: TagKey,
     /// Its name.
     pub group: String,
     /// The host that created it; [`Member::NOBODY`]: none has come yet, and it is the first one's that does.
@@ -139,6 +161,12 @@ pub struct LeftOut {
     /// The time of the point that was asked for; `None`: everything that could be recovered was. From format 3 on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<Hlc>,
+    /// Arrival of the newest record that was taken, by this site's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_write_unix_ms: Option<u64>,
+    /// When the primary was heard last, by this site's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_heard_unix_ms: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -218,6 +246,7 @@ impl ManifestError {
 
 const GROUP: &str = "group.json";
 const FOLD: &str = "fold.json";
+const MACHINES: &str = "machines";
 
 impl Manifest {
     /// The time that the recovery of this epoch was asked for, if it was.
@@ -342,40 +371,53 @@ pub fn write_fold_position<S: Storage>(
     write_json(storage, "", FOLD, &FoldFile { format, segment, offset, oldest, damaged })
 }
 
+/// The backup's record of a member's machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptMachine {
+    /// As its host has said it last; `None`: it has sent none.
+    pub described: Option<Machine>,
+    /// As an operator has approved it last.
+    pub approved: Option<Machine>,
+}
+
+impl KeptMachine {
+    /// Whether an operator has approved what the host says now.
+    #[must_use]
+    pub fn is_approved(&self) -> bool {
+        let lines = |machine: &Option<Machine>| machine.as_ref().map(Machine::lines);
+        lines(&self.described) == lines(&self.approved)
+    }
+}
+
 /// Keeps a member's machine description.
 pub fn write_machine<S: Storage>(
     storage: &S,
     member: &str,
     machine: &Machine,
 ) -> Result<(), ManifestError> {
-    let (name, text, other) = match machine {
-        Machine::Json(text) => (format!("{member}.json"), text, format!("{member}.xml")),
-        Machine::Libvirt(text) => (format!("{member}.xml"), text, format!("{member}.json")),
-    };
-    let write = || {
-        storage::replace(storage, "machines", &name, text.as_bytes())?;
-        match storage.remove(&storage::join("machines", &other)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        }
-    };
-    write().map_err(|source| ManifestError::Io { what: "write", file: name.clone(), source })
+    write_json(storage, MACHINES, &format!("{member}.json"), machine)
+}
+
+/// Bytes of a machine description, as a file.
+#[must_use]
+pub fn machine_bytes(machine: &Machine) -> u64 {
+    serde_json::to_vec_pretty(machine).expect("plain data").len() as u64 + 1
 }
 
 /// Bytes of the machine descriptions of all members but one.
 pub fn machines_bytes_but<S: Storage>(storage: &S, member: &str) -> Result<u64, ManifestError> {
-    let is_its = |name: &str| name.rsplit_once('.').is_some_and(|(of, _)| of == member);
-    let size = |name: String| storage.open(&storage::join("machines", &name))?.size_bytes();
+    let counts = |name: &str| name.strip_suffix(".json").is_some_and(|of| of != member);
+    let size = |name: String| storage.open(&storage::join(MACHINES, &name))?.size_bytes();
     let all = || {
-        storage.create_dir("machines")?;
+        storage.create_dir(MACHINES)?;
         storage
-            .list("machines")?
+            .list(MACHINES)?
             .into_iter()
-            .filter(|name| !is_its(name))
+            .filter(|name| counts(name))
             .map(size)
             .sum::<io::Result<u64>>()
     };
-    let file = "machines".to_owned();
+    let file = MACHINES.to_owned();
     all().map_err(|source| ManifestError::Io { what: "read", file, source })
 }
 
@@ -385,38 +427,43 @@ pub fn forget_machines<S: Storage>(
     is_member: impl Fn(&str) -> bool,
 ) -> Result<(), ManifestError> {
     let forget = || {
-        for name in storage.list("machines")? {
+        for name in storage.list(MACHINES)? {
             if !name.rsplit_once('.').is_some_and(|(of, _)| is_member(of)) {
-                storage.remove(&storage::join("machines", &name))?;
+                storage.remove(&storage::join(MACHINES, &name))?;
             }
         }
-        storage.sync_dir("machines")
+        storage.sync_dir(MACHINES)
     };
-    let file = "machines".to_owned();
+    let file = MACHINES.to_owned();
     forget().map_err(|source| ManifestError::Io { what: "remove", file, source })
 }
 
-/// A member's machine description, if its host sent one.
-pub fn read_machine<S: Storage>(
+/// Keeps the description that an operator has approved.
+pub fn write_approved<S: Storage>(
     storage: &S,
     member: &str,
-) -> Result<Option<Machine>, ManifestError> {
-    for (suffix, make) in
-        [("json", Machine::Json as fn(String) -> Machine), ("xml", Machine::Libvirt)]
-    {
-        let file = storage::join("machines", &format!("{member}.{suffix}"));
+    machine: &Machine,
+) -> Result<(), ManifestError> {
+    write_json(storage, MACHINES, &format!("{member}.approved"), machine)
+}
+
+/// Reads the backup's record of a member's machine.
+pub fn read_machine<S: Storage>(storage: &S, member: &str) -> Result<KeptMachine, ManifestError> {
+    let read = |suffix: &str| -> Result<Option<Machine>, ManifestError> {
+        let file = storage::join(MACHINES, &format!("{member}.{suffix}"));
+        let content = |reason: String| ManifestError::Content { file: file.clone(), reason };
         let read = storage::read_all(storage, &file).map_err(|source| ManifestError::Io {
             what: "read",
             file: file.clone(),
             source,
         })?;
-        if let Some(bytes) = read {
-            let text = String::from_utf8(bytes)
-                .map_err(|e| ManifestError::Content { file, reason: e.to_string() })?;
-            return Ok(Some(make(text)));
-        }
-    }
-    Ok(None)
+        let Some(bytes) = read else { return Ok(None) };
+        let machine: Machine =
+            serde_json::from_slice(&bytes).map_err(|error| content(error.to_string()))?;
+        machine.check().map_err(|reason| content(reason.to_owned()))?;
+        Ok(Some(machine))
+    };
+    Ok(KeptMachine { described: read("json")?, approved: read("approved")? })
 }
 
 pub(crate) fn read_json<S: Storage, T: DeserializeOwned>(
@@ -462,6 +509,7 @@ pub(crate) fn write_json<S: Storage, T: Serialize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::damage::LostWith;
     use crate::storage::memory::Memory;
     use tidelock_protocol::ids::Seq;
 
@@ -489,7 +537,8 @@ mod tests {
         };
         let mut damaged = fold.clone();
         let key = crate::view::DiskKey { writer: WriterId(1), disk: DiskId(2) };
-        damaged.damaged.mark(key, 4096..8192, 7);
+        damaged.damaged.mark(key, 4096..8192, LostWith(Some(7)));
+        damaged.damaged.mark(key, 8192..8704, LostWith(None));
         write_fold_position(&disk, &damaged).unwrap();
         assert_eq!(
             (read_fold_position(&disk).unwrap(), format(&disk)),
@@ -501,11 +550,15 @@ mod tests {
         storage::replace(&disk, "", "group.json", br#"{"format": 7, "new": true}"#).unwrap();
         let error = Manifest::read(&disk).unwrap_err();
         assert!(matches!(error, ManifestError::Version { found: 7, .. }), "{error}");
-        let json = Machine::Json("{}".into());
-        write_machine(&disk, "vm", &json).unwrap();
-        assert_eq!(read_machine(&disk, "vm").unwrap(), Some(json));
-        let xml = Machine::Libvirt("<domain/>".into());
-        write_machine(&disk, "vm", &xml).unwrap();
-        assert_eq!(read_machine(&disk, "vm").unwrap(), Some(xml));
+        assert_eq!(read_machine(&disk, "vm").unwrap(), KeptMachine::default());
+        let machine = |memory: u64| -> Machine {
+            serde_json::from_value(serde_json::json!({ "memory_mib": memory })).unwrap()
+        };
+        write_machine(&disk, "vm", &machine(64)).unwrap();
+        write_approved(&disk, "vm", &machine(32)).unwrap();
+        let kept = KeptMachine { described: Some(machine(64)), approved: Some(machine(32)) };
+        assert_eq!(read_machine(&disk, "vm").unwrap(), kept);
+        write_machine(&disk, "vm", &machine(0)).unwrap();
+        assert!(read_machine(&disk, "vm").unwrap_err().to_string().contains("memory_mib"));
     }
 }

@@ -24,7 +24,8 @@ mod tests;
 
 pub use overlay::Overlay;
 
-use crate::damage::{DamagedData, Noticed};
+use crate::damage::{DamagedData, LostWith, Noticed, is_damage};
+use crate::image::Image;
 use crate::journal::Segment;
 use crate::storage::StorageFile;
 use source::{Piece, Verified};
@@ -44,6 +45,9 @@ pub struct DiskKey {
 }
 
 impl DiskKey {
+    /// Before all others.
+    pub const FIRST: Self = Self { writer: WriterId(0), disk: DiskId(0) };
+
     /// The disk that a record changes.
     #[must_use]
     pub fn of(record: &Record) -> Self {
@@ -68,7 +72,7 @@ pub enum Content {
 pub struct View<F> {
     key: DiskKey,
     size_bytes: u64,
-    image: F,
+    image: Image<F>,
     overlay: SharedOverlay<F>,
     verified: Arc<Verified>,
     noticed: Noticed,
@@ -77,7 +81,7 @@ pub struct View<F> {
 impl<F: StorageFile> View<F> {
     /// The disk as image and overlay have it.
     #[must_use]
-    pub fn new(key: DiskKey, size_bytes: u64, image: F, overlay: SharedOverlay<F>) -> Self {
+    pub fn new(key: DiskKey, size_bytes: u64, image: Image<F>, overlay: SharedOverlay<F>) -> Self {
         let noticed = overlay.read().unwrap_or_else(PoisonError::into_inner).noticed();
         Self { key, size_bytes, image, overlay, verified: Arc::default(), noticed }
     }
@@ -86,6 +90,11 @@ impl<F: StorageFile> View<F> {
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    /// The image below.
+    pub(crate) fn image(&self) -> &Image<F> {
+        &self.image
     }
 
     /// What a range is made of, in order and without a hole.
@@ -116,7 +125,7 @@ impl<F: StorageFile> View<F> {
                 continue;
             }
             for (part, lost) in damaged.pieces(self.key, range) {
-                let lost = lost.map(|with| Piece::Lost { segment: with.0 });
+                let lost = lost.map(|with| Piece::Lost { with });
                 split.push((part, lost.unwrap_or(Piece::Image)));
             }
         }
@@ -129,25 +138,54 @@ impl<F: StorageFile> View<F> {
         &self,
         range: Range<u64>,
         mut is_damaged: impl FnMut(&Segment<F>, u64, u32, u32) -> bool,
-    ) -> io::Result<Vec<(Range<u64>, u64)>> {
+    ) -> io::Result<Vec<(Range<u64>, LostWith)>> {
         let of = |(range, piece): (Range<u64>, Piece<F>)| match piece {
-            Piece::Lost { segment } => Some((range, segment)),
+            Piece::Lost { with } => Some((range, with)),
             Piece::Payload { segment, at, len_bytes, crc, .. } => {
-                is_damaged(&segment, at, len_bytes, crc).then_some((range, segment.index))
+                let with = LostWith(Some(segment.index));
+                is_damaged(&segment, at, len_bytes, crc).then_some((range, with))
             }
             Piece::Image | Piece::Zero => None,
         };
         Ok(self.pieces(range)?.into_iter().filter_map(of).collect())
     }
 
-    /// Fills the buffer from this offset on. Data of the journal is verified.
+    /// The parts of a range that stand in the image and are not what was written, with the bytes that were read for that.
+    pub(crate) fn damaged_in_image(&self, range: Range<u64>) -> io::Result<(Vec<Range<u64>>, u64)> {
+        let (mut damaged, mut read_bytes) = (Vec::new(), 0);
+        for (range, piece) in self.pieces(range)? {
+            if matches!(piece, Piece::Image) {
+                let (more, read) = self.image.damaged_in(range)?;
+                damaged.extend(more);
+                read_bytes += read;
+            }
+        }
+        Ok((damaged, read_bytes))
+    }
+
+    /// Fills the buffer from this offset on. All data is verified.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        match self.read_once(offset, buf) {
+            // Since the look-up, a record over this place may have come, and a fold may write it to the image.
+            Err(error) if is_damage(&error) => self.read_once(offset, buf),
+            read => read,
+        }
+    }
+
+    fn read_once(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         for (range, piece) in self.pieces(offset..offset + buf.len() as u64)? {
             let part = &mut buf[(range.start - offset) as usize..(range.end - offset) as usize];
             match piece {
-                Piece::Image => self.image.read_at(part, range.start)?,
+                Piece::Image => {
+                    let read = self.image.read_at(part, range.start);
+                    read.inspect_err(|error| {
+                        if is_damage(error) {
+                            self.noticed.note_image(self.key, range.start);
+                        }
+                    })?;
+                }
                 Piece::Zero => part.fill(0),
-                Piece::Lost { segment } => return Err(lost(segment)),
+                Piece::Lost { with } => return Err(lost(with)),
                 Piece::Payload { segment, at, skip, len_bytes, crc } => {
                     let read = self.verified.read(&segment, (at, skip), (len_bytes, crc), part);
                     read.map_err(|error| {
@@ -207,9 +245,14 @@ impl<F: StorageFile> View<F> {
     }
 }
 
-fn lost(segment: u64) -> io::Error {
+fn lost(with: LostWith) -> io::Error {
+    let of = match with.0 {
+        Some(segment) => {
+            format!("journal segment {segment} was damaged, and what it had here is lost")
+        }
+        None => "the disk image was damaged here, and what it had is lost".to_owned(),
+    };
     io::Error::other(DamagedData(format!(
-        "journal segment {segment} was damaged, and what it had here is lost. It stands until newer data is written \
-         there; `tidelock-backup damaged` says more"
+        "{of}. It stands until newer data is written there; `tidelock-backup damaged` says more"
     )))
 }

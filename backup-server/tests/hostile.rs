@@ -7,8 +7,9 @@ use tidelock_backup_server::server::budget;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, Seq, WriterId};
 use tidelock_protocol::limits;
+use tidelock_protocol::machine::{Bus, Machine, MachineDisk};
 use tidelock_protocol::message::{
-    Attach, Bookmark, Follow, Form, Join, LastRun, Machine, Message, PROTOCOL, RefusalKind, UNASKED,
+    Attach, Bookmark, Follow, Form, Join, LastRun, Message, PROTOCOL, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
@@ -150,6 +151,11 @@ async fn groups_have_quotas_and_can_be_removed() {
     }
     assert_eq!(make(4, "g4").await, Some(RefusalKind::Quota));
     assert_eq!(make(5, "own").await, None, "for a listed group there is room");
+    // A certificate speaks for its host in any case of letters, and it has one share.
+    let mut shouting = Host::plain(server.address).await;
+    shouting.hello("HOST-B").await;
+    let another = Attach { group: "g4".into(), ..attach(1, LastRun::Unknown) };
+    assert_eq!(kind(&shouting.attach(another).await.err()), Some(RefusalKind::Quota));
     assert!(!dir.path().join("data/groups/g4").exists());
     let mut witness = Witness::attached(&server).await;
     witness.commits_on().await;
@@ -203,9 +209,10 @@ async fn times_and_counts_that_cannot_be_are_refused_and_not_kept() {
     }
     assert!(!dir.path().join("data/groups/own").exists());
     let mut refused = 0;
-    for last_run in
-        [LastRun::Clean { seq: Seq(u64::MAX) }, LastRun::Continues { from: Seq(u64::MAX) }]
-    {
+    for last_run in [
+        LastRun::Clean { seq: Seq(u64::MAX), served: false },
+        LastRun::Continues { from: Seq(u64::MAX) },
+    ] {
         liar.attach(Attach { last_run, ..own(1) }).await.unwrap_err();
         refused += 1;
     }
@@ -258,6 +265,10 @@ async fn times_and_counts_that_cannot_be_are_refused_and_not_kept() {
     server.terminate();
 }
 
+fn small_machine() -> Machine {
+    serde_json::from_str(r#"{"memory_mib": 64}"#).unwrap()
+}
+
 /// 300 members that nobody had configured were taken, with 58 MB of machine descriptions.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_without_disks_must_be_in_the_configuration() {
@@ -276,8 +287,15 @@ async fn members_without_disks_must_be_in_the_configuration() {
     host.send(CHANNEL, &Message::Join(Box::new(join))).await;
     assert!(matches!(host.next().await, Some((_, Message::Attached(_)))));
 
-    let text = |bytes: usize| Some(Machine::Json("x".repeat(bytes)));
-    let follow = |member: &str, machine| {
+    let disk = |n: usize| MachineDisk {
+        name: format!("{n:x<64}"),
+        bus: Bus::Virtio,
+        serial: Some("x".repeat(36)),
+    };
+    let large = Machine { disks: (0..64).map(disk).collect(), ..small_machine() };
+    assert_eq!(large.check(), Ok(()));
+    let file_bytes = serde_json::to_vec_pretty(&large).unwrap().len() as u64 + 1;
+    let follow = |member: &str, machine: Machine| {
         Message::Follow(Box::new(Follow {
             group: "shop".into(),
             group_id: None,
@@ -288,7 +306,7 @@ async fn members_without_disks_must_be_in_the_configuration() {
             epoch: Epoch(0),
             lease_ms: 400,
             grace_ms: 600,
-            machine,
+            machine: Some(machine),
         }))
     };
     let mut answer = async |channel: u16, message: Message| {
@@ -302,18 +320,18 @@ async fn members_without_disks_must_be_in_the_configuration() {
         }
     };
     for n in 0..30 {
-        let kind = answer(2 + n, follow(&format!("m{n}"), text(200_000))).await;
+        let kind = answer(2 + n, follow(&format!("m{n}"), large.clone())).await;
         assert_eq!(kind, Some(RefusalKind::Invalid));
     }
     let mut taken = 0;
     let kind = loop {
-        match answer(40 + taken, follow(&format!("web{taken}"), text(200_000))).await {
+        match answer(40 + taken, follow(&format!("web{taken}"), large.clone())).await {
             None => taken += 1,
             Some(kind) => break kind,
         }
     };
     assert_eq!(kind, RefusalKind::Quota);
-    assert_eq!(u64::from(taken), limits::MACHINES_MAX_BYTES / 200_000);
-    assert_eq!(answer(120, follow("web59", text(16))).await, None, "a small one fits");
+    assert_eq!(u64::from(taken), limits::MACHINES_MAX_BYTES / file_bytes);
+    assert_eq!(answer(120, follow("web59", small_machine())).await, None, "a small one fits");
     server.terminate();
 }

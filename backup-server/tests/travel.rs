@@ -446,8 +446,10 @@ async fn bisect_finds_the_record_that_did_it() {
         assert!(errors.contains(part), "{more:?}: {errors}");
     }
     // No view is left.
-    let open = cli_json(&config, &["view", "--list", "--json"]);
-    assert_eq!(open["views"].as_array().unwrap().len(), 0);
+    common::wait_until("the last view has ended", || {
+        let open = cli_json(&config, &["view", "--list", "--json"]);
+        open["views"].as_array().unwrap().is_empty()
+    });
     assert!(exact.status.signal().is_none());
 }
 

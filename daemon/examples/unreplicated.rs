@@ -10,12 +10,13 @@ use std::sync::Arc;
 use tidelock_daemon::activity::ActivityLog;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::link::NoGate;
-use tidelock_daemon::link::port::{OwnerPort, ToLink};
-use tidelock_daemon::owner::{DiskSetup, Owner, OwnerParts, PublishPending, Resume, ToOwner};
+use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
+use tidelock_daemon::owner::{DiskSetup, Owner, OwnerParts, PublishPending, ToOwner};
 use tidelock_daemon::sequencer::Settings;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, Seq, WriterId};
-use tidelock_protocol::message::{DiskSpec, Mode};
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, Seq, WriterId};
+use tidelock_protocol::message::{Attached, Basis, CopyState, DiskSpec, Mode};
+use tidelock_protocol::vector::CountVector;
 use tidelock_uring::{EventFd, LocalFile, OpenRequest};
 
 struct Nowhere;
@@ -58,7 +59,7 @@ fn main() -> anyhow::Result<()> {
             lock_align_bytes: disk.file.alignment().offset_bytes.into(),
         },
         disks: vec![disk],
-        port,
+        port: port.clone(),
         messages,
         wake,
         link,
@@ -71,7 +72,6 @@ fn main() -> anyhow::Result<()> {
         pulse: Default::default(),
         copy_bounds: Bounds { window_bytes: 16 << 20, rate_bytes_per_s: 0 },
         switched_over: false,
-        resume: Some(Resume { epoch: Epoch(1), seq: Seq(0), hlc: Hlc(0) }),
         serves_unreached_after: None,
         several: None,
         hlc_floor: Hlc(0),
@@ -79,8 +79,19 @@ fn main() -> anyhow::Result<()> {
         activity: ActivityLog::off(),
         log_file: None,
         backlog: None,
-        goes_on: None,
+        left: None,
     })?;
+    let attached = Attached {
+        epoch: Epoch(1),
+        group_id: GroupId([0; 16]),
+        durable: Seq(0),
+        committed: CountVector::new(),
+        last_hlc: Hlc(0),
+        begun: None,
+        copy: CopyState::Whole,
+        basis: Basis::Clean,
+    };
+    port.send(ToOwner::Link(FromLink::Attached { attached, first: true, compares: false }));
     owner.run()?;
     Ok(())
 }

@@ -3,15 +3,17 @@
 //! Invariant: when a function here has returned, no crash and no power loss undoes what it did; until then a crash leaves
 //! what was before or what comes after, never a mixture. `power_loss.rs` tries each point between two operations, with each
 //! order in which a file system may have made what was not synced durable.
+//!
+//! They tell of guests' data, and a backlog is guests' data: files are for their owner alone, in directories that are.
 
 #[cfg(test)]
 mod power_loss;
 #[cfg(test)]
 mod recorded;
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Tells the test that records it, in tests, that an operation was done.
@@ -29,7 +31,12 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         make_directory(directory)?;
     }
     let aside = path.with_extension("new");
-    let mut file = File::create(&aside)?;
+    // One that was left by a crash may have another mode.
+    match fs::remove_file(&aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = private_file().write(true).create_new(true).open(&aside)?;
     file.write_all(bytes)?;
     note!(Write(&aside, bytes));
     file.sync_all()?;
@@ -68,13 +75,27 @@ pub fn make_directory(directory: &Path) -> io::Result<()> {
     let Ok(above) = parent(directory) else { return Ok(()) };
     if !directory.exists() {
         make_directory(above)?;
-        match fs::create_dir(directory) {
+        match private_directory().create(directory) {
             Ok(()) => note!(MakeDirectory(directory)),
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             Err(_) => {}
         }
     }
     sync_directory(above)
+}
+
+/// A file that is created so is its owner's alone, with any umask.
+pub(crate) fn private_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(0o600);
+    options
+}
+
+/// The same of a directory.
+pub(crate) fn private_directory() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
 }
 
 fn sync_directory(directory: &Path) -> io::Result<()> {

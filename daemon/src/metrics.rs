@@ -154,6 +154,14 @@ fn encode_daemon(e: &mut DescriptorEncoder<'_>, status: &Status) -> fmt::Result 
     each(e, ("tidelock_link_tls", None, Gauge), help, &all, |f, l, s| {
         f.gauge(l, u64::from(s.link.tls))
     })?;
+    let with_certificate: Vec<_> = all
+        .iter()
+        .filter_map(|(labels, status)| Some((labels.clone(), status.link.certificate_valid_s?)))
+        .collect();
+    let help = "Until this host's certificate ends; 0: it is not valid, or cannot be read";
+    each(e, ("tidelock_certificate_valid", SECONDS, Gauge), help, &with_certificate, |f, l, s| {
+        f.gauge(l, *s)
+    })?;
     let help = "Connections to the backup made since the start";
     each(e, ("tidelock_link_connects", None, Counter), help, &all, |f, l, s| {
         f.counter(l, s.link.connects)
@@ -312,11 +320,11 @@ fn encode_lag(
     })?;
     let help = "Bytes done by the initial copy or resync under way";
     each(e, ("tidelock_copy_done", BYTES, Gauge), help, writers, |f, l, w| {
-        f.gauge(l, w.copy.map_or(0, |copy| copy.done_bytes))
+        f.gauge(l, w.copy.as_ref().map_or(0, |copy| copy.done_bytes))
     })?;
     let help = "Bytes of the initial copy or resync under way; 0 if none is";
     each(e, ("tidelock_copy_size", BYTES, Gauge), help, writers, |f, l, w| {
-        f.gauge(l, w.copy.map_or(0, |copy| copy.total_bytes))
+        f.gauge(l, w.copy.as_ref().map_or(0, |copy| copy.total_bytes))
     })?;
     let help = "When the last verification ended, as seconds since 1970; 0: there was none";
     each(e, ("tidelock_verified_at", SECONDS, Gauge), help, writers, |f, l, w| {
@@ -562,6 +570,10 @@ mod tests {
 
         fn adopted(&self, _: &str) -> Result<(), ControlError> {
             unreachable!("metrics adopt nothing")
+        }
+
+        fn leave_open(&self, _: &str) -> Result<bool, ControlError> {
+            unreachable!("nobody asks")
         }
 
         fn stop(&self) -> Result<(), ControlError> {

@@ -1,12 +1,12 @@
 //! What a member's next run must know of this one: a small file per member in the state directory.
 //!
-//! The file is replaced as a whole ([`durable`]), so a crash leaves the old one or the new one. A clean mark is removed before the first write of a run may
-//! be admitted: what the mark says is true as long as it is there.
+//! The file is replaced as a whole ([`durable`]), so a crash leaves the old one or the new one. A start changes nothing in it that says how the run before
+//! ended: the new run is put on record when the backup has attached it ([`EpochKeeper::begin`]), and the backup goes by the run before until it is told
+//! of that. So a start that is cut short costs nothing, and one that the backup did not confirm is no evidence for the next one.
 
 use crate::ceiling;
 use crate::durable;
 use crate::link::port::EpochKeeper;
-use crate::owner::Resume;
 use crate::verified::Verified;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -14,8 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, GroupId, Incarnation, Seq};
-use tidelock_protocol::message::LastRun;
+use tidelock_protocol::ids::{Epoch, GroupId, Incarnation, Nonce, RunId, Seq};
+use tidelock_protocol::message::Basis;
 
 const FORMAT: u32 = 1;
 /// Why the state of a member cannot be used.
@@ -50,10 +50,18 @@ pub enum StateError {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct CleanMark {
-    seq: Seq,
-    hlc: Hlc,
+/// The clean end of the run on record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CleanMark {
+    /// Its last seq.
+    pub seq: Seq,
+    /// The time of that.
+    pub hlc: Hlc,
+    /// The identity of each disk when it was closed.
+    pub marks: Vec<String>,
+    /// Guests were served since, before the backup was reached: the disks are not as `marks` says any more, and where
+    /// they were written is in the activity log.
+    pub served: bool,
 }
 
 /// The backup has told this host that its epoch is over.
@@ -72,7 +80,16 @@ struct Content {
     #[serde(default)]
     group_id: Option<GroupId>,
     epoch: Epoch,
-    incarnation: Incarnation,
+    /// The run in force. `None`: the backup has attached none yet.
+    run: Option<RunId>,
+    /// The greatest number that a start has used.
+    tried: Incarnation,
+    /// The run that began the stream, whose backlog on disk this one goes on with.
+    stream: Option<RunId>,
+    /// The run that the activity log is of, if it is that of an earlier one that the backup has confirmed.
+    log_run: Option<Incarnation>,
+    /// The lasting part of each disk's mark (the part that writing leaves as it is) when the run began.
+    disks: Vec<String>,
     clean: Option<CleanMark>,
     /// See [`ceiling`].
     #[serde(default)]
@@ -96,6 +113,10 @@ pub struct MemberState(Arc<Mutex<Inner>>);
 struct Inner {
     path: PathBuf,
     content: Content,
+    /// The run that the activity log was found to be of.
+    found_log: Option<Incarnation>,
+    /// The lasting part of each disk's mark in this run. The next record of a run takes it over.
+    disks: Vec<String>,
 }
 
 /// What the last run left.
@@ -103,16 +124,18 @@ struct Inner {
 pub struct Opened {
     /// The group's identity; `None`: the backup has told none yet.
     pub group_id: Option<GroupId>,
-    /// This run's number.
-    pub incarnation: Incarnation,
-    /// That of the run before; 0: none.
-    pub last_incarnation: Incarnation,
+    /// This run.
+    pub run: RunId,
+    /// The run in force before it.
+    pub before: Option<RunId>,
+    /// The runs that an activity log may be of.
+    pub log_runs: Vec<Incarnation>,
     /// The epoch that was granted; 0: none yet.
     pub epoch: Epoch,
-    /// What to tell the backup.
-    pub last_run: LastRun,
-    /// Where to go on without asking it.
-    pub resume: Option<Resume>,
+    /// The lasting part of each disk's mark in the run before.
+    pub disks: Vec<String>,
+    /// How the run before ended, if it ended cleanly.
+    pub clean: Option<CleanMark>,
     /// No time of this run is below.
     pub hlc_floor: Hlc,
     /// Nor does one pass this, as said in [`ceiling`].
@@ -124,16 +147,21 @@ pub struct Opened {
 }
 
 impl MemberState {
-    /// The run before and its epoch, if it has not ended cleanly.
-    pub fn unclean(path: &Path) -> Result<Option<(Incarnation, Epoch)>, StateError> {
+    /// The run that began the stream and the epoch, if the run on record has not ended cleanly.
+    pub fn unclean(path: &Path) -> Result<Option<(RunId, Epoch)>, StateError> {
         let unclean =
             read(path)?.filter(|content| content.clean.is_none() && content.fenced.is_none());
-        Ok(unclean.map(|content| (content.incarnation, content.epoch)))
+        Ok(unclean.and_then(|content| Some((content.stream?, content.epoch))))
     }
 
     /// What the backup has ended for this member, if it is on record.
     pub fn fence(path: &Path) -> Result<Option<Fence>, StateError> {
         Ok(read(path)?.and_then(|content| content.fenced))
+    }
+
+    /// Whether the backup has it on record that this member's guest may answer clients from here.
+    pub fn may_be_left_open(path: &Path) -> Result<bool, StateError> {
+        Ok(read(path)?.is_some_and(|content| content.serves_unreached_kept))
     }
 
     /// The operator says that the fence does not hold any more. The next run compares the sites and asks the backup before
@@ -143,78 +171,69 @@ impl MemberState {
             return Ok(None);
         };
         let fence = content.fenced.take();
-        (content.clean, content.serves_unreached_kept) = (None, false);
-        Inner { path: path.to_owned(), content }.write()?;
+        (content.run, content.clean, content.serves_unreached_kept) = (None, None, false);
+        Inner { path: path.to_owned(), content, found_log: None, disks: Vec::new() }.write()?;
         Ok(fence)
     }
 
-    /// Opens or creates the file, and marks the new run as begun.
+    /// Opens or creates the file, and draws the new run. What it says of the run before stays.
     pub fn open(path: PathBuf, wall_us: u64) -> Result<(Self, Opened), StateError> {
-        Self::open_as(path, wall_us, None)
-    }
-
-    /// The same for a process that goes on with the run before, which has not ended: it has all that is to be sent.
-    pub fn go_on(
-        path: PathBuf,
-        wall_us: u64,
-        run: Incarnation,
-    ) -> Result<(Self, Opened), StateError> {
-        Self::open_as(path, wall_us, Some(run))
-    }
-
-    fn open_as(
-        path: PathBuf,
-        wall_us: u64,
-        run: Option<Incarnation>,
-    ) -> Result<(Self, Opened), StateError> {
         let directory = path.parent().unwrap_or(Path::new("."));
         durable::make_directory(directory)
             .map_err(|source| StateError::Io { path: path.clone(), source })?;
         let old = read(&path)?;
-        let last = old.as_ref().map_or(Incarnation(0), |c| c.incarnation);
+        let tried = old.as_ref().map_or(0, |c| c.tried.0);
         // Larger than any before, also if the file was lost.
-        let incarnation = run.unwrap_or(Incarnation(wall_us.max(last.0.saturating_add(1))));
-        let epoch = old.as_ref().map_or(Epoch(0), |c| c.epoch);
+        let number = Incarnation(wall_us.max(tried.saturating_add(1)));
         let floor_ms = old.as_ref().map_or(0, |c| c.hlc_ceiling_ms);
-        let hlc_ceiling_ms = ceiling::first(floor_ms, wall_us / 1000);
-        let clean = old.as_ref().and_then(|c| c.clean);
-        let fenced = old.as_ref().and_then(|c| c.fenced.clone());
-        let is_fenced = fenced.is_some();
-        let group_id = old.as_ref().and_then(|c| c.group_id);
-        let serves_unreached_kept = old.as_ref().is_some_and(|c| c.serves_unreached_kept);
-        let verified = old.and_then(|c| c.verified);
         let content = Content {
             format: FORMAT,
-            group_id,
-            epoch,
-            incarnation,
-            clean: None,
-            hlc_ceiling_ms,
-            verified,
-            fenced,
-            serves_unreached_kept,
+            tried: number,
+            hlc_ceiling_ms: ceiling::first(floor_ms, wall_us / 1000),
+            ..old.unwrap_or_else(Content::new)
         };
-        let state = Inner { path, content };
+        let nonce = draw_nonce().map_err(|source| StateError::Io { path: path.clone(), source })?;
+        let state = Inner { path, content, found_log: None, disks: Vec::new() };
         state.write()?;
+        let Content { run, log_run, epoch, clean, hlc_ceiling_ms, fenced, .. } = &state.content;
         let opened = Opened {
-            group_id,
-            incarnation,
-            last_incarnation: last,
-            epoch,
-            last_run: clean.map_or(LastRun::Unknown, |mark| LastRun::Clean { seq: mark.seq }),
+            group_id: state.content.group_id,
+            run: RunId { number, nonce },
+            before: *run,
+            log_runs: run.iter().map(|run| run.number).chain(*log_run).collect(),
+            epoch: *epoch,
             // After a clean end the last time itself is known.
-            hlc_floor: if clean.is_some() { Hlc(0) } else { ceiling::floor_above(floor_ms) },
-            hlc_ceiling_ms,
-            fenced: is_fenced,
-            serves_unreached_kept,
-            resume: clean.map(|mark| Resume { epoch, seq: mark.seq, hlc: mark.hlc }),
+            hlc_floor: match clean {
+                Some(clean) if !clean.served => clean.hlc,
+                _ => ceiling::floor_above(floor_ms),
+            },
+            disks: state.content.disks.clone(),
+            clean: clean.clone(),
+            hlc_ceiling_ms: *hlc_ceiling_ms,
+            fenced: fenced.is_some(),
+            serves_unreached_kept: state.content.serves_unreached_kept,
         };
         Ok((Self(Arc::new(Mutex::new(state))), opened))
     }
 
+    /// The disks are not those of the run on record: nothing that is told of it says anything about them.
+    pub fn forget_run(&self) -> Result<(), StateError> {
+        self.change(|content| (content.run, content.log_run, content.clean) = (None, None, None))
+    }
+
+    /// Keeps the lasting part of each disk's mark for the next record of a run.
+    pub fn found_disks(&self, disks: Vec<String>) {
+        self.lock().disks = disks;
+    }
+
+    /// The activity log is of this run.
+    pub fn found_log_of(&self, run: Option<Incarnation>) {
+        self.lock().found_log = run;
+    }
+
     /// The run has ended with everything up to `seq` at the backup, and equal disks.
-    pub fn ended_cleanly(&self, seq: Seq, hlc: Hlc) -> Result<(), StateError> {
-        self.change(|content| content.clean = Some(CleanMark { seq, hlc }))
+    pub fn ended_cleanly(&self, seq: Seq, hlc: Hlc, marks: Vec<String>) -> Result<(), StateError> {
+        self.change(|content| content.clean = Some(CleanMark { seq, hlc, marks, served: false }))
     }
 
     /// Moves the ceiling when the greatest time that was given out or heard comes near it. `wall_ms`: the wall
@@ -246,6 +265,12 @@ impl MemberState {
         fenced.is_none() && (epoch == Epoch(0) || serves_unreached_kept)
     }
 
+    /// Whether the backup has it on record that this member's guest may answer clients without it.
+    #[must_use]
+    pub fn serves_unreached_is_kept(&self) -> bool {
+        self.lock().content.serves_unreached_kept
+    }
+
     /// The epoch in force.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
@@ -271,24 +296,63 @@ impl MemberState {
     }
 }
 
-impl EpochKeeper for MemberState {
-    fn keep(&mut self, epoch: Epoch, group_id: GroupId) -> io::Result<()> {
-        if let Some(fence) = self.lock().content.fenced.clone().filter(|f| epoch <= f.epoch) {
-            return Err(io::Error::other(format!(
+impl MemberState {
+    fn check_fence(&self, epoch: Epoch) -> io::Result<()> {
+        match self.lock().content.fenced.as_ref().filter(|fence| epoch <= fence.epoch) {
+            None => Ok(()),
+            Some(fence) => Err(io::Error::other(format!(
                 "the backup grants epoch {epoch}, and had ended epoch {} before: {}",
                 fence.epoch, fence.reason
-            )));
+            ))),
         }
+    }
+}
+
+impl EpochKeeper for MemberState {
+    fn keep(&mut self, epoch: Epoch, group_id: GroupId) -> io::Result<()> {
+        self.check_fence(epoch)?;
+        self.change(|content| content.grant(epoch, group_id)).map_err(io::Error::other)
+    }
+
+    fn begin(
+        &mut self,
+        run: RunId,
+        epoch: Epoch,
+        group_id: GroupId,
+        basis: &Basis,
+    ) -> io::Result<()> {
+        self.check_fence(epoch)?;
+        let (found_log, disks) = {
+            let inner = self.lock();
+            (inner.found_log, inner.disks.clone())
+        };
         let change = |content: &mut Content| {
-            content.serves_unreached_kept &= content.epoch == epoch;
-            (content.epoch, content.fenced) = (epoch, None);
-            content.group_id = Some(group_id);
+            content.grant(epoch, group_id);
+            if content.run == Some(run) {
+                return;
+            }
+            // The log that was found stays the one to go by until this run has written in it.
+            content.log_run = found_log.filter(|_| !matches!(basis, Basis::Everything { .. }));
+            if *basis != Basis::Continues {
+                content.stream = Some(run);
+            }
+            (content.run, content.clean) = (Some(run), None);
+            content.disks.clone_from(&disks);
         };
         self.change(change).map_err(io::Error::other)
     }
 
     fn greatest(&self) -> Hlc {
         Hlc::new(self.lock().content.hlc_ceiling_ms, 0)
+    }
+
+    fn keep_served(&mut self) -> io::Result<()> {
+        let served = |content: &mut Content| {
+            if let Some(clean) = &mut content.clean {
+                clean.served = true;
+            }
+        };
+        self.change(served).map_err(io::Error::other)
     }
 
     fn keep_fenced(&mut self, reason: &str) -> io::Result<()> {
@@ -301,6 +365,47 @@ impl EpochKeeper for MemberState {
     fn keep_serves_unreached(&mut self, kept: bool) -> io::Result<()> {
         self.change(|content| content.serves_unreached_kept = kept).map_err(io::Error::other)
     }
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    format: u32,
+}
+
+impl Content {
+    fn grant(&mut self, epoch: Epoch, group_id: GroupId) {
+        self.serves_unreached_kept &= self.epoch == epoch;
+        (self.epoch, self.fenced) = (epoch, None);
+        self.group_id = Some(group_id);
+    }
+
+    fn new() -> Self {
+        Self {
+            format: FORMAT,
+            group_id: None,
+            epoch: Epoch(0),
+            run: None,
+            tried: Incarnation(0),
+            stream: None,
+            log_run: None,
+            disks: Vec::new(),
+            clean: None,
+            hlc_ceiling_ms: 0,
+            verified: None,
+            fenced: None,
+            serves_unreached_kept: false,
+        }
+    }
+}
+
+fn draw_nonce() -> io::Result<Nonce> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled +=
+            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(Nonce::from_bytes(bytes))
 }
 
 impl Inner {
@@ -317,12 +422,13 @@ fn read(path: &Path) -> Result<Option<Content>, StateError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(StateError::Io { path: path.to_owned(), source }),
     };
-    let content: Content = serde_json::from_slice(&bytes)
-        .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
-    if content.format != FORMAT {
-        return Err(StateError::Format { path: path.to_owned(), found: content.format });
+    let wrong = |source| StateError::Content { path: path.to_owned(), source };
+    // The format number is read first: a newer format may give other fields another meaning.
+    let Versioned { format: found } = serde_json::from_slice(&bytes).map_err(wrong)?;
+    if found != FORMAT {
+        return Err(StateError::Format { path: path.to_owned(), found });
     }
-    Ok(Some(content))
+    serde_json::from_slice(&bytes).map(Some).map_err(wrong)
 }
 
 #[cfg(test)]
@@ -331,22 +437,55 @@ mod tests {
 
     const ID: GroupId = GroupId([7; 16]);
 
+    /// A start that the backup does not confirm is no evidence for the next one.
     #[test]
-    fn a_clean_mark_holds_for_one_start() {
+    fn what_is_on_record_of_the_run_before_stays_until_the_backup_has_attached_the_next() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("group/member.json");
         let (mut state, first) = MemberState::open(path.clone(), 1000).unwrap();
-        assert_eq!(first.incarnation, Incarnation(1000));
-        assert_eq!(first.last_run, LastRun::Unknown);
-        state.keep(Epoch(4), ID).unwrap();
-        state.ended_cleanly(Seq(9), Hlc(5)).unwrap();
-        let (_, second) = MemberState::open(path.clone(), 0).unwrap();
-        assert_eq!(second.incarnation, Incarnation(1001), "the wall clock went back");
-        assert_eq!(second.epoch, Epoch(4));
-        assert_eq!(second.last_run, LastRun::Clean { seq: Seq(9) });
-        let (_, third) = MemberState::open(path, 2000).unwrap();
-        assert_eq!(third.last_run, LastRun::Unknown, "the second run did not end cleanly");
-        assert_eq!(third.epoch, Epoch(4));
+        assert_eq!((first.run.number, first.before), (Incarnation(1000), None));
+        state.begin(first.run, Epoch(4), ID, &Basis::Continues).unwrap();
+        state.ended_cleanly(Seq(9), Hlc(5), vec!["a".into()]).unwrap();
+        for nth in 1..3 {
+            let (_, next) = MemberState::open(path.clone(), 0).unwrap();
+            assert_eq!(next.run.number, Incarnation(1000 + nth), "the wall clock went back");
+            assert_ne!(next.run.nonce, first.run.nonce);
+            assert_eq!((next.before, next.epoch), (Some(first.run), Epoch(4)));
+            assert_eq!(next.clean.unwrap().marks, ["a"]);
+            assert_eq!(MemberState::unclean(&path).unwrap(), None);
+        }
+        let (mut state, second) = MemberState::open(path.clone(), 2000).unwrap();
+        state.keep_served().unwrap();
+        let (_, third) = MemberState::open(path.clone(), 2000).unwrap();
+        assert!(third.clean.unwrap().served, "it is not as the marks say any more");
+        state.begin(second.run, Epoch(4), ID, &Basis::Log).unwrap();
+        let (_, fourth) = MemberState::open(path.clone(), 2000).unwrap();
+        assert_eq!((fourth.before, fourth.clean), (Some(second.run), None));
+        assert_eq!(MemberState::unclean(&path).unwrap(), Some((second.run, Epoch(4))));
+    }
+
+    /// A process that goes on with a backlog on disk finds it again when it was killed.
+    #[test]
+    fn a_stream_keeps_the_run_that_began_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.json");
+        let everything = Basis::Everything { why: "first".into() };
+        let (mut state, first) = MemberState::open(path.clone(), 1000).unwrap();
+        state.begin(first.run, Epoch(1), ID, &everything).unwrap();
+        let (mut state, second) = MemberState::open(path.clone(), 2000).unwrap();
+        state.found_log_of(Some(first.run.number));
+        state.begin(second.run, Epoch(1), ID, &Basis::Continues).unwrap();
+        assert_eq!(MemberState::unclean(&path).unwrap(), Some((first.run, Epoch(1))));
+        let (mut state, third) = MemberState::open(path.clone(), 3000).unwrap();
+        assert_eq!(third.log_runs, [second.run.number, first.run.number]);
+        state.begin(third.run, Epoch(1), ID, &everything).unwrap();
+        assert_eq!(MemberState::unclean(&path).unwrap(), Some((third.run, Epoch(1))));
+        let (_, fourth) = MemberState::open(path, 4000).unwrap();
+        assert_eq!(
+            fourth.log_runs,
+            [third.run.number],
+            "a log that was not confirmed says nothing"
+        );
     }
 
     #[test]
@@ -367,9 +506,9 @@ mod tests {
         let floor = Hlc::new(hour_ms + 2_190, 0);
         let (state, second) = MemberState::open(path.clone(), 0).unwrap();
         assert_eq!((second.hlc_floor, second.hlc_ceiling_ms), (floor, hour_ms + 2_190));
-        state.ended_cleanly(Seq(1), Hlc::new(66_000, 9)).unwrap();
+        state.ended_cleanly(Seq(1), Hlc::new(66_000, 9), Vec::new()).unwrap();
         let (_, third) = MemberState::open(path, 0).unwrap();
-        assert_eq!(third.resume.unwrap().hlc, Hlc::new(66_000, 9));
+        assert_eq!(third.hlc_floor, Hlc::new(66_000, 9));
     }
 
     /// Nobody has looked since the first of these writes.
@@ -454,7 +593,7 @@ mod tests {
         assert_eq!(MemberState::remove_fence(&path).unwrap(), Some(fence));
         let (mut state, opened) = MemberState::open(path, 2).unwrap();
         assert_eq!((opened.group_id, opened.epoch), (Some(ID), Epoch(1)));
-        assert!(!opened.fenced && opened.last_run == LastRun::Unknown);
+        assert!(!opened.fenced && opened.before.is_none() && opened.clean.is_none());
         assert!(!state.may_answer_unreached(), "the backup is asked first");
         state.keep(Epoch(1), ID).unwrap();
     }

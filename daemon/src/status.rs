@@ -42,6 +42,9 @@ pub struct Status {
     pub software: String,
     /// How long the daemon has been running.
     pub uptime_ms: u64,
+    /// This host is itself a virtual machine: what a pause of it is noticed by, and what cannot be excluded.
+    #[serde(default)]
+    pub virtual_machine: Option<String>,
     /// The connection to the backup.
     pub link: LinkStatus,
     /// All groups, in the order of the configuration.
@@ -59,6 +62,8 @@ pub struct LinkStatus {
     pub state_age_ms: u64,
     /// Whether the link is encrypted and both sides are authenticated.
     pub tls: bool,
+    /// How long this host's certificate is still valid; 0: it is not, or cannot be read. `None`: none is used.
+    pub certificate_valid_s: Option<u64>,
     /// Connections made since the start; more than one means that it was lost.
     pub connects: u64,
     /// Why it is not up, if it is not.
@@ -381,7 +386,7 @@ pub struct DiskStatus {
 }
 
 /// A copy of disks under way.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CopyStatus {
     /// The first copy, or the comparison after an unclean stop.
     pub kind: CopyKindStatus,
@@ -393,6 +398,8 @@ pub struct CopyStatus {
     pub rate_bytes_per_s: u64,
     /// Time left at this rate; `None` if it stands still.
     pub left_ms: Option<u64>,
+    /// Why whole disks are compared, if they are.
+    pub because: Option<String>,
 }
 
 impl CopyStatus {

@@ -8,10 +8,11 @@ use std::time::{Duration, SystemTime};
 use tidelock_config::{Diagnostics, Size};
 use tidelock_daemon::adoption;
 use tidelock_daemon::config::{
-    Config, LogFormat, Security, Topology, check_machine, load, parse, read_machine,
+    Config, LogFormat, Security, Topology, check_for_start, check_machine, load, parse,
+    read_machine,
 };
 use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_protocol::message::{Form, Machine, Mode};
+use tidelock_protocol::message::{Form, Mode};
 use tidelock_tls::Role;
 use tidelock_tls::pki::Authority;
 
@@ -133,8 +134,7 @@ fn the_examples_are_good() {
     assert_eq!(group.activity_log.unwrap().slots, 8192);
     assert_eq!(group.members[0].disks[1].size.as_ref().unwrap().bytes, 500 << 30);
     assert_eq!(config.backup.address.to_string(), "[2001:db8::7]:9640");
-    let machine = std::fs::read_to_string(example("machine.json")).unwrap();
-    assert!(serde_json::from_str::<serde_json::Value>(&machine).unwrap().is_object());
+    tidelock_machine::read(&std::fs::read_to_string(example("machine.json")).unwrap()).unwrap();
 }
 
 /// On either of its hosts, and with everything on one.
@@ -455,7 +455,7 @@ fn each_mistake_gets_its_words() {
     let found = parse("f", no_group).unwrap_err();
     assert_eq!(shown(&found), ["1:1 missing section [[group]] -> [[group]] and its keys"]);
     let long = GOOD.replace("\"h\"", &format!("\"h\"\nruntime_dir = \"/{}\"", "x".repeat(100)));
-    assert!(shown(&parse("f", &long).unwrap_err())[0].contains("Linux takes 107"));
+    assert!(shown(&parse("f", &long).unwrap_err())[0].contains("may have 103"));
 }
 
 /// A group of three writers on two hosts and a front end, as it stands on `host`. `more`: of the group.
@@ -667,11 +667,15 @@ fn a_machine_description_is_json_or_libvirt() {
         std::fs::write(&file, text).unwrap();
         read_machine(path)
     };
-    assert!(matches!(read("{\"cpus\": 2}"), Ok(Machine::Json(_))));
-    assert!(matches!(read("<?xml version='1.0'?><domain type='kvm'/>"), Ok(Machine::Libvirt(_))));
-    assert!(read("<network/>").unwrap_err().what.contains("not a libvirt domain"));
-    assert!(read("[1]").unwrap_err().what.contains("not a JSON object"));
-    assert!(read("hello").unwrap_err().what.contains("neither JSON"));
+    assert_eq!(read("{\"memory_mib\": 64, \"cpus\": 2}").unwrap().cpus, 2);
+    let xml = "<?xml version='1.0'?><domain type='kvm'><memory unit='MiB'>64</memory></domain>";
+    assert_eq!(read(xml).unwrap().memory_mib, 64);
+    for bad in ["{\"cpus\": 2}", "<network/>", "<domain/>", "[1]", "hello", "{\"memory_mib\": 0}"] {
+        assert!(read(bad).is_err(), "{bad}");
+    }
+    // It would run a program at the backup site.
+    let bad = read("{\"memory_mib\": 16, \"extra_arguments\": [\"-incoming\", \"exec:id\"]}");
+    assert!(bad.unwrap_err().what.contains("extra_arguments"));
     let large = format!("{{\"x\": \"{}\"}}", "x".repeat(256 << 10));
     assert!(read(&large).unwrap_err().what.contains("more than 262144"));
     std::fs::remove_file(&file).unwrap();
@@ -712,8 +716,8 @@ fn a_machine_with_a_card_that_is_neither_held_nor_named_is_refused() {
             GOOD.replace("name = \"m\"", &keys).replace("/d.img", &image.display().to_string());
         check(&parse("f", &text).unwrap())
     };
-    let json = r#"{"cpus": 1, "networks": [{"mac": "52:54:00:00:00:01"}, {"mac": "52:54:00:00:00:02"}, {"name": "san"}]}"#;
-    let xml = "<domain type='kvm'><devices><interface type='bridge'><mac address='52:54:00:00:00:01'/>\
+    let json = r#"{"memory_mib": 64, "networks": [{"mac": "52:54:00:00:00:01"}, {"mac": "52:54:00:00:00:02"}, {"name": "san"}]}"#;
+    let xml = "<domain type='kvm'><memory unit='MiB'>64</memory><devices><interface type='bridge'><mac address='52:54:00:00:00:01'/>\
                <target dev='tap0'/></interface><interface type='network'><mac address='52:54:00:00:00:02'/></interface>\
                <interface type='direct'><target dev='san'/></interface></devices></domain>";
     for description in [json, xml] {
@@ -730,7 +734,7 @@ fn a_machine_with_a_card_that_is_neither_held_nor_named_is_refused() {
         let said = check_with(description, "ungated = [\"san\", \"net1\", \"52:54:00:00:00:09\"]");
         assert!(said[0].contains("has no network card \"52:54:00:00:00:09\""), "{said:?}");
     }
-    assert_eq!(check_with("{\"cpus\": 1}", ""), Vec::<String>::new());
+    assert_eq!(check_with("{\"memory_mib\": 64}", ""), Vec::<String>::new());
 }
 
 #[test]
@@ -772,6 +776,52 @@ fn the_certificate_must_be_this_hosts() {
     issue(Role::Backup, "h");
     let role = check(&config);
     assert!(role[0].contains("not for a host"), "{role:?}");
+
+    // Guests get their disks with a certificate that has expired. With one that is not valid yet the clock is wrong.
+    issue(Role::Host, "h");
+    let later = check_for_start(&config, now + 2 * day).unwrap();
+    assert!(later.is_some_and(|expired| expired.what.contains("expired on")));
+    assert!(check_machine(&config, now + 2 * day).is_err());
+    let earlier = check_for_start(&config, now - 2 * day).unwrap_err();
+    assert!(shown(&earlier)[0].contains("valid only from"), "{earlier}");
+    assert!(check_for_start(&config, now).unwrap().is_none());
+}
+
+/// systemd does not start the daemon again after exit status 2.
+#[test]
+fn a_mistake_of_the_file_is_final_and_the_state_of_the_machine_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("host.toml");
+    let own = format!("[host]\nruntime_dir = {0:?}\nstate_dir = {0:?}\n", dir.path());
+    let (good, _) = GOOD.split_once("[[group.member.network]]").unwrap();
+    let image = dir.path().join("d.img");
+    let good = good.replace("[host]\n", &own).replace("/d.img", &image.display().to_string());
+    let good = good.replace("name = \"m\"", "name = \"m\"\nroles = [\"writer\"]");
+    let start = || {
+        let daemon = std::process::Command::new(env!("CARGO_BIN_EXE_tidelockd"))
+            .arg("--config")
+            .arg(&file)
+            .output()
+            .unwrap();
+        (daemon.status.code(), String::from_utf8_lossy(&daemon.stderr).into_owned())
+    };
+    let is = |code, why: &str| {
+        let (status, said) = start();
+        assert!(status == Some(code) && said.contains(why), "{status:?}: {said}");
+    };
+    is(1, "cannot read the configuration");
+    std::fs::write(&file, good.replace("address", "adress")).unwrap();
+    is(2, "unknown key `adress`");
+    std::fs::write(&file, format!("{good}size = \"large\"\n")).unwrap();
+    is(2, "size");
+    std::fs::write(&file, &good).unwrap();
+    is(1, "No such file");
+    let description = good.replace("name = \"m\"", "name = \"m\"\nmachine = \"/nowhere\"");
+    std::fs::write(&file, description).unwrap();
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    is(1, "/nowhere");
+    std::fs::write(&file, format!("{good}socket_owner = \"no-such-user\"\n")).unwrap();
+    is(1, "there is no such user");
 }
 
 proptest::proptest! {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, GroupId, Seq, WriterId};
-use tidelock_protocol::message::{Attached, CopyState, Message, PROTOCOL};
+use tidelock_protocol::message::{Attached, Basis, CopyState, Message, PROTOCOL};
 use tidelock_protocol::record::Effect;
 use tidelock_protocol::vector::CountVector;
 
@@ -103,6 +103,7 @@ fn attached(last_hlc: Hlc, copy: CopyState) -> Message {
         last_hlc,
         copy,
         begun: None,
+        basis: Basis::Log,
     })
 }
 
@@ -147,7 +148,7 @@ fn a_backup_that_lies_ends_connections_and_nothing_else() {
     for lie in [
         Message::Committed { durable: Seq(u64::MAX), committed: CountVector::new() },
         Message::Floor { pending: CountVector::new(), hlc: Hlc(u64::MAX) },
-        Message::Detach,
+        Message::Detach { end: None },
     ] {
         let mut liar = Connection::accept(&listener);
         liar.send(MEMBER, &attached(Hlc(0), CopyState::Empty));

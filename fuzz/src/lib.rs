@@ -4,7 +4,11 @@
 //! input says how much help it gets: [`nbd`] puts together a conversation from a short
 //! program, [`seal`] makes the checksums of frames and journals right after the fuzzer changed
 //! what they cover. Without help the bytes are taken as they are.
+//!
+//! The targets `lying_host` and `lying_backup` begin where the decoders end: [`extremes`] makes well-formed messages with
+//! extreme values of their inputs.
 
+pub mod extremes;
 pub mod nbd;
 pub mod seal;
 

@@ -8,7 +8,7 @@
 use bytes::{BufMut, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use tidelock_protocol::frame::{self, Frame, FrameError};
-use tidelock_protocol::ids::{Incarnation, Seq};
+use tidelock_protocol::ids::{Incarnation, Nonce, RunId, Seq};
 use tidelock_protocol::limits::{
     DISKS_MAX, PART_MAX_BYTES, RECORD_DEPS_MAX, RECORD_MAX_BYTES, RECORD_PAYLOAD_MAX_BYTES,
     WRITERS_MAX,
@@ -84,7 +84,8 @@ fn check(frame: &Frame, bytes: &[u8]) {
             assert_eq!(again, bytes, "one part has one encoding");
             let mut gathering = Gathering::default();
             let before = Seq(part.seq.0 - 1);
-            gathering.attached(Incarnation(1), before);
+            let run = RunId { number: Incarnation(1), nonce: Nonce(0, 0) };
+            gathering.attached(run, before);
             let taken = gathering.add(before, part);
             assert!(!matches!(taken, Ok(Some(_))), "a part is not a whole");
             assert_eq!(taken.is_ok(), part.at == 0);

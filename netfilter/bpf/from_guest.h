@@ -66,7 +66,7 @@ ALWAYS int ipv4_from_guest(struct __sk_buff *skb)
 		return gate(GATED_PATH);
 	if (header + room > IPV4_MAX_BYTES)
 		return gate(GATED_NO_ROOM);
-	if (!is_trusted(c, now_by_tick(s)))
+	if (!is_trusted(c, now_by_tick(s)) || !is_believable(p, c))
 		return gate(GATED_UNTRUSTED);
 	flags = room_flags(skb, total, headers, room, is_tcp, bpf_ntohs(h.fragment) & 0x3fff, &why);
 	if (flags < 0)
@@ -150,7 +150,7 @@ APART int ipv6_from_guest(struct __sk_buff *skb)
 	/* A hop-by-hop header must stay the first. */
 	if (h.next == NEXT_HOP_BY_HOP)
 		return gate(GATED_NO_ROOM);
-	if (!is_trusted(c, now_by_tick(s)))
+	if (!is_trusted(c, now_by_tick(s)) || !is_believable(p, c))
 		return gate(GATED_UNTRUSTED);
 	flags = room_flags(skb, total, headers, room, is_tcp, e->fragment, &why);
 	if (flags < 0)

@@ -247,6 +247,7 @@ struct cpu {
 	__u64 now;
 	struct walk walk;
 	struct extensions extensions;
+	struct way way;		/* of the packet whose seal is judged */
 	struct ipv4 header;	/* and the tag that follows it: one store writes both */
 	__u8 tag[SUMMED_MAX_BYTES];
 	__u8 new[IPV4_MAX_BYTES - IPV4_MIN_BYTES];
@@ -381,8 +382,9 @@ ALWAYS __u64 now_by_tick(struct cpu *s)
 
 ALWAYS int is_trusted(const struct committed *c, __u64 now)
 {
-	return now < NOW_OR_LATER(c->trusted_until) &&
-	       (NOW_OR_LATER(c->tag_key[0]) | NOW_OR_LATER(c->tag_key[1]));
+	const __u64 *key = c->tag_keys[NOW_OR_LATER(c->key_in_use) & (KEYS - 1)];
+
+	return now < NOW_OR_LATER(c->trusted_until) && (NOW_OR_LATER(key[0]) | NOW_OR_LATER(key[1]));
 }
 
 /* Whether P names all that the guest may know. In mode async nothing waits for that: a tag that
@@ -402,6 +404,25 @@ ALWAYS int reaches(const __u64 *entries, const __u64 *wanted)
 		if (i >= CONFIG.writers)
 			break;
 		if (NOW_OR_LATER(entries[i]) < NOW_OR_LATER(wanted[i]))
+			return 0;
+	}
+	return 1;
+}
+
+/* Whether others will believe this P in a tag. */
+ALWAYS int is_believable(const struct pending *p, const struct committed *c)
+{
+	__u64 entry;
+	__u32 i;
+
+	if (CONFIG.is_hlc)
+		return 1;
+	AS_A_LOOP
+	for (i = 0; i < WRITERS_MAX; i++) {
+		if (i >= CONFIG.writers)
+			break;
+		entry = NOW_OR_LATER(p->entries[i]);
+		if (entry > NOW_OR_LATER(c->reachable[i]) && entry > NOW_OR_LATER(c->entries[i]))
 			return 0;
 	}
 	return 1;

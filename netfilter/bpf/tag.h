@@ -6,6 +6,7 @@
 #define TIDELOCK_TAG_H
 
 #define WRITERS_MAX 64
+#define KEYS 4
 #define ADDRESSES_MAX 4096
 #define INTERFACES_MAX 4096
 #define WAYS_MAX 16384
@@ -47,7 +48,9 @@ struct committed {
 	__u64 watermark;
 	__u64 entries[WRITERS_MAX];
 	__u64 wall_minus_boot;	/* what turns CLOCK_BOOTTIME into the wall clock that is believed */
-	__u64 tag_key[2];	/* of SipHash; zeros: not known yet */
+	__u64 key_in_use;	/* the place of the key that tags are sealed with */
+	__u64 tag_keys[KEYS][2];	/* of SipHash, each in the place that its period has modulo KEYS; zeros: not known yet */
+	__u64 reachable[WRITERS_MAX];	/* the greatest entry that a tag is believed of */
 	__u64 rules_gone;	/* not 0: what would be left to the packet filter's rules is dropped */
 };
 

@@ -38,20 +38,28 @@ ALWAYS int is_merged(const __u8 *entries, const struct pending *p, const struct 
 	return 1;
 }
 
+/* Whether a writer can be so far: what C or P has is known, and the backup tells the rest. */
+ALWAYS int is_reachable(__u64 entry, __u64 pending, __u64 covered, __u64 reachable)
+{
+	return entry <= reachable || entry <= covered || entry <= pending;
+}
+
 static long merge_entry(__u32 i, void *context)
 {
 	struct merging *m = context;
 	struct pending *p = bpf_map_lookup_elem(&pending, &zero);
 	struct committed *c = bpf_map_lookup_elem(&committed, &zero);
 	struct cpu *s = bpf_map_lookup_elem(&cpus, &zero);
-	__u64 entry;
+	__u64 entry, own, covered;
 
 	if (!p || !c || !s || i >= WRITERS_MAX - 1) {
 		m->refused = DROPPED_FAILED;
 		return 1;
 	}
-	if (whole_entry(s->tag + (m->at & 7) + 4 * i, NOW_OR_LATER(p->entries[i]),
-			NOW_OR_LATER(c->entries[i]), &entry)) {
+	own = NOW_OR_LATER(p->entries[i]);
+	covered = NOW_OR_LATER(c->entries[i]);
+	if (whole_entry(s->tag + (m->at & 7) + 4 * i, own, covered, &entry) ||
+	    !is_reachable(entry, own, covered, NOW_OR_LATER(c->reachable[i]))) {
 		m->refused = DROPPED_MALFORMED;
 		return 1;
 	}
@@ -71,23 +79,39 @@ ALWAYS int is_ahead(const struct committed *c, __u64 hlc, __u64 now)
 	return (hlc >> 16) > (now_ms < passed_ms ? passed_ms : now_ms) + CONFIG.hlc_ahead_max_ms;
 }
 
+/* Whether a key that is in use, or was before, or will be next, has made the seal. */
+ALWAYS int is_sealed(const __u8 *body, const struct way *way, const struct committed *c)
+{
+	__u64 place = NOW_OR_LATER(c->key_in_use), seal;
+	__u32 i;
+
+	__builtin_memcpy(&seal, body + 2 + ENTRIES_BYTES, SEAL_BYTES);
+	seal = bpf_be64_to_cpu(seal);
+	AS_A_LOOP
+	for (i = 0; i < KEYS; i++) {
+		/* What is written there is for a later period. */
+		if (i != KEYS / 2 && seal == seal_of(body, way, c, place + i))
+			return 1;
+	}
+	return 0;
+}
+
 /*
- * Merges the tag in the scratch area whose form byte is at `at`, a constant. Returns -1, or the
- * counter of a refusal.
+ * Merges the tag in the scratch area whose form byte is at `at`, a constant, of a packet of the way there. Returns -1, or
+ * the counter of a refusal.
  */
-ALWAYS int merge(struct cpu *s, __u32 at, const struct way *way, struct pending *p, const struct committed *c)
+ALWAYS int merge(struct cpu *s, __u32 at, struct pending *p, const struct committed *c)
 {
 	struct merging m = { .at = at + 2, .refused = -1 };
 	const __u8 *body = s->tag + at;
-	__u64 hlc, now, seal;
+	__u64 hlc, now;
 
 	if (body[0] != (CONFIG.is_hlc ? FORM_HLC : FORM_VECTOR) || body[1] != CONFIG.context)
 		return DROPPED_MALFORMED;
 	now = now_by_tick(s);
 	if (!is_trusted(c, now))
 		return DROPPED_UNTRUSTED;
-	__builtin_memcpy(&seal, body + 2 + ENTRIES_BYTES, SEAL_BYTES);
-	if (bpf_be64_to_cpu(seal) != seal_of(body, way, c))
+	if (!is_sealed(body, &s->way, c))
 		return DROPPED_MALFORMED;
 	if (!CONFIG.is_hlc) {
 		/* Without writers the verifier would find that the step is never taken, and remove it. */
@@ -129,7 +153,6 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	struct committed *c;
 	struct cpu *s;
 	__u32 header, options, total, size, kind, is_believed;
-	struct way way;
 	struct ipv4 h, shrunk;
 	struct walk *w;
 	__u64 changed;
@@ -165,8 +188,8 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 		return drop(DROPPED_UNREADABLE);
 	if (!w->found && !is_tag_by_another_number(s))
 		return ipv4_without_tag(skb, &h);
-	way.source = from_ipv4(h.source);
-	kind = peer_kind(s, &way.source);
+	s->way.source = from_ipv4(h.source);
+	kind = peer_kind(s, &s->way.source);
 	is_believed = kind && !CONFIG.off;
 	if (is_believed && !came_the_right_way(skb, kind))
 		return drop(DROPPED_WRONG_WAY);
@@ -175,8 +198,8 @@ ALWAYS int ipv4_to_guest(struct __sk_buff *skb)
 	if (is_believed) {
 		if (w->found != 1 || w->found_at != NET + IPV4_MIN_BYTES || w->found_bytes != TAG4_BYTES)
 			return drop(DROPPED_MALFORMED);
-		way.destination = from_ipv4(h.destination);
-		refused = merge(s, 2, &way, p, c);
+		s->way.destination = from_ipv4(h.destination);
+		refused = merge(s, 2, p, c);
 		if (refused >= 0)
 			return drop(refused);
 	}
@@ -210,7 +233,6 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 	struct cpu *s;
 	struct extensions *e;
 	__u8 head[2] = {};
-	struct way way;
 	struct ipv6 h;
 	__u32 total, kind;
 	int refused;
@@ -248,9 +270,9 @@ APART int ipv6_to_guest(struct __sk_buff *skb)
 		return drop(DROPPED_MALFORMED);
 	if (bpf_skb_load_bytes(skb, NET + IPV6_BYTES, s->tag, TAG6_BYTES))
 		return drop(DROPPED_FAILED);
-	way.source = h.source;
-	way.destination = h.destination;
-	refused = merge(s, 4, &way, p, c);
+	s->way.source = h.source;
+	s->way.destination = h.destination;
+	refused = merge(s, 4, p, c);
 	if (refused >= 0)
 		return drop(refused);
 	if (bpf_skb_adjust_room(skb, -(__s32)TAG6_BYTES, BPF_ADJ_ROOM_NET, FIXED_FLAGS))

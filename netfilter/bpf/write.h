@@ -29,11 +29,12 @@
 
 /*
  * What nobody can write who has not the group's key: SipHash-2-4 of form, context and length of the entries (8 bytes), both
- * addresses, and the entries. `body`: form, context, entries.
+ * addresses, and the entries. `body`: form, context, entries. `place`: of the key.
  */
-APART __u64 seal_of(const __u8 *body, const struct way *way, const struct committed *c)
+APART __u64 seal_of(const __u8 *body, const struct way *way, const struct committed *c, __u64 place)
 {
-	__u64 k0 = NOW_OR_LATER(c->tag_key[0]), k1 = NOW_OR_LATER(c->tag_key[1]), word;
+	const __u64 *key = c->tag_keys[place & (KEYS - 1)];
+	__u64 k0 = NOW_OR_LATER(key[0]), k1 = NOW_OR_LATER(key[1]), word;
 	__u64 v0 = k0 ^ 0x736f6d6570736575, v1 = k1 ^ 0x646f72616e646f6d;
 	__u64 v2 = k0 ^ 0x6c7967656e657261, v3 = k1 ^ 0x7465646279746573;
 	__u32 i, half = 0;
@@ -89,7 +90,7 @@ ALWAYS void write_body(__u8 *body, const struct way *way, const struct pending *
 			__builtin_memcpy(body + 2 + 4 * i, &low, 4);
 		}
 	}
-	seal = bpf_cpu_to_be64(seal_of(body, way, c));
+	seal = bpf_cpu_to_be64(seal_of(body, way, c, NOW_OR_LATER(c->key_in_use)));
 	__builtin_memcpy(body + 2 + ENTRIES_BYTES, &seal, SEAL_BYTES);
 }
 

@@ -38,8 +38,9 @@ use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_protocol::limits::WRITERS_MAX;
 use tidelock_protocol::message::Mode;
-use tidelock_protocol::tag::Form;
+use tidelock_protocol::tag::{Form, TagKey, TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
 use town::{Plan, Town};
 
@@ -402,7 +403,8 @@ fn start(town: &Town, guard: Guard) -> Vec<(String, Gate)> {
             Gate::start(firewall, vec![group]).expect("a gate")
         });
         let handle = gate.handle("bench").expect("the group");
-        handle.set_tag_key(tidelock_protocol::tag::TagKey([1, 2]));
+        let reachable = (0..WRITERS_MAX).map(|writer| (WriterId(writer), Seq(u64::MAX))).collect();
+        handle.set_tag_terms(&TagTerms { keys: TagKeys::only(TagKey([1, 2])), reachable });
         handle.set_committed(&CountVector::new());
         let now = tidelock_netfilter::now();
         handle.lease_renewed(now, now);

@@ -8,6 +8,7 @@
 //! | [`verdicts`] | decisions as the kernel takes them: single ones and "all up to" |
 //! | [`nfqueue`] | the kernel's packet queue, over netlink |
 //! | [`rules`] | the packet-filter rules that send a guest's packets into the queue |
+//! | [`paused`] | whether this host stood still while its lease ran |
 //! | [`gate`] | the thread that ties them together, and the handles that drive it |
 //!
 //! The gate fails closed. The rules carry no bypass and outlive the daemon: while nobody listens,
@@ -18,6 +19,7 @@ pub mod gate;
 mod netlink;
 pub mod nfqueue;
 pub mod packet;
+pub mod paused;
 pub mod release_queue;
 pub mod rules;
 mod sys;

@@ -23,6 +23,18 @@ fn socklen(bytes: usize) -> libc::socklen_t {
     libc::socklen_t::try_from(bytes).expect("sizes of socket structures are small")
 }
 
+/// The processor's time stamp counter, where it has one.
+pub(crate) fn time_stamp_counter() -> Option<u64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: every processor of this architecture has the instruction, and Linux lets every process use it unless the
+        // process itself has asked for the contrary (PR_SET_TSC), which this one does not.
+        Some(unsafe { core::arch::x86_64::_rdtsc() })
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    None
+}
+
 /// Now, on the clock that leases are counted on: it never steps and counts suspended time.
 #[must_use]
 pub fn now() -> MonoNanos {

@@ -11,7 +11,8 @@
 use crate::hlc::Hlc;
 use crate::ids::{Epoch, Incarnation, Seq};
 use crate::limits;
-use crate::message::{Attach, LastRun, Machine, Message};
+use crate::machine::Machine;
+use crate::message::{Attach, Attached, Basis, CleanEnd, LastRun, LogAge, Message};
 use crate::record::Record;
 use crate::vector::CountVector;
 use std::borrow::Cow;
@@ -76,7 +77,7 @@ pub fn check(message: &Message) -> Result<(), &'static str> {
         Message::Follow(follow) => {
             ensure(is_name(&follow.group) && is_name(&follow.member), NAME)?;
             all(&follow.writers, limits::WRITERS_MAX.into(), WRITERS)?;
-            check_machine(follow.machine.as_ref())?;
+            follow.machine.as_ref().map_or(Ok(()), Machine::check)?;
             check_peers(&follow.peers)
         }
         Message::Refused { reason, .. } => ensure(is_text(reason), TEXT),
@@ -90,21 +91,26 @@ pub fn check(message: &Message) -> Result<(), &'static str> {
         Message::Bookmarked { outcome: Err(reason), .. } => ensure(is_text(reason), TEXT),
         Message::SwitchAwaits { members } => all(members, limits::MEMBERS_MAX, MEMBERS),
         Message::AskFloor { mark, .. } => ensure(*mark != 0, "a question without a number"),
+        Message::Attached(Attached { basis: Basis::Everything { why }, .. }) => {
+            ensure(is_text(why), TEXT)
+        }
+        Message::Detach { end: Some(end) } => check_marks(&end.marks),
         Message::Attached(_)
+        | Message::Begun
+        | Message::Logged(_)
         | Message::Committed { .. }
         | Message::Beacon { .. }
         | Message::Lease { .. }
         | Message::DigestCheck { .. }
         | Message::DigestResult { .. }
         | Message::ModeChanged { .. }
-        | Message::Detach
+        | Message::Detach { end: None }
         | Message::Followed(_)
         | Message::Progress(_)
         | Message::Sound { .. }
         | Message::Sounded { .. }
         | Message::Floor { .. }
         | Message::FloorIs { .. }
-        | Message::LastAttached { .. }
         | Message::Policy(_)
         | Message::PolicyKept(_)
         | Message::Unheard
@@ -114,7 +120,8 @@ pub fn check(message: &Message) -> Result<(), &'static str> {
         | Message::ServesUnreachedKept { .. }
         | Message::GiveUpLease
         | Message::LeaseGivenUp { .. }
-        | Message::ReadyToSwitch { .. } => Ok(()),
+        | Message::ReadyToSwitch { .. }
+        | Message::TagTerms(_) => Ok(()),
     }
 }
 
@@ -128,7 +135,17 @@ fn check_attach(attach: &Attach) -> Result<(), &'static str> {
     ensure(attach.writers.iter().all(|name| is_name(name)), NAME)?;
     ensure(attach.disks.len() <= limits::DISKS_MAX.into(), "more than 64 disks")?;
     ensure(attach.disks.iter().all(|disk| is_name(&disk.name)), NAME)?;
-    check_machine(attach.machine.as_ref())
+    check_marks(&attach.marks)?;
+    attach.machine.as_ref().map_or(Ok(()), Machine::check)
+}
+
+/// The identities of a member's disks.
+fn check_marks(marks: &[String]) -> Result<(), &'static str> {
+    let fits = |mark: &String| mark.len() <= limits::MARK_MAX_BYTES && is_text(mark);
+    ensure(
+        marks.len() <= limits::DISKS_MAX.into() && marks.iter().all(fits),
+        "the identities of the disks are more than 64, longer than 256 bytes or not plain text",
+    )
 }
 
 /// The lines that the hosts of a group must have the same.
@@ -140,16 +157,6 @@ pub fn check_peers(peers: &[String]) -> Result<(), &'static str> {
     )
 }
 
-/// A machine description.
-pub fn check_machine(machine: Option<&Machine>) -> Result<(), &'static str> {
-    let bytes = match machine {
-        Some(Machine::Json(text) | Machine::Libvirt(text)) => text.len(),
-        None => 0,
-    };
-    let what = "the machine description is larger than 256 KiB";
-    ensure(bytes <= limits::MACHINE_MAX_BYTES, what)
-}
-
 /// The message with its texts for people cut to [`limits::TEXT_MAX_BYTES`]. Whatever a reason quotes, it fits a frame.
 #[must_use]
 pub fn capped(message: &Message) -> Cow<'_, Message> {
@@ -157,7 +164,8 @@ pub fn capped(message: &Message) -> Cow<'_, Message> {
         Message::Hello { software, .. } | Message::Welcome { software, .. } => software,
         Message::Refused { reason, .. }
         | Message::Stalled { reason: Some(reason) }
-        | Message::Bookmarked { outcome: Err(reason), .. } => reason,
+        | Message::Bookmarked { outcome: Err(reason), .. }
+        | Message::Attached(Attached { basis: Basis::Everything { why: reason }, .. }) => reason,
         _ => return Cow::Borrowed(message),
     };
     if is_text(text) {
@@ -168,7 +176,8 @@ pub fn capped(message: &Message) -> Cow<'_, Message> {
     | Message::Welcome { software: text, .. }
     | Message::Refused { reason: text, .. }
     | Message::Stalled { reason: Some(text) }
-    | Message::Bookmarked { outcome: Err(text), .. } = &mut capped
+    | Message::Bookmarked { outcome: Err(text), .. }
+    | Message::Attached(Attached { basis: Basis::Everything { why: text }, .. }) = &mut capped
     {
         *text = cap(text);
     }
@@ -301,11 +310,23 @@ impl Plausible {
         self.run(attach.incarnation, known, wall_ms)?;
         epoch(attach.epoch)?;
         match attach.last_run {
-            LastRun::Continues { from: at } | LastRun::Clean { seq: at } => {
+            LastRun::Continues { from: at } | LastRun::Clean { seq: at, .. } => {
                 seq("the seq of the last run", at)
             }
-            LastRun::Unknown | LastRun::Unclean => Ok(()),
+            // Only compared with what is on record, and not stored.
+            LastRun::Unknown | LastRun::Unclean { .. } => Ok(()),
         }
+    }
+
+    /// How far a host's activity log is; `known` is the run on record. The log's file has the number of a run.
+    pub fn log(&self, log: LogAge, known: Incarnation, wall_ms: u64) -> Result<(), Implausible> {
+        self.run(Incarnation(log.file), known, wall_ms)?;
+        at_most("the number of a transaction of the activity log", log.number, SEQ_MAX.0)
+    }
+
+    /// How a host's run ended.
+    pub fn end(&self, end: &CleanEnd) -> Result<(), Implausible> {
+        seq("the seq at which the run ended", end.seq)
     }
 
     /// A record's time and what it depends on; `have` is what is on record of each writer.
@@ -361,6 +382,7 @@ impl Plausible {
                 time(*hlc)
             }
             Message::LeaseGivenUp { committed } => vector(committed),
+            Message::TagTerms(terms) => vector(&terms.reachable),
             Message::Bookmarked { outcome: Ok(point), .. } => time(point.hlc),
             _ => Ok(()),
         }

@@ -149,3 +149,37 @@ impl MonoNanos {
         self.0.saturating_sub(earlier.0)
     }
 }
+/// A random number of 128 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Nonce(pub u64, pub u64);
+
+impl Nonce {
+    /// Its bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 16] {
+        ((u128::from(self.0) << 64) | u128::from(self.1)).to_le_bytes()
+    }
+
+    /// From its bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        let all = u128::from_le_bytes(bytes);
+        Self((all >> 64) as u64, all as u64)
+    }
+}
+
+/// One run of a host's daemon for one member. A host that was cloned, or restored from an older
+/// moment, can repeat the number of a run but cannot know the nonce of one that came later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RunId {
+    /// Its number.
+    pub number: Incarnation,
+    /// Drawn at random when it begins.
+    pub nonce: Nonce,
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:08x}", self.number.0, self.nonce.0 >> 32)
+    }
+}

@@ -22,6 +22,8 @@ use crate::ids::MonoNanos;
 pub struct Lease {
     period_ms: u64,
     until: Option<MonoNanos>,
+    /// Beacons that were sent before this renew nothing.
+    counts_from: MonoNanos,
     fenced: bool,
 }
 
@@ -29,16 +31,23 @@ impl Lease {
     /// No lease yet: the gate is shut.
     #[must_use]
     pub fn new(period_ms: u64) -> Self {
-        Self { period_ms, until: None, fenced: false }
+        Self { period_ms, until: None, counts_from: MonoNanos(0), fenced: false }
     }
 
     /// The backup has answered the beacon that was sent at this time of the host's clock.
     /// Times that lie in the future of `now` are not ours and do nothing.
     pub fn renewed(&mut self, now: MonoNanos, sent_at: MonoNanos) {
-        if sent_at > now {
+        if sent_at > now || sent_at < self.counts_from {
             return;
         }
         self.until = self.until.max(Some(sent_at.plus_ms(self.period_ms)));
+    }
+
+    /// The clock that the lease runs by has stood still: the lease may have ended, and so may what a beacon that is under
+    /// way would renew.
+    pub fn drop_at(&mut self, now: MonoNanos) {
+        self.until = None;
+        self.counts_from = now;
     }
 
     /// The backup has ended this primary's epoch, or the host gives its lease up: there will be no lease again.

@@ -28,6 +28,7 @@ pub mod hlc;
 pub mod ids;
 pub mod lease;
 pub mod limits;
+pub mod machine;
 pub mod message;
 pub mod part;
 pub mod rate;

@@ -27,16 +27,18 @@ pub const PEERS_MAX: usize = MEMBERS_MAX + 8;
 pub const PEER_MAX_BYTES: usize = 512;
 /// The most disks of one writer.
 pub const DISKS_MAX: u16 = 64;
+/// The longest identity of a disk ([`CleanEnd::marks`](crate::message::CleanEnd)).
+pub const MARK_MAX_BYTES: usize = 256;
 /// The longest group, member, disk or host name.
 pub const NAME_MAX_BYTES: usize = 64;
 /// The longest text for people in a message: a reason, the name of a software.
 pub const TEXT_MAX_BYTES: usize = 4 << 10;
 /// The largest hello. Nothing larger is read before a peer has said who it is.
 pub const HELLO_MAX_BYTES: usize = 8 << 10;
-/// The largest machine description (a QEMU or libvirt document).
-pub const MACHINE_MAX_BYTES: usize = 256 << 10;
-/// The machine descriptions of all members of one group.
-pub const MACHINES_MAX_BYTES: u64 = 8 << 20;
+/// The largest machine description, encoded.
+pub const MACHINE_MAX_BYTES: usize = 16 << 10;
+/// The machine descriptions of all members of one group, as files.
+pub const MACHINES_MAX_BYTES: u64 = 256 << 10;
 /// The extent that one digest check covers at most.
 pub const DIGEST_CHUNK_MAX_BYTES: u32 = 4 << 20;
 /// The largest payload of a copy record: small, so that a guest's write waits behind little.

@@ -10,8 +10,10 @@
 //! speaks.
 
 use crate::hlc::Hlc;
-use crate::ids::{DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq, WriterId};
+use crate::ids::{DiskId, Epoch, GroupId, Incarnation, MonoNanos, Nonce, RunId, Seq, WriterId};
+use crate::machine::Machine;
 use crate::part::Begun;
+use crate::tag::TagTerms;
 use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
@@ -20,9 +22,6 @@ pub const PROTOCOL: (u16, u16) = (1, 8);
 /// From this version on the two sides speak of groups with several members: [`Message::Join`] and
 /// what follows it.
 pub const PROTOCOL_OF_GROUPS: u16 = 2;
-/// From this version on the backup says which run of a member it knew last:
-/// [`LastRun::Unclean`] and [`Message::LastAttached`].
-pub const PROTOCOL_OF_RUNS: u16 = 3;
 /// From this version on the backup knows when a member goes on without it: [`Message::Policy`].
 pub const PROTOCOL_OF_POLICIES: u16 = 4;
 /// From this version on a host can have points in time named: [`Message::Bookmark`].
@@ -140,34 +139,87 @@ impl DiskSpec {
     }
 }
 
-/// What the host knows of its own last run when it attaches.
+/// How far an activity log is: transactions are ordered by the file that holds them, then by number.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct LogAge {
+    /// Id of the file: the number of the run that made it.
+    pub file: u64,
+    /// Number of the last transaction on stable storage.
+    pub number: u64,
+}
+
+/// How the run that is named by [`Attach::before`] ended, as the host has it on record. The backup
+/// believes it only where it fits its own record ([`Basis`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LastRun {
-    /// This daemon holds every record after what the backup has, in memory.
+    /// It has not ended, or this process goes on with what it left on disk: every record after what
+    /// the backup has is here.
     Continues {
-        /// The first seq that it can still send.
+        /// The first seq that the host can still send.
         from: Seq,
     },
-    /// The last run ended cleanly, with everything up to `seq` committed.
+    /// It ended cleanly, with everything up to `seq` committed and the disks as [`Attach::marks`] says.
     Clean {
         /// Its last seq.
         seq: Seq,
+        /// Guests were served since, before the backup was reached. Where they wrote is in the activity log.
+        served: bool,
     },
-    /// There was none, or it ended uncleanly: local writes may be missing at the backup, and
-    /// some of the backup's may be missing locally.
+    /// The host has no record of a run before, or one that says nothing of the disks: they may differ
+    /// everywhere.
     Unknown,
-    /// As [`Unknown`](Self::Unknown), and the host may know where the sites can differ, if the
-    /// backup knows of no other run since: it says so with [`Message::LastAttached`] (version 3).
-    Unclean,
+    /// It was killed. Where the disks may differ is in the activity log.
+    Unclean {
+        /// The log, as this process found it.
+        log: LogAge,
+    },
 }
 
-/// What a machine is, as kept at the backup for `recover --boot`.
+/// A clean end, as the host tells it with [`Message::Detach`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Machine {
-    /// Tidelock's own JSON description (`docs/operations.md`).
-    Json(String),
-    /// A libvirt domain document.
-    Libvirt(String),
+pub struct CleanEnd {
+    /// The last seq: the backup has everything up to here, and equal disks.
+    pub seq: Seq,
+    /// The identity of each disk when it was closed: its name, a blank, then inode, size and times of
+    /// an image, what there is of a device. Compared as a whole, and shown to people.
+    pub marks: Vec<String>,
+}
+
+impl CleanEnd {
+    /// First disk whose mark in `now` differs from its mark in `then`, as text for people. A disk that only one of the
+    /// lists names is no difference: the backup has no data of a new disk, and a disk that is gone is not compared.
+    #[must_use]
+    pub fn difference(then: &[String], now: &[String]) -> Option<String> {
+        let name = |mark: &str| mark.split(' ').next().unwrap_or_default().to_owned();
+        now.iter().find_map(|now| {
+            let then = then.iter().find(|then| name(then) == name(now))?;
+            (then != now).then(|| {
+                format!(
+                    "a disk is not as it was when the daemon stopped: it was restored, replaced or written \
+                     meanwhile (then: {then}; now: {now})"
+                )
+            })
+        })
+    }
+}
+
+/// The backup's verdict on the host's account of the last run. It determines which parts of the disks are compared
+/// ([`Attached::basis`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Basis {
+    /// The stream goes on after the last durable record.
+    Continues,
+    /// The last run ended cleanly and nothing has changed since.
+    Clean,
+    /// The host's activity log is valid: the regions that it names are compared.
+    Log,
+    /// The host's account is not believed: whole disks are compared.
+    Everything {
+        /// Why, for people.
+        why: String,
+    },
 }
 
 /// The attachment of one member.
@@ -185,10 +237,14 @@ pub struct Attach {
     pub writers: Vec<String>,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
-    /// The run of the daemon.
+    /// Number of the run that this attachment begins or continues.
     pub incarnation: Incarnation,
-    /// The run before it, by the host's own record; 0: the host has no record of the member.
-    pub previous: Incarnation,
+    /// Drawn at random for that run.
+    pub nonce: Nonce,
+    /// The run that the host has on record as the last one in force.
+    pub before: Option<RunId>,
+    /// The identity of each disk, as in [`CleanEnd`], when this process opened it.
+    pub marks: Vec<String>,
     /// The epoch that it was granted; 0 to ask for the first one.
     pub epoch: Epoch,
     /// What it knows of its last run.
@@ -218,6 +274,14 @@ pub enum CopyState {
     /// The disks were here before any host came, and are no host's until one has compared them. To hosts it is said as
     /// `Partial`, which asks for the same.
     Seeded,
+}
+
+impl Attach {
+    /// The run that this attachment begins or continues.
+    #[must_use]
+    pub fn run(&self) -> RunId {
+        RunId { number: self.incarnation, nonce: self.nonce }
+    }
 }
 
 impl CopyState {
@@ -250,6 +314,8 @@ pub struct Attached {
     /// What of the next record has arrived in parts on an earlier connection of this run: sending
     /// goes on inside it.
     pub begun: Option<Begun>,
+    /// The backup's verdict on the host's account of the last run.
+    pub basis: Basis,
 }
 
 /// The attachment of one writer of a group that may have several members (version 2).
@@ -450,8 +516,17 @@ pub enum Message {
         /// For people.
         reason: Option<String>,
     },
-    /// Host: the member ends cleanly; everything it admitted has been committed.
-    Detach,
+    /// Host: the member ends; everything it admitted has been committed.
+    Detach {
+        /// The disks are equal. The next run is compared with this.
+        end: Option<CleanEnd>,
+    },
+    /// Host: the run that this attachment has begun is on stable storage there. First of all after
+    /// [`Message::Attached`]: the backup goes by the run before until it has heard this.
+    Begun,
+    /// Host: the activity log is so far. Before any record that was admitted under it, so that a log that
+    /// is older than this is known to have been restored.
+    Logged(LogAge),
     /// Host: attaches a writer on this channel (version 2).
     Join(Box<Join>),
     /// Host: a member without disks is there (version 2).
@@ -505,12 +580,6 @@ pub enum Message {
         pending: CountVector,
         /// The same in the HLC form.
         hlc: Hlc,
-    },
-    /// Backup: right before [`Message::Attached`], if the host has said [`LastRun::Unclean`]
-    /// (version 3).
-    LastAttached {
-        /// The run that had attached last before this attachment; 0: none.
-        incarnation: Incarnation,
     },
     /// Host: as soon as the member is attached, and at every change (version 4).
     Policy(Policy),
@@ -576,4 +645,7 @@ pub enum Message {
         /// How much.
         len_bytes: u64,
     },
+    /// Backup: what tags are sealed with, and which of their entries are believed. To each member of a group that may have
+    /// several, right after it is attached, and with each answer to a beacon.
+    TagTerms(TagTerms),
 }

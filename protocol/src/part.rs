@@ -5,7 +5,7 @@
 //! between them. The backup gathers them. What it has gathered outlives the connection: it says at
 //! the next attachment of the same run how much there is, and sending goes on from there.
 
-use crate::ids::{Incarnation, Seq};
+use crate::ids::{RunId, Seq};
 use crate::limits;
 use crate::record::{self, Record, RecordError};
 use bytes::{Bytes, BytesMut};
@@ -66,7 +66,7 @@ pub enum PartError {
 /// What has arrived of one writer's next record. Bounded by the largest record.
 #[derive(Debug, Default)]
 pub struct Gathering {
-    run: Incarnation,
+    run: RunId,
     seq: Seq,
     total_bytes: u32,
     bytes: BytesMut,
@@ -74,10 +74,15 @@ pub struct Gathering {
 
 impl Gathering {
     /// A run attaches, whose stream goes on after `received`: keeps what the same run has begun.
-    pub fn attached(&mut self, run: Incarnation, received: Seq) {
+    pub fn attached(&mut self, run: RunId, received: Seq) {
         if self.run != run || self.seq != received.next() {
             *self = Self { run, ..Self::default() };
         }
+    }
+
+    /// Drops what there is.
+    pub fn clear(&mut self) {
+        *self = Self { run: self.run, ..Self::default() };
     }
 
     /// How much there is.
@@ -95,7 +100,7 @@ impl Gathering {
         }
         let taken = self.take(received.next(), part);
         if !matches!(taken, Ok(None)) {
-            *self = Self { run: self.run, ..Self::default() };
+            self.clear();
         }
         taken
     }
@@ -158,6 +163,7 @@ mod tests {
     use super::*;
     use crate::hlc::Hlc;
     use crate::ids::{DiskId, Epoch, WriterId};
+    use crate::ids::{Incarnation, Nonce};
     use crate::record::{Effect, Payload};
     use crate::vector::CountVector;
 
@@ -187,7 +193,7 @@ mod tests {
         std::iter::from_fn(next).collect()
     }
 
-    const RUN: Incarnation = Incarnation(3);
+    const RUN: RunId = RunId { number: Incarnation(3), nonce: Nonce(1, 2) };
 
     fn gathering() -> Gathering {
         let mut gathering = Gathering::default();
@@ -225,7 +231,8 @@ mod tests {
         assert_eq!(begun, Begun { seq: Seq(5), bytes: 3 * limits::PART_MAX_BYTES });
         let rest = self::parts(&record, begun.bytes);
         assert_eq!(rest, parts[3..]);
-        for (run, received) in [(Incarnation(4), Seq(4)), (RUN, Seq(5))] {
+        let clone = RunId { nonce: Nonce(3, 4), ..RUN };
+        for (run, received) in [(clone, Seq(4)), (RUN, Seq(5))] {
             let mut g = gathering();
             g.add(Seq(4), &parts[0]).unwrap();
             g.attached(run, received);

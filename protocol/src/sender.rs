@@ -51,7 +51,7 @@ pub enum SenderError {
         forgotten: Seq,
     },
     /// The backup claims what was never sent.
-    #[error("the backup acknowledged seq {durable}, but only {sent} was sent")]
+    #[error("the backup has a stream up to seq {durable}, and this run has sent {sent}")]
     Unsent {
         /// The claim.
         durable: Seq,
@@ -302,7 +302,7 @@ mod tests {
             effect: Effect::Write(Payload::new(vec![seq as u8; 400_000].into())),
             ..record(seq)
         };
-        let run = crate::ids::Incarnation(1);
+        let run = crate::ids::RunId::default();
         let mut s = Sender::new(Seq(0));
         (1..=2).for_each(|n| s.push(large(n)));
         s.push(record(3));

@@ -37,14 +37,24 @@
 //! tag who has not the key, nor use one for another packet's addresses. Whoever sends one again says what was true. The
 //! identification of an IPv4 packet is not in it: the segments of one large packet differ in that.
 //!
+//! The key changes with each period of the backup's clock and with each epoch. The backup tells three keys at a time
+//! ([`TagKeys`]): a host seals with the key of the current period, and believes the seals of the period before and of the
+//! one after it as well. So two hosts understand each other while one of them has heard of a new period and the other one
+//! has not, and no packet that is under way then is lost.
+//!
+//! # What is believed of an entry
+//! The backup tells with the keys how far each writer can be ([`TagTerms::reachable`]). A vector with an entry beyond that,
+//! and beyond what the receiver knows already, is refused, whoever has sealed it.
+//!
 //! # What the context is for
 //! Two hosts whose configurations name the group's writers in different orders must not merge each other's entries.
 
 use crate::hlc::Hlc;
-use crate::ids::{Epoch, GroupId, Seq, WriterId};
+use crate::ids::{Epoch, Seq, WriterId};
 use crate::limits::WRITERS_MAX;
 use crate::record::crc32c;
 use crate::vector::CountVector;
+use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
 /// RFC 4727's experimental IPv4 option, copied into fragments.
@@ -149,24 +159,81 @@ pub enum TagError {
     /// An entry that no writer can have.
     #[error("a tag with an entry below 0")]
     BelowZero,
+    /// An entry beyond what the backup says that its writer can have.
+    #[error("a tag with an entry beyond what the backup says can exist")]
+    OutOfReach,
 }
 
-/// What the tags of a group are sealed with. It follows from what the backup tells each of its hosts, and nobody else, when a
-/// member attaches, and changes with the epoch.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// How long a key is in use, by the backup's clock.
+pub const KEY_PERIOD_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// A key of SipHash: the key that seals a group's tags during one period, or the group's secret, from which the periods'
+/// keys are derived. Only the backup has the secret. It sends the periods' keys to the group's hosts and to nobody else.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TagKey(pub [u64; 2]);
 
 impl TagKey {
-    /// That of a group in an epoch.
+    /// The key of a period in an epoch, from the group's secret.
     #[must_use]
-    pub fn of(group: GroupId, epoch: Epoch) -> TagKey {
-        let (low, high) = group.0.split_at(8);
-        let of = |half: &[u8]| u64::from_le_bytes(half.try_into().expect("eight bytes"));
-        let secret = TagKey([of(low), of(high)]);
-        TagKey(
-            [0u8, 1].map(|nth| sip(secret, &[b"tidelock tag", &[nth][..], &epoch.0.to_le_bytes()])),
-        )
+    pub fn of(secret: TagKey, epoch: Epoch, period: u64) -> TagKey {
+        let (epoch, period) = (epoch.0.to_le_bytes(), period.to_le_bytes());
+        TagKey([0u8, 1].map(|nth| sip(secret, &[b"tidelock tag", &[nth][..], &epoch, &period])))
     }
+}
+
+/// The keys that are believed at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TagKeys {
+    /// Number of the current period.
+    pub period: u64,
+    /// The key of the period before.
+    pub previous: TagKey,
+    /// The key that tags are sealed with.
+    pub current: TagKey,
+    /// The key of the period to come, which another host may have heard of.
+    pub next: TagKey,
+}
+
+impl TagKeys {
+    /// The keys at a time of the backup's clock, in milliseconds since the Unix epoch.
+    #[must_use]
+    pub fn at(secret: TagKey, epoch: Epoch, unix_ms: u64) -> TagKeys {
+        let period = unix_ms / KEY_PERIOD_MS;
+        let of = |period| TagKey::of(secret, epoch, period);
+        TagKeys {
+            period,
+            previous: of(period.wrapping_sub(1)),
+            current: of(period),
+            next: of(period + 1),
+        }
+    }
+
+    /// One key for all periods.
+    #[must_use]
+    pub fn only(key: TagKey) -> TagKeys {
+        TagKeys { period: 0, previous: key, current: key, next: key }
+    }
+}
+
+/// Keys and bounds of a group's tags. The backup sends them to each host of the group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TagTerms {
+    /// Keys of the tags' seals.
+    pub keys: TagKeys,
+    /// The greatest seq of each writer that can exist. A writer that was removed has the greatest seq there is.
+    pub reachable: CountVector,
+}
+
+/// Whether each entry of P is in C, or is one that can exist. A member with another P sends no tags: they would be refused.
+#[must_use]
+pub fn is_within_reach(
+    pending: &CountVector,
+    committed: &CountVector,
+    reachable: &CountVector,
+) -> bool {
+    pending
+        .entries()
+        .all(|(writer, seq)| seq <= committed.get(writer) || seq <= reachable.get(writer))
 }
 
 impl std::fmt::Debug for TagKey {
@@ -192,7 +259,7 @@ fn sip(key: TagKey, parts: &[&[u8]]) -> u64 {
 pub struct Codec {
     form: Form,
     context: u8,
-    key: TagKey,
+    keys: TagKeys,
     source: [u8; 16],
     destination: [u8; 16],
 }
@@ -208,17 +275,24 @@ impl Codec {
         }
         let crc = crc32c(text.as_bytes());
         let context = crc.to_le_bytes().iter().fold(0, |x, b| x ^ b);
-        Codec { form, context, key: TagKey([0; 2]), source: [0; 16], destination: [0; 16] }
+        let keys = TagKeys::only(TagKey([0; 2]));
+        Codec { form, context, keys, source: [0; 16], destination: [0; 16] }
     }
 
-    /// For packets from one address to another, with the group's key.
+    /// For packets from one address to another, with the group's keys.
     #[must_use]
-    pub fn sealing(self, key: TagKey, source: IpAddr, destination: IpAddr) -> Codec {
+    pub fn sealing(self, keys: TagKeys, source: IpAddr, destination: IpAddr) -> Codec {
         let of = |address| match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
             IpAddr::V6(v6) => v6.octets(),
         };
-        Codec { key, source: of(source), destination: of(destination), ..self }
+        Codec { keys, source: of(source), destination: of(destination), ..self }
+    }
+
+    /// Whether the other one is of a group with the same writers in the same order, whatever their keys are.
+    #[must_use]
+    pub fn is_of_same_group(&self, other: &Codec) -> bool {
+        (self.form, self.context) == (other.form, other.context)
     }
 
     /// What its tags say.
@@ -291,20 +365,26 @@ impl Codec {
             (Form::Hlc, Stamp::Hlc(hlc)) => out.extend(hlc.0.to_be_bytes()),
             _ => panic!("a stamp of another form than the group's"),
         }
-        out.extend(self.seal(&out[start..]));
+        out.extend(self.seal(self.keys.current, &out[start..]));
     }
 
     /// Of form, context and entries.
-    fn seal(&self, body: &[u8]) -> [u8; SEAL_BYTES] {
+    fn seal(&self, key: TagKey, body: &[u8]) -> [u8; SEAL_BYTES] {
         let entries = &body[BODY_HEAD_BYTES..];
         let mut head = [0; 8];
         head[..BODY_HEAD_BYTES].copy_from_slice(&body[..BODY_HEAD_BYTES]);
         head[BODY_HEAD_BYTES] = u8::try_from(entries.len()).expect("at most 61 writers");
-        sip(self.key, &[&head, &self.source, &self.destination, entries]).to_be_bytes()
+        sip(key, &[&head, &self.source, &self.destination, entries]).to_be_bytes()
     }
 
-    /// What a tag says, from its form byte on. `base`: max(P, C) of whoever received it.
-    pub fn decode(&self, body: &[u8], base: &CountVector) -> Result<Stamp, TagError> {
+    /// Checks and decodes a tag. `body`: the tag from its form byte on. `base`: the receiving member's max(P, C).
+    /// `reachable`: [`TagTerms::reachable`].
+    pub fn decode(
+        &self,
+        body: &[u8],
+        base: &CountVector,
+        reachable: &CountVector,
+    ) -> Result<Stamp, TagError> {
         let wanted = self.body_bytes();
         if body.len() != wanted {
             return Err(TagError::WrongLength { found: body.len(), wanted });
@@ -316,7 +396,8 @@ impl Codec {
             return Err(TagError::WrongContext);
         }
         let (body, seal) = body.split_at(wanted - SEAL_BYTES);
-        if seal != self.seal(body) {
+        let TagKeys { previous, current, next, .. } = self.keys;
+        if ![current, previous, next].iter().any(|key| self.seal(*key, body) == seal) {
             return Err(TagError::WrongSeal);
         }
         let entries = &body[BODY_HEAD_BYTES..];
@@ -327,6 +408,9 @@ impl Codec {
                     let low = u32::from_be_bytes(low.try_into().expect("four bytes"));
                     let base = base.get(WriterId(writer)).0;
                     let seq = rebuild(low, base).ok_or(TagError::BelowZero)?;
+                    if seq > base && seq > reachable.get(WriterId(writer)).0 {
+                        return Err(TagError::OutOfReach);
+                    }
                     vector.raise(WriterId(writer), Seq(seq));
                 }
                 Ok(Stamp::Vector(vector))
@@ -397,8 +481,16 @@ mod tests {
         (0..).map(WriterId).zip(seqs.iter().map(|s| Seq(*s))).collect()
     }
 
+    fn everything() -> CountVector {
+        (0..WRITERS_MAX).map(|writer| (WriterId(writer), Seq(u64::MAX))).collect()
+    }
+
     fn codec(form: Form) -> Codec {
-        Codec::new(form, "shop", ["db", "web"]).sealing(KEY, SOURCE.into(), DESTINATION.into())
+        Codec::new(form, "shop", ["db", "web"]).sealing(
+            TagKeys::only(KEY),
+            SOURCE.into(),
+            DESTINATION.into(),
+        )
     }
 
     #[test]
@@ -440,21 +532,66 @@ mod tests {
         let mut option = vec![];
         codec.encode_ipv4(IPV4_OPTION, &stamp, &mut option);
         let by = |key, source: Ipv4Addr, destination: Ipv4Addr| {
-            let codec = codec.sealing(key, source.into(), destination.into());
-            codec.decode(&option[2..], &vector(&[]))
+            let codec = codec.sealing(TagKeys::only(key), source.into(), destination.into());
+            codec.decode(&option[2..], &vector(&[]), &everything())
         };
         assert_eq!(by(KEY, SOURCE, DESTINATION), Ok(stamp));
-        let (group, epoch) = (GroupId([7; 16]), Epoch(1));
-        let other = TagKey::of(group, epoch);
+        let (secret, epoch) = (TagKey([7, 8]), Epoch(1));
+        let other = TagKey::of(secret, epoch, 5);
         for wrong in
             [by(other, SOURCE, DESTINATION), by(KEY, DESTINATION, SOURCE), by(KEY, SOURCE, SOURCE)]
         {
             assert_eq!(wrong, Err(TagError::WrongSeal));
         }
-        assert_ne!(other, TagKey::of(group, Epoch(2)));
-        assert_ne!(other, TagKey::of(GroupId([8; 16]), epoch));
+        assert_ne!(other, TagKey::of(secret, Epoch(2), 5));
+        assert_ne!(other, TagKey::of(secret, epoch, 6));
+        assert_ne!(other, TagKey::of(TagKey([7, 9]), epoch, 5));
         assert_ne!(other.0[0], other.0[1]);
         assert!(!format!("{other:?}").contains(&other.0[0].to_string()));
+    }
+
+    /// Whichever of two hosts hears of a new period first.
+    #[test]
+    fn hosts_understand_each_other_while_one_has_not_heard_of_the_new_key() {
+        let form = Form::Vector { writers: 2 };
+        let at = |unix_ms| {
+            let keys = TagKeys::at(TagKey([7, 8]), Epoch(1), unix_ms);
+            codec(form).sealing(keys, SOURCE.into(), DESTINATION.into())
+        };
+        let noon = KEY_PERIOD_MS * 20_000;
+        let (before, after, later) = (at(noon - 1), at(noon), at(noon + KEY_PERIOD_MS));
+        let stamp = Stamp::Vector(vector(&[1, 2]));
+        let heard = |sender: Codec, receiver: Codec| {
+            let mut option = vec![];
+            sender.encode_ipv4(IPV4_OPTION, &stamp, &mut option);
+            receiver.decode(&option[2..], &vector(&[]), &everything())
+        };
+        assert_ne!(before.keys.current, after.keys.current);
+        for (sender, receiver) in [(before, after), (after, before), (after, later)] {
+            assert_eq!(heard(sender, receiver), Ok(stamp.clone()));
+        }
+        assert_eq!(heard(before, later), Err(TagError::WrongSeal), "its time is over");
+        assert_eq!(heard(later, before), Err(TagError::WrongSeal));
+        assert_eq!(at(0).keys.current, TagKey::of(TagKey([7, 8]), Epoch(1), 0));
+    }
+
+    #[test]
+    fn an_entry_beyond_what_can_exist_is_refused() {
+        let codec = codec(Form::Vector { writers: 2 });
+        let heard = |seqs: &[u64], base: &[u64]| {
+            let mut option = vec![];
+            codec.encode_ipv4(IPV4_OPTION, &Stamp::Vector(vector(seqs)), &mut option);
+            let known = codec.decode(&option[2..], &vector(base), &vector(&[100, u64::MAX]));
+            known.map(|_| ())
+        };
+        assert_eq!(heard(&[100, 1 << 20], &[9, 9]), Ok(()));
+        assert_eq!(heard(&[101, 9], &[9, 9]), Err(TagError::OutOfReach));
+        assert_eq!(heard(&[101, 9], &[101, 9]), Ok(()), "it is known already");
+        let within = |pending: &[u64], committed: &[u64]| {
+            is_within_reach(&vector(pending), &vector(committed), &vector(&[100, u64::MAX]))
+        };
+        assert!(within(&[100, 1 << 60], &[9, 9]) && within(&[101, 9], &[101, 9]));
+        assert!(!within(&[101, 9], &[100, 9]));
     }
 
     #[test]
@@ -469,7 +606,10 @@ mod tests {
         let (ours, theirs) = (codec(form), Codec::new(form, "shop", ["web", "db"]));
         let mut option = vec![];
         theirs.encode_ipv4(IPV4_OPTION, &Stamp::Vector(vector(&[1, 2])), &mut option);
-        assert_eq!(ours.decode(&option[2..], &vector(&[])), Err(TagError::WrongContext));
+        assert_eq!(
+            ours.decode(&option[2..], &vector(&[]), &everything()),
+            Err(TagError::WrongContext)
+        );
     }
 
     #[test]
@@ -525,7 +665,7 @@ mod tests {
                 prop_assert_eq!(bytes.len(), codec.ipv4_bytes());
                 find_ipv4(&bytes, IPV4_OPTION)
             };
-            prop_assert_eq!(codec.decode(body?.expect("one tag"), &vector(&base)), Ok(stamp));
+            prop_assert_eq!(codec.decode(body?.expect("one tag"), &vector(&base), &everything()), Ok(stamp));
         }
 
         #[test]
@@ -536,7 +676,7 @@ mod tests {
             let mut bytes = vec![];
             codec.encode_ipv4(IPV4_OPTION, &Stamp::Hlc(Hlc(hlc)), &mut bytes);
             bytes[at] ^= change;
-            prop_assert!(codec.decode(&bytes[2..], &vector(&[])).is_err());
+            prop_assert!(codec.decode(&bytes[2..], &vector(&[]), &everything()).is_err());
         }
 
         #[test]
@@ -548,10 +688,10 @@ mod tests {
             for form in [Form::Vector { writers }, Form::Hlc] {
                 for found in [find_ipv4(&options, IPV4_OPTION), find_ipv6(&options)] {
                     if let Ok(Some(body)) = found {
-                        let _ = codec(form).decode(body, &vector(&[base]));
+                        let _ = codec(form).decode(body, &vector(&[base]), &everything());
                     }
                 }
-                let _ = codec(form).decode(&options, &vector(&[base]));
+                let _ = codec(form).decode(&options, &vector(&[base]), &everything());
             }
         }
     }

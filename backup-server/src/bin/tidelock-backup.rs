@@ -3,7 +3,7 @@
 use clap::Parser;
 use std::process::ExitCode;
 use tidelock_backup_server::cli;
-use tidelock_config::Diagnostics;
+use tidelock_config::{Diagnostics, eprint, eprintln};
 
 #[tokio::main]
 async fn main() -> ExitCode {

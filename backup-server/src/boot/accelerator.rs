@@ -5,12 +5,13 @@
 //! sector are through in a fraction of a second; where it does not within [`PROBE_MAX`], guests
 //! run without.
 
+use super::jail::Jail;
+use std::fs::Permissions;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 use tempfile::NamedTempFile;
-use tokio::process::Command;
 use tokio::time::timeout;
 
 /// Even without any acceleration the probe takes a thirtieth of it. A site that takes over is busy,
@@ -67,28 +68,36 @@ pub struct Accelerator {
 }
 
 /// KVM where it works, else TCG.
-pub async fn choose(qemu: &Path) -> Accelerator {
+pub async fn choose(qemu: &Path, jail: &Jail) -> Accelerator {
     if !Path::new("/dev/kvm").exists() {
         return Accelerator { name: "tcg", why: None };
     }
-    match probe(qemu, "kvm", "host", PROBE_MAX).await {
+    match probe(qemu, jail, "kvm", "host", PROBE_MAX).await {
         Ok(()) => Accelerator { name: "kvm", why: None },
         Err(error) => Accelerator { name: "tcg", why: Some(error.to_string()) },
     }
 }
 
-async fn probe(qemu: &Path, accelerator: &str, cpu: &str, max: Duration) -> io::Result<()> {
+async fn probe(
+    qemu: &Path,
+    jail: &Jail,
+    accelerator: &str,
+    cpu: &str,
+    max: Duration,
+) -> io::Result<()> {
     let mut sector = [0; SECTOR_BYTES];
     sector[..PROBE.len()].copy_from_slice(&PROBE);
     sector[SECTOR_BYTES - 2..].copy_from_slice(&[0x55, 0xaa]);
     let mut image = NamedTempFile::new()?;
     image.write_all(&sector)?;
+    // The sector is no secret, and QEMU is another user.
+    image.as_file().set_permissions(Permissions::from_mode(0o644))?;
     let drive = format!("file={},format=raw,if=floppy,readonly=on", image.path().display());
-    let ended = Command::new(qemu)
+    let ended = jail
+        .command(qemu)
         .args(["-accel", accelerator, "-cpu", cpu, "-m", "16", "-nodefaults", "-no-reboot"])
         .args(["-display", "none", "-device", "isa-debug-exit,iobase=0x501,iosize=1"])
         .args(["-drive", &drive])
-        .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
     let Ok(ended) = timeout(max, ended).await else {
@@ -113,14 +122,18 @@ mod tests {
 
     #[tokio::test]
     async fn the_probe_passes_where_machines_run() {
-        probe(Path::new("qemu-system-x86_64"), "tcg", "max", HANGS).await.unwrap();
+        let jail = Jail::new("nobody").await.unwrap();
+        probe(Path::new("qemu-system-x86_64"), &jail, "tcg", "max", HANGS).await.unwrap();
     }
 
     #[tokio::test]
     async fn an_accelerator_that_does_not_work_is_told_with_the_reason() {
-        let error = probe(Path::new("qemu-system-x86_64"), "hvf", "max", HANGS).await.unwrap_err();
+        let jail = Jail::new("nobody").await.unwrap();
+        let qemu = Path::new("qemu-system-x86_64");
+        let error = probe(qemu, &jail, "hvf", "max", HANGS).await.unwrap_err();
         assert!(error.to_string().contains("hvf"), "{error}");
-        let error = probe(Path::new("/nowhere/qemu"), "tcg", "max", HANGS).await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        let nowhere = Path::new("/nowhere/qemu");
+        let error = probe(nowhere, &jail, "tcg", "max", HANGS).await.unwrap_err();
+        assert!(error.to_string().contains("/nowhere/qemu"), "{error}");
     }
 }

@@ -1,27 +1,16 @@
-//! Booting a recovered member with QEMU, with nothing from the dead site: the description of the
-//! machine was sent when protection began, and the files that it names must be at this site.
+//! Booting a recovered member with QEMU, with nothing from the dead site: the description of the machine was sent when
+//! protection began, and says no more than sizes, kinds and names. Files and QEMU arguments are this site's own.
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`description`] | Tidelock's own JSON (`docs/backup-server.md`) |
-//! | [`libvirt`] | the useful part of a libvirt domain |
+//! | [`site`] | `boot.toml`: what this site says about machines |
 //! | [`qemu`] | QEMU's command line |
 //! | [`accelerator`] | whether KVM works here |
+//! | [`jail`] | the user that QEMU runs as |
 
 pub mod accelerator;
-pub mod description;
-pub mod libvirt;
+pub mod jail;
 pub mod qemu;
+pub mod site;
 
-pub use description::{Description, DiskDevice, NetworkDevice};
-pub use qemu::{BootError, Overrides, command_line};
-
-use tidelock_protocol::message::Machine;
-
-/// Reads either form.
-pub fn read(machine: &Machine) -> Result<Description, BootError> {
-    match machine {
-        Machine::Json(text) => Description::from_json(text),
-        Machine::Libvirt(text) => libvirt::translate(text),
-    }
-}
+pub use qemu::{BootError, Guest, Overrides, Sockets, command_line};

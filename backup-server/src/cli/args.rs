@@ -15,6 +15,9 @@ const AT_HELP: &str = "A point in time (AT, FROM, TO) is one of:
   bookmark:NAME                    of a bookmark or a pin
 What is shown is a consistent state of the whole group, with nothing that is later.";
 
+const RECOVER_HELP: &str = "With --boot the server runs the VMs: they go on whatever becomes of this terminal. At a terminal the console of a VM
+that is alone is shown: Ctrl-] leaves it. `tidelock-backup machine` lists, attaches to and stops VMs.";
+
 const BISECT_HELP: &str = "The command is run once for each step, as `git bisect run` does it. Its exit code says what it saw:
   0               good
   1 to 124, 126, 127   bad
@@ -65,7 +68,10 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Make this site the primary of a group: fence the old primary, serve the disks
+    #[command(after_help = RECOVER_HELP)]
     Recover(Recover),
+    /// Recovered VMs that run here: list them, attach to a console, stop them; approve what hosts say about theirs
+    Machine(Machine),
     /// Show damaged segments of the journal, and what they affect; check them again, or give one up
     Damaged(Damaged),
     /// Show what can be kept of a journal that cannot be opened, or cut it there
@@ -336,14 +342,63 @@ pub(crate) struct Bisect {
 }
 
 #[derive(Debug, ClapArgs)]
+pub(crate) struct Machine {
+    #[command(subcommand)]
+    pub(crate) command: MachineCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MachineCommand {
+    /// Show the recovered VMs that run here
+    List {
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Attach to a VM's console; Ctrl-] leaves it, and the VM goes on
+    Attach {
+        /// The group
+        group: String,
+        /// The member
+        member: String,
+    },
+    /// Shut VMs down
+    Stop {
+        /// The group
+        group: String,
+        /// The member [default: all]
+        member: Option<String>,
+        /// As if the power failed
+        #[arg(long)]
+        now: bool,
+        /// How long guests have for it
+        #[arg(long, value_name = "SPAN", default_value = "2min", value_parser = when::parse_span_ms)]
+        within: u64,
+    },
+    /// Show what hosts have changed in their machine descriptions since these were approved, and approve them
+    Approve {
+        /// The group
+        group: String,
+        /// The member [default: all]
+        member: Option<String>,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+#[derive(Debug, ClapArgs)]
 pub(crate) struct Recover {
     /// The group
     pub(crate) group: String,
     /// It is certain that the old primary no longer runs: do not wait for its lease to end
     #[arg(long)]
     pub(crate) primary_is_dead: bool,
+    /// With --primary-is-dead, for scripts: also if a host of the group is connected
+    #[arg(long, requires = "primary_is_dead")]
+    pub(crate) although_connected: bool,
     /// Recover to this point in time; what came later is left out for good [default: everything that can be]
-    #[arg(long, value_name = "AT")]
+    #[arg(long, value_name = "AT", allow_hyphen_values = true)]
     pub(crate) at: Option<When>,
     /// Also if some of that state is damaged and cannot be read: guests get I/O errors there
     #[arg(long)]
@@ -363,9 +418,15 @@ pub(crate) struct Recover {
     /// Boot this description in place of the one that the host sent; with several VMs say whose it is
     #[arg(long = "machine", value_name = "[MEMBER=]FILE", requires = "boot")]
     pub(crate) machines: Vec<String>,
-    /// Where kernels and the like are that the description names [default: DATA_DIR/boot]
-    #[arg(long, value_name = "DIR", requires = "boot")]
-    pub(crate) boot_dir: Option<PathBuf>,
+    /// For scripts: approve the machine descriptions that the hosts sent, as `machine approve` does
+    #[arg(long, requires = "boot")]
+    pub(crate) accept_machine: bool,
+    /// Show the consoles until the VMs end, also if standard input is no terminal
+    #[arg(long, requires = "boot", conflicts_with = "detach")]
+    pub(crate) console: bool,
+    /// Do not show the console
+    #[arg(long, requires = "boot")]
+    pub(crate) detach: bool,
     /// QEMU's accelerator: kvm or tcg [default: kvm where a machine really starts with it]
     #[arg(long, value_name = "NAME", requires = "boot")]
     pub(crate) accelerator: Option<String>,
@@ -375,8 +436,8 @@ pub(crate) struct Recover {
     /// Another QEMU
     #[arg(long, value_name = "FILE", requires = "boot")]
     pub(crate) qemu: Option<PathBuf>,
-    /// Print QEMU's command lines and do not run them
-    #[arg(long, requires = "boot")]
+    /// Change nothing: say what would be recovered, and with --boot start QEMU without the disks and end it again
+    #[arg(long)]
     pub(crate) dry_run: bool,
     /// More arguments for QEMU, after `--`; {member} in them is the name of the member that is booted
     #[arg(last = true, requires = "boot")]
@@ -485,4 +546,25 @@ pub(crate) struct Export {
     /// For programs: one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_point_in_time_may_begin_with_a_hyphen_after_a_blank() {
+        for words in [
+            "recover shop --at -10min",
+            "view shop --at -10min",
+            "snapshot shop x --at -10min",
+            "bookmark shop x --at -10min",
+            "timeline shop --from -10min --to -5min",
+            "diff shop -10min -5min",
+            "export shop db.root out --at -10min",
+        ] {
+            let words = ["tidelock-backup"].into_iter().chain(words.split(' '));
+            Args::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
 }

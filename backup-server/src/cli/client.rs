@@ -5,9 +5,14 @@ use crate::server::control::{Reply, Request};
 use crate::server::{Role, Server, StartError};
 use anyhow::{Context, Result, bail};
 use std::io;
+use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::timeout;
+
+/// A server that works answers by then, also of groups whose disks hang.
+const SOON: Duration = Duration::from_secs(20);
 
 /// A way to the groups.
 pub(super) struct Client {
@@ -19,7 +24,7 @@ pub(super) struct Client {
 pub(super) struct Call {
     replies: BufReader<OwnedReadHalf>,
     /// Open as long as the server is to keep what it gave.
-    _writer: OwnedWriteHalf,
+    writer: OwnedWriteHalf,
 }
 
 impl Client {
@@ -63,12 +68,23 @@ impl Client {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         writer.write_all(&line).await?;
-        Ok(Call { replies: BufReader::new(reader), _writer: writer })
+        Ok(Call { replies: BufReader::new(reader), writer })
     }
 
     /// Asks for something that has one answer.
     pub(super) async fn ask(&self, request: &Request) -> Result<Reply> {
         self.call(request).await?.next().await
+    }
+
+    /// Asks for something that is answered at once, unless the server hangs.
+    pub(super) async fn ask_soon(&self, request: &Request) -> Result<Reply> {
+        let control = self.config.control.display();
+        timeout(SOON, self.ask(request)).await.with_context(|| {
+            format!(
+                "the server at {control} does not answer within {} s: is its disk well? Its log says more",
+                SOON.as_secs()
+            )
+        })?
     }
 
     /// Ends the server that was started for this command.
@@ -90,6 +106,11 @@ impl Call {
             Reply::Error { reason } => bail!("{reason}"),
             reply => Ok(reply),
         }
+    }
+
+    /// Tells the server that it need not wait any more.
+    pub(super) async fn go_on(&mut self) -> Result<()> {
+        Ok(self.writer.write_all(b"\n").await?)
     }
 
     /// What comes after a reply that says so, to the end of the connection.

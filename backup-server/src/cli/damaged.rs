@@ -49,7 +49,8 @@ pub(super) fn one_line(of: &DamagedSegment) -> String {
 /// A part of a disk.
 pub(super) fn part(of: &DamagedDisk) -> String {
     let len = text::bytes(of.len_bytes);
-    format!("{}: {len} at byte {} (segment {})", of.name, of.offset, of.segment)
+    let had = of.segment.map_or("disk image".to_owned(), |segment| format!("segment {segment}"));
+    format!("{}: {len} at byte {} ({had})", of.name, of.offset)
 }
 
 fn known(of: &DamagedSegment) -> String {
@@ -69,7 +70,7 @@ fn known(of: &DamagedSegment) -> String {
 }
 
 fn render(group: &str, segments: &[DamagedSegment], latest: &[DamagedDisk]) -> String {
-    if segments.is_empty() {
+    if segments.is_empty() && latest.is_empty() {
         return format!("group {group}: nothing is known to be damaged\n");
     }
     let mut out = format!("group {group}\n");
@@ -99,6 +100,9 @@ fn render(group: &str, segments: &[DamagedSegment], latest: &[DamagedDisk]) -> S
              unless --accept-damage"
         );
     }
+    if segments.is_empty() {
+        return out;
+    }
     let _ = writeln!(
         out,
         "if there is a copy of a segment's file, put it in its place and run `tidelock-backup damaged {group} \
@@ -127,8 +131,12 @@ mod tests {
             until: None,
             is_untold: false,
         };
-        let latest =
-            [DamagedDisk { name: "db.root".into(), segment: 7, offset: 4096, len_bytes: 512 }];
+        let latest = [DamagedDisk {
+            name: "db.root".into(),
+            segment: Some(7),
+            offset: 4096,
+            len_bytes: 512,
+        }];
         let text = render("shop", std::slice::from_ref(&of), &latest);
         for part in [
             "damaged at byte 99",
@@ -141,6 +149,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
+        let rotten =
+            [DamagedDisk { name: "db.root".into(), segment: None, offset: 512, len_bytes: 512 }];
+        let text = render("shop", &[], &rotten);
+        assert!(text.contains("db.root: 512 B at byte 512 (disk image)"), "{text}");
+        assert!(!text.contains("--forget"), "{text}");
         of.until = Some(Hlc::new(1_700_000_001_000, 0));
         let text = render("shop", &[of], &[]);
         assert!(text.contains("to before 2023-11-14T22:13:21"), "{text}");

@@ -8,9 +8,11 @@ mod bisect;
 mod boot;
 mod client;
 mod confirm;
+mod console;
 mod damaged;
 mod diff;
 mod export;
+mod machine;
 mod marks;
 mod member;
 mod recover;
@@ -57,6 +59,10 @@ pub async fn run(args: Args) -> Result<()> {
         Command::Recover(recover) => {
             start_log(&config, "warn");
             recover::run(config, recover).await
+        }
+        Command::Machine(args) => {
+            start_log(&config, "warn");
+            machine::run(config, args).await
         }
         Command::Damaged(args) => {
             start_log(&config, "warn");
@@ -135,6 +141,7 @@ fn start_log(config: &Config, level: &str) {
         .with_env_filter(filter)
         .with_ansi(false)
         .with_target(false)
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     if config.log_json { log.json().init() } else { log.init() }
 }
@@ -152,5 +159,15 @@ async fn asked_to_end() -> std::io::Result<&'static str> {
     tokio::select! {
         _ = interrupt.recv() => Ok("SIGINT"),
         _ = terminate.recv() => Ok("SIGTERM"),
+    }
+}
+
+/// The same, or until the terminal hangs up.
+async fn asked_to_leave() -> std::io::Result<&'static str> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::select! {
+        _ = hangup.recv() => Ok("SIGHUP"),
+        signal = asked_to_end() => signal,
     }
 }

@@ -3,14 +3,17 @@
 use super::args::Recover;
 use super::boot::Boot;
 use super::client::Client;
-use crate::group::Recovery;
+use super::machine;
+use crate::group::{GroupStatus, HostStatus, Recovery, WriterStatus};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::exports::ExportedDisk;
 use crate::text;
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+use std::io::{self, IsTerminal};
+use tidelock_protocol::ids::{Seq, WriterId};
 
 pub(super) async fn run(config: Config, args: Recover) -> Result<()> {
     let boot = Boot::new(&args)?;
@@ -21,10 +24,14 @@ pub(super) async fn run(config: Config, args: Recover) -> Result<()> {
 }
 
 async fn recover(client: &Client, args: &Recover, boot: Boot) -> Result<()> {
-    let (recovery, disks) = tokio::select! {
+    if args.boot {
+        boot.check(client, args).await?;
+    }
+    let recovered = tokio::select! {
         recovered = wait(client, args) => recovered?,
         signal = super::asked_to_end() => bail!("{}: the group is not recovered", signal?),
     };
+    let Some((recovery, disks)) = recovered else { return Ok(()) };
     // A mistake in the description must not hide that the group is recovered.
     tell(client, args, &recovery, &disks)?;
     if !args.boot {
@@ -34,14 +41,46 @@ async fn recover(client: &Client, args: &Recover, boot: Boot) -> Result<()> {
         }
         return Ok(());
     }
-    boot.run(client, args, &recovery, &disks).await
+    boot.run(client, args).await
 }
 
-/// Asks for the recovery, and counts down while the old primary's lease may hold.
-async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<ExportedDisk>)> {
+/// Asks for the recovery, and counts down while the old primary's lease may hold. `None`: it was only to be rehearsed.
+async fn wait(client: &Client, args: &Recover) -> Result<Option<(Recovery, Vec<ExportedDisk>)>> {
+    let mut although_connected = args.although_connected;
+    loop {
+        match ask(client, args, although_connected).await? {
+            Answer::Recovered(recovery, disks) => return Ok(Some((recovery, disks))),
+            Answer::Rehearsed => return Ok(None),
+            Answer::Connected(hosts) => {
+                let text = connected(&hosts);
+                ensure!(
+                    io::stdin().is_terminal(),
+                    "{text}. Nothing was changed. If it is dead all the same, give --although-connected as well"
+                );
+                eprintln!("{text}");
+                ensure!(
+                    machine::confirm("Is it certain that it no longer runs?")?,
+                    "the group is not recovered: nothing was changed"
+                );
+                although_connected = true;
+            }
+        }
+    }
+}
+
+/// The server's final answer to a recovery request.
+enum Answer {
+    Recovered(Recovery, Vec<ExportedDisk>),
+    Connected(Vec<HostStatus>),
+    Rehearsed,
+}
+
+async fn ask(client: &Client, args: &Recover, although_connected: bool) -> Result<Answer> {
     let request = Request::Recover {
         group: args.group.clone(),
         primary_is_dead: args.primary_is_dead,
+        although_connected,
+        dry_run: args.dry_run,
         at: args.at.clone(),
         accept_damage: args.accept_damage,
         drop_later_pins: args.drop_later_pins,
@@ -77,11 +116,104 @@ async fn wait(client: &Client, args: &Recover) -> Result<(Recovery, Vec<Exported
                 if let Some(bar) = bar {
                     bar.finish_and_clear();
                 }
-                return Ok((recovery, disks));
+                return Ok(Answer::Recovered(recovery, disks));
+            }
+            Reply::Connected { hosts } => return Ok(Answer::Connected(hosts)),
+            Reply::WouldRecover { group, last_write_unix_ms } => {
+                match args.json {
+                    true => println!(
+                        "{}",
+                        json!({ "would_recover": group, "last_write_unix_ms": last_write_unix_ms })
+                    ),
+                    false => print!("{}", rehearsal(&group, last_write_unix_ms)),
+                }
+                return Ok(Answer::Rehearsed);
             }
             _ => bail!("the server answered something else"),
         }
     }
+}
+
+/// That the primary seems to live, where the operator has said that it is dead.
+fn connected(hosts: &[HostStatus]) -> String {
+    let hosts =
+        hosts.iter().map(|of| format!("{} is connected and was heard {}", of.host, heard(of)));
+    format!(
+        "--primary-is-dead: {}. If it runs, it answers clients until its lease ends, and this site would, too",
+        hosts.collect::<Vec<_>>().join("; ")
+    )
+}
+
+fn heard(host: &HostStatus) -> String {
+    match host.heard_ago_ms {
+        Some(ms) => format!("{:.1} s ago", ms as f64 / 1e3),
+        None => "not since this server was started".to_owned(),
+    }
+}
+
+/// Report of a dry run: the cut that a recovery would take, and the state of the hosts.
+fn rehearsal(group: &GroupStatus, last_write_unix_ms: Option<u64>) -> String {
+    let mut text = format!("rehearsal, nothing was changed: group {}\n", group.group);
+    if let Some(recovery) = &group.recovered {
+        let at = text::utc(recovery.at_unix_ms);
+        return text + &format!("  it was recovered at {at}: this site is the primary already\n");
+    }
+    for writer in &group.writers {
+        text +=
+            &format!("  {}: everything up to seq {}\n", writer.member, group_cut(group, writer));
+    }
+    text += &moment(last_write_unix_ms, None, false);
+    for host in &group.hosts {
+        let state = if host.is_connected { "connected" } else { "not connected" };
+        text += &format!("  {}: {state}, heard {}\n", host.host, heard(host));
+    }
+    if group.hosts.iter().any(|host| host.is_connected) && !group.lease_given_up {
+        let name = &group.group;
+        text += &format!(
+            "  while it lives, `tidelock switchover {name}` on it moves the group with nothing lost\n"
+        );
+    }
+    text + &format!(
+        "  without --primary-is-dead it would wait {:.1} s for the primary's lease to end\n",
+        group.grace_remaining_ms as f64 / 1e3
+    )
+}
+
+fn group_cut(group: &GroupStatus, writer: &WriterStatus) -> Seq {
+    let nth = group.writers.iter().position(|other| other.member == writer.member).unwrap_or(0);
+    group.cut.get(WriterId(nth as u16))
+}
+
+/// The recovered moment, and the last sign of the primary: what lies between them may be lost. Both are by this site's
+/// clock: hosts' clocks may be off by hours.
+fn moment(
+    last_write_unix_ms: Option<u64>,
+    last_heard_unix_ms: Option<u64>,
+    is_of_the_past: bool,
+) -> String {
+    let mut text = match last_write_unix_ms {
+        Some(write) => {
+            format!(
+                "  the newest write in it arrived at {}, by this site's clock\n",
+                text::utc_ms(write)
+            )
+        }
+        None => "  when the newest write in it arrived is not known\n".to_owned(),
+    };
+    if let Some(heard) = last_heard_unix_ms {
+        text += &format!(
+            "  the primary was heard last at {}, by this site's clock",
+            text::utc_ms(heard)
+        );
+        text += &match last_write_unix_ms {
+            Some(write) if heard >= write && !is_of_the_past => format!(
+                ", {:.1} s later: a write of these seconds that did not arrive is not here\n",
+                (heard - write) as f64 / 1e3
+            ),
+            _ => "\n".to_owned(),
+        };
+    }
+    text
 }
 
 /// Who has not handed the group over, where others have.
@@ -96,7 +228,13 @@ fn half_switched(kept_by: &[String]) -> Option<String> {
 /// What the old primary can still do, and what it may have told.
 fn fencing(recovery: &Recovery) -> String {
     if recovery.exposed.is_empty() {
-        return "the old primary is fenced: it can commit nothing and its gate stays shut\n".into();
+        return match recovery.primary_declared_dead {
+            false => "the old primary is fenced: this site takes nothing of it any more, and the lease without which its \
+                      gate does not open has ended\n",
+            true => "the old primary is fenced: this site takes nothing of it any more. Its lease was not waited for: \
+                     if it runs all the same, it may answer clients until that ends\n",
+        }
+        .to_owned();
     }
     let mut text =
         "CLIENTS MAY HAVE SEEN WHAT IS NOT HERE, because replies did not wait for this site:\n"
@@ -122,7 +260,9 @@ fn fencing(recovery: &Recovery) -> String {
             (None, true) => format!("{since} at the earliest it was in mode async"),
         };
         let unreached = match of.serves_unreached {
-            true => " (it serves also if it has not reached this site: \"serve-unprotected\")",
+            true => {
+                " (it serves also if it has not reached this site: \"serve-unprotected\", or its gate was removed)"
+            }
             false => "",
         };
         text += &format!("  {} on {}: {why}{unreached}\n", of.member, of.host);
@@ -139,6 +279,12 @@ fn outcome(recovery: &Recovery) -> String {
     let mut text = format!("group {group} is recovered: epoch {epoch}, at {at}\n");
     if recovery.primary_declared_dead {
         text += "  on the statement that the old primary is dead\n";
+    }
+    let Recovery { last_write_unix_ms, last_heard_unix_ms, is_of_the_past, .. } = *recovery;
+    text += &moment(last_write_unix_ms, last_heard_unix_ms, is_of_the_past);
+    if recovery.last_heard_unix_ms.is_none() {
+        text +=
+            "  when the primary was heard last is not known: not since this server was started\n";
     }
     for writer in &recovery.writers {
         text += &match writer.is_recovered {
@@ -194,7 +340,7 @@ fn tell(
 mod tests {
     use super::*;
     use crate::group::{Exposure, RecoveryWriter};
-    use tidelock_protocol::ids::{Epoch, Seq};
+    use tidelock_protocol::ids::Epoch;
     use tidelock_protocol::message::Form;
 
     #[test]
@@ -227,6 +373,9 @@ mod tests {
                 writer("db-b", 4070, 12, Some(depends), true),
                 writer("db-c", 0, 300, Some(new), false),
             ],
+            last_write_unix_ms: Some(1_700_000_000_000),
+            last_heard_unix_ms: Some(1_700_000_002_500),
+            is_of_the_past: false,
             form: Form::Vector,
             followers: vec!["web".into()],
             exposed: vec![],
@@ -234,6 +383,8 @@ mod tests {
         let told = "\
 group shop is recovered: epoch 2, at 2023-11-14T22:13:20Z
   on the statement that the old primary is dead
+  the newest write in it arrived at 2023-11-14T22:13:20.000Z, by this site's clock
+  the primary was heard last at 2023-11-14T22:13:22.500Z, by this site's clock, 2.5 s later: a write of these seconds that did not arrive is not here
   db-a: everything up to seq 9117
   db-b: everything up to seq 4070
     12 records are left out: the first (seq 4071) depends on db-a's 9120, of which the backup has 9117 (host host-1)
@@ -244,6 +395,16 @@ group shop is recovered: epoch 2, at 2023-11-14T22:13:20Z
         assert_eq!(outcome(&recovery), told);
         recovery.primary_declared_dead = false;
         assert!(!outcome(&recovery).contains("old primary is dead"));
+        // Records after a point that was asked for have arrived, and are left out on purpose.
+        recovery.is_of_the_past = true;
+        let text = outcome(&recovery);
+        assert!(
+            text.contains("heard last at 2023-11-14T22:13:22.500Z, by this site's clock\n"),
+            "{text}"
+        );
+        assert!(!text.contains("that did not arrive"), "{text}");
+        recovery.last_heard_unix_ms = None;
+        assert!(outcome(&recovery).contains("not since this server was started"));
     }
 
     #[test]
@@ -264,6 +425,9 @@ group shop is recovered: epoch 2, at 2023-11-14T22:13:20Z
             at_unix_ms: 0,
             primary_declared_dead: false,
             writers: vec![],
+            last_write_unix_ms: None,
+            last_heard_unix_ms: None,
+            is_of_the_past: false,
             form: Form::Vector,
             followers: vec![],
             exposed: vec![exposure.clone(), unknown, by_mode],
@@ -283,12 +447,16 @@ group shop is recovered: epoch 2, at 2023-11-14T22:13:20Z
         let text = fencing(&recovery);
         for part in [
             "since 2023-11-14T22:13:20Z at the earliest, if it was started since (it serves also if it has not \
-             reached this site: \"serve-unprotected\")",
+             reached this site: \"serve-unprotected\", or its gate was removed)",
             "since 2023-11-14T22:13:20Z at the earliest it has served without this site",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
         recovery.exposed.clear();
-        assert!(fencing(&recovery).contains("its gate stays shut"));
+        assert!(
+            fencing(&recovery).contains("the lease without which its gate does not open has ended")
+        );
+        recovery.primary_declared_dead = true;
+        assert!(fencing(&recovery).contains("Its lease was not waited for"));
     }
 }

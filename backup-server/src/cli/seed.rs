@@ -15,6 +15,7 @@ use super::client::Client;
 use super::export::progress;
 use crate::group::{SEEDED, SeedError, SeededMember, seed, seeded_manifest};
 use crate::history::Point;
+use crate::image;
 use crate::manifest::Manifest;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
@@ -168,6 +169,9 @@ impl Work {
         if let Err(error) = made {
             taken.undo();
             drop(fs::remove_dir_all(dir.join("journal")));
+            for (_, image) in image_names(&names) {
+                drop(fs::remove_file(images.join(image::sums_path(&image))));
+            }
             for left in ["group.json", marks::FILE, "machines", "images", ""] {
                 let left = dir.join(left);
                 // What is not empty holds what could not be put back: that stays.
@@ -207,7 +211,7 @@ impl Work {
         for entry in fs::read_dir(images)? {
             let (path, name) = entry.map(|e| (e.path(), e.file_name()))?;
             let name = name.to_string_lossy();
-            if name.ends_with(source::UNFINISHED) {
+            if name.ends_with(source::UNFINISHED) || name.ends_with(image::SUMS) {
                 fs::remove_file(&path)?;
             } else {
                 ensure!(
@@ -276,7 +280,7 @@ fn pin(storage: Files, point: Point, now_ms: u64) -> Result<()> {
 }
 
 /// In the place of sizes while only names are looked at.
-const SIZE_UNKNOWN: u64 = crate::group::SECTOR_BYTES;
+const SIZE_UNKNOWN: u64 = crate::image::SECTOR_BYTES;
 
 /// Each disk, and the name of its image.
 fn image_names(manifest: &Manifest) -> impl Iterator<Item = ((WriterId, String), String)> + '_ {

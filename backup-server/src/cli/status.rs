@@ -1,38 +1,35 @@
 //! `tidelock-backup status`.
 
 use super::client::Client;
-use super::{damaged, view};
+use super::{damaged, machine, view};
 use crate::group::{GroupStatus, WriterStatus};
 use crate::journal::Standing;
 use crate::server::config::{CERTIFICATE_WARN, Config};
 use crate::server::control::{Reply, Request};
 use crate::text;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::json;
 use std::fmt::Write;
 use std::time::Duration;
 use tidelock_protocol::message::{CopyState, Form};
 
-/// A server that does not answer for so long is not waited for.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
-
 pub(super) async fn run(config: Config, json: bool) -> Result<()> {
     let certificate = config.certificate_valid_for();
     let client = Client::connect(config).await?;
-    let asked = tokio::time::timeout(ANSWER_MAX, client.ask(&Request::Status)).await;
-    let late = || format!("the server has not answered within {} s", ANSWER_MAX.as_secs());
-    let Reply::Status { server, groups } = asked.with_context(late)?? else {
+    let Reply::Status { server, groups } = client.ask_soon(&Request::Status).await? else {
         bail!("the server answered something else");
     };
-    let asked = tokio::time::timeout(ANSWER_MAX, client.ask(&Request::Views)).await;
-    let Reply::Views { views } = asked.with_context(late)?? else {
+    let Reply::Views { views } = client.ask_soon(&Request::Views).await? else {
+        bail!("the server answered something else");
+    };
+    let Reply::Machines { machines } = client.ask_soon(&Request::Machines).await? else {
         bail!("the server answered something else");
     };
     if json {
         let running = !client.is_alone();
         let views: Vec<_> = views.iter().map(view::to_json).collect();
         let status = json!({ "server": server, "running": running, "groups": groups, "views": views,
-                "certificate_valid_s": certificate.map(|valid| valid.as_secs()) });
+                    "machines": machines, "certificate_valid_s": certificate.map(|valid| valid.as_secs()) });
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else {
         if client.is_alone() {
@@ -46,6 +43,7 @@ pub(super) async fn run(config: Config, json: bool) -> Result<()> {
         }
         groups.iter().for_each(|group| print!("{}", render(group)));
         views.iter().for_each(view::tell);
+        machines.iter().for_each(|of| print!("{}", machine::line(of)));
     }
     client.end().await;
     Ok(())
@@ -145,7 +143,11 @@ fn render(group: &GroupStatus) -> String {
     for of in &group.damaged {
         line("DAMAGED", damaged::one_line(of));
     }
-    if !group.damaged.is_empty() {
+    let has_damaged_images = group.latest_damaged.iter().any(|of| of.segment.is_none());
+    if has_damaged_images {
+        line("DAMAGED", "a disk image: parts of it are not what was written".to_owned());
+    }
+    if !group.damaged.is_empty() || has_damaged_images {
         let bytes: u64 = group.latest_damaged.iter().map(|disk| disk.len_bytes).sum();
         let latest = match bytes {
             0 => "the latest state is not affected".to_owned(),

@@ -93,8 +93,8 @@ fn render(
 }
 
 fn damaged_span(span: &DamagedSpan) -> String {
-    damaged::span(Some(span.from), span.until, span.is_untold)
-        + &format!(" (segment {})", span.segment)
+    let had = span.segment.map_or("disk image".to_owned(), |segment| format!("segment {segment}"));
+    damaged::span(Some(span.from), span.until, span.is_untold) + &format!(" ({had})")
 }
 
 /// In eighths of a character; what is not nothing is seen.

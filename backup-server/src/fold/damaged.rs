@@ -6,6 +6,7 @@
 //! so nothing that stands in the images is either.
 
 use super::{FoldError, Run};
+use crate::damage::LostWith;
 use crate::journal::{IndexEntry, Position, SEGMENT_HEADER_BYTES, payload_of};
 use crate::storage::StorageFile;
 use crate::view::DiskKey;
@@ -34,7 +35,7 @@ impl<F: StorageFile> Run<F> {
             None => {
                 self.apply()?;
                 for key in self.job.images.keys() {
-                    self.folded.damaged.mark(*key, 0..u64::MAX, segment);
+                    self.folded.damaged.mark(*key, 0..u64::MAX, LostWith(Some(segment)));
                 }
             }
         }
@@ -50,6 +51,7 @@ impl<F: StorageFile> Run<F> {
             let key = DiskKey { writer: entry.writer, disk: entry.disk };
             let range = entry.range();
             self.folded.bytes += range.end - range.start;
+            self.note_parts(key, &range);
             match (entry.at, payload_of(&of, entry)) {
                 (0, _) => self.gathered.zero(key, range, false),
                 (_, Some(payload)) => self.gathered.write(key, entry.offset, payload.into()),

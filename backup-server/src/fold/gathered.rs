@@ -72,6 +72,13 @@ impl Gathered {
         self.disks.entry(key).or_default().insert(range, Piece::Lost { segment });
     }
 
+    /// Whether all of a range is written.
+    pub(super) fn covers(&self, key: DiskKey, range: Range<u64>) -> bool {
+        let is_written = |piece: Option<Piece>| !matches!(piece, None | Some(Piece::Lost { .. }));
+        let of = self.disks.get(&key);
+        of.is_some_and(|extents| extents.pieces(range).all(|(_, piece)| is_written(piece)))
+    }
+
     /// Bytes of payloads that it keeps, also of those that others stand over by now.
     pub(super) fn payload_bytes(&self) -> u64 {
         self.payload_bytes

@@ -1,8 +1,8 @@
 //! Attaching a member: who may, under which epoch, and what becomes of its copy.
 //!
-//! What the backup makes of the host's last run ([`after_attach`]):
+//! The copy state after an attachment, by what the backup believes of the last run ([`judging`](super::judging)):
 //!
-//! | copy | continues, same run, no gap | clean, same seq | anything else |
+//! | copy | continues | clean | log, everything |
 //! |---|---|---|---|
 //! | empty | empty | empty | empty |
 //! | partial | partial | partial | partial |
@@ -14,12 +14,13 @@
 //! that has begun: of the first nothing may have arrived, but its guest was served.
 
 use super::disks::{self, present};
+use super::judging::{OnRecord, judge};
 use super::ownership;
 use super::{
     Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, Output, WriterSlot, policies,
 };
 use crate::cut::CutTracker;
-use crate::journal::{self, Journal, Note, Position, Standing, State};
+use crate::journal::{self, BATCH_TARGET_BYTES, Journal, Note, Position, Standing, State};
 use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
 use crate::names;
 use crate::planted::{self, Bug};
@@ -28,10 +29,11 @@ use std::collections::BTreeMap;
 use std::io;
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
+use tidelock_protocol::ids::{Epoch, Incarnation, WriterId};
 use tidelock_protocol::limits;
+use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::{
-    Attach, Attached, CopyState, Follow, Join, LastRun, Machine, Message, RefusalKind,
+    Attach, Attached, Basis, CleanEnd, CopyState, Follow, Join, LogAge, Message, RefusalKind,
 };
 use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::vector::CountVector;
@@ -47,24 +49,16 @@ pub(super) fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<
 
 /// The copy state after an attachment.
 #[must_use]
-pub(super) fn after_attach(
-    copy: CopyState,
-    last_run: LastRun,
-    same_run: bool,
-    durable: Seq,
-) -> CopyState {
-    let missed = may_have_missed(last_run, same_run, durable);
-    if copy == CopyState::Whole && missed { CopyState::Resyncing } else { copy }
+pub(super) fn after_attach(copy: CopyState, basis: &Basis) -> CopyState {
+    match may_have_missed(basis) {
+        true if copy == CopyState::Whole => CopyState::Resyncing,
+        _ => copy,
+    }
 }
 
 /// Whether the host's disks may hold what its records do not say.
-fn may_have_missed(last_run: LastRun, same_run: bool, durable: Seq) -> bool {
-    match last_run {
-        // Only the run that sent what is here can hold what follows.
-        LastRun::Continues { from } => !same_run || from > durable.next(),
-        LastRun::Clean { seq } => seq != durable,
-        LastRun::Unknown | LastRun::Unclean => true,
-    }
+fn may_have_missed(basis: &Basis) -> bool {
+    matches!(basis, Basis::Log | Basis::Everything { .. })
 }
 
 /// Everything about an attachment that can be judged without the group.
@@ -144,7 +138,7 @@ fn check_peers(peers: &[String]) -> Result<(), Refusal> {
 }
 
 fn check_machine(machine: Option<&Machine>) -> Result<(), Refusal> {
-    bounds::check_machine(machine).or_else(|what| refuse(RefusalKind::Invalid, what))
+    machine.map_or(Ok(()), Machine::check).or_else(|what| refuse(RefusalKind::Invalid, what))
 }
 
 impl<S: Storage> Group<S> {
@@ -175,6 +169,7 @@ impl<S: Storage> Group<S> {
         }
         options
             .check_member(&attach.group, host, &attach.member)
+            .and_then(|()| options.check_new(&attach.group, &attach.writers))
             .map_err(GroupCreateError::Refused)?;
         let (judge, none) = (Plausible::of_hosts(options.clock_bound_ms, Hlc(0)), Incarnation(0));
         judge.attach(attach, none, now.unix_ms).map_err(|error| {
@@ -183,6 +178,7 @@ impl<S: Storage> Group<S> {
         let manifest = Manifest {
             format: FORMAT,
             id: super::fresh_id(&storage),
+            tag_secret: super::fresh_secret(&storage),
             group: attach.group.clone(),
             created_by: host.to_owned(),
             writers: attach.writers.clone(),
@@ -221,10 +217,8 @@ impl<S: Storage> Group<S> {
 
     /// A member attaches with version 1 of the protocol: the answer is among the outputs.
     pub fn attach(&mut self, now: Now, link: Link, host: &str, attach: &Attach) {
-        let last = self.last_attached(attach);
         match self.try_attach(now, link, host, attach, None) {
             Ok(attached) => {
-                self.say_last_attached(link, attach, last);
                 self.outputs.push(Output::Send(link, Message::Attached(attached)));
                 self.held.is_attached(now.mono, link, &self.all_links());
                 self.say_stalled(link);
@@ -235,34 +229,19 @@ impl<S: Storage> Group<S> {
 
     /// A writer of a group that may have several members attaches (version 2).
     pub fn join(&mut self, now: Now, link: Link, host: &str, join: &Join) {
-        let last = self.last_attached(&join.attach);
         match self.try_attach(now, link, host, &join.attach, Some(join)) {
             Ok(attached) => {
-                self.say_last_attached(link, &join.attach, last);
                 let (copy, durable) = (attached.copy, attached.durable);
                 self.outputs.push(Output::Send(link, Message::Attached(attached)));
                 self.held.is_attached(now.mono, link, &self.all_links());
                 let progress = Message::Progress(self.progress(durable, &self.told()));
                 self.outputs.push(Output::Send(link, progress));
+                self.tell_tag_terms(now, link);
                 self.tell_for_everyone(link);
                 self.say_stalled(link);
                 self.sound(join.attach.writer, copy);
             }
             Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),
-        }
-    }
-
-    /// The run of a member that attached last; 0: none.
-    fn last_attached(&self, attach: &Attach) -> Incarnation {
-        self.manifest.member(attach.writer).map_or(Incarnation(0), |member| member.incarnation)
-    }
-
-    /// A host that knows where its disks may differ from these believes it only if no other run
-    /// has written to them since.
-    fn say_last_attached(&mut self, link: Link, attach: &Attach, last: Incarnation) {
-        if attach.last_run == LastRun::Unclean {
-            let message = Message::LastAttached { incarnation: last };
-            self.outputs.push(Output::Send(link, message));
         }
     }
 
@@ -284,7 +263,7 @@ impl<S: Storage> Group<S> {
         check(attach)?;
         join.map_or(Ok(()), |join| check_peers(&join.peers))?;
         self.check_host(host)?;
-        let known = self.last_attached(attach);
+        let known = self.manifest.member(attach.writer).map_or(Incarnation(0), |m| m.incarnation);
         if let Err(error) = self.plausible.attach(attach, known, self.judging_ms(now)) {
             self.implausible += 1;
             return refuse(RefusalKind::Implausible, error.to_string());
@@ -312,8 +291,7 @@ impl<S: Storage> Group<S> {
                 ),
             );
         }
-        let same_run = last == Some(attach.incarnation);
-        if same_run {
+        if last == Some(attach.incarnation) {
             self.check_newest(&attach.member, link)?;
         }
         self.check_machine_budget(&attach.member, attach.machine.as_ref())?;
@@ -325,7 +303,20 @@ impl<S: Storage> Group<S> {
         if let Some(reason) = self.broken.clone() {
             return refuse(RefusalKind::Stopping, reason);
         }
-        if !same_run && self.journal.staged_bytes() > 0 {
+        let record = self.on_record(attach.writer);
+        let basis = judge(&record, attach);
+        let goes_on = basis == Basis::Continues;
+        let is_of_another = last == Some(attach.incarnation) && !record.knows(attach.run());
+        if attach.before == Some(attach.run()) && is_of_another {
+            // A daemon that has sent records goes on, and another run has taken its place. Were its number above all that
+            // were heard of, the record would be of an older moment, and no other run there.
+            let reason = format!(
+                "another run has taken {} over: this host's disks are not what the backup has any more",
+                attach.member
+            );
+            return refuse(RefusalKind::Superseded, reason);
+        }
+        if !goes_on && self.journal.staged_bytes() > 0 {
             // Records of the run before are taken and cannot be written: a new run cannot be
             // told where the stream ends.
             return refuse(RefusalKind::Stopping, self.stall_reason().unwrap_or_default());
@@ -338,27 +329,21 @@ impl<S: Storage> Group<S> {
         }
         let known = self.manifest.member(writer);
         let has_more = known.is_some_and(|member| disks::has_more(member, attach));
-        let durable = self.commit.durable_of(writer);
-        // The record of a host that was given the member says nothing of what was here before.
-        let last_run = match known {
-            Some(known) if !known.is_seeded() && !known.has_run() => LastRun::Unknown,
-            _ => attach.last_run,
-        };
-        let mut copy = after_attach(was.copy, last_run, same_run, durable);
+        let mut copy = after_attach(was.copy, &basis);
         if has_more && copy == CopyState::Whole {
             copy = CopyState::Resyncing;
         }
         if has_more && planted::is(Bug::GrownIsWhole) {
             copy = was.copy;
         }
-        if copy == CopyState::Empty && last.is_some() && !same_run {
+        if copy == CopyState::Empty && last.is_some() && !goes_on {
             // Nothing of that run has arrived. But its guest was served, and may have heard of others.
             copy = CopyState::Partial;
         }
         if copy != was.copy {
             self.begin_copy(writer, copy);
         }
-        if copy != was.copy || has_more || may_have_missed(last_run, same_run, durable) {
+        if copy != was.copy || has_more || may_have_missed(&basis) {
             // Also if it has begun: it may have been staged before, when there was no room for it.
             self.must_be_on_record().map_err(|e| (RefusalKind::Stopping, e))?;
         }
@@ -378,8 +363,76 @@ impl<S: Storage> Group<S> {
             committed: self.told(),
             last_hlc: state.last_hlc,
             copy: copy.told(),
-            begun: self.slots[writer.index()].gathering.begun(),
+            begun: self.slots[writer.index()].gathered.begun(),
+            basis,
         })
+    }
+
+    /// The backup's record of a member's last run.
+    fn on_record(&self, writer: WriterId) -> OnRecord {
+        let member = self.manifest.member(writer);
+        OnRecord {
+            run: member.and_then(|member| member.run),
+            proposed: member.and_then(|member| member.proposed),
+            clean: member.and_then(|member| member.clean.clone()),
+            log: self.journal.state().log_of(writer),
+            durable: self.commit.durable_of(writer),
+        }
+    }
+
+    /// The host has its run on stable storage: from here on that is the run in force.
+    pub(super) fn run_has_begun(&mut self, writer: WriterId) -> Result<(), ManifestError> {
+        let run = self.manifest.member(writer).and_then(|member| member.proposed);
+        let Some(run) = run else { return Ok(()) };
+        self.change_member(writer, |member| {
+            (member.run, member.proposed, member.clean) = (Some(run), None, None);
+        })
+    }
+
+    /// The run in force has ended cleanly, or not.
+    pub(super) fn run_has_ended(
+        &mut self,
+        writer: WriterId,
+        end: Option<CleanEnd>,
+    ) -> Result<(), ManifestError> {
+        self.change_member(writer, |member| member.clean = end)
+    }
+
+    /// As if this run had ended so.
+    #[cfg(test)]
+    pub(super) fn as_if_ended(&mut self, attach: &Attach) {
+        let tidelock_protocol::message::LastRun::Clean { seq, .. } = attach.last_run else {
+            return;
+        };
+        let end = CleanEnd { seq, marks: attach.marks.clone() };
+        let ended = |member: &mut Member| (member.run, member.clean) = (attach.before, Some(end));
+        self.change_member(attach.writer, ended).unwrap();
+    }
+
+    fn change_member(
+        &mut self,
+        writer: WriterId,
+        change: impl FnOnce(&mut Member),
+    ) -> Result<(), ManifestError> {
+        let mut manifest = self.manifest.clone();
+        if let Some(Some(member)) = manifest.members.get_mut(writer.index()) {
+            change(member);
+        }
+        if manifest != self.manifest {
+            manifest.write(&self.storage)?;
+            self.manifest = manifest;
+        }
+        Ok(())
+    }
+
+    /// The activity log of a run is so far. On record in one order with the records.
+    pub(super) fn logged(&mut self, writer: WriterId, age: LogAge) {
+        if self.journal.state().log_of(writer) != age {
+            self.journal.stage_note(&Note::Log { writer, age }).expect("it follows what there is");
+            if self.journal.staged_bytes() >= BATCH_TARGET_BYTES {
+                self.flush();
+            }
+        }
     }
 
     /// What a run has sent before it connected anew may be read after what it sends since, and also after the end of that
@@ -457,9 +510,15 @@ impl<S: Storage> Group<S> {
             manifest.created_by = host.to_owned();
         }
         let (disks, removed) = self.disks_after(attach);
+        let before = manifest.members[attach.writer.index()].take();
+        let (run, clean) = before.map_or((None, None), |member| (member.run, member.clean));
         manifest.members[attach.writer.index()] = Some(Member {
             host: host.to_owned(),
             incarnation: attach.incarnation,
+            run,
+            // The run in force attaches again and again.
+            proposed: Some(attach.run()).filter(|proposed| Some(*proposed) != run),
+            clean,
             disks,
             mode: attach.mode,
             lease_ms: attach.lease_ms,
@@ -481,8 +540,8 @@ impl<S: Storage> Group<S> {
         member: &str,
         machine: Option<&Machine>,
     ) -> Result<(), Refusal> {
-        let Some(Machine::Json(text) | Machine::Libvirt(text)) = machine else { return Ok(()) };
-        let left = limits::MACHINES_MAX_BYTES.saturating_sub(text.len() as u64);
+        let Some(machine) = machine else { return Ok(()) };
+        let left = limits::MACHINES_MAX_BYTES.saturating_sub(manifest::machine_bytes(machine));
         let others = || manifest::machines_bytes_but(&self.storage, member);
         let fits = || -> Result<bool, ManifestError> {
             if others()? <= left {
@@ -514,7 +573,9 @@ impl<S: Storage> Group<S> {
         machine: Option<&Machine>,
     ) -> Result<(), ManifestError> {
         let Some(machine) = machine else { return Ok(()) };
-        if manifest::read_machine(&self.storage, member)?.as_ref() == Some(machine) {
+        if manifest::read_machine(&self.storage, member)
+            .is_ok_and(|kept| kept.described.as_ref() == Some(machine))
+        {
             return Ok(());
         }
         manifest::write_machine(&self.storage, member, machine)
@@ -540,19 +601,21 @@ impl<S: Storage> Group<S> {
         let journaled = state.writers[attach.writer.index()].seq;
         let receiver = Receiver::new(attach.writer, epoch, present(&attach.disks), journaled);
         let slot = &mut self.slots[attach.writer.index()];
-        let mut gathering = std::mem::take(&mut slot.gathering);
-        gathering.attached(attach.incarnation, journaled);
+        let admitted = slot.admitted;
+        let mut gathered = std::mem::take(&mut slot.gathered);
+        gathered.attached(attach.run(), journaled);
         let old = std::mem::replace(
             slot,
             WriterSlot {
                 receiver: Some(receiver),
-                gathering,
+                gathered,
                 link: Some(link),
                 attached_at: Some(now),
                 speaks_of_groups,
                 has_left: false,
                 flushed: false,
                 clock_ahead_ms: 0,
+                admitted,
             },
         );
         if let Some(old) = old.link.filter(|old| *old != link) {

@@ -9,12 +9,13 @@ use crate::damage::{
     SegmentDamage,
 };
 use crate::history::{Affected, AffectedSpan, Point};
+use crate::image;
 use crate::journal::{
     ColdError, Entry, IndexEntry, Placed, Position, ScrubJob, Segment, SegmentHeader,
     cold_file_name, find_segment_file, payload_of,
 };
 use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
-use crate::storage::{self, Storage, StorageFile};
+use crate::storage::{self, Storage};
 use crate::view::{DiskKey, Overlay};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,8 +68,8 @@ pub struct DamagedSegment {
 pub struct DamagedDisk {
     /// member.disk
     pub name: String,
-    /// The damaged segment that had it.
-    pub segment: u64,
+    /// The damaged segment that had it; `None`: the image had it.
+    pub segment: Option<u64>,
     /// Where it begins, in bytes.
     pub offset: u64,
     /// Its bytes.
@@ -237,7 +238,7 @@ fn io_error(what: &'static str, file: &str, source: io::Error) -> ManifestError 
 impl<S: Storage> Group<S> {
     /// The next segment that somebody wants to be looked at.
     pub(super) fn wanted_scrub(&mut self, now: Now) -> Option<ScrubJob<S::File>> {
-        self.damage.wanted.extend(self.damage.noticed.take());
+        self.damage.wanted.extend(self.damage.noticed.take_segments());
         self.damage.look_again(now.mono, self.fold.position.segment);
         while let Some(segment) = self.damage.wanted.first().copied() {
             match self.journal.scrub_job_of(segment) {
@@ -280,6 +281,18 @@ impl<S: Storage> Group<S> {
     fn record_quarantine(&mut self, quarantine: Quarantine) -> Result<(), ManifestError> {
         damage::write(&self.storage, &quarantine)?;
         self.damage.quarantine = Arc::new(quarantine);
+        self.damage.is_due = true;
+        self.damage.next_at = MonoNanos(0);
+        Ok(())
+    }
+
+    /// Replaces what is on record of the images' damage.
+    pub(super) fn record_image_damage(&mut self, damaged: ImageDamage) -> Result<(), GroupError> {
+        let (position, oldest) = (self.fold.position, Some(self.fold.oldest.clone()));
+        let fold = FoldPosition { position, oldest, damaged };
+        manifest::write_fold_position(&self.storage, &fold)?;
+        self.fold.damaged = Arc::new(fold.damaged);
+        self.refresh_overlay()?;
         self.damage.is_due = true;
         self.damage.next_at = MonoNanos(0);
         Ok(())
@@ -335,7 +348,8 @@ impl<S: Storage> Group<S> {
     /// The damaged segments, oldest first, as of the last [`Group::tend_damage`].
     #[must_use]
     pub fn damaged(&self) -> Vec<DamagedSegment> {
-        let span = |segment: u64| self.damage.spans.iter().find(|span| span.segment == segment);
+        let span =
+            |segment: u64| self.damage.spans.iter().find(|span| span.segment == Some(segment));
         let told = |segment: u64, of: Option<&Quarantined>| {
             let span = span(segment);
             let dir = match segment < self.fold.position.segment {
@@ -358,7 +372,8 @@ impl<S: Storage> Group<S> {
             }
         };
         let mut all: BTreeMap<u64, DamagedSegment> = BTreeMap::new();
-        for (_, _, LostWith(segment)) in self.fold.damaged.iter() {
+        let with_segments = self.fold.damaged.iter().filter_map(|(_, _, with)| with.0);
+        for segment in with_segments {
             all.entry(segment).or_insert_with(|| told(segment, None));
         }
         for (segment, of) in self.damage.quarantine.iter() {
@@ -398,7 +413,8 @@ impl<S: Storage> Group<S> {
         for of in affected.iter().take(SAID_MAX) {
             let of = DamagedDisk::new(&self.manifest, of);
             let DamagedDisk { name, segment, offset, len_bytes } = of;
-            text += &format!(" {name}: {len_bytes} bytes at {offset} (journal segment {segment});");
+            let had = segment.map_or("disk image".to_owned(), |of| format!("journal segment {of}"));
+            text += &format!(" {name}: {len_bytes} bytes at {offset} ({had});");
         }
         if affected.len() > SAID_MAX {
             text += &format!(" and {} more;", affected.len() - SAID_MAX);
@@ -446,6 +462,7 @@ impl<S: Storage> Group<S> {
             return Ok(false);
         }
         self.tick(now);
+        self.check_images_again()?;
         let segments: Vec<Quarantined> = self.damage.quarantine.values().cloned().collect();
         for of in segments {
             let segment = of.damage.segment;
@@ -463,6 +480,18 @@ impl<S: Storage> Group<S> {
             self.remake_overlay()?;
         }
         Ok(true)
+    }
+
+    /// Verifies the images where they are on record as damaged. A place that fits its checksum again goes off the record.
+    fn check_images_again(&mut self) -> Result<(), GroupError> {
+        let mut damaged = (*self.fold.damaged).clone();
+        for (key, range, _) in self.fold.damaged.iter().filter(|(_, _, with)| with.0.is_none()) {
+            let Some(image) = self.images.get(&key) else { continue };
+            if image.damaged_in(range.clone()).is_ok_and(|(damaged, _)| damaged.is_empty()) {
+                damaged.heal(key, range);
+            }
+        }
+        if damaged == *self.fold.damaged { Ok(()) } else { self.record_image_damage(damaged) }
     }
 
     fn remake_overlay(&mut self) -> Result<(), GroupError> {
@@ -491,42 +520,41 @@ impl<S: Storage> Group<S> {
         let Some(content) = self.content_of(&segment, damage) else { return Ok(()) };
         let marked = |damaged: &ImageDamage, key, range| {
             let pieces = damaged.pieces(key, range).into_iter();
-            let of = pieces.filter(|(_, lost)| *lost == Some(LostWith(index)));
+            let of = pieces.filter(|(_, lost)| *lost == Some(LostWith(Some(index))));
             of.map(|(range, _)| range).collect::<Vec<_>>()
         };
         let failed = |source| io_error("restore to an image from", &path, source);
+        let mut changes = BTreeMap::new();
         for (key, offset, effect) in content {
             let Some(image) = self.images.get(&key) else { continue };
+            let change = changes.entry(key).or_insert_with(|| image.change());
             let len = match &effect {
                 Restored::Data(data) => data.len() as u64,
                 Restored::Zero(len) => *len,
             };
             for part in marked(&self.fold.damaged, key, offset..offset + len) {
+                change.in_part(image::sectors_in_part(&part), |_| false).map_err(failed)?;
                 let written = match &effect {
                     Restored::Data(data) => {
                         let (from, to) = (part.start - offset, part.end - offset);
                         let part_of = &data[from as usize..to as usize];
-                        image.write_at(&[IoSlice::new(part_of)], part.start)
+                        change.write_at(&[IoSlice::new(part_of)], part.start)
                     }
-                    Restored::Zero(_) => image.zero_at(part.start, part.end - part.start, false),
+                    Restored::Zero(_) => change.zero_at(part.start, part.end - part.start, false),
                 };
                 written.map_err(failed)?;
             }
         }
         let mut damaged = (*self.fold.damaged).clone();
         for (key, range, LostWith(with)) in self.fold.damaged.iter() {
-            if with == index {
+            if with == Some(index) {
                 damaged.heal(key, range);
             }
         }
-        for image in self.images.values() {
-            image.sync().map_err(failed)?;
+        for (_, change) in changes {
+            change.end().map_err(failed)?;
         }
-        let (position, oldest) = (self.fold.position, Some(self.fold.oldest.clone()));
-        let fold = FoldPosition { position, oldest, damaged };
-        manifest::write_fold_position(&self.storage, &fold)?;
-        self.fold.damaged = Arc::new(fold.damaged);
-        self.refresh_overlay()?;
+        self.record_image_damage(damaged)?;
         self.take_out_of_quarantine(index)?;
         // Its data is in the images.
         remove_files(&self.storage, QUARANTINE_DIR, damage)

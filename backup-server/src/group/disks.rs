@@ -7,10 +7,10 @@
 
 use super::attach::{Refusal, refuse};
 use super::{Group, GroupError};
+use crate::image::Image;
 use crate::manifest::{Member, RemovedDisk};
-use crate::storage::{Storage, StorageFile};
+use crate::storage::Storage;
 use crate::view::DiskKey;
-use std::io;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::{Attach, DiskSpec, RefusalKind};
 use tidelock_protocol::vector::CountVector;
@@ -112,12 +112,8 @@ impl<S: Storage> Group<S> {
                 continue;
             }
             let image = &self.images[&DiskKey { writer: attach.writer, disk: disk.id }];
-            let grow = || {
-                image.set_size(disk.size_bytes)?;
-                image.sync()
-            };
             let path = self.manifest.image_path(attach.writer, disk);
-            grow().map_err(|source| GroupError::Image { path, source })?;
+            image.set_size(disk.size_bytes).map_err(|source| GroupError::Image { path, source })?;
         }
         Ok(())
     }
@@ -129,20 +125,11 @@ impl<S: Storage> Group<S> {
                 continue;
             }
             let path = self.manifest.image_path(attach.writer, disk);
-            let create = || {
-                match self.storage.remove(&path) {
-                    // Left over from an attachment that was not finished.
-                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                    _ => {}
-                }
-                let image = self.storage.create(&path)?;
-                image.set_size(disk.size_bytes)?;
-                image.sync()?;
-                self.storage.sync_dir("images")?;
-                Ok(image)
-            };
+            // A file of that name is left over from an attachment that was not finished.
+            let created = Image::create(&self.storage, &path, disk.size_bytes)
+                .and_then(|image| self.storage.sync_dir("images").map(|()| image));
             let image =
-                create().map_err(|source| GroupError::Image { path: path.clone(), source })?;
+                created.map_err(|source| GroupError::Image { path: path.clone(), source })?;
             self.images.insert(DiskKey { writer: attach.writer, disk: disk.id }, image);
         }
         Ok(())

@@ -19,6 +19,7 @@
 //! for a record that says nothing. That never releases anything too early: C moves past a resync
 //! only with all of it. In the HLC form the frontier rises to what is awaited, and writers pass it.
 
+use super::tags::LOST_MAX;
 use super::{Group, Link, Now, Output};
 use crate::journal::Standing;
 use crate::storage::Storage;
@@ -27,10 +28,6 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Message, UNASKED};
 use tidelock_protocol::vector::CountVector;
-
-/// No run has lost more seqs than this: its backlog had no room for them. Who waits for more than that
-/// has been misled, and is not to keep a writer busy for ever.
-const LOST_MAX: u64 = 1 << 24;
 
 /// The questions of one resync.
 #[derive(Debug)]
@@ -88,6 +85,7 @@ impl<S: Storage> Group<S> {
             // An answer to no question of this server.
             return;
         }
+        self.has_admitted(writer, pending.get(writer));
         if id == UNASKED {
             return self.awaited(pending, hlc);
         }
@@ -152,8 +150,7 @@ impl<S: Storage> Group<S> {
     }
 
     fn is_out_of_reach(&self, writer: WriterId, seq: Seq) -> bool {
-        let have = self.journal.state().writers[writer.index()].seq;
-        seq.0.saturating_sub(have.0) > LOST_MAX
+        seq > self.reachable(writer)
     }
 
     /// Tells each resyncing writer its floor as soon as everybody has answered.

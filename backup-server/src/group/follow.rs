@@ -16,6 +16,7 @@ impl<S: Storage> Group<S> {
             Ok(followed) => {
                 self.outputs.push(Output::Send(link, Message::Followed(followed)));
                 self.held.is_attached(now.mono, link, &self.all_links());
+                self.tell_tag_terms(now, link);
                 self.tell_for_everyone(link);
                 self.say_stalled(link);
             }
@@ -84,7 +85,7 @@ impl<S: Storage> Group<S> {
         }
         match frame {
             Frame::Control(_, Message::Beacon { sent_at }) => self.beacon(now, link, sent_at),
-            Frame::Control(_, Message::Detach) => {
+            Frame::Control(_, Message::Detach { .. }) => {
                 self.followers.retain(|follower| follower.link != link);
                 self.readiness_ends();
             }
@@ -101,6 +102,9 @@ impl<S: Storage> Group<S> {
                 self.ready_to_switch(link, ready);
             }
             Frame::Control(_, Message::Policy(policy)) => self.policy(now, link, policy),
+            Frame::Control(_, Message::ServesUnreached { serves }) => {
+                self.serves_unreached(link, serves);
+            }
             // Its mode is its host's affair.
             Frame::Control(_, Message::ModeChanged { .. }) => {}
             _ => {

@@ -1,15 +1,16 @@
 //! Frames of attached members: into the journal, made durable, acknowledged.
 
+use super::parts::PartRefusal;
 use super::{Group, GroupError, Link, Now, Output, Stall};
 use crate::damage;
 use crate::journal::{BATCH_TARGET_BYTES, JournalError, Note};
 use crate::planted::{self, Bug};
-use crate::storage::{Storage, StorageFile};
+use crate::storage::Storage;
 use crate::view::{Content, DiskKey};
 use std::io;
 use tidelock_protocol::bounds::Implausible;
 use tidelock_protocol::frame::Frame;
-use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{Incarnation, MonoNanos, Seq, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{CopyState, Form, Message, Mode, Progress, RefusalKind};
 use tidelock_protocol::part::Part;
@@ -52,10 +53,24 @@ impl<S: Storage> Group<S> {
     fn receive_part(&mut self, now: Now, i: usize, link: Link, part: &Part) {
         let slot = &mut self.slots[i];
         let received = slot.receiver.as_ref().expect("attached").received();
-        match slot.gathering.add(received, part) {
+        let host = self.manifest.member(WriterId(i as u16)).map_or("", |member| &member.host);
+        let is_listed = self.options.hosts.is_some();
+        let take_room = |bytes| self.options.parts.take(host, is_listed, bytes);
+        match slot.gathered.add(received, part, take_room) {
             Ok(Some(record)) => self.receive_record(now, i, link, record),
             Ok(None) => {}
-            Err(error) => self.end_link(link, RefusalKind::Invalid, error.to_string()),
+            Err(PartRefusal::Part(error)) => {
+                self.end_link(link, RefusalKind::Invalid, error.to_string());
+            }
+            Err(PartRefusal::NoRoom) => {
+                let reason = format!(
+                    "there is no memory for record {} of {} bytes: large records of host {host} that arrive in parts take \
+                     all that it may have at the backup server. The record is taken, from its beginning, when others of \
+                     them are complete",
+                    part.seq, part.total_bytes
+                );
+                self.end_link(link, RefusalKind::Quota, reason);
+            }
         }
     }
 
@@ -147,8 +162,33 @@ impl<S: Storage> Group<S> {
             Message::GiveUpLease => self.lease_given_up(link),
             Message::ReadyToSwitch { ready } => self.ready_to_switch(link, ready),
             Message::AskFloor { mark, everyone } => self.ask_floor(link, mark, everyone),
-            Message::Detach => {
+            Message::Begun => {
+                if let Err(error) = self.run_has_begun(WriterId(i as u16)) {
+                    self.end_link(link, RefusalKind::Stopping, error.to_string());
+                }
+            }
+            // It goes into the journal, as records do.
+            Message::Logged(_) if !self.accepts() => return Some(message),
+            Message::Logged(age) => {
+                let writer = WriterId(i as u16);
+                let known = self.manifest.member(writer).map_or(Incarnation(0), |m| m.incarnation);
+                match self.plausible.log(age, known, self.judging_ms(now)) {
+                    Ok(()) => self.logged(writer, age),
+                    Err(error) => self.implausible(link, &error),
+                }
+            }
+            Message::Detach { end } => {
                 self.flush();
+                if let Some(Err(error)) = end.as_ref().map(|end| self.plausible.end(end)) {
+                    self.implausible(link, &error);
+                    return None;
+                }
+                if let Err(error) = self.run_has_ended(WriterId(i as u16), end) {
+                    let reason = format!(
+                        "the clean end cannot be put on record ({error}): the next start compares the disks"
+                    );
+                    self.outputs.push(Output::Refuse(link, RefusalKind::Stopping, reason));
+                }
                 self.slots[i].link = None;
                 self.slots[i].has_left = true;
                 self.readiness_ends();
@@ -179,6 +219,7 @@ impl<S: Storage> Group<S> {
             self.grace.heard(now.mono);
             self.heard(link, now);
             self.outputs.push(Output::Send(link, Message::Lease { sent_at }));
+            self.tell_tag_terms(now, link);
             self.ask_for_awaited(link);
         }
     }
@@ -187,6 +228,20 @@ impl<S: Storage> Group<S> {
         let attached = self.all_links().contains(&link);
         let gave_up = self.name_of_link(link).is_some_and(|name| self.given_up.contains(&name));
         attached && !gave_up && self.broken.is_none()
+    }
+
+    /// Answers a check without looking, if the frame is one: the host sends the extent. `false`: it is none.
+    pub fn decline_check(&mut self, link: Link, frame: &Frame) -> bool {
+        let (disk, offset) = match frame {
+            Frame::Control(_, Message::DigestCheck { disk, offset, .. })
+            | Frame::Control(_, Message::ZeroCheck { disk, offset, .. }) => (*disk, *offset),
+            _ => return false,
+        };
+        if self.slots.iter().any(|slot| slot.link == Some(link)) {
+            let message = Message::DigestResult { disk, offset, equal: false };
+            self.outputs.push(Output::Send(link, message));
+        }
+        true
     }
 
     /// Answers for the disk as it is with every record received before.

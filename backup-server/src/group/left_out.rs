@@ -3,7 +3,7 @@
 //! The reasons are found in what waits beyond the cut, which the recovery makes void. So they are
 //! kept in `group.json`, for whoever asks again.
 
-use super::Group;
+use super::{Group, Now};
 use crate::cut::{Awaited, HeldBack};
 use crate::journal::{EpochStart, Standing};
 use crate::manifest::LeftOut;
@@ -79,11 +79,23 @@ impl HeldBackBy {
 
 impl<S: Storage> Group<S> {
     /// Before the recovery of this epoch: why it leaves out what it does.
-    pub(super) fn remember_left_out(&mut self, epoch: Epoch, chosen: Option<Hlc>) {
+    pub(super) fn remember_left_out(
+        &mut self,
+        epoch: Epoch,
+        chosen: Option<Hlc>,
+        last_write_unix_ms: Option<u64>,
+        now: Now,
+    ) {
         let committed = self.commit.committed();
         let writers = (0..self.manifest.writers.len() as u16).map(WriterId);
         let held_back = writers.map(|writer| self.cut.held_back(writer, committed)).collect();
-        self.manifest.left_out = Some(LeftOut { epoch, held_back, chosen });
+        self.manifest.left_out = Some(LeftOut {
+            epoch,
+            held_back,
+            chosen,
+            last_write_unix_ms,
+            last_heard_unix_ms: self.last_heard_unix_ms(now),
+        });
         // No recovery fails for want of an explanation. If the disk does, the journal will tell.
         let _ = self.manifest.write(&self.storage);
     }

@@ -33,8 +33,10 @@ mod follow;
 mod held;
 mod indexing;
 mod ingest;
+mod judging;
 mod left_out;
 mod ownership;
+mod parts;
 mod past;
 mod policies;
 mod recovery;
@@ -44,6 +46,7 @@ mod seed;
 mod shape;
 mod status;
 mod switching;
+mod tags;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -55,22 +58,25 @@ pub use covering::Covered;
 pub use damage::{DamagedDisk, DamagedSegment, ForgetError};
 pub use left_out::{HeldBackBy, RecoveryWriter};
 pub use ownership::{MoveError, Moved};
+pub use parts::PartsMemory;
 pub use past::PastStatus;
 pub use policies::{Exposure, Known};
 pub use recovery::{GuestEffect, NamedView, Pin, RecoverError, Recovery};
 pub use retention::{AtSizeMax, Retention};
-pub use scrub::ScrubStatus;
-pub use seed::{SECTOR_BYTES, SEEDED, SeedError, SeededMember, manifest as seeded_manifest, seed};
+pub use scrub::{ScrubDone, ScrubJob, ScrubStatus};
+pub use seed::{SEEDED, SeedError, SeededMember, manifest as seeded_manifest, seed};
 pub use shape::RemoveError;
-pub use status::{ClockStatus, DiskStatus, FollowerStatus, GroupStatus, WriterStatus};
+pub use status::{ClockStatus, DiskStatus, FollowerStatus, GroupStatus, HostStatus, WriterStatus};
 
+use self::parts::Gathered;
 use crate::cut::CutTracker;
 use crate::damage::ImageDamage;
 use crate::fold::FoldError;
 use crate::history::{Closed, Holds};
+use crate::image::Image;
 use crate::journal::{self, Compress, Journal, JournalError, Position, Standing, State, TornTail};
 use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
-use crate::storage::{Storage, StorageFile};
+use crate::storage::Storage;
 use crate::view::{DiskKey, Overlay, SharedOverlay, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -79,11 +85,11 @@ use thiserror::Error;
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::hlc::{Hlc, HlcClock};
-use tidelock_protocol::ids::{Channel, Epoch, GroupId, MonoNanos, WriterId};
+use tidelock_protocol::ids::{Channel, Epoch, GroupId, MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Grace;
 use tidelock_protocol::message::{CopyState, Message, RefusalKind};
-use tidelock_protocol::part::Gathering;
 use tidelock_protocol::receiver::Receiver;
+use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 
 /// One connection of a host. Of two of one host the later has the greater number.
@@ -123,6 +129,11 @@ fn fresh_id<S: Storage>(storage: &S) -> GroupId {
     GroupId(random.to_be_bytes())
 }
 
+/// A random secret, from which the keys of a new group's tags are derived.
+fn fresh_secret<S: Storage>(storage: &S) -> TagKey {
+    TagKey([storage.fresh_id(), storage.fresh_id()])
+}
+
 /// Where the journal is in a group's directory.
 pub const JOURNAL_DIR: &str = "journal";
 
@@ -147,6 +158,8 @@ pub struct GroupOptions {
     pub members: BTreeMap<String, String>,
     /// How far a host's times may be ahead of the clock here.
     pub clock_bound_ms: u64,
+    /// Memory for records that arrive in parts, of all groups of the server.
+    pub parts: Arc<PartsMemory>,
 }
 
 impl Default for GroupOptions {
@@ -161,6 +174,7 @@ impl Default for GroupOptions {
             hosts: None,
             members: BTreeMap::new(),
             clock_bound_ms: bounds::CLOCK_BOUND_MS,
+            parts: Arc::default(),
         }
     }
 }
@@ -209,7 +223,7 @@ struct WriterSlot {
     /// From the first attachment on.
     receiver: Option<Receiver>,
     /// What has arrived of its next record.
-    gathering: Gathering,
+    gathered: Gathered,
     link: Option<Link>,
     attached_at: Option<Now>,
     /// Its host speaks of groups (version 2 of the protocol).
@@ -220,6 +234,8 @@ struct WriterSlot {
     flushed: bool,
     /// How far its clock was ahead of this server's when its last guest write came, in milliseconds.
     clock_ahead_ms: i64,
+    /// How far its host says that it has admitted records in an epoch, whether they have come or not.
+    admitted: (Epoch, Seq),
 }
 
 /// A member without disks that is connected.
@@ -234,13 +250,14 @@ impl WriterSlot {
     fn empty() -> Self {
         Self {
             receiver: None,
-            gathering: Gathering::default(),
+            gathered: Gathered::default(),
             link: None,
             attached_at: None,
             speaks_of_groups: false,
             has_left: false,
             flushed: false,
             clock_ahead_ms: 0,
+            admitted: (Epoch(0), Seq::ZERO),
         }
     }
 }
@@ -311,7 +328,7 @@ pub struct Group<S: Storage> {
     last_sound: u64,
     /// The greatest time of any record that is not idle, or that a member waits for.
     frontier: Hlc,
-    images: BTreeMap<DiskKey, S::File>,
+    images: BTreeMap<DiskKey, Image<S::File>>,
     /// Kept while something reads disks as of now: digest checks, a recovered group's exports.
     overlay: Option<SharedOverlay<S::File>>,
     fold: FoldState,
@@ -419,16 +436,9 @@ impl<S: Storage> Group<S> {
         let mut images = BTreeMap::new();
         for (writer, disk) in manifest.disks() {
             let path = manifest.image_path(writer, disk);
-            let open = || {
-                let image = storage.open(&path)?;
-                // Larger: it was grown for an attachment that was not put on record.
-                if image.size_bytes()? < disk.size_bytes {
-                    return Err(io::Error::other("it is smaller than the disk"));
-                }
-                Ok(image)
-            };
-            let image =
-                open().map_err(|source| GroupError::Image { path: path.clone(), source })?;
+            // Larger: it was grown for an attachment that was not put on record.
+            let image = Image::open(&storage, &path, disk.size_bytes)
+                .map_err(|source| GroupError::Image { path: path.clone(), source })?;
             images.insert(DiskKey { writer, disk: disk.id }, image);
         }
         // Without it nothing can be told of what is before.
@@ -453,7 +463,7 @@ impl<S: Storage> Group<S> {
         manifest: Manifest,
         journal: Journal<S>,
         cut: CutTracker,
-        images: BTreeMap<DiskKey, S::File>,
+        images: BTreeMap<DiskKey, Image<S::File>>,
         fold: FoldState,
         now: Now,
     ) -> Result<Self, GroupError> {
@@ -678,15 +688,20 @@ impl<S: Storage> Group<S> {
 
     /// The overlay of everything written to the journal and not folded, made if there is none.
     fn overlay(&mut self) -> Result<SharedOverlay<S::File>, GroupError> {
+        let overlay = self.overlay_of_now()?;
+        self.overlay = Some(Arc::clone(&overlay));
+        Ok(overlay)
+    }
+
+    /// The same; one that is made is not kept, and hears of no record that comes later.
+    fn overlay_of_now(&self) -> Result<SharedOverlay<S::File>, GroupError> {
         if let Some(overlay) = &self.overlay {
             return Ok(Arc::clone(overlay));
         }
         let (tail, base) = (self.journal.tail(), self.fold.position.segment);
         let overlay = Overlay::live(&tail, self.journal.state(), base)?
             .over(Arc::clone(&self.fold.damaged), self.damage.noticed.clone());
-        let overlay = Arc::new(RwLock::new(overlay));
-        self.overlay = Some(Arc::clone(&overlay));
-        Ok(overlay)
+        Ok(Arc::new(RwLock::new(overlay)))
     }
 
     /// Segments have got maps or have gone to the images: the overlay need not keep them.

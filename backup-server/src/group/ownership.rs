@@ -14,7 +14,7 @@
 use super::attach::{Refusal, refuse};
 use super::{Group, GroupError, Now};
 use crate::journal::Standing;
-use crate::manifest::{self, Member};
+use crate::manifest;
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -117,10 +117,10 @@ impl<S: Storage> Group<S> {
     /// A writer may be attached by its owner, from the owner's own record.
     pub(super) fn check_owner(&self, host: &str, attach: &Attach) -> Result<(), Refusal> {
         self.check_claim(host, &attach.member)?;
-        let Some(known) = self.manifest.member(attach.writer).filter(|of| of.has_run()) else {
+        let Some(known) = self.manifest.member(attach.writer).filter(|of| of.run.is_some()) else {
             return Ok(());
         };
-        let has_record = attach.previous != Incarnation(0) || attach.group_id.is_some();
+        let has_record = attach.before.is_some() || attach.group_id.is_some();
         if !has_record && attach.incarnation != known.incarnation {
             let (group, member) = (&self.manifest.group, &attach.member);
             return refuse(
@@ -203,6 +203,7 @@ impl<S: Storage> Group<S> {
                 if let Some(of) = manifest.members[i].as_mut().filter(|of| !of.is_seeded()) {
                     of.host = to.to_owned();
                     of.incarnation = Incarnation(0);
+                    (of.run, of.proposed, of.clean) = (None, None, None);
                 }
             }
             None => drop(manifest.followers.insert(member.to_owned(), to.to_owned())),
@@ -237,12 +238,22 @@ impl super::GroupOptions {
             ),
         )
     }
-}
 
-impl Member {
-    /// A host that owns it has attached it.
-    pub(super) fn has_run(&self) -> bool {
-        self.incarnation != Incarnation(0)
+    /// A writer keeps its place in the group for good, and the hosts that do not name it are refused. So where there is a
+    /// list, no host adds one that is not on it.
+    pub(super) fn check_new(&self, group: &str, writers: &[String]) -> Result<(), Refusal> {
+        let unlisted = |name: &&String| !self.members.contains_key(*name);
+        match writers.iter().find(unlisted).filter(|_| !self.members.is_empty()) {
+            None => Ok(()),
+            Some(name) => refuse(
+                RefusalKind::Forbidden,
+                format!(
+                    "the host's configuration adds the writer {name} to group {group}, and the backup server's does not \
+                     name it (groups.{group}.members). Add it to the list there and restart the server, or correct the \
+                     host's configuration"
+                ),
+            ),
+        }
     }
 }
 

@@ -68,7 +68,7 @@ pub struct Exposure {
     /// last, it is the time of the member's last record, as far as the hosts' clocks are right. `None`: nobody
     /// knows.
     pub since_unix_ms: Option<u64>,
-    /// It answers clients also if it was started and has not reached this server.
+    /// It answers clients also if it was started and has not reached this server, or after its gate was removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub serves_unreached: bool,
 }

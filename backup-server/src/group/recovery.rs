@@ -1,6 +1,7 @@
 //! Recovery: the epoch is raised first, then the disks are writable here (DESIGN 2.9, rule 4).
 
 use super::left_out::RecoveryWriter;
+use super::parts::Gathered;
 use super::{Exposure, Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
 use crate::history::{Hold, PastError, Point};
@@ -17,7 +18,6 @@ use thiserror::Error;
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, RefusalKind};
-use tidelock_protocol::part::Gathering;
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
@@ -34,6 +34,15 @@ pub struct Recovery {
     pub primary_declared_dead: bool,
     /// By writer.
     pub writers: Vec<RecoveryWriter>,
+    /// Arrival of the newest record that was taken, by this site's clock.
+    #[serde(default)]
+    pub last_write_unix_ms: Option<u64>,
+    /// When the primary was heard last, by this site's clock; `None`: not since the server was started.
+    #[serde(default)]
+    pub last_heard_unix_ms: Option<u64>,
+    /// A point of the past was asked for: what came later is left out on purpose.
+    #[serde(default)]
+    pub is_of_the_past: bool,
     /// How the cut was found.
     pub form: Form,
     /// Members without disks: they are booted like the others.
@@ -147,12 +156,16 @@ impl<S: Storage> Group<S> {
         let start = state.recovered().filter(|_| self.promoted)?;
         let writers = (0..self.manifest.writers.len() as u16).map(WriterId);
         let writers = writers.map(|writer| self.taken_of(writer, start));
+        let of = self.manifest.left_out.as_ref().filter(|of| of.epoch == start.epoch);
         Some(Recovery {
             group: self.manifest.group.clone(),
             epoch: start.epoch,
             at_unix_ms: start.at_unix_ms,
             primary_declared_dead: start.primary_declared_dead,
             writers: writers.collect(),
+            last_write_unix_ms: of.and_then(|of| of.last_write_unix_ms),
+            last_heard_unix_ms: of.and_then(|of| of.last_heard_unix_ms),
+            is_of_the_past: self.manifest.chosen(start.epoch).is_some(),
             form: state.form,
             followers: self.manifest.followers.keys().cloned().collect(),
             exposed: self.exposed_at(start.epoch),
@@ -205,6 +218,8 @@ impl<S: Storage> Group<S> {
         }
         self.check_journal()?;
         if let Some(recovery) = self.recovery() {
+            // There may have been no room for the manifest's part of it.
+            let _ = self.manifest.write(&self.storage);
             return match point.filter(|point| !self.is_recovered_to(point)) {
                 Some(_) => Err(RecoverError::Elsewhere { at_unix_ms: recovery.at_unix_ms }),
                 None => Ok(recovery),
@@ -255,7 +270,10 @@ impl<S: Storage> Group<S> {
         };
         let cut = start.cut.clone();
         self.bring_back_disks(&cut)?;
-        self.remember_left_out(start.epoch, kept.map(|(point, _)| point.hlc));
+        let chosen = kept.as_ref().map(|(point, _)| point.hlc);
+        let newest = || self.history().ok()?.newest().ok().map(|point| point.arrived_ms);
+        let last_write_unix_ms = kept.map(|(point, _)| point.arrived_ms).or_else(newest);
+        self.remember_left_out(start.epoch, chosen, last_write_unix_ms, now);
         self.remember_exposed(start.epoch, now);
         self.leave_out(joining).map_err(|e| RecoverError::Journal(e.to_string()))?;
         let note = Note::EpochStart(start);
@@ -265,7 +283,7 @@ impl<S: Storage> Group<S> {
         self.fenced.extend(self.followers.drain(..).map(|follower| follower.link));
         for slot in &mut self.slots {
             slot.receiver = None;
-            slot.gathering = Gathering::default();
+            slot.gathered = Gathered::default();
             self.fenced.extend(slot.link.take());
         }
         self.floors.clear();

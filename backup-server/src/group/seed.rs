@@ -6,12 +6,13 @@
 //! like any other, the one of the empty cut: if both sites took writes, it is one timeline, what comes is the other, and
 //! neither is lost as long as the point is held.
 
-use super::{GroupError, JOURNAL_DIR, attach, fresh_id};
+use super::{GroupError, JOURNAL_DIR, attach, fresh_id, fresh_secret};
 use crate::history::Point;
+use crate::image::{Image, SECTOR_BYTES};
 use crate::journal::{self, Journal, Note, State};
 use crate::manifest::{FORMAT, Manifest, Member};
 use crate::names;
-use crate::storage::{self, Storage, StorageFile};
+use crate::storage::{self, Storage};
 use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
@@ -19,10 +20,8 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{GroupId, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{CopyState, DiskSpec};
+use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
-
-/// The unit in which a disk's size is counted.
-pub const SECTOR_BYTES: u64 = 512;
 
 /// What the pin at the disks as they were found is called.
 pub const SEEDED: &str = "seeded";
@@ -96,8 +95,9 @@ pub fn manifest(group: &str, members: &[SeededMember]) -> Result<Manifest, SeedE
     }
     Ok(Manifest {
         format: FORMAT,
-        // [`seed`] gives it one.
+        // [`seed`] gives it both.
         id: GroupId([0; 16]),
+        tag_secret: TagKey([0; 2]),
         group: group.to_owned(),
         created_by: Member::NOBODY.to_owned(),
         writers: members.iter().map(|m| m.name.clone()).collect(),
@@ -118,7 +118,10 @@ pub fn seed<S: Storage>(
     now_unix_ms: u64,
 ) -> Result<Point, SeedError> {
     for (writer, disk) in manifest.disks() {
-        check_image(storage, &manifest.image_path(writer, disk), disk)?;
+        let path = manifest.image_path(writer, disk);
+        Image::adopt(storage, &path, disk.size_bytes)
+            .and_then(|_| storage.sync_dir("images"))
+            .map_err(|source| GroupError::Image { path, source })?;
     }
     let wrong = |source| GroupError::Image { path: "directory".into(), source };
     clear_journal(storage).map_err(wrong)?;
@@ -136,24 +139,13 @@ pub fn seed<S: Storage>(
     journal.write(|_| ()).and_then(|()| journal.sync()).map_err(GroupError::from)?;
     storage.create_dir("machines").and_then(|()| storage.sync_dir("")).map_err(wrong)?;
     // The group is there when this is.
-    let manifest = Manifest { id: fresh_id(storage), ..manifest.clone() };
+    let (id, tag_secret) = (fresh_id(storage), fresh_secret(storage));
+    let manifest = Manifest { id, tag_secret, ..manifest.clone() };
     manifest.write(storage).map_err(GroupError::from)?;
     let (cut, epoch) = (CountVector::new(), journal.state().epoch);
     let arrived_ms = now_unix_ms;
     let (end, beyond) = (journal.start(), journal.end());
     Ok(Point { cut, hlc, arrived_ms, epoch, writers, end, beyond })
-}
-
-fn check_image<S: Storage>(storage: &S, path: &str, disk: &DiskSpec) -> Result<(), GroupError> {
-    let check = || {
-        let image = storage.open(path)?;
-        if image.size_bytes()? != disk.size_bytes {
-            return Err(io::Error::other("its size is not the disk's"));
-        }
-        image.sync()
-    };
-    let synced = check().and_then(|()| storage.sync_dir("images"));
-    synced.map_err(|source| GroupError::Image { path: path.to_owned(), source })
 }
 
 /// Of an attempt that was not finished.

@@ -10,7 +10,7 @@
 //! depend on in another way than those after it.
 
 use super::attach::{Refusal, refuse};
-use super::{Group, GroupError, Link, Now, WriterSlot};
+use super::{Group, GroupError, HostStatus, Link, Now, WriterSlot};
 use crate::journal::{Note, Shape, Standing};
 use crate::manifest::{Manifest, Member};
 use crate::storage::Storage;
@@ -77,6 +77,7 @@ impl<S: Storage> Group<S> {
                  and removed = true in every host's configuration"
             ));
         }
+        self.options.check_new(&self.manifest.group, &writers[known.len()..])?;
         let others = self.other_hosts(host);
         if let Some(other) = others.iter().find(|other| self.is_connected(other)) {
             let differs = self.what_differs(writers, peers, form);
@@ -250,6 +251,26 @@ impl<S: Storage> Group<S> {
         if let Some(host) = host {
             self.heard.insert(host, now.mono);
         }
+    }
+
+    /// The hosts of the group's members, and when each was heard last.
+    pub(super) fn hosts(&self, now: Now) -> Vec<HostStatus> {
+        let hosts = self.other_hosts(Member::NOBODY).into_iter();
+        let status = hosts.map(|host| HostStatus {
+            is_connected: self.is_connected(&host),
+            heard_ago_ms: self
+                .heard
+                .get(&host)
+                .map(|at| now.mono.0.saturating_sub(at.0) / 1_000_000),
+            host,
+        });
+        status.collect()
+    }
+
+    /// The last sign of a host of the group, by the clock that dates what arrives.
+    pub(super) fn last_heard_unix_ms(&self, now: Now) -> Option<u64> {
+        let ago_ms = self.hosts(now).iter().filter_map(|of| of.heard_ago_ms).min()?;
+        Some(self.now_ms().saturating_sub(ago_ms))
     }
 
     fn is_connected(&self, host: &str) -> bool {

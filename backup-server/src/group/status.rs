@@ -75,6 +75,17 @@ const CLOCK_OFF_MS: i64 = 2000;
 /// Nor a host that is behind by less: its records may have waited.
 const CLOCK_BEHIND_MS: i64 = 600_000;
 
+/// A host of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// Its name.
+    pub host: String,
+    /// A member of the group is attached by it.
+    pub is_connected: bool,
+    /// How long ago it was heard; `None`: not since the group was opened.
+    pub heard_ago_ms: Option<u64>,
+}
+
 /// One group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupStatus {
@@ -91,6 +102,9 @@ pub struct GroupStatus {
     pub writers: Vec<WriterStatus>,
     /// Its members without disks.
     pub followers: Vec<FollowerStatus>,
+    /// The hosts of its members.
+    #[serde(default)]
+    pub hosts: Vec<HostStatus>,
     /// By member: what its host does when this server cannot be reached, as it has said.
     #[serde(default)]
     pub policies: BTreeMap<String, Known>,
@@ -163,6 +177,7 @@ impl GroupStatus {
             recoverable: false,
             writers: Vec::new(),
             followers: Vec::new(),
+            hosts: Vec::new(),
             policies: BTreeMap::new(),
             form: Form::Vector,
             cut: CountVector::new(),
@@ -256,6 +271,7 @@ impl<S: Storage> Group<S> {
             recoverable: self.is_recoverable() && self.latest_damaged().is_empty(),
             writers: writers.collect(),
             followers: followers.collect(),
+            hosts: self.hosts(now),
             policies: self.policies().clone(),
             form: state.form,
             cut: self.cut.cut().clone(),

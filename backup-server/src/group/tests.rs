@@ -13,13 +13,14 @@ mod switched;
 use super::attach::after_attach;
 use super::*;
 use crate::history::At;
+use crate::storage::StorageFile;
 use crate::storage::memory::{Faults, Memory};
 use bytes::Bytes;
 use proptest::prelude::*;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, Incarnation, Seq};
-use tidelock_protocol::message::{Attach, Attached, DiskSpec, LastRun, Machine, Mode};
+use tidelock_protocol::ids::{DiskId, Incarnation, Nonce, RunId, Seq};
+use tidelock_protocol::message::{Attach, Attached, CleanEnd, DiskSpec, LastRun, LogAge, Mode};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
@@ -46,6 +47,7 @@ fn options() -> GroupOptions {
         hosts: None,
         members: BTreeMap::new(),
         clock_bound_ms: tidelock_protocol::bounds::CLOCK_BOUND_MS,
+        parts: Arc::default(),
     }
 }
 
@@ -58,13 +60,39 @@ fn attach_message(incarnation: u64, epoch: u64, last_run: LastRun) -> Attach {
         writers: vec!["vm".into()],
         disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: SIZE }],
         incarnation: Incarnation(incarnation),
-        previous: Incarnation(1),
+        nonce: Nonce(incarnation, 0),
+        before: Some(run(before(incarnation, last_run))),
+        marks: marks(),
         epoch: Epoch(epoch),
         last_run,
         mode: Mode::Pipelined,
         lease_ms: 10_000,
         grace_ms: GRACE_MS,
-        machine: Some(Machine::Json("{}".into())),
+        machine: Some(serde_json::from_str(r#"{"memory_mib": 64}"#).unwrap()),
+    }
+}
+
+/// A host of these tests ends each run before it begins the next, or goes on with it.
+fn before(incarnation: u64, last_run: LastRun) -> u64 {
+    match last_run {
+        LastRun::Continues { .. } => incarnation,
+        _ => incarnation - 1,
+    }
+}
+
+fn run(number: u64) -> RunId {
+    RunId { number: Incarnation(number), nonce: Nonce(number, 0) }
+}
+
+fn marks() -> Vec<String> {
+    vec!["root image inode=7".to_owned()]
+}
+
+/// The run in force ends cleanly.
+fn end(group: &mut Group<Memory>, link: Link, seq: u64) {
+    let end = CleanEnd { seq: Seq(seq), marks: marks() };
+    for message in [Message::Begun, Message::Detach { end: Some(end) }] {
+        assert!(group.receive(at_ms(0), link, Frame::Control(link.channel, message)).is_none());
     }
 }
 
@@ -101,7 +129,9 @@ fn acked(outputs: &[Output]) -> Option<(u64, u64)> {
 }
 
 fn join(group: &mut Group<Memory>, link: Link, incarnation: u64, run: LastRun) -> Attached {
-    group.attach(at_ms(0), link, "host-a", &attach_message(incarnation, 0, run));
+    let attach = attach_message(incarnation, 0, run);
+    group.as_if_ended(&attach);
+    group.attach(at_ms(0), link, "host-a", &attach);
     let outputs = group.take_outputs();
     attached(&outputs).unwrap_or_else(|| panic!("{outputs:?}"))
 }

@@ -6,7 +6,7 @@
 
 use super::walk::{self, Step};
 use super::{History, Marked, PastError, Point};
-use crate::damage::{Known, Quarantined};
+use crate::damage::{Known, LostWith, Quarantined};
 use crate::extents::Extents;
 use crate::journal::{JournalError, Position, read_payload};
 use crate::planted::{self, Bug};
@@ -25,15 +25,15 @@ pub struct Affected {
     pub key: DiskKey,
     /// Which part of it, in bytes.
     pub range: Range<u64>,
-    /// The damaged segment that had it.
-    pub segment: u64,
+    /// The damaged segment that had it; `None`: the image had it.
+    pub segment: Option<u64>,
 }
 
-/// The points in time that a damaged segment affects.
+/// The points in time that a damaged segment affects, or damage of the images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AffectedSpan {
-    /// The segment.
-    pub segment: u64,
+    /// The segment; `None`: the images.
+    pub segment: Option<u64>,
     /// States at this time and later are affected,
     pub from: Hlc,
     /// and those at this time and later are not any more; `None`: the latest is.
@@ -107,7 +107,7 @@ impl<F: StorageFile> History<F> {
                     }
                 });
                 let found = found.map_err(|e| PastError::Unavailable(e.to_string()))?;
-                for (range, segment) in found {
+                for (range, LostWith(segment)) in found {
                     match affected.last_mut() {
                         Some(last)
                             if (last.key, last.range.end, last.segment)
@@ -125,7 +125,7 @@ impl<F: StorageFile> History<F> {
 
     /// By damaged segment: the points in time that it affects. Those that affect none are left out.
     pub fn spans(&self) -> Result<Vec<AffectedSpan>, PastError> {
-        let mut spans: BTreeMap<u64, AffectedSpan> = BTreeMap::new();
+        let mut spans: BTreeMap<Option<u64>, AffectedSpan> = BTreeMap::new();
         let mut add = |span: AffectedSpan| {
             let of = spans.entry(span.segment).or_insert(span);
             of.from = of.from.min(span.from);
@@ -135,7 +135,7 @@ impl<F: StorageFile> History<F> {
         for of in self.quarantine.range(self.base.segment..).map(|(_, of)| of) {
             self.span_of(of)?.map(&mut add);
         }
-        let mut folded: BTreeMap<u64, Remaining> = BTreeMap::new();
+        let mut folded: BTreeMap<Option<u64>, Remaining> = BTreeMap::new();
         for (key, range, with) in self.damaged.iter() {
             let remaining = folded.entry(with.0).or_default();
             remaining.entry(key).or_default().insert(range, Marked);
@@ -226,7 +226,7 @@ impl<F: StorageFile> History<F> {
             let told = self.closed_after(segment);
             until = until.zip(told).map(|(covered, told)| covered.max(told));
         }
-        Ok(Some(AffectedSpan { segment, from, until, is_untold }))
+        Ok(Some(AffectedSpan { segment: Some(segment), from, until, is_untold }))
     }
 
     /// When all that is in segments after this one has covered what remains.

@@ -38,6 +38,7 @@ pub use walk::effective;
 
 use crate::damage::{ImageDamage, Noticed, Quarantine};
 use crate::extents::{Extents, Slice};
+use crate::image::Image;
 use crate::journal::{JournalError, Position, Reader, SegmentHeader, Standing, State, Tail};
 use crate::manifest::Manifest;
 use crate::storage::StorageFile;
@@ -197,7 +198,7 @@ pub struct History<F> {
     /// What comes from now on arrives at this time or later.
     pub(crate) now_ms: u64,
     pub(crate) cut: CountVector,
-    pub(crate) images: BTreeMap<DiskKey, F>,
+    pub(crate) images: BTreeMap<DiskKey, Image<F>>,
     /// What of the images is damaged, and which segments are.
     pub(crate) damaged: Arc<ImageDamage>,
     pub(crate) quarantine: Arc<Quarantine>,

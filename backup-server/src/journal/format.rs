@@ -33,7 +33,7 @@
 //! | 48 | 4 | CRC-32C of the body |
 //! | 52 | 4 | CRC-32C of bytes 0 to 51 |
 
-use super::note::{Note, NoteError};
+use super::note::{NOTE_BODY_MAX_BYTES, NOTE_HEADER_BYTES, Note, NoteError};
 use bytes::Bytes;
 use thiserror::Error;
 use tidelock_protocol::limits;
@@ -49,17 +49,22 @@ pub const BATCH_HEADER_BYTES: usize = 56;
 pub const VERSION: u32 = 4;
 /// The oldest version that is read.
 pub const VERSION_MIN: u32 = VERSION;
-/// A batch takes no more entries when its body has reached this.
+/// A batch takes no more records when its body has reached this.
 pub const BATCH_TARGET_BYTES: usize = 8 << 20;
-/// The largest body of a batch: the target and one largest entry.
+/// The largest body of a batch: the target, one largest record, and notes.
 pub const BATCH_BODY_MAX_BYTES: usize = 48 << 20;
+/// A batch takes no more notes when its body has reached this: one largest note still fits.
+pub const BATCH_NOTES_MAX_BYTES: usize =
+    BATCH_BODY_MAX_BYTES - NOTE_HEADER_BYTES - NOTE_BODY_MAX_BYTES;
 
 /// The largest segment index and batch number: far beyond what can be written, and counting on
 /// from it does not overflow.
 pub const COUNT_MAX: u64 = 1 << 62;
 
-const _: () =
-    assert!(BATCH_TARGET_BYTES + limits::RECORD_MAX_BYTES as usize <= BATCH_BODY_MAX_BYTES);
+const _: () = assert!(
+    BATCH_TARGET_BYTES + limits::RECORD_MAX_BYTES as usize + 4 * NOTE_BODY_MAX_BYTES
+        <= BATCH_NOTES_MAX_BYTES
+);
 
 const SEGMENT_MAGIC: [u8; 8] = *b"TLKJRNL\0";
 const BATCH_MAGIC: [u8; 4] = *b"TLB1";

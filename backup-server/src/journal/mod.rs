@@ -46,8 +46,8 @@ pub use cold::{
 };
 pub(crate) use examine::{payload_of, read_payload};
 pub use format::{
-    BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_TARGET_BYTES, BatchHeader, Damage, Entries,
-    Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION, VERSION_MIN,
+    BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_NOTES_MAX_BYTES, BATCH_TARGET_BYTES,
+    BatchHeader, Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION, VERSION_MIN,
 };
 #[cfg(any(test, feature = "memory-storage"))]
 pub use index::index_from_bytes;
@@ -301,22 +301,24 @@ impl<S: Storage> Journal<S> {
 
     /// Stages a record. After an error nothing was staged.
     pub fn stage_record(&mut self, record: Record) -> Result<(), StateError> {
+        assert!(self.batch.body_len() < BATCH_TARGET_BYTES, "write what is staged first");
         self.prepare();
         self.state.apply_record(&record)?;
         self.batch.push_record(record);
         Ok(())
     }
 
-    /// Stages a note. After an error nothing was staged.
+    /// Stages a note. After an error nothing was staged. A full batch that the disk has no room for takes a few notes more.
     pub fn stage_note(&mut self, note: &Note) -> Result<(), StateError> {
+        assert!(self.batch.body_len() < BATCH_NOTES_MAX_BYTES, "write what is staged first");
         self.prepare();
         self.state.apply_note(note)?;
         self.batch.push_note(note);
         Ok(())
     }
 
-    /// Bytes staged and not written. At [`BATCH_TARGET_BYTES`] they must be written before more is
-    /// staged.
+    /// Bytes staged and not written. At [`BATCH_TARGET_BYTES`] they must be written before more records
+    /// are staged.
     #[must_use]
     pub fn staged_bytes(&self) -> usize {
         self.batch.body_len()
@@ -335,7 +337,6 @@ impl<S: Storage> Journal<S> {
     }
 
     fn prepare(&mut self) {
-        assert!(self.batch.body_len() < BATCH_TARGET_BYTES, "write what is staged first");
         let full = |s: &Segment<_>| s.len_bytes >= self.options.segment_bytes;
         if self.batch.is_empty() && (!self.appendable || self.segments.last().is_none_or(full)) {
             // The state now is the state after the last batch written.

@@ -2,7 +2,7 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 129 copy state, 130 epoch start, 131 clean end, 133 shape, 134 checkpoint; 128 and 132 are the checkpoints of formats 1 and 2 |
+//! | 0 | 1 | kind: 129 copy state, 130 epoch start, 131 clean end, 133 shape, 134 checkpoint, 135 activity log; 128 and 132 are the checkpoints of formats 1 and 2 |
 //! | 1 | 3 | 0 |
 //! | 4 | 4 | bytes of the body |
 //! | 8 | 4 | CRC-32C of the body |
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Form};
+use tidelock_protocol::message::{CopyState, Form, LogAge};
 use tidelock_protocol::record::crc32c;
 use tidelock_protocol::vector::CountVector;
 use zerocopy::byteorder::little_endian::U32;
@@ -48,6 +48,13 @@ pub enum Note {
     CleanEnd,
     /// The group's writers or its form have changed.
     Shape(Shape),
+    /// A host's activity log is so far: records from here on may have been admitted under it.
+    Log {
+        /// Whose.
+        writer: WriterId,
+        /// How far.
+        age: LogAge,
+    },
 }
 
 /// What a group is from here on.
@@ -160,6 +167,7 @@ impl Note {
             Note::EpochStart(start) => (130, postcard::to_stdvec(start)),
             Note::CleanEnd => (131, Ok(Vec::new())),
             Note::Shape(shape) => (133, postcard::to_stdvec(shape)),
+            Note::Log { writer, age } => (135, postcard::to_stdvec(&(writer, age))),
         };
         let body = body.expect("notes are plain data");
         assert!(body.len() <= NOTE_BODY_MAX_BYTES, "a note's parts are bounded where they arise");
@@ -216,6 +224,10 @@ impl Note {
             }
             131 if body.is_empty() => Note::CleanEnd,
             133 => Note::Shape(parse(body)?),
+            135 => {
+                let (writer, age) = parse(body)?;
+                Note::Log { writer, age }
+            }
             _ => return Err(NoteError::Malformed("unknown kind")),
         };
         Ok((note, NOTE_HEADER_BYTES + len))
@@ -256,6 +268,7 @@ mod tests {
         let notes = [
             Note::Checkpoint(Box::default()),
             Note::Copy { writer: WriterId(3), copy: CopyState::Resyncing },
+            Note::Log { writer: WriterId(3), age: LogAge { file: 1 << 60, number: 77 } },
             Note::EpochStart(EpochStart {
                 epoch: Epoch(2),
                 cut: CountVector::of(WriterId(1), Seq(77)),

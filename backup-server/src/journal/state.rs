@@ -13,7 +13,7 @@ use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::limits::WRITERS_MAX;
-use tidelock_protocol::message::{CopyState, Form};
+use tidelock_protocol::message::{CopyState, Form, LogAge};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 
@@ -86,6 +86,8 @@ pub struct State {
     pub barrier: Hlc,
     /// When the last batch so far arrived here, in milliseconds since the Unix epoch.
     pub arrived_ms: u64,
+    /// How far the activity log of each writer's host is, by index; none for those after the last.
+    pub logs: Vec<LogAge>,
     /// Read from a checkpoint of format 1, which has no times of writers.
     #[serde(skip)]
     pub(super) is_format_1: bool,
@@ -157,6 +159,13 @@ impl State {
             && self.writers.len() <= WRITERS_MAX.into()
             && self.writers.iter().all(|writer| writer.seq.0 <= COUNT_MAX)
             && self.recoveries.len() <= EPOCHS_MAX
+            && self.logs.len() <= self.writers.len()
+    }
+
+    /// How far the activity log of a writer's host is.
+    #[must_use]
+    pub fn log_of(&self, writer: WriterId) -> LogAge {
+        self.logs.get(writer.index()).copied().unwrap_or_default()
     }
 
     /// A writer of the group.
@@ -265,6 +274,15 @@ impl State {
             Note::Copy { writer, copy } => self.apply_copy(*writer, *copy),
             Note::EpochStart(start) => self.apply_epoch_start(start),
             Note::Shape(shape) => self.apply_shape(shape),
+            Note::Log { writer, age } => {
+                let at = writer.index();
+                if at >= self.writers.len() {
+                    return Err(StateError::Writer(*writer));
+                }
+                self.logs.resize(self.logs.len().max(at + 1), LogAge::default());
+                self.logs[at] = *age;
+                Ok(())
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! | who | share |
 //! |---|---|
-//! | strangers: until TLS and the hello have said who they are | [`STRANGERS_MAX`] at once; beyond, the address that has most of them loses its oldest |
+//! | strangers: until TLS and the hello have said who they are | [`STRANGERS_MAX`] at once; beyond, the oldest ends of those whose address has most of them. A network of 64 bits counts as one address of IPv6 |
 //! | one host | [`PER_HOST_MAX`]; beyond, its oldest ends |
 //! | all hosts | [`HOSTS_MAX`]; beyond, the host that has most loses its oldest; hosts that are listed in the configuration come before all others |
 
@@ -117,8 +117,9 @@ impl Connections {
         if state.strangers.len() >= STRANGERS_MAX {
             let mut counts = BTreeMap::<IpAddr, usize>::new();
             state.strangers.values().for_each(|(of, _)| *counts.entry(*of).or_default() += 1);
-            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(of, _)| of);
-            let oldest = state.strangers.iter().find(|(_, (of, _))| Some(*of) == most);
+            let most = counts.values().max().copied();
+            let oldest =
+                state.strangers.iter().find(|(_, (of, _))| counts.get(of).copied() == most);
             if let Some(id) = oldest.map(|(id, _)| *id)
                 && let Some((_, evicted)) = state.strangers.remove(&id)
             {
@@ -126,7 +127,7 @@ impl Connections {
             }
         }
         let (id, evicted) = (state.next_id(), Arc::new(Notify::new()));
-        state.strangers.insert(id, (address, Arc::clone(&evicted)));
+        state.strangers.insert(id, (share_of(address), Arc::clone(&evicted)));
         Slot { connections: Arc::clone(self), id, host: None, evicted }
     }
 
@@ -147,6 +148,15 @@ impl Connections {
         of.connections.insert(id, Arc::clone(&evicted));
         state.in_use += 1;
         Some(Slot { connections: Arc::clone(self), id, host: Some(host.to_owned()), evicted })
+    }
+}
+
+/// The address that a peer is counted under: who has one of IPv6 has all of its network.
+fn share_of(address: IpAddr) -> IpAddr {
+    const NETWORK: u128 = !0 << 64;
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() & NETWORK).into()),
+        address => address,
     }
 }
 
@@ -187,6 +197,23 @@ mod tests {
         assert!(!is_evicted(&quiet).await);
         drop(loud);
         assert_eq!(all.lock().strangers.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn strangers_with_many_addresses_push_out_the_oldest() {
+        let all = Arc::new(Connections::default());
+        let first = all.stranger("ffff::1".parse().unwrap());
+        let loud: Vec<_> = (0..STRANGERS_MAX as u16)
+            .map(|n| all.stranger(format!("2001:db8:0:1::{n:x}").parse().unwrap()))
+            .collect();
+        assert_eq!(evicted(&loud).await, [0], "they have one network");
+        let loud: Vec<_> = (0..STRANGERS_MAX as u16)
+            .map(|n| all.stranger(format!("2001:db8:0:{n:x}::1").parse().unwrap()))
+            .collect();
+        let last = all.stranger("ffff:1::1".parse().unwrap());
+        assert_eq!(evicted(&loud).await, [0]);
+        assert!(!is_evicted(&last).await);
+        drop(first);
     }
 
     #[tokio::test]

@@ -63,6 +63,8 @@ pub struct Config {
     pub log: String,
     /// Log as JSON.
     pub log_json: bool,
+    /// Path of `boot.toml`, beside the configuration: this site's settings for recovered machines.
+    pub boot_file: PathBuf,
     /// Bytes that wait for one group's owner at most.
     pub input_max_bytes: u64,
     /// Groups that one host may create which are not listed here.
@@ -143,7 +145,9 @@ impl Config {
 
     /// Reads a configuration. `file` is its name in messages.
     pub fn parse(file: &str, text: &str) -> Result<Self, Diagnostics> {
-        tidelock_config::read(file, text, read)
+        let mut config = tidelock_config::read(file, text, read)?;
+        config.boot_file = Path::new(file).with_file_name("boot.toml");
+        Ok(config)
     }
 }
 
@@ -210,9 +214,13 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
             let input = limits.or("input", Size::mib(64));
             let clock = limits.or("clock", Duration::from_millis(bounds::CLOCK_BOUND_MS));
             let groups = limits.or("groups_per_host", GROUPS_PER_HOST);
+            let most = Duration::from_millis(bounds::CLOCK_BOUND_OF_BACKUPS_MS);
             if clock.value < Duration::from_secs(1) {
                 let what = "`clock` is less than clocks that are set by NTP may differ";
                 limits.fail(&clock.place, what, "\"1m\", at least \"1s\"");
+            } else if clock.value > most {
+                let what = "`clock` is more than the other hosts of a group take from a backup";
+                limits.fail(&clock.place, what, "\"1m\", at most \"2m\"");
             }
             if input.bytes < 40 << 20 {
                 let what = "`input` is less than the largest record and some room";
@@ -265,6 +273,7 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         metrics,
         log,
         log_json,
+        boot_file: PathBuf::new(),
         input_max_bytes: input,
         groups_per_host: groups_per_host as usize,
         options,
@@ -451,9 +460,11 @@ mod tests {
     #[test]
     fn everything_wrong_is_told_at_once() {
         let text = "[server]\nname = \"b\"\ndata_dir = \"/d\"\nexports_tcp = \"1.2.3.4:1\"\n\
-                    [journal]\nsegment = \"1KiB\"\nunfoldd_max = \"1GiB\"\n";
+                    [journal]\nsegment = \"1KiB\"\nunfoldd_max = \"1GiB\"\n[limits]\nclock = \"3m\"\n";
         let found = Config::parse("b.toml", text).unwrap_err().to_string();
-        for part in ["loopback", "out of bounds", "unfoldd_max", "neither encrypted"] {
+        for part in
+            ["loopback", "out of bounds", "unfoldd_max", "neither encrypted", "at most \"2m\""]
+        {
             assert!(found.contains(part), "{part} in {found}");
         }
     }

@@ -6,14 +6,14 @@
 
 use super::bookmarks;
 use super::budget::Slot;
-use super::inbox::{AttachRequest, Event, Inbox};
+use super::inbox::{BeaconRoom, Event, FramesRoom, Inbox, WorkRoom};
 use super::outbox::Outbox;
-use super::owner::OwnerHandle;
+use super::owner::{OwnerHandle, work_bytes};
 use super::peer_log::peer_log;
 use super::registry::{Registry, SpawnError};
 use crate::group::{ConnectionId, Link};
+use crate::hearing::{AttachRequest, Channels, Greeting, Heard, Refusal};
 use bytes::BytesMut;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use thiserror::Error;
 use tidelock_protocol::frame::{self, Frame, FrameError};
 use tidelock_protocol::ids::Channel;
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{Bookmark, Message, PROTOCOL, RefusalKind};
+use tidelock_protocol::message::{Bookmark, Message, RefusalKind};
 use tidelock_tls::PeerIdentity;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
@@ -66,6 +66,12 @@ pub enum ConnectionError {
     Silent(Duration),
 }
 
+impl From<Refusal> for ConnectionError {
+    fn from((kind, reason): Refusal) -> Self {
+        Self::Refused(kind, reason)
+    }
+}
+
 fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, ConnectionError> {
     Err(ConnectionError::Refused(kind, reason.into()))
 }
@@ -95,7 +101,9 @@ where
         host: String::new(),
         slot,
         has_parts: false,
-        channels: BTreeMap::new(),
+        beacons: BeaconRoom::default(),
+        work: WorkRoom::default(),
+        channels: Channels::default(),
         bookmarks: JoinSet::new(),
     };
     let ended = tokio::select! {
@@ -105,7 +113,7 @@ where
             refuse(RefusalKind::Stopping, "the backup server is stopping")
         }
     };
-    for owner in connection.channels.values() {
+    for owner in connection.channels.groups() {
         owner.inbox.push(Event::ConnectionLost(id));
     }
     if let Err(error) = &ended {
@@ -136,14 +144,17 @@ struct Connection<R> {
     slot: Slot,
     /// Parts of a record have arrived that may not be whole.
     has_parts: bool,
-    channels: BTreeMap<Channel, OwnerHandle>,
+    beacons: BeaconRoom,
+    work: WorkRoom,
+    channels: Channels<OwnerHandle>,
     /// Those that wait for the cut; given up with the connection.
     bookmarks: JoinSet<()>,
 }
 
 /// Frames of one channel that follow each other.
 struct Run {
-    channel: Channel,
+    link: Link,
+    inbox: Arc<Inbox>,
     frames: Vec<Frame>,
     bytes: u64,
 }
@@ -206,20 +217,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
                 return refuse(RefusalKind::Invalid, "the connection ended before the hello");
             }
         };
-        let Frame::Control(Channel(0), Message::Hello { oldest, newest, host, software }) = first
-        else {
-            return refuse(RefusalKind::Invalid, "the first message must be a hello");
-        };
-        if newest < PROTOCOL.0 || oldest > PROTOCOL.1 || oldest > newest {
-            return refuse(
-                RefusalKind::Version,
-                format!(
-                    "the host speaks the protocol from {oldest} to {newest}, this server from {} \
-                     to {}: upgrade the older side",
-                    PROTOCOL.0, PROTOCOL.1
-                ),
-            );
-        }
+        let Greeting { host, software, protocol } = Greeting::of(first)?;
         if let Some(peer) = &self.peer
             && !peer.speaks_for(&host)
         {
@@ -238,7 +236,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         peer_log!(HOSTS, info, host, software, "host connected");
         self.host = host;
         let welcome = Message::Welcome {
-            protocol: newest.min(PROTOCOL.1),
+            protocol,
             server: self.registry.config().name.clone(),
             software: SOFTWARE.to_owned(),
         };
@@ -262,34 +260,42 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             let bytes = (before - input.len()) as u64;
             self.has_parts |= matches!(frame, Frame::Part(..));
             let channel = frame.channel();
-            match frame {
-                Frame::Control(_, Message::Attach(attach)) => {
-                    self.deliver(run.take()).await?;
-                    self.attach(channel, AttachRequest::Attach(attach), bytes).await?;
+            let heard = match self.channels.hear(frame) {
+                Ok(heard) => heard,
+                Err(refusal) => {
+                    self.deliver(run).await?;
+                    return Err(refusal.into());
                 }
-                Frame::Control(_, Message::Join(join)) => {
+            };
+            match heard {
+                Heard::Attach(channel, request) => {
                     self.deliver(run.take()).await?;
-                    self.attach(channel, AttachRequest::Join(join), bytes).await?;
+                    self.attach(channel, request, bytes).await?;
                 }
-                Frame::Control(_, Message::Follow(follow)) => {
+                Heard::Declined(channel, (kind, reason)) => {
                     self.deliver(run.take()).await?;
-                    self.attach(channel, AttachRequest::Follow(follow), bytes).await?;
+                    self.outbox.send(channel, Message::Refused { kind, reason });
                 }
-                Frame::Control(_, Message::Beacon { sent_at }) => {
-                    let (link, inbox) = (self.link(channel), self.inbox(channel)?);
-                    if let Some(permit) = inbox.room_for_beacon() {
-                        inbox.push(Event::Beacon { link, sent_at, permit });
+                Heard::Beacon(owner, sent_at) => {
+                    if let Some(permit) = self.beacons.take() {
+                        let link = self.link(channel);
+                        owner.inbox.push(Event::Beacon { link, sent_at, permit });
                     }
                 }
-                Frame::Control(_, Message::Bookmark(wanted)) => self.bookmark(channel, *wanted)?,
-                frame => match &mut run {
-                    Some(run) if run.channel == channel => {
+                Heard::Bookmark(owner, wanted) => {
+                    let group = Arc::clone(&owner.group);
+                    self.bookmark(channel, group, *wanted);
+                }
+                Heard::Frame(owner, frame) => match &mut run {
+                    Some(run) if run.link.channel == channel => {
                         run.frames.push(frame);
                         run.bytes += bytes;
                     }
                     _ => {
-                        self.deliver(run.take()).await?;
-                        run = Some(Run { channel, frames: vec![frame], bytes });
+                        let (link, inbox) = (self.link(channel), Arc::clone(&owner.inbox));
+                        let frames = vec![frame];
+                        let begun = Run { link, inbox, frames, bytes };
+                        self.deliver(run.replace(begun)).await?;
                     }
                 },
             }
@@ -297,12 +303,12 @@ impl<R: AsyncRead + Unpin> Connection<R> {
     }
 
     async fn deliver(&self, run: Option<Run>) -> Result<(), ConnectionError> {
-        let Some(run) = run else { return Ok(()) };
-        let inbox = self.inbox(run.channel)?;
-        let link = self.link(run.channel);
+        let Some(Run { link, inbox, frames, bytes }) = run else { return Ok(()) };
         let stopping = || ConnectionError::Refused(RefusalKind::Stopping, "the group stops".into());
-        let permit = inbox.room_for(run.bytes).await.ok_or_else(stopping)?;
-        inbox.push(Event::Frames { link, frames: run.frames, permit });
+        // The connection's own room first: what is shared is not held while that is waited for.
+        let work = self.work.take(frames.iter().map(work_bytes).sum()).await;
+        let bytes = inbox.room_for(bytes).await.ok_or_else(stopping)?;
+        inbox.push(Event::Frames { link, frames, room: FramesRoom { bytes, work } });
         Ok(())
     }
 
@@ -310,26 +316,14 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         Link { connection: self.id, channel }
     }
 
-    fn inbox(&self, channel: Channel) -> Result<&Arc<Inbox>, ConnectionError> {
-        self.owner(channel).map(|owner| &owner.inbox)
-    }
-
-    fn owner(&self, channel: Channel) -> Result<&OwnerHandle, ConnectionError> {
-        match self.channels.get(&channel) {
-            Some(owner) => Ok(owner),
-            None => refuse(RefusalKind::Invalid, format!("channel {channel} is not attached")),
-        }
-    }
-
     /// Answers when the cut has what is to be in it.
-    fn bookmark(&mut self, channel: Channel, wanted: Bookmark) -> Result<(), ConnectionError> {
-        let group = Arc::clone(&self.owner(channel)?.group);
+    fn bookmark(&mut self, channel: Channel, group: Arc<str>, wanted: Bookmark) {
         while self.bookmarks.try_join_next().is_some() {}
         let (id, outbox) = (wanted.id, Arc::clone(&self.outbox));
         if self.bookmarks.len() >= BOOKMARKS_MAX {
             let reason = format!("{BOOKMARKS_MAX} bookmarks of this host wait already");
             outbox.send(channel, Message::Bookmarked { id, outcome: Err(reason) });
-            return Ok(());
+            return;
         }
         let (registry, link) = (Arc::clone(&self.registry), self.link(channel));
         let host = self.host.clone();
@@ -337,7 +331,6 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             let outcome = bookmarks::set(&registry, &group, link, host, wanted).await;
             outbox.send(channel, Message::Bookmarked { id, outcome: outcome.map(Box::new) });
         });
-        Ok(())
     }
 
     async fn attach(
@@ -346,20 +339,6 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         request: AttachRequest,
         bytes: u64,
     ) -> Result<(), ConnectionError> {
-        if channel == Channel(0) {
-            return refuse(RefusalKind::Invalid, "channel 0 is the connection's own");
-        }
-        if let AttachRequest::Attach(attach) = &request
-            && attach.writers.len() > 1
-        {
-            let reason = format!(
-                "group {} has several writers, and this host speaks version 1 of the protocol, \
-                 which knows nothing of what they depend on: upgrade it",
-                attach.group
-            );
-            self.outbox.send(channel, Message::Refused { kind: RefusalKind::Version, reason });
-            return Ok(());
-        }
         let owner = match self.registry.get_or_spawn(request.group(), Some(&self.host)) {
             Ok(owner) => owner,
             Err(error) => {
@@ -373,7 +352,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
                 return Ok(());
             }
         };
-        if let Some(other) = self.channels.get(&channel)
+        if let Some(other) = self.channels.get(channel)
             && !Arc::ptr_eq(&other.inbox, &owner.inbox)
             && !other.inbox.is_closed()
         {
@@ -387,7 +366,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
             permit,
         });
         if event.is_some_and(|event| owner.inbox.push(event)) {
-            self.channels.insert(channel, owner);
+            self.channels.give(channel, owner);
         } else {
             // It ended this very moment: the host asks again.
             let reason = "the group is being closed, ask again".to_owned();

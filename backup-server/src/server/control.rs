@@ -6,7 +6,11 @@
 //! | `{"do": "recover", "group": G, "primary_is_dead": false, "at": AT, "accept_damage": false, "drop_later_pins": false}` (the last three may be left out) | `{"is": "waiting", "remaining_ms": n}` or `{"is": "noroom", "reason": "..."}` ..., then `{"is": "recovered", ...}` |
 //! | `{"do": "damaged", "group": G}`, with `"check": true` or `"forget": SEGMENT` | `{"is": "damaged", "segments": [...], "latest": [...]}` |
 //! | `{"do": "repair", "group": G, "apply": false}` | `{"is": "repaired", "repair": {...}}` |
-//! | `{"do": "machine", "group": G, "member": M}` | `{"is": "machine", "machine": ...}` |
+//! | `{"do": "describe", "group": G}` | `{"is": "described", "machines": [...]}` |
+//! | `{"do": "approve", "group": G, "member": M, "machine": ...}` | `{"is": "approved"}` |
+//! | `{"do": "boot", "group": G, "ask": {...}, "rehearse": true}` | `{"is": "booted", ...}`; a machine that is no rehearsal runs when the next line is sent or the connection is closed, and then `{"is": "resumed"}` |
+//! | `{"do": "machines"}` | `{"is": "machines", "machines": [...]}` |
+//! | `{"do": "stopmachines", "group": G, "member": M, "now": false, "within_ms": n}` | `{"is": "machines", "machines": [...]}`: those that still run |
 //! | `{"do": "adopt", "group": G}` | `{"is": "adopted"}`: a group that was made beside the server is opened |
 //! | `{"do": "movemember", "group": G, "member": M, "to": HOST}` | `{"is": "waiting", ...}` ..., then `{"is": "moved", "moved": {...}}` |
 //! | `{"do": "remove", "group": G, "member": M}` | `{"is": "removed"}` |
@@ -25,15 +29,16 @@
 use super::content;
 use super::exports::{ExportedDisk, Exports};
 use super::inbox::{DamagedAsk, Event, Inbox, RepairStatus};
+use super::machines::{BootAsk, Booted, DescribedMachine, MachineStatus, Machines};
+use super::recovering::{RecoverHow, recover};
 use super::registry::Registry;
 use super::snapshots::{self, SnapshotStatus, Snapshots, VerifiedDisk};
 use super::travel::{self, DamagedSpan, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
 use super::views::{ViewStatus, Views, Wanted};
 use crate::group::{
-    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, MoveError, Moved, RecoverError,
+    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, HostStatus, MoveError, Moved,
     Recovery,
 };
-use crate::history::Point;
 use crate::travel::increment::Description;
 use crate::travel::marks::Kind;
 use crate::travel::moment::Moment;
@@ -43,17 +48,20 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::message::Machine;
+use tidelock_protocol::machine::Machine;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 /// The longest request.
-const REQUEST_MAX_BYTES: u64 = 4096;
+const REQUEST_MAX_BYTES: u64 = 1 << 20;
 /// How often a waiting recovery says how long it still waits.
-const COUNTDOWN: Duration = Duration::from_millis(200);
+pub(super) const COUNTDOWN: Duration = Duration::from_millis(200);
+/// Whoever wants the console of a machine from its first line on is connected to it by then.
+const CONSOLES_WITHIN: Duration = Duration::from_secs(10);
 /// So often a fold is waited for.
 const FOLD_WAITS: usize = 300;
 /// A group's owner that does not answer for so long is stuck in its disk.
@@ -71,6 +79,12 @@ pub enum Request {
         group: String,
         /// Do not wait for the grace.
         primary_is_dead: bool,
+        /// The operator has been told that a host is connected.
+        #[serde(default)]
+        although_connected: bool,
+        /// Only say what would be recovered.
+        #[serde(default)]
+        dry_run: bool,
         /// To this point; everything that can be, if it is not there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         at: Option<When>,
@@ -83,7 +97,7 @@ pub enum Request {
     },
     /// The damaged segments of the journal.
     Damaged {
-        /// Of which group.
+        /// The group's name.
         group: String,
         /// Look at them again.
         #[serde(default)]
@@ -94,18 +108,47 @@ pub enum Request {
     },
     /// Cut a journal that cannot be opened.
     Repair {
-        /// Of which group.
+        /// The group's name.
         group: String,
         /// Not only find out where, and what it costs.
         #[serde(default)]
         apply: bool,
     },
-    /// What to boot.
-    Machine {
+    /// Machine descriptions of a group's members, and which of them an operator has approved.
+    Describe {
         /// In which group.
         group: String,
-        /// Which member.
+    },
+    /// An operator approves a description.
+    Approve {
+        /// In which group.
+        group: String,
+        /// The member's name.
         member: String,
+        /// The description that the operator has seen.
+        machine: Machine,
+    },
+    /// Start a group's machines.
+    Boot {
+        /// The group's name.
+        group: String,
+        /// How.
+        ask: BootAsk,
+        /// Only find out whether it would work; nothing changes.
+        rehearse: bool,
+    },
+    /// The machines that run.
+    Machines,
+    /// Stop a group's machines.
+    StopMachines {
+        /// The group's name.
+        group: String,
+        /// Which member's; all, if `None`.
+        member: Option<String>,
+        /// As if the power failed.
+        now: bool,
+        /// How long guests have to shut down.
+        within_ms: u64,
     },
     /// Open a group that was made in the data directory (`tidelock-backup seed`).
     Adopt {
@@ -137,7 +180,7 @@ pub enum Request {
     },
     /// Opens a view.
     View {
-        /// Of which group.
+        /// The group's name.
         group: String,
         /// At which point.
         #[serde(default = "latest")]
@@ -173,7 +216,7 @@ pub enum Request {
     },
     /// Which point is meant.
     Resolve {
-        /// Of which group.
+        /// The group's name.
         group: String,
         /// By what.
         at: When,
@@ -191,7 +234,7 @@ pub enum Request {
     },
     /// The records that one point has and an earlier one has not.
     Records {
-        /// Of which group.
+        /// The group's name.
         group: String,
         /// The earlier.
         from: When,
@@ -221,12 +264,12 @@ pub enum Request {
         from: When,
         /// The second.
         to: When,
-        /// Of which disk.
+        /// The disk, as `MEMBER.DISK`.
         disk: String,
     },
     /// All of a disk, as an increment.
     Content {
-        /// Of which group.
+        /// The group's name.
         group: String,
         /// At which point.
         at: When,
@@ -237,7 +280,7 @@ pub enum Request {
     },
     /// The digest of a disk.
     Digest {
-        /// Of which group.
+        /// The group's name.
         group: String,
         /// At which point.
         at: When,
@@ -246,7 +289,7 @@ pub enum Request {
     },
     /// The bookmarks and pins.
     Marks {
-        /// Of which group.
+        /// The group's name.
         group: String,
     },
     /// Sets a bookmark or pin.
@@ -299,6 +342,18 @@ pub enum Reply {
         #[serde(default)]
         kept_by: Vec<String>,
     },
+    /// The primary is said to be dead, and is connected.
+    Connected {
+        /// Hosts that are connected and were heard within the grace.
+        hosts: Vec<HostStatus>,
+    },
+    /// The outcome of a recovery that was not made. Nothing was changed.
+    WouldRecover {
+        /// The group as it is.
+        group: GroupStatus,
+        /// When the newest record that would be taken was written, by the primary's clock.
+        last_write_unix_ms: Option<u64>,
+    },
     /// A recovery waits for room at the backup.
     NoRoom {
         /// For people.
@@ -339,10 +394,24 @@ pub enum Reply {
         /// It is gone.
         is_done: bool,
     },
-    /// What to boot, if the host sent it.
-    Machine {
-        /// The description.
-        machine: Option<Machine>,
+    /// Machine descriptions of a group's members.
+    Described {
+        /// Those that a recovery brings back.
+        machines: Vec<DescribedMachine>,
+    },
+    /// The description is approved.
+    Approved,
+    /// The machines are started, or would be.
+    Booted {
+        /// How.
+        booted: Booted,
+    },
+    /// The machines run.
+    Resumed,
+    /// Machines that run.
+    Machines {
+        /// By group and member.
+        machines: Vec<MachineStatus>,
     },
     /// A view.
     View {
@@ -469,6 +538,7 @@ pub async fn run(
     exports: Arc<Exports>,
     views: Arc<Views>,
     snapshots: Arc<Snapshots>,
+    machines: Arc<Machines>,
 ) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -477,9 +547,10 @@ pub async fn run(
         };
         let (registry, exports) = (Arc::clone(&registry), Arc::clone(&exports));
         let (views, snapshots) = (Arc::clone(&views), Arc::clone(&snapshots));
+        let machines = Arc::clone(&machines);
         tokio::spawn(async move {
             // The command line is gone: nobody to tell.
-            let _ = serve(stream, &registry, &exports, &views, &snapshots).await;
+            let _ = serve(stream, &registry, &exports, &views, &snapshots, &machines).await;
         });
     }
 }
@@ -490,6 +561,7 @@ async fn serve(
     exports: &Exports,
     views: &Arc<Views>,
     snapshots: &Arc<Snapshots>,
+    machines: &Machines,
 ) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
@@ -503,8 +575,22 @@ async fn serve(
     };
     let answer = match request {
         Request::Status => status(registry).await,
-        Request::Recover { group, primary_is_dead, at, accept_damage, drop_later_pins } => {
-            let how = RecoverHow { primary_is_dead, accept_damage, drop_later_pins };
+        Request::Recover {
+            group,
+            primary_is_dead,
+            although_connected,
+            dry_run,
+            at,
+            accept_damage,
+            drop_later_pins,
+        } => {
+            let how = RecoverHow {
+                primary_is_dead,
+                although_connected,
+                dry_run,
+                accept_damage,
+                drop_later_pins,
+            };
             recover(registry, exports, &group, how, at, &mut writer).await?
         }
         Request::Damaged { group, check, forget } => {
@@ -530,10 +616,42 @@ async fn serve(
             let removed = remove_group(registry, views, snapshots, &group, apply).await;
             removed.unwrap_or_else(|reason| Reply::Error { reason })
         }
-        Request::Machine { group, member } => {
-            match ask(registry, &group, |done| Event::Machine { member, done }).await {
-                Ok(Ok(machine)) => Reply::Machine { machine },
+        Request::Describe { group } => match machines.described(&group).await {
+            Ok(machines) => Reply::Described { machines },
+            Err(reason) => Reply::Error { reason },
+        },
+        Request::Approve { group, member, machine } => {
+            let event = |done| Event::ApproveMachine { member, machine, done };
+            match ask(registry, &group, event).await {
+                Ok(Ok(())) => Reply::Approved,
                 Ok(Err(reason)) | Err(reason) => Reply::Error { reason },
+            }
+        }
+        Request::Boot { group, ask, rehearse: true } => match machines.rehearse(&group, &ask).await
+        {
+            Ok(booted) => Reply::Booted { booted },
+            Err(reason) => Reply::Error { reason },
+        },
+        Request::Boot { group, ask, rehearse: false } => match machines.boot(&group, &ask).await {
+            Ok(booted) => {
+                let started = booted.machines.clone();
+                // Whatever becomes of the command line: machines that were started are to run.
+                if reply(&mut writer, &Reply::Booted { booted }).await.is_ok() {
+                    let _ = timeout(CONSOLES_WITHIN, reader.read_line(&mut line)).await;
+                }
+                match machines.resume(&started).await {
+                    Ok(()) => Reply::Resumed,
+                    Err(reason) => Reply::Error { reason },
+                }
+            }
+            Err(reason) => Reply::Error { reason },
+        },
+        Request::Machines => Reply::Machines { machines: machines.running(None) },
+        Request::StopMachines { group, member, now, within_ms } => {
+            let within = Duration::from_millis(within_ms);
+            match machines.stop(&group, member.as_deref(), now, within).await {
+                Ok(machines) => Reply::Machines { machines },
+                Err(reason) => Reply::Error { reason },
             }
         }
         Request::View { group, at, wanted, detach } => {
@@ -623,21 +741,26 @@ async fn ask_owner<T>(inbox: &Inbox, event: impl FnOnce(oneshot::Sender<T>) -> E
     answer.await.ok()
 }
 
-/// The status of all groups that answer in time.
+/// The status of all groups: those that do not answer in time are told as broken.
 pub async fn statuses(registry: &Registry) -> Vec<GroupStatus> {
-    let mut groups = Vec::new();
-    for owner in registry.all() {
-        let asked = ask_owner(&owner.inbox, |done| Event::Status { done });
-        match timeout(ANSWER_MAX, asked).await {
-            Ok(Some(Some(status))) => groups.push(status),
-            Ok(_) => {}
-            Err(_) => {
-                let reason = "no answer: its disk does not respond, or the journal is being read";
-                groups.push(GroupStatus::of_broken(&owner.group, reason));
-            }
-        }
+    let mut asked = JoinSet::new();
+    for (nth, owner) in registry.all().into_iter().enumerate() {
+        asked.spawn(async move {
+            let asked = ask_owner(&owner.inbox, |done| Event::Status { done });
+            let status = match timeout(ANSWER_MAX, asked).await {
+                Ok(answer) => answer.flatten(),
+                Err(_) => {
+                    let reason =
+                        "no answer: its disk does not respond, or the journal is being read";
+                    Some(GroupStatus::of_broken(&owner.group, reason))
+                }
+            };
+            (nth, status)
+        });
     }
-    groups
+    let mut groups = asked.join_all().await;
+    groups.sort_by_key(|(nth, _)| *nth);
+    groups.into_iter().filter_map(|(_, status)| status).collect()
 }
 
 async fn status(registry: &Registry) -> Reply {
@@ -645,7 +768,7 @@ async fn status(registry: &Registry) -> Reply {
 }
 
 /// A fold that runs is waited for.
-async fn damaged(registry: &Registry, group: &str, how: DamagedAsk) -> Reply {
+pub(super) async fn damaged(registry: &Registry, group: &str, how: DamagedAsk) -> Reply {
     for _ in 0..FOLD_WAITS {
         let asked = ask(registry, group, |done| Event::Damaged { ask: how, done }).await;
         match asked.and_then(|answer| answer) {
@@ -750,88 +873,12 @@ fn used_by(status: &GroupStatus) -> Option<String> {
     })
 }
 
-/// What an operator has said yes to.
-struct RecoverHow {
-    primary_is_dead: bool,
-    accept_damage: bool,
-    drop_later_pins: bool,
-}
-
-async fn recover(
-    registry: &Registry,
-    exports: &Exports,
-    group: &str,
-    how: RecoverHow,
-    at: Option<When>,
-    writer: &mut OwnedWriteHalf,
-) -> io::Result<Reply> {
-    let kept = match at {
-        Some(at) => match travel::keep(registry, group, at).await {
-            Ok(kept) => Some(kept),
-            Err(reason) => return Ok(Reply::Error { reason }),
-        },
-        None => None,
-    };
-    if let Some((point, _)) = &kept
-        && !how.drop_later_pins
-        && let Err(reason) = check_later_pins(registry, group, point).await
-    {
-        return Ok(Reply::Error { reason });
+/// The status of a group that works.
+pub(super) async fn group_status(registry: &Registry, group: &str) -> Result<GroupStatus, String> {
+    let status = ask(registry, group, |done| Event::Status { done }).await?;
+    let status = status.ok_or_else(|| format!("there is no group {group}"))?;
+    match status.broken.clone() {
+        Some(reason) => Err(format!("group {group} cannot be opened: {reason}")),
+        None => Ok(status),
     }
-    let mut has_looked_again = false;
-    loop {
-        let point = kept.as_ref().map(|(point, _hold)| point.clone());
-        let event = |done| Event::Recover {
-            primary_declared_dead: how.primary_is_dead,
-            point,
-            accepts_damage: how.accept_damage,
-            done,
-        };
-        let recovery = match ask(registry, group, event).await {
-            Ok(Ok(recovery)) => recovery,
-            Ok(Err(RecoverError::Grace { remaining_ms, kept_by })) => {
-                // Fails when the command line is gone: then nobody wants it any more.
-                reply(writer, &Reply::Waiting { remaining_ms, kept_by }).await?;
-                sleep(COUNTDOWN.min(Duration::from_millis(remaining_ms))).await;
-                continue;
-            }
-            // The journal may be making room by itself, by shortening the window.
-            Ok(Err(error @ RecoverError::NoRoom(_))) => {
-                reply(writer, &Reply::NoRoom { reason: error.to_string() }).await?;
-                sleep(COUNTDOWN).await;
-                continue;
-            }
-            // A disk that did not read for a while has damaged nothing.
-            Ok(Err(RecoverError::Damaged(_))) if !has_looked_again => {
-                has_looked_again = true;
-                damaged(registry, group, DamagedAsk::Check).await;
-                continue;
-            }
-            Ok(Err(error)) => return Ok(Reply::Error { reason: error.to_string() }),
-            Err(reason) => return Ok(Reply::Error { reason }),
-        };
-        return Ok(match exports.offer(group).await {
-            Ok(Some(disks)) => Reply::Recovered { recovery, disks },
-            Ok(None) => Reply::Error { reason: "its disks cannot be read; see the log".into() },
-            Err(error) => Reply::Error { reason: format!("cannot offer its disks: {error}") },
-        });
-    }
-}
-
-/// Who has pinned a point wants it to stay, and a recovery to an earlier one leaves it out for good.
-async fn check_later_pins(registry: &Registry, group: &str, point: &Point) -> Result<(), String> {
-    let all_the_same = "or give --drop-later-pins to recover all the same";
-    let marks = ask(registry, group, |done| Event::Marks { done }).await?;
-    let marks = marks.map_err(|reason| {
-        format!("it is not known whether pins are of later points, which would be lost ({reason}): mend that, {all_the_same}")
-    })?;
-    let later = marks.iter().filter(|of| of.mark.kind == Kind::Pin && !of.lost);
-    let later = later.filter(|of| !point.cut.covers(&of.mark.point.cut));
-    let names: Vec<&str> = later.map(|of| of.name.as_str()).collect();
-    let Some(first) = names.first() else { return Ok(()) };
-    Err(format!(
-        "pins of later points would be lost for good: {}. Keep what they show (`tidelock-backup snapshot {group} {first} \
-         --at bookmark:{first}`) and take them out (`tidelock-backup pin {group} {first} --remove`), {all_the_same}",
-        names.join(", ")
-    ))
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -46,6 +46,8 @@ impl ExportedDisk {
 pub struct Exports {
     registry: Arc<Registry>,
     groups: Mutex<BTreeMap<String, Offer>>,
+    /// Users that recovered machines run as, by group: they may use the group's disks.
+    allowed: Mutex<BTreeMap<String, (u32, u32)>>,
 }
 
 /// Some disks on sockets; they go with it.
@@ -71,7 +73,7 @@ impl Exports {
     /// Nothing yet.
     #[must_use]
     pub fn new(registry: Arc<Registry>) -> Self {
-        Self { registry, groups: Mutex::default() }
+        Self { registry, groups: Mutex::default(), allowed: Mutex::default() }
     }
 
     /// Offers the disks of a recovered group; once. `None`: it is not recovered.
@@ -94,7 +96,52 @@ impl Exports {
         })?;
         let disks = offer.disks.clone();
         groups.insert(group.to_owned(), offer);
+        drop(groups);
+        let allowed = self.allowed.lock().unwrap_or_else(PoisonError::into_inner);
+        let user = allowed.get(group).copied();
+        drop(allowed);
+        if let Some((uid, gid)) = user {
+            self.allow(group, uid, gid)?;
+        }
         Ok(Some(disks))
+    }
+
+    /// Lets a user, and no other, use the disks of a recovered group, also when they are offered again.
+    pub fn allow(&self, group: &str, uid: u32, gid: u32) -> io::Result<()> {
+        let mut allowed = self.allowed.lock().unwrap_or_else(PoisonError::into_inner);
+        allowed.insert(group.to_owned(), (uid, gid));
+        drop(allowed);
+        let dir = self.registry.config().exports_dir.join(group);
+        fs::create_dir_all(&dir)?;
+        self.give_dir(&dir, uid, gid)?;
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        for disk in groups.get(group).into_iter().flat_map(|offer| &offer.disks) {
+            // The user owns the directory, and may have put a link there.
+            lchown(&disk.socket, Some(uid), Some(gid))?;
+        }
+        Ok(())
+    }
+
+    /// Gives a directory below `exports_dir` to a user, and lets everybody pass, and no more, through those above it.
+    pub fn give_dir(&self, dir: &Path, uid: u32, gid: u32) -> io::Result<()> {
+        let config = self.registry.config();
+        for above in [&config.data_dir, &config.exports_dir] {
+            let mode = fs::metadata(above)?.permissions().mode();
+            if config.exports_dir.starts_with(above) && mode & 0o001 == 0 {
+                fs::set_permissions(above, fs::Permissions::from_mode(mode & 0o7777 | 0o001))?;
+            }
+        }
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+        chown(dir, Some(uid), Some(gid))
+    }
+
+    /// The recovered disks of a group that a client has open.
+    #[must_use]
+    pub fn in_use(&self, group: &str) -> Vec<String> {
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let disks = groups.get(group).into_iter().flat_map(|offer| &offer.disks);
+        let used = disks.filter(|disk| self.registry.users(group, &disk.name).count() > 0);
+        used.map(|disk| disk.name.clone()).collect()
     }
 
     /// Offers a view's disks until the offer is dropped, in a directory that no group can have.

@@ -3,16 +3,18 @@
 //! Everything that arrived while the owner made a batch durable is taken at once and forms the
 //! next batch. Frames are bounded in bytes by permits that the connection acquires before it puts
 //! them in, so that a full inbox turns into backpressure on the socket. Beacons have a little room
-//! of their own, so that a stall does not end the lease. Everything else is bounded by who sends
-//! it (one answer at a time).
+//! of their own, for each connection, so that neither a stall nor another host's flood ends the
+//! lease. Everything else is bounded by who sends it (one answer at a time).
 
 use crate::fold::{FoldError, Folded};
 use crate::group::{
     ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
-    NamedView, RecoverError, Recovery, RemoveError,
+    NamedView, RecoverError, Recovery, RemoveError, ScrubDone,
 };
+use crate::hearing::AttachRequest;
 use crate::history::{History, Point};
-use crate::journal::{Compressed, JournalError, Made, Scrubbed};
+use crate::journal::{Compressed, JournalError, Made};
+use crate::manifest::KeptMachine;
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
 use crate::storage::files::OpenFile;
@@ -26,36 +28,67 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
-use tidelock_protocol::message::{Attach, Follow, Join, Machine};
+use tidelock_protocol::machine::Machine;
 use tidelock_protocol::vector::CountVector;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Permits are counted in these.
 const PERMIT_BYTES: u64 = 1024;
-/// Beacons that may wait. One that finds no room is dropped: another follows soon.
+/// Beacons of one connection that may wait. One that finds no room is dropped: another follows soon.
 const BEACONS_MAX: usize = 1024;
 
-/// How a member attaches.
+/// Room of one connection for beacons.
 #[derive(Debug)]
-pub enum AttachRequest {
-    /// A writer, with version 1 of the protocol.
-    Attach(Box<Attach>),
-    /// A writer.
-    Join(Box<Join>),
-    /// A member without disks.
-    Follow(Box<Follow>),
+pub struct BeaconRoom(Arc<Semaphore>);
+
+impl Default for BeaconRoom {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(BEACONS_MAX)))
+    }
 }
 
-impl AttachRequest {
-    /// The group.
+impl BeaconRoom {
+    /// Room for a beacon, if there is.
     #[must_use]
-    pub fn group(&self) -> &str {
-        match self {
-            Self::Attach(attach) => &attach.group,
-            Self::Join(join) => &join.attach.group,
-            Self::Follow(follow) => &follow.group,
-        }
+    pub fn take(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.0).try_acquire_owned().ok()
     }
+}
+
+/// Work that frames of one connection which wait may cause, in bytes that are read for them. Its socket waits beyond that,
+/// so that many small frames that cost much do not take the room that hosts of the group share.
+const WORK_MAX_BYTES: u64 = 1 << 30;
+/// Work is counted in these.
+const WORK_PERMIT_BYTES: u64 = 4 << 10;
+
+/// Room of one connection for frames that cause work.
+#[derive(Debug)]
+pub struct WorkRoom(Arc<Semaphore>);
+
+impl Default for WorkRoom {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new((WORK_MAX_BYTES / WORK_PERMIT_BYTES) as usize)))
+    }
+}
+
+impl WorkRoom {
+    /// Waits for room for so much work. `None`: it is none. More than all of the room takes all of it.
+    pub async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let permits = bytes.min(WORK_MAX_BYTES).div_ceil(WORK_PERMIT_BYTES) as u32;
+        if permits == 0 {
+            return None;
+        }
+        Arc::clone(&self.0).acquire_many_owned(permits).await.ok()
+    }
+}
+
+/// Room that frames have while they wait.
+#[derive(Debug)]
+pub struct FramesRoom {
+    /// Their bytes, of what the hosts of a group share.
+    pub bytes: OwnedSemaphorePermit,
+    /// Their work, of what the connection has.
+    pub work: Option<OwnedSemaphorePermit>,
 }
 
 /// An event for a group's owner.
@@ -80,8 +113,8 @@ pub enum Event {
         link: Link,
         /// The frames.
         frames: Vec<Frame>,
-        /// Their bytes, given back when they are in the journal.
-        permit: OwnedSemaphorePermit,
+        /// Given back when they are in the journal.
+        room: FramesRoom,
     },
     /// A beacon. It does not wait behind frames that the group cannot take.
     Beacon {
@@ -190,10 +223,24 @@ pub enum Event {
     },
     /// What to boot.
     Machine {
-        /// Of which member.
+        /// Member's name.
         member: String,
         /// The answer.
-        done: oneshot::Sender<Result<Option<Machine>, String>>,
+        done: oneshot::Sender<Result<KeptMachine, String>>,
+    },
+    /// An operator approves what is to be booted.
+    ApproveMachine {
+        /// Member's name.
+        member: String,
+        /// The description that was looked at.
+        machine: Machine,
+        /// The answer.
+        done: oneshot::Sender<Result<(), String>>,
+    },
+    /// Opens a group that does not work at once, and not at the next attempt. Answered when that is done.
+    OpenAgain {
+        /// The answer.
+        done: oneshot::Sender<()>,
     },
     /// The status; `None`: there is no group.
     Status {
@@ -232,14 +279,12 @@ pub enum Event {
         /// Where, and what it costs; or why not.
         done: oneshot::Sender<Result<RepairStatus, String>>,
     },
-    /// A segment was verified.
+    /// A segment or a part of an image was verified.
     ScrubDone {
         /// Of which opening of the group.
         generation: u64,
-        /// Which segment.
-        segment: u64,
-        /// How.
-        result: Scrubbed,
+        /// The outcome.
+        done: ScrubDone,
     },
     /// A segment was compressed, or not.
     CompressDone {
@@ -312,7 +357,6 @@ pub struct Inbox {
     ready: Condvar,
     budget: Arc<Semaphore>,
     budget_permits: u32,
-    beacons: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
@@ -327,8 +371,7 @@ impl Inbox {
     pub fn new(max_bytes: u64) -> Self {
         let budget_permits = u32::try_from(max_bytes / PERMIT_BYTES).unwrap_or(u32::MAX / 2);
         let budget = Arc::new(Semaphore::new(budget_permits as usize));
-        let beacons = Arc::new(Semaphore::new(BEACONS_MAX));
-        Self { state: Mutex::default(), ready: Condvar::new(), budget, budget_permits, beacons }
+        Self { state: Mutex::default(), ready: Condvar::new(), budget, budget_permits }
     }
 
     /// Waits for room for frames of so many bytes. `None`: the owner has ended.
@@ -336,12 +379,6 @@ impl Inbox {
         let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
         let permits = permits.clamp(1, self.budget_permits);
         Arc::clone(&self.budget).acquire_many_owned(permits).await.ok()
-    }
-
-    /// Room for a beacon, if there is.
-    #[must_use]
-    pub fn room_for_beacon(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.beacons).try_acquire_owned().ok()
     }
 
     /// Puts an event in. `false`: the owner has ended, and the event is dropped.
@@ -380,6 +417,18 @@ impl Inbox {
         self.budget.close();
     }
 
+    /// The owner ends unless something has come meanwhile: who has asked gets an answer.
+    #[must_use]
+    pub fn close_if_empty(&self) -> bool {
+        let mut state = self.lock();
+        if !state.events.is_empty() {
+            return false;
+        }
+        state.closed = true;
+        self.budget.close();
+        true
+    }
+
     /// Whether the owner has ended.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -388,5 +437,30 @@ impl Inbox {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beacons_of_one_connection_take_no_room_from_another() {
+        let (loud, quiet) = (BeaconRoom::default(), BeaconRoom::default());
+        let taken: Vec<_> = std::iter::from_fn(|| loud.take()).collect();
+        assert_eq!(taken.len(), BEACONS_MAX);
+        assert!(quiet.take().is_some());
+    }
+
+    #[tokio::test]
+    async fn frames_that_cause_much_work_wait_for_those_before_them_on_their_connection_alone() {
+        let (loud, quiet) = (WorkRoom::default(), WorkRoom::default());
+        assert!(loud.take(0).await.is_none(), "records need none");
+        let taken = loud.take(1 << 40).await.unwrap();
+        let mut next = Box::pin(loud.take(1));
+        assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err());
+        assert!(quiet.take(1 << 40).await.is_some());
+        drop(taken);
+        assert!(next.await.is_some());
     }
 }

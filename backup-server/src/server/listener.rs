@@ -2,7 +2,7 @@
 
 use super::budget::Slot;
 use super::config::Security;
-use super::connection;
+use super::connection::{self, ConnectionError};
 use super::peer_log::peer_log;
 use super::registry::Registry;
 use std::net::SocketAddr;
@@ -103,7 +103,11 @@ async fn serve(
         }
     };
     ended.map_err(|(error, greeted)| {
-        let reason = bounds::cap(&error.to_string());
+        let reason = match &error {
+            ConnectionError::Io(io) => handshake(io, address),
+            other => other.to_string(),
+        };
+        let reason = bounds::cap(&reason);
         if greeted { Ended::Host(reason) } else { Ended::Stranger(reason) }
     })
 }

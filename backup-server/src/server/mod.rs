@@ -18,11 +18,13 @@
 //! | [`views`] | views of the past that are open |
 //! | [`snapshots`] | snapshots that are made and kept |
 //! | [`qemu`] | QEMU's tools for its image formats |
+//! | `recovering` | a recovery, from the checks before the fence to the offer of its disks |
 //! | `repair` | cutting a journal that cannot be opened |
 //! | [`travel`] | requests about the past |
 //! | `content` | what disks had at points, and its digests |
 //! | [`bookmarks`] | bookmarks that hosts ask for |
 //! | [`control`] | the socket of the command line |
+//! | [`machines`] | recovered machines that run here |
 //! | [`metrics`] | Prometheus over HTTP |
 
 mod bookmarks;
@@ -35,6 +37,7 @@ pub mod control;
 pub mod exports;
 pub mod inbox;
 pub mod listener;
+pub mod machines;
 pub mod metrics;
 pub mod nbd;
 pub mod nbd_client;
@@ -43,6 +46,7 @@ pub mod owner;
 pub mod past;
 mod peer_log;
 pub mod qemu;
+mod recovering;
 pub mod registry;
 mod repair;
 mod run;

@@ -3,6 +3,7 @@
 
 use super::exports::may_say;
 use super::inbox::{Event, Inbox, LiveDisks};
+use super::peer_log::peer_log;
 use crate::group::GuestEffect;
 use crate::history::PastView;
 use crate::storage::files::OpenFile;
@@ -410,6 +411,11 @@ impl Client {
     }
 }
 
+/// A guest may read a damaged place again and again.
+fn log_failure(disk: &str, at: u64, error: &io::Error) {
+    peer_log!(NBD_CLIENTS, error, disk, at, "{error}");
+}
+
 async fn execute(
     disks: Arc<Vec<ServedDisk>>,
     export: usize,
@@ -430,7 +436,7 @@ async fn execute(
                     _ => disk.extents(request.offset, request.len).map(|e| (Bytes::new(), e)),
                 };
                 // The client hears only that it failed.
-                found.inspect_err(|e| tracing::error!(disk = disk.name, at = request.offset, "{e}"))
+                found.inspect_err(|error| log_failure(&disk.name, request.offset, error))
             });
             work.await.unwrap_or_else(|e| Err(io::Error::other(e)))
         }
@@ -487,4 +493,24 @@ async fn send<W: AsyncWrite + Unpin>(mut writer: W, mut replies: mpsc::Receiver<
     replies.close();
     while replies.recv().await.is_some() {}
     let _ = writer.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_damaged_place_that_is_read_again_and_again_writes_few_lines_into_the_log() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let file = Arc::new(log.reopen().unwrap());
+        let subscriber = tracing_subscriber::fmt().with_writer(file).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..10_000 {
+                log_failure("db.root", 4096, &io::Error::other("damaged"));
+            }
+        });
+        let lines = fs::read_to_string(log.path()).unwrap().lines().count();
+        assert!((1..500).contains(&lines), "{lines} lines");
+    }
 }

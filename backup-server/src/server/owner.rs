@@ -7,10 +7,12 @@
 //!
 //! Each turn takes everything from the inbox, lets the group write it as one batch, syncs, and
 //! sends what follows from that. The next batch forms meanwhile: group commit without a timer.
+//! One connection causes no more work in a turn than [`deferred::TURN_WORK_BYTES`]: the rest of its frames
+//! waits, in order, so that beacons and records of other hosts are taken in between.
 //! Only what has to be tried again (no room, a failed disk) is tried once a second.
 
 use super::clock;
-use super::inbox::{AttachRequest, Damage, DamagedAsk, Event, Inbox, LiveDisks, RepairStatus};
+use super::inbox::{Damage, DamagedAsk, Event, Inbox, LiveDisks, RepairStatus};
 use super::outbox::Outbox;
 use super::past::Past;
 use super::peer_log::peer_log;
@@ -19,9 +21,10 @@ use super::snapshots;
 use crate::fold::FoldJob;
 use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, MoveError, Output,
-    RecoverError, RemoveError,
+    RecoverError, RemoveError, ScrubJob,
 };
-use crate::journal::{CompressJob, IndexJob, ScrubJob};
+use crate::hearing::AttachRequest;
+use crate::journal::{CompressJob, IndexJob};
 use crate::manifest;
 use crate::storage::files::{Files, OpenFile};
 use crate::storage::reserve::Reserve;
@@ -32,9 +35,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tidelock_protocol::frame::Frame;
 use tidelock_protocol::message::{Attach, Message, RefusalKind};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
+
+mod deferred;
+#[cfg(test)]
+mod tests;
+
+use deferred::Deferred;
+pub(super) use deferred::work_bytes;
 
 const RETRY: Duration = Duration::from_secs(1);
 /// Guests' writes that no flush has covered are made durable at this point anyway, so that they
@@ -61,18 +70,13 @@ enum Phase {
     },
 }
 
-/// What the group could not take yet, in order.
-enum Deferred {
-    Frames { link: Link, frames: VecDeque<Frame>, _permit: OwnedSemaphorePermit },
-    Guest(Event),
-}
-
 struct Waiting {
     done: oneshot::Sender<io::Result<()>>,
     durable: bool,
 }
 
-struct Owner {
+/// The owner of a group.
+pub(super) struct Owner {
     group: Arc<str>,
     dir: PathBuf,
     snapshots_dir: PathBuf,
@@ -84,7 +88,12 @@ struct Owner {
     past: Option<Past>,
     generation: u64,
     outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
-    deferred: VecDeque<Deferred>,
+    /// By connection, in order. None of them is empty.
+    deferred: BTreeMap<ConnectionId, VecDeque<Deferred>>,
+    /// Writes and flushes of recovered guests that the group has not taken yet, in order.
+    guests: VecDeque<Event>,
+    /// Work of this turn, by the connection that has caused it.
+    worked: BTreeMap<ConnectionId, u64>,
     waiting: Vec<Waiting>,
     /// Who waits for the cut, by what the group calls it.
     covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
@@ -98,39 +107,10 @@ struct Owner {
     stopping: bool,
 }
 
-/// Starts the owner of a group whose directory is `dir`; it need not exist yet.
-pub fn spawn(
-    group: &str,
-    dir: &Path,
-    snapshots_dir: &Path,
-    options: GroupOptions,
-    input_max_bytes: u64,
-    reserve: Arc<Reserve>,
-) -> io::Result<(OwnerHandle, JoinHandle<()>)> {
-    let group: Arc<str> = group.into();
-    let inbox = Arc::new(Inbox::new(input_max_bytes));
-    let mut owner = Owner {
-        group: Arc::clone(&group),
-        dir: dir.to_owned(),
-        snapshots_dir: snapshots_dir.to_owned(),
-        options,
-        reserve,
-        inbox: Arc::clone(&inbox),
-        phase: Phase::Absent,
-        past: None,
-        generation: 0,
-        outboxes: BTreeMap::new(),
-        deferred: VecDeque::new(),
-        waiting: Vec::new(),
-        covering: BTreeMap::new(),
-        unsynced_bytes: 0,
-        folder: None,
-        fold_not_before: None,
-        alive: Arc::default(),
-        attached_by: BTreeMap::new(),
-        stopping: false,
-    };
-    let handle = OwnerHandle { group: Arc::clone(&group), inbox };
+/// Starts the thread of an owner.
+pub(super) fn spawn(mut owner: Owner) -> io::Result<(OwnerHandle, JoinHandle<()>)> {
+    let group = Arc::clone(&owner.group);
+    let handle = OwnerHandle { group: Arc::clone(&owner.group), inbox: Arc::clone(&owner.inbox) };
     let thread = std::thread::Builder::new().name(format!("group-{group}")).spawn(move || {
         // Whatever happens here, nobody waits for an answer that never comes.
         let _closer = Closer(Arc::clone(&owner.inbox));
@@ -149,6 +129,40 @@ impl Drop for Closer {
 }
 
 impl Owner {
+    /// The owner of a group whose directory is `dir`; it need not exist yet.
+    pub(super) fn new(
+        group: &str,
+        dir: &Path,
+        snapshots_dir: &Path,
+        options: GroupOptions,
+        input_max_bytes: u64,
+        reserve: Arc<Reserve>,
+    ) -> Self {
+        Self {
+            group: group.into(),
+            dir: dir.to_owned(),
+            snapshots_dir: snapshots_dir.to_owned(),
+            options,
+            reserve,
+            inbox: Arc::new(Inbox::new(input_max_bytes)),
+            phase: Phase::Absent,
+            past: None,
+            generation: 0,
+            outboxes: BTreeMap::new(),
+            deferred: BTreeMap::new(),
+            guests: VecDeque::new(),
+            worked: BTreeMap::new(),
+            waiting: Vec::new(),
+            covering: BTreeMap::new(),
+            unsynced_bytes: 0,
+            folder: None,
+            fold_not_before: None,
+            alive: Arc::default(),
+            attached_by: BTreeMap::new(),
+            stopping: false,
+        }
+    }
+
     fn storage(&self) -> Files {
         Files::new(self.dir.clone()).with_reserve(Arc::clone(&self.reserve))
     }
@@ -156,11 +170,13 @@ impl Owner {
     fn run(&mut self) {
         while !self.stopping {
             let events = self.inbox.take(self.timeout());
+            self.worked.clear();
             for event in events {
                 self.handle(event);
             }
             self.turn();
-            if matches!(self.phase, Phase::Absent) && self.outboxes.is_empty() {
+            let came_to_nothing = matches!(self.phase, Phase::Absent) && self.outboxes.is_empty();
+            if came_to_nothing && self.inbox.close_if_empty() {
                 // An attachment that was refused: no group came of it.
                 return;
             }
@@ -168,6 +184,9 @@ impl Owner {
     }
 
     fn timeout(&self) -> Option<Duration> {
+        if self.deferred.keys().any(|connection| self.has_worked(*connection)) {
+            return Some(Duration::ZERO);
+        }
         let pause = match &self.phase {
             Phase::Live(group) => group.is_compressing(clock::now()),
             _ => None,
@@ -180,7 +199,8 @@ impl Owner {
             }
             Phase::Absent => false,
         };
-        let retry = retry || self.fold_not_before.is_some() || !self.deferred.is_empty();
+        let waits = !self.deferred.is_empty() || !self.guests.is_empty();
+        let retry = retry || self.fold_not_before.is_some() || waits;
         // The pause after a small segment is short; when it is over, all else is waited for.
         let pause = pause.filter(|pause| *pause > 0).map(Duration::from_nanos);
         retry.then(|| pause.map_or(RETRY, |pause| pause.min(RETRY)))
@@ -237,7 +257,7 @@ impl Owner {
         for waiting in self.waiting.drain(..) {
             let _ = waiting.done.send(Err(io::Error::other(reason.clone())));
         }
-        self.deferred.clear();
+        self.drop_deferred(&reason);
         self.covering.clear();
         if let Phase::Live(group) = &self.phase {
             self.attached_by.clone_from(group.attached_by());
@@ -246,18 +266,26 @@ impl Owner {
         self.phase = Phase::Broken { kind, reason, retry_at: Instant::now() + RETRY };
     }
 
+    /// Whatever it has failed by may be over, and a disaster does not wait for the next attempt.
+    fn open_if_broken(&mut self) {
+        if matches!(self.phase, Phase::Broken { .. }) {
+            self.open();
+        }
+    }
+
     fn handle(&mut self, event: Event) {
         if let Phase::Live(group) = &mut self.phase {
             group.tick(clock::now());
         }
         match event {
-            Event::Attach { link, host, request, outbox, permit: _permit } => {
-                self.attach(link, &host, &request, outbox);
+            event @ Event::Attach { link: Link { connection, .. }, .. } => {
+                self.in_order(connection, event);
             }
-            Event::Frames { link, frames, permit } => {
+            Event::Frames { link, frames, room } => {
+                let deferred = self.deferred.entry(link.connection).or_default();
                 let frames = VecDeque::from(frames);
-                self.deferred.push_back(Deferred::Frames { link, frames, _permit: permit });
-                self.take_deferred();
+                deferred.push_back(Deferred::Frames { link, frames, _room: room });
+                self.take_deferred_of(link.connection);
             }
             Event::Beacon { link, sent_at, permit: _permit } => {
                 let is_ahead = self.has_deferred(link);
@@ -268,16 +296,10 @@ impl Owner {
                     }
                 }
             }
-            Event::ConnectionLost(connection) => {
-                self.take_deferred();
-                if let Phase::Live(group) = &mut self.phase {
-                    group.connection_lost(connection);
-                }
-                self.outboxes.remove(&connection);
-            }
+            event @ Event::ConnectionLost(connection) => self.in_order(connection, event),
             event @ (Event::GuestWrite { .. } | Event::GuestFlush { .. }) => {
-                self.deferred.push_back(Deferred::Guest(event));
-                self.take_deferred();
+                self.guests.push_back(event);
+                self.take_guests();
             }
             Event::FoldDone { generation, cut, result } => {
                 self.fold_not_before = result.is_err().then(|| Instant::now() + RETRY);
@@ -292,10 +314,10 @@ impl Owner {
                     group.index_done(segment, result);
                 }
             }
-            Event::ScrubDone { generation, segment, result } => {
+            Event::ScrubDone { generation, done } => {
                 if let (Phase::Live(group), true) = (&mut self.phase, generation == self.generation)
                 {
-                    group.scrub_done(clock::now(), segment, result);
+                    group.scrub_done(clock::now(), done);
                 }
             }
             Event::CompressDone { generation, segment, len_bytes, result } => {
@@ -314,11 +336,14 @@ impl Owner {
                 let _ = done.send(self.repair(apply));
             }
             Event::Stop => self.stop(),
+            Event::OpenAgain { done } => {
+                self.open_if_broken();
+                let _ = done.send(());
+            }
             event @ Event::Recover { .. } => {
-                // Whatever it has failed by may be over, and a disaster does not wait for the next attempt.
-                if matches!(self.phase, Phase::Broken { .. }) {
-                    self.open();
-                }
+                self.open_if_broken();
+                // The recovery has every record that has arrived.
+                self.take_all_deferred();
                 self.answer(event);
             }
             event @ (Event::Marks { .. } | Event::SetMark { .. } | Event::RemoveMark { .. }) => {
@@ -395,6 +420,13 @@ impl Owner {
                 let _ = done.send(machine.map_err(|e| e.to_string()));
             }
             (Event::Machine { done, .. }, phase) => {
+                let _ = done.send(Err(phase.unavailable().to_string()));
+            }
+            (Event::ApproveMachine { member, machine, done }, Phase::Live(group)) => {
+                let written = manifest::write_approved(group.storage(), &member, &machine);
+                let _ = done.send(written.map_err(|e| e.to_string()));
+            }
+            (Event::ApproveMachine { done, .. }, phase) => {
                 let _ = done.send(Err(phase.unavailable().to_string()));
             }
             (Event::Status { done }, Phase::Live(group)) => {
@@ -543,40 +575,6 @@ impl Owner {
         }
     }
 
-    /// Whether frames of this link are here that the group cannot take for now.
-    fn has_deferred(&self, link: Link) -> bool {
-        let mut deferred = self.deferred.iter();
-        deferred.any(|one| matches!(one, Deferred::Frames { link: other, .. } if *other == link))
-    }
-
-    /// Gives the group what it can take, in order.
-    fn take_deferred(&mut self) {
-        while let Some(first) = self.deferred.front_mut() {
-            let Phase::Live(group) = &mut self.phase else {
-                self.deferred.clear();
-                return;
-            };
-            match first {
-                Deferred::Frames { link, frames, .. } => {
-                    while let Some(frame) = frames.pop_front() {
-                        if let Some(back) = group.receive(clock::now(), *link, frame) {
-                            frames.push_front(back);
-                            return;
-                        }
-                    }
-                    self.deferred.pop_front();
-                }
-                Deferred::Guest(_) => {
-                    if group.broken().is_none() && !group.accepts() {
-                        return;
-                    }
-                    let Some(Deferred::Guest(event)) = self.deferred.pop_front() else { return };
-                    self.guest(event);
-                }
-            }
-        }
-    }
-
     fn guest(&mut self, event: Event) {
         let Phase::Live(group) = &mut self.phase else { return };
         match event {
@@ -707,6 +705,7 @@ impl Owner {
     }
 
     fn stop(&mut self) {
+        self.take_all_deferred();
         self.turn();
         if let Phase::Live(group) = &mut self.phase {
             group.close();
@@ -767,10 +766,7 @@ impl Work {
                 let segment = job.segment();
                 Event::IndexDone { generation, segment, result: job.run() }
             }
-            Work::Scrub(job) => {
-                let segment = job.segment();
-                Event::ScrubDone { generation, segment, result: job.run() }
-            }
+            Work::Scrub(job) => Event::ScrubDone { generation, done: job.run() },
             Work::Compress(job) => {
                 let (segment, len_bytes) = (job.segment(), job.len_bytes());
                 Event::CompressDone { generation, segment, len_bytes, result: job.run() }

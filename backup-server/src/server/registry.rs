@@ -4,7 +4,7 @@ use super::budget::Connections;
 use super::config::Config;
 use super::exports::in_use;
 use super::inbox::Event;
-use super::owner::{self, OwnerHandle};
+use super::owner::{self, Owner, OwnerHandle};
 use crate::manifest::Member;
 use crate::names;
 use crate::storage::reserve::Reserve;
@@ -142,6 +142,12 @@ impl Registry {
         &self.config
     }
 
+    /// The room on the data directory's disk that is reserved for recoveries.
+    #[must_use]
+    pub fn reserve(&self) -> &Reserve {
+        &self.reserve
+    }
+
     /// Room for connections.
     #[must_use]
     pub fn connections(&self) -> &Arc<Connections> {
@@ -191,7 +197,8 @@ impl Registry {
         let options = self.config.options(name);
         let (snapshots, input) = (&self.config.snapshots_dir, self.config.input_max_bytes);
         let reserve = Arc::clone(&self.reserve);
-        let (handle, thread) = owner::spawn(name, &dir, snapshots, options, input, reserve)?;
+        let owner = Owner::new(name, &dir, snapshots, options, input, reserve);
+        let (handle, thread) = owner::spawn(owner)?;
         state.groups.insert(name.to_owned(), Running { handle: handle.clone(), thread, made_by });
         Ok(handle)
     }
@@ -202,7 +209,12 @@ impl Registry {
             return Ok(());
         }
         let unlisted = || state.groups.iter().filter(|(name, _)| !self.config.is_listed(name));
-        let of_host = unlisted().filter(|(_, of)| of.made_by.as_deref() == host).count();
+        // A certificate speaks for its host in any case of letters.
+        let is_own = |of: &Running| match (&of.made_by, host) {
+            (Some(made_by), Some(host)) => made_by.eq_ignore_ascii_case(host),
+            _ => false,
+        };
+        let of_host = unlisted().filter(|(_, of)| is_own(of)).count();
         let most = self.config.groups_per_host;
         if of_host >= most {
             return Err(SpawnError::Quota(format!(

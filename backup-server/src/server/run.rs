@@ -2,6 +2,7 @@
 
 use super::config::Config;
 use super::exports::{self, Exports};
+use super::machines::Machines;
 use super::registry::{Registry, RegistryError};
 use super::snapshots::Snapshots;
 use super::views::Views;
@@ -104,6 +105,9 @@ impl Server {
         let snapshots_dir = config.snapshots_dir.display().to_string();
         let snapshots = Snapshots::open(&registry, role == Role::Serve);
         let snapshots = snapshots.map_err(listen(snapshots_dir))?;
+        let guests_dir = config.data_dir.join("guests").display().to_string();
+        let machines = Machines::open(Arc::clone(&registry), Arc::clone(&exports));
+        let machines = Arc::new(machines.map_err(listen(guests_dir))?);
         let control = bind_control(&config)?;
         let (stop, stopping) = watch::channel(false);
         let mut server = Self {
@@ -122,6 +126,7 @@ impl Server {
             Arc::clone(&exports),
             views,
             Arc::clone(&snapshots),
+            machines,
         )));
         if role == Role::Serve {
             server.others.push(tokio::spawn(snapshots.tend()));

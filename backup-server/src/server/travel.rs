@@ -48,8 +48,8 @@ pub struct MarkStatus {
 /// The points in time that a damaged segment affects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamagedSpan {
-    /// The segment.
-    pub segment: u64,
+    /// The segment; `None`: the disk images.
+    pub segment: Option<u64>,
     /// From here on, in milliseconds since the Unix epoch.
     pub from_unix_ms: u64,
     /// The same by the group's clock.

@@ -1,12 +1,13 @@
 //! [`Storage`] on a directory of the file system, through the page cache.
 
+use super::open_files::{Handle, OpenFiles};
 use super::reserve::Reserve;
 use super::{Storage, StorageFile};
 use rustix::fs::{FallocateFlags, SeekFrom};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,9 +22,9 @@ pub struct Files {
     reserve: Option<Arc<Reserve>>,
 }
 
-/// An open file.
+/// An open file. It is closed meanwhile if it is not used and there are too many ([`super::open_files`]).
 #[derive(Clone, Debug)]
-pub struct OpenFile(Arc<File>);
+pub struct OpenFile(Arc<Handle>);
 
 impl Files {
     /// The directory must exist.
@@ -42,13 +43,6 @@ impl Files {
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
-    }
-
-    fn options() -> OpenOptions {
-        let mut options = OpenOptions::new();
-        // What guests wrote is nobody else's business.
-        options.read(true).write(true).mode(0o600);
-        options
     }
 }
 
@@ -71,20 +65,19 @@ impl Storage for Files {
     }
 
     fn create(&self, path: &str) -> io::Result<OpenFile> {
-        let file = Self::options().create_new(true).open(self.root.join(path))?;
-        Ok(OpenFile(Arc::new(file)))
+        Ok(OpenFile(OpenFiles::of_process().open(self.root.join(path), true)?))
     }
 
     fn open(&self, path: &str) -> io::Result<OpenFile> {
-        Ok(OpenFile(Arc::new(Self::options().open(self.root.join(path))?)))
+        Ok(OpenFile(OpenFiles::of_process().open(self.root.join(path), false)?))
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
-        fs::remove_file(self.root.join(path))
+        OpenFiles::of_process().remove(&self.root.join(path))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        fs::rename(self.root.join(from), self.root.join(to))
+        OpenFiles::of_process().rename(&self.root.join(from), &self.root.join(to))
     }
 
     fn sync_dir(&self, dir: &str) -> io::Result<()> {
@@ -113,22 +106,23 @@ impl Storage for Files {
 
 impl StorageFile for OpenFile {
     fn size_bytes(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.0.file()?.metadata()?.len())
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.0.read_exact_at(buf, offset)
+        self.0.file()?.read_exact_at(buf, offset)
     }
 
     fn write_at(&self, mut parts: &[IoSlice<'_>], mut offset: u64) -> io::Result<()> {
+        let file = self.0.file_to_change()?;
         // Bytes of parts[0] that were written already.
         let mut done = 0;
         while !parts.is_empty() {
             let written = if done > 0 {
-                self.0.write_at(&parts[0][done..], offset)
+                file.write_at(&parts[0][done..], offset)
             } else {
                 let some = &parts[..parts.len().min(IOV_MAX)];
-                rustix::io::pwritev(&*self.0, some, offset).map_err(io::Error::from)
+                rustix::io::pwritev(&*file, some, offset).map_err(io::Error::from)
             };
             let mut written = match written {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -152,14 +146,15 @@ impl StorageFile for OpenFile {
         } else {
             FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
         };
-        match rustix::fs::fallocate(&*self.0, how, offset, len_bytes) {
+        let file = self.0.file_to_change()?;
+        match rustix::fs::fallocate(&*file, how, offset, len_bytes) {
             // This file system cannot: write them.
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 let end = offset + len_bytes;
                 let mut at = offset;
                 while at < end {
                     let len = (end - at).min(ZEROES.len() as u64);
-                    self.0.write_all_at(&ZEROES[..len as usize], at)?;
+                    file.write_all_at(&ZEROES[..len as usize], at)?;
                     at += len;
                 }
                 Ok(())
@@ -169,21 +164,22 @@ impl StorageFile for OpenFile {
     }
 
     fn set_size(&self, size_bytes: u64) -> io::Result<()> {
-        self.0.set_len(size_bytes)
+        self.0.file_to_change()?.set_len(size_bytes)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.0.sync()
     }
 
     fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        let file = self.0.file()?;
         // Moving the file's own position harms nobody: everything else names its offset.
-        let start = match rustix::fs::seek(&*self.0, SeekFrom::Data(offset)) {
+        let start = match rustix::fs::seek(&*file, SeekFrom::Data(offset)) {
             Err(rustix::io::Errno::NXIO) => return Ok(None),
             start => start?,
         };
         // A hole may be punched right now: then this one byte is data no more, which is fine.
-        let end = rustix::fs::seek(&*self.0, SeekFrom::Hole(start))?;
+        let end = rustix::fs::seek(&*file, SeekFrom::Hole(start))?;
         Ok(Some(start..end.max(start + 1)))
     }
 }

@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// What the disk writes atomically.
 pub const SECTOR_BYTES: u64 = 512;
 
+const WORD_BYTES: usize = 4;
+
 /// Decides at a crash what survives.
 pub trait Chooser {
     /// Whether this unsynced sector or directory entry made it to the disk.
@@ -232,9 +234,9 @@ impl Disk {
         let full = self.faults.capacity_bytes.is_some_and(|c| self.used_bytes() + grows > c);
         let (change, result) = match (change, off, full) {
             (change, Ok(()), false) => (change, Ok(())),
-            // Half of a write that fails is there.
+            // Half of a write that fails is there. No disk tears a word.
             (Change::Write { offset, mut data }, off, _) => {
-                data.truncate(data.len() / 2);
+                data.truncate(data.len() / 2 / WORD_BYTES * WORD_BYTES);
                 (Change::Write { offset, data }, off.and(Err(io::ErrorKind::StorageFull.into())))
             }
             (Change::Size(_), off, _) => {

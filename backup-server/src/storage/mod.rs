@@ -13,6 +13,7 @@
 pub mod files;
 #[cfg(any(test, feature = "memory-storage"))]
 pub mod memory;
+pub mod open_files;
 pub mod reserve;
 
 use std::fmt::Debug;

@@ -71,6 +71,23 @@ impl Reserve {
         self.lock().remove(user);
     }
 
+    /// Writes something small that a recovery needs: on a full disk in the reserve's room.
+    pub fn write_anyway<T>(
+        &self,
+        user: &Path,
+        mut write: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        match write() {
+            Err(error) if super::is_full(&error) => {
+                self.use_for(user);
+                let written = write();
+                self.end_use_for(user);
+                written
+            }
+            written => written,
+        }
+    }
+
     /// Allocates it if it is free and nobody uses it.
     pub fn keep(&self) -> io::Result<()> {
         if self.is_there.load(Ordering::Acquire) {
@@ -136,5 +153,27 @@ mod tests {
         drop(reserve);
         Reserve::open(dir.path(), 2 << 20).unwrap();
         assert_eq!(size(), Some(2 << 20), "the size that is configured now");
+    }
+
+    #[test]
+    fn what_a_recovery_writes_on_a_full_disk_has_the_reserves_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let reserve = Reserve::open(dir.path(), 1 << 20).unwrap();
+        let file = dir.path().join("reserve");
+        let mut attempts = 0;
+        let mut write = || {
+            attempts += 1;
+            match file.exists() {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => Ok(reserve.keep().unwrap_err().kind()),
+            }
+        };
+        let kept = reserve.write_anyway(Path::new("guests"), &mut write).unwrap();
+        assert_eq!(kept, io::ErrorKind::ResourceBusy, "nobody takes the room meanwhile");
+        assert_eq!(attempts, 2);
+        reserve.keep().unwrap();
+        assert!(file.exists());
+        let other = || Err::<(), _>(io::ErrorKind::PermissionDenied.into());
+        assert!(reserve.write_anyway(Path::new("guests"), other).is_err() && file.exists());
     }
 }

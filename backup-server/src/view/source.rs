@@ -3,6 +3,7 @@
 //! Invariant: nothing of a payload is handed out before the whole of it was verified against the
 //! checksum that was taken when the guest wrote it.
 
+use crate::damage::LostWith;
 use crate::extents::Slice;
 use crate::journal::{IndexEntry, MapEntry, Segment};
 use crate::storage::StorageFile;
@@ -85,8 +86,8 @@ pub(super) enum Piece<F> {
     Image,
     /// Zeroes.
     Zero,
-    /// What this segment had is lost.
-    Lost { segment: u64 },
+    /// The content is lost.
+    Lost { with: LostWith },
     /// A part of a payload, from its `skip`th byte on.
     Payload { segment: Segment<F>, at: u64, skip: u32, len_bytes: u32, crc: u32 },
 }
@@ -103,7 +104,7 @@ impl<F: Clone> Piece<F> {
         let found = segment(source.segment())?;
         Some(match source {
             Source::Zero { .. } => Piece::Zero,
-            Source::Lost { segment } => Piece::Lost { segment },
+            Source::Lost { segment } => Piece::Lost { with: LostWith(Some(segment)) },
             Source::Payload { at, skip, len_bytes, crc, .. } => {
                 Piece::Payload { segment: found.clone(), at, skip, len_bytes, crc }
             }

@@ -2,6 +2,8 @@
 //! overlap, recoveries, resyncs, folds, kills and power losses while indexes and maps are written.
 
 use super::*;
+use crate::damage::ImageDamage;
+use crate::fold::FoldJob;
 use crate::journal::{
     Compress, Compressed, EpochStart, IndexJob, Journal, Note, Options, Position,
     SEGMENT_HEADER_BYTES, SegmentHeader, State,
@@ -10,7 +12,6 @@ use crate::storage::memory::{Faults, Memory, MemoryFile};
 use crate::storage::{Storage, StorageFile};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use std::io::IoSlice;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq};
 use tidelock_protocol::message::CopyState;
@@ -57,7 +58,7 @@ struct Open {
 struct World {
     disk: Memory,
     journal: Journal<Memory>,
-    images: BTreeMap<DiskKey, MemoryFile>,
+    images: BTreeMap<DiskKey, Image<MemoryFile>>,
     live: SharedOverlay<MemoryFile>,
     kept: Vec<Kept>,
     open: Vec<Open>,
@@ -74,9 +75,7 @@ impl World {
         let journal = Journal::create(disk.clone(), "journal", State::new(2), OPTIONS).unwrap();
         let mut images = BTreeMap::new();
         for at in KEYS {
-            let image = disk.create(&format!("{}.{}", at.0, at.1)).unwrap();
-            image.set_size(SIZE as u64).unwrap();
-            image.sync().unwrap();
+            let image = Image::create(&disk, &format!("{}.{}", at.0, at.1), SIZE as u64).unwrap();
             images.insert(key(at), image);
         }
         let live =
@@ -231,8 +230,8 @@ impl World {
         true
     }
 
-    /// What is before some segment goes to the images.
-    fn fold(&mut self) {
+    /// Folds all records before some segment, or some of them until the power goes off.
+    fn fold(&mut self, power_off_after: Option<u64>) {
         let committed = self.journal.state().committed();
         let first = self.base.max(1);
         let wanted = first + self.random(self.journal.end().segment - first + 1);
@@ -243,21 +242,39 @@ impl World {
         if to <= first {
             return;
         }
+        // A recovery does not take back what may be in the images.
         for Kept { record, .. } in self.kept.iter().filter(|k| (self.base..to).contains(&k.segment))
         {
             self.folded.raise(record.writer, record.seq);
-            let image = &self.images[&DiskKey::of(record)];
-            match &record.effect {
-                Effect::Write(payload) => {
-                    image.write_at(&[IoSlice::new(payload.data())], record.offset).unwrap();
-                }
-                _ => image.zero_at(record.offset, u64::from(record.len_bytes()), false).unwrap(),
-            }
         }
-        for image in self.images.values() {
-            image.sync().unwrap();
-        }
-        self.base = to;
+        let to_position = Position { segment: to, offset: SEGMENT_HEADER_BYTES as u64 };
+        let job = FoldJob {
+            tail: self.journal.tail(),
+            from: self.floor(),
+            to: to_position,
+            state: self.journal.state().clone(),
+            starts: self.journal.starts_after(0).map(|(n, state)| (n, state.clone())).collect(),
+            cut: committed,
+            images: self.images.clone(),
+            damaged: ImageDamage::default(),
+            budget_bytes: u64::MAX,
+            gives_up: false,
+        };
+        let Some(after) = power_off_after else {
+            assert_eq!(job.run().unwrap().position, to_position);
+            self.base = to;
+            self.after_fold();
+            return;
+        };
+        // The outcome does not matter: the position is not put on record.
+        self.disk.sync_dir("").unwrap();
+        let faults = Faults { power_off_at: Some(self.disk.ops() + after), ..Faults::default() };
+        self.disk.set_faults(faults);
+        let _ = job.run();
+        self.crash();
+    }
+
+    fn after_fold(&mut self) {
         let (tail, base) = (self.journal.tail(), self.base);
         self.live.write().unwrap().refresh(&tail, self.journal.state(), base).unwrap();
         self.journal.remove_before(self.floor()).unwrap();
@@ -279,6 +296,10 @@ impl World {
             0 => self.compress(u64::MAX),
             _ => self.jobs(u64::MAX) && self.compress(u64::MAX),
         };
+        self.crash();
+    }
+
+    fn crash(&mut self) {
         let mut rng = self.rng;
         let disk = self.disk.crash(&mut || {
             rng = rng.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -294,7 +315,8 @@ impl World {
         assert_eq!(opened.journal.state(), self.journal.state());
         self.journal = opened.journal;
         for at in KEYS {
-            self.images.insert(key(at), disk.open(&format!("{}.{}", at.0, at.1)).unwrap());
+            let image = Image::open(&disk, &format!("{}.{}", at.0, at.1), SIZE as u64).unwrap();
+            self.images.insert(key(at), image);
         }
         self.disk = disk;
         let (tail, base) = (self.journal.tail(), self.base);
@@ -369,6 +391,7 @@ enum Step {
     Jobs(u64),
     Compress(u64),
     Fold,
+    BrokenFold(u64),
     Recover,
     Resync(u16),
     Whole(u16),
@@ -384,6 +407,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (1u64..30).prop_map(Step::Jobs),
         3 => (1u64..6).prop_map(Step::Compress),
         2 => Just(Step::Fold),
+        3 => (0u64..40).prop_map(Step::BrokenFold),
         1 => Just(Step::Recover),
         1 => (0u16..2).prop_map(Step::Resync),
         2 => (0u16..2).prop_map(Step::Whole),
@@ -408,7 +432,8 @@ proptest! {
                 Step::Close => drop(world.open.pop()),
                 Step::Jobs(count) => assert!(world.jobs(count)),
                 Step::Compress(count) => assert!(world.compress(count)),
-                Step::Fold => world.fold(),
+                Step::Fold => world.fold(None),
+                Step::BrokenFold(after) => world.fold(Some(after)),
                 Step::Recover => world.recover(),
                 Step::Resync(writer) => {
                     let (writer, copy) = (WriterId(writer), CopyState::Resyncing);

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Seq, WriterId};
-use tidelock_protocol::message::{Attach, Attached, DiskSpec, LastRun, Machine, Message, Mode};
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, RunId, Seq, WriterId};
+use tidelock_protocol::message::{Attach, Attached, DiskSpec, LastRun, Message, Mode};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -21,6 +21,9 @@ pub const CHANNEL: Channel = Channel(1);
 pub const HANG: Duration = Duration::from_secs(60);
 
 pub fn config(dir: &Path, extra: &str) -> PathBuf {
+    // QEMU runs as another user than a server that is root.
+    let passable = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+    std::fs::set_permissions(dir, passable).unwrap();
     let path = dir.join("backup.toml");
     let data = dir.join("data");
     let text = format!(
@@ -225,6 +228,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Host<T> {
                 match frame::decode(&mut self.input).unwrap() {
                     // Said on a busy machine while a record takes a second to arrive.
                     Some(Frame::Control(_, Message::Arriving)) => continue,
+                    // Sent after each attachment of the group, whoever made it.
+                    Some(Frame::Control(_, Message::TagTerms(_))) => continue,
                     Some(Frame::Control(channel, message)) => return Some((channel, message)),
                     Some(other) => panic!("{other:?}"),
                     None => {}
@@ -303,13 +308,15 @@ pub fn attach(incarnation: u64, last_run: LastRun) -> Attach {
         writers: vec!["db".into()],
         disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: DISK_BYTES }],
         incarnation: Incarnation(incarnation),
-        previous: Incarnation(1),
+        nonce: Nonce(incarnation, 0),
+        before: Some(before(incarnation, last_run)),
+        marks: Vec::new(),
         epoch: Epoch(0),
         last_run,
         mode: Mode::Pipelined,
         lease_ms: 400,
         grace_ms: 600,
-        machine: Some(Machine::Json(r#"{"memory_mib": 64}"#.into())),
+        machine: Some(serde_json::from_str(r#"{"memory_mib": 64}"#).unwrap()),
     }
 }
 
@@ -353,4 +360,13 @@ pub fn disk_after(seq: u64) -> Vec<u8> {
         }
     }
     disk
+}
+
+/// A host of these tests ends each run before it begins the next, or goes on with it.
+fn before(incarnation: u64, last_run: LastRun) -> RunId {
+    let number = match last_run {
+        LastRun::Continues { .. } => incarnation,
+        _ => incarnation - 1,
+    };
+    RunId { number: Incarnation(number), nonce: Nonce(number, 0) }
 }

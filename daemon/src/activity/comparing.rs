@@ -2,8 +2,8 @@
 
 use super::{ActivityLog, State, Why};
 use crate::sequencer::Extent;
-use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
-use tidelock_protocol::message::CopyState;
+use tidelock_protocol::ids::{Epoch, Seq};
+use tidelock_protocol::message::{Basis, CopyState};
 
 /// What a resync has to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Compare {
 }
 
 /// What an attachment says that the log goes by.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Attachment {
     /// How much the backup has.
     pub copy: CopyState,
@@ -25,8 +25,8 @@ pub struct Attachment {
     pub epoch: Epoch,
     /// The last record that the backup has.
     pub durable: Seq,
-    /// The run that had attached before this one, if the backup says so.
-    pub last_attached: Option<Incarnation>,
+    /// Evidence that the backup accepts for the end of the host's last run. It decides how much is compared.
+    pub basis: Basis,
     /// A copy is under way already.
     pub copying: bool,
 }
@@ -34,13 +34,9 @@ pub struct Attachment {
 /// What the log of a run before left.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Before {
-    pub(super) confirmed: Incarnation,
-    pub(super) latest: Incarnation,
     pub(super) epoch: Epoch,
     pub(super) covered: Seq,
     pub(super) everything: bool,
-    /// It had ended with equal disks.
-    pub(super) clean: bool,
 }
 
 impl ActivityLog {
@@ -49,7 +45,7 @@ impl ActivityLog {
     pub fn begin_unrecorded(&mut self) {
         self.unrecorded = true;
         if self.before.is_none() && self.unusable.is_none() {
-            self.before = Some(Before::of(&self.head, true));
+            self.before = Some(Before::of(&self.head));
         }
     }
 
@@ -103,7 +99,7 @@ impl ActivityLog {
 
     /// The backup has attached the member. Returns what a copy has to look at.
     pub fn attached(&mut self, attachment: &Attachment) -> Compare {
-        let Attachment { copy, epoch, durable, last_attached, copying } = *attachment;
+        let Attachment { copy, epoch, durable, ref basis, copying } = *attachment;
         let before = self.before.take();
         let unusable = self.unusable.take();
         self.unrecorded = false;
@@ -112,7 +108,6 @@ impl ActivityLog {
         }
         self.committed(durable);
         self.confirm(epoch);
-        let own = self.head.incarnation;
         if copying || copy == CopyState::Whole {
             // What the map has of the time before is in the stream, up to here.
             if let Some(last_seq) = self.goes_on_after.take() {
@@ -128,12 +123,17 @@ impl ActivityLog {
             (_, CopyState::Empty | CopyState::Partial | CopyState::Seeded) => {
                 "the backup has no whole copy".to_owned()
             }
-            (None, _) => unusable
-                .unwrap_or_else(|| "the backup does not have what it acknowledged".to_owned()),
-            (Some(before), _) => {
-                let refusal = before.refusal(own, epoch, durable, last_attached);
+            (before, _) => {
+                let refusal = match (unusable, basis, before) {
+                    (Some(why), ..) => Some(why),
+                    (None, Basis::Everything { why }, _) => Some(why.clone()),
+                    (None, _, None) => {
+                        Some("the backup does not have what it acknowledged".to_owned())
+                    }
+                    (None, _, Some(before)) => before.refusal(epoch, durable).map(str::to_owned),
+                };
                 match (refusal, &self.state) {
-                    (Some(why), _) => why.to_owned(),
+                    (Some(why), _) => why,
                     // What was admitted meanwhile is in no map.
                     (None, State::Everything(why)) => why.to_string(),
                     (None, _) => return Compare::Mapped(self.table.ranges()),
@@ -172,24 +172,9 @@ impl ActivityLog {
 
 impl Before {
     /// Why the map cannot be believed, if it cannot.
-    fn refusal(
-        &self,
-        own: Incarnation,
-        epoch: Epoch,
-        durable: Seq,
-        last_attached: Option<Incarnation>,
-    ) -> Option<&'static str> {
-        let Some(last) = last_attached else {
-            return Some(match self.clean {
-                true => "the backup does not have what it acknowledged",
-                false => "the backup is too old to say which run it knew last",
-            });
-        };
+    fn refusal(&self, epoch: Epoch, durable: Seq) -> Option<&'static str> {
         if self.everything {
             return Some("the activity log said that everything may differ");
-        }
-        if ![self.confirmed, self.latest, own].contains(&last) {
-            return Some("another run, which wrote another activity log, has attached meanwhile");
         }
         if self.epoch != epoch {
             return Some("the activity log is of another epoch");

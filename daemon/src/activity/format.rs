@@ -55,6 +55,9 @@ pub struct Head {
     pub covered: Seq,
     /// The sites may differ anywhere, whatever the map says.
     pub everything: bool,
+    /// Number of the last transaction of a run that had attached. A run that has not must not make a log that was
+    /// restored look newer than it is.
+    pub age: u64,
 }
 
 /// What a log says after its daemon is gone.
@@ -174,6 +177,7 @@ pub fn transaction(
     put(&mut block, 60, &(updates.len() as u16).to_le_bytes());
     put(&mut block, 62, &(context.len() as u16).to_le_bytes());
     put(&mut block, 64, &context.start.to_le_bytes());
+    put(&mut block, 72, &head.age.to_le_bytes());
     for (nth, (slot, entry)) in updates.iter().enumerate() {
         let at = UPDATES_AT + nth * UPDATE_BYTES;
         put(&mut block, at, &slot.to_le_bytes());
@@ -294,6 +298,7 @@ fn read_head(block: &[u8], id: u64) -> Option<Head> {
         epoch: Epoch(u64_at(block, 40)),
         covered: Seq(u64_at(block, 48)),
         everything: u32_at(block, 56) & EVERYTHING != 0,
+        age: u64_at(block, 72),
     })
 }
 

@@ -62,6 +62,7 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use table::Table;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
+use tidelock_protocol::message::LogAge;
 use trial::{Calm, Trial};
 
 /// What is to be done, in order.
@@ -193,8 +194,10 @@ pub struct ActivityLog {
     head: Head,
     head_changed: bool,
     writing: Option<Writing>,
-    /// What the last transaction on stable storage says.
+    /// Whether the last transaction on stable storage says that everything may differ.
     everything_durable: bool,
+    /// [`Head::age`] of the last transaction on stable storage.
+    age_durable: u64,
     disks: Vec<DiskFlushes>,
     disk_bytes: Vec<u64>,
     last_seq: Seq,
@@ -235,6 +238,7 @@ impl ActivityLog {
             epoch: Epoch(0),
             covered: Seq::ZERO,
             everything: true,
+            age: 0,
         };
         Self { state: State::Off, ..Self::on(geometry, 0, head, Vec::new()) }
     }
@@ -257,6 +261,7 @@ impl ActivityLog {
             head_changed: false,
             writing: None,
             everything_durable: head.everything,
+            age_durable: head.age,
             disks: vec![DiskFlushes::default(); disk_bytes.len()],
             disk_bytes,
             last_seq: Seq::ZERO,
@@ -397,6 +402,9 @@ impl ActivityLog {
             .collect();
         self.head.number += 1;
         self.head.everything = everything;
+        if self.head.confirmed == self.head.incarnation {
+            self.head.age = self.head.number;
+        }
         self.head.covered = self.durable;
         self.head_changed = false;
         let table = &self.table;
@@ -418,6 +426,7 @@ impl ActivityLog {
             return;
         }
         self.counts.transactions += 1;
+        self.age_durable = self.head.age;
         self.everything_durable = writing.everything;
         // In the order in which they came.
         let mut whole = BTreeSet::new();
@@ -459,6 +468,31 @@ impl ActivityLog {
         if matches!(self.state, State::Discarding) {
             self.actions.push_back(Action::Discard);
         }
+    }
+
+    /// The age of the log on stable storage, by what runs wrote that had attached. The backup is told before it gets a record
+    /// that was admitted under it: a log that is older was restored.
+    #[must_use]
+    pub fn age(&self) -> LogAge {
+        LogAge { file: self.id, number: self.age_durable }
+    }
+
+    /// Whether what was found is gone by.
+    #[must_use]
+    pub fn is_believed(&self) -> bool {
+        self.unusable.is_none()
+    }
+
+    /// The run that it is of.
+    #[must_use]
+    pub fn confirmed(&self) -> Option<Incarnation> {
+        Some(self.head.confirmed).filter(|confirmed| *confirmed != Incarnation(0))
+    }
+
+    /// Rejects the log that was found on disk, for a reason from outside the log: the next comparison reads whole disks
+    /// and names the reason.
+    pub fn must_not_be_believed(&mut self, why: String) {
+        self.unusable = Some(why);
     }
 
     // ---- for status

@@ -22,7 +22,15 @@ pub enum LastEnd {
         seq: Seq,
     },
     /// In any other way, or there was none.
-    Unclean,
+    Unclean {
+        /// The runs that the log may be of: that one, and the one whose log it had taken over.
+        runs: [Incarnation; 2],
+    },
+}
+
+impl LastEnd {
+    /// No log is believed.
+    pub const UNKNOWN: Self = Self::Unclean { runs: [Incarnation(0); 2] };
 }
 
 /// What must be done to the file first.
@@ -76,6 +84,7 @@ pub fn open(
         epoch: Epoch(0),
         covered: Seq::ZERO,
         everything: true,
+        age: 0,
     };
     let is_removed =
         |((.., size_bytes), had_bytes): (&(DiskId, String, u64), &u64)| size_bytes < had_bytes;
@@ -95,12 +104,19 @@ pub fn open(
                 let mut slots = vec![None; geometry.slots as usize];
                 slots.iter_mut().zip(grown).for_each(|(slot, entry)| *slot = Some(entry));
                 opening.log.inherit(&slots);
-                opening.log.before = Some(Before::of(&head, true));
+                opening.log.before = Some(Before::of(&head));
                 opening.has_grown = true;
             }
             return opening;
         }
-        (Ok(found), LastEnd::Unclean) if grown.is_empty() && !has_shrunk => found,
+        (Ok(found), LastEnd::Unclean { runs })
+            if !runs.contains(&found.head.confirmed) || found.head.confirmed == Incarnation(0) =>
+        {
+            let mut opening = new(nothing);
+            opening.log.unusable = Some(Unusable::Foreign("run of the daemon").to_string());
+            return opening;
+        }
+        (Ok(found), LastEnd::Unclean { .. }) if grown.is_empty() && !has_shrunk => found,
         (Ok(_), _) => {
             let mut opening = new(nothing);
             let why = Unusable::Foreign(format::OTHER_DISKS);
@@ -119,7 +135,7 @@ pub fn open(
     let head = Head { number: last.number + 1, incarnation, ..last };
     let mut log = ActivityLog::on(geometry, id, head, disk_bytes);
     log.inherit(&slots);
-    log.before = Some(Before::of(&last, false));
+    log.before = Some(Before::of(&last));
     let slot = |slot: u32| slots[slot as usize];
     let block = format::transaction(id, &geometry, &head, &[], slot);
     let offset = geometry.place_of(head.number);
@@ -151,8 +167,8 @@ impl ActivityLog {
 }
 
 impl Before {
-    pub(super) fn of(head: &Head, clean: bool) -> Self {
-        let Head { confirmed, epoch, covered, everything, incarnation, .. } = *head;
-        Self { confirmed, latest: incarnation, epoch, covered, everything, clean }
+    pub(super) fn of(head: &Head) -> Self {
+        let Head { epoch, covered, everything, .. } = *head;
+        Self { epoch, covered, everything }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl Directory {
     }
 
     fn opened(&self, name: &str, options: &mut fs::OpenOptions) -> io::Result<Box<dyn OneFile>> {
-        let file = options.read(true).append(true).open(self.0.join(name))?;
+        let file = options.read(true).append(true).mode(0o600).open(self.0.join(name))?;
         Ok(Box::new(HostFile(file)))
     }
 }
@@ -59,7 +59,9 @@ impl Files for Directory {
     }
 
     fn make(&self) -> io::Result<()> {
-        fs::create_dir_all(&self.0)
+        // An earlier version, or an operator, may have made it for others to read.
+        crate::durable::private_directory().recursive(true).create(&self.0)?;
+        fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700))
     }
 
     fn names(&self) -> io::Result<Option<Vec<String>>> {

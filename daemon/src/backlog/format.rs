@@ -1,13 +1,16 @@
 //! The bytes at the beginning of a segment, and its name.
 
+use super::Position;
 use std::path::{Path, PathBuf};
 use tidelock_protocol::ids::{Incarnation, Seq};
 use tidelock_protocol::record::crc32c;
 
 /// Bytes before the first record of a segment.
 pub const HEADER_BYTES: usize = 128;
+/// Bytes after each record: its keyed check.
+pub const TAG_BYTES: usize = 16;
 /// The version of the format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 const MAGIC: &[u8; 8] = b"TLKBKLG1";
 const EXTENSION: &str = "segment";
@@ -25,7 +28,7 @@ pub struct Header {
     pub redo_from: Seq,
     /// The boot of the host in which it was written.
     pub boot: [u8; 16],
-    /// Digest of group, member and disks .
+    /// Secret of the run, group, member and disks: the key of the checks. It is not in the file.
     pub identity: [u8; 32],
 }
 
@@ -44,6 +47,9 @@ pub enum Unusable {
     /// Another version wrote it.
     #[error("it has version {0}, this daemon knows {VERSION}")]
     Version(u32),
+    /// The keyed check is wrong.
+    #[error("it is of another run of the daemon, or of other disks")]
+    Foreign,
 }
 
 const VERSION_AT: usize = 8;
@@ -52,10 +58,10 @@ const NUMBER_AT: usize = 24;
 const FIRST_AT: usize = 32;
 const REDO_AT: usize = 40;
 const BOOT_AT: usize = 48;
-const IDENTITY_AT: usize = 64;
+const CHECK_AT: usize = 64;
 const CRC_AT: usize = HEADER_BYTES - 4;
 
-const _: () = assert!(IDENTITY_AT + 32 <= CRC_AT);
+const _: () = assert!(CHECK_AT + 32 <= CRC_AT);
 
 impl Header {
     /// The bytes.
@@ -70,14 +76,25 @@ impl Header {
         put(FIRST_AT, &self.first.0.to_le_bytes());
         put(REDO_AT, &self.redo_from.0.to_le_bytes());
         put(BOOT_AT, &self.boot);
-        put(IDENTITY_AT, &self.identity);
+        let check = blake3::keyed_hash(&self.identity, &bytes[..CHECK_AT]);
+        bytes[CHECK_AT..CHECK_AT + 32].copy_from_slice(check.as_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
-    /// Reads and checks them.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Unusable> {
+    /// Reads and checks them, as a header of this identity.
+    pub fn decode(bytes: &[u8], identity: &[u8; 32]) -> Result<Self, Unusable> {
+        let header = Self { identity: *identity, ..Self::decode_unkeyed(bytes)? };
+        let check = blake3::keyed_hash(identity, &bytes[..CHECK_AT]);
+        if check != bytes[CHECK_AT..CHECK_AT + 32] {
+            return Err(Unusable::Foreign);
+        }
+        Ok(header)
+    }
+
+    /// Reads them without the keyed check: of files that this process has written or verified. The identity is zeroes.
+    pub fn decode_unkeyed(bytes: &[u8]) -> Result<Self, Unusable> {
         let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or(Unusable::Short)?;
         if !bytes.starts_with(MAGIC) {
             return Err(Unusable::Magic);
@@ -96,9 +113,20 @@ impl Header {
             first: Seq(u64::from_le_bytes(field(bytes, FIRST_AT))),
             redo_from: Seq(u64::from_le_bytes(field(bytes, REDO_AT))),
             boot: field(bytes, BOOT_AT),
-            identity: field(bytes, IDENTITY_AT),
+            identity: [0; 32],
         })
     }
+}
+
+/// The keyed check of a record. It holds for this place alone.
+#[must_use]
+pub fn record_tag(identity: &[u8; 32], at: Position, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
+    let mut hasher = blake3::Hasher::new_keyed(identity);
+    hasher.update(&at.segment.to_le_bytes()).update(&at.offset.to_le_bytes());
+    for part in parts {
+        hasher.update(part);
+    }
+    *hasher.finalize().as_bytes().first_chunk().expect("a digest is longer")
 }
 
 fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {

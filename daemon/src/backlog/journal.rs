@@ -2,7 +2,9 @@
 
 use super::Position;
 use super::files::{Files, OneFile};
-use super::format::{HEADER_BYTES, Header, Unusable, name_of, number_of, path_of};
+use super::format::{
+    HEADER_BYTES, Header, TAG_BYTES, Unusable, name_of, number_of, path_of, record_tag,
+};
 use bytes::BytesMut;
 use std::collections::VecDeque;
 use std::io;
@@ -165,11 +167,12 @@ impl Journal {
         let segment = self.segments.back_mut().expect("just begun");
         let at = Position { segment: segment.number, offset: segment.len_bytes };
         let file = self.file.as_mut().expect("just begun");
-        write_record(&mut **file, record).map_err(|source| BacklogError::Io {
+        let written = write_record(&mut **file, record, &self.header.identity, at);
+        written.map_err(|source| BacklogError::Io {
             path: path_of(self.files.path(), at.segment),
             source,
         })?;
-        segment.len_bytes += record.encoded_len() as u64;
+        segment.len_bytes += (record.encoded_len() + TAG_BYTES) as u64;
         segment.last = record.seq;
         Ok(at)
     }
@@ -249,6 +252,18 @@ impl Journal {
         clear(&*self.files)
     }
 
+    /// Removes all segments of an earlier run, and begins anew for this run.
+    pub fn begin_for(
+        &mut self,
+        incarnation: Incarnation,
+        identity: [u8; 32],
+    ) -> Result<(), BacklogError> {
+        self.restart()?;
+        self.is_sound = false;
+        (self.header.incarnation, self.header.identity) = (incarnation, identity);
+        Ok(())
+    }
+
     /// Segments that there are.
     #[must_use]
     pub fn segments(&self) -> usize {
@@ -262,16 +277,24 @@ impl Journal {
     }
 }
 
-fn write_record(file: &mut dyn OneFile, record: &Record) -> io::Result<()> {
+fn write_record(
+    file: &mut dyn OneFile,
+    record: &Record,
+    identity: &[u8; 32],
+    at: Position,
+) -> io::Result<()> {
     let payload: &[u8] = record.payload().map_or(&[], |payload| payload.data());
     let mut bytes = BytesMut::with_capacity(record.encoded_len().min(GATHER_MAX_BYTES + 4096));
     record.encode_head(&mut bytes);
+    let tag = record_tag(identity, at, &[&bytes, payload]);
     if payload.len() <= GATHER_MAX_BYTES {
         bytes.extend_from_slice(payload);
+        bytes.extend_from_slice(&tag);
         return file.append(&bytes);
     }
     file.append(&bytes)?;
-    file.append(payload)
+    file.append(payload)?;
+    file.append(&tag)
 }
 
 /// The mark that is there while the next start may go on with the segments.

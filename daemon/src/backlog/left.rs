@@ -4,7 +4,7 @@
 //! cannot if the sites differed by anything else (a copy was under way, a disk had failed): the mark is not there then.
 
 use super::files::Files;
-use super::format::{HEADER_BYTES, Header, name_of, path_of};
+use super::format::{HEADER_BYTES, Header, Unusable, name_of, path_of};
 use super::journal::{BacklogError, Journal, is_marked, remove, segments_in};
 use super::reader::read_at;
 use super::{Position, Reader};
@@ -22,7 +22,7 @@ pub struct Expected {
     pub epoch: Epoch,
     /// This boot of the host.
     pub boot: [u8; 16],
-    /// Group, member and disks.
+    /// Secret of the run, group, member and disks, with which all of it is checked.
     pub identity: [u8; 32],
 }
 
@@ -80,6 +80,32 @@ pub struct Left {
     bug: Option<super::PlantedBug>,
 }
 
+/// Records whose local writes may not have ended before the daemon was killed.
+#[derive(Debug)]
+pub struct Redo {
+    reader: Reader,
+    redo_from: Seq,
+    last: Seq,
+}
+
+impl Redo {
+    /// As [`Left::redo`].
+    pub fn run<E: From<BacklogError>>(
+        mut self,
+        mut apply: impl FnMut(&Record) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let mut done = 0;
+        while self.reader.next_seq() <= self.last {
+            let record = self.reader.read()?;
+            if record.seq >= self.redo_from {
+                done += u64::from(matches!(record.effect, Effect::Write(_) | Effect::Zero { .. }));
+                apply(&record)?;
+            }
+        }
+        Ok(done)
+    }
+}
+
 /// Looks at what is in the directory. All of it is read and verified.
 pub fn find(files: &Arc<dyn Files>, expected: &Expected) -> Result<Left, WhyNot> {
     let mut numbers = segments_in(&**files)?;
@@ -113,7 +139,7 @@ pub fn find(files: &Arc<dyn Files>, expected: &Expected) -> Result<Left, WhyNot>
         #[cfg(feature = "planted-bugs")]
         bug: None,
     };
-    let mut reader = Reader::new(files.clone(), at, oldest.first);
+    let mut reader = Reader::keyed(files.clone(), at, oldest.first, expected.identity);
     while let Some(record) = reader.read_if_whole()? {
         if record.epoch != expected.epoch {
             return Err(WhyNot::Foreign);
@@ -147,13 +173,14 @@ fn headers(files: &dyn Files, numbers: &[u64], expected: &Expected) -> Result<Ve
         let opened = files.open(&name_of(*number));
         let read = opened.and_then(|file| read_at(&*file, &mut bytes, 0));
         let len = read.map_err(|source| BacklogError::Io { path: path.clone(), source })?;
-        let header = Header::decode(&bytes[..len]);
-        let header = header.map_err(|why| BacklogError::Unusable { path, why })?;
+        let header = match Header::decode(&bytes[..len], &expected.identity) {
+            Err(Unusable::Foreign) => return Err(WhyNot::Foreign),
+            header => header.map_err(|why| BacklogError::Unusable { path, why })?,
+        };
         if header.boot != expected.boot {
             return Err(WhyNot::Boot);
         }
-        let is_of_run = header.incarnation == expected.incarnation && header.number == *number;
-        if !is_of_run || header.identity != expected.identity {
+        if header.incarnation != expected.incarnation || header.number != *number {
             return Err(WhyNot::Foreign);
         }
         headers.push(header);
@@ -225,6 +252,12 @@ impl Left {
         Ok(done)
     }
 
+    /// The records that [`redo`](Self::redo) applies, as a value that outlives `self`.
+    #[must_use]
+    pub fn again(&self) -> Redo {
+        Redo { reader: self.reader(), redo_from: self.redo_from, last: self.last() }
+    }
+
     /// Plants a bug.
     #[cfg(feature = "planted-bugs")]
     pub fn plant(&mut self, bug: super::PlantedBug) {
@@ -234,7 +267,7 @@ impl Left {
     /// Reads all records again.
     #[must_use]
     pub fn reader(&self) -> Reader {
-        Reader::new(self.files.clone(), self.at, self.first())
+        Reader::keyed(self.files.clone(), self.at, self.first(), self.header.identity)
     }
 
     /// The writing end goes on behind the last record.

@@ -29,7 +29,7 @@ mod tests;
 pub use files::{Directory, Files, OneFile};
 pub use format::{HEADER_BYTES, Header, Unusable};
 pub use journal::{BacklogError, Journal, mark, segment_bytes};
-pub use left::{Expected, Left, Waiting, WhyNot, find};
+pub use left::{Expected, Left, Redo, Waiting, WhyNot, find};
 pub use meter::{Meter, cost_bytes};
 pub use reader::Reader;
 

@@ -2,7 +2,7 @@
 
 use super::Position;
 use super::files::{Files, OneFile};
-use super::format::{HEADER_BYTES, Header, name_of, path_of};
+use super::format::{HEADER_BYTES, Header, TAG_BYTES, name_of, path_of, record_tag};
 use super::journal::BacklogError;
 use crate::sequencer::RECORD_OVERHEAD_BYTES;
 use bytes::{Bytes, BytesMut};
@@ -27,13 +27,21 @@ pub struct Reader {
     /// What was read from `at` on.
     ahead: Bytes,
     next: Seq,
+    /// The key of the checks. `None`: this process has written or verified the segments.
+    identity: Option<[u8; 32]>,
 }
 
 impl Reader {
-    /// From the record of this seq on, which begins there.
+    /// From the record of this seq on, which begins there. For segments that this process has written or verified.
     #[must_use]
     pub fn new(files: Arc<dyn Files>, at: Position, next: Seq) -> Self {
-        Self { files, at, file: None, ahead: Bytes::new(), next }
+        Self { files, at, file: None, ahead: Bytes::new(), next, identity: None }
+    }
+
+    /// As [`new`](Self::new), for segments of an earlier process: the keyed checks must be right.
+    #[must_use]
+    pub fn keyed(files: Arc<dyn Files>, at: Position, next: Seq, identity: [u8; 32]) -> Self {
+        Self { identity: Some(identity), ..Self::new(files, at, next) }
     }
 
     /// The seq of the record that comes next.
@@ -65,16 +73,21 @@ impl Reader {
     pub fn read_if_whole(&mut self) -> Result<Option<Record>, BacklogError> {
         let Some(head) = self.head()? else { return Ok(None) };
         let len = head.encoded_len();
-        if self.ahead.len() < len && !self.fill(len)? {
+        if self.ahead.len() < len + TAG_BYTES && !self.fill(len + TAG_BYTES)? {
             return Ok(None);
         }
         let mut bytes = self.ahead.split_to(len);
+        let tag = self.ahead.split_to(TAG_BYTES);
+        let right = self.identity.map(|identity| record_tag(&identity, self.at, &[&bytes]));
         let record = Record::decode(&mut bytes).map_err(|source| self.damaged(&source))?;
         let record = record.expect("all of it is here");
         if record.seq != self.next {
             return Err(self.damaged(&format!("seq {} in the place of {}", record.seq, self.next)));
         }
-        self.at.offset += len as u64;
+        if right.is_some_and(|right| tag != right[..]) {
+            return Err(self.damaged(&"a record that this run of the daemon has not written"));
+        }
+        self.at.offset += (len + TAG_BYTES) as u64;
         self.next = self.next.next();
         Ok(Some(record))
     }
@@ -111,7 +124,10 @@ impl Reader {
             if read_at(&*file, &mut header, 0).map_err(failed)? < HEADER_BYTES {
                 return Err(failed(io::ErrorKind::UnexpectedEof.into()));
             }
-            let header = Header::decode(&header);
+            let header = match &self.identity {
+                Some(identity) => Header::decode(&header, identity),
+                None => Header::decode_unkeyed(&header),
+            };
             let header =
                 header.map_err(|why| BacklogError::Unusable { path: path.clone(), why })?;
             if header.number != self.at.segment {

@@ -52,7 +52,7 @@ fn append(journal: &mut Journal, seqs: std::ops::RangeInclusive<u64>) -> Vec<Pos
 }
 
 fn reader(directory: &Path, at: Position, next: u64) -> Reader {
-    Reader::new(Directory::at(directory), at, Seq(next))
+    Reader::keyed(Directory::at(directory), at, Seq(next), IDENTITY)
 }
 
 /// Segments by number, with their paths.
@@ -238,16 +238,17 @@ fn garbage_and_other_versions_are_no_segments() {
         identity: IDENTITY,
     };
     let bytes = header.encode();
-    assert_eq!(Header::decode(&bytes), Ok(header));
-    assert_eq!(Header::decode(&bytes[..HEADER_BYTES - 1]), Err(Unusable::Short));
-    assert_eq!(Header::decode(&[0; HEADER_BYTES]), Err(Unusable::Magic));
+    assert_eq!(Header::decode(&bytes, &IDENTITY), Ok(header));
+    assert_eq!(Header::decode(&bytes[..HEADER_BYTES - 1], &IDENTITY), Err(Unusable::Short));
+    assert_eq!(Header::decode(&[0; HEADER_BYTES], &IDENTITY), Err(Unusable::Magic));
     let mut newer = bytes;
-    newer[8] = 2;
-    assert_eq!(Header::decode(&newer), Err(Unusable::Version(2)));
+    newer[8] = 3;
+    assert_eq!(Header::decode(&newer, &IDENTITY), Err(Unusable::Version(3)));
+    assert_eq!(Header::decode(&bytes, &[8; 32]), Err(Unusable::Foreign));
     for at in 12..HEADER_BYTES {
         let mut damaged = bytes;
         damaged[at] ^= 1;
-        assert_eq!(Header::decode(&damaged), Err(Unusable::Damaged), "byte {at}");
+        assert_eq!(Header::decode(&damaged, &IDENTITY), Err(Unusable::Damaged), "byte {at}");
     }
 }
 
@@ -413,9 +414,9 @@ fn what_cannot_be_believed_is_not_gone_on_with() {
     fs::write(&second, &bytes[..HEADER_BYTES]).unwrap();
     assert!(find(dir.path(), &EXPECTED).is_err());
     let mut newer = bytes.clone();
-    newer[8] = 2;
+    newer[8] = 3;
     fs::write(&second, &newer).unwrap();
-    assert!(why_not(dir.path(), &EXPECTED).contains("version 2"));
+    assert!(why_not(dir.path(), &EXPECTED).contains("version 3"));
     fs::write(&second, &bytes).unwrap();
     assert!(find(dir.path(), &EXPECTED).is_ok(), "all of it is there again");
 }
@@ -435,6 +436,40 @@ fn damage_is_never_gone_on_with() {
         }
         fs::write(&path, &bytes).unwrap();
     }
+}
+
+/// Somebody who can write to the directory and has not the key changes records and headers, with right checksums.
+#[test]
+fn what_another_has_written_is_not_gone_on_with() {
+    use tidelock_protocol::record::crc32c;
+    let dir = tempfile::tempdir().unwrap();
+    let positions = left_by(dir.path(), 24);
+    let path = path_of(dir.path(), 1);
+    let whole = fs::read(&path).unwrap();
+    let is_refused = |bytes: &[u8], what: &str| {
+        fs::write(&path, bytes).unwrap();
+        let error = find(dir.path(), &EXPECTED).unwrap_err().to_string();
+        assert!(error.contains("run of the daemon"), "{what}: {error}");
+    };
+    // The first record's write, with other data.
+    let (at, end) = (positions[1].offset as usize, positions[2].offset as usize);
+    let Effect::Write(payload) = record(2).effect else { panic!("a write") };
+    let other = Payload::new(vec![0xee; payload.data().len()].into());
+    let mut encoded = bytes::BytesMut::new();
+    let forged = Record { effect: Effect::Write(other.clone()), ..record(2) };
+    forged.encode_head(&mut encoded);
+    encoded.extend_from_slice(other.data());
+    let mut bytes = whole.clone();
+    bytes[at..end - format::TAG_BYTES].copy_from_slice(&encoded);
+    is_refused(&bytes, "another payload");
+    // From where records are done again.
+    let mut bytes = whole.clone();
+    bytes[40] ^= 1;
+    let crc = crc32c(&bytes[..HEADER_BYTES - 4]);
+    bytes[HEADER_BYTES - 4..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+    is_refused(&bytes, "another header");
+    fs::write(&path, &whole).unwrap();
+    find(dir.path(), &EXPECTED).unwrap();
 }
 
 /// A power loss: the durable image has any part of each file, in any mixture. The boot is another one, so none of it is

@@ -192,9 +192,9 @@ pub enum Command {
     },
     /// Take away the packet-filter rules that a daemon has left of a group whose guests are gone
     ///
-    /// A daemon that was fenced, or that has ended without the backup having everything, leaves its rules: nothing that
-    /// its guest sends leaves. For a host whose old guests are stopped for good, before something else uses their
-    /// interfaces. The daemon must be stopped. Asks first, or takes --yes.
+    /// A daemon leaves its rules however it ends: nothing that its guest sends leaves. Given while the daemon runs, this
+    /// tells the backup that a guest may answer clients from here; given again when the daemon has stopped, it removes the
+    /// rules. After a recovery or a switchover the backup need not be told. Asks first, or takes --yes.
     #[command(after_help = EXIT_CODES)]
     RemoveRules {
         /// The daemon's configuration
@@ -205,6 +205,9 @@ pub enum Command {
         /// Do not ask
         #[arg(long)]
         yes: bool,
+        /// Also if the backup does not know that a guest here may answer clients then
+        #[arg(long)]
+        force: bool,
     },
     /// Protect a group from this host again, although the backup had told it that the group was recovered there
     ///
@@ -306,8 +309,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Adopt { daemon, group, options } => {
             print(&adopt::run(&daemon.socket, &group, &options)?)?;
         }
-        Command::RemoveRules { config, group, yes } => {
-            print(&remove_rules::run(&config, &group, yes)?)?;
+        Command::RemoveRules { config, group, yes, force } => {
+            print(&remove_rules::run(&config, &group, yes, force)?)?;
         }
         Command::Unfence { config, group, yes, json } => {
             print(&unfence::run(&config, &group, yes, json)?)?;

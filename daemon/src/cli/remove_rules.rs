@@ -6,14 +6,21 @@
 use super::confirm::confirm;
 use crate::config::{self, Config, ConfigError, Group};
 use crate::control::Client;
+use crate::host::{state_path, switched_over};
+use crate::state::MemberState;
 use anyhow::{Context, bail};
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tidelock_netfilter::gate::{Left, PIN_DIRECTORY};
 use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::Firewall;
 
-/// Removes the rules of a group. Returns what to print.
-pub fn run(config: &Path, group: &str, yes: bool) -> anyhow::Result<String> {
+/// How long the backup is waited for.
+const TELL_MAX: Duration = Duration::from_secs(15);
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// Removes the rules of a group, if the backup knows; or tells it, through the daemon that runs. Returns what to print.
+pub fn run(config: &Path, group: &str, yes: bool, force: bool) -> anyhow::Result<String> {
     let config = config::load(config).map_err(|error| match error {
         ConfigError::Wrong(found) => anyhow::anyhow!("the configuration is wrong:\n{found}"),
         other => other.into(),
@@ -24,8 +31,23 @@ pub fn run(config: &Path, group: &str, yes: bool) -> anyhow::Result<String> {
         bail!("no member of {} has a network on this host", group.name.as_str());
     }
     // One that is started, but has not bound its queues yet, has its socket already; and the other way round.
-    if Client::connect(&config.host.control_socket()).is_ok() {
-        bail!("tidelockd runs here: stop it first (systemctl stop tidelockd)");
+    let is_told = is_told(&config, group)?;
+    if let Ok(client) = Client::connect(&config.host.control_socket()) {
+        return match is_told {
+            true => bail!(
+                "tidelockd runs here: stop it first (systemctl stop tidelockd), then give this command again"
+            ),
+            false => tell(client, group.name.as_str()),
+        };
+    }
+    if !is_told && !force {
+        bail!(
+            "the backup does not know that a guest of {name} may answer clients from here: a recovery would say that this \
+             host's gate is shut. Start tidelockd, give this command while it runs and reaches the backup, stop tidelockd, \
+             and give it again. --force removes the rules without that: then see to it yourself that nobody recovers the \
+             group while a guest runs here",
+            name = group.name.as_str()
+        );
     }
     if !yes {
         confirm(&consequence(&left), "Remove the rules?", "nothing was removed")?;
@@ -37,6 +59,37 @@ pub fn run(config: &Path, group: &str, yes: bool) -> anyhow::Result<String> {
             .with_context(|| format!("{} keeps its rules", member.member))?;
     }
     Ok(words(&left))
+}
+
+/// Whether the backup has it on record that a guest here may answer clients, or has ended the epoch itself.
+fn is_told(config: &Config, group: &Group) -> anyhow::Result<bool> {
+    let mut is_told = true;
+    for member in &group.members {
+        let path = state_path(config, group, member);
+        // An epoch ends for the whole group.
+        if MemberState::fence(&path)?.is_some() {
+            return Ok(true);
+        }
+        is_told &= MemberState::may_be_left_open(&path)?;
+    }
+    Ok(is_told || switched_over(config, group))
+}
+
+/// Tells the backup through the daemon.
+fn tell(mut client: Client, group: &str) -> anyhow::Result<String> {
+    let until = Instant::now() + TELL_MAX;
+    while !client.leave_open(group)? {
+        if Instant::now() > until {
+            bail!(
+                "the backup has not confirmed that it knows; see `tidelock status` for the link, and give this command again"
+            );
+        }
+        std::thread::sleep(ASK_EVERY);
+    }
+    Ok(format!(
+        "The backup knows that a guest of {group} may answer clients from here: a recovery will say so. No rule is removed yet. \
+         Stop tidelockd (systemctl stop tidelockd), then give this command again.\n"
+    ))
 }
 
 pub(super) fn find<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a Group> {
@@ -69,8 +122,9 @@ fn left_of(group: &Group) -> Vec<Left<'_>> {
 fn consequence(left: &[Left<'_>]) -> String {
     let interfaces: Vec<_> = left.iter().map(|member| member.interface).collect();
     format!(
-        "Whatever is behind {} will talk to anybody unheld. If the group was recovered at the backup site, and an old \
-         guest still runs here, both sites answer clients. Stop the old guests first.",
+        "Whatever is behind {} will talk to anybody unheld, and what clients are told from now on is not protected. If the \
+         group was recovered at the backup site, or ever is, and an old guest still runs here, both sites answer clients. Stop \
+         the old guests first.",
         interfaces.join(", ")
     )
 }

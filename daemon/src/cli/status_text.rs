@@ -3,6 +3,7 @@
 use super::human;
 use super::paint::{Paint, Tone, tone_of};
 use super::verify;
+use crate::config::certificate_warning;
 use crate::stats::LatencySnapshot;
 use crate::status::{
     ActivityCompares, ActivityStatus, BacklogOnDiskStatus, CopyStatus, DiskStatus, ElsewhereStatus,
@@ -11,6 +12,7 @@ use crate::status::{
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 use tidelock_protocol::message::Form;
 
 /// The whole status.
@@ -19,6 +21,9 @@ pub fn render(status: &Status, paint: Paint) -> String {
     let mut out = String::new();
     let host = paint.tone(Tone::Strong, &status.host);
     line(&mut out, 0, "host", &format!("{host}, up {}", human::ms(status.uptime_ms)));
+    if let Some(meaning) = &status.virtual_machine {
+        line(&mut out, 0, "", &paint.tone(Tone::Faint, meaning));
+    }
     line(&mut out, 0, "link", &link(&status.link, paint));
     for group in &status.groups {
         out.push('\n');
@@ -46,6 +51,10 @@ fn link(link: &LinkStatus, paint: Paint) -> String {
         }
     };
     text += &security;
+    let valid_for = link.certificate_valid_s.map(Duration::from_secs);
+    if let Some(warning) = valid_for.and_then(certificate_warning) {
+        text += &format!(", {}", paint.tone(Tone::Bad, &warning));
+    }
     if let Some(retry) = link.retry_in_ms {
         write!(text, ", next attempt in {}", human::ms(retry)).expect("a String takes everything");
     }
@@ -237,6 +246,9 @@ fn render_writer(out: &mut String, writer: &WriterStatus, state: GroupState, pai
     }
     if let Some(copy) = &writer.copy {
         line(out, 4, "copy", &render_copy(copy));
+        if let Some(because) = &copy.because {
+            line(out, 4, "why", because);
+        }
     }
     line(out, 4, "verify", &verification(&writer.verify, paint));
     let io = &writer.guest_io;
@@ -460,7 +472,9 @@ group    shop: PROTECTED for 3 h 10 min
         let mut status = status();
         status.link.state = LinkState::Disconnected;
         status.link.tls = false;
+        status.link.certificate_valid_s = Some(5 * 86_400);
         status.link.retry_in_ms = Some(1_500);
+        status.virtual_machine = Some("a virtual machine: a pause is noticed".into());
         status.link.problem = Some("connection refused".into());
         let group = &mut status.groups[0];
         group.state = GroupState::Degraded;
@@ -487,6 +501,7 @@ group    shop: PROTECTED for 3 h 10 min
             total_bytes: 100_000,
             rate_bytes_per_s: 0,
             left_ms: None,
+            because: Some("the host was restored".into()),
         });
         let gate = &mut member.gates[0];
         gate.open = false;
@@ -501,7 +516,9 @@ group    shop: PROTECTED for 3 h 10 min
         tagging.dropped_packets.insert("guests_own".into(), 4);
         let text = render(&status, Paint::PLAIN);
         for part in [
-            "DISCONNECTED from backup.example.org:9640 for 3 h 12 min, PLAINTEXT, next attempt in 1.5 s\n         connection refused",
+            "DISCONNECTED from backup.example.org:9640 for 3 h 12 min, PLAINTEXT, the own certificate ends in 5d: issue a new one with \
+             `tidelock pki issue`, it is taken up at the next connection, next attempt in 1.5 s\n         connection refused",
+            "a virtual machine: a pause is noticed",
             "shop: DEGRADED",
             "clients may have seen what a disaster would undo, for 1 min 1 s",
             "async (configured: pipelined), async after 30s, epoch 1",
@@ -510,6 +527,7 @@ group    shop: PROTECTED for 3 h 10 min
             "nothing waits to be sent; the backup does not have everything, or has not said so",
             "FULL: 3 requests of the guest wait",
             "resync [###################.] 99.9 %, 97.7 KiB of 97.7 KiB, 0 B/s, standing still",
+            "the host was restored",
             "1 request failed on the local disk",
             "MISSING: the backup acknowledges nothing; the last that came back was sent 7 s ago",
             "tap0 SHUT (the lease has ended)",

@@ -13,7 +13,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Gauge, Paragraph, Row, Sparkline, Table};
+use ratatui::widgets::{Block, Gauge, Paragraph, Row, Sparkline, Table, Wrap};
 use std::collections::{HashMap, VecDeque};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -21,6 +21,10 @@ use std::time::{Duration, Instant};
 
 /// How many looks are remembered: more than a wide terminal has columns.
 const HISTORY_MAX: usize = 512;
+/// From so many columns on the table of groups has all of its columns.
+const WIDE: u16 = 100;
+/// Columns that the wrapping of a group's lines may leave empty in a row: the length of a long word.
+const LONG_WORD: usize = 12;
 
 /// Shows the status until the operator has seen enough.
 pub fn run(socket: &Path, interval: Duration) -> anyhow::Result<()> {
@@ -202,7 +206,19 @@ impl View {
     }
 
     fn draw_groups(&self, frame: &mut Frame<'_>, area: Rect, status: &Status) {
-        let header = ["group", "state", "mode", "lag", "age", "held", "writes/s", "written"];
+        // On a narrow terminal the group's name comes before its rates.
+        let wide = area.width >= WIDE;
+        let columns = [
+            ("group", Constraint::Fill(1), true),
+            ("state", Constraint::Length(18), true),
+            ("mode", Constraint::Length(9), true),
+            ("lag", Constraint::Length(9), true),
+            ("age", Constraint::Length(11), wide),
+            ("held", Constraint::Length(7), true),
+            ("writes/s", Constraint::Length(8), true),
+            ("written", Constraint::Length(11), wide),
+        ];
+        let shown = |nth: usize| columns[nth].2;
         let rows = status.groups.iter().enumerate().map(|(index, group)| {
             let sample = Sample::of(status, group);
             let (writes_per_s, bytes_per_s) = self.rates(&group.name);
@@ -217,19 +233,13 @@ impl View {
                 writes_per_s.to_string().into(),
                 human::rate(bytes_per_s).into(),
             ];
-            Row::new(cells)
+            let cells = cells.into_iter().enumerate().filter(|(nth, _)| shown(*nth));
+            Row::new(cells.map(|(_, cell)| cell))
         });
-        let widths = [
-            Constraint::Fill(1),
-            Constraint::Length(18),
-            Constraint::Length(9),
-            Constraint::Length(9),
-            Constraint::Length(11),
-            Constraint::Length(7),
-            Constraint::Length(8),
-            Constraint::Length(11),
-        ];
-        frame.render_widget(Table::new(rows, widths).header(Row::new(header).dim()), area);
+        let columns = columns.iter().filter(|(_, _, is_shown)| *is_shown);
+        let header = Row::new(columns.clone().map(|(name, _, _)| *name)).dim();
+        let widths = columns.map(|(_, width, _)| *width);
+        frame.render_widget(Table::new(rows, widths).header(header), area);
     }
 
     /// Writes and bytes per second between the last two looks.
@@ -251,14 +261,15 @@ impl View {
 
     fn draw_detail(&self, frame: &mut Frame<'_>, area: Rect, group: &GroupStatus) {
         let text = detail_lines(group);
+        let height = wrapped_height(&text, area.width);
         let gauges = gauges(group);
         let [words, bars, plots] = Layout::vertical([
-            Constraint::Length(u16::try_from(text.len()).unwrap_or(u16::MAX)),
+            Constraint::Length(height),
             Constraint::Length(u16::try_from(gauges.len()).unwrap_or(u16::MAX)),
             Constraint::Min(0),
         ])
         .areas(area);
-        frame.render_widget(Paragraph::new(text), words);
+        frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }), words);
         let rows = Layout::vertical(gauges.iter().map(|_| Constraint::Length(1))).split(bars);
         for (gauge, row) in gauges.into_iter().zip(rows.iter()) {
             frame.render_widget(gauge, *row);
@@ -285,6 +296,17 @@ impl View {
         let block = Block::bordered().title(format!(" {title} (most {most}) "));
         frame.render_widget(Sparkline::default().block(block).data(&values), area);
     }
+}
+
+/// Rows that lines take when they are wrapped between words, or a few more.
+fn wrapped_height(lines: &[Line<'_>], width: u16) -> u16 {
+    let width = usize::from(width).max(1);
+    let rows = |line: &Line<'_>| match line.width() {
+        fits if fits <= width => 1,
+        // A word that no longer fits leaves so much of its row empty.
+        wraps => wraps.div_ceil(width.saturating_sub(LONG_WORD).max(1)),
+    };
+    u16::try_from(lines.iter().map(rows).sum::<usize>()).unwrap_or(u16::MAX)
 }
 
 fn detail_lines(group: &GroupStatus) -> Vec<Line<'static>> {
@@ -339,7 +361,7 @@ fn gauges(group: &GroupStatus) -> Vec<Gauge<'static>> {
         );
         let tone = if backlog.writes_wait { Tone::Bad } else { Tone::Good };
         gauges.push(gauge(share, label, tone));
-        if let Some(copy) = writer.copy {
+        if let Some(copy) = &writer.copy {
             let left =
                 copy.left_ms.map_or("standing still".into(), |left| human::ms(left) + " left");
             let rate = human::rate(copy.rate_bytes_per_s);
@@ -373,7 +395,11 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     fn screen(view: &View) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(110, 24)).unwrap();
+        screen_of(view, 110)
+    }
+
+    fn screen_of(view: &View, width: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, 24)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
         terminal.backend().to_string()
     }
@@ -393,6 +419,7 @@ mod tests {
             total_bytes: 4 << 30,
             rate_bytes_per_s: 100 << 20,
             left_ms: Some(30_720),
+            because: None,
         });
         now.groups[0].state = GroupState::Initialising;
         view.take(now);
@@ -452,6 +479,19 @@ mod tests {
         assert_eq!(view.history["shop"].len(), HISTORY_MAX);
         view.take(Status { uptime_ms: 1, ..status() });
         assert_eq!(view.history["shop"].len(), 1);
+    }
+
+    #[test]
+    fn at_80_columns_the_name_is_there_and_no_sentence_is_cut() {
+        let mut view = View::default();
+        let mut now = status();
+        now.groups[0].name = "accounting-database".into();
+        now.groups[0].detail = Some(format!("{}the end of it", "a long sentence ".repeat(6)));
+        view.take(now);
+        let screen = screen_of(&view, 80);
+        for part in [">accounting-database", "PROTECTED", "writes/s", "the end of it"] {
+            assert!(screen.contains(part), "{part} in\n{screen}");
+        }
     }
 
     #[test]

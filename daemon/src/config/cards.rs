@@ -4,10 +4,11 @@
 //! `machine` has a `[[group.member.network]]`, or is named in `ungated`.
 
 use tidelock_config::Diagnostic;
+use tidelock_protocol::machine::Machine;
 
 use super::Member;
 
-/// What a card goes by: its MAC address, its name, the host's interface.
+/// The names of a network card that `ungated` may give: its name and its MAC address.
 struct Card(Vec<String>);
 
 impl Card {
@@ -16,10 +17,9 @@ impl Card {
     }
 }
 
-/// Compares the cards in the text of a machine description with the member's section.
-pub(super) fn check(member: &Member, machine: &str) -> Option<Diagnostic> {
-    // What cannot be read is said by whoever reads the description as a whole.
-    let cards = cards(machine)?;
+/// Compares the cards in a machine description with the member's section.
+pub(super) fn check(member: &Member, machine: &Machine) -> Option<Diagnostic> {
+    let cards = cards(machine);
     let unknown = member.ungated.value.iter().find(|name| !cards.iter().any(|card| card.is(name)));
     if let Some(name) = unknown {
         let what = format!(
@@ -57,46 +57,9 @@ fn words(cards: &[&Card]) -> String {
     cards.iter().map(|card| card.0.join(" ")).collect::<Vec<_>>().join(", ")
 }
 
-fn cards(machine: &str) -> Option<Vec<Card>> {
-    match machine.trim_start().starts_with('<') {
-        true => of_libvirt(machine),
-        false => of_json(machine),
-    }
-}
-
-fn of_json(text: &str) -> Option<Vec<Card>> {
-    let description: serde_json::Value = serde_json::from_str(text).ok()?;
-    let networks = description.get("networks").and_then(serde_json::Value::as_array)?;
-    let card = |(nth, network): (usize, &serde_json::Value)| {
-        let text = |key| Some(network.get(key)?.as_str()?.to_owned());
-        Card(
-            [text("name").or_else(|| Some(format!("net{nth}"))), text("mac")]
-                .into_iter()
-                .flatten()
-                .collect(),
-        )
-    };
-    Some(networks.iter().enumerate().map(card).collect())
-}
-
-fn of_libvirt(text: &str) -> Option<Vec<Card>> {
-    let document = roxmltree::Document::parse(text).ok()?;
-    let devices = document.root_element().children().find(|node| node.has_tag_name("devices"))?;
-    let card = |(nth, interface): (usize, roxmltree::Node<'_, '_>)| {
-        let attribute = |element, name| {
-            let found = interface.children().find(|node| node.has_tag_name(element))?;
-            found.attribute(name).map(str::to_owned)
-        };
-        let names =
-            [Some(format!("net{nth}")), attribute("mac", "address"), attribute("target", "dev")];
-        Card(names.into_iter().flatten().collect())
-    };
-    Some(
-        devices
-            .children()
-            .filter(|node| node.has_tag_name("interface"))
-            .enumerate()
-            .map(card)
-            .collect(),
-    )
+fn cards(machine: &Machine) -> Vec<Card> {
+    let networks = machine.networks.iter().zip(machine.network_names());
+    networks
+        .map(|(of, name)| Card([Some(name), of.mac.clone()].into_iter().flatten().collect()))
+        .collect()
 }

@@ -59,8 +59,8 @@ const SLOTS_DEFAULT: u32 = 4096;
 const SLOTS_MIN: u32 = 64;
 const SLOTS_MAX: u32 = 65_536;
 
-/// Linux's `sun_path` holds 108 bytes with its end mark.
-const SOCKET_PATH_MAX_BYTES: usize = 107;
+/// Linux's `sun_path` holds 108 bytes with its end mark, and the path is longer while the socket is made.
+const SOCKET_PATH_MAX_BYTES: usize = 107 - crate::private_socket::SUFFIX.len();
 
 /// Clients of one disk at once, at most.
 const CONNECTIONS_MAX: u32 = 64;
@@ -490,6 +490,7 @@ fn read_disk(disk: &mut Section<'_>, id: DiskId, directory: &Path) -> Option<Dis
     let name = disk.required::<Name>("name", "name = \"root\"");
     let path = disk.required::<PathBuf>("path", "path = \"/var/lib/vms/db.img\"");
     let size = disk.optional::<Size>("size");
+    let is_raw = disk.choice("format", &[("raw", true)]).is_some();
     let file = format!("{}.sock", name.as_ref().map_or("", |name| name.as_str()));
     let socket = disk.or("socket", directory.join(file));
     check_socket(disk, &socket);
@@ -503,15 +504,15 @@ fn read_disk(disk: &mut Section<'_>, id: DiskId, directory: &Path) -> Option<Dis
         disk.fail(&connections.place, what, "1, or as many clients as may use the disk at once");
     }
     let connections = connections.value as usize;
-    Some(Disk { id, name: name?, path: path?, size, socket, socket_owner, connections })
+    Some(Disk { id, name: name?, path: path?, size, is_raw, socket, socket_owner, connections })
 }
 
 /// What else its section says may stay there, and means nothing.
 fn read_removed_disk(disk: &mut Section<'_>, id: DiskId) -> Option<RemovedDisk> {
     let name = disk.required::<Name>("name", "name = \"root\"");
     let _ = (disk.optional::<PathBuf>("path"), disk.optional::<Size>("size"));
-    let _ = (disk.optional::<PathBuf>("socket"), disk.optional::<u32>("connections"));
-    let _ = disk.optional::<String>("socket_owner");
+    let _ = (disk.optional::<PathBuf>("socket"), disk.choice("format", &[("raw", true)]));
+    let _ = (disk.optional::<u32>("connections"), disk.optional::<String>("socket_owner"));
     Some(RemovedDisk { id, name: name? })
 }
 
@@ -519,7 +520,7 @@ fn check_socket(disk: &Section<'_>, socket: &Located<PathBuf>) {
     let len = socket.value.as_os_str().len();
     if len > SOCKET_PATH_MAX_BYTES {
         let what = format!(
-            "the socket's path has {len} bytes, and Linux takes {SOCKET_PATH_MAX_BYTES}: {}",
+            "the socket's path has {len} bytes, and may have {SOCKET_PATH_MAX_BYTES}: {}",
             socket.value.display()
         );
         disk.fail(&socket.place, what, "socket = \"/run/short.sock\", or a shorter runtime_dir");

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use tidelock_config::{Diagnostic, Diagnostics, Located, Place, Size, format_duration};
-use tidelock_protocol::limits::MACHINE_MAX_BYTES;
-use tidelock_protocol::message::Machine;
+use tidelock_protocol::machine::Machine;
+use tidelock_tls::TlsError;
 
-use super::{Config, Disk, Security, cards};
+use super::{Config, Disk, Member, Security, cards};
 
 /// Disks are replicated in whole sectors.
 const SECTOR_BYTES: u64 = 512;
@@ -19,42 +19,70 @@ const SECTOR_BYTES: u64 = 512;
 /// Checks everything that the configuration names on this machine, all of it at once. Changes
 /// nothing.
 pub fn check_machine(config: &Config, now: SystemTime) -> Result<(), Diagnostics> {
+    let (mut found, expired) = find_mistakes(config, now);
+    expired.into_iter().for_each(|wrong| found.push(wrong));
+    found.into_result(())
+}
+
+/// Checks whatever a start needs: everything but that the host's certificate has not expired.
+///
+/// Guests need their disks, and a new certificate is taken up without a restart. Returns the mistake of an expired
+/// certificate.
+pub fn check_for_start(
+    config: &Config,
+    now: SystemTime,
+) -> Result<Option<Diagnostic>, Diagnostics> {
+    let (found, expired) = find_mistakes(config, now);
+    found.into_result(expired)
+}
+
+/// Returns all mistakes but an expired certificate, and that one apart.
+fn find_mistakes(config: &Config, now: SystemTime) -> (Diagnostics, Option<Diagnostic>) {
     let mut found = Diagnostics::new();
-    if let Security::Tls { files, place } = &config.backup.security {
-        check_tls(config, files, place, now, &mut found);
-    }
+    let expired = match &config.backup.security {
+        Security::Tls { files, place } => check_tls(config, files, place, now, &mut found),
+        Security::Plaintext => None,
+    };
     for member in config.groups.iter().flat_map(|group| &group.members) {
-        if let Some(path) = &member.machine {
-            match read_machine(path) {
-                Ok(Machine::Json(text) | Machine::Libvirt(text)) => {
-                    cards::check(member, &text).into_iter().for_each(|wrong| found.push(wrong));
-                }
-                Err(diagnostic) => found.push(diagnostic),
+        match member.machine.as_ref().map(read_machine) {
+            Some(Ok(machine)) => {
+                check_machine_disks(&machine, member, &mut found);
+                cards::check(member, &machine).into_iter().for_each(|wrong| found.push(wrong));
             }
+            Some(Err(diagnostic)) => found.push(diagnostic),
+            None => {}
         }
         member.disks.iter().for_each(|disk| check_disk(disk, &mut found));
     }
     check_no_disk_twice(config, &mut found);
-    found.into_result(())
+    (found, expired)
 }
 
+/// Returns the mistake of an expired certificate; all others go to `found`.
 fn check_tls(
     config: &Config,
     files: &tidelock_tls::Files,
     place: &Place,
     now: SystemTime,
     found: &mut Diagnostics,
-) {
+) -> Option<Diagnostic> {
+    let wrong =
+        |error: TlsError| Diagnostic::new(place, error.to_string(), "files that can be used");
     let credentials = match files.load() {
         Ok(credentials) => credentials,
         Err(error) => {
-            found.push(Diagnostic::new(place, error.to_string(), "files that can be used"));
-            return;
+            found.push(wrong(error));
+            return None;
         }
     };
-    if let Err(error) = credentials.host_config(now) {
-        found.push(Diagnostic::new(place, error.to_string(), "files that can be used"));
-    }
+    let expired = match credentials.host_config(now) {
+        Ok(_) => None,
+        Err(error @ TlsError::Expired { .. }) => Some(wrong(error)),
+        Err(error) => {
+            found.push(wrong(error));
+            None
+        }
+    };
     let name = &config.host.name;
     if !credentials.identity().speaks_for(name.as_str()) {
         let names = credentials.identity().names().join(", ");
@@ -66,36 +94,36 @@ fn check_tls(
         let instead = format!("name = \"{}\"", credentials.identity().name());
         found.push(Diagnostic::new(&name.place, what, instead));
     }
+    expired
 }
 
 /// Reads what is to be booted after a disaster.
 pub fn read_machine(path: &Located<std::path::PathBuf>) -> Result<Machine, Diagnostic> {
-    let wrong = |what: String, instead: &str| {
+    let wrong = |what: String, instead: String| {
         let what = format!("the machine description {}: {what}", path.display());
         Diagnostic::new(&path.place, what, instead)
     };
     let text = std::fs::read_to_string(&path.value)
-        .map_err(|error| wrong(error.to_string(), "the path of a file that can be read"))?;
-    if text.len() > MACHINE_MAX_BYTES {
-        let what = format!("{} bytes are more than {MACHINE_MAX_BYTES}", text.len());
-        return Err(wrong(what, "a smaller description"));
-    }
-    let start = text.trim_start();
-    if start.starts_with('<') {
-        return if start.contains("<domain") {
-            Ok(Machine::Libvirt(text))
-        } else {
-            Err(wrong("XML, but not a libvirt domain".into(), "the output of `virsh dumpxml`"))
-        };
-    }
-    match serde_json::from_str::<serde_json::Value>(&text) {
-        Ok(serde_json::Value::Object(_)) => Ok(Machine::Json(text)),
-        Ok(_) => Err(wrong("not a JSON object".into(), "a file such as examples/machine.json")),
-        Err(error) => Err(wrong(
-            format!("neither JSON ({error}) nor a libvirt domain"),
-            "a file such as examples/machine.json, or the output of `virsh dumpxml`",
-        )),
-    }
+        .map_err(|error| wrong(error.to_string(), "the path of a file that can be read".into()))?;
+    tidelock_machine::read(&text).map_err(|error| wrong(error.what, error.instead))
+}
+
+/// The description of a member that has disks is of these disks: each is named, or none by its name.
+fn check_machine_disks(machine: &Machine, member: &Member, found: &mut Diagnostics) {
+    let (Some(path), false) = (&member.machine, machine.disks.is_empty()) else { return };
+    let has = |name: &str| member.disks.iter().any(|disk| disk.name.as_str() == name);
+    let foreign = machine.disks.iter().find(|disk| !has(&disk.name));
+    let by_order = machine.disks.len() == member.disks.len()
+        && machine.disks.iter().all(|disk| !has(&disk.name));
+    let Some(foreign) = foreign.filter(|_| !by_order) else { return };
+    let known = member.disks.iter().map(|disk| disk.name.as_str()).collect::<Vec<_>>().join(", ");
+    let what = format!(
+        "the machine description {} names the disk {}, which is not protected",
+        path.display(),
+        foreign.name
+    );
+    let instead = format!("the protected disks, by name or in their order: {known}");
+    found.push(Diagnostic::new(&path.place, what, instead));
 }
 
 /// The size of an image or a block device.
@@ -120,9 +148,10 @@ fn check_disk(disk: &Disk, found: &mut Diagnostics) {
         }
     };
     let is = Size { bytes: size_bytes };
-    if is_qcow2(&disk.path) {
+    if !disk.is_raw && is_qcow2(&disk.path) {
         let what = format!("the disk {path} is a qcow2 image, and only raw ones can be protected");
-        let instead = "a raw image: qemu-img convert -O raw OLD NEW";
+        let instead = "a raw image: qemu-img convert -O raw OLD NEW; or format = \"raw\" for the disk, if \
+                       its guest has written that into a raw one";
         found.push(Diagnostic::new(&disk.path.place, what, instead));
     } else if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
         let what = format!("the disk {path} has {is}, not a whole number of sectors");
@@ -171,6 +200,11 @@ fn is_qcow2(path: &Path) -> bool {
 pub fn certificate_warning(valid_for: Duration) -> Option<String> {
     const SOON: Duration = Duration::from_secs(30 * 86_400);
     let days = Duration::from_secs(valid_for.as_secs() / 86_400 * 86_400);
+    if valid_for.is_zero() {
+        let text = "the own certificate is not valid, or cannot be read: no connection to the backup can be made. Issue a new one \
+                    with `tidelock pki issue`";
+        return Some(text.to_owned());
+    }
     (valid_for < SOON).then(|| {
         format!(
             "the own certificate ends in {}: issue a new one with `tidelock pki issue`, it is \

@@ -28,7 +28,7 @@ use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag;
 
-pub use machine::{certificate_warning, check_machine, disk_size, read_machine};
+pub use machine::{certificate_warning, check_for_start, check_machine, disk_size, read_machine};
 pub use read::parse;
 pub use unreachable::WhenUnreachable;
 
@@ -395,6 +395,8 @@ pub struct Disk {
     pub path: Located<PathBuf>,
     /// The size that it must have, if it is to be checked.
     pub size: Option<Located<Size>>,
+    /// The operator says that it is raw, whatever it begins with.
+    pub is_raw: bool,
     /// Where its NBD server listens.
     pub socket: Located<PathBuf>,
     /// The user whose socket it is; `None`: the daemon's own.

@@ -148,6 +148,14 @@ impl Client {
         }
     }
 
+    /// Tells the backup that the gate's rules of a group will be removed. Returns whether it has that on record.
+    pub fn leave_open(&mut self, group: &str) -> Result<bool, ClientError> {
+        match self.ask(&Request::LeaveOpen { group: group.to_owned() })? {
+            Answer::LeavesOpen { told } => Ok(told),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Begins a clean stop.
     pub fn stop(&mut self) -> Result<(), ClientError> {
         match self.ask(&Request::Stop)? {
@@ -184,6 +192,7 @@ fn unexpected(answer: &Answer) -> ClientError {
         Answer::Stopping {} => "stopping",
         Answer::Switching(_) | Answer::Switchover(_) => "switchover",
         Answer::Adopting(_) | Answer::Adopted {} => "adoption",
+        Answer::LeavesOpen { .. } => "leave-open",
         Answer::Error(_) => "error",
     };
     ClientError::Strange(format!("unexpected {kind}"))

@@ -22,6 +22,8 @@
 //! ← {"adopting":{"disks":[{"member":"db","disk":"root","size_bytes":...,"socket":"..."}]}}
 //! → {"command":"adopted","group":"shop"}
 //! ← {"adopted":{}}
+//! → {"command":"leave-open","group":"shop"}
+//! ← {"leaves_open":{"told":false}}
 //! → {"command":"stop"}
 //! ← {"stopping":{}}
 //! ← {"error":{"kind":"unknown-group","message":"..."}}      (to anything that fails)
@@ -79,6 +81,9 @@ pub trait ControlTarget: Send + Sync + 'static {
     fn adopt(&self, group: &str) -> Result<Adopting, ControlError>;
     /// They are here: the group begins.
     fn adopted(&self, group: &str) -> Result<(), ControlError>;
+    /// The backup is told that this host's guests will answer clients without it once the gate's rules are removed.
+    /// Returns whether it has that on record for all members here; ask again until it has.
+    fn leave_open(&self, group: &str) -> Result<bool, ControlError>;
     /// Begins a clean stop, as SIGTERM does.
     fn stop(&self) -> Result<(), ControlError>;
 }
@@ -159,6 +164,11 @@ pub enum Request {
     },
     /// They are here, all of them: the group begins.
     Adopted {
+        /// The group.
+        group: String,
+    },
+    /// The gate's rules of a group are to be removed when the daemon has stopped: tell the backup.
+    LeaveOpen {
         /// The group.
         group: String,
     },
@@ -322,6 +332,11 @@ pub enum Answer {
     Adopting(Adopting),
     /// To [`Request::Adopted`].
     Adopted {},
+    /// To [`Request::LeaveOpen`].
+    LeavesOpen {
+        /// The backup has it on record.
+        told: bool,
+    },
     /// To [`Request::Stop`]: the stop has begun.
     Stopping {},
     /// To anything that could not be done.

@@ -5,7 +5,6 @@ use super::{
     REQUEST_MAX_BYTES, Request, SwitchWish, VerifyWish,
 };
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -34,26 +33,15 @@ pub struct Server {
 impl Server {
     /// Makes the socket. Needs a tokio runtime.
     ///
-    /// The socket gets its mode under another name and is then renamed, so there is no moment in
-    /// which another user could open it, and one left behind by a crash is replaced.
+    /// There is no moment in which another user could open it, and one left behind by a crash is replaced.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory)?;
-        }
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             let text = format!("another daemon answers on {}: stop it first", path.display());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
-        let mut fresh = path.as_os_str().to_owned();
-        fresh.push(".new");
-        let fresh = PathBuf::from(fresh);
-        match std::fs::remove_file(&fresh) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&fresh)?;
-        std::fs::set_permissions(&fresh, PermissionsExt::from_mode(0o600))?;
-        std::fs::rename(&fresh, path)?;
+        let listener = crate::private_socket::bind(path, None)?;
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
         Ok(Self { listener, path: path.to_owned() })
     }
 
@@ -165,6 +153,10 @@ fn perform(request: Request, target: &dyn ControlTarget) -> Answer {
         },
         Request::Adopted { group } => match target.adopted(&group) {
             Ok(()) => Answer::Adopted {},
+            Err(error) => Answer::Error(error),
+        },
+        Request::LeaveOpen { group } => match target.leave_open(&group) {
+            Ok(told) => Answer::LeavesOpen { told },
             Err(error) => Answer::Error(error),
         },
         Request::Stop => match target.stop() {

@@ -76,6 +76,10 @@ impl ControlTarget for Fake {
         self.adopt(group).map(drop)
     }
 
+    fn leave_open(&self, group: &str) -> Result<bool, ControlError> {
+        self.adopt(group).map(|_| true)
+    }
+
     fn stop(&self) -> Result<(), ControlError> {
         self.stopping.store(true, Ordering::SeqCst);
         Ok(())

@@ -2,13 +2,14 @@
 //! may have become durable.
 
 use super::recorded::{self, Disk, Operation};
+use crate::link::port::EpochKeeper;
 use crate::state::MemberState;
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, GroupId, Incarnation, Seq};
-use tidelock_protocol::message::LastRun;
+use tidelock_protocol::message::Basis;
 
 /// More ways than any place of these tests has.
 const WAYS_MAX: usize = 100_000;
@@ -68,21 +69,24 @@ fn live(path: &Path) -> Promises {
         promises.push((recorded::so_far(), promised));
     };
     for run in 1..4u64 {
-        promise(&|of| of.clean_is_open = true);
         let (mut state, opened) = MemberState::open(path.to_owned(), run * 50_000_000).unwrap();
         promise(&|of| {
-            of.incarnation = opened.incarnation;
+            of.incarnation = opened.run.number;
             of.ceiling_ms = opened.hlc_ceiling_ms;
+        });
+        promise(&|of| of.clean_is_open = true);
+        let id = GroupId([7; 16]);
+        EpochKeeper::begin(&mut state, opened.run, Epoch(run), id, &Basis::Clean).unwrap();
+        promise(&|of| {
+            of.epoch = Epoch(run);
             (of.clean, of.clean_is_open) = (false, false);
         });
-        crate::link::port::EpochKeeper::keep(&mut state, Epoch(run), GroupId([7; 16])).unwrap();
-        promise(&|of| of.epoch = Epoch(run));
         let wall_ms = run * 50_000 + 9_000;
         let ceiling_ms = state.keep_ahead_of(Hlc::new(wall_ms, 0), wall_ms).unwrap();
         promise(&|of| of.ceiling_ms = ceiling_ms);
         if run != 2 {
             promise(&|of| of.clean_is_open = true);
-            state.ended_cleanly(Seq(run), Hlc::new(wall_ms, 7)).unwrap();
+            state.ended_cleanly(Seq(run), Hlc::new(wall_ms, 7), Vec::new()).unwrap();
             promise(&|of| (of.clean, of.clean_is_open) = (true, false));
         }
     }
@@ -106,9 +110,9 @@ fn a_members_state_is_what_was_promised_wherever_the_power_is_lost() {
                 panic!("after {end} operations: {error}");
             });
             let place = || format!("after {end} operations: {promised:?}, {opened:?}");
-            assert!(opened.incarnation > promised.incarnation, "{}", place());
+            assert!(opened.run.number > promised.incarnation, "{}", place());
             assert!(opened.epoch >= promised.epoch, "{}", place());
-            let is_clean = opened.last_run != LastRun::Unknown;
+            let is_clean = opened.clean.is_some();
             assert!(is_clean == promised.clean || promised.clean_is_open, "{}", place());
             let floor = Hlc::new(promised.ceiling_ms, 0);
             assert!(

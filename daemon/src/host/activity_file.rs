@@ -10,11 +10,11 @@ use crate::activity::{
 use crate::config::ActivitySettings;
 use crate::durable;
 use crate::owner::LogFile;
-use crate::state::Opened;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use tidelock_protocol::message::LastRun;
+use tidelock_protocol::ids::Incarnation;
+use tidelock_protocol::message::LogAge;
 use tidelock_uring::{FileError, LocalFile, OpenRequest};
 
 /// Why the log cannot be used.
@@ -43,44 +43,40 @@ pub(super) struct OpenLog {
     pub(super) identity: Identity,
 }
 
+/// A log that is open.
+pub(super) struct OpenedLog {
+    pub(super) log: ActivityLog,
+    pub(super) file: Option<LogFile>,
+    /// How far it is; `None`: it says nothing about the disks.
+    pub(super) age: Option<LogAge>,
+    /// The run that it is of.
+    pub(super) of: Option<Incarnation>,
+}
+
 /// Slots that each transaction repeats.
 const CONTEXT: u16 = activity::geometry::CONTEXT_MAX;
 
 impl OpenLog {
-    /// If disks have grown since a clean end, the run must say that they may differ: `opened` says so then.
-    pub(super) fn open(
-        self,
-        opened: &mut Opened,
-    ) -> Result<(ActivityLog, Option<LogFile>), LogError> {
+    /// Opens the log for this run, or makes a new one. What is written says of no run but those before: that this one is
+    /// in force comes with the backup's answer.
+    pub(super) fn open(self, run: Incarnation, last_end: LastEnd) -> Result<OpenedLog, LogError> {
         let Some(ActivitySettings { extent, slots }) = self.settings else {
             durable::remove(&self.path).map_err(|source| self.failed(source))?;
-            return Ok((ActivityLog::off(), None));
+            return Ok(OpenedLog { log: ActivityLog::off(), file: None, age: None, of: None });
         };
         let extent_bytes = u32::try_from(extent.bytes).expect("checked with the configuration");
         let geometry = Geometry { extent_bytes, slots, context: CONTEXT };
-        let last_end = opened.resume.map_or(LastEnd::Unclean, |resume| LastEnd::Clean {
-            incarnation: opened.last_incarnation,
-            epoch: resume.epoch,
-            seq: resume.seq,
-        });
-        let Opening { log, change, has_grown } = activity::open(
-            read(&self.path, &self.identity),
-            geometry,
-            &self.identity,
-            opened.incarnation,
-            last_end,
-        );
+        let found = read(&self.path, &self.identity);
+        let Opening { log, change, .. } =
+            activity::open(found, geometry, &self.identity, run, last_end);
         match change {
             FileChange::Replace(bytes) => durable::replace(&self.path, &bytes),
             FileChange::Append { offset, block } => durable::write_at(&self.path, offset, &block),
         }
         .map_err(|source| self.failed(source))?;
-        if has_grown && let Some(resume) = opened.resume.take() {
-            opened.last_run = LastRun::Unknown;
-            opened.hlc_floor = opened.hlc_floor.max(resume.hlc);
-        }
         let file = LocalFile::open(&self.path, &OpenRequest::default())?;
-        Ok((log, Some(LogFile { file, path: self.path })))
+        let (age, of) = (log.is_believed().then(|| log.age()), log.confirmed());
+        Ok(OpenedLog { log, file: Some(LogFile { file, path: self.path }), age, of })
     }
 
     fn failed(&self, source: io::Error) -> LogError {

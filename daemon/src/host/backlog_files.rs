@@ -6,13 +6,14 @@ use super::redo::redo;
 use crate::activity::Identity;
 use crate::backlog::{self, BacklogError, Directory, Expected, Files, Left, WhyNot, segment_bytes};
 use crate::config::{AtLimit, Config, Group, Member};
-use crate::owner::spilling::{Ends, Opening};
+use crate::link::queue::{OnDisk, Spilled};
+use crate::owner::LeftOnDisk;
+use crate::owner::spilling::{DiskBacklog, Ends, Opening};
 use crate::state::{MemberState, Opened};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tidelock_protocol::ids::DiskId;
+use tidelock_protocol::ids::{DiskId, RunId};
 
 /// Why a backlog on disk cannot be begun.
 #[derive(Debug, thiserror::Error)]
@@ -36,8 +37,16 @@ pub(super) struct OpenBacklog {
     size_bytes: u64,
     memory_bytes: u64,
     stands_at_limit: bool,
-    identity: [u8; 32],
+    identity: Identity,
     disks: BTreeMap<DiskId, PathBuf>,
+}
+
+/// Both ends of a backlog on disk, and what is left there for each.
+pub(super) struct OpenEnds {
+    pub(super) owners: DiskBacklog,
+    pub(super) links: OnDisk,
+    pub(super) goes_on: Option<LeftOnDisk>,
+    pub(super) left: Option<Spilled>,
 }
 
 /// How far each writer of a group may be ahead of the backup.
@@ -50,7 +59,7 @@ impl OpenBacklog {
         config: &Config,
         group: &Group,
         member: &Member,
-        identity: &Identity,
+        identity: Identity,
     ) -> Option<Self> {
         let on_disk = group.backlog_on_disk.as_ref()?;
         let directory = match &on_disk.directory {
@@ -64,49 +73,45 @@ impl OpenBacklog {
             size_bytes: on_disk.size.bytes,
             memory_bytes: group.backlog.bytes,
             stands_at_limit: on_disk.at_limit == AtLimit::Map,
-            identity: digest(identity),
+            identity,
             disks: member.disks.iter().map(|disk| (disk.id, disk.path.value.clone())).collect(),
         })
     }
 
-    /// What the run before has left, if this process can go on with it: then what may be missing on the local disks is
-    /// done again. The disks are open here, so no other daemon has them, and nothing of a killed one is under way.
+    /// Backlog on disk of the last run, if the state and the files on this host let this process go on with it. None of its
+    /// records is written to the local disks before the backup confirms that no other host has run the member since.
     pub(super) fn find_left(&self, state: &Path) -> Result<Option<Left>, HostError> {
-        let Some((incarnation, epoch)) = MemberState::unclean(state)? else { return Ok(None) };
+        let Some((run, epoch)) = MemberState::unclean(state)? else { return Ok(None) };
         let boot = boot_id().map_err(BeginError::Boot)?;
-        let expected = Expected { incarnation, epoch, boot, identity: self.identity };
+        let identity = digest(&self.identity, run);
+        let expected = Expected { incarnation: run.number, epoch, boot, identity };
         let directory = self.files.path().display();
-        let left = match backlog::find(&self.files, &expected) {
-            Ok(left) => left,
-            Err(WhyNot::Nothing) => return Ok(None),
-            Err(why) => {
-                tracing::warn!(%directory, %why, "the backlog on disk is not gone on with: the sites are compared");
-                return Ok(None);
-            }
-        };
-        match redo(&left, &self.disks) {
-            Ok(redone) => {
-                tracing::warn!(
+        match backlog::find(&self.files, &expected) {
+            Ok(left) => {
+                tracing::info!(
                     %directory,
                     first = %left.first(),
                     last = %left.last(),
-                    redone,
-                    "the daemon had not stopped cleanly: going on with the backlog on disk, nothing is compared"
+                    "the daemon had not stopped cleanly: the backlog on disk is gone on with if the backup confirms it"
                 );
                 Ok(Some(left))
             }
-            Err(error) => {
-                tracing::error!(
-                    %directory,
-                    %error,
-                    "what was under way cannot be done again: the sites are compared"
-                );
+            Err(WhyNot::Nothing) => Ok(None),
+            Err(why) => {
+                tracing::warn!(%directory, %why, "the backlog on disk is not gone on with: the sites are compared");
                 Ok(None)
             }
         }
     }
 
-    pub(super) fn open(self, opened: &Opened, left: Option<Left>) -> Result<Ends, BeginError> {
+    /// Each write is appended to one of them before it is begun on the local disk.
+    pub(super) fn segments(&self) -> Vec<PathBuf> {
+        let names = self.files.names().ok().flatten().unwrap_or_default();
+        names.iter().map(|name| self.files.path().join(name)).collect()
+    }
+
+    pub(super) fn open(self, opened: &Opened, left: Option<Left>) -> Result<OpenEnds, BeginError> {
+        let again = left.as_ref().map(Left::again);
         let ends = Opening {
             files: self.files.clone(),
             segment_bytes: segment_bytes(self.size_bytes),
@@ -114,13 +119,19 @@ impl OpenBacklog {
             memory_limit_bytes: self.memory_bytes,
             stands_at_limit: self.stands_at_limit,
             epoch: opened.epoch,
-            incarnation: opened.incarnation,
+            incarnation: opened.run.number,
             boot: boot_id().map_err(BeginError::Boot)?,
-            identity: self.identity,
+            identity: digest(&self.identity, opened.run),
         }
         .open(left)?;
         warn_of_little_room(self.files.path(), self.size_bytes);
-        Ok(ends)
+        let Ends { owners, links, goes_on, left } = ends;
+        let disks = self.disks;
+        let goes_on = goes_on.zip(again).map(|(goes_on, again)| LeftOnDisk {
+            goes_on,
+            redo: Box::new(move || redo(again, &disks).map_err(|error| error.to_string())),
+        });
+        Ok(OpenEnds { owners, links, goes_on, left })
     }
 }
 
@@ -139,8 +150,11 @@ fn warn_of_little_room(directory: &Path, size_bytes: u64) {
     }
 }
 
-fn digest(identity: &Identity) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
+/// The key of the checks in the segments of a run. It is derived from the run's nonce, which only the state file holds and which
+/// the backup confirms, so whatever somebody else has put into the directory is rejected.
+fn digest(identity: &Identity, run: RunId) -> [u8; 32] {
+    let key = blake3::derive_key("tidelock backlog on disk, key of a run", &run.nonce.to_bytes());
+    let mut hasher = blake3::Hasher::new_keyed(&key);
     let mut add = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
     };
@@ -156,7 +170,7 @@ fn digest(identity: &Identity) -> [u8; 32] {
 
 /// Which boot of the host this is.
 fn boot_id() -> std::io::Result<[u8; 16]> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let id = u128::from_str_radix(&digits, 16).map_err(std::io::Error::other)?;
     Ok(id.to_be_bytes())

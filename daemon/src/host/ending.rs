@@ -37,9 +37,10 @@ impl Host {
         for (name, writer, drained) in drains {
             let left = until.saturating_duration_since(Instant::now());
             match tokio::time::timeout(left, drained).await {
-                Ok(Ok(Drained { seq, hlc, whole })) => {
-                    if whole {
-                        writer.state.ended_cleanly(seq, hlc)?;
+                Ok(Ok(Drained { seq, hlc, marks })) => {
+                    let whole = marks.is_some();
+                    if let Some(marks) = marks {
+                        writer.state.ended_cleanly(seq, hlc, marks)?;
                     }
                     tracing::info!(member = name, %seq, clean = whole, "drained");
                 }

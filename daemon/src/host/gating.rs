@@ -41,9 +41,9 @@ impl GateControl for HeldGate {
         }
     }
 
-    fn tag_key(&self, key: tag::TagKey) {
+    fn tag_terms(&self, terms: &tag::TagTerms) {
         if let Some(handle) = &self.handle {
-            handle.set_tag_key(key);
+            handle.set_tag_terms(terms);
         }
     }
 
@@ -89,14 +89,6 @@ impl GateControl for HeldGate {
         if let Some(handle) = &self.handle {
             handle.mark_incomplete(&self.pending);
         }
-    }
-
-    fn await_contact(&self) {
-        self.pending.await_contact();
-    }
-
-    fn has_contact(&self) {
-        self.pending.has_contact();
     }
 
     fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {

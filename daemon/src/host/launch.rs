@@ -1,12 +1,13 @@
 //! One member put together: its disks and sockets, its state, its owner loop, and its end of the link.
 
-use super::activity_file::OpenLog;
-use super::backlog_files::{OpenBacklog, backlog_limit_bytes};
+use super::activity_file::{OpenLog, OpenedLog};
+use super::backlog_files::{OpenBacklog, OpenEnds, backlog_limit_bytes};
+use super::changed::{changed_since, lasting};
 use super::degrading;
 use super::gating::PendingEntry;
 use super::verifying::Verifications;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
-use crate::activity::Identity;
+use crate::activity::{Identity, LastEnd};
 use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
@@ -17,21 +18,21 @@ use crate::link::GateControl;
 use crate::link::member::{Member as LinkMember, MemberParts, Presence};
 use crate::link::port::{OwnerPort, ToLink};
 use crate::owner::contact;
-use crate::owner::spilling::Ends;
 use crate::owner::{DiskSetup, Owner, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
+use crate::private_socket;
 use crate::sequencer::Settings;
 use crate::state::{MemberState, Opened, StateError};
 use crate::stats::{LinkStats, OwnerStats};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Incarnation, WriterId};
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{Attach, DiskSpec, Form, LastRun, Policy};
+use tidelock_protocol::message::{Attach, DiskSpec, Form, LastRun, LogAge, Policy};
 use tidelock_uring::{EventFd, LocalFile, OpenRequest, SizeRule};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -65,9 +66,18 @@ impl Launch<'_> {
         let Launch { failed, switched_over, fenced, awaits_adoption, .. } = self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
-        let backlog_identity = identity(group, member, &disks);
-        let backlog = OpenBacklog::of(config, group, member, &backlog_identity);
+        let log_identity = identity(group, member, &disks);
+        let marks: Vec<String> = disks.iter().map(DiskSetup::mark_when_opened).collect();
+        let backlog = OpenBacklog::of(config, group, member, identity(group, member, &disks));
+        let (state, opened) = open_state(config, group, member)?;
+        state.found_disks(marks.iter().map(|mark| lasting(mark)).collect());
+        let log_path = state_path(config, group, member).with_extension("activity");
+        let mut evidence = backlog.as_ref().map_or(Vec::new(), OpenBacklog::segments);
+        evidence.push(log_path.clone());
+        let paths = member.disks.iter().map(|disk| disk.path.value.as_path());
+        let changed = changed_since(&opened, &marks, &evidence, paths);
         let left = match &backlog {
+            _ if changed.is_some() => None,
             // What the guest has heard must be known: the next records depend on it.
             Some(backlog)
                 if !switched_over && fenced.is_none() && gate.awaits_floor().is_none() =>
@@ -76,28 +86,33 @@ impl Launch<'_> {
             }
             _ => None,
         };
-        let run = left.as_ref().map(|left| left.incarnation());
-        let (state, mut opened) = open_state(config, group, member, run)?;
-        let log = OpenLog {
-            path: state_path(config, group, member).with_extension("activity"),
-            settings: group.activity_log,
-            identity: backlog_identity,
-        };
-        let (mut activity, log_file) = log.open(&mut opened)?;
-        let (backlog, on_disk, goes_on, left) = match backlog {
+        if let Some(why) = &changed {
+            tracing::warn!(
+                member = name,
+                why,
+                "all of the disks are compared, and the replica becomes what they are now"
+            );
+            state.forget_run()?;
+        }
+        let log = OpenLog { path: log_path, settings: group.activity_log, identity: log_identity };
+        let log = log.open(opened.run.number, last_end(&opened, changed.is_some()))?;
+        state.found_log_of(log.of);
+        let last_run = last_run(&opened, changed.is_some(), log.age);
+        let OpenedLog { log: mut activity, file: log_file, .. } = log;
+        if let Some(why) = changed.clone() {
+            activity.must_not_be_believed(why);
+        }
+        let log_age = activity.age();
+        let (backlog, on_disk, left_on_disk, left) = match backlog {
             None => (None, None, None, None),
             Some(backlog) => {
-                let Ends { owners, links, goes_on, left } = backlog.open(&opened, left)?;
+                let OpenEnds { owners, links, goes_on, left } = backlog.open(&opened, left)?;
                 (Some(owners), Some(links), goes_on, left)
             }
         };
-        if let Some(goes_on) = &goes_on {
-            goes_on.begin(&mut activity, &*gate);
-            pending.publish(goes_on.last(), goes_on.last_hlc);
-        }
-        // It serves its guest before it has reached the backup.
-        if is_one_of_several(group) && (opened.resume.is_some() || goes_on.is_some()) {
-            gate.await_contact();
+        if left_on_disk.is_some() {
+            // A packet that was taken up before this has no stamp: the gate is shut until the backup has all of it.
+            gate.hold_for_resync(true);
         }
         if is_one_of_several(group) && group.form == Form::Hlc {
             wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
@@ -114,10 +129,16 @@ impl Launch<'_> {
             writer,
             writers: group.writers(),
             disks: with_removed(member, &disks),
-            incarnation: opened.incarnation,
-            previous: opened.last_incarnation,
+            incarnation: opened.run.number,
+            nonce: opened.run.nonce,
+            before: opened.before.filter(|_| changed.is_none()),
+            marks: match &opened.clean {
+                // They are not as they were any more, and what was written is in the activity log.
+                Some(clean) if clean.served => clean.marks.clone(),
+                _ => marks,
+            },
             epoch: opened.epoch,
-            last_run: opened.last_run,
+            last_run,
             mode: group.mode,
             lease_ms: group.lease.as_millis() as u64,
             grace_ms: group.grace.as_millis() as u64,
@@ -158,7 +179,6 @@ impl Launch<'_> {
                 rate_bytes_per_s: group.copy.rate.map_or(0, |rate| rate.bytes_per_s),
             },
             switched_over,
-            resume: opened.resume,
             serves_unreached_after: serves_unreached_after(group, awaits_adoption)
                 .filter(|_| fenced.is_none()),
             several: is_one_of_several(group)
@@ -168,7 +188,7 @@ impl Launch<'_> {
             activity,
             log_file,
             backlog,
-            goes_on,
+            left: left_on_disk,
         };
         let thread = spawn(&format!("owner {name}"), move || {
             let result = Owner::new(parts)
@@ -188,6 +208,7 @@ impl Launch<'_> {
             says_unreached: (group.before_first_contact.serves() || opened.serves_unreached_kept)
                 .then_some(group.before_first_contact.serves()),
             attach,
+            log: log_age,
             channel,
             port: port.clone(),
             to_owner: ToOwner::Link,
@@ -264,7 +285,7 @@ pub(super) fn follow(
     switched_over: bool,
     fenced: Option<String>,
 ) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
-    let (state, opened) = open_state(config, group, member, None)?;
+    let (state, opened) = open_state(config, group, member)?;
     let machine = match &member.machine {
         Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
         None => None,
@@ -277,8 +298,10 @@ pub(super) fn follow(
         writer: WriterId(0),
         writers: group.writers(),
         disks: Vec::new(),
-        incarnation: opened.incarnation,
-        previous: opened.last_incarnation,
+        incarnation: opened.run.number,
+        nonce: opened.run.nonce,
+        before: None,
+        marks: Vec::new(),
         epoch: opened.epoch,
         last_run: LastRun::Unknown,
         mode: group.mode,
@@ -292,8 +315,10 @@ pub(super) fn follow(
     let link_member = LinkMember::new(MemberParts {
         presence: Presence::Follower { form: group.form, peers: group.peers() },
         policy: policy_of(config, group),
-        says_unreached: None,
+        // Its rules may have been removed since: the backup hears that they are back.
+        says_unreached: opened.serves_unreached_kept.then_some(false),
         attach,
+        log: LogAge::default(),
         channel,
         port: Arc::new(port),
         to_owner: ToOwner::Link,
@@ -332,12 +357,32 @@ fn open_state(
     config: &Config,
     group: &Group,
     member: &Member,
-    run: Option<Incarnation>,
 ) -> Result<(MemberState, Opened), StateError> {
-    let (path, wall_us) = (state_path(config, group, member), clock::wall_ms() * 1000);
-    match run {
-        Some(run) => MemberState::go_on(path, wall_us, run),
-        None => MemberState::open(path, wall_us),
+    MemberState::open(state_path(config, group, member), clock::wall_ms() * 1000)
+}
+
+/// How the last run ended, for opening the activity log.
+fn last_end(opened: &Opened, has_changed: bool) -> LastEnd {
+    match (&opened.clean, opened.before) {
+        _ if has_changed => LastEnd::UNKNOWN,
+        (Some(clean), Some(before)) if !clean.served => {
+            LastEnd::Clean { incarnation: before.number, epoch: opened.epoch, seq: clean.seq }
+        }
+        _ => {
+            let mut runs = [Incarnation(0); 2];
+            runs.iter_mut().zip(&opened.log_runs).for_each(|(run, of)| *run = *of);
+            LastEnd::Unclean { runs }
+        }
+    }
+}
+
+/// How the last run ended, for the attachment to the backup.
+fn last_run(opened: &Opened, has_changed: bool, log: Option<LogAge>) -> LastRun {
+    match (&opened.clean, log) {
+        _ if has_changed => LastRun::Unknown,
+        (Some(clean), _) => LastRun::Clean { seq: clean.seq, served: clean.served },
+        (None, Some(log)) => LastRun::Unclean { log },
+        (None, None) => LastRun::Unknown,
     }
 }
 
@@ -378,7 +423,8 @@ fn open_disk(disk: &config::Disk) -> Result<DiskSetup, HostError> {
     // Without a size it would be one that was removed.
     let size =
         disk.size.as_ref().map_or(SizeRule::AtLeast(1), |size| SizeRule::Exactly(size.bytes));
-    let file = LocalFile::open(&disk.path.value, &OpenRequest { size, ..OpenRequest::default() })?;
+    let request = OpenRequest { size, alone: true, raw: !disk.is_raw, ..OpenRequest::default() };
+    let file = LocalFile::open(&disk.path.value, &request)?;
     tracing::info!(
         disk = disk.name.as_str(),
         path = %disk.path.value.display(),
@@ -394,12 +440,17 @@ fn open_disk(disk: &config::Disk) -> Result<DiskSetup, HostError> {
         .map_err(|source| HostError::Export { path: disk.path.value.clone(), source })
 }
 
-/// Listens on a Unix socket that a crashed daemon may have left.
+/// Listens on a Unix socket that a crashed daemon may have left. `socket_owner` gives it to the hypervisor's user: whoever may open
+/// the socket has the disk.
 fn listen(path: &Path, owner: Option<&str>) -> io::Result<OwnedFd> {
-    use std::os::unix::fs::PermissionsExt;
-    if let Some(directory) = path.parent() {
-        std::fs::create_dir_all(directory)?;
-    }
+    let owner = owner.map(|owner| match nix::unistd::User::from_name(owner)? {
+        Some(user) => Ok(user.uid.as_raw()),
+        None => {
+            let what = format!("`socket_owner` names {owner}, and there is no such user");
+            Err(io::Error::new(io::ErrorKind::NotFound, what))
+        }
+    });
+    let owner = owner.transpose()?;
     let deadline = Instant::now() + SOCKET_WAIT_MAX;
     loop {
         match UnixStream::connect(path) {
@@ -408,21 +459,9 @@ fn listen(path: &Path, owner: Option<&str>) -> io::Result<OwnedFd> {
             Ok(_) => {
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-            // Nobody listens: it was left behind. The disk's lock is ours, so no daemon lives.
-            Err(_) => break std::fs::remove_file(path)?,
+            // Nobody listens. The disk's lock is ours, so no daemon lives: a socket that is there was left behind.
+            Err(_) => break,
         }
     }
-    let listener = UnixListener::bind(path)?;
-    // One owner: whoever may open the socket has the disk. `socket_owner` gives it to the
-    // hypervisor's user.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    if let Some(owner) = owner {
-        let user = nix::unistd::User::from_name(owner)?.ok_or_else(|| {
-            let what = format!("`socket_owner` names {owner}, and there is no such user");
-            io::Error::new(io::ErrorKind::NotFound, what)
-        })?;
-        std::os::unix::fs::chown(path, Some(user.uid.as_raw()), None)?;
-    }
-    Ok(listener.into())
+    Ok(private_socket::bind(path, owner)?.into())
 }

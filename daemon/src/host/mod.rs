@@ -10,6 +10,7 @@ mod adopting;
 mod backlog_files;
 mod beating;
 mod bookmarking;
+mod changed;
 mod degrading;
 mod descriptors;
 mod disk_hangs;
@@ -17,6 +18,7 @@ mod ending;
 mod gating;
 mod launch;
 mod libvirt;
+mod pauses;
 mod redo;
 mod rules_kept;
 mod snapshot;
@@ -48,6 +50,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+pub(crate) use switching::switched_over;
 use tidelock_netfilter::gate::{Gate, GateError, GateHandle};
 use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_protocol::message::{Form, Mode};
@@ -126,15 +129,14 @@ pub enum HostError {
 }
 
 impl HostError {
-    /// Whether a start fails in the same way until somebody corrects a file: there is no use in trying again.
+    /// `true` if a start fails in the same way until somebody corrects the configuration or the state of a member: there is no use
+    /// in trying again. A file or a disk of the machine may be another one at the next start.
     #[must_use]
     pub fn needs_correction(&self) -> bool {
         matches!(
             self,
             Self::State(StateError::Content { .. } | StateError::Format { .. })
-                | Self::Export { .. }
                 | Self::AdoptsAPart { .. }
-                | Self::Machine(_)
         )
     }
 }
@@ -198,6 +200,8 @@ struct HostGroup {
 pub struct Host {
     config: Config,
     started_at: MonoNanos,
+    /// Text for status: the clocks by which this host notices that it was paused. `None`: it is no virtual machine.
+    virtual_machine: Option<String>,
     gate: Arc<Mutex<Option<Gate>>>,
     groups: Vec<HostGroup>,
     link_state: watch::Receiver<LinkState>,
@@ -326,8 +330,11 @@ impl Host {
         let heartbeats = beating::start(&groups, stopping.clone())?;
         let gate = Arc::new(Mutex::new(gate));
         rules_kept::start(&gate)?;
+        let handles = groups.iter().filter_map(|group| group.gate.clone()).collect();
+        let virtual_machine = pauses::start(&gate, handles)?;
         Ok(Host {
             started_at: clock::mono_now(),
+            virtual_machine,
             config,
             gate,
             groups,
@@ -363,6 +370,19 @@ impl Host {
         let known = || self.groups.iter().map(|g| g.config.name.as_str());
         let found = self.groups.iter().find(|g| g.config.name.as_str() == name);
         found.ok_or_else(|| ControlError::unknown_group(name, &known().collect::<Vec<_>>()))
+    }
+
+    /// Tells the backup that the gate's rules will be removed when this daemon has stopped. Returns whether it has that on
+    /// record for every member here.
+    fn leave_open(&self, group: &HostGroup) -> bool {
+        if let Some(link) = &*self.link.lock().expect("no panic while held") {
+            for member in &group.members {
+                // A link that has ended tells nobody.
+                let _ = link.send((member.channel, ToLink::LeaveOpen));
+            }
+        }
+        let mut states = group.members.iter().filter_map(HostMember::state);
+        states.all(MemberState::serves_unreached_is_kept)
     }
 
     fn writers(&self) -> impl Iterator<Item = (&str, &Writer)> {
@@ -418,6 +438,10 @@ impl ControlTarget for Host {
 
     fn adopted(&self, group: &str) -> Result<(), ControlError> {
         Host::adopted(self, self.group(group)?)
+    }
+
+    fn leave_open(&self, group: &str) -> Result<bool, ControlError> {
+        Ok(Host::leave_open(self, self.group(group)?))
     }
 
     fn stop(&self) -> Result<(), ControlError> {

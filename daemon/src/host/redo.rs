@@ -1,7 +1,7 @@
 //! A daemon was killed between the append of a write to the backlog on disk and its end on the local disk: it is done
-//! again before a guest is served.
+//! again before a guest is served, and after the backup has confirmed that no other run has had these disks since.
 
-use crate::backlog::{BacklogError, Left};
+use crate::backlog::{BacklogError, Redo};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,7 +27,7 @@ pub(super) enum RedoError {
 
 /// Does again what may not have ended, in its order. Nobody else may have the disks open for writing. Returns how many
 /// writes these were.
-pub(super) fn redo(left: &Left, disks: &BTreeMap<DiskId, PathBuf>) -> Result<u64, RedoError> {
+pub(super) fn redo(again: Redo, disks: &BTreeMap<DiskId, PathBuf>) -> Result<u64, RedoError> {
     let failed = |path: &PathBuf| {
         let path = path.clone();
         move |source| RedoError::Disk { path, source }
@@ -37,7 +37,7 @@ pub(super) fn redo(left: &Left, disks: &BTreeMap<DiskId, PathBuf>) -> Result<u64
         Ok((*id, (file, path.clone())))
     };
     let files = disks.iter().map(open).collect::<Result<BTreeMap<_, _>, RedoError>>()?;
-    let done = left.redo(|record| {
+    let done = again.run(|record| {
         if matches!(record.effect, Effect::CopyDone | Effect::Idle) {
             return Ok(());
         }
@@ -140,7 +140,7 @@ mod tests {
             identity: [0; 32],
         };
         let left = find(&directory, &expected).unwrap();
-        assert_eq!((left.redo_from, redo(&left, &disks).unwrap()), (Seq(2), 5));
+        assert_eq!((left.redo_from, redo(left.again(), &disks).unwrap()), (Seq(2), 5));
         let mut a = vec![9; DISK_BYTES];
         a[8192..9192].fill(2);
         a[8200..8300].fill(0);

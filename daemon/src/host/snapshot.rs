@@ -27,7 +27,7 @@ use crate::status::{
 use crate::verified::Verified;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tidelock_netfilter::gate::{
     Gate, GateHandle, GateSnapshot, HOLD_BUCKETS_MS, MemberGate, MemberTagging, TaggingStats,
 };
@@ -86,6 +86,9 @@ pub struct GroupHistory {
     past: Mutex<GroupPast>,
     /// What the members' packets may have told when they left unheld: P then. Until C covers it a disaster undoes that.
     told_unheld: Mutex<Vec<(CountVector, Hlc)>>,
+    /// P of each writer when its packets began to be held again: what clients were told before is not beyond it. Kept
+    /// until the backup has it.
+    held_from: Mutex<Vec<Seq>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -125,6 +128,7 @@ impl Host {
             host: self.config.host.name.to_string(),
             software: SOFTWARE.to_owned(),
             uptime_ms: ms(now.since_ns(self.started_at)),
+            virtual_machine: self.virtual_machine.clone(),
             link,
             groups,
         }
@@ -144,6 +148,13 @@ impl Host {
             state,
             state_age_ms: ms(now.since_ns(history.since)),
             tls: matches!(self.config.backup.security, Security::Tls { .. }),
+            certificate_valid_s: match &self.config.backup.security {
+                Security::Tls { files, .. } => {
+                    let valid = files.load().map(|own| own.valid_for(SystemTime::now()));
+                    Some(valid.map_or(0, |valid| valid.as_secs()))
+                }
+                Security::Plaintext => None,
+            },
             connects: history.connects,
             problem,
             retry_in_ms: retry_at.map(|at| ms(at.since_ns(now))),
@@ -243,7 +254,7 @@ impl Host {
         let mut past = group.history.past.lock().expect("no panic while held");
         past.ever_attached |= attached;
         // What clients were told while nothing was held must have arrived before this ends.
-        let catching_up = group.degrading.since_unix_ms().is_none()
+        let is_held_again = group.degrading.since_unix_ms().is_none()
             && mode != Mode::Async
             && past.unprotected_since.is_some()
             && matches!(
@@ -255,8 +266,16 @@ impl Host {
                         | GroupState::Replicating
                         | GroupState::NoHeartbeat
                 )
-            )
-            && (writers().any(|w| w.lag_writes() > 0)
+            );
+        let mut held_from = group.history.held_from.lock().expect("no panic while held");
+        if !is_held_again {
+            held_from.clear();
+        } else if held_from.is_empty() {
+            held_from.extend(writers().map(|w| w.view.published()));
+        }
+        let lacks = |(w, p): (&Writer, &Seq)| w.lag_writes() > 0 && w.port.acked().0 < *p;
+        let catching_up = is_held_again
+            && (writers().zip(&*held_from).any(lacks)
                 || group.members.iter().any(|m| m.control.is_catching_up()));
         let superseded = writers().any(is_superseded);
         let facts = Facts {
@@ -348,7 +367,7 @@ impl HostMember {
         writer.or_else(|| Some(&self.follower.as_ref()?.link_stats)).map(|stats| &**stats)
     }
 
-    fn state(&self) -> Option<&MemberState> {
+    pub(super) fn state(&self) -> Option<&MemberState> {
         let writer = self.writer.as_ref().map(|w| &w.state);
         writer.or_else(|| Some(&self.follower.as_ref()?.state))
     }
@@ -556,7 +575,7 @@ fn writer_status(
             full_count: get(&stats.backlog_full_count),
             on_disk: backlog_on_disk(group, stats),
         },
-        copy: writer.view.copy().map(|copy| copy_status(&copy)),
+        copy: writer.view.copy().map(|copy| copy_status(&copy, writer.view.compares_all_because())),
         commit_latency: writer.link_stats.commit_latencies(),
         guest_io: GuestIo {
             reads: get(&stats.reads),
@@ -572,7 +591,7 @@ fn writer_status(
         clock_lead_ms: get(&stats.clock_lead_ms),
         activity: ActivityStatus::of(&stats.activity, writer.disk_sizes_bytes.iter().sum()),
         verify: VerifyStatus {
-            running: writer.view.verify().map(|progress| copy_status(&progress)),
+            running: writer.view.verify().map(|progress| copy_status(&progress, None)),
             every_ms: group.config.verify.every.map(|every| every.as_millis() as u64),
             ..writer.verifications.status(&writer.state)
         },
@@ -606,7 +625,7 @@ fn backlog_on_disk(group: &HostGroup, stats: &OwnerStats) -> Option<BacklogOnDis
     })
 }
 
-fn copy_status(copy: &copy_job::Progress) -> CopyStatus {
+fn copy_status(copy: &copy_job::Progress, because: Option<String>) -> CopyStatus {
     CopyStatus {
         kind: match copy.purpose {
             Purpose::Initial => CopyKindStatus::Initial,
@@ -617,6 +636,7 @@ fn copy_status(copy: &copy_job::Progress) -> CopyStatus {
         total_bytes: copy.total_bytes,
         rate_bytes_per_s: copy.rate_bytes_per_s,
         left_ms: copy.seconds_left().map(|s| s * 1000),
+        because,
     }
 }
 

@@ -86,6 +86,11 @@ fn record_path(config: &Config, group: &Group) -> PathBuf {
     config.host.state_dir.join(group.name.as_str()).join("_switched.json")
 }
 
+/// Whether this host has handed the group to the backup site.
+pub(crate) fn switched_over(config: &Config, group: &Group) -> bool {
+    record_path(config, group).exists()
+}
+
 fn write(path: &Path, epoch: Epoch, at_unix_ms: u64) -> io::Result<()> {
     let record = Record { format: FORMAT, epoch, at_unix_ms };
     durable::replace(path, &serde_json::to_vec_pretty(&record).expect("plain data"))
@@ -170,7 +175,7 @@ impl Sight for Seen<'_> {
         for (drain, drained) in self.drains.iter_mut().zip(&mut self.drained) {
             let Some(of) = drain else { continue };
             let Ok(done) = of.try_recv() else { return Ok(false) };
-            if !done.whole {
+            if done.marks.is_none() {
                 return Err("the local disk failed its last flush, or the sites differ".to_owned());
             }
             (*drain, *drained) = (None, Some(done));

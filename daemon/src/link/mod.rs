@@ -19,6 +19,7 @@
 
 mod bookmarks;
 pub mod connection;
+#[cfg(feature = "host")]
 pub mod connector;
 pub mod member;
 pub mod port;
@@ -30,7 +31,7 @@ pub mod turns;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::RefusalKind;
-use tidelock_protocol::tag::TagKey;
+use tidelock_protocol::tag::TagTerms;
 use tidelock_protocol::vector::CountVector;
 
 /// What the kernel may hold that the network has not taken yet.
@@ -40,8 +41,8 @@ pub const NOTSENT_LOWAT_BYTES: u32 = 256 << 10;
 pub trait GateControl: Send + Sync {
     /// C rose.
     fn committed(&self, committed: &CountVector);
-    /// What tags of the group are sealed with.
-    fn tag_key(&self, _: TagKey) {}
+    /// The backup has told the keys that seal the group's tags, and the greatest seq that a tag may name for each writer.
+    fn tag_terms(&self, _: &TagTerms) {}
     /// The backup answered the beacon that was sent at this time.
     fn lease_renewed(&self, sent_at: MonoNanos);
     /// The epoch of this primary has ended: shut for good.
@@ -68,10 +69,6 @@ pub trait GateControl: Send + Sync {
     }
     /// It is not known.
     fn mark_incomplete(&self) {}
-    /// The backup may count the member as gone: nothing of it goes to other members.
-    fn await_contact(&self) {}
-    /// It knows that the member is here.
-    fn has_contact(&self) {}
     /// All that any writer had admitted after the moment of this mark; 0: raises P, and no more.
     fn floor(&self, _mark: u64, _pending: &CountVector, _hlc: Hlc) {}
     /// P of the member: what it may depend on, and the greatest time of that.

@@ -10,8 +10,10 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq};
-use tidelock_protocol::message::{Attached, Bookmark, BookmarkPoint, Message, Mode, Policy};
+use tidelock_protocol::ids::{DiskId, Epoch, GroupId, MonoNanos, RunId, Seq};
+use tidelock_protocol::message::{
+    Attached, Basis, Bookmark, BookmarkPoint, CleanEnd, LogAge, Message, Mode, Policy,
+};
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
@@ -59,13 +61,18 @@ pub enum ToLink {
     AskToCompare,
     /// The group's disks are here: the member may be attached.
     Adopted,
+    /// The gate's rules are to be removed when this daemon has stopped: the backup is to know that the guest may answer
+    /// clients from here without it.
+    LeaveOpen,
     /// The gate is shut for good in this epoch: the lease is given up, on this connection and on all that follow.
     GiveUpLease(Option<LeaseGivenUp>),
     /// All that this member has is at the backup, and its lease is given up as soon as all other hosts are so far. Or it
     /// goes on as before, if it is not too late for that. The answers go to the one that is given.
     ReadyToSwitch(bool, Arc<Agreement>),
+    /// The activity log on stable storage is so far: records that follow may have been admitted under it.
+    Logged(LogAge),
     /// Everything is committed: leave.
-    Detach,
+    Detach(Option<CleanEnd>),
 }
 
 /// Where C as the backup says it with its answer to a [`ToLink::GiveUpLease`] goes.
@@ -128,8 +135,6 @@ pub enum FromLink {
         /// Whether this is the first attachment of a run that did not know where to go on: the
         /// sequencer starts now.
         first: bool,
-        /// The run that the backup knew last before, if it was asked.
-        last_attached: Option<Incarnation>,
         /// It was told that the disks differ, by [`ToLink::AskToCompare`].
         compares: bool,
     },
@@ -295,6 +300,21 @@ pub trait EpochKeeper: Send {
     /// A time that no time is above which was given out or taken over here; 0: none is known. May wait for the disk.
     fn greatest(&self) -> Hlc {
         Hlc(0)
+    }
+    /// The same, and that this run is in force, before anything is admitted or sent under it. `basis`: what the backup has
+    /// attached it by.
+    fn begin(
+        &mut self,
+        _run: RunId,
+        epoch: Epoch,
+        group_id: GroupId,
+        _basis: &Basis,
+    ) -> std::io::Result<()> {
+        self.keep(epoch, group_id)
+    }
+    /// Guests are to be served before the backup was reached: the disks are not as they were at a clean end any more.
+    fn keep_served(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
     /// The epoch has ended, in the backup's words: no later run serves guests before a later one is granted.
     fn keep_fenced(&mut self, _reason: &str) -> std::io::Result<()> {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use tidelock_nbd::{Command, Errno, Event, Extent, Request, Session};
+use tidelock_nbd::{Command, Errno, Event, Extent, ProtocolError, Request, Session};
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_uring::{AlignedBuf, BufPool, Ring, SEND_BUFS_MAX, SendBufs, SharedFd, skip_sent};
 
@@ -39,6 +39,8 @@ pub enum Input {
     Busy,
     /// Nothing any more.
     Closed,
+    /// Nothing any more: the client broke the protocol.
+    Violation(ProtocolError),
     /// The client was told that the disk is in use. There may be more.
     Refused,
 }
@@ -211,9 +213,8 @@ impl Connection {
             let step = match self.session.next(&staging[self.staging_at..]) {
                 Ok(step) => step,
                 Err(error) => {
-                    tracing::warn!(connection = self.id.0, %error, "a client broke the protocol");
                     self.close();
-                    return Input::Closed;
+                    return Input::Violation(error);
                 }
             };
             self.staging_at += step.consumed;

@@ -1,7 +1,7 @@
 //! Serving guests before the backup was reached in this run, if the group is configured so.
 //!
 //! ```text
-//!                 attached: the stream begins, or goes on after a clean stop
+//!                 attached: the stream begins
 //!  waiting ─────────────────────────────────────────────────────────────────────► recording
 //!     │ the backup was not reached for so long,                                       ▲
 //!     │ and the link will not say that the last run ended cleanly                     │ attached: what the
@@ -12,8 +12,8 @@
 //! until it was compared. So every write is either in the stream or in the map: the sequencer begins to record in the
 //! turn in which the map ceases to keep what comes, and what was begun before it holds its extent until it ends.
 
+use super::Owner;
 use super::replication::Clocks;
-use super::{Owner, Resume};
 use crate::activity::ActivityLog;
 use crate::sequencer::{Extent, Sequencer};
 use std::time::Duration;
@@ -36,8 +36,6 @@ pub enum PlantedBug {
 /// How a run stands before the stream goes on. Sans-I/O: the simulator drives it, too.
 #[derive(Debug)]
 pub struct Contact {
-    /// Where it would go on after a clean stop.
-    resume: Option<Resume>,
     /// From then on guests are served without it; `None`: they wait.
     serve_from: Option<MonoNanos>,
 }
@@ -54,42 +52,26 @@ pub enum Look {
 }
 
 impl Contact {
-    /// `serve_after`: guests do not wait for the backup longer than this.
-    pub fn new(
-        sequencer: &mut Sequencer,
-        activity: &mut ActivityLog,
-        resume: Option<Resume>,
-        serve_after: Option<Duration>,
-        clocks: Clocks,
-    ) -> Self {
-        let Clocks { now, wall_ms } = clocks;
-        if let Some(after) = serve_after {
+    /// `serve_after`: guests do not wait for the backup longer than this; `None`: they wait until it has attached the member.
+    pub fn new(activity: &mut ActivityLog, serve_after: Option<Duration>, clocks: Clocks) -> Self {
+        if serve_after.is_some() {
             activity.begin_unrecorded();
-            let serve_from = Some(now.plus_ms(after.as_millis() as u64));
-            return Self { resume, serve_from };
         }
-        if let Some(Resume { epoch, seq, hlc }) = resume {
-            sequencer.start(epoch, seq, hlc, now, wall_ms);
-        }
-        Self { resume: None, serve_from: None }
+        let serve_from = serve_after.map(|after| clocks.now.plus_ms(after.as_millis() as u64));
+        Self { serve_from }
     }
 
     /// As [`Contact::new`], with a bug.
     #[cfg(feature = "planted-bugs")]
     pub fn with_bug(
         bug: Option<PlantedBug>,
-        sequencer: &mut Sequencer,
         activity: &mut ActivityLog,
-        resume: Option<Resume>,
         serve_after: Option<Duration>,
         clocks: Clocks,
     ) -> Self {
         match bug {
-            Some(PlantedBug::Unmapped) => {
-                let mut other = ActivityLog::off();
-                Self::new(sequencer, &mut other, resume, serve_after, clocks)
-            }
-            None => Self::new(sequencer, activity, resume, serve_after, clocks),
+            Some(PlantedBug::Unmapped) => Self::new(&mut ActivityLog::off(), serve_after, clocks),
+            None => Self::new(activity, serve_after, clocks),
         }
     }
 
@@ -110,15 +92,12 @@ impl Contact {
         if sequencer.is_started() {
             return false;
         }
-        if let Some(Resume { hlc, .. }) = self.resume.take() {
-            sequencer.observe(hlc);
-        }
         sequencer.serve_unrecorded(clocks.now, clocks.wall_ms);
         true
     }
 
-    /// The backup has attached the member, in this turn: writes are recorded from here on. `first`: this run did not
-    /// know where to go on. Returns where writes are in flight that are not recorded.
+    /// The backup has attached the member, in this turn: writes are recorded from here on. `first`: the stream begins, or
+    /// goes on after a clean stop, where the backup says. Returns where writes are in flight that are not recorded.
     pub fn record(
         &mut self,
         sequencer: &mut Sequencer,
@@ -129,12 +108,9 @@ impl Contact {
         self.serve_from = None;
         let Clocks { now, wall_ms } = clocks;
         let unrecorded = sequencer.unrecorded();
-        let resume = self.resume.take();
         if first {
             let Attached { epoch, durable, last_hlc, .. } = *attached;
             sequencer.start(epoch, durable, last_hlc, now, wall_ms);
-        } else if let Some(Resume { epoch, seq, hlc }) = resume {
-            sequencer.start(epoch, seq, hlc, now, wall_ms);
         }
         unrecorded
     }
@@ -155,6 +131,7 @@ impl Owner {
     pub(super) fn may_serve_unrecorded(&mut self) {
         let clocks = self.clocks();
         if self.contact.serve(&mut self.sequencer, clocks) {
+            self.give_up_left("the backup was not reached, and guests are served without it");
             tracing::warn!(
                 member = self.member,
                 "the backup was not reached since the start: guests are served, and nothing of what they write is \

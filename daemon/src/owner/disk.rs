@@ -84,6 +84,13 @@ fn in_use(disk: &str, connections: usize) -> String {
     )
 }
 
+impl DiskSetup {
+    /// Its name, and its identity when it was opened.
+    pub fn mark_when_opened(&self) -> String {
+        format!("{} {}", self.spec.name, self.file.mark_when_opened())
+    }
+}
+
 /// How a read went on.
 #[derive(Debug)]
 pub enum ReadOutcome {
@@ -119,6 +126,11 @@ impl Disk {
 
     pub fn name(&self) -> &str {
         &self.setup.spec.name
+    }
+
+    /// Its name and its identity.
+    pub fn mark(&self) -> io::Result<String> {
+        Ok(format!("{} {}", self.name(), self.setup.file.mark()?))
     }
 
     pub fn fd(&self) -> &SharedFd {

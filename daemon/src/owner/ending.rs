@@ -2,6 +2,7 @@
 //! disk holds still, for a switch to the backup site, until it is let go again or the loop ends.
 
 use super::connection::Connection;
+use super::disk::Disk;
 use super::idling::LastWord;
 use super::replication::Clocks;
 use super::token::Token;
@@ -9,7 +10,7 @@ use super::{Drained, Owner, Several, replication};
 use crate::link::port::ToLink;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tidelock_protocol::message::Form;
+use tidelock_protocol::message::{CleanEnd, Form};
 use tokio::sync::oneshot;
 
 /// Nothing new is taken.
@@ -110,18 +111,19 @@ impl Owner {
         }
         let (reply, ends) = (draining.reply.take(), draining.ends);
         let Some(reply) = reply else { return };
+        let (seq, hlc) = (self.sequencer.last_seq(), self.sequencer.last_hlc());
+        // The backup is told: a clean end that it has not heard of is none.
+        let is_equal = self.sequencer.is_started() && self.copying.is_whole() && self.attached;
+        let marks = if is_equal && self.sync_disks() { self.marks() } else { None };
         if ends {
             self.draining = None;
             // Who has left has nothing that is not at the backup: what has no record is not.
             if !self.spilling.stands() && !self.sequencer.serves_unrecorded() {
-                self.to_link(ToLink::Detach);
+                let end = marks.clone().map(|marks| CleanEnd { seq, marks });
+                self.to_link(ToLink::Detach(end));
             }
         }
-        let _ = reply.send(Drained {
-            seq: self.sequencer.last_seq(),
-            hlc: self.sequencer.last_hlc(),
-            whole: self.sequencer.is_started() && self.copying.is_whole() && self.sync_disks(),
-        });
+        let _ = reply.send(Drained { seq, hlc, marks });
         self.stopped = ends;
     }
 
@@ -140,16 +142,26 @@ impl Owner {
         if !draining.is_ready {
             draining.not_ready.fetch_sub(1, Ordering::SeqCst);
         }
-        self.to_link(ToLink::Detach);
+        self.to_link(ToLink::Detach(None));
         if let Some(reply) = draining.reply {
             // Whoever asked may not wait any more.
             let _ = reply.send(Drained {
                 seq: self.sequencer.last_seq(),
                 hlc: self.sequencer.last_hlc(),
-                whole: false,
+                marks: None,
             });
         }
         self.stopped = true;
+    }
+
+    /// The identity of each disk, by which a later start knows that nobody has changed it.
+    fn marks(&self) -> Option<Vec<String>> {
+        let marks = self.disks.iter().map(Disk::mark).collect::<std::io::Result<_>>();
+        if let Err(error) = &marks {
+            let member = &self.member;
+            tracing::error!(member, %error, "a disk cannot be identified: the next start compares the sites");
+        }
+        marks.ok()
     }
 
     /// Makes durable what the backup has. A clean end says that the sites are equal, and must

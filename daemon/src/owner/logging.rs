@@ -11,9 +11,12 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use tidelock_protocol::ids::{DiskId, MonoNanos};
 use tidelock_protocol::record::Effect;
 use tidelock_uring::{Durability, LocalFile, SyncKind};
+
+const TOUCH_EVERY: Duration = Duration::from_secs(1);
 
 /// The log's file, open.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ pub(super) struct Logging {
     held_back: HashMap<RequestId, Logged>,
     /// Guests' flushes under way: which disk, and which number.
     flushes: HashMap<u32, (DiskId, u64)>,
+    /// The last time at which the file's time was set.
+    touched: Option<MonoNanos>,
     said: Option<Standing>,
     said_at: Option<MonoNanos>,
 }
@@ -47,7 +52,7 @@ pub(super) struct Logging {
 impl Logging {
     pub(super) fn new(activity: ActivityLog, file: Option<LogFile>) -> Self {
         let (held_back, flushes) = (HashMap::new(), HashMap::new());
-        Self { activity, file, held_back, flushes, said: None, said_at: None }
+        Self { activity, file, held_back, flushes, touched: None, said: None, said_at: None }
     }
 
     pub(super) fn hold_back(&mut self, request: RequestId, logged: Logged) {
@@ -64,6 +69,24 @@ impl Logging {
         let (disk, number) = self.flushes.remove(&slot.0)?;
         self.activity.flush_ended(disk, number, ok);
         Some(disk)
+    }
+
+    /// A local write begins. Once a second the file gets the time: an image that is written to long after that is another
+    /// one at the next start.
+    pub(super) fn touch(&mut self, now: MonoNanos) {
+        let Some(LogFile { file, path }) = &self.file else { return };
+        let is_due = |at: MonoNanos| now.since_ns(at) >= TOUCH_EVERY.as_nanos() as u64;
+        if !self.touched.is_none_or(is_due) {
+            return;
+        }
+        self.touched = Some(now);
+        let (omit, now) = (rustix::fs::UTIME_OMIT, rustix::fs::UTIME_NOW);
+        let time = |tv_nsec| rustix::fs::Timespec { tv_sec: 0, tv_nsec };
+        let times =
+            rustix::fs::Timestamps { last_access: time(omit), last_modification: time(now) };
+        if let Err(error) = rustix::fs::futimens(file.fd(), &times) {
+            tracing::debug!(path = %path.display(), %error, "the activity log's time cannot be set");
+        }
     }
 
     /// Without it the next start compares everything.

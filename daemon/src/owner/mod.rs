@@ -67,8 +67,8 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tidelock_nbd::Errno;
 use tidelock_protocol::hlc::{Hlc, WallClock};
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, MonoNanos, Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Form, Mode};
+use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{Basis, CopyState, Form, LogAge, Mode};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::{BufPool, Buffer, Completion, EventFd, Ring};
 use token::Token;
@@ -117,14 +117,15 @@ pub enum ToOwner {
 }
 
 /// A clean end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// The writer's last seq, which the backup has.
     pub seq: Seq,
     /// Its time.
     pub hlc: Hlc,
-    /// Whether the backup's disks equal the local ones. If not, the next run has to compare them.
-    pub whole: bool,
+    /// The identity of each disk, if the backup's disks equal the local ones and it was told so. If not, the next run has to
+    /// compare them.
+    pub marks: Option<Vec<String>>,
 }
 
 /// Where P\[self\] is stored for the gate.
@@ -149,15 +150,13 @@ pub struct Several {
     pub idle_interval: Duration,
 }
 
-/// Where the stream goes on after a clean stop.
-#[derive(Clone, Copy, Debug)]
-pub struct Resume {
-    /// The granted epoch.
-    pub epoch: Epoch,
-    /// The last seq.
-    pub seq: Seq,
-    /// Its time.
-    pub hlc: Hlc,
+/// Backlog on disk of an earlier process. This process goes on with it if the backup confirms that no other run has had
+/// the disks since.
+pub struct LeftOnDisk {
+    /// The stream.
+    pub goes_on: GoesOn,
+    /// Does again on the local disks what may not have ended. Returns how many writes these were.
+    pub redo: Box<dyn FnOnce() -> Result<u64, String> + Send>,
 }
 
 /// What an owner loop is made of.
@@ -194,8 +193,6 @@ pub struct OwnerParts {
     pub copy_bounds: Bounds,
     /// The group was switched over to the backup site: no guest is served.
     pub switched_over: bool,
-    /// Where to go on without asking the backup.
-    pub resume: Option<Resume>,
     /// Guests are served also if the backup is not reached for so long ([`contact`]).
     pub serves_unreached_after: Option<Duration>,
     /// If the group has other members.
@@ -210,8 +207,8 @@ pub struct OwnerParts {
     pub log_file: Option<LogFile>,
     /// Where records wait that memory has no room for.
     pub backlog: Option<DiskBacklog>,
-    /// What an earlier process of this run has left there.
-    pub goes_on: Option<GoesOn>,
+    /// Records of an earlier process in the backlog on disk.
+    pub left: Option<LeftOnDisk>,
 }
 
 /// The state of one member.
@@ -234,6 +231,11 @@ pub struct Owner {
     logging: Logging,
     admitted: Admitted,
     spilling: Spilling,
+    left: Option<LeftOnDisk>,
+    /// How far the activity log is, as the link was told.
+    told_age: LogAge,
+    /// Why the loop cannot go on.
+    failed: Option<String>,
     port: Arc<OwnerPort<ToOwner>>,
     messages: Receiver<ToOwner>,
     wake: EventFd,
@@ -256,7 +258,7 @@ pub struct Owner {
     /// Disks whose sockets accept again with the next tick.
     accept_later: Vec<usize>,
     /// When something about a disk's clients was logged last.
-    said_at: HashMap<usize, MonoNanos>,
+    said_at: serving::SaidAt,
     stopped: bool,
     tick_armed: bool,
     full_said_at: Option<MonoNanos>,
@@ -290,22 +292,17 @@ impl Owner {
             sequencer.set_ceiling(ceiling_ms, now, wall_ms);
         }
         sequencer.observe(parts.hlc_floor);
-        let goes_on = parts.goes_on.is_some();
-        let has_what_tags_say = parts.several.is_none() || parts.resume.is_some() || goes_on;
-        let serving = !parts.switched_over && has_what_tags_say;
-        let may_serve = !parts.switched_over && !goes_on;
-        let serves_unreached_after = parts.serves_unreached_after.filter(|_| may_serve);
+        // Requests are taken, and wait for the backup.
+        let serving = !parts.switched_over && parts.several.is_none();
+        let serves_unreached_after = parts.serves_unreached_after.filter(|_| !parts.switched_over);
         let clocks = Clocks { now, wall_ms };
-        let goes_on = parts.goes_on.as_ref();
-        let spilling = Spilling::new(parts.backlog, goes_on, &mut sequencer, clocks);
+        let spilling = match &parts.left {
+            Some(_) => Spilling::awaiting(parts.backlog, clocks),
+            None => Spilling::new(parts.backlog, None, &mut sequencer, clocks),
+        };
         let mut logging = Logging::new(parts.activity, parts.log_file);
-        let contact = Contact::new(
-            &mut sequencer,
-            &mut logging.activity,
-            parts.resume,
-            serves_unreached_after,
-            clocks,
-        );
+        let contact = Contact::new(&mut logging.activity, serves_unreached_after, clocks);
+        let told_age = logging.activity.age();
         Ok(Self {
             member: parts.member,
             ring,
@@ -324,6 +321,9 @@ impl Owner {
             logging,
             admitted: Admitted::default(),
             spilling,
+            left: parts.left,
+            told_age,
+            failed: None,
             port: parts.port,
             messages: parts.messages,
             wake: parts.wake,
@@ -342,7 +342,7 @@ impl Owner {
             draining: None,
             unaccepted: Vec::new(),
             accept_later: Vec::new(),
-            said_at: HashMap::new(),
+            said_at: serving::SaidAt::default(),
             stopped: false,
             tick_armed: false,
             full_said_at: None,
@@ -378,6 +378,9 @@ impl Owner {
                 self.complete(completion);
             }
             self.turn()?;
+            if let Some(why) = self.failed.take() {
+                return Err(std::io::Error::other(why));
+            }
         }
         for (_, connection) in self.connections.drain() {
             connection.hang_up();
@@ -464,19 +467,21 @@ impl Owner {
 
     fn hear_link(&mut self, message: FromLink) {
         match message {
-            FromLink::Attached { attached, last_attached, compares, .. }
-                if self.spilling.stands() =>
-            {
+            FromLink::Attached { attached, compares, .. } if self.spilling.stands() => {
                 self.attached = true;
                 self.set_refusal(None);
                 match compares {
-                    true => self.record_again(&attached, last_attached),
+                    true => self.record_again(&attached),
                     false => self.attached_while_standing(&attached),
                 }
             }
-            FromLink::Attached { attached, first, last_attached, .. } => {
+            FromLink::Attached { attached, first, .. } => {
                 self.attached = true;
                 self.set_refusal(None);
+                match &attached.basis {
+                    Basis::Continues => self.go_on_with_left(),
+                    basis => self.give_up_left(&why_not(basis)),
+                }
                 let unrecorded = self.begin_recording(&attached, first);
                 let must_compare =
                     matches!(attached.copy.told(), CopyState::Partial | CopyState::Resyncing);
@@ -489,11 +494,12 @@ impl Owner {
                     copy: attached.copy,
                     epoch: attached.epoch,
                     durable: attached.durable,
-                    last_attached,
+                    basis: attached.basis.clone(),
                     copying: self.copying.is_copying(),
                 });
-                let Self { member, copying, disks, .. } = self;
-                let ranges = |purpose| copied_ranges(member, disks, purpose, compare, unrecorded);
+                let Self { member, view, copying, disks, .. } = self;
+                let ranges =
+                    |purpose| copied_ranges(member, view, disks, purpose, compare, unrecorded);
                 copying.attached(member, attached.copy, ranges, self.now);
                 self.mark_backlog();
                 if self.several.is_some() && must_compare {
@@ -665,6 +671,11 @@ impl Owner {
 
     /// Gives what was admitted in this turn to the link.
     fn hand_over(&mut self) {
+        let age = self.logging.activity.age();
+        if age != self.told_age {
+            self.told_age = age;
+            self.to_link(ToLink::Logged(age));
+        }
         for message in self.admitted.take(self.now) {
             self.to_link(message);
         }
@@ -731,11 +742,13 @@ impl Owner {
 /// activity log says, or all. `unrecorded`: what is being written there may be allocated only later.
 fn copied_ranges(
     member: &str,
+    view: &OwnerView,
     disks: &[Disk],
     purpose: Purpose,
     compare: Compare,
     unrecorded: Vec<Extent>,
 ) -> Vec<Extent> {
+    view.set_compares_all_because(None);
     let allocated = |disk: &Disk| {
         disk.allocated().unwrap_or_else(|error| {
             tracing::warn!(
@@ -760,11 +773,19 @@ fn copied_ranges(
             }
             Compare::All(why) => {
                 tracing::warn!(member, why, "comparing all of the disks");
+                view.set_compares_all_because(Some(why));
                 disks.iter().map(Disk::whole).collect()
             }
             Compare::Nothing => disks.iter().map(Disk::whole).collect(),
         },
         Purpose::Verify { .. } => unreachable!("nothing is copied for it at an attachment"),
+    }
+}
+
+fn why_not(basis: &Basis) -> String {
+    match basis {
+        Basis::Everything { why } => why.clone(),
+        _ => "the backup does not take it".to_owned(),
     }
 }
 

@@ -93,7 +93,7 @@ impl Owner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{OwnerParts, PublishPending, Resume};
+    use super::super::{OwnerParts, PublishPending};
     use super::*;
     use crate::activity::ActivityLog;
     use crate::copy_job::Bounds;
@@ -153,7 +153,6 @@ mod tests {
             pulse: Arc::default(),
             copy_bounds: Bounds { window_bytes: 1 << 20, rate_bytes_per_s: 0 },
             switched_over: false,
-            resume: Some(Resume { epoch: Epoch(1), seq: Seq(0), hlc: Hlc(0) }),
             serves_unreached_after: None,
             several: Some(Several { form: Form::Hlc, idle_interval: INTERVAL }),
             hlc_floor: Hlc(0),
@@ -161,10 +160,11 @@ mod tests {
             activity: ActivityLog::off(),
             log_file: None,
             backlog: None,
-            goes_on: None,
+            left: None,
         })
         .unwrap();
         owner.attached = true;
+        owner.sequencer.start(Epoch(1), Seq(0), Hlc(0), owner.now, owner.wall_ms);
         (owner, heard, records)
     }
 

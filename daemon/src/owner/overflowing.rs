@@ -7,13 +7,12 @@
 //! that lets a later process go on with the stream: from then on what is on disk is not all that the sites differ by.
 
 use super::admitted::Admitted;
-use super::spilling::{Seen, Spilling, Turn};
-use super::{Owner, copied_ranges};
+use super::spilling::{GoesOn, Seen, Spilling, Turn};
+use super::{LeftOnDisk, Owner, copied_ranges};
 use crate::link::port::ToLink;
 use crate::overflow::Step;
 use std::sync::atomic::Ordering::Relaxed;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::Incarnation;
 use tidelock_protocol::message::Attached;
 use tidelock_protocol::record::Record;
 
@@ -31,6 +30,50 @@ impl Owner {
             clocks,
         };
         (&mut self.spilling, &mut self.admitted, turn)
+    }
+
+    /// The backup has confirmed that the stream goes on with what an earlier process has left on disk: what may not have
+    /// ended there is done again first.
+    pub(super) fn go_on_with_left(&mut self) {
+        let Some(LeftOnDisk { goes_on, redo }) = self.left.take() else { return };
+        self.logging.touch(self.now);
+        match redo() {
+            Ok(redone) => tracing::warn!(
+                member = self.member,
+                last = %goes_on.last(),
+                redone,
+                "the daemon had not stopped cleanly: going on with the backlog on disk, nothing is compared"
+            ),
+            Err(error) => {
+                // The backup must not get records that the local disk lacks.
+                self.give_up_left_for_good(&goes_on);
+                self.failed = Some(format!(
+                    "what was under way when the daemon was killed cannot be done again on the local disk ({error}): start \
+                     again, the sites are compared then"
+                ));
+                return;
+            }
+        }
+        self.pending.publish(goes_on.last(), goes_on.last_hlc);
+        let (spilling, _, mut turn) = self.spilling();
+        spilling.go_on(&goes_on, &mut turn);
+    }
+
+    fn give_up_left_for_good(&mut self, goes_on: &GoesOn) {
+        let (spilling, _, mut turn) = self.spilling();
+        spilling.give_up_left(goes_on, &mut turn);
+    }
+
+    /// Drops the backlog on disk of an earlier process: its records are neither sent nor written to the local disks.
+    pub(super) fn give_up_left(&mut self, why: &str) {
+        let Some(LeftOnDisk { goes_on, .. }) = self.left.take() else { return };
+        tracing::warn!(
+            member = self.member,
+            last = %goes_on.last(),
+            why,
+            "the backlog on disk is not gone on with, and nothing of it is written to the local disks: the sites are compared"
+        );
+        self.give_up_left_for_good(&goes_on);
     }
 
     /// A record was admitted. Its local write is begun after this.
@@ -85,9 +128,9 @@ impl Owner {
     }
 
     /// It has done so to compare: the stream goes on, with the comparison.
-    pub(super) fn record_again(&mut self, attached: &Attached, last_attached: Option<Incarnation>) {
+    pub(super) fn record_again(&mut self, attached: &Attached) {
         let clocks = self.clocks();
-        let Self { member, sequencer, copying, logging, gate, disks, spilling, .. } = self;
+        let Self { member, view, sequencer, copying, logging, gate, disks, spilling, .. } = self;
         let mut turn = Turn {
             member,
             sequencer,
@@ -98,9 +141,9 @@ impl Owner {
             clocks,
         };
         let ranges = |purpose, compare, unrecorded| {
-            copied_ranges(member, disks, purpose, compare, unrecorded)
+            copied_ranges(member, view, disks, purpose, compare, unrecorded)
         };
-        spilling.record_again(attached, last_attached, ranges, &mut turn);
+        spilling.record_again(attached, ranges, &mut turn);
         self.depend_on_comparison(attached.durable, Hlc(attached.last_hlc.0 + 1));
         if self.several.is_some() {
             self.copying.await_floor();

@@ -6,9 +6,10 @@ use super::requests::{self, Slot};
 use super::token::Token;
 use super::{Owner, disk};
 use crate::sequencer::RequestId;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidelock_nbd::{Command, Errno, Request};
+use tidelock_nbd::{Command, Errno, ProtocolError, Request};
 use tidelock_protocol::ids::{DiskId, MonoNanos};
 use tidelock_protocol::record::{Effect, Payload};
 use tidelock_uring::{Buffer, SyncKind};
@@ -20,6 +21,29 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// What clients can cause at will is said once in so long.
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
+/// A kind of log line that clients of a disk can cause at will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Subject {
+    Clients,
+    FailedReads,
+}
+
+/// The last time at which such a line was logged, for each disk.
+#[derive(Debug, Default)]
+pub(super) struct SaidAt(HashMap<(usize, Subject), MonoNanos>);
+
+impl SaidAt {
+    /// `true` if a line may be logged now. It counts as logged then.
+    fn may_say(&mut self, disk: usize, subject: Subject, now: MonoNanos) -> bool {
+        let said_at = self.0.get(&(disk, subject));
+        let may = said_at.is_none_or(|at| now.since_ns(*at) > SAID_EVERY.as_nanos() as u64);
+        if may {
+            self.0.insert((disk, subject), now);
+        }
+        may
+    }
+}
+
 impl Owner {
     pub(super) fn accepted(&mut self, disk: usize, result: std::io::Result<u32>, buffer: Buffer) {
         if self.draining.is_some() && !self.switched_over {
@@ -30,7 +54,7 @@ impl Owner {
             // At a limit of descriptors the next accept fails at once, too.
             self.accept_later.push(disk);
             self.arm_tick();
-            if self.may_say(disk) {
+            if self.may_say(disk, Subject::Clients) {
                 let disk = self.disks[disk].name();
                 tracing::warn!(
                     member = self.member, disk, %error,
@@ -117,7 +141,7 @@ impl Owner {
 
     fn refused(&mut self, id: ConnectionId) {
         let disk = self.connections[&id].disk();
-        if self.may_say(disk) {
+        if self.may_say(disk, Subject::Clients) {
             let connections = self.disks[disk].connections_max();
             tracing::warn!(
                 member = self.member,
@@ -129,14 +153,17 @@ impl Owner {
         }
     }
 
-    /// Whether something that clients of this disk can cause at will is said again.
-    fn may_say(&mut self, disk: usize) -> bool {
-        let said_at = self.said_at.get(&disk);
-        let may = said_at.is_none_or(|at| self.now.since_ns(*at) > SAID_EVERY.as_nanos() as u64);
-        if may {
-            self.said_at.insert(disk, self.now);
+    fn broke_protocol(&mut self, id: ConnectionId, error: &ProtocolError) {
+        let Some(disk) = self.connections.get(&id).map(Connection::disk) else { return };
+        if self.may_say(disk, Subject::Clients) {
+            let (member, disk) = (&self.member, self.disks[disk].name());
+            tracing::warn!(member, disk, connection = id.0, %error, "a client broke the protocol");
         }
-        may
+    }
+
+    /// `true` if a line that clients of this disk can cause at will may be logged again.
+    fn may_say(&mut self, disk: usize, subject: Subject) -> bool {
+        self.said_at.may_say(disk, subject, self.now)
     }
 
     /// A client is, by the end of its connection. One that tries again and again is told of once.
@@ -174,6 +201,10 @@ impl Owner {
                     self.submit(id, request, Some(Payload::new(data)));
                 }
                 Input::Refused => self.refused(id),
+                Input::Violation(error) => {
+                    self.broke_protocol(id, &error);
+                    break;
+                }
                 Input::NeedMore | Input::Busy | Input::Closed => break,
             }
         }
@@ -249,6 +280,7 @@ impl Owner {
     pub(super) fn sequence_logged(&mut self, request: RequestId, logged: Logged) {
         let Logged { extent, effect, fua } = logged;
         self.observe_tags();
+        self.logging.touch(self.now);
         self.sequencer.submit(request, extent, effect, fua, self.now, self.wall_ms);
     }
 
@@ -273,6 +305,7 @@ impl Owner {
             return;
         };
         let token = Token::Read(slot).to_u64();
+        let index = disk;
         let disk = &self.disks[disk];
         match disk.read_done(&request, result, buffer, &mut self.ring, token) {
             disk::ReadOutcome::Continued => {}
@@ -287,8 +320,14 @@ impl Owner {
             }
             disk::ReadOutcome::Failed(error) => {
                 self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(member = self.member, disk = disk.name(), %error,
-                    offset = request.offset, len = request.len, "the local disk failed a read");
+                if self.said_at.may_say(index, Subject::FailedReads, self.now) {
+                    tracing::error!(
+                        member = self.member, disk = disk.name(), %error, offset = request.offset, len = request.len,
+                        "the local disk failed a read; further ones are said every {} s, `tidelock_disk_errors_total` counts \
+                         all of them",
+                        SAID_EVERY.as_secs()
+                    );
+                }
                 self.reply(slot, Err(Errno::from(&error)));
             }
         }
@@ -359,5 +398,21 @@ impl Owner {
             connection.sent(result, buffer.into_many());
             self.touched.push(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_clients_cause_is_logged_once_in_ten_seconds_for_each_disk() {
+        let mut said_at = SaidAt::default();
+        let begin = MonoNanos(1);
+        let times = (0..1000).map(|step: u64| MonoNanos(begin.0 + step * 20_000_000));
+        let said = times.filter(|now| said_at.may_say(0, Subject::FailedReads, *now)).count();
+        assert_eq!(said, 2, "a thousand failures in 20 s");
+        assert!(said_at.may_say(0, Subject::Clients, begin), "a line about something else");
+        assert!(said_at.may_say(1, Subject::FailedReads, begin), "a line about another disk");
     }
 }

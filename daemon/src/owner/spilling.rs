@@ -102,6 +102,7 @@ impl Opening {
             stands_at_limit: self.stands_at_limit,
             failed_at: None,
             lacks: false,
+            run: (self.incarnation, self.identity),
         };
         Ok(Ends { owners, links: OnDisk { files, meter }, goes_on, left: spilled })
     }
@@ -120,6 +121,8 @@ pub struct DiskBacklog {
     failed_at: Option<MonoNanos>,
     /// A record whose local write had not ended may be gone.
     lacks: bool,
+    /// This run, and the digest that is in the segments that it begins.
+    run: (Incarnation, [u8; 32]),
 }
 
 impl DiskBacklog {
@@ -274,10 +277,37 @@ pub struct Spilling {
     /// The disks are equal but for what is in the stream, as an earlier process of the run has seen; the backup has not
     /// attached this one.
     sound_before: bool,
+    /// Whether the stream goes on with what is on disk is not known: nothing there is changed.
+    awaits: bool,
 }
 
 impl Spilling {
-    /// Of a run that begins, or goes on.
+    /// Backlog of a run that may go on with the records on disk. [`go_on`](Self::go_on) follows if the backup confirms the
+    /// stream, else [`give_up_left`](Self::give_up_left).
+    pub fn awaiting(backlog: Option<DiskBacklog>, clocks: Clocks) -> Self {
+        let overflow = Overflow::new(clocks.now);
+        Self { backlog, overflow, sound_before: false, awaits: true }
+    }
+
+    /// The stream goes on with what is on disk.
+    pub fn go_on(&mut self, goes_on: &GoesOn, turn: &mut Turn<'_>) {
+        goes_on.start(turn.sequencer, turn.clocks);
+        turn.activity.goes_on_after(goes_on.last());
+        (self.sound_before, self.awaits) = (true, false);
+    }
+
+    /// Drops the records on disk: the stream does not go on with them, and none is written to the local disks again.
+    pub fn give_up_left(&mut self, goes_on: &GoesOn, turn: &mut Turn<'_>) {
+        self.awaits = false;
+        let Some(backlog) = &mut self.backlog else { return };
+        backlog.meter.unspill(goes_on.waiting.len() as u64);
+        let (run, identity) = backlog.run;
+        if let Err(error) = backlog.journal.begin_for(run, identity) {
+            self.failed(&error, turn);
+        }
+    }
+
+    /// Backlog of a run that begins anew, or goes on with the records on disk.
     pub fn new(
         backlog: Option<DiskBacklog>,
         goes_on: Option<&GoesOn>,
@@ -288,7 +318,7 @@ impl Spilling {
             goes_on.start(sequencer, clocks);
         }
         let overflow = Overflow::new(clocks.now);
-        Self { backlog, overflow, sound_before: goes_on.is_some() }
+        Self { backlog, overflow, sound_before: goes_on.is_some(), awaits: false }
     }
 
     /// It, if there is one.
@@ -339,6 +369,9 @@ impl Spilling {
 
     /// Says on disk whether the next start may go on with the backlog there: while the sites differ by nothing else.
     pub fn mark(&mut self, turn: &mut Turn<'_>) {
+        if self.awaits {
+            return;
+        }
         let is_sound = turn.sequencer.is_started()
             && self.overflow.records()
             && (turn.copying.is_whole() || self.sound_before)
@@ -519,7 +552,6 @@ impl Spilling {
     pub fn record_again(
         &mut self,
         attached: &Attached,
-        last_attached: Option<Incarnation>,
         ranges: impl FnOnce(Purpose, Compare, Vec<Extent>) -> Vec<Extent>,
         turn: &mut Turn<'_>,
     ) {
@@ -531,7 +563,7 @@ impl Spilling {
             copy: attached.copy,
             epoch: attached.epoch,
             durable: attached.durable,
-            last_attached,
+            basis: attached.basis.clone(),
             copying: false,
         });
         let ranges = |purpose| ranges(purpose, compare, unrecorded);

@@ -81,6 +81,8 @@ pub struct OwnerView {
     hlc_ceiling_ms: AtomicU64,
     /// The copy that runs; changes with every piece of it.
     copy: Mutex<Option<copy_job::Progress>>,
+    /// Why it is a comparison of whole disks, if it is.
+    compares_all_because: Mutex<Option<String>>,
     /// The verification that runs; likewise.
     verify: Mutex<Option<copy_job::Progress>>,
     /// A verification that has ended and is not on record yet.
@@ -96,6 +98,7 @@ impl Default for OwnerView {
             suspect_bytes: AtomicU64::new(0),
             hlc_ceiling_ms: AtomicU64::new(0),
             copy: Mutex::new(None),
+            compares_all_because: Mutex::new(None),
             verify: Mutex::new(None),
             verify_ended: Mutex::new(None),
             trouble: Mutex::default(),
@@ -112,6 +115,10 @@ impl OwnerView {
 
     pub(super) fn set_copy(&self, copy: Option<copy_job::Progress>) {
         *self.copy.lock().expect("no panic while held") = copy;
+    }
+
+    pub(super) fn set_compares_all_because(&self, why: Option<String>) {
+        *self.compares_all_because.lock().expect("no panic while held") = why;
     }
 
     pub(super) fn set_verify(&self, verify: Option<copy_job::Progress>) {
@@ -159,6 +166,12 @@ impl OwnerView {
     #[must_use]
     pub fn copy(&self) -> Option<copy_job::Progress> {
         *self.copy.lock().expect("no panic while held")
+    }
+
+    /// Why that compares whole disks, if it does.
+    #[must_use]
+    pub fn compares_all_because(&self) -> Option<String> {
+        self.compares_all_because.lock().expect("no panic while held").clone()
     }
 
     /// The verification that runs.

@@ -117,11 +117,13 @@ pub(crate) fn status() -> Status {
         host: "host-a".into(),
         software: "tidelockd 0.1.0".into(),
         uptime_ms: 11_520_000,
+        virtual_machine: None,
         link: LinkStatus {
             backup: "backup.example.org:9640".into(),
             state: LinkState::Connected,
             state_age_ms: 11_520_000,
             tls: true,
+            certificate_valid_s: Some(400 * 86_400),
             connects: 1,
             problem: None,
             retry_in_ms: None,

@@ -42,6 +42,8 @@ pub enum FileErrorKind {
     InUse,
     /// The size is not what was configured.
     WrongSize,
+    /// It is not a raw image.
+    WrongFormat,
     /// Anything else that the kernel said.
     Os,
 }

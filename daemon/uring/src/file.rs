@@ -17,7 +17,7 @@ use crate::error::{FileError, FileErrorKind};
 use crate::extents::{self, Extent};
 use crate::ops::SharedFd;
 use crate::probe::{self, Abilities};
-use crate::sys;
+use crate::{in_use, mark, sys};
 
 const LOCK_RETRY_EVERY: Duration = Duration::from_millis(10);
 
@@ -48,6 +48,10 @@ pub struct OpenRequest {
     pub size: SizeRule,
     /// Use direct I/O where it works.
     pub direct: bool,
+    /// It is a guest's disk: refused while a loop device is over it. Nothing that locks shows that.
+    pub alone: bool,
+    /// Refuse a file that begins as one of QEMU's formats other than raw.
+    pub raw: bool,
     /// How long to wait for the disk's last user to be gone. After a daemon was killed, the kernel
     /// ends what it had in flight, and only then lets go of the lock; a child process between
     /// `fork` and `exec` also has it for a moment.
@@ -56,7 +60,13 @@ pub struct OpenRequest {
 
 impl Default for OpenRequest {
     fn default() -> Self {
-        OpenRequest { size: SizeRule::Any, direct: true, lock_wait_max: Duration::from_secs(2) }
+        OpenRequest {
+            size: SizeRule::Any,
+            direct: true,
+            alone: false,
+            raw: false,
+            lock_wait_max: Duration::from_secs(2),
+        }
     }
 }
 
@@ -70,6 +80,7 @@ pub struct LocalFile {
     io_mode: IoMode,
     alignment: Alignment,
     abilities: Abilities,
+    mark: String,
 }
 
 impl LocalFile {
@@ -89,6 +100,16 @@ impl LocalFile {
                 .map_err(|source| os_error(path, "cannot find out its sectors", source))?;
             check_sectors(path, len_bytes, sector_bytes)?;
         }
+        if request.alone
+            && let Some(who) = in_use::by_others(&file, path)
+        {
+            return Err(in_use_by(path, &who, io::Error::from_raw_os_error(libc::EBUSY)));
+        }
+        if let Some(format) = in_use::foreign_format(&file).filter(|_| request.raw) {
+            return Err(foreign(path, format));
+        }
+        let mark = mark::of(&file, kind, len_bytes)
+            .map_err(|source| os_error(path, "cannot find out its identity", source))?;
 
         let (io_mode, alignment) = if request.direct {
             align::choose(&file, kind, len_bytes)
@@ -102,7 +123,18 @@ impl LocalFile {
         };
         let fd = Arc::new(OwnedFd::from(file));
         let path = path.to_owned();
-        Ok(LocalFile { fd, path, kind, len_bytes, io_mode, alignment, abilities })
+        Ok(LocalFile { fd, path, kind, len_bytes, io_mode, alignment, abilities, mark })
+    }
+
+    /// Its identity when it was opened: inode, size and times of an image, what there is of a device.
+    pub fn mark_when_opened(&self) -> &str {
+        &self.mark
+    }
+
+    /// Its identity now. It stays the same until it is written to, if it was synced before.
+    pub fn mark(&self) -> io::Result<String> {
+        let file = File::from(self.fd.try_clone()?);
+        mark::of(&file, self.kind, self.len_bytes)
     }
 
     /// The descriptor, for operations of a [`Ring`](crate::Ring).
@@ -269,6 +301,11 @@ fn check_size(path: &Path, len_bytes: u64, rule: SizeRule) -> Result<(), FileErr
 }
 
 fn open_error(path: &Path, source: io::Error) -> FileError {
+    if source.raw_os_error() == Some(libc::EBUSY)
+        && let Some(who) = in_use::holder_of(path)
+    {
+        return in_use_by(path, &who, source);
+    }
     let (kind, context) = match source.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => {
             (FileErrorKind::NotFound, "there is no such file; create the disk image first")
@@ -292,6 +329,23 @@ fn in_use(path: &Path, source: io::Error) -> FileError {
                   mount); find it with `fuser -v` or `lsof`, and stop it"
             .to_owned(),
         source,
+    }
+}
+
+fn in_use_by(path: &Path, who: &str, source: io::Error) -> FileError {
+    let context = format!("somebody else may write to it: {who}");
+    FileError { kind: FileErrorKind::InUse, path: path.to_owned(), context, source }
+}
+
+fn foreign(path: &Path, format: &str) -> FileError {
+    FileError {
+        kind: FileErrorKind::WrongFormat,
+        path: path.to_owned(),
+        context: format!(
+            "it begins as a {format} image, and guests would be given the file as it is; convert it (`qemu-img convert -O \
+             raw`), or, if the guest itself has written that into a raw disk, set `format = \"raw\"` for the disk"
+        ),
+        source: io::Error::from_raw_os_error(libc::EINVAL),
     }
 }
 

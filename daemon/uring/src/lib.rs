@@ -26,6 +26,8 @@ mod error;
 mod event;
 mod extents;
 mod file;
+mod in_use;
+mod mark;
 mod ops;
 mod probe;
 mod ring;

@@ -18,19 +18,21 @@ pub(crate) struct Abilities {
     pub(crate) zero_range: bool,
 }
 
-/// Punches a hole behind the end of the file, where there is no data. Zeroing there would leave
-/// storage behind, so that is tried on a nameless file in the same directory.
+/// Tried on a nameless file in the same directory: on the disk itself it would change the disk's times, by which it is
+/// known to be as it was ([`crate::mark`]). Where there are no nameless files a hole is punched behind the end of the disk.
 pub(crate) fn of_regular_file(file: &File, path: &Path, len_bytes: u64) -> Abilities {
-    let punch_hole = sys::fallocate(
-        file,
-        FallocateMode::PunchHole.raw(),
-        len_bytes.next_multiple_of(PROBE_LEN_BYTES),
-        PROBE_LEN_BYTES,
-    )
-    .is_ok();
-    let zero_range = nameless_beside(path).is_some_and(|file| {
-        sys::fallocate(&file, FallocateMode::ZeroRange.raw(), 0, PROBE_LEN_BYTES).is_ok()
-    });
+    let works = |file: &File, mode: FallocateMode, offset| {
+        sys::fallocate(file, mode.raw(), offset, PROBE_LEN_BYTES).is_ok()
+    };
+    let Some(nameless) = nameless_beside(path) else {
+        let end = len_bytes.next_multiple_of(PROBE_LEN_BYTES);
+        return Abilities {
+            punch_hole: works(file, FallocateMode::PunchHole, end),
+            zero_range: false,
+        };
+    };
+    let punch_hole = works(&nameless, FallocateMode::PunchHole, 0);
+    let zero_range = works(&nameless, FallocateMode::ZeroRange, 0);
     Abilities { punch_hole, zero_range }
 }
 

@@ -13,10 +13,16 @@ use tidelock_backup_server::storage::memory::Memory;
 use tidelock_backup_server::storage::{Storage, StorageFile};
 use tidelock_protocol::frame;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq, WriterId};
+use tidelock_protocol::ids::{
+    Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Nonce, RunId, Seq, WriterId,
+};
 use tidelock_protocol::limits::WRITERS_MAX;
+use tidelock_protocol::machine::{
+    Bus, Card, Chipset, Firmware, Machine, MachineDisk, MachineNetwork,
+};
 use tidelock_protocol::message::{
-    Attach, Attached, CopyState, DiskSpec, LastRun, Machine, Message, Mode, RefusalKind,
+    Attach, Attached, Basis, CleanEnd, CopyState, DiskSpec, LastRun, LogAge, Message, Mode,
+    RefusalKind,
 };
 use tidelock_protocol::part::{self, Begun};
 use tidelock_protocol::record::{Effect, Payload, Record};
@@ -30,6 +36,8 @@ fn main() -> io::Result<()> {
     write("index_decode", indexes())?;
     write("map_decode", maps())?;
     write("cold_decode", cold())?;
+    write("lying_host", lying_host())?;
+    write("lying_backup", lying_backup())?;
     write("tag", tags())
 }
 
@@ -135,13 +143,15 @@ fn messages() -> Vec<Message> {
             writers: vec!["web".into(), "db".into()],
             disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: 1 << 30 }],
             incarnation: Incarnation(5),
-            previous: Incarnation(0),
             epoch: Epoch(1),
-            last_run: LastRun::Clean { seq: Seq(9) },
+            nonce: Nonce(1, u64::MAX),
+            before: Some(RunId { number: Incarnation(2), nonce: Nonce(3, 4) }),
+            marks: vec!["root image inode=12".into()],
+            last_run: LastRun::Clean { seq: Seq(9), served: false },
             mode: Mode::Pipelined,
             lease_ms: 10_000,
             grace_ms: 15_000,
-            machine: Some(Machine::Json("{}".into())),
+            machine: Some(machine()),
         })),
         Message::Attached(Attached {
             group_id: GroupId([7; 16]),
@@ -151,6 +161,7 @@ fn messages() -> Vec<Message> {
             last_hlc: Hlc(1 << 20),
             copy: CopyState::Whole,
             begun: Some(Begun { seq: Seq(10), bytes: 65536 }),
+            basis: Basis::Everything { why: "a disk was restored".into() },
         }),
         Message::Refused { kind: RefusalKind::Fenced, reason: "epoch 3".into() },
         Message::Committed { durable: Seq(300), committed: vector },
@@ -165,8 +176,10 @@ fn messages() -> Vec<Message> {
         Message::DigestResult { disk: DiskId(0), offset: 0, equal: true },
         Message::ModeChanged { mode: Mode::Sync },
         Message::Stalled { reason: Some("disk full".into()) },
-        Message::Detach,
         Message::Arriving,
+        Message::Detach { end: Some(CleanEnd { seq: Seq(9), marks: vec!["root image".into()] }) },
+        Message::Begun,
+        Message::Logged(LogAge { file: 1, number: 300 }),
     ]
 }
 
@@ -339,6 +352,65 @@ fn journal_open() -> Seeds {
     ]
 }
 
+/// Steps of these kinds, each with numbers of one kind (`tidelock_fuzz::extremes`).
+fn program(options: u8, steps: std::ops::Range<u8>, number: u8) -> Vec<u8> {
+    let step = |kind: u8| [[kind, 0, kind].as_slice(), &[number; 5]].concat();
+    [vec![options], steps.flat_map(step).collect()].concat()
+}
+
+/// One message of each kind that an attached host sends.
+fn messages_of_host(options: u8, number: u8) -> Vec<u8> {
+    let step = |kind: u8| [[19, 0, kind].as_slice(), &[number; 5]].concat();
+    [vec![options], (0..18).flat_map(step).collect()].concat()
+}
+
+/// A time eight hours ahead of the wall clock.
+const FAR: [u8; 2] = [2, 0x1e];
+
+/// Records and messages with such a time.
+fn far_times(options: u8) -> Vec<u8> {
+    let record = [&[14, 0, 5, 0, 3][..], &FAR].concat();
+    let waits_for = [&[19, 0, 9, 0, 0][..], &FAR].concat();
+    let degraded = [19, 0, 13, 0, 0, 1, FAR[1]].to_vec();
+    let attached = vec![0, 0];
+    let steps = [&attached, &record, &attached, &waits_for, &attached, &degraded];
+    [vec![options], steps.into_iter().flatten().copied().collect()].concat()
+}
+
+const GREATEST: u8 = 2;
+const BESIDE_KNOWN: u8 = 9;
+const AT_A_BOUND: u8 = 0x3b;
+
+fn lying_host() -> Seeds {
+    vec![
+        ("greatest", program(8, 0..32, GREATEST)),
+        ("beside-known", program(8, 0..32, BESIDE_KNOWN)),
+        ("at-a-bound", program(8, 0..32, AT_A_BOUND)),
+        ("times", program(9, 0..32, BESIDE_KNOWN)),
+        ("listed-members", program(10, 0..32, AT_A_BOUND)),
+        ("a-past-is-kept", program(12, 0..32, BESIDE_KNOWN)),
+        ("not-attached", program(0, 0..32, GREATEST)),
+        ("messages-greatest", messages_of_host(8, GREATEST)),
+        ("messages-at-a-bound", messages_of_host(9, AT_A_BOUND)),
+        ("far-times", far_times(8)),
+        ("far-times-in-tags", far_times(9)),
+        // The last step that there is, on a full disk, and then an activity log's age.
+        ("full-batch", vec![0xf8, 31, 0, 1, 1, 19, 0, 7, BESIDE_KNOWN, 1, 0, 19, 0, 7, 0, 0, 0]),
+    ]
+}
+
+fn lying_backup() -> Seeds {
+    vec![
+        ("greatest", program(8, 0..24, GREATEST)),
+        ("beside-known", program(8, 0..24, BESIDE_KNOWN)),
+        ("at-a-bound", program(10, 0..24, AT_A_BOUND)),
+        ("times", program(14, 0..24, BESIDE_KNOWN)),
+        ("follower", program(9, 0..24, BESIDE_KNOWN)),
+        ("after-a-clean-end", program(0x10, 0..24, GREATEST)),
+        ("after-an-unclean-end", program(0x32, 0..24, BESIDE_KNOWN)),
+    ]
+}
+
 /// A tag of either form in either header, alone and among other options.
 fn tags() -> Seeds {
     let base = 7u64 << 32;
@@ -362,4 +434,17 @@ fn tags() -> Seeds {
         ("ipv6", with(0x80 | 20, many[2..].to_vec())),
         ("body", with(0x40 | 2, two[2..].to_vec())),
     ]
+}
+
+fn machine() -> Machine {
+    let disk = MachineDisk { name: "root".into(), bus: Bus::Sata, serial: Some("X1".into()) };
+    let mac = Some("52:54:00:12:34:56".into());
+    Machine {
+        memory_mib: 2048,
+        cpus: 2,
+        chipset: Chipset::Pc,
+        firmware: Firmware::Uefi,
+        disks: vec![disk],
+        networks: vec![MachineNetwork { name: Some("lan".into()), model: Card::E1000, mac }],
+    }
 }

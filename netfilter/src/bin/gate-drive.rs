@@ -39,7 +39,8 @@ use tidelock_netfilter::nfqueue::QueueNumber;
 use tidelock_netfilter::rules::{Firewall, Topology};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::tag::{Form, TagKey};
+use tidelock_protocol::limits::WRITERS_MAX;
+use tidelock_protocol::tag::{Form, TagKey, TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
 
 type Answer = Result<String, Box<dyn Error>>;
@@ -142,7 +143,8 @@ fn start(options: &[&str]) -> Result<(Drive, String), Box<dyn Error>> {
         .collect();
     let said = format!("backend={backend} tagging={} notes={notes}", found.join(","));
     let handle = gate.handle(GROUP).ok_or("the group is there")?;
-    handle.set_tag_key(TAG_KEY);
+    let reachable = (0..WRITERS_MAX).map(|writer| (WriterId(writer), Seq(u64::MAX))).collect();
+    handle.set_tag_terms(&TagTerms { keys: TagKeys::only(TAG_KEY), reachable });
     Ok((Drive { gate, handle, pending, tide: None }, said))
 }
 

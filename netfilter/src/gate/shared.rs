@@ -13,7 +13,7 @@ use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::lease::Lease;
 use tidelock_protocol::limits::WRITERS_MAX;
 use tidelock_protocol::message::Mode;
-use tidelock_protocol::tag::TagKey;
+use tidelock_protocol::tag::TagTerms;
 use tidelock_protocol::vector::CountVector;
 use tidelock_tagging::{CommittedCells, Mapped, PendingCells};
 
@@ -354,12 +354,12 @@ impl Group {
         self.dependent.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(pending));
     }
 
-    /// What the programs seal tags with from now on.
-    fn set_tag_key(&self, key: TagKey) {
+    /// Gives the programs the keys that seal tags, and the greatest entry that they believe of each writer.
+    fn set_tag_terms(&self, terms: &TagTerms) {
         if let Some(told) = &self.told {
-            for (half, to) in told.cells.tag_key.iter().zip(key.0) {
-                half.store(to, Ordering::SeqCst);
-            }
+            // One after the other, if several members are told at once.
+            let _state = self.lock();
+            told.cells.set_tag_terms(terms);
         }
     }
 
@@ -435,9 +435,10 @@ impl GateHandle {
         self.group.rules_are_gone(gone);
     }
 
-    /// What tags of the group are sealed with, as the backup has it. Before that the programs write and believe none.
-    pub fn set_tag_key(&self, key: TagKey) {
-        self.group.set_tag_key(key);
+    /// Takes the keys that seal the group's tags and the greatest seq that each writer can have, both as the backup told
+    /// them. Until the first call the programs write no tags and believe none.
+    pub fn set_tag_terms(&self, terms: &TagTerms) {
+        self.group.set_tag_terms(terms);
     }
 
     /// C has risen, or an old message repeats it.
@@ -477,6 +478,12 @@ impl GateHandle {
             state.heard_at = state.heard_at.map(|at| at.max(now));
             state.lease.renewed(now, sent_at);
         });
+    }
+
+    /// This host was paused, and its clock stood still: the lease is over until a beacon that is sent from now on is
+    /// answered. Both times are those of [`crate::now`].
+    pub fn drop_lease(&self, now: MonoNanos) {
+        self.change(|state| state.lease.drop_at(now));
     }
 
     /// The mode has changed. It is in force once [`is_applied`](Self::is_applied).
@@ -764,6 +771,18 @@ mod tests {
         assert_eq!((state.gate_state(MonoNanos(11)), state.open_until()), (shut, 0));
         state.hold_for_resync(WriterId(0), false);
         assert_eq!(state.gate_state(MonoNanos(11)), GateState::Open);
+    }
+
+    #[test]
+    fn a_host_that_was_paused_has_no_lease_until_a_new_beacon_is_answered() {
+        let handle = handle();
+        handle.lease_renewed(MonoNanos(10), MonoNanos(5));
+        handle.drop_lease(MonoNanos(20));
+        assert_eq!(handle.lease_until(), None);
+        handle.lease_renewed(MonoNanos(30), MonoNanos(19));
+        assert_eq!(handle.lease_until(), None, "it was sent before the pause");
+        handle.lease_renewed(MonoNanos(30), MonoNanos(20));
+        assert_eq!(handle.lease_until(), Some(MonoNanos(20).plus_ms(10_000)));
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! What the kernel programs share with user space: `netfilter/bpf/tag.h` says the same in C.
 
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::limits::WRITERS_MAX;
+use tidelock_protocol::tag::TagTerms;
 
 /// Places in a vector.
 pub const ENTRIES: usize = WRITERS_MAX as usize;
+/// Places of keys: three periods' are believed, and one is written before it comes into use.
+const KEYS: u64 = 4;
 
 /// Fixed when the programs are loaded.
 #[repr(C)]
@@ -99,10 +104,32 @@ pub struct CommittedCells {
     pub entries: [AtomicU64; ENTRIES],
     /// What turns `CLOCK_BOOTTIME` into the wall clock that is believed.
     pub wall_minus_boot: AtomicU64,
-    /// What tags are sealed with; zeros: not known yet.
-    pub tag_key: [AtomicU64; 2],
+    /// The place of the key that tags are sealed with. Seals of the keys in the places before and after it are believed.
+    pub key_in_use: AtomicU64,
+    /// Keys, each in the place that its period has modulo their number; zeros: not known yet.
+    pub tag_keys: [[AtomicU64; 2]; KEYS as usize],
+    /// The greatest seq of each writer that a tag is believed of.
+    pub reachable: [AtomicU64; ENTRIES],
     /// Not 0: packets that would be left to the packet filter's rules are dropped, because those may be gone.
     pub rules_gone: AtomicU64,
+}
+
+impl CommittedCells {
+    /// Takes over what the backup tells. A packet that is sealed or judged meanwhile is so by the old key or by the new one:
+    /// the place of the next period's key is not in use yet.
+    pub fn set_tag_terms(&self, terms: &TagTerms) {
+        for (writer, cell) in (0..WRITERS_MAX).zip(&self.reachable) {
+            cell.store(terms.reachable.get(WriterId(writer)).0, SeqCst);
+        }
+        let keys = terms.keys;
+        let place = |periods: u64| (keys.period.wrapping_add(periods) % KEYS) as usize;
+        for (at, key) in [(KEYS - 1, keys.previous), (1, keys.next), (0, keys.current)] {
+            for (half, to) in self.tag_keys[place(at)].iter().zip(key.0) {
+                half.store(to, SeqCst);
+            }
+        }
+        self.key_in_use.store(place(0) as u64, SeqCst);
+    }
 }
 
 /// How far user space has got with the packets that were sent to its queue.
@@ -172,7 +199,7 @@ counters! {
     gated_unreadable,
     /// The same as `gated_no_room`: the kernel refused to make room.
     gated_refused,
-    /// The same: C is not known.
+    /// The same: C is not known, or P is further than the backup has said that a writer can be.
     gated_untrusted,
     /// The same: what the member may depend on is not known.
     gated_incomplete,

@@ -218,17 +218,19 @@ fn where_the_programs_run_nothing_leaves_unheld_without_rules() {
             assert_eq!(gates.stats(member)["may_have_left"], 1, "{plan:?} {member}");
         }
         assert_eq!(passed(), 0, "{plan:?}");
+        let mut sent = 0;
         until("rules are relied on again", || {
             for member in ["web", "db"] {
                 assert_eq!(gates.of(member).tell("rules"), "in_place");
             }
-            web.send_to(b"held", to).unwrap();
+            sent += 1;
+            web.send_to(format!("held {sent}").as_bytes(), to).unwrap();
             gates.stats("web")["held_packets"] >= 1
         });
         nothing_came(&client);
         gates.tell_all("commit 0 5");
         // Where looking at the rules takes long, they are relied on before: then what was sent meanwhile was held, too.
-        while next(&client) != b"held" {}
+        while next(&client) != format!("held {sent}").as_bytes() {}
 
         // Iptables cannot put them back without this, and does not get at bridged packets.
         if gates.said.contains("iptables") && plan == Plan::OneBridge {

@@ -31,6 +31,7 @@
 
 mod diagnostic;
 mod document;
+pub mod output;
 mod section;
 mod types;
 mod units;

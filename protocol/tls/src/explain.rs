@@ -9,6 +9,13 @@ use rustls::{AlertDescription, CertificateError, Error};
 /// `peer` names the other side, such as `the backup` or `the host at 192.0.2.7`.
 #[must_use]
 pub fn explain(error: &io::Error, peer: &str) -> Option<String> {
+    // The library's own words end with the address of its manual.
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return Some(format!(
+            "{peer} ended the connection without a word: its process or machine was killed, or something on the way \
+             ended it"
+        ));
+    }
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {
         Error::InvalidCertificate(reason) => certificate(reason, peer),

@@ -10,6 +10,7 @@ use crate::schedule::MS;
 use crate::server::{Input, ServerConn};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use tidelock_backup_server::fold::{FoldError, Folded};
 use tidelock_backup_server::group::{
     ConnectionId, Group, GroupCreateError, GroupOptions, Link, Now, Output,
@@ -215,6 +216,7 @@ pub fn options(plan: &Scenario, group: usize) -> GroupOptions {
         hosts: Some((0..plan.hosts.len()).map(|h| format!("h{h}")).collect()),
         members: BTreeMap::new(),
         clock_bound_ms: tidelock_protocol::bounds::CLOCK_BOUND_MS,
+        parts: Arc::default(),
     }
 }
 
@@ -478,7 +480,7 @@ impl World {
 
     fn receive(&mut self, group: usize, now: Now, link: Link, frame: Frame) {
         let told = |message: &Message| {
-            matches!(message, Message::Policy(_) | Message::Detach | Message::GiveUpLease)
+            matches!(message, Message::Policy(_) | Message::Detach { .. } | Message::GiveUpLease)
         };
         if let Frame::Control(_, message) = &frame
             && told(message)
@@ -670,8 +672,7 @@ fn aside(of: &mut Group<Memory>, now: Now) {
         of.index_done(segment, job.run());
     }
     if let Some(job) = of.scrub_job(now) {
-        let segment = job.segment();
-        of.scrub_done(now, segment, job.run());
+        of.scrub_done(now, job.run());
     }
     if let Some(job) = of.compress_job(now) {
         let (segment, len_bytes) = (job.segment(), job.len_bytes());

@@ -5,7 +5,7 @@ use crate::failure::{Checked, Checker, check};
 use crate::guest::{Known, Packet, learn};
 use crate::host::CLOCK_LEAD_MS;
 use crate::world::{Run, World, note};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::owner::replication::Clocks;
@@ -16,6 +16,7 @@ use tidelock_netfilter::release_queue::{
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
+use tidelock_protocol::tag::TagTerms;
 use tidelock_protocol::vector::CountVector;
 
 /// What the link tells the gate of a group on one host. Production's handle keeps the same state
@@ -31,8 +32,8 @@ pub struct SimGate {
     members: u64,
     /// Members whose gate's thread has not looked since the last change, by bit.
     unseen: AtomicU64,
-    /// The backup has told C: from then on the kernel programs tag packets and believe tags.
-    heard: AtomicBool,
+    /// The backup has told C, and then this, from which on the kernel programs tag packets and believe tags.
+    tag_terms: Mutex<Option<TagTerms>>,
     /// For the checker: when the last beacon that was answered had been sent.
     answered: AtomicU64,
     /// P of the members here that have others to hear of.
@@ -65,7 +66,7 @@ impl SimGate {
             dirty: AtomicU64::new(0),
             unseen: AtomicU64::new(0),
             members: vms.iter().map(|vm| 1 << vm).sum(),
-            heard: AtomicBool::new(false),
+            tag_terms: Mutex::default(),
             answered: AtomicU64::new(0),
             dependent: Mutex::default(),
             never_awaits: false,
@@ -164,10 +165,10 @@ impl SimGate {
         self.lock().clone()
     }
 
-    /// Whether the backup has told C.
+    /// Keys and limits for tags, as the backup told them last. The backup tells C before the first of them.
     #[must_use]
-    pub fn has_heard(&self) -> bool {
-        self.heard.load(Relaxed)
+    pub fn tag_terms(&self) -> Option<TagTerms> {
+        self.tag_terms.lock().expect("no panic while held").clone()
     }
 
     /// Whether it is open.
@@ -196,10 +197,13 @@ pub struct MemberGate {
 
 impl GateControl for MemberGate {
     fn committed(&self, committed: &CountVector) {
-        self.gate.heard.store(true, Relaxed);
         self.gate.change(|state| {
             state.committed.merge(committed);
         });
+    }
+
+    fn tag_terms(&self, terms: &TagTerms) {
+        *self.gate.tag_terms.lock().expect("no panic while held") = Some(terms.clone());
     }
 
     fn lease_renewed(&self, sent_at: MonoNanos) {
@@ -241,10 +245,6 @@ impl GateControl for MemberGate {
             self.pending.mark_incomplete(self.gate.now());
         }
         self.gate.change(|_| {});
-    }
-
-    fn has_contact(&self) {
-        self.pending.has_contact();
     }
 
     fn floor(&self, mark: u64, pending: &CountVector, hlc: Hlc) {

@@ -308,7 +308,7 @@ impl World {
                 said.policies.remove(&vm);
                 said.not_kept.insert(vm, *policy);
             }
-            Message::Detach => {
+            Message::Detach { .. } => {
                 said.attached.remove(&vm);
                 said.has_left.insert(vm, true);
                 said.gone.insert(vm);

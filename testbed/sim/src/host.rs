@@ -17,13 +17,11 @@ use crate::world::{Event, Kernel, Run, World, note};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use tidelock_daemon::activity::LastEnd;
-use tidelock_daemon::backlog::Left;
 use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::degrade::mode_at_start;
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
-use tidelock_daemon::owner::Resume;
 use tidelock_daemon::owner::admitted::Admitted;
 use tidelock_daemon::owner::contact::{Contact, PATIENCE};
 use tidelock_daemon::owner::copying::Copying;
@@ -35,8 +33,8 @@ use tidelock_daemon::verified::Verified;
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
-use tidelock_protocol::ids::{Channel, Epoch, GroupId, Incarnation, Seq, WriterId};
-use tidelock_protocol::message::{Attach, LastRun, Mode};
+use tidelock_protocol::ids::{Channel, Epoch, GroupId, Incarnation, Nonce, RunId, Seq, WriterId};
+use tidelock_protocol::message::{Attach, Basis, CleanEnd, LastRun, Mode};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 /// What an owner loop is told.
@@ -68,14 +66,24 @@ pub struct StateFile {
     pub epoch: Epoch,
     /// The group's identity, as the backup has told it.
     pub group_id: Option<GroupId>,
-    /// The last run.
+    /// The number of the last start.
     pub incarnation: Incarnation,
+    /// The run in force.
+    pub run: Option<RunId>,
+    /// The run that began the stream.
+    pub stream: Option<RunId>,
+    /// The run that the activity log is of, if it is that of an earlier one.
+    pub log_run: Option<Incarnation>,
+    /// The run that it was found to be of.
+    pub found_log: Option<Incarnation>,
     /// The epoch has ended.
     pub fenced: bool,
     /// The backup knows that a start which does not reach it serves guests.
     pub serves_unreached_kept: bool,
     /// Where a run ended cleanly.
     pub clean: Option<(Seq, Hlc)>,
+    /// Guests were served since.
+    pub served: bool,
     /// No time that was given out follows the clock beyond this.
     pub hlc_ceiling_ms: u64,
     /// What the last verification has found.
@@ -85,6 +93,11 @@ pub struct StateFile {
 const LOOK_EVERY_NS: u64 = ceiling::LOOK_EVERY_MS * MS;
 /// By how much a wall clock may jump, and by how much a packet's time may be ahead (production: `max_clock_lead`).
 pub(crate) const CLOCK_LEAD_MS: u64 = 500;
+
+/// Drawn at random in production.
+pub fn nonce_of(run: Incarnation) -> Nonce {
+    Nonce(run.0, 0)
+}
 
 struct Keeper(Arc<Mutex<StateFile>>);
 
@@ -96,6 +109,31 @@ impl EpochKeeper for Keeper {
         }
         state.serves_unreached_kept &= state.epoch == epoch;
         (state.epoch, state.fenced, state.group_id) = (epoch, false, Some(group_id));
+        Ok(())
+    }
+
+    fn begin(
+        &mut self,
+        run: RunId,
+        epoch: Epoch,
+        group_id: GroupId,
+        basis: &Basis,
+    ) -> std::io::Result<()> {
+        self.keep(epoch, group_id)?;
+        let mut state = self.0.lock().expect("one thread");
+        if state.run != Some(run) {
+            let everything = matches!(basis, Basis::Everything { .. });
+            state.log_run = state.found_log.filter(|_| !everything);
+            if *basis != Basis::Continues {
+                state.stream = Some(run);
+            }
+            (state.run, state.clean, state.served) = (Some(run), None, false);
+        }
+        Ok(())
+    }
+
+    fn keep_served(&mut self) -> std::io::Result<()> {
+        self.0.lock().expect("one thread").served = true;
         Ok(())
     }
 
@@ -273,17 +311,21 @@ impl World {
                 && state.epoch == Epoch(0);
             (says_unreached, is_alone || is_adopted, state.group_id)
         };
-        let (incarnation, last_incarnation, epoch, mut clean, mut hlc_floor, hlc_ceiling_ms) = {
+        let (incarnation, before, runs, epoch, clean, hlc_floor, hlc_ceiling_ms) = {
             let mut state = self.vms[vm].state.lock().expect("one thread");
-            let last = state.incarnation;
-            let next = Incarnation((clocks.wall_ms * 1000).max(last.0 + 1));
-            state.incarnation = left.as_ref().map_or(next, Left::incarnation);
+            let next = (clocks.wall_ms * 1000).max(state.incarnation.0 + 1);
+            state.incarnation = Incarnation(next);
             let before_ms = state.hlc_ceiling_ms;
             state.hlc_ceiling_ms = ceiling::first(before_ms, clocks.wall_ms);
-            let clean = state.clean.take();
-            let known = clean.is_some() || goes_back;
-            let floor = if known { Hlc(0) } else { ceiling::floor_above(before_ms) };
-            (state.incarnation, last, state.epoch, clean, floor, state.hlc_ceiling_ms)
+            let clean = state.clean.map(|(seq, hlc)| (seq, hlc, state.served));
+            let floor = match clean {
+                _ if goes_back => Hlc(0),
+                Some((_, hlc, false)) => hlc,
+                _ => ceiling::floor_above(before_ms),
+            };
+            let run = state.run.map_or(Incarnation(0), |run| run.number);
+            let runs = [run, state.log_run.unwrap_or_default()];
+            (state.incarnation, state.run, runs, state.epoch, clean, floor, state.hlc_ceiling_ms)
         };
         // The kernel's maps outlive the daemon, its own memory does not.
         if !several {
@@ -299,16 +341,13 @@ impl World {
             codec: self.plan.codec(plan.group),
             peers: self.plan.groups[plan.group].members().collect(),
         });
-        let last_end = clean.map_or(LastEnd::Unclean, |(seq, _)| LastEnd::Clean {
-            incarnation: last_incarnation,
-            epoch,
-            seq,
-        });
-        let (mut activity, has_grown) = self.open_log(vm, incarnation, last_end);
-        if let Some((_, hlc)) = clean.take_if(|_| has_grown) {
-            // It says that its disks may differ.
-            hlc_floor = hlc_floor.max(hlc);
-        }
+        let last_end = match clean {
+            Some((seq, _, false)) => LastEnd::Clean { incarnation: runs[0], epoch, seq },
+            _ => LastEnd::Unclean { runs },
+        };
+        let mut activity = self.open_log(vm, incarnation, last_end);
+        self.vms[vm].state.lock().expect("one thread").found_log = activity.confirmed();
+        let marks = self.marks(vm);
         let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
         self.vms[vm].oracle.disks_hold(disks);
         let (backlog, on_disk, goes_on, left) =
@@ -319,7 +358,12 @@ impl World {
                 }
             };
         let plan = &self.plan.vms[vm];
-        let last_run = clean.map_or(LastRun::Unknown, |(seq, _)| LastRun::Clean { seq });
+        let last_run = match clean {
+            Some((seq, _, served)) => LastRun::Clean { seq, served },
+            None if activity.is_believed() => LastRun::Unclean { log: activity.age() },
+            None => LastRun::Unknown,
+        };
+        let age = activity.age();
         let mut sequencer = Sequencer::new(Settings {
             writer: WriterId(plan.writer),
             mode,
@@ -358,17 +402,16 @@ impl World {
             let id = writer.expect("it has a stream");
             pending.publish_at(id, goes_on.last(), goes_on.last_hlc);
         }
-        let ignored = self.plant == Some(Plant::OnTheWay(OnTheWay::ContactNotAwaited));
-        if several && (clean.is_some() || goes_on.is_some()) && !ignored {
-            pending.await_contact();
-        }
         link.add_member(
             presence_of(&self.plan, vm),
             Attach {
                 group_id,
-                previous: last_incarnation,
+                nonce: nonce_of(incarnation),
+                before,
+                marks,
                 ..attach_of(&self.plan, vm, incarnation, epoch, last_run, mode)
             },
+            age,
             self.first_policy(vm, mode),
             says_unreached,
             channel,
@@ -380,10 +423,6 @@ impl World {
             on_disk,
             left,
         );
-        let resume = clean.map(|(seq, hlc)| {
-            let hlc = if goes_back { Hlc(0) } else { hlc };
-            Resume { epoch, seq, hlc }
-        });
         let bug = match self.plant {
             Some(Plant::Contact(bug)) => Some(bug),
             _ => None,
@@ -396,17 +435,14 @@ impl World {
         let unacked: VecDeque<_> =
             goes_on.iter().flat_map(|goes_on| left_unacked(&goes_on.waiting)).collect();
         let left_bytes = unacked.iter().map(|(_, cost)| cost).sum();
-        let contact =
-            Contact::with_bug(bug, &mut sequencer, &mut activity, resume, serve_after, clocks);
-        if let Some(Resume { seq, .. }) = resume.filter(|_| sequencer.is_started()) {
-            self.begin_life(vm, seq, seq);
-        }
+        let contact = Contact::with_bug(bug, &mut activity, serve_after, clocks);
         self.vms[vm].run = Some(MemberRun {
             run,
             channel,
             sequencer,
             copying,
             activity,
+            told_age: age,
             contact,
             awaits_contact: false,
             life,
@@ -426,10 +462,7 @@ impl World {
             pending,
             wall,
             serving: !self.vms[vm].switched
-                && (!several
-                    || clean.is_some()
-                    || goes_on.is_some()
-                    || self.plan.vms[vm].disks.is_empty()),
+                && (!several || goes_on.is_some() || self.plan.vms[vm].disks.is_empty()),
             observed: CountVector::new(),
             idling: Idling::default(),
             stamp: CountVector::new(),
@@ -464,6 +497,12 @@ impl World {
             looked: None,
         });
         Ok(())
+    }
+
+    /// The identity of each disk. Nobody else writes to them here.
+    fn marks(&self, vm: usize) -> Vec<String> {
+        let disks = self.vms[vm].disks.iter().enumerate();
+        disks.map(|(nth, disk)| format!("d{nth} bytes={}", disk.live().len())).collect()
     }
 
     /// A run of a member admits writes after `base_seq`; of those before, states have what is up to `cut`.
@@ -516,7 +555,8 @@ impl World {
         run.ended = true;
         let (seq, hlc) = (run.sequencer.last_seq(), run.sequencer.last_hlc());
         let poisoned = !run.poisoned.is_empty();
-        let whole = run.sequencer.is_started() && run.copying.is_whole() && !poisoned;
+        let whole =
+            run.sequencer.is_started() && run.copying.is_whole() && run.attached && !poisoned;
         // The mark must not outlive what it speaks of: a power loss may follow.
         let synced = whole && !fails;
         if synced {
@@ -524,12 +564,14 @@ impl World {
         }
         let whole = synced;
         if whole {
-            self.vms[vm].state.lock().expect("one thread").clean = Some((seq, hlc));
+            let mut state = self.vms[vm].state.lock().expect("one thread");
+            (state.clean, state.served) = (Some((seq, hlc)), false);
         }
+        let end = whole.then(|| CleanEnd { seq, marks: self.marks(vm) });
         note!(self, "vm {vm} drained at {seq}, whole {whole}");
         let run = self.vms[vm].run.as_ref().expect("runs");
         if !run.spilling.stands() && !run.sequencer.serves_unrecorded() {
-            self.tell_link(vm, ToLink::Detach);
+            self.tell_link(vm, ToLink::Detach(end));
         }
         let host = self.plan.vms[vm].host;
         let vms = self.vms_of(host);

@@ -8,12 +8,13 @@ use crate::guest::{Known, Packet, learn};
 use crate::plant::{OnTheWay, Plant};
 use crate::world::{Event, Kernel, World, note};
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use tidelock_netfilter::release_queue::Kind;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::Form;
-use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp, TagError};
+use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp, TagError, TagTerms};
 use tidelock_protocol::vector::CountVector;
 
 /// Who sent a packet.
@@ -57,6 +58,12 @@ impl Lan {
     }
 }
 
+/// As both ends of the network know addresses.
+fn sealing(kernel: &Kernel, terms: &TagTerms) -> Codec {
+    let nowhere = Ipv4Addr::UNSPECIFIED.into();
+    kernel.codec.sealing(terms.keys, nowhere, nowhere)
+}
+
 impl World {
     /// A guest tells another member of its group what it knows.
     pub fn send_to_peer(&mut self, vm: usize) -> Checked {
@@ -90,8 +97,9 @@ impl World {
             return Ok(());
         }
         let stamp = self.stamp_of(vm);
-        let kernel = kernel.filter(|kernel| has_room && kernel.gate.has_heard());
-        let Some(codec) = kernel.map(|kernel| kernel.codec) else {
+        let terms = kernel.filter(|_| has_room).and_then(|kernel| kernel.gate.tag_terms());
+        let terms = terms.filter(|terms| self.is_believable(vm, &stamp, terms));
+        let Some(codec) = kernel.zip(terms).map(|(kernel, terms)| sealing(kernel, &terms)) else {
             // Its receiver must depend on nothing uncommitted: it waits like one to the outside.
             self.counts.untagged += 1;
             return self.send_unnamed(vm, None, DATA, Some(to));
@@ -103,6 +111,18 @@ impl World {
         let packet = Flying { from, to, options, said, known, rumours, within: None };
         self.fly(packet);
         Ok(())
+    }
+
+    /// Whether others will believe this of the sender.
+    fn is_believable(&self, vm: usize, stamp: &Stamp, terms: &TagTerms) -> bool {
+        let committed = |kernel: &Kernel| kernel.gate.state().committed;
+        match stamp {
+            Stamp::Hlc(_) => true,
+            Stamp::Vector(pending) => {
+                let committed = self.vms[vm].kernel.as_ref().map(committed).unwrap_or_default();
+                tag::is_within_reach(pending, &committed, &terms.reachable)
+            }
+        }
     }
 
     /// Whether the kernel programs see that C reaches P.
@@ -170,6 +190,11 @@ impl World {
         vec![Default::default(); self.plan.writers_max(self.plan.vms[vm].group)]
     }
 
+    fn everything(&self, vm: usize) -> CountVector {
+        let writers = self.plan.writers_max(self.plan.vms[vm].group) as u16;
+        (0..writers).map(|writer| (WriterId(writer), Seq(u64::MAX))).collect()
+    }
+
     /// Somebody who is not of the group sends a tag that looks like the group's.
     pub fn forge(&mut self, to: usize) {
         let group = self.plan.vms[to].group;
@@ -184,10 +209,28 @@ impl World {
             ),
             Stamp::Hlc(hlc) => Stamp::Hlc(Hlc(hlc.0 + (ahead << 8))),
         };
+        self.lie(to);
         let mut options = Vec::new();
         self.plan.codec(group).encode_ipv4(IPV4_OPTION, &stamp, &mut options);
         let (from, known, rumours) = (Source::Stranger, self.nothing(to), self.nothing(to));
         self.fly(Flying { from, to, options, said: None, known, rumours, within: None });
+    }
+
+    /// A member that lies says so with the right seal: nothing of it may be believed.
+    fn lie(&self, to: usize) {
+        let Some(kernel) = &self.vms[to].kernel else { return };
+        let Some(terms) = kernel.gate.tag_terms() else { return };
+        let base = self.base_of(to);
+        let tag::Form::Vector { writers } = kernel.codec.form() else { return };
+        // Above all that there is, and less than half of what 32 bits hold.
+        let beyond = |writer| (writer, Seq(base.get(writer).0.saturating_add(1 << 30)));
+        let stamp = Stamp::Vector((0..writers).map(WriterId).map(beyond).collect());
+        let mut options = Vec::new();
+        let codec = sealing(kernel, &terms);
+        codec.encode_ipv4(IPV4_OPTION, &stamp, &mut options);
+        let body = tag::find_ipv4(&options, IPV4_OPTION).expect("whole").expect("a tag");
+        let believed = codec.decode(body, &base, &terms.reachable);
+        assert!(believed.is_err(), "vm {to} believes {stamp:?}");
     }
 
     /// max(P, C), as the kernel programs see them.
@@ -204,10 +247,6 @@ impl World {
             base.merge(&kernel.gate.state().committed);
         }
         base
-    }
-
-    fn is_trusted(&self, vm: usize) -> bool {
-        self.vms[vm].kernel.as_ref().is_some_and(|kernel| kernel.gate.has_heard())
     }
 
     fn fly(&mut self, packet: Flying) {
@@ -242,9 +281,12 @@ impl World {
             Source::Stranger => self.has_bug(OnTheWay::OutsiderMerged),
         };
         if let Some(body) = tag.filter(|_| is_peer) {
-            if !self.is_trusted(vm) {
-                return Ok(());
-            }
+            let Some(terms) = kernel.gate.tag_terms() else { return Ok(()) };
+            let (codec, reachable) = match packet.from {
+                // Planted: nobody has asked who it is.
+                Source::Stranger => (kernel.codec, self.everything(vm)),
+                Source::Member(_) | Source::Client => (sealing(&kernel, &terms), terms.reachable),
+            };
             let base = match self.plant {
                 Some(Plant::OnTheWay(OnTheWay::RebuiltNextToPending)) => {
                     self.vms[vm].pending.read()
@@ -252,7 +294,7 @@ impl World {
                 Some(Plant::OnTheWay(OnTheWay::WrapForgotten)) => CountVector::new(),
                 _ => self.base_of(vm),
             };
-            match kernel.codec.decode(body, &base) {
+            match codec.decode(body, &base, &reachable) {
                 Ok(stamp) => {
                     self.check_rebuilt(vm, &stamp, packet.said.as_ref().map(|(said, _)| said))?;
                     if !self.merge(vm, &kernel.gate, &stamp) {
@@ -260,7 +302,7 @@ impl World {
                     }
                 }
                 // Before the group was changed.
-                Err(_) if packet.said.is_some_and(|(_, codec)| codec != kernel.codec) => {
+                Err(_) if packet.said.is_some_and(|(_, said)| !said.is_of_same_group(&codec)) => {
                     return Ok(());
                 }
                 Err(error) => return self.refused_tag(vm, error),

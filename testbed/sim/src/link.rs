@@ -20,7 +20,7 @@ use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, WriterId};
 use tidelock_protocol::message::{
-    Attach, CopyState, DiskSpec, LastRun, Message, Mode, PROTOCOL, Policy,
+    Attach, CopyState, DiskSpec, LastRun, LogAge, Message, Mode, PROTOCOL, Policy,
 };
 
 /// The least that is put on a narrow link while there is more.
@@ -80,7 +80,9 @@ pub fn attach_of(
         writers: group.vms.iter().map(|vm| plan.vms[*vm].name.clone()).collect(),
         disks: of.disks.iter().enumerate().map(disk).collect(),
         incarnation,
-        previous: Incarnation(0),
+        nonce: crate::host::nonce_of(incarnation),
+        before: None,
+        marks: Vec::new(),
         epoch,
         last_run,
         mode,
@@ -130,6 +132,7 @@ impl LinkLoop {
         &mut self,
         presence: Presence,
         attach: Attach,
+        log: LogAge,
         policy: Policy,
         says_unreached: Option<bool>,
         channel: Channel,
@@ -149,6 +152,7 @@ impl LinkLoop {
             says_unreached,
             presence,
             attach,
+            log,
             policy,
             channel,
             port,

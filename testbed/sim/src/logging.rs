@@ -32,17 +32,16 @@ pub(crate) fn is_mapped(found: &Found, disk: DiskId, offset: u64) -> bool {
 }
 
 impl World {
-    /// What a daemon does with the log of a member before it serves it. Returns whether disks have grown since a clean end,
-    /// and it has what is new.
+    /// Opens a member's activity log as a daemon does before it serves the member.
     pub(crate) fn open_log(
         &mut self,
         vm: usize,
         incarnation: Incarnation,
         last_end: LastEnd,
-    ) -> (ActivityLog, bool) {
+    ) -> ActivityLog {
         let plan = &self.plan.vms[vm];
         let Some(geometry) = plan.log.filter(|_| plan.is_writer()) else {
-            return (ActivityLog::off(), false);
+            return ActivityLog::off();
         };
         let identity = self.log_identity(vm);
         let file = self.vms[vm].log_file.as_ref();
@@ -53,7 +52,7 @@ impl World {
             Err(why) => why.to_string(),
         };
         note!(self, "vm {vm}: its activity log: {what}");
-        let Opening { mut log, change, has_grown } =
+        let Opening { mut log, change, .. } =
             activity::open(found, geometry, &identity, incarnation, last_end);
         match (change, &mut self.vms[vm].log_file) {
             (FileChange::Append { offset, block }, Some(file)) => file.write(offset, &block, true),
@@ -63,7 +62,7 @@ impl World {
         if let Some(Plant::Activity(bug)) = self.plant {
             log.plant(bug);
         }
-        (log, has_grown)
+        log
     }
 
     fn log_identity(&self, vm: usize) -> Identity {

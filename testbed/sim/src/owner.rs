@@ -34,7 +34,7 @@ use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Form};
+use tidelock_protocol::message::{CopyState, Form, LogAge};
 use tidelock_protocol::record::Effect;
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
@@ -127,6 +127,8 @@ pub struct MemberRun {
     /// The gate's thread is going to look.
     pub gate_due: bool,
     pub(crate) admitted: Admitted,
+    /// How far the activity log is, as the link was told.
+    pub(crate) told_age: LogAge,
     pub(crate) submitted: BTreeMap<RequestId, Submitted>,
     pub(crate) local_ops: BTreeMap<OpId, LocalOp>,
     /// The request of a local write.
@@ -335,13 +337,13 @@ impl World {
         let several = self.plan.groups[self.plan.vms[vm].group].has_several();
         let writer = WriterId(self.plan.vms[vm].writer);
         match message {
-            FromLink::Attached { attached, last_attached, compares, .. }
+            FromLink::Attached { attached, compares, .. }
                 if self.vms[vm].run.as_ref().is_some_and(|run| run.spilling.stands()) =>
             {
                 note!(self, "vm {vm} attached while its stream stands: {:?}", attached.copy);
-                self.attached_while_standing(vm, &attached, last_attached, compares, clocks);
+                self.attached_while_standing(vm, &attached, compares, clocks);
             }
-            FromLink::Attached { attached, first, last_attached, .. } => {
+            FromLink::Attached { attached, first, .. } => {
                 note!(
                     self,
                     "vm {vm} attached: durable {} copy {:?} epoch {}",
@@ -370,7 +372,7 @@ impl World {
                     copy: attached.copy,
                     epoch: attached.epoch,
                     durable: attached.durable,
-                    last_attached,
+                    basis: attached.basis.clone(),
                     copying: run.copying.is_copying(),
                 });
                 self.counts.mapped_resyncs += u64::from(matches!(compare, Compare::Mapped(_)));

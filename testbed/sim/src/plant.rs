@@ -67,12 +67,10 @@ pub enum OnTheWay {
     DifferenceForgotten,
     /// Mode async is in force although the backup counts the writer as gone.
     AsyncBeforeContact,
-    /// Other members are told of what is written while the backup counts the writer as gone.
-    ContactNotAwaited,
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 64] = [
+pub const PLANTS: [(&str, Plant); 65] = [
     ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
@@ -102,6 +100,8 @@ pub const PLANTS: [(&str, Plant); 64] = [
     ("oldest-forgotten", Plant::Backup(Bug::OldestForgotten)),
     ("map-older-wins", Plant::Backup(Bug::MapOlderWins)),
     ("map-keeps-void", Plant::Backup(Bug::MapKeepsVoid)),
+    ("image-not-verified", Plant::Backup(Bug::ImageNotVerified)),
+    ("sum-kept-in-part", Plant::Backup(Bug::SumKeptInPart)),
     ("damage-folded-as-good", Plant::Backup(Bug::DamageFoldedAsGood)),
     ("damage-not-listed", Plant::Backup(Bug::DamageNotListed)),
     ("cold-not-synced", Plant::Backup(Bug::ColdNotSynced)),
@@ -135,7 +135,6 @@ pub const PLANTS: [(&str, Plant); 64] = [
     ("given-up-before-shut", Plant::OnTheWay(OnTheWay::GivenUpBeforeShut)),
     ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
     ("async-before-contact", Plant::OnTheWay(OnTheWay::AsyncBeforeContact)),
-    ("contact-not-awaited", Plant::OnTheWay(OnTheWay::ContactNotAwaited)),
     ("others-not-awaited", Plant::Handover(handover::PlantedBug::OthersNotAwaited)),
 ];
 

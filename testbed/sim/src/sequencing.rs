@@ -166,7 +166,11 @@ impl World {
     pub(crate) fn hand_over(&mut self, vm: usize) {
         let now = self.host_now(self.plan.vms[vm].host);
         let run = self.vms[vm].run.as_mut().expect("runs");
-        for message in run.admitted.take(now) {
+        let (age, messages) = (run.activity.age(), run.admitted.take(now));
+        if std::mem::replace(&mut run.told_age, age) != age {
+            self.tell_link(vm, ToLink::Logged(age));
+        }
+        for message in messages {
             self.tell_link(vm, message);
         }
     }

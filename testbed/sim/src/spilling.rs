@@ -142,7 +142,8 @@ impl World {
         let Some(files) = self.vms[vm].backlog_files.clone() else { return Ok(None) };
         let (incarnation, epoch, is_clean, fenced) = {
             let state = self.vms[vm].state.lock().expect("one thread");
-            (state.incarnation, state.epoch, state.clean.is_some(), state.fenced)
+            let stream = state.stream.map_or(Incarnation(0), |stream| stream.number);
+            (stream, state.epoch, state.clean.is_some(), state.fenced)
         };
         if self.vms[vm].switched || is_clean || fenced || !self.knows_what_it_heard(vm) {
             return Ok(None);
@@ -282,7 +283,6 @@ impl World {
         &mut self,
         vm: usize,
         attached: &Attached,
-        last_attached: Option<Incarnation>,
         compares: bool,
         clocks: Clocks,
     ) {
@@ -302,7 +302,7 @@ impl World {
                 said = Some(format!("{compare:?}"));
                 crate::owner::ranges_of(&plans, &disks, purpose, compare, unrecorded)
             };
-            spilling.record_again(attached, last_attached, ranges, turn);
+            spilling.record_again(attached, ranges, turn);
         });
         if self.depend_on_comparison(vm, attached.durable, Hlc(attached.last_hlc.0 + 1)) {
             self.vms[vm].run.as_mut().expect("runs").copying.await_floor();

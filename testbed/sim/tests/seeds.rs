@@ -157,48 +157,37 @@ fn known_seed(name: &str) -> u64 {
         | "outsider-merged"
         | "unbounded-backlog"
         | "view-after-its-time" => 2,
-        "ack-over-gap" | "hlc-goes-back" | "no-calm" => 3,
-        "given-up-before-shut"
-        | "map-older-wins"
-        | "old-epoch-accepted"
-        | "one-too-early"
-        | "seeded-is-whole"
-        | "times-alone" => 4,
-        "cut-of-each-maximum"
-        | "damage-folded-as-good"
-        | "damage-not-listed"
-        | "handing-over-forgotten"
-        | "map-keeps-void"
-        | "watermark-ignores-idle" => 5,
-        "newcomer-not-told" | "torn-tail-kept" | "wrap-forgotten" | "written-before-kept" => 6,
-        "activity-unflushed"
-        | "async-before-contact"
-        | "merge-forgotten"
-        | "oldest-forgotten"
-        | "own-entry-covers"
+        "ack-over-gap" | "hlc-goes-back" => 3,
+        "map-keeps-void" | "map-older-wins" | "old-epoch-accepted" | "one-too-early"
+        | "seeded-is-whole" | "times-alone" => 4,
+        "cut-of-each-maximum" | "handing-over-forgotten" | "watermark-ignores-idle" => 5,
+        "newcomer-not-told" | "wrap-forgotten" => 6,
+        "activity-unflushed" | "merge-forgotten" | "oldest-forgotten" | "own-entry-covers"
         | "strip-before-merge" => 7,
-        "waypoint-too-early" => 8,
-        "redone-backwards" => 10,
-        "others-not-awaited" => 12,
+        "damage-folded-as-good" | "damage-not-listed" | "waypoint-too-early" => 8,
+        "image-not-verified" => 153,
+        "sum-kept-in-part" => 201,
+        "others-not-awaited" | "redone-backwards" | "torn-tail-kept" => 12,
+        "activity-forgotten" => 15,
         "grown-is-whole" => 16,
         "removed-holds-watermark" => 17,
         "policy-forgotten" | "queue-is-silence" => 18,
-        "over-before-covered" => 20,
-        "admitted-is-back" => 26,
-        "any-entry-covers" | "first-entry-only" | "sum-covers" => 34,
-        "older-connection-wins" => 45,
+        "any-entry-covers" => 19,
+        "over-before-covered" => 23,
+        "admitted-is-back" => 32,
+        "first-entry-only" | "sum-covers" => 34,
         "copies-starve" | "only-when-idle" => 48,
-        "contact-not-awaited" => 56,
-        "rebuilt-next-to-pending" => 84,
+        "fence-ignored-in-async" | "given-up-before-shut" => 50,
+        "written-before-kept" => 99,
         "ceiling-passed" => 113,
-        "fence-ignored-in-async" => 123,
-        "activity-forgotten" => 165,
-        "boot-ignored" => 214,
-        "switch-forgotten" => 242,
+        "async-before-contact" => 118,
+        "older-connection-wins" | "switch-forgotten" => 181,
+        "newcomer-not-waited-for" => 313,
         "unrecorded-unnamed" => 317,
-        "newcomer-not-waited-for" => 383,
+        "rebuilt-next-to-pending" => 333,
         "floor-not-awaited" => 457,
-        "unrecorded-unmapped" => 492,
+        "boot-ignored" => 567,
+        "unrecorded-unmapped" => 680,
         _ => 1,
     }
 }
@@ -236,10 +225,9 @@ fn every_planted_bug_is_caught() {
             }
             "hlc-goes-back" | "ceiling-passed" => &[Checker::HlcGrows],
             "floor-not-awaited" => &[Checker::OutputCommit, Checker::Closed, Checker::Degraded],
-            "async-before-contact"
-            | "contact-not-awaited"
-            | "policy-forgotten"
-            | "over-before-covered" => &[Checker::Degraded],
+            "async-before-contact" | "policy-forgotten" | "over-before-covered" => {
+                &[Checker::Degraded]
+            }
             "no-calm" => &[Checker::Steady],
             "unrecorded-unmapped" => &[Checker::InMap],
             "redone-backwards" | "written-before-kept" => &[Checker::SitesEqual],
@@ -259,7 +247,10 @@ fn every_planted_bug_is_caught() {
             "view-after-its-time" | "fold-passes-the-window" | "oldest-forgotten" => {
                 &[Checker::Past]
             }
-            "damage-folded-as-good" | "damage-not-listed" => &[Checker::Past],
+            "damage-folded-as-good" | "damage-not-listed" | "image-not-verified" => {
+                &[Checker::Past]
+            }
+            "sum-kept-in-part" => &[Checker::OpensAgain, Checker::Past, Checker::Prefix],
             "cold-not-synced" => &[Checker::OpensAgain, Checker::Past, Checker::Prefix],
             "times-alone" => &[Checker::Past, Checker::Closed],
             "map-older-wins" | "map-keeps-void" => &[Checker::Past, Checker::Prefix],

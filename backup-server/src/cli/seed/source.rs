@@ -1,7 +1,7 @@
 //! One disk that a group is seeded with: opened, seen not to be in use, and made the group's image.
 
 use crate::cli::export::explain;
-use crate::group::SECTOR_BYTES;
+use crate::image::SECTOR_BYTES;
 use crate::text;
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;

@@ -1,44 +1,197 @@
 //! What is asked when a host attaches, and what it is told.
 
+use super::super::judging::{OnRecord, judge};
 use super::*;
+use tidelock_protocol::message::Basis;
 
 #[test]
 fn the_table_of_copy_states_after_an_attachment() {
     use CopyState::{Empty, Partial, Resyncing, Whole};
-    let five = Seq(5);
-    let runs = [
-        ("continues", LastRun::Continues { from: Seq(6) }, true),
-        ("continues earlier", LastRun::Continues { from: Seq(2) }, true),
-        ("continues after a gap", LastRun::Continues { from: Seq(7) }, true),
-        ("continues, another run", LastRun::Continues { from: Seq(6) }, false),
-        ("clean", LastRun::Clean { seq: five }, false),
-        ("clean elsewhere", LastRun::Clean { seq: Seq(4) }, false),
-        ("unknown", LastRun::Unknown, true),
+    let bases = [
+        ("continues", Basis::Continues),
+        ("clean", Basis::Clean),
+        ("log", Basis::Log),
+        ("everything", Basis::Everything { why: String::new() }),
     ];
     let mut table = String::new();
-    for (name, run, same) in runs {
-        let row = [Empty, Partial, Whole, Resyncing].map(|c| after_attach(c, run, same, five));
+    for (name, basis) in bases {
+        let row = [Empty, Partial, Whole, Resyncing].map(|copy| after_attach(copy, &basis));
         table += &format!("{name}: {row:?}\n");
     }
     assert_eq!(
         table,
         "continues: [Empty, Partial, Whole, Resyncing]\n\
-         continues earlier: [Empty, Partial, Whole, Resyncing]\n\
-         continues after a gap: [Empty, Partial, Resyncing, Resyncing]\n\
-         continues, another run: [Empty, Partial, Resyncing, Resyncing]\n\
          clean: [Empty, Partial, Whole, Resyncing]\n\
-         clean elsewhere: [Empty, Partial, Resyncing, Resyncing]\n\
-         unknown: [Empty, Partial, Resyncing, Resyncing]\n"
+         log: [Empty, Partial, Resyncing, Resyncing]\n\
+         everything: [Empty, Partial, Resyncing, Resyncing]\n"
     );
+}
+
+/// Each line is a host that tells the truth as its state directory has it, which may be that of another moment.
+#[test]
+fn the_table_of_what_an_attachment_may_go_by() {
+    let (other, three, four) = (run(9), run(3), run(4));
+    let log = |number| LogAge { file: 3, number };
+    let clean = |seq, served| LastRun::Clean { seq: Seq(seq), served };
+    let unclean = |number| LastRun::Unclean { log: log(number) };
+    let continues = |from| LastRun::Continues { from: Seq(from) };
+    // The run 3 is in force and has sent 50 records; its log was told to be at 20.
+    let killed =
+        OnRecord { run: Some(three), log: log(20), durable: Seq(50), ..OnRecord::default() };
+    let end = CleanEnd { seq: Seq(50), marks: marks() };
+    let ended = OnRecord { clean: Some(end), ..killed.clone() };
+    let proposed = OnRecord { proposed: Some(four), ..ended.clone() };
+    let never = OnRecord::default();
+    let as_it_was = marks();
+    let restored = vec!["root image inode=8".to_owned()];
+    let added: Vec<_> = marks().into_iter().chain(["data image inode=5".to_owned()]).collect();
+    let cases = [
+        ("no record at the host", &ended, None, LastRun::Unknown, &as_it_was),
+        ("no record at the backup", &never, Some(three), clean(50, false), &as_it_was),
+        ("killed", &killed, Some(three), unclean(20), &as_it_was),
+        ("killed, the log has gone on", &killed, Some(three), unclean(25), &as_it_was),
+        ("killed, restored from a snapshot", &killed, Some(three), unclean(19), &as_it_was),
+        ("killed, another run since", &killed, Some(other), unclean(30), &as_it_was),
+        ("killed, the log says nothing", &killed, Some(three), LastRun::Unknown, &as_it_was),
+        ("clean", &ended, Some(three), clean(50, false), &as_it_was),
+        ("clean, a disk restored", &ended, Some(three), clean(50, false), &restored),
+        ("clean, a disk added", &ended, Some(three), clean(50, false), &added),
+        ("clean, served since", &ended, Some(three), clean(50, true), &as_it_was),
+        ("clean, served on a restored disk", &ended, Some(three), clean(50, true), &restored),
+        ("clean, all of it older", &ended, Some(run(2)), clean(40, false), &as_it_was),
+        ("clean, the state older", &ended, Some(three), clean(40, false), &as_it_was),
+        ("clean, the backup has not heard", &killed, Some(three), clean(50, false), &as_it_was),
+        ("clean, ran elsewhere", &ended, Some(other), clean(50, false), &as_it_was),
+        ("clean, a start cut short", &proposed, Some(three), clean(50, false), &as_it_was),
+        ("a start on record here alone", &proposed, Some(four), unclean(21), &as_it_was),
+        ("a start on record here, clean", &proposed, Some(four), clean(50, false), &as_it_was),
+        ("backlog on disk", &killed, Some(three), continues(51), &as_it_was),
+        ("backlog on disk, some sent", &killed, Some(three), continues(40), &as_it_was),
+        ("backlog on disk, a gap", &killed, Some(three), continues(52), &as_it_was),
+        ("backlog on disk, ran elsewhere", &killed, Some(other), continues(51), &as_it_was),
+    ];
+    let mut table = String::new();
+    for (name, record, before, last_run, marks) in cases {
+        let attach = Attach { before, marks: marks.clone(), ..attach_message(5, 1, last_run) };
+        let basis = match judge(record, &attach) {
+            Basis::Everything { why } => format!("everything: {}", &why[..why.len().min(48)]),
+            other => format!("{other:?}").to_lowercase(),
+        };
+        table += &format!("{name} | {basis}\n");
+    }
+    println!("{table}");
+    assert_eq!(
+        table,
+        "no record at the host | everything: the host has no record of how this member's last\n\
+         no record at the backup | everything: the backup has no record of a run of this member\n\
+         killed | log\n\
+         killed, the log has gone on | log\n\
+         killed, restored from a snapshot | everything: the activity log is older than the backup has he\n\
+         killed, another run since | everything: the host's record is not of the run that the bac\n\
+         killed, the log says nothing | everything: the host has no record of how this member's last\n\
+         clean | clean\n\
+         clean, a disk restored | everything: a disk is not as it was when the daemon stopped:\n\
+         clean, a disk added | clean\n\
+         clean, served since | log\n\
+         clean, served on a restored disk | everything: a disk is not as it was when the daemon stopped:\n\
+         clean, all of it older | everything: the host's record is not of the run that the bac\n\
+         clean, the state older | everything: the last run ended at 40 by the host's record an\n\
+         clean, the backup has not heard | everything: the backup has not heard that the last run ended\n\
+         clean, ran elsewhere | everything: the host's record is not of the run that the bac\n\
+         clean, a start cut short | clean\n\
+         a start on record here alone | log\n\
+         a start on record here, clean | everything: the backup has not heard that the last run ended\n\
+         backlog on disk | continues\n\
+         backlog on disk, some sent | continues\n\
+         backlog on disk, a gap | everything: the host can send from 52 on, and the backup has\n\
+         backlog on disk, ran elsewhere | everything: the host's record is not of the run that the bac\n"
+    );
+}
+
+/// The run in force is the last one that its host has on record, also after a restart of the server.
+#[test]
+fn a_start_that_is_cut_short_costs_nothing_and_one_that_is_refused_is_no_evidence() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    end(&mut group, LINK, 3);
+    let clean = LastRun::Clean { seq: Seq(3), served: false };
+    let start = |number, before, last_run| Attach {
+        before: Some(run(before)),
+        ..attach_message(number, 1, last_run)
+    };
+    let copy = |group: &mut Group<Memory>, attach: &Attach| {
+        group.attach(at_ms(0), OTHER, "host-a", attach);
+        attached(&group.take_outputs()).unwrap().copy
+    };
+    // Cut short before the host has it on record.
+    for number in 2..4 {
+        assert_eq!(copy(&mut group, &start(number, 1, clean)), CopyState::Whole);
+        group.connection_lost(OTHER.connection);
+    }
+    let disk = disk.killed();
+    let mut group = reopen(&disk);
+    assert_eq!(copy(&mut group, &start(4, 1, clean)), CopyState::Whole);
+    let begun = Frame::Control(OTHER.channel, Message::Begun);
+    assert!(group.receive(at_ms(0), OTHER, begun).is_none());
+    let age = LogAge { file: 4, number: 9 };
+    let logged = Frame::Control(OTHER.channel, Message::Logged(age));
+    assert!(group.receive(at_ms(0), OTHER, logged).is_none());
+    group.flush();
+    let mut group = reopen(&disk.killed());
+    assert_eq!(group.state().log_of(WRITER), age);
+    // The host and its disks as they were before: the first start says so, and so does the next one.
+    for number in 5..7 {
+        group.attach(at_ms(0), OTHER, "host-a", &start(number, 1, clean));
+        let told = attached(&group.take_outputs()).unwrap();
+        assert_eq!(told.copy, CopyState::Resyncing);
+        assert!(matches!(told.basis, Basis::Everything { .. }), "{told:?}");
+        group.connection_lost(OTHER.connection);
+    }
+    // The one that was there goes by its log.
+    group.attach(at_ms(0), OTHER, "host-a", &start(7, 4, LastRun::Unclean { log: age }));
+    assert_eq!(attached(&group.take_outputs()).unwrap().basis, Basis::Log);
+}
+
+/// A daemon that lives while a clone of its host was started.
+#[test]
+fn who_was_replaced_by_another_run_does_not_come_back() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    let begun = |group: &mut Group<Memory>, link: Link| {
+        let begun = Frame::Control(link.channel, Message::Begun);
+        assert!(group.receive(at_ms(0), link, begun).is_none());
+    };
+    begun(&mut group, LINK);
+    let clone = LastRun::Unclean { log: LogAge::default() };
+    group.attach(at_ms(0), OTHER, "host-a", &attach_message(2, 1, clone));
+    assert!(attached(&group.take_outputs()).is_some());
+    begun(&mut group, OTHER);
+    let goes_on = |number| Attach {
+        incarnation: Incarnation(number),
+        nonce: Nonce(1, 0),
+        before: Some(RunId { number: Incarnation(number), nonce: Nonce(1, 0) }),
+        ..attach_message(number, 1, LastRun::Continues { from: Seq(4) })
+    };
+    // Also if both were started at the same time of their clocks.
+    for number in [1, 2] {
+        group.attach(at_ms(0), LATEST, "host-a", &goes_on(number));
+        assert_eq!(refusal(&group.take_outputs()), Some((LATEST, RefusalKind::Superseded)));
+    }
+    // A number above all that were heard of: what is here is of a moment before that run.
+    group.attach(at_ms(0), LATEST, "host-a", &goes_on(3));
+    let told = attached(&group.take_outputs()).unwrap();
+    assert_eq!(told.copy, CopyState::Resyncing);
+    assert!(matches!(told.basis, Basis::Everything { .. }), "{told:?}");
 }
 
 #[test]
 fn newer_runs_take_over_and_older_ones_are_refused() {
     let disk = Memory::new();
     let mut group = whole(&disk);
-    group.attach(at_ms(0), OTHER, "host-a", &attach_message(2, 1, LastRun::Clean { seq: Seq(3) }));
+    let unclean = LastRun::Unclean { log: LogAge::default() };
+    group.attach(at_ms(0), OTHER, "host-a", &attach_message(2, 1, unclean));
     let outputs = group.take_outputs();
-    assert_eq!(attached(&outputs).unwrap().copy, CopyState::Whole);
+    assert_eq!(attached(&outputs).unwrap().copy, CopyState::Resyncing);
     assert_eq!(refusal(&outputs), Some((LINK, RefusalKind::Superseded)));
     group.attach(at_ms(0), LINK, "host-a", &attach_message(1, 1, LastRun::Unknown));
     assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Superseded)));
@@ -119,28 +272,4 @@ fn a_lost_manifest_never_makes_the_next_attachment_erase_the_data() {
     let refused = create(&disk).map(|_| ()).unwrap_err();
     assert_eq!(refused.refusal().0, RefusalKind::Damaged, "{refused}");
     assert!(!disk.list("images").unwrap().is_empty() && !disk.list("journal").unwrap().is_empty());
-}
-
-/// A host that knows where its disks may differ asks whether another run has written since.
-#[test]
-fn an_unclean_run_is_told_which_run_was_there_before() {
-    let mut group = create(&Memory::new()).unwrap();
-    let told = |group: &mut Group<Memory>, incarnation, run| {
-        group.attach(at_ms(0), LINK, "host-a", &attach_message(incarnation, 0, run));
-        let outputs = group.take_outputs();
-        let messages: Vec<_> = outputs
-            .iter()
-            .filter_map(|output| match output {
-                Output::Send(_, Message::LastAttached { incarnation }) => Some(incarnation.0),
-                Output::Send(_, Message::Attached(_)) => Some(u64::MAX),
-                _ => None,
-            })
-            .collect();
-        messages
-    };
-    assert_eq!(told(&mut group, 3, LastRun::Unclean), [0, u64::MAX], "right before the answer");
-    assert_eq!(told(&mut group, 5, LastRun::Unclean), [3, u64::MAX]);
-    assert_eq!(told(&mut group, 6, LastRun::Unknown), [u64::MAX], "an older host is not told");
-    assert_eq!(told(&mut group, 9, LastRun::Unclean), [6, u64::MAX]);
-    assert_eq!(told(&mut group, 9, LastRun::Unclean), [9, u64::MAX], "the answer was lost");
 }

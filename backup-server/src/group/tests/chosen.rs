@@ -28,7 +28,7 @@ fn what_came_after_the_chosen_point_is_left_out_for_good() {
     let of = &recovery.writers[0];
     assert_eq!((of.recovered, of.left_out, of.is_recovered), (Seq(6), 3, true));
     assert!(of.why.as_ref().unwrap().contains("later than what was asked for"), "{of:?}");
-    assert!(of.held_back_by.is_none());
+    assert!(of.held_back_by.is_none() && recovery.is_of_the_past);
     assert_eq!(read_disk(&mut group)[0], 6);
     assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Fenced)));
 

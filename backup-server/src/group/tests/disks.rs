@@ -37,8 +37,10 @@ fn two_disks(disk: &Memory) -> Group<Memory> {
 
 /// `data` is removed between two runs; the new one has written seq 5 to `root`.
 fn one_is_removed(group: &mut Group<Memory>) {
-    let clean = LastRun::Clean { seq: Seq(4) };
-    group.attach(at_ms(0), OTHER, "host-a", &with_data(2, 1, clean, 0, &[]));
+    let clean = LastRun::Clean { seq: Seq(4), served: false };
+    let attach = with_data(2, 1, clean, 0, &[]);
+    group.as_if_ended(&attach);
+    group.attach(at_ms(0), OTHER, "host-a", &attach);
     let answer = attached(&group.take_outputs()).expect("disks may be removed");
     assert_eq!(answer.copy, CopyState::Whole, "the others are what they were");
     assert!(send(group, OTHER, write(5, 0, 5, 100)));
@@ -123,7 +125,7 @@ fn nothing_of_a_removed_disk_is_taken_and_neither_its_number_nor_its_name_comes_
     let disk = Memory::new();
     let mut group = two_disks(&disk);
     one_is_removed(&mut group);
-    let clean = LastRun::Clean { seq: Seq(5) };
+    let clean = LastRun::Clean { seq: Seq(5), served: false };
     let again = refused(&mut group, &with_data(3, 1, clean, SIZE, &[]));
     assert!(again.contains("data") && again.contains("another name"), "{again}");
     let left_out = refused(&mut group, &attach_message(3, 1, clean));
@@ -166,7 +168,7 @@ fn a_disk_that_has_grown_is_brought_across_and_never_shrinks() {
     let before = read_disk(&mut group);
     let grown = |incarnation, epoch, size_bytes| {
         let spec = DiskSpec { id: DiskId(0), name: "root".into(), size_bytes };
-        let clean = LastRun::Clean { seq: Seq(3) };
+        let clean = LastRun::Clean { seq: Seq(3), served: false };
         Attach { disks: vec![spec], ..attach_message(incarnation, epoch, clean) }
     };
     group.attach(at_ms(0), OTHER, "host-a", &grown(2, 1, SIZE * 2));

@@ -1,6 +1,8 @@
 //! What becomes of a group whose disk is slow, full, or fails.
 
 use super::*;
+use tidelock_protocol::limits;
+use tidelock_protocol::part::Part;
 
 #[test]
 fn folding_keeps_to_its_rate_while_nothing_presses() {
@@ -109,13 +111,57 @@ fn a_full_disk_stalls_and_nothing_is_lost_or_doubled() {
     }
 }
 
+fn logged(number: u64) -> Frame {
+    Frame::Control(LINK.channel, Message::Logged(LogAge { file: 1, number }))
+}
+
+/// Ages of an activity log by the hundred thousand, all between two syncs, have filled a batch, and an assertion has ended
+/// the server.
+#[test]
+fn a_flood_of_log_ages_is_written_when_a_batch_is_full() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    let last = (journal::BATCH_TARGET_BYTES / journal::NOTE_HEADER_BYTES) as u64;
+    for number in 1..=last {
+        assert!(group.receive(at_ms(0), LINK, logged(number)).is_none());
+    }
+    group.flush();
+    let log = LogAge { file: 1, number: last };
+    assert_eq!(reopen(&disk.crash(&mut || false)).state().log_of(WRITER), log);
+}
+
+/// A disk that is full has left a full batch behind, and the next note has ended the server.
+#[test]
+fn a_full_batch_that_cannot_be_written_takes_no_log_age_and_is_in_no_attachments_way() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
+    let mut next = 4;
+    while send(&mut group, LINK, write(next, 0, 1, SIZE as usize)) {
+        next += 1;
+    }
+    assert!(group.journal().staged_bytes() >= journal::BATCH_TARGET_BYTES);
+    let kept = group.receive(at_ms(0), LINK, logged(1));
+    assert_eq!(kept, Some(logged(1)), "it waits as a record does");
+    // A larger disk begins a resync, which is put on record by a note.
+    let mut grown = attach_message(1, 1, LastRun::Continues { from: Seq(4) });
+    grown.disks[0].size_bytes *= 2;
+    group.attach(at_ms(0), OTHER, "host-a", &grown);
+    assert_eq!(group.broken(), None);
+    disk.set_faults(Faults::default());
+    group.retry();
+    assert!(group.accepts());
+    let kept = reopen(&disk.crash(&mut || false));
+    assert_eq!(kept.state().writers[0].seq, Seq(next - 1), "all of the batch");
+}
+
 /// A host that is told so sends what it has written since, and takes it for compared later.
 #[test]
 fn a_resync_is_told_only_once_it_is_on_record_also_to_a_host_that_asks_again() {
     let disk = Memory::new();
     let mut group = whole(&disk);
     disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
-    let asks = attach_message(1, 1, LastRun::Unclean);
+    let asks = attach_message(1, 1, LastRun::Unclean { log: LogAge::default() });
     for link in [LINK, OTHER, LATEST] {
         group.attach(at_ms(0), link, "host-a", &asks);
         let outputs = group.take_outputs();
@@ -124,7 +170,10 @@ fn a_resync_is_told_only_once_it_is_on_record_also_to_a_host_that_asks_again() {
     let crashed = reopen(&disk.crash(&mut || false));
     assert_eq!(crashed.state().writers[0].copy, CopyState::Whole);
     disk.set_faults(Faults::default());
-    assert_eq!(join(&mut group, LATEST, 1, LastRun::Unclean).copy, CopyState::Resyncing);
+    assert_eq!(
+        join(&mut group, LATEST, 1, LastRun::Unclean { log: LogAge::default() }).copy,
+        CopyState::Resyncing
+    );
     let crashed = reopen(&disk.crash(&mut || false));
     assert_eq!(crashed.state().writers[0].copy, CopyState::Resyncing);
 }
@@ -235,4 +284,37 @@ fn a_guest_that_writes_much_does_not_cost_a_pin_unless_the_operator_prefers_that
         let stops = at_size_max == AtSizeMax::Stop;
         assert_eq!((pin.is_revoked(), group.accepts()), (!stops, !stops), "{at_size_max:?}");
     }
+}
+
+/// 64 writers of each of 32 groups could have 32 MiB each of records that were never finished.
+#[test]
+fn a_record_in_parts_that_finds_no_memory_is_refused_and_taken_later_from_its_beginning() {
+    let disk = Memory::new();
+    let mut group = whole(&disk);
+    let parts = Arc::clone(&group.options.parts);
+    let first = |seq: u64| Part {
+        seq: Seq(seq),
+        total_bytes: limits::RECORD_MAX_BYTES,
+        at: 0,
+        data: vec![0; limits::PART_MAX_BYTES as usize].into(),
+    };
+    let begin = |group: &mut Group<Memory>| {
+        assert!(group.receive(at_ms(0), LINK, Frame::Part(LINK.channel, first(4))).is_none());
+        refusal(&group.take_outputs())
+    };
+    let others = || parts.take("host-a", false, parts::PER_HOST_MAX_BYTES / 8);
+    let all_of_others = || std::iter::from_fn(others).collect::<Vec<_>>();
+    let taken = all_of_others();
+    assert_eq!(taken.len(), 8);
+    assert_eq!(begin(&mut group), Some((LINK, RefusalKind::Quota)));
+    drop(taken);
+    let again = join(&mut group, LINK, 1, LastRun::Continues { from: Seq(4) });
+    assert_eq!(again.begun, None);
+    assert_eq!(begin(&mut group), None);
+    assert_eq!(all_of_others().len(), 7, "the record has its room");
+    // It outlives the connection, and not the run.
+    group.connection_lost(LINK.connection);
+    assert!(join(&mut group, OTHER, 1, LastRun::Continues { from: Seq(4) }).begun.is_some());
+    join(&mut group, OTHER, 2, LastRun::Unknown);
+    assert_eq!(all_of_others().len(), 8);
 }

@@ -20,8 +20,8 @@ const GREATEST: u64 = 1_700_000_000_000_000;
 
 /// The host's clock, state and run are of no moment: [`GREATEST`] is the greatest run that is believed.
 fn hijack() -> Attach {
-    let machine = Some(Machine::Json("{\"extra\":1}".into()));
-    Attach { machine, ..attach_message(GREATEST, 1, LastRun::Clean { seq: Seq(3) }) }
+    let machine = Some(serde_json::from_str(r#"{"memory_mib": 32}"#).unwrap());
+    Attach { machine, ..attach_message(GREATEST, 1, LastRun::Clean { seq: Seq(3), served: false }) }
 }
 
 fn tried(
@@ -46,7 +46,7 @@ fn a_listed_host_takes_no_member_of_another_whatever_it_says() {
     let disk = Memory::new();
     drop(whole(&disk));
     let mut group = listed(&disk);
-    join(&mut group, LINK, 2, LastRun::Clean { seq: Seq(3) });
+    join(&mut group, LINK, 2, LastRun::Clean { seq: Seq(3), served: false });
     let before = storage::read_all(&disk, "group.json").unwrap();
     let (kind, reason) = tried(&mut group, "host-b", &hijack()).unwrap_err();
     assert_eq!(kind, RefusalKind::Forbidden);
@@ -56,11 +56,12 @@ fn a_listed_host_takes_no_member_of_another_whatever_it_says() {
         "{reason}"
     );
     assert_eq!(storage::read_all(&disk, "group.json").unwrap(), before);
-    assert_eq!(manifest::read_machine(&disk, "vm").unwrap(), Some(Machine::Json("{}".into())));
+    assert_eq!(manifest::read_machine(&disk, "vm").unwrap().described.unwrap().memory_mib, 64);
     send(&mut group, LINK, write(4, 0, 0, 1));
     group.flush();
     assert_eq!(acked(&group.take_outputs()).unwrap().0, 4, "its owner goes on");
-    let next = attach_message(3, 1, LastRun::Clean { seq: Seq(4) });
+    let next = attach_message(3, 1, LastRun::Clean { seq: Seq(4), served: false });
+    group.as_if_ended(&next);
     assert_eq!(tried(&mut group, "host-a", &next).unwrap().copy, CopyState::Whole);
 }
 
@@ -69,7 +70,7 @@ fn the_operator_gives_a_member_to_another_host_and_its_disks_are_compared() {
     let disk = Memory::new();
     drop(whole(&disk));
     let mut group = listed(&disk);
-    join(&mut group, LINK, 2, LastRun::Clean { seq: Seq(3) });
+    join(&mut group, LINK, 2, LastRun::Clean { seq: Seq(3), served: false });
     let error = group.move_member(at_ms(0), "vm", "host-b").unwrap_err();
     assert!(matches!(error, MoveError::Attached { .. }), "{error}");
     group.connection_lost(LINK.connection);
@@ -87,8 +88,10 @@ fn the_operator_gives_a_member_to_another_host_and_its_disks_are_compared() {
         tried(&mut group, "host-a", &attach_message(3, 1, LastRun::Unknown)).unwrap_err();
     assert_eq!(kind, RefusalKind::Forbidden, "{reason}");
     // Its own record says that all is equal: it is of other disks, or of other times.
-    let first =
-        Attach { previous: Incarnation(0), ..attach_message(1, 1, LastRun::Clean { seq: Seq(3) }) };
+    let first = Attach {
+        before: None,
+        ..attach_message(1, 1, LastRun::Clean { seq: Seq(3), served: false })
+    };
     assert_eq!(tried(&mut group, "host-b", &first).unwrap().copy, CopyState::Resyncing);
 }
 
@@ -98,11 +101,10 @@ fn a_host_that_was_installed_anew_is_told_so_and_locks_nobody_out() {
     drop(whole(&disk));
     let mut group = listed(&disk);
     // Its clock was ahead, or it lied.
-    join(&mut group, LINK, GREATEST, LastRun::Clean { seq: Seq(3) });
+    join(&mut group, LINK, GREATEST, LastRun::Clean { seq: Seq(3), served: false });
     group.connection_lost(LINK.connection);
     for incarnation in [5, GREATEST - 1] {
-        let anew =
-            Attach { previous: Incarnation(0), ..attach_message(incarnation, 0, LastRun::Unknown) };
+        let anew = Attach { before: None, ..attach_message(incarnation, 0, LastRun::Unknown) };
         let (kind, reason) = tried(&mut group, "host-a", &anew).unwrap_err();
         assert_eq!(kind, RefusalKind::Mismatch, "not fenced, and not superseded: {reason}");
         assert!(
@@ -111,10 +113,10 @@ fn a_host_that_was_installed_anew_is_told_so_and_locks_nobody_out() {
         );
     }
     group.move_member(at_ms(GRACE_MS), "vm", "host-a").unwrap();
-    let anew = Attach { previous: Incarnation(0), ..attach_message(5, 0, LastRun::Unknown) };
+    let anew = Attach { before: None, ..attach_message(5, 0, LastRun::Unknown) };
     assert_eq!(tried(&mut group, "host-a", &anew).unwrap().copy, CopyState::Resyncing);
     // The answer to its first attachment was lost.
-    let again = Attach { previous: Incarnation(5), ..attach_message(6, 0, LastRun::Unknown) };
+    let again = Attach { before: Some(run(5)), ..attach_message(6, 0, LastRun::Unknown) };
     assert!(tried(&mut group, "host-a", &again).is_ok());
 }
 

@@ -153,3 +153,17 @@ fn a_recovery_without_room_is_on_record_when_there_is() {
     assert_eq!(recovery.epoch, Epoch(2), "it is begun once");
     assert_eq!(reopen(&disk.crash(&mut || false)).recovery(), Some(recovery));
 }
+
+/// The host's clock is off by decades: a difference of two sites' clocks was told as time for which writes were lost.
+#[test]
+fn the_recovered_moment_is_told_by_the_clock_of_this_site() {
+    let mut group = whole(&Memory::new());
+    let frame = Frame::Record(LINK.channel, write(4, 0, 4, 10));
+    assert!(group.receive(at_ms(2000), LINK, frame).is_none());
+    group.flush();
+    group.beacon(at_ms(3000), LINK, MonoNanos(1));
+    let recovery = group.recover(at_ms(9000), true).unwrap();
+    let told = (recovery.last_write_unix_ms, recovery.last_heard_unix_ms);
+    assert_eq!(told, (Some(at_ms(2000).unix_ms), Some(at_ms(3000).unix_ms)));
+    assert!(!recovery.is_of_the_past);
+}

@@ -3,7 +3,6 @@
 use super::*;
 use crate::group::{RecoverError, SeedError, SeededMember, seed, seeded_manifest};
 use crate::history::{At, PastError, Point};
-use crate::storage::StorageFile;
 use std::io::IoSlice;
 
 fn members() -> Vec<SeededMember> {

@@ -41,7 +41,7 @@ fn who_attaches_again_may_have_a_lease_again() {
     let mut group = whole(&disk);
     assert!(is_answered(&mut group, 10, LINK));
     assert!(give_up(&mut group, LINK));
-    join(&mut group, OTHER, 2, LastRun::Clean { seq: Seq(3) });
+    join(&mut group, OTHER, 2, LastRun::Clean { seq: Seq(3), served: false });
     assert!(must_wait(&mut group, 23), "it has not said it again");
     assert!(!give_up(&mut group, LINK), "words of the run before come too late");
     assert!(must_wait(&mut group, 24));

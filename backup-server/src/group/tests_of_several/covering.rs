@@ -161,7 +161,8 @@ fn with_times_who_is_alone_has_none_and_is_covered_by_its_seqs() {
     group.flush();
     // It is left alone: its host speaks of no group.
     group.connection_lost(link(0).connection);
-    let alone = shape.join(0, 2, LastRun::Clean { seq: Seq(1) }).attach;
+    let alone = shape.join(0, 2, LastRun::Clean { seq: Seq(1), served: false }).attach;
+    group.as_if_ended(&alone);
     group.attach(at_ms(0), link(0), &host(0), &alone);
     let id = group.cover(link(0)).unwrap();
     sounded(&mut group, 0, id, &[2]);

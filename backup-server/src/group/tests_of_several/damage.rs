@@ -4,7 +4,7 @@ use super::cold::compress_some;
 use super::indexes::{index_all, scrub};
 use super::past::{T0, busy, fold, hlc, windowed};
 use super::*;
-use crate::damage::Known;
+use crate::damage::{Known, is_damage};
 use crate::group::JOURNAL_DIR;
 use crate::group::damage::LOOK_FIRST_MS;
 use crate::history::{At, PastError};
@@ -461,7 +461,7 @@ fn a_read_that_comes_upon_damage_has_the_segment_looked_at_and_a_recovery_must_b
     group.tend_damage(at_ms(1000));
     let latest = group.latest_damaged();
     let [damaged] = &latest[..] else { panic!("{latest:?}") };
-    assert_eq!((damaged.len_bytes, damaged.segment), (64, nth as u64 + 1));
+    assert_eq!((damaged.len_bytes, damaged.segment), (64, Some(nth as u64 + 1)));
     // The host is told that this part differs: a repair sends it.
     let writer = u16::from(damaged.name.starts_with('b'));
     let message = Message::DigestCheck {
@@ -620,4 +620,43 @@ fn what_a_scrub_cannot_read_is_looked_at_again() {
     let seen = check(&mut group, 60);
     assert_eq!((seen.refused, seen.untold), (whole.refused, whole.untold));
     group.recover(at_ms(seconds * 1000), true).expect("all of it can be read");
+}
+
+#[test]
+fn a_rotten_image_is_found_told_and_mended() {
+    let disk = Memory::new();
+    let mut group = busy(&disk, Form::Hlc, 0, 60);
+    while fold(&mut group, at_ms(0)) {}
+    let mut seconds = 0;
+    scrub_all(&mut group, &mut seconds);
+    let began = group.status(at_ms(0)).scrub;
+    assert!(began.verified_bytes > 0 && !began.images_running && group.latest_damaged().is_empty());
+    disk.flip("images/a.root.img", 70);
+    // Nobody has read it: a week goes by. Then whoever reads it is not given it.
+    let week = at_ms(7 * DAY_MS);
+    let mut found = [0; 8];
+    let key = DiskKey { writer: WriterId(0), disk: DiskId(0) };
+    let error = group.view(key).unwrap().read(64, &mut found).unwrap_err();
+    assert!(is_damage(&error), "{error}");
+    let mut group = reopen(&disk.killed());
+    seconds = 0;
+    scrub_all(&mut group, &mut seconds);
+    group.tend_damage(week);
+    let told = group.latest_damaged();
+    assert!(told.iter().all(|of| of.segment.is_none() && of.name == "a.root"), "{told:?}");
+    // The journal has the rest of the sector.
+    let bytes: u64 = told.iter().map(|of| of.len_bytes).sum();
+    assert!((64..=512).contains(&bytes), "{told:?}");
+    let notices = group.take_notices();
+    assert!(notices.iter().any(|n| n.contains("image of disk a.root is damaged")), "{notices:?}");
+    let refused = group.recover(at_ms(10_000_000), true).unwrap_err().to_string();
+    assert!(refused.contains("(disk image)") && refused.contains("a.root: "), "{refused}");
+    // As it was again, for example because the disk reads it again.
+    disk.flip("images/a.root.img", 70);
+    let mut group = reopen(&disk.killed());
+    seconds = 0;
+    scrub_all(&mut group, &mut seconds);
+    group.tend_damage(week);
+    assert!(group.latest_damaged().is_empty());
+    assert!(group.recover(at_ms(10_000_000), true).is_ok());
 }

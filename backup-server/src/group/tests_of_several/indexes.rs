@@ -17,11 +17,19 @@ pub(super) fn index_all(group: &mut Group<Memory>) -> usize {
     jobs.count()
 }
 
+/// The next segment is verified; images are, if none is due.
 pub(super) fn scrub(group: &mut Group<Memory>, now: Now) -> Option<u64> {
-    let job = group.scrub_job(now)?;
-    let segment = job.segment();
-    group.scrub_done(now, segment, job.run());
-    Some(segment)
+    loop {
+        let done = group.scrub_job(now)?.run();
+        let segment = match &done {
+            ScrubDone::Segment(segment, _) => Some(*segment),
+            ScrubDone::Image { .. } => None,
+        };
+        group.scrub_done(now, done);
+        if segment.is_some() {
+            return segment;
+        }
+    }
 }
 
 /// How many segments opening has to read.

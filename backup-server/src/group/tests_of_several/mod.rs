@@ -12,15 +12,16 @@ mod removed;
 mod resyncs;
 mod shapes;
 mod switches;
+mod tags;
 
 use super::*;
+use crate::storage::StorageFile;
 use crate::storage::memory::{Faults, Memory};
 use proptest::prelude::*;
 use tidelock_protocol::frame::Frame;
-use tidelock_protocol::ids::{DiskId, Incarnation, Seq};
+use tidelock_protocol::ids::{DiskId, Incarnation, Nonce, RunId, Seq};
 use tidelock_protocol::message::{
-    Attach, Attached, DiskSpec, Follow, Followed, Form, Join, LastRun, Machine, Mode, Progress,
-    UNASKED,
+    Attach, Attached, DiskSpec, Follow, Followed, Form, Join, LastRun, Mode, Progress, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 
@@ -51,6 +52,7 @@ fn options() -> GroupOptions {
         hosts: Some((0..4).map(host).collect()),
         members: BTreeMap::new(),
         clock_bound_ms: tidelock_protocol::bounds::CLOCK_BOUND_MS,
+        parts: Arc::default(),
     }
 }
 
@@ -77,7 +79,9 @@ impl Shape {
             writers: NAMES[..self.writers].iter().map(|n| (*n).to_owned()).collect(),
             disks: vec![disk],
             incarnation: Incarnation(incarnation),
-            previous: Incarnation(1),
+            nonce: Nonce(incarnation, 0),
+            before: Some(before(incarnation, last_run)),
+            marks: Vec::new(),
             epoch: Epoch(0),
             last_run,
             mode: Mode::Pipelined,
@@ -100,7 +104,7 @@ impl Shape {
             epoch: Epoch(0),
             lease_ms: 10_000,
             grace_ms: GRACE_MS,
-            machine: Some(Machine::Json("{}".into())),
+            machine: Some(serde_json::from_str(r#"{"memory_mib": 64}"#).unwrap()),
         }
     }
 
@@ -191,6 +195,7 @@ fn refused(messages: &[Message]) -> Option<(RefusalKind, String)> {
 /// Joins, and gives what was said to this writer.
 fn join(group: &mut Group<Memory>, now: Now, join: &Join) -> Vec<Message> {
     let writer = join.attach.writer.0;
+    group.as_if_ended(&join.attach);
     group.join(now, link(writer), &host(writer), join);
     let outputs = group.take_outputs();
     let mut mine = told(&outputs, link(writer));
@@ -270,4 +275,13 @@ fn the_watermark_is_the_least_of_all_writers_and_survives_a_restart() {
     group.take_outputs();
     send(&mut group, record(0, 2, 10, &[]));
     assert_eq!(refused(&told(&group.take_outputs(), link(0))).unwrap().0, RefusalKind::Invalid);
+}
+
+/// A host of these tests ends each run before it begins the next, or goes on with it.
+fn before(incarnation: u64, last_run: LastRun) -> RunId {
+    let number = match last_run {
+        LastRun::Continues { .. } => incarnation,
+        _ => incarnation - 1,
+    };
+    RunId { number: Incarnation(number), nonce: Nonce(number, 0) }
 }

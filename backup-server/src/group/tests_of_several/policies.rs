@@ -29,12 +29,12 @@ fn tell(group: &mut Group<Memory>, writer: u16, policy: Policy) -> Vec<Message> 
 fn comes_back(group: &mut Group<Memory>, writer: u16, policy: Policy) -> Vec<Message> {
     let shape = Shape { writers: 2, form: Form::Vector };
     let seq = group.committed().get(WriterId(writer));
-    join(group, at_ms(0), &shape.join(writer, 2, LastRun::Clean { seq }));
+    join(group, at_ms(0), &shape.join(writer, 2, LastRun::Clean { seq, served: false }));
     tell(group, writer, policy)
 }
 
 fn leave(group: &mut Group<Memory>, writer: u16) {
-    say(group, writer, Message::Detach);
+    say(group, writer, Message::Detach { end: None });
     group.take_outputs();
 }
 
@@ -89,7 +89,7 @@ fn who_attaches_while_others_are_in_mode_async_is_told() {
         leave(&mut group, 1);
         let shape = Shape { writers: 2, form: Form::Vector };
         let seq = group.committed().get(WriterId(0));
-        join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Clean { seq }));
+        join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Clean { seq, served: false }));
         tell(&mut group, 0, policy);
         if leaves {
             leave(&mut group, 0);
@@ -105,7 +105,7 @@ fn who_attaches_while_others_are_in_mode_async_is_told() {
     let seq = group.committed().get(WriterId(0));
     for run in [4, 5] {
         group.connection_lost(link(0).connection);
-        join(&mut group, at_ms(0), &shape.join(0, run, LastRun::Clean { seq }));
+        join(&mut group, at_ms(0), &shape.join(0, run, LastRun::Clean { seq, served: false }));
         if run == 4 {
             tell(&mut group, 0, HOLDS);
         }
@@ -128,7 +128,7 @@ fn who_is_back_has_not_left_also_where_that_could_not_be_kept() {
     assert_eq!(group.exposed(at_ms(90_000)), []);
     let shape = Shape { writers: 2, form: Form::Vector };
     let seq = group.committed().get(WriterId(0));
-    join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Clean { seq }));
+    join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Clean { seq, served: false }));
     disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
     assert_eq!(tell(&mut group, 0, is_async), [Message::PolicyKept(hold)], "nobody keeps it");
     group.connection_lost(link(0).connection);
@@ -138,7 +138,7 @@ fn who_is_back_has_not_left_also_where_that_could_not_be_kept() {
     assert_eq!(said, [Message::Unheard, Message::PolicyKept(hold)]);
     assert_eq!(group.exposed(at_ms(90_000)).len(), 1);
     // With room it is on record, and it can leave again.
-    join(&mut group, at_ms(0), &shape.join(0, 4, LastRun::Clean { seq }));
+    join(&mut group, at_ms(0), &shape.join(0, 4, LastRun::Clean { seq, served: false }));
     assert!(tell(&mut group, 0, is_async).contains(&Message::PolicyKept(is_async)));
     assert!(!reopen(&disk.crash(&mut || false)).policies()["a"].has_left);
     leave(&mut group, 0);
@@ -212,7 +212,7 @@ fn a_beacon_that_overtakes_what_was_sent_before_it_does_not_say_that_packets_wer
     group.take_outputs();
     let sent_at = MonoNanos(60_000 * 1_000_000);
     group.beacon_ahead(at_ms(61_000), link(0), sent_at);
-    assert_eq!(told(&group.take_outputs(), link(0)), [Message::Lease { sent_at }]);
+    assert_eq!(told(&group.take_outputs(), link(0))[0], Message::Lease { sent_at });
     assert_eq!(group.exposed(at_ms(90_000))[0].since_unix_ms, held_until);
     group.beacon(at_ms(61_000), link(0), sent_at);
     assert!(group.exposed(at_ms(90_000))[0].since_unix_ms > held_until);
@@ -305,5 +305,26 @@ fn who_serves_without_this_server_is_said_at_a_recovery() {
     }
     comes_back(&mut group, 0, hold);
     assert_eq!(says(&mut group, false), kept(false));
+    assert_eq!(group.exposed(at_ms(90_000)), []);
+}
+
+/// The rules of its interface can be removed, too.
+#[test]
+fn a_member_without_disks_that_answers_without_its_gate_is_named_as_well() {
+    let disk = Memory::new();
+    let mut group = two(&disk);
+    let web = Link { connection: ConnectionId(9), channel: Channel(3) };
+    let shape = Shape { writers: 2, form: Form::Vector };
+    group.follow(at_ms(0), web, &host(2), &shape.follow());
+    let says = |group: &mut Group<Memory>, message| {
+        assert!(group.receive(at_ms(0), web, Frame::Control(web.channel, message)).is_none());
+        told(&group.take_outputs(), web).pop()
+    };
+    says(&mut group, Message::Policy(Policy::holding(Mode::Pipelined)));
+    let kept = says(&mut group, Message::ServesUnreached { serves: true });
+    assert_eq!(kept, Some(Message::ServesUnreachedKept { serves: true }));
+    let exposed = reopen(&disk.crash(&mut || false)).recover(at_ms(90_000), true).unwrap().exposed;
+    assert_eq!(exposed.iter().map(|of| of.member.as_str()).collect::<Vec<_>>(), ["web"]);
+    says(&mut group, Message::ServesUnreached { serves: false });
     assert_eq!(group.exposed(at_ms(90_000)), []);
 }

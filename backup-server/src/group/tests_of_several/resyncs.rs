@@ -65,7 +65,7 @@ fn two_resyncs_at_once_and_one_that_has_left() {
     }
     let mut group = two(&Memory::new(), form);
     group.take_outputs();
-    say(&mut group, 1, Message::Detach);
+    say(&mut group, 1, Message::Detach { end: None });
     let said = join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
     assert!(said.iter().any(|m| matches!(m, Message::Floor { .. })), "b ended cleanly: {said:?}");
 }
@@ -118,7 +118,7 @@ fn a_member_that_does_not_know_what_it_heard_is_told_how_far_everyone_is() {
 
     // Nor does one whose daemon was away, and comes back.
     group.connection_lost(link(1).connection);
-    let clean = LastRun::Clean { seq: group.committed().get(WriterId(1)) };
+    let clean = LastRun::Clean { seq: group.committed().get(WriterId(1)), served: false };
     assert!(join(&mut group, at_ms(0), &shape.join(1, 3, clean)).contains(&floor(0)));
     group.follow(at_ms(0), web, "host-3", &shape.follow());
     assert!(told(&group.take_outputs(), web).contains(&floor(0)));

@@ -24,13 +24,13 @@ fn members_without_disks_hear_c_hold_the_grace_and_are_fenced() {
     assert_eq!(progress(&said).unwrap().committed, vector(&[2, 1]));
     // Its beacon is what the recovery waits for.
     group.beacon(at_ms(20_000), web, MonoNanos(7));
-    assert_eq!(told(&group.take_outputs(), web), [Message::Lease { sent_at: MonoNanos(7) }]);
+    assert_eq!(told(&group.take_outputs(), web)[0], Message::Lease { sent_at: MonoNanos(7) });
     let early = group.recover(at_ms(20_001), false).unwrap_err();
     assert!(matches!(early, RecoverError::Grace { remaining_ms, .. } if remaining_ms > 14_000));
     let recovery = group.recover(at_ms(35_001), false).unwrap();
     assert_eq!(recovery.followers, ["web"]);
     assert_eq!(refused(&told(&group.take_outputs(), web)).unwrap().0, RefusalKind::Fenced);
-    assert!(manifest::read_machine(group.storage(), "web").unwrap().is_some());
+    assert!(manifest::read_machine(group.storage(), "web").unwrap().described.is_some());
 }
 
 #[test]
@@ -55,12 +55,15 @@ fn members_are_added_when_no_host_can_be_ignorant_of_it_and_removed_by_the_opera
     assert!(refused(&said).is_none(), "{said:?}");
     assert_eq!(group.state().writers[2].standing, Standing::Joining);
     // The old shape is refused from now on, the new one is taken.
-    let two_again = Shape { writers: 2, form }.join(0, 2, LastRun::Clean { seq: Seq(1) });
+    let two_again =
+        Shape { writers: 2, form }.join(0, 2, LastRun::Clean { seq: Seq(1), served: false });
     let said = join(&mut group, now, &two_again);
     assert_eq!(refused(&said).unwrap().0, RefusalKind::Mismatch);
-    let said = join(&mut group, now, &three.join(0, 2, LastRun::Clean { seq: Seq(1) }));
+    let said =
+        join(&mut group, now, &three.join(0, 2, LastRun::Clean { seq: Seq(1), served: false }));
     assert!(refused(&said).is_none(), "{said:?}");
-    let said = join(&mut group, now, &three.join(1, 2, LastRun::Clean { seq: Seq(1) }));
+    let said =
+        join(&mut group, now, &three.join(1, 2, LastRun::Clean { seq: Seq(1), served: false }));
     assert!(refused(&said).is_none(), "{said:?}");
     // Still recoverable, without the new one.
     send(&mut group, record(2, 1, 30, &[]));
@@ -93,7 +96,7 @@ fn a_host_that_is_configured_otherwise_is_told_in_what() {
     let shape = Shape { writers: 2, form: Form::Vector };
     let mut group = two(&Memory::new(), Form::Vector);
     let mut refuses = |change: &dyn Fn(&mut Join), differs: &str| {
-        let mut other = shape.join(1, 2, LastRun::Clean { seq: Seq(1) });
+        let mut other = shape.join(1, 2, LastRun::Clean { seq: Seq(1), served: false });
         change(&mut other);
         let said = join(&mut group, at_ms(1), &other);
         let (kind, reason) = refused(&said).unwrap();
@@ -127,7 +130,8 @@ fn who_is_left_alone_is_let_in_without_the_others() {
         group.take_outputs();
         group.connection_lost(link(0).connection);
         // "web" is taken out of the configuration: what is left speaks of no group.
-        let alone = shape.join(0, 2, LastRun::Clean { seq: Seq(1) }).attach;
+        let alone = shape.join(0, 2, LastRun::Clean { seq: Seq(1), served: false }).attach;
+        group.as_if_ended(&alone);
         let attach = |group: &mut Group<Memory>, now| {
             group.attach(now, link(0), &host(0), &alone);
             told(&group.take_outputs(), link(0))
@@ -154,6 +158,32 @@ fn two_and_a_follower(disk: &Memory, name: &str, peers: &[String]) -> Group<Memo
     group.connection_lost(link.connection);
     assert_eq!(group.manifest.followers.keys().collect::<Vec<_>>(), [name]);
     group
+}
+
+/// Its place would be there for good, and hosts that do not name it would be refused.
+#[test]
+fn no_host_adds_a_writer_that_the_operator_s_list_does_not_name() {
+    let disk = Memory::new();
+    let [two, three] = [2, 3].map(|writers| Shape { writers, form: Form::Vector });
+    let list =
+        |writers: u16| (0..writers).map(|n| (NAMES[usize::from(n)].to_owned(), host(n))).collect();
+    let with = |members| GroupOptions { members, ..options() };
+    assert!(three.create_with(&disk, with(list(2))).is_none(), "it is not made with one either");
+    drop(two.create_with(&disk, with(list(2))).unwrap());
+    let mut group = Group::open(disk.clone(), at_ms(0), with(list(2))).unwrap().unwrap().0;
+    join(&mut group, at_ms(0), &two.join(0, 1, LastRun::Unknown));
+    group.connection_lost(link(0).connection);
+    let alone = at_ms(40_000);
+    let said = join(&mut group, alone, &three.join(1, 1, LastRun::Unknown));
+    let (kind, reason) = refused(&said).unwrap();
+    assert_eq!(kind, RefusalKind::Forbidden);
+    assert!(reason.contains("adds the writer c to group g"), "{reason}");
+    let said = join(&mut group, alone, &two.join(0, 1, LastRun::Unknown));
+    assert!(refused(&said).is_none(), "who was away comes back: {said:?}");
+    group.connection_lost(link(0).connection);
+    let mut group = Group::open(disk.killed(), at_ms(0), with(list(3))).unwrap().unwrap().0;
+    let said = join(&mut group, alone, &three.join(1, 1, LastRun::Unknown));
+    assert!(refused(&said).is_none(), "{said:?}");
 }
 
 #[test]
@@ -200,7 +230,7 @@ fn a_member_without_disks_that_is_taken_out_of_the_configuration_is_forgotten() 
     let shape = Shape { writers: 2, form: Form::Vector };
     let mut group = two_and_a_follower(&disk, "web", &shape.peers());
     let without = |writer| {
-        let clean = LastRun::Clean { seq: Seq(1) };
+        let clean = LastRun::Clean { seq: Seq(1), served: false };
         let mut join = shape.join(writer, 2, clean);
         join.peers =
             vec!["boundary=member".into(), "a=10.0.0.1".into(), "b=10.0.0.1,fd00::1".into()];
@@ -262,7 +292,7 @@ fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cu
     let mut group = two(&disk, Form::Vector);
     let shape = Shape { writers: 2, form: Form::Vector };
     group.take_outputs();
-    let mut more = shape.join(0, 2, LastRun::Clean { seq: Seq(1) });
+    let mut more = shape.join(0, 2, LastRun::Clean { seq: Seq(1), served: false });
     let data = DiskSpec { id: DiskId(1), name: "data".into(), size_bytes: SIZE };
     more.attach.disks.push(data);
     let said = join(&mut group, at_ms(0), &more);
@@ -272,13 +302,17 @@ fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cu
     send(&mut group, done(0, 3, 21, &[]));
     group.flush();
     assert_eq!(group.cut().get(WriterId(0)), Seq(3));
-    let fewer = shape.join(0, 3, LastRun::Clean { seq: Seq(3) });
+    let fewer = shape.join(0, 3, LastRun::Clean { seq: Seq(3), served: false });
     assert_eq!(refused(&join(&mut group, at_ms(0), &fewer)).unwrap().0, RefusalKind::Mismatch);
     // The form: with a record beyond the cut it must not change.
     send(&mut group, record(1, 2, 22, &[(0, 9)]));
     group.flush();
     (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
-    let mut hlc = Shape { writers: 2, form: Form::Hlc }.join(0, 4, LastRun::Clean { seq: Seq(3) });
+    let mut hlc = Shape { writers: 2, form: Form::Hlc }.join(
+        0,
+        4,
+        LastRun::Clean { seq: Seq(3), served: false },
+    );
     hlc.attach.disks.clone_from(&more.attach.disks);
     let now = at_ms(60_000);
     assert_eq!(refused(&join(&mut group, now, &hlc)).unwrap().0, RefusalKind::Mismatch);
@@ -286,7 +320,7 @@ fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cu
     group.take_outputs();
     (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
     hlc.attach.disks.truncate(1);
-    hlc.attach.last_run = LastRun::Clean { seq: Seq(1) };
+    hlc.attach.last_run = LastRun::Clean { seq: Seq(1), served: false };
     let said = join(&mut group, now, &hlc);
     assert!(refused(&said).is_none(), "{said:?}");
     assert_eq!((group.state().form, group.cut()), (Form::Hlc, &vector(&[1, 1])));
@@ -302,7 +336,11 @@ fn copied_beyond_the_cut(disk: &Memory, form: Form) -> Group<Memory> {
     let three = Shape { writers: 3, form };
     let said = join(&mut group, at_ms(16_001), &three.join(2, 1, LastRun::Unknown));
     assert!(refused(&said).is_none(), "{said:?}");
-    join(&mut group, at_ms(16_001), &three.join(0, 2, LastRun::Clean { seq: Seq(2) }));
+    join(
+        &mut group,
+        at_ms(16_001),
+        &three.join(0, 2, LastRun::Clean { seq: Seq(2), served: false }),
+    );
     send(&mut group, Record { copy: true, ..record(2, 1, 600, &[]) });
     group.flush();
     assert!(group.status(at_ms(0)).recoverable);
@@ -332,7 +370,7 @@ fn who_was_added_is_not_waited_for_before_the_end_of_its_copy_is_in_the_cut() {
         }
         // b comes back: then it is as the others.
         let mut whole = reopen(&disk.killed());
-        let clean = LastRun::Clean { seq: Seq(2) };
+        let clean = LastRun::Clean { seq: Seq(2), served: false };
         join(&mut whole, at_ms(0), &Shape { writers: 3, form }.join(1, 2, clean));
         send(&mut whole, record(1, 3, 700, &[]));
         whole.flush();
@@ -411,10 +449,10 @@ fn a_member_without_disks_belongs_to_a_host_and_is_one_that_the_configuration_na
         group.follow(at_ms(40_000), link, &host(host_of), follow);
         refused(&told(&group.take_outputs(), link)).map(|(kind, _)| kind)
     };
-    let machine = Some(Machine::Json("{\"other\":1}".into()));
+    let machine = Some(serde_json::from_str(r#"{"memory_mib": 32}"#).unwrap());
     let taken = Follow { machine, ..shape.follow() };
     assert_eq!(tried(&mut group, 3, &taken), Some(RefusalKind::Forbidden));
-    assert_eq!(manifest::read_machine(&disk, "web").unwrap(), shape.follow().machine);
+    assert_eq!(manifest::read_machine(&disk, "web").unwrap().described, shape.follow().machine);
     let unknown = Follow { member: "m1".into(), ..shape.follow() };
     assert_eq!(tried(&mut group, 3, &unknown), Some(RefusalKind::Invalid));
     assert_eq!(group.manifest.followers.keys().collect::<Vec<_>>(), ["web"]);

@@ -30,7 +30,7 @@ fn comes_back(group: &mut Group<Memory>, writer: u16) {
     let shape = Shape { writers: 2, form: Form::Vector };
     group.connection_lost(link(writer).connection);
     let seq = group.committed().get(WriterId(writer));
-    let last_run = LastRun::Clean { seq };
+    let last_run = LastRun::Clean { seq, served: false };
     group.join(at_ms(0), link(writer), &host(writer), &shape.join(writer, 2, last_run));
 }
 

@@ -1,6 +1,7 @@
 //! Against a plain array of bytes, on a disk in memory.
 
 use super::*;
+use crate::image::Image;
 use crate::storage::Storage;
 use crate::storage::memory::{Faults, Memory, MemoryFile};
 use crate::view::{DiskKey, Overlay, View};
@@ -16,10 +17,10 @@ fn over_a_view(disk: &Memory, quota: u64) -> (Scratch<View<MemoryFile>, MemoryFi
     for (i, byte) in content.iter_mut().enumerate().skip(5000).take(20_000) {
         *byte = (i % 251) as u8;
     }
-    let image = disk.create("image").unwrap();
-    image.set_size(SIZE).unwrap();
-    image.write_at(&[IoSlice::new(&content[5000..25_000])], 5000).unwrap();
-    image.sync().unwrap();
+    let file = disk.create("image").unwrap();
+    file.set_size(SIZE).unwrap();
+    file.write_at(&[IoSlice::new(&content[5000..25_000])], 5000).unwrap();
+    let image = Image::adopt(disk, "image", SIZE).unwrap();
     let key = DiskKey { writer: WriterId(0), disk: DiskId(0) };
     let view = View::new(key, SIZE, image, Arc::new(RwLock::new(Overlay::new())));
     let file = disk.create("scratch").unwrap();

@@ -79,7 +79,7 @@ fn runs_that_tear_their_last_block_take_over_from_each_other() {
             let _ = log.flush_begins(DiskId(nth));
             log.flush_ended(DiskId(nth), number, true);
         }
-        log.attached(&attachment(Some(100 + run_nth), 100));
+        log.attached(&attachment(100));
         log.step(true, Seq(100), START);
         run(&mut log, &mut file);
     }

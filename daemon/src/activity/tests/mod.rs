@@ -5,7 +5,7 @@ use super::format::{self, Found, Head, Unusable};
 use super::geometry::{BLOCK_BYTES, Entry, Geometry};
 use super::*;
 use tidelock_protocol::ids::{DiskId, Epoch, Incarnation, MonoNanos, Seq};
-use tidelock_protocol::message::CopyState;
+use tidelock_protocol::message::{Basis, CopyState, LogAge};
 use trial::{CALM_MS, STEADY, STRIKES_MAX};
 
 const EXTENT: u64 = 1024;
@@ -25,8 +25,14 @@ const CLEAN: LastEnd =
     LastEnd::Clean { incarnation: Incarnation(7), epoch: Epoch(2), seq: Seq(100) };
 
 fn open_clean() -> (ActivityLog, Vec<u8>) {
-    let (_, old) = open_new(Err(Unusable::Missing), LastEnd::Unclean);
+    let (_, old) = open_new(Err(Unusable::Missing), LastEnd::UNKNOWN);
     open_new(format::read(&old, &identity()), CLEAN)
+}
+
+/// The host's record is of the run that the log is of.
+fn unclean(found: &Result<Found, Unusable>) -> LastEnd {
+    let of = found.as_ref().map_or(Incarnation(0), |found| found.head.confirmed);
+    LastEnd::Unclean { runs: [of, Incarnation(0)] }
 }
 
 fn open_new(found: Result<Found, Unusable>, last_end: LastEnd) -> (ActivityLog, Vec<u8>) {
@@ -206,12 +212,16 @@ fn bursts_overflow_a_map_no_oftener_than_is_stated() {
     }
 }
 
-fn attachment(last_attached: Option<u64>, durable: u64) -> Attachment {
+fn everything(why: &str) -> Basis {
+    Basis::Everything { why: why.to_owned() }
+}
+
+fn attachment(durable: u64) -> Attachment {
     Attachment {
         copy: CopyState::Resyncing,
         epoch: Epoch(2),
         durable: Seq(durable),
-        last_attached: last_attached.map(Incarnation),
+        basis: Basis::Log,
         copying: false,
     }
 }
@@ -219,7 +229,7 @@ fn attachment(last_attached: Option<u64>, durable: u64) -> Attachment {
 /// A run that has written extents 3 and 4, and what it leaves.
 fn left_by_a_crash() -> Vec<u8> {
     let (mut log, mut file) = open_clean();
-    let whole = Attachment { copy: CopyState::Whole, ..attachment(None, 100) };
+    let whole = Attachment { copy: CopyState::Whole, ..attachment(100) };
     assert_eq!(log.attached(&whole), Compare::Nothing);
     run(&mut log, &mut file);
     log.admit(1, Extent { len_bytes: 2 * EXTENT - 100, ..extent(1, 3) });
@@ -230,9 +240,14 @@ fn left_by_a_crash() -> Vec<u8> {
 fn reopen(file: &mut [u8], incarnation: u64) -> ActivityLog {
     let found = format::read(file, &identity());
     let run = Incarnation(incarnation);
-    let Opening { log, change, .. } = open(found, GEOMETRY, &identity(), run, LastEnd::Unclean);
-    let FileChange::Append { offset, block } = change else { panic!("the map is kept") };
-    file[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+    let last_end = unclean(&found);
+    let Opening { log, change, .. } = open(found, GEOMETRY, &identity(), run, last_end);
+    match change {
+        FileChange::Append { offset, block } => {
+            file[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+        }
+        FileChange::Replace(new) => file.copy_from_slice(&new),
+    }
     log
 }
 
@@ -241,13 +256,13 @@ fn after_a_crash_exactly_the_map_is_compared() {
     let mut file = left_by_a_crash();
     let mut log = reopen(&mut file, 20);
     let both = Extent { len_bytes: 2 * EXTENT, ..extent(1, 3) };
-    assert_eq!(log.attached(&attachment(Some(9), 100)), Compare::Mapped(vec![both]));
+    assert_eq!(log.attached(&attachment(100)), Compare::Mapped(vec![both]));
     run(&mut log, &mut file);
     // Killed again before anything was compared, and once more without having attached.
     let mut log = reopen(&mut file, 30);
     run(&mut log, &mut file);
     let mut log = reopen(&mut file, 40);
-    assert_eq!(log.attached(&attachment(Some(20), 100)), Compare::Mapped(vec![both]));
+    assert_eq!(log.attached(&attachment(100)), Compare::Mapped(vec![both]));
 }
 
 #[test]
@@ -260,18 +275,74 @@ fn a_map_that_cannot_be_believed_is_not() {
         assert!(format::read(&file, &identity()).unwrap().head.everything);
         why
     };
-    assert!(all(attachment(None, 100)).contains("too old"));
-    assert!(all(attachment(Some(15), 100)).contains("another run"));
-    assert!(all(attachment(Some(9), 99)).contains("lost"));
-    assert!(all(Attachment { epoch: Epoch(3), ..attachment(Some(9), 100) }).contains("epoch"));
-    let partial = Attachment { copy: CopyState::Partial, ..attachment(Some(9), 100) };
+    let by = |basis| Attachment { basis, ..attachment(100) };
+    assert!(all(by(everything("another run has attached"))).contains("another run"));
+    assert!(all(attachment(99)).contains("lost"));
+    assert!(all(Attachment { epoch: Epoch(3), ..attachment(100) }).contains("epoch"));
+    let partial = Attachment { copy: CopyState::Partial, ..attachment(100) };
     assert!(all(partial).contains("no whole copy"));
     // A clean start that the backup does not agree with.
     let (mut log, _) = open_clean();
-    assert!(matches!(log.attached(&attachment(Some(7), 90)), Compare::All(_)));
+    assert!(matches!(log.attached(&by(everything("a disk was restored"))), Compare::All(_)));
     let mut off = ActivityLog::off();
-    assert!(matches!(off.attached(&attachment(Some(7), 90)), Compare::All(_)));
+    assert!(matches!(off.attached(&attachment(90)), Compare::All(_)));
     assert!(off.admit(1, extent(0, 0)) && off.poll_action().is_none());
+}
+
+/// State directory and log can be restored each by itself: the log of another run than the one on record says nothing.
+#[test]
+fn a_log_that_is_not_of_the_run_on_record_says_nothing() {
+    let mut file = left_by_a_crash();
+    for runs in [[8, 0], [0, 0], [9, 3], [3, 9]] {
+        let found = format::read(&file, &identity());
+        let last_end = LastEnd::Unclean { runs: runs.map(Incarnation) };
+        let Opening { mut log, .. } = open(found, GEOMETRY, &identity(), Incarnation(20), last_end);
+        let is_of_it = runs.contains(&9);
+        assert_eq!(log.is_believed(), is_of_it, "{runs:?}");
+        assert_eq!(matches!(log.attached(&attachment(100)), Compare::All(_)), !is_of_it);
+    }
+    // A start that the backup does not confirm leaves the log as that of the run before.
+    reopen(&mut file, 20);
+    assert_eq!(format::read(&file, &identity()).unwrap().head.confirmed, Incarnation(9));
+}
+
+/// The backup is told of it before it gets a record that was admitted under it.
+#[test]
+fn its_age_is_that_of_what_is_on_stable_storage() {
+    let (mut log, mut file) = open_clean();
+    assert_eq!(log.age(), LogAge { file: 9, number: 0 }, "the run has not attached");
+    let whole = Attachment { copy: CopyState::Whole, ..attachment(100) };
+    assert_eq!(log.attached(&whole), Compare::Nothing);
+    assert!(!log.admit(1, extent(0, 1)));
+    let Some(Action::Write { offset, block }) = log.poll_action() else { panic!("a write") };
+    assert_eq!(log.age().number, 0, "not yet");
+    file[offset as usize..][..BLOCK_BYTES].copy_from_slice(&block);
+    log.written(true);
+    assert_eq!(log.age().number, 2);
+    let (older, newer) = (LogAge { file: 9, number: 7 }, LogAge { file: 10, number: 1 });
+    assert!(older < newer, "a file that was made later");
+}
+
+/// A log that was restored is as old as it was then, however often a daemon is started on it that the backup does not
+/// attach, and whatever guests write meanwhile.
+#[test]
+fn a_start_makes_a_log_no_newer() {
+    let restored = left_by_a_crash();
+    let age = format::read(&restored, &identity()).unwrap().head.age;
+    let mut file = restored.clone();
+    for incarnation in [20, 21] {
+        let mut log = reopen(&mut file, incarnation);
+        assert_eq!(log.age().number, age);
+        log.begin_unrecorded();
+        log.admit(1, extent(0, incarnation));
+        run(&mut log, &mut file);
+        assert_eq!(log.age().number, age);
+    }
+    // The run that it is compared with has written one more extent.
+    let (mut log, mut file) = (reopen(&mut restored.clone(), 20), restored);
+    assert!(matches!(log.attached(&attachment(100)), Compare::Mapped(_)));
+    run(&mut log, &mut file);
+    assert!(log.age().number > age);
 }
 
 /// A clean end speaks of the disks that there were then.
@@ -284,9 +355,9 @@ fn a_clean_start_with_other_disks_has_no_map() {
         log.finished(1, Seq(101));
         // Killed before it has attached.
         let mut next = reopen(&mut file, 20);
-        assert!(matches!(next.attached(&attachment(Some(7), 100)), Compare::All(_)));
+        assert!(matches!(next.attached(&attachment(100)), Compare::All(_)));
         // Or the backup says that it has all of these.
-        let whole = Attachment { copy: CopyState::Whole, ..attachment(None, 101) };
+        let whole = Attachment { copy: CopyState::Whole, ..attachment(101) };
         assert_eq!(log.attached(&whole), Compare::Nothing);
         for _ in 0..3 {
             log.step(true, Seq(101), START);
@@ -358,7 +429,9 @@ fn no_content_makes_the_reader_panic() {
         if let Ok(found) = format::read(&damaged, &identity()) {
             read += 1;
             let run = Incarnation(50);
-            let log = open(Ok(found), GEOMETRY, &identity(), run, LastEnd::Unclean).log;
+            let found = Ok(found);
+            let last_end = unclean(&found);
+            let log = open(found, GEOMETRY, &identity(), run, last_end).log;
             assert!(log.ranges().iter().all(|range| range.end() <= 64 * EXTENT));
         }
     }
@@ -377,13 +450,14 @@ fn the_format_is_the_documented_one() {
         epoch: Epoch(2),
         covered: Seq(100),
         everything: false,
+        age: 3,
     };
     let mut slots = vec![None; 8];
     slots[0] = Some(Entry { disk: DiskId(1), first: 3, more: 1 });
     let disk_bytes = vec![64 * EXTENT; 2];
     assert_eq!(found, Found { id: 9, geometry: GEOMETRY, head, slots, disk_bytes });
     let digest = blake3::hash(&file).to_hex();
-    assert_eq!(&digest[..16], "0df0f9e06deb74ec", "if the bytes changed, so must the version");
+    assert_eq!(&digest[..16], "3d4c226534c3bd6d", "if the bytes changed, so must the version");
     assert_eq!(&file[..8], b"TLKACTS1");
     let block = &file[GEOMETRY.place_of(3) as usize..][..BLOCK_BYTES];
     assert_eq!((&block[..8], block[16], block[60]), (&b"TLKACTT1"[..], 3, 1));
@@ -436,7 +510,7 @@ const ATTACHED: Attachment = Attachment {
     copy: CopyState::Resyncing,
     epoch: Epoch(2),
     durable: Seq(100),
-    last_attached: Some(Incarnation(7)),
+    basis: Basis::Log,
     copying: false,
 };
 
@@ -462,8 +536,9 @@ fn what_is_not_recorded_stays_in_the_map_until_it_was_compared() {
 
     // A run after this one was killed knows them, and which run the backup knew.
     let found = format::read(&file, &identity());
+    let last_end = unclean(&found);
     let Opening { log: mut next, .. } =
-        open(found, GEOMETRY, &identity(), Incarnation(12), LastEnd::Unclean);
+        open(found, GEOMETRY, &identity(), Incarnation(12), last_end);
     next.begin_unrecorded();
     assert_eq!(next.attached(&ATTACHED), Compare::Mapped(all.to_vec()));
 
@@ -500,10 +575,9 @@ fn more_than_the_map_has_slots_for_before_the_first_contact_costs_a_whole_compar
 #[test]
 fn a_map_of_what_is_not_recorded_is_believed_like_any_other() {
     for (attachment, said) in [
-        (Attachment { last_attached: Some(Incarnation(8)), ..ATTACHED }, "another run"),
+        (Attachment { basis: everything("another run"), ..ATTACHED }, "another run"),
         (Attachment { durable: Seq(99), ..ATTACHED }, "has lost what it acknowledged"),
         (Attachment { epoch: Epoch(3), ..ATTACHED }, "another epoch"),
-        (Attachment { last_attached: None, ..ATTACHED }, "does not have what it acknowledged"),
         (Attachment { copy: CopyState::Empty, ..ATTACHED }, "no whole copy"),
     ] {
         let (mut log, mut file) = open_clean();
@@ -545,7 +619,7 @@ fn while_the_stream_stands_the_map_keeps_whatever_comes() {
     assert_eq!(run(&mut log, &mut file), [9], "more than it has slots for");
     assert!(format::read(&file, &identity()).unwrap().head.everything);
     log.finished(9, Seq(101));
-    let own = Attachment { durable: Seq(101), last_attached: Some(Incarnation(9)), ..ATTACHED };
+    let own = Attachment { durable: Seq(101), ..ATTACHED };
     let Compare::All(why) = log.attached(&own) else { panic!("it is in no map") };
     assert_eq!(why, Why::Overflow.to_string());
 }
@@ -554,7 +628,7 @@ fn while_the_stream_stands_the_map_keeps_whatever_comes() {
 fn after_the_stream_stood_only_the_map_is_compared() {
     let (mut log, mut file) = open_clean();
     log.attached(&Attachment { copy: CopyState::Whole, ..ATTACHED });
-    let own = Attachment { durable: Seq(101), last_attached: Some(Incarnation(9)), ..ATTACHED };
+    let own = Attachment { durable: Seq(101), ..ATTACHED };
     for lap in 0..2 {
         log.stop_recording();
         assert!(!log.admit(lap, extent(0, lap)));
@@ -563,13 +637,14 @@ fn after_the_stream_stood_only_the_map_is_compared() {
         log.attached_unrecorded(Epoch(2), Seq(101));
         // A run after this one was killed knows it.
         let found = format::read(&file, &identity());
-        let mut next = open(found, GEOMETRY, &identity(), Incarnation(12), LastEnd::Unclean).log;
+        let last_end = unclean(&found);
+        let mut next = open(found, GEOMETRY, &identity(), Incarnation(12), last_end).log;
         let all = vec![Extent { len_bytes: (lap + 1) * EXTENT, ..extent(0, 0) }];
         assert_eq!(next.attached(&own), Compare::Mapped(all.clone()));
         assert_eq!(log.attached(&own), Compare::Mapped(all), "also what was not compared in lap 0");
     }
     // On the way to a map of its own nothing that has no record may count as settled.
-    let (mut log, mut file) = open_new(Err(Unusable::Missing), LastEnd::Unclean);
+    let (mut log, mut file) = open_new(Err(Unusable::Missing), LastEnd::UNKNOWN);
     log.attached(&Attachment { copy: CopyState::Whole, ..ATTACHED });
     log.step(true, Seq(100), START);
     log.stop_recording();
@@ -598,13 +673,14 @@ fn of_a_disk_that_has_grown_only_what_is_new_is_compared() {
     assert_eq!(log.ranges(), [new]);
     assert_eq!(log.attached(&ATTACHED), Compare::Mapped(vec![new]));
     let found_again = format::read(&file, &grown_identity());
+    let last_end = unclean(&found_again);
     let Opening { log: mut next, has_grown, .. } =
-        open(found_again, GEOMETRY, &grown_identity(), Incarnation(13), LastEnd::Unclean);
+        open(found_again, GEOMETRY, &grown_identity(), Incarnation(13), last_end);
     assert!(!has_grown, "it is no news any more");
     assert_eq!(next.attached(&ATTACHED), Compare::Mapped(vec![new]));
 
     // After an unclean end the map is that of other disks, and so is one of disks that have shrunk.
-    let mut log = open(found(), GEOMETRY, &grown_identity(), run, LastEnd::Unclean).log;
+    let mut log = open(found(), GEOMETRY, &grown_identity(), run, unclean(&found())).log;
     let Compare::All(why) = log.attached(&ATTACHED) else { panic!("nobody knows") };
     assert!(why.contains("other sizes"), "{why}");
     assert_eq!(format::read(&file, &identity()), Err(Unusable::Foreign(format::OTHER_DISKS)));
@@ -646,7 +722,7 @@ fn of_a_disk_that_was_removed_nothing_is_compared_and_none_is_flushed() {
     assert_eq!((log.counts().misses, log.counts().overflows), (60, 0));
 
     // After an unclean end the map speaks of a disk that is not there.
-    let mut log = open(found(), GEOMETRY, &identity, Incarnation(12), LastEnd::Unclean).log;
+    let mut log = open(found(), GEOMETRY, &identity, Incarnation(12), unclean(&found())).log;
     assert!(matches!(log.attached(&ATTACHED), Compare::All(_)));
 }
 
@@ -659,7 +735,7 @@ fn a_stream_that_goes_on_keeps_the_map_until_it_is_covered() {
         let mut log = reopen(&mut file, 9);
         log.goes_on_after(Seq(150));
         run(&mut log, &mut file);
-        let whole = Attachment { copy: CopyState::Whole, ..attachment(Some(9), 120) };
+        let whole = Attachment { copy: CopyState::Whole, ..attachment(120) };
         assert_eq!(log.attached(&whole), Compare::Nothing);
         for nth in 0..7 {
             log.admit(nth, extent(0, 10 + nth));
@@ -679,5 +755,5 @@ fn a_stream_that_goes_on_keeps_the_map_until_it_is_covered() {
     let mut log = reopen(&mut file, 9);
     log.goes_on_after(Seq(150));
     let both = Extent { len_bytes: 2 * EXTENT, ..extent(1, 3) };
-    assert_eq!(log.attached(&attachment(Some(9), 120)), Compare::Mapped(vec![both]));
+    assert_eq!(log.attached(&attachment(120)), Compare::Mapped(vec![both]));
 }

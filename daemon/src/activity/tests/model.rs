@@ -107,7 +107,7 @@ impl Sites {
             incarnation: 9,
             now: MonoNanos(1),
         };
-        let whole = Attachment { copy: CopyState::Whole, ..attachment(None, 100) };
+        let whole = Attachment { copy: CopyState::Whole, ..attachment(100) };
         assert_eq!(sites.log.attached(&whole), Compare::Nothing);
         sites
     }
@@ -344,7 +344,6 @@ impl Sites {
         self.writing.clear();
         self.flushes = [Vec::new(), Vec::new()];
         self.block = None;
-        let last = self.incarnation;
         self.incarnation += 1;
         let found = match self.file.is_empty() {
             true => Err(Unusable::Missing),
@@ -352,7 +351,8 @@ impl Sites {
         };
         let was_usable = found.as_ref().is_ok_and(|found| !found.head.everything);
         let run = Incarnation(self.incarnation);
-        let opening = open(found, GEOMETRY, &identity(), run, LastEnd::Unclean);
+        let last_end = unclean(&found);
+        let opening = open(found, GEOMETRY, &identity(), run, last_end);
         match opening.change {
             FileChange::Replace(file) => self.file = file,
             FileChange::Append { offset, block } => {
@@ -360,7 +360,7 @@ impl Sites {
             }
         }
         self.log = opening.log;
-        self.to_compare = match self.log.attached(&attachment(Some(last), durable)) {
+        self.to_compare = match self.log.attached(&attachment(durable)) {
             Compare::Mapped(ranges) => {
                 assert!(was_usable);
                 ranges

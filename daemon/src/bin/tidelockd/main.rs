@@ -3,11 +3,12 @@
 use anyhow::Context;
 use clap::Parser;
 use sd_notify::NotifyState;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::SystemTime;
-use tidelock_daemon::config::{self, Config};
+use tidelock_config::eprintln;
+use tidelock_daemon::config::{self, Config, ConfigError};
 use tidelock_daemon::control;
 use tidelock_daemon::host::{Host, HostError, SOFTWARE};
 use tidelock_daemon::metrics;
@@ -28,7 +29,8 @@ const AT_ONCE: &str =
 /// leaves until it runs again.
 ///
 /// Exit status: 0 after a clean end, 1 after a failure, 2 if a file has to be corrected first: the
-/// configuration, or the state of a member.
+/// configuration, or the state of a member. A disk, a certificate or a mount that is missing is a
+/// failure: it may be there at the next start.
 #[derive(Parser)]
 #[command(version, name = "tidelockd")]
 struct Args {
@@ -39,14 +41,29 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let config = match checked(&args.config) {
+    let config = match config::load(&args.config) {
         Ok(config) => config,
-        Err(text) => {
-            eprintln!("{text}");
-            return ExitCode::from(2);
+        Err(error) => {
+            eprintln!("{error}");
+            let needs_correction = matches!(error, ConfigError::Wrong(_));
+            return ExitCode::from(if needs_correction { 2 } else { 1 });
+        }
+    };
+    // Everything here can change without an edit of the file: a mount comes late, a clock is set.
+    let expired = match config::check_for_start(&config, SystemTime::now()) {
+        Ok(expired) => expired,
+        Err(found) => {
+            eprintln!("{found}");
+            return ExitCode::FAILURE;
         }
     };
     let log = reload::start_log(&config);
+    if let Some(expired) = expired {
+        tracing::error!(
+            "guests have their disks, and nothing reaches the backup until there is another certificate: {}",
+            expired.what
+        );
+    }
     match run(config, reload::Reload { path: args.config, log }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -55,13 +72,6 @@ fn main() -> ExitCode {
             ExitCode::from(if needs_correction { 2 } else { 1 })
         }
     }
-}
-
-/// Reads the configuration and checks it and the files that it names.
-fn checked(path: &Path) -> Result<Config, String> {
-    let config = config::load(path).map_err(|error| error.to_string())?;
-    config::check_machine(&config, SystemTime::now()).map_err(|found| found.to_string())?;
-    Ok(config)
 }
 
 fn run(config: Config, reload: reload::Reload) -> anyhow::Result<()> {

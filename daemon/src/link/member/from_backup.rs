@@ -7,13 +7,34 @@ use super::judging::ANSWERS_MAX;
 use super::{Member, MemberError, Phase};
 use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
 use tidelock_protocol::message::{
-    Attached, CopyState, Followed, Message, Mode, PROTOCOL_OF_GROUPS, Progress, RefusalKind,
+    Attached, Basis, CopyState, Followed, Message, Mode, PROTOCOL_OF_GROUPS, Progress, RefusalKind,
 };
-use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 
 /// At most 15 beacons pass between two attempts of a member that is refused: with the usual lease 40 s.
 const BEACONS_PASSED_LOG2_MAX: u32 = 4;
+
+/// A backup can stop and begin to acknowledge as often as it likes: a change is logged once in so long.
+const STALL_SAID_EVERY_NS: u64 = 10_000_000_000;
+
+/// The log lines about a backup that acknowledges or does not.
+#[derive(Debug, Default)]
+pub(super) struct StallLog {
+    is_stalled: bool,
+    said_at: Option<MonoNanos>,
+}
+
+impl StallLog {
+    /// `true` if there is news, and it may be logged now. It counts as logged then; else the next beacon asks again.
+    fn may_say(&mut self, is_stalled: bool, now: MonoNanos) -> bool {
+        let is_late = |at: MonoNanos| now.since_ns(at) >= STALL_SAID_EVERY_NS;
+        let may = is_stalled != self.is_stalled && self.said_at.is_none_or(is_late);
+        if may {
+            (self.is_stalled, self.said_at) = (is_stalled, Some(now));
+        }
+        may
+    }
+}
 
 impl<T> Member<T> {
     /// A message of the backup for this member.
@@ -22,17 +43,9 @@ impl<T> Member<T> {
             (Message::Attached(attached), Phase::Attaching) if !self.is_follower() => {
                 self.attached(attached, now)
             }
-            (Message::LastAttached { incarnation }, Phase::Attaching) => {
-                self.last_attached = Some(incarnation);
-                Ok(())
-            }
             // Asked anew on the same connection, to compare.
             (Message::Attached(attached), Phase::Attached) if self.says_differs => {
                 self.attached(attached, now)
-            }
-            (Message::LastAttached { incarnation }, Phase::Attached) if self.says_differs => {
-                self.last_attached = Some(incarnation);
-                Ok(())
             }
             (Message::Committed { durable, committed }, Phase::Attached) => {
                 self.committed(durable, &committed, now)
@@ -42,9 +55,7 @@ impl<T> Member<T> {
             }
             (Message::Progress(progress), Phase::Attached) => self.progress(&progress, now),
             (Message::Sound { id }, Phase::Attached) => {
-                if self.answers.len() >= ANSWERS_MAX {
-                    return Err(self.unexpected("question, while it reads no answers"));
-                }
+                self.has_room_for_answer()?;
                 self.sounded(id);
                 Ok(())
             }
@@ -58,6 +69,10 @@ impl<T> Member<T> {
                     self.floor_for_everyone = false;
                 }
                 self.gate.floor(mark, &pending, hlc);
+                Ok(())
+            }
+            (Message::TagTerms(terms), Phase::Attached) => {
+                self.gate.tag_terms(&terms);
                 Ok(())
             }
             (Message::Lease { sent_at }, Phase::Attached) => {
@@ -91,6 +106,7 @@ impl<T> Member<T> {
             (Message::Unheard, Phase::Attached) => {
                 // Who has been here all the time was told what there is to be told.
                 if !self.is_heard_from {
+                    self.has_room_for_answer()?;
                     self.gate.mark_incomplete();
                     self.ask_floor();
                 }
@@ -115,18 +131,9 @@ impl<T> Member<T> {
                 Ok(())
             }
             (Message::Stalled { reason }, Phase::Attached) => {
-                match &reason {
-                    Some(reason) => tracing::warn!(
-                        member = self.attach.member,
-                        reason,
-                        "the backup has stopped acknowledging"
-                    ),
-                    None => {
-                        tracing::info!(member = self.attach.member, "the backup goes on");
-                    }
-                }
                 self.is_stalled = reason.is_some();
                 self.stats.set_stalled(reason);
+                self.say_stall(now);
                 Ok(())
             }
             (Message::Refused { kind, reason }, Phase::Attaching | Phase::Attached) => {
@@ -135,6 +142,26 @@ impl<T> Member<T> {
             }
             (_, Phase::Refused) => Ok(()),
             _ => Err(self.unexpected("message")),
+        }
+    }
+
+    /// Logs whether the backup acknowledges, if that has changed since it was logged last.
+    pub(super) fn say_stall(&mut self, now: MonoNanos) {
+        if self.phase != Phase::Attached || !self.stall_log.may_say(self.is_stalled, now) {
+            return;
+        }
+        let member = &self.attach.member;
+        match self.stats.stalled() {
+            Some(reason) => tracing::warn!(member, reason, "the backup has stopped acknowledging"),
+            None => tracing::info!(member, "the backup goes on"),
+        }
+    }
+
+    /// A backup that asks and does not read takes bounded memory.
+    fn has_room_for_answer(&self) -> Result<(), MemberError> {
+        match self.answers.len() < ANSWERS_MAX {
+            true => Ok(()),
+            false => Err(self.unexpected("question, while it reads no answers")),
         }
     }
 
@@ -165,8 +192,17 @@ impl<T> Member<T> {
         if compares && attached.copy == CopyState::Whole {
             return Err(self.unexpected("whole copy"));
         }
-        self.keep_granted(attached.epoch, attached.group_id)?;
-        self.gate.has_contact();
+        // Before anything is sent or admitted: the backup goes by the run before until it is told that this one is here.
+        let (run, epoch, id) = (self.attach.run(), attached.epoch, attached.group_id);
+        self.keeper
+            .begin(run, epoch, id, &attached.basis)
+            .map_err(|source| MemberError::Epoch { member: self.attach.member.clone(), source })?;
+        (self.attach.epoch, self.attach.group_id, self.attach.before) =
+            (epoch, Some(id), Some(run));
+        if !self.was_attached && attached.basis != Basis::Continues {
+            // The backup has not accepted the stream that an earlier process left on disk: nothing of it is sent.
+            (self.sender, self.held_to) = (None, None);
+        }
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
         let must_compare = attached.copy == CopyState::Resyncing
             || (self.needs_groups() && attached.copy.told() == CopyState::Partial);
@@ -205,10 +241,11 @@ impl<T> Member<T> {
         self.gate.committed(&attached.committed);
         self.let_gate_go(attached.committed.get(self.attach.writer));
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
-        let last_attached = self.last_attached.take();
-        let message = FromLink::Attached { attached, first, last_attached, compares };
+        let message = FromLink::Attached { attached, first, compares };
         self.port.send((self.to_owner)(message));
         self.publish_stats();
+        self.answers.push_back(Message::Begun);
+        self.answers.push_back(Message::Logged(self.log));
         self.say_policy();
         self.ask_floor();
         self.ask_for_bookmarks();
@@ -222,7 +259,6 @@ impl<T> Member<T> {
             .keep(epoch, group_id)
             .map_err(|source| MemberError::Epoch { member: member(), source })?;
         (self.attach.epoch, self.attach.group_id) = (epoch, Some(group_id));
-        self.gate.tag_key(TagKey::of(group_id, epoch));
         Ok(())
     }
 
@@ -354,5 +390,21 @@ impl<T> Member<T> {
 
     pub(super) fn unexpected(&self, what: &'static str) -> MemberError {
         MemberError::Unexpected { member: self.attach.member.clone(), what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_that_stalls_again_and_again_fills_no_log() {
+        let mut log = StallLog::default();
+        let at = |ms: u64| MonoNanos(1 + ms * 1_000_000);
+        let said = (0..2000).filter(|n| log.may_say(n % 2 == 0, at(n * 10))).count();
+        assert_eq!(said, 2, "two thousand changes in 20 s");
+        // The last one is logged later, also if nothing changes any more.
+        let last = log.is_stalled;
+        assert!(!log.may_say(last, at(60_000)) && log.may_say(!last, at(60_000)));
     }
 }

@@ -67,7 +67,18 @@ impl<T> Member<T> {
                 self.give_up_lease(out);
             }
             ToLink::Adopted => self.adopted(out),
-            ToLink::Detach => self.control(Message::Detach, out),
+            ToLink::LeaveOpen => {
+                self.says_unreached = Some(true);
+                // If it is not attached, it says so when it is.
+                if self.phase == Phase::Attached {
+                    self.say_policy();
+                }
+            }
+            ToLink::Logged(age) => {
+                self.log = age;
+                self.control(Message::Logged(age), out);
+            }
+            ToLink::Detach(end) => self.control(Message::Detach { end }, out),
             ToLink::ServeUnrecorded => {
                 self.wants_unrecorded = true;
                 self.let_serve_unrecorded();
@@ -96,15 +107,31 @@ impl<T> Member<T> {
     pub(super) fn let_serve_unrecorded(&mut self) {
         let may_be_attached = match self.phase {
             Phase::Attached => true,
-            Phase::Attaching => self.sender.is_some(),
+            Phase::Attaching => {
+                self.sender.is_some() || matches!(self.attach.last_run, LastRun::Clean { .. })
+            }
             Phase::Detached | Phase::Refused => false,
         };
         if !self.wants_unrecorded || self.was_attached || self.is_unwanted || may_be_attached {
             return;
         }
+        if let Err(error) = self.keeper.keep_served() {
+            let member = &self.attach.member;
+            tracing::error!(
+                member, %error,
+                "guests wait for the backup: that they were served without it cannot be put on record"
+            );
+            return;
+        }
         self.wants_unrecorded = false;
         self.sender = None;
-        self.attach.last_run = LastRun::Unknown;
+        if self.held_to.take().is_some() {
+            // The gate was held for the backlog of an earlier process, which is given up here.
+            self.gate.hold_for_resync(false);
+        }
+        if let LastRun::Clean { served, .. } = &mut self.attach.last_run {
+            *served = true;
+        }
         self.port.send((self.to_owner)(FromLink::MayServeUnrecorded));
     }
 }

@@ -1,10 +1,10 @@
 //! Judges the backup's messages before anything of them is believed. A certificate says who speaks, not that it is true.
 
 use super::{Member, MemberError, Phase};
-use tidelock_protocol::bounds::{self, Implausible, Plausible};
+use tidelock_protocol::bounds::{self, Implausible, Plausible, SEQ_OF_REMOVED};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::Seq;
-use tidelock_protocol::message::Message;
+use tidelock_protocol::ids::{Epoch, Seq};
+use tidelock_protocol::message::{Attached, Basis, Followed, Message};
 use tidelock_protocol::vector::CountVector;
 
 /// Answers that may wait for a backup which asks and does not read.
@@ -12,7 +12,7 @@ pub(super) const ANSWERS_MAX: usize = 4096;
 
 impl<T> Member<T> {
     /// Refuses what cannot be true: times ahead of the clock here, counts that nobody can have reached, acknowledgements
-    /// of records that were never sent. `wall_ms`: the wall clock here.
+    /// of records and beacons that were never sent. `wall_ms`: the wall clock here.
     pub fn judge(&self, message: &Message, wall_ms: u64) -> Result<(), MemberError> {
         let judged_with = |known| {
             Plausible::of_backup(bounds::CLOCK_BOUND_OF_BACKUPS_MS, known)
@@ -26,6 +26,8 @@ impl<T> Member<T> {
         judged.and_then(|()| self.own_entry(message)).map_err(|source| {
             MemberError::Implausible { member: self.attach.member.clone(), source }
         })?;
+        self.is_granted(message)?;
+        self.may_be_renewed(message)?;
         self.may_be_durable(message)
     }
 
@@ -45,15 +47,56 @@ impl<T> Member<T> {
         }
     }
 
+    /// Nothing is durable that was never sent, and C has nothing of this writer that is not durable.
     fn may_be_durable(&self, message: &Message) -> Result<(), MemberError> {
-        let durable = match message {
-            Message::Committed { durable, .. } => *durable,
-            Message::Progress(progress) if !self.is_follower() => progress.durable,
+        let (durable, committed, is_known) = match message {
+            // The count of an earlier process is not known here. And a backup whose data is of another moment may have the
+            // count of another run: this one cannot go on there.
+            Message::Attached(attached) => {
+                let is_of_this_run = !matches!(attached.basis, Basis::Everything { .. });
+                (attached.durable, &attached.committed, self.was_attached && is_of_this_run)
+            }
+            Message::Committed { durable, committed } => {
+                (*durable, committed, self.phase == Phase::Attached)
+            }
+            Message::Progress(progress) => {
+                (progress.durable, &progress.committed, self.phase == Phase::Attached)
+            }
             _ => return Ok(()),
         };
+        if self.is_follower() {
+            return Ok(());
+        }
+        let own = committed.get(self.attach.writer);
+        if own > durable && own != SEQ_OF_REMOVED {
+            return Err(self.unexpected("cut that has more than is durable"));
+        }
         match &self.sender {
-            Some(sender) if self.phase == Phase::Attached && !sender.may_be_durable(durable) => {
+            Some(sender) if is_known && !sender.may_be_durable(durable) => {
                 Err(self.unexpected("acknowledgement of records that were never sent"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Epochs count from 1: no record of another one can be sent.
+    fn is_granted(&self, message: &Message) -> Result<(), MemberError> {
+        let (Message::Attached(Attached { epoch, .. }) | Message::Followed(Followed { epoch, .. })) =
+            message
+        else {
+            return Ok(());
+        };
+        match *epoch {
+            Epoch(0) => Err(self.unexpected("attachment without an epoch")),
+            _ => Ok(()),
+        }
+    }
+
+    /// A lease is the answer to a beacon.
+    fn may_be_renewed(&self, message: &Message) -> Result<(), MemberError> {
+        match message {
+            Message::Lease { sent_at } if Some(*sent_at) > self.beacon_sent_at => {
+                Err(self.unexpected("answer to a beacon that was never sent"))
             }
             _ => Ok(()),
         }

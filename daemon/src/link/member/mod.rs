@@ -16,8 +16,8 @@ use bytes::BytesMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_protocol::bounds::Implausible;
-use tidelock_protocol::ids::{Channel, Incarnation, MonoNanos, Seq};
-use tidelock_protocol::message::{Attach, Form, LastRun, Message, Mode, Policy, RefusalKind};
+use tidelock_protocol::ids::{Channel, MonoNanos, Seq};
+use tidelock_protocol::message::{Attach, Form, LogAge, Message, Mode, Policy, RefusalKind};
 use tidelock_protocol::sender::SenderError;
 
 /// Why a connection ends because of one of its members.
@@ -147,6 +147,8 @@ pub struct Member<T> {
     is_heard_from: bool,
     /// Attached since the last beacon.
     wants_lease: bool,
+    /// The time of this run's last beacon.
+    beacon_sent_at: Option<MonoNanos>,
     /// The backup has told this run what it keeps of the policy: no lease is asked for before.
     policy_is_kept: bool,
     /// When it asks for a floor next, it asks for everyone.
@@ -154,6 +156,7 @@ pub struct Member<T> {
     /// The backup has said that it takes no records for now. Sending on would only fill its
     /// buffers, and the beacons that keep the gate open for reads would queue behind.
     is_stalled: bool,
+    stall_log: from_backup::StallLog,
     /// The gate is shut for good in this epoch: no lease is asked for, it is given up.
     gives_up: bool,
     /// Who wants to hear that it is.
@@ -168,8 +171,8 @@ pub struct Member<T> {
     awaits_adoption: bool,
     /// A connection is up.
     is_connected: bool,
-    /// The run that the backup knew before this attachment.
-    last_attached: Option<Incarnation>,
+    /// How far the activity log is.
+    log: LogAge,
     /// Guests are served without records.
     stands: bool,
     /// The owner asks for a comparison.
@@ -185,9 +188,10 @@ pub struct Member<T> {
 pub struct MemberParts<T> {
     /// How it is there.
     pub presence: Presence,
-    /// The attachment as at the start of this run. `LastRun::Clean` lets writes be admitted at
-    /// once, after that seq; `Unknown` lets them wait for the backup.
+    /// The attachment as at the start of this run. Writes wait for the backup's answer, unless guests are served without it.
     pub attach: Attach,
+    /// How far the activity log is.
+    pub log: LogAge,
     /// What its group does without the backup.
     pub policy: Policy,
     /// What the backup is to know of whether a run serves that has not reached it; `None`: nothing, as before.
@@ -222,6 +226,7 @@ impl<T> Member<T> {
         let MemberParts {
             presence,
             attach,
+            log,
             policy,
             says_unreached,
             channel,
@@ -238,15 +243,10 @@ impl<T> Member<T> {
         let on_disk = on_disk.map(Arc::new);
         // What it asks from its start on it may owe to a run before that was in mode async.
         let floor_for_everyone = gate.awaits_floor().is_some();
-        let sender = match (&presence, attach.last_run) {
-            (Presence::Follower { .. }, _) => None,
-            _ if left.is_some() => {
-                let on_disk = on_disk.clone().expect("there is something on disk");
-                left.map(|left| Queue::left(left, on_disk))
-            }
-            (_, LastRun::Clean { seq }) => Some(Queue::new(seq, on_disk.clone())),
-            _ => None,
-        };
+        let sender = left.map(|left| {
+            let on_disk = on_disk.clone().expect("there is something on disk");
+            Queue::left(left, on_disk)
+        });
         let mut member = Self {
             presence,
             answers: VecDeque::new(),
@@ -275,9 +275,11 @@ impl<T> Member<T> {
             is_unwanted: false,
             is_heard_from: false,
             wants_lease: false,
+            beacon_sent_at: None,
             policy_is_kept: false,
             floor_for_everyone,
             is_stalled: false,
+            stall_log: from_backup::StallLog::default(),
             gives_up,
             given_up: None,
             is_ready: false,
@@ -285,7 +287,7 @@ impl<T> Member<T> {
             protocol: 0,
             awaits_adoption: false,
             is_connected: false,
-            last_attached: None,
+            log,
             stands: false,
             wants_compare: false,
             says_differs: false,

@@ -6,26 +6,19 @@ use tidelock_protocol::frame;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{
     Follow, Form, Join, LastRun, Message, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES,
-    PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, PROTOCOL_OF_SWITCHES,
-    PROTOCOL_OF_UNREACHED, UNASKED,
+    PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED,
+    UNASKED,
 };
 use tidelock_protocol::sender::Transmit;
 
 impl<T> Member<T> {
     pub(super) fn ask_to_be_attached(&mut self, out: &mut BytesMut) {
-        self.last_attached = None;
         self.says_differs = self.wants_compare;
         let mut attach = self.attach.clone();
-        let says_runs = self.protocol >= PROTOCOL_OF_RUNS;
-        attach.last_run = match (&self.sender, attach.last_run) {
-            (Some(_), _) if self.wants_compare && says_runs => LastRun::Unclean,
-            (Some(_), _) if self.wants_compare => LastRun::Unknown,
-            // Nothing was sent since the clean stop, and what was admitted since is here: say
-            // so, the backup can check it.
-            (Some(_), LastRun::Clean { .. }) if !self.was_attached => attach.last_run,
-            (Some(sender), _) => sender.last_run(),
-            (None, LastRun::Unknown) if says_runs => LastRun::Unclean,
-            (None, last_run) => last_run,
+        attach.last_run = match &self.sender {
+            Some(_) if self.wants_compare => LastRun::Unclean { log: self.log },
+            Some(sender) => sender.last_run(),
+            None => attach.last_run,
         };
         let message = match self.presence.clone() {
             Presence::Alone => Message::Attach(Box::new(attach)),
@@ -85,6 +78,7 @@ impl<T> Member<T> {
 
     /// Asks for the lease to be renewed; a member that was refused for now asks to be attached.
     pub fn beacon(&mut self, now: MonoNanos, out: &mut BytesMut) {
+        self.say_stall(now);
         if self.phase == Phase::Refused && self.beacons_to_pass > 0 {
             self.beacons_to_pass -= 1;
         } else if self.phase == Phase::Refused {
@@ -96,6 +90,9 @@ impl<T> Member<T> {
             self.wants_lease = false;
             self.say_what_is_awaited(out);
             self.control(Message::Beacon { sent_at: now }, out);
+            if self.phase == Phase::Attached {
+                self.beacon_sent_at = Some(now);
+            }
         }
     }
 

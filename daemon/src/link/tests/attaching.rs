@@ -4,8 +4,8 @@ use super::*;
 
 #[test]
 fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
-    let mut b = bench(LastRun::Unknown);
-    assert_eq!(b.connect(), LastRun::Unclean);
+    let mut b = bench(UNCLEAN);
+    assert_eq!(b.connect(), UNCLEAN);
     b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
     b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
     assert_eq!(b.told.take(), ["epoch 1", "hold true", "C <5>", "lease 0"]);
@@ -15,22 +15,51 @@ fn the_gate_is_held_for_a_resync_before_there_can_be_a_lease() {
     assert_eq!(b.sent(), [8, 9]);
 }
 
+/// After a clean stop, too, writes wait for the backup: nothing that is known here alone says that the disks are as they were.
 #[test]
-fn a_clean_run_admits_before_the_backup_is_reached_and_says_so_when_it_has() {
-    let mut b = bench(LastRun::Clean { seq: Seq(4) });
-    assert_eq!(b.connect(), LastRun::Clean { seq: Seq(4) });
+fn a_clean_run_goes_on_where_the_backup_says() {
+    let mut b = bench(CLEAN);
+    assert_eq!(b.connect(), CLEAN);
     b.member.disconnected();
-    b.admit(5..=6);
-    let clean = LastRun::Clean { seq: Seq(4) };
-    assert_eq!(b.connect(), clean, "or a guest that writes at once would cost a comparison");
+    assert_eq!(b.connect(), CLEAN);
     b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
-    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: false, .. })));
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
+    b.admit(5..=6);
     assert_eq!(b.sent(), [5, 6]);
     b.member.disconnected();
     assert!(matches!(b.heard.try_recv(), Ok(FromLink::Detached)));
     assert_eq!(b.connect(), LastRun::Continues { from: Seq(5) });
     b.member.receive(attached(5, 5, CopyState::Whole), NOW).unwrap();
     assert_eq!(b.sent(), [6], "what had arrived is not sent again");
+}
+
+/// The backup goes by the run before until it hears that this one is on record here, and by its log from then on.
+#[test]
+fn a_run_is_on_record_before_it_says_so_and_says_so_first() {
+    let run = RunId { number: Incarnation(1), nonce: Nonce(1, 2) };
+    let mut b = bench(UNCLEAN);
+    let before = |b: &mut Bench| {
+        let mut out = BytesMut::new();
+        b.member.connected(PROTOCOL.1, &mut out);
+        match frame::decode(&mut out).unwrap() {
+            Some(Frame::Control(_, Message::Attach(attach))) => attach.before,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(before(&mut b), None);
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    assert_eq!(b.told.take()[0], "epoch 1");
+    assert_eq!(of_the_run(&mut b), [Message::Begun, Message::Logged(LOG)]);
+    let older = LogAge { number: 4, ..LOG };
+    let mut out = BytesMut::new();
+    b.member.hear_owner(ToLink::Logged(older), &mut out);
+    let said = frame::decode(&mut out).unwrap();
+    assert_eq!(said, Some(Frame::Control(Channel(1), Message::Logged(older))), "at once");
+    b.member.disconnected();
+    assert_eq!(before(&mut b), Some(run));
+    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
+    let now = [Message::Begun, Message::Logged(older)];
+    assert_eq!(of_the_run(&mut b), now, "as far as it is now");
 }
 
 /// A guest that writes no more would be taken for one that waits, and a degraded group would never come back.
@@ -52,10 +81,30 @@ fn what_had_arrived_when_the_connection_broke_does_not_lag() {
 
 #[test]
 fn a_backup_that_lost_data_ends_the_run() {
-    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    let mut b = bench(CLEAN);
+    b.connect();
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    b.member.disconnected();
     b.connect();
     let lost = b.member.receive(attached(3, 3, CopyState::Resyncing), NOW);
     assert!(matches!(lost, Err(MemberError::Stream { .. })), "{lost:?}");
+}
+
+/// Two copies of a backup's data have gone on in turns. The run was turned away as a liar's victim, again and again.
+#[test]
+fn a_backup_that_has_the_stream_of_another_run_ends_the_run() {
+    let mut b = bench(CLEAN);
+    b.connect();
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    b.member.disconnected();
+    b.connect();
+    let Message::Attached(of_another) = attached(9, 9, CopyState::Resyncing) else {
+        unreachable!()
+    };
+    let basis = Basis::Everything { why: "the record is of another run".into() };
+    let heard = b.member.receive(Message::Attached(Attached { basis, ..of_another }), NOW);
+    assert!(matches!(heard, Err(MemberError::Stream { .. })), "{heard:?}");
+    assert_eq!(b.port.acked(), (Seq(4), Seq(4)), "nothing of it is believed");
 }
 
 #[test]
@@ -83,7 +132,7 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
 /// The backup may have been reverted to a copy that knows nothing of the recovery.
 #[test]
 fn what_a_run_before_was_fenced_for_holds_from_the_start_and_nothing_is_asked() {
-    let writer = (Presence::Alone, LastRun::Clean { seq: Seq(4) });
+    let writer = (Presence::Alone, CLEAN);
     let form = Form::Vector;
     let follower = (Presence::Follower { form, peers: vec![] }, LastRun::Unknown);
     for (presence, last_run) in [writer, follower] {
@@ -243,6 +292,20 @@ fn what_an_earlier_process_left_is_sent_and_the_gate_is_let_go_when_the_backup_h
     assert_eq!(b.sent(), [10]);
 }
 
+/// Another run has had the disks since, or the backup has lost something: the stream begins where the backup says.
+#[test]
+fn what_an_earlier_process_left_is_dropped_if_the_backup_does_not_confirm_it() {
+    for durable in [2, 700] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut b = bench_that_goes_on(dir.path());
+        b.connect();
+        b.member.receive(attached(durable, 2, CopyState::Resyncing), NOW).unwrap();
+        assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
+        b.admit(durable + 1..=durable + 1);
+        assert_eq!(b.sent(), [durable + 1]);
+    }
+}
+
 #[test]
 fn what_goes_on_and_is_compared_all_the_same_keeps_the_gate_shut_until_that_has_ended() {
     let dir = tempfile::tempdir().unwrap();
@@ -293,10 +356,10 @@ fn a_member_that_awaits_its_adoption_is_not_attached() {
     assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
 
     // Or with the next connection.
-    let mut b = bench(LastRun::Unknown);
+    let mut b = bench(UNCLEAN);
     b.member.await_adoption();
     assert!(adopt(&mut b).is_empty() && !b.member.awaits_adoption());
-    assert_eq!(b.connect(), LastRun::Unclean);
+    assert_eq!(b.connect(), UNCLEAN);
 }
 
 /// The flag would end the connection to a backup that does not know it.
@@ -318,27 +381,4 @@ fn an_older_backup_is_not_told_of_flushes() {
         });
         assert_eq!(sent.collect::<Vec<_>>(), [is_told]);
     }
-}
-
-/// The variant would end the connection to a backup that does not know it.
-#[test]
-fn an_older_backup_is_not_asked_which_run_it_knew() {
-    let mut b = bench(LastRun::Unknown);
-    let mut out = BytesMut::new();
-    b.member.connected(PROTOCOL_OF_RUNS - 1, &mut out);
-    let Some(Frame::Control(_, Message::Attach(attach))) = frame::decode(&mut out).unwrap() else {
-        panic!("it attaches");
-    };
-    assert_eq!(attach.last_run, LastRun::Unknown);
-    b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
-    let heard = b.heard.try_recv().unwrap();
-    assert!(matches!(heard, FromLink::Attached { last_attached: None, .. }));
-
-    let mut b = bench(LastRun::Unknown);
-    assert_eq!(b.connect(), LastRun::Unclean);
-    let last = Incarnation(3);
-    b.member.receive(Message::LastAttached { incarnation: last }, NOW).unwrap();
-    b.member.receive(attached(7, 5, CopyState::Resyncing), NOW).unwrap();
-    let heard = b.heard.try_recv().unwrap();
-    assert!(matches!(heard, FromLink::Attached { last_attached: Some(l), .. } if l == last));
 }

@@ -87,7 +87,7 @@ fn an_older_backup_is_told_of_no_policy() {
 fn what_was_heard_while_others_were_in_mode_async_is_asked_for_by_who_comes_then() {
     let mut b = bench_of(
         Presence::Writer { form: Form::Vector, peers: vec![] },
-        LastRun::Clean { seq: Seq(0) },
+        LastRun::Clean { seq: Seq(0), served: false },
     );
     b.member.connected(PROTOCOL.1, &mut BytesMut::new());
     b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
@@ -175,14 +175,14 @@ fn a_member_of_whom_it_was_not_seen_what_it_heard_asks_until_it_is_told() {
     assert_eq!(asked(&mut b), [(5, false)], "everyone was told");
 }
 
-/// What the link sends of its own with the beacon's timer.
+/// Control messages that the link sends when the beacon's timer fires, without those about its policy and its run.
 fn beat(b: &mut Bench) -> Vec<Message> {
     let mut out = BytesMut::new();
     b.member.beacon(NOW, &mut out);
     b.member.fill(&mut out, 1 << 20).unwrap();
     let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
     let messages = frames.filter_map(|frame| match frame {
-        Frame::Control(_, Message::Policy(_)) => None,
+        Frame::Control(_, Message::Policy(_) | Message::Begun | Message::Logged(_)) => None,
         Frame::Control(_, message) => Some(message),
         Frame::Record(..) | Frame::Part(..) => None,
     });

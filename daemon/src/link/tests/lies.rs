@@ -3,7 +3,7 @@
 use super::*;
 use crate::clock;
 use crate::link::connection::{self, ConnectionError};
-use tidelock_protocol::bounds::EPOCH_MAX;
+use tidelock_protocol::bounds::{EPOCH_MAX, SEQ_OF_REMOVED};
 use tidelock_protocol::message::BookmarkPoint;
 
 const FAR: u64 = u64::MAX;
@@ -17,6 +17,10 @@ fn hear(b: &mut Bench, message: Message) -> Result<(), ConnectionError> {
 fn disbelieved(b: &mut Bench, message: Message) {
     let error = hear(b, message.clone()).expect_err(&format!("{message:?}"));
     assert!(error.is_of_words(), "{message:?}: {error}");
+}
+
+fn terms(reachable: CountVector) -> TagTerms {
+    TagTerms { keys: TagKeys::only(TagKey([1, 2])), reachable }
 }
 
 fn progress(durable: u64, committed: u64, watermark: Hlc, frontier: Hlc) -> Progress {
@@ -33,6 +37,7 @@ fn what_cannot_be_true_ends_the_connection_and_leaves_nothing() {
         Attached { last_hlc: far, ..good.clone() },
         Attached { last_hlc: Hlc(FAR), ..good.clone() },
         Attached { durable: Seq(FAR), ..good.clone() },
+        Attached { epoch: Epoch(0), ..good.clone() },
         Attached { epoch: Epoch(FAR), ..good.clone() },
         Attached { epoch: EPOCH_MAX.next(), ..good.clone() },
         Attached { committed: CountVector::of(WriterId(9), Seq(FAR - 1)), ..good.clone() },
@@ -55,6 +60,7 @@ fn what_cannot_be_true_ends_the_connection_and_leaves_nothing() {
         Message::Progress(progress(3, 0, Hlc(0), Hlc(0))),
         Message::Progress(progress(0, 0, far, Hlc(0))),
         Message::Progress(progress(0, 0, Hlc(0), Hlc(FAR))),
+        Message::TagTerms(terms(own(1 << 60))),
         Message::Floor { pending: none.clone(), hlc: far },
         Message::Floor { pending: own(FAR - 1), hlc: Hlc(0) },
         Message::Floor { pending: own(1 << 50), hlc: Hlc(0) },
@@ -124,7 +130,7 @@ fn what_hosts_say_is_not_said_by_a_backup() {
     hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
     for lie in [
         Message::Beacon { sent_at: NOW },
-        Message::Detach,
+        Message::Detach { end: None },
         Message::GiveUpLease,
         Message::Policy(POLICY),
         Message::Sounded { id: UNASKED, pending: CountVector::new(), hlc: Hlc(0) },
@@ -150,6 +156,80 @@ fn questions_of_a_backup_that_reads_no_answers_take_bounded_memory() {
     hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
     let asked = (1..100_000).find_map(|id| hear(&mut b, Message::Sound { id }).err());
     assert!(asked.unwrap().is_of_words());
+    // Each of these is answered by a question, as long as there was no lease.
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
+    let told = (1..100_000).find_map(|_| hear(&mut b, Message::Unheard).err());
+    assert!(told.unwrap().is_of_words());
+}
+
+/// An attachment beyond the stream of this run has ended the daemon, or was believed where records waited that were never
+/// sent.
+#[test]
+fn an_attachment_does_not_acknowledge_what_was_never_sent() {
+    for durable in [3, 5, 6] {
+        let mut b = bench(LastRun::Unknown);
+        b.connect();
+        hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
+        b.admit(1..=2);
+        assert_eq!(b.sent(), [1, 2]);
+        b.admit(3..=5);
+        b.member.disconnected();
+        b.connect();
+        disbelieved(&mut b, attached(durable, 0, CopyState::Whole));
+        assert_eq!(b.port.acked(), (Seq(0), Seq(0)));
+        b.member.disconnected();
+        b.connect();
+        hear(&mut b, attached(2, 2, CopyState::Whole)).unwrap();
+        assert_eq!(b.sent(), [3, 4, 5]);
+    }
+}
+
+/// The gate has let out packets whose record was never sent: C was believed where it named more than was durable.
+#[test]
+fn the_gate_is_told_no_cut_beyond_what_is_durable() {
+    let own = |seq| CountVector::of(WRITER, Seq(seq));
+    for lie in [
+        Message::Committed { durable: Seq(2), committed: own(3) },
+        Message::Committed { durable: Seq(2), committed: own(1 << 50) },
+        Message::Progress(progress(2, 3, Hlc(0), Hlc(0))),
+    ] {
+        let mut b = bench(LastRun::Unknown);
+        b.connect();
+        disbelieved(&mut b, attached(2, 3, CopyState::Whole));
+        b.member.disconnected();
+        b.connect();
+        hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
+        b.admit(1..=3);
+        assert_eq!(b.sent(), [1, 2, 3]);
+        b.told.take();
+        disbelieved(&mut b, lie);
+        assert_eq!(b.told.take(), [""; 0]);
+    }
+    // The entry of a writer that was removed is the greatest there is.
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
+    let committed = CountVector::of(WRITER, SEQ_OF_REMOVED);
+    hear(&mut b, Message::Committed { durable: Seq(0), committed }).unwrap();
+}
+
+/// A lease from a time to come has kept a degrade from being noticed: the backup counted as heard until then.
+#[test]
+fn a_lease_answers_a_beacon() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
+    hear(&mut b, Message::PolicyKept(POLICY)).unwrap();
+    b.told.take();
+    disbelieved(&mut b, Message::Lease { sent_at: NOW });
+    assert_eq!((b.told.take(), b.stats.lease_sent_at()), (vec![], None));
+    let at = MonoNanos(7);
+    b.member.beacon(at, &mut BytesMut::new());
+    disbelieved(&mut b, Message::Lease { sent_at: MonoNanos(8) });
+    hear(&mut b, Message::Lease { sent_at: at }).unwrap();
+    assert_eq!(b.told.take(), ["lease 7"]);
 }
 
 /// How far the clock is ahead differs each time: it is the same refusal all the same.
@@ -167,4 +247,23 @@ fn a_lie_that_repeats_is_the_same_for_the_log() {
     assert_eq!(first.1, second.1);
     assert_ne!(first.0, second.0);
     assert!(first.0.contains("ahead of the clock of this host"), "{}", first.0);
+}
+
+/// Nothing local says what tags are sealed with: a gate hears it of the backup alone, also anew on the same connection.
+#[test]
+fn what_is_believed_of_tags_is_what_the_backup_tells() {
+    let mut b = bench(LastRun::Unknown);
+    b.connect();
+    hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
+    assert!(!b.told.take().iter().any(|said| said.starts_with("tags")));
+    let mut told = terms(CountVector::of(WRITER, Seq(9)));
+    hear(&mut b, Message::TagTerms(told.clone())).unwrap();
+    told.keys.period = 1;
+    told.reachable = CountVector::of(WRITER, SEQ_OF_REMOVED);
+    hear(&mut b, Message::TagTerms(told.clone())).unwrap();
+    let [of_9, of_removed] = [Seq(9), SEQ_OF_REMOVED].map(|seq| CountVector::of(WRITER, seq));
+    assert_eq!(
+        b.told.take(),
+        [format!("tags of period 0 up to {of_9}"), format!("tags of period 1 up to {of_removed}")]
+    );
 }

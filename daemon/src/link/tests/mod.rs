@@ -16,20 +16,24 @@ use std::sync::{Arc, Mutex};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
-    Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Seq, WriterId,
+    Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Nonce, RunId, Seq, WriterId,
 };
 use tidelock_protocol::message::{
-    Attach, Attached, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, Message, Mode,
-    PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES, PROTOCOL_OF_JOINT_SWITCHES,
-    PROTOCOL_OF_POLICIES, PROTOCOL_OF_RUNS, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED, Policy,
-    Progress, RefusalKind, UNASKED,
+    Attach, Attached, Basis, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, LogAge,
+    Message, Mode, PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES,
+    PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED,
+    Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_protocol::tag::{TagKey, TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 
 const NOW: MonoNanos = MonoNanos(0);
 const WRITER: WriterId = WriterId(0);
+const LOG: LogAge = LogAge { file: 1, number: 3 };
+const UNCLEAN: LastRun = LastRun::Unclean { log: LOG };
+const CLEAN: LastRun = LastRun::Clean { seq: Seq(4), served: false };
 const POLICY: Policy =
     Policy { mode: Mode::Pipelined, after_ms: Some(9_000), degraded_since_unix_ms: None };
 
@@ -56,6 +60,9 @@ impl Told {
 impl GateControl for Told {
     fn committed(&self, committed: &CountVector) {
         self.say(format!("C {committed}"));
+    }
+    fn tag_terms(&self, terms: &TagTerms) {
+        self.say(format!("tags of period {} up to {}", terms.keys.period, terms.reachable));
     }
     fn lease_renewed(&self, sent_at: MonoNanos) {
         self.say(format!("lease {sent_at}"));
@@ -86,6 +93,10 @@ impl GateControl for Told {
 impl EpochKeeper for Told {
     fn keep(&mut self, epoch: Epoch, _: GroupId) -> std::io::Result<()> {
         self.say(format!("epoch {epoch}"));
+        Ok(())
+    }
+    fn keep_served(&mut self) -> std::io::Result<()> {
+        self.say("served".into());
         Ok(())
     }
     fn keep_fenced(&mut self, _: &str) -> std::io::Result<()> {
@@ -142,7 +153,9 @@ fn bench_with(
             writers: vec!["m".into()],
             disks: vec![],
             incarnation: Incarnation(1),
-            previous: Incarnation(0),
+            nonce: Nonce(1, 2),
+            before: None,
+            marks: vec![],
             epoch: Epoch(0),
             last_run,
             mode: Mode::Pipelined,
@@ -150,6 +163,7 @@ fn bench_with(
             grace_ms: 15_000,
             machine: None,
         },
+        log: LOG,
         policy: POLICY,
         says_unreached,
         channel: Channel(1),
@@ -175,6 +189,7 @@ fn attached(durable: u64, committed: u64, copy: CopyState) -> Message {
         last_hlc: Hlc(0),
         copy,
         begun: None,
+        basis: if copy == CopyState::Whole { Basis::Continues } else { Basis::Log },
     })
 }
 
@@ -216,7 +231,7 @@ impl Bench {
             .filter_map(|frame| match frame {
                 Frame::Record(_, record) => Some(record.seq.0),
                 Frame::Part(_, part) => Some(part.seq.0),
-                Frame::Control(_, Message::Policy(_)) => None,
+                Frame::Control(_, Message::Policy(_) | Message::Begun | Message::Logged(_)) => None,
                 Frame::Control(..) => Some(0),
             })
             .collect()
@@ -232,5 +247,18 @@ fn controls(b: &mut Bench) -> Vec<Message> {
         Frame::Control(_, message) => Some(message),
         Frame::Record(..) | Frame::Part(..) => None,
     };
-    frames.filter_map(control).collect()
+    let is_of_the_run = |m: &Message| matches!(m, Message::Begun | Message::Logged(_));
+    frames.filter_map(control).filter(|message| !is_of_the_run(message)).collect()
+}
+
+/// The messages about its run that the member sends, in order.
+fn of_the_run(b: &mut Bench) -> Vec<Message> {
+    let mut out = BytesMut::new();
+    b.member.fill(&mut out, 1 << 20).unwrap();
+    let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
+    let of_the_run = |frame| match frame {
+        Frame::Control(_, message @ (Message::Begun | Message::Logged(_))) => Some(message),
+        _ => None,
+    };
+    frames.filter_map(of_the_run).collect()
 }

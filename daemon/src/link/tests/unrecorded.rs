@@ -5,15 +5,16 @@ use super::*;
 /// What it says next is that its disks may differ, so the owner may make them differ.
 #[test]
 fn guests_are_served_unrecorded_only_when_no_clean_end_can_be_believed_any_more() {
-    const CLEAN: LastRun = LastRun::Clean { seq: Seq(7) };
+    const SERVED: LastRun = LastRun::Clean { seq: Seq(4), served: true };
     let ask = |b: &mut Bench| b.member.hear_owner(ToLink::ServeUnrecorded, &mut BytesMut::new());
     let may = |b: &Bench| matches!(b.heard.try_recv(), Ok(FromLink::MayServeUnrecorded));
 
     let mut b = bench(CLEAN);
     ask(&mut b);
     assert!(may(&b), "nobody was told");
-    assert_eq!(b.connect(), LastRun::Unclean);
-    b.member.receive(attached(7, 7, CopyState::Resyncing), NOW).unwrap();
+    assert_eq!(b.told.take(), ["served"], "and that is on record");
+    assert_eq!(b.connect(), SERVED);
+    b.member.receive(attached(4, 4, CopyState::Resyncing), NOW).unwrap();
     assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
 
     // The answer may be on its way, or already there.
@@ -23,20 +24,20 @@ fn guests_are_served_unrecorded_only_when_no_clean_end_can_be_believed_any_more(
     assert!(!may(&b));
     b.member.disconnected();
     assert!(may(&b));
-    assert_eq!(b.connect(), LastRun::Unclean);
+    assert_eq!(b.connect(), SERVED);
 
     let mut b = bench(CLEAN);
     b.connect();
     ask(&mut b);
-    b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
-    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: false, .. })));
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: true, .. })));
     b.member.disconnected();
     assert!(matches!(b.heard.try_recv(), Ok(FromLink::Detached)));
     assert!(!may(&b), "the backup was reached");
 
     // After an unclean end there is nothing to take back.
-    let mut b = bench(LastRun::Unknown);
-    assert_eq!(b.connect(), LastRun::Unclean);
+    let mut b = bench(UNCLEAN);
+    assert_eq!(b.connect(), UNCLEAN);
     ask(&mut b);
     assert!(may(&b));
 }
@@ -113,10 +114,10 @@ fn a_stream_that_stood_goes_on_with_a_comparison() {
         committed: CountVector::of(WRITER, Seq(durable)),
     };
 
-    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    let mut b = bench(CLEAN);
     b.connect();
     b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
-    assert_eq!(heard(&b), (false, false));
+    assert_eq!(heard(&b), (false, true));
     b.admit(5..=6);
     say(&mut b, ToLink::Stands);
     b.member.disconnected();
@@ -129,7 +130,7 @@ fn a_stream_that_stood_goes_on_with_a_comparison() {
     b.member.receive(committed(6), NOW).unwrap();
 
     say(&mut b, ToLink::AskToCompare);
-    assert_eq!(attaches(&mut b), [LastRun::Unclean]);
+    assert_eq!(attaches(&mut b), [UNCLEAN]);
     assert!(attaches(&mut b).is_empty(), "once");
     // What the backup had on its way.
     b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
@@ -137,8 +138,7 @@ fn a_stream_that_stood_goes_on_with_a_comparison() {
     // The answer is lost with the connection.
     b.member.disconnected();
     b.heard.try_recv().unwrap();
-    assert_eq!(b.connect(), LastRun::Unclean);
-    b.member.receive(Message::LastAttached { incarnation: Incarnation(1) }, NOW).unwrap();
+    assert_eq!(b.connect(), UNCLEAN);
     b.told.take();
     b.member.receive(attached(6, 6, CopyState::Resyncing), NOW).unwrap();
     assert_eq!(heard(&b), (true, false));
@@ -154,15 +154,18 @@ fn a_stream_that_stood_goes_on_with_a_comparison() {
 
 #[test]
 fn a_backup_that_would_not_compare_ends_the_run() {
-    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    let mut b = bench(CLEAN);
     b.connect();
     b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
     let again = b.member.receive(attached(4, 4, CopyState::Whole), NOW);
     assert!(matches!(again, Err(MemberError::Unexpected { .. })), "it was not asked");
-    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    let mut b = bench(CLEAN);
+    b.connect();
+    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+    b.member.disconnected();
     b.member.hear_owner(ToLink::Stands, &mut BytesMut::new());
     b.member.hear_owner(ToLink::AskToCompare, &mut BytesMut::new());
-    assert_eq!(b.connect(), LastRun::Unclean);
+    assert_eq!(b.connect(), UNCLEAN);
     let whole = b.member.receive(attached(4, 4, CopyState::Whole), NOW);
     assert!(matches!(whole, Err(MemberError::Unexpected { .. })), "it would be called in sync");
 }
@@ -181,7 +184,7 @@ fn what_has_no_record_is_behind_the_next_one() {
         });
         sounded.collect::<Vec<_>>()
     };
-    let mut b = bench(LastRun::Clean { seq: Seq(4) });
+    let mut b = bench(CLEAN);
     b.connect();
     b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
     assert_eq!(reaches(&mut b), [Seq(4)]);
@@ -199,7 +202,7 @@ fn what_has_no_record_is_behind_the_next_one() {
 fn a_refusal_that_crosses_with_the_question_for_a_comparison_ends_the_connection() {
     let refused = |kind| Message::Refused { kind, reason: "its disk failed".into() };
     let asking = || {
-        let mut b = bench(LastRun::Clean { seq: Seq(4) });
+        let mut b = bench(CLEAN);
         b.connect();
         b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
         let say = |b: &mut Bench, message| b.member.hear_owner(message, &mut BytesMut::new());
@@ -214,7 +217,7 @@ fn a_refusal_that_crosses_with_the_question_for_a_comparison_ends_the_connection
     assert!(b.member.must_connect_anew(), "the question may still be answered");
     b.member.disconnected();
     assert!(!b.member.must_connect_anew());
-    assert_eq!(b.connect(), LastRun::Unclean, "it is asked again");
+    assert_eq!(b.connect(), UNCLEAN, "it is asked again");
 
     let mut b = asking();
     b.member.receive(refused(RefusalKind::Fenced), NOW).unwrap();

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::SeqCst;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp, TagKey};
+use tidelock_protocol::limits::WRITERS_MAX;
+use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp, TagKey, TagKeys, TagTerms};
+use tidelock_protocol::vector::CountVector;
 use tidelock_tagging::{
     Addresses, Direction, GroupTags, Hooks, MemberTags, Peer, Settings, TaggingError, Tried,
 };
@@ -56,12 +58,19 @@ pub fn load_with(settings: &Settings, is_here: bool) -> Option<Member> {
         Err(e) => panic!("{e}"),
     };
     group.sends_by(HERE).unwrap();
-    let [one, other] = &group.committed().tag_key;
-    one.store(KEY.0[0], SeqCst);
-    other.store(KEY.0[1], SeqCst);
+    group.committed().set_tag_terms(&terms(TagKeys::only(KEY)));
     let tags = load_one(settings, &group, &["10.0.0.1", OWN6], (&PEERS, is_here));
     group.committed().trusted_until.store(u64::MAX, SeqCst);
     Some(Member { group, tags, codec: settings.codec })
+}
+
+/// Every entry can exist.
+pub fn everything() -> CountVector {
+    (0..WRITERS_MAX).map(|writer| (WriterId(writer), Seq(u64::MAX))).collect()
+}
+
+pub fn terms(keys: TagKeys) -> TagTerms {
+    TagTerms { keys, reachable: everything() }
 }
 
 fn is_root() -> bool {
@@ -133,7 +142,7 @@ impl Member {
 
     /// For packets from one address to another.
     pub fn sealing(&self, source: impl Into<IpAddr>, destination: impl Into<IpAddr>) -> Codec {
-        self.codec.sealing(KEY, source.into(), destination.into())
+        self.codec.sealing(TagKeys::only(KEY), source.into(), destination.into())
     }
 
     /// What the other member writes into a packet to this one.

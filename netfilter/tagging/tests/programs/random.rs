@@ -412,7 +412,7 @@ impl Known {
             .map(WriterId)
             .zip(self.p.iter().zip(&self.c).map(|(p, c)| Seq(*p.max(c))))
             .collect();
-        match codec.decode(body, &base) {
+        match codec.decode(body, &base, &everything()) {
             Ok(Stamp::Vector(vector)) => {
                 for (writer, p) in (0..).zip(&mut self.p) {
                     *p = vector.get(WriterId(writer)).0.max(*p);

@@ -1,0 +1,140 @@
+//! Connections that ask for much work share a group's thread with others.
+
+use super::deferred::TURN_WORK_BYTES;
+use super::*;
+use crate::server::inbox::{BeaconRoom, FramesRoom};
+use tidelock_protocol::frame::Frame;
+use tidelock_protocol::ids::{
+    Channel, DiskId, Epoch, Incarnation, MonoNanos, Nonce, RunId, WriterId,
+};
+use tidelock_protocol::limits;
+use tidelock_protocol::message::{DiskSpec, LastRun, Mode};
+
+const LINK: Link = Link { connection: ConnectionId(1), channel: Channel(1) };
+const CHECKS: u64 = 40;
+const CHECK_BYTES: u32 = limits::DIGEST_CHUNK_MAX_BYTES;
+
+fn attach() -> AttachRequest {
+    let size_bytes = CHECKS * u64::from(CHECK_BYTES);
+    AttachRequest::Attach(Box::new(Attach {
+        group: "g".into(),
+        group_id: None,
+        member: "vm".into(),
+        writer: WriterId(0),
+        writers: vec!["vm".into()],
+        disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes }],
+        incarnation: Incarnation(1),
+        nonce: Nonce(1, 0),
+        before: Some(RunId { number: Incarnation(0), nonce: Nonce(0, 0) }),
+        marks: Vec::new(),
+        epoch: Epoch(0),
+        last_run: LastRun::Unknown,
+        mode: Mode::Pipelined,
+        lease_ms: 400,
+        grace_ms: 600,
+        machine: None,
+    }))
+}
+
+fn checks() -> Vec<Frame> {
+    let check = |n: u64| Message::DigestCheck {
+        disk: DiskId(0),
+        offset: n * u64::from(CHECK_BYTES),
+        len_bytes: CHECK_BYTES,
+        digest: [0; 32],
+    };
+    (0..CHECKS).map(|n| Frame::Control(LINK.channel, check(n))).collect()
+}
+
+async fn sent(outbox: &Outbox) -> Vec<Message> {
+    let taken = tokio::time::timeout(Duration::ZERO, outbox.take()).await;
+    taken.ok().flatten().into_iter().flatten().map(|(_, message)| message).collect()
+}
+
+fn compared(messages: &[Message]) -> Vec<u64> {
+    let offset = |message: &Message| match message {
+        Message::DigestResult { offset, .. } => Some(*offset / u64::from(CHECK_BYTES)),
+        _ => None,
+    };
+    messages.iter().filter_map(offset).collect()
+}
+
+struct Attached {
+    owner: Owner,
+    outbox: Arc<Outbox>,
+    _dir: tempfile::TempDir,
+}
+
+impl Attached {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let reserve = Arc::new(Reserve::open(dir.path(), 0).unwrap());
+        let (group, snapshots) = (dir.path().join("g"), dir.path().join("snapshots"));
+        let options = GroupOptions::default();
+        let mut owner = Owner::new("g", &group, &snapshots, options, 1 << 20, reserve);
+        let outbox = Arc::new(Outbox::default());
+        let permit = owner.inbox.room_for(1).await.unwrap();
+        let (host, request, to) = ("host-a".to_owned(), attach(), Arc::clone(&outbox));
+        owner.handle(Event::Attach { link: LINK, host, request, outbox: to, permit });
+        owner.turn();
+        let answer = sent(&outbox).await;
+        assert!(answer.iter().any(|of| matches!(of, Message::Attached(_))), "{answer:?}");
+        Self { owner, outbox, _dir: dir }
+    }
+
+    async fn floods(&mut self) {
+        let bytes = self.owner.inbox.room_for(CHECKS * 60).await.unwrap();
+        self.owner.worked.clear();
+        let room = FramesRoom { bytes, work: None };
+        self.owner.handle(Event::Frames { link: LINK, frames: checks(), room });
+    }
+}
+
+/// 4,000 checks of 60 bytes each have read 16 GiB before the next beacon of an honest host, and its lease ran out.
+#[tokio::test]
+async fn beacons_do_not_wait_for_all_the_checks_that_arrived_before_them() {
+    let mut of = Attached::new().await;
+    of.floods().await;
+    let permit = BeaconRoom::default().take().unwrap();
+    of.owner.handle(Event::Beacon { link: LINK, sent_at: MonoNanos(7), permit });
+    of.owner.handle(Event::ConnectionLost(LINK.connection));
+    of.owner.turn();
+    let first = sent(&of.outbox).await;
+    assert!(first.contains(&Message::Lease { sent_at: MonoNanos(7) }), "{first:?}");
+    let mut all = compared(&first);
+    assert!((1..=3).contains(&all.len()), "{all:?}");
+    // The rest follows by itself, in order, and the end of the connection comes after it.
+    let mut turns = 1;
+    while of.owner.timeout() == Some(Duration::ZERO) {
+        assert!(of.owner.outboxes.contains_key(&LINK.connection));
+        of.owner.worked.clear();
+        of.owner.turn();
+        all.extend(compared(&sent(&of.outbox).await));
+        turns += 1;
+    }
+    assert!(turns > 10, "{turns}");
+    // Outputs of the last turn have no outbox any more.
+    assert!(
+        all.len() as u64 + 3 > CHECKS && all.iter().copied().eq(0..all.len() as u64),
+        "{all:?}"
+    );
+    assert!(of.owner.deferred.is_empty() && of.owner.outboxes.is_empty());
+}
+
+#[tokio::test]
+async fn a_recovery_takes_what_arrived_and_compares_nothing_for_it() {
+    let mut of = Attached::new().await;
+    of.floods().await;
+    let (done, answer) = oneshot::channel();
+    of.owner.handle(Event::Recover {
+        primary_declared_dead: false,
+        point: None,
+        accepts_damage: false,
+        done,
+    });
+    assert!(answer.await.unwrap().is_err());
+    assert!(of.owner.deferred.is_empty());
+    assert!(of.owner.worked.get(&LINK.connection).is_none_or(|bytes| *bytes <= TURN_WORK_BYTES));
+    of.owner.turn();
+    assert_eq!(compared(&sent(&of.outbox).await).len() as u64, CHECKS, "each has its answer");
+}

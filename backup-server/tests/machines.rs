@@ -1,0 +1,259 @@
+//! `recover`, its rehearsal and its machines, on the real server process and QEMU.
+
+mod common;
+
+use common::{CHANNEL, Host, Process, cli, cli_json, config, has, refused, replicated, wait_until};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::Message;
+use tokio::net::TcpStream;
+
+const QEMU: &str = "qemu-system-x86_64";
+const BOOT: [&str; 5] = ["recover", "shop", "--boot", "--accelerator", "tcg"];
+
+/// A machine of the server's outlives the server: it must not outlive the test.
+struct Ends(u32);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_raw(self.0 as i32).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+fn machines(config: &Path) -> Vec<serde_json::Value> {
+    let listed = cli_json(config, &["machine", "list", "--json"]);
+    listed["machines"].as_array().unwrap().clone()
+}
+
+fn is_recovered(config: &Path) -> bool {
+    !cli_json(config, &["status", "--json"])["groups"][0]["recovered"].is_null()
+}
+
+/// A field of a process's status.
+fn of_process(pid: u64, field: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    line.unwrap_or_else(|| panic!("{field} in {status}")).trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_can_be_wrong_is_found_before_the_primary_is_fenced() {
+    if !has(QEMU) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (_server, mut host) = replicated(&config, 9).await;
+    let with = |more: &[&'static str]| [&BOOT[..], more].concat();
+
+    // Nobody has looked at what the host says of its machine.
+    let told = refused(&config, &with(&[]));
+    assert!(told.contains("nobody has approved") && told.contains("memory 64 MiB"), "{told}");
+    for (more, reason) in [
+        (&["--accept-machine", "--network", "lan=user"][..], "--network lan=user"),
+        (&["--accept-machine", "--qemu", "/nowhere/qemu"], "/nowhere/qemu"),
+        (&["--accept-machine", "--", "-no-such-option"], "no-such-option"),
+        (&["--accept-machine", "--machine", "/nowhere/vm.json"], "/nowhere/vm.json"),
+    ] {
+        let told = refused(&config, &with(more));
+        assert!(told.contains(reason), "{more:?}: {told}");
+    }
+    // A kernel that is not at this site.
+    let boot = dir.path().join("boot.toml");
+    let text = "[[machine]]\ngroup = \"shop\"\nmember = \"db\"\nkernel = \"vmlinuz\"\n";
+    std::fs::write(&boot, text).unwrap();
+    assert!(refused(&config, &with(&["--accept-machine"])).contains("vmlinuz of db is not there"));
+    std::fs::write(&boot, text.replace("\"db\"", "\"bd\"")).unwrap();
+    assert!(refused(&config, &with(&["--accept-machine"])).contains("no bd to boot, but db"));
+    std::fs::remove_file(&boot).unwrap();
+
+    let rehearsal = cli(&config, &with(&["--dry-run"]));
+    let text = String::from_utf8_lossy(&rehearsal.stdout).into_owned();
+    assert!(rehearsal.status.success(), "{rehearsal:?}");
+    for part in ["-accel tcg", "export=db.root", "nothing was changed", "up to seq 9"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let plain = cli(&config, &["recover", "shop", "--dry-run"]);
+    assert!(plain.status.success(), "{plain:?}");
+    assert!(!is_recovered(&config), "a rehearsal fences nobody");
+    // The host goes on as if nothing had been.
+    common::send(&mut host, 10, 12).await;
+    assert!(machines(&config).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_is_the_servers_and_each_disk_has_one_guest() {
+    if !has(QEMU) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (server, _host) = replicated(&config, 9).await;
+    let boot = [&BOOT[..], &["--accept-machine"]].concat();
+    let booted = cli(&config, &boot);
+    let told = String::from_utf8_lossy(&booted.stderr).into_owned();
+    assert!(booted.status.success(), "{told}");
+    let running = machines(&config);
+    let pid = running[0]["pid"].as_u64().unwrap();
+    let _ends = Ends(pid as u32);
+    assert!(told.contains(&format!("db runs as QEMU's process {pid}")), "{told}");
+
+    // Without privileges, and in a filter of its own.
+    assert_eq!(of_process(pid, "CapEff:"), "0000000000000000");
+    assert_eq!(
+        (of_process(pid, "NoNewPrivs:").as_str(), of_process(pid, "Seccomp:").as_str()),
+        ("1", "2")
+    );
+    if of_process(std::process::id().into(), "CapEff:") != "0000000000000000" {
+        assert!(!of_process(pid, "Uid:").split_whitespace().any(|uid| uid == "0"));
+    }
+
+    let again = refused(&config, &boot);
+    assert!(again.contains("db runs here already") && again.contains("machine stop"), "{again}");
+    assert_eq!(machines(&config).len(), 1);
+
+    // It outlives the server, which finds it, and its disk comes back.
+    server.kill();
+    let server = Process::start(&config);
+    assert_eq!(machines(&config)[0]["pid"], pid);
+    assert!(refused(&config, &boot).contains("db runs here already"));
+    let status = cli(&config, &["status"]);
+    assert!(String::from_utf8_lossy(&status.stdout).contains("machine db of group shop runs here"));
+
+    // Its console, from a pipe; leaving it does not end the machine.
+    let mut attached = Command::new(env!("CARGO_BIN_EXE_tidelock-backup"))
+        .args(["--config", config.to_str().unwrap(), "machine", "attach", "shop", "db"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let hangup = rustix::process::Pid::from_raw(attached.id() as i32).unwrap();
+    let _ = rustix::process::kill_process(hangup, rustix::process::Signal::HUP);
+    attached.wait().unwrap();
+    assert_eq!(machines(&config)[0]["pid"], pid);
+
+    let stopped = cli(&config, &["machine", "stop", "shop", "--now"]);
+    assert!(stopped.status.success(), "{stopped:?}");
+    assert!(machines(&config).is_empty());
+    wait_until("QEMU is gone", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.map_or(true, |stat| stat.contains(") Z"))
+    });
+
+    // Somebody else on the disk.
+    let socket = dir.path().join("data/exports/shop/db.root.sock");
+    let _client = nbd_client(&socket, "db.root");
+    let told = refused(&config, &boot);
+    assert!(told.contains("connected to the recovered disk db.root"), "{told}");
+    server.terminate();
+}
+
+/// A client that has the export open (NBD_OPT_EXPORT_NAME).
+fn nbd_client(socket: &Path, export: &str) -> UnixStream {
+    let mut client = UnixStream::connect(socket).unwrap();
+    let mut greeting = [0; 18];
+    client.read_exact(&mut greeting).unwrap();
+    let mut asks = 3u32.to_be_bytes().to_vec();
+    asks.extend(b"IHAVEOPT");
+    asks.extend(1u32.to_be_bytes());
+    asks.extend((export.len() as u32).to_be_bytes());
+    asks.extend(export.as_bytes());
+    client.write_all(&asks).unwrap();
+    let mut size_and_flags = [0; 10];
+    client.read_exact(&mut size_and_flags).unwrap();
+    client
+}
+
+/// Says that it lives, for as long as it is not dropped.
+fn beats(mut host: Host<TcpStream>) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        for nth in 1.. {
+            host.send(CHANNEL, &Message::Beacon { sent_at: MonoNanos(nth) }).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_lives_is_said_to_live() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (_server, host) = replicated(&config, 9).await;
+    let beating = beats(host);
+    let of = |args: &'static [&'static str]| {
+        let config = config.clone();
+        tokio::task::spawn_blocking(move || cli(&config, args))
+    };
+    let told = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
+
+    // It does not wait for ever.
+    let waited = of(&["recover", "shop"]).await.unwrap();
+    let text = told(&waited);
+    assert!(!waited.status.success() && text.contains("the primary lives: host-a"), "{text}");
+    assert!(text.contains("tidelock switchover shop"), "{text}");
+    let doubted = of(&["recover", "shop", "--primary-is-dead"]).await.unwrap();
+    let text = told(&doubted);
+    assert!(
+        !doubted.status.success() && text.contains("host-a is connected and was heard"),
+        "{text}"
+    );
+    assert!(text.contains("--although-connected"), "{text}");
+    let status = of(&["status", "--json"]).await.unwrap();
+    assert!(String::from_utf8_lossy(&status.stdout).contains("\"recovered\": null"));
+
+    let sure = of(&["recover", "shop", "--primary-is-dead", "--although-connected"]).await.unwrap();
+    let text = String::from_utf8_lossy(&sure.stdout).into_owned();
+    assert!(sure.status.success(), "{sure:?}");
+    for part in ["the newest write in it arrived at 20", "the primary was heard last at "] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert!(text.contains("Its lease was not waited for"), "{text}");
+    beating.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_who_goes_is_no_reason_to_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (_server, _host) = replicated(&config, 2).await;
+    for args in [&["status"][..], &["status", "--json"], &["machine", "list"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_tidelock-backup"))
+            .args(["--config", config.to_str().unwrap()])
+            .args(args)
+            .stdout(writer)
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!told.contains("panicked"), "{told}");
+        assert_eq!(output.status.code(), Some(141), "{told}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_that_cannot_be_used_is_told_with_what_to_write() {
+    if !has(QEMU) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (_server, _host) = replicated(&config, 9).await;
+    let file = dir.path().join("lan.json");
+    std::fs::write(&file, r#"{"memory_mib": 64, "networks": [{"name": "lan"}]}"#).unwrap();
+    let machine = format!("--machine={}", file.display());
+    let args =
+        [&BOOT[..], &["--dry-run", &machine, "--network", "lan=bridge:nosuchbridge"]].concat();
+    let told = refused(&config, &args);
+    assert!(
+        told.contains("there is no bridge nosuchbridge here") && told.contains("ip link add"),
+        "{told}"
+    );
+}

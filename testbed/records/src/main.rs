@@ -1,0 +1,59 @@
+//! `tidelock-records DIR` prints what the records of a group's journal write, in the journal's order.
+//!
+//! DIR has the journal's segments, as they were written or compressed. Opening a journal cuts a torn tail, so DIR must be a
+//! copy if a server uses the journal.
+//!
+//! For each record that writes or zeroes, on standard output, little-endian:
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 8 | epoch |
+//! | 8 | seq |
+//! | 8 | offset on the disk |
+//! | 4 | length of the extent |
+//! | 4 | length of the data that follow: 0 of an extent that is zeroed |
+//! | 2 | writer |
+//! | 2 | disk |
+//! | 4 | 1 if the record is a copy of what the disk held, and no write of the guest; else 0 |
+
+use std::env;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use tidelock_backup_server::journal::{Entry, Journal, Options, Position};
+use tidelock_backup_server::storage::files::Files;
+use tidelock_protocol::record::{Effect, Record};
+
+fn main() -> anyhow::Result<()> {
+    let words: Vec<_> = env::args_os().skip(1).collect();
+    let [dir] = words.as_slice() else { bail!("say which directory: tidelock-records DIR") };
+    let files = Files::new(PathBuf::from(dir));
+    let journal = Journal::open(files, "", Position::default(), Options::default())?.journal;
+    let mut out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
+    for batch in journal.reader(journal.start(), journal.durable_end()) {
+        for entry in batch?.entries {
+            if let Entry::Record { head, payload, .. } = entry? {
+                print(&mut out, &head.finish(payload)?).context("write to standard output")?;
+            }
+        }
+    }
+    out.flush().context("write to standard output")
+}
+
+fn print(out: &mut impl Write, record: &Record) -> io::Result<()> {
+    let data: &[u8] = match &record.effect {
+        Effect::Write(payload) => payload.data(),
+        Effect::Zero { .. } => &[],
+        Effect::CopyDone | Effect::Idle => return Ok(()),
+    };
+    out.write_all(&record.epoch.0.to_le_bytes())?;
+    out.write_all(&record.seq.0.to_le_bytes())?;
+    out.write_all(&record.offset.to_le_bytes())?;
+    out.write_all(&record.len_bytes().to_le_bytes())?;
+    out.write_all(&(data.len() as u32).to_le_bytes())?;
+    out.write_all(&record.writer.0.to_le_bytes())?;
+    out.write_all(&record.disk.0.to_le_bytes())?;
+    out.write_all(&u32::from(record.copy).to_le_bytes())?;
+    out.write_all(data)
+}
