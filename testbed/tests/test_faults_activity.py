@@ -15,21 +15,6 @@ DISK_MIB = 96
 WRITTEN_MIB = 3
 
 
-def activity(pair: Pair) -> dict:
-    """What status says of the log."""
-    return writer_of(pair.group())["activity"]
-
-
-def wait_mapped(pair: Pair) -> None:
-    """Waits until a crash would compare the map only."""
-    wait_until("the map is all there is", lambda: activity(pair)["compares"] == "map", 60)
-
-
-def compared_bytes(pair: Pair) -> int:
-    """What the last resync has looked at."""
-    return int(pair.daemon.log.read_text().split("compared_bytes=")[-1].split()[0])
-
-
 def write_until_killed(pair: Pair, oracle: Oracle, seed: str) -> None:
     """A guest writes in a part of the disk, and the daemon dies at some moment."""
     chance = random.Random(seed)
@@ -49,14 +34,14 @@ def test_only_the_map_is_compared(run, seed: int):
     pair.start()
     oracle = Oracle(WRITTEN_MIB * MIB)
     for lap in range(3):
-        wait_mapped(pair)
+        pair.wait_mapped()
         write_until_killed(pair, oracle, f"activity {seed} {lap}")
         pair.start_daemon()
         pair.wait_state("protected")
-        assert 0 < compared_bytes(pair) <= (WRITTEN_MIB + 1) * MIB
+        assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
         pair.check_sites(oracle)
-    wait_mapped(pair)
-    assert activity(pair)["exposed_bytes"] <= (WRITTEN_MIB + 1) * MIB
+    pair.wait_mapped()
+    assert pair.activity()["exposed_bytes"] <= (WRITTEN_MIB + 1) * MIB
 
 
 def test_a_log_that_says_nothing_costs_a_whole_comparison(run):
@@ -65,7 +50,7 @@ def test_a_log_that_says_nothing_costs_a_whole_comparison(run):
     pair.start()
     oracle = Oracle(WRITTEN_MIB * MIB)
     log = pair.state_file.with_suffix(".activity")
-    wait_mapped(pair)
+    pair.wait_mapped()
     old = log.read_bytes()
 
     def damage() -> None:
@@ -80,12 +65,12 @@ def test_a_log_that_says_nothing_costs_a_whole_comparison(run):
         (damage, "the activity log is damaged"),
         (lambda: log.write_bytes(old), "another run"),
     ]:
-        wait_mapped(pair)
+        pair.wait_mapped()
         write_until_killed(pair, oracle, said)
         spoil()
         pair.start_daemon()
         pair.wait_state("protected")
-        assert compared_bytes(pair) == DISK_MIB * MIB
+        assert pair.compared_bytes() == DISK_MIB * MIB
         assert said in pair.daemon.log.read_text(), f"{GROUP}/{MEMBER}: {said}"
         pair.check_sites(oracle)
 
@@ -102,10 +87,10 @@ def test_a_clean_stop_needs_no_comparison_and_a_crash_after_it_only_the_map(run)
     pair.daemon.stop()
     pair.start_daemon()
     pair.wait_state("protected")
-    wait_mapped(pair)
-    assert activity(pair)["entries"] == 0
+    pair.wait_mapped()
+    assert pair.activity()["entries"] == 0
     write_until_killed(pair, oracle, "after")
     pair.start_daemon()
     pair.wait_state("protected")
-    assert 0 < compared_bytes(pair) <= (WRITTEN_MIB + 1) * MIB
+    assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
     pair.check_sites(oracle)

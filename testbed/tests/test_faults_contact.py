@@ -26,16 +26,6 @@ WRITTEN_MIB = 3
 PROTECTION = Protection(lease_s=2, grace_s=3, before_first_contact="serve-unprotected")
 
 
-def activity(pair: Pair) -> dict:
-    """What status says of the activity log."""
-    return writer_of(pair.group())["activity"]
-
-
-def compared_bytes(pair: Pair) -> int:
-    """What the last comparison has looked at."""
-    return int(pair.daemon.log.read_text().split("compared_bytes=")[-1].split()[0])
-
-
 def write_some(pair: Pair, oracle: Oracle, seed: str, replies: int = 500):
     """A guest that writes in the first part of the disk, and goes on."""
     load = pair.load(oracle, seed, depth=random.Random(seed).choice([1, 16, 64]))
@@ -57,7 +47,7 @@ def protected_pair(run, **more) -> tuple[Pair, Oracle]:
     zeroed.write(0, bytes(WRITTEN_MIB * MIB))
     zeroed.close()
     pair.wait_settled()
-    wait_until("the map is all there is", lambda: activity(pair)["compares"] == "map", 60, [pair.daemon])
+    pair.wait_mapped()
     return pair, Oracle(WRITTEN_MIB * MIB)
 
 
@@ -78,13 +68,13 @@ def test_only_what_was_touched_is_compared(run, ends: str):
     load = write_some(pair, oracle, f"unprotected {ends}", 2000)
     assert "UNPROTECTED for" in pair.status_text()
     assert writer_of(pair.group())["lag"]["writes"] == 0, "nothing is recorded"
-    assert activity(pair)["exposed_bytes"] <= (WRITTEN_MIB + 1) * MIB
+    assert pair.activity()["exposed_bytes"] <= (WRITTEN_MIB + 1) * MIB
     # The stream begins while writes are in flight.
     pair.start_backup()
     pair.wait_state("protected")
     assert load.alive() and load.errors == []
     load.finish()
-    assert 0 < compared_bytes(pair) <= (WRITTEN_MIB + 1) * MIB
+    assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
     group = pair.group()
     assert group["mode"] == "pipelined" and group["degraded_since_unix_ms"] is None
     pair.check_sites(oracle)
@@ -110,12 +100,12 @@ def test_killed_while_it_is_unprotected(run, seed: int):
     assert pair.group()["degraded_since_unix_ms"] is not None, "it is not forgotten"
     if chance.random() < 0.5:
         pair.wait_state("unprotected")
-    assert 0 < activity(pair)["exposed_bytes"] <= (WRITTEN_MIB + 1) * MIB
+    assert 0 < pair.activity()["exposed_bytes"] <= (WRITTEN_MIB + 1) * MIB
     stale = pair.disk.read_bytes()
     pair.start_backup()
     pair.wait_state("protected")
     assert pair.disk.read_bytes() == stale, "nobody wrote"
-    assert 0 < compared_bytes(pair) <= (WRITTEN_MIB + 1) * MIB
+    assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
     assert pair.group()["degraded_since_unix_ms"] is None
     pair.check_sites(oracle)
 
@@ -132,7 +122,7 @@ def test_a_clean_stop_while_it_is_unprotected_forgets_nothing(run):
     pair.start_backup()
     pair.start_daemon()
     pair.wait_state("protected")
-    assert 0 < compared_bytes(pair) <= (WRITTEN_MIB + 1) * MIB
+    assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
     pair.check_sites(oracle)
 
 
@@ -157,12 +147,12 @@ def test_more_than_the_map_holds_is_compared_as_a_whole(run):
     pair = Pair(run, Options(disk_mib=DISK_MIB, group=SERVES + slots))
     pair.start()
     oracle = Oracle(DISK_MIB * MIB)
-    wait_until("the map is all there is", lambda: activity(pair)["compares"] == "map", 60, [pair.daemon])
+    pair.wait_mapped()
     pair.kill(pair.daemon, pair.backup)
     pair.start_daemon()
     pair.wait_state("unprotected")
     load = write_some(pair, oracle, "wide", 2000)
-    assert activity(pair)["compares"] == "everything"
+    assert pair.activity()["compares"] == "everything"
     pair.kill(pair.daemon)
     load.vanish()
     oracle.server_died()
@@ -172,7 +162,7 @@ def test_more_than_the_map_holds_is_compared_as_a_whole(run):
     pair.start_backup()
     pair.wait_state("protected")
     load.finish()
-    assert compared_bytes(pair) == DISK_MIB * MIB
+    assert pair.compared_bytes() == DISK_MIB * MIB
     pair.check_sites(oracle)
 
 
@@ -188,7 +178,9 @@ def test_by_default_the_guest_waits(run):
     # Longer than the others wait for the backup.
     with pytest.raises(TimeoutError):
         guest.reply()
-    assert pair.group()["state"] == "waiting-for-backup"
+    group = pair.group()
+    assert group["state"] == "waiting-for-backup" and group["unprotected_for_ms"] is None
+    assert not writer_of(group)["backup_has_all"]
     assert pair.disk.read_bytes() == bytes(pair.options.disk_mib * MIB)
     guest.abort()
     guest.close()

@@ -141,12 +141,26 @@ def test_an_interface_that_is_not_there_while_its_disk_is_in_use_is_not_called_p
 
 
 def test_a_clean_stop_leaves_the_guest_silent(run):
-    """Everything is at the backup, and the group may be recovered there: the guest that lives on answers nobody."""
+    """Everything is at the backup, and the group may be recovered there: the guest that lives on answers nobody. Its
+    rules go when the backup knows, and then `recover` names the host."""
     rig, clients = answered_rig(run, Protection(lease_s=2, grace_s=3))
     clients.stop()
     rig.daemon.close_control()
     assert rig.daemon.process.stop() == 0
     assert "the rules stay" in rig.daemon.process.log.read_text()
     assert not guest_is_heard(rig)
+    with pytest.raises(RuntimeError, match="the backup does not know"):
+        remove_rules(rig, "--yes")
+    assert not guest_is_heard(rig)
+
+    rig.daemon.start()
+    rig.daemon.wait_state("protected", NEVER_MIND_S)
+    assert "No rule is removed yet" in remove_rules(rig)
+    rig.daemon.close_control()
+    assert rig.daemon.process.stop() == 0
     remove_rules(rig, "--yes")
     wait_until("the guest is heard", lambda: guest_is_heard(rig), NEVER_MIND_S)
+    recovery = Recovery(rig)
+    recovery.wait_recovered(NEVER_MIND_S)
+    said = "\n".join(recovery.lines)
+    assert "needs no lease to answer clients" in said, said

@@ -80,8 +80,9 @@ def test_short_interruptions_and_loss(run):
 
 
 def test_modes_are_switched_under_load(run):
-    """All three modes in turn, with writes in flight; in `sync` a write completes when the backup has it."""
-    pair = Pair(run)
+    """All three modes in turn, with writes in flight; in `sync` a write completes when the backup has it. Protection
+    begins again though there is no moment at which the backup has all."""
+    pair = Pair(run, net=Net(run, rtt_ms=20))
     pair.start()
     oracle = Oracle(32 * MIB)
     load = pair.load(oracle, "modes")

@@ -77,11 +77,6 @@ def wait_comparing(pair: Pair) -> None:
     assert pair.group()["state"] == "resyncing"
 
 
-def compared_bytes(pair: Pair) -> int:
-    """What the last comparison has looked at."""
-    return int(pair.daemon.log.read_text().split("compared_bytes=")[-1].split()[0])
-
-
 def recovered(pair: Pair, run) -> bytes:
     """The primary site is gone; what the backup site has of the disk."""
     pair.kill(pair.daemon)
@@ -118,7 +113,7 @@ def test_guests_go_on_and_the_backup_gets_the_stream_and_then_the_rest(run):
     load.finish()
     assert load.errors == []
     pair.wait_state("protected")
-    assert 0 < compared_bytes(pair) <= (WRITTEN_MIB + 1) * MIB < DISK_MIB * MIB
+    assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB < DISK_MIB * MIB
     pair.check_sites(oracle)
     log = pair.daemon.log.read_text()
     log = log[log.index("OVERFLOWED") :]
@@ -138,9 +133,14 @@ def test_guests_go_on_and_the_backup_gets_the_stream_and_then_the_rest(run):
     oracle.server_died()
     net.wan.mend()
     pair.start_daemon()
-    assert "going on with the backlog on disk" in pair.daemon.log.read_text()
+    wait_logged(pair, "going on with the backlog on disk")
     pair.check_sites(oracle)
     assert "purpose=Compare" not in pair.daemon.log.read_text()
+
+
+def wait_logged(pair: Pair, text: str) -> None:
+    """The backup's answer decides it."""
+    wait_until(text, lambda: text in pair.daemon.log.read_text(), LONG_S, [pair.daemon])
 
 
 @pytest.mark.parametrize("when", ["cut", "arriving", "comparing"])
@@ -162,10 +162,10 @@ def test_killed_while_it_is_overflowed(run, when: str):
     stale = pair.disk.read_bytes()
     net.wan.set(rate_bytes_per_s=0, cut=False)
     pair.start_daemon()
-    assert "the backlog on disk is not gone on with" in pair.daemon.log.read_text()
+    wait_logged(pair, "the backlog on disk is not gone on with")
     pair.wait_state("protected")
     assert pair.disk.read_bytes() == stale, "nobody wrote"
-    assert 0 < compared_bytes(pair) <= (WRITTEN_MIB + 1) * MIB
+    assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
     pair.check_sites(oracle)
 
 
@@ -246,7 +246,7 @@ def test_a_clean_stop_while_it_is_overflowed_forgets_nothing(run):
     assert "clean=false" in pair.daemon.log.read_text()
     pair.start_daemon()
     pair.wait_state("protected")
-    assert 0 < compared_bytes(pair) <= (WRITTEN_MIB + 1) * MIB
+    assert 0 < pair.compared_bytes() <= (WRITTEN_MIB + 1) * MIB
     pair.check_sites(oracle)
 
 

@@ -115,3 +115,27 @@ def test_after_a_recovery_the_disk_holds_what_is_there_and_nothing_else(tmp_path
     assert oracle.violations(recovered)
     assert not oracle.violations_of_prefix(recovered)
     assert not oracle.violations(image(tmp_path / "after", kept.version, after.version))
+
+
+def test_a_disk_that_was_restored_holds_the_older_content(tmp_path):
+    """Later writes are gone, and a recovery may bring back either time."""
+    oracle = Oracle(2 * BLOCK)
+    image = tmp_path / "image"
+    first = oracle.issue(range(2), zero=False)
+    oracle.complete(first)
+    older = b"".join(block_data(first.version, block) for block in range(2))
+    second = oracle.issue(range(1), zero=False)
+    oracle.complete(second)
+    newer = block_data(second.version, 0) + older[BLOCK:]
+    oracle.restored(older)
+    image.write_bytes(newer)
+    assert oracle.violations(image) and not oracle.violations_of_prefix(image)
+    assert oracle.violations_of_prefix(image, at_least=oracle.position())
+    image.write_bytes(older)
+    assert not oracle.violations(image) and not oracle.violations_of_prefix(image, at_least=oracle.position())
+    third = oracle.issue(range(1, 2), zero=False)
+    oracle.complete(third)
+    image.write_bytes(newer[:BLOCK] + block_data(third.version, 1))
+    assert oracle.violations_of_prefix(image), "of both times"
+    image.write_bytes(older[:BLOCK] + block_data(third.version, 1))
+    assert not oracle.violations(image) and not oracle.violations_of_prefix(image)

@@ -24,36 +24,36 @@ def test_a_chart_of_nothing_says_so():
     assert "nothing was measured" in line_chart("empty", "x", "y", [])
 
 
-def test_the_secondary_has_the_rows_whose_writes_it_holds():
+def test_rows_at_the_primary_are_in_proportion_to_writes():
     views = Views()
-    views.add(1.0, pending=10, committed=0)
-    views.add(2.0, pending=30, committed=10)
+    views.add(1.0, pending=10)
+    views.add(2.0, pending=30)
     views.add_rows(4, pending=30)
-    views.add(3.0, pending=50, committed=40)
+    views.add(3.0, pending=40)
+    views.add(4.0, pending=50)
     views.add_rows(8, pending=50)
-    views.add(4.0, pending=55, committed=50)
-    assert views.secondary_rows() == [0, 0, 6, 8]
-    assert views.primary_rows() == [0, 4, 8, 8]
+    views.add(5.0, pending=55)
+    assert views.primary_rows() == [0, 4, 6, 8, 8]
 
 
 def test_counts_from_before_a_daemon_that_counts_anew_are_forgotten():
     views = Views()
-    views.add(1.0, pending=100, committed=90)
+    views.add(1.0, pending=100)
     views.add_rows(7, pending=100)
-    views.add(2.0, pending=3, committed=0)
+    views.add(2.0, pending=3)
     assert (views.times, views.said) == ([2.0], [])
 
 
 def test_the_views_chart_ends_at_the_disaster(tmp_path):
     views = Views()
     for tenth in range(100):
-        views.add(tenth / 10, tenth * 100, tenth * 100)
+        views.add(tenth / 10, tenth * 100)
         views.add_rows(tenth * 10, tenth * 100)
     path = tmp_path / "ledger"
     path.write_text("".join(f"{n}.2 sent 1 {n}\n{n}.5 ok 1 {n}\n" for n in range(1, 9)))
-    svg = views.chart("views", Ledger(path).follow(), disaster_at=7.0)
+    svg = views.chart("views", Ledger(path).follow(), [5.9, 6.5, 6.9, 7.3], disaster_at=7.0)
     ElementTree.fromstring(svg)
-    assert "disaster" in svg
+    assert "disaster" in svg and "secondary: rows durable" in svg
 
 
 def test_the_answers_chart_shows_every_second_and_event(tmp_path):

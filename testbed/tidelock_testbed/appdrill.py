@@ -9,9 +9,11 @@ import random
 import time
 
 from .applications import ONE_ASIDE, THREE_TIER, TWO_WRITERS, Application
+from .backupwatch import BackupWatch
 from .clients import NEWEST
 from .drilling import CLIENTS, CONFIRMED_MIN, NEVER_MIND_S, Drill, Knobs, ProvesNothing
 from .fleet import Fleet, FleetRecovery, Shape
+from .guest import Guest
 from .hostdaemon import Protection
 from .invariants import Rows, examine, told_and_missing
 from .ledger import Ledger, Row
@@ -77,6 +79,7 @@ class AppDrill(Drill):
         """Both sites up, all guests booted, the initial copies made."""
         fleet = self.rig
         fleet.backup.start()
+        self.watch = BackupWatch(self.run, fleet.backup)
         fleet.plug_in()
         began = time.monotonic()
         for daemon in fleet.daemons:
@@ -182,6 +185,7 @@ class AppDrill(Drill):
         missing = told_and_missing(self.application, databases, pages, self.gone_at)
         self.entry.told_by_pages = sum(at < self.gone_at for at in pages.told.values())
         self.entry.told_by_pages_lost = len(missing)
+        self.measure_rows(ledger, pages)
         self.measure(ledger)
         entry, tiers = self.entry, self.entry.tiers
         seen = [header for guest in self.rig.guests.values() for header in guest.options_seen]
@@ -201,6 +205,19 @@ class AppDrill(Drill):
     def databases(self) -> list[str]:
         """The guests that have one."""
         return self.application.databases
+
+    def recovered_databases(self) -> dict[str, tuple[Guest, str, str]]:
+        """The application's, of guests with a protected disk: the ledger is of its requests alone."""
+        own = [name for name in self.rig.writers() if name in self.databases]
+        return {name: (self.recovery.guests[name], self.rig.group_of(name), name) for name in own}
+
+    def told(self, database: str, asked: Ledger, pages: Ledger | None) -> dict[Row, float]:
+        """By the answer to the request, or by a page that tells of the row."""
+        told = dict(asked.confirmed)
+        for (number, row), at in pages.told.items():
+            if self.application.tells[number] == database and at < self.gone_at:
+                told[row] = min(at, told.get(row, at))
+        return told
 
     def compare_all(self, ledger: Ledger, databases: dict[str, Rows]) -> None:
         """Rows that were asked for before the disaster are what it is about; what they depend on may be any row."""
@@ -239,7 +256,12 @@ class AppDrill(Drill):
     def draw(self, ledger: Ledger) -> list[str]:
         """Each database has views of its own, as in PipeCloud's figure 16."""
         charts = [
-            views.chart(f"Rows of {name} as each side sees them, before the disaster", ledger, self.disaster_at)
+            views.chart(
+                f"Rows of {name} as each side sees them, before the disaster",
+                ledger,
+                self.durable_at(name),
+                self.disaster_at,
+            )
             for name, views in self.sampler.views.items()
         ]
         return [*charts, answers_chart("Rows confirmed to clients, each second", ledger, self.disaster_at, self.events)]

@@ -39,11 +39,12 @@ class BackupServer:
         self.exports = sockets / "exports"
         self.control_socket = sockets / "backup.sock"
         self.config = directory / "backup.toml"
+        self.data = directory / "data"
         lines = [
             "[server]",
             'name = "backup-a"',
             f'listen = "0.0.0.0:{BACKUP_PORT}"',
-            f'data_dir = "{directory / "data"}"',
+            f'data_dir = "{self.data}"',
             f'control = "{self.control_socket}"',
             f'exports_dir = "{self.exports}"',
             tls.toml(),
@@ -89,7 +90,9 @@ class BackupServer:
     ) -> Process:
         """Begins a recovery: the process of the command, which is over when it says so."""
         # The last of the options may be QEMU's.
-        words = [*self._command("recover", group), *options]
+        # A drill knows that the primary is dead, even where the backup has heard it a moment ago.
+        knows = ["--although-connected"] if "--primary-is-dead" in options else []
+        words = [*self._command("recover", group), *knows, *options]
         return Process(self.run, name, words, self.netns, on_line=on_line)
 
     def seed(self, disks: dict[str, Path], group: str = GROUP, member: str = MEMBER) -> None:

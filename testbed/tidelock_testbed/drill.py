@@ -67,7 +67,7 @@ def main(words: list[str] | None = None) -> int:
     if options.runs > 1:
         print(overview(report.entries), flush=True)
     lost = sum(entry.lost for entry in report.entries if entry.passed)
-    losses = f", with {lost} rows lost, as {options.mode} allows" if lost else ""
+    losses = f", with {lost} rows lost, which their promise allows" if lost else ""
     say(f"{passed} of {options.runs} passed{losses}: see {report.html}; each run's own file is in {report.kept}")
     if options.tagging == "on":
         return 0 if passed == options.runs else 1

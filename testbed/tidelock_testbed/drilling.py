@@ -15,7 +15,11 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from .hostdaemon import Protection, writer_of
+from . import wal
+from .backupwatch import BackupWatch
+from .durability import Durability, MeasuredRow, measure, rowstore_seqs, told_first
+from .guest import Guest
+from .hostdaemon import GROUP, MEMBER, Protection, writer_of
 from .ledger import Ledger, Row, compare
 from .process import Process, wait_until
 from .progress import say
@@ -24,7 +28,7 @@ from .run import Run
 from .sampler import Sampler
 from .views import answers_chart
 from .wan import Wan
-from .workload import Clients, rows_in
+from .workload import Clients, rows_in, transactions_in
 
 CLIENTS = 8
 WORST_MOMENT_S = 2
@@ -43,6 +47,10 @@ PROMISES = {
     "pipelined": "nothing that a client was told is lost",
     "async": "what is there is a prefix of what was done; what clients lost is counted",
 }
+
+
+NOT_IN_DATABASE = "the recovered database lacks them, or no record of the journal has them"
+"""Why a row of a PostgreSQL was not measured."""
 
 
 class ProvesNothing(RuntimeError):
@@ -117,6 +125,10 @@ class Entry:
     cut: dict[str, int] | None = None
     """The cut that was recovered: a count of writes for each writer."""
     left_out: list[str] = field(default_factory=list)
+    durability: dict[str, dict] = field(default_factory=dict)
+    """For each database, what was measured of when the backup had each row and when a client was told of it."""
+    samples_ms: dict[str, float] = field(default_factory=dict)
+    """How far apart the moments are between which the backup was seen to get a row."""
     checks: list[dict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
@@ -150,6 +162,9 @@ class Drill:
         self.charts: list[str] = []
         self.events: list[tuple[float, str]] = []
         self.sampler: Sampler | None = None
+        self.watch: BackupWatch | None = None
+        self.durability: dict[str, Durability] = {}
+        """Of each protected database."""
         self.ledger: Ledger | None = None
         self.disaster_at = self.gone_at = self.load_from = self.load_to = 0.0
         protection = Protection(
@@ -195,6 +210,7 @@ class Drill:
         """Starts everything but the clients; returns when the daemon was started."""
         rig = self.rig
         rig.backup.start()
+        self.watch = BackupWatch(self.run, rig.backup)
         say("backup: tidelock-backup runs, without privileges")
         began = time.monotonic()
         rig.daemon.start()
@@ -405,6 +421,7 @@ class Drill:
         say("clients: stopped; reading every row of the recovered database")
         rows = rows_in(self.rig.net, self.recovery.guest)
         self.compare(ledger, rows)
+        self.measure_rows(ledger)
         self.measure(ledger)
         entry = self.entry
         self.check("no row is there that nobody sent", entry.foreign == 0)
@@ -435,6 +452,55 @@ class Drill:
         if entry.confirmed < CONFIRMED_MIN:
             raise ProvesNothing(f"only {entry.confirmed} rows were confirmed before the disaster: this proves nothing")
 
+    def measure_rows(self, ledger: Ledger, pages: Ledger | None = None) -> None:
+        """For each row, in each protected database, when the backup had it and when a client was told of it."""
+        self.watch.stop()
+        asked = ledger.sent_before(self.gone_at)
+        for group in sorted({group for _, group, _ in self.recovered_databases().values()}):
+            writes = self.watch.writes(group)
+            for name, (guest, of_group, member) in self.recovered_databases().items():
+                if of_group == group:
+                    seqs = self.seqs(guest, writes.get(member, []))
+                    cuts = self.watch.cuts[group, member]
+                    not_found = NOT_IN_DATABASE if guest.database == "postgres" else Durability.not_found
+                    self.durability[name] = measure(asked, self.told(name, asked, pages), seqs, cuts, not_found)
+        self.entry.durability = {name: found.summary() for name, found in self.durability.items()}
+        self.entry.samples_ms = self.watch.interval_ms()
+        waited = [row for found in self.durability.values() for row in found.told(self.reply_waited)]
+        if free := sum(found["told_first"] for found in self.entry.durability.values()) - told_first(waited):
+            text = "rows were told before the backup had them at times when replies did not have to wait for it"
+            self.entry.notes.append(f"{free} {text}")
+        if self.knobs.mode != "async":
+            self.check_told(waited)
+
+    def check_told(self, rows: list[MeasuredRow]) -> None:
+        """Replies of these rows had to wait for the backup."""
+        was_measured = any(row.is_measured for row in rows)
+        text = "no client was told of a row before the backup had it"
+        self.check(text, was_measured and told_first(rows) == 0)
+
+    def reply_waited(self, at: float) -> bool:
+        """Whether a reply that a client got at this time must have waited for the backup."""
+        del at
+        return self.knobs.mode != "async"
+
+    def recovered_databases(self) -> dict[str, tuple[Guest, str, str]]:
+        """Each protected database: the guest that has it now, its group and its member."""
+        return {MEMBER: (self.recovery.guest, GROUP, MEMBER)}
+
+    def told(self, database: str, asked: Ledger, pages: Ledger | None) -> dict[Row, float]:
+        """When a client was told first that a database has a row."""
+        del database, pages
+        return asked.confirmed
+
+    def seqs(self, guest: Guest, writes: list[wal.Write]) -> dict[Row, int]:
+        """Which of the guest's writes makes each row durable."""
+        if guest.database != "postgres":
+            return rowstore_seqs(writes)
+        commits = wal.commits(writes, self.run.directory)
+        transactions = transactions_in(self.rig.net, guest)
+        return {row: commits[number] for row, number in transactions.items() if number in commits}
+
     def measure(self, ledger: Ledger) -> None:
         """Figures of the time under load."""
         entry, top = self.entry, self.sampler.extremes
@@ -456,10 +522,15 @@ class Drill:
 
     def draw(self, ledger: Ledger) -> list[str]:
         """The report's charts."""
+        title = "Rows as each side sees them, before the disaster"
         return [
-            self.sampler.views.chart("Rows as each side sees them, before the disaster", ledger, self.disaster_at),
+            self.sampler.views.chart(title, ledger, self.durable_at(MEMBER), self.disaster_at),
             answers_chart("Rows confirmed to clients, each second", ledger, self.disaster_at, self.events),
         ]
+
+    def durable_at(self, database: str) -> list[float]:
+        """When the backup had each row of a database, ascending."""
+        return self.durability[database].durable_at if database in self.durability else []
 
     def event(self, name: str, at: float | None = None) -> float:
         """Notes a moment for the charts; now, unless another is given. Returns it."""

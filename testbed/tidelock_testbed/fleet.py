@@ -21,7 +21,8 @@ from pathlib import Path
 
 from .applications import Application
 from .backupserver import BackupServer
-from .guest import READY_S, Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
+from .bootfile import link_boot_files, write_machines
+from .guest import READY_S, Guest, ProcessGuest, VmGuest, accelerator, kernel_options
 from .hostdaemon import Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
 from .net import GuestNet, Net, Site
@@ -92,11 +93,11 @@ class Fleet:
         run.remove_at_close(f"{PINS}/*{self.name}*")
         self.site_returns = False
         """Whether a disaster leaves the hosts' files, for when the site is there again."""
-        self.boot_dir = backup_dir / "data" / "boot"
-        """Where the backup site keeps what machine descriptions name."""
         if self.image:
-            self.link_boot_files(self.boot_dir)
+            there = link_boot_files(backup_dir / "data", self.image)
         self.groups = self._make_groups()
+        if self.image:
+            self.write_machines(backup_dir, there)
         spread = {} if len(self.directories) == 1 else {group.name: list(HOSTS) for group in self.groups}
         self.backup = BackupServer(run, self.net.backup.netns, backup_dir, backup_tls, spread, window)
         self.daemons = [
@@ -135,11 +136,14 @@ class Fleet:
         keys |= {} if self.shape.tagging else TAGGING_OFF
         return [Group(self.name, members, self.protection, keys)]
 
-    def link_boot_files(self, directory: Path) -> None:
-        """What machine descriptions name is at a site."""
-        directory.mkdir(parents=True)
-        for file in (self.image.kernel, self.image.initrd, self.image.root):
-            (directory / file.name).symlink_to(file)
+    def write_machines(self, backup: Path, there: GuestImage) -> None:
+        """Says at a backup site how each guest's kernel starts."""
+        members = [(group.name, member.name) for group in self.groups for member in group.members]
+        options = {
+            (group, name): kernel_options(self.nets[name], web=self.guests[name].web, capture=True)
+            for group, name in members
+        }
+        write_machines(backup, there, options)
 
     def _describe_machine(self, directory: Path, name: str) -> Path:
         """Writes what the backup is to boot in a guest's place."""
@@ -147,13 +151,6 @@ class Fleet:
         description = {
             "memory_mib": MEMORY_MIB,
             "networks": [{"name": NETWORK, "mac": net.mac}],
-            "kernel": self.image.kernel.name,
-            "initrd": self.image.initrd.name,
-            "append": kernel_options(net, web=self.guests[name].web, capture=True),
-            "extra_arguments": [
-                *("-display", "none", "-serial", "stdio", "-no-reboot"),
-                *root_disk(GuestImage(self.boot_dir)),
-            ],
         }
         path = directory / f"{name}.machine.json"
         path.write_text(json.dumps(description, indent=2))
@@ -316,7 +313,7 @@ class FleetRecovery:
     def _boot_options(self, booted: dict[str, VmGuest]) -> list[str]:
         if not booted:
             return []
-        options = ["--boot", "--accelerator", accelerator(self.fleet.image)[1]]
+        options = ["--boot", "--accept-machine", "--console", "--accelerator", accelerator(self.fleet.image)[1]]
         for name, guest in booted.items():
             options += ["--network", f"{name}.{NETWORK}=tap:{guest.net.interface}"]
         return [*options, *(["--", *self.qemu_options] if self.qemu_options else [])]

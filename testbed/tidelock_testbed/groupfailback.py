@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .appdrill import AppDrill, TwoWriters
 from .backupserver import BackupServer
+from .bootfile import link_boot_files
 from .drilling import CONFIRMED_MIN, NEVER_MIND_S, SERVED_AGAIN
 from .failback import stages_of
 from .fleet import DISK, Fleet, FleetRecovery
@@ -99,7 +100,8 @@ class GoesHome(AppDrill):
         self.home = BackupServer(self.run, net.primary.netns, self.home_dir, tls, window="1h", name="home")
         self.home.start()
         if self.rig.image:
-            self.rig.link_boot_files(self.home_dir / "data" / "boot")
+            there = link_boot_files(self.home_dir / "data", self.rig.image)
+            self.rig.write_machines(self.home_dir, there)
         self.home.seed_all(self.writers, self.rig.name)
         say("home: tidelock-backup runs, seeded with the old disks")
 

@@ -125,6 +125,7 @@ class Oops(Drill):
         entry.lost_after_recovery = len(later - rows)
         if entry.confirmed < CONFIRMED_MIN or len(later) < SERVED_AGAIN:
             raise RuntimeError(f"only {entry.confirmed} and {len(later)} rows were confirmed: this proves nothing")
+        self.measure_rows(ledger)
         self.measure(ledger)
         self.check("no row that was confirmed before the table was dropped is lost", entry.lost == 0)
         self.check("no row is there that nobody sent", entry.foreign == 0)

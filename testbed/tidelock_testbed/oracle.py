@@ -48,7 +48,7 @@ class Oracle:
         self._settled: dict[int, set[int]] = {}
         self._in_doubt: dict[int, set[int]] = {}
         self._version = 0
-        self._history: list[tuple[str, _Write | None]] = []
+        self._history: list[tuple[str, _Write | dict[int, int] | None]] = []
         self._base: dict[int, set[int]] = {}
         """What there was before all that; a block that is not named was zeroes."""
 
@@ -82,6 +82,16 @@ class Oracle:
         for block, versions in self._in_doubt.items():
             self._settled.setdefault(block, {ZEROES}).update(versions)
         self._in_doubt.clear()
+
+    def restored(self, content: bytes) -> None:
+        """Somebody has put an older content of the disk in its place."""
+        versions = (struct.unpack_from("<Q", content, block * BLOCK)[0] for block in range(self.blocks))
+        self._restore(dict(enumerate(versions)))
+
+    def _restore(self, versions: dict[int, int]) -> None:
+        self._history.append(("restored", versions))
+        self._in_doubt.clear()
+        self._settled = {block: {version} for block, version in versions.items()}
 
     def position(self) -> int:
         """How much was done so far."""
@@ -128,6 +138,8 @@ class Oracle:
                 writes[write.version] = then._issue(write.blocks, write.version)
             elif what == "complete":
                 then.complete(writes[write.version])
+            elif what == "restored":
+                then._restore(write)
             else:
                 then.server_died()
         # Zeroes do not say which write they are of: a later one may be there, too.

@@ -35,6 +35,8 @@ class Outage(Drill):
         "by itself over a slower link; then the primary site is gone"
     )
     modes = ("pipelined",)
+    held_again_at = float("inf")
+    """When the group was no longer degraded."""
     earliest_unix_s = float("inf")
     """Since when clients may have seen what is not there, as the recovery said."""
 
@@ -107,7 +109,7 @@ class Outage(Drill):
         rig.net.wan.set(cut=False, rate_bytes_per_s=rate)
         say(f"the WAN is back with {rate / 1e6:.1f} MB/s; the guest writes {self.bytes_per_s / 1e6:.1f} MB/s")
         rig.daemon.wait_state(self.settled, NEVER_MIND_S, [rig.guest.process, rig.backup.process])
-        well_at = self.event("held again")
+        well_at = self.held_again_at = self.event("held again")
         group = rig.daemon.group()
         is_whole = group["degraded_since_unix_ms"] is None and group["unprotected_for_ms"] is None
         self.check("it came back to pipelined by itself", group["mode"] == "pipelined" and is_whole)
@@ -119,6 +121,10 @@ class Outage(Drill):
         self.entry.notes.append(f"{text}, {well_at - healed_at:.1f} s after the WAN was back")
         say(f"the group is {self.settled} again, {well_at - healed_at:.1f} s after the WAN was back")
         self.work(self.random.uniform(1, 3))
+
+    def reply_waited(self, at: float) -> bool:
+        """Not while the group was degraded."""
+        return at < self.since - CLOCKS_S or at > self.held_again_at + CLOCKS_S
 
     def recover(self, *options: str) -> None:
         """Recovery says what the policy may have let out: it cannot know that the host was not degraded."""

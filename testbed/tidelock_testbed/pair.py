@@ -9,6 +9,7 @@ import filecmp
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -173,7 +174,9 @@ class Pair:
 
     def backup_command(self, *words: object, timeout_s: float = 60) -> str:
         """Runs `tidelock-backup` and returns what it prints."""
-        argv = [self.backup_programs / "tidelock-backup", *words, "--config", self.backup_config]
+        # A test knows that the primary is dead, even where the backup has heard it a moment ago.
+        knows = ["--although-connected"] if "--primary-is-dead" in words else []
+        argv = [self.backup_programs / "tidelock-backup", *words, *knows, "--config", self.backup_config]
         argv = self._in_mounts(argv)
         netns = self.net.backup.netns if self.net else None
         return run_command(argv, f"run tidelock-backup {words[0]}", netns, timeout_s)
@@ -194,7 +197,9 @@ class Pair:
 
     def start_recovery(self, *options: str) -> Process:
         """`recover`, under way."""
-        words = [self.backup_programs / "tidelock-backup", "recover", GROUP, *options, "--config", self.backup_config]
+        knows = ["--although-connected"] if "--primary-is-dead" in options else []
+        words = [self.backup_programs / "tidelock-backup", "recover", GROUP, *knows, *options]
+        words += ["--config", self.backup_config]
         return Process(self.run, self._process_name("recover"), words, self.net.backup.netns if self.net else None)
 
     # The host daemon.
@@ -208,6 +213,21 @@ class Pair:
         self.daemon = Process(self.run, name, words, netns, env=self.daemon_environment)
         if wait:
             wait_until("tidelockd answers", self._daemon_runs, LONG_S, [self.daemon])
+
+    def start_clone(self, state: Path, content: bytes) -> Process:
+        """Starts a daemon beside it that takes itself for this host: on a copy of a state directory, and a disk with this
+        content."""
+        clone = self.directory / f"clone-{next(self._names)}"
+        shutil.copytree(state, clone / "state")
+        disk, config = clone / "disk.img", clone / "host.toml"
+        disk.write_bytes(content)
+        text = self.host_config.read_text()
+        for old, new in (self.runtime, self.sockets / clone.name), (self.state_dir, clone / "state"), (self.disk, disk):
+            text = text.replace(f'"{old}"', f'"{new}"')
+        config.write_text(text)
+        netns = self.net.primary.netns if self.net else None
+        words = [self.daemon_programs / "tidelockd", "--config", config]
+        return Process(self.run, self._process_name("clone-of-tidelockd"), words, netns)
 
     def _daemon_runs(self) -> bool:
         try:
@@ -260,6 +280,13 @@ class Pair:
         """A guest that writes."""
         return Load(self.socket, DISK, oracle, seed, depth)
 
+    def write(self, oracle: Oracle, seed: str, replies: int = 500) -> None:
+        """A guest writes until it has had so many replies, without an error."""
+        load = self.load(oracle, seed)
+        wait_until("writes are done", lambda: load.replies > replies or not load.alive(), LONG_S, [self.daemon])
+        load.finish()
+        assert load.errors == []
+
     def wait_settled(self) -> None:
         """Waits until the backup has everything, and nothing is being compared."""
 
@@ -272,6 +299,18 @@ class Pair:
             wait_until("the stream settles", settled, LONG_S, [self.daemon])
         except TimeoutError as error:
             raise TimeoutError(f"{error}\nthe group: {json.dumps(self.group(), indent=1)}") from None
+
+    def activity(self) -> dict:
+        """The activity log in the status."""
+        return writer_of(self.group())["activity"]
+
+    def wait_mapped(self) -> None:
+        """Waits until a crash would compare only what the activity log has."""
+        wait_until("the map is all there is", lambda: self.activity()["compares"] == "map", LONG_S, [self.daemon])
+
+    def compared_bytes(self) -> int:
+        """The bytes that the last comparison has looked at, from the daemon's log."""
+        return int(self.daemon.log.read_text().split("compared_bytes=")[-1].split()[0])
 
     def check_sites(self, *oracles: Oracle) -> None:
         """Both sites hold the same bytes, and these are bytes that the guest may find."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -13,6 +14,9 @@ from pathlib import Path
 
 from .netns import Netns
 from .run import Run, kill_group, start_time
+
+
+_MACHINE_RUNS = re.compile(r" runs as QEMU's process (\d+)")
 
 
 class Process:
@@ -47,6 +51,8 @@ class Process:
             )
         run.note(pid=self.popen.pid, start=start_time(self.popen.pid))
         run.on_close(f"end {name}", self.kill)
+        self._run = run
+        self._machines: list[tuple[int, int]] = []
         self._reader = None
         if on_line:
             self._reader = threading.Thread(target=self._read, args=(on_line,), daemon=True, name=name)
@@ -58,7 +64,9 @@ class Process:
                 at = time.monotonic()
                 log.write(f"{at:.4f} ".encode() + line)
                 log.flush()
-                on_line(at, line.decode(errors="replace").rstrip())
+                text = line.decode(errors="replace").rstrip()
+                self._hear_machine(text)
+                on_line(at, text)
 
     @property
     def pid(self) -> int:
@@ -76,10 +84,25 @@ class Process:
         if number == signal.SIGSTOP:
             wait_until("each thread has stopped", lambda: has_stopped(self.pid), 30, [self])
 
-    def kill(self) -> None:
-        """Ends it and what it started with SIGKILL, and waits until it is gone."""
+    def _hear_machine(self, line: str) -> None:
+        """A VM that a backup server runs on this command's behalf lives and dies with it here."""
+        found = _MACHINE_RUNS.search(line)
+        started = start_time(int(found[1])) if found else None
+        if started is not None:
+            self._machines.append((int(found[1]), started))
+            self._run.note(pid=int(found[1]), start=started)
+
+    def kill_now(self) -> None:
+        """Sends SIGKILL to it and to what it started, and does not wait."""
+        for pid, started in self._machines:
+            if start_time(pid) == started:
+                kill_group(pid)
         if self.alive():
             kill_group(self.pid)
+
+    def kill(self) -> None:
+        """Ends it and what it started with SIGKILL, and waits until it is gone."""
+        self.kill_now()
         self.popen.wait()
         self._end_reader()
 
@@ -110,8 +133,7 @@ class Process:
 def kill_at_once(processes: list[Process]) -> None:
     """Sends SIGKILL to all of them before it waits for any: a power cut, not a shutdown."""
     for process in processes:
-        if process.alive():
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill_now()
     for process in processes:
         process.kill()
 

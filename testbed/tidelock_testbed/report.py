@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 from .drilling import Drill, Entry
+from .durability import write_rows
 
 PHASES = {
     "decide": "decide (0: the drill knew)",
@@ -36,7 +37,7 @@ svg { display: block; margin: 1.5em 0; max-width: 100% } pre { background: #f6f6
 class Report:
     """Written anew after each run, so that a run that is stopped does not take the earlier ones with it.
 
-    Each run also has a file of its own in `kept`, which no later drill removes.
+    Each run also has files of its own in `kept`, which no later drill removes: its entry, and a table of its rows.
     """
 
     html: Path
@@ -58,6 +59,8 @@ class Report:
         entry = drill.entry
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{entry.scenario}-{entry.mode}-seed{entry.seed}"
         (self.kept / f"{name}.json").write_text(json.dumps(asdict(entry), indent=2) + "\n")
+        if drill.durability:
+            write_rows(self.kept / f"{name}-rows.csv", drill.durability)
         self.json.write_text(json.dumps([asdict(entry) for entry in self.entries], indent=2) + "\n")
         self.html.write_text(self._page())
 
@@ -125,12 +128,17 @@ def _figures(entry: Entry) -> list[tuple[str, str]]:
         ("recovered rows", f"{entry.recovered}"),
         ("lost rows (confirmed, not recovered)", f"{entry.lost}"),
         ("recovered rows that no client was told of", f"{entry.recovered_unconfirmed}"),
-        *([("rows given up: confirmed after the point in time", f"{entry.given_up}")] if entry.given_up is not None else []),
+        *(
+            [("rows given up: confirmed after the point in time", f"{entry.given_up}")]
+            if entry.given_up is not None
+            else []
+        ),
         *_tier_figures(entry),
         ("RPO: age of the oldest confirmed row that was lost", _ms(entry.rpo_ms)),
     ]
     if entry.rto_ms:
         figures += [(f"RTO, {name}", _ms(entry.rto_ms[key])) for key, name in PHASES.items()]
+    figures += _durability_figures(entry)
     figures.append(("commits per second before the disaster", f"{entry.commits_per_s:g}"))
     if entry.reply_ms:
         times = ", ".join(f"{name} {value:.0f}" for name, value in entry.reply_ms.items())
@@ -145,6 +153,30 @@ def _figures(entry: Entry) -> list[tuple[str, str]]:
     if entry.disaster:
         figures.append(("disaster (rolling: ways to the backup were gone first)", entry.disaster))
     return figures
+
+
+def _durability_figures(entry: Entry) -> list[tuple[str, str]]:
+    """When clients were told of rows, after the backup had them."""
+    figures = []
+    for name, found in entry.durability.items():
+        counts = f"{found['told']}, {found['measured']}, {found['told_first']}"
+        figures.append((f"{name}: rows told, measured, told before durable", counts))
+        if "told_after_ms" in found:
+            times = ", ".join(f"{which} {value:.0f}" for which, value in found["told_after_ms"].items())
+            figures.append((f"{name}: told after the backup had the row, ms", times))
+    return figures
+
+
+def _unmeasured(entry: Entry) -> list[str]:
+    """Rows that clients were told of and for which nothing was measured."""
+    notes = []
+    for name, found in entry.durability.items():
+        for reason, count in found["not_measured"].items():
+            notes.append(f"{name}: {count} rows that clients were told of could not be measured: {reason}")
+        if count := found["in_one_sample"]:
+            text = "it is not known which was first"
+            notes.append(f"{name}: {count} rows were told and became durable between two samples: {text}")
+    return notes
 
 
 def _tier_figures(entry: Entry) -> list[tuple[str, str]]:
@@ -184,7 +216,7 @@ def _section(number: int, drill: Drill) -> str:
         f"<p>{escape(drill.about)}. {entry.rtt_ms:g} ms round trip ({entry.wan}), guest: {entry.guest}.</p>\n"
         f"<p>The promise: {escape(entry.promise)}. {_marked(entry)}</p>\n<ul>{checks}</ul>\n"
         + (f"<pre>{escape(entry.error)}</pre>\n" if entry.error else "")
-        + "".join(f"<p>{escape(note)}</p>\n" for note in entry.notes + _cut(entry))
+        + "".join(f"<p>{escape(note)}</p>\n" for note in entry.notes + _cut(entry) + _unmeasured(entry))
         + f"<table>{figures}</table>\n"
         + "\n".join(drill.charts)
         + _origin(entry)
@@ -204,12 +236,16 @@ def _origin(entry: Entry) -> str:
 
 
 METHOD = (
-    "Measured: rows at the client (the clients' ledger); rows at the primary about every 50 ms "
-    "(what the database says on the guest's console, where nothing is held), each with the daemon's count of "
-    "writes (P) at that moment. Derived: rows at the primary in between, in proportion to P; rows at the "
-    "secondary, which cannot be asked while it is one, in the same way from the count of writes that the backup "
-    "holds durably (C). P and C are sampled every 5 ms, or 10 ms with several guests, so the secondary can be shown "
-    "late by that much."
+    "Rows at the client are those of the clients' ledger. Rows at the primary are what the database says on the "
+    "guest's console, where nothing is held, about every 50 ms; in between they are drawn in proportion to the "
+    "daemon's count of writes (P). Rows at the secondary are measured one by one. The backup's journal has every "
+    "write of the guest, with its number. A row is durable with the first write after which the database would find "
+    "it if the guest crashed then: for PostgreSQL the write that completes its commit record and the log before that, "
+    "for the row store the write that completes its block and the blocks before that. The backup server is asked "
+    "every few milliseconds for its cut, which is what a recovery would take. A row is shown as durable from the "
+    "first answer on whose cut has its write: late by one interval between samples at most. A client counts as told "
+    "before the row was durable if the server was asked after that and answered with a cut that did not have the "
+    "row's write."
 )
 METHOD_SEVERAL = (
     "A row is recovered if every database has it, and lost if a client was told of it and one database lacks it. "
@@ -224,7 +260,7 @@ def summary(entry: Entry) -> str:
         return "\n".join(["", *_checks(entry), f"  {last}", ""])
     lines = [f"  {name:<58}{value:>14}" for name, value in _figures(entry)]
     lines += _checks(entry)
-    lines += [f"  note    {note}" for note in entry.notes + _cut(entry)]
+    lines += [f"  note    {note}" for note in entry.notes + _cut(entry) + _unmeasured(entry)]
     return "\n".join(["", *lines, f"  {_verdict(entry)}. The promise: {entry.promise}", ""])
 
 

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from .backupserver import BackupServer
-from .guest import READY_S, Guest, ProcessGuest, VmGuest, accelerator, kernel_options, root_disk
+from .bootfile import link_boot_files, write_machines
+from .guest import READY_S, Guest, ProcessGuest, VmGuest, accelerator, kernel_options
 from .hostdaemon import GROUP, HOST, MEMBER, Group, HostDaemon, Member, Protection
 from .image import GuestImage, guest_image
 from .net import GuestNet, Net, Site
@@ -96,22 +97,13 @@ class Rig:
         return paths
 
     def describe_machine(self, backup: Path, directory: Path) -> Path:
-        """Writes what a backup server is to boot, and puts what it names there: kernel, initramfs and root disk."""
-        boot = backup / "data" / "boot"
-        boot.mkdir(parents=True)
-        for file in (self.image.kernel, self.image.initrd, self.image.root):
-            (boot / file.name).symlink_to(file)
+        """Writes what a backup server is to boot, and puts kernel, initramfs and root disk at its site."""
+        there = link_boot_files(backup / "data", self.image)
+        write_machines(backup, there, {(GROUP, MEMBER): kernel_options(self.guest_net)})
         description = {
             "memory_mib": MEMORY_MIB,
             "disks": [{"name": name} for name in self.disks],
             "networks": [{"name": "lan", "mac": self.guest_net.mac}],
-            "kernel": self.image.kernel.name,
-            "initrd": self.image.initrd.name,
-            "append": kernel_options(self.guest_net),
-            "extra_arguments": [
-                *("-display", "none", "-serial", "stdio", "-no-reboot"),
-                *root_disk(GuestImage(boot)),
-            ],
         }
         path = directory / "machine.json"
         path.write_text(json.dumps(description, indent=2))
@@ -169,7 +161,7 @@ class Recovery:
         if rig.image:
             self.site.add_tap(rig.guest_net)
             options = (
-                "--boot",
+                *("--boot", "--accept-machine", "--console"),
                 *("--network", f"lan=tap:{rig.guest_net.interface}"),
                 *("--accelerator", rig.accelerator[1]),
                 *options,

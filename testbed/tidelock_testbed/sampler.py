@@ -87,7 +87,7 @@ class Sampler:
         if not self.states or self.states[-1][1] != group["state"]:
             self.states.append((at, group["state"]))
         writer, gate = writer_of(group), gate_of(group)
-        self.views.add(at, writer["pending"], writer["committed"])
+        self.views.add(at, writer["pending"])
         self.extremes.take(writer, gate)
 
 
@@ -140,7 +140,7 @@ class FleetSampler:
             for gate in gates or [None]:
                 self.extremes.take(writer, gate)
             if writer and name in self.views:
-                self.views[name].add(at, writer["pending"], writer["committed"])
+                self.views[name].add(at, writer["pending"])
 
     def _take_rows(self, name: str, asker: _Asker, rows: int) -> None:
         members = [member for group in asker.groups() for member in group["members"] if member["name"] == name]

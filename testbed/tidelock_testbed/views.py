@@ -1,9 +1,8 @@
 """The three views over time, as in PipeCloud's figure 15: rows at the primary, at the secondary, at the client.
 
 The client's view is the ledger. The primary's is what the database itself says on the guest's console, where nothing
-is held. The secondary cannot be asked while it is one, so its view is derived: the daemon says how many writes there
-are (P) and how many the backup holds durably (C), and each time that the database says how many rows it has, P is
-asked for at once. That gives rows as a function of writes; the rows of the secondary are that function of C.
+is held; between two times at which it says so, rows are in proportion to the daemon's count of writes (P). The
+secondary's is measured for each row (`durability.py`).
 """
 
 from __future__ import annotations
@@ -23,24 +22,22 @@ class Views:
 
     times: list[float] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
-    committed: list[int] = field(default_factory=list)
     said: list[tuple[int, int]] = field(default_factory=list)
     """(P, rows): the database had said that it has so many rows just before there were so many writes."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, at: float, pending: int, committed: int) -> None:
-        """Adds a sample of the daemon's counts.
+    def add(self, at: float, pending: int) -> None:
+        """Adds a sample of the daemon's count.
 
         A daemon that counts anew, after it was killed, ends the usefulness of older samples.
         """
         with self._lock:
             if self.pending and pending < self.pending[-1]:
-                for samples in (self.times, self.pending, self.committed, self.said):
+                for samples in (self.times, self.pending, self.said):
                     samples.clear()
             self.times.append(at)
             self.pending.append(pending)
-            self.committed.append(committed)
 
     def add_rows(self, rows: int, pending: int) -> None:
         """Adds what the database said, and P as asked for after that."""
@@ -64,12 +61,13 @@ class Views:
         """For each sample, rows at the primary."""
         return [self.rows_after(writes) for writes in self.pending]
 
-    def secondary_rows(self) -> list[float]:
-        """For each sample, rows whose writes are all durable at the backup."""
-        return [self.rows_after(writes) for writes in self.committed]
+    def chart(
+        self, title: str, ledger: Ledger, durable_at: list[float], disaster_at: float, window_s: float = 1.0
+    ) -> str:
+        """The last moments before the disaster, as an `<svg>`; times are relative to it.
 
-    def chart(self, title: str, ledger: Ledger, disaster_at: float, window_s: float = 1.0) -> str:
-        """The last moments before the disaster, as an `<svg>`; times are relative to it."""
+        `durable_at` has for each row when the backup had it, ascending.
+        """
 
         def line(name: str, times: list[float], values: list[float]) -> Series:
             points = [
@@ -82,7 +80,7 @@ class Views:
         confirmed = sorted(ledger.confirmed.values())
         series = [
             line("primary: rows committed", self.times, self.primary_rows()),
-            line("secondary: rows durable", self.times, self.secondary_rows()),
+            line("secondary: rows durable", durable_at, list(range(1, len(durable_at) + 1))),
             line("client: rows confirmed", confirmed, list(range(1, len(confirmed) + 1))),
         ]
         return line_chart(title, "ms before the disaster", "rows", series, [Marker(0, "disaster")], from_zero=False)

@@ -61,16 +61,21 @@ def rows_in(net: Net, guest: Guest) -> set[Row]:
 
 def references_in(net: Net, guest: Guest) -> dict[Row, Row | None]:
     """Every row that the guest's database has, asked for from the clients' namespace, with the row it refers to."""
-    text = run_command(
-        [sys.executable, Path(__file__).with_name("dump.py"), guest.database, guest.net.ip4, guest.database_port],
-        "read the guest's rows",
-        net.clients,
-        timeout_s=120,
-    )
     found: dict[Row, Row | None] = {}
-    for line in text.splitlines():
+    for line in _dump(net, guest, guest.database):
         client, n, *refers = map(int, line.split())
         if (client, n) in found:
             raise RuntimeError("the guest has a row twice")
         found[client, n] = tuple(refers) or None
     return found
+
+
+def transactions_in(net: Net, guest: Guest) -> dict[Row, int]:
+    """Which transaction wrote each row that the guest's PostgreSQL has."""
+    rows = (map(int, line.split()) for line in _dump(net, guest, "transactions"))
+    return {(client, n): transaction for client, n, transaction in rows}
+
+
+def _dump(net: Net, guest: Guest, what: str) -> list[str]:
+    program = [sys.executable, Path(__file__).with_name("dump.py"), what, guest.net.ip4, guest.database_port]
+    return run_command(program, "read the guest's rows", net.clients, timeout_s=120).splitlines()

@@ -35,6 +35,9 @@ def settings(chance: random.Random, mode: str) -> str:
     elif dice < 0.65 and mode != "sync":  # where a guest waits with each write
         at_limit = chance.choice(["map", "map", "wait"])
         keys += f'backlog_on_disk = {{ size = "{ON_DISK_MIB}MiB", at_limit = "{at_limit}" }}\n'
+    if chance.random() < 0.5:
+        # Extents come and go in a map that is smaller than the disk; by default it would have all of this one.
+        keys += 'activity_log = { extent = "64KiB", slots = 64 }\n'
     return keys
 
 
@@ -97,7 +100,7 @@ class DiskRound(TorturedDisk):
         self.trouble.look()
         self.is_over = True
         pair.daemon.kill()
-        self._daemon_is_gone()
+        self.daemon_is_gone()
         self.trouble.heal()
         self.look_at_the_backup()
         image = self.recover("--primary-is-dead")

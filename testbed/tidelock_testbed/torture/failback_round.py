@@ -126,7 +126,7 @@ class FailbackRound(TorturedDisk):
         self.trouble.look()
         self.is_over = True
         self.pair.daemon.kill()
-        self._daemon_is_gone()
+        self.daemon_is_gone()
         self.trouble.heal()
         image = self.recover("--primary-is-dead")
         self.old = self.pair

@@ -154,6 +154,10 @@ class Troublemaker:
         """Whether no fault is under way."""
         return not self._under_way
 
+    def has_under_way(self, subject: str) -> bool:
+        """Whether a fault is under way that has to do with it."""
+        return any(subject in this.fault.subjects for this in self._under_way)
+
     def episode(self, longest_s: float, meanwhile: Callable[[float], None] = time.sleep) -> None:
         """Some faults begin, things go on for a while, the faults end in any order."""
         for _ in range(self.chance.choice([1, 1, 2])):

@@ -113,6 +113,12 @@ class Marks:
             if self.pins:
                 self.pair.backup_command("pin", GROUP, oldest.name, "--remove")
 
+    def forget_all(self) -> None:
+        """The backup may have none of them any more."""
+        for mark in self.known:
+            mark.content.unlink()
+        self.known.clear()
+
     def check_all(self) -> None:
         """Every point is what it was."""
         for mark in self.known:

@@ -26,6 +26,7 @@ from ..progress import say
 from ..run import Run
 from .faults import Switch, Troublemaker, Victim, World, inside, rises
 from .marks import NAME, Marks
+from .other_moment import OtherMoment
 from .verdict import Verdict
 
 DISK_MIB = 16
@@ -75,12 +76,14 @@ class TorturedDisk:
         self.durable = 0
         self.is_over = False
         """The primary site is gone: its daemon is not started again."""
+        self.may_end = False
+        """The daemon may end by itself, and is started again as systemd would: the backup has less than it was told."""
         self.trouble = Troublemaker(self._world(), self.chance)
         self.trouble.counts, self.trouble.bites = self.verdict.faults, self.verdict.bites
 
     def _world(self) -> World:
         pair = self.pair
-        daemon = Victim("daemon", lambda: pair.daemon, self._start_daemon, self._daemon_is_gone)
+        daemon = Victim("daemon", lambda: pair.daemon, self.start_daemon, self.daemon_is_gone)
         backup = Victim("backup", lambda: pair.backup, pair.start_backup)
         in_daemon = FaultShim(self.run, f"daemon of {pair.name}")
         in_backup = FaultShim(self.run, f"backup of {pair.name}", has_disk=True)
@@ -89,6 +92,8 @@ class TorturedDisk:
         switches |= inside("the backup", in_backup, self.chance, has_disk=True)
         switches["kill -9: guest"] = Switch(self._guest_dies, lambda: None, lambda: self._had_a_guest)
         rare = self._of_rooms() | self._of_the_primary() | self._of_settings()
+        if self.kind == "disk":
+            rare |= OtherMoment(self).switches()
         return World([daemon, backup], pair.net.wans, switches | rare, frozenset(rare))
 
     def _of_rooms(self) -> dict[str, Switch]:
@@ -103,16 +108,13 @@ class TorturedDisk:
                 room.fill()
                 if self.chance.random() < 0.5:
                     pair.daemon.kill()
-                    self._daemon_is_gone()
-                    try:
-                        self._start_daemon()
-                    except RuntimeError as error:  # it cannot go on as long as it can keep nothing
-                        say(str(error).splitlines()[0])
+                    self.daemon_is_gone()
+                    self.try_to_start()
 
             def give_back() -> None:
                 room.give_back()
                 if not pair.daemon.alive():
-                    self._start_daemon()
+                    self.start_daemon()
 
             def complaints() -> int:
                 return sum(
@@ -168,8 +170,8 @@ class TorturedDisk:
             def start_without() -> None:
                 wan.cut()
                 pair.daemon.kill()
-                self._daemon_is_gone()
-                self._start_daemon()
+                self.daemon_is_gone()
+                self.start_daemon()
                 self._work_until(UNREACHED_S, "unprotected")
 
             subjects = of_link | {"daemon", "backup"}
@@ -230,9 +232,17 @@ class TorturedDisk:
         """Lets the guest write for so long, if there is a disk to write to, and watches."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
+            self._supervise()
             self._keep_writing()
             self._watch()
             time.sleep(min(left, EVERY_S))
+
+    def _supervise(self) -> None:
+        """As systemd does, unless a fault has to do with the daemon."""
+        is_over = self.is_over or self.pair.daemon.alive()
+        if self.may_end and not is_over and not self.trouble.has_under_way("daemon"):
+            self.daemon_is_gone()
+            self.try_to_start()
 
     def _keep_writing(self) -> None:
         if self.is_over or (self.load and self.load.alive()):
@@ -321,7 +331,7 @@ class TorturedDisk:
         pair = self.pair
         say("no fault any more: everything has to come back")
         try:
-            pair.wait_state("protected")
+            self._wait_protected()
             wait_until("the guest writes", self._is_writing, LONG_S, [pair.daemon, pair.backup])
             self.load.finish(timeout_s=LONG_S)
         except (TimeoutError, ConnectionError) as error:
@@ -340,6 +350,20 @@ class TorturedDisk:
         for rule in (2, 6, 9):
             self.verdict.check(rule, True, "")
         return True
+
+    def _wait_protected(self) -> None:
+        def is_protected() -> bool:
+            self._supervise()
+            return self._state() == "protected"
+
+        needs = [self.pair.backup] if self.may_end else [self.pair.daemon, self.pair.backup]
+        wait_until("the group is protected", is_protected, LONG_S, needs)
+
+    def _state(self) -> str | None:
+        try:
+            return self.pair.group()["state"]
+        except OSError:  # nobody answers
+            return None
 
     def _is_writing(self) -> bool:
         self._keep_writing()
@@ -392,7 +416,8 @@ class TorturedDisk:
             self.verdict.check(1, not lacks, f"{len(lacks)} blocks lack what was told: {lacks[:3]}")
         # Until a resync has ended nothing is told, and a recovery goes back to before it. By its policy it may go on
         # without the backup.
-        if mode == "sync" and not self.cut_a_resync and self.degraded_since_ms() is None:
+        had_older_state = any(fault.startswith("state") for fault in self.verdict.faults)
+        if mode == "sync" and not self.cut_a_resync and self.degraded_since_ms() is None and not had_older_state:
             lost = self.oracle.violations(image)
             self.verdict.check(9, not lost, f"{len(lost)} blocks lack what had completed: {lost[:3]}")
 
@@ -420,11 +445,17 @@ class TorturedDisk:
 
     # -- what faults do to the guest ---------------------------------------------------------------------------------
 
-    def _start_daemon(self) -> None:
+    def start_daemon(self) -> None:
         if not self.is_over:
             self.pair.start_daemon()
 
-    def _daemon_is_gone(self) -> None:
+    def try_to_start(self) -> None:
+        try:
+            self.start_daemon()
+        except RuntimeError as error:  # it cannot go on as long as it can keep nothing, or read nothing
+            say(str(error).splitlines()[0])
+
+    def daemon_is_gone(self) -> None:
         self._forget_load()
 
     def _forget_load(self) -> None:
