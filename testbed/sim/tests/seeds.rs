@@ -268,7 +268,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "publish-after-completion",
             Checker::PublishBeforeComplete,
-            1,
+            3,
             &[Checker::OutputCommit, Checker::ToldRows],
         ),
         (
@@ -299,7 +299,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "ack-over-gap",
             Checker::AckContiguous,
-            16,
+            29,
             &[
                 Checker::Prefix,
                 Checker::ToldRows,
@@ -309,10 +309,10 @@ fn the_checkers_behind_the_first_one_bite_too() {
             ],
         ),
         ("lease-ignored", Checker::Lease, 3, &[Checker::Fence, Checker::OutputCommit]),
-        ("one-too-early", Checker::OutputCommit, 16, &[Checker::ToldRows]),
-        ("merge-forgotten", Checker::OutputCommit, 6, &[Checker::Closed]),
+        ("one-too-early", Checker::OutputCommit, 38, &[Checker::ToldRows]),
+        ("merge-forgotten", Checker::OutputCommit, 8, &[Checker::Closed]),
         ("floor-not-awaited", Checker::OutputCommit, 457, &[Checker::Closed, Checker::Degraded]),
-        ("times-alone", Checker::Past, 45, &[Checker::Closed]),
+        ("times-alone", Checker::Past, 82, &[Checker::Closed]),
         (
             "watermark-ignores-idle",
             Checker::Watermark,
@@ -328,7 +328,7 @@ fn the_checkers_behind_the_first_one_bite_too() {
         (
             "hlc-goes-back",
             Checker::HlcGrows,
-            3,
+            216,
             &[
                 Checker::Stream,
                 Checker::Outsider,
