@@ -1,10 +1,12 @@
 //! Judges the backup's messages before anything of them is believed. A certificate says who speaks, not that it is true.
 
 use super::{Member, MemberError, Phase};
+use crate::link::queue::QueueError;
 use tidelock_protocol::bounds::{self, Implausible, Plausible, SEQ_OF_REMOVED};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq};
 use tidelock_protocol::message::{Attached, Basis, Followed, Message};
+use tidelock_protocol::sender::SenderError;
 use tidelock_protocol::vector::CountVector;
 
 /// Answers that may wait for a backup which asks and does not read.
@@ -50,11 +52,9 @@ impl<T> Member<T> {
     /// Nothing is durable that was never sent, and C has nothing of this writer that is not durable.
     fn may_be_durable(&self, message: &Message) -> Result<(), MemberError> {
         let (durable, committed, is_known) = match message {
-            // The count of an earlier process is not known here. And a backup whose data is of another moment may have the
-            // count of another run: this one cannot go on there.
+            // The count of an earlier process is not known here.
             Message::Attached(attached) => {
-                let is_of_this_run = !matches!(attached.basis, Basis::Everything { .. });
-                (attached.durable, &attached.committed, self.was_attached && is_of_this_run)
+                (attached.durable, &attached.committed, self.was_attached)
             }
             Message::Committed { durable, committed } => {
                 (*durable, committed, self.phase == Phase::Attached)
@@ -72,9 +72,14 @@ impl<T> Member<T> {
             return Err(self.unexpected("cut that has more than is durable"));
         }
         match &self.sender {
-            Some(sender) if is_known && !sender.may_be_durable(durable) => {
-                Err(self.unexpected("acknowledgement of records that were never sent"))
-            }
+            // A backup whose data is of another moment has the stream of another run: this one cannot go on there.
+            Some(sender) if is_known && !sender.may_be_durable(durable) => match message {
+                Message::Attached(Attached { basis: Basis::Everything { .. }, .. }) => {
+                    let source = SenderError::Unsent { durable, sent: sender.admitted() };
+                    Err(self.broken(QueueError::Stream(source)))
+                }
+                _ => Err(self.unexpected("acknowledgement of records that were never sent")),
+            },
             _ => Ok(()),
         }
     }

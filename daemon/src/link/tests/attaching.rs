@@ -93,18 +93,22 @@ fn a_backup_that_lost_data_ends_the_run() {
 /// Two copies of a backup's data have gone on in turns. The run was turned away as a liar's victim, again and again.
 #[test]
 fn a_backup_that_has_the_stream_of_another_run_ends_the_run() {
-    let mut b = bench(CLEAN);
-    b.connect();
-    b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
-    b.member.disconnected();
-    b.connect();
-    let Message::Attached(of_another) = attached(9, 9, CopyState::Resyncing) else {
-        unreachable!()
-    };
-    let basis = Basis::Everything { why: "the record is of another run".into() };
-    let heard = b.member.receive(Message::Attached(Attached { basis, ..of_another }), NOW);
-    assert!(matches!(heard, Err(MemberError::Stream { .. })), "{heard:?}");
-    assert_eq!(b.port.acked(), (Seq(4), Seq(4)), "nothing of it is believed");
+    // Also if as many records wait here by now.
+    for durable in [5, 9] {
+        let mut b = bench(CLEAN);
+        b.connect();
+        b.member.receive(attached(4, 4, CopyState::Whole), NOW).unwrap();
+        b.member.disconnected();
+        b.admit(5..=6);
+        b.connect();
+        let Message::Attached(told) = attached(durable, durable, CopyState::Resyncing) else {
+            unreachable!()
+        };
+        let basis = Basis::Everything { why: "the record is of another run".into() };
+        let told = Message::Attached(Attached { basis, ..told });
+        let judged = b.member.judge(&told, u64::MAX);
+        assert!(matches!(judged, Err(MemberError::Stream { .. })), "{durable}: {judged:?}");
+    }
 }
 
 #[test]
