@@ -17,7 +17,7 @@ fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, Refusal>
 /// A member's attachment.
 #[derive(Debug)]
 pub enum AttachRequest {
-    /// A writer, with version 1 of the protocol.
+    /// The only member of its group.
     Attach(Box<Attach>),
     /// A writer.
     Join(Box<Join>),
@@ -36,13 +36,12 @@ impl AttachRequest {
         }
     }
 
-    /// The refusal of a host whose request version 1 of the protocol cannot carry.
-    fn is_beyond_version_1(&self) -> Option<String> {
+    /// The refusal of a host that attaches a writer among several as the only member.
+    fn is_not_alone(&self) -> Option<String> {
         let Self::Attach(attach) = self else { return None };
         (attach.writers.len() > 1).then(|| {
             format!(
-                "group {} has several writers, and this host speaks version 1 of the protocol, which knows nothing of \
-                 what they depend on: upgrade it",
+                "group {} has several writers: an attachment must say how their packets are tagged",
                 attach.group
             )
         })
@@ -134,8 +133,8 @@ impl<G> Channels<G> {
         if channel == Channel(0) {
             return refuse(RefusalKind::Invalid, "channel 0 is the connection's own");
         }
-        Ok(match request.is_beyond_version_1() {
-            Some(reason) => Heard::Declined(channel, (RefusalKind::Version, reason)),
+        Ok(match request.is_not_alone() {
+            Some(reason) => Heard::Declined(channel, (RefusalKind::Invalid, reason)),
             None => Heard::Attach(channel, request),
         })
     }

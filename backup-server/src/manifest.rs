@@ -29,18 +29,8 @@ use tidelock_protocol::message::{CleanEnd, DiskSpec, Mode};
 use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 
-/// The version of these files.
-pub const FORMAT: u32 = 3;
-/// The version of a `fold.json` that says of images that a part of them is damaged.
-const FORMAT_OF_DAMAGED: u32 = 4;
-/// The versions that are read.
-const FORMAT_MIN: u32 = 1;
-const FORMAT_MAX: u32 = FORMAT_OF_REMOVED;
-/// The version of a `group.json` beside which there may be compressed segments: a program that does not
-/// know of them must not open this journal.
-pub(crate) const FORMAT_OF_COLD: u32 = 5;
-/// The version of a `group.json` that says of disks that they were removed. There may be compressed segments, too.
-const FORMAT_OF_REMOVED: u32 = 6;
+/// The version of these files, and of the journal, the images and all else in a group's directory.
+pub const FORMAT: u32 = 1;
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +52,7 @@ pub struct Member {
     pub mode: Mode,
     /// The lease that its host asks for.
     pub lease_ms: u64,
-    /// Which of its disks are not protected any more. From format 6 on.
+    /// Which of its disks are not protected any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removed: Vec<RemovedDisk>,
 }
@@ -122,7 +112,7 @@ impl Member {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`], or the one of groups with compressed segments.
+    /// [`FORMAT`].
     pub format: u32,
     /// Its identity, which its hosts keep: a group that is made anew under its old name has another one.
     pub id: GroupId,
@@ -158,7 +148,7 @@ pub struct LeftOut {
     pub epoch: Epoch,
     /// By writer index.
     pub held_back: Vec<Option<HeldBack>>,
-    /// The time of the point that was asked for; `None`: everything that could be recovered was. From format 3 on.
+    /// The time of the point that was asked for; `None`: everything that could be recovered was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<Hlc>,
     /// Arrival of the newest record that was taken, by this site's clock.
@@ -175,10 +165,7 @@ struct FoldFile {
     format: u32,
     segment: u64,
     offset: u64,
-    /// From format 3 on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    oldest: Option<OldestTime>,
-    /// Format 4 only: a program that does not know of it must not show these images.
+    oldest: OldestTime,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     damaged: Vec<DamagedRange>,
 }
@@ -197,8 +184,7 @@ pub struct FoldPosition {
     /// Everything before it is in the images.
     pub position: Position,
     /// What is in the images is in every state from here on; of what is before nothing can be told.
-    /// `None`: written by a format that did not say.
-    pub oldest: Option<Closed>,
+    pub oldest: Closed,
     /// What of the images is not what was written.
     pub damaged: ImageDamage,
 }
@@ -225,9 +211,7 @@ pub enum ManifestError {
         reason: String,
     },
     /// It is a newer version's.
-    #[error(
-        "{file} has format {found}, this program knows {FORMAT_MIN} to {FORMAT_MAX}: use a newer one"
-    )]
+    #[error("{file} has format {found}, this program knows {FORMAT}: use a newer one")]
     Version {
         /// Which.
         file: String,
@@ -272,13 +256,6 @@ impl Manifest {
         // Who has said no peers does not know of members without disks.
         let is_there = |name: &str| peers.is_empty() || peers.iter().any(|peer| is_of(peer, name));
         followers.retain(|name, _| is_there(name) && !writers.contains(name));
-    }
-
-    /// Keeps programs away that do not know what it says.
-    pub(crate) fn raise_format(&mut self) {
-        if self.members.iter().flatten().any(|member| !member.removed.is_empty()) {
-            self.format = FORMAT_OF_REMOVED;
-        }
     }
 
     /// Makes it durable.
@@ -343,15 +320,11 @@ pub(crate) fn is_of(peer: &str, member: &str) -> bool {
 /// Up to where the journal is in the images.
 pub fn read_fold_position<S: Storage>(storage: &S) -> Result<FoldPosition, ManifestError> {
     let Some(fold) = read_json::<S, FoldFile>(storage, FOLD)? else {
-        let oldest = Some(Closed::default());
-        return Ok(FoldPosition { oldest, ..FoldPosition::default() });
+        return Ok(FoldPosition::default());
     };
     let position = Position { segment: fold.segment, offset: fold.offset };
-    let oldest = fold.oldest.map(|oldest| Closed {
-        at: oldest.hlc,
-        cut: oldest.cut,
-        arrived_ms: oldest.arrived_ms,
-    });
+    let OldestTime { hlc: at, cut, arrived_ms } = fold.oldest;
+    let oldest = Closed { at, cut, arrived_ms };
     Ok(FoldPosition { position, oldest, damaged: fold.damaged.into_iter().collect() })
 }
 
@@ -361,14 +334,10 @@ pub fn write_fold_position<S: Storage>(
     fold: &FoldPosition,
 ) -> Result<(), ManifestError> {
     let Position { segment, offset } = fold.position;
-    let oldest = fold.oldest.clone().map(|of| OldestTime {
-        hlc: of.at,
-        cut: of.cut,
-        arrived_ms: of.arrived_ms,
-    });
+    let Closed { at: hlc, cut, arrived_ms } = fold.oldest.clone();
+    let oldest = OldestTime { hlc, cut, arrived_ms };
     let damaged = fold.damaged.to_ranges();
-    let format = if damaged.is_empty() { FORMAT } else { FORMAT_OF_DAMAGED };
-    write_json(storage, "", FOLD, &FoldFile { format, segment, offset, oldest, damaged })
+    write_json(storage, "", FOLD, &FoldFile { format: FORMAT, segment, offset, oldest, damaged })
 }
 
 /// The backup's record of a member's machine.
@@ -483,8 +452,7 @@ pub(crate) fn read_json<S: Storage, T: DeserializeOwned>(
     // The format comes first: what a newer one means by its other fields is not known.
     let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
     let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
-    let newest = if file == GROUP { FORMAT_MAX } else { FORMAT_OF_DAMAGED };
-    if !(u64::from(FORMAT_MIN)..=u64::from(newest)).contains(&format) {
+    if format != u64::from(FORMAT) {
         let found = u32::try_from(format).unwrap_or(u32::MAX);
         return Err(ManifestError::Version { file: file.to_owned(), found });
     }
@@ -517,39 +485,25 @@ mod tests {
     fn files_survive_and_newer_ones_are_refused() {
         let disk = Memory::new();
         assert!(Manifest::read(&disk).unwrap().is_none());
-        let none = read_fold_position(&disk).unwrap();
-        assert_eq!(none.position, Position::default());
-        assert_eq!(none.oldest, Some(Closed::default()));
+        assert_eq!(read_fold_position(&disk).unwrap(), FoldPosition::default());
         let cut = CountVector::of(WriterId(2), Seq(7));
-        let oldest = Some(Closed { at: Hlc(77), cut, arrived_ms: 5 });
+        let oldest = Closed { at: Hlc(77), cut, arrived_ms: 5 };
         let position = Position { segment: 3, offset: 99 };
         let fold = FoldPosition { position, oldest, ..FoldPosition::default() };
         write_fold_position(&disk, &fold).unwrap();
         assert_eq!(read_fold_position(&disk.crash(&mut || false)).unwrap(), fold);
-        // As format 2 wrote it.
-        let old = br#"{"format": 2, "segment": 3, "offset": 99}"#;
-        storage::replace(&disk, "", "fold.json", old).unwrap();
-        let fold = FoldPosition { oldest: None, ..fold };
-        assert_eq!(read_fold_position(&disk).unwrap(), fold);
-        let format = |disk: &Memory| {
-            let bytes = storage::read_all(disk, "fold.json").unwrap().unwrap();
-            serde_json::from_slice::<serde_json::Value>(&bytes).unwrap()["format"].clone()
-        };
         let mut damaged = fold.clone();
         let key = crate::view::DiskKey { writer: WriterId(1), disk: DiskId(2) };
         damaged.damaged.mark(key, 4096..8192, LostWith(Some(7)));
         damaged.damaged.mark(key, 8192..8704, LostWith(None));
         write_fold_position(&disk, &damaged).unwrap();
-        assert_eq!(
-            (read_fold_position(&disk).unwrap(), format(&disk)),
-            (damaged.clone(), 4.into())
-        );
+        assert_eq!(read_fold_position(&disk).unwrap(), damaged);
         damaged.damaged.heal(key, 0..9000);
         write_fold_position(&disk, &damaged).unwrap();
-        assert_eq!((read_fold_position(&disk).unwrap(), format(&disk)), (fold, 3.into()));
-        storage::replace(&disk, "", "group.json", br#"{"format": 7, "new": true}"#).unwrap();
+        assert_eq!(read_fold_position(&disk).unwrap(), fold);
+        storage::replace(&disk, "", "group.json", br#"{"format": 2, "new": true}"#).unwrap();
         let error = Manifest::read(&disk).unwrap_err();
-        assert!(matches!(error, ManifestError::Version { found: 7, .. }), "{error}");
+        assert!(matches!(error, ManifestError::Version { found: 2, .. }), "{error}");
         assert_eq!(read_machine(&disk, "vm").unwrap(), KeptMachine::default());
         let machine = |memory: u64| -> Machine {
             serde_json::from_value(serde_json::json!({ "memory_mib": memory })).unwrap()

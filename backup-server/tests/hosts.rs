@@ -294,12 +294,13 @@ async fn members_without_disks_follow_and_a_resync_asks_every_writer() {
     }
     let status = cli_json(&config, &["status", "--json"]);
     assert_eq!(status["groups"][0]["followers"][0]["member"], "web");
-    // An old host knows nothing of dependencies.
-    let mut old = Host::plain(server.address).await;
-    old.hello("host-0").await;
+    // One that does not say how packets are tagged.
+    let mut alone = Host::plain(server.address).await;
+    alone.hello("host-0").await;
     let writers = MEMBERS.map(str::to_owned).to_vec();
-    let refused = old.attach(Attach { writers, ..attach(9, LastRun::Unknown) }).await.unwrap_err();
-    assert!(matches!(refused, Message::Refused { kind: RefusalKind::Version, .. }), "{refused:?}");
+    let refused =
+        alone.attach(Attach { writers, ..attach(9, LastRun::Unknown) }).await.unwrap_err();
+    assert!(matches!(refused, Message::Refused { kind: RefusalKind::Invalid, .. }), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -159,7 +159,6 @@ impl Standing {
     pub fn explains(&self, link: &LinkStats) -> bool {
         self.is_ending
             || !link.is_attached()
-            || !link.takes_idle()
             || link.is_stalled()
             || matches!(self.phase, Phase::WaitingForBackup | Phase::Refused | Phase::Fenced)
     }

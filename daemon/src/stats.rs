@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::PROTOCOL_OF_POLICIES;
 
 use Ordering::Relaxed;
 
@@ -83,7 +82,6 @@ impl LatencySnapshot {
 #[derive(Debug, Default)]
 pub struct LinkStats {
     attached: AtomicBool,
-    takes_idle: AtomicBool,
     is_stalled: AtomicBool,
     arrivals: AtomicU64,
     lag_writes: AtomicU64,
@@ -93,7 +91,6 @@ pub struct LinkStats {
     lease_sent_ns: AtomicU64,
     round_trip_ns: AtomicU64,
     policy_kept: AtomicBool,
-    protocol: AtomicU64,
     watermark: AtomicU64,
     frontier: AtomicU64,
     commit_latency: LatencyHistogram,
@@ -117,16 +114,6 @@ impl LinkStats {
     #[must_use]
     pub fn arrivals(&self) -> u64 {
         self.arrivals.load(Relaxed)
-    }
-
-    pub(crate) fn set_takes_idle(&self, takes_idle: bool) {
-        self.takes_idle.store(takes_idle, Relaxed);
-    }
-
-    /// Whether the backup speaks a version of the protocol that has idle records, which heartbeats are.
-    #[must_use]
-    pub fn takes_idle(&self) -> bool {
-        self.takes_idle.load(Relaxed)
     }
 
     pub(crate) fn set_lag(&self, writes: u64, bytes: u64, oldest: Option<MonoNanos>) {
@@ -155,23 +142,6 @@ impl LinkStats {
     #[must_use]
     pub fn is_policy_kept(&self) -> bool {
         self.policy_kept.load(Relaxed)
-    }
-
-    /// Whether the backup has heard of this run what its group does without it, or is too old to be told.
-    #[must_use]
-    pub fn is_in_contact(&self) -> bool {
-        let is_too_old = self.protocol() < PROTOCOL_OF_POLICIES.into();
-        self.is_policy_kept() || (self.is_attached() && is_too_old)
-    }
-
-    pub(crate) fn set_protocol(&self, protocol: u16) {
-        self.protocol.store(protocol.into(), Relaxed);
-    }
-
-    /// The version of the protocol that the last connection speaks; 0: there was none.
-    #[must_use]
-    pub fn protocol(&self) -> u64 {
-        self.protocol.load(Relaxed)
     }
 
     pub(crate) fn set_watermark(&self, watermark: Hlc, frontier: Hlc) {

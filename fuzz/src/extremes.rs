@@ -538,7 +538,7 @@ impl<'a> Extremes<'a> {
                 let keys = TagKeys { period, previous, current, next };
                 Message::TagTerms(TagTerms { keys, reachable: self.vector() })
             }
-            _ => Message::Welcome { protocol: 8, server: self.name(), software: self.text() },
+            _ => Message::Welcome { protocol: 1, server: self.name(), software: self.text() },
         }
     }
 }

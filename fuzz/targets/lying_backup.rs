@@ -188,7 +188,7 @@ impl Bench {
         let mut out = BytesMut::new();
         for member in &mut self.members {
             member.disconnected();
-            member.connected(PROTOCOL.1, &mut out);
+            member.connected(&mut out);
         }
         self.leaves(out);
         self.owners_hear();

@@ -18,22 +18,7 @@ use crate::vector::CountVector;
 use serde::{Deserialize, Serialize};
 
 /// The versions of the protocol that this build speaks, oldest and newest.
-pub const PROTOCOL: (u16, u16) = (1, 8);
-/// From this version on the two sides speak of groups with several members: [`Message::Join`] and
-/// what follows it.
-pub const PROTOCOL_OF_GROUPS: u16 = 2;
-/// From this version on the backup knows when a member goes on without it: [`Message::Policy`].
-pub const PROTOCOL_OF_POLICIES: u16 = 4;
-/// From this version on a host can have points in time named: [`Message::Bookmark`].
-pub const PROTOCOL_OF_BOOKMARKS: u16 = 5;
-/// From this version on records say where a guest has flushed: [`crate::record::Record::flushed`].
-pub const PROTOCOL_OF_FLUSHES: u16 = 6;
-/// From this version on the backup knows who serves guests before it was reached: [`Message::ServesUnreached`].
-pub const PROTOCOL_OF_UNREACHED: u16 = 7;
-/// From this version on a primary can give up its lease: [`Message::GiveUpLease`].
-pub const PROTOCOL_OF_SWITCHES: u16 = 7;
-/// From this version on the hosts of a group can give up their leases together: [`Message::ReadyToSwitch`].
-pub const PROTOCOL_OF_JOINT_SWITCHES: u16 = 8;
+pub const PROTOCOL: (u16, u16) = (1, 1);
 
 /// What [`Message::Sounded`] answers if nobody has asked. Questions are numbered from 1.
 pub const UNASKED: u64 = 0;
@@ -93,7 +78,7 @@ impl std::str::FromStr for Mode {
     }
 }
 
-/// What a member's host does when the backup cannot be reached, and what it does now (version 4).
+/// What a member's host does when the backup cannot be reached, and what it does now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
     /// The mode in force: [`Mode::Async`] while it is degraded.
@@ -318,10 +303,10 @@ pub struct Attached {
     pub basis: Basis,
 }
 
-/// The attachment of one writer of a group that may have several members (version 2).
+/// The attachment of one writer of a group that may have several members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
-    /// As in version 1.
+    /// As for a writer that is alone.
     pub attach: Attach,
     /// The form in which this host tags packets.
     pub form: Form,
@@ -332,7 +317,7 @@ pub struct Join {
     pub peers: Vec<String>,
 }
 
-/// A member without protected disks is there (version 2): it has no stream, but its packets wait
+/// A member without protected disks is there: it has no stream, but its packets wait
 /// for C like any other's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Follow {
@@ -369,7 +354,7 @@ pub struct Followed {
     pub progress: Progress,
 }
 
-/// How far a group is at the backup (version 2). Each part only ever grows.
+/// How far a group is at the backup. Each part only ever grows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// The attached writer's durable seq: its host may forget records up to it. 0 for a follower.
@@ -384,7 +369,7 @@ pub struct Progress {
     pub frontier: Hlc,
 }
 
-/// A name for a point in time, asked for at the primary (version 5).
+/// A name for a point in time, asked for at the primary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bookmark {
     /// Which request: one of its own for each of this host. Asked again with the same, it is set once.
@@ -397,7 +382,7 @@ pub struct Bookmark {
     pub moves: bool,
 }
 
-/// Where a bookmark was set (version 5).
+/// Where a bookmark was set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BookmarkPoint {
     /// The time of the point.
@@ -527,9 +512,9 @@ pub enum Message {
     /// Host: the activity log is so far. Before any record that was admitted under it, so that a log that
     /// is older than this is known to have been restored.
     Logged(LogAge),
-    /// Host: attaches a writer on this channel (version 2).
+    /// Host: attaches a writer on this channel.
     Join(Box<Join>),
-    /// Host: a member without disks is there (version 2).
+    /// Host: a member without disks is there.
     Follow(Box<Follow>),
     /// Backup: it is followed.
     Followed(Followed),
@@ -581,19 +566,19 @@ pub enum Message {
         /// The same in the HLC form.
         hlc: Hlc,
     },
-    /// Host: as soon as the member is attached, and at every change (version 4).
+    /// Host: as soon as the member is attached, and at every change.
     Policy(Policy),
-    /// Backup: what it has on stable storage of a member's policy (version 4). A run of the daemon asks
+    /// Backup: what it has on stable storage of a member's policy. A run of the daemon asks
     /// for no lease before it has heard this.
     PolicyKept(Policy),
     /// Backup: another member is in mode async, or may be: what the guest of this one has heard while
-    /// its daemon was away may not have been tagged (version 4). Right before
+    /// its daemon was away may not have been tagged. Right before
     /// [`Message::PolicyKept`].
     Unheard,
     /// Host: name a point in time that has all that any writer of the group had written when this arrived, as soon as
-    /// it is in the cut (version 5).
+    /// it is in the cut.
     Bookmark(Box<Bookmark>),
-    /// Backup: the answer to a [`Message::Bookmark`] (version 5).
+    /// Backup: the answer to a [`Message::Bookmark`].
     Bookmarked {
         /// The request's.
         id: u64,
@@ -601,32 +586,32 @@ pub enum Message {
         outcome: Result<Box<BookmarkPoint>, String>,
     },
     /// Host: whether a start of its daemon that does not reach the backup serves guests, and lets out their packets
-    /// without a lease (version 7). After [`Message::Policy`].
+    /// without a lease. After [`Message::Policy`].
     ServesUnreached {
         /// It does.
         serves: bool,
     },
-    /// Backup: what it has on stable storage of that (version 7). A host that has not heard this answers no clients in
+    /// Backup: what it has on stable storage of that. A host that has not heard this answers no clients in
     /// a later run before that has reached the backup.
     ServesUnreachedKept {
         /// It does.
         serves: bool,
     },
     /// Host: the gate of this member is shut, and stays so in this epoch, also after a restart. It asks for no lease
-    /// any more (version 7). In the place of each beacon from then on.
+    /// any more. In the place of each beacon from then on.
     GiveUpLease,
-    /// Backup: it knows (version 7). As long as the server runs, and the member does not attach again.
+    /// Backup: it knows. As long as the server runs, and the member does not attach again.
     LeaseGivenUp {
         /// The group's C.
         committed: CountVector,
     },
     /// Host: all that this member has is at the backup, it takes nothing new, and it is about to give up its lease as
-    /// soon as all the others are (version 8). Forgotten when the member attaches.
+    /// soon as all the others are. Forgotten when the member attaches.
     ReadyToSwitch {
         /// It is; or it is not any more: it goes on as before if it is not too late for that.
         ready: bool,
     },
-    /// Backup: who else has to be ready (version 8). To each member that is, whenever that changes, and in answer.
+    /// Backup: who else has to be ready. To each member that is, whenever that changes, and in answer.
     SwitchAwaits {
         /// Members; the one itself, if it may go on as before. Empty: all are or were ready at once, so each gives up its
         /// lease, also one that wanted to go on by then.

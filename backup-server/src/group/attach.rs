@@ -215,7 +215,7 @@ impl<S: Storage> Group<S> {
         .map_err(GroupCreateError::Group)
     }
 
-    /// A member attaches with version 1 of the protocol: the answer is among the outputs.
+    /// The only member of its group attaches: the answer is among the outputs.
     pub fn attach(&mut self, now: Now, link: Link, host: &str, attach: &Attach) {
         match self.try_attach(now, link, host, attach, None) {
             Ok(attached) => {
@@ -227,7 +227,7 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// A writer of a group that may have several members attaches (version 2).
+    /// A writer of a group that may have several members attaches.
     pub fn join(&mut self, now: Now, link: Link, host: &str, join: &Join) {
         match self.try_attach(now, link, host, &join.attach, Some(join)) {
             Ok(attached) => {
@@ -526,7 +526,6 @@ impl<S: Storage> Group<S> {
         });
         // It may have had no disks before.
         manifest.forget_followers();
-        manifest.raise_format();
         if manifest != self.manifest {
             manifest.write(&self.storage)?;
             self.manifest = manifest;
@@ -591,7 +590,7 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    fn take_over(&mut self, now: Now, link: Link, attach: &Attach, speaks_of_groups: bool) {
+    fn take_over(&mut self, now: Now, link: Link, attach: &Attach, is_of_several: bool) {
         let state = self.journal.state();
         let epoch = if planted::is(Bug::OldEpochAccepted) && attach.epoch != Epoch(0) {
             attach.epoch
@@ -611,7 +610,7 @@ impl<S: Storage> Group<S> {
                 gathered,
                 link: Some(link),
                 attached_at: Some(now),
-                speaks_of_groups,
+                is_of_several,
                 has_left: false,
                 flushed: false,
                 clock_ahead_ms: 0,

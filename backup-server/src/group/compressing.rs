@@ -9,7 +9,6 @@
 
 use super::{Group, Now};
 use crate::journal::{Compress, CompressJob, Compressed, JournalError, Segment};
-use crate::manifest::{self, FORMAT_OF_COLD};
 use crate::storage::{Storage, StorageFile};
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::ids::MonoNanos;
@@ -64,10 +63,6 @@ impl<S: Storage> Group<S> {
         }
         self.tick(now);
         let segment = self.next_to_compress(how)?;
-        if let Err(error) = self.allow_compressed() {
-            self.compress_failed(now, &error);
-            return None;
-        }
         let job = self.journal.compress_job(segment, how);
         self.fold.aside = job.is_some();
         job
@@ -143,33 +138,6 @@ impl<S: Storage> Group<S> {
         self.options.compress.filter(|_| self.broken.is_none())?;
         self.journal.next_plain(self.compressing.done)?;
         Some(self.compressing.next_at.0.saturating_sub(now.mono.0))
-    }
-
-    fn allow_compressed(&mut self) -> Result<(), manifest::ManifestError> {
-        if self.manifest.format >= FORMAT_OF_COLD {
-            return Ok(());
-        }
-        let before = std::mem::replace(&mut self.manifest.format, FORMAT_OF_COLD);
-        let written = self.manifest.write(&self.storage);
-        if written.is_err() {
-            self.manifest.format = before;
-        }
-        written
-    }
-
-    /// When nothing is compressed and nothing will be, older programs may open the group again.
-    pub(super) fn settle_format(&mut self) {
-        let stays = self.options.compress.is_some()
-            || !self.damage.quarantine.is_empty()
-            || self.compressed_status().segments > 0;
-        if stays || self.manifest.format != FORMAT_OF_COLD {
-            return;
-        }
-        self.manifest.format = manifest::FORMAT;
-        if self.manifest.write(&self.storage).is_err() {
-            // It is only stricter than it need be.
-            self.manifest.format = FORMAT_OF_COLD;
-        }
     }
 
     pub(super) fn compressed_status(&self) -> CompressedStatus {

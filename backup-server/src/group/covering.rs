@@ -57,7 +57,6 @@ impl<S: Storage> Group<S> {
         self.last_sound += 1;
         let id = self.last_sound;
         self.covering.push(Covering { id, link, answers: Answers::new() });
-        // Also one that speaks version 1: then it is the only writer, and its host has asked.
         for link in self.slots.iter().filter_map(|slot| slot.link) {
             self.outputs.push(Output::Send(link, Message::Sound { id }));
         }

@@ -288,7 +288,7 @@ impl<S: Storage> Group<S> {
 
     /// Replaces what is on record of the images' damage.
     pub(super) fn record_image_damage(&mut self, damaged: ImageDamage) -> Result<(), GroupError> {
-        let (position, oldest) = (self.fold.position, Some(self.fold.oldest.clone()));
+        let (position, oldest) = (self.fold.position, self.fold.oldest.clone());
         let fold = FoldPosition { position, oldest, damaged };
         manifest::write_fold_position(&self.storage, &fold)?;
         self.fold.damaged = Arc::new(fold.damaged);

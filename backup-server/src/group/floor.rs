@@ -69,7 +69,7 @@ impl<S: Storage> Group<S> {
         let is_waited_for =
             |floor: &Floor| floor.writer != writer && !floor.answers.contains_key(&writer);
         let slot = &self.slots[writer.index()];
-        let Some(link) = slot.link.filter(|_| slot.speaks_of_groups) else { return };
+        let Some(link) = slot.link.filter(|_| slot.is_of_several) else { return };
         if self.floors.iter().any(is_waited_for)
             || self.is_asked_for(writer)
             || self.is_asked_to_cover(writer)
@@ -122,7 +122,7 @@ impl<S: Storage> Group<S> {
     /// nothing. Not before a resync's own floor is known, of which this is a part.
     fn ask_for(&mut self, writer: WriterId, seq: Seq) {
         let Some(slot) = self.slots.get(writer.index()) else { return };
-        let Some(link) = slot.link.filter(|_| slot.speaks_of_groups) else { return };
+        let Some(link) = slot.link.filter(|_| slot.is_of_several) else { return };
         let has_come = self.journal.state().writers[writer.index()].seq >= seq;
         if has_come
             || self.is_out_of_reach(writer, seq)

@@ -171,7 +171,7 @@ impl<S: Storage> Group<S> {
             self.fold.blocked = Some((folded.position, cut));
             return Ok(());
         }
-        let oldest = Some(self.fold.oldest.clone());
+        let oldest = self.fold.oldest.clone();
         let fold = FoldPosition { position: folded.position, oldest, damaged: folded.damaged };
         manifest::write_fold_position(&self.storage, &fold)?;
         self.fold.position = fold.position;

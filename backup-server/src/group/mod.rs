@@ -226,8 +226,8 @@ struct WriterSlot {
     gathered: Gathered,
     link: Option<Link>,
     attached_at: Option<Now>,
-    /// Its host speaks of groups (version 2 of the protocol).
-    speaks_of_groups: bool,
+    /// Its group may have several members: it was attached with `Join`.
+    is_of_several: bool,
     /// Its last run has ended with everything durable.
     has_left: bool,
     /// Its recovered guest has flushed since its last record.
@@ -253,7 +253,7 @@ impl WriterSlot {
             gathered: Gathered::default(),
             link: None,
             attached_at: None,
-            speaks_of_groups: false,
+            is_of_several: false,
             has_left: false,
             flushed: false,
             clock_ahead_ms: 0,
@@ -431,8 +431,6 @@ impl<S: Storage> Group<S> {
         // Writers that were being added when the server stopped: their hosts ask again.
         manifest.writers.truncate(state.writers.len());
         manifest.members.truncate(state.writers.len());
-        // An older version kept them.
-        manifest.forget_followers();
         let mut images = BTreeMap::new();
         for (writer, disk) in manifest.disks() {
             let path = manifest.image_path(writer, disk);
@@ -441,12 +439,6 @@ impl<S: Storage> Group<S> {
                 .map_err(|source| GroupError::Image { path: path.clone(), source })?;
             images.insert(DiskKey { writer, disk: disk.id }, image);
         }
-        // Without it nothing can be told of what is before.
-        let oldest = oldest.unwrap_or_else(|| Closed {
-            at: state.newest_effective(),
-            cut: state.committed(),
-            arrived_ms: state.arrived_ms,
-        });
         let damaged = Arc::new(damaged);
         let fold = FoldState { position, oldest, closed, damaged, ..FoldState::default() };
         let mut group =
@@ -516,7 +508,6 @@ impl<S: Storage> Group<S> {
         };
         group.tick(now);
         group.fold.shortened = group.is_shortened();
-        group.settle_format();
         group.restart_receivers();
         if group.journal.state().recovered().is_some() {
             group.promoted = true;

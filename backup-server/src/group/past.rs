@@ -227,7 +227,7 @@ impl<S: Storage> Group<S> {
         }
         let fold = crate::manifest::FoldPosition {
             position: self.fold.position,
-            oldest: Some(closed.clone()),
+            oldest: closed.clone(),
             damaged: (*self.fold.damaged).clone(),
         };
         if !planted::is(Bug::OldestForgotten) {

@@ -179,7 +179,7 @@ impl<S: Storage> Group<S> {
             return;
         }
         // Alone in its group as its host has it, it has nobody to hear of.
-        let has_others = self.slots.iter().all(|s| s.link != Some(link) || s.speaks_of_groups);
+        let has_others = self.slots.iter().all(|s| s.link != Some(link) || s.is_of_several);
         if has_others && self.others_may_be_async(&name) && !planted::is(Bug::NewcomerNotTold) {
             self.outputs.push(Output::Send(link, Message::Unheard));
         }
@@ -227,7 +227,6 @@ impl<S: Storage> Group<S> {
         if policies == self.policies {
             return;
         }
-        policies.format = FORMAT;
         match manifest::write_json(&self.storage, "", FILE, &policies) {
             Ok(()) => self.policies = policies,
             Err(error) if error.is_full() => {

@@ -126,8 +126,7 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// A host attaches a member that is alone: with version 1 of the protocol, which knows of nothing
-    /// else. If the group had other members, they were left out of its configuration.
+    /// A host attaches a member that is alone. If the group had other members, they were left out of its configuration.
     pub(super) fn reshape_alone(
         &mut self,
         now: Now,
@@ -146,11 +145,10 @@ impl<S: Storage> Group<S> {
         let others = self.other_hosts(host);
         if let Some(other) = others.iter().find(|other| self.is_connected(other)) {
             let reason = format!(
-                "the group has members on host {other}, which is connected, and this host speaks \
-                 version 1 of the protocol, or has no other members in its configuration: upgrade \
-                 it, or give both hosts the same configuration"
+                "the group has members on host {other}, which is connected, and this host has no other members in its \
+                 configuration: give both hosts the same configuration"
             );
-            return refuse(RefusalKind::Version, reason);
+            return refuse(RefusalKind::Mismatch, reason);
         }
         // Who is alone tags nothing, so the form stays.
         let form = self.journal.state().form;

@@ -19,7 +19,7 @@ const BACKLOG_MAX: u64 = 1 << 30;
 impl<S: Storage> Group<S> {
     /// A member is told with each answer to a beacon, so that it hears of a new key within a period and a lease.
     pub(super) fn tell_tag_terms(&mut self, now: Now, link: Link) {
-        let is_of_several = self.slots.iter().all(|s| s.link != Some(link) || s.speaks_of_groups);
+        let is_of_several = self.slots.iter().all(|s| s.link != Some(link) || s.is_of_several);
         if is_of_several {
             let terms = self.tag_terms(now);
             self.outputs.push(Output::Send(link, Message::TagTerms(terms)));

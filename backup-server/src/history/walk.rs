@@ -74,7 +74,7 @@ pub(super) fn walk<F: StorageFile>(
                 let Entry::Note(Note::Checkpoint(checkpoint)) = entry else {
                     return Err(damaged(Damage::Chain("no checkpoint")));
                 };
-                state = Some(State::of_checkpoint(&checkpoint));
+                state = Some(*checkpoint);
                 continue;
             };
             let place = Place { start, end, arrived_ms, before };

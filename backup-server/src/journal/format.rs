@@ -46,9 +46,7 @@ pub const SEGMENT_HEADER_BYTES: usize = 64;
 /// Bytes of a batch's header.
 pub const BATCH_HEADER_BYTES: usize = 56;
 /// The version of the journal's format.
-pub const VERSION: u32 = 4;
-/// The oldest version that is read.
-pub const VERSION_MIN: u32 = VERSION;
+pub const VERSION: u32 = 1;
 /// A batch takes no more records when its body has reached this.
 pub const BATCH_TARGET_BYTES: usize = 8 << 20;
 /// The largest body of a batch: the target, one largest record, and notes.
@@ -95,7 +93,7 @@ pub enum Damage {
         computed: u32,
     },
     /// A format that this version does not know.
-    #[error("journal format {0} is not supported, only {VERSION_MIN} to {VERSION}")]
+    #[error("journal format {0} is not supported, only {VERSION}")]
     Version(u32),
     /// Checksums are right, but it does not continue what is before it.
     #[error("it does not continue what is before it: {0}")]
@@ -190,7 +188,7 @@ impl SegmentHeader {
             return Err(Damage::Magic("journal segment"));
         }
         check("segment header", raw.crc, &raw.as_bytes()[..SEGMENT_HEADER_BYTES - 4])?;
-        if !(VERSION_MIN..=VERSION).contains(&raw.version.get()) {
+        if raw.version.get() != VERSION {
             return Err(Damage::Version(raw.version.get()));
         }
         let counts = [raw.index.get(), raw.first_batch.get()];

@@ -70,8 +70,6 @@ impl<F: StorageFile> Indexed<F> {
             made_again: Vec::new(),
             files: BTreeMap::new(),
         };
-        // Checkpoints of older formats say less than the entries before them.
-        let complete = segments.iter().all(|of| !of.checkpoint.is_of_older_format());
         let mut found = ClosedSegments::new();
         for (at, pair) in segments.windows(2).enumerate() {
             let (segment, next) = (&pair[0].segment, &pair[1].header);
@@ -84,8 +82,8 @@ impl<F: StorageFile> Indexed<F> {
             match opened {
                 Ok((index, file)) => {
                     indexed.files.insert(segment.index, file);
-                    indexed.whole[at] = complete;
-                    if let Some(closed) = index.footer().closed.clone().filter(|_| complete) {
+                    indexed.whole[at] = true;
+                    if let Some(closed) = index.footer().closed.clone() {
                         found.insert(segment.index, closed);
                         indexed.from = at;
                     }

@@ -127,7 +127,7 @@ impl<S: Storage> Journal<S> {
         let last = self.builder.waypoints().last().map_or(0, |of| of.offset);
         let is_due = end.offset - last >= self.options.segment_bytes / WAYPOINTS_PER_SEGMENT;
         let is_durable = self.batch.is_empty() && self.durable_end == end;
-        (is_due && is_durable).then(|| (end, State::of_checkpoint(&self.state)))
+        (is_due && is_durable).then(|| (end, self.state.clone()))
     }
 
     /// A replay may begin at this place of a segment, if that is still the newest one.

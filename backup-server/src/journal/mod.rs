@@ -47,7 +47,7 @@ pub use cold::{
 pub(crate) use examine::{payload_of, read_payload};
 pub use format::{
     BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_NOTES_MAX_BYTES, BATCH_TARGET_BYTES,
-    BatchHeader, Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION, VERSION_MIN,
+    BatchHeader, Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION,
 };
 #[cfg(any(test, feature = "memory-storage"))]
 pub use index::index_from_bytes;

@@ -2,7 +2,7 @@
 //!
 //! | at | bytes | field |
 //! |---|---|---|
-//! | 0 | 1 | kind: 129 copy state, 130 epoch start, 131 clean end, 133 shape, 134 checkpoint, 135 activity log; 128 and 132 are the checkpoints of formats 1 and 2 |
+//! | 0 | 1 | kind: 128 checkpoint, 129 copy state, 130 epoch start, 131 clean end, 132 shape, 133 activity log |
 //! | 1 | 3 | 0 |
 //! | 4 | 4 | bytes of the body |
 //! | 8 | 4 | CRC-32C of the body |
@@ -11,13 +11,12 @@
 //! The body is the note's fields in postcard's encoding.
 
 use super::format::COUNT_MAX;
-use super::state::{State, WriterState};
+use super::state::State;
 use bytes::{BufMut, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::{CopyState, Form, LogAge};
 use tidelock_protocol::record::crc32c;
 use tidelock_protocol::vector::CountVector;
@@ -68,47 +67,6 @@ pub struct Shape {
     pub joining: bool,
     /// How records say what they depend on. It changes only while every record is in the cut.
     pub form: Form,
-}
-
-/// A state as checkpoints of format 1 have it.
-#[derive(Deserialize)]
-struct StateV1 {
-    epoch: Epoch,
-    writers: Vec<(Seq, Seq, CopyState)>,
-    last_hlc: Hlc,
-    recoveries: Vec<EpochStart>,
-}
-
-impl From<StateV1> for State {
-    fn from(old: StateV1) -> Self {
-        let mut state = State::new(old.writers.len());
-        for (writer, (seq, committed, copy)) in state.writers.iter_mut().zip(old.writers) {
-            // Format 1 has no times of writers. They matter to the HLC form alone, which such a
-            // group changes to while all of its records are in the cut.
-            let (hlc, committed_hlc) = (old.last_hlc, old.last_hlc);
-            *writer = WriterState { seq, committed, copy, hlc, committed_hlc, ..*writer };
-        }
-        let (epoch, last_hlc, recoveries) = (old.epoch, old.last_hlc, old.recoveries);
-        State { epoch, last_hlc, recoveries, is_format_1: true, has_no_barrier: true, ..state }
-    }
-}
-
-/// A state as checkpoints of format 2 have it.
-#[derive(Deserialize)]
-struct StateV2 {
-    epoch: Epoch,
-    writers: Vec<WriterState>,
-    last_hlc: Hlc,
-    recoveries: Vec<EpochStart>,
-    form: Form,
-}
-
-impl From<StateV2> for State {
-    fn from(old: StateV2) -> Self {
-        let StateV2 { epoch, writers, last_hlc, recoveries, form } = old;
-        let new = State::default();
-        State { epoch, writers, last_hlc, recoveries, form, has_no_barrier: true, ..new }
-    }
 }
 
 /// The beginning of an epoch: what belongs to older ones is void beyond its cut.
@@ -162,12 +120,12 @@ impl Note {
     /// Appends the note.
     pub fn encode(&self, out: &mut BytesMut) {
         let (kind, body) = match self {
-            Note::Checkpoint(state) => (134, postcard::to_stdvec(state)),
+            Note::Checkpoint(state) => (128, postcard::to_stdvec(state)),
             Note::Copy { writer, copy } => (129, postcard::to_stdvec(&(writer, copy))),
             Note::EpochStart(start) => (130, postcard::to_stdvec(start)),
             Note::CleanEnd => (131, Ok(Vec::new())),
-            Note::Shape(shape) => (133, postcard::to_stdvec(shape)),
-            Note::Log { writer, age } => (135, postcard::to_stdvec(&(writer, age))),
+            Note::Shape(shape) => (132, postcard::to_stdvec(shape)),
+            Note::Log { writer, age } => (133, postcard::to_stdvec(&(writer, age))),
         };
         let body = body.expect("notes are plain data");
         assert!(body.len() <= NOTE_BODY_MAX_BYTES, "a note's parts are bounded where they arise");
@@ -200,12 +158,8 @@ impl Note {
             return Err(NoteError::Checksum);
         }
         let note = match raw.kind {
-            128 | 132 | 134 => {
-                let state: Box<State> = match raw.kind {
-                    128 => Box::new(parse::<StateV1>(body)?.into()),
-                    132 => Box::new(parse::<StateV2>(body)?.into()),
-                    _ => parse(body)?,
-                };
+            128 => {
+                let state: Box<State> = parse(body)?;
                 if !state.is_in_bounds() {
                     return Err(NoteError::Malformed("checkpoint out of bounds"));
                 }
@@ -223,8 +177,8 @@ impl Note {
                 Note::EpochStart(start)
             }
             131 if body.is_empty() => Note::CleanEnd,
-            133 => Note::Shape(parse(body)?),
-            135 => {
+            132 => Note::Shape(parse(body)?),
+            133 => {
                 let (writer, age) = parse(body)?;
                 Note::Log { writer, age }
             }
@@ -299,47 +253,5 @@ mod tests {
                 assert!(Note::decode(&bytes[..cut]).is_err());
             }
         }
-    }
-
-    /// A checkpoint of format 2, byte by byte: epoch 1, one writer at seq 9 and committed seq 9,
-    /// whole, times 300, a member, last HLC 300, no recoveries, form HLC.
-    #[test]
-    fn a_checkpoint_of_format_2_is_read() {
-        let body = [1, 1, 9, 9, 2, 0xac, 2, 0xac, 2, 0, 0xac, 2, 0, 1];
-        let mut bytes = vec![132, 0, 0, 0];
-        bytes.extend((body.len() as u32).to_le_bytes());
-        bytes.extend(crc32c(&body).to_le_bytes());
-        bytes.extend(crc32c(&bytes).to_le_bytes());
-        bytes.extend(body);
-        let (note, len) = Note::decode(&bytes).unwrap();
-        assert_eq!(len, bytes.len());
-        let Note::Checkpoint(checkpoint) = note else { panic!("{note:?}") };
-        let writer = checkpoint.writers[0];
-        assert_eq!((writer.seq, writer.copy), (Seq(9), CopyState::Whole));
-        assert_eq!((checkpoint.form, checkpoint.barrier), (Form::Hlc, Hlc(0)));
-        // It may follow a state that has a barrier, which is none from there on.
-        let mut state = State::of_checkpoint(&checkpoint);
-        state.barrier = Hlc(7);
-        state.apply_note(&Note::Checkpoint(checkpoint)).unwrap();
-        assert_eq!(state.barrier, Hlc(0));
-    }
-
-    /// A checkpoint of format 1, byte by byte: epoch 2, one writer at seq 9 and committed seq 7,
-    /// resyncing, HLC 300, no recoveries.
-    #[test]
-    fn a_checkpoint_of_format_1_is_read() {
-        let body = [2, 1, 9, 7, 3, 0xac, 2, 0];
-        let mut bytes = vec![128, 0, 0, 0];
-        bytes.extend((body.len() as u32).to_le_bytes());
-        bytes.extend(crc32c(&body).to_le_bytes());
-        bytes.extend(crc32c(&bytes).to_le_bytes());
-        bytes.extend(body);
-        let (note, len) = Note::decode(&bytes).unwrap();
-        assert_eq!(len, bytes.len());
-        let Note::Checkpoint(state) = note else { panic!("{note:?}") };
-        let writer = state.writers[0];
-        assert_eq!((state.epoch, state.last_hlc), (Epoch(2), Hlc(300)));
-        assert_eq!((writer.seq, writer.committed), (Seq(9), Seq(7)));
-        assert_eq!((writer.copy, writer.hlc), (CopyState::Resyncing, Hlc(300)));
     }
 }

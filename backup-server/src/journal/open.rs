@@ -510,7 +510,7 @@ impl Replay {
 
     /// The segment at hand is not read: its index says how it ends, as the next one does.
     fn skip(&mut self, checkpoint: &State, next: &SegmentHeader) {
-        self.starts.push(Arc::new(State::of_checkpoint(checkpoint)));
+        self.starts.push(Arc::new(checkpoint.clone()));
         (self.number, self.chain) = (next.first_batch - 1, next.chain);
         self.state = None;
     }
@@ -599,9 +599,8 @@ impl Replay {
             }
             match (entry, &mut self.state) {
                 (Entry::Note(Note::Checkpoint(state)), slot @ None) => {
-                    let state = State::of_checkpoint(&state);
-                    self.starts.push(Arc::new(state.clone()));
-                    *slot = Some(state);
+                    self.starts.push(Arc::new((*state).clone()));
+                    *slot = Some(*state);
                 }
                 (Entry::Note(note), Some(state)) => {
                     visit(state, Shown::Note(&note));

@@ -88,12 +88,6 @@ pub struct State {
     pub arrived_ms: u64,
     /// How far the activity log of each writer's host is, by index; none for those after the last.
     pub logs: Vec<LogAge>,
-    /// Read from a checkpoint of format 1, which has no times of writers.
-    #[serde(skip)]
-    pub(super) is_format_1: bool,
-    /// Read from a checkpoint of format 1 or 2, which has no barrier: from there on it is 0.
-    #[serde(skip)]
-    pub(super) has_no_barrier: bool,
 }
 
 /// Why an entry cannot follow.
@@ -332,37 +326,10 @@ impl State {
         self.last_hlc.max(Hlc(self.barrier.0.saturating_add(1)))
     }
 
-    /// The state that a checkpoint stands for, as the first of a journal.
-    #[must_use]
-    pub(crate) fn of_checkpoint(checkpoint: &State) -> State {
-        State { is_format_1: false, has_no_barrier: false, ..checkpoint.clone() }
-    }
-
-    /// Whether it was read from a checkpoint that does not say everything.
-    #[must_use]
-    pub(super) fn is_of_older_format(&self) -> bool {
-        self.is_format_1 || self.has_no_barrier
-    }
-
-    /// Whether a checkpoint stands for this state, as far as its format can tell.
+    /// Whether a checkpoint stands for this state.
     fn equals(&self, checkpoint: &State) -> bool {
         // When it arrived is not what entries lead to.
-        let timed = State { arrived_ms: checkpoint.arrived_ms, ..self.clone() };
-        let barrierless = |state: &State| State { barrier: Hlc(0), ..Self::of_checkpoint(state) };
-        if !checkpoint.is_format_1 {
-            return match checkpoint.has_no_barrier {
-                true => barrierless(&timed) == barrierless(checkpoint),
-                false => timed == *checkpoint,
-            };
-        }
-        let timeless = |state: &State| {
-            let mut state = barrierless(state);
-            for writer in &mut state.writers {
-                (writer.hlc, writer.committed_hlc) = (Hlc(0), Hlc(0));
-            }
-            state
-        };
-        timeless(&timed) == timeless(checkpoint)
+        State { arrived_ms: checkpoint.arrived_ms, ..self.clone() } == *checkpoint
     }
 
     fn apply_shape(&mut self, shape: &Shape) -> Result<(), StateError> {

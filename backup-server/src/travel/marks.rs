@@ -29,7 +29,7 @@ use tidelock_protocol::limits;
 /// The file, in the group's directory.
 pub const FILE: &str = "marks.json";
 /// Its version.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 1;
 /// Marks of one group.
 pub const MARKS_MAX: usize = 4096;
 
@@ -77,7 +77,6 @@ pub struct Mark {
     /// When it goes by itself, in milliseconds since the Unix epoch.
     pub expires_at_unix_ms: Option<u64>,
     /// Who asked for it; `None`: this server's command line.
-    #[serde(default)]
     pub asked_by: Option<Asker>,
 }
 
@@ -280,7 +279,7 @@ fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Mark>, MarkError> {
     // The format comes first: what a newer one means by its other fields is not known.
     let value: serde_json::Value = serde_json::from_slice(bytes).map_err(damaged)?;
     match value.get("format").and_then(serde_json::Value::as_u64) {
-        Some(format) if (1..=u64::from(FORMAT)).contains(&format) => {}
+        Some(format) if format == u64::from(FORMAT) => {}
         Some(format) => return Err(MarkError::Version(format)),
         None => return Err(MarkError::Damaged("it has no format".into())),
     }
@@ -415,7 +414,7 @@ mod tests {
         assert_eq!(deploy.point.cut.get(WriterId(1)), Seq(7));
         assert_eq!(marks.all()["gold"].expires_at_unix_ms, Some(2000));
         for (text, part) in [
-            (r#"{"format": 3, "other": 1}"#, "format 3"),
+            (r#"{"format": 2, "other": 1}"#, "format 2"),
             (r#"{"marks": {}}"#, "damaged"),
             (r#"{"format": 1, "marks": {"../x": 1}}"#, "damaged"),
             ("{", "damaged"),

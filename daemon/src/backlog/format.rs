@@ -10,7 +10,7 @@ pub const HEADER_BYTES: usize = 128;
 /// Bytes after each record: its keyed check.
 pub const TAG_BYTES: usize = 16;
 /// The version of the format.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"TLKBKLG1";
 const EXTENSION: &str = "segment";

@@ -138,7 +138,7 @@ impl HostGroup {
     /// Whether the backup counts no writer here as gone that is not.
     fn is_in_contact(&self) -> bool {
         let mut links = self.members.iter().filter_map(HostMember::link_stats);
-        links.all(LinkStats::is_in_contact)
+        links.all(LinkStats::is_policy_kept)
     }
 
     /// The mode in force has changed.

@@ -269,8 +269,7 @@ fn wait_for_the_clock(member: &str, floor: Hlc, lead: Duration) {
     }
 }
 
-/// Whether a group has other members than one, or ever had: then version 1 of the protocol does
-/// not do.
+/// Whether a group has other members than one, or ever had.
 pub(super) fn is_one_of_several(group: &Group) -> bool {
     group.roster.len() > 1
 }

@@ -406,9 +406,8 @@ fn policy_detail(group: &HostGroup) -> Option<String> {
         Standing::Holding if policy.after_ms().is_none() => None,
         Standing::Holding => {
             let is_told = links.all(|link| !link.is_attached() || link.is_policy_kept());
-            let why =
-                "has not kept it (it speaks an older version of the protocol, or has no room)";
-            (!is_told).then(|| format!("\"{policy}\" is not in force: the backup {why}"))
+            (!is_told)
+                .then(|| format!("\"{policy}\" is not in force: the backup has no room to keep it"))
         }
     }
 }

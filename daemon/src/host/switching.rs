@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidelock_protocol::ids::Epoch;
-use tidelock_protocol::message::{Form, PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_SWITCHES};
+use tidelock_protocol::message::Form;
 use tidelock_protocol::vector::CountVector;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
@@ -275,22 +275,11 @@ impl Host {
         if self.stopping.load(Ordering::SeqCst) {
             return Err("the daemon is stopping".to_owned());
         }
-        let spoken = match is_spread(group) {
-            true => PROTOCOL_OF_JOINT_SWITCHES,
-            false => PROTOCOL_OF_SWITCHES,
-        };
         for member in &group.members {
             let name = member.config.name.as_str();
             let Some(link) = member.link_stats() else { continue };
             if !link.is_attached() {
                 return Err(format!("{name} is not attached to the backup"));
-            }
-            if link.protocol() < u64::from(spoken) {
-                return Err(
-                    "the backup server is too old for this: upgrade it, or stop the guest and the \
-                     daemon, and let tidelock-backup recover wait out the grace"
-                        .to_owned(),
-                );
             }
             if let Some(why) = link.stalled() {
                 return Err(format!("the backup does not acknowledge: {why}"));

@@ -39,8 +39,6 @@ pub struct Greeting {
     pub server: String,
     /// Name and version of its software.
     pub software: String,
-    /// The version that both speak.
-    pub protocol: u16,
 }
 
 /// Why a connection ended.
@@ -140,7 +138,7 @@ where
         Ok(Err(error)) => Err(error),
         Ok(Ok(Frame::Control(Channel(0), Message::Welcome { protocol, server, software }))) => {
             if (oldest..=newest).contains(&protocol) {
-                Ok(Greeting { server, software, protocol })
+                Ok(Greeting { server, software })
             } else {
                 Err(ConnectionError::Unexpected("protocol version"))
             }
@@ -152,11 +150,10 @@ where
     }
 }
 
-/// Serves the members on a greeted connection, in this version of the protocol, until it breaks, or until every owner loop has gone
-/// and everything was sent (`Ok`).
+/// Serves the members on a greeted connection until it breaks, or until every owner loop has gone and everything was
+/// sent (`Ok`).
 pub async fn serve<S, T>(
     stream: S,
-    protocol: u16,
     members: &mut [Member<T>],
     inbox: &mut Inbox,
 ) -> Result<(), ConnectionError>
@@ -177,7 +174,7 @@ where
     let mut last_heard = Instant::now();
 
     for member in members.iter_mut() {
-        member.connected(protocol, &mut out);
+        member.connected(&mut out);
     }
     loop {
         if out.is_empty() {

@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use rustls_pki_types::ServerName;
 use std::io;
 use std::time::{Duration, SystemTime};
-use tidelock_protocol::message::{PROTOCOL_OF_GROUPS, RefusalKind};
+use tidelock_protocol::message::RefusalKind;
 use tidelock_tls::Files;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -167,12 +167,8 @@ async fn once<T>(
         software = greeting.software,
         "connected to the backup"
     );
-    if greeting.protocol < PROTOCOL_OF_GROUPS && members.iter().any(Member::needs_groups) {
-        let reason = "it does not know of groups with several members: upgrade it".to_owned();
-        return Err(ConnectionError::Refused { kind: RefusalKind::Version, reason });
-    }
     state.send_replace(LinkState::Up { server: greeting.server, software: greeting.software });
-    connection::serve(stream, greeting.protocol, members, inbox).await
+    connection::serve(stream, members, inbox).await
 }
 
 async fn connect(endpoint: &Endpoint) -> Result<Box<dyn Stream>, ConnectionError> {

@@ -116,7 +116,7 @@ impl World {
     /// Whether the backup counts no writer here as gone that is not.
     fn is_in_contact(&self, host: usize, vms: &[usize]) -> bool {
         let daemon = self.hosts[host].daemon.as_ref().expect("its members run");
-        vms.iter().filter_map(|vm| daemon.link.stats_of(*vm)).all(LinkStats::is_in_contact)
+        vms.iter().filter_map(|vm| daemon.link.stats_of(*vm)).all(LinkStats::is_policy_kept)
     }
 
     /// The members of a group on a host whose loops run.

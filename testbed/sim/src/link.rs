@@ -430,7 +430,7 @@ impl World {
                 (State::Greeting, Frame::Control(Channel(0), Message::Welcome { .. })) => {
                     link.state = State::Serving;
                     for member in &mut link.members {
-                        member.connected(PROTOCOL.1, &mut link.out);
+                        member.connected(&mut link.out);
                     }
                 }
                 (State::Serving, Frame::Control(Channel(0), Message::Refused { kind, reason })) => {

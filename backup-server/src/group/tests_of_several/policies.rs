@@ -60,8 +60,7 @@ fn it_is_on_stable_storage_before_the_host_hears_so() {
     );
     disk.set_faults(Faults::default());
     assert_eq!(tell(&mut group, 1, HOLDS), [Message::PolicyKept(HOLDS)]);
-    // As format 3 wrote it.
-    let old = br#"{"format": 3, "members": {"a": {"mode": "async", "mode_since_unix_ms": 5,
+    let old = br#"{"format": 1, "members": {"a": {"mode": "async", "mode_since_unix_ms": 5,
         "after_ms": 30000, "degraded_since_unix_ms": 7, "has_left": false}}}"#;
     crate::storage::replace(&disk, "", "policies.json", old).unwrap();
     assert_eq!(reopen(&disk).policies()["a"].degraded_since_unix_ms, Some(7));

@@ -31,11 +31,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const BLOCK_BYTES: usize = 4096;
 /// Entries of a full block.
 pub const ENTRIES_PER_BLOCK: usize = (BLOCK_BYTES - BLOCK_HEAD_BYTES) / ENTRY_BYTES;
-/// The version of the index's format. One of another version is made again, but for [`WITHOUT_WAYPOINTS`].
-pub const INDEX_VERSION: u32 = 3;
-
-/// The version before: the same without waypoints.
-const WITHOUT_WAYPOINTS: u32 = 2;
+/// The version of the index's format. One of another version is made again.
+pub const INDEX_VERSION: u32 = 1;
 
 const BLOCK_HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 44;
@@ -343,7 +340,7 @@ impl Trailer {
         if raw.crc.get() != crc32c(&bytes[..TRAILER_BYTES - 4]) {
             return Err(IndexError::Damaged("the checksum of the trailer is wrong"));
         }
-        if !matches!(raw.version.get(), WITHOUT_WAYPOINTS | INDEX_VERSION) {
+        if raw.version.get() != INDEX_VERSION {
             return Err(IndexError::Version(raw.version.get()));
         }
         let cut = raw.closed_cut.get();
@@ -378,9 +375,6 @@ impl Trailer {
     /// Reads and verifies these.
     pub(super) fn decode_waypoints(&self, bytes: &[u8]) -> Result<Vec<Waypoint>, IndexError> {
         let raw = &self.0;
-        if raw.version.get() == WITHOUT_WAYPOINTS {
-            return Ok(Vec::new());
-        }
         if crc32c(bytes) != raw.waypoints_crc.get() {
             return Err(IndexError::Damaged("the checksum of the waypoints is wrong"));
         }

@@ -24,7 +24,7 @@ use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the map's format. One of another version is made again.
-pub const MAP_VERSION: u32 = 2;
+pub const MAP_VERSION: u32 = 1;
 
 pub(super) const BLOCK_BYTES: usize = crate::journal::BLOCK_BYTES;
 const HEAD_BYTES: usize = 24;

@@ -7,7 +7,7 @@ use super::judging::ANSWERS_MAX;
 use super::{Member, MemberError, Phase};
 use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
 use tidelock_protocol::message::{
-    Attached, Basis, CopyState, Followed, Message, Mode, PROTOCOL_OF_GROUPS, Progress, RefusalKind,
+    Attached, Basis, CopyState, Followed, Message, Mode, Progress, RefusalKind,
 };
 use tidelock_protocol::vector::CountVector;
 
@@ -205,12 +205,12 @@ impl<T> Member<T> {
         }
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
         let must_compare = attached.copy == CopyState::Resyncing
-            || (self.needs_groups() && attached.copy.told() == CopyState::Partial);
+            || (self.is_of_several() && attached.copy.told() == CopyState::Partial);
         if must_compare {
             self.gate.hold_for_resync(true);
             // The end of the comparison lets it go.
             self.held_to = None;
-            if self.needs_groups() {
+            if self.is_of_several() {
                 // During a resync C stands still, and what the guest tells others waits by its tag.
                 // In the middle of an initial copy C goes on. And P of the old run may be lost.
                 self.gate.mark_incomplete();
@@ -237,7 +237,6 @@ impl<T> Member<T> {
         // is still stalled says so right after this.
         self.is_stalled = false;
         self.stats.set_stalled(None);
-        self.stats.set_takes_idle(self.protocol >= PROTOCOL_OF_GROUPS);
         self.gate.committed(&attached.committed);
         self.let_gate_go(attached.committed.get(self.attach.writer));
         self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));

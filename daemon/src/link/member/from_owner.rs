@@ -3,7 +3,7 @@
 use super::super::port::{FromLink, ToLink};
 use super::{Member, Phase};
 use bytes::BytesMut;
-use tidelock_protocol::message::{LastRun, Message, PROTOCOL_OF_JOINT_SWITCHES};
+use tidelock_protocol::message::{LastRun, Message};
 use tidelock_protocol::record::{Effect, Record};
 
 impl<T> Member<T> {
@@ -38,9 +38,7 @@ impl<T> Member<T> {
             }
             ToLink::Policy(policy) => {
                 self.policy = policy;
-                if self.speaks_of_policies() {
-                    self.control(Message::Policy(policy), out);
-                }
+                self.control(Message::Policy(policy), out);
             }
             ToLink::Bookmark(wanted, done) => {
                 let message = self.bookmarks.begin(wanted, done);
@@ -54,9 +52,7 @@ impl<T> Member<T> {
                 self.is_ready = ready;
                 self.agreement = Some(agreement);
                 // If it is not attached, it says so when it is; nobody counts on one that is not.
-                if self.protocol >= PROTOCOL_OF_JOINT_SWITCHES {
-                    self.control(Message::ReadyToSwitch { ready }, out);
-                }
+                self.control(Message::ReadyToSwitch { ready }, out);
             }
             ToLink::GiveUpLease(given_up) => {
                 self.gives_up = true;
@@ -64,7 +60,7 @@ impl<T> Member<T> {
                 self.agreement = None;
                 self.given_up = given_up;
                 // If it is not attached, it says so when it is.
-                self.give_up_lease(out);
+                self.control(Message::GiveUpLease, out);
             }
             ToLink::Adopted => self.adopted(out),
             ToLink::LeaveOpen => {
@@ -98,7 +94,7 @@ impl<T> Member<T> {
 
     pub(super) fn adopted(&mut self, out: &mut BytesMut) {
         if std::mem::take(&mut self.awaits_adoption) && self.is_connected {
-            self.connected(self.protocol, out);
+            self.connected(out);
         }
     }
 

@@ -88,7 +88,7 @@ enum Phase {
 /// How a member is on the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// The only member of its group: version 1 of the protocol says all there is to say.
+    /// The only member of its group, whose packets are not tagged.
     Alone,
     /// A writer among several members.
     Writer {
@@ -165,8 +165,6 @@ pub struct Member<T> {
     is_ready: bool,
     /// Who wants to hear of the others.
     agreement: Option<Arc<Agreement>>,
-    /// The version of the protocol that this connection speaks.
-    protocol: u16,
     /// The group's disks are elsewhere still: nothing is said to the backup.
     awaits_adoption: bool,
     /// A connection is up.
@@ -284,7 +282,6 @@ impl<T> Member<T> {
             given_up: None,
             is_ready: false,
             agreement: None,
-            protocol: 0,
             awaits_adoption: false,
             is_connected: false,
             log,
@@ -313,12 +310,9 @@ impl<T> Member<T> {
         self.awaits_adoption
     }
 
-    /// A connection is up, which speaks this version of the protocol: asks to be attached, unless
-    /// the backup has refused for good.
-    pub fn connected(&mut self, protocol: u16, out: &mut BytesMut) {
-        self.protocol = protocol;
+    /// A connection is up: asks to be attached, unless the backup has refused for good.
+    pub fn connected(&mut self, out: &mut BytesMut) {
         self.is_connected = true;
-        self.stats.set_protocol(protocol);
         if !self.expects_answers() {
             return;
         }
@@ -329,9 +323,8 @@ impl<T> Member<T> {
         self.ask_to_be_attached(out);
     }
 
-    /// Whether it can only be served by a backup that knows of groups with several members.
-    #[must_use]
-    pub fn needs_groups(&self) -> bool {
+    /// Whether its group may have several members.
+    fn is_of_several(&self) -> bool {
         self.presence != Presence::Alone
     }
 

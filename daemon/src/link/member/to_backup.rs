@@ -1,14 +1,10 @@
-//! What a member tells the backup and asks it, each as the connection's version of the protocol lets it.
+//! What a member tells the backup and asks it.
 
 use super::{Member, MemberError, Phase, Presence};
 use bytes::BytesMut;
 use tidelock_protocol::frame;
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::{
-    Follow, Form, Join, LastRun, Message, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES,
-    PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED,
-    UNASKED,
-};
+use tidelock_protocol::message::{Follow, Form, Join, LastRun, Message, UNASKED};
 use tidelock_protocol::sender::Transmit;
 
 impl<T> Member<T> {
@@ -56,8 +52,7 @@ impl<T> Member<T> {
                     Err(error) => return Err(self.broken(error.into())),
                 };
                 match next {
-                    Some(Transmit::Record(mut record)) => {
-                        record.flushed &= self.protocol >= PROTOCOL_OF_FLUSHES;
+                    Some(Transmit::Record(record)) => {
                         out.reserve(frame::HEADER_BYTES + record.encoded_len());
                         frame::encode_record_head(self.channel, &record, out);
                         if let Some(payload) = record.payload() {
@@ -82,11 +77,11 @@ impl<T> Member<T> {
         if self.phase == Phase::Refused && self.beacons_to_pass > 0 {
             self.beacons_to_pass -= 1;
         } else if self.phase == Phase::Refused {
-            self.connected(self.protocol, out);
+            self.connected(out);
         } else if self.gives_up {
             // It may be a new server, which has to hear of it.
-            self.give_up_lease(out);
-        } else if self.may_ask_for_lease() {
+            self.control(Message::GiveUpLease, out);
+        } else if self.policy_is_kept {
             self.wants_lease = false;
             self.say_what_is_awaited(out);
             self.control(Message::Beacon { sent_at: now }, out);
@@ -115,33 +110,16 @@ impl<T> Member<T> {
         }
     }
 
-    /// A backup that speaks an older version cannot be told, and the group holds.
-    pub(super) fn speaks_of_policies(&self) -> bool {
-        self.protocol >= PROTOCOL_OF_POLICIES
-    }
-
     pub(super) fn say_policy(&mut self) {
-        if self.speaks_of_policies() {
-            self.answers.push_back(Message::Policy(self.policy));
-        }
-        if let Some(serves) = self.says_unreached.filter(|_| self.protocol >= PROTOCOL_OF_UNREACHED)
-        {
+        self.answers.push_back(Message::Policy(self.policy));
+        if let Some(serves) = self.says_unreached {
             self.answers.push_back(Message::ServesUnreached { serves });
         }
     }
 
     /// Why no bookmark can be set; `None`: it can, or it is not known.
     pub(super) fn cannot_bookmark(&self) -> Option<&str> {
-        let is_older = self.phase == Phase::Attached && self.protocol < PROTOCOL_OF_BOOKMARKS;
-        if self.refusal_is_final {
-            Some(&self.shut_because)
-        } else if is_older {
-            Some(
-                "the backup server is too old for bookmarks of hosts: upgrade it, or set the bookmark there",
-            )
-        } else {
-            None
-        }
+        self.refusal_is_final.then_some(&self.shut_because)
     }
 
     pub(super) fn ask_for_bookmarks(&mut self) {
@@ -158,29 +136,18 @@ impl<T> Member<T> {
         }
     }
 
-    pub(super) fn may_ask_for_lease(&self) -> bool {
-        self.policy_is_kept || !self.speaks_of_policies()
-    }
-
     /// Whether a beacon is due at once: replies are held since before the attachment, and a quarter
     /// of a lease is long for the clients that wait for them.
     #[must_use]
     pub fn wants_lease(&self) -> bool {
-        self.wants_lease && !self.gives_up && self.may_ask_for_lease()
-    }
-
-    pub(super) fn give_up_lease(&mut self, out: &mut BytesMut) {
-        // A backup that speaks an older version waits out the grace: nothing is asked of it.
-        if self.protocol >= PROTOCOL_OF_SWITCHES {
-            self.control(Message::GiveUpLease, out);
-        }
+        self.wants_lease && !self.gives_up && self.policy_is_kept
     }
 
     pub(super) fn say_switch(&mut self) {
-        if self.gives_up && self.protocol >= PROTOCOL_OF_SWITCHES {
+        if self.gives_up {
             self.answers.push_back(Message::GiveUpLease);
         }
-        if self.is_ready && self.protocol >= PROTOCOL_OF_JOINT_SWITCHES {
+        if self.is_ready {
             self.answers.push_back(Message::ReadyToSwitch { ready: true });
         }
     }

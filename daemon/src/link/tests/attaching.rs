@@ -40,7 +40,7 @@ fn a_run_is_on_record_before_it_says_so_and_says_so_first() {
     let mut b = bench(UNCLEAN);
     let before = |b: &mut Bench| {
         let mut out = BytesMut::new();
-        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.connected(&mut out);
         match frame::decode(&mut out).unwrap() {
             Some(Frame::Control(_, Message::Attach(attach))) => attach.before,
             other => panic!("{other:?}"),
@@ -127,7 +127,7 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
     assert_eq!(b.told.take(), ["fence", "kept fenced"]);
     b.member.disconnected();
     for _ in 0..2 {
-        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.connected(&mut out);
         b.member.beacon(NOW, &mut out);
     }
     assert!(out.is_empty(), "a fenced member does not ask again");
@@ -147,7 +147,7 @@ fn what_a_run_before_was_fenced_for_holds_from_the_start_and_nothing_is_asked() 
             other => panic!("{other:?}"),
         }
         let mut out = BytesMut::new();
-        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.connected(&mut out);
         b.member.beacon(NOW, &mut out);
         b.member.fill(&mut out, 1 << 20).unwrap();
         assert!(out.is_empty() && !b.member.expects_answers());
@@ -206,19 +206,12 @@ fn a_bookmark_is_asked_for_on_each_connection_until_it_is_answered() {
     b.member.receive(answer, NOW).unwrap();
     assert_eq!(outcome.try_recv(), Ok(Ok(point)));
 
-    // While it is attached, at once; an older backup cannot.
+    // While it is attached, at once.
     b.sent();
     let (done, _waits) = oneshot::channel();
     b.member.hear_owner(ToLink::Bookmark(wanted(9), done), &mut out);
     let said = frame::decode(&mut out).unwrap();
     assert_eq!(said, Some(Frame::Control(Channel(1), Message::Bookmark(Box::new(wanted(9))))));
-    b.member.disconnected();
-    b.member.connected(PROTOCOL_OF_BOOKMARKS - 1, &mut BytesMut::new());
-    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
-    let (done, mut outcome) = oneshot::channel();
-    b.member.hear_owner(ToLink::Bookmark(wanted(10), done), &mut out);
-    assert!(out.is_empty());
-    assert!(outcome.try_recv().unwrap().unwrap_err().contains("too old"));
 }
 
 #[test]
@@ -346,13 +339,13 @@ fn a_member_that_awaits_its_adoption_is_not_attached() {
     assert!(matches!(b.heard.try_recv(), Ok(FromLink::MayServeUnrecorded)));
     for _ in 0..2 {
         let mut out = BytesMut::new();
-        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.connected(&mut out);
         b.member.beacon(NOW, &mut out);
         assert!(!b.member.fill(&mut out, 1 << 20).unwrap() && out.is_empty());
         assert!(!b.member.expects_answers());
         b.member.disconnected();
     }
-    b.member.connected(PROTOCOL.1, &mut BytesMut::new());
+    b.member.connected(&mut BytesMut::new());
     assert!(!adopt(&mut b).is_empty(), "it asks to be attached at once");
     assert!(b.member.expects_answers());
     assert!(adopt(&mut b).is_empty(), "and once");
@@ -364,25 +357,4 @@ fn a_member_that_awaits_its_adoption_is_not_attached() {
     b.member.await_adoption();
     assert!(adopt(&mut b).is_empty() && !b.member.awaits_adoption());
     assert_eq!(b.connect(), UNCLEAN);
-}
-
-/// The flag would end the connection to a backup that does not know it.
-#[test]
-fn an_older_backup_is_not_told_of_flushes() {
-    for (protocol, is_told) in [(PROTOCOL_OF_FLUSHES, true), (PROTOCOL_OF_FLUSHES - 1, false)] {
-        let mut b = bench(LastRun::Unknown);
-        let mut out = BytesMut::new();
-        b.member.connected(protocol, &mut out);
-        b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
-        let records = vec![Record { flushed: true, ..record(1) }];
-        b.member.hear_owner(ToLink::Records { records, admitted_at: NOW }, &mut out);
-        out.clear();
-        b.member.fill(&mut out, 1 << 20).unwrap();
-        let sent = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
-        let sent = sent.filter_map(|frame| match frame {
-            Frame::Record(_, record) => Some(record.flushed),
-            Frame::Part(..) | Frame::Control(..) => None,
-        });
-        assert_eq!(sent.collect::<Vec<_>>(), [is_told]);
-    }
 }

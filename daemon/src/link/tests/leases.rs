@@ -72,24 +72,12 @@ fn the_backup_hears_the_newest_policy_last() {
 }
 
 #[test]
-fn an_older_backup_is_told_of_no_policy() {
-    let mut b = bench(LastRun::Unknown);
-    b.member.connected(PROTOCOL_OF_POLICIES - 1, &mut BytesMut::new());
-    b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
-    assert!(b.member.wants_lease());
-    assert_eq!(controls(&mut b), [Message::Beacon { sent_at: NOW }]);
-    let mut out = BytesMut::new();
-    b.member.hear_owner(ToLink::Policy(POLICY), &mut out);
-    assert!(out.is_empty() && !b.stats.is_policy_kept());
-}
-
-#[test]
 fn what_was_heard_while_others_were_in_mode_async_is_asked_for_by_who_comes_then() {
     let mut b = bench_of(
         Presence::Writer { form: Form::Vector, peers: vec![] },
         LastRun::Clean { seq: Seq(0), served: false },
     );
-    b.member.connected(PROTOCOL.1, &mut BytesMut::new());
+    b.member.connected(&mut BytesMut::new());
     b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
     b.member.receive(Message::Unheard, NOW).unwrap();
     assert!(controls(&mut b).contains(&Message::AskFloor { mark: 5, everyone: false }));
@@ -105,7 +93,7 @@ fn a_beacon_says_what_the_member_waits_for() {
     for form in [Form::Vector, Form::Hlc] {
         let mut b = bench_of(Presence::Follower { form, peers: vec![] }, LastRun::Unknown);
         let mut out = BytesMut::new();
-        b.member.connected(PROTOCOL.1, &mut out);
+        b.member.connected(&mut out);
         out.clear();
         let progress = |seq, hlc| Progress {
             committed: CountVector::of(WRITER, Seq(seq)),
@@ -150,7 +138,7 @@ fn a_member_of_whom_it_was_not_seen_what_it_heard_asks_until_it_is_told() {
         questions.collect::<Vec<_>>()
     };
     let attach = |b: &mut Bench, copy| {
-        b.member.connected(PROTOCOL.1, &mut BytesMut::new());
+        b.member.connected(&mut BytesMut::new());
         b.member.receive(attached(0, 0, copy), NOW).unwrap();
         b.told.take();
     };
@@ -215,11 +203,6 @@ fn who_gives_up_its_lease_asks_for_none_and_says_so_again_and_again() {
     b.member.receive(Message::LeaseGivenUp { committed: committed.clone() }, NOW).unwrap();
     assert_eq!(answer.try_recv(), Ok(committed));
     assert_eq!(beat(&mut b), [Message::GiveUpLease, Message::GiveUpLease]);
-    // A server that speaks an older version is asked for nothing.
-    b.member.disconnected();
-    b.member.connected(PROTOCOL_OF_SWITCHES - 1, &mut BytesMut::new());
-    b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
-    assert_eq!(beat(&mut b), []);
 }
 
 #[test]
@@ -263,10 +246,4 @@ fn who_is_ready_to_switch_says_so_on_each_connection_and_hears_of_the_others() {
     awaits(&mut b, &[]);
     awaits(&mut b, &["other"]);
     assert!(agreement.is_reached());
-    // A server that speaks an older version is told nothing.
-    b.member.disconnected();
-    b.member.connected(PROTOCOL_OF_JOINT_SWITCHES - 1, &mut BytesMut::new());
-    b.member.receive(attached(7, 7, CopyState::Whole), NOW).unwrap();
-    b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
-    assert_eq!(beat(&mut b), [Message::Beacon { sent_at: NOW }]);
 }

@@ -103,7 +103,7 @@ fn a_member_without_disks_has_no_stream() {
     let follower = || {
         let mut b =
             bench_of(Presence::Follower { form: Form::Vector, peers: vec![] }, LastRun::Unknown);
-        b.member.connected(PROTOCOL.1, &mut BytesMut::new());
+        b.member.connected(&mut BytesMut::new());
         b
     };
     let mut b = follower();

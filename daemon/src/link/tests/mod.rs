@@ -20,9 +20,7 @@ use tidelock_protocol::ids::{
 };
 use tidelock_protocol::message::{
     Attach, Attached, Basis, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, LogAge,
-    Message, Mode, PROTOCOL, PROTOCOL_OF_BOOKMARKS, PROTOCOL_OF_FLUSHES,
-    PROTOCOL_OF_JOINT_SWITCHES, PROTOCOL_OF_POLICIES, PROTOCOL_OF_SWITCHES, PROTOCOL_OF_UNREACHED,
-    Policy, Progress, RefusalKind, UNASKED,
+    Message, Mode, Policy, Progress, RefusalKind, UNASKED,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::tag::{TagKey, TagKeys, TagTerms};
@@ -211,7 +209,7 @@ fn record(seq: u64) -> Record {
 impl Bench {
     fn connect(&mut self) -> LastRun {
         let mut out = BytesMut::new();
-        self.member.connected(PROTOCOL.1, &mut out);
+        self.member.connected(&mut out);
         match frame::decode(&mut out).unwrap() {
             Some(Frame::Control(Channel(1), Message::Attach(attach))) => attach.last_run,
             other => panic!("{other:?}"),
