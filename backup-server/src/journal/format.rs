@@ -386,7 +386,7 @@ mod tests {
         let segment =
             SegmentHeader { index: 2, id: 3, prev_id: 4, prev_len: 5, first_batch: 6, chain: 7 };
         let bytes = segment.encode();
-        assert_eq!(&bytes[..16], b"TLKJRNL\0\x04\0\0\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"TLKJRNL\0\x01\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..24], 2u64.to_le_bytes());
         assert_eq!(bytes[40..48], 5u64.to_le_bytes());
         assert_eq!(SegmentHeader::decode(&bytes), Ok(segment));

@@ -199,7 +199,7 @@ fn the_bytes_are_as_documented() {
     assert_eq!(run[8..16], 1u64.to_le_bytes(), "epoch");
     assert_eq!([run[16], run[24]], [7, 8], "seqs");
     let trailer = &content[8240..];
-    assert_eq!(&trailer[..16], b"TLKMAP\0\0\x02\0\0\0\0\0\0\0", "magic, version, level");
+    assert_eq!(&trailer[..16], b"TLKMAP\0\0\x01\0\0\0\0\0\0\0", "magic, version, level");
     assert_eq!(trailer[16..24], [1, 0, 0, 0, 1, 0, 0, 0], "leaves, fences");
     assert_eq!(trailer[24..32], 2u64.to_le_bytes(), "entries");
     assert_eq!(trailer[32..40], 3u64.to_le_bytes(), "first segment");
