@@ -89,7 +89,7 @@ impl Connection {
     }
 
     /// The host closes the connection, whatever was under way.
-    fn is_ended(mut self) {
+    fn hears_the_end(mut self) {
         while self.next().is_some() {}
     }
 }
@@ -143,7 +143,7 @@ fn a_backup_that_lies_ends_connections_and_nothing_else() {
     for last_hlc in [Hlc(u64::MAX), Hlc(u64::MAX), Hlc::new(wall_ms() + FAR_MS, 0)] {
         let mut liar = Connection::accept(&listener);
         liar.send(MEMBER, &attached(last_hlc, CopyState::Empty));
-        liar.is_ended();
+        liar.hears_the_end();
     }
     for lie in [
         Message::Committed { durable: Seq(u64::MAX), committed: CountVector::new() },
@@ -153,7 +153,7 @@ fn a_backup_that_lies_ends_connections_and_nothing_else() {
         let mut liar = Connection::accept(&listener);
         liar.send(MEMBER, &attached(Hlc(0), CopyState::Empty));
         liar.send(MEMBER, &lie);
-        liar.is_ended();
+        liar.hears_the_end();
     }
 
     let mut honest = Connection::accept(&listener);

@@ -400,8 +400,8 @@ fn epoch(found: Epoch) -> Result<(), Implausible> {
 }
 
 fn vector(found: &CountVector) -> Result<(), Implausible> {
-    let live = found.entries().filter(|(_, seq)| *seq != SEQ_OF_REMOVED);
-    live.map(|(_, of)| seq("an entry of a count vector", of)).collect()
+    let mut live = found.entries().filter(|(_, seq)| *seq != SEQ_OF_REMOVED);
+    live.try_for_each(|(_, of)| seq("an entry of a count vector", of))
 }
 
 /// Whether no entry is further than [`SEQ_REACH`] above what is known of its writer.

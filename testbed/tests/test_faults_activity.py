@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.oracle import Oracle
 from tidelock_testbed.pair import GROUP, MEMBER, MIB, Options, Pair
 from tidelock_testbed.process import wait_until

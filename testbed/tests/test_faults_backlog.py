@@ -158,8 +158,9 @@ def kill(pair: Pair, load, oracle: Oracle) -> None:
 
 
 def test_a_daemon_killed_in_an_outage_goes_on_in_order(run):
-    """kill -9 with more waiting than memory holds: nothing is written to the guest's disk before the backup has confirmed
-    that no other run had it, then the stream goes on, nothing that waited is lost, and nothing is compared."""
+    """kill -9 with more waiting than memory holds: nothing is written to the guest's disk before the backup has
+    confirmed that no other run had it, then the stream goes on, nothing that waited is lost, and nothing is
+    compared."""
     net, pair, oracle = both_sites(run)
     load = pair.load(oracle, "killed", depth=4)
     cut(net, pair)
@@ -209,7 +210,7 @@ def test_killed_at_any_moment_nothing_is_compared_and_the_sites_are_equal(run, s
         pair.start_daemon()
         net.wan.mend()
         said = "going on with the backlog on disk"
-        wait_until("it goes on", lambda: said in pair.daemon.log.read_text(), 60, [pair.daemon])
+        wait_until("it goes on", lambda said=said: said in pair.daemon.log.read_text(), 60, [pair.daemon])
         if chance.random() < 0.5:
             pair.check_sites(oracle)
             check_nothing_compared(pair)

@@ -119,8 +119,8 @@ def grow(pair: Pair) -> bytes:
 
 @pytest.mark.parametrize("ends", ["cleanly", "killed"])
 def test_a_disk_grows(run, ends: str):
-    """The backup's disk grows with it. Who makes it larger may have written to it, so all of it is compared; earlier points
-    have zeroes."""
+    """The backup's disk grows with it. Who makes it larger may have written to it, so all of it is compared; earlier
+    points have zeroes."""
     pair, oracle = started(run)
     old = export_of_before(pair)
     if ends == "cleanly":

@@ -117,8 +117,8 @@ def can_view_a_second_ago(pair: Pair) -> bool:
 
 @pytest.mark.parametrize("ahead_s", [2 * HOUR_S, -2 * HOUR_S], ids=["ahead", "behind"])
 def test_the_backups_clock_is_wrong(run, ahead_s: float):
-    """Replication does not look at it, the past stays, and points in time go by the time of arrival, which a step of the
-    clock does not move."""
+    """Replication does not look at it, the past stays, and points in time go by the time of arrival, which a step of
+    the clock does not move."""
     shim = FaultShim(run, "the backup's clock")
     pair = Pair(run, Options(window="1h"))
     pair.backup_environment = shim.environment

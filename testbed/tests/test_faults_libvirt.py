@@ -1,5 +1,5 @@
-"""A guest of libvirt as Debian 12 has it (9.0, which drops `<reconnect>`): a restart of the daemon under write load costs no
-write, because the domain pauses at an error and the daemon resumes it."""
+"""A guest of libvirt as Debian 12 has it (9.0, which drops `<reconnect>`): a restart of the daemon under write load
+costs no write, because the domain pauses at an error and the daemon resumes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ number=0
 while true; do
     number=$((number + 1))
     /bin/busybox printf '%4096d' "$number" > /block
-    if /bin/busybox dd if=/block of=/dev/vda bs=4096 seek=$((number % {BLOCKS})) oflag=direct conv=notrunc,fsync 2> /error
+    if /bin/busybox dd if=/block of=/dev/vda bs=4096 seek=$((number % {BLOCKS})) \\
+        oflag=direct conv=notrunc,fsync 2> /error
     then echo "wrote $number"
     else echo "failed $number: $(/bin/busybox cat /error)"
     fi

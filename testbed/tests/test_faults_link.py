@@ -14,7 +14,7 @@ from tidelock_testbed.hostdaemon import writer_of
 from tidelock_testbed.nbdwire import WRITE, Connection
 from tidelock_testbed.net import Net
 from tidelock_testbed.oracle import BLOCK, Oracle, block_data
-from tidelock_testbed.pair import LONG_S, DISK, MIB, Options, Pair
+from tidelock_testbed.pair import DISK, LONG_S, MIB, Options, Pair
 from tidelock_testbed.process import wait_until
 from tidelock_testbed.room import take_all
 
@@ -179,7 +179,8 @@ def test_backup_killed_while_its_disk_is_full(run):
 
 
 def test_a_large_write_crosses_a_link_that_takes_longer_than_a_lease_for_it(run):
-    """One record of 16 MiB at 2 MB/s, lease 2 s: beacons pass between its parts, and what has arrived is not sent again."""
+    """One record of 16 MiB at 2 MB/s, lease 2 s: beacons pass between its parts, and what has arrived is not sent
+    again."""
     net = Net(run, rtt_ms=20)
     pair = Pair(run, Options(disk_mib=64, backlog_mib=64), net)
     pair.start()
@@ -208,7 +209,8 @@ def test_a_large_write_crosses_a_link_that_takes_longer_than_a_lease_for_it(run)
 
 
 def test_a_second_guest_is_refused_until_the_first_has_gone(run):
-    """Two guests on one disk destroy it. The second hears why; a guest that was killed with writes in flight may come back."""
+    """Two guests on one disk destroy it. The second hears why; a guest that was killed with writes in flight may come
+    back."""
     net = Net(run, rtt_ms=4)
     pair = Pair(run, Options(connections=1, backlog_mib=32), net)
     pair.start()
@@ -253,7 +255,8 @@ def test_clients_that_only_connect_keep_nobody_out(run):
 
 
 def test_a_large_sparse_disk_is_compared_by_its_data(run):
-    """8 TiB with three pieces of data: a full comparison ends, at first and after a daemon was killed without its log."""
+    """8 TiB with three pieces of data: a full comparison ends, at first and after a daemon was killed without its
+    log."""
     disk = run.directory / "sparse.img"
     size = 8 << 40
     with disk.open("wb") as file:

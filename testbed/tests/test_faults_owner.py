@@ -1,4 +1,5 @@
-"""Whose a member is, which group a host knows, and a fence that lasts: what the backup believes of a valid certificate."""
+"""Whose a member is, which group a host knows, and a fence that lasts: what the backup believes of a valid
+certificate."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Disks, state directories and hosts of another moment: nothing that the host alone knows is taken for equal sites, and a
-disk that was restored in place becomes the replica (DESIGN rules 6 and 12)."""
+"""Disks, state directories and hosts of another moment: nothing that the host alone knows is taken for equal sites, and
+a disk that was restored in place becomes the replica (DESIGN rules 6 and 12)."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ def test_an_older_clean_stop_is_no_evidence_at_the_first_start_or_the_second(run
 
 @pytest.mark.parametrize("started_before", [False, True])
 def test_a_snapshot_of_host_and_disk_taken_while_it_ran_is_compared_as_a_whole(run, started_before: bool):
-    """Crash-consistent in itself: its activity log is older than the backup has heard, by one transaction. It stays so when
-    a daemon was started on it before and did not reach the backup."""
+    """Crash-consistent in itself: its activity log is older than the backup has heard, by one transaction. It stays so
+    when a daemon was started on it before and did not reach the backup."""
     pair = Pair(run, Options(disk_mib=DISK_MIB, window="1h"))
     pair.start()
     pair.write(Oracle(DISK_MIB // 2 * MIB), "first")
@@ -194,8 +194,8 @@ def test_a_snapshot_of_host_and_disk_taken_while_it_ran_is_compared_as_a_whole(r
 
 
 def test_a_disk_is_restored_in_place_from_an_export_of_the_past(run):
-    """An intruder encrypts the disk, and that is replicated. The export of an earlier point is put in its place: the replica
-    becomes that, a disaster gives it back with what came after, and the past keeps all of it."""
+    """An intruder encrypts the disk, and that is replicated. The export of an earlier point is put in its place: the
+    replica becomes that, a disaster gives it back with what came after, and the past keeps all of it."""
     pair, _ = started(run)
     good = pair.disk.read_bytes()
     pair.backup_command("bookmark", GROUP, "good")

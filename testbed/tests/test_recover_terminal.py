@@ -1,4 +1,5 @@
-"""A recovered VM is the server's: its terminal may be left, hung up or made non-blocking, and is as it was afterwards."""
+"""A recovered VM is the server's: its terminal may be left, hung up or made non-blocking, and is as it was
+afterwards."""
 
 from __future__ import annotations
 

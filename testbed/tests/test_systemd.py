@@ -43,7 +43,9 @@ def test_a_reload_changes_the_log_level_and_a_mistake_in_the_file_changes_nothin
     sides = [(pair.daemon, pair.host_config, "[host]\n"), (pair.backup, pair.backup_config, "[server]\n")]
     for process, path, section in sides:
         good = path.read_text()
-        reload(process, path, good.replace(section, section + 'log = "trace"\n'), "log level and certificates are as in")
+        reload(
+            process, path, good.replace(section, section + 'log = "trace"\n'), "log level and certificates are as in"
+        )
         pair.status()
         pair.backup_status()
         wait_until("more is logged", lambda p=process: "TRACE " in p.log.read_text(), LONG_S, [process])

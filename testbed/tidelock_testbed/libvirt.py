@@ -1,8 +1,8 @@
 """A libvirtd of a test's own, beside whatever the machine runs.
 
-It lives in a mount namespace with a file system of its own at /run, /var/lib, /var/cache and /etc/libvirt, and listens in the
-run's directory for sockets. `/dev/kvm` is hidden from it: libvirt's probe of it hangs on some machines (see the guests' images:
-they run without KVM).
+It lives in a mount namespace with a file system of its own at /run, /var/lib, /var/cache and /etc/libvirt, and listens
+in the run's directory for sockets. `/dev/kvm` is hidden from it: libvirt's probe of it hangs on some machines (see the
+guests' images: they run without KVM).
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class Libvirt:
 
 
 def initramfs_with(image: GuestImage, init: str, into: Path) -> Path:
-    """The guest image's initramfs with another first process: of two archives in a row, the kernel takes the later file."""
+    """The guest image's initramfs with another first process: of two archives in a row, the kernel takes the later
+    file."""
     with into.open("wb") as out:
         out.write(image.initrd.read_bytes())
         out.write(_newc("init", init.encode(), stat.S_IFREG | 0o755))

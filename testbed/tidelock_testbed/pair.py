@@ -215,8 +215,8 @@ class Pair:
             wait_until("tidelockd answers", self._daemon_runs, LONG_S, [self.daemon])
 
     def start_clone(self, state: Path, content: bytes) -> Process:
-        """Starts a daemon beside it that takes itself for this host: on a copy of a state directory, and a disk with this
-        content."""
+        """Starts a daemon beside it that takes itself for this host: on a copy of a state directory, and a disk with
+        this content."""
         clone = self.directory / f"clone-{next(self._names)}"
         shutil.copytree(state, clone / "state")
         disk, config = clone / "disk.img", clone / "host.toml"

@@ -15,7 +15,6 @@ from pathlib import Path
 from .netns import Netns
 from .run import Run, kill_group, start_time
 
-
 _MACHINE_RUNS = re.compile(r" runs as QEMU's process (\d+)")
 
 

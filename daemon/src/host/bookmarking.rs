@@ -69,8 +69,9 @@ impl Host {
         let (done, outcome) = oneshot::channel();
         let wanted = Bookmark { id, name, expires_in_ms, moves };
         let link = self.link.lock().expect("no panic while held");
-        let sent = link.as_ref().map(|link| link.send((channel, ToLink::Bookmark(wanted, done))));
-        if !matches!(sent, Some(Ok(()))) {
+        let asks = (channel, ToLink::Bookmark(wanted, done));
+        let is_asked = link.as_ref().is_some_and(|link| link.send(asks).is_ok());
+        if !is_asked {
             return Err(refused("the daemon is stopping"));
         }
         inner.waiting.insert(id, Waiting { outcome, looked_at: Instant::now() });

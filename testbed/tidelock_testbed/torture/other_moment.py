@@ -1,5 +1,5 @@
-"""Faults of a disk round in which something is of another moment: the daemon's state directory, its disk or both, a host of
-which a clone is started, the backup's data.
+"""Faults of a disk round in which something is of another moment: the daemon's state directory, its disk or both, a
+host of which a clone is started, the backup's data.
 
 Clients may know more than what is put back. So what was told before counts no more once that is done, and what the
 sites hold in the end counts all the more.
@@ -102,7 +102,8 @@ class OtherMoment:
         self.of.told = 0
 
     def _stops_cleanly(self) -> bool:
-        """Stops the daemon. After an end that is not clean, a change of the disk is seen only if it comes a minute later."""
+        """Stops the daemon. After an end that is not clean, a change of the disk is seen only if it comes a minute
+        later."""
         daemon = self.pair.daemon
         daemon.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
@@ -131,8 +132,8 @@ class OtherMoment:
             os.fsync(disk.fileno())
 
     def _clone(self) -> None:
-        """State directory and disk are copied, and a daemon is started on the copies with the host's name and certificate:
-        the newer run takes the member over. What the group has then is an older moment of the disk."""
+        """State directory and disk are copied, and a daemon is started on the copies with the host's name and
+        certificate: the newer run takes the member over. What the group has then is an older moment of the disk."""
         of, content = self.of, self._keep()
         of.work(of.chance.uniform(0, 1))
         self.clones.append(self.pair.start_clone(self.older_state, content))
@@ -148,8 +149,9 @@ class OtherMoment:
     # -- the backup ----------------------------------------------------------------------------------------------------
 
     def _older_backup(self) -> None:
-        """A copy of its data that was made while it ran takes the place of what it has; perhaps the copy that was replaced
-        the last time, as with a clone that has gone on for a while. The host finds that it has less than it was told."""
+        """A copy of its data that was made while it ran takes the place of what it has; perhaps the copy that was
+        replaced the last time, as with a clone that has gone on for a while. The host finds that it has less than it
+        was told, or the stream of another run."""
         of, files = self.of, self.pair.backup_files()
         if not self.older_data.exists() or of.chance.random() < 0.5:
             with _stands_still(self.pair.backup):

@@ -134,7 +134,7 @@ fn points_of_both_ways(group: &mut Group<Memory>) -> usize {
     let (with, mut without) = (group.history().unwrap(), group.history().unwrap());
     without.tail.forget_waypoints();
     let committed = with.newest().unwrap().cut;
-    let times = (0..100).map(|ms| up_to(ms));
+    let times = (0..100).map(up_to);
     let seqs =
         (1..51).map(|seq| At::Vector(vector(&[seq, committed.get(WriterId(1)).0.min(seq + 3)])));
     for at in times.chain(seqs).chain([At::Latest]) {
