@@ -191,7 +191,8 @@ impl<S: Storage> Group<S> {
         let wrong = |source| GroupError::Image { path: "directory".into(), source };
         if holds_data(&storage, options.journal).map_err(wrong)? {
             let reason = format!(
-                "group {} has no group.json at the backup, but its directory holds data: restore                  that file, or move the directory away to begin anew",
+                "group {} has no group.json at the backup, but its directory holds data: restore that file, or move the \
+                 directory away to begin anew",
                 attach.group
             );
             return Err(GroupCreateError::Refused((RefusalKind::Damaged, reason)));
