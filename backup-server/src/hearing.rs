@@ -162,7 +162,7 @@ impl<G> Channels<G> {
         self.0.values()
     }
 
-    /// Whether nothing was attached.
+    /// True if nothing was attached.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

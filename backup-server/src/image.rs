@@ -47,7 +47,7 @@ fn sum_of(sector: &[u8]) -> u32 {
     }
 }
 
-/// How the names of the files of sums end.
+/// Suffix of the names of checksum files.
 pub const SUMS: &str = ".sums";
 
 /// The name of the sums beside an image's.

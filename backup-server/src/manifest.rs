@@ -44,7 +44,7 @@ pub struct Member {
     pub run: Option<RunId>,
     /// The run that attached last, if its host has not said that yet.
     pub proposed: Option<RunId>,
-    /// How the run in force ended, if it ended cleanly.
+    /// The clean end of the run in force, if there was one.
     pub clean: Option<CleanEnd>,
     /// Its disks, also those that are not protected any more.
     pub disks: Vec<DiskSpec>,
@@ -52,7 +52,7 @@ pub struct Member {
     pub mode: Mode,
     /// The lease that its host asks for.
     pub lease_ms: u64,
-    /// Which of its disks are not protected any more.
+    /// Disks of the member that are not protected any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub removed: Vec<RemovedDisk>,
 }
@@ -350,7 +350,7 @@ pub struct KeptMachine {
 }
 
 impl KeptMachine {
-    /// Whether an operator has approved what the host says now.
+    /// True if an operator has approved the host's present description.
     #[must_use]
     pub fn is_approved(&self) -> bool {
         let lines = |machine: &Option<Machine>| machine.as_ref().map(Machine::lines);

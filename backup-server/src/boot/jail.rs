@@ -15,7 +15,7 @@ const KVM_GROUP: &str = "kvm";
 /// QEMU's own filter of system calls.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
-/// How QEMU is confined.
+/// QEMU's confinement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Jail {
     user: Option<User>,
@@ -77,7 +77,7 @@ impl Jail {
     }
 }
 
-/// Whether this process may make network interfaces.
+/// True if this process may make network interfaces.
 pub fn may_make_interfaces() -> io::Result<bool> {
     has_capability(CAP_NET_ADMIN)
 }

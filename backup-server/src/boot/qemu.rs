@@ -277,7 +277,7 @@ fn networks(
     Ok(lines)
 }
 
-/// Whether a network can be connected so.
+/// True if a network can be connected in this way.
 #[must_use]
 pub fn is_connection(how: &str) -> bool {
     let names = |prefix: &str| how.strip_prefix(prefix).is_some_and(|name| !name.is_empty());

@@ -72,7 +72,7 @@ impl Gathered {
         self.disks.entry(key).or_default().insert(range, Piece::Lost { segment });
     }
 
-    /// Whether all of a range is written.
+    /// True if all bytes of the range are written.
     pub(super) fn covers(&self, key: DiskKey, range: Range<u64>) -> bool {
         let is_written = |piece: Option<Piece>| !matches!(piece, None | Some(Piece::Lost { .. }));
         let of = self.disks.get(&key);

@@ -15,22 +15,22 @@ pub struct OnRecord {
     pub run: Option<RunId>,
     /// The run that attached last, if it has not said so yet.
     pub proposed: Option<RunId>,
-    /// How the run in force ended, if it ended cleanly.
+    /// The clean end of the run in force, if there was one.
     pub clean: Option<CleanEnd>,
-    /// How far its activity log was when it was last told.
+    /// Age of its activity log, as its host has told it last.
     pub log: LogAge,
     /// The last record on stable storage.
     pub durable: Seq,
 }
 
 impl OnRecord {
-    /// Whether this record is of that run, or of one that was to follow it.
+    /// True if this record is of that run, or of one that was to follow it.
     #[must_use]
     pub fn knows(&self, run: RunId) -> bool {
         [self.run, self.proposed].contains(&Some(run))
     }
 
-    /// Whether any run was ever heard of.
+    /// True if no run was ever heard of.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.run.is_none() && self.proposed.is_none()

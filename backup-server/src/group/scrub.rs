@@ -1,4 +1,4 @@
-//! When sealed segments and images are read only to verify them.
+//! Schedule of the reads that only verify sealed segments and images.
 //!
 //! On the fold's thread, when it has nothing else to do, a piece at a time: all sealed segments that are kept once
 //! after the group was opened, and once a day from then on; after them all images, once a week. Before all others come

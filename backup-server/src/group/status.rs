@@ -82,7 +82,7 @@ pub struct HostStatus {
     pub host: String,
     /// A member of the group is attached by it.
     pub is_connected: bool,
-    /// How long ago it was heard; `None`: not since the group was opened.
+    /// Time since it was heard; `None`: not since the group was opened.
     pub heard_ago_ms: Option<u64>,
 }
 

@@ -156,7 +156,7 @@ impl State {
             && self.logs.len() <= self.writers.len()
     }
 
-    /// How far the activity log of a writer's host is.
+    /// Age of the activity log of a writer's host.
     #[must_use]
     pub fn log_of(&self, writer: WriterId) -> LogAge {
         self.logs.get(writer.index()).copied().unwrap_or_default()
@@ -326,7 +326,7 @@ impl State {
         self.last_hlc.max(Hlc(self.barrier.0.saturating_add(1)))
     }
 
-    /// Whether a checkpoint stands for this state.
+    /// True if a checkpoint stands for this state.
     fn equals(&self, checkpoint: &State) -> bool {
         // When it arrived is not what entries lead to.
         State { arrived_ms: checkpoint.arrived_ms, ..self.clone() } == *checkpoint

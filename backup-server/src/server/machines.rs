@@ -39,7 +39,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 const ANSWERS_MAX_BYTES: u64 = 1 << 20;
 const LOOKS_EACH: Duration = Duration::from_millis(20);
 
-/// How machines are to be started.
+/// Settings by which machines are started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BootAsk {
@@ -92,7 +92,7 @@ struct ProcessStart {
 pub struct DescribedMachine {
     /// The member.
     pub member: String,
-    /// Whether it has disks here.
+    /// True if the member has disks here.
     pub has_disks: bool,
     /// The descriptions.
     pub kept: KeptMachine,
@@ -605,7 +605,7 @@ impl Machines {
 }
 
 impl MachineStatus {
-    /// Whether its process is there.
+    /// True if the process of the machine is there.
     #[must_use]
     pub fn is_running(&self) -> bool {
         ProcessStart::of(self.pid).is_ok_and(|start| start == self.start)

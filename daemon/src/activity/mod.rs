@@ -194,7 +194,7 @@ pub struct ActivityLog {
     head: Head,
     head_changed: bool,
     writing: Option<Writing>,
-    /// Whether the last transaction on stable storage says that everything may differ.
+    /// True if the last transaction on stable storage says that everything may differ.
     everything_durable: bool,
     /// [`Head::age`] of the last transaction on stable storage.
     age_durable: u64,

@@ -269,7 +269,7 @@ fn wait_for_the_clock(member: &str, floor: Hlc, lead: Duration) {
     }
 }
 
-/// Whether a group has other members than one, or ever had.
+/// True if a group has several members, or ever had.
 pub(super) fn is_one_of_several(group: &Group) -> bool {
     group.roster.len() > 1
 }
@@ -360,7 +360,7 @@ fn open_state(
     MemberState::open(state_path(config, group, member), clock::wall_ms() * 1000)
 }
 
-/// How the last run ended, for opening the activity log.
+/// The last run's end, for opening the activity log.
 fn last_end(opened: &Opened, has_changed: bool) -> LastEnd {
     match (&opened.clean, opened.before) {
         _ if has_changed => LastEnd::UNKNOWN,
@@ -375,7 +375,7 @@ fn last_end(opened: &Opened, has_changed: bool) -> LastEnd {
     }
 }
 
-/// How the last run ended, for the attachment to the backup.
+/// The last run's end, for the attachment to the backup.
 fn last_run(opened: &Opened, has_changed: bool, log: Option<LogAge>) -> LastRun {
     match (&opened.clean, log) {
         _ if has_changed => LastRun::Unknown,

@@ -86,7 +86,7 @@ fn record_path(config: &Config, group: &Group) -> PathBuf {
     config.host.state_dir.join(group.name.as_str()).join("_switched.json")
 }
 
-/// Whether this host has handed the group to the backup site.
+/// True if this host has handed the group to the backup site.
 pub(crate) fn switched_over(config: &Config, group: &Group) -> bool {
     record_path(config, group).exists()
 }

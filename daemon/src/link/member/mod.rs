@@ -169,7 +169,7 @@ pub struct Member<T> {
     awaits_adoption: bool,
     /// A connection is up.
     is_connected: bool,
-    /// How far the activity log is.
+    /// Age of the activity log.
     log: LogAge,
     /// Guests are served without records.
     stands: bool,
@@ -188,7 +188,7 @@ pub struct MemberParts<T> {
     pub presence: Presence,
     /// The attachment as at the start of this run. Writes wait for the backup's answer, unless guests are served without it.
     pub attach: Attach,
-    /// How far the activity log is.
+    /// Age of the activity log.
     pub log: LogAge,
     /// What its group does without the backup.
     pub policy: Policy,
@@ -323,7 +323,7 @@ impl<T> Member<T> {
         self.ask_to_be_attached(out);
     }
 
-    /// Whether its group may have several members.
+    /// True if its group may have several members.
     fn is_of_several(&self) -> bool {
         self.presence != Presence::Alone
     }
