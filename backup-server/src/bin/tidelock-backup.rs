@@ -3,10 +3,11 @@
 use clap::Parser;
 use std::process::ExitCode;
 use tidelock_backup_server::cli;
-use tidelock_config::{Diagnostics, eprint, eprintln};
+use tidelock_config::{Diagnostics, abort_on_panic, eprint, eprintln};
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    abort_on_panic();
     match cli::run(cli::Args::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         // A mistake in the configuration: starting again does not help, and says the same.

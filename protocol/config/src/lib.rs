@@ -32,6 +32,7 @@
 mod diagnostic;
 mod document;
 pub mod output;
+mod panic;
 mod section;
 mod types;
 mod units;
@@ -39,6 +40,7 @@ mod value;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Located, Place};
 pub use document::read;
+pub use panic::abort_on_panic;
 pub use section::Section;
 pub use types::{HostPort, Name};
 pub use units::{Rate, Size, duration_argument, format_duration, rate_argument};

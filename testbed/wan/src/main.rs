@@ -65,6 +65,7 @@ fn parse_end(text: &str) -> Result<(String, String), String> {
 }
 
 fn main() -> anyhow::Result<()> {
+    tidelock_config::abort_on_panic();
     match Command::parse() {
         Command::Run(run) => be_the_cable(run),
         Command::Ctl { socket, what } => control_cable(&socket, what),

@@ -40,6 +40,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    tidelock_config::abort_on_panic();
     let args = Args::parse();
     let config = match config::load(&args.config) {
         Ok(config) => config,
