@@ -24,7 +24,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
     Channel, DiskId, Epoch, Incarnation, MonoNanos, Nonce, Seq, WriterId,
 };
-use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode};
+use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, Role, Writing};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
@@ -161,19 +161,22 @@ impl Fed {
             group: "g".into(),
             group_id: None,
             member: "db".into(),
-            writer: WriterId(0),
             writers: vec!["db".into()],
-            disks: vec![disk],
-            incarnation: Incarnation(1),
             epoch: Epoch(0),
-            nonce: Nonce(0, 0),
-            before: None,
-            marks: Vec::new(),
-            last_run: LastRun::Unknown,
-            mode: Mode::Pipelined,
             lease_ms: 10_000,
             grace_ms: 15_000,
             machine: None,
+            tagging: None,
+            role: Role::Writer(Writing {
+                writer: WriterId(0),
+                disks: vec![disk],
+                incarnation: Incarnation(1),
+                nonce: Nonce(0, 0),
+                before: None,
+                marks: Vec::new(),
+                last_run: LastRun::Unknown,
+                mode: Mode::Pipelined,
+            }),
         };
         let retention = Retention { window_ms, ..Retention::default() };
         let segment_bytes = segment_bytes(one_in);

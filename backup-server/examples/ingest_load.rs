@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, Seq, WriterId};
-use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode};
+use tidelock_protocol::message::{
+    Attach, Attached, DiskSpec, LastRun, Message, Mode, Role, Writing,
+};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,19 +44,22 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         group: "load".into(),
         group_id: None,
         member: "vm".into(),
-        writer: WriterId(0),
         writers: vec!["vm".into()],
-        disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: disk_bytes }],
-        incarnation: Incarnation(std::process::id().into()),
         epoch: Epoch(0),
-        nonce: Nonce(0, 0),
-        before: None,
-        marks: Vec::new(),
-        last_run: LastRun::Unknown,
-        mode: Mode::Async,
         lease_ms: 1000,
         grace_ms: 2000,
         machine: None,
+        tagging: None,
+        role: Role::Writer(Writing {
+            writer: WriterId(0),
+            disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: disk_bytes }],
+            incarnation: Incarnation(std::process::id().into()),
+            nonce: Nonce(0, 0),
+            before: None,
+            marks: Vec::new(),
+            last_run: LastRun::Unknown,
+            mode: Mode::Async,
+        }),
     };
     frame::encode_control(Channel(1), &Message::Attach(Box::new(attach)), &mut out);
     writer.write_all(&out).await?;
@@ -65,17 +70,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         while reader.read_buf(&mut input).await.is_ok_and(|n| n > 0) {
             while let Ok(Some(Frame::Control(_, message))) = frame::decode(&mut input) {
                 match message {
-                    Message::Attached(attached) => acked.send_replace(Some(attached.durable.0)),
-                    Message::Committed { durable, .. } => acked.send_replace(Some(durable.0)),
+                    Message::Attached(Attached { progress, .. }) | Message::Progress(progress) => {
+                        acked.send_replace(Some(progress.durable.0));
+                    }
                     Message::Refused { reason, .. } => {
                         eprintln!("refused: {reason}");
                         return;
                     }
-                    other => {
-                        eprintln!("{other:?}");
-                        continue;
-                    }
-                };
+                    other => eprintln!("{other:?}"),
+                }
             }
         }
     });

@@ -5,47 +5,13 @@
 use std::collections::BTreeMap;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{Channel, MonoNanos};
-use tidelock_protocol::message::{Attach, Bookmark, Follow, Join, Message, PROTOCOL, RefusalKind};
+use tidelock_protocol::message::{Attach, Bookmark, Message, PROTOCOL, RefusalKind};
 
 /// Why a connection ends, or a member is not attached: for programs, and for people.
 pub type Refusal = (RefusalKind, String);
 
 fn refuse<T>(kind: RefusalKind, reason: impl Into<String>) -> Result<T, Refusal> {
     Err((kind, reason.into()))
-}
-
-/// A member's attachment.
-#[derive(Debug)]
-pub enum AttachRequest {
-    /// The only member of its group.
-    Attach(Box<Attach>),
-    /// A writer.
-    Join(Box<Join>),
-    /// A member without disks.
-    Follow(Box<Follow>),
-}
-
-impl AttachRequest {
-    /// The group.
-    #[must_use]
-    pub fn group(&self) -> &str {
-        match self {
-            Self::Attach(attach) => &attach.group,
-            Self::Join(join) => &join.attach.group,
-            Self::Follow(follow) => &follow.group,
-        }
-    }
-
-    /// The refusal of a host that attaches a writer among several as the only member.
-    fn is_not_alone(&self) -> Option<String> {
-        let Self::Attach(attach) = self else { return None };
-        (attach.writers.len() > 1).then(|| {
-            format!(
-                "group {} has several writers: an attachment must say how their packets are tagged",
-                attach.group
-            )
-        })
-    }
 }
 
 /// A good hello.
@@ -84,9 +50,7 @@ impl Greeting {
 #[derive(Debug)]
 pub enum Heard<'a, G> {
     /// A member is to be attached on this channel.
-    Attach(Channel, AttachRequest),
-    /// A member is not attached, for this reason. The connection goes on.
-    Declined(Channel, Refusal),
+    Attach(Channel, Box<Attach>),
     /// A beacon does not wait behind frames that the group cannot take.
     Beacon(&'a G, MonoNanos),
     /// A bookmark is to be set.
@@ -110,15 +74,10 @@ impl<G> Channels<G> {
     pub fn hear(&self, frame: Frame) -> Result<Heard<'_, G>, Refusal> {
         let channel = frame.channel();
         match frame {
-            Frame::Control(_, Message::Attach(attach)) => {
-                Self::attach(channel, AttachRequest::Attach(attach))
+            Frame::Control(Channel(0), Message::Attach(_)) => {
+                refuse(RefusalKind::Invalid, "channel 0 is the connection's own")
             }
-            Frame::Control(_, Message::Join(join)) => {
-                Self::attach(channel, AttachRequest::Join(join))
-            }
-            Frame::Control(_, Message::Follow(follow)) => {
-                Self::attach(channel, AttachRequest::Follow(follow))
-            }
+            Frame::Control(_, Message::Attach(attach)) => Ok(Heard::Attach(channel, attach)),
             Frame::Control(_, Message::Beacon { sent_at }) => {
                 Ok(Heard::Beacon(self.group(channel)?, sent_at))
             }
@@ -127,16 +86,6 @@ impl<G> Channels<G> {
             }
             frame => Ok(Heard::Frame(self.group(channel)?, frame)),
         }
-    }
-
-    fn attach<'a>(channel: Channel, request: AttachRequest) -> Result<Heard<'a, G>, Refusal> {
-        if channel == Channel(0) {
-            return refuse(RefusalKind::Invalid, "channel 0 is the connection's own");
-        }
-        Ok(match request.is_not_alone() {
-            Some(reason) => Heard::Declined(channel, (RefusalKind::Invalid, reason)),
-            None => Heard::Attach(channel, request),
-        })
     }
 
     fn group(&self, channel: Channel) -> Result<&G, Refusal> {

@@ -129,7 +129,7 @@ pub struct Manifest {
     pub members: Vec<Option<Member>>,
     /// The longest grace that any host asked for: waited out by every recovery.
     pub grace_ms: u64,
-    /// All members and their addresses, as every host's configuration has them (`Join`).
+    /// All members and their addresses, as every host's configuration has them (`Tagging`).
     #[serde(default)]
     pub peers: Vec<String>,
     /// Members without disks, and the host that each belongs to.

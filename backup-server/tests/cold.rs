@@ -39,7 +39,7 @@ async fn killed_at_any_moment_a_compressed_past_is_the_same_and_smaller() {
         server = Process::start(&path);
         let run = LastRun::Continues { from: Seq(last + 1) };
         let (again, attached) = Host::attached(server.address, 1, run).await;
-        assert_eq!(attached.durable, Seq(last));
+        assert_eq!(attached.progress.durable, Seq(last));
         host = again;
     }
     // All but the one that is written.
@@ -125,7 +125,7 @@ async fn a_damaged_block_costs_itself_and_is_restored_by_a_copy_of_either_kind()
     let server = Process::start(&path);
     let run = LastRun::Continues { from: Seq(2501) };
     let (_, attached) = Host::attached(server.address, 1, run).await;
-    assert_eq!(attached.durable, Seq(2500));
+    assert_eq!(attached.progress.durable, Seq(2500));
     assert!(exported(&path, &at(1200), dir.path()) == disk_after(1200));
     server.terminate();
 }

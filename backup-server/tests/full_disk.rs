@@ -57,7 +57,7 @@ async fn without_room_it_stops_acknowledging_says_so_and_folding_makes_room() {
         // The answer to the last of them, one way or the other.
         while durable < next - 1 && reason.is_none() {
             match host.next().await.expect("an answer").1 {
-                Message::Committed { durable: now, .. } => durable = now.0,
+                Message::Progress(told) => durable = told.durable.0,
                 Message::Stalled { reason: Some(told) } => reason = Some(told),
                 other => panic!("{other:?}"),
             }
@@ -80,10 +80,10 @@ async fn without_room_it_stops_acknowledging_says_so_and_folding_makes_room() {
         match host.next().await.expect("an answer").1 {
             Message::Stalled { reason } => goes_on = reason.is_none(),
             Message::Lease { sent_at } => is_renewed = sent_at == MonoNanos(5),
-            Message::Committed { durable: now, committed } => {
-                assert!(now.0 >= durable);
-                durable = now.0;
-                assert_eq!(committed.get(WriterId(0)), Seq(durable));
+            Message::Progress(told) => {
+                assert!(told.durable.0 >= durable);
+                durable = told.durable.0;
+                assert_eq!(told.committed.get(WriterId(0)), Seq(durable));
             }
             other => panic!("{other:?}"),
         }

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{CHANNEL, Host, Process, attach, config, copy_done, record};
+use common::{CHANNEL, Host, Process, attach, but, config, copy_done, record, stream};
 use tidelock_backup_server::server::budget;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, Seq, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::machine::{Bus, Machine, MachineDisk};
 use tidelock_protocol::message::{
-    Attach, Bookmark, Follow, Form, Join, LastRun, Message, PROTOCOL, RefusalKind, UNASKED,
+    Attach, Bookmark, Form, LastRun, Message, PROTOCOL, RefusalKind, Role, Tagging, UNASKED,
 };
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
@@ -213,7 +213,7 @@ async fn times_and_counts_that_cannot_be_are_refused_and_not_kept() {
         LastRun::Clean { seq: Seq(u64::MAX), served: false },
         LastRun::Continues { from: Seq(u64::MAX) },
     ] {
-        liar.attach(Attach { last_run, ..own(1) }).await.unwrap_err();
+        liar.attach(but(own(1), |of| of.last_run = last_run)).await.unwrap_err();
         refused += 1;
     }
     liar.attach(Attach { epoch: Epoch(u64::MAX), ..own(1) }).await.unwrap_err();
@@ -255,7 +255,8 @@ async fn times_and_counts_that_cannot_be_are_refused_and_not_kept() {
         liar.attach(own(3)).await.unwrap();
     }
     let attached = liar.attach(own(3)).await.unwrap();
-    assert_eq!((attached.durable, attached.last_hlc), (Seq(0), Hlc(0)), "nothing was stored");
+    let (durable, last_hlc) = (attached.progress.durable, stream(&attached).last_hlc);
+    assert_eq!((durable, last_hlc), (Seq(0), Hlc(0)), "nothing was stored");
     let counted = group("own")["implausible"].as_u64().unwrap();
     assert!(counted >= 6, "{counted} after {refused} attachments");
     assert_eq!(group("shop")["implausible"], 0);
@@ -282,9 +283,9 @@ async fn members_without_disks_must_be_in_the_configuration() {
     host.next().await.unwrap();
     let mut peers = vec!["db=10.0.0.1".to_owned()];
     peers.extend((0..60).map(|n| format!("web{n}=10.0.1.{n}")));
-    let join =
-        Join { attach: attach(1, LastRun::Unknown), form: Form::Vector, peers: peers.clone() };
-    host.send(CHANNEL, &Message::Join(Box::new(join))).await;
+    let tagging = Some(Tagging { form: Form::Vector, peers });
+    let writer = Attach { tagging, ..attach(1, LastRun::Unknown) };
+    host.send(CHANNEL, &Message::Attach(Box::new(writer.clone()))).await;
     assert!(matches!(host.next().await, Some((_, Message::Attached(_)))));
 
     let disk = |n: usize| MachineDisk {
@@ -295,18 +296,13 @@ async fn members_without_disks_must_be_in_the_configuration() {
     let large = Machine { disks: (0..64).map(disk).collect(), ..small_machine() };
     assert_eq!(large.check(), Ok(()));
     let file_bytes = serde_json::to_vec_pretty(&large).unwrap().len() as u64 + 1;
-    let follow = |member: &str, machine: Machine| {
-        Message::Follow(Box::new(Follow {
-            group: "shop".into(),
-            group_id: None,
-            member: member.into(),
-            writers: vec!["db".into()],
-            form: Form::Vector,
-            peers: peers.clone(),
-            epoch: Epoch(0),
-            lease_ms: 400,
-            grace_ms: 600,
-            machine: Some(machine),
+    let follower = |member: &str, machine: Machine| {
+        let (member, machine) = (member.into(), Some(machine));
+        Message::Attach(Box::new(Attach {
+            member,
+            machine,
+            role: Role::Follower,
+            ..writer.clone()
         }))
     };
     let mut answer = async |channel: u16, message: Message| {
@@ -314,24 +310,24 @@ async fn members_without_disks_must_be_in_the_configuration() {
         loop {
             match host.next().await.unwrap() {
                 (at, Message::Refused { kind, .. }) if at == Channel(channel) => return Some(kind),
-                (at, Message::Followed(_)) if at == Channel(channel) => return None,
+                (at, Message::Attached(_)) if at == Channel(channel) => return None,
                 _ => {}
             }
         }
     };
     for n in 0..30 {
-        let kind = answer(2 + n, follow(&format!("m{n}"), large.clone())).await;
+        let kind = answer(2 + n, follower(&format!("m{n}"), large.clone())).await;
         assert_eq!(kind, Some(RefusalKind::Invalid));
     }
     let mut taken = 0;
     let kind = loop {
-        match answer(40 + taken, follow(&format!("web{taken}"), large.clone())).await {
+        match answer(40 + taken, follower(&format!("web{taken}"), large.clone())).await {
             None => taken += 1,
             Some(kind) => break kind,
         }
     };
     assert_eq!(kind, RefusalKind::Quota);
     assert_eq!(u64::from(taken), limits::MACHINES_MAX_BYTES / file_bytes);
-    assert_eq!(answer(120, follow("web59", small_machine())).await, None, "a small one fits");
+    assert_eq!(answer(120, follower("web59", small_machine())).await, None, "a small one fits");
     server.terminate();
 }

@@ -4,12 +4,12 @@
 mod common;
 
 use bytes::BytesMut;
-use common::{CHANNEL, Host, Process, attach, cli, cli_json, config, encode, has};
+use common::{CHANNEL, Host, Process, attach, but, cli, cli_json, config, encode, has, stream};
 use std::path::Path;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, Seq, WriterId};
 use tidelock_protocol::message::{
-    Attach, CopyState, Follow, Form, Join, LastRun, Message, PROTOCOL, Progress, RefusalKind,
+    Attach, CopyState, Form, LastRun, Message, PROTOCOL, Progress, RefusalKind, Role, Tagging,
 };
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
@@ -19,8 +19,20 @@ use tokio::net::TcpStream;
 const HOSTS: &str = "[[group]]\nname = \"shop\"\nhosts = [\"host-0\", \"host-1\", \"host-2\"]\n";
 const MEMBERS: [&str; 2] = ["db", "app"];
 
-fn peers() -> Vec<String> {
-    vec!["db=10.0.0.1".into(), "app=10.0.0.2".into(), "web=10.0.0.3".into()]
+fn tagging(form: Form) -> Option<Tagging> {
+    let peers = ["db=10.0.0.1", "app=10.0.0.2", "web=10.0.0.3"].map(str::to_owned).to_vec();
+    Some(Tagging { form, peers })
+}
+
+/// A writer that is one of several members.
+fn writer(index: u16, run: u64, form: Form, last: LastRun) -> Attach {
+    let attach = Attach {
+        member: MEMBERS[usize::from(index)].into(),
+        writers: MEMBERS.map(str::to_owned).to_vec(),
+        tagging: tagging(form),
+        ..attach(run, last)
+    };
+    but(attach, |of| of.writer = WriterId(index))
 }
 
 /// One member on its host.
@@ -45,30 +57,18 @@ impl Member {
         link
     }
 
-    /// Attaches a writer; what it was told until its first progress.
-    async fn join(
+    /// A writer that is attached, and its copy state.
+    async fn attached(
         server: &Process,
-        writer: u16,
+        index: u16,
         run: u64,
         form: Form,
         last: LastRun,
     ) -> (Self, CopyState) {
-        let mut host = Self::connect(server, &format!("host-{writer}")).await;
-        let attach = Attach {
-            member: MEMBERS[usize::from(writer)].into(),
-            writer: WriterId(writer),
-            writers: MEMBERS.map(str::to_owned).to_vec(),
-            ..attach(run, last)
-        };
-        let join = Join { attach, form, peers: peers() };
-        host.send(CHANNEL, &Message::Join(Box::new(join))).await;
-        let mut member = Self { host, writer, progress: Progress::default() };
-        let copy = match member.host.next().await {
-            Some((_, Message::Attached(attached))) => attached.copy,
-            other => panic!("{other:?}"),
-        };
-        member.next_progress().await;
-        (member, copy)
+        let mut host = Self::connect(server, &format!("host-{index}")).await;
+        let attached = host.attach(writer(index, run, form, last)).await.unwrap();
+        let copy = stream(&attached).copy;
+        (Self { host, writer: index, progress: attached.progress }, copy)
     }
 
     async fn send(&mut self, record: Record) {
@@ -120,9 +120,9 @@ impl Member {
 }
 
 async fn two(server: &Process, form: Form) -> (Member, Member) {
-    let (mut db, copy) = Member::join(server, 0, 1, form, LastRun::Unknown).await;
+    let (mut db, copy) = Member::attached(server, 0, 1, form, LastRun::Unknown).await;
     assert_eq!(copy, CopyState::Empty);
-    let (mut app, _) = Member::join(server, 1, 1, form, LastRun::Unknown).await;
+    let (mut app, _) = Member::attached(server, 1, 1, form, LastRun::Unknown).await;
     let (of_db, of_app) = (db.done(1, 10), app.done(1, 11));
     db.send(of_db).await;
     app.send(of_app).await;
@@ -131,19 +131,14 @@ async fn two(server: &Process, form: Form) -> (Member, Member) {
     (db, app)
 }
 
-/// What a member without disks says.
-fn follow(form: Form) -> Follow {
-    Follow {
-        group: "shop".into(),
-        group_id: None,
+/// A member without disks.
+fn follower(form: Form) -> Attach {
+    Attach {
         member: "web".into(),
-        writers: MEMBERS.map(str::to_owned).to_vec(),
-        form,
-        peers: peers(),
         epoch: Epoch(1),
-        lease_ms: 400,
-        grace_ms: 600,
         machine: None,
+        role: Role::Follower,
+        ..writer(0, 1, form, LastRun::Unknown)
     }
 }
 
@@ -176,7 +171,7 @@ async fn what_depends_on_a_dead_host_waits_at_the_other_and_the_rest_goes_on() {
     server.kill();
     let server = Process::start(&config);
     let last = LastRun::Continues { from: Seq(1) };
-    let (app, copy) = Member::join(&server, 1, 1, Form::Vector, last).await;
+    let (app, copy) = Member::attached(&server, 1, 1, Form::Vector, last).await;
     assert_eq!((copy, &app.progress.committed), (CopyState::Whole, &vector([1, 2])));
     let status = cli_json(&config, &["status", "--json"]);
     assert_eq!(status["groups"][0]["beyond_the_cut"], 1);
@@ -258,20 +253,17 @@ async fn members_without_disks_follow_and_a_resync_asks_every_writer() {
     let (db, mut app) = two(&server, Form::Vector).await;
     let mut web = Member::connect(&server, "host-2").await;
     // Another form than the other hosts', which are connected.
-    web.send(CHANNEL, &Message::Follow(Box::new(follow(Form::Hlc)))).await;
-    let refused = web.next().await;
-    let Some((_, Message::Refused { kind: RefusalKind::Mismatch, reason })) = refused else {
+    let refused = web.attach(follower(Form::Hlc)).await;
+    let Err(Message::Refused { kind: RefusalKind::Mismatch, reason }) = refused else {
         panic!("{refused:?}")
     };
     assert!(reason.contains("form=hlc, the second form=vector"), "{reason}");
-    web.send(CHANNEL, &Message::Follow(Box::new(follow(Form::Vector)))).await;
-    let followed = web.next().await;
-    assert!(matches!(followed, Some((_, Message::Followed(_)))), "{followed:?}");
+    assert_eq!(web.attach(follower(Form::Vector)).await.unwrap().stream, None);
     web.send(CHANNEL, &Message::Beacon { sent_at: MonoNanos(5) }).await;
     assert_eq!(web.next().await, Some((CHANNEL, Message::Lease { sent_at: MonoNanos(5) })));
     // db's daemon is killed, and starts again.
     drop(db);
-    let (mut db, copy) = Member::join(&server, 0, 2, Form::Vector, LastRun::Unknown).await;
+    let (mut db, copy) = Member::attached(&server, 0, 2, Form::Vector, LastRun::Unknown).await;
     assert_eq!(copy, CopyState::Resyncing);
     let id = loop {
         match app.host.next().await {
@@ -297,9 +289,8 @@ async fn members_without_disks_follow_and_a_resync_asks_every_writer() {
     // One that does not say how packets are tagged.
     let mut alone = Host::plain(server.address).await;
     alone.hello("host-0").await;
-    let writers = MEMBERS.map(str::to_owned).to_vec();
-    let refused =
-        alone.attach(Attach { writers, ..attach(9, LastRun::Unknown) }).await.unwrap_err();
+    let untagged = Attach { tagging: None, ..writer(0, 9, Form::Vector, LastRun::Unknown) };
+    let refused = alone.attach(untagged).await.unwrap_err();
     assert!(matches!(refused, Message::Refused { kind: RefusalKind::Invalid, .. }), "{refused:?}");
 }
 
@@ -313,9 +304,7 @@ async fn all_machines_of_a_group_are_booted_and_who_is_not_is_named() {
     let server = Process::start(&config);
     let (_db, _app) = two(&server, Form::Vector).await;
     let mut web = Member::connect(&server, "host-2").await;
-    web.send(CHANNEL, &Message::Follow(Box::new(follow(Form::Vector)))).await;
-    let followed = web.next().await;
-    assert!(matches!(followed, Some((_, Message::Followed(_)))), "{followed:?}");
+    assert_eq!(web.attach(follower(Form::Vector)).await.unwrap().stream, None);
     let boot = |more: &[&str]| {
         let words = ["recover", "shop", "--primary-is-dead", "--boot", "--dry-run"];
         let output = cli(&config, &[&words[..], &["--accelerator", "tcg"], more].concat());
@@ -369,34 +358,21 @@ async fn a_listed_host_takes_no_member_of_another_until_the_operator_moves_it() 
     let config = config(dir.path(), HOSTS);
     let server = Process::start(&config);
     let (mut db, _app) = two(&server, Form::Vector).await;
-    let joins_as_db = |run, last| {
+    let as_db = |run, last| {
         let machine = Some(serde_json::from_str(r#"{"memory_mib": 1}"#).unwrap());
-        let attach = Attach {
-            member: "db".into(),
-            writer: WriterId(0),
-            writers: MEMBERS.map(str::to_owned).to_vec(),
-            machine,
-            ..attach(run, last)
-        };
-        Message::Join(Box::new(Join { attach, form: Form::Vector, peers: peers() }))
+        Attach { machine, ..writer(0, run, Form::Vector, last) }
     };
     let mut thief = Member::connect(&server, "host-1").await;
     let clean = LastRun::Clean { seq: Seq(1), served: false };
-    thief.send(CHANNEL, &joins_as_db(greatest_run(), clean)).await;
-    match thief.next().await {
-        Some((_, Message::Refused { kind: RefusalKind::Forbidden, reason })) => {
+    match thief.attach(as_db(greatest_run(), clean)).await {
+        Err(Message::Refused { kind: RefusalKind::Forbidden, reason }) => {
             assert!(reason.contains("belongs to host host-0"), "{reason}");
         }
         other => panic!("{other:?}"),
     }
-    let unnamed = Follow { member: "m1".into(), ..follow(Form::Vector) };
-    thief.send(CHANNEL, &Message::Follow(Box::new(unnamed))).await;
-    let refused = thief.next().await;
-    let is_invalid = |kind: &RefusalKind| *kind == RefusalKind::Invalid;
-    assert!(
-        matches!(&refused, Some((_, Message::Refused { kind, .. })) if is_invalid(kind)),
-        "{refused:?}"
-    );
+    let unnamed = Attach { member: "m1".into(), ..follower(Form::Vector) };
+    let refused = thief.attach(unnamed).await.unwrap_err();
+    assert!(matches!(refused, Message::Refused { kind: RefusalKind::Invalid, .. }), "{refused:?}");
     let write = db.record(2, 20, &[]);
     db.send(write).await;
     db.durable(2).await;
@@ -424,11 +400,8 @@ async fn a_listed_host_takes_no_member_of_another_until_the_operator_moves_it() 
     }
     let moved = cli_json(&config, &move_it);
     assert_eq!((&moved["from"], &moved["to"]), (&"host-0".into(), &"host-1".into()));
-    thief.send(CHANNEL, &joins_as_db(7, LastRun::Clean { seq: Seq(2), served: false })).await;
-    match thief.next().await {
-        Some((_, Message::Attached(attached))) => assert_eq!(attached.copy, CopyState::Resyncing),
-        other => panic!("{other:?}"),
-    }
+    let taken = thief.attach(as_db(7, LastRun::Clean { seq: Seq(2), served: false })).await;
+    assert_eq!(stream(&taken.unwrap()).copy, CopyState::Resyncing);
 }
 
 /// The greatest run number that the server believes: the time of its clock, in microseconds.

@@ -40,7 +40,7 @@ async fn killed_between_seal_and_index_and_whatever_is_lost_of_them_the_past_is_
         server = Process::start(&config);
         let run = LastRun::Continues { from: Seq(last + 1) };
         let (again, attached) = Host::attached(server.address, 1, run).await;
-        assert_eq!(attached.durable, Seq(last));
+        assert_eq!(attached.progress.durable, Seq(last));
         host = again;
     }
     let sealed = || journal_files(dir.path(), ".seg").len() - 1;

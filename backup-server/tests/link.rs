@@ -3,7 +3,7 @@
 mod common;
 
 use bytes::{BufMut, BytesMut};
-use common::{CHANNEL, Host, attach, copy_done, encode, record};
+use common::{CHANNEL, Host, attach, but, copy_done, encode, record, stream};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -102,7 +102,7 @@ async fn certificates_decide_who_may_say_what() {
     let mut good = Host::new(connect(address, &host_a).await.unwrap());
     good.hello("host-a").await;
     let attached = good.attach(attach(1, LastRun::Unknown)).await.unwrap();
-    assert_eq!((attached.copy, attached.epoch), (CopyState::Empty, Epoch(1)));
+    assert_eq!((stream(&attached).copy, attached.epoch), (CopyState::Empty, Epoch(1)));
     good.record(&copy_done(1)).await.unwrap();
     assert_eq!(good.durable(1).await, 1);
 
@@ -188,7 +188,7 @@ async fn malformed_frames_end_their_connection_and_nothing_else() {
         host.hello("host-a").await;
         let run = LastRun::Continues { from: Seq(durable + 1) };
         let attached = host.attach(attach(10, run)).await.unwrap();
-        assert_eq!(attached.durable.0, durable, "{name}");
+        assert_eq!(attached.progress.durable.0, durable, "{name}");
         if durable == 0 {
             host.record(&copy_done(1)).await.unwrap();
             host.record(&record(2)).await.unwrap();
@@ -238,7 +238,8 @@ async fn versions_and_first_messages_are_checked() {
 
 /// A run that goes on with what the one before it has left on disk.
 fn next_run(incarnation: u64, goes_on: LastRun) -> Attach {
-    Attach { before: attach(incarnation - 1, goes_on).before, ..attach(incarnation, goes_on) }
+    let before = attach(incarnation - 1, goes_on).writing().unwrap().before;
+    but(attach(incarnation, goes_on), |of| of.before = before)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -254,11 +255,11 @@ async fn beacons_are_answered_and_a_new_run_takes_over() {
     new.hello("host-a").await;
     let goes_on = LastRun::Continues { from: Seq(2) };
     let attached = new.attach(next_run(2, goes_on)).await.unwrap();
-    assert_eq!(attached.copy, CopyState::Whole);
+    assert_eq!(stream(&attached).copy, CopyState::Whole);
     let told = loop {
         match old.next().await {
             // A flush of the journal during the attachment sends the committed vector.
-            Some((_, Message::Committed { .. })) => {}
+            Some((_, Message::Progress(_))) => {}
             told => break told.map(|(_, message)| message),
         }
     };
@@ -290,7 +291,7 @@ async fn a_host_that_vanishes_in_the_middle_of_a_record_leaves_what_was_whole() 
     drop(host);
     let (mut host, attached) =
         Host::attached(address, 1, LastRun::Continues { from: Seq(1) }).await;
-    assert_eq!(attached.durable, Seq(2));
+    assert_eq!(attached.progress.durable, Seq(2));
     host.record(&record(3)).await.unwrap();
     assert_eq!(host.durable(3).await, 3);
     server.stop().await;
@@ -306,7 +307,7 @@ async fn a_large_record_lets_beacons_pass_and_outlives_its_connection() {
     let large = Record { effect: Effect::Write(Payload::new(data.into())), offset: 0, ..record(2) };
     assert!(part::is_cut(&large));
     let (mut host, attached) = Host::attached(address, 1, LastRun::Unknown).await;
-    assert_eq!(attached.begun, None);
+    assert_eq!(stream(&attached).begun, None);
     host.record(&copy_done(1)).await.unwrap();
     host.durable(1).await;
     let send = async |host: &mut Host<TcpStream>, from: u32, parts: u32| {
@@ -333,14 +334,14 @@ async fn a_large_record_lets_beacons_pass_and_outlives_its_connection() {
     drop(host);
     let run = LastRun::Continues { from: Seq(2) };
     let (mut host, attached) = Host::attached(address, 1, run).await;
-    assert_eq!(attached.begun, Some(Begun { seq: Seq(2), bytes: at }));
+    assert_eq!(stream(&attached).begun, Some(Begun { seq: Seq(2), bytes: at }));
     let rest = (large.encoded_len() as u32 - at).div_ceil(limits::PART_MAX_BYTES);
     send(&mut host, at, rest - 1).await;
     drop(host);
     // Another run has another record of this number.
     let mut host = Host::plain(address).await;
     host.hello("host-a").await;
-    assert_eq!(host.attach(next_run(2, run)).await.unwrap().begun, None);
+    assert_eq!(stream(&host.attach(next_run(2, run)).await.unwrap()).begun, None);
     drop(host);
     let (mut host, _) = Host::attached(address, 2, run).await;
     assert_eq!(send(&mut host, 0, 1).await, limits::PART_MAX_BYTES);
@@ -350,7 +351,7 @@ async fn a_large_record_lets_beacons_pass_and_outlives_its_connection() {
     host.stream.write_all(&bytes).await.unwrap();
     assert_eq!(kind(&host.next().await.map(|(_, message)| message)), Some(RefusalKind::Invalid));
     let (mut host, attached) = Host::attached(address, 2, run).await;
-    assert_eq!(attached.begun, None, "nothing is kept of parts out of order");
+    assert_eq!(stream(&attached).begun, None, "nothing is kept of parts out of order");
     let mut at = 0;
     while (at as usize) < large.encoded_len() {
         let part = part::part_of(&large, at);

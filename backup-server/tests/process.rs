@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Host, Process, attach, cli, cli_json, config, copy_done, disk_after, has, record};
+use common::{
+    Host, Process, attach, cli, cli_json, config, copy_done, disk_after, has, record, stream,
+};
 use std::path::Path;
 use std::process::Command;
 use tidelock_protocol::ids::Seq;
@@ -28,7 +30,7 @@ async fn kill_9_under_a_stream_loses_nothing_acknowledged() {
     let config = config(dir.path(), BUSY);
     let mut server = Process::start(&config);
     let (mut host, attached) = Host::attached(server.address, 1, LastRun::Unknown).await;
-    assert_eq!(attached.copy, CopyState::Empty);
+    assert_eq!(stream(&attached).copy, CopyState::Empty);
     host.record(&copy_done(1)).await.unwrap();
     host.durable(1).await;
     let mut acknowledged = 1;
@@ -54,12 +56,15 @@ async fn kill_9_under_a_stream_loses_nothing_acknowledged() {
         let last_run = LastRun::Continues { from: Seq(acknowledged + 1) };
         let (again, attached) = Host::attached(server.address, 1, last_run).await;
         host = again;
-        assert_eq!(attached.copy, CopyState::Whole);
-        assert!(attached.durable.0 >= acknowledged && attached.durable.0 < next);
+        assert_eq!(stream(&attached).copy, CopyState::Whole);
+        assert!(attached.progress.durable.0 >= acknowledged && attached.progress.durable.0 < next);
         // The cut before anything is sent again: exactly what is durable.
         let image = dir.path().join(format!("round-{round}.img"));
-        assert!(export(&config, &image) == disk_after(attached.durable.0), "round {round}");
-        for seq in attached.durable.0 + 1..=target {
+        assert!(
+            export(&config, &image) == disk_after(attached.progress.durable.0),
+            "round {round}"
+        );
+        for seq in attached.progress.durable.0 + 1..=target {
             host.record(&record(seq)).await.unwrap();
         }
         host.durable(target).await;

@@ -4,6 +4,7 @@ mod common;
 
 use common::{
     CHANNEL, DISK_BYTES, Host, Process, attach, cli, cli_json, config, copy_done, refused, send,
+    stream,
 };
 use rustix::fs::{FlockOperation, fcntl_lock};
 use std::fs::{self, File};
@@ -36,7 +37,7 @@ async fn is_equal(host: &mut Host<tokio::net::TcpStream>, offset: u64, content: 
     loop {
         match host.next().await.expect("an answer") {
             (CHANNEL, Message::DigestResult { equal, .. }) => return equal,
-            (CHANNEL, Message::Committed { .. }) => {}
+            (CHANNEL, Message::Progress(_)) => {}
             other => panic!("{other:?}"),
         }
     }
@@ -47,7 +48,7 @@ async fn compare_and_send(config: &Path, server: &Process, old: &[u8]) {
     let mut host = Host::plain(server.address).await;
     host.hello("host-a").await;
     let attached = host.attach(attach(1, LastRun::Unknown)).await.unwrap();
-    assert_eq!(attached.copy, CopyState::Partial);
+    assert_eq!(stream(&attached).copy, CopyState::Partial);
     for (nth, part) in old.chunks(1 << 20).enumerate() {
         assert!(is_equal(&mut host, (nth as u64) << 20, part).await, "MiB {nth}");
     }

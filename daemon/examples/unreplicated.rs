@@ -10,13 +10,12 @@ use std::sync::Arc;
 use tidelock_daemon::activity::ActivityLog;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::link::NoGate;
-use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
+use tidelock_daemon::link::port::{AttachedStream, FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::{DiskSetup, Owner, OwnerParts, PublishPending, ToOwner};
 use tidelock_daemon::sequencer::Settings;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, Seq, WriterId};
-use tidelock_protocol::message::{Attached, Basis, CopyState, DiskSpec, Mode};
-use tidelock_protocol::vector::CountVector;
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, Seq, WriterId};
+use tidelock_protocol::message::{Basis, CopyState, DiskSpec, Mode, StreamState};
 use tidelock_uring::{EventFd, LocalFile, OpenRequest};
 
 struct Nowhere;
@@ -81,15 +80,15 @@ fn main() -> anyhow::Result<()> {
         backlog: None,
         left: None,
     })?;
-    let attached = Attached {
+    let attached = AttachedStream {
         epoch: Epoch(1),
-        group_id: GroupId([0; 16]),
         durable: Seq(0),
-        committed: CountVector::new(),
-        last_hlc: Hlc(0),
-        begun: None,
-        copy: CopyState::Whole,
-        basis: Basis::Clean,
+        stream: StreamState {
+            last_hlc: Hlc(0),
+            copy: CopyState::Whole,
+            begun: None,
+            basis: Basis::Clean,
+        },
     };
     port.send(ToOwner::Link(FromLink::Attached { attached, first: true, compares: false }));
     owner.run()?;

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, Epoch, GroupId, Seq, WriterId};
-use tidelock_protocol::message::{Attached, Basis, CopyState, Message, PROTOCOL};
+use tidelock_protocol::message::{
+    Attached, Basis, CopyState, Message, PROTOCOL, Progress, StreamState,
+};
 use tidelock_protocol::record::Effect;
 use tidelock_protocol::vector::CountVector;
 
@@ -98,12 +100,8 @@ fn attached(last_hlc: Hlc, copy: CopyState) -> Message {
     Message::Attached(Attached {
         group_id: GroupId([7; 16]),
         epoch: Epoch(1),
-        durable: Seq(0),
-        committed: CountVector::new(),
-        last_hlc,
-        copy,
-        begun: None,
-        basis: Basis::Log,
+        progress: Progress::default(),
+        stream: Some(StreamState { last_hlc, copy, begun: None, basis: Basis::Log }),
     })
 }
 
@@ -146,7 +144,7 @@ fn a_backup_that_lies_ends_connections_and_nothing_else() {
         liar.hears_the_end();
     }
     for lie in [
-        Message::Committed { durable: Seq(u64::MAX), committed: CountVector::new() },
+        Message::Progress(Progress { durable: Seq(u64::MAX), ..Progress::default() }),
         Message::Floor { pending: CountVector::new(), hlc: Hlc(u64::MAX) },
         Message::Detach { end: None },
     ] {
@@ -163,7 +161,8 @@ fn a_backup_that_lies_ends_connections_and_nothing_else() {
             Frame::Record(_, record) => {
                 assert!(record.hlc.physical_ms() < wall_ms() + FAR_MS / 2, "{}", record.hlc);
                 let committed = CountVector::of(WriterId(0), record.seq);
-                honest.send(MEMBER, &Message::Committed { durable: record.seq, committed });
+                let progress = Progress { durable: record.seq, committed, ..Progress::default() };
+                honest.send(MEMBER, &Message::Progress(progress));
                 if record.effect == Effect::CopyDone {
                     break record.seq;
                 }

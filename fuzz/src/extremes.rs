@@ -11,8 +11,8 @@ use tidelock_protocol::ids::{
 use tidelock_protocol::limits;
 use tidelock_protocol::machine::{Card, Machine, MachineDisk, MachineNetwork};
 use tidelock_protocol::message::{
-    Attach, Attached, Basis, Bookmark, BookmarkPoint, CleanEnd, CopyState, DiskSpec, Follow,
-    Followed, Form, Join, LastRun, LogAge, Message, Mode, Policy, Progress, RefusalKind,
+    Attach, Attached, Basis, Bookmark, BookmarkPoint, CleanEnd, CopyState, DiskSpec, Form, LastRun,
+    LogAge, Message, Mode, Policy, Progress, RefusalKind, Role, StreamState, Tagging, Writing,
 };
 use tidelock_protocol::part::Begun;
 use tidelock_protocol::tag::{TagKey, TagKeys, TagTerms};
@@ -338,62 +338,51 @@ impl<'a> Extremes<'a> {
         }
     }
 
+    fn tagging(&mut self) -> Tagging {
+        Tagging { form: self.form(), peers: self.peers() }
+    }
+
     /// The attachment with some of its values made extreme.
     pub fn attach(&mut self, good: Attach) -> Attach {
         let mut attach = good;
         for _ in 0..=self.below(3) {
-            match self.below(18) {
+            match self.below(20) {
                 0 => attach.group = self.name(),
                 1 => attach.group_id = self.id(),
                 2 => attach.member = self.name(),
-                3 => attach.writer = self.writer(),
-                4 => attach.writers = self.names(limits::WRITERS_MAX.into()),
-                5 => attach.writers.push(self.name()),
-                6 => attach.disks = self.disks(),
-                7 => {
-                    let size_bytes = self.number();
-                    attach.disks.iter_mut().for_each(|disk| disk.size_bytes = size_bytes);
+                3 => attach.writers = self.names(limits::WRITERS_MAX.into()),
+                4 => attach.writers.push(self.name()),
+                5 => attach.epoch = Epoch(self.number()),
+                6 => attach.lease_ms = self.number(),
+                7 => attach.grace_ms = self.number(),
+                8 => attach.machine = self.maybe(Self::machine),
+                9 => attach.tagging = self.maybe(Self::tagging),
+                10 => attach.role = Role::Follower,
+                _ => {
+                    if let Role::Writer(writing) = &mut attach.role {
+                        self.change_writing(writing);
+                    }
                 }
-                8 => attach.incarnation = Incarnation(self.number()),
-                9 => attach.nonce = Nonce(self.number(), self.number()),
-                10 => attach.before = self.maybe(Self::run),
-                11 => attach.marks = self.some(limits::DISKS_MAX.into(), Self::mark),
-                12 => attach.epoch = Epoch(self.number()),
-                13 => attach.last_run = self.last_run(),
-                14 => attach.mode = self.mode(),
-                15 => attach.lease_ms = self.number(),
-                16 => attach.grace_ms = self.number(),
-                _ => attach.machine = self.maybe(Self::machine),
             }
         }
         attach
     }
 
-    /// The same of a writer among several members.
-    pub fn join(&mut self, good: Join) -> Join {
-        let Join { attach, form, peers } = good;
-        let attach = self.or_else(attach.clone(), |of| of.attach(attach));
-        let form = self.or_else(form, Self::form);
-        Join { attach, form, peers: self.or_else(peers, Self::peers) }
-    }
-
-    /// The same of a member without disks.
-    pub fn follow(&mut self, good: Follow) -> Follow {
-        let mut follow = good;
-        for _ in 0..=self.below(2) {
-            match self.below(9) {
-                0 => follow.group = self.name(),
-                1 => follow.group_id = self.id(),
-                2 => follow.member = self.name(),
-                3 => follow.writers = self.names(limits::WRITERS_MAX.into()),
-                4 => follow.form = self.form(),
-                5 => follow.peers = self.peers(),
-                6 => follow.epoch = Epoch(self.number()),
-                7 => (follow.lease_ms, follow.grace_ms) = (self.number(), self.number()),
-                _ => follow.machine = self.maybe(Self::machine),
+    fn change_writing(&mut self, writing: &mut Writing) {
+        match self.below(9) {
+            0 => writing.writer = self.writer(),
+            1 => writing.disks = self.disks(),
+            2 => {
+                let size_bytes = self.number();
+                writing.disks.iter_mut().for_each(|disk| disk.size_bytes = size_bytes);
             }
+            3 => writing.incarnation = Incarnation(self.number()),
+            4 => writing.nonce = Nonce(self.number(), self.number()),
+            5 => writing.before = self.maybe(Self::run),
+            6 => writing.marks = self.some(limits::DISKS_MAX.into(), Self::mark),
+            7 => writing.last_run = self.last_run(),
+            _ => writing.mode = self.mode(),
         }
-        follow
     }
 
     /// A host's message about an attached member.
@@ -461,18 +450,20 @@ impl<'a> Extremes<'a> {
         self.or_else(known, |_| other)
     }
 
-    /// The answer to an attachment.
-    pub fn attached(&mut self) -> Attached {
-        Attached {
-            group_id: self.group_id(),
-            epoch: self.or_else(Epoch(1), |of| Epoch(of.number())),
-            durable: self.seq(),
-            committed: self.vector(),
+    fn stream(&mut self) -> StreamState {
+        StreamState {
             last_hlc: self.hlc(),
             copy: self.copy(),
             begun: self.maybe(|of| Begun { seq: of.seq(), bytes: of.number_32() }),
             basis: self.basis(),
         }
+    }
+
+    /// The answer to an attachment.
+    fn attached(&mut self, stream: Option<StreamState>) -> Attached {
+        let group_id = self.group_id();
+        let epoch = self.or_else(Epoch(1), |of| Epoch(of.number()));
+        Attached { group_id, epoch, progress: self.progress(), stream }
     }
 
     fn refusal(&mut self) -> RefusalKind {
@@ -493,20 +484,19 @@ impl<'a> Extremes<'a> {
     /// A backup's message about a member.
     pub fn message_of_backup(&mut self) -> Message {
         match self.below(24) {
-            0..=2 => Message::Attached(self.attached()),
+            0..=2 => {
+                let stream = self.stream();
+                Message::Attached(self.attached(Some(stream)))
+            }
             3 => Message::Refused { kind: self.refusal(), reason: self.text() },
-            4 | 5 => Message::Committed { durable: self.seq(), committed: self.vector() },
+            4 | 5 | 10 | 11 => Message::Progress(self.progress()),
             6 => Message::Lease { sent_at: self.mono() },
             7 => {
                 let (disk, offset) = (self.disk(), self.number());
                 Message::DigestResult { disk, offset, equal: self.flag() }
             }
             8 => Message::Stalled { reason: self.maybe(Self::text) },
-            9 => {
-                let (group_id, epoch) = (self.group_id(), Epoch(self.number()));
-                Message::Followed(Followed { group_id, epoch, progress: self.progress() })
-            }
-            10 | 11 => Message::Progress(self.progress()),
+            9 => Message::Attached(self.attached(None)),
             12 => Message::Sound { id: self.number() },
             13 => Message::Floor { pending: self.vector(), hlc: self.hlc() },
             14 => {

@@ -119,8 +119,8 @@ fn check_record(record: &Record) {
 fn check_message(message: &Message) {
     let _ = format!("{message:?}");
     match message {
-        Message::Committed { committed, .. } => check_vector(committed),
-        Message::Attached(attached) => check_vector(&attached.committed),
+        Message::Progress(progress) => check_vector(&progress.committed),
+        Message::Attached(attached) => check_vector(&attached.progress.committed),
         _ => {}
     }
 }

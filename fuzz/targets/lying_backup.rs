@@ -18,7 +18,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use tidelock_daemon::link::GateControl;
 use tidelock_daemon::link::connection::{self, ConnectionError};
-use tidelock_daemon::link::member::{Member, MemberError, MemberParts, Presence};
+use tidelock_daemon::link::member::{Member, MemberError, MemberParts};
 use tidelock_daemon::link::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
 use tidelock_daemon::link::turns::Turns;
 use tidelock_daemon::stats::LinkStats;
@@ -30,8 +30,8 @@ use tidelock_protocol::ids::{
     Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Nonce, RunId, Seq, WriterId,
 };
 use tidelock_protocol::message::{
-    Attach, Attached, Basis, Bookmark, CopyState, Followed, Form, LastRun, LogAge, Message, Mode,
-    PROTOCOL, Policy, Progress,
+    Attach, Attached, Basis, Bookmark, CopyState, Form, LastRun, LogAge, Message, Mode, Policy,
+    Progress, Role, StreamState, Tagging, Writing,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::sender::SenderError;
@@ -143,12 +143,8 @@ struct Bench {
 impl Bench {
     fn new(options: u8) -> Self {
         let form = if options & 4 == 0 { Form::Vector } else { Form::Hlc };
-        let peers = || vec!["m0=10.0.0.1".to_owned(), "m1=10.0.0.2".to_owned()];
-        let presence = match options & 3 {
-            0 => Presence::Alone,
-            1 => Presence::Follower { form, peers: peers() },
-            _ => Presence::Writer { form, peers: peers() },
-        };
+        let peers = vec!["m0=10.0.0.1".to_owned(), "m1=10.0.0.2".to_owned()];
+        let tagging = Some(Tagging { form, peers });
         let last_run = match options >> 4 & 3 {
             0 => LastRun::Unknown,
             1 => LastRun::Clean { seq: Seq(4), served: false },
@@ -156,22 +152,24 @@ impl Bench {
             _ => LastRun::Unclean { log: LOG },
         };
         let flood = if options >= 0xc0 { ANSWERS_MAX + 1 } else { 64 };
-        let is_follower = matches!(presence, Presence::Follower { .. });
-        let (lied_to, first) = member(LIED_TO, presence, last_run);
-        let of_witness = Presence::Writer { form, peers: peers() };
-        let (witness, second) = member(WITNESS, of_witness, LastRun::Unknown);
+        let is_follower = options & 3 == 1;
+        let writer = writer(LIED_TO, tagging.clone(), last_run);
+        let attach = match options & 3 {
+            0 => Attach { tagging: None, ..writer },
+            1 => Attach { role: Role::Follower, ..writer },
+            _ => writer,
+        };
+        let (lied_to, first) = member(LIED_TO, attach);
+        let of_witness = self::writer(WITNESS, tagging, LastRun::Unknown);
+        let (witness, second) = member(WITNESS, of_witness);
         let (members, owners) = (vec![lied_to, witness], [first, second]);
         let mut bench =
             Self { members, owners, turns: Turns::default(), flood, is_follower, ms: 0 };
         bench.connect();
         if options & 8 != 0 {
-            let attached = match is_follower {
-                false => Message::Attached(attached(Seq::ZERO)),
-                true => {
-                    let progress = Progress::default();
-                    Message::Followed(Followed { group_id: GROUP_ID, epoch: Epoch(1), progress })
-                }
-            };
+            let mut attached = attached(Seq::ZERO);
+            attached.stream.take_if(|_| is_follower);
+            let attached = Message::Attached(attached);
             assert!(bench.say(Channel(1), &attached).is_ok(), "it is the truth");
             let kept = bench.say(Channel(1), &Message::PolicyKept(POLICY));
             assert!(kept.is_ok(), "it is the truth");
@@ -464,49 +462,56 @@ impl Bench {
     }
 }
 
-/// An honest answer to an attachment.
 /// The backup has the data of another moment: the run cannot go on there, and ends.
 fn is_of_another_run(message: &Message) -> bool {
-    let Message::Attached(attached) = message else { return false };
-    matches!(attached.basis, Basis::Everything { .. })
+    let Message::Attached(Attached { stream: Some(stream), .. }) = message else { return false };
+    matches!(stream.basis, Basis::Everything { .. })
 }
 
+/// An honest answer to an attachment.
 fn attached(durable: Seq) -> Attached {
     Attached {
         group_id: GROUP_ID,
         epoch: Epoch(1),
-        durable,
-        committed: CountVector::new(),
-        last_hlc: Hlc(0),
-        copy: CopyState::Whole,
-        begun: None,
-        basis: Basis::Continues,
+        progress: Progress { durable, ..Progress::default() },
+        stream: Some(StreamState {
+            last_hlc: Hlc(0),
+            copy: CopyState::Whole,
+            begun: None,
+            basis: Basis::Continues,
+        }),
     }
 }
 
-fn member(which: usize, presence: Presence, last_run: LastRun) -> (Member<FromLink>, Owner) {
-    let (port, heard) = OwnerPort::new(EventFd::new().expect("there are descriptors"));
-    let (port, gate, stats) = (Arc::new(port), Gate::default(), Arc::<LinkStats>::default());
-    let member = Member::new(MemberParts {
-        presence,
-        attach: Attach {
-            group: "g".into(),
-            group_id: None,
-            member: format!("m{which}"),
+fn writer(which: usize, tagging: Option<Tagging>, last_run: LastRun) -> Attach {
+    Attach {
+        group: "g".into(),
+        group_id: None,
+        member: format!("m{which}"),
+        writers: vec!["m0".into(), "m1".into()],
+        epoch: Epoch(0),
+        lease_ms: 10_000,
+        grace_ms: 15_000,
+        machine: None,
+        tagging,
+        role: Role::Writer(Writing {
             writer: WRITER[which],
-            writers: vec!["m0".into(), "m1".into()],
             disks: vec![],
             incarnation: RUN.number,
             nonce: RUN.nonce,
             before: Some(RUN),
             marks: vec![],
-            epoch: Epoch(0),
             last_run,
             mode: Mode::Pipelined,
-            lease_ms: 10_000,
-            grace_ms: 15_000,
-            machine: None,
-        },
+        }),
+    }
+}
+
+fn member(which: usize, attach: Attach) -> (Member<FromLink>, Owner) {
+    let (port, heard) = OwnerPort::new(EventFd::new().expect("there are descriptors"));
+    let (port, gate, stats) = (Arc::new(port), Gate::default(), Arc::<LinkStats>::default());
+    let member = Member::new(MemberParts {
+        attach,
         log: LOG,
         policy: POLICY,
         says_unreached: None,

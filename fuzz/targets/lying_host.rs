@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use tidelock_backup_server::group::{
     ConnectionId, Group, GroupOptions, Link, Now, Output, Retention,
 };
-use tidelock_backup_server::hearing::{AttachRequest, Channels, Greeting, Heard};
+use tidelock_backup_server::hearing::{Channels, Greeting, Heard};
 use tidelock_backup_server::journal::{self, Compress};
 use tidelock_backup_server::names;
 use tidelock_backup_server::storage::memory::{Faults, Memory};
@@ -31,7 +31,7 @@ use tidelock_protocol::ids::{
 };
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{
-    Attach, DiskSpec, Follow, Form, Join, LastRun, Message, Mode, PROTOCOL,
+    Attach, DiskSpec, Form, LastRun, Message, Mode, PROTOCOL, Role, Tagging, Writing,
 };
 use tidelock_protocol::part::{self, Part};
 use tidelock_protocol::record::{Effect, Payload, Record};
@@ -159,12 +159,12 @@ impl Bench {
         };
         bench.greet(0);
         bench.greet(1);
-        bench.say(0, Channel(1), &Message::Join(Box::new(bench.join(HONEST, LastRun::Unknown))));
+        bench.attaches(0, Channel(1), bench.writer(HONEST, LastRun::Unknown));
         bench.turn();
         assert!(bench.honest.link.is_some(), "the honest host is attached");
         bench.honest_writes(Effect::CopyDone);
         if options & 8 != 0 {
-            bench.say(1, Channel(1), &Message::Join(Box::new(bench.join(LIAR, LastRun::Unknown))));
+            bench.attaches(1, Channel(1), bench.writer(LIAR, LastRun::Unknown));
             bench.say(1, Channel(1), &Message::Begun);
             let record = bench.next_record(Effect::CopyDone);
             bench.send(1, Channel(1), record);
@@ -183,44 +183,35 @@ impl Bench {
     }
 
     /// An honest attachment.
-    fn join(&self, writer: WriterId, last_run: LastRun) -> Join {
+    fn writer(&self, writer: WriterId, last_run: LastRun) -> Attach {
         let run = RunId { number: Incarnation(RUN), nonce: Nonce(1, 2) };
         let size_bytes = DISK_BYTES[writer.index()];
-        let attach = Attach {
+        Attach {
             group: GROUP.into(),
             group_id: None,
             member: MEMBERS[writer.index()].into(),
-            writer,
             writers: MEMBERS.map(str::to_owned).to_vec(),
-            disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes }],
-            incarnation: run.number,
-            nonce: run.nonce,
-            before: Some(run),
-            marks: vec!["root image inode=7".into()],
             epoch: Epoch(0),
-            last_run,
-            mode: Mode::Pipelined,
             lease_ms: 10_000,
             grace_ms: 15_000,
             machine: None,
-        };
-        Join { attach, form: self.form, peers: Self::peers() }
+            tagging: Some(Tagging { form: self.form, peers: Self::peers() }),
+            role: Role::Writer(Writing {
+                writer,
+                disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes }],
+                incarnation: run.number,
+                nonce: run.nonce,
+                before: Some(run),
+                marks: vec!["root image inode=7".into()],
+                last_run,
+                mode: Mode::Pipelined,
+            }),
+        }
     }
 
-    fn follow(&self) -> Follow {
-        let attach = self.join(LIAR, LastRun::Unknown).attach;
-        Follow {
-            group: attach.group,
-            group_id: None,
-            member: FOLLOWER.into(),
-            writers: attach.writers,
-            form: self.form,
-            peers: Self::peers(),
-            epoch: Epoch(0),
-            lease_ms: attach.lease_ms,
-            grace_ms: attach.grace_ms,
-            machine: None,
-        }
+    fn follower(&self) -> Attach {
+        let role = Role::Follower;
+        Attach { member: FOLLOWER.into(), role, ..self.writer(LIAR, LastRun::Unknown) }
     }
 
     // ---- the connections
@@ -236,6 +227,10 @@ impl Bench {
         let mut bytes = BytesMut::new();
         frame::encode_control(channel, message, &mut bytes);
         self.hear(at, bytes);
+    }
+
+    fn attaches(&mut self, at: usize, channel: Channel, attach: Attach) {
+        self.say(at, channel, &Message::Attach(Box::new(attach)));
     }
 
     fn send(&mut self, at: usize, channel: Channel, record: Record) {
@@ -292,16 +287,13 @@ impl Bench {
         let now =
             Now { mono: MonoNanos((self.ms + 100_000) * 1_000_000), unix_ms: BEGIN_MS + self.ms };
         match connection.channels.hear(frame).map_err(drop)? {
-            Heard::Declined(_, (kind, reason)) => {
-                self.tell(link, &Message::Refused { kind, reason })
-            }
-            Heard::Attach(channel, request) => {
-                let name = request.group().to_owned();
+            Heard::Attach(channel, attach) => {
+                let name = attach.group.clone();
                 let other = connection.channels.get(channel);
                 if other.is_some_and(|other| *other != name) {
                     return Err(());
                 }
-                if self.attach(at, link, request) {
+                if self.attach(at, link, &attach) {
                     self.connections[at].channels.give(channel, name);
                 }
             }
@@ -325,21 +317,16 @@ impl Bench {
     }
 
     /// Whether there is such a group.
-    fn attach(&mut self, at: usize, link: Link, request: AttachRequest) -> bool {
-        let (host, name, now) = (self.connections[at].host, request.group().to_owned(), self.now());
+    fn attach(&mut self, at: usize, link: Link, attach: &Attach) -> bool {
+        let (host, name, now) = (self.connections[at].host, attach.group.clone(), self.now());
         assert!(names::is_valid(&name), "the decoder lets no other name through");
         if !self.groups.contains_key(&name) {
-            let first = match &request {
-                AttachRequest::Attach(attach) => &**attach,
-                AttachRequest::Join(join) => &join.attach,
-                AttachRequest::Follow(_) => return false,
-            };
             if self.groups.len() >= GROUPS_MAX {
                 return false;
             }
             let storage = Memory::new();
             storage.set_faults(self.faults());
-            match Group::create(storage.clone(), host, first, now, self.options.clone()) {
+            match Group::create(storage.clone(), host, attach, now, self.options.clone()) {
                 Ok(group) => {
                     let slot = Slot { storage, group, kept: BTreeMap::new() };
                     self.groups.insert(name.clone(), slot);
@@ -354,11 +341,7 @@ impl Bench {
         let slot = self.groups.get_mut(&name).expect("just made");
         // Earlier messages do not belong to this attachment.
         slot.kept.remove(&link);
-        match &request {
-            AttachRequest::Attach(attach) => slot.group.attach(now, link, host, attach),
-            AttachRequest::Join(join) => slot.group.join(now, link, host, join),
-            AttachRequest::Follow(follow) => slot.group.follow(now, link, host, follow),
-        }
+        slot.group.attach(now, link, host, attach);
         true
     }
 
@@ -430,7 +413,7 @@ impl Bench {
         match message {
             Message::Attached(attached) => {
                 honest.link = Some(link);
-                honest.durable = attached.durable;
+                honest.durable = attached.progress.durable;
                 honest.group_id = Some(attached.group_id);
                 honest.answers.push(Message::Begun);
             }
@@ -582,12 +565,15 @@ impl Bench {
         Known { counts, wall_ms: now.unix_ms, mono: now.mono, group_id: self.honest.group_id }
     }
 
-    fn left_out(attach: &mut Attach) {
-        for disk in &mut attach.disks {
+    /// The attachment as the program changes it.
+    fn lie(program: &mut Extremes<'_>, good: Attach) -> Attach {
+        let mut attach = program.attach(good);
+        for disk in attach.writing_mut().into_iter().flat_map(|writing| &mut writing.disks) {
             if SIZES_LEFT_OUT.contains(&disk.size_bytes) {
                 disk.size_bytes = 1 << 20;
             }
         }
+        attach
     }
 
     /// One message of the liar, and the group's work after it.
@@ -609,34 +595,25 @@ impl Bench {
                     0 => LastRun::Unknown,
                     seq => LastRun::Continues { from: Seq(seq) },
                 };
-                let join = self.join(LIAR, last_run);
-                self.say(1, channel, &Message::Join(Box::new(join)));
+                self.attaches(1, channel, self.writer(LIAR, last_run));
             }
             3..=5 => {
-                let mut join = program.join(self.join(LIAR, LastRun::Unknown));
-                Self::left_out(&mut join.attach);
-                self.say(1, channel, &Message::Join(Box::new(join)));
+                let lie = Self::lie(program, self.writer(LIAR, LastRun::Unknown));
+                self.attaches(1, channel, lie);
             }
             6 => {
-                let mut attach = program.attach(self.join(LIAR, LastRun::Unknown).attach);
-                Self::left_out(&mut attach);
-                self.say(1, channel, &Message::Attach(Box::new(attach)));
+                let alone = Attach { tagging: None, ..self.writer(LIAR, LastRun::Unknown) };
+                self.attaches(1, channel, Self::lie(program, alone));
             }
-            7 => {
-                let follow = self.follow();
-                self.say(1, Channel(2), &Message::Follow(Box::new(follow)));
-            }
+            7 => self.attaches(1, Channel(2), self.follower()),
             8 => {
-                let follow = program.follow(self.follow());
-                self.say(1, Channel(2), &Message::Follow(Box::new(follow)));
+                let lie = Self::lie(program, self.follower());
+                self.attaches(1, Channel(2), lie);
             }
             // In a group of its own.
             9 => {
-                let join = self.join(LIAR, LastRun::Unknown);
-                let attach = Attach { group: "own".into(), ..join.attach };
-                let mut join = program.join(Join { attach, ..join });
-                Self::left_out(&mut join.attach);
-                self.say(1, Channel(3), &Message::Join(Box::new(join)));
+                let own = Attach { group: "own".into(), ..self.writer(LIAR, LastRun::Unknown) };
+                self.attaches(1, Channel(3), Self::lie(program, own));
             }
             10 => {
                 let message = program.message_of_host();
@@ -725,8 +702,7 @@ impl Bench {
         }
         self.honest.link = None;
         let from = Seq(self.honest.seq);
-        let join = self.join(HONEST, LastRun::Continues { from });
-        self.say(0, Channel(1), &Message::Join(Box::new(join)));
+        self.attaches(0, Channel(1), self.writer(HONEST, LastRun::Continues { from }));
         self.turn();
         assert!(self.honest.link.is_some(), "the honest host is attached again");
         assert_eq!(self.honest.durable, from, "the restart has lost the honest host's records");

@@ -12,7 +12,9 @@ use crate::hlc::Hlc;
 use crate::ids::{Epoch, Incarnation, Seq};
 use crate::limits;
 use crate::machine::Machine;
-use crate::message::{Attach, Attached, Basis, CleanEnd, LastRun, LogAge, Message};
+use crate::message::{
+    Attach, Attached, Basis, CleanEnd, LastRun, LogAge, Message, Progress, StreamState,
+};
 use crate::record::Record;
 use crate::vector::CountVector;
 use std::borrow::Cow;
@@ -70,16 +72,6 @@ pub fn check(message: &Message) -> Result<(), &'static str> {
             ensure(is_text(software), TEXT)
         }
         Message::Attach(attach) => check_attach(attach),
-        Message::Join(join) => {
-            check_attach(&join.attach)?;
-            check_peers(&join.peers)
-        }
-        Message::Follow(follow) => {
-            ensure(is_name(&follow.group) && is_name(&follow.member), NAME)?;
-            all(&follow.writers, limits::WRITERS_MAX.into(), WRITERS)?;
-            follow.machine.as_ref().map_or(Ok(()), Machine::check)?;
-            check_peers(&follow.peers)
-        }
         Message::Refused { reason, .. } => ensure(is_text(reason), TEXT),
         Message::Stalled { reason } => ensure(reason.as_deref().is_none_or(is_text), TEXT),
         Message::Bookmark(bookmark) => ensure(is_name(&bookmark.name), NAME),
@@ -91,21 +83,20 @@ pub fn check(message: &Message) -> Result<(), &'static str> {
         Message::Bookmarked { outcome: Err(reason), .. } => ensure(is_text(reason), TEXT),
         Message::SwitchAwaits { members } => all(members, limits::MEMBERS_MAX, MEMBERS),
         Message::AskFloor { mark, .. } => ensure(*mark != 0, "a question without a number"),
-        Message::Attached(Attached { basis: Basis::Everything { why }, .. }) => {
-            ensure(is_text(why), TEXT)
-        }
+        Message::Attached(Attached {
+            stream: Some(StreamState { basis: Basis::Everything { why }, .. }),
+            ..
+        }) => ensure(is_text(why), TEXT),
         Message::Detach { end: Some(end) } => check_marks(&end.marks),
         Message::Attached(_)
         | Message::Begun
         | Message::Logged(_)
-        | Message::Committed { .. }
         | Message::Beacon { .. }
         | Message::Lease { .. }
         | Message::DigestCheck { .. }
         | Message::DigestResult { .. }
         | Message::ModeChanged { .. }
         | Message::Detach { end: None }
-        | Message::Followed(_)
         | Message::Progress(_)
         | Message::Sound { .. }
         | Message::Sounded { .. }
@@ -133,10 +124,13 @@ fn check_attach(attach: &Attach) -> Result<(), &'static str> {
     ensure(is_name(&attach.group) && is_name(&attach.member), NAME)?;
     ensure(attach.writers.len() <= limits::WRITERS_MAX.into(), WRITERS)?;
     ensure(attach.writers.iter().all(|name| is_name(name)), NAME)?;
-    ensure(attach.disks.len() <= limits::DISKS_MAX.into(), "more than 64 disks")?;
-    ensure(attach.disks.iter().all(|disk| is_name(&disk.name)), NAME)?;
-    check_marks(&attach.marks)?;
-    attach.machine.as_ref().map_or(Ok(()), Machine::check)
+    if let Some(writing) = attach.writing() {
+        ensure(writing.disks.len() <= limits::DISKS_MAX.into(), "more than 64 disks")?;
+        ensure(writing.disks.iter().all(|disk| is_name(&disk.name)), NAME)?;
+        check_marks(&writing.marks)?;
+    }
+    attach.machine.as_ref().map_or(Ok(()), Machine::check)?;
+    attach.tagging.as_ref().map_or(Ok(()), |tagging| check_peers(&tagging.peers))
 }
 
 /// The identities of a member's disks.
@@ -165,7 +159,10 @@ pub fn capped(message: &Message) -> Cow<'_, Message> {
         Message::Refused { reason, .. }
         | Message::Stalled { reason: Some(reason) }
         | Message::Bookmarked { outcome: Err(reason), .. }
-        | Message::Attached(Attached { basis: Basis::Everything { why: reason }, .. }) => reason,
+        | Message::Attached(Attached {
+            stream: Some(StreamState { basis: Basis::Everything { why: reason }, .. }),
+            ..
+        }) => reason,
         _ => return Cow::Borrowed(message),
     };
     if is_text(text) {
@@ -177,7 +174,10 @@ pub fn capped(message: &Message) -> Cow<'_, Message> {
     | Message::Refused { reason: text, .. }
     | Message::Stalled { reason: Some(text) }
     | Message::Bookmarked { outcome: Err(text), .. }
-    | Message::Attached(Attached { basis: Basis::Everything { why: text }, .. }) = &mut capped
+    | Message::Attached(Attached {
+        stream: Some(StreamState { basis: Basis::Everything { why: text }, .. }),
+        ..
+    }) = &mut capped
     {
         *text = cap(text);
     }
@@ -300,16 +300,17 @@ impl Plausible {
         self.time_ms("the number of the daemon's run, a time,", run.0 / 1000, wall_ms)
     }
 
-    /// What a host asks for when it attaches a member; `known` is the run on record.
+    /// An attachment that a host asks for; `known` is the writer's run on record.
     pub fn attach(
         &self,
         attach: &Attach,
         known: Incarnation,
         wall_ms: u64,
     ) -> Result<(), Implausible> {
-        self.run(attach.incarnation, known, wall_ms)?;
         epoch(attach.epoch)?;
-        match attach.last_run {
+        let Some(writing) = attach.writing() else { return Ok(()) };
+        self.run(writing.incarnation, known, wall_ms)?;
+        match writing.last_run {
             LastRun::Continues { from: at } | LastRun::Clean { seq: at, .. } => {
                 seq("the seq of the last run", at)
             }
@@ -355,28 +356,14 @@ impl Plausible {
 
     /// Every number of a backup's message.
     pub fn message_of_backup(&self, message: &Message, wall_ms: u64) -> Result<(), Implausible> {
-        let time = |hlc| self.hlc("a time that the backup server tells", hlc, wall_ms);
+        let time = |hlc| self.hlc(TOLD, hlc, wall_ms);
         match message {
             Message::Attached(attached) => {
                 epoch(attached.epoch)?;
-                seq(DURABLE, attached.durable)?;
-                vector(&attached.committed)?;
-                time(attached.last_hlc)
+                attached.stream.as_ref().map_or(Ok(()), |stream| time(stream.last_hlc))?;
+                self.progress(&attached.progress, wall_ms)
             }
-            Message::Committed { durable, committed } => {
-                seq(DURABLE, *durable)?;
-                vector(committed)
-            }
-            Message::Followed(followed) => {
-                epoch(followed.epoch)?;
-                self.message_of_backup(&Message::Progress(followed.progress.clone()), wall_ms)
-            }
-            Message::Progress(progress) => {
-                seq(DURABLE, progress.durable)?;
-                vector(&progress.committed)?;
-                time(progress.watermark)?;
-                time(progress.frontier)
-            }
+            Message::Progress(progress) => self.progress(progress, wall_ms),
             Message::Floor { pending, hlc } | Message::FloorIs { pending, hlc, .. } => {
                 vector(pending)?;
                 time(*hlc)
@@ -387,9 +374,16 @@ impl Plausible {
             _ => Ok(()),
         }
     }
+
+    fn progress(&self, progress: &Progress, wall_ms: u64) -> Result<(), Implausible> {
+        seq("the seq that the backup server calls durable", progress.durable)?;
+        vector(&progress.committed)?;
+        self.hlc(TOLD, progress.watermark, wall_ms)?;
+        self.hlc(TOLD, progress.frontier, wall_ms)
+    }
 }
 
-const DURABLE: &str = "the seq that the backup server calls durable";
+const TOLD: &str = "a time that the backup server tells";
 
 fn seq(what: &'static str, found: Seq) -> Result<(), Implausible> {
     at_most(what, found.0, SEQ_MAX.0)
@@ -429,7 +423,7 @@ fn at_most(what: &'static str, found: u64, limit: u64) -> Result<(), Implausible
 mod tests {
     use super::*;
     use crate::ids::WriterId;
-    use crate::message::{Progress, RefusalKind};
+    use crate::message::RefusalKind;
     use proptest::prelude::*;
 
     const WALL_MS: u64 = 1_800_000_000_000;

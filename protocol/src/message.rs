@@ -4,7 +4,7 @@
 //! backup (TLS tells a client only after its own connect that its certificate was refused, so
 //! nothing is believed before the hello). Then each member is attached on a channel of its own:
 //! [`Message::Attach`], answered by [`Message::Attached`] or [`Message::Refused`]. Records follow,
-//! answered by [`Message::Committed`]. `docs/protocol.md` has the steps and the failure table.
+//! answered by [`Message::Progress`]. `docs/protocol.md` has the steps and the failure table.
 //!
 //! Fields are only ever added behind a new protocol version; [`PROTOCOL`] says which this build
 //! speaks.
@@ -135,7 +135,7 @@ pub struct LogAge {
     pub number: u64,
 }
 
-/// How the run that is named by [`Attach::before`] ended, as the host has it on record. The backup
+/// End of the run that [`Writing::before`] names, as the host has it on record. The backup
 /// believes it only where it fits its own record ([`Basis`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LastRun {
@@ -145,7 +145,7 @@ pub enum LastRun {
         /// The first seq that the host can still send.
         from: Seq,
     },
-    /// It ended cleanly, with everything up to `seq` committed and the disks as [`Attach::marks`] says.
+    /// It ended cleanly, with everything up to `seq` committed and the disks as [`Writing::marks`] says.
     Clean {
         /// Its last seq.
         seq: Seq,
@@ -191,7 +191,7 @@ impl CleanEnd {
 }
 
 /// The backup's verdict on the host's account of the last run. It determines which parts of the disks are compared
-/// ([`Attached::basis`]).
+/// ([`StreamState::basis`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Basis {
     /// The stream goes on after the last durable record.
@@ -216,10 +216,67 @@ pub struct Attach {
     pub group_id: Option<GroupId>,
     /// The member.
     pub member: String,
-    /// The member's writer index, as the group's configuration has it.
-    pub writer: WriterId,
     /// All writers of the group, by index: the backup refuses a host that counts differently.
     pub writers: Vec<String>,
+    /// The epoch that this host was granted; 0 to ask for the first one.
+    pub epoch: Epoch,
+    /// The lease that it will ask for: it must be shorter than the grace at the backup.
+    pub lease_ms: u64,
+    /// Time that the backup waits after the last renewal.
+    pub grace_ms: u64,
+    /// Machine to boot after a disaster.
+    pub machine: Option<Machine>,
+    /// `None`: the only member of its group, whose packets are not tagged.
+    pub tagging: Option<Tagging>,
+    /// The member's part in the group.
+    pub role: Role,
+}
+
+impl Attach {
+    /// A writer's disks and run; `None`: a follower has none.
+    #[must_use]
+    pub fn writing(&self) -> Option<&Writing> {
+        match &self.role {
+            Role::Writer(writing) => Some(writing),
+            Role::Follower => None,
+        }
+    }
+
+    /// The same as [`Attach::writing`], mutable.
+    pub fn writing_mut(&mut self) -> Option<&mut Writing> {
+        match &mut self.role {
+            Role::Writer(writing) => Some(writing),
+            Role::Follower => None,
+        }
+    }
+}
+
+/// The tags of a group that may have several members, as its hosts must agree on them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tagging {
+    /// The form in which this host tags packets.
+    pub form: Form,
+    /// All members and their addresses, one line each (`NAME=ADDRESS,ADDRESS`), as this host's
+    /// configuration has them: a host that does not know a member would not merge its tags. Before
+    /// them, if it is so: `boundary=member`, `tag.option=NUMBER` (not the usual one),
+    /// `tag.strip_path=true`, `tagging=off-for-a-demonstration`.
+    pub peers: Vec<String>,
+}
+
+/// A member's part in its group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// It has protected disks, and so a stream of records.
+    Writer(Writing),
+    /// It has no protected disks and no stream. Its packets wait for C like any other member's.
+    Follower,
+}
+
+/// A writer's disks, and the run that writes to them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Writing {
+    /// The member's writer index, as the group's configuration has it.
+    pub writer: WriterId,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
     /// Number of the run that this attachment begins or continues.
@@ -230,18 +287,18 @@ pub struct Attach {
     pub before: Option<RunId>,
     /// The identity of each disk, as in [`CleanEnd`], when this process opened it.
     pub marks: Vec<String>,
-    /// The epoch that it was granted; 0 to ask for the first one.
-    pub epoch: Epoch,
-    /// What it knows of its last run.
+    /// The end of the last run, as far as the host knows it.
     pub last_run: LastRun,
     /// The mode in force.
     pub mode: Mode,
-    /// The lease that it will ask for: it must be shorter than the grace at the backup.
-    pub lease_ms: u64,
-    /// How long the backup waits after the last renewal.
-    pub grace_ms: u64,
-    /// What to boot after a disaster.
-    pub machine: Option<Machine>,
+}
+
+impl Writing {
+    /// The run that this attachment begins or continues.
+    #[must_use]
+    pub fn run(&self) -> RunId {
+        RunId { number: self.incarnation, nonce: self.nonce }
+    }
 }
 
 /// How much of a member's disks the backup has.
@@ -261,14 +318,6 @@ pub enum CopyState {
     Seeded,
 }
 
-impl Attach {
-    /// The run that this attachment begins or continues.
-    #[must_use]
-    pub fn run(&self) -> RunId {
-        RunId { number: self.incarnation, nonce: self.nonce }
-    }
-}
-
 impl CopyState {
     /// As hosts are told.
     #[must_use]
@@ -285,73 +334,27 @@ impl CopyState {
 pub struct Attached {
     /// The identity of the group.
     pub group_id: GroupId,
-    /// The epoch under which records must be sent.
+    /// The epoch in force, under which records must be sent.
     pub epoch: Epoch,
-    /// The writer's last durable seq: sending resumes after it.
-    pub durable: Seq,
-    /// The group's committed vector C.
-    pub committed: CountVector,
+    /// The group's progress. A writer sends what follows its durable seq.
+    pub progress: Progress,
+    /// The state of a writer's stream; `None`: a follower has none.
+    pub stream: Option<StreamState>,
+}
+
+/// The backup's record of a writer's stream and copy, by which the attached run goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamState {
     /// The greatest HLC that the group's records carry: the host's clock continues after it.
     pub last_hlc: Hlc,
     /// How much of the disks the backup has, and so what the host must do: `Empty` asks for an
     /// initial copy, `Partial` and `Resyncing` for a comparison by digests, `Whole` for nothing.
     pub copy: CopyState,
-    /// What of the next record has arrived in parts on an earlier connection of this run: sending
+    /// The part of the next record that has arrived on an earlier connection of this run: sending
     /// goes on inside it.
     pub begun: Option<Begun>,
     /// The backup's verdict on the host's account of the last run.
     pub basis: Basis,
-}
-
-/// The attachment of one writer of a group that may have several members.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Join {
-    /// As for a writer that is alone.
-    pub attach: Attach,
-    /// The form in which this host tags packets.
-    pub form: Form,
-    /// All members and their addresses, one line each (`NAME=ADDRESS,ADDRESS`), as this host's
-    /// configuration has them: a host that does not know a member would not merge its tags. Before
-    /// them, if it is so: `boundary=member`, `tag.option=NUMBER` (not the usual one),
-    /// `tag.strip_path=true`, `tagging=off-for-a-demonstration`.
-    pub peers: Vec<String>,
-}
-
-/// A member without protected disks is there: it has no stream, but its packets wait
-/// for C like any other's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Follow {
-    /// The group.
-    pub group: String,
-    /// As for a writer.
-    pub group_id: Option<GroupId>,
-    /// The member.
-    pub member: String,
-    /// All writers of the group, by index.
-    pub writers: Vec<String>,
-    /// The form in which this host tags packets.
-    pub form: Form,
-    /// As for a writer.
-    pub peers: Vec<String>,
-    /// The epoch that this host was granted; 0 if it knows of none.
-    pub epoch: Epoch,
-    /// As for a writer.
-    pub lease_ms: u64,
-    /// As for a writer.
-    pub grace_ms: u64,
-    /// What to boot after a disaster.
-    pub machine: Option<Machine>,
-}
-
-/// The backup's answer to [`Follow`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Followed {
-    /// The identity of the group.
-    pub group_id: GroupId,
-    /// The epoch in force.
-    pub epoch: Epoch,
-    /// How far the group is.
-    pub progress: Progress,
 }
 
 /// How far a group is at the backup. Each part only ever grows.
@@ -453,13 +456,8 @@ pub enum Message {
         /// Why, and what to do, for people.
         reason: String,
     },
-    /// Backup: what is durable. Cumulative; never over a gap.
-    Committed {
-        /// The writer's durable seq: the host may forget records up to it.
-        durable: Seq,
-        /// The group's C: what the gate compares with.
-        committed: CountVector,
-    },
+    /// Backup: how far the group is, since [`Message::Attached`]. Cumulative; never over a gap.
+    Progress(Progress),
     /// Host: asks for the lease to be renewed (PacificA 2.3: a beacon).
     Beacon {
         /// The host's clock when it was sent; comes back as it is.
@@ -475,9 +473,9 @@ pub enum Message {
     DigestCheck {
         /// The disk.
         disk: DiskId,
-        /// Where.
+        /// Offset of the extent, in bytes.
         offset: u64,
-        /// How much.
+        /// Length of the extent.
         len_bytes: u32,
         /// BLAKE3 of the extent.
         digest: [u8; 32],
@@ -486,9 +484,9 @@ pub enum Message {
     DigestResult {
         /// The disk.
         disk: DiskId,
-        /// Where.
+        /// Offset of the extent, in bytes.
         offset: u64,
-        /// Whether the extent needs no copy.
+        /// True if the extent needs no copy.
         equal: bool,
     },
     /// Host: the group's mode has changed.
@@ -512,15 +510,6 @@ pub enum Message {
     /// Host: the activity log is so far. Before any record that was admitted under it, so that a log that
     /// is older than this is known to have been restored.
     Logged(LogAge),
-    /// Host: attaches a writer on this channel.
-    Join(Box<Join>),
-    /// Host: a member without disks is there.
-    Follow(Box<Follow>),
-    /// Backup: it is followed.
-    Followed(Followed),
-    /// Backup: what [`Message::Attached`] leaves out, right after it, and from then on in the
-    /// place of [`Message::Committed`].
-    Progress(Progress),
     /// Backup: say now what this member depends on and has admitted. Another writer resyncs, and
     /// what it knew before its stop is at most that.
     Sound {
@@ -625,9 +614,9 @@ pub enum Message {
     ZeroCheck {
         /// The disk.
         disk: DiskId,
-        /// Where.
+        /// Offset of the extent, in bytes.
         offset: u64,
-        /// How much.
+        /// Length of the extent.
         len_bytes: u64,
     },
     /// Backup: what tags are sealed with, and which of their entries are believed. To each member of a group that may have

@@ -29,11 +29,12 @@ use std::collections::BTreeMap;
 use std::io;
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Incarnation, WriterId};
+use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::{
-    Attach, Attached, Basis, CleanEnd, CopyState, Follow, Join, LogAge, Message, RefusalKind,
+    Attach, Attached, Basis, CleanEnd, CopyState, LogAge, Message, RefusalKind, Role, StreamState,
+    Writing,
 };
 use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::vector::CountVector;
@@ -64,61 +65,8 @@ fn may_have_missed(basis: &Basis) -> bool {
 /// Everything about an attachment that can be judged without the group.
 fn check(attach: &Attach) -> Result<(), Refusal> {
     let invalid = |reason: &str| refuse(RefusalKind::Invalid, reason);
-    let writers = &attach.writers;
-    check_group(&attach.group, writers, attach.lease_ms, attach.grace_ms)?;
-    if !attach.disks.iter().all(|disk| names::is_valid(&disk.name)) {
-        return invalid(BAD_NAME);
-    }
-    if !are_unique(attach.disks.iter().map(|d| &d.name)) {
-        return invalid("two disks have the same name");
-    }
-    if writers.get(attach.writer.index()) != Some(&attach.member) {
-        return invalid("the member is not the writer of that index");
-    }
-    if present(&attach.disks).is_empty() || attach.disks.len() > usize::from(limits::DISKS_MAX) {
-        return invalid("a writer has 1 to 64 disks");
-    }
-    for (nth, disk) in attach.disks.iter().enumerate() {
-        if i64::try_from(disk.size_bytes).is_err() {
-            return invalid("a disk has more than 8 EiB");
-        }
-        if disk.id.0 >= limits::DISKS_MAX || attach.disks[..nth].iter().any(|d| d.id == disk.id) {
-            return invalid("disk numbers are not different, or not below 64");
-        }
-    }
-    check_machine(attach.machine.as_ref())
-}
-
-/// The same for a member without disks.
-pub(super) fn check_follow(follow: &Follow) -> Result<(), Refusal> {
-    check_group(&follow.group, &follow.writers, follow.lease_ms, follow.grace_ms)?;
-    check_peers(&follow.peers)?;
-    if !names::is_valid(&follow.member) {
-        return refuse(RefusalKind::Invalid, BAD_NAME);
-    }
-    ownership::check_is_named(&follow.peers, &follow.member)?;
-    if follow.writers.contains(&follow.member) {
-        return refuse(RefusalKind::Invalid, "a writer does not follow, it attaches");
-    }
-    check_machine(follow.machine.as_ref())
-}
-
-const BAD_NAME: &str = "a group, member or disk name is not 1 to 64 letters, digits, '.', '_', '-'";
-
-pub(super) fn are_unique<'a>(names: impl Iterator<Item = &'a String>) -> bool {
-    let mut names: Vec<_> = names.collect();
-    names.sort_unstable();
-    names.windows(2).all(|pair| pair[0] != pair[1])
-}
-
-fn check_group(
-    group: &str,
-    writers: &[String],
-    lease_ms: u64,
-    grace_ms: u64,
-) -> Result<(), Refusal> {
-    let invalid = |reason: &str| refuse(RefusalKind::Invalid, reason);
-    if !names::is_valid(group) || !writers.iter().all(|name| names::is_valid(name)) {
+    let Attach { group, member, writers, tagging, .. } = attach;
+    if ![group, member].into_iter().chain(writers).all(|name| names::is_valid(name)) {
         return invalid(BAD_NAME);
     }
     if writers.is_empty() || writers.len() > usize::from(limits::WRITERS_MAX) {
@@ -127,18 +75,59 @@ fn check_group(
     if !are_unique(writers.iter()) {
         return invalid("two writers have the same name");
     }
-    if lease_ms >= grace_ms || grace_ms > GRACE_MAX_MS {
+    if attach.lease_ms >= attach.grace_ms || attach.grace_ms > GRACE_MAX_MS {
         return invalid("the lease must be shorter than the grace, and the grace at most an hour");
+    }
+    let peers = tagging.as_ref().map(|tagging| &*tagging.peers);
+    bounds::check_peers(peers.unwrap_or_default()).or_else(invalid)?;
+    attach.machine.as_ref().map_or(Ok(()), Machine::check).or_else(invalid)?;
+    match (&attach.role, peers) {
+        (Role::Follower, Some(_)) if writers.contains(member) => {
+            invalid("the member is one of the group's writers, and was attached without disks")
+        }
+        (Role::Follower, Some(peers)) => ownership::check_is_named(peers, member),
+        (Role::Writer(_), None) if writers.len() > 1 => invalid(NOT_TAGGED),
+        (Role::Follower, None) => invalid(NOT_TAGGED),
+        (Role::Writer(writing), _) => check_writing(attach, writing),
+    }
+}
+
+/// The same for a writer's disks.
+fn check_writing(attach: &Attach, writing: &Writing) -> Result<(), Refusal> {
+    let invalid = |reason: &str| refuse(RefusalKind::Invalid, reason);
+    let disks = &writing.disks;
+    if !disks.iter().all(|disk| names::is_valid(&disk.name)) {
+        return invalid(BAD_NAME);
+    }
+    if !are_unique(disks.iter().map(|disk| &disk.name)) {
+        return invalid("two disks have the same name");
+    }
+    if attach.writers.get(writing.writer.index()) != Some(&attach.member) {
+        return invalid("the member is not the writer of that index");
+    }
+    if present(disks).is_empty() || disks.len() > usize::from(limits::DISKS_MAX) {
+        return invalid("a writer has 1 to 64 disks");
+    }
+    for (nth, disk) in disks.iter().enumerate() {
+        if i64::try_from(disk.size_bytes).is_err() {
+            return invalid("a disk has more than 8 EiB");
+        }
+        if disk.id.0 >= limits::DISKS_MAX || disks[..nth].iter().any(|d| d.id == disk.id) {
+            return invalid("disk numbers are not different, or not below 64");
+        }
     }
     Ok(())
 }
 
-fn check_peers(peers: &[String]) -> Result<(), Refusal> {
-    bounds::check_peers(peers).or_else(|what| refuse(RefusalKind::Invalid, what))
-}
+const NOT_TAGGED: &str =
+    "the group has several members, and the attachment does not say how their packets are tagged";
 
-fn check_machine(machine: Option<&Machine>) -> Result<(), Refusal> {
-    machine.map_or(Ok(()), Machine::check).or_else(|what| refuse(RefusalKind::Invalid, what))
+const BAD_NAME: &str = "a group, member or disk name is not 1 to 64 letters, digits, '.', '_', '-'";
+
+pub(super) fn are_unique<'a>(names: impl Iterator<Item = &'a String>) -> bool {
+    let mut names: Vec<_> = names.collect();
+    names.sort_unstable();
+    names.windows(2).all(|pair| pair[0] != pair[1])
 }
 
 impl<S: Storage> Group<S> {
@@ -152,6 +141,11 @@ impl<S: Storage> Group<S> {
         options: GroupOptions,
     ) -> Result<Self, GroupCreateError> {
         check(attach).map_err(GroupCreateError::Refused)?;
+        if attach.writing().is_none() {
+            let reason =
+                format!("group {} is not there yet: its first writer makes it", attach.group);
+            return Err(GroupCreateError::Refused((RefusalKind::Stopping, reason)));
+        }
         if options.hosts.as_ref().is_some_and(|hosts| !hosts.iter().any(|h| h == host)) {
             let reason = forbidden(host, &attach.group);
             return Err(GroupCreateError::Refused((RefusalKind::Forbidden, reason)));
@@ -216,37 +210,27 @@ impl<S: Storage> Group<S> {
         .map_err(GroupCreateError::Group)
     }
 
-    /// The only member of its group attaches: the answer is among the outputs.
+    /// A member attaches: the answer is among the outputs.
     pub fn attach(&mut self, now: Now, link: Link, host: &str, attach: &Attach) {
-        match self.try_attach(now, link, host, attach, None) {
-            Ok(attached) => {
-                self.outputs.push(Output::Send(link, Message::Attached(attached)));
-                self.held.is_attached(now.mono, link, &self.all_links());
-                self.say_stalled(link);
-            }
-            Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),
+        let attached = match self.try_attach(now, link, host, attach) {
+            Ok(attached) => attached,
+            Err((kind, reason)) => return self.outputs.push(Output::Refuse(link, kind, reason)),
+        };
+        let copy = attached.stream.as_ref().map(|stream| stream.copy);
+        self.outputs.push(Output::Send(link, Message::Attached(attached)));
+        self.held.is_attached(now.mono, link, &self.all_links());
+        let is_of_several = attach.tagging.is_some();
+        if is_of_several {
+            self.tell_tag_terms(now, link);
+            self.tell_for_everyone(link);
+        }
+        self.say_stalled(link);
+        if let Some((writing, copy)) = attach.writing().zip(copy).filter(|_| is_of_several) {
+            self.sound(writing.writer, copy);
         }
     }
 
-    /// A writer of a group that may have several members attaches.
-    pub fn join(&mut self, now: Now, link: Link, host: &str, join: &Join) {
-        match self.try_attach(now, link, host, &join.attach, Some(join)) {
-            Ok(attached) => {
-                let (copy, durable) = (attached.copy, attached.durable);
-                self.outputs.push(Output::Send(link, Message::Attached(attached)));
-                self.held.is_attached(now.mono, link, &self.all_links());
-                let progress = Message::Progress(self.progress(durable, &self.told()));
-                self.outputs.push(Output::Send(link, progress));
-                self.tell_tag_terms(now, link);
-                self.tell_for_everyone(link);
-                self.say_stalled(link);
-                self.sound(join.attach.writer, copy);
-            }
-            Err((kind, reason)) => self.outputs.push(Output::Refuse(link, kind, reason)),
-        }
-    }
-
-    pub(super) fn say_stalled(&mut self, link: Link) {
+    fn say_stalled(&mut self, link: Link) {
         if let Some(reason) = self.stall_reason() {
             let message = Message::Stalled { reason: Some(reason) };
             self.outputs.push(Output::Send(link, message));
@@ -259,12 +243,12 @@ impl<S: Storage> Group<S> {
         link: Link,
         host: &str,
         attach: &Attach,
-        join: Option<&Join>,
     ) -> Result<Attached, Refusal> {
         check(attach)?;
-        join.map_or(Ok(()), |join| check_peers(&join.peers))?;
         self.check_host(host)?;
-        let known = self.manifest.member(attach.writer).map_or(Incarnation(0), |m| m.incarnation);
+        let writing = attach.writing();
+        let known = writing.and_then(|writing| self.manifest.member(writing.writer));
+        let known = known.map_or(Incarnation(0), |member| member.incarnation);
         if let Err(error) = self.plausible.attach(attach, known, self.judging_ms(now)) {
             self.implausible += 1;
             return refuse(RefusalKind::Implausible, error.to_string());
@@ -274,13 +258,55 @@ impl<S: Storage> Group<S> {
         }
         self.check_identity(attach.group_id)?;
         self.check_epoch(attach.epoch)?;
-        self.check_owner(host, attach)?;
-        self.check_disks(attach)?;
-        if self.links().any(|(i, other)| other == link && i != attach.writer.index()) {
+        self.check_claim(host, &attach.member)?;
+        match writing {
+            Some(writing) => self.check_run(link, host, attach, writing)?,
+            None => self.check_newest(&attach.member, link)?,
+        }
+        self.check_machine_budget(&attach.member, attach.machine.as_ref())?;
+        self.flush();
+        match &attach.tagging {
+            Some(tagging) => self.reshape(now, host, &attach.writers, tagging)?,
+            None => self.reshape_alone(now, host, &attach.writers)?,
+        }
+        if let Some(reason) = self.broken.clone() {
+            return refuse(RefusalKind::Stopping, reason);
+        }
+        let judged = writing.map(|writing| self.judge_run(attach, writing)).transpose()?;
+        self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
+        self.grace.set_grace_ms(self.manifest.grace_ms);
+        self.may_have_lease(&attach.member);
+        self.attached_by.insert(attach.member.clone(), link.connection);
+        match writing {
+            Some(writing) => self.take_over(now, link, attach, writing),
+            None => self.follow(now, link, &attach.member),
+        }
+        let durable = writing.map_or(Seq::ZERO, |writing| self.commit.durable_of(writing.writer));
+        let stream = writing.zip(judged).map(|(writing, (copy, basis))| StreamState {
+            last_hlc: self.journal.state().last_hlc,
+            copy: copy.told(),
+            begun: self.slots[writing.writer.index()].gathered.begun(),
+            basis,
+        });
+        let progress = self.progress(durable, &self.told());
+        Ok(Attached { group_id: self.manifest.id, epoch: self.epoch(), progress, stream })
+    }
+
+    /// A writer may be attached by the newest run of its host, with the disks that it had.
+    fn check_run(
+        &self,
+        link: Link,
+        host: &str,
+        attach: &Attach,
+        writing: &Writing,
+    ) -> Result<(), Refusal> {
+        self.check_has_record(host, attach, writing)?;
+        self.check_disks(&attach.member, writing)?;
+        if self.links().any(|(i, other)| other == link && i != writing.writer.index()) {
             return refuse(RefusalKind::Invalid, "the channel is another member's");
         }
-        let last = self.manifest.member(attach.writer).map(|m| m.incarnation);
-        if last.is_some_and(|last| attach.incarnation < last) {
+        let last = self.manifest.member(writing.writer).map(|m| m.incarnation);
+        if last.is_some_and(|last| writing.incarnation < last) {
             let (group, member) = (&self.manifest.group, &attach.member);
             return refuse(
                 RefusalKind::Superseded,
@@ -292,23 +318,25 @@ impl<S: Storage> Group<S> {
                 ),
             );
         }
-        if last == Some(attach.incarnation) {
+        if last == Some(writing.incarnation) {
             self.check_newest(&attach.member, link)?;
         }
-        self.check_machine_budget(&attach.member, attach.machine.as_ref())?;
-        self.flush();
-        match join {
-            Some(join) => self.reshape(now, host, &attach.writers, &join.peers, join.form)?,
-            None => self.reshape_alone(now, host, attach)?,
-        }
-        if let Some(reason) = self.broken.clone() {
-            return refuse(RefusalKind::Stopping, reason);
-        }
-        let record = self.on_record(attach.writer);
-        let basis = judge(&record, attach);
+        Ok(())
+    }
+
+    /// The copy state that the run goes on with, which is on record when this returns, and the verdict behind it.
+    fn judge_run(
+        &mut self,
+        attach: &Attach,
+        writing: &Writing,
+    ) -> Result<(CopyState, Basis), Refusal> {
+        let writer = writing.writer;
+        let last = self.manifest.member(writer).map(|m| m.incarnation);
+        let record = self.on_record(writer);
+        let basis = judge(&record, writing);
         let goes_on = basis == Basis::Continues;
-        let is_of_another = last == Some(attach.incarnation) && !record.knows(attach.run());
-        if attach.before == Some(attach.run()) && is_of_another {
+        let is_of_another = last == Some(writing.incarnation) && !record.knows(writing.run());
+        if writing.before == Some(writing.run()) && is_of_another {
             // A daemon that has sent records goes on, and another run has taken its place. Were its number above all that
             // were heard of, the record would be of an older moment, and no other run there.
             let reason = format!(
@@ -322,14 +350,13 @@ impl<S: Storage> Group<S> {
             // told where the stream ends.
             return refuse(RefusalKind::Stopping, self.stall_reason().unwrap_or_default());
         }
-        let writer = attach.writer;
         let was = self.journal.state().writers[writer.index()];
         if was.standing == Standing::Removed {
             let reason = format!("{} was removed from this group", attach.member);
             return refuse(RefusalKind::Mismatch, reason);
         }
         let known = self.manifest.member(writer);
-        let has_more = known.is_some_and(|member| disks::has_more(member, attach));
+        let has_more = known.is_some_and(|member| disks::has_more(member, writing));
         let mut copy = after_attach(was.copy, &basis);
         if has_more && copy == CopyState::Whole {
             copy = CopyState::Resyncing;
@@ -348,25 +375,10 @@ impl<S: Storage> Group<S> {
             // Also if it has begun: it may have been staged before, when there was no room for it.
             self.must_be_on_record().map_err(|e| (RefusalKind::Stopping, e))?;
         }
-        self.remember(host, attach).map_err(|e| (RefusalKind::Stopping, e.to_string()))?;
-        self.grace.set_grace_ms(self.manifest.grace_ms);
-        self.may_have_lease(&attach.member);
-        self.attached_by.insert(attach.member.clone(), link.connection);
-        self.take_over(now, link, attach, join.is_some());
         if copy == CopyState::Seeded && planted::is(Bug::SeededIsWhole) {
             copy = CopyState::Whole;
         }
-        let state = self.journal.state();
-        Ok(Attached {
-            group_id: self.manifest.id,
-            epoch: state.epoch,
-            durable: self.commit.durable_of(writer),
-            committed: self.told(),
-            last_hlc: state.last_hlc,
-            copy: copy.told(),
-            begun: self.slots[writer.index()].gathered.begun(),
-            basis,
-        })
+        Ok((copy, basis))
     }
 
     /// The backup's record of a member's last run.
@@ -402,12 +414,13 @@ impl<S: Storage> Group<S> {
     /// As if this run had ended so.
     #[cfg(test)]
     pub(super) fn as_if_ended(&mut self, attach: &Attach) {
-        let tidelock_protocol::message::LastRun::Clean { seq, .. } = attach.last_run else {
+        let Some(writing) = attach.writing() else { return };
+        let tidelock_protocol::message::LastRun::Clean { seq, .. } = writing.last_run else {
             return;
         };
-        let end = CleanEnd { seq, marks: attach.marks.clone() };
-        let ended = |member: &mut Member| (member.run, member.clean) = (attach.before, Some(end));
-        self.change_member(attach.writer, ended).unwrap();
+        let end = CleanEnd { seq, marks: writing.marks.clone() };
+        let ended = |member: &mut Member| (member.run, member.clean) = (writing.before, Some(end));
+        self.change_member(writing.writer, ended).unwrap();
     }
 
     fn change_member(
@@ -439,7 +452,7 @@ impl<S: Storage> Group<S> {
     /// What a run has sent before it connected anew may be read after what it sends since, and also after the end of that
     /// connection: a server that was stopped reads all of it at once. It must neither take the member from the connection
     /// that the daemon has, nor have its say about the copy.
-    pub(super) fn check_newest(&self, member: &str, link: Link) -> Result<(), Refusal> {
+    fn check_newest(&self, member: &str, link: Link) -> Result<(), Refusal> {
         let has_newer =
             self.attached_by.get(member).is_some_and(|newest| *newest > link.connection);
         if has_newer && !planted::is(Bug::OlderConnectionWins) {
@@ -460,7 +473,7 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    pub(super) fn check_epoch(&self, granted: Epoch) -> Result<(), Refusal> {
+    fn check_epoch(&self, granted: Epoch) -> Result<(), Refusal> {
         if planted::is(Bug::OldEpochAccepted) {
             return Ok(());
         }
@@ -503,30 +516,14 @@ impl<S: Storage> Group<S> {
     /// than its disk, if this is cut short.
     fn remember(&mut self, host: &str, attach: &Attach) -> Result<(), GroupError> {
         self.remember_machine(&attach.member, attach.machine.as_ref())?;
-        self.create_images(attach)?;
-        self.grow_images(attach)?;
         let mut manifest = self.manifest.clone();
         manifest.grace_ms = manifest.grace_ms.max(attach.grace_ms);
-        if manifest.created_by == Member::NOBODY {
-            manifest.created_by = host.to_owned();
+        match &attach.role {
+            Role::Writer(writing) => self.remember_writer(&mut manifest, host, attach, writing)?,
+            Role::Follower => {
+                manifest.followers.insert(attach.member.clone(), host.to_owned());
+            }
         }
-        let (disks, removed) = self.disks_after(attach);
-        let before = manifest.members[attach.writer.index()].take();
-        let (run, clean) = before.map_or((None, None), |member| (member.run, member.clean));
-        manifest.members[attach.writer.index()] = Some(Member {
-            host: host.to_owned(),
-            incarnation: attach.incarnation,
-            run,
-            // The run in force attaches again and again.
-            proposed: Some(attach.run()).filter(|proposed| Some(*proposed) != run),
-            clean,
-            disks,
-            mode: attach.mode,
-            lease_ms: attach.lease_ms,
-            removed,
-        });
-        // It may have had no disks before.
-        manifest.forget_followers();
         if manifest != self.manifest {
             manifest.write(&self.storage)?;
             self.manifest = manifest;
@@ -534,12 +531,40 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
+    fn remember_writer(
+        &mut self,
+        manifest: &mut Manifest,
+        host: &str,
+        attach: &Attach,
+        writing: &Writing,
+    ) -> Result<(), GroupError> {
+        self.create_images(writing)?;
+        self.grow_images(writing)?;
+        if manifest.created_by == Member::NOBODY {
+            manifest.created_by = host.to_owned();
+        }
+        let (disks, removed) = self.disks_after(writing);
+        let before = manifest.members[writing.writer.index()].take();
+        let (run, clean) = before.map_or((None, None), |member| (member.run, member.clean));
+        manifest.members[writing.writer.index()] = Some(Member {
+            host: host.to_owned(),
+            incarnation: writing.incarnation,
+            run,
+            // The run in force attaches again and again.
+            proposed: Some(writing.run()).filter(|proposed| Some(*proposed) != run),
+            clean,
+            disks,
+            mode: writing.mode,
+            lease_ms: attach.lease_ms,
+            removed,
+        });
+        // It may have had no disks before.
+        manifest.forget_followers();
+        Ok(())
+    }
+
     /// Machine descriptions have a budget for each group.
-    pub(super) fn check_machine_budget(
-        &self,
-        member: &str,
-        machine: Option<&Machine>,
-    ) -> Result<(), Refusal> {
+    fn check_machine_budget(&self, member: &str, machine: Option<&Machine>) -> Result<(), Refusal> {
         let Some(machine) = machine else { return Ok(()) };
         let left = limits::MACHINES_MAX_BYTES.saturating_sub(manifest::machine_bytes(machine));
         let others = || manifest::machines_bytes_but(&self.storage, member);
@@ -567,7 +592,7 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    pub(super) fn remember_machine(
+    fn remember_machine(
         &self,
         member: &str,
         machine: Option<&Machine>,
@@ -591,19 +616,19 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    fn take_over(&mut self, now: Now, link: Link, attach: &Attach, is_of_several: bool) {
+    fn take_over(&mut self, now: Now, link: Link, attach: &Attach, writing: &Writing) {
         let state = self.journal.state();
         let epoch = if planted::is(Bug::OldEpochAccepted) && attach.epoch != Epoch(0) {
             attach.epoch
         } else {
             state.epoch
         };
-        let journaled = state.writers[attach.writer.index()].seq;
-        let receiver = Receiver::new(attach.writer, epoch, present(&attach.disks), journaled);
-        let slot = &mut self.slots[attach.writer.index()];
+        let journaled = state.writers[writing.writer.index()].seq;
+        let receiver = Receiver::new(writing.writer, epoch, present(&writing.disks), journaled);
+        let slot = &mut self.slots[writing.writer.index()];
         let admitted = slot.admitted;
         let mut gathered = std::mem::take(&mut slot.gathered);
-        gathered.attached(attach.run(), journaled);
+        gathered.attached(writing.run(), journaled);
         let old = std::mem::replace(
             slot,
             WriterSlot {
@@ -611,7 +636,7 @@ impl<S: Storage> Group<S> {
                 gathered,
                 link: Some(link),
                 attached_at: Some(now),
-                is_of_several,
+                is_of_several: attach.tagging.is_some(),
                 has_left: false,
                 flushed: false,
                 clock_ahead_ms: 0,

@@ -12,7 +12,7 @@ use crate::manifest::{Member, RemovedDisk};
 use crate::storage::Storage;
 use crate::view::DiskKey;
 use tidelock_protocol::ids::WriterId;
-use tidelock_protocol::message::{Attach, DiskSpec, RefusalKind};
+use tidelock_protocol::message::{DiskSpec, RefusalKind, Writing};
 use tidelock_protocol::vector::CountVector;
 
 /// Those that the host has.
@@ -21,28 +21,28 @@ pub(super) fn present(disks: &[DiskSpec]) -> Vec<DiskSpec> {
 }
 
 /// Whether the host has disks, or parts of disks, that the backup has not.
-pub(super) fn has_more(member: &Member, attach: &Attach) -> bool {
+pub(super) fn has_more(member: &Member, writing: &Writing) -> bool {
     let is_more = |disk: &DiskSpec| {
         let known = member.disks.iter().find(|known| known.id == disk.id);
         known.is_none_or(|known| known.size_bytes < disk.size_bytes)
     };
-    attach.disks.iter().filter(|disk| !disk.is_removed()).any(is_more)
+    writing.disks.iter().filter(|disk| !disk.is_removed()).any(is_more)
 }
 
 impl<S: Storage> Group<S> {
     /// Disks are added at the end, grow and are removed; everything else about them stays.
-    pub(super) fn check_disks(&self, attach: &Attach) -> Result<(), Refusal> {
+    pub(super) fn check_disks(&self, name: &str, writing: &Writing) -> Result<(), Refusal> {
         let mismatch = |reason| refuse(RefusalKind::Mismatch, reason);
-        let Some(member) = self.manifest.member(attach.writer) else { return Ok(()) };
+        let Some(member) = self.manifest.member(writing.writer) else { return Ok(()) };
         for had in &member.disks {
-            let has = attach.disks.iter().find(|disk| disk.id == had.id);
+            let has = writing.disks.iter().find(|disk| disk.id == had.id);
             let Some(has) = has.filter(|has| has.name == had.name) else {
                 return mismatch(format!(
                     "the host's configuration gives {} the disks {}, the backup has {}. Disks are added at the end, \
                      and keep their order and names; to remove one, write removed = true in its section, and leave the \
                      section where it is",
-                    attach.member,
-                    list(&attach.disks),
+                    name,
+                    list(&writing.disks),
                     list(&member.disks)
                 ));
             };
@@ -51,16 +51,16 @@ impl<S: Storage> Group<S> {
             }
             if member.is_removed(had.id) {
                 return mismatch(format!(
-                    "disk {} of {} was removed from this group, and what was written to it since is not here: protect \
+                    "disk {} of {name} was removed from this group, and what was written to it since is not here: protect \
                      it as another disk, of another name",
-                    had.name, attach.member
+                    had.name
                 ));
             }
             if has.size_bytes < had.size_bytes {
                 return mismatch(format!(
-                    "disk {} of {} has {} bytes at the host, and {} at the backup: disks grow, they do not shrink. \
+                    "disk {} of {name} has {} bytes at the host, and {} at the backup: disks grow, they do not shrink. \
                      Give it its size back, or protect it as another disk",
-                    had.name, attach.member, has.size_bytes, had.size_bytes
+                    had.name, has.size_bytes, had.size_bytes
                 ));
             }
         }
@@ -68,13 +68,13 @@ impl<S: Storage> Group<S> {
     }
 
     /// The member's disks from this attachment on, and which of them are removed. A removed disk keeps its size here.
-    pub(super) fn disks_after(&self, attach: &Attach) -> (Vec<DiskSpec>, Vec<RemovedDisk>) {
-        let member = self.manifest.member(attach.writer);
+    pub(super) fn disks_after(&self, writing: &Writing) -> (Vec<DiskSpec>, Vec<RemovedDisk>) {
+        let member = self.manifest.member(writing.writer);
         let known = |disk: &DiskSpec| member?.disks.iter().find(|known| known.id == disk.id);
-        let after = self.journal.state().writers[attach.writer.index()].seq;
+        let after = self.journal.state().writers[writing.writer.index()].seq;
         let mut removed = member.map_or(Vec::new(), |member| member.removed.clone());
         let mut disks = Vec::new();
-        for disk in &attach.disks {
+        for disk in &writing.disks {
             match (disk.is_removed(), known(disk)) {
                 (false, _) => disks.push(disk.clone()),
                 // It was never here.
@@ -105,32 +105,32 @@ impl<S: Storage> Group<S> {
     }
 
     /// What is beyond the old end reads as zeroes, at every point in time, until the host has brought it across.
-    pub(super) fn grow_images(&self, attach: &Attach) -> Result<(), GroupError> {
-        for disk in &attach.disks {
-            let known = self.manifest.disk(attach.writer, disk.id);
+    pub(super) fn grow_images(&self, writing: &Writing) -> Result<(), GroupError> {
+        for disk in &writing.disks {
+            let known = self.manifest.disk(writing.writer, disk.id);
             if known.is_none_or(|known| known.size_bytes >= disk.size_bytes) {
                 continue;
             }
-            let image = &self.images[&DiskKey { writer: attach.writer, disk: disk.id }];
-            let path = self.manifest.image_path(attach.writer, disk);
+            let image = &self.images[&DiskKey { writer: writing.writer, disk: disk.id }];
+            let path = self.manifest.image_path(writing.writer, disk);
             image.set_size(disk.size_bytes).map_err(|source| GroupError::Image { path, source })?;
         }
         Ok(())
     }
 
     /// For disks that have none.
-    pub(super) fn create_images(&mut self, attach: &Attach) -> Result<(), GroupError> {
-        for disk in attach.disks.iter().filter(|disk| !disk.is_removed()) {
-            if self.manifest.disk(attach.writer, disk.id).is_some() {
+    pub(super) fn create_images(&mut self, writing: &Writing) -> Result<(), GroupError> {
+        for disk in writing.disks.iter().filter(|disk| !disk.is_removed()) {
+            if self.manifest.disk(writing.writer, disk.id).is_some() {
                 continue;
             }
-            let path = self.manifest.image_path(attach.writer, disk);
+            let path = self.manifest.image_path(writing.writer, disk);
             // A file of that name is left over from an attachment that was not finished.
             let created = Image::create(&self.storage, &path, disk.size_bytes)
                 .and_then(|image| self.storage.sync_dir("images").map(|()| image));
             let image =
                 created.map_err(|source| GroupError::Image { path: path.clone(), source })?;
-            self.images.insert(DiskKey { writer: attach.writer, disk: disk.id }, image);
+            self.images.insert(DiskKey { writer: writing.writer, disk: disk.id }, image);
         }
         Ok(())
     }

@@ -427,11 +427,7 @@ impl<S: Storage> Group<S> {
         for (i, slot) in self.slots.iter().enumerate() {
             let Some(link) = slot.link else { continue };
             let durable = self.commit.durable_of(WriterId(i as u16));
-            let message = if slot.is_of_several {
-                Message::Progress(self.progress(durable, &committed))
-            } else {
-                Message::Committed { durable, committed: committed.clone() }
-            };
+            let message = Message::Progress(self.progress(durable, &committed));
             self.outputs.push(Output::Send(link, message));
         }
         for follower in &self.followers {

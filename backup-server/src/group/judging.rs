@@ -6,7 +6,7 @@
 //! activity log by its age, a clean end by the seq and by the identity of each disk.
 
 use tidelock_protocol::ids::{RunId, Seq};
-use tidelock_protocol::message::{Attach, Basis, CleanEnd, LastRun, LogAge};
+use tidelock_protocol::message::{Basis, CleanEnd, LastRun, LogAge, Writing};
 
 /// The backup's record of a member's last run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,13 +40,13 @@ impl OnRecord {
 const OTHER_RUN: &str = "the host's record is not of the run that the backup last heard: the member ran elsewhere \
                          meanwhile, or the host was cloned or restored from an older moment";
 
-/// Checks the host's account in `attach` against the backup's record. If several reasons call for a whole comparison,
+/// Checks the host's account in `writing` against the backup's record. If several reasons call for a whole comparison,
 /// the result names the first.
 #[must_use]
-pub fn judge(record: &OnRecord, attach: &Attach) -> Basis {
+pub fn judge(record: &OnRecord, writing: &Writing) -> Basis {
     let everything = |why: String| Basis::Everything { why };
     let because = |why: &str| Basis::Everything { why: why.to_owned() };
-    let Some(before) = attach.before.filter(|_| attach.last_run != LastRun::Unknown) else {
+    let Some(before) = writing.before.filter(|_| writing.last_run != LastRun::Unknown) else {
         return because(
             "the host has no record of how this member's last run ended with these disks",
         );
@@ -57,7 +57,7 @@ pub fn judge(record: &OnRecord, attach: &Attach) -> Basis {
     if !record.knows(before) {
         return because(OTHER_RUN);
     }
-    match attach.last_run {
+    match writing.last_run {
         LastRun::Unknown => unreachable!("seen above"),
         LastRun::Continues { from } if from > record.durable.next() => everything(format!(
             "the host can send from {from} on, and the backup has {} at most: it has lost what it acknowledged",
@@ -78,7 +78,7 @@ pub fn judge(record: &OnRecord, attach: &Attach) -> Basis {
                     clean.seq, record.durable
                 ));
             }
-            if let Some(difference) = CleanEnd::difference(&clean.marks, &attach.marks) {
+            if let Some(difference) = CleanEnd::difference(&clean.marks, &writing.marks) {
                 return everything(difference);
             }
             if served { Basis::Log } else { Basis::Clean }

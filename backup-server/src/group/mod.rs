@@ -5,7 +5,7 @@
 //! simulator runs the same code on a disk in memory and simulated time.
 //!
 //! ```text
-//!  attach ─▶ receive* ─▶ flush ─▶ Committed ─▶ ...           (attach.rs, shape.rs, follow.rs, ingest.rs)
+//!  attach ─▶ receive* ─▶ flush ─▶ Progress ─▶ ...            (attach.rs, shape.rs, follow.rs, ingest.rs)
 //!  resync ─▶ Sound, Sounded* ─▶ Floor                        (floor.rs)
 //!  AskFloor ─▶ Sound, Sounded* ─▶ FloorIs                    (asked.rs)
 //!                          │
@@ -16,7 +16,7 @@
 //!  recover ─▶ guest_write* ─▶ guest_flush                     (recovery.rs)
 //! ```
 //!
-//! Invariant: a `Committed` message is made only from a [`tidelock_protocol::receiver::Ack`], and
+//! Invariant: a durable seq in a `Progress` message comes only from a [`tidelock_protocol::receiver::Ack`], and
 //! only [`Group::flush`] makes one, after the journal's sync. When the journal fails, the group
 //! is broken for good: it must be dropped and opened again, which finds out what is durable.
 
@@ -226,7 +226,7 @@ struct WriterSlot {
     gathered: Gathered,
     link: Option<Link>,
     attached_at: Option<Now>,
-    /// Its group may have several members: it was attached with `Join`.
+    /// Its group may have several members: it was attached with [`Tagging`](tidelock_protocol::message::Tagging).
     is_of_several: bool,
     /// Its last run has ended with everything durable.
     has_left: bool,

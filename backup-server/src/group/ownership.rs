@@ -19,7 +19,7 @@ use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tidelock_protocol::ids::{GroupId, Incarnation};
-use tidelock_protocol::message::{Attach, RefusalKind};
+use tidelock_protocol::message::{Attach, RefusalKind, Writing};
 
 /// A member that was given to a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,14 +114,18 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    /// A writer may be attached by its owner, from the owner's own record.
-    pub(super) fn check_owner(&self, host: &str, attach: &Attach) -> Result<(), Refusal> {
-        self.check_claim(host, &attach.member)?;
-        let Some(known) = self.manifest.member(attach.writer).filter(|of| of.run.is_some()) else {
+    /// A writer's owner has a record of it, if it has attached it before.
+    pub(super) fn check_has_record(
+        &self,
+        host: &str,
+        attach: &Attach,
+        writing: &Writing,
+    ) -> Result<(), Refusal> {
+        let Some(known) = self.manifest.member(writing.writer).filter(|of| of.run.is_some()) else {
             return Ok(());
         };
-        let has_record = attach.before.is_some() || attach.group_id.is_some();
-        if !has_record && attach.incarnation != known.incarnation {
+        let has_record = writing.before.is_some() || attach.group_id.is_some();
+        if !has_record && writing.incarnation != known.incarnation {
             let (group, member) = (&self.manifest.group, &attach.member);
             return refuse(
                 RefusalKind::Mismatch,

@@ -17,7 +17,7 @@ use crate::storage::Storage;
 use thiserror::Error;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::lease::Grace;
-use tidelock_protocol::message::{Attach, Form, RefusalKind};
+use tidelock_protocol::message::{RefusalKind, Tagging};
 
 /// Why a member is not removed.
 #[derive(Debug, Error)]
@@ -61,12 +61,11 @@ impl<S: Storage> Group<S> {
         now: Now,
         host: &str,
         writers: &[String],
-        peers: &[String],
-        form: Form,
+        tagging: &Tagging,
     ) -> Result<(), Refusal> {
         let state = self.journal.state();
         let known = &self.manifest.writers;
-        if writers == known && peers == self.manifest.peers && form == state.form {
+        if writers == known && *tagging == self.tagging() {
             return Ok(());
         }
         let mismatch = |reason| refuse(RefusalKind::Mismatch, reason);
@@ -80,7 +79,7 @@ impl<S: Storage> Group<S> {
         self.options.check_new(&self.manifest.group, &writers[known.len()..])?;
         let others = self.other_hosts(host);
         if let Some(other) = others.iter().find(|other| self.is_connected(other)) {
-            let differs = self.what_differs(writers, peers, form);
+            let differs = self.what_differs(writers, tagging);
             return mismatch(format!(
                 "host {host} has another group in its configuration than host {other}, which is \
                  connected: {differs}. Both must have the same. \
@@ -95,25 +94,30 @@ impl<S: Storage> Group<S> {
             );
             return refuse(RefusalKind::Stopping, reason);
         }
-        if form != state.form && !self.is_all_in_the_cut() {
+        if tagging.form != state.form && !self.is_all_in_the_cut() {
             return mismatch(format!(
                 "the group is in the {} form and has records that depend on others that have not \
                  arrived: let all of its hosts catch up in this form first",
                 state.form
             ));
         }
-        self.put_on_record(writers, peers, form).map_err(|e| (RefusalKind::Stopping, e))
+        self.put_on_record(writers, tagging).map_err(|e| (RefusalKind::Stopping, e))
+    }
+
+    /// The group's tagging, as its hosts have agreed on it.
+    fn tagging(&self) -> Tagging {
+        Tagging { form: self.journal.state().form, peers: self.manifest.peers.clone() }
     }
 
     /// For people: what a host says of the group's shape that nobody else does, and the other way round.
-    fn what_differs(&self, writers: &[String], peers: &[String], form: Form) -> String {
-        let lines = |writers: &[String], peers: &[String], form: Form| {
-            let form = format!("form={form}");
+    fn what_differs(&self, writers: &[String], tagging: &Tagging) -> String {
+        let lines = |writers: &[String], tagging: &Tagging| {
+            let form = format!("form={}", tagging.form);
             let order = format!("writers={}", writers.join(","));
-            [form, order].into_iter().chain(peers.iter().cloned()).collect::<Vec<_>>()
+            [form, order].into_iter().chain(tagging.peers.iter().cloned()).collect::<Vec<_>>()
         };
-        let ours = lines(&self.manifest.writers, &self.manifest.peers, self.journal.state().form);
-        let theirs = lines(writers, peers, form);
+        let ours = lines(&self.manifest.writers, &self.tagging());
+        let theirs = lines(writers, tagging);
         let only = |these: &[String], those: &[String]| {
             let only = these.iter().filter(|line| !those.contains(line));
             only.map(|line| format!(" {line}")).collect::<String>()
@@ -131,17 +135,8 @@ impl<S: Storage> Group<S> {
         &mut self,
         now: Now,
         host: &str,
-        attach: &Attach,
+        writers: &[String],
     ) -> Result<(), Refusal> {
-        if attach.writers != self.manifest.writers {
-            return refuse(
-                RefusalKind::Mismatch,
-                format!(
-                    "the host's configuration has the writers {:?}, the backup {:?}",
-                    attach.writers, self.manifest.writers
-                ),
-            );
-        }
         let others = self.other_hosts(host);
         if let Some(other) = others.iter().find(|other| self.is_connected(other)) {
             let reason = format!(
@@ -151,29 +146,24 @@ impl<S: Storage> Group<S> {
             return refuse(RefusalKind::Mismatch, reason);
         }
         // Who is alone tags nothing, so the form stays.
-        let form = self.journal.state().form;
-        self.reshape(now, host, &attach.writers, &[], form)?;
+        let tagging = Tagging { peers: Vec::new(), ..self.tagging() };
+        self.reshape(now, host, writers, &tagging)?;
         self.change_manifest(|manifest| manifest.followers.clear())
             .map_err(|e| (RefusalKind::Stopping, e))
     }
 
-    fn put_on_record(
-        &mut self,
-        writers: &[String],
-        peers: &[String],
-        form: Form,
-    ) -> Result<(), String> {
+    fn put_on_record(&mut self, writers: &[String], tagging: &Tagging) -> Result<(), String> {
         // The journal last: writers that only the manifest has do not exist yet.
         self.change_manifest(|manifest| {
             manifest.writers = writers.to_vec();
             manifest.members.resize(writers.len(), None);
-            manifest.peers = peers.to_vec();
+            manifest.peers.clone_from(&tagging.peers);
         })?;
         let shape = Shape {
             writers: writers.len() as u16,
             removed: self.removed(),
             joining: self.is_recoverable(),
-            form,
+            form: tagging.form,
         };
         self.shaped(shape)?;
         // Not before: who becomes a writer must not be lost as a follower without being one.

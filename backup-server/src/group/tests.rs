@@ -20,7 +20,9 @@ use proptest::prelude::*;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Incarnation, Nonce, RunId, Seq};
-use tidelock_protocol::message::{Attach, Attached, CleanEnd, DiskSpec, LastRun, LogAge, Mode};
+use tidelock_protocol::message::{
+    Attach, Attached, CleanEnd, DiskSpec, Form, LastRun, LogAge, Mode, Role, Tagging, Writing,
+};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 
@@ -56,20 +58,29 @@ fn attach_message(incarnation: u64, epoch: u64, last_run: LastRun) -> Attach {
         group: "g".into(),
         group_id: None,
         member: "vm".into(),
-        writer: WRITER,
         writers: vec!["vm".into()],
-        disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: SIZE }],
-        incarnation: Incarnation(incarnation),
-        nonce: Nonce(incarnation, 0),
-        before: Some(run(before(incarnation, last_run))),
-        marks: marks(),
         epoch: Epoch(epoch),
-        last_run,
-        mode: Mode::Pipelined,
         lease_ms: 10_000,
         grace_ms: GRACE_MS,
         machine: Some(serde_json::from_str(r#"{"memory_mib": 64}"#).unwrap()),
+        tagging: None,
+        role: Role::Writer(Writing {
+            writer: WRITER,
+            disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: SIZE }],
+            incarnation: Incarnation(incarnation),
+            nonce: Nonce(incarnation, 0),
+            before: Some(run(before(incarnation, last_run))),
+            marks: marks(),
+            last_run,
+            mode: Mode::Pipelined,
+        }),
     }
+}
+
+/// The same with other disks or another run.
+pub(super) fn but(mut attach: Attach, change: impl FnOnce(&mut Writing)) -> Attach {
+    change(attach.writing_mut().expect("a writer"));
+    attach
 }
 
 /// A host of these tests ends each run before it begins the next, or goes on with it.
@@ -121,8 +132,8 @@ fn refusal(outputs: &[Output]) -> Option<(Link, RefusalKind)> {
 
 fn acked(outputs: &[Output]) -> Option<(u64, u64)> {
     outputs.iter().rev().find_map(|output| match output {
-        Output::Send(_, Message::Committed { durable, committed }) => {
-            Some((durable.0, committed.get(WRITER).0))
+        Output::Send(_, Message::Progress(progress)) => {
+            Some((progress.durable.0, progress.committed.get(WRITER).0))
         }
         _ => None,
     })
@@ -134,6 +145,10 @@ fn join(group: &mut Group<Memory>, link: Link, incarnation: u64, run: LastRun) -
     group.attach(at_ms(0), link, "host-a", &attach);
     let outputs = group.take_outputs();
     attached(&outputs).unwrap_or_else(|| panic!("{outputs:?}"))
+}
+
+fn copy_of(attached: &Attached) -> CopyState {
+    attached.stream.as_ref().expect("a writer").copy
 }
 
 fn write(seq: u64, offset: u64, byte: u8, len: usize) -> Record {
@@ -197,7 +212,7 @@ fn fold(group: &mut Group<Memory>) -> bool {
 /// A group that holds a whole copy: zeroes with a few writes, up to seq 3.
 fn whole(disk: &Memory) -> Group<Memory> {
     let mut group = create(disk).unwrap();
-    assert_eq!(join(&mut group, LINK, 1, LastRun::Unknown).copy, CopyState::Empty);
+    assert_eq!(copy_of(&join(&mut group, LINK, 1, LastRun::Unknown)), CopyState::Empty);
     send(&mut group, LINK, write(1, 0, 1, 1000));
     send(&mut group, LINK, write(2, 500, 2, 1000));
     send(&mut group, LINK, copy_done(3));
@@ -219,7 +234,7 @@ fn nothing_is_acknowledged_before_the_sync_and_repetitions_do_no_harm() {
     group.flush();
     assert_eq!(group.committed().get(WRITER), Seq(4), "the link is gone");
     let again = join(&mut group, OTHER, 1, LastRun::Continues { from: Seq(3) });
-    assert_eq!((again.copy, again.durable), (CopyState::Whole, Seq(4)));
+    assert_eq!((copy_of(&again), again.progress.durable), (CopyState::Whole, Seq(4)));
     for seq in 3..=6 {
         send(&mut group, OTHER, write(seq, 0, 40 + seq as u8, 100));
     }
@@ -250,11 +265,14 @@ fn gaps_other_epochs_and_foreign_extents_end_the_link() {
 #[test]
 fn the_cut_of_two_writers_is_downward_closed_also_for_the_fold() {
     let disk = Memory::new();
-    let of = |member: &str, writer| Attach {
-        member: member.into(),
-        writer: WriterId(writer),
-        writers: vec!["vm".into(), "app".into()],
-        ..attach_message(1, 0, LastRun::Unknown)
+    let of = |member: &str, writer| {
+        let attach = Attach {
+            member: member.into(),
+            writers: vec!["vm".into(), "app".into()],
+            tagging: Some(Tagging { form: Form::Vector, peers: Vec::new() }),
+            ..attach_message(1, 0, LastRun::Unknown)
+        };
+        but(attach, |of| of.writer = WriterId(writer))
     };
     let mut group =
         Group::create(disk.clone(), "host-a", &of("vm", 0), at_ms(0), options()).unwrap();
@@ -296,7 +314,7 @@ fn a_resync_holds_c_and_the_images_until_it_is_done() {
     while fold(&mut group) {}
     let before = read_disk(&mut group);
     let again = join(&mut group, OTHER, 2, LastRun::Unknown);
-    assert_eq!((again.copy, again.durable), (CopyState::Resyncing, Seq(3)));
+    assert_eq!((copy_of(&again), again.progress.durable), (CopyState::Resyncing, Seq(3)));
     assert!(check_digest(&mut group, OTHER, 0..4096, &before[..4096]));
     send(&mut group, OTHER, write(4, 100, 7, 50));
     assert!(!check_digest(&mut group, OTHER, 0..4096, &before[..4096]), "a record came before");

@@ -12,7 +12,7 @@ use super::owner::{OwnerHandle, work_bytes};
 use super::peer_log::peer_log;
 use super::registry::{Registry, SpawnError};
 use crate::group::{ConnectionId, Link};
-use crate::hearing::{AttachRequest, Channels, Greeting, Heard, Refusal};
+use crate::hearing::{Channels, Greeting, Heard, Refusal};
 use bytes::BytesMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use thiserror::Error;
 use tidelock_protocol::frame::{self, Frame, FrameError};
 use tidelock_protocol::ids::Channel;
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{Bookmark, Message, RefusalKind};
+use tidelock_protocol::message::{Attach, Bookmark, Message, RefusalKind};
 use tidelock_tls::PeerIdentity;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
@@ -268,13 +268,9 @@ impl<R: AsyncRead + Unpin> Connection<R> {
                 }
             };
             match heard {
-                Heard::Attach(channel, request) => {
+                Heard::Attach(channel, attach) => {
                     self.deliver(run.take()).await?;
-                    self.attach(channel, request, bytes).await?;
-                }
-                Heard::Declined(channel, (kind, reason)) => {
-                    self.deliver(run.take()).await?;
-                    self.outbox.send(channel, Message::Refused { kind, reason });
+                    self.attach(channel, attach, bytes).await?;
                 }
                 Heard::Beacon(owner, sent_at) => {
                     if let Some(permit) = self.beacons.take() {
@@ -336,10 +332,10 @@ impl<R: AsyncRead + Unpin> Connection<R> {
     async fn attach(
         &mut self,
         channel: Channel,
-        request: AttachRequest,
+        attach: Box<Attach>,
         bytes: u64,
     ) -> Result<(), ConnectionError> {
-        let owner = match self.registry.get_or_spawn(request.group(), Some(&self.host)) {
+        let owner = match self.registry.get_or_spawn(&attach.group, Some(&self.host)) {
             Ok(owner) => owner,
             Err(error) => {
                 let kind = match &error {
@@ -361,7 +357,7 @@ impl<R: AsyncRead + Unpin> Connection<R> {
         let event = owner.inbox.room_for(bytes).await.map(|permit| Event::Attach {
             link: self.link(channel),
             host: self.host.clone(),
-            request,
+            attach,
             outbox: Arc::clone(&self.outbox),
             permit,
         });

@@ -11,7 +11,6 @@ use crate::group::{
     ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
     NamedView, RecoverError, Recovery, RemoveError, ScrubDone,
 };
-use crate::hearing::AttachRequest;
 use crate::history::{History, Point};
 use crate::journal::{Compressed, JournalError, Made};
 use crate::manifest::KeptMachine;
@@ -29,6 +28,7 @@ use std::time::Duration;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::machine::Machine;
+use tidelock_protocol::message::Attach;
 use tidelock_protocol::vector::CountVector;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -101,7 +101,7 @@ pub enum Event {
         /// Its host, authenticated.
         host: String,
         /// What it says.
-        request: AttachRequest,
+        attach: Box<Attach>,
         /// Where answers go.
         outbox: Arc<Outbox>,
         /// Its bytes.

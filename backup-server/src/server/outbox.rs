@@ -80,29 +80,29 @@ impl Outbox {
 
 /// Whether the next one of its kind says all that this one does.
 fn is_cumulative(message: &Message) -> bool {
-    matches!(message, Message::Committed { .. } | Message::Progress(_))
+    matches!(message, Message::Progress(_))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tidelock_protocol::ids::{MonoNanos, Seq};
-    use tidelock_protocol::vector::CountVector;
+    use tidelock_protocol::message::Progress;
 
-    fn committed(seq: u64) -> Message {
-        Message::Committed { durable: Seq(seq), committed: CountVector::new() }
+    fn progress(seq: u64) -> Message {
+        Message::Progress(Progress { durable: Seq(seq), ..Progress::default() })
     }
 
     #[tokio::test]
     async fn acknowledgements_are_merged_and_order_is_kept() {
         let outbox = Outbox::default();
         let lease = Message::Lease { sent_at: MonoNanos(1) };
-        for message in [committed(1), committed(2), lease.clone(), committed(3)] {
+        for message in [progress(1), progress(2), lease.clone(), progress(3)] {
             outbox.send(Channel(1), message);
         }
-        outbox.send(Channel(2), committed(9));
+        outbox.send(Channel(2), progress(9));
         let taken: Vec<_> = outbox.take().await.unwrap().into_iter().map(|(_, m)| m).collect();
-        assert_eq!(taken, [committed(2), lease, committed(3), committed(9)]);
+        assert_eq!(taken, [progress(2), lease, progress(3), progress(9)]);
         outbox.close();
         assert!(outbox.take().await.is_none());
     }

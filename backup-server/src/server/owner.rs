@@ -23,7 +23,6 @@ use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, MoveError, Output,
     RecoverError, RemoveError, ScrubJob,
 };
-use crate::hearing::AttachRequest;
 use crate::journal::{CompressJob, IndexJob};
 use crate::manifest;
 use crate::storage::files::{Files, OpenFile};
@@ -508,40 +507,23 @@ impl Owner {
         Ok(repaired)
     }
 
-    fn attach(&mut self, link: Link, host: &str, request: &AttachRequest, outbox: Arc<Outbox>) {
+    fn attach(&mut self, link: Link, host: &str, attach: &Attach, outbox: Arc<Outbox>) {
         let refuse = |kind, reason| {
             outbox.send(link.channel, Message::Refused { kind, reason });
-        };
-        let first = match request {
-            AttachRequest::Attach(attach) => Some(&**attach),
-            AttachRequest::Join(join) => Some(&join.attach),
-            AttachRequest::Follow(_) => None,
         };
         if matches!(self.phase, Phase::Absent) {
             // It may have been put there since.
             self.open();
         }
-        if matches!(self.phase, Phase::Absent) {
-            let made = match first {
-                Some(attach) => self.create(host, attach),
-                None => Err((
-                    RefusalKind::Stopping,
-                    format!("group {} is not there yet: its first writer makes it", self.group),
-                )),
-            };
-            if let Err((kind, reason)) = made {
-                return refuse(kind, reason);
-            }
+        if matches!(self.phase, Phase::Absent)
+            && let Err((kind, reason)) = self.create(host, attach)
+        {
+            return refuse(kind, reason);
         }
         match &mut self.phase {
             Phase::Live(group) => {
                 self.outboxes.insert(link.connection, outbox);
-                let now = clock::now();
-                match request {
-                    AttachRequest::Attach(attach) => group.attach(now, link, host, attach),
-                    AttachRequest::Join(join) => group.join(now, link, host, join),
-                    AttachRequest::Follow(follow) => group.follow(now, link, host, follow),
-                }
+                group.attach(clock::now(), link, host, attach);
             }
             Phase::Broken { kind, reason, .. } => refuse(*kind, reason.clone()),
             Phase::Absent => refuse(RefusalKind::Stopping, "the group was not created".into()),

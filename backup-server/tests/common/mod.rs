@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, Nonce, RunId, Seq, WriterId};
-use tidelock_protocol::message::{Attach, Attached, DiskSpec, LastRun, Message, Mode};
+use tidelock_protocol::message::{
+    Attach, Attached, DiskSpec, LastRun, Message, Mode, Role, StreamState, Writing,
+};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -263,7 +265,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Host<T> {
             match self.next().await.expect("an answer") {
                 (CHANNEL, Message::Attached(attached)) => return Ok(attached),
                 // Of the attachment before.
-                (CHANNEL, Message::Committed { .. }) => {}
+                (CHANNEL, Message::Progress(_)) => {}
                 (_, other) => return Err(other),
             }
         }
@@ -273,10 +275,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Host<T> {
     pub async fn durable(&mut self, seq: u64) -> u64 {
         loop {
             match self.next().await {
-                Some((_, Message::Committed { durable, committed })) if durable.0 >= seq => {
-                    return committed.get(WriterId(0)).0;
+                Some((_, Message::Progress(told))) if told.durable.0 >= seq => {
+                    return told.committed.get(WriterId(0)).0;
                 }
-                Some((_, Message::Committed { .. })) => {}
+                Some((_, Message::Progress(_))) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -304,20 +306,34 @@ pub fn attach(incarnation: u64, last_run: LastRun) -> Attach {
         group: "shop".into(),
         group_id: None,
         member: "db".into(),
-        writer: WriterId(0),
         writers: vec!["db".into()],
-        disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: DISK_BYTES }],
-        incarnation: Incarnation(incarnation),
-        nonce: Nonce(incarnation, 0),
-        before: Some(before(incarnation, last_run)),
-        marks: Vec::new(),
         epoch: Epoch(0),
-        last_run,
-        mode: Mode::Pipelined,
         lease_ms: 400,
         grace_ms: 600,
         machine: Some(serde_json::from_str(r#"{"memory_mib": 64}"#).unwrap()),
+        tagging: None,
+        role: Role::Writer(Writing {
+            writer: WriterId(0),
+            disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: DISK_BYTES }],
+            incarnation: Incarnation(incarnation),
+            nonce: Nonce(incarnation, 0),
+            before: Some(before(incarnation, last_run)),
+            marks: Vec::new(),
+            last_run,
+            mode: Mode::Pipelined,
+        }),
     }
+}
+
+/// The same with other disks or another run.
+pub fn but(mut attach: Attach, change: impl FnOnce(&mut Writing)) -> Attach {
+    change(attach.writing_mut().expect("a writer"));
+    attach
+}
+
+/// The backup's answer to a writer.
+pub fn stream(attached: &Attached) -> &StreamState {
+    attached.stream.as_ref().expect("a writer")
 }
 
 /// The record of a seq: the same each time, so that it can be sent again.

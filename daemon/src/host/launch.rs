@@ -15,7 +15,7 @@ use crate::copy_job::Bounds;
 use crate::degrade::Degrade;
 use crate::heartbeat::Pulse;
 use crate::link::GateControl;
-use crate::link::member::{Member as LinkMember, MemberParts, Presence};
+use crate::link::member::{Member as LinkMember, MemberParts};
 use crate::link::port::{OwnerPort, ToLink};
 use crate::owner::contact;
 use crate::owner::{DiskSetup, Owner, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
@@ -30,9 +30,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Channel, Incarnation, WriterId};
+use tidelock_protocol::ids::{Channel, Incarnation};
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{Attach, DiskSpec, Form, LastRun, LogAge, Policy};
+use tidelock_protocol::message::{
+    Attach, DiskSpec, Form, LastRun, LogAge, Policy, Role, Tagging, Writing,
+};
 use tidelock_uring::{EventFd, LocalFile, OpenRequest, SizeRule};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -117,17 +119,9 @@ impl Launch<'_> {
         if is_one_of_several(group) && group.form == Form::Hlc {
             wait_for_the_clock(&name, opened.hlc_floor, group.max_clock_lead);
         }
-        let machine = match &member.machine {
-            Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
-            None => None,
-        };
         let writer = group.writer_id(&member.name.value).expect("a writer");
-        let attach = Attach {
-            group: group.name.to_string(),
-            group_id: opened.group_id,
-            member: name.clone(),
+        let role = Role::Writer(Writing {
             writer,
-            writers: group.writers(),
             disks: with_removed(member, &disks),
             incarnation: opened.run.number,
             nonce: opened.run.nonce,
@@ -137,13 +131,10 @@ impl Launch<'_> {
                 Some(clean) if clean.served => clean.marks.clone(),
                 _ => marks,
             },
-            epoch: opened.epoch,
             last_run,
             mode: group.mode,
-            lease_ms: group.lease.as_millis() as u64,
-            grace_ms: group.grace.as_millis() as u64,
-            machine,
-        };
+        });
+        let attach = attach_of(group, member, &opened, role)?;
         let wake = EventFd::new().map_err(HostError::Thread)?;
         let (port, messages) = OwnerPort::new(wake.clone());
         let port = Arc::new(port);
@@ -198,12 +189,7 @@ impl Launch<'_> {
                 report(&failed, HostError::Loop(format!("the loop of {name} ended: {error}")));
             }
         })?;
-        let presence = match is_one_of_several(group) {
-            false => Presence::Alone,
-            true => Presence::Writer { form: group.form, peers: group.peers() },
-        };
         let mut link_member = LinkMember::new(MemberParts {
-            presence,
             policy: policy_of(config, group),
             says_unreached: (group.before_first_contact.serves() || opened.serves_unreached_kept)
                 .then_some(group.before_first_contact.serves()),
@@ -274,6 +260,32 @@ pub(super) fn is_one_of_several(group: &Group) -> bool {
     group.roster.len() > 1
 }
 
+/// The attachment of a member as at the start of this run.
+fn attach_of(
+    group: &Group,
+    member: &Member,
+    opened: &Opened,
+    role: Role,
+) -> Result<Attach, HostError> {
+    let machine = match &member.machine {
+        Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
+        None => None,
+    };
+    Ok(Attach {
+        group: group.name.to_string(),
+        group_id: opened.group_id,
+        member: member.name.to_string(),
+        writers: group.writers(),
+        epoch: opened.epoch,
+        lease_ms: group.lease.as_millis() as u64,
+        grace_ms: group.grace.as_millis() as u64,
+        machine,
+        tagging: is_one_of_several(group)
+            .then(|| Tagging { form: group.form, peers: group.peers() }),
+        role,
+    })
+}
+
 /// A member without disks: its host hears of C for it, and gets a lease.
 pub(super) fn follow(
     config: &Config,
@@ -285,34 +297,11 @@ pub(super) fn follow(
     fenced: Option<String>,
 ) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
     let (state, opened) = open_state(config, group, member)?;
-    let machine = match &member.machine {
-        Some(path) => Some(config::read_machine(path).map_err(HostError::Machine)?),
-        None => None,
-    };
-    let attach = Attach {
-        group: group.name.to_string(),
-        group_id: opened.group_id,
-        member: member.name.to_string(),
-        // It has no place in the vectors, and this is not sent.
-        writer: WriterId(0),
-        writers: group.writers(),
-        disks: Vec::new(),
-        incarnation: opened.run.number,
-        nonce: opened.run.nonce,
-        before: None,
-        marks: Vec::new(),
-        epoch: opened.epoch,
-        last_run: LastRun::Unknown,
-        mode: group.mode,
-        lease_ms: group.lease.as_millis() as u64,
-        grace_ms: group.grace.as_millis() as u64,
-        machine,
-    };
+    let attach = attach_of(group, member, &opened, Role::Follower)?;
     // There is no owner loop behind it: what is sent there goes nowhere.
     let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
     let link_stats = Arc::<LinkStats>::default();
     let link_member = LinkMember::new(MemberParts {
-        presence: Presence::Follower { form: group.form, peers: group.peers() },
         policy: policy_of(config, group),
         // Its rules may have been removed since: the backup hears that they are back.
         says_unreached: opened.serves_unreached_kept.then_some(false),

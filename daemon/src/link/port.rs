@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, GroupId, MonoNanos, RunId, Seq};
 use tidelock_protocol::message::{
-    Attached, Basis, Bookmark, BookmarkPoint, CleanEnd, LogAge, Message, Mode, Policy,
+    Basis, Bookmark, BookmarkPoint, CleanEnd, LogAge, Message, Mode, Policy, StreamState,
 };
 use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
@@ -125,13 +125,24 @@ impl Agreement {
 /// Where the answer to a [`ToLink::Bookmark`] goes. If nobody waits there any more, it is not asked for again.
 pub type BookmarkDone = tokio::sync::oneshot::Sender<Result<BookmarkPoint, String>>;
 
+/// The backup's answer to a writer, as far as its owner loop goes by it.
+#[derive(Clone, Debug)]
+pub struct AttachedStream {
+    /// The epoch under which records must be sent.
+    pub epoch: Epoch,
+    /// The last record that the backup has.
+    pub durable: Seq,
+    /// The state of the stream.
+    pub stream: StreamState,
+}
+
 /// From the link to the owner loop.
 #[derive(Debug)]
 pub enum FromLink {
     /// The member is attached (again).
     Attached {
         /// The backup's answer.
-        attached: Attached,
+        attached: AttachedStream,
         /// Whether this is the first attachment of a run that did not know where to go on: the
         /// sequencer starts now.
         first: bool,
@@ -249,7 +260,7 @@ impl<T> OwnerPort<T> {
         Hlc(self.frontier.load(Ordering::SeqCst))
     }
 
-    /// The link: C and the watermark, in a group of several members.
+    /// The link: C and the watermark.
     pub fn set_told(&self, committed: &CountVector, watermark: Hlc) {
         let mut told = self.told.lock().expect("no panic while held");
         told.0.merge(committed);

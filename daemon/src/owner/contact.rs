@@ -15,12 +15,10 @@
 use super::Owner;
 use super::replication::Clocks;
 use crate::activity::ActivityLog;
+use crate::link::port::{AttachedStream, ToLink};
 use crate::sequencer::{Extent, Sequencer};
 use std::time::Duration;
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::Attached;
-
-use crate::link::port::ToLink;
 
 /// For so long a start waits for the backup all the same: where it is there, nothing has to be compared.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -101,7 +99,7 @@ impl Contact {
     pub fn record(
         &mut self,
         sequencer: &mut Sequencer,
-        attached: &Attached,
+        attached: &AttachedStream,
         first: bool,
         clocks: Clocks,
     ) -> Vec<Extent> {
@@ -109,8 +107,8 @@ impl Contact {
         let Clocks { now, wall_ms } = clocks;
         let unrecorded = sequencer.unrecorded();
         if first {
-            let Attached { epoch, durable, last_hlc, .. } = *attached;
-            sequencer.start(epoch, durable, last_hlc, now, wall_ms);
+            let AttachedStream { epoch, durable, stream } = attached;
+            sequencer.start(*epoch, *durable, stream.last_hlc, now, wall_ms);
         }
         unrecorded
     }
@@ -143,7 +141,11 @@ impl Owner {
 
     /// The backup has attached the member. `first`: this run did not know where to go on. Returns where writes are in
     /// flight that are not recorded.
-    pub(super) fn begin_recording(&mut self, attached: &Attached, first: bool) -> Vec<Extent> {
+    pub(super) fn begin_recording(
+        &mut self,
+        attached: &AttachedStream,
+        first: bool,
+    ) -> Vec<Extent> {
         let clocks = self.clocks();
         self.contact.record(&mut self.sequencer, attached, first, clocks)
     }

@@ -45,7 +45,7 @@ use crate::activity::{ActivityLog, Attachment, Compare};
 use crate::clock;
 use crate::copy_job::{Bounds, Purpose};
 use crate::heartbeat::Pulse;
-use crate::link::port::{FromLink, OwnerPort, ToLink};
+use crate::link::port::{AttachedStream, FromLink, OwnerPort, ToLink};
 use crate::link::{GateControl, Refusal};
 use crate::sequencer::{Action, DiskError, Extent, OpId, Sequencer, Settings};
 use crate::stats::OwnerStats;
@@ -478,29 +478,30 @@ impl Owner {
             FromLink::Attached { attached, first, .. } => {
                 self.attached = true;
                 self.set_refusal(None);
-                match &attached.basis {
+                match &attached.stream.basis {
                     Basis::Continues => self.go_on_with_left(),
                     basis => self.give_up_left(&why_not(basis)),
                 }
                 let unrecorded = self.begin_recording(&attached, first);
+                let AttachedStream { epoch, durable, stream } = attached;
                 let must_compare =
-                    matches!(attached.copy.told(), CopyState::Partial | CopyState::Resyncing);
+                    matches!(stream.copy.told(), CopyState::Partial | CopyState::Resyncing);
                 self.spilling.attached();
                 if must_compare {
                     // Whatever leaves before the copy has ended may tell what this run cannot name.
-                    self.depend_on_comparison(attached.durable, attached.last_hlc.next());
+                    self.depend_on_comparison(durable, stream.last_hlc.next());
                 }
                 let compare = self.logging.activity.attached(&Attachment {
-                    copy: attached.copy,
-                    epoch: attached.epoch,
-                    durable: attached.durable,
-                    basis: attached.basis.clone(),
+                    copy: stream.copy,
+                    epoch,
+                    durable,
+                    basis: stream.basis,
                     copying: self.copying.is_copying(),
                 });
                 let Self { member, view, copying, disks, .. } = self;
                 let ranges =
                     |purpose| copied_ranges(member, view, disks, purpose, compare, unrecorded);
-                copying.attached(member, attached.copy, ranges, self.now);
+                copying.attached(member, stream.copy, ranges, self.now);
                 self.mark_backlog();
                 if self.several.is_some() && must_compare {
                     self.copying.await_floor();

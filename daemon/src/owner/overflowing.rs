@@ -9,11 +9,10 @@
 use super::admitted::Admitted;
 use super::spilling::{GoesOn, Seen, Spilling, Turn};
 use super::{LeftOnDisk, Owner, copied_ranges};
-use crate::link::port::ToLink;
+use crate::link::port::{AttachedStream, ToLink};
 use crate::overflow::Step;
 use std::sync::atomic::Ordering::Relaxed;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::message::Attached;
 use tidelock_protocol::record::Record;
 
 impl Owner {
@@ -122,13 +121,13 @@ impl Owner {
     }
 
     /// The backup has attached the member while its stream stands.
-    pub(super) fn attached_while_standing(&mut self, attached: &Attached) {
+    pub(super) fn attached_while_standing(&mut self, attached: &AttachedStream) {
         let (spilling, _, mut turn) = self.spilling();
         spilling.attached_while_standing(attached, &mut turn);
     }
 
     /// It has done so to compare: the stream goes on, with the comparison.
-    pub(super) fn record_again(&mut self, attached: &Attached) {
+    pub(super) fn record_again(&mut self, attached: &AttachedStream) {
         let clocks = self.clocks();
         let Self { member, view, sequencer, copying, logging, gate, disks, spilling, .. } = self;
         let mut turn = Turn {
@@ -144,7 +143,7 @@ impl Owner {
             copied_ranges(member, view, disks, purpose, compare, unrecorded)
         };
         spilling.record_again(attached, ranges, &mut turn);
-        self.depend_on_comparison(attached.durable, Hlc(attached.last_hlc.0 + 1));
+        self.depend_on_comparison(attached.durable, Hlc(attached.stream.last_hlc.0 + 1));
         if self.several.is_some() {
             self.copying.await_floor();
         }

@@ -14,6 +14,7 @@ use crate::activity::{ActivityLog, Attachment, Compare};
 use crate::backlog::{BacklogError, Files, Journal, Left, Meter, Position, Waiting, cost_bytes};
 use crate::copy_job::Purpose;
 use crate::link::GateControl;
+use crate::link::port::AttachedStream;
 use crate::link::queue::{OnDisk, Spilled};
 use crate::overflow::{Overflow, Sight, Step};
 use crate::sequencer::{Extent, Sequencer};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, MonoNanos, Seq};
-use tidelock_protocol::message::{Attached, Mode};
+use tidelock_protocol::message::Mode;
 use tidelock_protocol::record::Record;
 
 /// A disk that has failed is tried again after so long, and with nothing left on it.
@@ -542,7 +543,7 @@ impl Spilling {
     }
 
     /// It has attached the member while its stream stands.
-    pub fn attached_while_standing(&mut self, attached: &Attached, turn: &mut Turn<'_>) {
+    pub fn attached_while_standing(&mut self, attached: &AttachedStream, turn: &mut Turn<'_>) {
         turn.copying.reconnected();
         turn.activity.attached_unrecorded(attached.epoch, attached.durable);
     }
@@ -551,7 +552,7 @@ impl Spilling {
     /// activity log says, and where writes are in flight that have no record.
     pub fn record_again(
         &mut self,
-        attached: &Attached,
+        attached: &AttachedStream,
         ranges: impl FnOnce(Purpose, Compare, Vec<Extent>) -> Vec<Extent>,
         turn: &mut Turn<'_>,
     ) {
@@ -560,14 +561,14 @@ impl Spilling {
         // What is done again after a kill must not be older than what has no record.
         self.begin_anew(turn);
         let compare = turn.activity.attached(&Attachment {
-            copy: attached.copy,
+            copy: attached.stream.copy,
             epoch: attached.epoch,
             durable: attached.durable,
-            basis: attached.basis.clone(),
+            basis: attached.stream.basis.clone(),
             copying: false,
         });
         let ranges = |purpose| ranges(purpose, compare, unrecorded);
-        turn.copying.attached(turn.member, attached.copy, ranges, now);
+        turn.copying.attached(turn.member, attached.stream.copy, ranges, now);
         self.overflow.returns();
         self.mark(turn);
         self.follow_limit(turn);

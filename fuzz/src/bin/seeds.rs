@@ -21,12 +21,12 @@ use tidelock_protocol::machine::{
     Bus, Card, Chipset, Firmware, Machine, MachineDisk, MachineNetwork,
 };
 use tidelock_protocol::message::{
-    Attach, Attached, Basis, CleanEnd, CopyState, DiskSpec, LastRun, LogAge, Message, Mode,
-    RefusalKind,
+    Attach, Attached, Basis, CleanEnd, CopyState, DiskSpec, Form, LastRun, LogAge, Message, Mode,
+    Progress, RefusalKind, Role, StreamState, Tagging, Writing,
 };
 use tidelock_protocol::part::{self, Begun};
 use tidelock_protocol::record::{Effect, Payload, Record};
-use tidelock_protocol::tag::{Codec, Form, IPV4_OPTION, Stamp};
+use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp};
 use tidelock_protocol::vector::CountVector;
 
 fn main() -> io::Result<()> {
@@ -129,46 +129,59 @@ fn records() -> Vec<Record> {
     ]
 }
 
+fn attach(role: Role) -> Attach {
+    let peers = vec!["web=10.0.0.1".into(), "db=10.0.0.2".into()];
+    Attach {
+        group: "group".into(),
+        group_id: None,
+        member: "db".into(),
+        writers: vec!["web".into(), "db".into()],
+        epoch: Epoch(1),
+        lease_ms: 10_000,
+        grace_ms: 15_000,
+        machine: Some(machine()),
+        tagging: Some(Tagging { form: Form::Vector, peers }),
+        role,
+    }
+}
+
 fn messages() -> Vec<Message> {
-    let vector: CountVector =
+    let committed: CountVector =
         [(WriterId(0), Seq(300)), (WriterId(2), Seq(1))].into_iter().collect();
+    let (watermark, frontier) = (Hlc(1 << 20), Hlc(1 << 21));
+    let progress = Progress { durable: Seq(300), committed, watermark, frontier };
     vec![
         Message::Hello { oldest: 1, newest: 1, host: "host".into(), software: "tidelock".into() },
         Message::Welcome { protocol: 1, server: "backup".into(), software: "tidelock".into() },
-        Message::Attach(Box::new(Attach {
-            group: "group".into(),
-            group_id: None,
-            member: "db".into(),
+        Message::Attach(Box::new(attach(Role::Writer(Writing {
             writer: WriterId(1),
-            writers: vec!["web".into(), "db".into()],
             disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: 1 << 30 }],
             incarnation: Incarnation(5),
-            epoch: Epoch(1),
             nonce: Nonce(1, u64::MAX),
             before: Some(RunId { number: Incarnation(2), nonce: Nonce(3, 4) }),
             marks: vec!["root image inode=12".into()],
             last_run: LastRun::Clean { seq: Seq(9), served: false },
             mode: Mode::Pipelined,
-            lease_ms: 10_000,
-            grace_ms: 15_000,
-            machine: Some(machine()),
-        })),
+        })))),
+        Message::Attach(Box::new(attach(Role::Follower))),
         Message::Attached(Attached {
             group_id: GroupId([7; 16]),
             epoch: Epoch(2),
-            durable: Seq(9),
-            committed: vector.clone(),
-            last_hlc: Hlc(1 << 20),
-            copy: CopyState::Whole,
-            begun: Some(Begun { seq: Seq(10), bytes: 65536 }),
-            basis: Basis::Everything { why: "a disk was restored".into() },
+            progress: progress.clone(),
+            stream: Some(StreamState {
+                last_hlc: Hlc(1 << 20),
+                copy: CopyState::Whole,
+                begun: Some(Begun { seq: Seq(10), bytes: 65536 }),
+                basis: Basis::Everything { why: "a disk was restored".into() },
+            }),
         }),
         Message::Refused { kind: RefusalKind::Fenced, reason: "epoch 3".into() },
-        Message::Committed { durable: Seq(300), committed: vector },
-        Message::Committed {
+        Message::Progress(progress),
+        Message::Progress(Progress {
             durable: Seq(1),
             committed: (0..WRITERS_MAX).map(|writer| (WriterId(writer), Seq(1))).collect(),
-        },
+            ..Progress::default()
+        }),
         Message::Beacon { sent_at: MonoNanos(1 << 40) },
         Message::Lease { sent_at: MonoNanos(1 << 40) },
         Message::DigestCheck { disk: DiskId(0), offset: 0, len_bytes: 4096, digest: [7; 32] },
@@ -422,15 +435,15 @@ fn tags() -> Seeds {
         codec(form).encode_ipv4(IPV4_OPTION, stamp, &mut out);
         out
     };
-    let two = option(Form::Vector { writers: 2 }, &Stamp::Vector(vector(2)));
+    let two = option(tag::Form::Vector { writers: 2 }, &Stamp::Vector(vector(2)));
     let mut many = vec![];
     let stamp = Stamp::Vector(vector(20));
-    codec(Form::Vector { writers: 20 }).encode_ipv6(6, &stamp, &mut many);
+    codec(tag::Form::Vector { writers: 20 }).encode_ipv6(6, &stamp, &mut many);
     vec![
         ("vector", with(2, two.clone())),
         ("vector-among-others", with(2, [&[1, 148, 4, 0, 0], &two[..], &[0, 0, 0]].concat())),
         ("vector-twice", with(2, [&two[..], &two].concat())),
-        ("hlc", with(63, option(Form::Hlc, &Stamp::Hlc(Hlc(base))))),
+        ("hlc", with(63, option(tag::Form::Hlc, &Stamp::Hlc(Hlc(base))))),
         ("ipv6", with(0x80 | 20, many[2..].to_vec())),
         ("body", with(0x40 | 2, two[2..].to_vec())),
     ]

@@ -354,25 +354,8 @@ impl World {
             self.backup.groups[group].inbox_bytes -= input.bytes();
             match input {
                 Input::Attach(link, host, attach) => {
-                    let member = attach.member.clone();
-                    if let Some(of) =
-                        self.attached_group(group, link, &host, &member, Some(&attach))?
-                    {
+                    if let Some(of) = self.attached_group(group, link, &host, &attach)? {
                         of.attach(now, link, &host, &attach);
-                    }
-                }
-                Input::Join(link, host, join) => {
-                    let member = join.attach.member.clone();
-                    if let Some(of) =
-                        self.attached_group(group, link, &host, &member, Some(&join.attach))?
-                    {
-                        of.join(now, link, &host, &join);
-                    }
-                }
-                Input::Follow(link, host, follow) => {
-                    let member = follow.member.clone();
-                    if let Some(of) = self.attached_group(group, link, &host, &member, None)? {
-                        of.follow(now, link, &host, &follow);
                     }
                 }
                 Input::Frame(link, frame) => self.take_frame(group, link, frame),
@@ -415,27 +398,27 @@ impl World {
         group: usize,
         link: Link,
         host: &str,
-        member: &str,
-        attach: Option<&Attach>,
+        attach: &Attach,
     ) -> Checked<Option<&mut Group<Memory>>> {
         let now = self.backup_now();
         let options = options(&self.plan, group);
         let exists = self.exists(group);
-        match attach {
-            Some(attach) => note!(
+        let writing = attach.writing();
+        match writing {
+            Some(writing) => note!(
                 self,
                 "group {group} is asked to attach writer {} ({:?}, run {})",
-                attach.writer,
-                attach.last_run,
-                attach.incarnation
+                writing.writer,
+                writing.last_run,
+                writing.incarnation
             ),
             None => note!(self, "group {group} is asked to attach a follower on {host}"),
         }
         let slot = &mut self.backup.groups[group];
         slot.kept.remove(&link);
-        let refusal = match (&slot.group, attach) {
-            (Some(_), _) => None,
-            (None, Some(attach)) if !exists => {
+        let refusal = match &slot.group {
+            Some(_) => None,
+            None if !exists => {
                 let past = self.plan.groups[group].past;
                 let created = create(&slot.storage, host, attach, now, options, past);
                 slot.storage.set_faults(slot.faults());
@@ -448,14 +431,14 @@ impl World {
                     Err(error) => Some(error.refusal()),
                 }
             }
-            _ => Some((RefusalKind::Stopping, "the group is not open".to_owned())),
+            None => Some((RefusalKind::Stopping, "the group is not open".to_owned())),
         };
         if let Some((kind, reason)) = refusal {
             slot.outputs.push(Output::Refuse(link, kind, reason));
             return Ok(None);
         }
-        slot.writers.insert(link, attach.map(|attach| (attach.writer, attach.incarnation)));
-        if let Some(vm) = self.plan.vms.iter().position(|vm| vm.name == member) {
+        slot.writers.insert(link, writing.map(|writing| (writing.writer, writing.incarnation)));
+        if let Some(vm) = self.plan.vms.iter().position(|vm| vm.name == attach.member) {
             slot.vms.insert(link, vm);
         }
         Ok(slot.group.as_mut())

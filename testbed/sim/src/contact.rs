@@ -12,13 +12,12 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
 use crate::world::{World, note};
-use tidelock_daemon::link::port::ToLink;
+use tidelock_daemon::link::port::{AttachedStream, ToLink};
 use tidelock_daemon::owner::Phase;
 use tidelock_daemon::owner::contact::{Look, PATIENCE};
 use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::sequencer::{Extent, OpId};
 use tidelock_protocol::ids::{Epoch, Seq};
-use tidelock_protocol::message::Attached;
 use tidelock_protocol::record::Effect;
 
 const PATIENCE_NS: u64 = PATIENCE.as_nanos() as u64;
@@ -84,7 +83,7 @@ impl World {
     pub(crate) fn begin_recording(
         &mut self,
         vm: usize,
-        attached: &Attached,
+        attached: &AttachedStream,
         first: bool,
         clocks: Clocks,
     ) -> Vec<Extent> {
@@ -94,7 +93,7 @@ impl World {
         }
         let mut attached = attached.clone();
         if self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack)) {
-            attached.last_hlc = tidelock_protocol::hlc::Hlc(0);
+            attached.stream.last_hlc = tidelock_protocol::hlc::Hlc(0);
         }
         self.vms[vm].unrecorded.clear();
         let run = self.vms[vm].run.as_mut().expect("runs");
@@ -102,7 +101,7 @@ impl World {
     }
 
     /// A run begins to admit writes of which the backup does not know what they were made on.
-    pub(crate) fn begin_compared_life(&mut self, vm: usize, attached: &Attached) {
+    pub(crate) fn begin_compared_life(&mut self, vm: usize, attached: &AttachedStream) {
         let writer = self.plan.vms[vm].writer_id().expect("it has a stream");
         let group = self.backup.groups[self.plan.vms[vm].group].group.as_ref();
         let cut = group.map_or(attached.durable, |group| group.cut().get(writer));

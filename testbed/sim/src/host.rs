@@ -6,7 +6,7 @@ use crate::disk::SECTOR_BYTES;
 use crate::failure::Checked;
 use crate::faults::Later;
 use crate::gate::{MemberGate, SimGate};
-use crate::link::{LinkLoop, attach_of, presence_of};
+use crate::link::{LinkLoop, attach_of, disks_of};
 use crate::local::LocalOp;
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
@@ -34,7 +34,7 @@ use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::{Hlc, WallClock};
 use tidelock_protocol::ids::{Channel, Epoch, GroupId, Incarnation, Nonce, RunId, Seq, WriterId};
-use tidelock_protocol::message::{Attach, Basis, CleanEnd, LastRun, Mode};
+use tidelock_protocol::message::{Basis, CleanEnd, LastRun, Mode, Role, Writing};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
 /// What an owner loop is told.
@@ -402,15 +402,21 @@ impl World {
             let id = writer.expect("it has a stream");
             pending.publish_at(id, goes_on.last(), goes_on.last_hlc);
         }
-        link.add_member(
-            presence_of(&self.plan, vm),
-            Attach {
-                group_id,
+        let role = match writer {
+            Some(writer) => Role::Writer(Writing {
+                writer,
+                disks: disks_of(&self.plan, vm),
+                incarnation,
                 nonce: nonce_of(incarnation),
                 before,
                 marks,
-                ..attach_of(&self.plan, vm, incarnation, epoch, last_run, mode)
-            },
+                last_run,
+                mode,
+            }),
+            None => Role::Follower,
+        };
+        link.add_member(
+            attach_of(&self.plan, vm, group_id, epoch, role),
             age,
             self.first_policy(vm, mode),
             says_unreached,

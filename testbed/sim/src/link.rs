@@ -12,15 +12,15 @@ use bytes::BytesMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_daemon::link::GateControl;
-use tidelock_daemon::link::member::{Member, MemberParts, Presence};
+use tidelock_daemon::link::member::{Member, MemberParts};
 use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
 use tidelock_daemon::link::queue::{OnDisk, Spilled};
 use tidelock_daemon::link::turns::Turns;
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, Incarnation, WriterId};
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId};
 use tidelock_protocol::message::{
-    Attach, CopyState, DiskSpec, LastRun, LogAge, Message, Mode, PROTOCOL, Policy,
+    Attach, Attached, CopyState, DiskSpec, LogAge, Message, PROTOCOL, Policy, Role, Tagging,
 };
 
 /// The least that is put on a narrow link while there is more.
@@ -55,53 +55,40 @@ pub struct LinkLoop {
     lease_ms: u64,
 }
 
-/// How a VM attaches.
+/// A VM's disks, as its host gives them.
 #[must_use]
-pub fn attach_of(
-    plan: &Scenario,
-    vm: usize,
-    incarnation: Incarnation,
-    epoch: Epoch,
-    last_run: LastRun,
-    mode: Mode,
-) -> Attach {
-    let of = &plan.vms[vm];
-    let group = &plan.groups[of.group];
+pub fn disks_of(plan: &Scenario, vm: usize) -> Vec<DiskSpec> {
     let disk = |(nth, disk): (usize, &crate::scenario::DiskPlan)| DiskSpec {
         id: DiskId(nth as u16),
         name: format!("d{nth}"),
         size_bytes: disk.content.len() as u64,
     };
+    plan.vms[vm].disks.iter().enumerate().map(disk).collect()
+}
+
+/// A VM's attachment.
+#[must_use]
+pub fn attach_of(
+    plan: &Scenario,
+    vm: usize,
+    group_id: Option<GroupId>,
+    epoch: Epoch,
+    role: Role,
+) -> Attach {
+    let of = &plan.vms[vm];
+    let group = &plan.groups[of.group];
+    let peers = || group.members().map(|vm| format!("{}=10.0.0.{vm}", plan.vms[vm].name)).collect();
     Attach {
         group: group.name.clone(),
-        group_id: None,
+        group_id,
         member: of.name.clone(),
-        writer: WriterId(of.writer),
         writers: group.vms.iter().map(|vm| plan.vms[*vm].name.clone()).collect(),
-        disks: of.disks.iter().enumerate().map(disk).collect(),
-        incarnation,
-        nonce: crate::host::nonce_of(incarnation),
-        before: None,
-        marks: Vec::new(),
         epoch,
-        last_run,
-        mode,
         lease_ms: group.lease_ms,
         grace_ms: group.grace_ms,
         machine: None,
-    }
-}
-
-/// How it is on the link.
-#[must_use]
-pub fn presence_of(plan: &Scenario, vm: usize) -> Presence {
-    let group = &plan.groups[plan.vms[vm].group];
-    let peers = group.members().map(|vm| format!("{}=10.0.0.{vm}", plan.vms[vm].name)).collect();
-    let form = group.form;
-    match plan.vms[vm].is_writer() {
-        _ if !group.has_several() => Presence::Alone,
-        true => Presence::Writer { form, peers },
-        false => Presence::Follower { form, peers },
+        tagging: group.has_several().then(|| Tagging { form: group.form, peers: peers() }),
+        role,
     }
 }
 
@@ -130,7 +117,6 @@ impl LinkLoop {
     #[allow(clippy::too_many_arguments)] // The parts of the one thing that it makes.
     pub fn add_member(
         &mut self,
-        presence: Presence,
         attach: Attach,
         log: LogAge,
         policy: Policy,
@@ -150,7 +136,6 @@ impl LinkLoop {
         self.stats.push(stats.clone());
         self.members.push(Member::new(MemberParts {
             says_unreached,
-            presence,
             attach,
             log,
             policy,
@@ -445,10 +430,12 @@ impl World {
                     };
                     let vm = *vm;
                     let told = format!("{message:?}");
-                    let is_whole = matches!(
-                        &message,
-                        Message::Attached(attached) if attached.copy == CopyState::Whole
-                    );
+                    let is_whole = match &message {
+                        Message::Attached(Attached { stream: Some(stream), .. }) => {
+                            stream.copy == CopyState::Whole
+                        }
+                        _ => false,
+                    };
                     let result = member.receive(message, now);
                     if member.wants_lease() {
                         member.beacon(now, &mut link.out);

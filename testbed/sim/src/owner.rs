@@ -340,7 +340,7 @@ impl World {
             FromLink::Attached { attached, compares, .. }
                 if self.vms[vm].run.as_ref().is_some_and(|run| run.spilling.stands()) =>
             {
-                note!(self, "vm {vm} attached while its stream stands: {:?}", attached.copy);
+                note!(self, "vm {vm} attached while its stream stands: {:?}", attached.stream.copy);
                 self.attached_while_standing(vm, &attached, compares, clocks);
             }
             FromLink::Attached { attached, first, .. } => {
@@ -348,31 +348,35 @@ impl World {
                     self,
                     "vm {vm} attached: durable {} copy {:?} epoch {}",
                     attached.durable,
-                    attached.copy,
+                    attached.stream.copy,
                     attached.epoch
                 );
                 self.check_nothing_compared(vm, &attached)?;
                 self.check_has_grown(vm)?;
                 let unrecorded = self.begin_recording(vm, &attached, first, clocks);
                 let state = &mut self.vms[vm];
-                if attached.copy == CopyState::Whole && state.oracle.continues_whole()? {
+                if attached.stream.copy == CopyState::Whole && state.oracle.continues_whole()? {
                     self.counts.clean_starts += 1;
                 }
                 let run = state.run.as_mut().expect("runs");
                 run.attached = true;
                 run.refusal = None;
                 let must_compare =
-                    matches!(attached.copy, CopyState::Partial | CopyState::Resyncing);
+                    matches!(attached.stream.copy, CopyState::Partial | CopyState::Resyncing);
                 if must_compare {
-                    self.depend_on_comparison(vm, attached.durable, Hlc(attached.last_hlc.0 + 1));
+                    self.depend_on_comparison(
+                        vm,
+                        attached.durable,
+                        Hlc(attached.stream.last_hlc.0 + 1),
+                    );
                 }
                 let state = &mut self.vms[vm];
                 let run = state.run.as_mut().expect("runs");
                 let compare = run.activity.attached(&Attachment {
-                    copy: attached.copy,
+                    copy: attached.stream.copy,
                     epoch: attached.epoch,
                     durable: attached.durable,
-                    basis: attached.basis.clone(),
+                    basis: attached.stream.basis.clone(),
                     copying: run.copying.is_copying(),
                 });
                 self.counts.mapped_resyncs += u64::from(matches!(compare, Compare::Mapped(_)));
@@ -382,7 +386,7 @@ impl World {
                 note!(self, "vm {vm} is to compare {compare:?}");
                 run.spilling.attached();
                 run.goes_on = false;
-                run.copying.attached("", attached.copy, ranges, clocks.now);
+                run.copying.attached("", attached.stream.copy, ranges, clocks.now);
                 if several && must_compare {
                     run.copying.await_floor();
                 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use tidelock_backup_server::group::{ConnectionId, Link};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::Channel;
-use tidelock_protocol::message::{Attach, Follow, Join, Message, PROTOCOL};
+use tidelock_protocol::message::{Attach, Message, PROTOCOL};
 
 /// Frames of one group that wait for its thread: beyond it connections are not read.
 const INBOX_MAX_BYTES: usize = 512 << 10;
@@ -30,8 +30,6 @@ pub(crate) struct ServerConn {
 #[derive(Debug)]
 pub(crate) enum Input {
     Attach(Link, String, Box<Attach>),
-    Join(Link, String, Box<Join>),
-    Follow(Link, String, Box<Follow>),
     Frame(Link, Frame),
     Lost(ConnectionId),
 }
@@ -133,14 +131,6 @@ impl World {
             Frame::Control(_, Message::Attach(attach)) => {
                 let group = self.channel_of(id, channel, &attach.group)?;
                 self.give(group, Input::Attach(link, host, attach));
-            }
-            Frame::Control(_, Message::Join(join)) => {
-                let group = self.channel_of(id, channel, &join.attach.group)?;
-                self.give(group, Input::Join(link, host, join));
-            }
-            Frame::Control(_, Message::Follow(follow)) => {
-                let group = self.channel_of(id, channel, &follow.group)?;
-                self.give(group, Input::Follow(link, host, follow));
             }
             frame => {
                 let Some(group) = server.channels.get(&channel) else {

@@ -16,7 +16,7 @@ use crate::schedule::MS;
 use crate::world::{Vm, World, note};
 use std::sync::Arc;
 use tidelock_daemon::backlog::{self, BacklogError, Expected, Files, Left};
-use tidelock_daemon::link::port::ToLink;
+use tidelock_daemon::link::port::{AttachedStream, ToLink};
 use tidelock_daemon::overflow::Step;
 use tidelock_daemon::owner::admitted::Admitted;
 use tidelock_daemon::owner::replication::Clocks;
@@ -25,7 +25,6 @@ use tidelock_daemon::sequencer::{Action, RECORD_OVERHEAD_BYTES};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::limits::COPY_MAX_BYTES;
-use tidelock_protocol::message::Attached;
 use tidelock_protocol::record::{Effect, Record};
 
 /// The largest record, with what it costs besides.
@@ -282,7 +281,7 @@ impl World {
     pub(crate) fn attached_while_standing(
         &mut self,
         vm: usize,
-        attached: &Attached,
+        attached: &AttachedStream,
         compares: bool,
         clocks: Clocks,
     ) {
@@ -304,7 +303,7 @@ impl World {
             };
             spilling.record_again(attached, ranges, turn);
         });
-        if self.depend_on_comparison(vm, attached.durable, Hlc(attached.last_hlc.0 + 1)) {
+        if self.depend_on_comparison(vm, attached.durable, Hlc(attached.stream.last_hlc.0 + 1)) {
             self.vms[vm].run.as_mut().expect("runs").copying.await_floor();
         }
         self.counts.returned += 1;
@@ -413,13 +412,13 @@ impl World {
     // ---- checkers
 
     /// What was whole stays so as long as the stream does: nothing is compared.
-    pub(crate) fn check_nothing_compared(&self, vm: usize, attached: &Attached) -> Checked {
+    pub(crate) fn check_nothing_compared(&self, vm: usize, attached: &AttachedStream) -> Checked {
         use tidelock_protocol::message::CopyState;
         let run = self.vms[vm].run.as_ref().expect("runs");
         let was_whole = run.spilling.backlog().is_some() && (run.copying.is_whole() || run.goes_on);
-        let holds = !was_whole || attached.copy == CopyState::Whole;
+        let holds = !was_whole || attached.stream.copy == CopyState::Whole;
         check(holds, Checker::NothingCompared, || {
-            format!("vm {vm}: the stream is whole, and the backup says {:?}", attached.copy)
+            format!("vm {vm}: the stream is whole, and the backup says {:?}", attached.stream.copy)
         })
     }
 

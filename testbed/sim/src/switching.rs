@@ -598,7 +598,7 @@ impl World {
     ) -> Checked {
         let Some(vm) = self.backup.groups[group].vms.get(&link).copied() else { return Ok(()) };
         match message {
-            Message::Attached(_) | Message::Followed(_) => {
+            Message::Attached(_) => {
                 // Nothing that was said before counts any more.
                 let standing = &mut self.vms[vm].standing;
                 standing.went_back = false;

@@ -3,9 +3,8 @@
 use crate::failure::{Checked, Checker, check, fail};
 use crate::world::{World, note};
 use tidelock_backup_server::group::{Link, Output};
-use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Message, Progress, RefusalKind};
+use tidelock_protocol::message::{Attached, CopyState, Message, Progress, RefusalKind};
 use tidelock_protocol::vector::CountVector;
 
 impl World {
@@ -53,10 +52,11 @@ impl World {
     /// A run that goes on after a clean stop is whole as soon as the backup takes it, also if its loop hangs and never
     /// hears of it: its records arrive.
     fn is_taken_for_whole(&mut self, group: usize, link: Link, message: &Message) -> Checked {
-        let Message::Attached(attached) = message else { return Ok(()) };
+        let Message::Attached(Attached { progress, stream: Some(stream), .. }) = message else {
+            return Ok(());
+        };
         let whose = self.backup.groups[group].writers.get(&link).copied().flatten();
-        let Some((writer, incarnation)) = whose.filter(|_| attached.copy == CopyState::Whole)
-        else {
+        let Some((writer, incarnation)) = whose.filter(|_| stream.copy == CopyState::Whole) else {
             return Ok(());
         };
         let mut vms = self.plan.groups[group].writers();
@@ -67,7 +67,7 @@ impl World {
         let Some(vm) = vm.filter(is_of_this_run) else { return Ok(()) };
         let oracle = &mut self.vms[vm].oracle;
         if oracle.has_begun()
-            && oracle.base_seq() == attached.durable
+            && oracle.base_seq() == progress.durable
             && oracle.continues_whole()?
         {
             self.counts.clean_starts += 1;
@@ -81,11 +81,9 @@ impl World {
         let Some(writer) = slot.writers.get(&link).copied() else {
             return fail(Checker::Stream, format!("{message:?} to nobody"));
         };
-        let (durable, committed, watermark) = match message {
-            Message::Committed { durable, committed } => (*durable, committed, Hlc(0)),
-            Message::Attached(attached) => (attached.durable, &attached.committed, Hlc(0)),
-            Message::Progress(progress) => parts_of(progress),
-            Message::Followed(followed) => parts_of(&followed.progress),
+        let Progress { durable, committed, watermark, .. } = match message {
+            Message::Attached(attached) => &attached.progress,
+            Message::Progress(progress) => progress,
             Message::Lease { .. } => {
                 return check(slot.recovered.is_none(), Checker::OneEpoch, || {
                     format!("group {group} renews a lease after its recovery")
@@ -101,10 +99,10 @@ impl World {
         let committed: CountVector = committed.entries().filter(waited_for).collect();
         if let Some((writer, _)) = writer {
             let arrived = slot.contiguous.get(writer);
-            check(durable <= arrived, Checker::AckContiguous, || {
+            check(*durable <= arrived, Checker::AckContiguous, || {
                 format!("group {group} acknowledges {durable}, without a gap is only {arrived}")
             })?;
-            slot.told_durable.raise(writer, durable);
+            slot.told_durable.raise(writer, *durable);
         }
         check(slot.contiguous.covers(&committed), Checker::AckContiguous, || {
             format!("group {group} calls {committed} committed, of {}", slot.contiguous)
@@ -114,7 +112,7 @@ impl World {
             let newest = slot.group.as_ref().map(|of| of.state().newest_effective());
             slot.told_at.extend(newest.map(|newest| (newest, slot.told.clone())));
         }
-        slot.told_watermark = slot.told_watermark.max(watermark);
+        slot.told_watermark = slot.told_watermark.max(*watermark);
         self.check_watermark(group)?;
         if self.rng.chance(1, self.plan.probe_one_in) {
             self.probe(group)?;
@@ -152,19 +150,19 @@ impl World {
     }
 }
 
-fn parts_of(progress: &Progress) -> (Seq, &CountVector, Hlc) {
-    (progress.durable, &progress.committed, progress.watermark)
-}
-
 fn brief(message: &Message) -> String {
     match message {
-        Message::Attached(a) => format!("attached {} C {} {:?}", a.durable, a.committed, a.copy),
-        Message::Committed { durable, committed } => format!("durable {durable} C {committed}"),
-        Message::Progress(p) => {
-            let Progress { durable, committed, watermark, frontier } = p;
-            format!("durable {durable} C {committed} watermark {watermark} of {frontier}")
+        Message::Attached(attached) => {
+            let copy = attached.stream.as_ref().map(|stream| stream.copy);
+            format!("attached {copy:?} {}", brief_progress(&attached.progress))
         }
+        Message::Progress(progress) => brief_progress(progress),
         Message::Refused { kind, .. } => format!("refused {kind:?}"),
         other => format!("{other:?}"),
     }
+}
+
+fn brief_progress(progress: &Progress) -> String {
+    let Progress { durable, committed, watermark, frontier } = progress;
+    format!("durable {durable} C {committed} watermark {watermark} of {frontier}")
 }

@@ -72,8 +72,10 @@ fn the_table_of_what_an_attachment_may_go_by() {
     ];
     let mut table = String::new();
     for (name, record, before, last_run, marks) in cases {
-        let attach = Attach { before, marks: marks.clone(), ..attach_message(5, 1, last_run) };
-        let basis = match judge(record, &attach) {
+        let attach = but(attach_message(5, 1, last_run), |of| {
+            (of.before, of.marks) = (before, marks.clone());
+        });
+        let basis = match judge(record, attach.writing().unwrap()) {
             Basis::Everything { why } => format!("everything: {}", &why[..why.len().min(48)]),
             other => format!("{other:?}").to_lowercase(),
         };
@@ -115,13 +117,12 @@ fn a_start_that_is_cut_short_costs_nothing_and_one_that_is_refused_is_no_evidenc
     let mut group = whole(&disk);
     end(&mut group, LINK, 3);
     let clean = LastRun::Clean { seq: Seq(3), served: false };
-    let start = |number, before, last_run| Attach {
-        before: Some(run(before)),
-        ..attach_message(number, 1, last_run)
+    let start = |number, before, last_run| {
+        but(attach_message(number, 1, last_run), |of| of.before = Some(run(before)))
     };
     let copy = |group: &mut Group<Memory>, attach: &Attach| {
         group.attach(at_ms(0), OTHER, "host-a", attach);
-        attached(&group.take_outputs()).unwrap().copy
+        copy_of(&attached(&group.take_outputs()).unwrap())
     };
     // Cut short before the host has it on record.
     for number in 2..4 {
@@ -142,14 +143,14 @@ fn a_start_that_is_cut_short_costs_nothing_and_one_that_is_refused_is_no_evidenc
     // The host and its disks as they were before: the first start says so, and so does the next one.
     for number in 5..7 {
         group.attach(at_ms(0), OTHER, "host-a", &start(number, 1, clean));
-        let told = attached(&group.take_outputs()).unwrap();
+        let told = attached(&group.take_outputs()).unwrap().stream.unwrap();
         assert_eq!(told.copy, CopyState::Resyncing);
         assert!(matches!(told.basis, Basis::Everything { .. }), "{told:?}");
         group.connection_lost(OTHER.connection);
     }
     // The one that was there goes by its log.
     group.attach(at_ms(0), OTHER, "host-a", &start(7, 4, LastRun::Unclean { log: age }));
-    assert_eq!(attached(&group.take_outputs()).unwrap().basis, Basis::Log);
+    assert_eq!(attached(&group.take_outputs()).unwrap().stream.unwrap().basis, Basis::Log);
 }
 
 /// A daemon that lives while a clone of its host was started.
@@ -166,11 +167,11 @@ fn who_was_replaced_by_another_run_does_not_come_back() {
     group.attach(at_ms(0), OTHER, "host-a", &attach_message(2, 1, clone));
     assert!(attached(&group.take_outputs()).is_some());
     begun(&mut group, OTHER);
-    let goes_on = |number| Attach {
-        incarnation: Incarnation(number),
-        nonce: Nonce(1, 0),
-        before: Some(RunId { number: Incarnation(number), nonce: Nonce(1, 0) }),
-        ..attach_message(number, 1, LastRun::Continues { from: Seq(4) })
+    let goes_on = |number| {
+        but(attach_message(number, 1, LastRun::Continues { from: Seq(4) }), |of| {
+            of.nonce = Nonce(1, 0);
+            of.before = Some(of.run());
+        })
     };
     // Also if both were started at the same time of their clocks.
     for number in [1, 2] {
@@ -179,7 +180,7 @@ fn who_was_replaced_by_another_run_does_not_come_back() {
     }
     // A number above all that were heard of: what is here is of a moment before that run.
     group.attach(at_ms(0), LATEST, "host-a", &goes_on(3));
-    let told = attached(&group.take_outputs()).unwrap();
+    let told = attached(&group.take_outputs()).unwrap().stream.unwrap();
     assert_eq!(told.copy, CopyState::Resyncing);
     assert!(matches!(told.basis, Basis::Everything { .. }), "{told:?}");
 }
@@ -191,7 +192,7 @@ fn newer_runs_take_over_and_older_ones_are_refused() {
     let unclean = LastRun::Unclean { log: LogAge::default() };
     group.attach(at_ms(0), OTHER, "host-a", &attach_message(2, 1, unclean));
     let outputs = group.take_outputs();
-    assert_eq!(attached(&outputs).unwrap().copy, CopyState::Resyncing);
+    assert_eq!(copy_of(&attached(&outputs).unwrap()), CopyState::Resyncing);
     assert_eq!(refusal(&outputs), Some((LINK, RefusalKind::Superseded)));
     group.attach(at_ms(0), LINK, "host-a", &attach_message(1, 1, LastRun::Unknown));
     assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Superseded)));
@@ -231,7 +232,7 @@ fn what_a_run_sent_before_it_connected_anew_does_not_take_the_member_from_it() {
     group.attach(at_ms(0), LINK, "host-a", &first);
     assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Stopping)));
     group.attach(at_ms(0), LATEST, "host-a", &goes_on(5));
-    assert_eq!(attached(&group.take_outputs()).unwrap().copy, CopyState::Whole);
+    assert_eq!(copy_of(&attached(&group.take_outputs()).unwrap()), CopyState::Whole);
 }
 
 #[test]
@@ -239,23 +240,24 @@ fn strangers_and_other_shapes_are_refused() {
     let disk = Memory::new();
     let mut group = whole(&disk);
     let good = || attach_message(2, 1, LastRun::Unknown);
-    let other_size = DiskSpec { size_bytes: SIZE / 2, ..good().disks[0].clone() };
-    let other_name = DiskSpec { name: "data".into(), ..good().disks[0].clone() };
+    let other_size = but(good(), |of| of.disks[0].size_bytes = SIZE / 2);
+    let other_name = but(good(), |of| of.disks[0].name = "data".into());
     let cases = [
         ("host", "host-b", good(), RefusalKind::Forbidden),
         ("epoch", "host-a", Attach { epoch: Epoch(7), ..good() }, RefusalKind::Mismatch),
-        ("size", "host-a", Attach { disks: vec![other_size], ..good() }, RefusalKind::Mismatch),
-        ("disk", "host-a", Attach { disks: vec![other_name], ..good() }, RefusalKind::Mismatch),
+        ("size", "host-a", other_size, RefusalKind::Mismatch),
+        ("disk", "host-a", other_name, RefusalKind::Mismatch),
         (
             "writers",
             "host-a",
             Attach { writers: vec!["vm".into(), "x".into()], ..good() },
-            RefusalKind::Mismatch,
+            RefusalKind::Invalid,
         ),
+        ("follower", "host-a", Attach { role: Role::Follower, ..good() }, RefusalKind::Invalid),
         ("group", "host-a", Attach { group: "h".into(), ..good() }, RefusalKind::Mismatch),
         ("path", "host-a", Attach { group: "../x".into(), ..good() }, RefusalKind::Invalid),
         ("lease", "host-a", Attach { lease_ms: GRACE_MS, ..good() }, RefusalKind::Invalid),
-        ("no disk", "host-a", Attach { disks: vec![], ..good() }, RefusalKind::Invalid),
+        ("no disk", "host-a", but(good(), |of| of.disks.clear()), RefusalKind::Invalid),
     ];
     for (name, host, attach, kind) in cases {
         group.attach(at_ms(0), OTHER, host, &attach);

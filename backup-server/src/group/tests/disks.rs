@@ -8,14 +8,14 @@ const DATA: DiskId = DiskId(1);
 
 /// A run whose host has the disks `root`, `data` of this size (0: removed), and `more`.
 fn with_data(incarnation: u64, epoch: u64, last_run: LastRun, data: u64, more: &[u16]) -> Attach {
-    let mut attach = attach_message(incarnation, epoch, last_run);
-    attach.disks.push(DiskSpec { id: DATA, name: "data".into(), size_bytes: data });
-    attach.disks.extend(more.iter().map(|id| DiskSpec {
-        id: DiskId(*id),
-        name: format!("more{id}"),
-        size_bytes: SIZE,
-    }));
-    attach
+    but(attach_message(incarnation, epoch, last_run), |of| {
+        of.disks.push(DiskSpec { id: DATA, name: "data".into(), size_bytes: data });
+        of.disks.extend(more.iter().map(|id| DiskSpec {
+            id: DiskId(*id),
+            name: format!("more{id}"),
+            size_bytes: SIZE,
+        }));
+    })
 }
 
 fn on_data(seq: u64, byte: u8) -> Record {
@@ -42,7 +42,7 @@ fn one_is_removed(group: &mut Group<Memory>) {
     group.as_if_ended(&attach);
     group.attach(at_ms(0), OTHER, "host-a", &attach);
     let answer = attached(&group.take_outputs()).expect("disks may be removed");
-    assert_eq!(answer.copy, CopyState::Whole, "the others are what they were");
+    assert_eq!(copy_of(&answer), CopyState::Whole, "the others are what they were");
     assert!(send(group, OTHER, write(5, 0, 5, 100)));
     group.flush();
 }
@@ -136,7 +136,7 @@ fn nothing_of_a_removed_disk_is_taken_and_neither_its_number_nor_its_name_comes_
     // Another one, behind its place, is brought across like any that is added.
     group.attach(at_ms(0), LINK, "host-a", &with_data(4, 1, clean, 0, &[2]));
     let answer = attached(&group.take_outputs()).expect("a disk is added");
-    assert_eq!(answer.copy, CopyState::Resyncing);
+    assert_eq!(copy_of(&answer), CopyState::Resyncing);
     let named =
         group.status(at_ms(0)).writers[0].disks.iter().map(|d| d.name.clone()).collect::<Vec<_>>();
     assert_eq!(named, ["root", "more2"]);
@@ -154,8 +154,8 @@ fn a_group_that_is_begun_anew_never_had_the_disk_and_one_disk_stays() {
     let mut group = reopen(&disk);
     assert_eq!(shown(&mut group, 1).1, BTreeMap::from([(0, 0), (2, 0)]));
 
-    let mut none = with_data(2, 1, LastRun::Unknown, 0, &[]);
-    none.disks[0].size_bytes = 0;
+    let none = with_data(2, 1, LastRun::Unknown, 0, &[]);
+    let none = but(none, |of| of.disks[0].size_bytes = 0);
     group.attach(at_ms(0), OTHER, "host-a", &none);
     assert_eq!(refusal(&group.take_outputs()), Some((OTHER, RefusalKind::Invalid)));
 }
@@ -167,13 +167,13 @@ fn a_disk_that_has_grown_is_brought_across_and_never_shrinks() {
     let mut group = whole(&disk);
     let before = read_disk(&mut group);
     let grown = |incarnation, epoch, size_bytes| {
-        let spec = DiskSpec { id: DiskId(0), name: "root".into(), size_bytes };
         let clean = LastRun::Clean { seq: Seq(3), served: false };
-        Attach { disks: vec![spec], ..attach_message(incarnation, epoch, clean) }
+        but(attach_message(incarnation, epoch, clean), |of| of.disks[0].size_bytes = size_bytes)
     };
     group.attach(at_ms(0), OTHER, "host-a", &grown(2, 1, SIZE * 2));
     let answer = attached(&group.take_outputs()).expect("disks may grow");
-    assert_eq!((answer.copy, answer.committed.get(WRITER)), (CopyState::Resyncing, Seq(3)));
+    let committed = answer.progress.committed.get(WRITER);
+    assert_eq!((copy_of(&answer), committed), (CopyState::Resyncing, Seq(3)));
     let all = |group: &mut Group<Memory>| {
         let view = group.view(KEY).unwrap();
         let mut content = vec![0xff; view.size_bytes() as usize];

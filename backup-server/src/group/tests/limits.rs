@@ -144,8 +144,8 @@ fn a_full_batch_that_cannot_be_written_takes_no_log_age_and_is_in_no_attachments
     let kept = group.receive(at_ms(0), LINK, logged(1));
     assert_eq!(kept, Some(logged(1)), "it waits as a record does");
     // A larger disk begins a resync, which is put on record by a note.
-    let mut grown = attach_message(1, 1, LastRun::Continues { from: Seq(4) });
-    grown.disks[0].size_bytes *= 2;
+    let grown = attach_message(1, 1, LastRun::Continues { from: Seq(4) });
+    let grown = but(grown, |of| of.disks[0].size_bytes *= 2);
     group.attach(at_ms(0), OTHER, "host-a", &grown);
     assert_eq!(group.broken(), None);
     disk.set_faults(Faults::default());
@@ -170,10 +170,8 @@ fn a_resync_is_told_only_once_it_is_on_record_also_to_a_host_that_asks_again() {
     let crashed = reopen(&disk.crash(&mut || false));
     assert_eq!(crashed.state().writers[0].copy, CopyState::Whole);
     disk.set_faults(Faults::default());
-    assert_eq!(
-        join(&mut group, LATEST, 1, LastRun::Unclean { log: LogAge::default() }).copy,
-        CopyState::Resyncing
-    );
+    let told = join(&mut group, LATEST, 1, LastRun::Unclean { log: LogAge::default() });
+    assert_eq!(copy_of(&told), CopyState::Resyncing);
     let crashed = reopen(&disk.crash(&mut || false));
     assert_eq!(crashed.state().writers[0].copy, CopyState::Resyncing);
 }
@@ -193,7 +191,7 @@ fn a_failing_disk_breaks_the_group_and_opening_it_again_mends_it() {
     assert_eq!(acked(&group.take_outputs()), None, "never again");
     let mut group = reopen(&disk);
     let again = join(&mut group, LINK, 1, LastRun::Continues { from: Seq(4) });
-    assert!(again.durable >= Seq(3) && again.copy == CopyState::Whole);
+    assert!(again.progress.durable >= Seq(3) && copy_of(&again) == CopyState::Whole);
     send(&mut group, LINK, write(4, 0, 4, 10));
     send(&mut group, LINK, write(5, 0, 5, 10));
     group.flush();
@@ -309,12 +307,13 @@ fn a_record_in_parts_that_finds_no_memory_is_refused_and_taken_later_from_its_be
     assert_eq!(begin(&mut group), Some((LINK, RefusalKind::Quota)));
     drop(taken);
     let again = join(&mut group, LINK, 1, LastRun::Continues { from: Seq(4) });
-    assert_eq!(again.begun, None);
+    assert_eq!(again.stream.unwrap().begun, None);
     assert_eq!(begin(&mut group), None);
     assert_eq!(all_of_others().len(), 7, "the record has its room");
     // It outlives the connection, and not the run.
     group.connection_lost(LINK.connection);
-    assert!(join(&mut group, OTHER, 1, LastRun::Continues { from: Seq(4) }).begun.is_some());
+    let again = join(&mut group, OTHER, 1, LastRun::Continues { from: Seq(4) });
+    assert!(again.stream.unwrap().begun.is_some());
     join(&mut group, OTHER, 2, LastRun::Unknown);
     assert_eq!(all_of_others().len(), 8);
 }

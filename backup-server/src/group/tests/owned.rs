@@ -62,7 +62,7 @@ fn a_listed_host_takes_no_member_of_another_whatever_it_says() {
     assert_eq!(acked(&group.take_outputs()).unwrap().0, 4, "its owner goes on");
     let next = attach_message(3, 1, LastRun::Clean { seq: Seq(4), served: false });
     group.as_if_ended(&next);
-    assert_eq!(tried(&mut group, "host-a", &next).unwrap().copy, CopyState::Whole);
+    assert_eq!(copy_of(&tried(&mut group, "host-a", &next).unwrap()), CopyState::Whole);
 }
 
 #[test]
@@ -88,11 +88,9 @@ fn the_operator_gives_a_member_to_another_host_and_its_disks_are_compared() {
         tried(&mut group, "host-a", &attach_message(3, 1, LastRun::Unknown)).unwrap_err();
     assert_eq!(kind, RefusalKind::Forbidden, "{reason}");
     // Its own record says that all is equal: it is of other disks, or of other times.
-    let first = Attach {
-        before: None,
-        ..attach_message(1, 1, LastRun::Clean { seq: Seq(3), served: false })
-    };
-    assert_eq!(tried(&mut group, "host-b", &first).unwrap().copy, CopyState::Resyncing);
+    let first = attach_message(1, 1, LastRun::Clean { seq: Seq(3), served: false });
+    let first = but(first, |of| of.before = None);
+    assert_eq!(copy_of(&tried(&mut group, "host-b", &first).unwrap()), CopyState::Resyncing);
 }
 
 #[test]
@@ -104,7 +102,8 @@ fn a_host_that_was_installed_anew_is_told_so_and_locks_nobody_out() {
     join(&mut group, LINK, GREATEST, LastRun::Clean { seq: Seq(3), served: false });
     group.connection_lost(LINK.connection);
     for incarnation in [5, GREATEST - 1] {
-        let anew = Attach { before: None, ..attach_message(incarnation, 0, LastRun::Unknown) };
+        let anew = attach_message(incarnation, 0, LastRun::Unknown);
+        let anew = but(anew, |of| of.before = None);
         let (kind, reason) = tried(&mut group, "host-a", &anew).unwrap_err();
         assert_eq!(kind, RefusalKind::Mismatch, "not fenced, and not superseded: {reason}");
         assert!(
@@ -113,10 +112,10 @@ fn a_host_that_was_installed_anew_is_told_so_and_locks_nobody_out() {
         );
     }
     group.move_member(at_ms(GRACE_MS), "vm", "host-a").unwrap();
-    let anew = Attach { before: None, ..attach_message(5, 0, LastRun::Unknown) };
-    assert_eq!(tried(&mut group, "host-a", &anew).unwrap().copy, CopyState::Resyncing);
+    let anew = but(attach_message(5, 0, LastRun::Unknown), |of| of.before = None);
+    assert_eq!(copy_of(&tried(&mut group, "host-a", &anew).unwrap()), CopyState::Resyncing);
     // The answer to its first attachment was lost.
-    let again = Attach { before: Some(run(5)), ..attach_message(6, 0, LastRun::Unknown) };
+    let again = but(attach_message(6, 0, LastRun::Unknown), |of| of.before = Some(run(5)));
     assert!(tried(&mut group, "host-a", &again).is_ok());
 }
 

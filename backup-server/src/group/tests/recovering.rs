@@ -14,7 +14,7 @@ fn nothing_can_be_recovered_before_the_initial_copy_is_durable() {
     assert!(matches!(refused, RecoverError::Initialising { .. }), "{refused}");
     assert!(matches!(group.pin(), Err(RecoverError::Initialising { .. })));
     group.connection_lost(LINK.connection);
-    assert_eq!(join(&mut group, OTHER, 2, LastRun::Unknown).copy, CopyState::Partial);
+    assert_eq!(copy_of(&join(&mut group, OTHER, 2, LastRun::Unknown)), CopyState::Partial);
     send(&mut group, OTHER, copy_done(2));
     assert!(!group.status(at_ms(0)).recoverable, "only staged");
     group.flush();

@@ -6,7 +6,7 @@ use crate::history::{At, PastError, Point};
 use std::io::IoSlice;
 
 fn members() -> Vec<SeededMember> {
-    let disks = attach_message(1, 0, LastRun::Unknown).disks;
+    let disks = attach_message(1, 0, LastRun::Unknown).writing().unwrap().disks.clone();
     vec![SeededMember { name: "vm".into(), disks }]
 }
 
@@ -58,7 +58,7 @@ fn what_is_here_is_compared_and_nothing_is_recovered_before() {
 
     // Whatever the host says of its last run.
     let attached = join(&mut group, LINK, 1, LastRun::Unknown);
-    assert_eq!((attached.copy, attached.durable), (CopyState::Partial, Seq::ZERO));
+    assert_eq!((copy_of(&attached), attached.progress.durable), (CopyState::Partial, Seq::ZERO));
     assert!(check_digest(&mut group, LINK, 0..4096, &[7; 4096]));
     assert!(!check_digest(&mut group, LINK, 4096..SIZE, &[8; 4096]));
     send(&mut group, LINK, write(1, 4096, 8, 4096));
@@ -137,8 +137,8 @@ fn without_a_pin_what_was_seeded_goes_with_the_window() {
 fn it_becomes_the_group_of_the_first_host_that_comes() {
     let disk = Memory::new();
     let (mut group, _) = seeded(&disk);
-    let other_size = DiskSpec { size_bytes: SIZE / 2, ..members()[0].disks[0].clone() };
-    let other = Attach { disks: vec![other_size], ..attach_message(1, 0, LastRun::Unknown) };
+    let other = attach_message(1, 0, LastRun::Unknown);
+    let other = but(other, |of| of.disks[0].size_bytes = SIZE / 2);
     group.attach(at_ms(0), LINK, "host-b", &other);
     assert_eq!(refusal(&group.take_outputs()), Some((LINK, RefusalKind::Mismatch)));
     join(&mut group, LINK, 1, LastRun::Unknown);
@@ -171,7 +171,7 @@ fn after_a_power_cut_at_any_moment_it_is_there_or_it_can_be_made_again() {
                 after += 1;
             }
             let mut group = reopen(&left);
-            assert_eq!(join(&mut group, LINK, 1, LastRun::Unknown).copy, CopyState::Partial);
+            assert_eq!(copy_of(&join(&mut group, LINK, 1, LastRun::Unknown)), CopyState::Partial);
             assert_eq!(read_disk(&mut group), [7; SIZE as usize]);
         }
         if made.is_ok() {

@@ -58,7 +58,8 @@ fn who_is_not_connected_is_named_and_asked_when_it_is_back() {
     sounded(&mut group, 0, id, &[2, 1]);
     assert_eq!(group.take_covered(), []);
     asked(&mut group, 0);
-    let said = join(&mut group, at_ms(0), &shape.join(1, 1, LastRun::Continues { from: Seq(2) }));
+    let said =
+        attach(&mut group, at_ms(0), &shape.writer(1, 1, LastRun::Continues { from: Seq(2) }));
     assert!(
         said.iter().any(|m| matches!(m, Message::Sound { id: asked } if *asked >= id)),
         "{said:?}"
@@ -156,12 +157,13 @@ fn with_times_who_is_not_connected_keeps_what_was_written_since_from_being_cover
 fn with_times_who_is_alone_has_none_and_is_covered_by_its_seqs() {
     let shape = Shape { writers: 1, form: Form::Hlc };
     let mut group = shape.create(&Memory::new()).unwrap();
-    join(&mut group, at_ms(0), &shape.join(0, 1, LastRun::Unknown));
+    attach(&mut group, at_ms(0), &shape.writer(0, 1, LastRun::Unknown));
     send(&mut group, done(0, 1, 10, &[]));
     group.flush();
     // It is left alone: its host speaks of no group.
     group.connection_lost(link(0).connection);
-    let alone = shape.join(0, 2, LastRun::Clean { seq: Seq(1), served: false }).attach;
+    let alone = shape.writer(0, 2, LastRun::Clean { seq: Seq(1), served: false });
+    let alone = Attach { tagging: None, ..alone };
     group.as_if_ended(&alone);
     group.attach(at_ms(0), link(0), &host(0), &alone);
     let id = group.cover(link(0)).unwrap();
@@ -177,7 +179,7 @@ fn a_resync_is_covered_with_its_end() {
     for form in [Form::Vector, Form::Hlc] {
         let mut group = two(&Memory::new(), form);
         let shape = Shape { writers: 2, form };
-        join(&mut group, at_ms(0), &shape.join(1, 2, LastRun::Unknown));
+        attach(&mut group, at_ms(0), &shape.writer(1, 2, LastRun::Unknown));
         let id = group.cover(link(0)).unwrap();
         // b answers before its P has risen.
         for writer in 0..2 {

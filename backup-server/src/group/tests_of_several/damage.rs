@@ -124,7 +124,7 @@ fn writes_all_slots(group: &mut Group<Memory>, records: u64) {
     for writer in 0..2 {
         let run = LastRun::Continues { from: Seq(records / 2 + 2) };
         let shape = Shape { writers: 2, form: group.state().form };
-        join(group, at_ms(0), &shape.join(writer, 1, run));
+        attach(group, at_ms(0), &shape.writer(writer, 1, run));
     }
     for m in records..records + 16 {
         let (writer, seq) = ((m % 2) as u16, m / 2 + 2);
@@ -490,10 +490,10 @@ fn a_read_that_comes_upon_damage_has_the_segment_looked_at_and_a_recovery_must_b
     let offset = damaged.offset;
     let mut healed = reopen(&disk.killed());
     healed.options = windowed(DAY_MS);
-    join(
+    attach(
         &mut healed,
         at_ms(0),
-        &Shape { writers: 2, form: Form::Vector }.join(
+        &Shape { writers: 2, form: Form::Vector }.writer(
             writer,
             1,
             LastRun::Continues { from: Seq(seq) },

@@ -87,10 +87,10 @@ impl Life {
     fn attach(&mut self, group: &mut Group<Memory>) -> Option<()> {
         for writer in 0..3u16 {
             let run = LastRun::Continues { from: Seq(1) };
-            group.join(at_ms(0), link(writer), &host(writer), &self.shape.join(writer, 1, run));
+            group.attach(at_ms(0), link(writer), &host(writer), &self.shape.writer(writer, 1, run));
             let said = told(&group.take_outputs(), link(writer));
             let attached = said.iter().find_map(|m| match m {
-                Message::Attached(attached) => Some(attached.durable),
+                Message::Attached(attached) => Some(attached.progress.durable),
                 _ => None,
             });
             self.sent[usize::from(writer)] = attached?.0 as usize;

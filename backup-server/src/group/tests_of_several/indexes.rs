@@ -92,7 +92,7 @@ fn a_resync_keeps_what_is_not_closed_in_what_opening_reads() {
     index_all(&mut group);
     let before = read_by_opening(&disk.killed());
     let shape = Shape { writers: 2, form: Form::Vector };
-    let said = join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    let said = attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
     assert_eq!(copy_of(&said), CopyState::Resyncing);
     for n in 0..60 {
         send(&mut group, record(0, 12 + n, 2_000_000_000_000 + n, &[]));

@@ -43,7 +43,7 @@ fn a_recovery_names_who_held_back_what_it_leaves_out() {
     // A resync that has not ended, and one that has and waits.
     let mut group = two(&Memory::new(), Form::Vector);
     let shape = Shape { writers: 2, form: Form::Vector };
-    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
     send(&mut group, record(0, 2, 20, &[]));
     group.flush();
     let (why, by) = left_out(&mut group, 0);
@@ -85,7 +85,7 @@ fn by_time_a_recovery_names_who_was_behind() {
     let mut group = whole();
     send(&mut group, record(1, 3, at(1002), &[]));
     group.flush();
-    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
     send(&mut group, record(1, 4, at(1100), &[]));
     send(&mut group, record(0, 3, at(1200), &[]));
     send(&mut group, done(0, 4, at(1500), &[]));

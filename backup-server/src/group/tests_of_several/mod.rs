@@ -14,6 +14,7 @@ mod shapes;
 mod switches;
 mod tags;
 
+use super::tests::but;
 use super::*;
 use crate::storage::StorageFile;
 use crate::storage::memory::{Faults, Memory};
@@ -21,7 +22,7 @@ use proptest::prelude::*;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{DiskId, Incarnation, Nonce, RunId, Seq};
 use tidelock_protocol::message::{
-    Attach, Attached, DiskSpec, Follow, Followed, Form, Join, LastRun, Mode, Progress, UNASKED,
+    Attach, Attached, DiskSpec, Form, LastRun, Mode, Progress, Role, Tagging, UNASKED, Writing,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 
@@ -69,42 +70,41 @@ impl Shape {
         names.map(|name| format!("{name}=10.0.0.{}", name.len())).collect()
     }
 
-    fn join(self, writer: u16, incarnation: u64, last_run: LastRun) -> Join {
+    fn tagging(self) -> Tagging {
+        Tagging { form: self.form, peers: self.peers() }
+    }
+
+    fn writer(self, writer: u16, incarnation: u64, last_run: LastRun) -> Attach {
         let disk = DiskSpec { id: DiskId(0), name: "root".into(), size_bytes: SIZE };
-        let attach = Attach {
+        Attach {
             group: "g".into(),
             group_id: None,
             member: NAMES[usize::from(writer)].into(),
-            writer: WriterId(writer),
             writers: NAMES[..self.writers].iter().map(|n| (*n).to_owned()).collect(),
-            disks: vec![disk],
-            incarnation: Incarnation(incarnation),
-            nonce: Nonce(incarnation, 0),
-            before: Some(before(incarnation, last_run)),
-            marks: Vec::new(),
             epoch: Epoch(0),
-            last_run,
-            mode: Mode::Pipelined,
             lease_ms: 10_000,
             grace_ms: GRACE_MS,
             machine: None,
-        };
-        Join { attach, form: self.form, peers: self.peers() }
+            tagging: Some(self.tagging()),
+            role: Role::Writer(Writing {
+                writer: WriterId(writer),
+                disks: vec![disk],
+                incarnation: Incarnation(incarnation),
+                nonce: Nonce(incarnation, 0),
+                before: Some(before(incarnation, last_run)),
+                marks: Vec::new(),
+                last_run,
+                mode: Mode::Pipelined,
+            }),
+        }
     }
 
-    fn follow(self) -> Follow {
-        let attach = self.join(0, 1, LastRun::Unknown).attach;
-        Follow {
-            group: attach.group,
-            group_id: None,
+    fn follower(self) -> Attach {
+        Attach {
             member: "web".into(),
-            writers: attach.writers,
-            form: self.form,
-            peers: self.peers(),
-            epoch: Epoch(0),
-            lease_ms: 10_000,
-            grace_ms: GRACE_MS,
             machine: Some(serde_json::from_str(r#"{"memory_mib": 64}"#).unwrap()),
+            role: Role::Follower,
+            ..self.writer(0, 1, LastRun::Unknown)
         }
     }
 
@@ -113,7 +113,7 @@ impl Shape {
     }
 
     fn create_with(self, disk: &Memory, options: GroupOptions) -> Option<Group<Memory>> {
-        let attach = self.join(0, 1, LastRun::Unknown).attach;
+        let attach = self.writer(0, 1, LastRun::Unknown);
         Group::create(disk.clone(), &host(0), &attach, at_ms(0), options).ok()
     }
 }
@@ -172,14 +172,14 @@ fn told(outputs: &[Output], to: Link) -> Vec<Message> {
 fn progress(messages: &[Message]) -> Option<Progress> {
     messages.iter().rev().find_map(|message| match message {
         Message::Progress(progress) => Some(progress.clone()),
-        Message::Followed(Followed { progress, .. }) => Some(progress.clone()),
+        Message::Attached(Attached { progress, .. }) => Some(progress.clone()),
         _ => None,
     })
 }
 
 fn copy_of(messages: &[Message]) -> CopyState {
     let of = |message: &Message| match message {
-        Message::Attached(Attached { copy, .. }) => Some(*copy),
+        Message::Attached(Attached { stream, .. }) => Some(stream.as_ref()?.copy),
         _ => None,
     };
     messages.iter().find_map(of).unwrap_or_else(|| panic!("{messages:?}"))
@@ -192,11 +192,11 @@ fn refused(messages: &[Message]) -> Option<(RefusalKind, String)> {
     })
 }
 
-/// Joins, and gives what was said to this writer.
-fn join(group: &mut Group<Memory>, now: Now, join: &Join) -> Vec<Message> {
-    let writer = join.attach.writer.0;
-    group.as_if_ended(&join.attach);
-    group.join(now, link(writer), &host(writer), join);
+/// Attaches a writer, and gives what was said to it.
+fn attach(group: &mut Group<Memory>, now: Now, attach: &Attach) -> Vec<Message> {
+    let writer = attach.writing().unwrap().writer.0;
+    group.as_if_ended(attach);
+    group.attach(now, link(writer), &host(writer), attach);
     let outputs = group.take_outputs();
     let mut mine = told(&outputs, link(writer));
     // Questions to the others are part of what follows.
@@ -222,7 +222,7 @@ fn two_with(disk: &Memory, form: Form, options: GroupOptions) -> Group<Memory> {
     let shape = Shape { writers: 2, form };
     let mut group = shape.create_with(disk, options).unwrap();
     for writer in 0..2 {
-        let said = join(&mut group, at_ms(0), &shape.join(writer, 1, LastRun::Unknown));
+        let said = attach(&mut group, at_ms(0), &shape.writer(writer, 1, LastRun::Unknown));
         assert_eq!(copy_of(&said), CopyState::Empty);
         send(&mut group, done(writer, 1, 10 + u64::from(writer), &[]));
     }

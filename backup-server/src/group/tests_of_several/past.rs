@@ -334,7 +334,7 @@ fn the_newest_point_is_found_again_after_a_member_was_removed_beside_records_tha
         let shape = Shape { writers: 3, form };
         let mut group = shape.create_with(&disk, windowed(1_000_000)).unwrap();
         for writer in 0..3 {
-            join(&mut group, at_ms(0), &shape.join(writer, 1, LastRun::Unknown));
+            attach(&mut group, at_ms(0), &shape.writer(writer, 1, LastRun::Unknown));
             send(&mut group, done(writer, 1, hlc(u64::from(writer)), &[]));
         }
         // It waits for a record of c's that does not come.
@@ -358,11 +358,11 @@ fn a_point_of_a_recovered_group_is_found_behind_comparisons_that_it_has_not() {
     let disk = Memory::new();
     let mut group = two_with(&disk, Form::Vector, windowed(3_600_000));
     let shape = Shape { writers: 2, form: Form::Vector };
-    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
     // It depends on what never comes.
     send(&mut group, done(0, 2, hlc(1), &[(1, 9)]));
     group.flush();
-    let said = join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Unknown));
+    let said = attach(&mut group, at_ms(0), &shape.writer(0, 3, LastRun::Unknown));
     assert_eq!(copy_of(&said), CopyState::Resyncing);
     assert_eq!(group.cut(), &vector(&[1, 1]));
     group.recover(at_ms(0), true).unwrap();

@@ -13,7 +13,7 @@ fn two(disk: &Memory) -> Group<Memory> {
     let shape = Shape { writers: 2, form: Form::Vector };
     let mut group = shape.create(disk).unwrap();
     for writer in 0..2 {
-        join(&mut group, at_ms(0), &shape.join(writer, 1, LastRun::Unknown));
+        attach(&mut group, at_ms(0), &shape.writer(writer, 1, LastRun::Unknown));
         send(&mut group, done(writer, 1, 10, &[]));
     }
     group.flush();
@@ -29,7 +29,7 @@ fn tell(group: &mut Group<Memory>, writer: u16, policy: Policy) -> Vec<Message> 
 fn comes_back(group: &mut Group<Memory>, writer: u16, policy: Policy) -> Vec<Message> {
     let shape = Shape { writers: 2, form: Form::Vector };
     let seq = group.committed().get(WriterId(writer));
-    join(group, at_ms(0), &shape.join(writer, 2, LastRun::Clean { seq, served: false }));
+    attach(group, at_ms(0), &shape.writer(writer, 2, LastRun::Clean { seq, served: false }));
     tell(group, writer, policy)
 }
 
@@ -88,7 +88,7 @@ fn who_attaches_while_others_are_in_mode_async_is_told() {
         leave(&mut group, 1);
         let shape = Shape { writers: 2, form: Form::Vector };
         let seq = group.committed().get(WriterId(0));
-        join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Clean { seq, served: false }));
+        attach(&mut group, at_ms(0), &shape.writer(0, 3, LastRun::Clean { seq, served: false }));
         tell(&mut group, 0, policy);
         if leaves {
             leave(&mut group, 0);
@@ -104,7 +104,7 @@ fn who_attaches_while_others_are_in_mode_async_is_told() {
     let seq = group.committed().get(WriterId(0));
     for run in [4, 5] {
         group.connection_lost(link(0).connection);
-        join(&mut group, at_ms(0), &shape.join(0, run, LastRun::Clean { seq, served: false }));
+        attach(&mut group, at_ms(0), &shape.writer(0, run, LastRun::Clean { seq, served: false }));
         if run == 4 {
             tell(&mut group, 0, HOLDS);
         }
@@ -127,7 +127,7 @@ fn who_is_back_has_not_left_also_where_that_could_not_be_kept() {
     assert_eq!(group.exposed(at_ms(90_000)), []);
     let shape = Shape { writers: 2, form: Form::Vector };
     let seq = group.committed().get(WriterId(0));
-    join(&mut group, at_ms(0), &shape.join(0, 3, LastRun::Clean { seq, served: false }));
+    attach(&mut group, at_ms(0), &shape.writer(0, 3, LastRun::Clean { seq, served: false }));
     disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
     assert_eq!(tell(&mut group, 0, is_async), [Message::PolicyKept(hold)], "nobody keeps it");
     group.connection_lost(link(0).connection);
@@ -137,7 +137,7 @@ fn who_is_back_has_not_left_also_where_that_could_not_be_kept() {
     assert_eq!(said, [Message::Unheard, Message::PolicyKept(hold)]);
     assert_eq!(group.exposed(at_ms(90_000)).len(), 1);
     // With room it is on record, and it can leave again.
-    join(&mut group, at_ms(0), &shape.join(0, 4, LastRun::Clean { seq, served: false }));
+    attach(&mut group, at_ms(0), &shape.writer(0, 4, LastRun::Clean { seq, served: false }));
     assert!(tell(&mut group, 0, is_async).contains(&Message::PolicyKept(is_async)));
     assert!(!reopen(&disk.crash(&mut || false)).policies()["a"].has_left);
     leave(&mut group, 0);
@@ -240,7 +240,7 @@ fn mode_async_has_been_in_force_since_the_host_was_heard_to_hold_and_not_since_i
     tell(&mut group, 0, HOLDS);
     let mut group = reopen(&disk.crash(&mut || false));
     let shape = Shape { writers: 2, form: Form::Vector };
-    join(&mut group, at_ms(0), &shape.join(0, 1, LastRun::Unknown));
+    attach(&mut group, at_ms(0), &shape.writer(0, 1, LastRun::Unknown));
     tell(&mut group, 0, is_async);
     assert_eq!(group.exposed(at_ms(90_000))[0].since_unix_ms, None, "nobody knows");
 }
@@ -314,7 +314,7 @@ fn a_member_without_disks_that_answers_without_its_gate_is_named_as_well() {
     let mut group = two(&disk);
     let web = Link { connection: ConnectionId(9), channel: Channel(3) };
     let shape = Shape { writers: 2, form: Form::Vector };
-    group.follow(at_ms(0), web, &host(2), &shape.follow());
+    group.attach(at_ms(0), web, &host(2), &shape.follower());
     let says = |group: &mut Group<Memory>, message| {
         assert!(group.receive(at_ms(0), web, Frame::Control(web.channel, message)).is_none());
         told(&group.take_outputs(), web).pop()

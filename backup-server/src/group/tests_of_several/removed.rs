@@ -25,7 +25,7 @@ fn dies_in_resync(disk: &Memory, form: Form, options: GroupOptions) -> Group<Mem
     let shape = Shape { writers: 2, form };
     for n in 0..RECORDS {
         if n == 20 {
-            let said = join(&mut group, at_ms(0), &shape.join(1, 2, WHOLE));
+            let said = attach(&mut group, at_ms(0), &shape.writer(1, 2, WHOLE));
             assert_eq!(copy_of(&said), CopyState::Resyncing);
         }
         send(&mut group, slot((n % 2) as u16, n / 2 + 2, n));
@@ -174,12 +174,12 @@ fn who_is_removed_in_another_copy_is_in_nobodys_way() {
         let three = Shape { writers: 3, form };
         let mut group = three.create_with(&disk, windowed(0)).unwrap();
         for writer in 0..2 {
-            join(&mut group, at_ms(0), &three.join(writer, 1, WHOLE));
+            attach(&mut group, at_ms(0), &three.writer(writer, 1, WHOLE));
             send(&mut group, done(writer, 1, hlc(u64::from(writer)), &[]));
         }
         // c is in its initial copy, b resyncs.
-        join(&mut group, at_ms(0), &three.join(2, 1, WHOLE));
-        let said = join(&mut group, at_ms(0), &three.join(1, 2, WHOLE));
+        attach(&mut group, at_ms(0), &three.writer(2, 1, WHOLE));
+        let said = attach(&mut group, at_ms(0), &three.writer(1, 2, WHOLE));
         assert_eq!(copy_of(&said), CopyState::Resyncing);
         for n in 0..begun {
             send(&mut group, slot(1, n + 2, 10 * n + 20));
@@ -217,8 +217,8 @@ fn nothing_of_a_resync_is_passed_before_the_removal_is_on_record() {
         let mut lost = reopen(&disk.killed());
         lost.options = windowed(DAY_MS);
         let run = LastRun::Continues { from: Seq(32) };
-        join(&mut lost, at_ms(0), &Shape { writers: 2, form }.join(0, 1, run));
-        join(&mut lost, at_ms(0), &Shape { writers: 2, form }.join(1, 2, run));
+        attach(&mut lost, at_ms(0), &Shape { writers: 2, form }.writer(0, 1, run));
+        attach(&mut lost, at_ms(0), &Shape { writers: 2, form }.writer(1, 2, run));
         send(&mut lost, done(1, 32, hlc(100), &[]));
         send(&mut lost, slot(0, 32, 101));
         lost.flush();

@@ -9,7 +9,7 @@ fn a_resync_ends_when_everyone_has_said_how_far_they_were() {
         let mut group = two(&disk, form);
         let shape = Shape { writers: 2, form };
         group.take_outputs();
-        let said = join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+        let said = attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
         assert_eq!(copy_of(&said), CopyState::Resyncing);
         let Some(Message::Sound { id }) = said.last().cloned() else { panic!("{said:?}") };
         assert!(!said.iter().any(|m| matches!(m, Message::Floor { .. })), "b has not said");
@@ -42,8 +42,8 @@ fn two_resyncs_at_once_and_one_that_has_left() {
     let mut group = two(&Memory::new(), form);
     let shape = Shape { writers: 2, form };
     group.take_outputs();
-    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
-    let said = join(&mut group, at_ms(0), &shape.join(1, 2, LastRun::Unknown));
+    attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
+    let said = attach(&mut group, at_ms(0), &shape.writer(1, 2, LastRun::Unknown));
     let sounds = said.iter().filter_map(|message| match message {
         Message::Sound { id } => Some(*id),
         _ => None,
@@ -66,7 +66,7 @@ fn two_resyncs_at_once_and_one_that_has_left() {
     let mut group = two(&Memory::new(), form);
     group.take_outputs();
     say(&mut group, 1, Message::Detach { end: None });
-    let said = join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    let said = attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
     assert!(said.iter().any(|m| matches!(m, Message::Floor { .. })), "b ended cleanly: {said:?}");
 }
 
@@ -76,7 +76,7 @@ fn a_member_that_does_not_know_what_it_heard_is_told_how_far_everyone_is() {
     let web = Link { connection: ConnectionId(9), channel: Channel(3) };
     let shape = Shape { writers: 2, form };
     let mut group = two(&Memory::new(), form);
-    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    group.attach(at_ms(0), web, "host-3", &shape.follower());
     group.take_outputs();
     let ask = |group: &mut Group<Memory>, mark, everyone| {
         let frame = Frame::Control(web.channel, Message::AskFloor { mark, everyone });
@@ -119,8 +119,8 @@ fn a_member_that_does_not_know_what_it_heard_is_told_how_far_everyone_is() {
     // Nor does one whose daemon was away, and comes back.
     group.connection_lost(link(1).connection);
     let clean = LastRun::Clean { seq: group.committed().get(WriterId(1)), served: false };
-    assert!(join(&mut group, at_ms(0), &shape.join(1, 3, clean)).contains(&floor(0)));
-    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    assert!(attach(&mut group, at_ms(0), &shape.writer(1, 3, clean)).contains(&floor(0)));
+    group.attach(at_ms(0), web, "host-3", &shape.follower());
     assert!(told(&group.take_outputs(), web).contains(&floor(0)));
 
     // A writer that cannot be reached cannot be asked, unless it has left.
@@ -141,9 +141,9 @@ fn with_times_a_resync_stands_in_the_floor_with_one_that_is_not_here_yet() {
     let web = Link { connection: ConnectionId(9), channel: Channel(3) };
     let shape = Shape { writers: 2, form };
     let mut group = two(&Memory::new(), form);
-    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    group.attach(at_ms(0), web, "host-3", &shape.follower());
     let newest = group.journal.state().last_hlc;
-    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
     let frame = Frame::Control(web.channel, Message::AskFloor { mark: 12, everyone: false });
     assert!(group.receive(at_ms(0), web, frame).is_none());
     let said = told(&group.take_outputs(), link(1));
@@ -175,8 +175,8 @@ fn a_seq_that_was_lost_is_given_out_again_for_whoever_waits_for_it() {
     let web = Link { connection: ConnectionId(9), channel: Channel(3) };
     let shape = Shape { writers: 2, form };
     let mut group = two(&Memory::new(), form);
-    group.follow(at_ms(0), web, "host-3", &shape.follow());
-    join(&mut group, at_ms(0), &shape.join(0, 2, LastRun::Unknown));
+    group.attach(at_ms(0), web, "host-3", &shape.follower());
+    attach(&mut group, at_ms(0), &shape.writer(0, 2, LastRun::Unknown));
     // The member without disks has heard of a's old 9. While a's own floor is not known, that
     // would be taken for it.
     let waits = Message::Sounded { id: UNASKED, pending: vector(&[9, 1]), hlc: Hlc(0) };
@@ -210,16 +210,19 @@ fn a_run_of_which_nothing_has_arrived_was_served_all_the_same() {
     let shape = Shape { writers: 2, form: Form::Vector };
     let mut group = shape.create(&Memory::new()).unwrap();
     let unknown = LastRun::Unknown;
-    assert_eq!(copy_of(&join(&mut group, at_ms(0), &shape.join(0, 1, unknown))), CopyState::Empty);
+    assert_eq!(
+        copy_of(&attach(&mut group, at_ms(0), &shape.writer(0, 1, unknown))),
+        CopyState::Empty
+    );
     // Its guest has heard of b's second write. It stops, and that is forgotten.
-    join(&mut group, at_ms(0), &shape.join(1, 1, unknown));
-    let said = join(&mut group, at_ms(0), &shape.join(0, 2, unknown));
+    attach(&mut group, at_ms(0), &shape.writer(1, 1, unknown));
+    let said = attach(&mut group, at_ms(0), &shape.writer(0, 2, unknown));
     assert_eq!(copy_of(&said), CopyState::Partial);
     let Some(Message::Sound { id }) = said.last().cloned() else { panic!("{said:?}") };
     say(&mut group, 1, Message::Sounded { id, pending: vector(&[0, 2]), hlc: Hlc(20) });
     assert_eq!(floors(&group.take_outputs(), 0), [vector(&[0, 2])]);
-    let again = shape.join(0, 2, LastRun::Continues { from: Seq(1) });
-    assert_eq!(copy_of(&join(&mut group, at_ms(0), &again)), CopyState::Partial);
+    let again = shape.writer(0, 2, LastRun::Continues { from: Seq(1) });
+    assert_eq!(copy_of(&attach(&mut group, at_ms(0), &again)), CopyState::Partial);
 }
 
 #[test]
@@ -246,10 +249,10 @@ fn nobody_is_made_to_give_out_more_than_a_run_can_have_lost() {
         assert_eq!(said.iter().any(floor), is_asked, "{seq}: {said:?}");
     }
     // Nor by what the others answer when it resyncs.
-    let said = join(
+    let said = attach(
         &mut group,
         at_ms(0),
-        &Shape { writers: 2, form: Form::Vector }.join(0, 2, LastRun::Unknown),
+        &Shape { writers: 2, form: Form::Vector }.writer(0, 2, LastRun::Unknown),
     );
     let sound = said.iter().find_map(|message| match message {
         Message::Sound { id } => Some(*id),

@@ -9,12 +9,12 @@ fn members_without_disks_hear_c_hold_the_grace_and_are_fenced() {
     let shape = Shape { writers: 2, form };
     let web = Link { connection: ConnectionId(9), channel: Channel(3) };
     let mut group = two(&disk, form);
-    group.follow(at_ms(0), web, "host-3", &shape.follow());
+    group.attach(at_ms(0), web, "host-3", &shape.follower());
     let said = told(&group.take_outputs(), web);
     assert_eq!(progress(&said).unwrap().committed, vector(&[1, 1]));
     // What its daemon had sent before it connected anew.
     let before = Link { connection: ConnectionId(8), ..web };
-    group.follow(at_ms(0), before, "host-3", &shape.follow());
+    group.attach(at_ms(0), before, "host-3", &shape.follower());
     let outputs = group.take_outputs();
     assert_eq!(refused(&told(&outputs, before)).unwrap().0, RefusalKind::Stopping);
     assert!(told(&outputs, web).is_empty());
@@ -43,27 +43,27 @@ fn members_are_added_when_no_host_can_be_ignorant_of_it_and_removed_by_the_opera
     for writer in 0..2 {
         group.beacon(at_ms(1000), link(writer), MonoNanos(1));
     }
-    let said = join(&mut group, at_ms(2000), &three.join(2, 1, LastRun::Unknown));
+    let said = attach(&mut group, at_ms(2000), &three.writer(2, 1, LastRun::Unknown));
     let (kind, reason) = refused(&said).unwrap();
     assert_eq!(kind, RefusalKind::Mismatch, "{reason}");
     assert!(reason.contains("host-0"), "{reason}");
     (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
-    let said = join(&mut group, at_ms(2000), &three.join(2, 1, LastRun::Unknown));
+    let said = attach(&mut group, at_ms(2000), &three.writer(2, 1, LastRun::Unknown));
     assert_eq!(refused(&said).unwrap().0, RefusalKind::Stopping, "a lease may hold");
     let now = at_ms(16_001);
-    let said = join(&mut group, now, &three.join(2, 1, LastRun::Unknown));
+    let said = attach(&mut group, now, &three.writer(2, 1, LastRun::Unknown));
     assert!(refused(&said).is_none(), "{said:?}");
     assert_eq!(group.state().writers[2].standing, Standing::Joining);
     // The old shape is refused from now on, the new one is taken.
     let two_again =
-        Shape { writers: 2, form }.join(0, 2, LastRun::Clean { seq: Seq(1), served: false });
-    let said = join(&mut group, now, &two_again);
+        Shape { writers: 2, form }.writer(0, 2, LastRun::Clean { seq: Seq(1), served: false });
+    let said = attach(&mut group, now, &two_again);
     assert_eq!(refused(&said).unwrap().0, RefusalKind::Mismatch);
     let said =
-        join(&mut group, now, &three.join(0, 2, LastRun::Clean { seq: Seq(1), served: false }));
+        attach(&mut group, now, &three.writer(0, 2, LastRun::Clean { seq: Seq(1), served: false }));
     assert!(refused(&said).is_none(), "{said:?}");
     let said =
-        join(&mut group, now, &three.join(1, 2, LastRun::Clean { seq: Seq(1), served: false }));
+        attach(&mut group, now, &three.writer(1, 2, LastRun::Clean { seq: Seq(1), served: false }));
     assert!(refused(&said).is_none(), "{said:?}");
     // Still recoverable, without the new one.
     send(&mut group, record(2, 1, 30, &[]));
@@ -82,7 +82,7 @@ fn members_are_added_when_no_host_can_be_ignorant_of_it_and_removed_by_the_opera
     group.remove("c").unwrap();
     let said = progress(&told(&group.take_outputs(), link(0))).unwrap();
     assert_eq!(said.committed, vector(&[2, 1, u64::MAX]));
-    let said = join(&mut group, now, &three.join(2, 3, LastRun::Unknown));
+    let said = attach(&mut group, now, &three.writer(2, 3, LastRun::Unknown));
     assert!(refused(&said).unwrap().1.contains("removed"));
     let mut group = reopen(&disk.killed());
     assert_eq!(group.cut().get(WriterId(0)), Seq(2), "also after a restart");
@@ -95,10 +95,10 @@ fn members_are_added_when_no_host_can_be_ignorant_of_it_and_removed_by_the_opera
 fn a_host_that_is_configured_otherwise_is_told_in_what() {
     let shape = Shape { writers: 2, form: Form::Vector };
     let mut group = two(&Memory::new(), Form::Vector);
-    let mut refuses = |change: &dyn Fn(&mut Join), differs: &str| {
-        let mut other = shape.join(1, 2, LastRun::Clean { seq: Seq(1), served: false });
-        change(&mut other);
-        let said = join(&mut group, at_ms(1), &other);
+    let mut refuses = |change: &dyn Fn(&mut Tagging), differs: &str| {
+        let mut other = shape.writer(1, 2, LastRun::Clean { seq: Seq(1), served: false });
+        change(other.tagging.as_mut().unwrap());
+        let said = attach(&mut group, at_ms(1), &other);
         let (kind, reason) = refused(&said).unwrap();
         assert_eq!(kind, RefusalKind::Mismatch, "{reason}");
         assert!(reason.contains("host-1") && reason.contains("host-0, which is conn"), "{reason}");
@@ -121,16 +121,17 @@ fn who_is_left_alone_is_let_in_without_the_others() {
     for form in [Form::Vector, Form::Hlc] {
         let shape = Shape { writers: 1, form };
         let mut group = shape.create(&Memory::new()).unwrap();
-        let first = shape.join(0, 1, LastRun::Unknown);
-        assert!(refused(&join(&mut group, at_ms(0), &first)).is_none());
+        let first = shape.writer(0, 1, LastRun::Unknown);
+        assert!(refused(&attach(&mut group, at_ms(0), &first)).is_none());
         send(&mut group, done(0, 1, 10, &[]));
         group.flush();
         let web = Link { connection: ConnectionId(9), channel: Channel(3) };
-        group.follow(at_ms(0), web, "host-3", &shape.follow());
+        group.attach(at_ms(0), web, "host-3", &shape.follower());
         group.take_outputs();
         group.connection_lost(link(0).connection);
         // "web" is taken out of the configuration: what is left speaks of no group.
-        let alone = shape.join(0, 2, LastRun::Clean { seq: Seq(1), served: false }).attach;
+        let alone = shape.writer(0, 2, LastRun::Clean { seq: Seq(1), served: false });
+        let alone = Attach { tagging: None, ..alone };
         group.as_if_ended(&alone);
         let attach = |group: &mut Group<Memory>, now| {
             group.attach(now, link(0), &host(0), &alone);
@@ -152,8 +153,9 @@ fn two_and_a_follower(disk: &Memory, name: &str, peers: &[String]) -> Group<Memo
     let mut group = two(disk, shape.form);
     (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
     let link = Link { connection: ConnectionId(9), channel: Channel(3) };
-    let follow = Follow { member: name.into(), peers: peers.to_vec(), ..shape.follow() };
-    group.follow(at_ms(16_000), link, &host(2), &follow);
+    let tagging = Some(Tagging { form: shape.form, peers: peers.to_vec() });
+    let follower = Attach { member: name.into(), tagging, ..shape.follower() };
+    group.attach(at_ms(16_000), link, &host(2), &follower);
     assert!(refused(&told(&group.take_outputs(), link)).is_none());
     group.connection_lost(link.connection);
     assert_eq!(group.manifest.followers.keys().collect::<Vec<_>>(), [name]);
@@ -171,18 +173,18 @@ fn no_host_adds_a_writer_that_the_operator_s_list_does_not_name() {
     assert!(three.create_with(&disk, with(list(2))).is_none(), "it is not made with one either");
     drop(two.create_with(&disk, with(list(2))).unwrap());
     let mut group = Group::open(disk.clone(), at_ms(0), with(list(2))).unwrap().unwrap().0;
-    join(&mut group, at_ms(0), &two.join(0, 1, LastRun::Unknown));
+    attach(&mut group, at_ms(0), &two.writer(0, 1, LastRun::Unknown));
     group.connection_lost(link(0).connection);
     let alone = at_ms(40_000);
-    let said = join(&mut group, alone, &three.join(1, 1, LastRun::Unknown));
+    let said = attach(&mut group, alone, &three.writer(1, 1, LastRun::Unknown));
     let (kind, reason) = refused(&said).unwrap();
     assert_eq!(kind, RefusalKind::Forbidden);
     assert!(reason.contains("adds the writer c to group g"), "{reason}");
-    let said = join(&mut group, alone, &two.join(0, 1, LastRun::Unknown));
+    let said = attach(&mut group, alone, &two.writer(0, 1, LastRun::Unknown));
     assert!(refused(&said).is_none(), "who was away comes back: {said:?}");
     group.connection_lost(link(0).connection);
     let mut group = Group::open(disk.killed(), at_ms(0), with(list(3))).unwrap().unwrap().0;
-    let said = join(&mut group, alone, &three.join(1, 1, LastRun::Unknown));
+    let said = attach(&mut group, alone, &three.writer(1, 1, LastRun::Unknown));
     assert!(refused(&said).is_none(), "{said:?}");
 }
 
@@ -191,7 +193,7 @@ fn a_member_that_gets_its_first_disk_is_a_writer_and_no_follower_any_more() {
     let disk = Memory::new();
     let three = Shape { writers: 3, form: Form::Vector };
     let mut group = two_and_a_follower(&disk, "c", &three.peers());
-    let said = join(&mut group, at_ms(40_000), &three.join(2, 1, LastRun::Unknown));
+    let said = attach(&mut group, at_ms(40_000), &three.writer(2, 1, LastRun::Unknown));
     assert!(refused(&said).is_none(), "{said:?}");
     send(&mut group, done(2, 1, 30, &[]));
     group.flush();
@@ -225,13 +227,13 @@ fn a_member_without_disks_that_is_taken_out_of_the_configuration_is_forgotten() 
     let mut group = two_and_a_follower(&disk, "web", &shape.peers());
     let without = |writer| {
         let clean = LastRun::Clean { seq: Seq(1), served: false };
-        let mut join = shape.join(writer, 2, clean);
-        join.peers =
-            vec!["boundary=member".into(), "a=10.0.0.1".into(), "b=10.0.0.1,fd00::1".into()];
-        join
+        let peers = ["boundary=member", "a=10.0.0.1", "b=10.0.0.1,fd00::1"];
+        let peers = peers.map(str::to_owned).to_vec();
+        let tagging = Some(Tagging { form: shape.form, peers });
+        Attach { tagging, ..shape.writer(writer, 2, clean) }
     };
     for writer in 0..2 {
-        let said = join(&mut group, at_ms(40_000), &without(writer));
+        let said = attach(&mut group, at_ms(40_000), &without(writer));
         assert!(refused(&said).is_none(), "{said:?}");
     }
     // Nor is it waited for in a switch of all.
@@ -270,7 +272,7 @@ fn a_writer_that_is_added_takes_nothing_from_the_cut_that_was_told() {
         let told = group.told();
         (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
         let three = Shape { writers: 3, form };
-        let said = join(&mut group, at_ms(16_001), &three.join(2, 1, LastRun::Unknown));
+        let said = attach(&mut group, at_ms(16_001), &three.writer(2, 1, LastRun::Unknown));
         assert!(refused(&said).is_none(), "{said:?}");
         send(&mut group, record(2, 1, 600, &[]));
         group.flush();
@@ -286,36 +288,35 @@ fn a_disk_is_added_by_a_resync_and_the_form_changes_when_everything_is_in_the_cu
     let mut group = two(&disk, Form::Vector);
     let shape = Shape { writers: 2, form: Form::Vector };
     group.take_outputs();
-    let mut more = shape.join(0, 2, LastRun::Clean { seq: Seq(1), served: false });
+    let more = shape.writer(0, 2, LastRun::Clean { seq: Seq(1), served: false });
     let data = DiskSpec { id: DiskId(1), name: "data".into(), size_bytes: SIZE };
-    more.attach.disks.push(data);
-    let said = join(&mut group, at_ms(0), &more);
+    let more = but(more, |of| of.disks.push(data.clone()));
+    let said = attach(&mut group, at_ms(0), &more);
     assert_eq!(copy_of(&said), CopyState::Resyncing);
     let write = Record { disk: DiskId(1), ..record(0, 2, 20, &[]) };
     send(&mut group, write);
     send(&mut group, done(0, 3, 21, &[]));
     group.flush();
     assert_eq!(group.cut().get(WriterId(0)), Seq(3));
-    let fewer = shape.join(0, 3, LastRun::Clean { seq: Seq(3), served: false });
-    assert_eq!(refused(&join(&mut group, at_ms(0), &fewer)).unwrap().0, RefusalKind::Mismatch);
+    let fewer = shape.writer(0, 3, LastRun::Clean { seq: Seq(3), served: false });
+    assert_eq!(refused(&attach(&mut group, at_ms(0), &fewer)).unwrap().0, RefusalKind::Mismatch);
     // The form: with a record beyond the cut it must not change.
     send(&mut group, record(1, 2, 22, &[(0, 9)]));
     group.flush();
     (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
-    let mut hlc = Shape { writers: 2, form: Form::Hlc }.join(
-        0,
-        4,
-        LastRun::Clean { seq: Seq(3), served: false },
-    );
-    hlc.attach.disks.clone_from(&more.attach.disks);
+    let hlc = Shape { writers: 2, form: Form::Hlc };
+    let hlc = hlc.writer(0, 4, LastRun::Clean { seq: Seq(3), served: false });
+    let hlc = but(hlc, |of| of.disks.push(data));
     let now = at_ms(60_000);
-    assert_eq!(refused(&join(&mut group, now, &hlc)).unwrap().0, RefusalKind::Mismatch);
+    assert_eq!(refused(&attach(&mut group, now, &hlc)).unwrap().0, RefusalKind::Mismatch);
     let mut group = two(&Memory::new(), Form::Vector);
     group.take_outputs();
     (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
-    hlc.attach.disks.truncate(1);
-    hlc.attach.last_run = LastRun::Clean { seq: Seq(1), served: false };
-    let said = join(&mut group, now, &hlc);
+    let hlc = but(hlc, |of| {
+        of.disks.truncate(1);
+        of.last_run = LastRun::Clean { seq: Seq(1), served: false };
+    });
+    let said = attach(&mut group, now, &hlc);
     assert!(refused(&said).is_none(), "{said:?}");
     assert_eq!((group.state().form, group.cut()), (Form::Hlc, &vector(&[1, 1])));
 }
@@ -328,12 +329,12 @@ fn copied_beyond_the_cut(disk: &Memory, form: Form) -> Group<Memory> {
     group.flush();
     (0..2).for_each(|writer| group.connection_lost(link(writer).connection));
     let three = Shape { writers: 3, form };
-    let said = join(&mut group, at_ms(16_001), &three.join(2, 1, LastRun::Unknown));
+    let said = attach(&mut group, at_ms(16_001), &three.writer(2, 1, LastRun::Unknown));
     assert!(refused(&said).is_none(), "{said:?}");
-    join(
+    attach(
         &mut group,
         at_ms(16_001),
-        &three.join(0, 2, LastRun::Clean { seq: Seq(2), served: false }),
+        &three.writer(0, 2, LastRun::Clean { seq: Seq(2), served: false }),
     );
     send(&mut group, Record { copy: true, ..record(2, 1, 600, &[]) });
     group.flush();
@@ -365,7 +366,7 @@ fn who_was_added_is_not_waited_for_before_the_end_of_its_copy_is_in_the_cut() {
         // b comes back: then it is as the others.
         let mut whole = reopen(&disk.killed());
         let clean = LastRun::Clean { seq: Seq(2), served: false };
-        join(&mut whole, at_ms(0), &Shape { writers: 3, form }.join(1, 2, clean));
+        attach(&mut whole, at_ms(0), &Shape { writers: 3, form }.writer(1, 2, clean));
         send(&mut whole, record(1, 3, 700, &[]));
         whole.flush();
         let standings: Vec<_> = whole.status(at_ms(0)).writers.iter().map(|w| w.standing).collect();
@@ -439,18 +440,18 @@ fn a_member_without_disks_belongs_to_a_host_and_is_one_that_the_configuration_na
     let shape = Shape { writers: 2, form: Form::Vector };
     let mut group = two_and_a_follower(&disk, "web", &shape.peers());
     let link = Link { connection: ConnectionId(11), channel: Channel(3) };
-    let tried = |group: &mut Group<Memory>, host_of: u16, follow: &Follow| {
-        group.follow(at_ms(40_000), link, &host(host_of), follow);
+    let tried = |group: &mut Group<Memory>, host_of: u16, follower: &Attach| {
+        group.attach(at_ms(40_000), link, &host(host_of), follower);
         refused(&told(&group.take_outputs(), link)).map(|(kind, _)| kind)
     };
     let machine = Some(serde_json::from_str(r#"{"memory_mib": 32}"#).unwrap());
-    let taken = Follow { machine, ..shape.follow() };
+    let taken = Attach { machine, ..shape.follower() };
     assert_eq!(tried(&mut group, 3, &taken), Some(RefusalKind::Forbidden));
-    assert_eq!(manifest::read_machine(&disk, "web").unwrap().described, shape.follow().machine);
-    let unknown = Follow { member: "m1".into(), ..shape.follow() };
+    assert_eq!(manifest::read_machine(&disk, "web").unwrap().described, shape.follower().machine);
+    let unknown = Attach { member: "m1".into(), ..shape.follower() };
     assert_eq!(tried(&mut group, 3, &unknown), Some(RefusalKind::Invalid));
     assert_eq!(group.manifest.followers.keys().collect::<Vec<_>>(), ["web"]);
     group.move_member(at_ms(40_000), "web", &host(3)).unwrap();
-    assert_eq!(tried(&mut group, 2, &shape.follow()), Some(RefusalKind::Forbidden));
-    assert_eq!(tried(&mut group, 3, &shape.follow()), None);
+    assert_eq!(tried(&mut group, 2, &shape.follower()), Some(RefusalKind::Forbidden));
+    assert_eq!(tried(&mut group, 3, &shape.follower()), None);
 }

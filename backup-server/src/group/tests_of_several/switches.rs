@@ -31,7 +31,7 @@ fn comes_back(group: &mut Group<Memory>, writer: u16) {
     group.connection_lost(link(writer).connection);
     let seq = group.committed().get(WriterId(writer));
     let last_run = LastRun::Clean { seq, served: false };
-    group.join(at_ms(0), link(writer), &host(writer), &shape.join(writer, 2, last_run));
+    group.attach(at_ms(0), link(writer), &host(writer), &shape.writer(writer, 2, last_run));
 }
 
 fn names(names: &[&str]) -> Vec<Vec<String>> {
@@ -119,7 +119,7 @@ fn a_member_without_disks_has_a_lease_too() {
     let mut group = two_drained(&disk);
     let web = Link { connection: link(1).connection, channel: Channel(2) };
     let shape = Shape { writers: 2, form: Form::Vector };
-    group.follow(at_ms(0), web, &host(1), &shape.follow());
+    group.attach(at_ms(0), web, &host(1), &shape.follower());
     group.take_outputs();
     ready(&mut group, 0, true);
     assert_eq!(ready(&mut group, 1, true), [names(&["web"]), names(&["web"])]);

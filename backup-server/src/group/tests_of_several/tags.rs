@@ -27,7 +27,7 @@ fn every_member_is_told_the_same_keys_which_change_with_time() {
     group.take_outputs();
     let shape = Shape { writers: 2, form: Form::Vector };
     let web = Link { connection: ConnectionId(9), channel: Channel(3) };
-    group.follow(at_ms(0), web, &host(2), &shape.follow());
+    group.attach(at_ms(0), web, &host(2), &shape.follower());
     let first = terms(&told(&group.take_outputs(), web));
     assert_eq!(after_a_beacon(&mut group, at_ms(1), 0), first);
     assert_ne!(first.keys.current, first.keys.next);
@@ -39,7 +39,7 @@ fn every_member_is_told_the_same_keys_which_change_with_time() {
     // A host that hears of it later, and one that attaches to a server that was started again.
     assert_eq!(after_a_beacon(&mut group, day(1), 1).keys, next);
     let mut again = reopen(&disk.crash(&mut || false));
-    let said = join(&mut again, day(1), &shape.join(0, 1, LastRun::Continues { from: Seq(2) }));
+    let said = attach(&mut again, day(1), &shape.writer(0, 1, LastRun::Continues { from: Seq(2) }));
     assert_eq!(terms(&said).keys, next);
 }
 
@@ -73,6 +73,6 @@ fn a_writer_can_be_as_far_as_it_says_itself_and_what_a_backlog_holds() {
     assert_eq!(reachable(&mut group)[0], 1 + BACKLOG_MAX + LOST_MAX);
     // Somebody may wait for a number that its last run has lost.
     let shape = Shape { writers: 2, form: Form::Vector };
-    join(&mut group, at_ms(2), &shape.join(0, 2, LastRun::Unknown));
+    attach(&mut group, at_ms(2), &shape.writer(0, 2, LastRun::Unknown));
     assert_eq!(reachable(&mut group)[0], 1 + BACKLOG_MAX + LOST_MAX);
 }

@@ -130,8 +130,8 @@ impl Owner {
 
     pub(super) fn take_other(&mut self, event: Event) {
         match event {
-            Event::Attach { link, host, request, outbox, permit: _permit } => {
-                self.attach(link, &host, &request, outbox);
+            Event::Attach { link, host, attach, outbox, permit: _permit } => {
+                self.attach(link, &host, &attach, outbox);
             }
             Event::ConnectionLost(connection) => {
                 if let Phase::Live(group) = &mut self.phase {

@@ -8,32 +8,35 @@ use tidelock_protocol::ids::{
     Channel, DiskId, Epoch, Incarnation, MonoNanos, Nonce, RunId, WriterId,
 };
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{DiskSpec, LastRun, Mode};
+use tidelock_protocol::message::{DiskSpec, LastRun, Mode, Role, Writing};
 
 const LINK: Link = Link { connection: ConnectionId(1), channel: Channel(1) };
 const CHECKS: u64 = 40;
 const CHECK_BYTES: u32 = limits::DIGEST_CHUNK_MAX_BYTES;
 
-fn attach() -> AttachRequest {
+fn attach() -> Box<Attach> {
     let size_bytes = CHECKS * u64::from(CHECK_BYTES);
-    AttachRequest::Attach(Box::new(Attach {
+    Box::new(Attach {
         group: "g".into(),
         group_id: None,
         member: "vm".into(),
-        writer: WriterId(0),
         writers: vec!["vm".into()],
-        disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes }],
-        incarnation: Incarnation(1),
-        nonce: Nonce(1, 0),
-        before: Some(RunId { number: Incarnation(0), nonce: Nonce(0, 0) }),
-        marks: Vec::new(),
         epoch: Epoch(0),
-        last_run: LastRun::Unknown,
-        mode: Mode::Pipelined,
         lease_ms: 400,
         grace_ms: 600,
         machine: None,
-    }))
+        tagging: None,
+        role: Role::Writer(Writing {
+            writer: WriterId(0),
+            disks: vec![DiskSpec { id: DiskId(0), name: "root".into(), size_bytes }],
+            incarnation: Incarnation(1),
+            nonce: Nonce(1, 0),
+            before: Some(RunId { number: Incarnation(0), nonce: Nonce(0, 0) }),
+            marks: Vec::new(),
+            last_run: LastRun::Unknown,
+            mode: Mode::Pipelined,
+        }),
+    })
 }
 
 fn checks() -> Vec<Frame> {
@@ -74,8 +77,8 @@ impl Attached {
         let mut owner = Owner::new("g", &group, &snapshots, options, 1 << 20, reserve);
         let outbox = Arc::new(Outbox::default());
         let permit = owner.inbox.room_for(1).await.unwrap();
-        let (host, request, to) = ("host-a".to_owned(), attach(), Arc::clone(&outbox));
-        owner.handle(Event::Attach { link: LINK, host, request, outbox: to, permit });
+        let (host, attach, to) = ("host-a".to_owned(), attach(), Arc::clone(&outbox));
+        owner.handle(Event::Attach { link: LINK, host, attach, outbox: to, permit });
         owner.turn();
         let answer = sent(&outbox).await;
         assert!(answer.iter().any(|of| matches!(of, Message::Attached(_))), "{answer:?}");

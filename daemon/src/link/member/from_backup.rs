@@ -1,15 +1,14 @@
 //! What the backup tells a member: where its stream stands, what is committed, and whether it is wanted.
 
 use super::super::Refusal;
-use super::super::port::FromLink;
+use super::super::port::{AttachedStream, FromLink};
 use super::super::queue::Queue;
 use super::judging::ANSWERS_MAX;
 use super::{Member, MemberError, Phase};
 use tidelock_protocol::ids::{Epoch, GroupId, MonoNanos, Seq};
 use tidelock_protocol::message::{
-    Attached, Basis, CopyState, Followed, Message, Mode, Progress, RefusalKind,
+    Attached, Basis, CopyState, Message, Mode, Progress, RefusalKind, StreamState, Writing,
 };
-use tidelock_protocol::vector::CountVector;
 
 /// At most 15 beacons pass between two attempts of a member that is refused: with the usual lease 40 s.
 const BEACONS_PASSED_LOG2_MAX: u32 = 4;
@@ -40,18 +39,10 @@ impl<T> Member<T> {
     /// A message of the backup for this member.
     pub fn receive(&mut self, message: Message, now: MonoNanos) -> Result<(), MemberError> {
         match (message, self.phase) {
-            (Message::Attached(attached), Phase::Attaching) if !self.is_follower() => {
+            (Message::Attached(attached), Phase::Attaching | Phase::Attached)
+                if self.awaits(&attached) =>
+            {
                 self.attached(attached, now)
-            }
-            // Asked anew on the same connection, to compare.
-            (Message::Attached(attached), Phase::Attached) if self.says_differs => {
-                self.attached(attached, now)
-            }
-            (Message::Committed { durable, committed }, Phase::Attached) => {
-                self.committed(durable, &committed, now)
-            }
-            (Message::Followed(followed), Phase::Attaching) if self.is_follower() => {
-                self.followed(&followed)
             }
             (Message::Progress(progress), Phase::Attached) => self.progress(&progress, now),
             (Message::Sound { id }, Phase::Attached) => {
@@ -165,18 +156,44 @@ impl<T> Member<T> {
         }
     }
 
-    fn followed(&mut self, followed: &Followed) -> Result<(), MemberError> {
-        if !self.is_same_group(followed.group_id) {
+    /// True if this answers a question: to be attached, or on the same connection to compare. A writer has a stream, and
+    /// nobody else.
+    fn awaits(&self, attached: &Attached) -> bool {
+        let is_asked = self.phase == Phase::Attaching || self.says_differs;
+        is_asked && attached.stream.is_some() == self.writer().is_some()
+    }
+
+    fn attached(&mut self, attached: Attached, now: MonoNanos) -> Result<(), MemberError> {
+        let Attached { group_id, epoch, progress, stream } = attached;
+        if !self.is_same_group(group_id) {
             return Ok(());
         }
-        self.keep_granted(followed.epoch, followed.group_id)?;
-        self.stats.set_refusal(None);
+        let compares = std::mem::take(&mut self.says_differs);
+        if compares && stream.as_ref().is_some_and(|stream| stream.copy == CopyState::Whole) {
+            return Err(self.unexpected("whole copy"));
+        }
+        self.keep_granted(epoch, group_id, stream.as_ref().map(|stream| &stream.basis))?;
+        let first = match &stream {
+            Some(stream) => self.stream_goes_on(progress.durable, stream, compares)?,
+            None => false,
+        };
         self.phase = Phase::Attached;
         (self.last_refusal, self.refusals, self.beacons_to_pass) = (None, 0, 0);
+        self.was_attached = true;
+        self.is_unwanted = false;
         self.wants_lease = true;
+        // A group that was opened anew since it stalled does not say that it goes on; one that
+        // is still stalled says so right after this.
+        self.is_stalled = false;
         self.stats.set_stalled(None);
-        self.publish_stats();
-        self.heard_progress(&followed.progress);
+        self.heard_progress(&progress, now);
+        if let Some(stream) = stream {
+            let attached = AttachedStream { epoch, durable: progress.durable, stream };
+            let message = FromLink::Attached { attached, first, compares };
+            self.port.send((self.to_owner)(message));
+            self.answers.push_back(Message::Begun);
+            self.answers.push_back(Message::Logged(self.log));
+        }
         self.say_policy();
         self.ask_floor();
         self.ask_for_bookmarks();
@@ -184,28 +201,41 @@ impl<T> Member<T> {
         Ok(())
     }
 
-    fn attached(&mut self, attached: Attached, now: MonoNanos) -> Result<(), MemberError> {
-        if !self.is_same_group(attached.group_id) {
-            return Ok(());
+    /// Before anything is sent or admitted: the backup goes by the run before until it is told that this one is here.
+    /// `basis`: what it has attached a writer by.
+    fn keep_granted(
+        &mut self,
+        epoch: Epoch,
+        group_id: GroupId,
+        basis: Option<&Basis>,
+    ) -> Result<(), MemberError> {
+        let run = self.attach.writing().map(Writing::run);
+        let kept = match (run, basis) {
+            (Some(run), Some(basis)) => self.keeper.begin(run, epoch, group_id, basis),
+            _ => self.keeper.keep(epoch, group_id),
+        };
+        kept.map_err(|source| MemberError::Epoch { member: self.attach.member.clone(), source })?;
+        (self.attach.epoch, self.attach.group_id) = (epoch, Some(group_id));
+        if let Some(writing) = self.attach.writing_mut() {
+            writing.before = run;
         }
-        let compares = std::mem::take(&mut self.says_differs);
-        if compares && attached.copy == CopyState::Whole {
-            return Err(self.unexpected("whole copy"));
-        }
-        // Before anything is sent or admitted: the backup goes by the run before until it is told that this one is here.
-        let (run, epoch, id) = (self.attach.run(), attached.epoch, attached.group_id);
-        self.keeper
-            .begin(run, epoch, id, &attached.basis)
-            .map_err(|source| MemberError::Epoch { member: self.attach.member.clone(), source })?;
-        (self.attach.epoch, self.attach.group_id, self.attach.before) =
-            (epoch, Some(id), Some(run));
-        if !self.was_attached && attached.basis != Basis::Continues {
+        Ok(())
+    }
+
+    /// The stream goes on after what is durable, or begins there. Returns whether it begins.
+    fn stream_goes_on(
+        &mut self,
+        durable: Seq,
+        stream: &StreamState,
+        compares: bool,
+    ) -> Result<bool, MemberError> {
+        if !self.was_attached && stream.basis != Basis::Continues {
             // The backup has not accepted the stream that an earlier process left on disk: nothing of it is sent.
             (self.sender, self.held_to) = (None, None);
         }
         // Before the first lease: nothing leaves that may depend on what the backup lacks.
-        let must_compare = attached.copy == CopyState::Resyncing
-            || (self.is_of_several() && attached.copy.told() == CopyState::Partial);
+        let must_compare = stream.copy == CopyState::Resyncing
+            || (self.is_of_several() && stream.copy.told() == CopyState::Partial);
         if must_compare {
             self.gate.hold_for_resync(true);
             // The end of the comparison lets it go.
@@ -218,47 +248,15 @@ impl<T> Member<T> {
         }
         let first = self.sender.is_none();
         let on_disk = &self.on_disk;
-        let sender =
-            self.sender.get_or_insert_with(|| Queue::new(attached.durable, on_disk.clone()));
+        let sender = self.sender.get_or_insert_with(|| Queue::new(durable, on_disk.clone()));
         if compares {
             (self.stands, self.wants_compare) = (false, false);
             self.compared_from = sender.admitted().next();
         }
-        if let Err(error) = sender.attached(attached.durable, attached.begun) {
-            return Err(self.broken(error));
+        match sender.attached(durable, stream.begun) {
+            Ok(()) => Ok(first),
+            Err(error) => Err(self.broken(error)),
         }
-        self.are_durable(attached.durable, now);
-        self.phase = Phase::Attached;
-        (self.last_refusal, self.refusals, self.beacons_to_pass) = (None, 0, 0);
-        self.was_attached = true;
-        self.is_unwanted = false;
-        self.wants_lease = true;
-        // A group that was opened anew since it stalled does not say that it goes on; one that
-        // is still stalled says so right after this.
-        self.is_stalled = false;
-        self.stats.set_stalled(None);
-        self.gate.committed(&attached.committed);
-        self.let_gate_go(attached.committed.get(self.attach.writer));
-        self.port.set_acked(attached.durable, attached.committed.get(self.attach.writer));
-        let message = FromLink::Attached { attached, first, compares };
-        self.port.send((self.to_owner)(message));
-        self.publish_stats();
-        self.answers.push_back(Message::Begun);
-        self.answers.push_back(Message::Logged(self.log));
-        self.say_policy();
-        self.ask_floor();
-        self.ask_for_bookmarks();
-        self.say_switch();
-        Ok(())
-    }
-
-    fn keep_granted(&mut self, epoch: Epoch, group_id: GroupId) -> Result<(), MemberError> {
-        let member = || self.attach.member.clone();
-        self.keeper
-            .keep(epoch, group_id)
-            .map_err(|source| MemberError::Epoch { member: member(), source })?;
-        (self.attach.epoch, self.attach.group_id) = (epoch, Some(group_id));
-        Ok(())
     }
 
     /// Another group of this name is as good as a refusal: nothing is sent to it.
@@ -276,40 +274,29 @@ impl<T> Member<T> {
     }
 
     fn progress(&mut self, progress: &Progress, now: MonoNanos) -> Result<(), MemberError> {
-        self.heard_progress(progress);
-        if self.is_follower() {
-            return Ok(());
+        if let Some(sender) = &mut self.sender
+            && let Err(error) = sender.committed(progress.durable)
+        {
+            return Err(self.broken(error));
         }
-        self.committed(progress.durable, &progress.committed, now)
+        self.heard_progress(progress, now);
+        Ok(())
     }
 
-    fn heard_progress(&self, progress: &Progress) {
+    fn heard_progress(&mut self, progress: &Progress, now: MonoNanos) {
+        // The gate first: clients wait for it.
         self.gate.committed(&progress.committed);
         self.gate.watermark(progress.watermark);
+        if let Some(writer) = self.writer() {
+            let (durable, committed) = (progress.durable, progress.committed.get(writer));
+            self.let_gate_go(committed);
+            self.port.set_acked(durable, committed);
+            self.are_durable(durable, now);
+        }
         self.stats.set_watermark(progress.watermark, progress.frontier);
         self.port.set_frontier(progress.frontier);
         self.port.set_told(&progress.committed, progress.watermark);
-    }
-
-    fn committed(
-        &mut self,
-        durable: Seq,
-        committed: &CountVector,
-        now: MonoNanos,
-    ) -> Result<(), MemberError> {
-        let Some(sender) = self.sender.as_mut() else {
-            return Err(self.unexpected("acknowledgement"));
-        };
-        if let Err(error) = sender.committed(durable) {
-            return Err(self.broken(error));
-        }
-        // The gate first: clients wait for it.
-        self.gate.committed(committed);
-        self.let_gate_go(committed.get(self.attach.writer));
-        self.port.set_acked(durable, committed.get(self.attach.writer));
-        self.are_durable(durable, now);
         self.publish_stats();
-        Ok(())
     }
 
     /// Guests' writes up to here wait no longer.
@@ -324,11 +311,11 @@ impl<T> Member<T> {
     /// to a guest, what was admitted may have been.
     fn sounded(&mut self, id: u64) {
         let (mut pending, hlc) = self.gate.pending();
-        if let Some(sender) = &self.sender {
+        if let (Some(sender), Some(writer)) = (&self.sender, self.writer()) {
             let admitted = sender.admitted();
             // What has no record is there with what is recorded next: C reaches that when all is compared.
             let reaches = if self.stands { admitted.next() } else { admitted };
-            pending.raise(self.attach.writer, reaches.max(self.compared_from));
+            pending.raise(writer, reaches.max(self.compared_from));
         }
         self.answers.push_back(Message::Sounded { id, pending, hlc });
     }
@@ -375,7 +362,7 @@ impl<T> Member<T> {
 
     pub(super) fn tell_refusal(&mut self, refusal: Refusal) {
         self.phase = Phase::Refused;
-        if self.is_follower() {
+        if self.writer().is_none() {
             self.stats.set_refusal(Some(refusal.reason.clone()));
         }
         self.port.send((self.to_owner)(FromLink::Refused(refusal)));

@@ -3,7 +3,7 @@
 use super::super::port::{FromLink, ToLink};
 use super::{Member, Phase};
 use bytes::BytesMut;
-use tidelock_protocol::message::{LastRun, Message};
+use tidelock_protocol::message::{LastRun, Message, Writing};
 use tidelock_protocol::record::{Effect, Record};
 
 impl<T> Member<T> {
@@ -33,7 +33,9 @@ impl<T> Member<T> {
                 }
             }
             ToLink::Mode(mode) => {
-                self.attach.mode = mode;
+                if let Some(writing) = self.attach.writing_mut() {
+                    writing.mode = mode;
+                }
                 self.control(Message::ModeChanged { mode }, out);
             }
             ToLink::Policy(policy) => {
@@ -98,14 +100,18 @@ impl<T> Member<T> {
         }
     }
 
+    /// True if its attachment says that the last run ended cleanly.
+    fn says_clean(&self) -> bool {
+        let writing = self.attach.writing();
+        writing.is_some_and(|writing| matches!(writing.last_run, LastRun::Clean { .. }))
+    }
+
     /// While an answer to "the last run ended cleanly" may come, nothing may be written that makes it untrue. The
     /// connection ends when nothing comes, and then it was not said.
     pub(super) fn let_serve_unrecorded(&mut self) {
         let may_be_attached = match self.phase {
             Phase::Attached => true,
-            Phase::Attaching => {
-                self.sender.is_some() || matches!(self.attach.last_run, LastRun::Clean { .. })
-            }
+            Phase::Attaching => self.sender.is_some() || self.says_clean(),
             Phase::Detached | Phase::Refused => false,
         };
         if !self.wants_unrecorded || self.was_attached || self.is_unwanted || may_be_attached {
@@ -125,7 +131,9 @@ impl<T> Member<T> {
             // The gate was held for the backlog of an earlier process, which is given up here.
             self.gate.hold_for_resync(false);
         }
-        if let LastRun::Clean { served, .. } = &mut self.attach.last_run {
+        if let Some(Writing { last_run: LastRun::Clean { served, .. }, .. }) =
+            self.attach.writing_mut()
+        {
             *served = true;
         }
         self.port.send((self.to_owner)(FromLink::MayServeUnrecorded));

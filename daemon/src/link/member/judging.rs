@@ -5,7 +5,7 @@ use crate::link::queue::QueueError;
 use tidelock_protocol::bounds::{self, Implausible, Plausible, SEQ_OF_REMOVED};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq};
-use tidelock_protocol::message::{Attached, Basis, Followed, Message};
+use tidelock_protocol::message::{Attached, Basis, Message, StreamState};
 use tidelock_protocol::sender::SenderError;
 use tidelock_protocol::vector::CountVector;
 
@@ -38,43 +38,33 @@ impl<T> Member<T> {
         let (Message::Floor { pending, .. } | Message::FloorIs { pending, .. }) = message else {
             return Ok(());
         };
+        let Some(writer) = self.writer() else { return Ok(()) };
         let admitted = self.sender.as_ref().map_or(Seq::ZERO, |sender| sender.admitted());
-        let own = CountVector::of(self.attach.writer, pending.get(self.attach.writer));
-        let is_writer = !self.is_follower();
-        let have = CountVector::of(self.attach.writer, admitted);
-        if is_writer {
-            bounds::within_reach("the seq that somebody waits for", &own, &have)
-        } else {
-            Ok(())
-        }
+        let own = CountVector::of(writer, pending.get(writer));
+        let have = CountVector::of(writer, admitted);
+        bounds::within_reach("the seq that somebody waits for", &own, &have)
     }
 
     /// Nothing is durable that was never sent, and C has nothing of this writer that is not durable.
     fn may_be_durable(&self, message: &Message) -> Result<(), MemberError> {
-        let (durable, committed, is_known) = match message {
+        let (progress, is_known) = match message {
             // The count of an earlier process is not known here.
-            Message::Attached(attached) => {
-                (attached.durable, &attached.committed, self.was_attached)
-            }
-            Message::Committed { durable, committed } => {
-                (*durable, committed, self.phase == Phase::Attached)
-            }
-            Message::Progress(progress) => {
-                (progress.durable, &progress.committed, self.phase == Phase::Attached)
-            }
+            Message::Attached(attached) => (&attached.progress, self.was_attached),
+            Message::Progress(progress) => (progress, self.phase == Phase::Attached),
             _ => return Ok(()),
         };
-        if self.is_follower() {
-            return Ok(());
-        }
-        let own = committed.get(self.attach.writer);
+        let Some(writer) = self.writer() else { return Ok(()) };
+        let (durable, own) = (progress.durable, progress.committed.get(writer));
         if own > durable && own != SEQ_OF_REMOVED {
             return Err(self.unexpected("cut that has more than is durable"));
         }
         match &self.sender {
             // A backup whose data is of another moment has the stream of another run: this one cannot go on there.
             Some(sender) if is_known && !sender.may_be_durable(durable) => match message {
-                Message::Attached(Attached { basis: Basis::Everything { .. }, .. }) => {
+                Message::Attached(Attached {
+                    stream: Some(StreamState { basis: Basis::Everything { .. }, .. }),
+                    ..
+                }) => {
                     let source = SenderError::Unsent { durable, sent: sender.admitted() };
                     Err(self.broken(QueueError::Stream(source)))
                 }
@@ -86,13 +76,10 @@ impl<T> Member<T> {
 
     /// Epochs count from 1: no record of another one can be sent.
     fn is_granted(&self, message: &Message) -> Result<(), MemberError> {
-        let (Message::Attached(Attached { epoch, .. }) | Message::Followed(Followed { epoch, .. })) =
-            message
-        else {
-            return Ok(());
-        };
-        match *epoch {
-            Epoch(0) => Err(self.unexpected("attachment without an epoch")),
+        match message {
+            Message::Attached(Attached { epoch: Epoch(0), .. }) => {
+                Err(self.unexpected("attachment without an epoch"))
+            }
             _ => Ok(()),
         }
     }

@@ -16,8 +16,8 @@ use bytes::BytesMut;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidelock_protocol::bounds::Implausible;
-use tidelock_protocol::ids::{Channel, MonoNanos, Seq};
-use tidelock_protocol::message::{Attach, Form, LogAge, Message, Mode, Policy, RefusalKind};
+use tidelock_protocol::ids::{Channel, MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{Attach, LogAge, Message, Policy, RefusalKind};
 use tidelock_protocol::sender::SenderError;
 
 /// Why a connection ends because of one of its members.
@@ -85,30 +85,8 @@ enum Phase {
     Refused,
 }
 
-/// How a member is on the link.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Presence {
-    /// The only member of its group, whose packets are not tagged.
-    Alone,
-    /// A writer among several members.
-    Writer {
-        /// How packets are tagged.
-        form: Form,
-        /// All members and their addresses.
-        peers: Vec<String>,
-    },
-    /// A member without disks: there is no stream.
-    Follower {
-        /// How packets are tagged.
-        form: Form,
-        /// All members and their addresses.
-        peers: Vec<String>,
-    },
-}
-
 /// One member on the link.
 pub struct Member<T> {
-    presence: Presence,
     /// Answers to the backup's questions.
     answers: VecDeque<Message>,
     bookmarks: Bookmarks,
@@ -184,8 +162,6 @@ pub struct Member<T> {
 
 /// What a member is made of.
 pub struct MemberParts<T> {
-    /// How it is there.
-    pub presence: Presence,
     /// The attachment as at the start of this run. Writes wait for the backup's answer, unless guests are served without it.
     pub attach: Attach,
     /// Age of the activity log.
@@ -222,7 +198,6 @@ impl<T> Member<T> {
     #[must_use]
     pub fn new(parts: MemberParts<T>) -> Self {
         let MemberParts {
-            presence,
             attach,
             log,
             policy,
@@ -246,7 +221,6 @@ impl<T> Member<T> {
             Queue::left(left, on_disk)
         });
         let mut member = Self {
-            presence,
             answers: VecDeque::new(),
             bookmarks: Bookmarks::default(),
             attach,
@@ -325,7 +299,12 @@ impl<T> Member<T> {
 
     /// True if its group may have several members.
     fn is_of_several(&self) -> bool {
-        self.presence != Presence::Alone
+        self.attach.tagging.is_some()
+    }
+
+    /// Its index among the writers; `None`: it has no disks, and there is no stream.
+    fn writer(&self) -> Option<WriterId> {
+        self.attach.writing().map(|writing| writing.writer)
     }
 
     /// The connection is gone.
@@ -343,10 +322,6 @@ impl<T> Member<T> {
         self.stats.set_stalled(None);
         self.publish_stats();
         self.let_serve_unrecorded();
-    }
-
-    fn is_follower(&self) -> bool {
-        matches!(self.presence, Presence::Follower { .. })
     }
 
     /// The stream cannot go on, nor can a later run go on with what is on disk.
@@ -387,12 +362,6 @@ impl<T> Member<T> {
     #[must_use]
     pub fn channel(&self) -> Channel {
         self.channel
-    }
-
-    /// The mode to announce at the next attachment.
-    #[must_use]
-    pub fn mode(&self) -> Mode {
-        self.attach.mode
     }
 
     /// The backup receives bytes of this connection, and has nothing whole to answer yet.

@@ -1,39 +1,23 @@
 //! What a member tells the backup and asks it.
 
-use super::{Member, MemberError, Phase, Presence};
+use super::{Member, MemberError, Phase};
 use bytes::BytesMut;
 use tidelock_protocol::frame;
 use tidelock_protocol::ids::MonoNanos;
-use tidelock_protocol::message::{Follow, Form, Join, LastRun, Message, UNASKED};
+use tidelock_protocol::message::{Form, LastRun, Message, Tagging, UNASKED};
 use tidelock_protocol::sender::Transmit;
 
 impl<T> Member<T> {
     pub(super) fn ask_to_be_attached(&mut self, out: &mut BytesMut) {
         self.says_differs = self.wants_compare;
         let mut attach = self.attach.clone();
-        attach.last_run = match &self.sender {
-            Some(_) if self.wants_compare => LastRun::Unclean { log: self.log },
-            Some(sender) => sender.last_run(),
-            None => attach.last_run,
-        };
-        let message = match self.presence.clone() {
-            Presence::Alone => Message::Attach(Box::new(attach)),
-            Presence::Writer { form, peers } => {
-                Message::Join(Box::new(Join { attach, form, peers }))
-            }
-            Presence::Follower { form, peers } => Message::Follow(Box::new(Follow {
-                group: attach.group,
-                group_id: attach.group_id,
-                member: attach.member,
-                writers: attach.writers,
-                form,
-                peers,
-                epoch: attach.epoch,
-                lease_ms: attach.lease_ms,
-                grace_ms: attach.grace_ms,
-                machine: attach.machine,
-            })),
-        };
+        if let (Some(sender), Some(writing)) = (&self.sender, attach.writing_mut()) {
+            writing.last_run = match self.wants_compare {
+                true => LastRun::Unclean { log: self.log },
+                false => sender.last_run(),
+            };
+        }
+        let message = Message::Attach(Box::new(attach));
         frame::encode_control(self.channel, &message, out);
     }
 
@@ -95,10 +79,7 @@ impl<T> Member<T> {
     /// for a time that nobody has a reason to reach. Only the backup can see that. Mostly they are
     /// on their way, and nothing comes of it.
     fn say_what_is_awaited(&mut self, out: &mut BytesMut) {
-        let form = match &self.presence {
-            Presence::Alone => return,
-            Presence::Writer { form, .. } | Presence::Follower { form, .. } => form,
-        };
+        let Some(Tagging { form, .. }) = self.attach.tagging else { return };
         let (pending, hlc) = self.gate.pending();
         let (committed, watermark) = self.port.told();
         let is_covered = match form {

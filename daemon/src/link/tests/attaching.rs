@@ -42,7 +42,7 @@ fn a_run_is_on_record_before_it_says_so_and_says_so_first() {
         let mut out = BytesMut::new();
         b.member.connected(&mut out);
         match frame::decode(&mut out).unwrap() {
-            Some(Frame::Control(_, Message::Attach(attach))) => attach.before,
+            Some(Frame::Control(_, Message::Attach(attach))) => attach.writing().unwrap().before,
             other => panic!("{other:?}"),
         }
     };
@@ -101,11 +101,10 @@ fn a_backup_that_has_the_stream_of_another_run_ends_the_run() {
         b.member.disconnected();
         b.admit(5..=6);
         b.connect();
-        let Message::Attached(told) = attached(durable, durable, CopyState::Resyncing) else {
-            unreachable!()
-        };
-        let basis = Basis::Everything { why: "the record is of another run".into() };
-        let told = Message::Attached(Attached { basis, ..told });
+        let why = "the record is of another run".to_owned();
+        let told = attached_but(&attached(durable, durable, CopyState::Resyncing), |told| {
+            told.stream.as_mut().unwrap().basis = Basis::Everything { why };
+        });
         let judged = b.member.judge(&told, u64::MAX);
         assert!(matches!(judged, Err(MemberError::Stream { .. })), "{durable}: {judged:?}");
     }
@@ -136,11 +135,8 @@ fn fenced_is_for_good_and_other_refusals_are_asked_again() {
 /// The backup may have been reverted to a copy that knows nothing of the recovery.
 #[test]
 fn what_a_run_before_was_fenced_for_holds_from_the_start_and_nothing_is_asked() {
-    let writer = (Presence::Alone, CLEAN);
-    let form = Form::Vector;
-    let follower = (Presence::Follower { form, peers: vec![] }, LastRun::Unknown);
-    for (presence, last_run) in [writer, follower] {
-        let mut b = bench_with(presence, last_run, None, None, Some("it was recovered"));
+    for attach in [alone(CLEAN), follower(Form::Vector)] {
+        let mut b = bench_with(attach, None, None, Some("it was recovered"));
         assert_eq!(b.told.take(), ["fence"], "before anything else");
         match b.heard.try_recv() {
             Ok(FromLink::Refused(refusal)) => assert_eq!(refusal.reason, "it was recovered"),
@@ -162,10 +158,10 @@ fn another_group_of_the_same_name_gets_nothing() {
     b.told.take();
     b.member.disconnected();
     b.connect();
-    let Message::Attached(known) = attached(0, 0, CopyState::Empty) else { unreachable!() };
-    let other = Attached { group_id: GroupId([8; 16]), ..known };
+    let known = attached(0, 0, CopyState::Empty);
+    let other = attached_but(&known, |told| told.group_id = GroupId([8; 16]));
     while b.heard.try_recv().is_ok() {}
-    b.member.receive(Message::Attached(other), NOW).unwrap();
+    b.member.receive(other, NOW).unwrap();
     match b.heard.try_recv() {
         Ok(FromLink::Refused(refusal)) => {
             assert_eq!(refusal.kind, RefusalKind::Mismatch);
@@ -244,14 +240,10 @@ fn acknowledgements_reach_the_gate_first_and_are_never_for_what_was_not_sent() {
     b.admit(1..=3);
     assert_eq!(b.sent(), [1, 2, 3]);
     b.told.take();
-    let ack = |seq| Message::Committed {
-        durable: Seq(seq),
-        committed: CountVector::of(WRITER, Seq(seq)),
-    };
-    b.member.receive(ack(2), NOW).unwrap();
+    b.member.receive(acked(2), NOW).unwrap();
     assert_eq!(b.told.take(), ["C <2>"]);
     assert_eq!(b.port.acked(), (Seq(2), Seq(2)));
-    assert!(matches!(b.member.receive(ack(4), NOW), Err(MemberError::Stream { .. })));
+    assert!(matches!(b.member.receive(acked(4), NOW), Err(MemberError::Stream { .. })));
 }
 
 /// A member of which an earlier process has left records 4 to 9 on disk.
@@ -265,7 +257,7 @@ fn bench_that_goes_on(directory: &std::path::Path) -> Bench {
     meter.spill(6);
     let on_disk = OnDisk { files, meter };
     let left = Spilled { at, first: Seq(4), last: Seq(9), payload_bytes: 6 * 512 };
-    bench_with(Presence::Alone, LastRun::Unknown, None, Some((on_disk, left)), None)
+    bench_with(alone(LastRun::Unknown), None, Some((on_disk, left)), None)
 }
 
 #[test]
@@ -277,13 +269,9 @@ fn what_an_earlier_process_left_is_sent_and_the_gate_is_let_go_when_the_backup_h
     b.member.receive(attached(5, 5, CopyState::Whole), NOW).unwrap();
     assert!(matches!(b.heard.try_recv(), Ok(FromLink::Attached { first: false, .. })));
     assert_eq!(b.sent(), [6, 7, 8, 9]);
-    let committed = |seq| Message::Committed {
-        durable: Seq(seq),
-        committed: CountVector::of(WRITER, Seq(seq)),
-    };
-    b.member.receive(committed(8), NOW).unwrap();
+    b.member.receive(acked(8), NOW).unwrap();
     assert_eq!(b.told.take(), ["epoch 1", "C <5>", "C <8>"], "clients may know of 9");
-    b.member.receive(committed(9), NOW).unwrap();
+    b.member.receive(acked(9), NOW).unwrap();
     assert_eq!(b.told.take(), ["C <9>", "hold false"]);
     b.admit(10..=10);
     assert_eq!(b.sent(), [10]);

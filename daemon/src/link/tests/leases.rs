@@ -73,10 +73,7 @@ fn the_backup_hears_the_newest_policy_last() {
 
 #[test]
 fn what_was_heard_while_others_were_in_mode_async_is_asked_for_by_who_comes_then() {
-    let mut b = bench_of(
-        Presence::Writer { form: Form::Vector, peers: vec![] },
-        LastRun::Clean { seq: Seq(0), served: false },
-    );
+    let mut b = bench_of(tagged(Form::Vector, LastRun::Clean { seq: Seq(0), served: false }));
     b.member.connected(&mut BytesMut::new());
     b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
     b.member.receive(Message::Unheard, NOW).unwrap();
@@ -91,7 +88,7 @@ fn what_was_heard_while_others_were_in_mode_async_is_asked_for_by_who_comes_then
 #[test]
 fn a_beacon_says_what_the_member_waits_for() {
     for form in [Form::Vector, Form::Hlc] {
-        let mut b = bench_of(Presence::Follower { form, peers: vec![] }, LastRun::Unknown);
+        let mut b = bench_of(follower(form));
         let mut out = BytesMut::new();
         b.member.connected(&mut out);
         out.clear();
@@ -100,8 +97,7 @@ fn a_beacon_says_what_the_member_waits_for() {
             watermark: Hlc(hlc),
             ..Progress::default()
         };
-        let followed = Followed { group_id: GROUP_ID, epoch: Epoch(1), progress: progress(6, 60) };
-        b.member.receive(Message::Followed(followed), NOW).unwrap();
+        b.member.receive(followed(progress(6, 60)), NOW).unwrap();
         b.member.receive(Message::PolicyKept(POLICY), NOW).unwrap();
         b.sent();
         let pending = CountVector::of(WRITER, Seq(7));
@@ -125,8 +121,7 @@ fn a_beacon_says_what_the_member_waits_for() {
 
 #[test]
 fn a_member_of_whom_it_was_not_seen_what_it_heard_asks_until_it_is_told() {
-    let form = Form::Vector;
-    let mut b = bench_of(Presence::Writer { form, peers: vec![] }, LastRun::Unknown);
+    let mut b = bench_of(tagged(Form::Vector, LastRun::Unknown));
     let asked = |b: &mut Bench| {
         let mut out = BytesMut::new();
         b.member.fill(&mut out, 1 << 20).unwrap();

@@ -23,40 +23,40 @@ fn terms(reachable: CountVector) -> TagTerms {
     TagTerms { keys: TagKeys::only(TagKey([1, 2])), reachable }
 }
 
-fn progress(durable: u64, committed: u64, watermark: Hlc, frontier: Hlc) -> Progress {
-    let committed = CountVector::of(WRITER, Seq(committed));
-    Progress { durable: Seq(durable), committed, watermark, frontier }
-}
-
 /// One such time has ended the daemons of all hosts of a group at every start.
 #[test]
 fn what_cannot_be_true_ends_the_connection_and_leaves_nothing() {
     let far = Hlc::new(clock::wall_ms() + 8 * 3_600_000, 0);
-    let Message::Attached(good) = attached(0, 0, CopyState::Whole) else { unreachable!() };
+    let none = CountVector::new();
+    let own = |seq| CountVector::of(WRITER, Seq(seq));
+    let good = attached(0, 0, CopyState::Whole);
+    let with_hlc = |hlc| attached_but(&good, |told| told.stream.as_mut().unwrap().last_hlc = hlc);
+    let with_epoch = |epoch| attached_but(&good, |told| told.epoch = epoch);
+    let with = |progress| attached_but(&good, |told| told.progress = progress);
+    let of_another = CountVector::of(WriterId(9), Seq(FAR - 1));
     for lie in [
-        Attached { last_hlc: far, ..good.clone() },
-        Attached { last_hlc: Hlc(FAR), ..good.clone() },
-        Attached { durable: Seq(FAR), ..good.clone() },
-        Attached { epoch: Epoch(0), ..good.clone() },
-        Attached { epoch: Epoch(FAR), ..good.clone() },
-        Attached { epoch: EPOCH_MAX.next(), ..good.clone() },
-        Attached { committed: CountVector::of(WriterId(9), Seq(FAR - 1)), ..good.clone() },
+        with_hlc(far),
+        with_hlc(Hlc(FAR)),
+        with_epoch(Epoch(0)),
+        with_epoch(Epoch(FAR)),
+        with_epoch(EPOCH_MAX.next()),
+        with(progress(FAR, 0, Hlc(0), Hlc(0))),
+        with(progress(0, 0, far, Hlc(0))),
+        with(progress(0, 0, Hlc(0), Hlc(FAR))),
+        with(Progress { committed: of_another, ..Progress::default() }),
     ] {
         let mut b = bench(LastRun::Unknown);
         b.connect();
-        disbelieved(&mut b, Message::Attached(lie));
+        disbelieved(&mut b, lie);
         assert_eq!(b.told.take(), [""; 0]);
         assert!(b.heard.try_recv().is_err(), "the owner hears nothing of it");
         b.member.disconnected();
         b.connect();
-        hear(&mut b, Message::Attached(good.clone())).unwrap();
+        hear(&mut b, good.clone()).unwrap();
     }
-    let none = CountVector::new();
-    let own = |seq| CountVector::of(WRITER, Seq(seq));
     for lie in [
-        Message::Committed { durable: Seq(FAR), committed: none.clone() },
-        Message::Committed { durable: Seq(3), committed: none.clone() },
-        Message::Committed { durable: Seq(0), committed: own(FAR - 1) },
+        Message::Progress(progress(FAR, 0, Hlc(0), Hlc(0))),
+        Message::Progress(progress(0, FAR - 1, Hlc(0), Hlc(0))),
         Message::Progress(progress(3, 0, Hlc(0), Hlc(0))),
         Message::Progress(progress(0, 0, far, Hlc(0))),
         Message::Progress(progress(0, 0, Hlc(0), Hlc(FAR))),
@@ -73,7 +73,7 @@ fn what_cannot_be_true_ends_the_connection_and_leaves_nothing() {
     ] {
         let mut b = bench(LastRun::Unknown);
         b.connect();
-        hear(&mut b, Message::Attached(good.clone())).unwrap();
+        hear(&mut b, good.clone()).unwrap();
         b.admit(1..=3);
         let mut out = BytesMut::new();
         b.member.fill(&mut out, 600).unwrap();
@@ -85,9 +85,9 @@ fn what_cannot_be_true_ends_the_connection_and_leaves_nothing() {
         // An honest backup goes on with the stream.
         b.member.disconnected();
         b.connect();
-        hear(&mut b, Message::Attached(good.clone())).unwrap();
+        hear(&mut b, good.clone()).unwrap();
         assert_eq!(b.sent(), [1, 2, 3]);
-        hear(&mut b, Message::Committed { durable: Seq(3), committed: own(3) }).unwrap();
+        hear(&mut b, acked(3)).unwrap();
         assert_eq!(b.port.acked(), (Seq(3), Seq(3)));
     }
 }
@@ -95,14 +95,9 @@ fn what_cannot_be_true_ends_the_connection_and_leaves_nothing() {
 /// An acknowledgement to a member without disks has ended the daemon.
 #[test]
 fn a_member_without_disks_has_no_stream() {
-    let none = CountVector::new();
-    let followed = || {
-        let progress = progress(0, 7, Hlc(0), Hlc(0));
-        Message::Followed(Followed { group_id: GROUP_ID, epoch: Epoch(1), progress })
-    };
+    let followed = || followed(progress(0, 7, Hlc(0), Hlc(0)));
     let follower = || {
-        let mut b =
-            bench_of(Presence::Follower { form: Form::Vector, peers: vec![] }, LastRun::Unknown);
+        let mut b = bench_of(follower(Form::Vector));
         b.member.connected(&mut BytesMut::new());
         b
     };
@@ -110,11 +105,9 @@ fn a_member_without_disks_has_no_stream() {
     disbelieved(&mut b, attached(0, 0, CopyState::Empty));
     let mut b = follower();
     hear(&mut b, followed()).unwrap();
-    for lie in [
-        Message::Committed { durable: Seq(0), committed: none.clone() },
-        attached(0, 0, CopyState::Resyncing),
-        followed(),
-    ] {
+    hear(&mut b, acked(9)).unwrap();
+    assert_eq!(b.told.take(), ["epoch 1", "C <7>", "C <9>"]);
+    for lie in [attached(0, 0, CopyState::Resyncing), followed()] {
         disbelieved(&mut b, lie);
     }
     // What is said to followers is not for writers.
@@ -189,11 +182,9 @@ fn an_attachment_does_not_acknowledge_what_was_never_sent() {
 /// The gate has let out packets whose record was never sent: C was believed where it named more than was durable.
 #[test]
 fn the_gate_is_told_no_cut_beyond_what_is_durable() {
-    let own = |seq| CountVector::of(WRITER, Seq(seq));
     for lie in [
-        Message::Committed { durable: Seq(2), committed: own(3) },
-        Message::Committed { durable: Seq(2), committed: own(1 << 50) },
         Message::Progress(progress(2, 3, Hlc(0), Hlc(0))),
+        Message::Progress(progress(2, 1 << 50, Hlc(0), Hlc(0))),
     ] {
         let mut b = bench(LastRun::Unknown);
         b.connect();
@@ -211,8 +202,8 @@ fn the_gate_is_told_no_cut_beyond_what_is_durable() {
     let mut b = bench(LastRun::Unknown);
     b.connect();
     hear(&mut b, attached(0, 0, CopyState::Whole)).unwrap();
-    let committed = CountVector::of(WRITER, SEQ_OF_REMOVED);
-    hear(&mut b, Message::Committed { durable: Seq(0), committed }).unwrap();
+    let removed = progress(0, SEQ_OF_REMOVED.0, Hlc(0), Hlc(0));
+    hear(&mut b, Message::Progress(removed)).unwrap();
 }
 
 /// A lease from a time to come has kept a degrade from being noticed: the backup counted as heard until then.
@@ -238,9 +229,10 @@ fn a_lie_that_repeats_is_the_same_for_the_log() {
     let said = |ahead_ms: u64| {
         let mut b = bench(LastRun::Unknown);
         b.connect();
-        let Message::Attached(good) = attached(0, 0, CopyState::Whole) else { unreachable!() };
-        let last_hlc = Hlc::new(clock::wall_ms() + ahead_ms, 0);
-        let error = hear(&mut b, Message::Attached(Attached { last_hlc, ..good })).unwrap_err();
+        let lie = attached_but(&attached(0, 0, CopyState::Whole), |told| {
+            told.stream.as_mut().unwrap().last_hlc = Hlc::new(clock::wall_ms() + ahead_ms, 0);
+        });
+        let error = hear(&mut b, lie).unwrap_err();
         (error.to_string(), error.what_repeats())
     };
     let (first, second) = (said(1_000_000), said(2_000_000));

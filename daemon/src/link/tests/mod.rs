@@ -5,7 +5,7 @@ mod turns;
 mod unrecorded;
 
 use super::GateControl;
-use super::member::{Member, MemberError, MemberParts, Presence};
+use super::member::{Member, MemberError, MemberParts};
 use super::port::{Agreement, EpochKeeper, FromLink, OwnerPort, ToLink};
 use super::queue::{OnDisk, Spilled};
 use crate::backlog::{Directory, Journal, Meter};
@@ -19,8 +19,8 @@ use tidelock_protocol::ids::{
     Channel, DiskId, Epoch, GroupId, Incarnation, MonoNanos, Nonce, RunId, Seq, WriterId,
 };
 use tidelock_protocol::message::{
-    Attach, Attached, Basis, Bookmark, BookmarkPoint, CopyState, Followed, Form, LastRun, LogAge,
-    Message, Mode, Policy, Progress, RefusalKind, UNASKED,
+    Attach, Attached, Basis, Bookmark, BookmarkPoint, CopyState, Form, LastRun, LogAge, Message,
+    Mode, Policy, Progress, RefusalKind, Role, StreamState, Tagging, UNASKED, Writing,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::tag::{TagKey, TagKeys, TagTerms};
@@ -117,21 +117,50 @@ struct Bench {
     stats: Arc<LinkStats>,
 }
 
+/// A writer that is alone.
+fn alone(last_run: LastRun) -> Attach {
+    Attach {
+        group: "g".into(),
+        group_id: None,
+        member: "m".into(),
+        writers: vec!["m".into()],
+        epoch: Epoch(0),
+        lease_ms: 10_000,
+        grace_ms: 15_000,
+        machine: None,
+        tagging: None,
+        role: Role::Writer(Writing {
+            writer: WRITER,
+            disks: vec![],
+            incarnation: Incarnation(1),
+            nonce: Nonce(1, 2),
+            before: None,
+            marks: vec![],
+            last_run,
+            mode: Mode::Pipelined,
+        }),
+    }
+}
+
+/// A writer among several members.
+fn tagged(form: Form, last_run: LastRun) -> Attach {
+    Attach { tagging: Some(Tagging { form, peers: vec![] }), ..alone(last_run) }
+}
+
+fn follower(form: Form) -> Attach {
+    Attach { role: Role::Follower, ..tagged(form, LastRun::Unknown) }
+}
+
 fn bench(last_run: LastRun) -> Bench {
-    bench_of(Presence::Alone, last_run)
+    bench_of(alone(last_run))
 }
 
-fn bench_of(presence: Presence, last_run: LastRun) -> Bench {
-    bench_of_says(presence, last_run, None)
-}
-
-fn bench_of_says(presence: Presence, last_run: LastRun, says_unreached: Option<bool>) -> Bench {
-    bench_with(presence, last_run, says_unreached, None, None)
+fn bench_of(attach: Attach) -> Bench {
+    bench_with(attach, None, None, None)
 }
 
 fn bench_with(
-    presence: Presence,
-    last_run: LastRun,
+    attach: Attach,
     says_unreached: Option<bool>,
     on_disk: Option<(OnDisk, Spilled)>,
     fenced: Option<&str>,
@@ -142,25 +171,7 @@ fn bench_with(
     let port = Arc::new(port);
     let stats = Arc::<LinkStats>::default();
     let member = Member::new(MemberParts {
-        presence,
-        attach: Attach {
-            group: "g".into(),
-            group_id: None,
-            member: "m".into(),
-            writer: WRITER,
-            writers: vec!["m".into()],
-            disks: vec![],
-            incarnation: Incarnation(1),
-            nonce: Nonce(1, 2),
-            before: None,
-            marks: vec![],
-            epoch: Epoch(0),
-            last_run,
-            mode: Mode::Pipelined,
-            lease_ms: 10_000,
-            grace_ms: 15_000,
-            machine: None,
-        },
+        attach,
         log: LOG,
         policy: POLICY,
         says_unreached,
@@ -179,16 +190,36 @@ fn bench_with(
 }
 
 fn attached(durable: u64, committed: u64, copy: CopyState) -> Message {
+    let basis = if copy == CopyState::Whole { Basis::Continues } else { Basis::Log };
     Message::Attached(Attached {
         group_id: GROUP_ID,
         epoch: Epoch(1),
-        durable: Seq(durable),
-        committed: CountVector::of(WRITER, Seq(committed)),
-        last_hlc: Hlc(0),
-        copy,
-        begun: None,
-        basis: if copy == CopyState::Whole { Basis::Continues } else { Basis::Log },
+        progress: progress(durable, committed, Hlc(0), Hlc(0)),
+        stream: Some(StreamState { last_hlc: Hlc(0), copy, begun: None, basis }),
     })
+}
+
+/// The same with another part of it.
+fn attached_but(message: &Message, change: impl FnOnce(&mut Attached)) -> Message {
+    let Message::Attached(mut attached) = message.clone() else { panic!("{message:?}") };
+    change(&mut attached);
+    Message::Attached(attached)
+}
+
+fn progress(durable: u64, committed: u64, watermark: Hlc, frontier: Hlc) -> Progress {
+    let committed = CountVector::of(WRITER, Seq(committed));
+    Progress { durable: Seq(durable), committed, watermark, frontier }
+}
+
+/// A member without disks is attached.
+fn followed(progress: Progress) -> Message {
+    let stream = None;
+    Message::Attached(Attached { group_id: GROUP_ID, epoch: Epoch(1), progress, stream })
+}
+
+/// Everything up to here is durable, and in C.
+fn acked(seq: u64) -> Message {
+    Message::Progress(progress(seq, seq, Hlc(0), Hlc(0)))
 }
 
 fn record(seq: u64) -> Record {
@@ -211,7 +242,9 @@ impl Bench {
         let mut out = BytesMut::new();
         self.member.connected(&mut out);
         match frame::decode(&mut out).unwrap() {
-            Some(Frame::Control(Channel(1), Message::Attach(attach))) => attach.last_run,
+            Some(Frame::Control(Channel(1), Message::Attach(attach))) => {
+                attach.writing().unwrap().last_run
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -67,7 +67,7 @@ fn guests_are_not_served_unrecorded_while_the_backup_refuses() {
 #[test]
 fn the_backup_is_told_who_serves_without_it() {
     for says in [None, Some(false), Some(true)] {
-        let mut b = bench_of_says(Presence::Alone, LastRun::Unknown, says);
+        let mut b = bench_with(alone(LastRun::Unknown), says, None, None);
         b.member.connected(&mut BytesMut::new());
         b.member.receive(attached(0, 0, CopyState::Whole), NOW).unwrap();
         let mut out = BytesMut::new();
@@ -94,7 +94,7 @@ fn a_stream_that_stood_goes_on_with_a_comparison() {
         b.member.fill(&mut out, 1 << 20).unwrap();
         let frames = std::iter::from_fn(|| frame::decode(&mut out).unwrap());
         let asked = frames.filter_map(|frame| match frame {
-            Frame::Control(_, Message::Attach(attach)) => Some(attach.last_run),
+            Frame::Control(_, Message::Attach(attach)) => Some(attach.writing().unwrap().last_run),
             _ => None,
         });
         asked.collect::<Vec<_>>()
@@ -103,10 +103,6 @@ fn a_stream_that_stood_goes_on_with_a_comparison() {
     let heard = |b: &Bench| match b.heard.try_recv() {
         Ok(FromLink::Attached { compares, first, .. }) => (compares, first),
         other => panic!("{other:?}"),
-    };
-    let committed = |durable| Message::Committed {
-        durable: Seq(durable),
-        committed: CountVector::of(WRITER, Seq(durable)),
     };
 
     let mut b = bench(CLEAN);
@@ -122,14 +118,14 @@ fn a_stream_that_stood_goes_on_with_a_comparison() {
     assert_eq!(heard(&b), (false, false));
     assert_eq!(b.sent(), [5, 6]);
     assert!(attaches(&mut b).is_empty());
-    b.member.receive(committed(6), NOW).unwrap();
+    b.member.receive(acked(6), NOW).unwrap();
 
     say(&mut b, ToLink::AskToCompare);
     assert_eq!(attaches(&mut b), [UNCLEAN]);
     assert!(attaches(&mut b).is_empty(), "once");
     // What the backup had on its way.
     b.member.receive(Message::Lease { sent_at: NOW }, NOW).unwrap();
-    b.member.receive(committed(6), NOW).unwrap();
+    b.member.receive(acked(6), NOW).unwrap();
     // The answer is lost with the connection.
     b.member.disconnected();
     b.heard.try_recv().unwrap();
