@@ -458,6 +458,17 @@ pub enum Message {
     },
     /// Backup: how far the group is, since [`Message::Attached`]. Cumulative; never over a gap.
     Progress(Progress),
+    /// Host: the run that this attachment has begun is on stable storage there. First of all after
+    /// [`Message::Attached`]: the backup goes by the run before until it has heard this.
+    Begun,
+    /// Host: the activity log is so far. Before any record that was admitted under it, so that a log that
+    /// is older than this is known to have been restored.
+    Logged(LogAge),
+    /// Host: the member ends; everything it admitted has been committed.
+    Detach {
+        /// The disks are equal. The next run is compared with this.
+        end: Option<CleanEnd>,
+    },
     /// Host: asks for the lease to be renewed (PacificA 2.3: a beacon).
     Beacon {
         /// The host's clock when it was sent; comes back as it is.
@@ -468,6 +479,59 @@ pub enum Message {
         /// The beacon's.
         sent_at: MonoNanos,
     },
+    /// Host: the gate of this member is shut, and stays so in this epoch, also after a restart. It asks for no lease
+    /// any more. In the place of each beacon from then on.
+    GiveUpLease,
+    /// Backup: it knows. As long as the server runs, and the member does not attach again.
+    LeaseGivenUp {
+        /// The group's C.
+        committed: CountVector,
+    },
+    /// Host: all that this member has is at the backup, it takes nothing new, and it is about to give up its lease as
+    /// soon as all the others are. Forgotten when the member attaches.
+    ReadyToSwitch {
+        /// It is; or it is not any more: it goes on as before if it is not too late for that.
+        ready: bool,
+    },
+    /// Backup: who else has to be ready. To each member that is, whenever that changes, and in answer.
+    SwitchAwaits {
+        /// Members; the one itself, if it may go on as before. Empty: all are or were ready at once, so each gives up its
+        /// lease, also one that wanted to go on by then.
+        members: Vec<String>,
+    },
+    /// Host: as soon as the member is attached, and at every change.
+    Policy(Policy),
+    /// Backup: what it has on stable storage of a member's policy. A run of the daemon asks
+    /// for no lease before it has heard this.
+    PolicyKept(Policy),
+    /// Host: whether a start of its daemon that does not reach the backup serves guests, and lets out their packets
+    /// without a lease. After [`Message::Policy`].
+    ServesUnreached {
+        /// It does.
+        serves: bool,
+    },
+    /// Backup: what it has on stable storage of that. A host that has not heard this answers no clients in
+    /// a later run before that has reached the backup.
+    ServesUnreachedKept {
+        /// It does.
+        serves: bool,
+    },
+    /// Backup: another member is in mode async, or may be: what the guest of this one has heard while
+    /// its daemon was away may not have been tagged. Right before
+    /// [`Message::PolicyKept`].
+    Unheard,
+    /// Host: the group's mode has changed.
+    ModeChanged {
+        /// The mode now in force.
+        mode: Mode,
+    },
+    /// Backup: it has stopped acknowledging (`Some`: why) or goes on (`None`).
+    Stalled {
+        /// For people.
+        reason: Option<String>,
+    },
+    /// Backup, on channel 0: bytes of a frame have arrived that is not whole yet. A slow link is not a dead one.
+    Arriving,
     /// Host: the digest of an extent as it is after exactly the records sent so far. The backup
     /// compares it at that very point of the stream, so equal means equal for good.
     DigestCheck {
@@ -480,6 +544,17 @@ pub enum Message {
         /// BLAKE3 of the extent.
         digest: [u8; 32],
     },
+    /// Host: this extent, of any length, reads as zeroes after exactly the records sent so far. The
+    /// backup looks at that very point of the stream whether it knows the same without reading, and
+    /// answers as to a [`Message::DigestCheck`].
+    ZeroCheck {
+        /// The disk.
+        disk: DiskId,
+        /// Offset of the extent, in bytes.
+        offset: u64,
+        /// Length of the extent.
+        len_bytes: u64,
+    },
     /// Backup: the outcome of a [`Message::DigestCheck`] or [`Message::ZeroCheck`], in the order in which they were asked.
     DigestResult {
         /// The disk.
@@ -489,27 +564,9 @@ pub enum Message {
         /// True if the extent needs no copy.
         equal: bool,
     },
-    /// Host: the group's mode has changed.
-    ModeChanged {
-        /// The mode now in force.
-        mode: Mode,
-    },
-    /// Backup: it has stopped acknowledging (`Some`: why) or goes on (`None`).
-    Stalled {
-        /// For people.
-        reason: Option<String>,
-    },
-    /// Host: the member ends; everything it admitted has been committed.
-    Detach {
-        /// The disks are equal. The next run is compared with this.
-        end: Option<CleanEnd>,
-    },
-    /// Host: the run that this attachment has begun is on stable storage there. First of all after
-    /// [`Message::Attached`]: the backup goes by the run before until it has heard this.
-    Begun,
-    /// Host: the activity log is so far. Before any record that was admitted under it, so that a log that
-    /// is older than this is known to have been restored.
-    Logged(LogAge),
+    /// Backup: what tags are sealed with, and which of their entries are believed. To each member of a group that may have
+    /// several, right after it is attached, and with each answer to a beacon.
+    TagTerms(TagTerms),
     /// Backup: say now what this member depends on and has admitted. Another writer resyncs, and
     /// what it knew before its stop is at most that.
     Sound {
@@ -555,15 +612,6 @@ pub enum Message {
         /// The same in the HLC form.
         hlc: Hlc,
     },
-    /// Host: as soon as the member is attached, and at every change.
-    Policy(Policy),
-    /// Backup: what it has on stable storage of a member's policy. A run of the daemon asks
-    /// for no lease before it has heard this.
-    PolicyKept(Policy),
-    /// Backup: another member is in mode async, or may be: what the guest of this one has heard while
-    /// its daemon was away may not have been tagged. Right before
-    /// [`Message::PolicyKept`].
-    Unheard,
     /// Host: name a point in time that has all that any writer of the group had written when this arrived, as soon as
     /// it is in the cut.
     Bookmark(Box<Bookmark>),
@@ -574,52 +622,29 @@ pub enum Message {
         /// Where it is; or why it was not set, for people.
         outcome: Result<Box<BookmarkPoint>, String>,
     },
-    /// Host: whether a start of its daemon that does not reach the backup serves guests, and lets out their packets
-    /// without a lease. After [`Message::Policy`].
-    ServesUnreached {
-        /// It does.
-        serves: bool,
-    },
-    /// Backup: what it has on stable storage of that. A host that has not heard this answers no clients in
-    /// a later run before that has reached the backup.
-    ServesUnreachedKept {
-        /// It does.
-        serves: bool,
-    },
-    /// Host: the gate of this member is shut, and stays so in this epoch, also after a restart. It asks for no lease
-    /// any more. In the place of each beacon from then on.
-    GiveUpLease,
-    /// Backup: it knows. As long as the server runs, and the member does not attach again.
-    LeaseGivenUp {
-        /// The group's C.
-        committed: CountVector,
-    },
-    /// Host: all that this member has is at the backup, it takes nothing new, and it is about to give up its lease as
-    /// soon as all the others are. Forgotten when the member attaches.
-    ReadyToSwitch {
-        /// It is; or it is not any more: it goes on as before if it is not too late for that.
-        ready: bool,
-    },
-    /// Backup: who else has to be ready. To each member that is, whenever that changes, and in answer.
-    SwitchAwaits {
-        /// Members; the one itself, if it may go on as before. Empty: all are or were ready at once, so each gives up its
-        /// lease, also one that wanted to go on by then.
-        members: Vec<String>,
-    },
-    /// Backup, on channel 0: bytes of a frame have arrived that is not whole yet. A slow link is not a dead one.
-    Arriving,
-    /// Host: this extent, of any length, reads as zeroes after exactly the records sent so far. The
-    /// backup looks at that very point of the stream whether it knows the same without reading, and
-    /// answers as to a [`Message::DigestCheck`].
-    ZeroCheck {
-        /// The disk.
-        disk: DiskId,
-        /// Offset of the extent, in bytes.
-        offset: u64,
-        /// Length of the extent.
-        len_bytes: u64,
-    },
-    /// Backup: what tags are sealed with, and which of their entries are believed. To each member of a group that may have
-    /// several, right after it is attached, and with each answer to a beacon.
-    TagTerms(TagTerms),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_numbers_are_those_of_the_encoding() {
+        let document = include_str!("../../docs/protocol.md");
+        let documented = document.lines().filter_map(|line| {
+            let mut cells = line.split(" | ");
+            let number: u8 = cells.next()?.strip_prefix("| ")?.parse().ok()?;
+            let name = cells.nth(1)?.strip_prefix('`')?.strip_suffix('`')?;
+            Some((number, name.to_owned()))
+        });
+        // Every message can be decoded from zeroes.
+        let encoded = (0..u8::MAX).map_while(|number| {
+            let mut bytes = [0; 256];
+            bytes[0] = number;
+            let (message, _) = postcard::take_from_bytes::<Message>(&bytes).ok()?;
+            let text = format!("{message:?}");
+            Some((number, text.split([' ', '(']).next()?.to_owned()))
+        });
+        assert_eq!(documented.collect::<Vec<_>>(), encoded.collect::<Vec<_>>());
+    }
 }

@@ -128,7 +128,7 @@ def test_garbage_on_the_link(run):
         rawlink.frame(chance.randbytes(200), kind=rawlink.RECORD, channel=1),
         # A hello that is right, then nonsense: a channel that is not attached, a record on it, garbage.
         hello + rawlink.frame(chance.randbytes(300), kind=rawlink.RECORD, channel=3),
-        hello + rawlink.frame(bytes([6]) + b"\x05", channel=9),
+        hello + rawlink.frame(bytes([rawlink.BEACON]) + b"\x05", channel=9),
         hello + chance.randbytes(5000),
         hello + hello,
     ]

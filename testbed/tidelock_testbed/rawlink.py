@@ -12,7 +12,7 @@ import struct
 from .pki import TlsFiles
 
 CONTROL, RECORD = 1, 2
-HELLO, WELCOME, REFUSED = 0, 1, 4
+HELLO, WELCOME, REFUSED, BEACON = 0, 1, 4, 9
 """Numbers of messages, in the order of `protocol/src/message.rs`."""
 REFUSED_VERSION, REFUSED_FORBIDDEN, REFUSED_INVALID = 0, 1, 5
 
