@@ -298,19 +298,16 @@ impl Host {
         let writers = || group.members.iter().filter_map(|m| m.writer.as_ref());
         let links = || group.members.iter().filter_map(HostMember::link_stats);
         let is_in = |phase| writers().any(|w| w.view.phase() == phase);
-        let (mut committed, watermark) = match &group.gate {
+        let (committed, watermark) = match &group.gate {
             Some(gate) => gate.committed(),
-            None => writers().map(|w| w.port.told()).next().unwrap_or_default(),
+            None => writers()
+                .map(|writer| writer.port.told())
+                .reduce(|(mut committed, watermark), told| {
+                    committed.merge(&told.0);
+                    (committed, watermark.max(told.1))
+                })
+                .unwrap_or_default(),
         };
-        if group.gate.is_none() {
-            for (member, writer) in
-                group.members.iter().filter_map(|m| Some((m, m.writer.as_ref()?)))
-            {
-                if let Some(id) = group.config.writer_id(&member.config.name.value) {
-                    committed.raise(id, writer.port.acked().1);
-                }
-            }
-        }
         Sight {
             now,
             unix_ms: clock::wall_ms(),
