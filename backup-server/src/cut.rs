@@ -21,8 +21,8 @@ mod times;
 pub use held_back::{Awaited, HeldBack};
 
 use crate::journal::{Standing, State};
-use crate::planted::{self, Bug};
 use std::collections::VecDeque;
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form};
@@ -182,7 +182,7 @@ impl CutTracker {
             Form::Vector => self.settle_vectors(committed),
             Form::Hlc => self.settle_times(committed),
         };
-        if planted::is(Bug::CutOfEachMaximum) {
+        if tidelock_planted::is(Bug::CutOfEachMaximum) {
             cut.clone_from(committed);
         }
         for (i, track) in self.tracks.iter_mut().enumerate() {
@@ -257,9 +257,11 @@ impl CutTracker {
         let mut limit: Vec<Seq> =
             (0..self.tracks.len()).map(|i| committed.get(WriterId(i as u16))).collect();
         let mut held_back = vec![None; self.tracks.len()];
-        let counts = |track: &Track| !track.removed || planted::is(Bug::RemovedHoldsWatermark);
-        let speaks =
-            |track: &Track| !track.times.is_empty() || !planted::is(Bug::WatermarkIgnoresIdle);
+        let counts =
+            |track: &Track| !track.removed || tidelock_planted::is(Bug::RemovedHoldsWatermark);
+        let speaks = |track: &Track| {
+            !track.times.is_empty() || !tidelock_planted::is(Bug::WatermarkIgnoresIdle)
+        };
         loop {
             let reached = (0..).map(WriterId).zip(&self.tracks).zip(&limit);
             let reached = reached.filter(|((_, track), _)| counts(track) && speaks(track));

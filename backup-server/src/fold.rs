@@ -21,7 +21,6 @@ mod gathered;
 use crate::damage::{ImageDamage, LostWith, SegmentDamage};
 use crate::image::{self, Image};
 use crate::journal::{self, JournalBatch, JournalError, Position, State, Tail, is_whole};
-use crate::planted::{self, Bug};
 use crate::storage::{self, StorageFile};
 use crate::view::DiskKey;
 use gathered::Gathered;
@@ -31,6 +30,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
+use tidelock_planted::Bug;
 use tidelock_protocol::record::Effect;
 use tidelock_protocol::vector::CountVector;
 
@@ -211,7 +211,7 @@ impl<F: StorageFile> Run<F> {
 
     fn lost(&mut self, segment: u64, key: DiskKey, range: Range<u64>) {
         self.note(segment);
-        if !planted::is(Bug::DamageFoldedAsGood) {
+        if !tidelock_planted::is(Bug::DamageFoldedAsGood) {
             self.gathered.lost(key, range, segment);
         }
     }

@@ -20,12 +20,12 @@
 //! Source: the checksums of Linux' dm-integrity without its journal, which the group's own journal makes unnecessary.
 
 use crate::damage::DamagedData;
-use crate::planted::{self, Bug};
 use crate::storage::{Storage, StorageFile};
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::LazyLock;
+use tidelock_planted::Bug;
 use tidelock_protocol::record::crc32c;
 
 /// The unit that is checked.
@@ -167,7 +167,9 @@ impl<F: StorageFile> Image<F> {
         for sectors in chunks(sectors) {
             let (content, bad) = self.checked(sectors.clone())?;
             let from = sectors.start * SECTOR_BYTES;
-            if let Some(sector) = bad.first().filter(|_| !planted::is(Bug::ImageNotVerified)) {
+            if let Some(sector) =
+                bad.first().filter(|_| !tidelock_planted::is(Bug::ImageNotVerified))
+            {
                 let at = sector * SECTOR_BYTES;
                 return Err(io::Error::other(DamagedData(format!(
                     "the disk image is damaged at byte {at}: what the disk has there is not what was written. It stands \
@@ -272,7 +274,7 @@ impl<F: StorageFile> Change<F> {
                 self.bad.insert(sector);
                 continue;
             }
-            if !planted::is(Bug::SumKeptInPart) {
+            if !tidelock_planted::is(Bug::SumKeptInPart) {
                 self.image.write_sums(sector, [UNKNOWN].into_iter())?;
             }
             self.parts.insert(sector);

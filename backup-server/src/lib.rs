@@ -18,7 +18,6 @@
 //! | `server` | threads, sockets and files around all that |
 //! | `boot` | QEMU on recovered disks |
 //! | `cli` | the command line |
-//! | [`planted`] | known faults, for the simulator |
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "server")]
@@ -40,7 +39,6 @@ pub mod image;
 pub mod journal;
 pub mod manifest;
 pub mod names;
-pub mod planted;
 #[cfg(feature = "server")]
 pub mod server;
 pub mod storage;

@@ -9,14 +9,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tidelock_daemon::activity::ActivityLog;
 use tidelock_daemon::copy_job::Bounds;
+use tidelock_daemon::driver::{self, DiskSetup};
 use tidelock_daemon::link::NoGate;
 use tidelock_daemon::link::port::{AttachedStream, FromLink, OwnerPort, ToLink};
-use tidelock_daemon::owner::{DiskSetup, Owner, OwnerParts, PublishPending, ToOwner};
+use tidelock_daemon::owner::{OwnerParts, PublishPending, ToOwner};
 use tidelock_daemon::sequencer::Settings;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::message::{Basis, CopyState, DiskSpec, Mode, StreamState};
-use tidelock_uring::{EventFd, LocalFile, OpenRequest};
+use tidelock_uring::{BufPool, EventFd, LocalFile, OpenRequest};
 
 struct Nowhere;
 
@@ -49,7 +50,7 @@ fn main() -> anyhow::Result<()> {
             }
         }
     });
-    let owner = Owner::new(OwnerParts {
+    let owner = OwnerParts {
         member: "unreplicated".into(),
         settings: Settings {
             writer: WriterId(0),
@@ -57,15 +58,11 @@ fn main() -> anyhow::Result<()> {
             backlog_limit_bytes: 256 << 20,
             lock_align_bytes: disk.file.alignment().offset_bytes.into(),
         },
-        disks: vec![disk],
+        disks: vec![(disk.spec.clone(), disk.file.clone())],
         port: port.clone(),
-        messages,
-        wake,
-        link,
-        channel: Channel(1),
+        pool: BufPool::new(64 << 20),
         pending: Arc::new(Nowhere),
         gate: Arc::new(NoGate),
-        ceiling_wanted: Arc::default(),
         stats: Arc::default(),
         view: Arc::default(),
         pulse: Default::default(),
@@ -76,10 +73,10 @@ fn main() -> anyhow::Result<()> {
         hlc_floor: Hlc(0),
         max_clock_lead: std::time::Duration::from_secs(1),
         activity: ActivityLog::off(),
-        log_file: None,
+        has_log_file: false,
         backlog: None,
         left: None,
-    })?;
+    };
     let attached = AttachedStream {
         epoch: Epoch(1),
         durable: Seq(0),
@@ -91,6 +88,15 @@ fn main() -> anyhow::Result<()> {
         },
     };
     port.send(ToOwner::Link(FromLink::Attached { attached, first: true, compares: false }));
-    owner.run()?;
+    driver::run(driver::Parts {
+        owner,
+        disks: vec![disk],
+        log_file: None,
+        messages,
+        wake,
+        link,
+        channel: Channel(1),
+        ceiling_wanted: Arc::default(),
+    })?;
     Ok(())
 }

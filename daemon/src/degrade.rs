@@ -38,6 +38,7 @@
 mod tests;
 
 use serde::{Deserialize, Serialize};
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::{Form, Mode, Policy};
@@ -128,18 +129,6 @@ pub enum Standing {
     },
 }
 
-/// Bugs that the simulator plants.
-#[cfg(feature = "planted-bugs")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// It is over as soon as the gate holds again.
-    OverBeforeCovered,
-    /// No calm is needed for a return, whatever the lag is.
-    NoCalm,
-    /// Only when nothing is under way the lag is small.
-    OnlyWhenIdle,
-}
-
 /// Whether a group goes on without the backup.
 #[derive(Debug)]
 pub struct Degrade {
@@ -159,8 +148,6 @@ pub struct Degrade {
     needs_whole: bool,
     /// The backup may count a writer here as gone.
     awaits_contact: bool,
-    #[cfg(feature = "planted-bugs")]
-    bug: Option<PlantedBug>,
 }
 
 impl Degrade {
@@ -180,15 +167,7 @@ impl Degrade {
             unreached: false,
             needs_whole: since_unix_ms.is_some(),
             awaits_contact: false,
-            #[cfg(feature = "planted-bugs")]
-            bug: None,
         }
-    }
-
-    /// Plants a bug.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, bug: PlantedBug) {
-        self.bug = Some(bug);
     }
 
     /// How it stands.
@@ -291,12 +270,8 @@ impl Degrade {
                     self.externalised = Some(sight.pending.clone());
                 }
                 let is_covered = self.externalised.as_ref().is_some_and(|p| sight.covers(p));
-                #[cfg(feature = "planted-bugs")]
-                let (is_open, is_covered) = match self.bug {
-                    Some(PlantedBug::OverBeforeCovered) => (true, true),
-                    _ => (is_open, is_covered),
-                };
-                if is_open && is_covered && is_whole {
+                let is_over = is_open && is_covered || tidelock_planted::is(Bug::OverBeforeCovered);
+                if is_over && is_whole {
                     self.standing = Standing::Holding;
                     self.externalised = None;
                     (self.unreached, self.needs_whole) = (false, false);
@@ -352,8 +327,7 @@ impl Degrade {
         let is_small = self
             .after_ns
             .is_none_or(|after_ns| lag_ns <= after_ns / LEVEL && sight.round_trip_ns < after_ns);
-        #[cfg(feature = "planted-bugs")]
-        let is_small = is_small && (self.bug != Some(PlantedBug::OnlyWhenIdle) || lag_ns == 0);
+        let is_small = is_small && (!tidelock_planted::is(Bug::OnlyWhenIdle) || lag_ns == 0);
         let is_whole = sight.is_whole || !self.needs_whole;
         let is_level = sight.is_open && is_whole && is_small;
         if !is_level {
@@ -361,8 +335,7 @@ impl Degrade {
         }
         let since = is_level.then(|| *self.calm_since.get_or_insert(sight.now));
         let is_calm = since.is_some_and(|since| sight.now.since_ns(since) >= self.calm_ns());
-        #[cfg(feature = "planted-bugs")]
-        let is_calm = is_calm || self.bug == Some(PlantedBug::NoCalm);
+        let is_calm = is_calm || tidelock_planted::is(Bug::NoCalm);
         if !is_calm {
             return None;
         }

@@ -22,20 +22,13 @@
 use crate::link::port::Agreement;
 use std::sync::Arc;
 use std::time::Duration;
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
 
 /// So long the gate's thread may take to shut, and the backup to answer, once nothing can be taken back.
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The longest drain that may be asked for, and the longest wait for other hosts.
 pub const DRAIN_MAX: Duration = Duration::from_secs(3600);
-
-/// Bugs that the simulator plants.
-#[cfg(feature = "planted-bugs")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// A host that is drained does not wait for the others.
-    OthersNotAwaited,
-}
 
 /// What is seen of the group on this host.
 pub trait Sight {
@@ -122,8 +115,6 @@ pub struct Handover {
     since: MonoNanos,
     took: Took,
     problem: Option<String>,
-    #[cfg(feature = "planted-bugs")]
-    bug: Option<PlantedBug>,
 }
 
 fn since(now: MonoNanos, earlier: MonoNanos) -> Duration {
@@ -149,25 +140,11 @@ impl Handover {
             since: now,
             took: Took::default(),
             problem: None,
-            #[cfg(feature = "planted-bugs")]
-            bug: None,
         }
     }
 
-    /// Plants a bug.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, bug: PlantedBug) {
-        self.bug = Some(bug);
-    }
-
-    #[cfg(feature = "planted-bugs")]
     fn awaits_others(&self) -> bool {
-        self.agreement.is_some() && self.bug != Some(PlantedBug::OthersNotAwaited)
-    }
-
-    #[cfg(not(feature = "planted-bugs"))]
-    fn awaits_others(&self) -> bool {
-        self.agreement.is_some()
+        self.agreement.is_some() && !tidelock_planted::is(Bug::OthersNotAwaited)
     }
 
     /// To be called often.

@@ -29,6 +29,7 @@ use crate::owner::Phase;
 use crate::stats::LinkStats;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::{MonoNanos, Seq};
 
 use Ordering::{Acquire, Relaxed, Release};
@@ -195,16 +196,6 @@ struct Beat {
     seq: Option<Seq>,
 }
 
-/// Bugs that the simulator plants.
-#[cfg(feature = "planted-bugs")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// It is back when the owner loop has admitted it.
-    AdmittedIsBack,
-    /// It is missed by its own age, also while acknowledgements go on rising.
-    QueueIsSilence,
-}
-
 /// The watch over one writer.
 #[derive(Debug)]
 pub struct Watch {
@@ -226,8 +217,6 @@ pub struct Watch {
     progress_ns: u64,
     /// The clock when the watch itself was stopped last.
     woke_ns: u64,
-    #[cfg(feature = "planted-bugs")]
-    bug: Option<PlantedBug>,
 }
 
 impl Watch {
@@ -248,15 +237,7 @@ impl Watch {
             arrivals: 0,
             progress_ns: 0,
             woke_ns: 0,
-            #[cfg(feature = "planted-bugs")]
-            bug: None,
         }
-    }
-
-    /// Plants a bug.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, bug: PlantedBug) {
-        self.bug = Some(bug);
     }
 
     /// For how long the one that is under way has been so, in milliseconds.
@@ -321,8 +302,7 @@ impl Watch {
     fn has_returned(&mut self, sight: &Sight) -> bool {
         let Some(Beat { at, seq: Some(seq), .. }) = self.under_way else { return false };
         let has_returned = seq <= sight.acknowledged;
-        #[cfg(feature = "planted-bugs")]
-        let has_returned = has_returned || self.bug == Some(PlantedBug::AdmittedIsBack);
+        let has_returned = has_returned || tidelock_planted::is(Bug::AdmittedIsBack);
         if has_returned {
             self.under_way = None;
             self.returned += 1;
@@ -340,8 +320,7 @@ impl Watch {
         let beat = self.under_way?;
         let (since, missing) = match beat.seq {
             None => (beat.clock_ns, Missing::Owner),
-            #[cfg(feature = "planted-bugs")]
-            Some(_) if self.bug == Some(PlantedBug::QueueIsSilence) => {
+            Some(_) if tidelock_planted::is(Bug::QueueIsSilence) => {
                 (beat.clock_ns, Missing::Backup)
             }
             Some(_) => (beat.clock_ns.max(self.progress_ns), Missing::Backup),

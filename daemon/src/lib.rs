@@ -23,6 +23,8 @@ pub mod copy_job;
 #[cfg(feature = "host")]
 mod copy_window;
 pub mod degrade;
+#[cfg(feature = "host")]
+pub mod driver;
 mod durable;
 pub mod handover;
 #[cfg(feature = "host")]

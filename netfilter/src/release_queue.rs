@@ -23,15 +23,11 @@
 //! | open, no lease, resyncing, floor unknown | async | everything |
 
 use std::collections::{HashMap, VecDeque};
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::ids::{MonoNanos, Seq};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
-
-#[cfg(feature = "planted-bugs")]
-mod planted;
-#[cfg(feature = "planted-bugs")]
-pub use planted::PlantedBug;
 
 /// The most bytes of one member that wait. The kernel counts its queue in packets only, and a GSO
 /// packet has up to 64 KiB: a long queue of those would take the host's memory. At 10 Gb/s this
@@ -202,8 +198,6 @@ pub struct ReleaseQueue {
     runs: VecDeque<Run>,
     held_bytes: u64,
     held_in_flow: HashMap<Flow, u32>,
-    #[cfg(feature = "planted-bugs")]
-    bug: Option<PlantedBug>,
 }
 
 impl ReleaseQueue {
@@ -221,8 +215,6 @@ impl ReleaseQueue {
             runs: VecDeque::new(),
             held_bytes: 0,
             held_in_flow: HashMap::new(),
-            #[cfg(feature = "planted-bugs")]
-            bug: None,
         }
     }
 
@@ -231,12 +223,6 @@ impl ReleaseQueue {
     pub fn with_bytes_max(mut self, bytes_max: u64) -> Self {
         self.bytes_max = bytes_max;
         self
-    }
-
-    /// Breaks the queue on purpose, for tests of those who check it.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, bug: PlantedBug) {
-        self.bug = Some(bug);
     }
 
     /// C has risen. [`release`](Self::release) afterwards.
@@ -395,11 +381,13 @@ impl ReleaseQueue {
     }
 
     fn policy(&self) -> Policy {
-        #[cfg(feature = "planted-bugs")]
-        if let Some(policy) = self.bug.and_then(|bug| bug.policy(self.gate, self.mode)) {
-            return policy;
-        }
         match (self.gate, self.mode) {
+            (_, Mode::Async) if tidelock_planted::is(Bug::FenceIgnoredInAsync) => Policy::HoldNone,
+            (GateState::Shut(ShutWhy::NoLease), Mode::Sync | Mode::Pipelined)
+                if tidelock_planted::is(Bug::LeaseIgnored) =>
+            {
+                Policy::ByStamp
+            }
             (GateState::Shut(ShutWhy::Fenced), _) => Policy::HoldAll,
             (_, Mode::Async) => Policy::HoldNone,
             (GateState::Shut(_), _) => Policy::HoldAll,
@@ -408,13 +396,10 @@ impl ReleaseQueue {
     }
 
     fn covered(&self, stamp: &Stamp) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        if let Some(covered) =
-            self.bug.and_then(|bug| bug.covered(&self.committed.vector, &stamp.vector))
-        {
-            return covered && self.committed.hlc >= stamp.hlc;
+        match covered_by_fault(&self.committed.vector, &stamp.vector) {
+            Some(covered) => covered && self.committed.hlc >= stamp.hlc,
+            None => self.committed.covers(stamp),
         }
-        self.committed.covers(stamp)
     }
 
     fn hold(&mut self, packet: Packet, now: MonoNanos) {
@@ -434,6 +419,23 @@ impl ReleaseQueue {
             _ => self.runs.push_back(Run { stamp: self.newest_stamp.clone(), packets: 1 }),
         }
     }
+}
+
+/// The answer of a fault that is planted, if one is.
+fn covered_by_fault(committed: &CountVector, stamp: &CountVector) -> Option<bool> {
+    let has = |(writer, seq)| committed.get(writer) >= seq;
+    // A writer that was taken out counts as 2^64 - 1.
+    let sum = |v: &CountVector| v.entries().map(|(_, seq)| u128::from(seq.0)).sum::<u128>();
+    if tidelock_planted::is(Bug::AnyEntryCovers) {
+        return Some(stamp.entries().next().is_none() || stamp.entries().any(has));
+    }
+    if tidelock_planted::is(Bug::FirstEntryOnly) {
+        return Some(stamp.entries().take(1).all(has));
+    }
+    if tidelock_planted::is(Bug::OneTooEarly) {
+        return Some(stamp.entries().all(|(writer, seq)| has((writer, Seq(seq.0 - 1)))));
+    }
+    tidelock_planted::is(Bug::SumCovers).then(|| sum(committed) >= sum(stamp))
 }
 
 fn forget(held_in_flow: &mut HashMap<Flow, u32>, flow: Flow) {

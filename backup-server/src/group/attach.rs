@@ -23,10 +23,10 @@ use crate::cut::CutTracker;
 use crate::journal::{self, BATCH_TARGET_BYTES, Journal, Note, Position, Standing, State};
 use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
 use crate::names;
-use crate::planted::{self, Bug};
 use crate::storage::{self, Storage};
 use std::collections::BTreeMap;
 use std::io;
+use tidelock_planted::Bug;
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
@@ -361,7 +361,7 @@ impl<S: Storage> Group<S> {
         if has_more && copy == CopyState::Whole {
             copy = CopyState::Resyncing;
         }
-        if has_more && planted::is(Bug::GrownIsWhole) {
+        if has_more && tidelock_planted::is(Bug::GrownIsWhole) {
             copy = was.copy;
         }
         if copy == CopyState::Empty && last.is_some() && !goes_on {
@@ -375,7 +375,7 @@ impl<S: Storage> Group<S> {
             // Also if it has begun: it may have been staged before, when there was no room for it.
             self.must_be_on_record().map_err(|e| (RefusalKind::Stopping, e))?;
         }
-        if copy == CopyState::Seeded && planted::is(Bug::SeededIsWhole) {
+        if copy == CopyState::Seeded && tidelock_planted::is(Bug::SeededIsWhole) {
             copy = CopyState::Whole;
         }
         Ok((copy, basis))
@@ -455,7 +455,7 @@ impl<S: Storage> Group<S> {
     fn check_newest(&self, member: &str, link: Link) -> Result<(), Refusal> {
         let has_newer =
             self.attached_by.get(member).is_some_and(|newest| *newest > link.connection);
-        if has_newer && !planted::is(Bug::OlderConnectionWins) {
+        if has_newer && !tidelock_planted::is(Bug::OlderConnectionWins) {
             let reason = format!("{member} was attached by a newer connection of its daemon");
             return refuse(RefusalKind::Stopping, reason);
         }
@@ -474,7 +474,7 @@ impl<S: Storage> Group<S> {
     }
 
     fn check_epoch(&self, granted: Epoch) -> Result<(), Refusal> {
-        if planted::is(Bug::OldEpochAccepted) {
+        if tidelock_planted::is(Bug::OldEpochAccepted) {
             return Ok(());
         }
         if let Some(reason) = self.fenced_reason() {
@@ -618,7 +618,7 @@ impl<S: Storage> Group<S> {
 
     fn take_over(&mut self, now: Now, link: Link, attach: &Attach, writing: &Writing) {
         let state = self.journal.state();
-        let epoch = if planted::is(Bug::OldEpochAccepted) && attach.epoch != Epoch(0) {
+        let epoch = if tidelock_planted::is(Bug::OldEpochAccepted) && attach.epoch != Epoch(0) {
             attach.epoch
         } else {
             state.epoch

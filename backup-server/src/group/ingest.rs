@@ -4,10 +4,10 @@ use super::parts::PartRefusal;
 use super::{Group, GroupError, Link, Now, Output, Stall};
 use crate::damage;
 use crate::journal::{BATCH_TARGET_BYTES, JournalError, Note};
-use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use crate::view::{Content, DiskKey};
 use std::io;
+use tidelock_planted::Bug;
 use tidelock_protocol::bounds::Implausible;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{Incarnation, MonoNanos, Seq, WriterId};
@@ -85,7 +85,7 @@ impl<S: Storage> Group<S> {
         match receiver.admit(&record) {
             Ok(Admission::Append) => {}
             Ok(Admission::Duplicate) => return,
-            Err(ReceiveError::Gap { .. }) if planted::is(Bug::AckOverGap) => {
+            Err(ReceiveError::Gap { .. }) if tidelock_planted::is(Bug::AckOverGap) => {
                 let (writer, epoch) = (receiver.writer(), receiver.epoch());
                 let disks = self.manifest.member(writer).expect("attached").present_disks();
                 *receiver = Receiver::new(writer, epoch, disks, record.seq);
@@ -270,7 +270,7 @@ impl<S: Storage> Group<S> {
         }
         let mut extent = vec![0; len_bytes as usize];
         let failed = |source| GroupError::Image { path: disk_path(key), source };
-        let read = match planted::is(Bug::DigestOfImage) {
+        let read = match tidelock_planted::is(Bug::DigestOfImage) {
             true => self.images[&key].read_at(&mut extent, offset).map_err(failed),
             false => self.view(key).and_then(|view| view.read(offset, &mut extent).map_err(failed)),
         };
@@ -384,7 +384,7 @@ impl<S: Storage> Group<S> {
         let unsynced: Vec<_> =
             self.slots.iter().map(|slot| slot.receiver.as_ref().map(Receiver::unsynced)).collect();
         let synced = write(self).and_then(|()| {
-            if planted::is(Bug::AckBeforeDurable) { Ok(()) } else { self.journal.sync() }
+            if tidelock_planted::is(Bug::AckBeforeDurable) { Ok(()) } else { self.journal.sync() }
         });
         if let Err(error) = synced {
             return self.journal_failed(error);

@@ -4,11 +4,11 @@ use super::{Group, RecoverError};
 use crate::cut::CutTracker;
 use crate::history::{Closed, History, Hold, PastError, Point, SegmentStart};
 use crate::journal::{Note, Position, Shown, State, Waypoint};
-use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::Epoch;
 use tidelock_protocol::vector::CountVector;
@@ -132,7 +132,7 @@ impl<S: Storage> Group<S> {
         let waypoint = fold.waypoint.take().filter(is_of_now).or_else(|| journal.waypoint_due());
         let Some((at, before)) = waypoint else { return };
         let is_in_the_cut = state.is_all_in(cut.cut(), &before.journaled(), before.epoch);
-        if !is_in_the_cut && !planted::is(Bug::WaypointTooEarly) {
+        if !is_in_the_cut && !tidelock_planted::is(Bug::WaypointTooEarly) {
             fold.waypoint = Some((at, before));
             return;
         }
@@ -230,7 +230,7 @@ impl<S: Storage> Group<S> {
             oldest: closed.clone(),
             damaged: (*self.fold.damaged).clone(),
         };
-        if !planted::is(Bug::OldestForgotten) {
+        if !tidelock_planted::is(Bug::OldestForgotten) {
             crate::manifest::write_fold_position(&self.storage, &fold)?;
         }
         self.fold.oldest = closed;

@@ -16,10 +16,10 @@
 use super::{Group, Link, Now, Output};
 use crate::journal::Standing;
 use crate::manifest::{self, FORMAT, ManifestError};
-use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::{Message, Mode, Policy};
 
@@ -162,7 +162,7 @@ impl<S: Storage> Group<S> {
             // It says that itself.
             serves_unreached: old.is_some_and(|old| old.serves_unreached),
         };
-        if !planted::is(Bug::PolicyForgotten) {
+        if !tidelock_planted::is(Bug::PolicyForgotten) {
             self.keep_policy(&name, known);
         }
         let holds = mode != Mode::Async && degraded_since_unix_ms.is_none();
@@ -180,15 +180,18 @@ impl<S: Storage> Group<S> {
         }
         // Alone in its group as its host has it, it has nobody to hear of.
         let has_others = self.slots.iter().all(|s| s.link != Some(link) || s.is_of_several);
-        if has_others && self.others_may_be_async(&name) && !planted::is(Bug::NewcomerNotTold) {
+        if has_others
+            && self.others_may_be_async(&name)
+            && !tidelock_planted::is(Bug::NewcomerNotTold)
+        {
             self.outputs.push(Output::Send(link, Message::Unheard));
         }
         let kept = match self.policies.members.get(&name) {
-            Some(_) if planted::is(Bug::PolicyForgotten) => policy,
+            Some(_) if tidelock_planted::is(Bug::PolicyForgotten) => policy,
             // What is on record does not count for who has left.
             Some(known) if known.has_left => Policy::holding(Mode::Pipelined),
             Some(known) => known.policy(),
-            None if planted::is(Bug::PolicyForgotten) => policy,
+            None if tidelock_planted::is(Bug::PolicyForgotten) => policy,
             // There was no room for its first word.
             None => {
                 let peer = self.peers().into_iter().find(|peer| peer.name == name);

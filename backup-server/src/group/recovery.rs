@@ -7,7 +7,6 @@ use crate::cut::CutTracker;
 use crate::history::{Hold, PastError, Point};
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError};
 use crate::manifest::Member;
-use crate::planted::{self, Bug};
 use crate::storage::Storage;
 use crate::text;
 use crate::view::{DiskKey, View};
@@ -15,6 +14,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
+use tidelock_planted::Bug;
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, RefusalKind};
@@ -369,7 +369,8 @@ impl<S: Storage> Group<S> {
 
     /// Whether a writer's disks are those of a recovered group.
     pub(super) fn is_served(&self, writer: WriterId) -> bool {
-        let is_whole = |copy| copy == CopyState::Whole || planted::is(Bug::NewcomerNotWaitedFor);
+        let is_whole =
+            |copy| copy == CopyState::Whole || tidelock_planted::is(Bug::NewcomerNotWaitedFor);
         let of = self.journal.state().writer(writer);
         of.is_some_and(|of| of.standing != Standing::Removed && is_whole(of.copy))
             && !self.cut.is_joining(writer)

@@ -16,8 +16,8 @@
 use super::{Group, Stall};
 use crate::history::Closed;
 use crate::journal::{Position, SEGMENT_HEADER_BYTES, Standing, WriterState};
-use crate::planted::{self, Bug};
 use crate::storage::Storage;
+use tidelock_planted::Bug;
 use tidelock_protocol::message::CopyState;
 
 /// What to do when the journal has reached its size.
@@ -61,7 +61,7 @@ impl<S: Storage> Group<S> {
     /// Up to where records have left the window.
     pub(super) fn target(&self) -> Target {
         let retention = &self.options.retention;
-        if planted::is(Bug::FoldPassesTheWindow) {
+        if tidelock_planted::is(Bug::FoldPassesTheWindow) {
             let (to, oldest) = (self.journal.durable_end(), self.fold.oldest.clone());
             return Target { to, oldest, shortens: false };
         }
@@ -108,7 +108,7 @@ impl<S: Storage> Group<S> {
     /// The target, as far as it is not held.
     pub(super) fn target_not_held(&self) -> Target {
         let mut target = self.target();
-        if planted::is(Bug::FoldPassesTheWindow) {
+        if tidelock_planted::is(Bug::FoldPassesTheWindow) {
             return target;
         }
         if let Some((position, _)) = self.fold.holds.least() {

@@ -9,12 +9,12 @@ use super::{History, Marked, PastError, Point};
 use crate::damage::{Known, LostWith, Quarantined};
 use crate::extents::Extents;
 use crate::journal::{JournalError, Position, read_payload};
-use crate::planted::{self, Bug};
 use crate::storage::StorageFile;
 use crate::view::{DiskKey, View};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, RwLock};
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 
@@ -80,7 +80,7 @@ impl<F: StorageFile> History<F> {
                 asked.entry(extent.key()).or_default().insert(extent.range(), Marked);
             }
         }
-        if !planted::is(Bug::DamageNotListed) {
+        if !tidelock_planted::is(Bug::DamageNotListed) {
             for (key, range, _) in self.damaged.iter() {
                 asked.entry(key).or_default().insert(range, Marked);
             }

@@ -11,11 +11,11 @@ use super::walk::{Place, Step};
 use super::{History, PastError, Point};
 use crate::cut::CutTracker;
 use crate::journal::{Note, Position, Standing, State, Waypoint};
-use crate::planted::{self, Bug};
 use crate::storage::StorageFile;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::CopyState;
@@ -195,7 +195,7 @@ impl<F: StorageFile> Replay<'_, F> {
     /// Whether the answer is reached before this record.
     fn is_beyond(&self, record: &Record, at: Hlc) -> Result<bool, PastError> {
         match self.limit {
-            Limit::Time(_) if planted::is(Bug::TimesAlone) => Ok(false),
+            Limit::Time(_) if tidelock_planted::is(Bug::TimesAlone) => Ok(false),
             Limit::Time(time) => Ok(at > last_taken(*time)),
             Limit::Vector(vector) => {
                 let (mut tracker, mut state) = (self.tracker.clone(), self.state.clone());
@@ -333,14 +333,14 @@ fn unexpected(error: crate::journal::StateError) -> PastError {
 
 /// The last time that a record of the state at this time may have.
 fn last_taken(time: Hlc) -> Hlc {
-    let late = if planted::is(Bug::ViewAfterItsTime) { 1 << 16 } else { 0 };
+    let late = if tidelock_planted::is(Bug::ViewAfterItsTime) { 1 << 16 } else { 0 };
     Hlc(time.0 + late)
 }
 
 /// Whether nothing up to the limit can follow a state, also if what came in between is void.
 fn is_past(limit: &Limit<'_>, before: &State, has_passed: bool) -> bool {
     match limit {
-        Limit::Time(_) if planted::is(Bug::TimesAlone) => false,
+        Limit::Time(_) if tidelock_planted::is(Bug::TimesAlone) => false,
         Limit::Time(time) => before.newest_effective() > last_taken(*time),
         Limit::Vector(_) | Limit::Arrived(_) => false,
         Limit::Exact(cut, time) => {
@@ -354,7 +354,7 @@ fn is_past(limit: &Limit<'_>, before: &State, has_passed: bool) -> bool {
 fn is_outside(limit: &Limit<'_>, record: &Record) -> bool {
     match limit {
         Limit::Exact(cut, _) => record.seq > cut.get(record.writer),
-        Limit::Time(time) => planted::is(Bug::TimesAlone) && record.hlc > *time,
+        Limit::Time(time) => tidelock_planted::is(Bug::TimesAlone) && record.hlc > *time,
         Limit::Vector(_) | Limit::Arrived(_) => false,
     }
 }

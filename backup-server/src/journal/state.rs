@@ -7,9 +7,9 @@
 
 use super::format::COUNT_MAX;
 use super::note::{EpochStart, Note, Shape};
-use crate::planted::{self, Bug};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::limits::WRITERS_MAX;
@@ -225,7 +225,7 @@ impl State {
 
     /// The next entry is this record.
     pub fn apply_record(&mut self, record: &Record) -> Result<(), StateError> {
-        if record.epoch != self.epoch && !planted::is(Bug::OldEpochAccepted) {
+        if record.epoch != self.epoch && !tidelock_planted::is(Bug::OldEpochAccepted) {
             return Err(StateError::Epoch { epoch: self.epoch, found: record.epoch });
         }
         let writer = record.writer;
@@ -233,7 +233,7 @@ impl State {
             return Err(StateError::Writer(writer));
         };
         let expected = state.seq.next();
-        if record.seq != expected && !planted::is(Bug::AckOverGap) {
+        if record.seq != expected && !tidelock_planted::is(Bug::AckOverGap) {
             return Err(StateError::Gap { writer, expected, found: record.seq });
         }
         state.seq = record.seq;

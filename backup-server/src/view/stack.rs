@@ -9,12 +9,12 @@ use super::DiskKey;
 use super::source::{Piece, Source};
 use crate::extents::Extents;
 use crate::journal::{JournalError, MapFile, MapRun, Segment, State, Tail};
-use crate::planted::{self, Bug};
 use crate::storage::StorageFile;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::vector::CountVector;
 
@@ -98,7 +98,7 @@ impl Limit<'_> {
             return Share::None;
         }
         let cut = self.cut.map_or(Seq(u64::MAX), |cut| cut.get(self.writer));
-        let within = |run: &MapRun| match planted::is(Bug::MapKeepsVoid) {
+        let within = |run: &MapRun| match tidelock_planted::is(Bug::MapKeepsVoid) {
             true => run.last <= cut,
             false => run.last <= self.last(run.epoch),
         };

@@ -3,12 +3,11 @@
 //!
 //! Slots are given out in the order of arrival; a request goes when a transaction on stable storage has all of its slots.
 
-#[cfg(feature = "planted-bugs")]
-use super::PlantedBug;
 use super::geometry::Entry;
 use super::{Action, ActivityLog, State};
 use crate::sequencer::Extent;
 use smallvec::SmallVec;
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::Seq;
 
 /// A request that was admitted.
@@ -169,8 +168,8 @@ impl ActivityLog {
         let Waiting { request, slots, .. } = waiting;
         let is_missing = |slot: &&u32| !self.table.slot(**slot).logged;
         let missing: SmallVec<[u32; 2]> = slots.iter().filter(is_missing).copied().collect();
-        #[cfg(feature = "planted-bugs")]
-        let missing = if self.has_bug(PlantedBug::Late) { SmallVec::new() } else { missing };
+        let missing =
+            if tidelock_planted::is(Bug::ActivityLate) { SmallVec::new() } else { missing };
         let placed = Placed { request, slots, missing: missing.len() };
         if missing.is_empty() {
             return self.let_go(placed);
@@ -206,14 +205,9 @@ impl ActivityLog {
         };
         let of = *self.table.slot(slot);
         let disk = of.entry.map_or(0, |entry| usize::from(entry.disk.0));
-        #[allow(unused_mut)]
-        let (mut has_backup, mut is_flushed) =
-            (of.needs <= self.durable, self.disks[disk].done >= of.stable_after);
-        #[cfg(feature = "planted-bugs")]
-        {
-            has_backup |= self.has_bug(PlantedBug::Forgotten);
-            is_flushed |= self.has_bug(PlantedBug::Unflushed);
-        }
+        let has_backup = of.needs <= self.durable || tidelock_planted::is(Bug::ActivityForgotten);
+        let is_flushed = self.disks[disk].done >= of.stable_after
+            || tidelock_planted::is(Bug::ActivityUnflushed);
         if !has_backup {
             return Err(Blocked::Backup);
         }

@@ -159,18 +159,6 @@ struct DiskFlushes {
     done: u64,
 }
 
-/// Bugs that the simulator plants to show that its checkers bite.
-#[cfg(feature = "planted-bugs")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// An extent leaves the map before the backup has what was written in it.
-    Forgotten,
-    /// A request is admitted before the log has its extents.
-    Late,
-    /// An extent leaves the map although the local disk was not flushed.
-    Unflushed,
-}
-
 /// The activity log of one member.
 #[derive(Debug)]
 pub struct ActivityLog {
@@ -222,8 +210,6 @@ pub struct ActivityLog {
     goes_on_after: Option<Seq>,
     actions: VecDeque<Action>,
     counts: Counts,
-    #[cfg(feature = "planted-bugs")]
-    bug: Option<PlantedBug>,
 }
 
 impl ActivityLog {
@@ -279,20 +265,7 @@ impl ActivityLog {
             goes_on_after: None,
             actions: VecDeque::new(),
             counts: Counts::default(),
-            #[cfg(feature = "planted-bugs")]
-            bug: None,
         }
-    }
-
-    /// Plants a bug.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, bug: PlantedBug) {
-        self.bug = Some(bug);
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    fn has_bug(&self, bug: PlantedBug) -> bool {
-        self.bug == Some(bug)
     }
 
     // ---- what others say

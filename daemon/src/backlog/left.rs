@@ -9,6 +9,7 @@ use super::journal::{BacklogError, Journal, is_marked, remove, segments_in};
 use super::reader::read_at;
 use super::{Position, Reader};
 use std::sync::Arc;
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::record::{Effect, Record};
@@ -76,8 +77,6 @@ pub struct Left {
     files: Arc<dyn Files>,
     header: Header,
     segments: Vec<(u64, Seq, u64)>,
-    #[cfg(feature = "planted-bugs")]
-    bug: Option<super::PlantedBug>,
 }
 
 /// Records whose local writes may not have ended before the daemon was killed.
@@ -89,19 +88,28 @@ pub struct Redo {
 }
 
 impl Redo {
-    /// As [`Left::redo`].
+    /// Does it again, in its order: `apply` is given each record from the first on that may not have ended. Nobody else may
+    /// write to the disks. Returns how many writes these were.
     pub fn run<E: From<BacklogError>>(
         mut self,
         mut apply: impl FnMut(&Record) -> Result<(), E>,
     ) -> Result<u64, E> {
         let mut done = 0;
+        let mut backwards = Vec::new();
         while self.reader.next_seq() <= self.last {
             let record = self.reader.read()?;
-            if record.seq >= self.redo_from {
-                done += u64::from(matches!(record.effect, Effect::Write(_) | Effect::Zero { .. }));
-                apply(&record)?;
+            // Copies, too: one that repairs a failed write comes after it, and is what both sites have.
+            if record.seq < self.redo_from {
+                continue;
             }
+            done += u64::from(matches!(record.effect, Effect::Write(_) | Effect::Zero { .. }));
+            if tidelock_planted::is(Bug::RedoneBackwards) {
+                backwards.push(record);
+                continue;
+            }
+            apply(&record)?;
         }
+        backwards.iter().rev().try_for_each(apply)?;
         Ok(done)
     }
 }
@@ -136,8 +144,6 @@ pub fn find(files: &Arc<dyn Files>, expected: &Expected) -> Result<Left, WhyNot>
         files: files.clone(),
         header: *header,
         segments: Vec::new(),
-        #[cfg(feature = "planted-bugs")]
-        bug: None,
     };
     let mut reader = Reader::keyed(files.clone(), at, oldest.first, expected.identity);
     while let Some(record) = reader.read_if_whole()? {
@@ -223,45 +229,10 @@ impl Left {
         self.waiting[self.waiting.len() - 1].seq
     }
 
-    /// Does again what may not have ended, in its order: `apply` is given each record from the first such one on. Nobody
-    /// else may write to the disks. Returns how many writes these were.
-    pub fn redo<E: From<BacklogError>>(
-        &self,
-        mut apply: impl FnMut(&Record) -> Result<(), E>,
-    ) -> Result<u64, E> {
-        let mut reader = self.reader();
-        let mut done = 0;
-        #[cfg(feature = "planted-bugs")]
-        let mut backwards = Vec::new();
-        while reader.next_seq() <= self.last() {
-            let record = reader.read()?;
-            // Copies, too: one that repairs a failed write comes after it, and is what both sites have.
-            if record.seq < self.redo_from {
-                continue;
-            }
-            done += u64::from(matches!(record.effect, Effect::Write(_) | Effect::Zero { .. }));
-            #[cfg(feature = "planted-bugs")]
-            if self.bug == Some(super::PlantedBug::RedoneBackwards) {
-                backwards.push(record);
-                continue;
-            }
-            apply(&record)?;
-        }
-        #[cfg(feature = "planted-bugs")]
-        backwards.iter().rev().try_for_each(apply)?;
-        Ok(done)
-    }
-
-    /// The records that [`redo`](Self::redo) applies, as a value that outlives `self`.
+    /// The records whose local writes may not have ended, as a value that outlives `self`.
     #[must_use]
     pub fn again(&self) -> Redo {
         Redo { reader: self.reader(), redo_from: self.redo_from, last: self.last() }
-    }
-
-    /// Plants a bug.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, bug: super::PlantedBug) {
-        self.bug = Some(bug);
     }
 
     /// Reads all records again.
@@ -272,10 +243,8 @@ impl Left {
 
     /// The writing end goes on behind the last record.
     pub fn go_on(&self, segment_bytes: u64) -> Result<Journal, BacklogError> {
-        #[allow(unused_mut)]
         let mut segments = self.segments.clone();
-        #[cfg(feature = "planted-bugs")]
-        if self.bug == Some(super::PlantedBug::TailKept)
+        if tidelock_planted::is(Bug::TornTailKept)
             && let Some((number, _, len_bytes)) = segments.last_mut()
         {
             let opened = self.files.open(&name_of(*number)).and_then(|file| file.len_bytes());

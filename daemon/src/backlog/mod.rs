@@ -41,13 +41,3 @@ pub struct Position {
     /// In bytes from its beginning.
     pub offset: u64,
 }
-
-/// Bugs that the simulator plants.
-#[cfg(feature = "planted-bugs")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// What may not have ended is done again from its last record to its first.
-    RedoneBackwards,
-    /// The torn end of what a killed daemon has left is not cut off.
-    TailKept,
-}

@@ -8,8 +8,8 @@ use crate::activity::{
     self, ActivityLog, FileChange, Geometry, Identity, LastEnd, Opening, Unusable, format,
 };
 use crate::config::ActivitySettings;
+use crate::driver::LogFile;
 use crate::durable;
-use crate::owner::LogFile;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -13,12 +13,12 @@ use crate::clock;
 use crate::config::{self, Config, Group, Member};
 use crate::copy_job::Bounds;
 use crate::degrade::Degrade;
+use crate::driver::{self, DiskSetup};
 use crate::heartbeat::Pulse;
 use crate::link::GateControl;
 use crate::link::member::{Member as LinkMember, MemberParts};
 use crate::link::port::{OwnerPort, ToLink};
-use crate::owner::contact;
-use crate::owner::{DiskSetup, Owner, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
+use crate::owner::{self, OwnerParts, OwnerView, PublishPending, Several, ToOwner};
 use crate::private_socket;
 use crate::sequencer::Settings;
 use crate::state::{MemberState, Opened, StateError};
@@ -35,12 +35,15 @@ use tidelock_protocol::limits;
 use tidelock_protocol::message::{
     Attach, DiskSpec, Form, LastRun, LogAge, Policy, Role, Tagging, Writing,
 };
-use tidelock_uring::{EventFd, LocalFile, OpenRequest, SizeRule};
+use tidelock_uring::{BufPool, EventFd, LocalFile, OpenRequest, SizeRule};
 use tokio::sync::{Notify, mpsc, watch};
 
 /// How long a start waits for a disk's socket to be let go of by a daemon that was killed.
 const SOCKET_WAIT_MAX: Duration = Duration::from_secs(2);
 const SOCKET_RETRY_EVERY: Duration = Duration::from_millis(10);
+
+/// Unused memory of a member that is kept for the next requests.
+const POOL_RETAIN_BYTES: usize = 64 << 20;
 
 /// What one writer is started with.
 pub(super) struct Launch<'a> {
@@ -145,7 +148,7 @@ impl Launch<'_> {
         let view = Arc::<OwnerView>::default();
         view.set_hlc_ceiling_ms(opened.hlc_ceiling_ms);
         let pulse = Arc::<Pulse>::default();
-        let parts = OwnerParts {
+        let owner = OwnerParts {
             member: name.clone(),
             settings: Settings {
                 writer,
@@ -153,15 +156,11 @@ impl Launch<'_> {
                 backlog_limit_bytes: backlog_limit_bytes(group),
                 lock_align_bytes,
             },
-            disks,
+            disks: disks.iter().map(|disk| (disk.spec.clone(), disk.file.clone())).collect(),
             port: port.clone(),
-            messages,
-            wake,
-            link,
-            channel,
+            pool: BufPool::new(POOL_RETAIN_BYTES),
             pending: Arc::new(pending) as Arc<dyn PublishPending>,
             gate: gate.clone(),
-            ceiling_wanted,
             stats: owner_stats.clone(),
             view: view.clone(),
             pulse: pulse.clone(),
@@ -177,15 +176,15 @@ impl Launch<'_> {
             hlc_floor: opened.hlc_floor,
             max_clock_lead: group.max_clock_lead,
             activity,
-            log_file,
+            has_log_file: log_file.is_some(),
             backlog,
             left: left_on_disk,
         };
+        let parts =
+            driver::Parts { owner, disks, log_file, messages, wake, link, channel, ceiling_wanted };
         let thread = spawn(&format!("owner {name}"), move || {
-            let result = Owner::new(parts)
-                .map_err(|error| with_sources(&error))
-                .and_then(|owner| owner.run().map_err(|error| error.to_string()));
-            if let Err(error) = result {
+            if let Err(error) = driver::run(parts) {
+                let error = with_sources(&error);
                 report(&failed, HostError::Loop(format!("the loop of {name} ended: {error}")));
             }
         })?;
@@ -232,7 +231,7 @@ fn serves_unreached_after(group: &Group, awaits_adoption: bool) -> Option<Durati
     match (group.before_first_contact.serves(), awaits_adoption) {
         // It is not looked for, and clients of the guest are answered elsewhere at this moment.
         (_, true) => Some(Duration::ZERO),
-        (true, false) => Some(contact::PATIENCE),
+        (true, false) => Some(owner::PATIENCE),
         (false, false) => None,
     }
 }

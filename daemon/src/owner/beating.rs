@@ -1,8 +1,9 @@
 //! Heartbeats that the watch asks for (see [`crate::heartbeat`]).
 
+use super::driver::Driver;
 use super::{Owner, replication};
 
-impl Owner {
+impl<D: Driver> Owner<D> {
     /// Gives the heartbeat that was asked for its place among the writes, as soon as one may have it.
     pub(super) fn drive_heartbeat(&mut self) {
         let Some(number) = self.heartbeat else { return };

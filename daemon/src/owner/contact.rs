@@ -13,23 +13,17 @@
 //! turn in which the map ceases to keep what comes, and what was begun before it holds its extent until it ends.
 
 use super::Owner;
+use super::driver::Driver;
 use super::replication::Clocks;
 use crate::activity::ActivityLog;
 use crate::link::port::{AttachedStream, ToLink};
 use crate::sequencer::{Extent, Sequencer};
 use std::time::Duration;
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
 
 /// For so long a start waits for the backup all the same: where it is there, nothing has to be compared.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Bugs that the simulator plants.
-#[cfg(feature = "planted-bugs")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// What is written without a record may leave the map before it was compared.
-    Unmapped,
-}
 
 /// How a run stands before the stream goes on. Sans-I/O: the simulator drives it, too.
 #[derive(Debug)]
@@ -52,25 +46,11 @@ pub enum Look {
 impl Contact {
     /// `serve_after`: guests do not wait for the backup longer than this; `None`: they wait until it has attached the member.
     pub fn new(activity: &mut ActivityLog, serve_after: Option<Duration>, clocks: Clocks) -> Self {
-        if serve_after.is_some() {
+        if serve_after.is_some() && !tidelock_planted::is(Bug::UnrecordedUnmapped) {
             activity.begin_unrecorded();
         }
         let serve_from = serve_after.map(|after| clocks.now.plus_ms(after.as_millis() as u64));
         Self { serve_from }
-    }
-
-    /// As [`Contact::new`], with a bug.
-    #[cfg(feature = "planted-bugs")]
-    pub fn with_bug(
-        bug: Option<PlantedBug>,
-        activity: &mut ActivityLog,
-        serve_after: Option<Duration>,
-        clocks: Clocks,
-    ) -> Self {
-        match bug {
-            Some(PlantedBug::Unmapped) => Self::new(&mut ActivityLog::off(), serve_after, clocks),
-            None => Self::new(activity, serve_after, clocks),
-        }
     }
 
     /// Time has passed.
@@ -114,14 +94,14 @@ impl Contact {
     }
 }
 
-impl Owner {
+impl<D: Driver> Owner<D> {
     /// Asks for what guests are served by without the backup, when it is time.
     pub(super) fn drive_contact(&mut self) {
         match self.contact.look(self.now) {
             Look::Nothing => {}
             Look::Later => self.arm_tick(),
             Look::Ask if self.draining.is_some() => {}
-            Look::Ask => self.to_link(ToLink::ServeUnrecorded),
+            Look::Ask => self.driver.to_link(ToLink::ServeUnrecorded),
         }
     }
 

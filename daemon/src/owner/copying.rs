@@ -6,22 +6,13 @@ use crate::copy_job::{Bounds, CopyJob, Findings, Progress, Purpose};
 use crate::copy_window::CopyWindow;
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
 use std::collections::{BTreeMap, HashMap};
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::limits::COPY_MAX_BYTES;
 use tidelock_protocol::message::CopyState;
 
 /// Ticks between two attempts at what could not be read.
 const RETRY_TICKS: u32 = 50;
-
-/// Bugs that the simulator plants.
-#[cfg(feature = "planted-bugs")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// Copies wait as long as guests' writes do, also the only one.
-    Starved,
-    /// A verification takes what differs for equal.
-    DifferenceIgnored,
-}
 
 /// The copies of a member.
 #[derive(Debug)]
@@ -53,8 +44,6 @@ pub struct Copying {
     unanswered: Awaited,
     /// Since the last look: why the verification has ended before its end.
     given_up: Option<&'static str>,
-    #[cfg(feature = "planted-bugs")]
-    bug: Option<PlantedBug>,
 }
 
 /// Outcomes that jobs which were given up are still owed: several of them may have asked about the same extent.
@@ -98,15 +87,7 @@ impl Copying {
             orphans: Awaited::default(),
             unanswered: Awaited::default(),
             given_up: None,
-            #[cfg(feature = "planted-bugs")]
-            bug: None,
         }
-    }
-
-    /// Plants a bug.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, bug: PlantedBug) {
-        self.bug = Some(bug);
     }
 
     /// The backup has said how much of the disks it has.
@@ -219,8 +200,7 @@ impl Copying {
 
     /// Whether nothing of a copy is being read or asked.
     pub fn is_idle(&self) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        if self.bug == Some(PlantedBug::Starved) {
+        if tidelock_planted::is(Bug::CopiesStarve) {
             return false;
         }
         self.reading_suspects.is_empty()
@@ -298,9 +278,7 @@ impl Copying {
         if self.unanswered.take((disk, offset)) {
             return;
         }
-        #[cfg(feature = "planted-bugs")]
-        let is_ignored = self.bug == Some(PlantedBug::DifferenceIgnored) && self.job.is_none();
-        #[cfg(feature = "planted-bugs")]
+        let is_ignored = tidelock_planted::is(Bug::DifferenceIgnored) && self.job.is_none();
         let equal = equal || is_ignored;
         if let Some(job) = self.job.as_mut().or(self.verify.as_mut()) {
             job.digest_result(disk, offset, equal);

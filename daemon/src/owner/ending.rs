@@ -1,11 +1,10 @@
 //! The clean end: nothing new, everything to the backup, then the last word. And the same without an end: the guest's
 //! disk holds still, for a switch to the backup site, until it is let go again or the loop ends.
 
-use super::connection::Connection;
 use super::disk::Disk;
+use super::driver::{DiskFile, Driver, Taking};
 use super::idling::LastWord;
 use super::replication::Clocks;
-use super::token::Token;
 use super::{Drained, Owner, Several, replication};
 use crate::link::port::ToLink;
 use std::sync::Arc;
@@ -26,7 +25,7 @@ pub(super) struct Draining {
     last_word: LastWord,
 }
 
-impl Owner {
+impl<D: Driver> Owner<D> {
     pub(super) fn begin_drain(
         &mut self,
         reply: oneshot::Sender<Drained>,
@@ -41,9 +40,8 @@ impl Owner {
             ends,
             last_word: LastWord::default(),
         });
-        for (id, connection) in &mut self.connections {
-            connection.begin_shutdown();
-            self.touched.push(*id);
+        if !self.switched_over {
+            self.driver.take(Taking::Nothing);
         }
         self.copying.stop();
     }
@@ -56,19 +54,13 @@ impl Owner {
         tracing::info!(member = self.member, "requests are taken again");
         self.draining = None;
         self.copying.go_on();
-        self.accept_again();
+        self.driver.take(if self.switched_over { Taking::TurnAway } else { Taking::All });
     }
 
     /// The group was switched over for good: who waits for requests to be taken again need not.
     pub(super) fn turn_away(&mut self) {
         self.switched_over = true;
-        self.accept_again();
-    }
-
-    fn accept_again(&mut self) {
-        for disk in std::mem::take(&mut self.unaccepted) {
-            self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
-        }
+        self.driver.take(Taking::TurnAway);
     }
 
     /// Whether everything that this member may depend on is in C, also of other writers: the next
@@ -89,8 +81,8 @@ impl Owner {
         if draining.ends && self.is_fenced() {
             return self.end_unacknowledged();
         }
-        let is_ready = self.requests.is_empty()
-            && self.connections.values().all(Connection::is_flushed)
+        let is_ready = self.open_requests == 0
+            && self.driver.has_sent_answers()
             && replication::is_settled(&self.sequencer)
             && self.is_covered();
         let draining = self.draining.as_mut().expect("just seen");
@@ -120,7 +112,7 @@ impl Owner {
             // Who has left has nothing that is not at the backup: what has no record is not.
             if !self.spilling.stands() && !self.sequencer.serves_unrecorded() {
                 let end = marks.clone().map(|marks| CleanEnd { seq, marks });
-                self.to_link(ToLink::Detach(end));
+                self.driver.to_link(ToLink::Detach(end));
             }
         }
         let _ = reply.send(Drained { seq, hlc, marks });
@@ -142,7 +134,7 @@ impl Owner {
         if !draining.is_ready {
             draining.not_ready.fetch_sub(1, Ordering::SeqCst);
         }
-        self.to_link(ToLink::Detach(None));
+        self.driver.to_link(ToLink::Detach(None));
         if let Some(reply) = draining.reply {
             // Whoever asked may not wait any more.
             let _ = reply.send(Drained {
@@ -168,7 +160,7 @@ impl Owner {
     /// stay true if the host loses power right after it.
     pub(super) fn sync_disks(&self) -> bool {
         self.disks.iter().all(|disk| {
-            let synced = rustix::fs::fdatasync(disk.fd());
+            let synced = disk.file().sync();
             if let Err(error) = &synced {
                 tracing::error!(
                     member = self.member,

@@ -12,12 +12,13 @@
 //! read-change-write of an unaligned write.
 
 use super::disk::Disk;
-use crate::sequencer::{DiskError, Extent, OpId};
+use super::driver::{DiskFile, DiskOp, Driver};
+use crate::sequencer::{DiskError, EIO, EOPNOTSUPP, Extent, OpId};
 use bytes::{Buf, Bytes};
 use std::io;
 use tidelock_protocol::ids::DiskId;
 use tidelock_protocol::record::Effect;
-use tidelock_uring::{BufPool, Buffer, Durability, FallocateMode, Ring, SharedFd, SyncKind};
+use tidelock_uring::{AlignedBuf, BufPool, Durability, FallocateMode};
 
 /// What is written at a time where zeroes have to be written.
 const FILL_BYTES: u64 = 1 << 20;
@@ -47,22 +48,23 @@ enum Step {
 #[derive(Debug)]
 pub struct LocalOp {
     extent: Extent,
-    fd: SharedFd,
     fua: bool,
     step: Step,
 }
 
-fn disk_error(error: &io::Error) -> DiskError {
-    DiskError(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
-fn token(op: OpId) -> u64 {
-    super::token::Token::Local(op).to_u64()
+/// The disk of an operation, and what carries it out.
+pub struct On<'a, D: Driver> {
+    /// The disk.
+    pub disk: &'a Disk<D::File>,
+    /// Its driver.
+    pub driver: &'a mut D,
+    /// Memory for what is read.
+    pub pool: &'a BufPool,
 }
 
 impl LocalOp {
     /// A guest's write or zeroing.
-    pub fn write(disk: &Disk, extent: Extent, effect: Effect, fua: bool) -> Self {
+    pub fn write(disk: &Disk<impl DiskFile>, extent: Extent, effect: Effect, fua: bool) -> Self {
         let step = match effect {
             Effect::Write(payload) => {
                 let (data, at) = (payload.data().clone(), extent.offset);
@@ -79,13 +81,13 @@ impl LocalOp {
             },
             Effect::CopyDone | Effect::Idle => unreachable!("not an operation on a disk"),
         };
-        Self { extent, fd: disk.fd().clone(), fua, step }
+        Self { extent, fua, step }
     }
 
     /// Tidelock's own read.
-    pub fn read(disk: &Disk, extent: Extent) -> Self {
+    pub fn read(disk: &Disk<impl DiskFile>, extent: Extent) -> Self {
         let (lo, len) = disk.direct_range(extent.offset, extent.len_bytes);
-        Self { extent, fd: disk.fd().clone(), fua: false, step: Step::Read { lo, len } }
+        Self { extent, fua: false, step: Step::Read { lo, len } }
     }
 
     /// The disk that it is on.
@@ -94,24 +96,25 @@ impl LocalOp {
     }
 
     /// Starts the first step.
-    pub fn start(self, op: OpId, ring: &mut Ring, pool: &BufPool) -> Progress {
-        let token = token(op);
+    pub fn start<D: Driver>(self, op: OpId, on: &mut On<'_, D>) -> Progress {
+        let (disk_op, On { disk, driver, pool }) = (DiskOp::Local(op), on);
+        let file = disk.file();
         match &self.step {
             Step::Write { data, at } => {
-                ring.write(token, &self.fd, data.clone(), *at, self.durability());
+                driver.write(disk_op, file, data.clone(), *at, self.durability());
             }
             Step::Patch { lo, len, .. } | Step::Read { lo, len } => {
-                ring.read(token, &self.fd, pool.get(*len), 0..*len, *lo);
+                driver.read(disk_op, file, pool.get(*len), 0..*len, *lo);
             }
             Step::Zero { mode } => {
-                ring.fallocate(token, &self.fd, *mode, self.extent.offset, self.extent.len_bytes);
+                driver.zero(disk_op, file, *mode, self.extent.offset..self.extent.end());
             }
             Step::Fill { at } => {
                 let mut zeroes = pool.get(FILL_BYTES as usize);
                 zeroes.extend_zeroed(FILL_BYTES.min(self.extent.end() - at) as usize);
-                ring.write(token, &self.fd, zeroes.freeze_all(), *at, Durability::Cached);
+                driver.write(disk_op, file, zeroes.freeze_all(), *at, Durability::Cached);
             }
-            Step::Sync => ring.fsync(token, &self.fd, SyncKind::Data),
+            Step::Sync => driver.sync(disk_op, file),
         }
         Progress::InFlight(self)
     }
@@ -121,40 +124,39 @@ impl LocalOp {
     }
 
     /// A step has ended.
-    pub fn advance(
+    pub fn advance<D: Driver>(
         self,
         op: OpId,
         result: io::Result<u32>,
-        buffer: Buffer,
-        disk: &mut Disk,
-        ring: &mut Ring,
-        pool: &BufPool,
+        buffer: Option<AlignedBuf>,
+        on: &mut On<'_, D>,
     ) -> Progress {
         let count = match result {
             Ok(count) => count as usize,
-            Err(error) => return self.failed(&error, op, ring, pool),
+            Err(error) => return self.failed(&error, op, on),
         };
         match self.step {
             Step::Write { data, .. } if count == data.len() => Progress::Written(Ok(())),
             Step::Write { .. } | Step::Fill { .. } if count == 0 => {
-                Progress::Written(Err(DiskError(libc::EIO)))
+                Progress::Written(Err(DiskError(EIO)))
             }
             Step::Write { ref data, at } => {
                 let (mut data, at) = (data.clone(), at + count as u64);
                 data.advance(count);
-                if !disk.is_aligned(at, &data) {
-                    return Progress::Written(Err(DiskError(libc::EIO)));
+                if !on.disk.is_aligned(at, &data) {
+                    return Progress::Written(Err(DiskError(EIO)));
                 }
-                Self { step: Step::Write { data, at }, ..self }.start(op, ring, pool)
+                Self { step: Step::Write { data, at }, ..self }.start(op, on)
             }
             Step::Patch { lo, len, .. } | Step::Read { lo, len } => {
-                let mut buf = buffer.into_aligned();
+                let mut buf = buffer.expect("the buffer of a read");
                 let filled = buf.len();
                 if filled < len {
                     if count == 0 {
-                        return self.failed(&io::ErrorKind::UnexpectedEof.into(), op, ring, pool);
+                        return self.failed(&io::ErrorKind::UnexpectedEof.into(), op, on);
                     }
-                    ring.read(token(op), &self.fd, buf, filled..len, lo + filled as u64);
+                    let (file, at) = (on.disk.file(), lo + filled as u64);
+                    on.driver.read(DiskOp::Local(op), file, buf, filled..len, at);
                     return Progress::InFlight(self);
                 }
                 let from = (self.extent.offset - lo) as usize;
@@ -164,36 +166,36 @@ impl LocalOp {
                 };
                 buf[from..from + data.len()].copy_from_slice(data);
                 let data = buf.freeze_all();
-                Self { step: Step::Write { data, at: lo }, ..self }.start(op, ring, pool)
+                Self { step: Step::Write { data, at: lo }, ..self }.start(op, on)
             }
             Step::Fill { at } => {
                 let at = at + count as u64;
                 if at < self.extent.end() {
-                    return Self { step: Step::Fill { at }, ..self }.start(op, ring, pool);
+                    return Self { step: Step::Fill { at }, ..self }.start(op, on);
                 }
-                self.zeroed(op, ring, pool)
+                self.zeroed(op, on)
             }
-            Step::Zero { .. } => self.zeroed(op, ring, pool),
+            Step::Zero { .. } => self.zeroed(op, on),
             Step::Sync => Progress::Written(Ok(())),
         }
     }
 
-    fn zeroed(self, op: OpId, ring: &mut Ring, pool: &BufPool) -> Progress {
+    fn zeroed<D: Driver>(self, op: OpId, on: &mut On<'_, D>) -> Progress {
         if self.fua {
-            Self { step: Step::Sync, ..self }.start(op, ring, pool)
+            Self { step: Step::Sync, ..self }.start(op, on)
         } else {
             Progress::Written(Ok(()))
         }
     }
 
-    fn failed(self, error: &io::Error, op: OpId, ring: &mut Ring, pool: &BufPool) -> Progress {
+    fn failed<D: Driver>(self, error: &io::Error, op: OpId, on: &mut On<'_, D>) -> Progress {
         match self.step {
-            Step::Zero { .. } if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            Step::Zero { .. } if error.raw_os_error() == Some(EOPNOTSUPP) => {
                 let at = self.extent.offset;
-                Self { step: Step::Fill { at }, ..self }.start(op, ring, pool)
+                Self { step: Step::Fill { at }, ..self }.start(op, on)
             }
-            Step::Read { .. } => Progress::Read(Err(disk_error(error))),
-            _ => Progress::Written(Err(disk_error(error))),
+            Step::Read { .. } => Progress::Read(Err(DiskError::of(error))),
+            _ => Progress::Written(Err(DiskError::of(error))),
         }
     }
 }

@@ -1,31 +1,18 @@
 //! What the owner loop does for the activity log: its requests wait here until the log has their
-//! extents, and its I/O is operations of the loop's ring.
+//! extents, and the driver does its I/O.
 
 use super::Owner;
-use super::requests::Slot;
-use super::token::Token;
+use super::driver::{DiskOp, Driver};
 use crate::activity::{Action, ActivityLog, BLOCK_BYTES, Standing};
-use crate::durable;
 use crate::sequencer::{Extent, RequestId};
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tidelock_protocol::ids::{DiskId, MonoNanos};
 use tidelock_protocol::record::Effect;
-use tidelock_uring::{Durability, LocalFile, SyncKind};
 
 const TOUCH_EVERY: Duration = Duration::from_secs(1);
-
-/// The log's file, open.
-#[derive(Debug)]
-pub struct LogFile {
-    /// It, locked.
-    pub file: LocalFile,
-    /// Where it is.
-    pub path: PathBuf,
-}
 
 /// A guest's request that the log has to know of first.
 #[derive(Debug)]
@@ -39,10 +26,10 @@ pub(super) struct Logged {
 #[derive(Debug)]
 pub(super) struct Logging {
     pub(super) activity: ActivityLog,
-    file: Option<LogFile>,
+    has_file: bool,
     held_back: HashMap<RequestId, Logged>,
     /// Guests' flushes under way: which disk, and which number.
-    flushes: HashMap<u32, (DiskId, u64)>,
+    flushes: HashMap<RequestId, (DiskId, u64)>,
     /// The last time at which the file's time was set.
     touched: Option<MonoNanos>,
     said: Option<Standing>,
@@ -50,63 +37,66 @@ pub(super) struct Logging {
 }
 
 impl Logging {
-    pub(super) fn new(activity: ActivityLog, file: Option<LogFile>) -> Self {
+    pub(super) fn new(activity: ActivityLog, has_file: bool) -> Self {
         let (held_back, flushes) = (HashMap::new(), HashMap::new());
-        Self { activity, file, held_back, flushes, touched: None, said: None, said_at: None }
+        Self { activity, has_file, held_back, flushes, touched: None, said: None, said_at: None }
     }
 
     pub(super) fn hold_back(&mut self, request: RequestId, logged: Logged) {
         self.held_back.insert(request, logged);
     }
 
-    pub(super) fn guest_flush_begins(&mut self, slot: Slot, disk: DiskId) {
+    pub(super) fn guest_flush_begins(&mut self, request: RequestId, disk: DiskId) {
         let number = self.activity.flush_begins(disk);
-        self.flushes.insert(slot.0, (disk, number));
+        self.flushes.insert(request, (disk, number));
     }
 
     /// Returns the disk.
-    pub(super) fn guest_flush_ended(&mut self, slot: Slot, ok: bool) -> Option<DiskId> {
-        let (disk, number) = self.flushes.remove(&slot.0)?;
+    pub(super) fn guest_flush_ended(&mut self, request: RequestId, ok: bool) -> Option<DiskId> {
+        let (disk, number) = self.flushes.remove(&request)?;
         self.activity.flush_ended(disk, number, ok);
         Some(disk)
     }
 
+    /// The disk of a guest's flush under way.
+    pub(super) fn flushed_disk(&self, request: RequestId) -> Option<DiskId> {
+        Some(self.flushes.get(&request)?.0)
+    }
+}
+
+impl<D: Driver> Owner<D> {
     /// A local write begins. Once a second the file gets the time: an image that is written to long after that is another
     /// one at the next start.
-    pub(super) fn touch(&mut self, now: MonoNanos) {
-        let Some(LogFile { file, path }) = &self.file else { return };
-        let is_due = |at: MonoNanos| now.since_ns(at) >= TOUCH_EVERY.as_nanos() as u64;
-        if !self.touched.is_none_or(is_due) {
+    pub(super) fn touch_log(&mut self) {
+        let is_due = |at: MonoNanos| self.now.since_ns(at) >= TOUCH_EVERY.as_nanos() as u64;
+        if !self.logging.has_file || !self.logging.touched.is_none_or(is_due) {
             return;
         }
-        self.touched = Some(now);
-        let (omit, now) = (rustix::fs::UTIME_OMIT, rustix::fs::UTIME_NOW);
-        let time = |tv_nsec| rustix::fs::Timespec { tv_sec: 0, tv_nsec };
-        let times =
-            rustix::fs::Timestamps { last_access: time(omit), last_modification: time(now) };
-        if let Err(error) = rustix::fs::futimens(file.fd(), &times) {
-            tracing::debug!(path = %path.display(), %error, "the activity log's time cannot be set");
+        self.logging.touched = Some(self.now);
+        if let Err(error) = self.driver.touch_log() {
+            let member = &self.member;
+            tracing::debug!(member, %error, "the activity log's time cannot be set");
         }
     }
 
-    /// Without it the next start compares everything.
-    fn discard(&mut self, member: &str) -> bool {
-        let Some(LogFile { path, .. }) = &self.file else { return true };
-        match durable::remove(path) {
+    /// Without the log the next start compares everything.
+    fn discard_log(&mut self) -> bool {
+        if !self.logging.has_file {
+            return true;
+        }
+        match self.driver.remove_log() {
             Ok(()) => {
                 tracing::error!(
-                    member,
-                    path = %path.display(),
+                    member = self.member,
                     "the activity log is given up: after a crash all of the disks would be compared, \
                      until the daemon is started again"
                 );
-                self.file = None;
+                self.logging.has_file = false;
                 true
             }
             Err(error) => {
                 tracing::error!(
-                    member,
-                    path = %path.display(),
+                    member = self.member,
                     %error,
                     "the activity log can be neither written nor removed: guests' writes wait"
                 );
@@ -114,9 +104,7 @@ impl Logging {
             }
         }
     }
-}
 
-impl Owner {
     /// Tells the log what the turn has shown, and does what it asks for.
     pub(super) fn drive_log(&mut self) {
         let Self { logging, sequencer, copying, now, .. } = self;
@@ -128,14 +116,13 @@ impl Owner {
                     let logged = self.logging.held_back.remove(&request).expect("held back");
                     self.sequence_logged(request, logged);
                 }
-                Action::Write { offset, block } => self.write_log(offset, &block),
+                Action::Write { offset, block } => self.driver.write_log(&block, offset),
                 Action::Flush { disk, number } => {
-                    let token = Token::LogFlush(disk.0, number).to_u64();
-                    let disk = &self.disks[self.nth(disk)];
-                    self.ring.fsync(token, disk.fd(), SyncKind::Data);
+                    let file = self.disks[self.nth(disk)].file();
+                    self.driver.sync(DiskOp::LogFlush(disk, number), file);
                 }
                 Action::Discard => {
-                    let ok = self.logging.discard(&self.member);
+                    let ok = self.discard_log();
                     self.logging.activity.discarded(ok);
                 }
             }
@@ -143,12 +130,6 @@ impl Owner {
         if self.logging.activity.needs_tick() {
             self.arm_tick();
         }
-    }
-
-    fn write_log(&mut self, offset: u64, block: &[u8]) {
-        let file = &self.logging.file.as_ref().expect("a log that is on has a file").file;
-        let data = self.pool.copy_of(block).freeze_all();
-        self.ring.write(Token::LogWrite.to_u64(), file.fd(), data, offset, Durability::Durable);
     }
 
     pub(super) fn log_written(&mut self, result: &io::Result<u32>) {
@@ -159,11 +140,11 @@ impl Owner {
         self.logging.activity.written(ok);
     }
 
-    pub(super) fn log_flushed(&mut self, disk: u16, number: u64, result: &io::Result<u32>) {
+    pub(super) fn log_flushed(&mut self, disk: DiskId, number: u64, result: &io::Result<u32>) {
         if let Err(error) = result {
-            self.flush_failed(self.nth(DiskId(disk)), error);
+            self.flush_failed(self.nth(disk), error);
         }
-        self.logging.activity.flush_ended(DiskId(disk), number, result.is_ok());
+        self.logging.activity.flush_ended(disk, number, result.is_ok());
     }
 
     pub(super) fn publish_log_stats(&mut self) {

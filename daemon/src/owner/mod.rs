@@ -1,83 +1,70 @@
-//! The owner loop: one thread per member that holds all its state, without locks.
+//! The owner loop of a member: it holds all the member's state, without locks.
 //!
-//! NBD sockets, local disks and wake-ups from other threads are operations of one io_uring; a turn
-//! of the loop is one system call. Completions and messages go into the connections and the
-//! sequencer, the sequencer's actions come out and are carried out in their order, and what was
-//! admitted in the turn goes to the link as one batch.
+//! Sans-I/O: guests' requests, ends of disk operations, messages, timers and the time go in by its methods; what it wants
+//! done goes out through [`Driver`]. After what has come in, [`Owner::turn`] does what follows from it.
 //!
 //! ```text
-//!  sockets ─► connection ─► sequencer ─► actions ─┬─► local disk ─► completion ─► sequencer
-//!                 ▲                               ├─► link (records)
-//!                 └── replies ◄── Complete ◄──────┴─► gate (P)
+//!  tap ─► GuestIo ─► activity log ─► sequencer ─► actions ─┬─► local disk ─► completed ─► sequencer
+//!   ▲                                                      ├─► link (records)
+//!   └── answers ◄────────────────── Complete ◄─────────────┴─► gate (P)
 //! ```
 //!
 //! Reads and flushes do not pass through the sequencer: they never wait behind replication.
-//! Invariant: every request taken from a connection is answered once, or given up by name when
-//! its connection has gone.
+//! Invariant: every request that is taken is answered once, unless the loop ends before.
 
-pub mod admitted;
+mod admitted;
 mod beating;
-mod connection;
-pub mod contact;
-pub mod copying;
+mod contact;
+mod copying;
 mod disk;
+pub mod driver;
 mod ending;
-pub mod idling;
+mod idling;
 mod local_op;
 mod logging;
 mod others;
 mod overflowing;
-pub mod replication;
-mod requests;
+mod replication;
 mod serving;
 pub mod spilling;
 mod status;
-mod token;
-pub mod verifying;
+#[cfg(test)]
+mod tests;
+mod verifying;
 
-pub use disk::DiskSetup;
-pub use logging::LogFile;
-pub use serving::HANDSHAKES_MAX;
+pub use contact::PATIENCE;
+pub use copying::Copying;
+pub use replication::{Clocks, is_settled};
 pub use status::{OwnerView, Phase, Trouble, VerifyEnded};
 
 use crate::activity::geometry::merged;
 use crate::activity::{ActivityLog, Attachment, Compare};
-use crate::clock;
 use crate::copy_job::{Bounds, Purpose};
 use crate::heartbeat::Pulse;
 use crate::link::port::{AttachedStream, FromLink, OwnerPort, ToLink};
 use crate::link::{GateControl, Refusal};
-use crate::sequencer::{Action, DiskError, Extent, OpId, Sequencer, Settings};
+use crate::sequencer::{Action, DiskError, Extent, OpId, RequestId, Sequencer, Settings};
 use crate::stats::OwnerStats;
 use admitted::Admitted;
-use connection::{Connection, ConnectionId};
+use bytes::Bytes;
 use contact::Contact;
-use copying::Copying;
 use disk::Disk;
+use driver::{DiskFile, DiskOp, Driver, GuestIo, Taking, Timer};
 use idling::Idling;
-use local_op::{LocalOp, Progress};
+use local_op::{LocalOp, On, Progress};
 use logging::Logging;
-use replication::Clocks;
-use requests::Requests;
 use spilling::{DiskBacklog, GoesOn, Spilling};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use tidelock_nbd::Errno;
 use tidelock_protocol::hlc::{Hlc, WallClock};
-use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
-use tidelock_protocol::message::{Basis, CopyState, Form, LogAge, Mode};
+use tidelock_protocol::ids::{DiskId, MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{Basis, CopyState, DiskSpec, Form, LogAge, Mode};
 use tidelock_protocol::vector::CountVector;
-use tidelock_uring::{BufPool, Buffer, Completion, EventFd, Ring};
-use token::Token;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tidelock_uring::{AlignedBuf, BufPool};
+use tokio::sync::oneshot;
 
-/// Operations that fit into one submission.
-const RING_ENTRIES: u32 = 512;
-/// Unused memory that is kept for the next requests.
-const POOL_RETAIN_BYTES: usize = 64 << 20;
 /// How often what cannot go on by itself is tried again (throttled copies, unreadable extents).
 const TICK: std::time::Duration = std::time::Duration::from_millis(100);
 /// Where the link is the limit the backlog fills again many times a second: said once in so long,
@@ -160,35 +147,27 @@ pub struct LeftOnDisk {
 }
 
 /// What an owner loop is made of.
-pub struct OwnerParts {
+pub struct OwnerParts<F> {
     /// The member's name, for logs.
     pub member: String,
     /// For the sequencer.
     pub settings: Settings,
     /// The disks, by id.
-    pub disks: Vec<DiskSetup>,
-    /// What others reach the loop by.
+    pub disks: Vec<(DiskSpec, F)>,
+    /// The link's end of the loop.
     pub port: Arc<OwnerPort<ToOwner>>,
-    /// Its receiving end.
-    pub messages: Receiver<ToOwner>,
-    /// Its wake-up.
-    pub wake: EventFd,
-    /// To the link.
-    pub link: mpsc::UnboundedSender<(Channel, ToLink)>,
-    /// The member's number there.
-    pub channel: Channel,
     /// Where P goes.
     pub pending: Arc<dyn PublishPending>,
     /// The member's gate.
     pub gate: Arc<dyn GateControl>,
-    /// Told when writes wait for a higher ceiling of their times.
-    pub ceiling_wanted: Arc<Notify>,
     /// Numbers for status and metrics.
     pub stats: Arc<OwnerStats>,
     /// State for status.
     pub view: Arc<OwnerView>,
     /// What the watch over its heartbeats reads.
     pub pulse: Arc<Pulse>,
+    /// Memory for data of disks.
+    pub pool: BufPool,
     /// Bounds of copies.
     pub copy_bounds: Bounds,
     /// The group was switched over to the backup site: no guest is served.
@@ -203,8 +182,8 @@ pub struct OwnerParts {
     pub max_clock_lead: Duration,
     /// Where the sites may differ.
     pub activity: ActivityLog,
-    /// Its file, if it has one.
-    pub log_file: Option<LogFile>,
+    /// The driver has its file.
+    pub has_log_file: bool,
     /// Where records wait that memory has no room for.
     pub backlog: Option<DiskBacklog>,
     /// Records of an earlier process in the backlog on disk.
@@ -212,18 +191,19 @@ pub struct OwnerParts {
 }
 
 /// The state of one member.
-pub struct Owner {
+pub struct Owner<D: Driver> {
     member: String,
-    ring: Ring,
+    driver: D,
     pool: BufPool,
     writer: WriterId,
     sequencer: Sequencer,
-    disks: Vec<Disk>,
-    connections: HashMap<ConnectionId, Connection>,
-    next_connection: u64,
-    /// Connections with something to send, so that a turn looks at no others.
-    touched: Vec<ConnectionId>,
-    requests: Requests,
+    disks: Vec<Disk<D::File>>,
+    /// Guests' requests that were taken and not answered.
+    open_requests: usize,
+    /// Those that are not begun: an earlier process's writes come first.
+    early: Vec<GuestIo>,
+    /// Guests' reads under way.
+    reads: HashMap<RequestId, Extent>,
     local_ops: HashMap<OpId, LocalOp>,
     copying: Copying,
     verifying: verifying::Verifying,
@@ -237,13 +217,8 @@ pub struct Owner {
     /// Why the loop cannot go on.
     failed: Option<String>,
     port: Arc<OwnerPort<ToOwner>>,
-    messages: Receiver<ToOwner>,
-    wake: EventFd,
-    link: mpsc::UnboundedSender<(Channel, ToLink)>,
-    channel: Channel,
     pending: Arc<dyn PublishPending>,
     gate: Arc<dyn GateControl>,
-    ceiling_wanted: Arc<Notify>,
     stats: Arc<OwnerStats>,
     view: Arc<OwnerView>,
     pulse: Arc<Pulse>,
@@ -253,12 +228,8 @@ pub struct Owner {
     attached: bool,
     refusal: Option<Refusal>,
     draining: Option<ending::Draining>,
-    /// Disks whose sockets do not accept, because a client came while nothing was taken.
-    unaccepted: Vec<usize>,
-    /// Disks whose sockets accept again with the next tick.
-    accept_later: Vec<usize>,
-    /// When something about a disk's clients was logged last.
-    said_at: serving::SaidAt,
+    /// The last time that a failed read of each disk was logged.
+    said_at: HashMap<DiskId, MonoNanos>,
     stopped: bool,
     tick_armed: bool,
     full_said_at: Option<MonoNanos>,
@@ -273,21 +244,18 @@ pub struct Owner {
     serving: bool,
     /// Whoever connects is turned away.
     switched_over: bool,
-    turned_away: bool,
     wall: WallClock,
     now: MonoNanos,
     wall_ms: u64,
 }
 
-impl Owner {
-    /// Sets up the loop on the thread that will run it.
-    pub fn new(parts: OwnerParts) -> Result<Self, tidelock_uring::RingError> {
-        let ring = Ring::new(RING_ENTRIES)?;
-        tracing::debug!(member = parts.member, ring = ?ring.mode(), "owner loop");
+impl<D: Driver> Owner<D> {
+    /// Sets up the loop. Nothing happens before [`Owner::begin`].
+    pub fn new(parts: OwnerParts<D::File>, driver: D, clocks: Clocks) -> Self {
         let mut sequencer = Sequencer::new(parts.settings);
         let mut wall = WallClock::new(parts.max_clock_lead.as_millis() as u64);
-        let now = clock::mono_now();
-        let wall_ms = wall.read(clock::wall_ms(), now);
+        let now = clocks.now;
+        let wall_ms = wall.read(clocks.wall_ms, now);
         if let Some(ceiling_ms) = parts.view.hlc_ceiling_ms() {
             sequencer.set_ceiling(ceiling_ms, now, wall_ms);
         }
@@ -298,22 +266,21 @@ impl Owner {
         let clocks = Clocks { now, wall_ms };
         let spilling = match &parts.left {
             Some(_) => Spilling::awaiting(parts.backlog, clocks),
-            None => Spilling::new(parts.backlog, None, &mut sequencer, clocks),
+            None => Spilling::new(parts.backlog, clocks),
         };
-        let mut logging = Logging::new(parts.activity, parts.log_file);
+        let mut logging = Logging::new(parts.activity, parts.has_log_file);
         let contact = Contact::new(&mut logging.activity, serves_unreached_after, clocks);
         let told_age = logging.activity.age();
-        Ok(Self {
+        Self {
             member: parts.member,
-            ring,
-            pool: BufPool::new(POOL_RETAIN_BYTES),
+            driver,
+            pool: parts.pool,
             writer: parts.settings.writer,
             sequencer,
             disks: parts.disks.into_iter().map(Disk::new).collect(),
-            connections: HashMap::new(),
-            next_connection: 0,
-            touched: Vec::new(),
-            requests: Requests::default(),
+            open_requests: 0,
+            early: Vec::new(),
+            reads: HashMap::new(),
             local_ops: HashMap::new(),
             copying: Copying::new(parts.copy_bounds),
             verifying: verifying::Verifying::default(),
@@ -325,13 +292,8 @@ impl Owner {
             told_age,
             failed: None,
             port: parts.port,
-            messages: parts.messages,
-            wake: parts.wake,
-            link: parts.link,
-            channel: parts.channel,
             pending: parts.pending,
             gate: parts.gate,
-            ceiling_wanted: parts.ceiling_wanted,
             stats: parts.stats,
             view: parts.view,
             pulse: parts.pulse,
@@ -340,15 +302,12 @@ impl Owner {
             attached: false,
             refusal: None,
             draining: None,
-            unaccepted: Vec::new(),
-            accept_later: Vec::new(),
-            said_at: serving::SaidAt::default(),
+            said_at: HashMap::new(),
             stopped: false,
             tick_armed: false,
             full_said_at: None,
             serving,
             switched_over: parts.switched_over,
-            turned_away: false,
             several: parts.several,
             idling: Idling::default(),
             observed: CountVector::new(),
@@ -356,41 +315,25 @@ impl Owner {
             wall,
             now,
             wall_ms,
-        })
+        }
     }
 
-    /// Runs until it is drained or stopped.
-    pub fn run(mut self) -> std::io::Result<()> {
-        self.ring.wait_event(Token::Wake.to_u64(), &self.wake);
-        if self.serving || self.switched_over {
-            self.accept_all();
+    /// The first turn, before anything has come.
+    pub fn begin(&mut self) {
+        if self.serving {
+            self.driver.take(Taking::All);
+        } else if self.switched_over {
+            self.driver.take(Taking::TurnAway);
         }
         // Its time passes also if nobody asks for anything.
         self.drive_contact();
         // A stream that goes on is seen before anything happens.
         self.act();
         self.publish_stats();
-        while !self.stopped {
-            self.ring.submit_and_wait(1)?;
-            self.now = clock::mono_now();
-            self.read_clock();
-            while let Some(completion) = self.ring.next_completion() {
-                self.complete(completion);
-            }
-            self.turn()?;
-            if let Some(why) = self.failed.take() {
-                return Err(std::io::Error::other(why));
-            }
-        }
-        for (_, connection) in self.connections.drain() {
-            connection.hang_up();
-        }
-        self.requests.give_up_all();
-        Ok(())
     }
 
     /// What follows from all that has happened since the last one.
-    fn turn(&mut self) -> std::io::Result<()> {
+    pub fn turn(&mut self) -> std::io::Result<()> {
         self.take_acks();
         self.drive_backlog();
         self.drive_overflow();
@@ -400,57 +343,92 @@ impl Owner {
         self.drive_heartbeat();
         self.drive_log();
         self.act();
-        self.send_replies();
         // What was asked for and freed since.
         self.drive_log();
         self.act();
         if !self.admitted.is_empty() {
             // Waking the link can cost more than a local write: disk and guest go first.
-            self.ring.submit_and_wait(0)?;
+            self.driver.submit()?;
             self.hand_over();
         }
         self.finish_drain();
         self.publish_stats();
-        Ok(())
+        match self.failed.take() {
+            Some(why) => Err(std::io::Error::other(why)),
+            None => Ok(()),
+        }
     }
 
-    fn complete(&mut self, completion: Completion) {
-        let Completion { token, result, buffer } = completion;
-        match Token::from_u64(token) {
-            Token::Wake => {
-                self.ring.wait_event(token, &self.wake);
-                while let Ok(message) = self.messages.try_recv() {
-                    self.handle(message);
-                }
-            }
-            Token::Tick => {
+    /// A timer has run out.
+    pub fn due(&mut self, timer: Timer) {
+        match timer {
+            Timer::Tick => {
                 self.tick_armed = false;
                 self.copying.tick();
-                self.drive_clients();
                 self.logging.activity.retry();
             }
-            Token::Idle => self.idle_due(),
-            Token::Accept(disk) => self.accepted(disk, result, buffer),
-            Token::Receive(id) => self.received(id, result, buffer),
-            Token::Send(id) => self.sent(id, result, buffer),
-            Token::Read(slot) => self.read(slot, result, buffer),
-            Token::Flush(slot) => self.flushed(slot, result),
-            Token::Local(op) => self.local(op, result, buffer),
-            Token::LogWrite => self.log_written(&result),
-            Token::LogFlush(disk, number) => self.log_flushed(disk, number, &result),
+            Timer::Idle => self.idle_due(),
         }
+    }
+
+    /// An operation of the driver has ended. `buffer`: of a read, with what it has brought.
+    pub fn completed(
+        &mut self,
+        op: DiskOp,
+        result: std::io::Result<u32>,
+        buffer: Option<AlignedBuf>,
+    ) {
+        match op {
+            DiskOp::Local(op) => self.local(op, result, buffer),
+            DiskOp::Read(request) => self.has_read(request, result, buffer),
+            DiskOp::Flush(request) => self.flushed(request, result),
+            DiskOp::LogWrite => self.log_written(&result),
+            DiskOp::LogFlush(disk, number) => self.log_flushed(disk, number, &result),
+        }
+    }
+
+    /// It was drained or stopped: nothing comes of it any more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.stopped
+    }
+
+    /// Its driver.
+    pub fn driver(&mut self) -> &mut D {
+        &mut self.driver
+    }
+
+    /// The sequencer: the records that were admitted, and those that the backup has.
+    pub fn sequencer(&self) -> &Sequencer {
+        &self.sequencer
+    }
+
+    /// The copies: they say if the disks are equal.
+    pub fn copying(&self) -> &Copying {
+        &self.copying
+    }
+
+    /// The activity log: it says where the sites may differ.
+    pub fn activity(&self) -> &ActivityLog {
+        &self.logging.activity
+    }
+
+    /// The backlog, in memory and on disk.
+    pub fn spilling(&self) -> &Spilling {
+        &self.spilling
     }
 
     // ---- messages
 
-    fn handle(&mut self, message: ToOwner) {
+    /// A message has come.
+    pub fn hear(&mut self, message: ToOwner) {
         match message {
             ToOwner::Link(message) => self.hear_link(message),
             ToOwner::SetMode(mode) => {
                 // What one mode completes is completed before the next is in force.
                 self.act();
                 self.sequencer.set_mode(mode);
-                self.to_link(ToLink::Mode(mode));
+                self.driver.to_link(ToLink::Mode(mode));
             }
             ToOwner::Verify { repair, rate_bytes_per_s } => {
                 self.begin_verify(repair, rate_bytes_per_s);
@@ -528,9 +506,12 @@ impl Owner {
 
     /// Guests are served from now on, if they were not.
     fn begin_serving(&mut self) {
+        for request in std::mem::take(&mut self.early) {
+            self.begin_request(request);
+        }
         if !self.serving && !self.switched_over {
             self.serving = true;
-            self.accept_all();
+            self.driver.take(Taking::All);
         }
     }
 
@@ -539,11 +520,6 @@ impl Owner {
             self.refusal.clone_from(&refusal);
             self.view.change_trouble(|trouble| trouble.refusal = refusal);
         }
-    }
-
-    fn to_link(&self, message: ToLink) {
-        // The link ends after the owner loops, or with the daemon.
-        let _ = self.link.send((self.channel, message));
     }
 
     fn take_acks(&mut self) {
@@ -580,7 +556,7 @@ impl Owner {
     pub(super) fn arm_tick(&mut self) {
         if !self.tick_armed {
             self.tick_armed = true;
-            self.ring.timeout(Token::Tick.to_u64(), TICK);
+            self.driver.set_timer(Timer::Tick, TICK);
         }
     }
 
@@ -588,12 +564,13 @@ impl Owner {
 
     fn act(&mut self) {
         while let Some(action) = self.sequencer.poll_action() {
+            self.driver.observe(&action);
             match action {
                 Action::Publish(seq, hlc) => self.pending.publish(seq, hlc),
                 Action::Send(record) => self.keep_record(record),
                 Action::SendInOrder(message) => {
                     self.hand_over();
-                    self.to_link(ToLink::InOrder(message));
+                    self.driver.to_link(ToLink::InOrder(message));
                 }
                 Action::Write { op, extent, effect, fua } => {
                     let disk = &self.disks[self.nth(extent.disk)];
@@ -605,7 +582,7 @@ impl Owner {
                 }
                 Action::FindHole { op, extent } => {
                     let look = self.disks[self.nth(extent.disk)].look(extent);
-                    let look = look.map_err(|error| DiskError(error.raw_os_error().unwrap_or(5)));
+                    let look = look.map_err(|error| DiskError::of(&error));
                     self.sequencer.looked(op, look, self.now, self.wall_ms);
                 }
                 Action::Complete(request, result) => {
@@ -613,7 +590,7 @@ impl Owner {
                         self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
                     }
                     self.logging.activity.finished(request.0, self.sequencer.last_seq());
-                    self.reply(requests::slot_of(request), result.map_err(errno));
+                    self.answer(request, result.map(|()| Bytes::new()));
                 }
                 Action::Copied { extent, outcome } => {
                     self.copying.copied(extent, outcome);
@@ -642,15 +619,18 @@ impl Owner {
     }
 
     fn start_local(&mut self, op: OpId, local: LocalOp) {
-        let progress = local.start(op, &mut self.ring, &self.pool);
+        let nth = self.nth(local.disk());
+        let Self { disks, driver, pool, .. } = self;
+        let progress = local.start(op, &mut On { disk: &disks[nth], driver, pool });
         self.advance(op, progress);
     }
 
-    fn local(&mut self, op: OpId, result: std::io::Result<u32>, buffer: Buffer) {
+    fn local(&mut self, op: OpId, result: std::io::Result<u32>, buffer: Option<AlignedBuf>) {
         let local = self.local_ops.remove(&op).expect("a local operation in flight");
         let nth = self.nth(local.disk());
-        let disk = &mut self.disks[nth];
-        let progress = local.advance(op, result, buffer, disk, &mut self.ring, &self.pool);
+        let Self { disks, driver, pool, .. } = self;
+        let on = &mut On { disk: &disks[nth], driver, pool };
+        let progress = local.advance(op, result, buffer, on);
         self.advance(op, progress);
         // What it set free may start in this turn.
         self.act();
@@ -675,10 +655,10 @@ impl Owner {
         let age = self.logging.activity.age();
         if age != self.told_age {
             self.told_age = age;
-            self.to_link(ToLink::Logged(age));
+            self.driver.to_link(ToLink::Logged(age));
         }
         for message in self.admitted.take(self.now) {
-            self.to_link(message);
+            self.driver.to_link(message);
         }
     }
 
@@ -699,7 +679,7 @@ impl Owner {
         let waits_for_ceiling = self.sequencer.waits_for_ceiling();
         self.stats.waits_for_ceiling.store(waits_for_ceiling, Ordering::Relaxed);
         if waits_for_ceiling {
-            self.ceiling_wanted.notify_one();
+            self.driver.want_ceiling();
         }
         self.stats.wall_ms.store(self.wall_ms, Ordering::Relaxed);
         let lead_ms = self.sequencer.clock_lead_ms(self.wall_ms);
@@ -727,7 +707,8 @@ impl Owner {
         self.refusal.as_ref().is_some_and(Refusal::is_final)
     }
 
-    fn phase(&self) -> Phase {
+    /// The member's phase.
+    pub fn phase(&self) -> Phase {
         match &self.refusal {
             Some(refusal) if refusal.is_final() => Phase::Fenced,
             Some(_) => Phase::Refused,
@@ -741,16 +722,16 @@ impl Owner {
 
 /// What a copy has to look at: for an initial copy what may hold anything but zeroes, else what the
 /// activity log says, or all. `unrecorded`: what is being written there may be allocated only later.
-fn copied_ranges(
+fn copied_ranges<F: DiskFile>(
     member: &str,
     view: &OwnerView,
-    disks: &[Disk],
+    disks: &[Disk<F>],
     purpose: Purpose,
     compare: Compare,
     unrecorded: Vec<Extent>,
 ) -> Vec<Extent> {
     view.set_compares_all_because(None);
-    let allocated = |disk: &Disk| {
+    let allocated = |disk: &Disk<F>| {
         disk.allocated().unwrap_or_else(|error| {
             tracing::warn!(
                 member,
@@ -788,8 +769,4 @@ fn why_not(basis: &Basis) -> String {
         Basis::Everything { why } => why.clone(),
         _ => "the backup does not take it".to_owned(),
     }
-}
-
-fn errno(error: DiskError) -> Errno {
-    Errno::from_os(error.0)
 }

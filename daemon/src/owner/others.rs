@@ -1,16 +1,16 @@
 //! What a writer of a group with several members does besides: it takes in what it has heard of the
 //! others, and lets the watermark pass it.
 
-use super::token::Token;
+use super::driver::{Driver, Timer};
+use super::replication::Clocks;
 use super::{Owner, Several};
-use crate::clock;
 use std::sync::atomic::Ordering;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::Seq;
 use tidelock_protocol::message::Form;
 use tidelock_protocol::vector::CountVector;
 
-impl Owner {
+impl<D: Driver> Owner<D> {
     /// What the member has heard of others before it sent the request at hand: its record depends
     /// on it.
     pub(super) fn observe_tags(&mut self) {
@@ -30,8 +30,10 @@ impl Owner {
         }
     }
 
-    pub(super) fn read_clock(&mut self) {
-        self.wall_ms = self.wall.read(clock::wall_ms(), self.now);
+    /// The time at which what comes next happens, by both clocks of the host.
+    pub fn set_time(&mut self, clocks: Clocks) {
+        self.now = clocks.now;
+        self.wall_ms = self.wall.read(clocks.wall_ms, self.now);
         let refused_ms = self.wall.refused_ms().unwrap_or(0);
         let before = self.stats.clock_refused_ms.swap(refused_ms, Ordering::Relaxed);
         if refused_ms != 0 && before == 0 {
@@ -53,6 +55,9 @@ impl Owner {
         if !self.attached || !self.sequencer.is_started() {
             return;
         }
+        // Also what nobody has written here since: packets wait for it, and the backup may hear of that only with the next
+        // beacon.
+        self.observed_hlc = self.pending.read(&mut self.observed);
         let frontier = self.port.frontier().max(self.observed_hlc);
         self.idling.heard(frontier, self.now);
         if self.idling.armed {
@@ -66,7 +71,7 @@ impl Owner {
             }
         }
         self.idling.armed = true;
-        self.ring.timeout(Token::Idle.to_u64(), idle_interval);
+        self.driver.set_timer(Timer::Idle, idle_interval);
     }
 
     fn wants_to_speak(&self) -> bool {
@@ -93,22 +98,14 @@ impl Owner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{OwnerParts, PublishPending};
+    use super::super::PublishPending;
+    use super::super::tests::{Recorder, owner};
     use super::*;
-    use crate::activity::ActivityLog;
-    use crate::copy_job::Bounds;
-    use crate::link::NoGate;
-    use crate::link::port::{OwnerPort, ToLink};
-    use crate::sequencer::Settings;
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
     use std::time::Duration;
-    use tidelock_protocol::ids::{Channel, Epoch, MonoNanos, WriterId};
-    use tidelock_protocol::message::Mode;
-    use tidelock_uring::EventFd;
-    use tokio::sync::mpsc;
+    use tidelock_protocol::ids::{Epoch, MonoNanos};
 
-    /// So long that no real timer runs out during a test.
     const INTERVAL: Duration = Duration::from_secs(3600);
     const WALL_MS: u64 = 1_000_000;
 
@@ -124,54 +121,20 @@ mod tests {
         }
     }
 
-    /// A writer among several, attached, that has nothing to write; what it hears, and what the link hears of it.
-    fn listener() -> (Owner, Arc<Heard>, mpsc::UnboundedReceiver<(Channel, ToLink)>) {
-        let wake = EventFd::new().unwrap();
-        let (port, messages) = OwnerPort::new(wake.clone());
-        let (link, records) = mpsc::unbounded_channel();
+    /// A writer among several, attached, that has nothing to write; and what it hears.
+    fn listener() -> (Owner<Recorder>, Arc<Heard>) {
         let heard = Arc::<Heard>::default();
-        let settings = Settings {
-            writer: WriterId(0),
-            mode: Mode::Pipelined,
-            backlog_limit_bytes: 1 << 20,
-            lock_align_bytes: 512,
-        };
-        let mut owner = Owner::new(OwnerParts {
-            member: "listener".into(),
-            settings,
-            disks: Vec::new(),
-            port: Arc::new(port),
-            messages,
-            wake,
-            link,
-            channel: Channel(1),
-            pending: heard.clone(),
-            gate: Arc::new(NoGate),
-            ceiling_wanted: Arc::default(),
-            stats: Arc::default(),
-            view: Arc::default(),
-            pulse: Arc::default(),
-            copy_bounds: Bounds { window_bytes: 1 << 20, rate_bytes_per_s: 0 },
-            switched_over: false,
-            serves_unreached_after: None,
-            several: Some(Several { form: Form::Hlc, idle_interval: INTERVAL }),
-            hlc_floor: Hlc(0),
-            max_clock_lead: Duration::from_secs(1),
-            activity: ActivityLog::off(),
-            log_file: None,
-            backlog: None,
-            left: None,
-        })
-        .unwrap();
+        let several = Several { form: Form::Hlc, idle_interval: INTERVAL };
+        let mut owner = owner(heard.clone(), Some(several));
         owner.attached = true;
         owner.sequencer.start(Epoch(1), Seq(0), Hlc(0), owner.now, owner.wall_ms);
-        (owner, heard, records)
+        (owner, heard)
     }
 
     /// Packets and C come all the time, each with a later time than the one before, and it is behind each of them.
     #[test]
     fn however_much_it_hears_it_speaks_once_in_an_interval_at_most() {
-        let (mut owner, heard, _records) = listener();
+        let (mut owner, heard) = listener();
         let (intervals, events) = (8, 200);
         let interval_ms = INTERVAL.as_millis() as u64;
         let mut spoken = Vec::new();
@@ -189,7 +152,8 @@ mod tests {
                 owner.turn().unwrap();
             }
             assert_eq!(owner.sequencer.last_seq(), begin, "no event makes it speak");
-            assert_eq!(owner.ring.in_flight() as u64, interval + 1, "one timer for all of them");
+            let timers = owner.driver.timers.iter().filter(|timer| **timer == Timer::Idle);
+            assert_eq!(timers.count() as u64, interval + 1, "one timer for all of them");
             owner.idle_due();
             spoken.push(owner.sequencer.last_seq().0 - begin.0);
         }

@@ -1,5 +1,5 @@
 //! What one turn of the owner loop does for replication, without the ring: acknowledgements in,
-//! copies out, and when to be woken. The simulator's turns call the same functions.
+//! copies out, and when to be woken.
 
 use super::copying::Copying;
 use crate::activity::ActivityLog;

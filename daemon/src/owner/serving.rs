@@ -1,364 +1,154 @@
-//! Serving guests: connections, what they ask, and what they are answered.
+//! Guests' requests: what they ask of the disks, and what they are answered.
 
-use super::connection::{Connection, ConnectionId, Input};
+use super::Owner;
+use super::driver::{DiskOp, Driver, GuestIo, GuestOp};
 use super::logging::Logged;
-use super::requests::{self, Slot};
-use super::token::Token;
-use super::{Owner, disk};
-use crate::sequencer::RequestId;
-use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use crate::sequencer::{DiskError, EIO, Extent, RequestId};
+use bytes::Bytes;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tidelock_nbd::{Command, Errno, ProtocolError, Request};
 use tidelock_protocol::ids::{DiskId, MonoNanos};
-use tidelock_protocol::record::{Effect, Payload};
-use tidelock_uring::{Buffer, SyncKind};
+use tidelock_protocol::record::Effect;
+use tidelock_uring::AlignedBuf;
 
-/// Clients of one disk that have not opened it, at most.
-pub const HANDSHAKES_MAX: usize = 8;
-/// A client opens its disk within this. An attached guest may be idle for ever.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-/// What clients can cause at will is said once in so long.
+/// Once in so long a failed read of a disk is logged.
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
-/// A kind of log line that clients of a disk can cause at will.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Subject {
-    Clients,
-    FailedReads,
-}
-
-/// The last time at which such a line was logged, for each disk.
-#[derive(Debug, Default)]
-pub(super) struct SaidAt(HashMap<(usize, Subject), MonoNanos>);
-
-impl SaidAt {
-    /// `true` if a line may be logged now. It counts as logged then.
-    fn may_say(&mut self, disk: usize, subject: Subject, now: MonoNanos) -> bool {
-        let said_at = self.0.get(&(disk, subject));
-        let may = said_at.is_none_or(|at| now.since_ns(*at) > SAID_EVERY.as_nanos() as u64);
-        if may {
-            self.0.insert((disk, subject), now);
-        }
-        may
-    }
-}
-
-impl Owner {
-    pub(super) fn accepted(&mut self, disk: usize, result: std::io::Result<u32>, buffer: Buffer) {
-        if self.draining.is_some() && !self.switched_over {
-            self.unaccepted.push(disk);
-            return;
-        }
-        if let Err(error) = &result {
-            // At a limit of descriptors the next accept fails at once, too.
-            self.accept_later.push(disk);
-            self.arm_tick();
-            if self.may_say(disk, Subject::Clients) {
-                let disk = self.disks[disk].name();
-                tracing::warn!(
-                    member = self.member, disk, %error,
-                    "cannot accept a client of the disk: trying again ten times a second"
-                );
-            }
-            return;
-        }
-        self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
-        if self.switched_over {
-            return self.turned_away(disk);
-        }
-        match (result, buffer.into_fd()) {
-            (Ok(_), Some(fd)) => {
-                self.make_room_for_handshake(disk);
-                let id = ConnectionId(self.next_connection);
-                self.next_connection += 1;
-                let connection =
-                    Connection::new(id, disk, fd, &self.disks[disk], &self.pool, self.now);
-                self.connections.insert(id, connection);
-                self.stats.connections.fetch_add(1, Ordering::Relaxed);
-                self.touched.push(id);
-                self.want_input(id);
-                self.arm_tick();
-            }
-            (Ok(_), None) | (Err(_), _) => {}
+impl<D: Driver> Owner<D> {
+    /// A guest asks. The answer goes to the driver, mostly later.
+    ///
+    /// Writes that were under way when an earlier process was killed are done again first, as soon as the backup has
+    /// confirmed its stream: until then a guest would read what is about to change.
+    pub fn ask(&mut self, request: GuestIo) {
+        self.open_requests += 1;
+        match self.left {
+            Some(_) => self.early.push(request),
+            None => self.begin_request(request),
         }
     }
 
-    /// Clients that have not opened their disk, the oldest first.
-    fn handshakes(&self) -> Vec<(MonoNanos, ConnectionId)> {
-        let connections = self.connections.iter();
-        let mut found: Vec<_> = connections
-            .filter_map(|(id, connection)| Some((connection.handshakes_since()?, *id)))
-            .collect();
-        found.sort_unstable();
-        found
-    }
-
-    /// A client that only connects takes no place from one that opens its disk.
-    fn make_room_for_handshake(&mut self, disk: usize) {
-        let of_disk = self.handshakes().into_iter();
-        let of_disk = of_disk.filter(|(_, id)| self.connections[id].disk() == disk);
-        let of_disk: Vec<_> = of_disk.map(|(_, id)| id).collect();
-        if of_disk.len() >= HANDSHAKES_MAX {
-            self.drop_connection(of_disk[0]);
-        }
-    }
-
-    /// Clients that do not get on, and disks whose sockets could not accept. Each tick.
-    pub(super) fn drive_clients(&mut self) {
-        for disk in std::mem::take(&mut self.accept_later) {
-            self.ring.accept(Token::Accept(disk).to_u64(), self.disks[disk].listener());
-        }
-        let handshakes = self.handshakes();
-        for (since, id) in &handshakes {
-            if self.now.since_ns(*since) > HANDSHAKE_MAX.as_nanos() as u64 {
-                self.drop_connection(*id);
-            }
-        }
-        if !handshakes.is_empty() {
-            self.arm_tick();
-        }
-    }
-
-    fn drop_connection(&mut self, id: ConnectionId) {
-        if let Some(connection) = self.connections.remove(&id) {
-            connection.hang_up();
-            self.stats.connections.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// The disk is in use: is it still? And the client that found it so is told of in the log.
-    fn refresh_places(&mut self, id: ConnectionId) {
-        let connection = &self.connections[&id];
-        let disk = connection.disk();
-        if connection.handshakes_since().is_none() || self.disks[disk].has_place() {
-            return;
-        }
-        for other in self.connections.values_mut().filter(|other| other.disk() == disk) {
-            other.leave_if_hung_up();
-        }
-    }
-
-    fn refused(&mut self, id: ConnectionId) {
-        let disk = self.connections[&id].disk();
-        if self.may_say(disk, Subject::Clients) {
-            let connections = self.disks[disk].connections_max();
-            tracing::warn!(
-                member = self.member,
-                disk = self.disks[disk].name(),
-                connections,
-                "refused a client of the disk: it is in use, and two guests on one disk destroy it; \
-                 `connections` in the disk's section allows more"
-            );
-        }
-    }
-
-    fn broke_protocol(&mut self, id: ConnectionId, error: &ProtocolError) {
-        let Some(disk) = self.connections.get(&id).map(Connection::disk) else { return };
-        if self.may_say(disk, Subject::Clients) {
-            let (member, disk) = (&self.member, self.disks[disk].name());
-            tracing::warn!(member, disk, connection = id.0, %error, "a client broke the protocol");
-        }
-    }
-
-    /// `true` if a line that clients of this disk can cause at will may be logged again.
-    fn may_say(&mut self, disk: usize, subject: Subject) -> bool {
-        self.said_at.may_say(disk, subject, self.now)
-    }
-
-    /// A client is, by the end of its connection. One that tries again and again is told of once.
-    fn turned_away(&mut self, disk: usize) {
-        if !std::mem::replace(&mut self.turned_away, true) {
-            let disk = self.disks[disk].name();
-            tracing::warn!(
-                member = self.member,
-                disk,
-                "turned away who connects: the group was switched over, its disks are at the backup site"
-            );
-        }
-    }
-
-    pub(super) fn received(
-        &mut self,
-        id: ConnectionId,
-        result: std::io::Result<u32>,
-        buffer: Buffer,
-    ) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        connection.received(result, buffer.into_aligned());
-        self.take_input(id);
-    }
-
-    /// Acts on everything that has arrived, then asks for more.
-    pub(super) fn take_input(&mut self, id: ConnectionId) {
-        self.touched.push(id);
-        self.refresh_places(id);
-        loop {
-            let connection = self.connections.get_mut(&id).expect("looked up by the caller");
-            match connection.next_input(&self.pool) {
-                Input::Request(request) => self.submit(id, request, None),
-                Input::Write(request, data) => {
-                    self.submit(id, request, Some(Payload::new(data)));
-                }
-                Input::Refused => self.refused(id),
-                Input::Violation(error) => {
-                    self.broke_protocol(id, &error);
-                    break;
-                }
-                Input::NeedMore | Input::Busy | Input::Closed => break,
-            }
-        }
-        self.want_input(id);
-    }
-
-    pub(super) fn want_input(&mut self, id: ConnectionId) {
-        let connection = self.connections.get_mut(&id).expect("looked up by the caller");
-        connection.receive(&mut self.ring, Token::Receive(id).to_u64());
-    }
-
-    pub(super) fn submit(&mut self, id: ConnectionId, request: Request, data: Option<Payload>) {
-        let connection = self.connections.get_mut(&id).expect("looked up by the caller");
-        let disk_index = connection.disk();
-        let disk = &self.disks[disk_index];
-        connection.begin(&request);
-        let slot = self.requests.begin(id, request);
-        let count = |n: &std::sync::atomic::AtomicU64, by: u64| n.fetch_add(by, Ordering::Relaxed);
-        match request.command {
-            Command::Read => {
+    pub(super) fn begin_request(&mut self, request: GuestIo) {
+        let GuestIo { id, extent, op } = request;
+        let count = |n: &AtomicU64, by: u64| n.fetch_add(by, Ordering::Relaxed);
+        match op {
+            GuestOp::Read => {
                 count(&self.stats.reads, 1);
-                count(&self.stats.read_bytes, request.len.into());
-                disk.start_read(&request, &mut self.ring, &self.pool, Token::Read(slot).to_u64());
+                count(&self.stats.read_bytes, extent.len_bytes);
+                self.reads.insert(id, extent);
+                let disk = &self.disks[self.nth(extent.disk)];
+                let (at, len) = disk.direct_range(extent.offset, extent.len_bytes);
+                let buf = self.pool.get(len);
+                self.driver.read(DiskOp::Read(id), disk.file(), buf, 0..len, at);
             }
-            Command::Flush => {
+            GuestOp::Flush => {
                 count(&self.stats.flushes, 1);
-                match disk.poisoned() {
-                    Some(_) => self.reply(slot, Err(Errno::Io)),
-                    None => {
-                        self.sequencer.flush_asked();
-                        let token = Token::Flush(slot).to_u64();
-                        self.ring.fsync(token, disk.fd(), SyncKind::Data);
-                        self.logging.guest_flush_begins(slot, disk.id());
-                    }
+                let disk = &self.disks[self.nth(extent.disk)];
+                if disk.poisoned().is_some() {
+                    return self.answer(id, Err(DiskError(EIO)));
+                }
+                self.sequencer.flush_asked();
+                self.driver.sync(DiskOp::Flush(id), disk.file());
+                self.logging.guest_flush_begins(id, extent.disk);
+            }
+            GuestOp::Write { data, fua } => {
+                count(&self.stats.writes, 1);
+                count(&self.stats.written_bytes, extent.len_bytes);
+                self.sequence(id, Logged { extent, effect: Effect::Write(data), fua });
+            }
+            GuestOp::Zero { fua, .. } | GuestOp::Discard { fua } => {
+                count(&self.stats.writes, 1);
+                match self.disks[self.nth(extent.disk)].zeroing(&op, extent.len_bytes) {
+                    Ok(Some(effect)) => self.sequence(id, Logged { extent, effect, fua }),
+                    Ok(None) => self.answer(id, Ok(Bytes::new())),
+                    Err(error) => self.answer(id, Err(error)),
                 }
             }
-            Command::Write => {
-                count(&self.stats.writes, 1);
-                count(&self.stats.written_bytes, request.len.into());
-                let payload = data.expect("a write comes with its data");
-                self.sequence(slot, disk_index, &request, Effect::Write(payload));
-            }
-            Command::WriteZeroes | Command::Trim => {
-                count(&self.stats.writes, 1);
-                match self.disks[disk_index].zeroing(&request) {
-                    Ok(Some(effect)) => self.sequence(slot, disk_index, &request, effect),
-                    Ok(None) => self.reply(slot, Ok(())),
-                    Err(errno) => self.reply(slot, Err(errno)),
-                }
-            }
-            Command::Cache => self.reply(slot, Ok(())),
-            Command::BlockStatus => self.block_status(slot, disk_index, &request),
         }
     }
 
-    pub(super) fn accept_all(&mut self) {
-        for (index, disk) in self.disks.iter().enumerate() {
-            self.ring.accept(Token::Accept(index).to_u64(), disk.listener());
-        }
-    }
-
-    pub(super) fn sequence(&mut self, slot: Slot, disk: usize, request: &Request, effect: Effect) {
-        let extent = self.disks[disk].extent(request);
-        let logged = Logged { extent, effect, fua: request.flags.fua() };
-        if self.logging.activity.admit(requests::request_of(slot).0, extent) {
-            self.sequence_logged(requests::request_of(slot), logged);
+    /// A guest's write or zeroing: to the sequencer as soon as the activity log has its extent.
+    fn sequence(&mut self, request: RequestId, logged: Logged) {
+        if self.logging.activity.admit(request.0, logged.extent) {
+            self.sequence_logged(request, logged);
         } else {
-            self.logging.hold_back(requests::request_of(slot), logged);
+            self.logging.hold_back(request, logged);
         }
     }
 
-    /// The activity log has what the request may change.
+    /// The log has its extent.
     pub(super) fn sequence_logged(&mut self, request: RequestId, logged: Logged) {
         let Logged { extent, effect, fua } = logged;
         self.observe_tags();
-        self.logging.touch(self.now);
+        self.touch_log();
         self.sequencer.submit(request, extent, effect, fua, self.now, self.wall_ms);
     }
 
-    pub(super) fn block_status(&mut self, slot: Slot, disk: usize, request: &Request) {
-        match self.disks[disk].block_status(request) {
-            Ok(extents) => {
-                let (id, request) = self.requests.end(slot);
-                if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.reply_block_status(&request, extents);
-                    self.touched.push(id);
-                }
+    /// A guest's read of the local disk has ended, or a part of it.
+    pub(super) fn has_read(
+        &mut self,
+        request: RequestId,
+        result: io::Result<u32>,
+        buffer: Option<AlignedBuf>,
+    ) {
+        let extent = self.reads[&request];
+        let disk = &self.disks[self.nth(extent.disk)];
+        let (at, len) = disk.direct_range(extent.offset, extent.len_bytes);
+        let read = result.map(|count| (count, buffer.expect("the buffer of a read")));
+        let answer = match read {
+            Ok((0, buf)) if buf.len() < len => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((_, buf)) if buf.len() < len => {
+                let filled = buf.len();
+                let op = DiskOp::Read(request);
+                return self.driver.read(op, disk.file(), buf, filled..len, at + filled as u64);
             }
-            Err(error) => self.reply(slot, Err(Errno::from(&error))),
-        }
-    }
-
-    pub(super) fn read(&mut self, slot: Slot, result: std::io::Result<u32>, buffer: Buffer) {
-        let request = *self.requests.get(slot);
-        let disk = self.connections.get(&self.requests.connection(slot)).map(Connection::disk);
-        let Some(disk) = disk else {
-            self.requests.end(slot);
-            return;
+            Ok((_, buf)) => {
+                let from = (extent.offset - at) as usize;
+                Ok(buf.freeze(from..from + extent.len_bytes as usize))
+            }
+            Err(error) => Err(error),
         };
-        let token = Token::Read(slot).to_u64();
-        let index = disk;
-        let disk = &self.disks[disk];
-        match disk.read_done(&request, result, buffer, &mut self.ring, token) {
-            disk::ReadOutcome::Continued => {}
-            disk::ReadOutcome::Done(data) => {
-                let (id, request) = self.requests.end(slot);
-                // What it publishes is carried out before replies are sent.
-                self.sequencer.is_read(disk.extent(&request));
-                if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.reply_data(&request, data);
-                    self.touched.push(id);
-                }
+        self.reads.remove(&request);
+        match answer {
+            Ok(data) => {
+                // The sequencer publishes P, which is carried out before answers leave.
+                self.sequencer.is_read(extent);
+                self.answer(request, Ok(data));
             }
-            disk::ReadOutcome::Failed(error) => {
+            Err(error) => {
                 self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
-                if self.said_at.may_say(index, Subject::FailedReads, self.now) {
-                    tracing::error!(
-                        member = self.member, disk = disk.name(), %error, offset = request.offset, len = request.len,
-                        "the local disk failed a read; further ones are said every {} s, `tidelock_disk_errors_total` counts \
-                         all of them",
-                        SAID_EVERY.as_secs()
-                    );
-                }
-                self.reply(slot, Err(Errno::from(&error)));
+                self.say_failed_read(extent, &error);
+                self.answer(request, Err(DiskError::of(&error)));
             }
         }
     }
 
-    /// Since when the local disks owe an answer, and which of them does.
-    pub(super) fn publish_disk_wait(&mut self) {
-        let wait = self.ring.oldest_file_op().map(|(token, waited)| {
-            let disk = match Token::from_u64(token) {
-                Token::Local(op) => Some(self.nth(self.local_ops[&op].disk())),
-                Token::LogFlush(disk, _) => Some(self.nth(DiskId(disk))),
-                // Who asked may be gone.
-                Token::Read(slot) | Token::Flush(slot) => {
-                    self.connections.get(&self.requests.connection(slot)).map(Connection::disk)
-                }
-                _ => None,
-            };
-            (MonoNanos(self.now.0.saturating_sub(waited.as_nanos() as u64)), disk)
-        });
-        self.stats.disk_wait.set(wait);
+    fn say_failed_read(&mut self, extent: Extent, error: &io::Error) {
+        let is_news = |at: &MonoNanos| self.now.since_ns(*at) > SAID_EVERY.as_nanos() as u64;
+        if !self.said_at.get(&extent.disk).is_none_or(is_news) {
+            return;
+        }
+        self.said_at.insert(extent.disk, self.now);
+        tracing::error!(
+            member = self.member, disk = self.disks[self.nth(extent.disk)].name(), %error,
+            offset = extent.offset, len = extent.len_bytes,
+            "the local disk failed a read; further ones are said every {} s, `tidelock_disk_errors_total` counts \
+             all of them",
+            SAID_EVERY.as_secs()
+        );
     }
 
-    pub(super) fn flushed(&mut self, slot: Slot, result: std::io::Result<u32>) {
-        let disk = self.logging.guest_flush_ended(slot, result.is_ok());
+    /// A guest's flush has ended.
+    pub(super) fn flushed(&mut self, request: RequestId, result: io::Result<u32>) {
+        let disk = self.logging.guest_flush_ended(request, result.is_ok());
         if let (Err(error), Some(disk)) = (&result, disk) {
             self.flush_failed(self.nth(disk), error);
         }
-        self.reply(slot, result.map(drop).map_err(|e| Errno::from(&e)));
+        self.answer(request, result.map(|_| Bytes::new()).map_err(|e| DiskError::of(&e)));
     }
 
-    pub(super) fn flush_failed(&mut self, disk: usize, error: &std::io::Error) {
+    /// A disk has failed a flush.
+    pub(super) fn flush_failed(&mut self, disk: usize, error: &io::Error) {
         self.stats.disk_errors.fetch_add(1, Ordering::Relaxed);
         if self.disks[disk].poison(&self.member, error) {
             let entry = (self.disks[disk].name().to_owned(), error.to_string());
@@ -366,53 +156,55 @@ impl Owner {
         }
     }
 
-    pub(super) fn reply(&mut self, slot: Slot, result: Result<(), Errno>) {
-        let (id, request) = self.requests.end(slot);
-        // A client that went away gets no answer; what it asked for was done all the same.
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        connection.reply(&request, result);
-        self.touched.push(id);
+    /// A request has its answer.
+    pub(super) fn answer(&mut self, request: RequestId, answer: Result<Bytes, DiskError>) {
+        self.open_requests -= 1;
+        self.driver.answer(request, answer);
     }
 
-    /// Sends what the turn has produced, and closes what is over.
-    pub(super) fn send_replies(&mut self) {
-        while let Some(id) = self.touched.pop() {
-            let Some(connection) = self.connections.get_mut(&id) else { continue };
-            connection.send(&mut self.ring, Token::Send(id).to_u64());
-            if connection.has_room_again() {
-                self.take_input(id);
-                self.act();
-                // It is touched again: the loop comes back to it.
-                continue;
-            }
-            if connection.is_over() {
-                let connection = self.connections.remove(&id).expect("just seen");
-                connection.hang_up();
-                self.stats.connections.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    pub(super) fn sent(&mut self, id: ConnectionId, result: std::io::Result<u32>, buffer: Buffer) {
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.sent(result, buffer.into_many());
-            self.touched.push(id);
-        }
+    /// Tells for how long the local disk has not ended what it was asked for.
+    pub(super) fn publish_disk_wait(&mut self) {
+        let wait = self.driver.oldest_op().map(|(op, waited)| {
+            let disk = match op {
+                DiskOp::Local(op) => Some(self.local_ops[&op].disk()),
+                DiskOp::LogFlush(disk, _) => Some(disk),
+                DiskOp::Read(request) => self.reads.get(&request).map(|extent| extent.disk),
+                DiskOp::Flush(request) => self.logging.flushed_disk(request),
+                DiskOp::LogWrite => None,
+            };
+            let since = MonoNanos(self.now.0.saturating_sub(waited.as_nanos() as u64));
+            (since, disk.map(|disk: DiskId| self.nth(disk)))
+        });
+        self.stats.disk_wait.set(wait);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::owner;
     use super::*;
+    use crate::owner::PublishPending;
+    use std::sync::Arc;
+    use tidelock_protocol::hlc::Hlc;
+    use tidelock_protocol::ids::Seq;
+
+    struct Nowhere;
+
+    impl PublishPending for Nowhere {
+        fn publish(&self, _: Seq, _: Hlc) {}
+    }
 
     #[test]
-    fn a_line_that_clients_cause_is_logged_once_in_ten_seconds_for_each_disk() {
-        let mut said_at = SaidAt::default();
+    fn failed_reads_are_logged_once_in_ten_seconds_for_each_disk() {
+        let mut owner = owner(Arc::new(Nowhere), None);
         let begin = MonoNanos(1);
-        let times = (0..1000).map(|step: u64| MonoNanos(begin.0 + step * 20_000_000));
-        let said = times.filter(|now| said_at.may_say(0, Subject::FailedReads, *now)).count();
-        assert_eq!(said, 2, "a thousand failures in 20 s");
-        assert!(said_at.may_say(0, Subject::Clients, begin), "a line about something else");
-        assert!(said_at.may_say(1, Subject::FailedReads, begin), "a line about another disk");
+        let said = (0..1000).filter(|step: &u64| {
+            owner.now = MonoNanos(begin.0 + step * 20_000_000);
+            let before = owner.said_at.get(&DiskId(0)).copied();
+            let extent = Extent { disk: DiskId(0), offset: 0, len_bytes: 512 };
+            owner.say_failed_read(extent, &io::Error::from_raw_os_error(EIO));
+            owner.said_at.get(&DiskId(0)).copied() != before
+        });
+        assert_eq!(said.count(), 2, "a thousand failures in 20 s");
     }
 }

@@ -228,13 +228,6 @@ impl GoesOn {
         self.waiting.last().expect("at least one").seq
     }
 
-    /// Before anything else: what the map has of it is in the stream. And a packet that was taken up before this has no
-    /// stamp: the gate is shut until the backup has all of it.
-    pub fn begin(&self, activity: &mut ActivityLog, gate: &dyn GateControl) {
-        activity.goes_on_after(self.last());
-        gate.hold_for_resync(true);
-    }
-
     fn start(&self, sequencer: &mut Sequencer, clocks: Clocks) {
         let Clocks { now, wall_ms } = clocks;
         sequencer.go_on(self.epoch, &self.waiting, self.last_hlc, now, wall_ms);
@@ -308,18 +301,10 @@ impl Spilling {
         }
     }
 
-    /// Backlog of a run that begins anew, or goes on with the records on disk.
-    pub fn new(
-        backlog: Option<DiskBacklog>,
-        goes_on: Option<&GoesOn>,
-        sequencer: &mut Sequencer,
-        clocks: Clocks,
-    ) -> Self {
-        if let Some(goes_on) = goes_on {
-            goes_on.start(sequencer, clocks);
-        }
+    /// Backlog of a run that begins anew.
+    pub fn new(backlog: Option<DiskBacklog>, clocks: Clocks) -> Self {
         let overflow = Overflow::new(clocks.now);
-        Self { backlog, overflow, sound_before: goes_on.is_some(), awaits: false }
+        Self { backlog, overflow, sound_before: false, awaits: false }
     }
 
     /// It, if there is one.

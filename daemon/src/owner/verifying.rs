@@ -1,6 +1,7 @@
 //! A verification in the owner loop: begun by a message, driven with the copies, and its end told to the view.
 
 use super::copying::Copying;
+use super::driver::Driver;
 use super::replication::Clocks;
 use super::status::VerifyEnded;
 use super::{Owner, disk};
@@ -89,7 +90,7 @@ impl Verifying {
     }
 }
 
-impl Owner {
+impl<D: Driver> Owner<D> {
     pub(super) fn begin_verify(&mut self, repair: bool, rate_bytes_per_s: u64) {
         let disks = self.disks.iter().map(super::disk::Disk::whole).collect();
         let (wish, clocks) = ((repair, rate_bytes_per_s), self.clocks());

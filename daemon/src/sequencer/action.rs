@@ -18,6 +18,19 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskError(pub i32);
 
+/// The disk did not do it.
+pub const EIO: i32 = 5;
+/// It cannot be done on this disk.
+pub const EOPNOTSUPP: i32 = 95;
+
+impl DiskError {
+    /// The same as the system has told it; without a number, [`EIO`].
+    #[must_use]
+    pub fn of(error: &std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(EIO))
+    }
+}
+
 /// What Tidelock reads of a disk for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyKind {
@@ -42,7 +55,7 @@ pub enum Look {
 }
 
 /// What is to be done, in order.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Store P\[self\] where the gate reads it, with the time of that write.
     Publish(Seq, Hlc),
@@ -131,18 +144,4 @@ pub struct Settings {
     /// Locks are held for whole blocks of this size, because unaligned writes read, change and
     /// write whole blocks.
     pub lock_align_bytes: u64,
-}
-
-/// Bugs that the simulator plants to show that its checkers bite.
-#[cfg(feature = "planted-bugs")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// P is published after the completion instead of before it.
-    PublishAfterCompletion,
-    /// Overlapping writes are in flight together.
-    OverlapNotOrdered,
-    /// The backlog limit is ignored.
-    UnboundedBacklog,
-    /// What others' clocks say is taken over whatever is on record.
-    CeilingPassed,
 }

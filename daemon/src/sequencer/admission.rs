@@ -1,12 +1,11 @@
 //! What waits, and when it is let in: for others on its extent, for room in the backlog, for the start, for a ceiling.
 
-#[cfg(feature = "planted-bugs")]
-use super::PlantedBug;
 use super::extent_order::Ticket;
 use super::{
     Action, CopyKind, CopyOutcome, Extent, InFlight, OpId, RECORD_OVERHEAD_BYTES, RequestId,
     Sequencer, Stage,
 };
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::record::Effect;
@@ -80,16 +79,14 @@ impl Sequencer {
 
     /// Whether an operation waits for no other one.
     fn enter(&mut self, ticket: Ticket, extent: Extent) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::OverlapNotOrdered) {
+        if tidelock_planted::is(Bug::OverlapNotOrdered) {
             return true;
         }
         self.order.enter(ticket, extent.aligned_to(self.settings.lock_align_bytes))
     }
 
     pub(super) fn leave(&mut self, ticket: Ticket) {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::OverlapNotOrdered) {
+        if tidelock_planted::is(Bug::OverlapNotOrdered) {
             return;
         }
         let Self { order, free, .. } = self;
@@ -121,8 +118,7 @@ impl Sequencer {
 
     /// Whether the backlog has room. One operation is always let in, however large.
     fn has_room(&self, waiting: &Waiting) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::UnboundedBacklog) {
+        if tidelock_planted::is(Bug::UnboundedBacklog) {
             return true;
         }
         self.serves_unrecorded || self.has_room_for(waiting.work.cost_bytes(waiting.extent))

@@ -1,13 +1,12 @@
 //! What follows when an operation has ended here, or at the backup: P is published, the guest is told, a failed write is
 //! made good.
 
-#[cfg(feature = "planted-bugs")]
-use super::PlantedBug;
 use super::admission::Work;
 use super::{
     Action, CopyKind, CopyOutcome, DiskError, Extent, InFlight, Look, OpId, RequestId, Sequencer,
     Stage,
 };
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{MonoNanos, Seq};
 use tidelock_protocol::limits::RECORD_PAYLOAD_MAX_BYTES;
@@ -211,8 +210,7 @@ impl Sequencer {
 
     /// Publishes P up to the last guest's write admitted.
     pub(super) fn publish_all(&mut self) {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::PublishAfterCompletion) {
+        if tidelock_planted::is(Bug::PublishAfterCompletion) {
             return;
         }
         self.publish(self.guest_seq, self.guest_hlc);
@@ -238,8 +236,7 @@ impl Sequencer {
     }
 
     fn complete(&mut self, request: RequestId, seq: Seq, hlc: Hlc) {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::PublishAfterCompletion) {
+        if tidelock_planted::is(Bug::PublishAfterCompletion) {
             self.actions.push_back(Action::Complete(request, Ok(())));
             return self.publish(seq, hlc);
         }

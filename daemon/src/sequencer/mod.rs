@@ -43,9 +43,9 @@ mod extent_order;
 mod tests;
 mod unrecorded;
 
-#[cfg(feature = "planted-bugs")]
-pub use action::PlantedBug;
-pub use action::{Action, CopyKind, CopyOutcome, DiskError, Lag, Look, OpId, RequestId, Settings};
+pub use action::{
+    Action, CopyKind, CopyOutcome, DiskError, EIO, EOPNOTSUPP, Lag, Look, OpId, RequestId, Settings,
+};
 use admission::{Waiting, Work};
 use extent_order::Ticket;
 pub use extent_order::{Extent, ExtentOrder};
@@ -53,6 +53,7 @@ pub use extent_order::{Extent, ExtentOrder};
 use crate::backlog::Waiting as Left;
 use crate::ceiling::BoundedClock;
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, MonoNanos, Seq};
 use tidelock_protocol::message::Mode;
@@ -138,8 +139,6 @@ pub struct Sequencer {
     /// Locally done, waiting for the backup (mode sync).
     sync_waiting: VecDeque<(Seq, Hlc, RequestId)>,
     actions: VecDeque<Action>,
-    #[cfg(feature = "planted-bugs")]
-    bug: Option<PlantedBug>,
 }
 
 impl Sequencer {
@@ -177,20 +176,7 @@ impl Sequencer {
             unnamed: VecDeque::new(),
             sync_waiting: VecDeque::new(),
             actions: VecDeque::new(),
-            #[cfg(feature = "planted-bugs")]
-            bug: None,
         }
-    }
-
-    /// Plants a bug.
-    #[cfg(feature = "planted-bugs")]
-    pub fn plant(&mut self, bug: PlantedBug) {
-        self.bug = Some(bug);
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    fn has_bug(&self, bug: PlantedBug) -> bool {
-        self.bug == Some(bug)
     }
 
     /// The epoch is granted and the stream goes on after `durable`: writes may be admitted.
@@ -302,8 +288,7 @@ impl Sequencer {
 
     /// The member has merged a tag of this time: what follows is later.
     pub fn observe(&mut self, hlc: Hlc) {
-        #[cfg(feature = "planted-bugs")]
-        if self.has_bug(PlantedBug::CeilingPassed) {
+        if tidelock_planted::is(Bug::CeilingPassed) {
             self.clock.set_ceiling(hlc.physical_ms());
         }
         self.clock.observe(hlc);

@@ -7,15 +7,15 @@
 
 use crate::failure::{Checked, Checker, check};
 use crate::owner::MemberRun;
-use crate::plant::Plant;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
+use std::sync::Arc;
 use std::time::Duration;
 use tidelock_daemon::config::HeartbeatSettings;
 use tidelock_daemon::heartbeat::{LOOK_EVERY, Missing, Pulse, Sight, Standing, Step, Watch};
-use tidelock_daemon::owner::{Phase, replication};
+use tidelock_daemon::owner::ToOwner;
 use tidelock_protocol::ids::{MonoNanos, Seq};
 
 const LOOK_NS: u64 = LOOK_EVERY.as_nanos() as u64;
@@ -27,11 +27,8 @@ const SILENT_EVERY_NS: u64 = 4 * S;
 pub(crate) struct Beating {
     settings: HeartbeatSettings,
     watch: Watch,
-    pulse: Pulse,
-    /// The number of the one that the loop is asked for.
-    wanted: Option<u64>,
-    /// What the loop said last of where it stands.
-    phase: Phase,
+    /// The loop's word on its heartbeats.
+    pub(crate) pulse: Arc<Pulse>,
     /// The loop does not turn.
     pub(crate) hangs: bool,
     /// For the checker.
@@ -68,25 +65,14 @@ pub fn draw(rng: &mut Rng, plan: &mut Scenario) {
 
 impl Beating {
     /// Of a run that begins.
-    pub(crate) fn new(settings: HeartbeatSettings, plant: Option<Plant>) -> Self {
-        let mut watch = Watch::new(settings);
-        if let Some(Plant::Heartbeat(bug)) = plant {
-            watch.plant(bug);
-        }
+    pub(crate) fn new(settings: HeartbeatSettings) -> Self {
         Self {
             settings,
-            watch,
-            pulse: Pulse::default(),
-            wanted: None,
-            phase: Phase::WaitingForBackup,
+            watch: Watch::new(settings),
+            pulse: Arc::default(),
             hangs: false,
             seen: None,
         }
-    }
-
-    /// The loop is asked for one.
-    pub(crate) fn want(&mut self, number: u64) {
-        self.wanted = Some(number);
     }
 
     fn alarm_after_ns(&self) -> u64 {
@@ -153,18 +139,6 @@ impl Beating {
 }
 
 impl MemberRun {
-    /// What production's loop says of where it stands.
-    fn said_phase(&self) -> Phase {
-        match &self.refusal {
-            Some(refusal) if refusal.is_final() => Phase::Fenced,
-            Some(_) => Phase::Refused,
-            None if self.spilling.stands() => Phase::Overflowed,
-            None if self.sequencer.serves_unrecorded() => Phase::Unrecorded,
-            None if !self.sequencer.is_started() => Phase::WaitingForBackup,
-            None => self.phase(),
-        }
-    }
-
     /// Whether its loop does not turn.
     pub(crate) fn hangs(&self) -> bool {
         self.beating.as_ref().is_some_and(|beating| beating.hangs)
@@ -200,8 +174,9 @@ impl World {
         let Some(link) = daemon.link.stats_of(vm) else { return Ok(()) };
         let Some(run) = self.vms[vm].run.as_mut().filter(|run| !run.ended) else { return Ok(()) };
         let acked = run.port.acked();
+        let phase = run.view.phase();
         let Some(beating) = &mut run.beating else { return Ok(()) };
-        let stands = Standing { is_ending: run.draining, is_alone, phase: beating.phase };
+        let stands = Standing { is_ending: run.draining, is_alone, phase };
         let sight = Sight {
             now,
             is_explained: stands.explains(link),
@@ -216,7 +191,7 @@ impl World {
         match step {
             Some(Step::Ask(number)) => {
                 self.counts.heartbeats += 1;
-                run.port.send(crate::host::ToOwner::Heartbeat(number));
+                run.port.send(ToOwner::Heartbeat(number));
             }
             Some(Step::Lost(missing)) => {
                 self.counts.missed += 1;
@@ -227,29 +202,6 @@ impl World {
             None => {}
         }
         beating.check_missed(vm, now)
-    }
-
-    /// The part of a loop's turn that is about heartbeats.
-    pub(crate) fn drive_heartbeat(&mut self, vm: usize) {
-        let clocks = self.member_clocks(vm);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let Some(beating) = &mut run.beating else { return };
-        let Some(number) = beating.wanted else { return };
-        let seq = replication::admit_heartbeat(&mut run.sequencer, run.draining, clocks);
-        if let Some(seq) = seq {
-            beating.wanted = None;
-            beating.pulse.take(number, seq);
-        }
-    }
-
-    /// What the loop says at the end of its turn.
-    pub(crate) fn tell_pulse(&mut self, vm: usize) {
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let (last_seq, phase) = (run.sequencer.last_seq(), run.said_phase());
-        if let Some(beating) = &mut run.beating {
-            beating.pulse.set_last_seq(last_seq);
-            beating.phase = phase;
-        }
     }
 
     /// Things begin to stop without a word.
@@ -291,6 +243,9 @@ impl World {
         let member = self.vms[vm].run.as_mut().expect("runs");
         member.beating.as_mut().expect("it hung").hangs = false;
         note!(self, "the loop of vm {vm} goes on");
-        self.owner_woken(vm, run)
+        self.owner_woken(vm, run)?;
+        // A guest may have booted meanwhile.
+        self.read_all(vm)?;
+        self.ask_again(vm)
     }
 }

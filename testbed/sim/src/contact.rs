@@ -7,15 +7,13 @@ use crate::faults::Later;
 use crate::logging::is_mapped;
 use crate::oracle::Point;
 use crate::owner::Submitted;
-use crate::plant::{OnTheWay, Plant};
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
 use crate::world::{World, note};
-use tidelock_daemon::link::port::{AttachedStream, ToLink};
+use tidelock_daemon::link::port::AttachedStream;
+use tidelock_daemon::owner::PATIENCE;
 use tidelock_daemon::owner::Phase;
-use tidelock_daemon::owner::contact::{Look, PATIENCE};
-use tidelock_daemon::owner::replication::Clocks;
 use tidelock_daemon::sequencer::{Extent, OpId};
 use tidelock_protocol::ids::{Epoch, Seq};
 use tidelock_protocol::record::Effect;
@@ -57,49 +55,6 @@ impl World {
         }
     }
 
-    /// The part of a loop's turn that is about guests that wait for the backup.
-    pub(crate) fn drive_contact(&mut self, vm: usize, clocks: Clocks) {
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        match run.contact.look(clocks.now) {
-            Look::Nothing => {}
-            Look::Later => run.awaits_contact = true,
-            Look::Ask if run.draining => {}
-            Look::Ask => self.tell_link(vm, ToLink::ServeUnrecorded),
-        }
-    }
-
-    /// The link says first of all that the disks may differ.
-    pub(crate) fn serve_unrecorded(&mut self, vm: usize, clocks: Clocks) -> Checked {
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        if !run.contact.serve(&mut run.sequencer, clocks) {
-            return Ok(());
-        }
-        self.counts.unreached += 1;
-        note!(self, "vm {vm} is served without the backup");
-        self.begin_serving(vm)
-    }
-
-    /// Writes are recorded from here on. Returns where some are in flight that are not.
-    pub(crate) fn begin_recording(
-        &mut self,
-        vm: usize,
-        attached: &AttachedStream,
-        first: bool,
-        clocks: Clocks,
-    ) -> Vec<Extent> {
-        let was_started = self.vms[vm].run.as_ref().expect("runs").sequencer.is_started();
-        if !was_started {
-            self.begin_compared_life(vm, attached);
-        }
-        let mut attached = attached.clone();
-        if self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack)) {
-            attached.stream.last_hlc = tidelock_protocol::hlc::Hlc(0);
-        }
-        self.vms[vm].unrecorded.clear();
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        run.contact.record(&mut run.sequencer, &attached, first, clocks)
-    }
-
     /// A run begins to admit writes of which the backup does not know what they were made on.
     pub(crate) fn begin_compared_life(&mut self, vm: usize, attached: &AttachedStream) {
         let writer = self.plan.vms[vm].writer_id().expect("it has a stream");
@@ -119,7 +74,8 @@ impl World {
         };
         let is_it = |s: &Submitted| s.seq.is_none() && s.extent == extent && s.data == data;
         state.oracle.wrote_unrecorded(extent, effect, run.life);
-        let geometry = self.plan.vms[vm].log.filter(|_| run.sequencer.serves_unrecorded());
+        let owner = run.owner.as_ref().expect("it writes");
+        let geometry = self.plan.vms[vm].log.filter(|_| owner.sequencer().serves_unrecorded());
         if let Some(geometry) = geometry {
             let unit = u64::from(geometry.extent_bytes);
             let units = extent.offset / unit..extent.end().div_ceil(unit);

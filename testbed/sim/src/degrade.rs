@@ -3,7 +3,6 @@
 
 use crate::failure::{Checked, Checker, check};
 use crate::guest::{Packet, Unpromised, learn};
-use crate::host::ToOwner;
 use crate::oracle::Point;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
@@ -12,6 +11,7 @@ use std::collections::BTreeMap;
 use tidelock_backup_server::group::{Known, Recovery};
 use tidelock_daemon::degrade::{self, Degrade, Sight, Standing, Step, mode_at_start};
 use tidelock_daemon::link::port::ToLink;
+use tidelock_daemon::owner::ToOwner;
 use tidelock_daemon::stats::LinkStats;
 use tidelock_netfilter::release_queue::GateState;
 use tidelock_protocol::ids::{MonoNanos, WriterId};
@@ -42,13 +42,9 @@ impl World {
         let standing = |group: usize| {
             let plan = &self.plan.groups[group];
             let since_unix_ms = self.hosts[host].degraded.get(&group).copied();
-            let mut degrade = Degrade::new(plan.degrade_after_ms, since_unix_ms);
-            if let Some(Plant::Degrade(bug)) = self.plant {
-                degrade.plant(bug);
-            }
             HostGroup {
                 wanted: plan.mode,
-                degrade,
+                degrade: Degrade::new(plan.degrade_after_ms, since_unix_ms),
                 began_at: self.host_now(host),
                 opened: 0,
                 is_ordered: false,
@@ -246,8 +242,9 @@ impl World {
             is_open: gate.gate_state(clocks.now) == GateState::Open,
             is_whole: vms.iter().filter(|vm| self.plan.vms[**vm].is_writer()).all(|vm| {
                 let run = self.vms[*vm].run.as_ref().expect("it is here");
-                let stands = run.spilling.stands();
-                run.sequencer.is_started() && !stands && !run.copying.is_copying()
+                let Some(owner) = &run.owner else { return false };
+                let stands = owner.spilling().stands();
+                owner.sequencer().is_started() && !stands && !owner.copying().is_copying()
             }),
             is_complete: in_force != Mode::Async
                 && runs().all(|run| run.pending.incomplete().is_none()),

@@ -2,7 +2,6 @@
 
 use crate::change::Change;
 use crate::failure::Checked;
-use crate::host::ToOwner;
 use crate::net::{ConnId, Path};
 use crate::scenario::{FAULTS, Fault};
 use crate::schedule::{MS, S};
@@ -192,11 +191,7 @@ impl World {
     pub(crate) fn stop_daemon(&mut self, host: usize) {
         let Some(daemon) = &self.hosts[host].daemon else { return };
         let run = daemon.run;
-        for vm in self.vms_of(host) {
-            if let Some(member) = &self.vms[vm].run {
-                member.port.send(ToOwner::Drain);
-            }
-        }
+        self.drain(host);
         // What cannot be drained in time is given up, and the next run compares the sites.
         let patience = self.rng.range(100 * MS..3 * S);
         self.later(Later::DaemonEnds { host, run }, patience);

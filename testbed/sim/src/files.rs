@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use tidelock_daemon::backlog::{Files, OneFile};
+use tidelock_daemon::backlog::{Files, HEADER_BYTES, OneFile};
 
 /// So many files that were removed may be there again after a power loss.
 const REMOVED_MAX: usize = 4;
@@ -77,6 +77,25 @@ impl SimFiles {
     /// The process is killed within its next append.
     pub fn dies_within_next(&self) {
         self.health().dies = true;
+    }
+
+    /// It is killed now.
+    pub fn dies(&self) {
+        self.health().is_dead = true;
+    }
+
+    /// It was killed so.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.health().is_dead
+    }
+
+    /// True if some record is on disk.
+    #[must_use]
+    pub fn has_records(&self) -> bool {
+        let there = self.there();
+        let mut files = there.files.values();
+        files.any(|file| file.lock().expect("one thread").len() > HEADER_BYTES)
     }
 
     /// It is gone, and another one may come.

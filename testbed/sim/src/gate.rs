@@ -8,7 +8,7 @@ use crate::world::{Run, World, note};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tidelock_daemon::link::GateControl;
-use tidelock_daemon::owner::replication::Clocks;
+use tidelock_daemon::owner::Clocks;
 use tidelock_netfilter::gate::{GroupState, Pending};
 use tidelock_netfilter::release_queue::{
     Arrival, GateState, Kind, Packet as Queued, PacketId, ShutWhy,

@@ -14,6 +14,7 @@ use crate::world::{Event, Run, World, note};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use tidelock_daemon::owner::driver::Taking;
 use tidelock_daemon::sequencer::Extent;
 use tidelock_netfilter::release_queue::{Flow, Kind};
 use tidelock_protocol::ids::DiskId;
@@ -263,16 +264,7 @@ impl World {
         note!(self, "guest {vm} boots");
         let after = self.rng.span(self.plan.vms[vm].think_ns);
         self.schedule.after(after, Event::Think { vm, boot });
-        if let Some(run) = &mut self.vms[vm].run {
-            for (disk, plan) in (0..).map(DiskId).zip(&self.plan.vms[vm].disks) {
-                run.sequencer.is_read(Extent {
-                    disk,
-                    offset: 0,
-                    len_bytes: plan.content.len() as u64,
-                });
-            }
-        }
-        self.owner_turn(vm)
+        self.read_all(vm)
     }
 
     /// A guest dies with all that it had under way.
@@ -291,7 +283,7 @@ impl World {
         let state = &mut self.vms[vm];
         // A loop that hangs answers no read.
         let hangs = state.run.as_ref().is_some_and(MemberRun::hangs);
-        let serves = !several || state.run.as_ref().is_some_and(|run| run.serving);
+        let serves = !several || state.run.as_ref().is_some_and(|run| run.taking == Taking::All);
         state.guest.awake |= serves && !hangs;
         state.guest.awake
     }

@@ -3,61 +3,43 @@
 use crate::beating::Beating;
 use crate::degrade::HostGroup;
 use crate::disk::SECTOR_BYTES;
+use crate::driver::{Published, Shape, SimDriver, SimFile};
 use crate::failure::Checked;
-use crate::faults::Later;
 use crate::gate::{MemberGate, SimGate};
 use crate::link::{LinkLoop, attach_of, disks_of};
-use crate::local::LocalOp;
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
 use crate::spilling::left_unacked;
 use crate::switching::HostSwitch;
 use crate::world::{Event, Kernel, Run, World, note};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tidelock_daemon::activity::LastEnd;
+use tidelock_daemon::backlog::Left;
 use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::degrade::mode_at_start;
 use tidelock_daemon::link::GateControl;
-use tidelock_daemon::link::port::{EpochKeeper, FromLink, OwnerPort, ToLink};
-use tidelock_daemon::owner::admitted::Admitted;
-use tidelock_daemon::owner::contact::{Contact, PATIENCE};
-use tidelock_daemon::owner::copying::Copying;
-use tidelock_daemon::owner::idling::{Idling, LastWord};
-use tidelock_daemon::owner::spilling::{Ends, Spilling};
-use tidelock_daemon::owner::verifying::Verifying;
-use tidelock_daemon::sequencer::{Sequencer, Settings};
+use tidelock_daemon::link::port::{EpochKeeper, OwnerPort};
+use tidelock_daemon::owner::PATIENCE;
+use tidelock_daemon::owner::driver::Taking;
+use tidelock_daemon::owner::spilling::Ends;
+use tidelock_daemon::owner::{LeftOnDisk, Owner, OwnerParts, OwnerView, Several};
+use tidelock_daemon::sequencer::Settings;
 use tidelock_daemon::verified::Verified;
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
-use tidelock_protocol::hlc::{Hlc, WallClock};
-use tidelock_protocol::ids::{Channel, Epoch, GroupId, Incarnation, Nonce, RunId, Seq, WriterId};
-use tidelock_protocol::message::{Basis, CleanEnd, LastRun, Mode, Role, Writing};
-use tidelock_protocol::vector::CountVector;
-use tidelock_uring::EventFd;
-/// What an owner loop is told.
-#[derive(Debug)]
-pub enum ToOwner {
-    /// By the link.
-    Link(FromLink),
-    /// By the operator.
-    SetMode(Mode),
-    /// By the watch: to admit this heartbeat.
-    Heartbeat(u64),
-    /// By the operator or the schedule: to verify.
-    Verify {
-        /// What differs is copied.
-        repair: bool,
-        /// At most.
-        rate_bytes_per_s: u64,
-    },
-    /// By the operator: to end that.
-    StopVerify,
-    /// To end cleanly.
-    Drain,
-}
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, Incarnation, Nonce, RunId, Seq};
+use tidelock_protocol::message::{Basis, DiskSpec, LastRun, Role, Writing};
+use tidelock_uring::{BufPool, EventFd};
+
+/// The interval at which a writer says that it has nothing to write.
+const IDLE: Duration = Duration::from_millis(20);
 
 /// What the daemon keeps on its own disk between runs (production: `state.rs`, on files).
 #[derive(Debug, Default)]
@@ -216,11 +198,8 @@ impl World {
         self.begin_verifications(host, run);
         self.cut_off_start(host);
         for vm in vms {
+            self.owner_begins(vm)?;
             self.ask_again(vm)?;
-            if self.plan.groups[self.plan.vms[vm].group].serves_unreached {
-                // Its time passes also if nobody asks for anything.
-                self.owner_turn(vm)?;
-            }
         }
         Ok(())
     }
@@ -244,8 +223,9 @@ impl World {
         }
         let wall_ms = self.member_clocks(vm).wall_ms;
         let member = self.vms[vm].run.as_ref().expect("runs");
+        let Some(owner) = &member.owner else { return Ok(()) };
         let (greatest, waited) =
-            (member.sequencer.greatest_hlc(), member.sequencer.waits_for_ceiling());
+            (owner.sequencer().greatest_hlc(), owner.sequencer().waits_for_ceiling());
         let mut state = self.vms[vm].state.lock().expect("one thread");
         state.hlc_ceiling_ms = ceiling::raised(state.hlc_ceiling_ms, greatest, wall_ms);
         drop(state);
@@ -254,25 +234,6 @@ impl World {
         }
         self.counts.ceilings += 1;
         self.owner_turn(vm)
-    }
-
-    /// The guest is served from now on, if it was not.
-    pub(crate) fn begin_serving(&mut self, vm: usize) -> Checked {
-        let state = &mut self.vms[vm];
-        let run = state.run.as_mut().expect("runs");
-        match !state.switched && !std::mem::replace(&mut run.serving, true) {
-            true => self.ask_again(vm),
-            false => Ok(()),
-        }
-    }
-
-    /// A guest asks again what was not answered.
-    pub(crate) fn ask_again(&mut self, vm: usize) -> Checked {
-        let again: Vec<_> = self.vms[vm].guest.asked.keys().copied().collect();
-        for request in again {
-            self.submit(vm, request)?;
-        }
-        Ok(())
     }
 
     fn start_member(
@@ -287,9 +248,7 @@ impl World {
         self.reads_verified(vm);
         let left = self.find_left(vm)?;
         let plan = &self.plan.vms[vm];
-        let mut clocks = self.clocks(plan.host);
-        let mut wall = WallClock::new(CLOCK_LEAD_MS);
-        clocks.wall_ms = wall.read(clocks.wall_ms, clocks.now);
+        let clocks = self.clocks(plan.host);
         let mode = self.plan.groups[plan.group].mode;
         let several = self.plan.groups[plan.group].has_several();
         let goes_back = self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack));
@@ -345,11 +304,13 @@ impl World {
             Some((seq, _, false)) => LastEnd::Clean { incarnation: runs[0], epoch, seq },
             _ => LastEnd::Unclean { runs },
         };
-        let mut activity = self.open_log(vm, incarnation, last_end);
+        let activity = self.open_log(vm, incarnation, last_end);
         self.vms[vm].state.lock().expect("one thread").found_log = activity.confirmed();
         let marks = self.marks(vm);
-        let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
-        self.vms[vm].oracle.disks_hold(disks);
+        let again = left.as_ref().map(Left::again);
+        if left.is_none() {
+            self.disks_hold(vm);
+        }
         let (backlog, on_disk, goes_on, left) =
             match self.open_backlog(vm, epoch, incarnation, left) {
                 None => (None, None, None, None),
@@ -364,30 +325,9 @@ impl World {
             None => LastRun::Unknown,
         };
         let age = activity.age();
-        let mut sequencer = Sequencer::new(Settings {
-            writer: WriterId(plan.writer),
-            mode,
-            backlog_limit_bytes: plan.backlog_limit_bytes,
-            lock_align_bytes: SECTOR_BYTES,
-        });
-        if let Some(Plant::Sequencer(bug)) = self.plant {
-            sequencer.plant(bug);
-        }
-        sequencer.set_ceiling(hlc_ceiling_ms, clocks.now, clocks.wall_ms);
-        sequencer.observe(hlc_floor);
-        let mut queue = ReleaseQueue::new(plan.gate_capacity, mode_at_start(mode));
-        if let Some(Plant::Gate(bug)) = self.plant {
-            queue.plant(bug);
-        }
-        let mut copying = Copying::new(Bounds {
-            window_bytes: plan.copy_window_bytes,
-            rate_bytes_per_s: plan.copy_rate_bytes_per_s,
-        });
-        if let Some(Plant::Copying(bug)) = self.plant {
-            copying.plant(bug);
-        }
+        let queue = ReleaseQueue::new(plan.gate_capacity, mode_at_start(mode));
         let heartbeat = self.plan.groups[plan.group].heartbeat.filter(|_| plan.is_writer());
-        let beating = heartbeat.map(|settings| Beating::new(settings, self.plant));
+        let beating = heartbeat.map(Beating::new);
         let wake = EventFd::new().expect("an eventfd");
         let (port, messages) = OwnerPort::new(wake.clone());
         let port = Arc::new(port);
@@ -397,10 +337,10 @@ impl World {
         let pending = self.vms[vm].pending.clone();
         let (writer, held) = (plan.writer_id(), pending.clone());
         let held = MemberGate { gate: gate.clone(), writer, pending: held };
-        if let Some(goes_on) = &goes_on {
-            goes_on.begin(&mut activity, &held);
-            let id = writer.expect("it has a stream");
-            pending.publish_at(id, goes_on.last(), goes_on.last_hlc);
+        let owners_gate = MemberGate { gate: gate.clone(), writer, pending: pending.clone() };
+        if goes_on.is_some() {
+            // A packet that was taken up before this has no stamp: the gate is shut until the backup has all of it.
+            held.hold_for_resync(true);
         }
         let role = match writer {
             Some(writer) => Role::Writer(Writing {
@@ -429,80 +369,99 @@ impl World {
             on_disk,
             left,
         );
-        let bug = match self.plant {
-            Some(Plant::Contact(bug)) => Some(bug),
-            _ => None,
-        };
-        let may_serve = !self.vms[vm].switched && !fenced && goes_on.is_none();
-        let serve_after = (serves && may_serve).then_some(PATIENCE);
-        let lives = self.vms[vm].oracle.lives();
-        let life = if goes_on.is_some() { lives - 1 } else { lives };
-        let spilling = Spilling::new(backlog, goes_on.as_ref(), &mut sequencer, clocks);
-        let unacked: VecDeque<_> =
-            goes_on.iter().flat_map(|goes_on| left_unacked(&goes_on.waiting)).collect();
-        let left_bytes = unacked.iter().map(|(_, cost)| cost).sum();
-        let contact = Contact::with_bug(bug, &mut activity, serve_after, clocks);
-        self.vms[vm].run = Some(MemberRun {
+        let next_packet = self.rng.number() as u32;
+        let view = Arc::<OwnerView>::default();
+        view.set_hlc_ceiling_ms(hlc_ceiling_ms);
+        let may_serve = !self.vms[vm].switched && !fenced;
+        let serves_unreached_after = (serves && may_serve).then_some(PATIENCE);
+        let mut member = MemberRun::new(
             run,
             channel,
-            sequencer,
-            copying,
-            activity,
-            told_age: age,
-            contact,
-            awaits_contact: false,
-            life,
-            unrecorded: BTreeMap::new(),
-            held_back: BTreeMap::new(),
-            overflows: 0,
-            log_write: None,
-            spilling,
-            goes_on: goes_on.is_some(),
-            tear: None,
-            has_died: None,
-            port,
-            messages,
-            wake,
-            gate,
-            queue,
-            pending,
-            wall,
-            serving: !self.vms[vm].switched
-                && (!several || goes_on.is_some() || self.plan.vms[vm].disks.is_empty()),
-            observed: CountVector::new(),
-            idling: Idling::default(),
-            stamp: CountVector::new(),
-            held: BTreeMap::new(),
-            kernel_queue: VecDeque::new(),
-            next_packet: self.rng.number() as u32,
-            is_incomplete: false,
-            gate_due: false,
-            admitted: Admitted::default(),
-            submitted: BTreeMap::new(),
-            local_ops: BTreeMap::new(),
-            op_requests: BTreeMap::new(),
-            reads: BTreeSet::new(),
-            flushes: BTreeMap::new(),
-            poisoned: BTreeSet::new(),
-            attached: false,
-            refusal: None,
-            draining: false,
-            last_word: LastWord::default(),
-            holds: false,
-            ended: false,
-            tick_armed: false,
-            was_leased: false,
-            heard_before: None,
-            asks: None,
-            unacked,
-            left_bytes,
-            beating,
-            verifying: Verifying::default(),
-            wants_verify: false,
-            verify_rests_until_ns: 0,
-            looked: None,
+            (port.clone(), messages, wake),
+            (gate, queue, pending.clone()),
+            view.clone(),
+            next_packet,
+        );
+        member.beating = beating;
+        member.life = self.vms[vm].oracle.lives();
+        member.goes_on = goes_on.is_some();
+        member.unacked =
+            goes_on.iter().flat_map(|goes_on| left_unacked(&goes_on.waiting)).collect();
+        member.left_bytes = member.unacked.iter().map(|(_, cost)| cost).sum();
+        let fails_to_redo = self.local_fails(vm);
+        let redone = member.redone.clone();
+        let left = goes_on.zip(again).map(|(goes_on, again)| LeftOnDisk {
+            goes_on,
+            redo: Box::new(move || match fails_to_redo {
+                true => Err("the disk fails".to_owned()),
+                false => crate::local::redone(again, &redone),
+            }),
         });
+        if let Some(writer) = writer {
+            let plan = &self.plan.vms[vm];
+            let disks = self.files_of(vm, &mut member);
+            let files = self.vms[vm].backlog_files.clone();
+            let published = || Published { pending: pending.clone(), writer, files: files.clone() };
+            let parts = OwnerParts {
+                member: plan.name.clone(),
+                settings: Settings {
+                    writer,
+                    mode,
+                    backlog_limit_bytes: plan.backlog_limit_bytes,
+                    lock_align_bytes: SECTOR_BYTES,
+                },
+                disks,
+                port,
+                pool: BufPool::new(0),
+                pending: Arc::new(published()),
+                gate: Arc::new(owners_gate),
+                stats: Arc::default(),
+                view,
+                pulse: member.beating.as_ref().map_or_else(Arc::default, |b| b.pulse.clone()),
+                copy_bounds: Bounds {
+                    window_bytes: plan.copy_window_bytes,
+                    rate_bytes_per_s: plan.copy_rate_bytes_per_s,
+                },
+                switched_over: self.vms[vm].switched,
+                serves_unreached_after,
+                several: several.then_some(Several {
+                    form: self.plan.groups[plan.group].form,
+                    idle_interval: IDLE,
+                }),
+                hlc_floor,
+                max_clock_lead: Duration::from_millis(CLOCK_LEAD_MS),
+                has_log_file: self.vms[vm].log_file.is_some(),
+                activity,
+                backlog,
+                left,
+            };
+            let mut driver = SimDriver::new(published(), member.ends.clone(), files.clone());
+            driver.writes_unkept = self.plant == Some(Plant::OnTheWay(OnTheWay::WrittenBeforeKept));
+            member.owner = Some(Owner::new(parts, driver, clocks));
+        } else if !self.vms[vm].switched {
+            member.taking = Taking::All;
+        }
+        self.vms[vm].run = Some(member);
         Ok(())
+    }
+
+    /// The disks as their loop is given them.
+    fn files_of(&self, vm: usize, member: &mut MemberRun) -> Vec<(DiskSpec, SimFile)> {
+        let mut files = Vec::new();
+        let disks = self.vms[vm].disks.iter().zip(&self.plan.vms[vm].disks);
+        for (id, (disk, plan)) in (0..).map(DiskId).zip(disks) {
+            let size_bytes = disk.size_bytes();
+            // Written since: a file system would have allocated it.
+            let allocated = match disk.live() == plan.content {
+                true => plan.allocated.clone(),
+                false => std::iter::once(0..size_bytes).collect(),
+            };
+            let shape = Rc::new(RefCell::new(Shape { size_bytes, allocated }));
+            member.shapes.push(shape.clone());
+            let spec = DiskSpec { id, name: format!("d{}", id.0), size_bytes };
+            files.push((spec, SimFile { disk: id, shape, ends: member.ends.clone() }));
+        }
+        files
     }
 
     /// The identity of each disk. Nobody else writes to them here.
@@ -539,51 +498,7 @@ impl World {
         for vm in self.vms_of(host) {
             let Some(run) = self.vms[vm].run.take() else { continue };
             self.leaves_backlog(vm, &run);
-            self.tear_log(vm, run.log_write);
-            for op in run.local_ops.into_values() {
-                let (extent, data) = match op {
-                    LocalOp::Write { extent, data, .. } => (extent, data),
-                    _ => continue,
-                };
-                let done = match self.rng.below(3) {
-                    0 => 0,
-                    1 => data.len(),
-                    _ => self.rng.index(data.len() + 1) / 512 * 512,
-                };
-                let disk = &mut self.vms[vm].disks[usize::from(extent.disk.0)];
-                disk.write(extent.offset, &data[..done], false);
-            }
-        }
-    }
-    pub(crate) fn drained(&mut self, vm: usize) {
-        let fails = self.local_fails(vm);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        run.ended = true;
-        let (seq, hlc) = (run.sequencer.last_seq(), run.sequencer.last_hlc());
-        let poisoned = !run.poisoned.is_empty();
-        let whole =
-            run.sequencer.is_started() && run.copying.is_whole() && run.attached && !poisoned;
-        // The mark must not outlive what it speaks of: a power loss may follow.
-        let synced = whole && !fails;
-        if synced {
-            self.vms[vm].disks.iter_mut().for_each(crate::disk::LocalDisk::sync);
-        }
-        let whole = synced;
-        if whole {
-            let mut state = self.vms[vm].state.lock().expect("one thread");
-            (state.clean, state.served) = (Some((seq, hlc)), false);
-        }
-        let end = whole.then(|| CleanEnd { seq, marks: self.marks(vm) });
-        note!(self, "vm {vm} drained at {seq}, whole {whole}");
-        let run = self.vms[vm].run.as_ref().expect("runs");
-        if !run.spilling.stands() && !run.sequencer.serves_unrecorded() {
-            self.tell_link(vm, ToLink::Detach(end));
-        }
-        let host = self.plan.vms[vm].host;
-        let vms = self.vms_of(host);
-        if vms.iter().all(|vm| self.vms[*vm].run.as_ref().is_some_and(|run| run.ended)) {
-            let run = self.hosts[host].daemon.as_ref().expect("its members run").run;
-            self.schedule.after(MS, Event::After(Later::DaemonEnds { host, run }));
+            self.disks_go_on(vm, run.in_flight.into_values().collect());
         }
     }
 }

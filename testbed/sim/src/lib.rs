@@ -33,6 +33,7 @@ pub mod change;
 mod contact;
 pub mod degrade;
 pub mod disk;
+mod driver;
 pub mod failure;
 pub mod faults;
 pub mod files;

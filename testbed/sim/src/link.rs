@@ -3,7 +3,6 @@
 //! schedule, in the same order.
 
 use crate::failure::{Checked, Checker, fail};
-use crate::host::ToOwner;
 use crate::net::{ConnId, Way};
 use crate::scenario::Scenario;
 use crate::schedule::{MS, S, US};
@@ -16,6 +15,7 @@ use tidelock_daemon::link::member::{Member, MemberParts};
 use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
 use tidelock_daemon::link::queue::{OnDisk, Spilled};
 use tidelock_daemon::link::turns::Turns;
+use tidelock_daemon::owner::ToOwner;
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId};
@@ -462,7 +462,10 @@ impl World {
     /// The backup has everything up to where this run began. The member's loop may hang, and hear of it later.
     fn goes_on_whole(&mut self, vm: usize) -> Checked {
         let state = &mut self.vms[vm];
-        let has_begun = state.run.as_ref().is_some_and(|run| run.sequencer.is_started());
+        let has_begun = {
+            let owner = state.run.as_ref().and_then(|run| run.owner.as_ref());
+            owner.is_some_and(|owner| owner.sequencer().is_started())
+        };
         if has_begun && state.oracle.continues_whole()? {
             self.counts.clean_starts += 1;
         }

@@ -1,160 +1,258 @@
-//! Operations of the sequencer on the local disks: they end when the schedule says so, in any
-//! order, and some fail.
+//! Operations on the local disks and on the activity log's file: they end when the schedule says so, in any order, some
+//! fail, and some are done in part.
 
-use crate::disk::SECTOR_BYTES;
-use crate::failure::{Checked, Checker, check};
-use crate::owner::MemberRun;
+use crate::disk::{LocalDisk, SECTOR_BYTES};
+use crate::driver::Io;
+use crate::failure::Checked;
+use crate::owner::BOOT_REQUESTS;
 use crate::world::{Event, Run, World, note};
-use bytes::Bytes;
-use tidelock_daemon::owner::replication::Clocks;
-use tidelock_daemon::sequencer::{DiskError, Extent, OpId};
+use std::io;
+use tidelock_daemon::backlog::BacklogError;
+use tidelock_daemon::owner::driver::DiskOp;
+use tidelock_daemon::sequencer::{EIO, OpId};
+use tidelock_protocol::record::{Effect, Record};
+use tidelock_uring::AlignedBuf;
 
-const EIO: i32 = 5;
-/// One step of an operation on the local disk.
-#[derive(Debug)]
-pub(crate) enum LocalOp {
-    Write {
-        extent: Extent,
-        data: Vec<u8>,
-        fua: bool,
-    },
-    /// An unaligned write reads its blocks, changes and writes them.
-    Patch {
-        extent: Extent,
-        data: Vec<u8>,
-        fua: bool,
-    },
-    Read {
-        extent: Extent,
-    },
-}
+/// So many operations that move more than a sector are done in part.
+const SHORT_ONE_IN: u64 = 200;
 
-impl LocalOp {
-    pub(crate) fn extent(&self) -> Extent {
-        match self {
-            LocalOp::Write { extent, .. }
-            | LocalOp::Patch { extent, .. }
-            | LocalOp::Read { extent } => *extent,
-        }
-    }
-}
 impl World {
-    pub(crate) fn start_write(
-        &mut self,
-        vm: usize,
-        op: OpId,
-        extent: Extent,
-        local: LocalOp,
-    ) -> Checked {
+    /// The loop asks for an operation.
+    pub(crate) fn begin_io(&mut self, vm: usize, op: DiskOp, io: Io) {
         let latency = self.local_latency(vm);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        check_overlap(run, extent)?;
-        // The one whose record was sent last among those of this extent.
-        let request = run
-            .submitted
-            .iter()
-            .filter(|(_, s)| s.extent == extent && s.seq.is_some())
-            .max_by_key(|(_, s)| s.seq)
-            .map(|(request, _)| *request);
-        if let Some(request) = request {
-            run.op_requests.insert(op, request);
+        let after = if matches!(io, Io::Sync { .. }) { latency * 2 } else { latency };
+        let member = self.vms[vm].run.as_mut().expect("runs");
+        if DiskOp::Local(member.step_of.unwrap_or(OpId(u64::MAX))) == op {
+            member.step_of = None;
         }
-        run.local_ops.insert(op, local);
-        let id = run.run;
-        self.schedule.after(latency, Event::LocalDone { vm, run: id, op });
-        Ok(())
+        member.in_flight.insert(op, io);
+        let run = member.run;
+        self.schedule.after(after, Event::DiskDone { vm, run, op });
     }
 
-    pub(crate) fn start_read(&mut self, vm: usize, op: OpId, extent: Extent) -> Checked {
-        let latency = self.local_latency(vm);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        if run.op_requests.contains_key(&op) {
-            // Reading back after an error: the extent is still this operation's.
-        } else {
-            check_overlap(run, extent)?;
-        }
-        run.local_ops.insert(op, LocalOp::Read { extent });
-        let id = run.run;
-        self.schedule.after(latency, Event::LocalDone { vm, run: id, op });
-        Ok(())
-    }
-
-    /// A step of a local operation has ended.
-    pub fn local_done(&mut self, vm: usize, run: Run, op: OpId) -> Checked {
+    /// An operation has ended.
+    pub fn disk_done(&mut self, vm: usize, run: Run, op: DiskOp) -> Checked {
         if !self.runs_as(vm, run) {
             return Ok(());
         }
-        let clocks = self.member_clocks(vm);
+        let member = self.vms[vm].run.as_mut().expect("runs");
+        if member.has_died.is_some() {
+            return Ok(());
+        }
+        if self.waits_for_loop(vm, Event::DiskDone { vm, run, op }) {
+            return Ok(());
+        }
+        let member = self.vms[vm].run.as_mut().expect("runs");
+        let is_of_boot = matches!(op, DiskOp::Read(id) if id.0 >= BOOT_REQUESTS);
+        let io = match member.in_flight.remove(&op) {
+            Some(io) => io,
+            // It was read at once.
+            None if is_of_boot => return Ok(()),
+            None => panic!("{op:?} is not in flight"),
+        };
         let fails = self.local_fails(vm);
-        let (latency, part) = (self.local_latency(vm), self.rng.number());
-        let state = &mut self.vms[vm];
-        let member = state.run.as_mut().expect("runs");
-        let local = member.local_ops.remove(&op).expect("an operation in flight");
-        let disk = &mut state.disks[usize::from(local.extent().disk.0)];
-        match local {
-            LocalOp::Patch { extent, data, fua } if !fails => {
-                // The blocks are read now and written as a whole later.
-                let blocks = extent.aligned_to(SECTOR_BYTES);
-                let end = blocks.end().min(disk.size_bytes());
-                let mut patched = disk.live()[blocks.offset as usize..end as usize].to_vec();
-                let at = (extent.offset - blocks.offset) as usize;
-                patched[at..at + data.len()].copy_from_slice(&data);
-                let extent = Extent { len_bytes: patched.len() as u64, ..blocks };
-                member.local_ops.insert(op, LocalOp::Write { extent, data: patched, fua });
-                self.schedule.after(latency, Event::LocalDone { vm, run, op });
-                return Ok(());
+        let (result, buffer) = match io {
+            Io::Read { disk, buf, len, at } => {
+                let disk = usize::from(disk.0);
+                self.read_done(vm, disk, buf, len, at, fails)
             }
-            LocalOp::Write { data, extent, .. } if fails => {
-                let done = (part % (data.len() as u64 + 1)) as usize / 512 * 512;
-                disk.write(extent.offset, &data[..done], false);
-                self.local_write_failed(vm, op, extent, clocks);
+            Io::Write { disk, data, at, durable } => {
+                let done = self.part_of(data.len(), fails);
+                let state = &mut self.vms[vm];
+                state.disks[usize::from(disk.0)].write(at, &data[..done], durable && !fails);
+                self.is_written(vm, usize::from(disk.0));
+                (Ok(done as u32), None)
             }
-            LocalOp::Patch { extent, .. } => self.local_write_failed(vm, op, extent, clocks),
-            LocalOp::Write { extent, data, fua } => {
-                disk.write(extent.offset, &data, fua);
-                member.op_requests.remove(&op);
-                member.unrecorded.remove(&op);
-                member.sequencer.written(op, Ok(()), clocks.now, clocks.wall_ms);
+            Io::Zero { disk, range } if !fails => {
+                let zeroes = vec![0; (range.end - range.start) as usize];
+                self.vms[vm].disks[usize::from(disk.0)].write(range.start, &zeroes, false);
+                self.is_written(vm, usize::from(disk.0));
+                (Ok(0), None)
             }
-            LocalOp::Read { extent } => {
-                let live = &disk.live()[extent.offset as usize..extent.end() as usize];
-                let result =
-                    if fails { Err(DiskError(EIO)) } else { Ok(Bytes::copy_from_slice(live)) };
-                member.op_requests.remove(&op);
-                member.sequencer.read_done(op, result, clocks.now, clocks.wall_ms);
+            Io::Zero { .. } => (Ok(0), None),
+            Io::Sync { disk } => {
+                if fails {
+                    self.vms[vm].run.as_mut().expect("runs").poisoned.insert(disk);
+                } else {
+                    self.vms[vm].disks[usize::from(disk.0)].sync();
+                }
+                (Ok(0), None)
             }
+            Io::Log { block, at } => {
+                // Rarely: after it there is no log until the next start.
+                let fails = fails && self.rng.chance(1, 8);
+                self.log_written(vm, at, &block, fails);
+                let result = if fails { Err(eio()) } else { Ok(block.len() as u32) };
+                return self.ended(vm, op, result, None);
+            }
+        };
+        self.ended(vm, op, if fails { Err(eio()) } else { result }, buffer)
+    }
+
+    /// Ends a read now.
+    pub(crate) fn read_at_once(&mut self, vm: usize, op: DiskOp) -> Checked {
+        while let Some(run) = &mut self.vms[vm].run
+            && let Some(Io::Read { disk, buf, len, at }) = run.in_flight.remove(&op)
+        {
+            let (result, buffer) = self.read_done(vm, usize::from(disk.0), buf, len, at, false);
+            self.ended(vm, op, result, buffer)?;
+        }
+        Ok(())
+    }
+
+    fn ended(
+        &mut self,
+        vm: usize,
+        op: DiskOp,
+        result: io::Result<u32>,
+        buffer: Option<AlignedBuf>,
+    ) -> Checked {
+        let failed = result.is_err();
+        if let DiskOp::Local(id) = op {
+            if failed {
+                self.local_op_failed(vm, id);
+            }
+            // If another step of it follows, that is the first thing that the loop asks for.
+            self.vms[vm].run.as_mut().expect("runs").step_of = Some(id);
+        }
+        self.with_owner(vm, |owner| owner.completed(op, result, buffer));
+        if op == DiskOp::LogWrite {
+            self.check_unsynced(vm)?;
+            self.check_unrecorded(vm)?;
         }
         self.owner_turn(vm)
     }
 
-    fn local_write_failed(&mut self, vm: usize, op: OpId, extent: Extent, clocks: Clocks) {
+    /// The part of a transfer that is done.
+    fn part_of(&mut self, len: usize, fails: bool) -> usize {
+        let sectors = len / SECTOR_BYTES as usize;
+        match fails {
+            true => self.rng.index(sectors + 1) * SECTOR_BYTES as usize,
+            false if sectors > 1 && self.rng.chance(1, SHORT_ONE_IN) => {
+                (1 + self.rng.index(sectors - 1)) * SECTOR_BYTES as usize
+            }
+            false => len,
+        }
+    }
+
+    fn read_done(
+        &mut self,
+        vm: usize,
+        disk: usize,
+        mut buf: AlignedBuf,
+        len: usize,
+        at: u64,
+        fails: bool,
+    ) -> (io::Result<u32>, Option<AlignedBuf>) {
+        let done = if fails { 0 } else { self.part_of(len, false) };
+        let live = self.vms[vm].disks[disk].live();
+        let end = live.len().min(at as usize + done);
+        buf.extend_from_slice(&live[at as usize..end]);
+        // A disk may end within a sector.
+        buf.extend_zeroed(done - (end - at as usize));
+        (Ok(done as u32), Some(buf))
+    }
+
+    /// All of a disk that has been written to may have storage.
+    fn is_written(&mut self, vm: usize, disk: usize) {
+        let size_bytes = self.vms[vm].disks[disk].size_bytes();
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        run.shapes[disk].borrow_mut().allocated = std::iter::once(0..size_bytes).collect();
+    }
+
+    /// The sequencer's operation has failed: its extent may hold anything.
+    fn local_op_failed(&mut self, vm: usize, op: OpId) {
         let state = &mut self.vms[vm];
         let member = state.run.as_mut().expect("runs");
-        if let Some((_, extent, _)) = member.unrecorded.remove(&op) {
+        if let Some((_, extent, _)) = member.unrecorded.get(&op) {
             let disk = state.disks[usize::from(extent.disk.0)].live();
             let live = &disk[extent.offset as usize..extent.end() as usize];
-            state.oracle.failed_unrecorded(extent, live, member.life);
-            member.sequencer.written(op, Err(DiskError(EIO)), clocks.now, clocks.wall_ms);
+            state.oracle.failed_unrecorded(*extent, live, member.life);
             return;
         }
         let request = member.op_requests.get(&op).and_then(|r| member.submitted.get_mut(r));
-        let mut damaged = extent;
-        if let Some(submitted) = request {
-            submitted.failed = true;
-            damaged = submitted.extent;
-        }
+        let Some(submitted) = request.filter(|submitted| !submitted.failed) else { return };
+        submitted.failed = true;
+        let damaged = submitted.extent;
         state.oracle.damage(damaged);
-        member.sequencer.written(op, Err(DiskError(EIO)), clocks.now, clocks.wall_ms);
         note!(self, "vm {vm}: the local disk fails a write of {damaged:?}");
+    }
+
+    /// Does again on the local disks the writes that an earlier process was killed in.
+    pub(crate) fn redo(&mut self, vm: usize) -> Checked {
+        let run = self.vms[vm].run.as_ref().expect("runs");
+        let redone = std::mem::take(&mut *run.redone.lock().expect("one thread"));
+        let Some((records, last)) = redone.split_last().map(|(last, _)| (&redone, last)) else {
+            return Ok(());
+        };
+        note!(self, "vm {vm} goes on with what is on disk up to {}, done again", last.seq);
+        let state = &mut self.vms[vm];
+        for record in records {
+            do_again(record, &mut state.disks);
+            state.oracle.done_again(record);
+        }
+        state.disks.iter_mut().for_each(LocalDisk::sync);
+        self.counts.gone_on += 1;
+        let disks: Vec<_> = state.disks.iter().map(LocalDisk::live).collect();
+        state.oracle.goes_on(&disks)
+    }
+
+    /// Disks that the loop has synced by itself, at its clean end.
+    pub(crate) fn sync_at_the_end(&mut self, vm: usize) {
+        let run = self.vms[vm].run.as_ref().expect("runs");
+        let synced = run.ends.synced.take();
+        for disk in synced {
+            self.vms[vm].disks[usize::from(disk.0)].sync();
+        }
+    }
+
+    /// A daemon is gone: what was under way on the local disks may be done, in part.
+    pub(crate) fn disks_go_on(&mut self, vm: usize, in_flight: Vec<Io>) {
+        for io in in_flight {
+            match io {
+                Io::Write { disk, data, at, .. } => {
+                    let done = match self.rng.below(3) {
+                        0 => 0,
+                        1 => data.len(),
+                        _ => self.rng.index(data.len() + 1) / 512 * 512,
+                    };
+                    self.vms[vm].disks[usize::from(disk.0)].write(at, &data[..done], false);
+                }
+                Io::Zero { disk, range } if self.rng.chance(1, 2) => {
+                    let zeroes = vec![0; (range.end - range.start) as usize];
+                    self.vms[vm].disks[usize::from(disk.0)].write(range.start, &zeroes, false);
+                }
+                Io::Log { block, at } => self.tear_log(vm, at, &block),
+                _ => {}
+            }
+        }
     }
 }
 
-/// Rule 2: the overlap rule, looked at the slow way.
-fn check_overlap(run: &MemberRun, extent: Extent) -> Checked {
-    let block = extent.aligned_to(SECTOR_BYTES);
-    let other =
-        run.local_ops.values().find(|op| op.extent().aligned_to(SECTOR_BYTES).overlaps(&block));
-    check(other.is_none(), Checker::Overlap, || {
-        format!("{extent:?} starts while {:?} is in flight", other.map(LocalOp::extent))
-    })
+fn eio() -> io::Error {
+    io::Error::from_raw_os_error(EIO)
+}
+
+fn do_again(record: &Record, disks: &mut [LocalDisk]) {
+    let disk = &mut disks[usize::from(record.disk.0)];
+    match &record.effect {
+        Effect::Write(payload) => disk.write(record.offset, payload.data(), false),
+        Effect::Zero { len_bytes, .. } => {
+            disk.write(record.offset, &vec![0; *len_bytes as usize], false);
+        }
+        Effect::CopyDone | Effect::Idle => {}
+    }
+}
+
+/// Production's redo, with the world's disks: see [`World::redo`].
+pub(crate) fn redone(
+    again: tidelock_daemon::backlog::Redo,
+    into: &std::sync::Mutex<Vec<Record>>,
+) -> Result<u64, String> {
+    let mut records = into.lock().expect("one thread");
+    let done = again.run(|record| {
+        records.push(record.clone());
+        Ok::<(), BacklogError>(())
+    });
+    done.map_err(|error| error.to_string())
 }

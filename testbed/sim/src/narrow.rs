@@ -345,9 +345,10 @@ impl World {
     /// How far a member is, while the backup has it attached.
     fn steps(&self, vm: usize) -> Option<Steps> {
         let run = self.vms[vm].run.as_ref().filter(|run| run.attached && !run.draining)?;
-        let progress = run.copying.progress(self.host_now(self.plan.vms[vm].host));
+        let owner = run.owner.as_ref()?;
+        let progress = owner.copying().progress(self.host_now(self.plan.vms[vm].host));
         let copied = progress.map(|p| (p.done_bytes, p.total_bytes));
-        Some(Steps { run: run.run, durable: run.sequencer.durable(), copied })
+        Some(Steps { run: run.run, durable: owner.sequencer().durable(), copied })
     }
 
     /// The link is a little faster than guests write: every group comes back, and stays.
@@ -423,7 +424,7 @@ impl World {
         let host = self.plan.vms[vm].host;
         let Some(run) = &self.vms[vm].run else { return Some("no daemon runs".to_owned()) };
         if self.plan.vms[vm].is_writer() && run.phase() != Phase::Replicating {
-            let progress = run.copying.progress(self.host_now(host));
+            let progress = run.copied(self.host_now(host));
             return Some(format!("{:?} {progress:?}", run.phase()));
         }
         if run.hangs() {

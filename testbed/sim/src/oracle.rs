@@ -6,6 +6,7 @@
 //! The recovered state at a cut is the base of the last life that was wholly at the backup by then,
 //! with the guest's writes of that life up to the cut.
 
+use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::guest::Known;
 use bytes::Bytes;
@@ -98,6 +99,8 @@ struct Spoilt {
     was: u8,
     /// It was written since, or copied: both sites have the same.
     is_healed: bool,
+    /// In an image: it was written since, and not all of its sector at once. That may not have been what its checksum says.
+    is_in_part: bool,
 }
 
 impl Spoilt {
@@ -449,12 +452,17 @@ impl WriterOracle {
     /// Somebody changes a byte behind everyone's back, where both sites have the same.
     pub fn spoil(&mut self, disk: DiskId, offset: u64, side: Side) {
         let was = self.logical[usize::from(disk.0)][offset as usize];
-        self.spoilt.push(Spoilt { disk, offset, side, was, is_healed: false });
+        self.spoilt.push(Spoilt { disk, offset, side, was, is_healed: false, is_in_part: false });
     }
 
     fn heal(&mut self, extent: Extent) {
-        for spoilt in self.spoilt.iter_mut().filter(|spoilt| !spoilt.is_healed) {
-            spoilt.is_healed = spoilt.extent().overlaps(&extent);
+        for spoilt in &mut self.spoilt {
+            let sector = spoilt.extent().aligned_to(SECTOR_BYTES);
+            let covers = extent.offset <= sector.offset && sector.end() <= extent.end();
+            if !spoilt.is_healed && spoilt.extent().overlaps(&extent) {
+                spoilt.is_healed = true;
+                spoilt.is_in_part = spoilt.side == Side::Backup && !covers;
+            }
         }
     }
 
@@ -470,6 +478,11 @@ impl WriterOracle {
     #[must_use]
     pub fn spoilt(&self) -> Vec<usize> {
         (0..self.spoilt.len()).filter(|nth| !self.spoilt[*nth].is_healed).collect()
+    }
+
+    /// Bytes that were changed so in an image, and written since with a part of their sector, by number.
+    pub fn spoilt_in_part(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.spoilt.len()).filter(|nth| self.spoilt[*nth].is_in_part)
     }
 
     /// So much ever was.

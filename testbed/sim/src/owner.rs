@@ -1,52 +1,50 @@
-//! The owner loop of one member, put together from production's parts. Its turns are what
-//! production's loop does with the same messages and completions; what is simulated is the ring,
-//! see [`crate::local`].
+//! The owner loop of one member: production's, with the world as its driver. A guest's requests, ends of disk operations,
+//! messages, timers and the time go in; what the loop asks for is carried out here, in its order, past the checkers.
 
 use crate::beating::Beating;
-use crate::failure::{Checked, Checker, check};
-use crate::gate::{MemberGate, SimGate};
+use crate::driver::{Asked, Death, Ends, Io, Shape, SimDriver, Tear};
+use crate::failure::{Checked, Checker, check, fail};
+use crate::faults::Later;
+use crate::gate::SimGate;
 use crate::guest::{Ask, Known, Packet};
-use crate::host::ToOwner;
-use crate::local::LocalOp;
-use crate::logging::Logged;
+use crate::oracle::Point;
+use crate::plant::{OnTheWay, Plant};
 use crate::schedule::{MS, US};
-use crate::spilling::Tear;
 use crate::verifying::Looked;
 use crate::world::{Event, Run, World, note};
+use bytes::Bytes;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
-use tidelock_daemon::activity::geometry::merged;
-use tidelock_daemon::activity::{ActivityLog, Attachment, Compare};
-use tidelock_daemon::copy_job::Purpose;
+use std::sync::{Arc, Mutex};
+use tidelock_daemon::activity::Standing;
+use tidelock_daemon::copy_job;
 use tidelock_daemon::link::Refusal;
 use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
-use tidelock_daemon::owner::Phase;
-use tidelock_daemon::owner::admitted::Admitted;
-use tidelock_daemon::owner::contact::Contact;
-use tidelock_daemon::owner::copying::Copying;
-use tidelock_daemon::owner::idling::{Idling, LastWord};
-use tidelock_daemon::owner::replication::{self, Clocks};
-use tidelock_daemon::owner::spilling::Spilling;
-use tidelock_daemon::owner::verifying::Verifying;
-use tidelock_daemon::sequencer::{Extent, OpId, RequestId, Sequencer};
+use tidelock_daemon::owner::Clocks;
+use tidelock_daemon::owner::driver::{DiskOp, GuestIo, GuestOp, Taking, Timer};
+use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner};
+use tidelock_daemon::sequencer::{DiskError, Extent, OpId, RequestId};
 use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
-use tidelock_protocol::hlc::{Hlc, WallClock};
-use tidelock_protocol::ids::{Channel, DiskId, Seq, WriterId};
-use tidelock_protocol::message::{CopyState, Form, LogAge};
-use tidelock_protocol::record::Effect;
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::ids::{Channel, DiskId, MonoNanos, Seq, WriterId};
+use tidelock_protocol::message::{Basis, CopyState, Form, Mode};
+use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_uring::EventFd;
+use tokio::sync::oneshot;
 
-/// How often what cannot go on by itself is tried again, as in production.
-const TICK_NS: u64 = 100 * MS;
 /// What it takes to put a ceiling on record.
 const CEILING_NS: u64 = 3 * MS;
-/// How often a writer says that it has nothing to write.
-const IDLE_NS: u64 = 20 * MS;
+/// So often it is looked whether a loop that hangs goes on.
+const AGAIN_NS: u64 = 20 * MS;
+/// Requests from here on are a guest's that boots.
+pub(crate) const BOOT_REQUESTS: u64 = 1 << 40;
 
-/// What became of a guest's request at the sequencer.
+/// The fate of a guest's write.
 #[derive(Debug)]
 pub(crate) struct Submitted {
     pub(crate) extent: Extent,
@@ -61,39 +59,38 @@ pub(crate) struct Submitted {
 }
 
 /// One member while the daemon runs.
-#[derive(Debug)]
 pub struct MemberRun {
     /// The daemon's run.
     pub run: Run,
     /// Its number on the link.
     pub channel: Channel,
-    /// Production's.
-    pub sequencer: Sequencer,
-    /// Production's.
-    pub copying: Copying,
-    /// Production's.
-    pub activity: ActivityLog,
-    /// Production's.
-    pub(crate) contact: Contact,
-    /// It is to look again.
-    pub(crate) awaits_contact: bool,
+    /// Production's loop; a member without disks has none.
+    pub(crate) owner: Option<Owner<SimDriver>>,
+    /// The loop's own account.
+    pub(crate) view: Arc<OwnerView>,
+    /// Its disks, as far as the loop can see them.
+    pub(crate) shapes: Vec<Rc<RefCell<Shape>>>,
+    pub(crate) ends: Rc<Ends>,
+    /// The world is carrying out what it has asked for.
+    is_carried_out: bool,
+    pub(crate) taking: Taking,
     /// The number of the life that it begins.
     pub(crate) life: usize,
     /// Writes without a record that were begun: of which request, where, and what.
     pub(crate) unrecorded: BTreeMap<OpId, (Option<RequestId>, Extent, Effect)>,
-    /// Requests that wait for it.
-    pub(crate) held_back: BTreeMap<u64, Logged>,
-    /// How often it was full, as counted by now.
-    pub(crate) overflows: u64,
-    /// Its block under way.
-    pub(crate) log_write: Option<(u64, Vec<u8>)>,
-    /// Production's.
-    pub spilling: Spilling,
-    /// It goes on with what another process has left, and the backup has not attached it yet.
+    /// A write that follows its record is that record's.
+    pub(crate) is_recorded: bool,
+    /// Times that its activity log was full, and requests that waited for it, as counted by now.
+    pub(crate) log_counts: (u64, u64),
+    /// It may go on with what another process has left, and the backup has not attached it yet.
     pub(crate) goes_on: bool,
-    /// How its daemon is to die, if it does before this time.
-    pub(crate) tear: Option<(Tear, u64)>,
-    /// Its daemon has died of that, and is about to be gone. Whether the next one must be able to go on.
+    /// Records that it has done again on the local disks.
+    pub(crate) redone: Arc<Mutex<Vec<Record>>>,
+    /// Until then its daemon is to die within an append.
+    pub(crate) tears_until_ns: u64,
+    /// By the simulator's reckoning, before the loop was told of anything: whether its stream could be gone on with.
+    pub(crate) was_sound: bool,
+    /// Its daemon has died, and is about to be gone. Whether the next one must be able to go on.
     pub(crate) has_died: Option<bool>,
     /// Production's.
     pub port: Arc<OwnerPort<ToOwner>>,
@@ -107,13 +104,6 @@ pub struct MemberRun {
     pub queue: ReleaseQueue,
     /// P.
     pub pending: Arc<Pending>,
-    /// The wall clock, as far as it is believed.
-    pub wall: WallClock,
-    /// Guests are served. Among several members, after an unclean stop: from the attachment on.
-    pub serving: bool,
-    /// P as last looked at, with what tags have brought.
-    pub(crate) observed: CountVector,
-    pub(crate) idling: Idling,
     /// What packets that are taken up now are stamped with.
     pub stamp: CountVector,
     /// Packets that wait, by id.
@@ -126,27 +116,27 @@ pub struct MemberRun {
     pub(crate) is_incomplete: bool,
     /// The gate's thread is going to look.
     pub gate_due: bool,
-    pub(crate) admitted: Admitted,
-    /// How far the activity log is, as the link was told.
-    pub(crate) told_age: LogAge,
     pub(crate) submitted: BTreeMap<RequestId, Submitted>,
-    pub(crate) local_ops: BTreeMap<OpId, LocalOp>,
-    /// The request of a local write.
+    /// Operations on disks that the loop has asked for.
+    pub(crate) in_flight: BTreeMap<DiskOp, Io>,
+    /// The extents of the sequencer's operations that have not ended, and the requests of its writes.
+    pub(crate) local_ops: BTreeMap<OpId, Extent>,
     pub(crate) op_requests: BTreeMap<OpId, RequestId>,
-    pub(crate) reads: BTreeSet<u64>,
-    /// With their disks and numbers.
-    pub(crate) flushes: BTreeMap<u64, (DiskId, u64)>,
+    /// A step of this one has just ended.
+    pub(crate) step_of: Option<OpId>,
+    /// Guests' reads and flushes that are not answered.
+    pub(crate) others: BTreeSet<u64>,
     pub(crate) poisoned: BTreeSet<DiskId>,
     pub(crate) attached: bool,
     /// Why the backup refuses.
     pub refusal: Option<Refusal>,
     pub(crate) draining: bool,
-    pub(crate) last_word: LastWord,
     /// No request is taken, for a planned switch.
     pub(crate) holds: bool,
+    /// The answer to a drain.
+    pub(crate) drained: Option<oneshot::Receiver<Drained>>,
     /// The loop has ended cleanly.
     pub ended: bool,
-    pub(crate) tick_armed: bool,
     /// It has had a lease.
     pub(crate) was_leased: bool,
     /// What its guest had heard when the backup had to tell it that others may be in mode async.
@@ -159,8 +149,6 @@ pub struct MemberRun {
     pub(crate) left_bytes: u64,
     /// Its heartbeats, if it has any.
     pub(crate) beating: Option<Beating>,
-    /// Production's.
-    pub(crate) verifying: Verifying,
     /// A verification was asked for, and has not ended.
     pub(crate) wants_verify: bool,
     /// Until then the schedule begins none.
@@ -168,75 +156,74 @@ pub struct MemberRun {
     /// For the checker: what there was when it began.
     pub(crate) looked: Option<Looked>,
 }
+
+impl std::fmt::Debug for MemberRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "run {}", self.run)
+    }
+}
+
 impl World {
     // ---- what guests ask
 
-    /// A guest's request comes to the owner loop, if one runs.
+    /// A guest's request comes to the owner loop, if one takes it.
     pub fn submit(&mut self, vm: usize, request: u64) -> Checked {
-        let latency = self.local_latency(vm);
-        if self.vms[vm].run.as_ref().is_none_or(|run| run.draining || run.holds || !run.serving) {
-            // It stays in the socket, and the next daemon is asked.
+        let takes = |run: &MemberRun| run.taking == Taking::All && !run.ended && !run.hangs();
+        if !self.vms[vm].run.as_ref().is_some_and(takes) {
+            // It stays in the socket: the loop takes it later, or the next daemon.
             return Ok(());
         }
         let state = &mut self.vms[vm];
         let run = state.run.as_mut().expect("runs");
-        let id = run.run;
-        match state.guest.asked[&request].clone() {
+        let id = RequestId(request);
+        let (extent, op) = match state.guest.asked[&request].clone() {
             Ask::Write { extent, effect, fua, known, .. } => {
-                let logged = Logged { extent, effect, fua, known };
-                if run.activity.admit(request, extent) {
-                    self.sequence(vm, request, logged)?;
-                } else {
-                    run.held_back.insert(request, logged);
-                    self.counts.logged += 1;
-                }
-                self.owner_turn(vm)
+                let (data, op) = match effect {
+                    Effect::Write(data) => {
+                        (Some(data.data().as_ptr()), GuestOp::Write { data, fua })
+                    }
+                    Effect::Zero { no_hole, .. } => {
+                        (None, GuestOp::Zero { no_hole, only_if_fast: false, fua })
+                    }
+                    Effect::CopyDone | Effect::Idle => unreachable!("no guest's"),
+                };
+                let (seq, repair) = (None, None);
+                let submitted = Submitted { extent, data, seq, repair, failed: false, known };
+                run.submitted.insert(id, submitted);
+                (extent, op)
             }
-            Ask::Read { .. } => {
-                run.reads.insert(request);
-                self.schedule.after(latency, Event::ReadDone { vm, run: id, request });
-                Ok(())
-            }
-            Ask::Flush { disk, .. } if run.poisoned.contains(&disk) => {
-                self.guest_flush_done(vm, request, false)
-            }
-            Ask::Flush { disk, .. } => {
-                run.flushes.insert(request, (disk, run.activity.flush_begins(disk)));
-                self.schedule.after(latency * 2, Event::FlushDone { vm, run: id, request });
-                Ok(())
-            }
+            Ask::Read { extent, .. } => (extent, GuestOp::Read),
+            Ask::Flush { disk, .. } => (Extent { disk, offset: 0, len_bytes: 0 }, GuestOp::Flush),
+        };
+        if !matches!(op, GuestOp::Write { .. } | GuestOp::Zero { .. }) {
+            run.others.insert(request);
         }
+        self.with_owner(vm, |owner| owner.ask(GuestIo { id, extent, op }));
+        self.owner_turn(vm)
     }
 
-    /// The clocks of a host as its daemon believes them.
-    pub(crate) fn member_clocks(&mut self, vm: usize) -> Clocks {
-        let clocks = self.clocks(self.plan.vms[vm].host);
-        let Some(run) = &mut self.vms[vm].run else { return clocks };
-        Clocks { wall_ms: run.wall.read(clocks.wall_ms, clocks.now), ..clocks }
+    /// A guest boots and reads its disks: all that they hold may come of it.
+    pub(crate) fn read_all(&mut self, vm: usize) -> Checked {
+        let sizes: Vec<_> = self.vms[vm].disks.iter().map(|disk| disk.size_bytes()).collect();
+        for (disk, len_bytes) in (0..).map(DiskId).zip(sizes) {
+            let id = RequestId(BOOT_REQUESTS + u64::from(disk.0));
+            let extent = Extent { disk, offset: 0, len_bytes };
+            let op = DiskOp::Read(id);
+            let Some(run) = &mut self.vms[vm].run else { return Ok(()) };
+            if run.owner.is_none() || run.ended || run.hangs() || run.in_flight.contains_key(&op) {
+                continue;
+            }
+            self.with_owner(vm, |owner| owner.ask(GuestIo { id, extent, op: GuestOp::Read }));
+            self.owner_turn(vm)?;
+            // It has read all before it does anything else.
+            self.read_at_once(vm, op)?;
+        }
+        Ok(())
     }
 
-    /// What the member has heard of others before it sent the request at hand.
-    pub(crate) fn observe_tags(&mut self, vm: usize) {
-        let group = &self.plan.groups[self.plan.vms[vm].group];
-        let Some(run) = self.vms[vm].run.as_mut().filter(|_| group.has_several()) else { return };
-        run.observed.merge(&run.pending.read());
-        match group.form {
-            Form::Vector => run.sequencer.depends_on(&run.observed),
-            Form::Hlc => run.sequencer.observe(run.pending.read_hlc()),
-        }
-    }
-
-    /// Whether everything that a member may depend on is in C: it may end cleanly.
-    pub(crate) fn is_covered(&mut self, vm: usize) -> bool {
-        self.observe_tags(vm);
-        let group = &self.plan.groups[self.plan.vms[vm].group];
-        let run = self.vms[vm].run.as_ref().expect("runs");
-        let (committed, watermark) = run.port.told();
-        match group.form {
-            _ if !group.has_several() || !self.plan.vms[vm].is_writer() => true,
-            Form::Vector => committed.covers(&run.observed),
-            Form::Hlc => watermark >= run.pending.read_hlc(),
-        }
+    /// The clocks of a host as its daemon reads them.
+    pub(crate) fn member_clocks(&self, vm: usize) -> Clocks {
+        self.clocks(self.plan.vms[vm].host)
     }
 
     pub(crate) fn local_latency(&mut self, vm: usize) -> u64 {
@@ -248,54 +235,43 @@ impl World {
         one_in > 0 && self.rng.chance(1, one_in)
     }
 
-    /// A guest's read of the local disk has ended.
-    pub fn read_done(&mut self, vm: usize, run: Run, request: u64) -> Checked {
-        if !self.runs_as(vm, run) {
-            return Ok(());
-        }
-        let fails = self.local_fails(vm);
-        let state = &mut self.vms[vm];
-        state.run.as_mut().expect("runs").reads.remove(&request);
-        let Some(Ask::Read { extent, .. }) = state.guest.asked.get(&request) else { return Ok(()) };
-        let extent = *extent;
-        if fails {
-            return self.guest_read_done(vm, request, None);
-        }
-        self.vms[vm].run.as_mut().expect("runs").sequencer.is_read(extent);
-        self.owner_turn(vm)?;
-        let data = self.live(vm, extent).to_vec();
-        self.guest_read_done(vm, request, Some(&data))
-    }
-
-    /// A guest's flush of the local disk has ended.
-    pub fn flush_done(&mut self, vm: usize, run: Run, request: u64) -> Checked {
-        if !self.runs_as(vm, run) {
-            return Ok(());
-        }
-        let fails = self.local_fails(vm);
-        let state = &mut self.vms[vm];
-        let member = state.run.as_mut().expect("runs");
-        let (disk, number) = member.flushes.remove(&request).expect("it began");
-        // Also if the guest has died.
-        if fails {
-            member.poisoned.insert(disk);
-        } else {
-            state.disks[usize::from(disk.0)].sync();
-        }
-        member.activity.flush_ended(disk, number, !fails);
-        self.guest_flush_done(vm, request, !fails)
-    }
-
     pub(crate) fn runs_as(&self, vm: usize, run: Run) -> bool {
         self.vms[vm].run.as_ref().is_some_and(|member| member.run == run && !member.ended)
     }
 
-    fn live(&self, vm: usize, extent: Extent) -> &[u8] {
-        let live = self.vms[vm].disks[usize::from(extent.disk.0)].live();
-        &live[extent.offset as usize..extent.end() as usize]
+    /// Makes an event wait while the loop hangs.
+    pub(crate) fn waits_for_loop(&mut self, vm: usize, event: Event) -> bool {
+        let hangs = self.vms[vm].run.as_ref().is_some_and(MemberRun::hangs);
+        if hangs {
+            self.schedule.after(AGAIN_NS, event);
+        }
+        hangs
     }
 
     // ---- turns of the owner loop
+
+    /// Tells the loop something, at the time that it is. What it asks for is carried out by [`World::owner_turn`].
+    pub(crate) fn with_owner<R>(
+        &mut self,
+        vm: usize,
+        what: impl FnOnce(&mut Owner<SimDriver>) -> R,
+    ) -> Option<R> {
+        let clocks = self.member_clocks(vm);
+        let fails = self.local_fails(vm);
+        let ceiling_ms = self.vms[vm].state.lock().expect("one thread").hlc_ceiling_ms;
+        let now_ns = self.schedule.now_ns();
+        let is_faulty = self.faulty;
+        let run = self.vms[vm].run.as_mut()?;
+        run.was_sound = run.is_sound();
+        run.ends.fails.set(fails);
+        run.view.set_hlc_ceiling_ms(ceiling_ms);
+        let owner = run.owner.as_mut()?;
+        if now_ns > run.tears_until_ns || !is_faulty {
+            owner.driver().tear = None;
+        }
+        owner.set_time(clocks);
+        Some(what(owner))
+    }
 
     /// The loop was woken: by the link, or by the operator.
     pub fn owner_woken(&mut self, vm: usize, run: Run) -> Checked {
@@ -304,136 +280,139 @@ impl World {
         }
         loop {
             let member = self.vms[vm].run.as_mut().expect("runs");
-            if member.hangs() {
+            if member.hangs() || member.has_died.is_some() {
                 return Ok(());
             }
-            let Ok(message) = member.messages.try_recv() else { break };
-            match message {
-                ToOwner::Link(message) => self.hear_link(vm, message)?,
-                ToOwner::SetMode(mode) => {
-                    self.act(vm)?;
-                    self.vms[vm].run.as_mut().expect("runs").sequencer.set_mode(mode);
-                    self.tell_link(vm, ToLink::Mode(mode));
-                }
-                ToOwner::Heartbeat(number) => {
-                    member.beating.as_mut().expect("it is watched").want(number);
-                }
-                ToOwner::Verify { repair, rate_bytes_per_s } => {
-                    self.begin_verify(vm, repair, rate_bytes_per_s);
-                }
-                ToOwner::StopVerify => member.copying.give_up_verify("it was stopped on command"),
-                ToOwner::Drain => {
-                    member.draining = true;
-                    member.copying.stop();
-                }
+            let Ok(mut message) = member.messages.try_recv() else { break };
+            if let ToOwner::Link(FromLink::Attached { attached, .. }) = &mut message
+                && self.plant == Some(Plant::OnTheWay(OnTheWay::HlcGoesBack))
+            {
+                attached.stream.last_hlc = Hlc(0);
             }
+            match &message {
+                ToOwner::Link(message) => self.hears_link(vm, message)?,
+                ToOwner::Verify { repair, .. } => self.verification_begins(vm, *repair),
+                _ => {}
+            }
+            if self.vms[vm].run.as_ref().is_some_and(|run| run.owner.is_none()) {
+                continue;
+            }
+            let is_unrecorded = matches!(message, ToOwner::Link(FromLink::MayServeUnrecorded));
+            let is_attached = matches!(&message, ToOwner::Link(FromLink::Attached { attached, .. })
+                if matches!(attached.stream.copy.told(), CopyState::Partial | CopyState::Resyncing));
+            self.with_owner(vm, |owner| owner.hear(message));
+            // An earlier process's writes are done again before more is heard.
+            self.carry_out(vm)?;
+            let run = self.vms[vm].run.as_ref().expect("runs");
+            let is_comparing = run.owner.as_ref().is_some_and(|owner| owner.copying().is_copying());
+            let serves = run.owner.as_ref().is_some_and(|o| o.sequencer().serves_unrecorded());
+            if is_unrecorded && serves {
+                self.counts.unreached += 1;
+                note!(self, "vm {vm} is served without the backup");
+            }
+            let is_mapped = run.view.compares_all_because().is_none() && run.is_logged();
+            self.counts.mapped_resyncs += u64::from(is_attached && is_comparing && is_mapped);
         }
         self.owner_turn(vm)
     }
 
-    /// What production's loop does with the same messages.
-    fn hear_link(&mut self, vm: usize, message: FromLink) -> Checked {
-        let clocks = self.member_clocks(vm);
-        let several = self.plan.groups[self.plan.vms[vm].group].has_several();
-        let writer = WriterId(self.plan.vms[vm].writer);
+    /// The link's message, as the checkers understand it, before the loop hears it.
+    fn hears_link(&mut self, vm: usize, message: &FromLink) -> Checked {
         match message {
-            FromLink::Attached { attached, compares, .. }
-                if self.vms[vm].run.as_ref().is_some_and(|run| run.spilling.stands()) =>
-            {
-                note!(self, "vm {vm} attached while its stream stands: {:?}", attached.stream.copy);
-                self.attached_while_standing(vm, &attached, compares, clocks);
-            }
-            FromLink::Attached { attached, first, .. } => {
+            FromLink::Attached { attached, compares, .. } => {
+                let (copy, durable) = (attached.stream.copy, attached.durable);
+                let epoch = attached.epoch;
+                let basis = &attached.stream.basis;
                 note!(
                     self,
-                    "vm {vm} attached: durable {} copy {:?} epoch {}",
-                    attached.durable,
-                    attached.stream.copy,
-                    attached.epoch
+                    "vm {vm} attached: durable {durable} copy {copy:?} epoch {epoch} {basis:?}"
                 );
-                self.check_nothing_compared(vm, &attached)?;
+                let run = self.vms[vm].run.as_mut().expect("runs");
+                (run.attached, run.refusal) = (true, None);
+                let Some(owner) = &run.owner else { return Ok(()) };
+                if owner.spilling().stands() {
+                    if *compares {
+                        self.begin_compared_life(vm, attached);
+                        self.counts.returned += 1;
+                    }
+                    return Ok(());
+                }
+                let is_started = owner.sequencer().is_started();
+                self.check_nothing_compared(vm, attached)?;
                 self.check_has_grown(vm)?;
-                let unrecorded = self.begin_recording(vm, &attached, first, clocks);
+                let run = self.vms[vm].run.as_mut().expect("runs");
+                let goes_on = std::mem::take(&mut run.goes_on);
+                if goes_on && attached.stream.basis == Basis::Continues {
+                    let lives = self.vms[vm].oracle.lives();
+                    self.vms[vm].run.as_mut().expect("runs").life = lives - 1;
+                } else {
+                    if goes_on {
+                        self.left_is_given_up(vm);
+                    }
+                    if !is_started {
+                        self.begin_compared_life(vm, attached);
+                    }
+                }
                 let state = &mut self.vms[vm];
-                if attached.stream.copy == CopyState::Whole && state.oracle.continues_whole()? {
+                state.unrecorded.clear();
+                if !goes_on && copy == CopyState::Whole && state.oracle.continues_whole()? {
                     self.counts.clean_starts += 1;
                 }
-                let run = state.run.as_mut().expect("runs");
-                run.attached = true;
-                run.refusal = None;
-                let must_compare =
-                    matches!(attached.stream.copy, CopyState::Partial | CopyState::Resyncing);
-                if must_compare {
-                    self.depend_on_comparison(
-                        vm,
-                        attached.durable,
-                        Hlc(attached.stream.last_hlc.0 + 1),
-                    );
+                if matches!(copy.told(), CopyState::Partial | CopyState::Resyncing) {
+                    self.is_named(vm, durable, Hlc(attached.stream.last_hlc.0 + 1));
                 }
-                let state = &mut self.vms[vm];
-                let run = state.run.as_mut().expect("runs");
-                let compare = run.activity.attached(&Attachment {
-                    copy: attached.stream.copy,
-                    epoch: attached.epoch,
-                    durable: attached.durable,
-                    basis: attached.stream.basis.clone(),
-                    copying: run.copying.is_copying(),
-                });
-                self.counts.mapped_resyncs += u64::from(matches!(compare, Compare::Mapped(_)));
-                let disks = &self.plan.vms[vm].disks;
-                let ranges =
-                    |purpose| ranges_of(disks, &state.disks, purpose, compare.clone(), unrecorded);
-                note!(self, "vm {vm} is to compare {compare:?}");
-                run.spilling.attached();
-                run.goes_on = false;
-                run.copying.attached("", attached.stream.copy, ranges, clocks.now);
-                if several && must_compare {
-                    run.copying.await_floor();
-                }
-                self.with_spilling(vm, clocks, |spilling, _, turn| spilling.mark(turn));
-                self.begin_serving(vm)?;
             }
             FromLink::Floor { pending, hlc } => {
-                note!(self, "vm {vm} may have known {pending}, {hlc}");
-                let run = self.vms[vm].run.as_mut().expect("runs");
-                run.pending.merge(&pending);
-                run.pending.publish_at(writer, Seq::ZERO, hlc);
-                run.copying.floor_heard(pending.get(writer));
-                self.observe_tags(vm);
+                note!(self, "vm {vm} may have known {pending}, {hlc}")
             }
-            FromLink::MayServeUnrecorded => self.serve_unrecorded(vm, clocks)?,
             FromLink::Detached => self.vms[vm].run.as_mut().expect("runs").attached = false,
-            FromLink::Digest { disk, offset, equal } => {
-                let run = self.vms[vm].run.as_mut().expect("runs");
-                run.copying.digest_result(disk, offset, equal);
-            }
             FromLink::Refused(refusal) => {
                 note!(self, "vm {vm} is refused: {:?} {}", refusal.kind, refusal.reason);
                 let run = self.vms[vm].run.as_mut().expect("runs");
                 run.attached = false;
-                run.refusal = Some(refusal);
+                run.refusal = Some(refusal.clone());
             }
+            FromLink::MayServeUnrecorded => {
+                let run = self.vms[vm].run.as_mut().expect("runs");
+                if std::mem::take(&mut run.goes_on) {
+                    self.left_is_given_up(vm);
+                }
+            }
+            FromLink::Digest { .. } => {}
         }
         Ok(())
     }
 
-    /// As production does it ([`tidelock_daemon::owner`], `others.rs`). Returns whether it has anybody to tell.
-    pub(crate) fn depend_on_comparison(&mut self, vm: usize, last: Seq, hlc: Hlc) -> bool {
-        let plan = &self.plan.vms[vm];
-        let several = self.plan.groups[plan.group].has_several();
-        if several {
-            let writer = WriterId(plan.writer);
+    /// P of a member of several names what a comparison will bring: the first record after `last`, and that time.
+    pub(crate) fn is_named(&mut self, vm: usize, last: Seq, hlc: Hlc) {
+        if self.plan.groups[self.plan.vms[vm].group].has_several() {
             let state = &mut self.vms[vm];
-            state.pending.publish_at(writer, last.next(), hlc);
             state.named = (state.named.0.max(last.next()), state.named.1.max(hlc));
         }
-        several
+    }
+
+    /// The loop does not go on with what another process has left.
+    fn left_is_given_up(&mut self, vm: usize) {
+        self.disks_hold(vm);
+        self.vms[vm].run.as_mut().expect("runs").unacked.clear();
+        // Reads that wait find the disks without it.
+        for ask in self.vms[vm].guest.asked.values_mut() {
+            if let Ask::Read { expected, .. } = ask {
+                *expected = None;
+            }
+        }
+    }
+
+    /// The guest reads whatever the disks hold now.
+    pub(crate) fn disks_hold(&mut self, vm: usize) {
+        let disks = self.vms[vm].disks.iter().map(|d| d.live().to_vec()).collect();
+        self.vms[vm].oracle.disks_hold(disks);
     }
 
     pub(crate) fn tell_link(&mut self, vm: usize, message: ToLink) {
         let host = self.plan.vms[vm].host;
         let channel = self.vms[vm].run.as_ref().expect("runs").channel;
-        let daemon = self.hosts[host].daemon.as_mut().expect("its members run");
+        let Some(daemon) = self.hosts[host].daemon.as_mut() else { return };
         daemon.link.inbox.push_back((channel, message));
         let run = daemon.run;
         if daemon.link.wants_turn() {
@@ -442,19 +421,25 @@ impl World {
         }
     }
 
-    /// The tick.
-    pub fn tick(&mut self, vm: usize, run: Run) -> Checked {
+    /// A timer of the loop has run out.
+    pub fn timer_due(&mut self, vm: usize, run: Run, timer: Timer) -> Checked {
         if !self.runs_as(vm, run) {
             return Ok(());
         }
-        let member = self.vms[vm].run.as_mut().expect("runs");
-        member.tick_armed = false;
-        member.copying.tick();
-        member.activity.retry();
+        if self.waits_for_loop(vm, Event::Timer { vm, run, timer }) {
+            return Ok(());
+        }
+        self.with_owner(vm, |owner| owner.due(timer));
         self.owner_turn(vm)
     }
 
-    /// One turn: what production's loop does after it has taken completions.
+    /// The first turn of a loop.
+    pub(crate) fn owner_begins(&mut self, vm: usize) -> Checked {
+        self.with_owner(vm, Owner::begin);
+        self.carry_out(vm)
+    }
+
+    /// One turn, and what the loop has asked for in it and before.
     pub fn owner_turn(&mut self, vm: usize) -> Checked {
         // While a daemon is being put together its members have no link yet.
         let stopped = |run: &MemberRun| run.ended || run.has_died.is_some() || run.hangs();
@@ -462,131 +447,260 @@ impl World {
         if ended || self.hosts[self.plan.vms[vm].host].daemon.is_none() {
             return Ok(());
         }
-        let clocks = self.member_clocks(vm);
-        let writer = self.plan.vms[vm].writer_id();
-        let ceiling_ms = self.vms[vm].state.lock().expect("one thread").hlc_ceiling_ms;
-        let was_active = {
-            let run = self.vms[vm].run.as_mut().expect("runs");
-            run.sequencer.set_ceiling(ceiling_ms, clocks.now, clocks.wall_ms);
-            let (gate, pending) = (run.gate.clone(), run.pending.clone());
-            let gate = MemberGate { gate, writer, pending };
-            let MemberRun { sequencer, copying, port, .. } = run;
-            let was_active = copying.is_active();
-            replication::take_acks("", sequencer, copying, port, &gate, clocks);
-            was_active
+        let is_active = |world: &Self| {
+            let owner = world.vms[vm].run.as_ref().and_then(|run| run.owner.as_ref());
+            owner.map_or((false, false), |o| (o.copying().is_active(), o.copying().is_whole()))
         };
-        self.drive_spilling(vm, clocks);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        if !run.spilling.stands() {
-            let MemberRun { sequencer, copying, port, .. } = run;
-            replication::drive_copies(sequencer, copying, port, clocks);
+        let (was_active, _) = is_active(self);
+        if let Some(Err(why)) = self.with_owner(vm, Owner::turn) {
+            note!(self, "vm {vm}: its loop ends: {why}");
+            // It has given up its stream.
+            self.vms[vm].run.as_mut().expect("runs").has_died.get_or_insert(false);
         }
-        self.drive_contact(vm, clocks);
-        self.drive_idle(vm, clocks);
-        self.drive_heartbeat(vm);
-        self.drive_log(vm)?;
-        self.act(vm)?;
-        // What was freed since.
-        self.drive_log(vm)?;
-        self.act(vm)?;
-        self.hand_over(vm);
-        self.tell_pulse(vm);
+        self.counts.copies += u64::from(was_active && is_active(self) == (false, true));
+        self.carry_out(vm)?;
+        self.look_at_log(vm);
         self.follow_verify(vm)?;
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        if was_active && !run.copying.is_active() && run.copying.is_whole() {
-            self.counts.copies += 1;
-        }
-        let done = run.draining
-            && run.submitted.is_empty()
-            && run.held_back.is_empty()
-            && run.reads.is_empty()
-            && run.flushes.is_empty()
-            && replication::is_settled(&run.sequencer)
-            && self.is_covered(vm);
-        let clocks = self.member_clocks(vm);
-        let group = &self.plan.groups[self.plan.vms[vm].group];
-        let has_peers = group.has_several() && group.form == Form::Hlc;
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let may_tell = has_peers && run.attached && run.sequencer.is_started();
-        if done && (!may_tell || run.last_word.say(&mut run.sequencer, clocks)) {
-            self.drained(vm);
+        self.look_whether_drained(vm);
+        if self.vms[vm].run.as_ref().is_none_or(|run| run.has_died.is_some()) {
             return Ok(());
-        }
-        if done {
-            self.act(vm)?;
-        }
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let MemberRun { sequencer, copying, activity, spilling, port, draining, .. } = run;
-        if sequencer.waits_for_ceiling() {
-            let id = run.run;
-            self.schedule.after(CEILING_NS, Event::CeilingWanted { vm, run: id });
-        }
-        let others = *draining || activity.wants_acks() || spilling.wants_acks();
-        replication::ask_for_acks(sequencer, copying, port, others);
-        let awaits_contact = std::mem::take(&mut run.awaits_contact);
-        let wants_tick = awaits_contact
-            || run.copying.needs_tick()
-            || run.activity.needs_tick()
-            || run.spilling.needs_tick();
-        if wants_tick && !run.tick_armed {
-            run.tick_armed = true;
-            let id = run.run;
-            self.schedule.after(TICK_NS, Event::Tick { vm, run: id });
         }
         self.check_phase(vm)?;
         self.check_backlog(vm)
     }
 
-    /// In the HLC form a writer that has nothing to write says so, while others write.
-    fn drive_idle(&mut self, vm: usize, clocks: Clocks) {
-        let group = &self.plan.groups[self.plan.vms[vm].group];
-        let hlc_form = group.has_several() && group.form == Form::Hlc;
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        if !hlc_form || !run.attached || !run.sequencer.is_started() || run.draining {
-            return;
-        }
-        let frontier = run.port.frontier().max(run.pending.read_hlc());
-        run.idling.heard(frontier, clocks.now);
-        if run.idling.armed {
-            return;
-        }
-        if !run.idling.wants(run.sequencer.record_hlc(), clocks.now) {
-            run.port.wake_at_frontier();
-            if run.port.frontier() <= frontier {
-                return;
-            }
-        }
-        run.idling.armed = true;
-        let id = run.run;
-        self.schedule.after(IDLE_NS, Event::Idle { vm, run: id });
-    }
-
-    /// The time for an idle record has come, if it is needed.
-    pub fn idle_due(&mut self, vm: usize, run: Run) -> Checked {
-        if !self.runs_as(vm, run) {
+    /// Carries out what the loop has asked for. What comes of it while this goes on is carried out by it, too.
+    pub(crate) fn carry_out(&mut self, vm: usize) -> Checked {
+        let Some(run) = self.vms[vm].run.as_mut() else { return Ok(()) };
+        if std::mem::replace(&mut run.is_carried_out, true) {
             return Ok(());
         }
-        let clocks = self.member_clocks(vm);
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        run.idling.armed = false;
-        run.idling.heard(run.port.frontier(), clocks.now);
-        let last = run.sequencer.record_hlc();
-        let quiet_since = last.physical_ms() + IDLE_NS / MS;
-        let is_due = run.idling.frontier > last || quiet_since <= clocks.wall_ms;
-        if run.attached && !run.draining && is_due && run.idling.wants(last, clocks.now) {
-            run.sequencer.observe(run.idling.frontier);
-            run.sequencer.idle(clocks.now, clocks.wall_ms);
+        let done = self.carry_out_all(vm);
+        if let Some(run) = self.vms[vm].run.as_mut() {
+            run.is_carried_out = false;
         }
-        self.owner_turn(vm)
+        done
     }
+
+    fn carry_out_all(&mut self, vm: usize) -> Checked {
+        self.redo(vm)?;
+        self.sync_at_the_end(vm);
+        loop {
+            let Some(owner) = self.vms[vm].run.as_mut().and_then(|run| run.owner.as_mut()) else {
+                return Ok(());
+            };
+            let Some(asked) = owner.driver().next() else { break };
+            let is_next_step = matches!(asked, Asked::Disk(DiskOp::Local(_), _));
+            if !is_next_step {
+                self.step_has_ended(vm);
+            }
+            match asked {
+                Asked::Saw(action) => self.sees(vm, action)?,
+                Asked::Disk(op, io) => self.begin_io(vm, op, io),
+                Asked::Answer { request, answer, published } => {
+                    self.answered(vm, request, answer, published)?;
+                }
+                Asked::Take(what) => self.takes(vm, what)?,
+                Asked::Timer(timer, after) => {
+                    let run = self.vms[vm].run.as_ref().expect("runs").run;
+                    let event = Event::Timer { vm, run, timer };
+                    self.schedule.after(after.as_nanos() as u64, event);
+                }
+                Asked::Ceiling => {
+                    let run = self.vms[vm].run.as_ref().expect("runs").run;
+                    self.schedule.after(CEILING_NS, Event::CeilingWanted { vm, run });
+                }
+                Asked::Link(message) => self.says_to_link(vm, message),
+                Asked::LogRemoved(done) => {
+                    if done {
+                        self.vms[vm].log_file = None;
+                    }
+                    note!(self, "vm {vm}: its activity log is given up: {done}");
+                }
+            }
+        }
+        self.step_has_ended(vm);
+        let owner = self.vms[vm].run.as_mut().and_then(|run| run.owner.as_mut());
+        if let Some(death) = owner.and_then(|owner| owner.driver().died()) {
+            self.is_killed(vm, death);
+        }
+        Ok(())
+    }
+
+    /// No other step has followed: the sequencer's operation has ended.
+    fn step_has_ended(&mut self, vm: usize) {
+        let Some(run) = self.vms[vm].run.as_mut() else { return };
+        if let Some(op) = run.step_of.take() {
+            run.local_ops.remove(&op);
+            run.op_requests.remove(&op);
+            run.unrecorded.remove(&op);
+        }
+    }
+
+    /// A process is killed within the append of a record, or right behind it.
+    fn is_killed(&mut self, vm: usize, death: Death) {
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        if run.has_died.is_some() {
+            return;
+        }
+        run.has_died = Some(death.has_records && run.was_sound);
+        self.counts.torn += 1;
+        let Death { tear, seq, .. } = death;
+        note!(self, "vm {vm}: its daemon dies: {tear:?} the append of {seq}");
+    }
+
+    fn says_to_link(&mut self, vm: usize, message: ToLink) {
+        match &message {
+            ToLink::Detach(end) => note!(self, "vm {vm} leaves: {end:?}"),
+            ToLink::Stands => {
+                self.counts.stood += 1;
+                let state = &mut self.vms[vm];
+                let run = state.run.as_mut().expect("runs");
+                // The next life begins with the writes that have no record from here on.
+                (run.life, run.goes_on) = (state.oracle.lives(), false);
+                let sequencer = run.owner.as_ref().expect("it says so").sequencer();
+                let (last, hlc) = (sequencer.last_seq(), sequencer.unrecorded_hlc());
+                self.is_named(vm, last, hlc);
+                note!(self, "vm {vm}: its stream stands");
+            }
+            ToLink::AskToCompare => {
+                note!(self, "vm {vm}: the backup has its stream, and is asked to compare");
+            }
+            _ => {}
+        }
+        self.tell_link(vm, message);
+    }
+
+    /// Requests are taken from now on, or not.
+    fn takes(&mut self, vm: usize, what: Taking) -> Checked {
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        run.taking = what;
+        match what {
+            Taking::All => self.ask_again(vm),
+            Taking::Nothing | Taking::TurnAway => Ok(()),
+        }
+    }
+
+    /// A guest asks again what was not answered.
+    pub(crate) fn ask_again(&mut self, vm: usize) -> Checked {
+        let Some(run) = &self.vms[vm].run else { return Ok(()) };
+        let is_taken = |request: &u64| {
+            run.submitted.contains_key(&RequestId(*request)) || run.others.contains(request)
+        };
+        let asked = self.vms[vm].guest.asked.keys().copied();
+        let again: Vec<_> = asked.filter(|request| !is_taken(request)).collect();
+        for request in again {
+            self.submit(vm, request)?;
+        }
+        Ok(())
+    }
+
+    /// The loop answers a guest.
+    fn answered(
+        &mut self,
+        vm: usize,
+        id: RequestId,
+        answer: Result<Bytes, DiskError>,
+        published: Seq,
+    ) -> Checked {
+        let run = self.vms[vm].run.as_mut().expect("runs");
+        if id.0 >= BOOT_REQUESTS {
+            return Ok(());
+        }
+        if run.others.remove(&id.0) {
+            return match self.vms[vm].guest.asked.get(&id.0) {
+                Some(Ask::Flush { .. }) => self.guest_flush_done(vm, id.0, answer.is_ok()),
+                _ => self.guest_read_done(vm, id.0, answer.as_deref().ok()),
+            };
+        }
+        let Some(submitted) = run.submitted.remove(&id) else {
+            return fail(Checker::Stream, format!("vm {vm}: {id:?} is answered twice"));
+        };
+        let mode = run.owner.as_ref().expect("it answers").sequencer().mode();
+        let (group, writer) = (self.plan.vms[vm].group, WriterId(self.plan.vms[vm].writer));
+        let seq = submitted.repair.max(submitted.seq).unwrap_or_default();
+        // Rule 1: before, not after.
+        check(published >= seq, Checker::PublishBeforeComplete, || {
+            format!("vm {vm}: write {seq} is completed, P says {published}")
+        })?;
+        if mode == Mode::Sync && answer.is_ok() {
+            let durable = self.backup.groups[group].told_durable.get(writer);
+            check(seq <= durable, Checker::SyncWaits, || {
+                format!("vm {vm}: write {seq} is completed, the backup has {durable}")
+            })?;
+        }
+        let life = match seq {
+            Seq::ZERO => self.vms[vm].run.as_ref().expect("runs").life,
+            _ => self.vms[vm].oracle.life(),
+        };
+        self.guest_write_done(vm, id.0, answer.is_ok(), Point { life, seq })
+    }
+
+    // ---- the end
+
+    /// A daemon is to end cleanly: as production's `host/ending.rs`, its loops take nothing new.
+    pub(crate) fn drain(&mut self, host: usize) {
+        let mut together: BTreeMap<usize, Arc<AtomicUsize>> = BTreeMap::new();
+        for vm in self.vms_of(host) {
+            let group = self.plan.vms[vm].group;
+            if self.plan.vms[vm].is_writer() && self.plan.groups[group].form == Form::Hlc {
+                together.entry(group).or_default().fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        for vm in self.vms_of(host) {
+            let together = together.get(&self.plan.vms[vm].group);
+            let Some(run) = self.vms[vm].run.as_mut().filter(|run| !run.draining) else { continue };
+            run.draining = true;
+            let (reply, drained) = oneshot::channel();
+            run.drained = Some(drained);
+            let alone = || Arc::new(AtomicUsize::new(1));
+            let not_ready = together.cloned().unwrap_or_else(alone);
+            run.port.send(ToOwner::Drain(reply, not_ready));
+        }
+    }
+
+    /// The answer to a drain, if it has come.
+    fn look_whether_drained(&mut self, vm: usize) {
+        let Some(run) = self.vms[vm].run.as_mut().filter(|run| run.draining && !run.ended) else {
+            return;
+        };
+        let drained = match (&run.owner, &mut run.drained) {
+            (None, _) => Drained { seq: Seq::ZERO, hlc: Hlc(0), marks: None },
+            (Some(_), Some(answer)) => match answer.try_recv() {
+                Ok(drained) => drained,
+                Err(_) => return,
+            },
+            (Some(_), None) => return,
+        };
+        run.ended = true;
+        let (is_alone, seq) = (run.owner.is_none(), drained.seq);
+        note!(self, "vm {vm} drained at {seq}, whole {}", drained.marks.is_some());
+        if drained.marks.is_some() {
+            let mut state = self.vms[vm].state.lock().expect("one thread");
+            (state.clean, state.served) = (Some((seq, drained.hlc)), false);
+        }
+        if is_alone {
+            self.tell_link(vm, ToLink::Detach(None));
+        }
+        let host = self.plan.vms[vm].host;
+        let vms = self.vms_of(host);
+        if vms.iter().all(|vm| self.vms[*vm].run.as_ref().is_some_and(|run| run.ended)) {
+            let run = self.hosts[host].daemon.as_ref().expect("its members run").run;
+            // The link has the last word, which mostly arrives.
+            let after = self.rng.range(MS..300 * MS);
+            self.schedule.after(after, Event::After(Later::DaemonEnds { host, run }));
+        }
+    }
+
+    // ---- checkers
 
     /// Rule 6: what status would say.
     fn check_phase(&self, vm: usize) -> Checked {
         let state = &self.vms[vm];
-        if !self.plan.vms[vm].is_writer() {
+        let run = state.run.as_ref().expect("runs");
+        if run.owner.is_none() {
             return Ok(());
         }
-        let run = state.run.as_ref().expect("runs");
         let writer = WriterId(self.plan.vms[vm].writer);
         let slot = &self.backup.groups[self.plan.vms[vm].group];
         let (durable, told) = (slot.told_durable.get(writer), slot.told.get(writer));
@@ -602,76 +716,125 @@ impl World {
 }
 
 impl MemberRun {
+    /// Before its loop has begun.
+    #[allow(clippy::too_many_arguments)] // The parts of the one thing that it makes.
+    pub(crate) fn new(
+        run: Run,
+        channel: Channel,
+        (port, messages, wake): (Arc<OwnerPort<ToOwner>>, Receiver<ToOwner>, EventFd),
+        (gate, queue, pending): (Arc<SimGate>, ReleaseQueue, Arc<Pending>),
+        view: Arc<OwnerView>,
+        next_packet: u32,
+    ) -> Self {
+        Self {
+            run,
+            channel,
+            owner: None,
+            view,
+            shapes: Vec::new(),
+            ends: Rc::default(),
+            is_carried_out: false,
+            taking: Taking::Nothing,
+            life: 0,
+            unrecorded: BTreeMap::new(),
+            is_recorded: false,
+            log_counts: (0, 0),
+            goes_on: false,
+            redone: Arc::default(),
+            tears_until_ns: 0,
+            was_sound: false,
+            has_died: None,
+            port,
+            messages,
+            wake,
+            gate,
+            queue,
+            pending,
+            stamp: CountVector::new(),
+            held: BTreeMap::new(),
+            kernel_queue: VecDeque::new(),
+            next_packet,
+            is_incomplete: false,
+            gate_due: false,
+            submitted: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            local_ops: BTreeMap::new(),
+            op_requests: BTreeMap::new(),
+            step_of: None,
+            others: BTreeSet::new(),
+            poisoned: BTreeSet::new(),
+            attached: false,
+            refusal: None,
+            draining: false,
+            holds: false,
+            drained: None,
+            ended: false,
+            was_leased: false,
+            heard_before: None,
+            asks: None,
+            unacked: VecDeque::new(),
+            left_bytes: 0,
+            beating: None,
+            wants_verify: false,
+            verify_rests_until_ns: 0,
+            looked: None,
+        }
+    }
+
     /// Whether nothing is under way locally, nor on the way to the backup.
     #[must_use]
     pub fn is_settled(&self) -> bool {
+        let Some(owner) = &self.owner else { return true };
         self.submitted.is_empty()
-            && self.held_back.is_empty()
             && self.local_ops.is_empty()
-            && self.reads.is_empty()
-            && self.flushes.is_empty()
-            && self.sequencer.is_started()
-            && replication::is_settled(&self.sequencer)
+            && self.others.is_empty()
+            && owner.sequencer().is_started()
+            && tidelock_daemon::owner::is_settled(owner.sequencer())
     }
 
     /// Where the member stands.
     #[must_use]
     pub fn phase(&self) -> Phase {
-        match self.sequencer.serves_unrecorded() {
-            _ if self.spilling.stands() => Phase::Overflowed,
-            true => Phase::Unrecorded,
-            false => self.copying.phase(self.attached),
-        }
+        self.owner.as_ref().map_or(Phase::WaitingForBackup, Owner::phase)
+    }
+
+    /// The progress of a copy of its disks, if one is under way.
+    #[must_use]
+    pub fn copied(&self, now: MonoNanos) -> Option<copy_job::Progress> {
+        self.owner.as_ref()?.copying().progress(now)
+    }
+
+    /// True if its activity log says anything.
+    #[must_use]
+    pub fn is_logged(&self) -> bool {
+        let owner = self.owner.as_ref();
+        owner.is_some_and(|owner| !matches!(owner.activity().standing(), Standing::Off))
     }
 
     /// Guests' writes that are not completed, also those of a guest that has died since.
     #[must_use]
     pub fn open_writes(&self) -> usize {
-        self.submitted.len() + self.held_back.len()
+        self.submitted.len()
     }
 
     /// Whether one of them overlaps this.
     #[must_use]
     pub fn is_writing(&self, extent: Extent) -> bool {
-        let mut extents = self.submitted.values().map(|s| s.extent);
-        let mut held_back = self.held_back.values().map(|l| l.extent);
-        extents.any(|e| e.overlaps(&extent)) || held_back.any(|e| e.overlaps(&extent))
+        self.submitted.values().any(|submitted| submitted.extent.overlaps(&extent))
     }
 
     /// Operations in flight and waiting, for the bound.
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.sequencer.waiting() + self.local_ops.len() + self.held_back.len()
+        let waiting = self.owner.as_ref().map_or(0, |owner| owner.sequencer().waiting());
+        waiting + self.local_ops.len()
     }
-}
 
-pub(crate) fn ranges_of(
-    plans: &[crate::scenario::DiskPlan],
-    disks: &[crate::disk::LocalDisk],
-    purpose: Purpose,
-    compare: Compare,
-    unrecorded: Vec<Extent>,
-) -> Vec<Extent> {
-    if let (Purpose::Compare, Compare::Mapped(ranges)) = (purpose, compare) {
-        return ranges;
-    }
-    let mut extents = match purpose {
-        Purpose::Initial => unrecorded,
-        _ => Vec::new(),
-    };
-    for (nth, (plan, disk)) in plans.iter().zip(disks).enumerate() {
-        let disk_id = DiskId(nth as u16);
-        let whole = Extent { disk: disk_id, offset: 0, len_bytes: disk.size_bytes() };
-        match purpose {
-            Purpose::Compare | Purpose::Verify { .. } => extents.push(whole),
-            // Written since: a file system would have allocated it.
-            Purpose::Initial if disk.live() != plan.content => extents.push(whole),
-            Purpose::Initial => extents.extend(plan.allocated.iter().map(|range| Extent {
-                disk: disk_id,
-                offset: range.start,
-                len_bytes: range.end - range.start,
-            })),
+    /// It is to be killed at one of the next records.
+    pub(crate) fn is_to_die(&mut self, tear: Tear, until_ns: u64) {
+        self.tears_until_ns = until_ns;
+        if let Some(owner) = &mut self.owner {
+            owner.driver().tear = Some(tear);
         }
     }
-    merged(extents)
 }

@@ -1,33 +1,12 @@
 //! Bugs that are planted on purpose, to show that the checkers bite.
 
-use tidelock_backup_server::planted::Bug;
-use tidelock_daemon::owner::{contact, copying};
-use tidelock_daemon::{activity, backlog, degrade, handover, heartbeat, sequencer};
-use tidelock_netfilter::release_queue;
+use tidelock_planted::Bug;
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {
-    /// In the sequencer.
-    Sequencer(sequencer::PlantedBug),
-    /// In the activity log.
-    Activity(activity::PlantedBug),
-    /// In the backlog on disk.
-    Backlog(backlog::PlantedBug),
-    /// In what decides which copies go on.
-    Copying(copying::PlantedBug),
-    /// In what serves guests before the backup was reached.
-    Contact(contact::PlantedBug),
-    /// In the watch over heartbeats.
-    Heartbeat(heartbeat::PlantedBug),
-    /// In what decides when a group goes on without the backup.
-    Degrade(degrade::PlantedBug),
-    /// In what a host does in a planned switch.
-    Handover(handover::PlantedBug),
-    /// In the gate's release queue.
-    Gate(release_queue::PlantedBug),
-    /// In the backup.
-    Backup(Bug),
+    /// In production's code.
+    Production(Bug),
     /// In what the simulator does in the place of kernel programs and of the daemon's start.
     OnTheWay(OnTheWay),
 }
@@ -59,8 +38,6 @@ pub enum OnTheWay {
     WrittenBeforeKept,
     /// Nobody looks which boot of the host a backlog on disk is of.
     BootIgnored,
-    /// Members are told of writes without a record, and P does not say so.
-    UnrecordedUnnamed,
     /// A daemon that starts does not look whether its group was switched over.
     SwitchForgotten,
     /// A daemon that starts does not look what the last verification has found.
@@ -71,58 +48,58 @@ pub enum OnTheWay {
 
 /// All of them, by name.
 pub const PLANTS: [(&str, Plant); 65] = [
-    ("ack-before-durable", Plant::Backup(Bug::AckBeforeDurable)),
-    ("ack-over-gap", Plant::Backup(Bug::AckOverGap)),
-    ("old-epoch-accepted", Plant::Backup(Bug::OldEpochAccepted)),
-    ("publish-after-completion", Plant::Sequencer(sequencer::PlantedBug::PublishAfterCompletion)),
-    ("overlap-not-ordered", Plant::Sequencer(sequencer::PlantedBug::OverlapNotOrdered)),
-    ("unbounded-backlog", Plant::Sequencer(sequencer::PlantedBug::UnboundedBacklog)),
-    ("ceiling-passed", Plant::Sequencer(sequencer::PlantedBug::CeilingPassed)),
-    ("activity-forgotten", Plant::Activity(activity::PlantedBug::Forgotten)),
-    ("activity-late", Plant::Activity(activity::PlantedBug::Late)),
-    ("activity-unflushed", Plant::Activity(activity::PlantedBug::Unflushed)),
-    ("any-entry-covers", Plant::Gate(release_queue::PlantedBug::AnyEntryCovers)),
-    ("first-entry-only", Plant::Gate(release_queue::PlantedBug::FirstEntryOnly)),
-    ("one-too-early", Plant::Gate(release_queue::PlantedBug::OneTooEarly)),
-    ("sum-covers", Plant::Gate(release_queue::PlantedBug::SumCovers)),
-    ("lease-ignored", Plant::Gate(release_queue::PlantedBug::LeaseIgnored)),
-    ("fence-ignored-in-async", Plant::Gate(release_queue::PlantedBug::FenceIgnoredInAsync)),
-    ("cut-of-each-maximum", Plant::Backup(Bug::CutOfEachMaximum)),
-    ("watermark-ignores-idle", Plant::Backup(Bug::WatermarkIgnoresIdle)),
-    ("removed-holds-watermark", Plant::Backup(Bug::RemovedHoldsWatermark)),
-    ("newcomer-not-waited-for", Plant::Backup(Bug::NewcomerNotWaitedFor)),
-    ("seeded-is-whole", Plant::Backup(Bug::SeededIsWhole)),
-    ("grown-is-whole", Plant::Backup(Bug::GrownIsWhole)),
-    ("view-after-its-time", Plant::Backup(Bug::ViewAfterItsTime)),
-    ("times-alone", Plant::Backup(Bug::TimesAlone)),
-    ("waypoint-too-early", Plant::Backup(Bug::WaypointTooEarly)),
-    ("fold-passes-the-window", Plant::Backup(Bug::FoldPassesTheWindow)),
-    ("oldest-forgotten", Plant::Backup(Bug::OldestForgotten)),
-    ("map-older-wins", Plant::Backup(Bug::MapOlderWins)),
-    ("map-keeps-void", Plant::Backup(Bug::MapKeepsVoid)),
-    ("image-not-verified", Plant::Backup(Bug::ImageNotVerified)),
-    ("sum-kept-in-part", Plant::Backup(Bug::SumKeptInPart)),
-    ("damage-folded-as-good", Plant::Backup(Bug::DamageFoldedAsGood)),
-    ("damage-not-listed", Plant::Backup(Bug::DamageNotListed)),
-    ("cold-not-synced", Plant::Backup(Bug::ColdNotSynced)),
-    ("older-connection-wins", Plant::Backup(Bug::OlderConnectionWins)),
-    ("policy-forgotten", Plant::Backup(Bug::PolicyForgotten)),
-    ("newcomer-not-told", Plant::Backup(Bug::NewcomerNotTold)),
-    ("over-before-covered", Plant::Degrade(degrade::PlantedBug::OverBeforeCovered)),
-    ("no-calm", Plant::Degrade(degrade::PlantedBug::NoCalm)),
-    ("only-when-idle", Plant::Degrade(degrade::PlantedBug::OnlyWhenIdle)),
-    ("difference-ignored", Plant::Copying(copying::PlantedBug::DifferenceIgnored)),
+    ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
+    ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
+    ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
+    ("publish-after-completion", Plant::Production(Bug::PublishAfterCompletion)),
+    ("overlap-not-ordered", Plant::Production(Bug::OverlapNotOrdered)),
+    ("unbounded-backlog", Plant::Production(Bug::UnboundedBacklog)),
+    ("ceiling-passed", Plant::Production(Bug::CeilingPassed)),
+    ("activity-forgotten", Plant::Production(Bug::ActivityForgotten)),
+    ("activity-late", Plant::Production(Bug::ActivityLate)),
+    ("activity-unflushed", Plant::Production(Bug::ActivityUnflushed)),
+    ("any-entry-covers", Plant::Production(Bug::AnyEntryCovers)),
+    ("first-entry-only", Plant::Production(Bug::FirstEntryOnly)),
+    ("one-too-early", Plant::Production(Bug::OneTooEarly)),
+    ("sum-covers", Plant::Production(Bug::SumCovers)),
+    ("lease-ignored", Plant::Production(Bug::LeaseIgnored)),
+    ("fence-ignored-in-async", Plant::Production(Bug::FenceIgnoredInAsync)),
+    ("cut-of-each-maximum", Plant::Production(Bug::CutOfEachMaximum)),
+    ("watermark-ignores-idle", Plant::Production(Bug::WatermarkIgnoresIdle)),
+    ("removed-holds-watermark", Plant::Production(Bug::RemovedHoldsWatermark)),
+    ("newcomer-not-waited-for", Plant::Production(Bug::NewcomerNotWaitedFor)),
+    ("seeded-is-whole", Plant::Production(Bug::SeededIsWhole)),
+    ("grown-is-whole", Plant::Production(Bug::GrownIsWhole)),
+    ("view-after-its-time", Plant::Production(Bug::ViewAfterItsTime)),
+    ("times-alone", Plant::Production(Bug::TimesAlone)),
+    ("waypoint-too-early", Plant::Production(Bug::WaypointTooEarly)),
+    ("fold-passes-the-window", Plant::Production(Bug::FoldPassesTheWindow)),
+    ("oldest-forgotten", Plant::Production(Bug::OldestForgotten)),
+    ("map-older-wins", Plant::Production(Bug::MapOlderWins)),
+    ("map-keeps-void", Plant::Production(Bug::MapKeepsVoid)),
+    ("image-not-verified", Plant::Production(Bug::ImageNotVerified)),
+    ("sum-kept-in-part", Plant::Production(Bug::SumKeptInPart)),
+    ("damage-folded-as-good", Plant::Production(Bug::DamageFoldedAsGood)),
+    ("damage-not-listed", Plant::Production(Bug::DamageNotListed)),
+    ("cold-not-synced", Plant::Production(Bug::ColdNotSynced)),
+    ("older-connection-wins", Plant::Production(Bug::OlderConnectionWins)),
+    ("policy-forgotten", Plant::Production(Bug::PolicyForgotten)),
+    ("newcomer-not-told", Plant::Production(Bug::NewcomerNotTold)),
+    ("over-before-covered", Plant::Production(Bug::OverBeforeCovered)),
+    ("no-calm", Plant::Production(Bug::NoCalm)),
+    ("only-when-idle", Plant::Production(Bug::OnlyWhenIdle)),
+    ("difference-ignored", Plant::Production(Bug::DifferenceIgnored)),
     ("difference-forgotten", Plant::OnTheWay(OnTheWay::DifferenceForgotten)),
-    ("digest-of-image", Plant::Backup(Bug::DigestOfImage)),
-    ("copies-starve", Plant::Copying(copying::PlantedBug::Starved)),
-    ("admitted-is-back", Plant::Heartbeat(heartbeat::PlantedBug::AdmittedIsBack)),
-    ("queue-is-silence", Plant::Heartbeat(heartbeat::PlantedBug::QueueIsSilence)),
-    ("unrecorded-unmapped", Plant::Contact(contact::PlantedBug::Unmapped)),
-    ("redone-backwards", Plant::Backlog(backlog::PlantedBug::RedoneBackwards)),
-    ("torn-tail-kept", Plant::Backlog(backlog::PlantedBug::TailKept)),
+    ("digest-of-image", Plant::Production(Bug::DigestOfImage)),
+    ("copies-starve", Plant::Production(Bug::CopiesStarve)),
+    ("admitted-is-back", Plant::Production(Bug::AdmittedIsBack)),
+    ("queue-is-silence", Plant::Production(Bug::QueueIsSilence)),
+    ("unrecorded-unmapped", Plant::Production(Bug::UnrecordedUnmapped)),
+    ("redone-backwards", Plant::Production(Bug::RedoneBackwards)),
+    ("torn-tail-kept", Plant::Production(Bug::TornTailKept)),
     ("written-before-kept", Plant::OnTheWay(OnTheWay::WrittenBeforeKept)),
     ("boot-ignored", Plant::OnTheWay(OnTheWay::BootIgnored)),
-    ("unrecorded-unnamed", Plant::OnTheWay(OnTheWay::UnrecordedUnnamed)),
+    ("unrecorded-unnamed", Plant::Production(Bug::UnrecordedUnnamed)),
     ("merge-forgotten", Plant::OnTheWay(OnTheWay::MergeForgotten)),
     ("own-entry-covers", Plant::OnTheWay(OnTheWay::OwnEntryCovers)),
     ("handing-over-forgotten", Plant::OnTheWay(OnTheWay::HandingOverForgotten)),
@@ -135,7 +112,7 @@ pub const PLANTS: [(&str, Plant); 65] = [
     ("given-up-before-shut", Plant::OnTheWay(OnTheWay::GivenUpBeforeShut)),
     ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
     ("async-before-contact", Plant::OnTheWay(OnTheWay::AsyncBeforeContact)),
-    ("others-not-awaited", Plant::Handover(handover::PlantedBug::OthersNotAwaited)),
+    ("others-not-awaited", Plant::Production(Bug::OthersNotAwaited)),
 ];
 
 impl Plant {
@@ -152,10 +129,10 @@ impl Plant {
     }
 }
 
-/// Plants what is not planted in an object but in a thread.
+/// Plants a bug of production's code for what this thread runs; anything else takes it out.
 pub fn in_this_thread(plant: Option<Plant>) {
-    tidelock_backup_server::planted::plant(match plant {
-        Some(Plant::Backup(bug)) => Some(bug),
-        _ => None,
+    tidelock_planted::plant(match plant {
+        Some(Plant::Production(bug)) => Some(bug),
+        Some(Plant::OnTheWay(_)) | None => None,
     });
 }

@@ -169,12 +169,13 @@ impl World {
             return Some(format!("refused: {:?}: {}", refusal.kind, refusal.reason));
         }
         if writer.is_some() && run.phase() != Phase::Replicating {
-            let progress = run.copying.progress(self.host_now(host));
+            let progress = run.copied(self.host_now(host));
             return Some(format!("{:?} {progress:?}", run.phase()));
         }
         if let Some(writer) = writer {
             if !run.is_settled() {
-                let (waiting, lag) = (run.sequencer.waiting(), run.sequencer.lag());
+                let owner = run.owner.as_ref().expect("a writer has one");
+                let (waiting, lag) = (owner.sequencer().waiting(), owner.sequencer().lag());
                 return Some(format!("{waiting} requests wait, lag {lag:?}"));
             }
             // Nobody waits for what a writer says last only because others have written.
@@ -184,7 +185,8 @@ impl World {
             }
         }
         if self.plan.vms[vm].log.is_some() && writer.is_some() {
-            let standing = run.activity.standing();
+            let owner = run.owner.as_ref().expect("a writer has one");
+            let standing = owner.activity().standing();
             let is_back = matches!(
                 standing,
                 Standing::Mapped | Standing::Off | Standing::Everything(Why::FlushFailed)

@@ -2,30 +2,24 @@
 //! killed between its operations, and within an append. The next one goes on with what is there, or not, as production
 //! decides; and must, if nothing but the stream was missing at the backup and the host has kept its power.
 
-use crate::disk::LocalDisk;
+use crate::driver::Tear;
 use crate::failure::{Checked, Checker, check};
 use crate::faults::Later;
 use crate::files::SimFiles;
-use crate::gate::MemberGate;
-use crate::local::LocalOp;
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::rng::Rng;
 use crate::scenario::{FAULTS, Fault, Scenario};
 use crate::schedule::MS;
-use crate::world::{Vm, World, note};
+use crate::world::{World, note};
 use std::sync::Arc;
-use tidelock_daemon::backlog::{self, BacklogError, Expected, Files, Left};
-use tidelock_daemon::link::port::{AttachedStream, ToLink};
-use tidelock_daemon::overflow::Step;
-use tidelock_daemon::owner::admitted::Admitted;
-use tidelock_daemon::owner::replication::Clocks;
-use tidelock_daemon::owner::spilling::{Ends, Opening, Seen, Spilling, Turn};
-use tidelock_daemon::sequencer::{Action, RECORD_OVERHEAD_BYTES};
-use tidelock_protocol::hlc::Hlc;
+use tidelock_daemon::backlog::{self, Expected, Files, Left};
+use tidelock_daemon::link::port::AttachedStream;
+use tidelock_daemon::owner::spilling::{Ends, Opening};
+use tidelock_daemon::sequencer::RECORD_OVERHEAD_BYTES;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq};
 use tidelock_protocol::limits::COPY_MAX_BYTES;
-use tidelock_protocol::record::{Effect, Record};
+use tidelock_protocol::message::CopyState;
 
 /// The largest record, with what it costs besides.
 const RECORD_MAX_BYTES: u64 = COPY_MAX_BYTES as u64 + RECORD_OVERHEAD_BYTES;
@@ -43,15 +37,6 @@ pub struct BacklogPlan {
     pub stands: bool,
     /// For what its disk does.
     seed: u64,
-}
-
-/// How a daemon is to die.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Tear {
-    /// Within the append of a record.
-    Within,
-    /// Right behind it, before its local write.
-    Behind,
 }
 
 /// Draws who has one. It draws its own numbers.
@@ -95,19 +80,27 @@ impl BacklogPlan {
 }
 
 impl MemberRun {
-    /// By the simulator's own reckoning: whether the next process of the run must be able to go on.
-    fn must_be_gone_on_with(&self) -> bool {
-        let Some(backlog) = self.spilling.backlog() else { return false };
-        let (segments, on_disk_bytes) = backlog.on_disk();
-        let has_records = on_disk_bytes > (segments * backlog::HEADER_BYTES) as u64;
-        has_records
-            && (self.copying.is_whole() || self.goes_on)
-            && self.copying.suspect_bytes() == 0
+    /// By the simulator's own reckoning: whether the next process of the run must be able to go on with the stream, if
+    /// anything of it is on disk.
+    pub(crate) fn is_sound(&self) -> bool {
+        let Some(owner) = &self.owner else { return false };
+        let Some(backlog) = owner.spilling().backlog() else { return false };
+        (owner.copying().is_whole() || self.goes_on)
+            && owner.copying().suspect_bytes() == 0
             && self.poisoned.is_empty()
             && !backlog.has_failed()
             && !backlog.lacks_some()
-            && self.spilling.records()
+            && owner.spilling().records()
             && !self.ended
+    }
+
+    fn must_be_gone_on_with(&self) -> bool {
+        let backlog = self.owner.as_ref().and_then(|owner| owner.spilling().backlog());
+        let has_records = backlog.is_some_and(|backlog| {
+            let (segments, on_disk_bytes) = backlog.on_disk();
+            on_disk_bytes > (segments * backlog::HEADER_BYTES) as u64
+        });
+        has_records && self.is_sound()
     }
 }
 
@@ -127,15 +120,7 @@ impl World {
         identity
     }
 
-    fn backlog_bug(&self) -> Option<backlog::PlantedBug> {
-        match self.plant {
-            Some(Plant::Backlog(bug)) => Some(bug),
-            _ => None,
-        }
-    }
-
-    /// What the run before has left, if this process can go on with it: then what may be missing on the local disks is
-    /// done again.
+    /// The backlog of the run before, if this process can go on with it as soon as the backup confirms it.
     pub(crate) fn find_left(&mut self, vm: usize) -> Checked<Option<Left>> {
         let must = std::mem::take(&mut self.vms[vm].must_go_on);
         let Some(files) = self.vms[vm].backlog_files.clone() else { return Ok(None) };
@@ -151,38 +136,20 @@ impl World {
         let identity = self.backlog_identity(vm);
         let expected = Expected { incarnation, epoch, boot, identity };
         let files: Arc<dyn Files> = files;
-        let mut left = match backlog::find(&files, &expected) {
-            Ok(left) => left,
+        match backlog::find(&files, &expected) {
+            Ok(left) => {
+                let (first, last) = (left.first(), left.last());
+                note!(self, "vm {vm} may go on with {first} to {last} on disk");
+                Ok(Some(left))
+            }
             Err(why) => {
                 note!(self, "vm {vm}: its backlog on disk is not gone on with: {why}");
-                return check(!must, Checker::NothingCompared, || {
+                check(!must, Checker::NothingCompared, || {
                     format!("vm {vm}: the stream was whole, and is not gone on with: {why}")
                 })
-                .map(|()| None);
+                .map(|()| None)
             }
-        };
-        if let Some(bug) = self.backlog_bug() {
-            left.plant(bug);
         }
-        if self.local_fails(vm) {
-            note!(self, "vm {vm}: what was under way cannot be done again");
-            return Ok(None);
-        }
-        let Vm { disks, oracle, .. } = &mut self.vms[vm];
-        let redone = left.redo(|record| {
-            do_again(record, disks);
-            oracle.done_again(record);
-            Ok::<(), BacklogError>(())
-        });
-        disks.iter_mut().for_each(LocalDisk::sync);
-        let redone = redone.expect("it was verified");
-        let (first, last) = (left.first(), left.last());
-        note!(self, "vm {vm} goes on with {first} to {last} on disk, {redone} done again");
-        self.counts.gone_on += 1;
-        let state = &mut self.vms[vm];
-        let disks: Vec<_> = state.disks.iter().map(LocalDisk::live).collect();
-        state.oracle.goes_on(&disks)?;
-        Ok(Some(left))
     }
 
     /// Whether P, which outlives a daemon, names all that the guest has heard of others.
@@ -216,110 +183,6 @@ impl World {
         Some(opening.open(left).expect("nothing but appends fails"))
     }
 
-    /// The parts of a member's loop that a turn of its backlog needs.
-    pub(crate) fn with_spilling<R>(
-        &mut self,
-        vm: usize,
-        clocks: Clocks,
-        what: impl FnOnce(&mut Spilling, &mut Admitted, &mut Turn<'_>) -> R,
-    ) -> R {
-        let writer = self.plan.vms[vm].writer_id();
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let (gate, pending) = (run.gate.clone(), run.pending.clone());
-        let gate = MemberGate { gate, writer, pending };
-        let mut turn = Turn {
-            member: "",
-            sequencer: &mut run.sequencer,
-            copying: &mut run.copying,
-            activity: &mut run.activity,
-            gate: &gate,
-            is_poisoned: !run.poisoned.is_empty(),
-            clocks,
-        };
-        what(&mut run.spilling, &mut run.admitted, &mut turn)
-    }
-
-    /// The part of a loop's turn that is about the backlog.
-    pub(crate) fn drive_spilling(&mut self, vm: usize, clocks: Clocks) {
-        let run = self.vms[vm].run.as_ref().expect("runs");
-        if run.spilling.backlog().is_none() {
-            return;
-        }
-        let seen = Seen {
-            is_attached: run.attached,
-            is_draining: run.draining || run.holds,
-            is_left: self.vms[vm].switched || run.refusal.as_ref().is_some_and(|r| r.is_final()),
-        };
-        let step = self.with_spilling(vm, clocks, |spilling, _, turn| {
-            spilling.drive(turn);
-            spilling.drive_overflow(seen, turn)
-        });
-        match step {
-            Some(Step::Stand) => {
-                self.tell_link(vm, ToLink::Stands);
-                self.counts.stood += 1;
-                let state = &mut self.vms[vm];
-                let run = state.run.as_mut().expect("runs");
-                // What has no record from here on is what the next life begins with.
-                (run.life, run.goes_on) = (state.oracle.lives(), false);
-                let (last, hlc) = (run.sequencer.last_seq(), run.sequencer.unrecorded_hlc());
-                if self.plant != Some(Plant::OnTheWay(OnTheWay::UnrecordedUnnamed)) {
-                    self.depend_on_comparison(vm, last, hlc);
-                }
-                note!(self, "vm {vm}: its stream stands");
-            }
-            Some(Step::Ask) => {
-                note!(self, "vm {vm}: the backup has its stream, and is asked to compare");
-                self.tell_link(vm, ToLink::AskToCompare);
-            }
-            Some(Step::Over(_)) => note!(self, "vm {vm}: its backlog had been full"),
-            Some(Step::Shut) | None => {}
-        }
-    }
-
-    /// The backup has attached a member whose stream stands.
-    pub(crate) fn attached_while_standing(
-        &mut self,
-        vm: usize,
-        attached: &AttachedStream,
-        compares: bool,
-        clocks: Clocks,
-    ) {
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        run.attached = true;
-        run.refusal = None;
-        if !compares {
-            return self.with_spilling(vm, clocks, |spilling, _, turn| {
-                spilling.attached_while_standing(attached, turn);
-            });
-        }
-        self.begin_compared_life(vm, attached);
-        let (plans, disks) = (self.plan.vms[vm].disks.clone(), self.vms[vm].disks.clone());
-        let mut said = None;
-        self.with_spilling(vm, clocks, |spilling, _, turn| {
-            let ranges = |purpose, compare, unrecorded| {
-                said = Some(format!("{compare:?}"));
-                crate::owner::ranges_of(&plans, &disks, purpose, compare, unrecorded)
-            };
-            spilling.record_again(attached, ranges, turn);
-        });
-        if self.depend_on_comparison(vm, attached.durable, Hlc(attached.stream.last_hlc.0 + 1)) {
-            self.vms[vm].run.as_mut().expect("runs").copying.await_floor();
-        }
-        self.counts.returned += 1;
-        note!(self, "vm {vm} is recorded again, and compares {said:?}");
-    }
-
-    /// A record was admitted: it is kept before its local write is begun.
-    pub(crate) fn keep_record(&mut self, vm: usize, record: Record) {
-        let clocks = self.member_clocks(vm);
-        self.with_spilling(vm, clocks, |spilling, admitted, turn| {
-            spilling.keep(record, admitted, turn);
-        });
-        let backlog = self.vms[vm].run.as_ref().and_then(|run| run.spilling.backlog());
-        self.counts.spilled += u64::from(backlog.is_some_and(|b| b.meter().spilled() > 0));
-    }
-
     // ---- a daemon that dies
 
     /// A daemon is to be killed: within an append or right behind it, if it has a backlog on disk, now and then.
@@ -327,7 +190,9 @@ impl World {
         let vms = self.vms_of(host);
         let has_one = |vm: &usize| {
             let run = self.vms[*vm].run.as_ref();
-            run.is_some_and(|run| run.spilling.backlog().is_some_and(|b| !b.has_failed()))
+            let owner = run.and_then(|run| run.owner.as_ref());
+            let backlog = owner.and_then(|owner| owner.spilling().backlog());
+            backlog.is_some_and(|backlog| !backlog.has_failed())
         };
         let vms: Vec<_> = vms.into_iter().filter(has_one).collect();
         if vms.is_empty() || !self.rng.chance(1, 2) {
@@ -336,47 +201,8 @@ impl World {
         let vm = *self.rng.pick(&vms);
         let tear = *self.rng.pick(&[Tear::Within, Tear::Within, Tear::Behind]);
         let until_ns = self.schedule.now_ns() + TEARS_WITHIN_NS;
-        self.vms[vm].run.as_mut().expect("just seen").tear = Some((tear, until_ns));
+        self.vms[vm].run.as_mut().expect("just seen").is_to_die(tear, until_ns);
         true
-    }
-
-    /// A record is to be kept. Returns whether the daemon dies of it: then nothing of what comes after it happens.
-    pub(crate) fn dies_of(&mut self, vm: usize, record: &Record) -> Checked<bool> {
-        let now_ns = self.schedule.now_ns();
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let Some((tear, until_ns)) = run.tear.take() else { return Ok(false) };
-        if now_ns > until_ns || !self.faulty {
-            return Ok(false);
-        }
-        let mut must = run.must_be_gone_on_with();
-        note!(self, "vm {vm}: its daemon dies: {tear:?} the append of {}", record.seq);
-        match tear {
-            Tear::Within => {
-                let files = self.vms[vm].backlog_files.as_ref().expect("it has one");
-                files.dies_within_next();
-                let clocks = self.member_clocks(vm);
-                self.with_spilling(vm, clocks, |spilling, _, turn| {
-                    spilling.keep(record.clone(), &mut Admitted::default(), turn);
-                });
-            }
-            Tear::Behind => {
-                self.admit(vm, record.clone())?;
-                must = self.vms[vm].run.as_ref().expect("runs").must_be_gone_on_with();
-            }
-        }
-        self.counts.torn += 1;
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        run.has_died = Some(must);
-        let is_begun = self.plant == Some(Plant::OnTheWay(OnTheWay::WrittenBeforeKept));
-        while let Some(action) = run.sequencer.poll_action() {
-            if let Action::Write { op, extent, effect: Effect::Write(payload), fua } = action
-                && is_begun
-            {
-                let data = payload.data().to_vec();
-                run.local_ops.insert(op, LocalOp::Write { extent, data, fua });
-            }
-        }
-        Ok(true)
     }
 
     /// Daemons that have died of it are gone.
@@ -413,9 +239,10 @@ impl World {
 
     /// What was whole stays so as long as the stream does: nothing is compared.
     pub(crate) fn check_nothing_compared(&self, vm: usize, attached: &AttachedStream) -> Checked {
-        use tidelock_protocol::message::CopyState;
         let run = self.vms[vm].run.as_ref().expect("runs");
-        let was_whole = run.spilling.backlog().is_some() && (run.copying.is_whole() || run.goes_on);
+        let Some(owner) = &run.owner else { return Ok(()) };
+        let was_whole =
+            owner.spilling().backlog().is_some() && (owner.copying().is_whole() || run.goes_on);
         let holds = !was_whole || attached.stream.copy == CopyState::Whole;
         check(holds, Checker::NothingCompared, || {
             format!("vm {vm}: the stream is whole, and the backup says {:?}", attached.stream.copy)
@@ -426,7 +253,8 @@ impl World {
     pub(crate) fn check_spilling(&self, vm: usize) -> Checked {
         let plan = &self.plan.vms[vm];
         let run = self.vms[vm].run.as_ref().expect("runs");
-        let (Some(backlog), Some(of)) = (run.spilling.backlog(), plan.backlog) else {
+        let backlog = run.owner.as_ref().and_then(|owner| owner.spilling().backlog());
+        let (Some(backlog), Some(of)) = (backlog, plan.backlog) else {
             return Ok(());
         };
         if backlog.has_failed() {
@@ -444,17 +272,6 @@ impl World {
         check(on_disk_bytes <= most, Checker::Bounded, || {
             format!("vm {vm}: {on_disk_bytes} bytes on disk, of {most}")
         })
-    }
-}
-
-fn do_again(record: &Record, disks: &mut [LocalDisk]) {
-    let disk = &mut disks[usize::from(record.disk.0)];
-    match &record.effect {
-        Effect::Write(payload) => disk.write(record.offset, payload.data(), false),
-        Effect::Zero { len_bytes, .. } => {
-            disk.write(record.offset, &vec![0; *len_bytes as usize], false);
-        }
-        Effect::CopyDone | Effect::Idle => {}
     }
 }
 

@@ -16,12 +16,13 @@ use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use tidelock_backup_server::group::Link;
 use tidelock_daemon::handover::{Handover, LinkEnded, Sight, Step};
 use tidelock_daemon::link::port::{LeaseGivenUp, ToLink};
-use tidelock_daemon::owner::{Phase, replication};
-use tidelock_daemon::sequencer::RequestId;
+use tidelock_daemon::owner::{Drained, Phase, ToOwner};
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::{Form, Message};
 use tidelock_protocol::vector::CountVector;
@@ -86,10 +87,8 @@ pub struct HostSwitch {
 struct Facts {
     /// Until then somebody wants it.
     wanted_until_ns: u64,
-    /// Writers that were quiet once.
-    were_quiet: BTreeSet<usize>,
-    /// Writers of which the backup has everything.
-    drained: BTreeSet<usize>,
+    /// The answers of writers of which the backup does not have everything yet.
+    drains: Vec<Option<oneshot::Receiver<Drained>>>,
     answers: Vec<oneshot::Receiver<CountVector>>,
 }
 
@@ -120,10 +119,6 @@ impl Seen<'_> {
     fn here(&self) -> Vec<usize> {
         self.world.members_on(self.host, self.group)
     }
-
-    fn writers(&self) -> Vec<usize> {
-        self.here().into_iter().filter(|vm| self.world.plan.vms[*vm].is_writer()).collect()
-    }
 }
 
 impl Sight for Seen<'_> {
@@ -137,28 +132,15 @@ impl Sight for Seen<'_> {
     }
 
     fn is_drained(&mut self) -> Result<bool, String> {
-        let writers = self.writers();
-        let of_group = &self.world.plan.groups[self.group];
-        let together = of_group.has_several() && of_group.form == Form::Hlc;
-        let mut quiet = BTreeSet::new();
-        for vm in &writers {
-            if self.world.is_quiet(*vm) {
-                quiet.insert(*vm);
-                self.of.were_quiet.insert(*vm);
-            }
-        }
-        for vm in &writers {
-            // With times what one holds waits for all the others.
-            let others = !together || writers.iter().all(|vm| self.of.were_quiet.contains(vm));
-            if self.of.drained.contains(vm) || !quiet.contains(vm) || !others {
-                continue;
-            }
-            if !self.world.syncs_whole(*vm) {
+        for drain in &mut self.of.drains {
+            let Some(of) = drain else { continue };
+            let Ok(done) = of.try_recv() else { return Ok(false) };
+            if done.marks.is_none() {
                 return Err("the local disk failed its last flush, or the sites differ".to_owned());
             }
-            self.of.drained.insert(*vm);
+            *drain = None;
         }
-        Ok(writers.iter().all(|vm| self.of.drained.contains(vm)))
+        Ok(true)
     }
 
     fn is_held(&self) -> bool {
@@ -307,26 +289,15 @@ impl World {
         let others_max = Duration::from_millis(rng.range(300..4_000));
         let patience = if rng.chance(1, 6) { rng.range(MS..2 * S) } else { 60 * S };
         let is_spread = self.hosts_with(group).len() > 1;
-        let mut handover = Handover::begin(here.len(), is_spread, drain_max, others_max, now);
-        if let Some(Plant::Handover(bug)) = self.plant {
-            handover.plant(bug);
-        }
+        let handover = Handover::begin(here.len(), is_spread, drain_max, others_max, now);
+        let drains = self.hold(group, &here);
         let facts = Facts {
             wanted_until_ns: self.schedule.now_ns() + patience,
-            were_quiet: BTreeSet::new(),
-            drained: BTreeSet::new(),
+            drains,
             answers: Vec::new(),
         };
         let switch = HostSwitch { handover, facts };
         self.hosts[host].daemon.as_mut().expect("just seen").switches.insert(group, switch);
-        for vm in here {
-            if self.plan.vms[vm].is_writer()
-                && let Some(run) = &mut self.vms[vm].run
-            {
-                run.holds = true;
-                run.copying.stop();
-            }
-        }
         self.schedule.after(LOOK_NS, Event::Switch { host, group, run });
         Ok(())
     }
@@ -363,11 +334,19 @@ impl World {
                 }
             }
             Step::GiveUp => facts.answers = self.give_up(host, group),
-            Step::Over => note!(self, "host {host} has switched group {group} over"),
+            Step::Over => {
+                note!(self, "host {host} has switched group {group} over");
+                for vm in self.members_on(host, group) {
+                    if let Some(run) = &self.vms[vm].run {
+                        run.port.send(ToOwner::SwitchedOver);
+                    }
+                }
+            }
             Step::GoOn(why) => {
                 note!(self, "host {host} goes on with group {group}: {why}");
                 self.goes_on(host, group, handover);
-                return self.let_go(host, group);
+                self.let_go(host, group);
+                return Ok(());
             }
         }
         if step != Step::Wait {
@@ -409,30 +388,37 @@ impl World {
         answers
     }
 
+    /// Lets no request in, as production's `hold`.
+    fn hold(&mut self, group: usize, here: &[usize]) -> Vec<Option<oneshot::Receiver<Drained>>> {
+        let of_group = &self.plan.groups[group];
+        let is_together = of_group.has_several() && of_group.form == Form::Hlc;
+        let writers: Vec<_> =
+            here.iter().copied().filter(|vm| self.plan.vms[*vm].is_writer()).collect();
+        let together = Arc::new(AtomicUsize::new(writers.len()));
+        let mut drains = Vec::new();
+        for vm in writers {
+            let Some(run) = &mut self.vms[vm].run else { continue };
+            run.holds = true;
+            let (reply, drained) = oneshot::channel();
+            let not_ready = match is_together {
+                true => together.clone(),
+                false => Arc::new(AtomicUsize::new(1)),
+            };
+            run.port.send(ToOwner::Hold(reply, not_ready));
+            drains.push(Some(drained));
+        }
+        drains
+    }
+
     /// Requests are taken again.
-    fn let_go(&mut self, host: usize, group: usize) -> Checked {
+    fn let_go(&mut self, host: usize, group: usize) {
         for vm in self.members_on(host, group) {
             let state = &mut self.vms[vm];
-            let Some(run) = state.run.as_mut().filter(|run| run.holds && !state.switched) else {
-                continue;
-            };
-            run.holds = false;
-            if !run.draining {
-                run.copying.go_on();
-            }
-            let is_taken = |request: &u64| {
-                run.submitted.contains_key(&RequestId(*request))
-                    || run.held_back.contains_key(request)
-                    || run.reads.contains(request)
-                    || run.flushes.contains_key(request)
-            };
-            let waiting: Vec<_> =
-                state.guest.asked.keys().copied().filter(|request| !is_taken(request)).collect();
-            for request in waiting {
-                self.submit(vm, request)?;
+            if let Some(run) = state.run.as_mut().filter(|run| run.holds && !state.switched) {
+                run.holds = false;
+                run.port.send(ToOwner::LetGo);
             }
         }
-        Ok(())
     }
 
     /// As production's `check_switch`.
@@ -462,31 +448,6 @@ impl World {
             }
         }
         self.hinders_switch(host, group).then(|| "it is degraded".to_owned())
-    }
-
-    /// As production's owner loop sees that it is drained.
-    fn is_quiet(&mut self, vm: usize) -> bool {
-        let Some(run) = &self.vms[vm].run else { return false };
-        let is_quiet = run.submitted.is_empty()
-            && run.held_back.is_empty()
-            && run.reads.is_empty()
-            && run.flushes.is_empty()
-            && !run.hangs()
-            && !run.ended
-            && replication::is_settled(&run.sequencer);
-        is_quiet && self.is_covered(vm)
-    }
-
-    fn syncs_whole(&mut self, vm: usize) -> bool {
-        let fails = self.local_fails(vm);
-        let state = &mut self.vms[vm];
-        let Some(run) = &state.run else { return false };
-        let whole = run.sequencer.is_started() && run.copying.is_whole();
-        let synced = whole && !fails && run.poisoned.is_empty();
-        if synced {
-            state.disks.iter_mut().for_each(crate::disk::LocalDisk::sync);
-        }
-        synced
     }
 
     /// No run after this one serves the group, or it could not be put on record.

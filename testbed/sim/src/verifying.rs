@@ -14,7 +14,6 @@ use crate::backup::GroupSlot;
 use crate::disk::SECTOR_BYTES;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::guest::Ask;
-use crate::host::ToOwner;
 use crate::oracle::Side;
 use crate::plant::{OnTheWay, Plant};
 use crate::rng::Rng;
@@ -23,7 +22,7 @@ use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use tidelock_backup_server::group::AtSizeMax;
 use tidelock_backup_server::view::DiskKey;
-use tidelock_daemon::owner::{Phase, VerifyEnded};
+use tidelock_daemon::owner::{Phase, ToOwner, VerifyEnded};
 use tidelock_daemon::sequencer::Extent;
 use tidelock_daemon::status::{Facts, GroupState, judge};
 use tidelock_daemon::verified::{DifferingExtent, Verified};
@@ -139,38 +138,18 @@ impl World {
         run.port.send(ToOwner::Verify { repair, rate_bytes_per_s: plan.rate_bytes_per_s });
     }
 
-    /// The owner loop is told to begin one.
-    pub(crate) fn begin_verify(&mut self, vm: usize, repair: bool, rate_bytes_per_s: u64) {
-        let clocks = self.member_clocks(vm);
-        let disks = self.vms[vm].disks.iter().enumerate().map(|(nth, disk)| Extent {
-            disk: DiskId(nth as u16),
-            offset: 0,
-            len_bytes: disk.size_bytes(),
-        });
-        let (disks, oracle) = (disks.collect(), &self.vms[vm].oracle);
+    /// The owner loop is about to be told to begin one.
+    pub(crate) fn verification_begins(&mut self, vm: usize, repair: bool) {
+        let oracle = &self.vms[vm].oracle;
         let looked = Looked { open: oracle.spoilt(), count: oracle.spoilt_count(), repair };
-        let run = self.vms[vm].run.as_mut().expect("runs");
-        let wish = (repair, rate_bytes_per_s);
-        let begun = run.verifying.begin(&mut run.copying, &run.sequencer, disks, wish, clocks);
-        match begun {
-            Ok(()) => {
-                run.looked = Some(looked);
-                note!(self, "vm {vm}: a verification begins, repair {repair}");
-            }
-            Err(why) => {
-                run.wants_verify = false;
-                note!(self, "vm {vm}: no verification: {why}");
-            }
-        }
+        note!(self, "vm {vm}: a verification is to begin, repair {repair}");
+        self.vms[vm].run.as_mut().expect("runs").looked.get_or_insert(looked);
     }
 
-    /// The part of a loop's turn that is about it.
+    /// Its outcome, if it has ended.
     pub(crate) fn follow_verify(&mut self, vm: usize) -> Checked {
-        let wall_ms = self.member_clocks(vm).wall_ms;
         let run = self.vms[vm].run.as_mut().expect("runs");
-        let name = |disk: DiskId| format!("d{}", disk.0);
-        let ended = run.verifying.follow(&mut run.copying, &run.sequencer, name, wall_ms);
-        let Some(ended) = ended else { return Ok(()) };
+        let Some(ended) = run.view.take_verify_ended() else { return Ok(()) };
         run.wants_verify = false;
         let looked = run.looked.take().expect("it began");
         match ended {
@@ -211,6 +190,7 @@ impl World {
             .iter()
             .copied()
             .chain(looked.count..oracle.spoilt_count())
+            .chain(oracle.spoilt_in_part())
             .map(|nth| oracle.spoilt_at(nth))
             .collect();
         let (mut told_bytes, is_all) = (0, verified.unreadable_bytes == 0);
@@ -300,15 +280,13 @@ impl World {
         let Some(run) = &state.run else { return false };
         let block = byte.aligned_to(SECTOR_BYTES);
         let is_busy = run.is_writing(block)
-            || run
-                .local_ops
-                .values()
-                .any(|op| op.extent().aligned_to(SECTOR_BYTES).overlaps(&block));
+            || run.local_ops.values().any(|op| op.aligned_to(SECTOR_BYTES).overlaps(&block));
+        let Some(owner) = &run.owner else { return false };
         run.attached
             && run.refusal.is_none()
-            && run.sequencer.is_started()
+            && owner.sequencer().is_started()
             && run.phase() == Phase::Replicating
-            && run.copying.is_whole()
+            && owner.copying().is_whole()
             && !is_busy
             && !state.oracle.is_damaged(block)
             && state.oracle.spoilt().len() < SPOILT_MAX
@@ -397,9 +375,10 @@ impl World {
 
     /// How far the comparison that comes first is, and the verification, in bytes.
     fn compared_bytes(&self, vm: usize) -> [u64; 2] {
-        let Some(run) = &self.vms[vm].run else { return [0; 2] };
+        let owner = self.vms[vm].run.as_ref().and_then(|run| run.owner.as_ref());
+        let Some(owner) = owner else { return [0; 2] };
         let now = self.host_now(self.plan.vms[vm].host);
-        let of = [run.copying.progress(now), run.copying.verify_progress(now)];
+        let of = [owner.copying().progress(now), owner.copying().verify_progress(now)];
         of.map(|progress| progress.map_or(0, |progress| progress.done_bytes))
     }
 

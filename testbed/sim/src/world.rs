@@ -24,8 +24,8 @@ use crate::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use tidelock_backup_server::group::Now;
-use tidelock_daemon::owner::replication::Clocks;
-use tidelock_daemon::sequencer::OpId;
+use tidelock_daemon::owner::Clocks;
+use tidelock_daemon::owner::driver::{DiskOp, Timer};
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
@@ -50,22 +50,12 @@ pub enum Event {
     Think { vm: usize, boot: Run },
     /// A guest writes what it is to write while links are narrow.
     Press { vm: usize, number: Run },
-    /// A guest's read of the local disk has ended.
-    ReadDone { vm: usize, run: Run, request: u64 },
-    /// A guest's flush of the local disk has ended.
-    FlushDone { vm: usize, run: Run, request: u64 },
-    /// A step of one of the sequencer's operations has ended.
-    LocalDone { vm: usize, run: Run, op: OpId },
-    /// A block of an activity log was written.
-    LogWritten { vm: usize, run: Run },
-    /// A flush for an activity log has ended.
-    LogFlushed { vm: usize, run: Run, disk: DiskId, number: u64 },
+    /// An operation on a local disk has ended.
+    DiskDone { vm: usize, run: Run, op: DiskOp },
     /// The owner loop was woken.
     Owner { vm: usize, run: Run },
-    /// Its tick.
-    Tick { vm: usize, run: Run },
-    /// A writer may have to say that it has nothing to write.
-    Idle { vm: usize, run: Run },
+    /// A timer of it has run out.
+    Timer { vm: usize, run: Run, timer: Timer },
     /// The gate's thread looks.
     Gate { vm: usize, run: Run },
     /// A packet of one member comes to another one.
@@ -509,14 +499,9 @@ impl World {
         match event {
             Event::Think { vm, boot } => self.think(vm, boot),
             Event::Press { vm, number } => self.press(vm, number),
-            Event::ReadDone { vm, run, request } => self.read_done(vm, run, request),
-            Event::FlushDone { vm, run, request } => self.flush_done(vm, run, request),
-            Event::LocalDone { vm, run, op } => self.local_done(vm, run, op),
-            Event::LogWritten { vm, run } => self.log_written(vm, run),
-            Event::LogFlushed { vm, run, disk, number } => self.log_flushed(vm, run, disk, number),
+            Event::DiskDone { vm, run, op } => self.disk_done(vm, run, op),
             Event::Owner { vm, run } => self.owner_woken(vm, run),
-            Event::Tick { vm, run } => self.tick(vm, run),
-            Event::Idle { vm, run } => self.idle_due(vm, run),
+            Event::Timer { vm, run, timer } => self.timer_due(vm, run, timer),
             Event::Gate { vm, run } => self.gate_event(vm, run),
             Event::Packet { number } => self.arrives(number),
             Event::Link { host, run } => self.link_event(host, run),

@@ -11,10 +11,10 @@ use super::segment_file::SegmentFile;
 use crate::damage::SegmentDamage;
 use crate::journal::examine::{Listed, examine};
 use crate::journal::{JournalError, Segment, SegmentFacts};
-use crate::planted::{self, Bug};
 use crate::storage::{self, Storage, StorageFile};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use tidelock_planted::Bug;
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
 
@@ -171,7 +171,7 @@ impl<S: Storage> CompressJob<S> {
         let (front, back) = self.is(at + part).front_and_back(&table);
         file.write_at(&[IoSlice::new(&back)], at)?;
         file.write_at(&[IoSlice::new(&front)], 0)?;
-        if !planted::is(Bug::ColdNotSynced) {
+        if !tidelock_planted::is(Bug::ColdNotSynced) {
             file.sync()?;
         }
         Ok(Some(file))

@@ -8,13 +8,13 @@ use super::format::{
 use super::{MapFile, map_file_name};
 use crate::extents::{Extents, Slice};
 use crate::journal::{IndexEntry, SegmentFacts, State, WriterRun};
-use crate::planted::{self, Bug};
 use crate::storage::{self, Storage, StorageFile};
 use crate::view::DiskKey;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
+use tidelock_planted::Bug;
 use tidelock_protocol::ids::{Epoch, WriterId};
 
 /// Bytes that are written at once.
@@ -129,7 +129,7 @@ impl<I: Iterator<Item = Result<MapEntry, MapError>>> Merge<I> {
         let Some((key, start)) = heads().map(MapEntry::place).min() else { return Ok(None) };
         // Sources are newest first, so the first that begins here wins, up to where a newer one begins.
         let begins = |head: &Option<MapEntry>| head.is_some_and(|e| e.place() == (key, start));
-        let winner = match planted::is(Bug::MapOlderWins) {
+        let winner = match tidelock_planted::is(Bug::MapOlderWins) {
             true => self.sources.iter().rposition(|(head, _)| begins(head)),
             false => self.sources.iter().position(|(head, _)| begins(head)),
         };

@@ -3,11 +3,11 @@
 use super::format::LEVEL_MAX;
 use super::{FANOUT, MapError, MapFacts, MapFile, map_file_name, parse_map_file_name};
 use crate::journal::{JournalError, SegmentFacts, State};
-use crate::planted::{self, Bug};
 use crate::storage::{self, Storage, StorageFile};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use tidelock_planted::Bug;
 
 /// All maps of a journal. A map of level n is of the segments of one aligned run of
 /// [`FANOUT`]^n, so maps do not overlap but contain each other.
@@ -147,6 +147,6 @@ impl<F: StorageFile> Maps<F> {
 /// Whether everything in it counts and can be read.
 fn is_good<F: StorageFile>(map: &MapFile<F>, state: &State) -> bool {
     let counts = |run: &super::MapRun| run.last <= state.last_that_counts(run.writer, run.epoch);
-    let counts = |run: &super::MapRun| planted::is(Bug::MapKeepsVoid) || counts(run);
+    let counts = |run: &super::MapRun| tidelock_planted::is(Bug::MapKeepsVoid) || counts(run);
     !map.is_damaged() && map.facts().runs.iter().all(counts)
 }

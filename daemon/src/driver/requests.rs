@@ -4,20 +4,6 @@ use super::connection::ConnectionId;
 use crate::sequencer::RequestId;
 use tidelock_nbd::Request;
 
-/// Where a request stands in the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Slot(pub u32);
-
-/// The sequencer's name for a slot.
-pub fn request_of(slot: Slot) -> RequestId {
-    RequestId(slot.0.into())
-}
-
-/// The slot that the sequencer names.
-pub fn slot_of(request: RequestId) -> Slot {
-    Slot(u32::try_from(request.0).expect("made by request_of"))
-}
-
 /// The table. Dropping it while requests are open is a bug: each must be ended, or given up by
 /// name.
 #[derive(Debug, Default)]
@@ -28,34 +14,25 @@ pub struct Requests {
 
 impl Requests {
     /// A request was taken from a connection.
-    pub fn begin(&mut self, connection: ConnectionId, request: Request) -> Slot {
+    pub fn begin(&mut self, connection: ConnectionId, request: Request) -> RequestId {
         let entry = Some((connection, request));
         match self.free.pop() {
             Some(index) => {
                 self.slots[index as usize] = entry;
-                Slot(index)
+                RequestId(index.into())
             }
             None => {
                 self.slots.push(entry);
-                Slot(u32::try_from(self.slots.len() - 1).expect("connections bound their requests"))
+                RequestId(self.slots.len() as u64 - 1)
             }
         }
     }
 
-    /// An open request.
-    pub fn get(&self, slot: Slot) -> &Request {
-        &self.slots[slot.0 as usize].as_ref().expect("an open request").1
-    }
-
-    /// Where an open request came from.
-    pub fn connection(&self, slot: Slot) -> ConnectionId {
-        self.slots[slot.0 as usize].as_ref().expect("an open request").0
-    }
-
     /// The request is about to be answered, or nobody is there to hear the answer.
-    pub fn end(&mut self, slot: Slot) -> (ConnectionId, Request) {
-        let entry = self.slots[slot.0 as usize].take().expect("an open request");
-        self.free.push(slot.0);
+    pub fn end(&mut self, request: RequestId) -> (ConnectionId, Request) {
+        let index = u32::try_from(request.0).expect("connections bound their requests");
+        let entry = self.slots[index as usize].take().expect("an open request");
+        self.free.push(index);
         entry
     }
 

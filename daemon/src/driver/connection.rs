@@ -4,7 +4,7 @@
 //! received straight into the memory that the disk and the link will use. Bounded: beyond
 //! [`REQUESTS_MAX`] or its share of [`BYTES_MAX`] nothing more is read from the socket until answers have left.
 
-use super::disk::Disk;
+use super::DiskSetup;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
@@ -97,7 +97,7 @@ impl Connection {
         id: ConnectionId,
         index: usize,
         fd: OwnedFd,
-        disk: &Disk,
+        disk: &DiskSetup,
         pool: &BufPool,
         now: MonoNanos,
     ) -> Self {
@@ -107,7 +107,7 @@ impl Connection {
             id,
             disk: index,
             fd: Arc::new(fd),
-            session: Session::new(disk.exports()),
+            session: Session::new(disk.exports.clone()),
             state: State::Open,
             staging: Some(pool.get(STAGING_BYTES)),
             staging_at: 0,
