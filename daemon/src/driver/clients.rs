@@ -263,7 +263,7 @@ impl UringDriver {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             connection.send(&mut self.ring, Token::Send(id).to_u64());
             if connection.has_room_again() {
-                // It is touched again: the loop comes back to it.
+                // The connection is touched again, so the loop comes back to it.
                 self.take_input(id);
             } else if connection.is_over() {
                 self.drop_connection(id);

@@ -44,7 +44,7 @@ const RING_ENTRIES: u32 = 512;
 /// The activity log's file, open.
 #[derive(Debug)]
 pub struct LogFile {
-    /// It, locked.
+    /// The file, locked.
     pub file: LocalFile,
     /// Its path.
     pub path: PathBuf,

@@ -200,7 +200,7 @@ pub struct Owner<D: Driver> {
     disks: Vec<Disk<D::File>>,
     /// Guests' requests that were taken and not answered.
     open_requests: usize,
-    /// Those that are not begun: an earlier process's writes come first.
+    /// Requests that are not begun: an earlier process's writes come first.
     early: Vec<GuestIo>,
     /// Guests' reads under way.
     reads: HashMap<RequestId, Extent>,
@@ -387,7 +387,7 @@ impl<D: Driver> Owner<D> {
         }
     }
 
-    /// It was drained or stopped: nothing comes of it any more.
+    /// True if the loop was drained or stopped: nothing comes of it any more.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.stopped

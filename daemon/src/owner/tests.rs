@@ -53,7 +53,7 @@ impl DiskFile for NoFile {
     }
 }
 
-/// What the loop has asked for.
+/// A driver that keeps the timers that the loop has asked for.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     pub(super) timers: Vec<Timer>,

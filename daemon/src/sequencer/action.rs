@@ -20,7 +20,7 @@ pub struct DiskError(pub i32);
 
 /// The disk did not do it.
 pub const EIO: i32 = 5;
-/// It cannot be done on this disk.
+/// The operation cannot be done on this disk.
 pub const EOPNOTSUPP: i32 = 95;
 
 impl DiskError {

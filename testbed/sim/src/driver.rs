@@ -182,11 +182,11 @@ pub(crate) struct SimDriver {
     ends: Rc<Ends>,
     /// The directory of its backlog, if it has one.
     files: Option<Arc<SimFiles>>,
-    /// It is to be killed at the next record.
+    /// The process is to be killed at the next record.
     pub(crate) tear: Option<Tear>,
-    /// It is being killed at this one.
+    /// The process is being killed at this record.
     dying: Option<Death>,
-    /// It was: nothing of what the loop asks for from then on happens.
+    /// The process was killed: nothing of what the loop asks for from then on happens.
     died: Option<Death>,
     /// Planted: but for local writes.
     pub(crate) writes_unkept: bool,

@@ -79,12 +79,12 @@ impl SimFiles {
         self.health().dies = true;
     }
 
-    /// It is killed now.
+    /// The process is killed now.
     pub fn dies(&self) {
         self.health().is_dead = true;
     }
 
-    /// It was killed so.
+    /// True if the process was killed so.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.health().is_dead

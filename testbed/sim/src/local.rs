@@ -46,7 +46,7 @@ impl World {
         let is_of_boot = matches!(op, DiskOp::Read(id) if id.0 >= BOOT_REQUESTS);
         let io = match member.in_flight.remove(&op) {
             Some(io) => io,
-            // It was read at once.
+            // A guest's read at its boot has ended at once.
             None if is_of_boot => return Ok(()),
             None => panic!("{op:?} is not in flight"),
         };

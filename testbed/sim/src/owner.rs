@@ -82,7 +82,7 @@ pub struct MemberRun {
     pub(crate) is_recorded: bool,
     /// Times that its activity log was full, and requests that waited for it, as counted by now.
     pub(crate) log_counts: (u64, u64),
-    /// It may go on with what another process has left, and the backup has not attached it yet.
+    /// The process may go on with what another process has left, and the backup has not attached it yet.
     pub(crate) goes_on: bool,
     /// Records that it has done again on the local disks.
     pub(crate) redone: Arc<Mutex<Vec<Record>>>,
@@ -170,7 +170,7 @@ impl World {
     pub fn submit(&mut self, vm: usize, request: u64) -> Checked {
         let takes = |run: &MemberRun| run.taking == Taking::All && !run.ended && !run.hangs();
         if !self.vms[vm].run.as_ref().is_some_and(takes) {
-            // It stays in the socket: the loop takes it later, or the next daemon.
+            // The request stays in the socket: the loop takes it later, or the next daemon.
             return Ok(());
         }
         let state = &mut self.vms[vm];
@@ -215,7 +215,7 @@ impl World {
             }
             self.with_owner(vm, |owner| owner.ask(GuestIo { id, extent, op: GuestOp::Read }));
             self.owner_turn(vm)?;
-            // It has read all before it does anything else.
+            // A guest has read all before it does anything else.
             self.read_at_once(vm, op)?;
         }
         Ok(())
@@ -454,7 +454,7 @@ impl World {
         let (was_active, _) = is_active(self);
         if let Some(Err(why)) = self.with_owner(vm, Owner::turn) {
             note!(self, "vm {vm}: its loop ends: {why}");
-            // It has given up its stream.
+            // The loop has given up its stream.
             self.vms[vm].run.as_mut().expect("runs").has_died.get_or_insert(false);
         }
         self.counts.copies += u64::from(was_active && is_active(self) == (false, true));
@@ -830,7 +830,7 @@ impl MemberRun {
         waiting + self.local_ops.len()
     }
 
-    /// It is to be killed at one of the next records.
+    /// Makes the process die at one of the next records.
     pub(crate) fn is_to_die(&mut self, tear: Tear, until_ns: u64) {
         self.tears_until_ns = until_ns;
         if let Some(owner) = &mut self.owner {
