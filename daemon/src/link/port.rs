@@ -223,7 +223,8 @@ impl<T> OwnerPort<T> {
         }
     }
 
-    /// The link: what is durable and committed of this writer.
+    /// The link: what is durable and committed of this writer. The wake-up is for all that one answer of the backup says,
+    /// so this comes last ([`set_told`](Self::set_told), [`set_frontier`](Self::set_frontier)).
     pub fn set_acked(&self, durable: Seq, committed: Seq) {
         self.durable.fetch_max(durable.0, Ordering::SeqCst);
         self.committed.fetch_max(committed.0, Ordering::SeqCst);
@@ -260,15 +261,11 @@ impl<T> OwnerPort<T> {
         Hlc(self.frontier.load(Ordering::SeqCst))
     }
 
-    /// The link: C and the watermark.
+    /// The link: C and the watermark. No wake-up of its own.
     pub fn set_told(&self, committed: &CountVector, watermark: Hlc) {
         let mut told = self.told.lock().expect("no panic while held");
         told.0.merge(committed);
         told.1 = told.1.max(watermark);
-        drop(told);
-        if self.wants_acks.load(Ordering::SeqCst) {
-            self.wake();
-        }
     }
 
     /// The owner: C and the watermark as last heard.

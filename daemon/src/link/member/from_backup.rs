@@ -287,6 +287,8 @@ impl<T> Member<T> {
         // The gate first: clients wait for it.
         self.gate.committed(&progress.committed);
         self.gate.watermark(progress.watermark);
+        self.port.set_told(&progress.committed, progress.watermark);
+        self.port.set_frontier(progress.frontier);
         if let Some(writer) = self.writer() {
             let (durable, committed) = (progress.durable, progress.committed.get(writer));
             self.let_gate_go(committed);
@@ -294,8 +296,6 @@ impl<T> Member<T> {
             self.are_durable(durable, now);
         }
         self.stats.set_watermark(progress.watermark, progress.frontier);
-        self.port.set_frontier(progress.frontier);
-        self.port.set_told(&progress.committed, progress.watermark);
         self.publish_stats();
     }
 
