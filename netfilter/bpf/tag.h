@@ -6,6 +6,7 @@
 #define TIDELOCK_TAG_H
 
 #define WRITERS_MAX 64
+#define SEQ_OF_REMOVED (~0ull)	/* C's entry of a writer that was removed */
 #define KEYS 4
 #define ADDRESSES_MAX 4096
 #define INTERFACES_MAX 4096

@@ -8,13 +8,20 @@ struct merging {
 	int refused;
 };
 
-/* The number with these low bits that lies next to max(P, C). Returns -1 if there is none. */
+/*
+ * The number with these low bits that lies next to max(P, C). Returns -1 if there is none. Of a writer that was removed C
+ * has the greatest seq there is, and nothing is to be learnt: the sender may not have heard of that yet.
+ */
 ALWAYS int whole_entry(const __u8 *bits, __u64 pending, __u64 covered, __u64 *entry)
 {
 	__u64 base = pending < covered ? covered : pending;
 	__s32 ahead;
 	__u32 low;
 
+	if (base == SEQ_OF_REMOVED) {
+		*entry = base;
+		return 0;
+	}
 	__builtin_memcpy(&low, bits, 4);
 	ahead = bpf_ntohl(low) - (__u32)base;
 	*entry = base + (__u64)(__s64)ahead;

@@ -29,7 +29,8 @@
 //! too, with its own C. The two differ by less than what w has in its backlog, plus what it writes
 //! while C travels. Both are bounded far below 2^31, and [`rebuild`] is right as long as |e - b| < 2^31.
 //! A host that has never heard C, or whose daemon has been away or cut off from the backup for so
-//! long that 2^31 writes might have gone by, neither tags nor believes tags.
+//! long that 2^31 writes might have gone by, neither tags nor believes tags. Of a writer that was removed C has the greatest
+//! number there is, and whatever a tag says of it says nothing new.
 //!
 //! # The seal
 //! SipHash-2-4 with the group's key ([`TagKey`]) of: form, context, and length of the entries (one byte each, then zeros up to
@@ -49,6 +50,7 @@
 //! # What the context is for
 //! Two hosts whose configurations name the group's writers in different orders must not merge each other's entries.
 
+use crate::bounds::SEQ_OF_REMOVED;
 use crate::hlc::Hlc;
 use crate::ids::{Epoch, Seq, WriterId};
 use crate::limits::WRITERS_MAX;
@@ -423,9 +425,13 @@ impl Codec {
     }
 }
 
-/// The number with these low bits that lies next to `base`; `None` if that is below 0.
+/// The number with these low bits that lies next to `base`; `None` if there is none. Nothing is to be learnt of a writer
+/// that was removed ([`SEQ_OF_REMOVED`]): a sender that has not heard of that yet writes an entry of before.
 #[must_use]
 pub fn rebuild(low: u32, base: u64) -> Option<u64> {
+    if base == SEQ_OF_REMOVED.0 {
+        return Some(base);
+    }
     let ahead = low.wrapping_sub(base as u32).cast_signed();
     base.checked_add_signed(ahead.into())
 }
@@ -618,8 +624,10 @@ mod tests {
         assert_eq!(rebuild(u32::MAX, 1 << 32), Some((1 << 32) - 1));
         assert_eq!(rebuild(0, 0), Some(0));
         assert_eq!(rebuild(u32::MAX, 3), None);
-        assert_eq!(rebuild(u32::MAX, u64::MAX), Some(u64::MAX));
-        assert_eq!(rebuild(3, u64::MAX), None, "nor beyond 64 bits");
+        assert_eq!(rebuild(3, u64::MAX - 1), None, "nor beyond 64 bits");
+        for low in [0, 3, 1 << 31, u32::MAX] {
+            assert_eq!(rebuild(low, u64::MAX), Some(u64::MAX), "of a removed writer");
+        }
     }
 
     #[test]

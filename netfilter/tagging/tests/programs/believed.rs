@@ -231,6 +231,11 @@ fn an_entry_that_no_writer_can_have_never_enters_p() {
     m.is_dropped_times(&says(&[100, 201, u64::MAX]), "dropped_malformed", 3);
     m.is_dropped_times(&says(&[1 << 30, 200, u64::MAX]), "dropped_malformed", 4);
     assert_eq!(m.pending(), [100, 200, u64::MAX]);
+    // Members that have not heard yet that the third writer was removed, one of them after more than 2^31 writes.
+    for before in [500, (1 << 32) - 87] {
+        assert!(says(&[100, 200, before]).passed && says6(&[100, 200, before]).passed);
+        assert_eq!(m.pending(), [100, 200, u64::MAX]);
+    }
     // Once it was believed, it is not asked for again.
     reaches(&[90, 100, u64::MAX]);
     assert!(says(&[100, 200, u64::MAX]).passed);
