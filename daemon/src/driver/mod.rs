@@ -1,4 +1,4 @@
-//! The driver of an owner loop: one thread per member.
+//! The drivers of the loops: of an owner loop (one thread per member), and of the link ([`link`], one for the host).
 //!
 //! NBD sockets, local disks, timers and the wake-ups of other threads are operations of one io_uring; a round is one
 //! system call. What has ended is told to the loop ([`crate::owner::Owner`]), which then takes its turn.
@@ -6,6 +6,7 @@
 mod clients;
 mod connection;
 mod disk;
+pub mod link;
 mod requests;
 mod token;
 

@@ -32,9 +32,9 @@ use crate::control::{
     Adopting, BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlErrorKind,
     ControlTarget, ModeChange, SwitchState, SwitchWish, Switching, VerifyBegun, VerifyWish,
 };
+use crate::driver::link::{self as link_driver, Endpoint, Security as LinkSecurity};
 use crate::heartbeat::Pulse;
 use crate::link::connection::Hello;
-use crate::link::connector::{self, Endpoint};
 use crate::link::member::MemberError;
 use crate::link::port::{OwnerPort, ToLink};
 use crate::link::{GateControl, LinkState};
@@ -318,7 +318,7 @@ impl Host {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let result = match runtime {
                 Ok(runtime) => runtime
-                    .block_on(connector::run(endpoint, link_members, inbox, state))
+                    .block_on(link_driver::run(endpoint, link_members, inbox, state))
                     .map_err(HostError::Link),
                 Err(error) => Err(HostError::Thread(error)),
             };
@@ -482,11 +482,11 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
 
 fn endpoint(config: &Config) -> Result<Endpoint, HostError> {
     let security = match &config.backup.security {
-        Security::Tls { files, .. } => connector::Security::Tls {
+        Security::Tls { files, .. } => LinkSecurity::Tls {
             files: files.clone(),
             server_name: tidelock_tls::server_name(&config.backup.server_name)?,
         },
-        Security::Plaintext => connector::Security::Plaintext,
+        Security::Plaintext => LinkSecurity::Plaintext,
     };
     let hello = Hello { host: config.host.name.to_string(), software: SOFTWARE.to_owned() };
     Ok(Endpoint { address: config.backup.address.to_string(), security, hello })

@@ -1,27 +1,23 @@
-//! One connection to the backup: hello, attachments, then reading and writing until it breaks.
+//! One connection to the backup, sans-I/O: hello, attachments, then bytes in and bytes out until it breaks.
+//!
+//! Invariant: nothing is said for a member before the backup has greeted this host, and its greeting is the only frame
+//! before the first attachment.
 
 use super::member::{Member, MemberError};
 use super::port::ToLink;
 use super::turns::{TURN_BYTES, Turns};
-use crate::clock;
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use std::io;
 use std::time::Duration;
 use tidelock_protocol::bounds::Implausible;
 use tidelock_protocol::frame::{self, Frame, FrameError};
 use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_protocol::message::{Message, PROTOCOL, RefusalKind};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::time::{Instant, MissedTickBehavior};
 
-/// What is read at a time.
-const READ_BYTES: usize = 64 << 10;
 /// How long the backup may take to greet.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// What the owner loops send, with the member's channel.
-pub type Inbox = UnboundedReceiver<(Channel, ToLink)>;
+/// So many beacons fall into the shortest lease of the members.
+const BEACONS_PER_LEASE: u64 = 4;
 
 /// The two names that a connection is opened with.
 #[derive(Clone, Debug)]
@@ -101,146 +97,157 @@ impl ConnectionError {
     }
 }
 
-/// Greets the backup and hears its greeting.
-pub async fn greet<S>(stream: &mut S, hello: &Hello) -> Result<Greeting, ConnectionError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let mut out = BytesMut::new();
-    let (oldest, newest) = PROTOCOL;
-    let message = Message::Hello {
-        oldest,
-        newest,
-        host: hello.host.clone(),
-        software: hello.software.clone(),
-    };
-    frame::encode_control(Channel(0), &message, &mut out);
-    let answer = async {
-        stream.write_all(&out).await?;
-        stream.flush().await?;
-        let mut input = BytesMut::new();
-        loop {
-            if let Some(frame) = frame::decode(&mut input)? {
-                // The greeting is the only frame before the first attachment.
-                return if input.is_empty() {
-                    Ok(frame)
-                } else {
-                    Err(ConnectionError::Unexpected("frame after its greeting"))
-                };
+enum Phase {
+    /// The hello is under way, since this time.
+    Greeting { since: MonoNanos },
+    /// The members are attached, or ask to be.
+    Serving { last_heard: MonoNanos, next_beacon: MonoNanos },
+}
+
+/// One connection, from the hello on.
+pub struct Connection {
+    phase: Phase,
+    /// The shortest lease of the members: a backup that says nothing for so long is not there.
+    silence_max: Duration,
+    /// Encoded, and not taken by the network.
+    out: BytesMut,
+    turns: Turns,
+}
+
+impl Connection {
+    /// A connection that has just been made. The hello is the first that it has to send.
+    #[must_use]
+    pub fn open<T>(hello: &Hello, members: &[Member<T>], now: MonoNanos) -> Self {
+        let lease_ms = members.iter().map(Member::lease_ms).min().unwrap_or(10_000);
+        let mut out = BytesMut::with_capacity(TURN_BYTES * 2);
+        let (oldest, newest) = PROTOCOL;
+        let message = Message::Hello {
+            oldest,
+            newest,
+            host: hello.host.clone(),
+            software: hello.software.clone(),
+        };
+        frame::encode_control(Channel(0), &message, &mut out);
+        Self {
+            phase: Phase::Greeting { since: now },
+            silence_max: Duration::from_millis(lease_ms),
+            out,
+            turns: Turns::default(),
+        }
+    }
+
+    /// Bytes have arrived: takes the whole frames out of `input`. Returns the greeting if it is among them.
+    pub fn received<T>(
+        &mut self,
+        input: &mut BytesMut,
+        members: &mut [Member<T>],
+        now: MonoNanos,
+        wall_ms: u64,
+    ) -> Result<Option<Greeting>, ConnectionError> {
+        if let Phase::Greeting { .. } = self.phase {
+            let Some(frame) = frame::decode(input)? else { return Ok(None) };
+            let greeting = greeting(frame)?;
+            if !input.is_empty() {
+                return Err(ConnectionError::Unexpected("frame after its greeting"));
             }
-            if stream.read_buf(&mut input).await? == 0 {
-                return Err(ConnectionError::Closed);
+            self.phase = Phase::Serving { last_heard: now, next_beacon: now };
+            for member in members {
+                member.connected(&mut self.out);
+            }
+            return Ok(Some(greeting));
+        }
+        while let Some(frame) = frame::decode(input)? {
+            hear(frame, members, now, wall_ms)?;
+        }
+        if members.iter().any(Member::must_connect_anew) {
+            return Err(ConnectionError::Crossed);
+        }
+        for member in members.iter_mut().filter(|member| member.wants_lease()) {
+            member.beacon(now, &mut self.out);
+        }
+        if let Phase::Serving { last_heard, .. } = &mut self.phase {
+            *last_heard = now;
+        }
+        Ok(None)
+    }
+
+    /// A message of a member's owner loop.
+    pub fn owner_says<T>(&mut self, member: &mut Member<T>, message: ToLink) {
+        match self.phase {
+            // Nothing is said before the greeting: the attachment that follows tells the backup where things stand.
+            Phase::Greeting { .. } => member.hear_owner(message, &mut BytesMut::new()),
+            Phase::Serving { .. } => member.hear_owner(message, &mut self.out),
+        }
+    }
+
+    /// When [`tick`](Self::tick) is due.
+    #[must_use]
+    pub fn deadline(&self) -> MonoNanos {
+        match self.phase {
+            Phase::Greeting { since } => since.plus_ms(HELLO_TIMEOUT.as_millis() as u64),
+            Phase::Serving { next_beacon, .. } => next_beacon,
+        }
+    }
+
+    /// The deadline has passed: beacons are due, or the backup has been silent for too long.
+    pub fn tick<T>(
+        &mut self,
+        members: &mut [Member<T>],
+        now: MonoNanos,
+    ) -> Result<(), ConnectionError> {
+        match &mut self.phase {
+            Phase::Greeting { .. } => Err(ConnectionError::Silent(HELLO_TIMEOUT)),
+            Phase::Serving { last_heard, next_beacon } => {
+                // A backup that is asked for nothing has nothing to say.
+                if !members.iter().any(Member::expects_answers) {
+                    *last_heard = now;
+                }
+                if u128::from(now.since_ns(*last_heard)) > self.silence_max.as_nanos() {
+                    return Err(ConnectionError::Silent(self.silence_max));
+                }
+                *next_beacon = now.plus_ms(self.silence_max.as_millis() as u64 / BEACONS_PER_LEASE);
+                for member in members {
+                    member.beacon(now, &mut self.out);
+                }
+                Ok(())
             }
         }
-    };
-    match tokio::time::timeout(HELLO_TIMEOUT, answer).await {
-        Err(_) => Err(ConnectionError::Silent(HELLO_TIMEOUT)),
-        Ok(Err(error)) => Err(error),
-        Ok(Ok(Frame::Control(Channel(0), Message::Welcome { protocol, server, software }))) => {
+    }
+
+    /// Bytes for the network, which takes them from the front. Members get their turns when it has taken all.
+    pub fn output<T>(
+        &mut self,
+        members: &mut [Member<T>],
+    ) -> Result<&mut BytesMut, ConnectionError> {
+        if self.out.is_empty() && matches!(self.phase, Phase::Serving { .. }) {
+            self.turns.fill(members, &mut self.out)?;
+        }
+        Ok(&mut self.out)
+    }
+
+    /// How much of that is encoded.
+    #[must_use]
+    pub fn out_bytes(&self) -> usize {
+        self.out.len()
+    }
+}
+
+/// The backup's first frame.
+fn greeting(frame: Frame) -> Result<Greeting, ConnectionError> {
+    let (oldest, newest) = PROTOCOL;
+    match frame {
+        Frame::Control(Channel(0), Message::Welcome { protocol, server, software }) => {
             if (oldest..=newest).contains(&protocol) {
                 Ok(Greeting { server, software })
             } else {
                 Err(ConnectionError::Unexpected("protocol version"))
             }
         }
-        Ok(Ok(Frame::Control(Channel(0), Message::Refused { kind, reason }))) => {
+        Frame::Control(Channel(0), Message::Refused { kind, reason }) => {
             Err(ConnectionError::Refused { kind, reason })
         }
-        Ok(Ok(_)) => Err(ConnectionError::Unexpected("first frame")),
+        _ => Err(ConnectionError::Unexpected("first frame")),
     }
-}
-
-/// Serves the members on a greeted connection until it breaks, or until every owner loop has gone and everything was
-/// sent (`Ok`).
-pub async fn serve<S, T>(
-    stream: S,
-    members: &mut [Member<T>],
-    inbox: &mut Inbox,
-) -> Result<(), ConnectionError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let (mut reader, mut writer) = tokio::io::split(stream);
-    let lease_ms = members.iter().map(Member::lease_ms).min().unwrap_or(10_000);
-    let silence_max = Duration::from_millis(lease_ms);
-    let mut beacons = tokio::time::interval(silence_max / 4);
-    beacons.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut input = BytesMut::with_capacity(READ_BYTES);
-    let mut out = BytesMut::with_capacity(TURN_BYTES * 2);
-    let mut batch = Vec::new();
-    let mut turns = Turns::default();
-    let mut must_flush = false;
-    let mut inbox_open = true;
-    let mut last_heard = Instant::now();
-
-    for member in members.iter_mut() {
-        member.connected(&mut out);
-    }
-    loop {
-        if out.is_empty() {
-            turns.fill(members, &mut out)?;
-        }
-        if !inbox_open && out.is_empty() && !must_flush {
-            writer.shutdown().await?;
-            return Ok(());
-        }
-        input.reserve(READ_BYTES);
-        tokio::select! {
-            read = reader.read_buf(&mut input) => {
-                if read? == 0 {
-                    return Err(ConnectionError::Closed);
-                }
-                last_heard = Instant::now();
-                while let Some(frame) = frame::decode(&mut input)? {
-                    hear(frame, members, clock::mono_now(), clock::wall_ms())?;
-                }
-                if members.iter().any(Member::must_connect_anew) {
-                    return Err(ConnectionError::Crossed);
-                }
-                for member in members.iter_mut().filter(|member| member.wants_lease()) {
-                    member.beacon(clock::mono_now(), &mut out);
-                }
-            }
-            pushed = push(&mut writer, &mut out, &mut must_flush),
-                if must_flush || !out.is_empty() => pushed?,
-            count = inbox.recv_many(&mut batch, 256), if inbox_open => {
-                inbox_open = count > 0;
-                for (channel, message) in batch.drain(..) {
-                    member_of(members, channel)?.hear_owner(message, &mut out);
-                }
-            }
-            _ = beacons.tick() => {
-                // A backup that is asked for nothing has nothing to say.
-                if !members.iter().any(Member::expects_answers) {
-                    last_heard = Instant::now();
-                }
-                if last_heard.elapsed() > silence_max {
-                    return Err(ConnectionError::Silent(silence_max));
-                }
-                let now = clock::mono_now();
-                for member in members.iter_mut() {
-                    member.beacon(now, &mut out);
-                }
-            }
-        }
-    }
-}
-
-/// Writes some of `out`, or flushes what was written. Loses nothing when it is cancelled.
-async fn push<W: AsyncWrite + Unpin>(
-    writer: &mut W,
-    out: &mut BytesMut,
-    must_flush: &mut bool,
-) -> io::Result<()> {
-    if out.is_empty() {
-        writer.flush().await?;
-        *must_flush = false;
-    } else {
-        let count = writer.write(out).await?;
-        out.advance(count);
-        *must_flush = true;
-    }
-    Ok(())
 }
 
 /// Takes in one frame of the backup, by both clocks of this host. Nothing of a message is believed before it is judged.
@@ -268,7 +275,7 @@ pub fn hear<T>(
 }
 
 /// Channels count the members from 1.
-fn member_of<T>(
+pub(super) fn member_of<T>(
     members: &mut [Member<T>],
     channel: Channel,
 ) -> Result<&mut Member<T>, ConnectionError> {

@@ -14,13 +14,14 @@
 //! | [`port`] | what the owner loop and the link share |
 //! | `bookmarks` | bookmarks that wait for the backup |
 //! | [`turns`] | whose turn it is to send |
-//! | [`connection`] | one connection: hello, attach, the read and write loop |
-//! | [`connector`] | connecting again and again, TLS or plaintext |
+//! | [`connection`] | one connection: hello, attachments, bytes in and bytes out |
+//! | [`host_link`] | the link of one host: connecting again and again |
+//!
+//! All of it is sans-I/O. Sockets, TLS and timers are `driver/link.rs`.
 
 mod bookmarks;
 pub mod connection;
-#[cfg(feature = "host")]
-pub mod connector;
+pub mod host_link;
 pub mod member;
 pub mod port;
 pub mod queue;

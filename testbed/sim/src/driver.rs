@@ -171,7 +171,7 @@ pub(crate) enum Tear {
 pub(crate) struct Death {
     pub(crate) tear: Tear,
     pub(crate) seq: Seq,
-    /// Some record is on disk.
+    /// Some record is on disk, and the stream can be gone on with.
     pub(crate) has_records: bool,
 }
 
@@ -222,6 +222,8 @@ impl SimDriver {
         let (Some(death), Some(files)) = (self.dying.take(), &self.files) else { return };
         files.dies();
         let has_records = death.has_records || death.tear == Tear::Behind && files.has_records();
+        // A loop that had no room for an append has said, before this, that the stream cannot be gone on with.
+        let has_records = has_records && !files.take_ran_full();
         self.died = Some(Death { has_records, ..death });
     }
 

@@ -39,13 +39,15 @@ struct Health {
     dies: bool,
     /// It was: nothing of what it does now happens.
     is_dead: bool,
+    /// The living process had no room for an append.
+    ran_full: bool,
 }
 
 impl SimFiles {
     /// An empty one.
     #[must_use]
     pub fn new(name: &str, rng: Rng) -> Self {
-        let health = Health { rng, full_one_in: 0, dies: false, is_dead: false };
+        let health = Health { rng, full_one_in: 0, dies: false, is_dead: false, ran_full: false };
         Self {
             path: PathBuf::from(format!("{name}.backlog")),
             there: Mutex::default(),
@@ -77,6 +79,11 @@ impl SimFiles {
     /// The process is killed within its next append.
     pub fn dies_within_next(&self) {
         self.health().dies = true;
+    }
+
+    /// Whether the living process has had no room for an append since it was asked last.
+    pub fn take_ran_full(&self) -> bool {
+        std::mem::take(&mut self.health().ran_full)
     }
 
     /// The process is killed now.
@@ -143,6 +150,7 @@ impl Health {
         let is_full = self.full_one_in > 0 && self.rng.chance(1, self.full_one_in);
         if self.dies || is_full {
             self.is_dead = self.dies;
+            self.ran_full |= !self.dies;
             let failed = Err(io::ErrorKind::StorageFull.into());
             return (self.rng.index(len), failed);
         }

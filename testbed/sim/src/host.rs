@@ -6,7 +6,7 @@ use crate::disk::SECTOR_BYTES;
 use crate::driver::{Published, Shape, SimDriver, SimFile};
 use crate::failure::Checked;
 use crate::gate::{MemberGate, SimGate};
-use crate::link::{LinkLoop, attach_of, disks_of};
+use crate::link::{LinkDriver, NewMembers, attach_of, disks_of};
 use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
@@ -24,11 +24,12 @@ use tidelock_daemon::ceiling;
 use tidelock_daemon::copy_job::Bounds;
 use tidelock_daemon::degrade::mode_at_start;
 use tidelock_daemon::link::GateControl;
+use tidelock_daemon::link::member::MemberParts;
 use tidelock_daemon::link::port::{EpochKeeper, OwnerPort};
 use tidelock_daemon::owner::PATIENCE;
 use tidelock_daemon::owner::driver::Taking;
 use tidelock_daemon::owner::spilling::Ends;
-use tidelock_daemon::owner::{LeftOnDisk, Owner, OwnerParts, OwnerView, Several};
+use tidelock_daemon::owner::{LeftOnDisk, Owner, OwnerParts, OwnerView, Several, ToOwner};
 use tidelock_daemon::sequencer::Settings;
 use tidelock_daemon::verified::Verified;
 use tidelock_netfilter::gate::Pending;
@@ -134,7 +135,7 @@ pub struct Daemon {
     /// Its run.
     pub run: Run,
     /// Its link.
-    pub link: LinkLoop,
+    pub link: LinkDriver,
     /// How its groups stand.
     pub standings: BTreeMap<usize, HostGroup>,
     /// Planned switches that are under way.
@@ -165,7 +166,7 @@ impl World {
         self.counts.daemon_runs += 1;
         let (vms, clocks) = (self.vms_of(host), self.clocks(host));
         let never_awaits = self.plant == Some(Plant::OnTheWay(OnTheWay::FloorNotAwaited));
-        let mut link = LinkLoop::new(vms.clone());
+        let mut new = NewMembers::default();
         let mut gates: BTreeMap<usize, Arc<SimGate>> = BTreeMap::new();
         for (nth, vm) in vms.iter().copied().enumerate() {
             let group = self.plan.vms[vm].group;
@@ -185,13 +186,14 @@ impl World {
                 .clone();
             gate.set_clocks(clocks);
             let channel = Channel(nth as u16 + 1);
-            self.start_member(vm, run, channel, gate, &mut link)?;
+            self.start_member(vm, run, channel, gate, &mut new)?;
         }
         note!(self, "daemon of host {host} starts, run {run}");
         let standings = self.standings_of(host, &vms);
+        let link = LinkDriver::new(host, vms.clone(), new, self.rng.number(), clocks.now);
         self.hosts[host].daemon = Some(Daemon { run, link, standings, switches: BTreeMap::new() });
         let after = self.rng.range(0..20 * MS);
-        self.schedule.after(after, Event::Connect { host, run });
+        self.schedule.after(after, Event::Link { host, run });
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
         self.begin_looks(host, run);
         self.begin_watch(host, run);
@@ -242,7 +244,7 @@ impl World {
         run: Run,
         channel: Channel,
         gate: Arc<SimGate>,
-        link: &mut LinkLoop,
+        new: &mut NewMembers,
     ) -> Checked {
         self.reads_record(vm);
         self.reads_verified(vm);
@@ -355,20 +357,22 @@ impl World {
             }),
             None => Role::Follower,
         };
-        link.add_member(
-            attach_of(&self.plan, vm, group_id, epoch, role),
-            age,
-            self.first_policy(vm, mode),
+        new.add(MemberParts {
+            attach: attach_of(&self.plan, vm, group_id, epoch, role),
+            log: age,
+            policy: self.first_policy(vm, mode),
             says_unreached,
             channel,
-            port.clone(),
-            Arc::new(held) as Arc<dyn GateControl>,
-            self.vms[vm].switched,
-            fenced.then(|| "it was said before this start".to_owned()),
-            Box::new(Keeper(self.vms[vm].state.clone())),
+            port: port.clone(),
+            to_owner: ToOwner::Link,
+            gate: Arc::new(held) as Arc<dyn GateControl>,
+            gives_up: self.vms[vm].switched,
+            fenced: fenced.then(|| "it was said before this start".to_owned()),
+            keeper: Box::new(Keeper(self.vms[vm].state.clone())),
+            stats: Arc::default(),
             on_disk,
             left,
-        );
+        });
         let next_packet = self.rng.number() as u32;
         let view = Arc::<OwnerView>::default();
         view.set_hlc_ceiling_ms(hlc_ceiling_ms);

@@ -1,6 +1,4 @@
-//! The link's loop of a host: production's members on a simulated connection. What production's
-//! `connection.rs` and `connector.rs` do with sockets and timers is done here with pipes and the
-//! schedule, in the same order.
+//! The driver of a host's link: production's [`HostLink`] on simulated connections, with the schedule for its timer.
 
 use crate::failure::{Checked, Checker, fail};
 use crate::net::{ConnId, Way};
@@ -9,50 +7,54 @@ use crate::schedule::{MS, S, US};
 use crate::world::{Event, Run, World, note};
 use bytes::BytesMut;
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
-use tidelock_daemon::link::GateControl;
+use tidelock_daemon::link::connection::{ConnectionError, Hello};
+use tidelock_daemon::link::host_link::HostLink;
 use tidelock_daemon::link::member::{Member, MemberParts};
-use tidelock_daemon::link::port::{EpochKeeper, OwnerPort, ToLink};
-use tidelock_daemon::link::queue::{OnDisk, Spilled};
-use tidelock_daemon::link::turns::Turns;
+use tidelock_daemon::link::port::ToLink;
 use tidelock_daemon::owner::ToOwner;
 use tidelock_daemon::stats::LinkStats;
 use tidelock_protocol::frame::{self, Frame};
-use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId};
-use tidelock_protocol::message::{
-    Attach, Attached, CopyState, DiskSpec, LogAge, Message, PROTOCOL, Policy, Role, Tagging,
-};
+use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, MonoNanos};
+use tidelock_protocol::message::{Attach, Attached, CopyState, DiskSpec, Message, Role, Tagging};
 
 /// The least that is put on a narrow link while there is more.
 const PIECE_MIN_BYTES: usize = 1 << 10;
-const PAUSE_FIRST_NS: u64 = 100 * MS;
-const PAUSE_MAX_NS: u64 = 5 * S;
-const STEADY_NS: u64 = 10 * S;
-const CONNECT_TIMEOUT_NS: u64 = 10 * S;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Down,
-    Greeting,
-    Serving,
-}
+/// After so long an attempt to connect knocks again where nothing comes through (RFC 6298, 2.1).
+const KNOCKS_AGAIN_NS: u64 = S;
 
 /// The link of one daemon.
-pub struct LinkLoop {
+pub struct LinkDriver {
     vms: Vec<usize>,
-    members: Vec<Member<ToOwner>>,
+    link: HostLink<ToOwner>,
     stats: Vec<Arc<LinkStats>>,
     /// From the owner loops.
     pub inbox: VecDeque<(Channel, ToLink)>,
     conn: Option<ConnId>,
-    state: State,
+    /// The number of the attempt to connect that is under way.
+    attempt: Option<u64>,
+    attempts: u64,
     input: BytesMut,
-    out: BytesMut,
-    turns: Turns,
-    began_ns: u64,
-    last_heard_ns: u64,
-    pause_ns: u64,
-    lease_ms: u64,
+    /// The same bytes once more, for the checkers.
+    heard: BytesMut,
+    /// The deadline for which there is an event.
+    timer_at: Option<MonoNanos>,
+}
+
+/// The members of a daemon that starts, in the order of their channels.
+#[derive(Default)]
+pub struct NewMembers {
+    members: Vec<Member<ToOwner>>,
+    stats: Vec<Arc<LinkStats>>,
+}
+
+impl NewMembers {
+    /// Adds one. It counts for itself.
+    pub fn add(&mut self, parts: MemberParts<ToOwner>) {
+        self.stats.push(parts.stats.clone());
+        self.members.push(Member::new(parts));
+    }
 }
 
 /// A VM's disks, as its host gives them.
@@ -92,64 +94,24 @@ pub fn attach_of(
     }
 }
 
-impl LinkLoop {
-    /// A link for these VMs, which are added in this order.
+impl LinkDriver {
+    /// The link of a host for these VMs.
     #[must_use]
-    pub fn new(vms: Vec<usize>) -> Self {
+    pub fn new(host: usize, vms: Vec<usize>, new: NewMembers, noise: u64, now: MonoNanos) -> Self {
+        let NewMembers { members, stats } = new;
+        let hello = Hello { host: format!("h{host}"), software: "sim".into() };
         Self {
             vms,
-            members: Vec::new(),
-            stats: Vec::new(),
+            link: HostLink::new("the backup".to_owned(), hello, members, noise, now),
+            stats,
             inbox: VecDeque::new(),
             conn: None,
-            state: State::Down,
+            attempt: None,
+            attempts: 0,
             input: BytesMut::new(),
-            out: BytesMut::new(),
-            turns: Turns::default(),
-            began_ns: 0,
-            last_heard_ns: 0,
-            pause_ns: PAUSE_FIRST_NS,
-            lease_ms: 10_000,
+            heard: BytesMut::new(),
+            timer_at: None,
         }
-    }
-
-    /// Adds a member.
-    #[allow(clippy::too_many_arguments)] // The parts of the one thing that it makes.
-    pub fn add_member(
-        &mut self,
-        attach: Attach,
-        log: LogAge,
-        policy: Policy,
-        says_unreached: Option<bool>,
-        channel: Channel,
-        port: Arc<OwnerPort<ToOwner>>,
-        gate: Arc<dyn GateControl>,
-        gives_up: bool,
-        fenced: Option<String>,
-        keeper: Box<dyn EpochKeeper>,
-        on_disk: Option<OnDisk>,
-        left: Option<Spilled>,
-    ) {
-        let least = if self.members.is_empty() { u64::MAX } else { self.lease_ms };
-        self.lease_ms = least.min(attach.lease_ms);
-        let stats = Arc::<LinkStats>::default();
-        self.stats.push(stats.clone());
-        self.members.push(Member::new(MemberParts {
-            says_unreached,
-            attach,
-            log,
-            policy,
-            channel,
-            port,
-            to_owner: ToOwner::Link,
-            gate,
-            gives_up,
-            fenced,
-            keeper,
-            stats,
-            on_disk,
-            left,
-        }));
     }
 
     /// The connection, if there is one.
@@ -174,14 +136,17 @@ impl LinkLoop {
     /// What is encoded and not sent, for the bound.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
-        self.out.len()
+        self.link.out_bytes()
     }
 }
 
 impl World {
-    fn link(&mut self, host: usize, run: Run) -> Option<&mut LinkLoop> {
-        let daemon = self.hosts[host].daemon.as_mut()?;
-        (daemon.run == run).then_some(&mut daemon.link)
+    fn link(&mut self, host: usize) -> Option<&mut LinkDriver> {
+        self.hosts[host].daemon.as_mut().map(|daemon| &mut daemon.link)
+    }
+
+    fn link_runs(&self, host: usize, run: Run) -> bool {
+        self.hosts[host].daemon.as_ref().is_some_and(|daemon| daemon.run == run)
     }
 
     /// The gates of a host learn its time: what is told next happens now.
@@ -196,47 +161,74 @@ impl World {
 
     /// The link's loop was woken.
     pub fn link_event(&mut self, host: usize, run: Run) -> Checked {
-        if self.link(host, run).is_none() {
+        if !self.link_runs(host, run) {
             return Ok(());
         }
         self.link_turn(host)
     }
 
+    /// The link's timer has run out.
+    pub fn link_timer(&mut self, host: usize, run: Run, deadline: MonoNanos) -> Checked {
+        if !self.link_runs(host, run) {
+            return Ok(());
+        }
+        self.set_gate_clocks(host);
+        let now = self.host_now(host);
+        let link = self.link(host).expect("runs");
+        if link.timer_at != Some(deadline) {
+            return Ok(());
+        }
+        link.timer_at = None;
+        match link.link.tick(now) {
+            Ok(()) => self.link_turn(host),
+            Err(error) => self.link_lost(host, error),
+        }
+    }
+
     /// One turn: take what the owner loops say, send what there is room for.
     pub fn link_turn(&mut self, host: usize) -> Checked {
-        let Some(daemon) = &mut self.hosts[host].daemon else { return Ok(()) };
-        let link = &mut daemon.link;
-        // Without a connection nothing can be said.
-        let mut nowhere = BytesMut::new();
-        let serving = link.state == State::Serving;
+        let Some(link) = self.link(host) else { return Ok(()) };
         while let Some((channel, message)) = link.inbox.pop_front() {
-            let member = &mut link.members[usize::from(channel.0) - 1];
-            member.hear_owner(message, if serving { &mut link.out } else { &mut nowhere });
+            if let Err(error) = link.link.owner_says(channel, message) {
+                return self.link_lost(host, error);
+            }
         }
-        let Some(conn_id) = link.conn else { return Ok(()) };
+        if link.link.wants_connection() && link.attempt.is_none() {
+            self.begin_attempt(host);
+        }
         loop {
-            let Some(daemon) = &mut self.hosts[host].daemon else { return Ok(()) };
-            let link = &mut daemon.link;
-            if link.out.is_empty() && link.state == State::Serving {
-                let filled = link.turns.fill(&mut link.members, &mut link.out);
-                if let Err(error) = filled {
-                    return fail(Checker::Stream, error.to_string());
-                }
-            }
-            if link.out.is_empty() {
-                return Ok(());
-            }
+            let window_bytes = self.plan.window_bytes;
+            let Some(link) = self.link(host) else { return Ok(()) };
+            let Some(conn_id) = link.conn else { break };
+            let waiting = match link.link.output() {
+                Ok(out) => out.len(),
+                Err(error) => return self.link_lost(host, error),
+            };
             let conn = self.net.conns.get(&conn_id).expect("open at this end");
-            let room = self.plan.window_bytes.saturating_sub(conn.up.held_bytes());
-            let count = room.min(link.out.len());
+            let count = window_bytes.saturating_sub(conn.up.held_bytes()).min(waiting);
             // A link that is full for long is not filled byte by byte (RFC 9293, 3.8.6.2.1).
             let is_narrow = self.net.paths[host].bytes_per_ms.is_some();
             let least = if is_narrow { PIECE_MIN_BYTES } else { 1 };
-            if count < least.min(link.out.len()) {
-                return Ok(());
+            if waiting == 0 || count < least.min(waiting) {
+                break;
             }
-            let data = link.out.split_to(count);
+            let link = self.link(host).expect("just looked at");
+            let data = link.link.output().expect("just asked for").split_to(count);
             self.send(conn_id, Way::Up, &data);
+        }
+        self.set_link_timer(host);
+        Ok(())
+    }
+
+    fn set_link_timer(&mut self, host: usize) {
+        let now = self.host_now(host);
+        let Some(daemon) = &mut self.hosts[host].daemon else { return };
+        let (run, deadline) = (daemon.run, daemon.link.link.deadline());
+        if daemon.link.timer_at != Some(deadline) {
+            daemon.link.timer_at = Some(deadline);
+            // The host's clock may run slow: then the event comes early, and again.
+            let after = deadline.since_ns(now).max(US);
+            self.schedule.after(after, Event::LinkTimer { host, run, deadline });
         }
     }
 
@@ -258,80 +250,44 @@ impl World {
         }
     }
 
-    /// The link's loop connects, or tries to.
-    pub fn connect(&mut self, host: usize, run: Run) -> Checked {
-        let now_ns = self.schedule.now_ns();
+    /// The link knocks at the backup's door.
+    fn begin_attempt(&mut self, host: usize) {
+        let round_trip = 2 * (self.plan.delay_ns + self.rng.below(self.plan.jitter_ns + 1));
+        let daemon = self.hosts[host].daemon.as_mut().expect("it knocks");
+        daemon.link.attempts += 1;
+        let (run, attempt) = (daemon.run, daemon.link.attempts);
+        daemon.link.attempt = Some(attempt);
+        self.schedule.after(round_trip, Event::Connect { host, run, attempt });
+    }
+
+    /// An answer to an attempt would be there by now.
+    pub fn connect(&mut self, host: usize, run: Run, attempt: u64) -> Checked {
+        if !self.link_runs(host, run) || self.link(host).expect("runs").attempt != Some(attempt) {
+            return Ok(());
+        }
         let path = self.net.paths[host];
-        let backup_up = self.backup.is_up();
-        let Some(link) = self.link(host, run) else { return Ok(()) };
-        if link.conn.is_some() {
-            return Ok(());
-        }
-        link.began_ns = now_ns;
         if path.up_stopped || path.down_stopped {
-            self.retry_connect(host, CONNECT_TIMEOUT_NS);
+            self.schedule.after(KNOCKS_AGAIN_NS, Event::Connect { host, run, attempt });
             return Ok(());
         }
-        if !backup_up {
-            let refused_after = self.plan.delay_ns * 2;
-            self.retry_connect(host, refused_after);
-            return Ok(());
+        if !self.backup.is_up() {
+            let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+            return self.link_lost(host, refused.into());
         }
         let conn = self.net.connect(host);
         note!(self, "host {host} connects: {conn}");
         self.backup.accept(conn);
-        let mut out = BytesMut::new();
-        let (oldest, newest) = PROTOCOL;
-        let hello =
-            Message::Hello { oldest, newest, host: format!("h{host}"), software: "sim".into() };
-        frame::encode_control(Channel(0), &hello, &mut out);
-        let link = self.link(host, run).expect("just looked at");
+        let now = self.host_now(host);
+        let link = self.link(host).expect("runs");
+        link.attempt = None;
         link.conn = Some(conn);
-        link.state = State::Greeting;
-        link.input.clear();
-        link.out = out;
-        link.last_heard_ns = now_ns;
-        let lease_ms = link.lease_ms;
-        self.schedule.after(lease_ms * MS / 4, Event::Beacon { host, run, conn });
+        link.link.connected(now);
         if self.plan.late_ends && self.faulty && self.rng.chance(1, 3) {
             // While what it asks first is under way.
             let delay_ns = self.plan.delay_ns;
             let after = 2 * delay_ns + self.rng.below(2 * delay_ns + self.plan.jitter_ns);
             self.schedule.after(after, Event::HostHangup { conn });
         }
-        self.link_turn(host)
-    }
-
-    fn retry_connect(&mut self, host: usize, after_ns: u64) {
-        let now_ns = self.schedule.now_ns();
-        let jitter = self.rng.below(1000);
-        let Some(daemon) = &mut self.hosts[host].daemon else { return };
-        let link = &mut daemon.link;
-        let steady = now_ns - link.began_ns > STEADY_NS;
-        link.pause_ns = if steady { PAUSE_FIRST_NS } else { (link.pause_ns * 2).min(PAUSE_MAX_NS) };
-        let pause = link.pause_ns / 2 + link.pause_ns / 2 * jitter / 1000;
-        let run = daemon.run;
-        self.schedule.after(after_ns + pause, Event::Connect { host, run });
-    }
-
-    /// Beacons are due.
-    pub fn beacon(&mut self, host: usize, run: Run, conn: ConnId) -> Checked {
-        let (now_ns, now) = (self.schedule.now_ns(), self.host_now(host));
-        let Some(link) = self.link(host, run) else { return Ok(()) };
-        if link.conn != Some(conn) {
-            return Ok(());
-        }
-        if now_ns - link.last_heard_ns > link.lease_ms * MS {
-            note!(self, "host {host} hears nothing on {conn}");
-            return self.host_hangup(conn);
-        }
-        if link.state == State::Serving {
-            for member in &mut link.members {
-                member.beacon(now, &mut link.out);
-            }
-        }
-        let lease_ms = link.lease_ms;
-        self.schedule.after(lease_ms * MS / 4, Event::Beacon { host, run, conn });
         self.link_turn(host)
     }
 
@@ -392,71 +348,46 @@ impl World {
     }
 
     fn host_reads(&mut self, host: usize, id: ConnId) -> Checked {
-        self.set_gate_clocks(host);
-        let (now_ns, now) = (self.schedule.now_ns(), self.host_now(host));
         if self.host_conn(host) != Some(id) {
             return Ok(());
         }
+        self.set_gate_clocks(host);
+        let clocks = self.clocks(host);
         let conn = self.net.conns.get_mut(&id).expect("looked up by the caller");
         let arrived = std::mem::take(&mut conn.down.arrived);
-        let link = &mut self.hosts[host].daemon.as_mut().expect("has a connection").link;
-        link.last_heard_ns = now_ns;
+        let link = self.link(host).expect("has a connection");
         link.input.extend_from_slice(&arrived);
+        link.heard.extend_from_slice(&arrived);
+        let LinkDriver { link: host_link, input, .. } = link;
+        let received = host_link.received(input, clocks.now, clocks.wall_ms);
+        for vm in self.whole_at(host)? {
+            self.goes_on_whole(vm)?;
+        }
+        match received {
+            Ok(()) => self.link_turn(host),
+            Err(error) => self.link_lost(host, error),
+        }
+    }
+
+    /// The VMs that the backup has just told that it has their disks whole.
+    fn whole_at(&mut self, host: usize) -> Checked<Vec<usize>> {
+        let link = self.link(host).expect("has a connection");
+        let mut vms = Vec::new();
         loop {
-            let link = &mut self.hosts[host].daemon.as_mut().expect("has a connection").link;
-            let frame = match frame::decode(&mut link.input) {
-                Ok(Some(frame)) => frame,
-                Ok(None) => break,
+            match frame::decode(&mut link.heard) {
+                Ok(None) => return Ok(vms),
+                Ok(Some(Frame::Control(channel, Message::Attached(attached)))) => {
+                    let Attached { stream, .. } = attached;
+                    if stream.is_some_and(|stream| stream.copy == CopyState::Whole) {
+                        vms.push(link.vms[usize::from(channel.0) - 1]);
+                    }
+                }
+                Ok(Some(_)) => {}
                 Err(error) => {
                     return fail(Checker::Stream, format!("the backup sends garbage: {error}"));
                 }
-            };
-            match (link.state, frame) {
-                (State::Greeting, Frame::Control(Channel(0), Message::Welcome { .. })) => {
-                    link.state = State::Serving;
-                    for member in &mut link.members {
-                        member.connected(&mut link.out);
-                    }
-                }
-                (State::Serving, Frame::Control(Channel(0), Message::Refused { kind, reason })) => {
-                    note!(self, "host {host} is refused: {kind:?} {reason}");
-                    return self.host_hangup(id);
-                }
-                (State::Serving, Frame::Control(channel, message)) => {
-                    let nth = usize::from(channel.0).wrapping_sub(1);
-                    let (Some(member), Some(vm)) = (link.members.get_mut(nth), link.vms.get(nth))
-                    else {
-                        return fail(Checker::Stream, format!("unknown channel {channel}"));
-                    };
-                    let vm = *vm;
-                    let told = format!("{message:?}");
-                    let is_whole = match &message {
-                        Message::Attached(Attached { stream: Some(stream), .. }) => {
-                            stream.copy == CopyState::Whole
-                        }
-                        _ => false,
-                    };
-                    let result = member.receive(message, now);
-                    if member.wants_lease() {
-                        member.beacon(now, &mut link.out);
-                    }
-                    if let Err(error) = result {
-                        return fail(Checker::Stream, format!("vm {vm}: {error} ({told})"));
-                    }
-                    if member.must_connect_anew() {
-                        return self.host_hangup(id);
-                    }
-                    if is_whole {
-                        self.goes_on_whole(vm)?;
-                    }
-                }
-                (state, frame) => {
-                    let what = format!("{frame:?} while {state:?}");
-                    return fail(Checker::Stream, what);
-                }
             }
         }
-        self.link_turn(host)
     }
 
     /// The backup has everything up to where this run began. The member's loop may hang, and hear of it later.
@@ -472,24 +403,36 @@ impl World {
         Ok(())
     }
 
-    /// A host's end of a connection is gone: by its own decision, or the other end's.
+    /// A host's end of a connection is gone: by the other end's decision, or by the network's.
     pub fn host_hangup(&mut self, id: ConnId) -> Checked {
         let Some(conn) = self.net.conns.get(&id) else { return Ok(()) };
         let host = conn.host;
         if self.host_conn(host) != Some(id) {
             return Ok(());
         }
-        note!(self, "host {host} loses {id}");
-        self.host_closes(id);
-        let link = &mut self.hosts[host].daemon.as_mut().expect("has a connection").link;
-        link.conn = None;
-        link.state = State::Down;
-        link.input.clear();
-        link.out.clear();
-        for member in &mut link.members {
-            member.disconnected();
+        self.link_lost(host, ConnectionError::Closed)
+    }
+
+    /// The connection, or the attempt to make one, has ended.
+    fn link_lost(&mut self, host: usize, error: ConnectionError) -> Checked {
+        note!(self, "host {host} loses the backup: {error}");
+        // This backup says nothing that it must not say.
+        if error.is_of_words() || matches!(error, ConnectionError::Member(_)) {
+            return fail(Checker::Stream, format!("host {host}: {error}"));
         }
-        self.retry_connect(host, 0);
+        self.set_gate_clocks(host);
+        let now = self.host_now(host);
+        let link = self.link(host).expect("it has a link");
+        link.attempt = None;
+        link.input.clear();
+        link.heard.clear();
+        let conn = link.conn.take();
+        if let Err(error) = link.link.lost(error, now) {
+            return fail(Checker::Stream, format!("host {host}: {error}"));
+        }
+        if let Some(conn) = conn {
+            self.host_closes(conn);
+        }
         self.link_turn(host)
     }
 

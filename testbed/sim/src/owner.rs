@@ -25,6 +25,7 @@ use tidelock_daemon::link::Refusal;
 use tidelock_daemon::link::port::{FromLink, OwnerPort, ToLink};
 use tidelock_daemon::owner::Clocks;
 use tidelock_daemon::owner::driver::{DiskOp, GuestIo, GuestOp, Taking, Timer};
+use tidelock_daemon::owner::spilling::Spilling;
 use tidelock_daemon::owner::{Drained, Owner, OwnerView, Phase, ToOwner};
 use tidelock_daemon::sequencer::{DiskError, Extent, OpId, RequestId};
 use tidelock_netfilter::gate::Pending;
@@ -261,7 +262,10 @@ impl World {
         let ceiling_ms = self.vms[vm].state.lock().expect("one thread").hlc_ceiling_ms;
         let now_ns = self.schedule.now_ns();
         let is_faulty = self.faulty;
-        let run = self.vms[vm].run.as_mut()?;
+        let of = &mut self.vms[vm];
+        // An append that had no room before this turn counts in the backlog's own state.
+        let _ = of.backlog_files.as_ref().map(|files| files.take_ran_full());
+        let run = of.run.as_mut()?;
         run.was_sound = run.is_sound();
         run.ends.fails.set(fails);
         run.view.set_hlc_ceiling_ms(ceiling_ms);
@@ -543,7 +547,11 @@ impl World {
         if run.has_died.is_some() {
             return;
         }
-        run.has_died = Some(death.has_records && run.was_sound);
+        // In the turn in which it dies the loop may have said before that nobody is to go on with the stream.
+        let spilling = run.owner.as_ref().map(Owner::spilling);
+        let lacks_some = |spilling: &Spilling| spilling.backlog().is_some_and(|b| b.lacks_some());
+        let is_given_up = spilling.is_some_and(|of| lacks_some(of) || !of.records());
+        run.has_died = Some(death.has_records && run.was_sound && !is_given_up);
         self.counts.torn += 1;
         let Death { tear, seq, .. } = death;
         note!(self, "vm {vm}: its daemon dies: {tear:?} the append of {seq}");

@@ -78,10 +78,10 @@ pub enum Event {
     LoopGoesOn { vm: usize, run: Run },
     /// The link's loop looks.
     Link { host: usize, run: Run },
-    /// It tries to connect.
-    Connect { host: usize, run: Run },
-    /// It sends beacons.
-    Beacon { host: usize, run: Run, conn: ConnId },
+    /// Its timer has run out.
+    LinkTimer { host: usize, run: Run, deadline: MonoNanos },
+    /// Its attempt to connect may have come through.
+    Connect { host: usize, run: Run, attempt: u64 },
     /// Bytes may have arrived.
     Deliver { conn: ConnId, way: Way },
     /// One end learns that the connection is gone.
@@ -516,8 +516,8 @@ impl World {
             Event::LoopGoesOn { vm, run } => self.loop_goes_on(vm, run),
             Event::Ceilings { host, run } => self.keep_ceilings(host, run),
             Event::CeilingWanted { vm, run } => self.raise_ceiling(vm, run),
-            Event::Connect { host, run } => self.connect(host, run),
-            Event::Beacon { host, run, conn } => self.beacon(host, run, conn),
+            Event::LinkTimer { host, run, deadline } => self.link_timer(host, run, deadline),
+            Event::Connect { host, run, attempt } => self.connect(host, run, attempt),
             Event::Deliver { conn, way } => self.deliver(conn, way),
             Event::HostHangup { conn } => self.host_hangup(conn),
             Event::BackupHangup { conn } => {
