@@ -37,7 +37,6 @@
 #[cfg(test)]
 mod tests;
 
-use serde::{Deserialize, Serialize};
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
@@ -129,6 +128,19 @@ pub enum Standing {
     },
 }
 
+impl Standing {
+    /// Since when clients may have seen what a disaster would undo, by the wall clock.
+    #[must_use]
+    pub fn since_unix_ms(self) -> Option<u64> {
+        match self {
+            Self::Holding => None,
+            Self::Degraded { since_unix_ms } | Self::Returning { since_unix_ms } => {
+                Some(since_unix_ms)
+            }
+        }
+    }
+}
+
 /// Whether a group goes on without the backup.
 #[derive(Debug)]
 pub struct Degrade {
@@ -210,12 +222,7 @@ impl Degrade {
     /// Since when clients may have seen what a disaster would undo, by the wall clock.
     #[must_use]
     pub fn since_unix_ms(&self) -> Option<u64> {
-        match self.standing {
-            Standing::Holding => None,
-            Standing::Degraded { since_unix_ms } | Standing::Returning { since_unix_ms } => {
-                Some(since_unix_ms)
-            }
-        }
+        self.standing.since_unix_ms()
     }
 
     /// The mode in force where the operator wants this one.
@@ -354,20 +361,4 @@ pub fn mode_at_start(configured: Mode) -> Mode {
         Mode::Async => Mode::Pipelined,
         other => other,
     }
-}
-
-/// What is on record while a group is degraded, in a file of its own beside its members' states. It is
-/// written before the gate opens and removed when it is over, so a run that is killed in between does
-/// not make anybody forget.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    /// [`Record::FORMAT`].
-    pub format: u32,
-    /// Since when, in milliseconds since the Unix epoch.
-    pub since_unix_ms: u64,
-}
-
-impl Record {
-    /// The version of the file.
-    pub const FORMAT: u32 = 1;
 }

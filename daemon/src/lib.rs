@@ -26,6 +26,8 @@ pub mod degrade;
 #[cfg(feature = "host")]
 pub mod driver;
 mod durable;
+#[cfg(feature = "host")]
+pub mod group;
 pub mod handover;
 #[cfg(feature = "host")]
 pub mod heartbeat;

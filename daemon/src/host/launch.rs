@@ -3,7 +3,6 @@
 use super::activity_file::{OpenLog, OpenedLog};
 use super::backlog_files::{OpenBacklog, OpenEnds, backlog_limit_bytes};
 use super::changed::{changed_since, lasting};
-use super::degrading;
 use super::gating::PendingEntry;
 use super::verifying::Verifications;
 use super::{Follower, HostError, Writer, report, spawn, with_sources};
@@ -12,7 +11,6 @@ use crate::ceiling;
 use crate::clock;
 use crate::config::{self, Config, Group, Member};
 use crate::copy_job::Bounds;
-use crate::degrade::Degrade;
 use crate::driver::{self, DiskSetup};
 use crate::heartbeat::Pulse;
 use crate::link::GateControl;
@@ -62,13 +60,15 @@ pub(super) struct Launch<'a> {
     pub(super) fenced: Option<String>,
     /// The guest's disks are elsewhere still.
     pub(super) awaits_adoption: bool,
+    /// The policy as the backup hears it first.
+    pub(super) policy: Policy,
 }
 
 impl Launch<'_> {
     pub(super) fn writer(self) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
         let Launch { config, group, member, channel, gate, pending, link, ceiling_wanted, .. } =
             self;
-        let Launch { failed, switched_over, fenced, awaits_adoption, .. } = self;
+        let Launch { failed, switched_over, fenced, awaits_adoption, policy, .. } = self;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
         let log_identity = identity(group, member, &disks);
@@ -189,7 +189,7 @@ impl Launch<'_> {
             }
         })?;
         let mut link_member = LinkMember::new(MemberParts {
-            policy: policy_of(config, group),
+            policy,
             says_unreached: (group.before_first_contact.serves() || opened.serves_unreached_kept)
                 .then_some(group.before_first_contact.serves()),
             attach,
@@ -294,6 +294,7 @@ pub(super) fn follow(
     gate: Arc<dyn GateControl>,
     switched_over: bool,
     fenced: Option<String>,
+    policy: Policy,
 ) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
     let (state, opened) = open_state(config, group, member)?;
     let attach = attach_of(group, member, &opened, Role::Follower)?;
@@ -301,7 +302,7 @@ pub(super) fn follow(
     let (port, _) = OwnerPort::new(EventFd::new().map_err(HostError::Thread)?);
     let link_stats = Arc::<LinkStats>::default();
     let link_member = LinkMember::new(MemberParts {
-        policy: policy_of(config, group),
+        policy,
         // Its rules may have been removed since: the backup hears that they are back.
         says_unreached: opened.serves_unreached_kept.then_some(false),
         attach,
@@ -392,12 +393,6 @@ fn with_removed(member: &Member, disks: &[DiskSetup]) -> Vec<DiskSpec> {
     let mut all: Vec<_> = disks.iter().map(|disk| disk.spec.clone()).chain(removed).collect();
     all.sort_by_key(|disk| disk.id);
     all
-}
-
-/// What the backup is told first of what a group does without it.
-fn policy_of(config: &Config, group: &Group) -> Policy {
-    let since_unix_ms = degrading::on_record(config, group).unwrap_or(Some(0));
-    Degrade::new(group.when_unreachable.after_ms(), since_unix_ms).policy(group.mode)
 }
 
 /// Where a member's state is. Without it the member, or its whole group, is begun anew.

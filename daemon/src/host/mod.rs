@@ -11,28 +11,29 @@ mod backlog_files;
 mod beating;
 mod bookmarking;
 mod changed;
-mod degrading;
 mod descriptors;
 mod disk_hangs;
 mod ending;
 mod gating;
+mod group_driver;
 mod launch;
 mod libvirt;
 mod pauses;
+mod records;
 mod redo;
 mod rules_kept;
 mod snapshot;
-mod switching;
 mod tending;
 mod verifying;
 
 use crate::clock;
 use crate::config::{Config, Group, Member, Security};
 use crate::control::{
-    Adopting, BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlErrorKind,
-    ControlTarget, ModeChange, SwitchState, SwitchWish, Switching, VerifyBegun, VerifyWish,
+    Adopting, BookmarkState, BookmarkWish, Bookmarking, ControlError, ControlTarget, ModeChange,
+    SwitchState, SwitchWish, Switching, VerifyBegun, VerifyWish,
 };
 use crate::driver::link::{self as link_driver, Endpoint, Security as LinkSecurity};
+use crate::group::GroupLoop;
 use crate::heartbeat::Pulse;
 use crate::link::connection::Hello;
 use crate::link::member::MemberError;
@@ -45,12 +46,13 @@ use crate::status::Status;
 use gating::{HeldGate, Unread};
 pub(crate) use launch::state_path;
 use launch::{Launch, follow};
+use records::Records;
+pub(crate) use records::switched_over;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-pub(crate) use switching::switched_over;
 use tidelock_netfilter::gate::{Gate, GateError, GateHandle};
 use tidelock_protocol::ids::{Channel, MonoNanos};
 use tidelock_protocol::message::{Form, Mode};
@@ -185,12 +187,10 @@ struct Follower {
 
 struct HostGroup {
     config: Group,
-    /// As the operator wants it.
-    mode: Mutex<Mode>,
-    degrading: degrading::Degrading,
+    state: Mutex<GroupLoop>,
+    records: Records,
     history: snapshot::GroupHistory,
     bookmarks: bookmarking::Bookmarks,
-    switching: switching::Switching,
     adopting: adopting::Adopting,
     gate: Option<GateHandle>,
     members: Vec<HostMember>,
@@ -233,8 +233,9 @@ impl Host {
         let mut groups = Vec::new();
         for group in &config.groups {
             let gate_handle = gate.as_ref().and_then(|gate| gate.handle(group.name.as_str()));
-            let switching = switching::Switching::open(&config, group);
-            let switched_over = switching.over_since_unix_ms().is_some();
+            let records = Records::of(&config, group);
+            let state = group_driver::open(group, &records);
+            let switched_over = state.view().switched_at_unix_ms.is_some();
             let adopting = adopting::Adopting::open(&config, group)?;
             let fenced = launch::fence_of(&config, group)?;
             let mut members = Vec::new();
@@ -263,6 +264,7 @@ impl Host {
                             control,
                             switched_over,
                             fenced.clone(),
+                            state.policy(),
                         )?;
                         if adopting.waits() {
                             link_member.await_adoption();
@@ -285,6 +287,7 @@ impl Host {
                             switched_over,
                             fenced: fenced.clone(),
                             awaits_adoption: adopting.waits(),
+                            policy: state.policy(),
                         };
                         let (writer, link_member) = launch.writer()?;
                         link_members.push(link_member);
@@ -300,39 +303,24 @@ impl Host {
                 });
             }
             groups.push(HostGroup {
-                mode: Mutex::new(group.mode),
-                degrading: degrading::Degrading::open(&config, group),
+                state: Mutex::new(state),
+                records,
                 history: snapshot::GroupHistory::default(),
                 bookmarks: bookmarking::Bookmarks::default(),
-                switching,
                 adopting,
                 gate: gate_handle,
                 members,
                 config: group.clone(),
             });
         }
-        groups.iter().for_each(HostGroup::begin_mode);
-        let endpoint = endpoint(&config)?;
-        let (state, link_state) = watch::channel(LinkState::Connecting { after: None });
-        let link_thread = spawn("link", move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let result = match runtime {
-                Ok(runtime) => runtime
-                    .block_on(link_driver::run(endpoint, link_members, inbox, state))
-                    .map_err(HostError::Link),
-                Err(error) => Err(HostError::Thread(error)),
-            };
-            if let Err(error) = result {
-                report(&failed, error);
-            }
-        })?;
+        let (link_news, link_state) = watch::channel(LinkState::Connecting { after: None });
         let stopping = Arc::<AtomicBool>::default();
         let heartbeats = beating::start(&groups, stopping.clone())?;
         let gate = Arc::new(Mutex::new(gate));
         rules_kept::start(&gate)?;
         let handles = groups.iter().filter_map(|group| group.gate.clone()).collect();
         let virtual_machine = pauses::start(&gate, handles)?;
-        Ok(Host {
+        let host = Host {
             started_at: clock::mono_now(),
             virtual_machine,
             config,
@@ -340,7 +328,7 @@ impl Host {
             groups,
             link_state,
             link_history: Arc::default(),
-            link_thread: Mutex::new(Some(link_thread)),
+            link_thread: Mutex::default(),
             link: Mutex::new(Some(to_link)),
             stopping,
             heartbeats: Some(heartbeats),
@@ -348,7 +336,23 @@ impl Host {
             switch_asked: Notify::new(),
             ceiling_wanted,
             failure,
-        })
+        };
+        host.begin_groups();
+        let endpoint = endpoint(&host.config)?;
+        let link_thread = spawn("link", move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let result = match runtime {
+                Ok(runtime) => runtime
+                    .block_on(link_driver::run(endpoint, link_members, inbox, link_news))
+                    .map_err(HostError::Link),
+                Err(error) => Err(HostError::Thread(error)),
+            };
+            if let Err(error) = result {
+                report(&failed, error);
+            }
+        })?;
+        *host.link_thread.lock().expect("no panic while held") = Some(link_thread);
+        Ok(host)
     }
 
     /// Waits until a loop has failed.
@@ -401,14 +405,7 @@ impl ControlTarget for Host {
     fn set_mode(&self, group: &str, mode: Mode) -> Result<ModeChange, ControlError> {
         let group = self.group(group)?;
         let name = group.config.name.to_string();
-        if group.switching.is_shut() {
-            let text =
-                format!("group {name} was switched over: its mode does not matter here any more");
-            return Err(ControlError::new(ControlErrorKind::Refused, text));
-        }
-        let mut current = group.mode.lock().expect("no panic while held");
-        let before = std::mem::replace(&mut *current, mode);
-        self.mode_is_wanted(group, before, mode);
+        let before = self.want_mode(group, mode)?;
         Ok(ModeChange { group: name, before, after: mode })
     }
 
@@ -425,7 +422,7 @@ impl ControlTarget for Host {
     }
 
     fn switchover(&self, group: &str, wish: SwitchWish) -> Result<Switching, ControlError> {
-        Host::switchover(self, self.group(group)?, wish)
+        Host::switchover(self, self.group(group)?, &wish)
     }
 
     fn switched(&self, group: &str) -> Result<SwitchState, ControlError> {

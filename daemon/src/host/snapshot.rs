@@ -25,8 +25,8 @@ use crate::status::{
     TaggingStatus, VerifyStatus, WriterStatus, judge,
 };
 use crate::verified::Verified;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use tidelock_netfilter::gate::{
     Gate, GateHandle, GateSnapshot, HOLD_BUCKETS_MS, MemberGate, MemberTagging, TaggingStats,
@@ -162,8 +162,8 @@ impl Host {
     }
 
     fn group_status(&self, group: &HostGroup, now: MonoNanos) -> GroupStatus {
-        let mode = group.mode_in_force();
-        let since_unix_ms = group.degrading.since_unix_ms();
+        let mode = group.view().mode;
+        let since_unix_ms = group.view().degraded_since_unix_ms();
         let degraded_for_ms = since_unix_ms.map(|since| clock::wall_ms().saturating_sub(since));
         let gates = self.gates_of(group, now);
         let unheld = may_know_too_much(group, &gates);
@@ -190,7 +190,7 @@ impl Host {
             state_age_ms: ms(now.since_ns(past.since)),
             detail: detail(group, &gates, now),
             mode,
-            wanted_mode: Some(*group.mode.lock().expect("no panic while held")),
+            wanted_mode: Some(group.view().wanted),
             configured_mode: group.config.mode,
             unprotected_for_ms: past
                 .unprotected_since
@@ -198,7 +198,7 @@ impl Host {
                 .max(degraded_for_ms),
             when_unreachable: group.config.when_unreachable.to_string(),
             degraded_since_unix_ms: since_unix_ms,
-            switched_over_unix_ms: group.switching.over_since_unix_ms(),
+            switched_over_unix_ms: group.view().switched_at_unix_ms,
             awaits_adoption: group.adopting.waits(),
             epoch: epoch.max().unwrap_or_default(),
             lease: LeaseStatus {
@@ -254,7 +254,7 @@ impl Host {
         let mut past = group.history.past.lock().expect("no panic while held");
         past.ever_attached |= attached;
         // What clients were told while nothing was held must have arrived before this ends.
-        let is_held_again = group.degrading.since_unix_ms().is_none()
+        let is_held_again = group.view().degraded_since_unix_ms().is_none()
             && mode != Mode::Async
             && past.unprotected_since.is_some()
             && matches!(
@@ -281,11 +281,11 @@ impl Host {
         let facts = Facts {
             stopping: self.stopping.load(Ordering::SeqCst),
             fenced: writers().any(|w| w.view.phase() == Phase::Fenced && !is_superseded(w))
-                || group.switching.over_since_unix_ms().is_some(),
+                || group.view().switched_at_unix_ms.is_some(),
             superseded,
-            degraded: group.degrading.since_unix_ms().is_some(),
+            degraded: group.view().degraded_since_unix_ms().is_some(),
             overflowed: writers().any(|w| overflowed_since_unix_ms(&w.owner_stats).is_some()),
-            unprotected: group.degrading.is_unreached() || phase(Phase::Unrecorded),
+            unprotected: group.view().is_unreached || phase(Phase::Unrecorded),
             unheld,
             ever_attached: past.ever_attached,
             attached,
@@ -363,8 +363,12 @@ fn lag_writes(of_link: u64, phase: Phase, published: Seq, durable: Seq) -> u64 {
 
 impl HostMember {
     pub(super) fn link_stats(&self) -> Option<&LinkStats> {
+        self.link().map(|stats| &**stats)
+    }
+
+    pub(super) fn link(&self) -> Option<&Arc<LinkStats>> {
         let writer = self.writer.as_ref().map(|w| &w.link_stats);
-        writer.or_else(|| Some(&self.follower.as_ref()?.link_stats)).map(|stats| &**stats)
+        writer.or_else(|| Some(&self.follower.as_ref()?.link_stats))
     }
 
     pub(super) fn state(&self) -> Option<&MemberState> {
@@ -387,7 +391,7 @@ fn policy_detail(group: &HostGroup) -> Option<String> {
     if let Some(text) = unreached_detail(group) {
         return Some(text);
     }
-    if group.awaits_contact() {
+    if group.view().awaits_contact {
         let why = "replies are held although the mode is async: the last run may have left with everything at the \
                    backup, which counts on no more from here before it has heard of this one";
         let way_out = match is_one_of_several(&group.config) {
@@ -396,7 +400,7 @@ fn policy_detail(group: &HostGroup) -> Option<String> {
         };
         return Some(format!("{why}{way_out}"));
     }
-    match group.degrading.standing() {
+    match group.view().standing {
         Standing::Degraded { .. } => Some(format!(
             "nothing is held ({policy}): replies had waited for the backup for too long"
         )),
@@ -418,10 +422,10 @@ fn unreached_detail(group: &HostGroup) -> Option<String> {
         member.writer.as_ref().is_some_and(|writer| writer.view.phase() == Phase::Unrecorded)
     };
     let is_unrecorded = group.members.iter().any(is_unrecorded);
-    let is_returning = matches!(group.degrading.standing(), Standing::Returning { .. });
-    let text = match (is_unrecorded, group.degrading.is_unreached()) {
+    let is_returning = matches!(group.view().standing, Standing::Returning { .. });
+    let text = match (is_unrecorded, group.view().is_unreached) {
         (true, true) => "guests are served and replies leave, the backup has nothing of it yet",
-        (true, false) if group.mode_in_force() == Mode::Async => {
+        (true, false) if group.view().mode == Mode::Async => {
             "guests are served and replies leave (async), the backup has nothing of it yet"
         }
         (true, false) => {
@@ -442,7 +446,7 @@ fn detail(group: &HostGroup, gates: &[Vec<GateStatus>], now: MonoNanos) -> Optio
         let why = gates.iter().filter_map(|gate| gate.unheld_because.as_ref());
         parts.extend(why.map(|why| format!("{}: {why}", member.config.name.as_str())));
     }
-    if let Some(at) = group.switching.over_since_unix_ms() {
+    if let Some(at) = group.view().switched_at_unix_ms {
         parts.push(format!(
             "switched over to the backup site at {}: this host has given up its lease",
             human::utc(at)
@@ -684,7 +688,7 @@ fn gate_status(
                     "what the guest may have heard of other members is not known until every writer has said \
                      how far it is"
                 }
-                ShutWhy::Fenced if group.switching.over_since_unix_ms().is_some() => {
+                ShutWhy::Fenced if group.view().switched_at_unix_ms.is_some() => {
                     "the group was switched over to the backup site"
                 }
                 ShutWhy::Fenced if writers_of(group).any(is_superseded) => {

@@ -51,6 +51,8 @@ pub enum Bug {
     QueueIsSilence,
 
     // Groups that go on without the backup.
+    /// Breaks rule 1: mode async is in force although the backup counts the writer as gone.
+    AsyncBeforeContact,
     /// Breaks rule 6: a group is no longer degraded as soon as the gate holds again.
     OverBeforeCovered,
     /// Breaks rule 8: no calm is needed for a return, whatever the lag is.
@@ -61,6 +63,8 @@ pub enum Bug {
     // Planned switch.
     /// Breaks rules 1 and 4: a host that is drained does not wait for the others.
     OthersNotAwaited,
+    /// Breaks rule 4: a lease is given up, and the gate stays open until it ends.
+    GivenUpBeforeShut,
 
     // Gate.
     /// Breaks rule 1: releases when any one entry of the stamp is covered.

@@ -13,7 +13,6 @@ use crate::schedule::MS;
 use crate::world::{World, note};
 use tidelock_daemon::link::port::AttachedStream;
 use tidelock_daemon::owner::PATIENCE;
-use tidelock_daemon::owner::Phase;
 use tidelock_daemon::sequencer::{Extent, OpId};
 use tidelock_protocol::ids::{Epoch, Seq};
 use tidelock_protocol::record::Effect;
@@ -92,16 +91,6 @@ impl World {
         self.counts.unrecorded += 1;
     }
 
-    /// Whether clients of a group on a host are answered although the backup was not reached since the start.
-    pub(crate) fn opens_unreached(&self, vms: &[usize]) -> bool {
-        let runs = || vms.iter().filter_map(|vm| self.vms[*vm].run.as_ref());
-        let may_answer =
-            |vm: &usize| self.vms[*vm].state.lock().expect("one thread").may_answer_unreached();
-        runs().any(|run| run.phase() == Phase::Unrecorded && run.refusal.is_none())
-            && vms.iter().filter(|vm| self.plan.vms[**vm].writer_id().is_some()).all(may_answer)
-            && runs().all(|run| !run.draining)
-    }
-
     /// Rule 6: what has no record is in the map, as a power loss would leave it, as long as it cannot be compared.
     pub(crate) fn check_unrecorded(&self, vm: usize) -> Checked {
         let unrecorded = &self.vms[vm].unrecorded;
@@ -117,7 +106,7 @@ impl World {
 
 impl crate::host::StateFile {
     /// As production's `state.rs` says it.
-    fn may_answer_unreached(&self) -> bool {
+    pub(crate) fn may_answer_unreached(&self) -> bool {
         !self.fenced && (self.epoch == Epoch(0) || self.serves_unreached_kept)
     }
 }

@@ -142,7 +142,7 @@ impl World {
                 self.backup.slow_factor = self.rng.range(2..60);
                 self.later(Later::BackupFast, span);
             }
-            Fault::Mode => self.change_mode(group),
+            Fault::Mode => return self.change_mode(group),
             Fault::WallClock => {
                 let step = self.rng.range(0..10_000) as i64 - 5_000;
                 self.plan.hosts[host].wall_offset_ms += step;
@@ -232,10 +232,10 @@ impl World {
         self.later(Later::BackupStarts, after + span_ns);
     }
 
-    fn change_mode(&mut self, group: usize) {
+    fn change_mode(&mut self, group: usize) -> Checked {
         let mode = *self.rng.pick(&[Mode::Sync, Mode::Pipelined, Mode::Pipelined, Mode::Async]);
         note!(self, "group {group} goes to {mode}");
-        (0..self.hosts.len()).for_each(|host| self.want_mode(host, group, mode));
+        (0..self.hosts.len()).try_for_each(|host| self.want_mode(host, group, mode))
     }
 
     /// The primary site is gone, or cut off and alive, or only believed to be: recover the group.

@@ -142,6 +142,12 @@ impl SimGate {
         self.change(|state| state.mode = mode);
     }
 
+    /// Whether the gate's threads of all members have seen the last change.
+    #[must_use]
+    pub fn is_applied(&self) -> bool {
+        self.unseen.load(Relaxed) == 0
+    }
+
     /// The lease is given up: shut for good.
     pub fn shut(&self) {
         self.change(GroupState::fence);
@@ -217,7 +223,7 @@ impl GateControl for MemberGate {
     }
 
     fn is_applied(&self) -> bool {
-        self.gate.unseen.load(Relaxed) == 0
+        self.gate.is_applied()
     }
 
     fn hold_for_resync(&self, hold: bool) {

@@ -1,7 +1,7 @@
 //! The daemon of a host: how it starts, what it keeps between runs, and how it ends.
 
+use crate::around::HostGroup;
 use crate::beating::Beating;
-use crate::degrade::HostGroup;
 use crate::disk::SECTOR_BYTES;
 use crate::driver::{Published, Shape, SimDriver, SimFile};
 use crate::failure::Checked;
@@ -11,7 +11,6 @@ use crate::owner::MemberRun;
 use crate::plant::{OnTheWay, Plant};
 use crate::schedule::MS;
 use crate::spilling::left_unacked;
-use crate::switching::HostSwitch;
 use crate::world::{Event, Kernel, Run, World, note};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -36,7 +35,7 @@ use tidelock_netfilter::gate::Pending;
 use tidelock_netfilter::release_queue::ReleaseQueue;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Channel, DiskId, Epoch, GroupId, Incarnation, Nonce, RunId, Seq};
-use tidelock_protocol::message::{Basis, DiskSpec, LastRun, Role, Writing};
+use tidelock_protocol::message::{Basis, DiskSpec, LastRun, Policy, Role, Writing};
 use tidelock_uring::{BufPool, EventFd};
 
 /// The interval at which a writer says that it has nothing to write.
@@ -136,10 +135,8 @@ pub struct Daemon {
     pub run: Run,
     /// Its link.
     pub link: LinkDriver,
-    /// How its groups stand.
-    pub standings: BTreeMap<usize, HostGroup>,
-    /// Planned switches that are under way.
-    pub(crate) switches: BTreeMap<usize, HostSwitch>,
+    /// Its groups.
+    pub groups: BTreeMap<usize, HostGroup>,
 }
 
 impl std::fmt::Debug for Daemon {
@@ -166,6 +163,7 @@ impl World {
         self.counts.daemon_runs += 1;
         let (vms, clocks) = (self.vms_of(host), self.clocks(host));
         let never_awaits = self.plant == Some(Plant::OnTheWay(OnTheWay::FloorNotAwaited));
+        let groups = self.groups_of(host, &vms);
         let mut new = NewMembers::default();
         let mut gates: BTreeMap<usize, Arc<SimGate>> = BTreeMap::new();
         for (nth, vm) in vms.iter().copied().enumerate() {
@@ -186,16 +184,16 @@ impl World {
                 .clone();
             gate.set_clocks(clocks);
             let channel = Channel(nth as u16 + 1);
-            self.start_member(vm, run, channel, gate, &mut new)?;
+            let policy = groups[&group].group.policy();
+            self.start_member(vm, run, channel, gate, policy, &mut new)?;
         }
         note!(self, "daemon of host {host} starts, run {run}");
-        let standings = self.standings_of(host, &vms);
         let link = LinkDriver::new(host, vms.clone(), new, self.rng.number(), clocks.now);
-        self.hosts[host].daemon = Some(Daemon { run, link, standings, switches: BTreeMap::new() });
+        self.hosts[host].daemon = Some(Daemon { run, link, groups });
         let after = self.rng.range(0..20 * MS);
         self.schedule.after(after, Event::Link { host, run });
         self.schedule.after(LOOK_EVERY_NS, Event::Ceilings { host, run });
-        self.begin_looks(host, run);
+        self.begin_looks(host, run)?;
         self.begin_watch(host, run);
         self.begin_verifications(host, run);
         self.cut_off_start(host);
@@ -244,6 +242,7 @@ impl World {
         run: Run,
         channel: Channel,
         gate: Arc<SimGate>,
+        policy: Policy,
         new: &mut NewMembers,
     ) -> Checked {
         self.reads_record(vm);
@@ -360,7 +359,7 @@ impl World {
         new.add(MemberParts {
             attach: attach_of(&self.plan, vm, group_id, epoch, role),
             log: age,
-            policy: self.first_policy(vm, mode),
+            policy,
             says_unreached,
             channel,
             port: port.clone(),

@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod around;
 pub mod backup;
 pub mod beating;
 pub mod change;

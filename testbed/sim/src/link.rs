@@ -122,9 +122,9 @@ impl LinkDriver {
 
     /// What it says of a member.
     #[must_use]
-    pub fn stats_of(&self, vm: usize) -> Option<&LinkStats> {
+    pub fn stats_of(&self, vm: usize) -> Option<&Arc<LinkStats>> {
         let nth = self.vms.iter().position(|other| *other == vm)?;
-        self.stats.get(nth).map(|stats| &**stats)
+        self.stats.get(nth)
     }
 
     /// Whether the first message waits: the loop must look.

@@ -32,8 +32,6 @@ pub enum OnTheWay {
     WrapForgotten,
     /// Nobody waits until it is known what a guest has heard.
     FloorNotAwaited,
-    /// A lease is given up, and the gate stays open until it ends.
-    GivenUpBeforeShut,
     /// A write is begun on the local disk before the backlog on disk has its record.
     WrittenBeforeKept,
     /// Nobody looks which boot of the host a backlog on disk is of.
@@ -42,8 +40,6 @@ pub enum OnTheWay {
     SwitchForgotten,
     /// A daemon that starts does not look what the last verification has found.
     DifferenceForgotten,
-    /// Mode async is in force although the backup counts the writer as gone.
-    AsyncBeforeContact,
 }
 
 /// All of them, by name.
@@ -109,9 +105,9 @@ pub const PLANTS: [(&str, Plant); 65] = [
     ("rebuilt-next-to-pending", Plant::OnTheWay(OnTheWay::RebuiltNextToPending)),
     ("wrap-forgotten", Plant::OnTheWay(OnTheWay::WrapForgotten)),
     ("floor-not-awaited", Plant::OnTheWay(OnTheWay::FloorNotAwaited)),
-    ("given-up-before-shut", Plant::OnTheWay(OnTheWay::GivenUpBeforeShut)),
+    ("given-up-before-shut", Plant::Production(Bug::GivenUpBeforeShut)),
     ("switch-forgotten", Plant::OnTheWay(OnTheWay::SwitchForgotten)),
-    ("async-before-contact", Plant::OnTheWay(OnTheWay::AsyncBeforeContact)),
+    ("async-before-contact", Plant::Production(Bug::AsyncBeforeContact)),
     ("others-not-awaited", Plant::Production(Bug::OthersNotAwaited)),
 ];
 

@@ -1,5 +1,4 @@
-//! The planned switch of a group to the backup site: production's [`Handover`] on each host, with what
-//! `daemon/src/host/switching.rs` does around it, operators who tell the hosts one after the other, and the checkers.
+//! The planned switch of a group to the backup site: operators who tell the hosts one after the other, and the checkers.
 //!
 //! At every step of it a host may die, lose its connection or its power, or be told to take it back. The checkers:
 //! - whoever is told to go over is told so when every writer of the group is drained, or has gone back without being
@@ -16,17 +15,12 @@ use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use tidelock_backup_server::group::Link;
-use tidelock_daemon::handover::{Handover, LinkEnded, Sight, Step};
-use tidelock_daemon::link::port::{LeaseGivenUp, ToLink};
-use tidelock_daemon::owner::{Drained, Phase, ToOwner};
+use tidelock_daemon::handover::Step;
 use tidelock_protocol::ids::WriterId;
-use tidelock_protocol::message::{Form, Message};
+use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;
-use tokio::sync::oneshot::{self, error::TryRecvError};
 
 /// How often a host looks.
 const LOOK_NS: u64 = 8 * MS;
@@ -76,22 +70,6 @@ const STRIKES: [Strike; 7] = [
     Strike::Stop,
 ];
 
-/// A switch that is under way on one host.
-#[derive(Debug)]
-pub struct HostSwitch {
-    handover: Handover,
-    facts: Facts,
-}
-
-#[derive(Debug)]
-struct Facts {
-    /// Until then somebody wants it.
-    wanted_until_ns: u64,
-    /// The answers of writers of which the backup does not have everything yet.
-    drains: Vec<Option<oneshot::Receiver<Drained>>>,
-    answers: Vec<oneshot::Receiver<CountVector>>,
-}
-
 /// What the checkers know of a member.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
@@ -105,86 +83,6 @@ pub struct Standing {
     pub(crate) over: bool,
     /// Its lease is given up.
     pub(crate) gave_up: bool,
-}
-
-/// What production's decision asks for.
-struct Seen<'a> {
-    world: &'a mut World,
-    host: usize,
-    group: usize,
-    of: &'a mut Facts,
-}
-
-impl Seen<'_> {
-    fn here(&self) -> Vec<usize> {
-        self.world.members_on(self.host, self.group)
-    }
-}
-
-impl Sight for Seen<'_> {
-    fn unwanted(&self) -> Option<String> {
-        let runs = |vm: &usize| self.world.vms[*vm].run.as_ref();
-        if self.here().iter().filter_map(runs).any(|run| run.draining) {
-            return Some("the daemon is stopping".to_owned());
-        }
-        let is_late = self.world.schedule.now_ns() >= self.of.wanted_until_ns;
-        is_late.then(|| "nobody waits for it".to_owned())
-    }
-
-    fn is_drained(&mut self) -> Result<bool, String> {
-        for drain in &mut self.of.drains {
-            let Some(of) = drain else { continue };
-            let Ok(done) = of.try_recv() else { return Ok(false) };
-            if done.marks.is_none() {
-                return Err("the local disk failed its last flush, or the sites differ".to_owned());
-            }
-            *drain = None;
-        }
-        Ok(true)
-    }
-
-    fn is_held(&self) -> bool {
-        let runs = |vm: &usize| self.world.vms[*vm].run.as_ref();
-        self.here().iter().filter_map(runs).any(|run| !run.held.is_empty())
-    }
-
-    fn obstacle(&self) -> Option<String> {
-        self.world.switch_obstacle(self.host, self.group)
-    }
-
-    fn lacks(&self) -> String {
-        "not everything is there".to_owned()
-    }
-
-    fn is_attached(&self) -> bool {
-        let link = self.world.hosts[self.host].daemon.as_ref().map(|daemon| &daemon.link);
-        let mut here = self.here().into_iter();
-        here.all(|vm| link.and_then(|link| link.stats_of(vm)).is_some_and(|of| of.is_attached()))
-    }
-
-    fn with_hosts(&self, members: Vec<String>) -> Vec<String> {
-        members
-    }
-
-    fn is_shut(&self) -> bool {
-        self.here().iter().all(|vm| {
-            let run = self.world.vms[*vm].run.as_ref();
-            run.is_none_or(|run| !run.gate_due && !run.gate.is_dirty(*vm))
-        })
-    }
-
-    fn is_answered(&mut self) -> Result<bool, LinkEnded> {
-        let mut is_lost = false;
-        self.of.answers.retain_mut(|answer| match answer.try_recv() {
-            Ok(_) => false,
-            Err(TryRecvError::Empty) => true,
-            Err(TryRecvError::Closed) => {
-                is_lost = true;
-                true
-            }
-        });
-        if is_lost { Err(LinkEnded) } else { Ok(self.of.answers.is_empty()) }
-    }
 }
 
 // ---- operators
@@ -206,7 +104,7 @@ impl World {
         self.is_lost(group) || self.is_switched(group)
     }
 
-    fn members_on(&self, host: usize, group: usize) -> Vec<usize> {
+    pub(crate) fn members_on(&self, host: usize, group: usize) -> Vec<usize> {
         let members = self.plan.groups[group].members();
         members.filter(|vm| self.plan.vms[*vm].host == host).collect()
     }
@@ -261,13 +159,14 @@ impl World {
         let is_followed = self.is_switched(group);
         let is_late = !self.faulty && self.squeeze.is_some() && !is_followed;
         let is_gone = self.backup.groups[group].recovered.is_some() || here.is_empty();
-        let now = self.host_now(host);
         let Some(daemon) = &self.hosts[host].daemon else { return Ok(()) };
         let run = daemon.run;
-        if is_over || is_late || is_gone || daemon.switches.contains_key(&group) {
+        let is_under_way = daemon.groups.get(&group).is_none_or(|of| of.group.is_switching());
+        if is_over || is_late || is_gone || is_under_way {
             return Ok(());
         }
-        if let Some(why) = self.switch_obstacle(host, group) {
+        let may = self.with_group(host, group, |of, here| of.check_switch(here))?;
+        if let Some(Err(why)) = may {
             note!(self, "host {host} cannot switch group {group} over: {why}");
             // No waiting mends a disk that has failed a flush: the operator does as the daemon says.
             let is_poisoned = |vm: &usize| {
@@ -288,174 +187,62 @@ impl World {
         let drain_max = Duration::from_millis(rng.range(500..3_000));
         let others_max = Duration::from_millis(rng.range(300..4_000));
         let patience = if rng.chance(1, 6) { rng.range(MS..2 * S) } else { 60 * S };
-        let is_spread = self.hosts_with(group).len() > 1;
-        let handover = Handover::begin(here.len(), is_spread, drain_max, others_max, now);
-        let drains = self.hold(group, &here);
-        let facts = Facts {
-            wanted_until_ns: self.schedule.now_ns() + patience,
-            drains,
-            answers: Vec::new(),
-        };
-        let switch = HostSwitch { handover, facts };
-        self.hosts[host].daemon.as_mut().expect("just seen").switches.insert(group, switch);
+        self.with_group(host, group, |of, here| of.begin_switch(drain_max, others_max, here))?;
+        let wanted_until_ns = self.schedule.now_ns() + patience;
+        let daemon = self.hosts[host].daemon.as_mut().expect("just seen");
+        daemon.groups.get_mut(&group).expect("just seen").wanted_until_ns = wanted_until_ns;
         self.schedule.after(LOOK_NS, Event::Switch { host, group, run });
         Ok(())
     }
 
     // ---- a host
 
-    /// Production's decision looks, and what it wants is done.
+    /// The group's loop looks at its switch.
     pub fn switch_event(&mut self, host: usize, group: usize, run: Run) -> Checked {
-        let now = self.host_now(host);
+        let (now, now_ns) = (self.host_now(host), self.schedule.now_ns());
         let Some(daemon) = self.hosts[host].daemon.as_mut().filter(|daemon| daemon.run == run)
         else {
             return Ok(());
         };
-        let Some(mut switch) = daemon.switches.remove(&group) else { return Ok(()) };
-        let HostSwitch { handover, facts } = &mut switch;
-        let mut seen = Seen { world: self, host, group, of: facts };
-        let mut step = handover.look(&mut seen, now);
-        if step == Step::Record {
-            step = handover.recorded(self.put_on_record(host, group)?);
-            if let (Step::GoOn(_), Some(_)) = (&step, handover.agreement()) {
-                self.say_ready(host, group, handover, false);
-            }
+        let of = daemon.groups.get_mut(&group).expect("it has a switch under way");
+        if now_ns < of.wanted_until_ns {
+            // The operator waits.
+            let _ = of.group.switch_state(now);
         }
+        let step = self.with_group(host, group, |of, here| of.look_at_switch(here))?.flatten();
+        let Some(step) = step else { return Ok(()) };
         match &step {
-            Step::Wait | Step::Record => {}
-            Step::Say(ready) => self.say_ready(host, group, handover, *ready),
-            Step::Shut => {
-                let is_forgotten = self.plant == Some(Plant::OnTheWay(OnTheWay::GivenUpBeforeShut));
-                let here = self.members_on(host, group);
-                if let Some(run) = here.first().and_then(|vm| self.vms[*vm].run.as_ref())
-                    && !is_forgotten
-                {
-                    run.gate.shut();
-                }
-            }
-            Step::GiveUp => facts.answers = self.give_up(host, group),
-            Step::Over => {
-                note!(self, "host {host} has switched group {group} over");
-                for vm in self.members_on(host, group) {
-                    if let Some(run) = &self.vms[vm].run {
-                        run.port.send(ToOwner::SwitchedOver);
-                    }
-                }
-            }
+            Step::Over => note!(self, "host {host} has switched group {group} over"),
             Step::GoOn(why) => {
                 note!(self, "host {host} goes on with group {group}: {why}");
-                self.goes_on(host, group, handover);
-                self.let_go(host, group);
+                self.goes_on(host, group);
                 return Ok(());
             }
+            _ => {}
         }
         if step != Step::Wait {
             self.strike_now_and_then(host, group, if step == Step::Over { 3 } else { 8 });
         }
-        if step != Step::Over
-            && let Some(daemon) = &mut self.hosts[host].daemon
-        {
-            daemon.switches.insert(group, switch);
+        if step != Step::Over {
             let after = if step == Step::Wait { LOOK_NS } else { 1 };
             self.schedule.after(after, Event::Switch { host, group, run });
         }
         Ok(())
     }
 
-    fn say_ready(&mut self, host: usize, group: usize, handover: &Handover, ready: bool) {
-        note!(self, "host {host} says of group {group}: ready {ready}");
-        let agreement = handover.agreement().expect("it waits for other hosts").clone();
-        for vm in self.members_on(host, group) {
-            if ready {
-                let Standing { over, gave_up, .. } = self.vms[vm].standing;
-                let before = Standing { over, gave_up, ..Standing::default() };
-                self.vms[vm].standing = Standing { said: true, ..before };
-            }
-            if self.vms[vm].run.is_some() {
-                self.tell_link(vm, ToLink::ReadyToSwitch(ready, agreement.clone()));
-            }
-        }
+    /// A host says of a member that it is ready.
+    pub(crate) fn says_ready(&mut self, vm: usize) {
+        let Standing { over, gave_up, .. } = self.vms[vm].standing;
+        let before = Standing { over, gave_up, ..Standing::default() };
+        self.vms[vm].standing = Standing { said: true, ..before };
     }
 
-    fn give_up(&mut self, host: usize, group: usize) -> Vec<oneshot::Receiver<CountVector>> {
-        let mut answers = Vec::new();
-        for vm in self.members_on(host, group) {
-            let (given_up, answer): (LeaseGivenUp, _) = oneshot::channel();
-            self.vms[vm].standing.gave_up = true;
-            self.tell_link(vm, ToLink::GiveUpLease(Some(given_up)));
-            answers.push(answer);
-        }
-        answers
-    }
-
-    /// Lets no request in, as production's `hold`.
-    fn hold(&mut self, group: usize, here: &[usize]) -> Vec<Option<oneshot::Receiver<Drained>>> {
-        let of_group = &self.plan.groups[group];
-        let is_together = of_group.has_several() && of_group.form == Form::Hlc;
-        let writers: Vec<_> =
-            here.iter().copied().filter(|vm| self.plan.vms[*vm].is_writer()).collect();
-        let together = Arc::new(AtomicUsize::new(writers.len()));
-        let mut drains = Vec::new();
-        for vm in writers {
-            let Some(run) = &mut self.vms[vm].run else { continue };
-            run.holds = true;
-            let (reply, drained) = oneshot::channel();
-            let not_ready = match is_together {
-                true => together.clone(),
-                false => Arc::new(AtomicUsize::new(1)),
-            };
-            run.port.send(ToOwner::Hold(reply, not_ready));
-            drains.push(Some(drained));
-        }
-        drains
-    }
-
-    /// Requests are taken again.
-    fn let_go(&mut self, host: usize, group: usize) {
-        for vm in self.members_on(host, group) {
-            let state = &mut self.vms[vm];
-            if let Some(run) = state.run.as_mut().filter(|run| run.holds && !state.switched) {
-                run.holds = false;
-                run.port.send(ToOwner::LetGo);
-            }
-        }
-    }
-
-    /// As production's `check_switch`.
-    fn switch_obstacle(&self, host: usize, group: usize) -> Option<String> {
-        let daemon = self.hosts[host].daemon.as_ref()?;
-        for vm in self.members_on(host, group) {
-            let Some(run) = &self.vms[vm].run else { return Some("it does not run".to_owned()) };
-            let link = daemon.link.stats_of(vm);
-            let attached = link.is_some_and(|link| link.is_attached());
-            if run.draining {
-                return Some("the daemon is stopping".to_owned());
-            }
-            if !attached {
-                return Some(format!("vm {vm} is not attached"));
-            }
-            if let Some(why) = link.and_then(|link| link.stalled()) {
-                return Some(format!("the backup does not acknowledge: {why}"));
-            }
-            if self.plan.vms[vm].is_writer() && run.phase() != Phase::Replicating {
-                return Some(format!("the backup does not have all of vm {vm}"));
-            }
-            if !run.poisoned.is_empty() {
-                return Some(format!("a disk of vm {vm} has failed a flush"));
-            }
-            if self.differs(vm) {
-                return Some(format!("the backup's disks of vm {vm} were found to differ"));
-            }
-        }
-        self.hinders_switch(host, group).then(|| "it is degraded".to_owned())
-    }
-
-    /// No run after this one serves the group, or it could not be put on record.
-    fn put_on_record(&mut self, host: usize, group: usize) -> Checked<Result<(), String>> {
+    /// No run after this one serves the group. `false`: it cannot be put on record.
+    pub(crate) fn put_on_record(&mut self, host: usize, group: usize) -> Checked<bool> {
         let here = self.members_on(host, group);
         let fails = here.iter().any(|vm| self.vms[*vm].errors_one_in > 0);
         if fails && self.switch_rng.chance(1, 3) {
-            return Ok(Err("the disk has failed".to_owned()));
+            return Ok(false);
         }
         note!(self, "host {host} has it on record that group {group} is switched over");
         self.check_goes_over(host, group)?;
@@ -473,7 +260,7 @@ impl World {
             let after = self.switch_rng.range(MS..S);
             self.schedule.after(after, Event::Recover { group });
         }
-        Ok(Ok(()))
+        Ok(true)
     }
 
     /// What a daemon finds on record when it starts.
@@ -519,10 +306,10 @@ impl World {
             }
             Strike::TakeBack => {
                 let now_ns = self.schedule.now_ns();
-                let switch =
-                    self.hosts[host].daemon.as_mut().and_then(|d| d.switches.get_mut(&group));
-                if let Some(switch) = switch {
-                    switch.facts.wanted_until_ns = now_ns;
+                if let Some(daemon) = &mut self.hosts[host].daemon
+                    && let Some(of) = daemon.groups.get_mut(&group)
+                {
+                    of.wanted_until_ns = now_ns;
                 }
             }
             Strike::Stop => self.stop_daemon(host),
@@ -541,9 +328,11 @@ impl World {
     }
 
     /// A host goes on. If the backup has not told it that nobody counts on it, it may be believed for a while.
-    fn goes_on(&mut self, host: usize, group: usize, handover: &Handover) {
+    fn goes_on(&mut self, host: usize, group: usize) {
         let here = self.members_on(host, group);
-        let released = handover.agreement().map_or(0, |agreement| agreement.released());
+        let daemon = self.hosts[host].daemon.as_ref().expect("it goes on");
+        let agreement = daemon.groups.get(&group).and_then(|of| of.agreement.as_ref());
+        let released = agreement.map_or(0, |agreement| agreement.released());
         for vm in &here {
             let standing = &mut self.vms[*vm].standing;
             standing.went_back |= std::mem::take(&mut standing.said) && released < here.len();
@@ -623,6 +412,6 @@ impl World {
     #[must_use]
     pub fn is_switching(&self, group: usize) -> bool {
         let mut daemons = self.hosts.iter().filter_map(|host| host.daemon.as_ref());
-        daemons.any(|daemon| daemon.switches.contains_key(&group))
+        daemons.any(|daemon| daemon.groups.get(&group).is_some_and(|of| of.group.is_switching()))
     }
 }

@@ -1,0 +1,226 @@
+//! A simulated host, as production's loop of one of its groups ([`GroupLoop`]) sees it and acts on it.
+
+use crate::failure::{Checked, Failure};
+use crate::gate::MemberGate;
+use crate::scenario::Scenario;
+use crate::world::World;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tidelock_daemon::group::{GateSight, GroupLoop, GroupSettings, Member, Surroundings, Writer};
+use tidelock_daemon::link::port::{Agreement, ToLink};
+use tidelock_daemon::owner::{Clocks, ToOwner};
+use tidelock_netfilter::release_queue::GateState;
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::{Form, Mode};
+
+/// An operator who waits for a switch asks how far it is more often than that.
+const ASKED_WITHIN: Duration = Duration::from_millis(50);
+
+/// A group on one host.
+#[derive(Debug)]
+pub struct HostGroup {
+    /// Production's.
+    pub(crate) group: GroupLoop,
+    pub(crate) began_at: MonoNanos,
+    /// How often it has degraded.
+    pub(crate) opened: u64,
+    /// Its operator wanted mode async of this daemon, and no other member depends on that.
+    pub(crate) is_ordered: bool,
+    /// Until then somebody wants the switch that is under way.
+    pub(crate) wanted_until_ns: u64,
+    /// The answers to what was said of that switch.
+    pub(crate) agreement: Option<Arc<Agreement>>,
+}
+
+/// What its daemon has on record of a group at its start.
+fn settings(plan: &Scenario, host: usize, group: usize) -> GroupSettings {
+    let of = &plan.groups[group];
+    let elsewhere = of.members().map(|vm| &plan.vms[vm]).filter(|vm| vm.host != host);
+    GroupSettings {
+        name: of.name.clone(),
+        mode: of.mode,
+        form: if of.has_several() { of.form } else { Form::Vector },
+        is_of_several: of.has_several(),
+        elsewhere: elsewhere.map(|vm| (vm.name.clone(), format!("h{}", vm.host))).collect(),
+        after_ms: of.degrade_after_ms,
+        lease_ms: of.lease_ms,
+        asked_within: ASKED_WITHIN,
+    }
+}
+
+/// The host of a group.
+pub(crate) struct Here<'a> {
+    world: &'a mut World,
+    host: usize,
+    group: usize,
+    /// Its members here.
+    vms: Vec<usize>,
+    agreement: &'a mut Option<Arc<Agreement>>,
+    /// A checker's finding meanwhile.
+    failure: Option<Failure>,
+}
+
+impl World {
+    /// The groups on a host when its daemon starts.
+    #[must_use]
+    pub fn groups_of(&self, host: usize, vms: &[usize]) -> BTreeMap<usize, HostGroup> {
+        let begun = |group: usize| {
+            let degraded = self.hosts[host].degraded.get(&group).copied();
+            let mut here = vms.iter().filter(|vm| self.plan.vms[**vm].group == group);
+            let switched = here.any(|vm| self.vms[*vm].switched).then_some(1);
+            HostGroup {
+                group: GroupLoop::new(settings(&self.plan, host, group), degraded, switched),
+                began_at: self.host_now(host),
+                opened: 0,
+                is_ordered: false,
+                wanted_until_ns: 0,
+                agreement: None,
+            }
+        };
+        let groups = vms.iter().map(|vm| self.plan.vms[*vm].group);
+        groups.map(|group| (group, begun(group))).collect()
+    }
+
+    /// Lets the loop of a group on a host do something. `None`: no daemon runs there, or it has not the group.
+    pub(crate) fn with_group<R>(
+        &mut self,
+        host: usize,
+        group: usize,
+        what: impl FnOnce(&mut GroupLoop, &mut Here<'_>) -> R,
+    ) -> Checked<Option<R>> {
+        let daemon = self.hosts[host].daemon.as_mut();
+        let Some(mut of) = daemon.and_then(|daemon| daemon.groups.remove(&group)) else {
+            return Ok(None);
+        };
+        let vms = self.members_on(host, group).into_iter();
+        let vms = vms.filter(|vm| self.vms[*vm].run.is_some()).collect();
+        let agreement = &mut of.agreement;
+        let mut here = Here { world: self, host, group, vms, agreement, failure: None };
+        let result = what(&mut of.group, &mut here);
+        let failure = here.failure;
+        let daemon = self.hosts[host].daemon.as_mut().expect("no loop ends its daemon");
+        daemon.groups.insert(group, of);
+        failure.map_or(Ok(Some(result)), Err)
+    }
+}
+
+impl Surroundings for Here<'_> {
+    fn clocks(&self) -> Clocks {
+        self.world.clocks(self.host)
+    }
+
+    fn is_stopping(&self) -> bool {
+        let mut runs = self.vms.iter().filter_map(|vm| self.world.vms[*vm].run.as_ref());
+        runs.any(|run| run.draining)
+    }
+
+    fn members(&self) -> Vec<Member> {
+        let daemon = self.world.hosts[self.host].daemon.as_ref().expect("its loop runs");
+        let member = |vm: &usize| {
+            let (plan, of) = (&self.world.plan.vms[*vm], &self.world.vms[*vm]);
+            let run = of.run.as_ref().expect("it runs");
+            let (gate, writer) = (run.gate.clone(), plan.writer_id());
+            let link = daemon.link.stats_of(*vm).expect("on this host").clone();
+            let state = of.state.lock().expect("one thread");
+            let is_poisoned = !run.poisoned.is_empty();
+            let written = writer.map(|_| Writer {
+                phase: run.phase(),
+                may_answer_unreached: state.may_answer_unreached(),
+                failed_disk: is_poisoned.then(|| ("d".to_owned(), "it fails".to_owned())),
+                differs: state.verified.as_ref().is_some_and(|verified| verified.differs()),
+                lag_writes: link.lag_writes(),
+                told: run.port.told(),
+            });
+            Member {
+                name: plan.name.clone(),
+                link,
+                control: Arc::new(MemberGate { gate, writer, pending: run.pending.clone() }),
+                writer: written,
+            }
+        };
+        self.vms.iter().map(member).collect()
+    }
+
+    fn gate(&self) -> Option<GateSight> {
+        let run = self.world.vms[*self.vms.first()?].run.as_ref()?;
+        let state = run.gate.state();
+        Some(GateSight {
+            is_open: state.gate_state(self.clocks().now) == GateState::Open,
+            committed: state.committed,
+            watermark: state.watermark,
+            is_applied: run.gate.is_applied(),
+        })
+    }
+
+    fn held_packets(&self) -> Option<u64> {
+        let runs = self.vms.iter().filter_map(|vm| self.world.vms[*vm].run.as_ref());
+        Some(runs.map(|run| run.held.len() as u64).sum())
+    }
+
+    fn disk_hang(&self) -> Option<String> {
+        None
+    }
+
+    fn set_gate_mode(&mut self, mode: Mode) {
+        let clocks = self.clocks();
+        let Some(vm) = self.vms.first() else { return };
+        let run = self.world.vms[*vm].run.as_ref().expect("it runs");
+        run.gate.set_clocks(clocks);
+        run.gate.set_mode(mode);
+    }
+
+    fn tell_owner(&mut self, member: usize, message: ToOwner) {
+        let run = self.world.vms[self.vms[member]].run.as_mut().expect("it runs");
+        match message {
+            ToOwner::Hold(..) => run.holds = true,
+            ToOwner::LetGo => run.holds = false,
+            _ => {}
+        }
+        run.port.send(message);
+    }
+
+    fn tell_link(&mut self, member: usize, message: ToLink) {
+        let vm = self.vms[member];
+        match &message {
+            ToLink::AskFloor { everyone: true } => {
+                self.world.asks_for_everyone(self.host, self.group);
+            }
+            ToLink::ReadyToSwitch(is_ready, agreement) => {
+                *self.agreement = Some(agreement.clone());
+                if *is_ready {
+                    self.world.says_ready(vm);
+                }
+            }
+            ToLink::GiveUpLease(_) => self.world.vms[vm].standing.gave_up = true,
+            _ => {}
+        }
+        self.world.tell_link(vm, message);
+    }
+
+    fn keep_degraded(&mut self, since_unix_ms: u64) -> io::Result<()> {
+        self.world.hosts[self.host].degraded.insert(self.group, since_unix_ms);
+        for vm in &self.vms {
+            let said = &mut self.world.vms[*vm].client.said_unix_ms;
+            *said = since_unix_ms.max(*said);
+        }
+        Ok(())
+    }
+
+    fn forget_degraded(&mut self) -> io::Result<()> {
+        self.world.hosts[self.host].degraded.remove(&self.group);
+        Ok(())
+    }
+
+    fn keep_switched(&mut self, _: u64) -> io::Result<()> {
+        match self.world.put_on_record(self.host, self.group) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(io::ErrorKind::StorageFull.into()),
+            Err(failure) => {
+                self.failure = Some(failure);
+                Ok(())
+            }
+        }
+    }
+}
