@@ -1,36 +1,25 @@
-//! Data that was acknowledged and can no longer be read: what of it is known, and the record of it.
+//! Data that was acknowledged and can no longer be read: what of it is known.
 //!
-//! What it is for: a disk that loses a sector must not cost the group. A damaged segment is put on
-//! record (`damaged.json`), its readable part is used on, and a fold carries what it cannot write
-//! into the images' own record (`fold.json`), until newer data stands there.
+//! A disk that loses a sector must not cost the group. The readable part of a damaged segment is used on, and a fold
+//! carries what it cannot write into the images' own record (`fold.json`), until newer data stands there.
 //!
 //! Invariants:
 //! - Nothing that is damaged is ever shown as data: whoever reads it gets an error (rule 5). Views
 //!   do not need this record for that where a payload or a sector of an image does not fit its checksum; they do where
 //!   a fold could not write.
-//! - A segment on record is not deleted before an operator gives it up: when a fold has passed it,
-//!   its file goes to [`QUARANTINE_DIR`].
 //! - What is damaged in the images is on record in the same file, replaced as a whole, as the
 //!   position up to which they are folded.
 //!
 //! Source: a block layer's list of bad extents (Linux `badblocks`, btrfs' scrub), by point in time.
 
-use crate::extents::{Extents, Slice};
-use crate::manifest::{self, ManifestError};
-use crate::storage::Storage;
-use crate::view::DiskKey;
+use crate::extents::{DiskKey, Extents, Slice};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
-use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
-
-/// Where damaged segments go that a fold has passed.
-pub const QUARANTINE_DIR: &str = "quarantine";
-const FILE: &str = "damaged.json";
 
 /// A record whose payload is not what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -98,45 +87,6 @@ pub struct SegmentDamage {
     pub known: Known,
     /// Payloads that are damaged, as far as they are known.
     pub extents: Vec<DamagedExtent>,
-}
-
-/// A segment on record.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Quarantined {
-    /// What is wrong with it.
-    pub damage: SegmentDamage,
-    /// When it was found, in milliseconds since the Unix epoch.
-    pub found_unix_ms: u64,
-    /// The newest effective time before the segment.
-    pub after: Hlc,
-    /// An operator has given it up: its file goes when a fold has passed it.
-    pub given_up: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    format: u32,
-    segments: Vec<Quarantined>,
-}
-
-/// The segments on record, by index.
-pub type Quarantine = BTreeMap<u64, Quarantined>;
-
-/// Reads the record.
-pub fn read<S: Storage>(storage: &S) -> Result<Quarantine, ManifestError> {
-    let Some(file) = manifest::read_json::<S, File>(storage, FILE)? else {
-        return Ok(Quarantine::new());
-    };
-    Ok(file.segments.into_iter().map(|of| (of.damage.segment, of)).collect())
-}
-
-/// Replaces it, durably.
-pub fn write<S: Storage>(storage: &S, quarantine: &Quarantine) -> Result<(), ManifestError> {
-    let segments = quarantine.values().cloned().collect();
-    let format = manifest::FORMAT;
-    manifest::write_json(storage, "", FILE, &File { format, segments })
 }
 
 /// In an image: the segment that had what should be here; `None`: the image itself had it, and has something else now.

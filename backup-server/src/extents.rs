@@ -1,7 +1,29 @@
-//! A map from byte ranges to values in which a later range replaces what it overlaps.
+//! Parts of disks: a map from byte ranges to values in which a later range replaces what it overlaps.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_protocol::record::Record;
+
+/// One disk of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DiskKey {
+    /// Whose.
+    pub writer: WriterId,
+    /// Its number there.
+    pub disk: DiskId,
+}
+
+impl DiskKey {
+    /// Before all others.
+    pub const FIRST: Self = Self { writer: WriterId(0), disk: DiskId(0) };
+
+    /// The disk that a record changes.
+    #[must_use]
+    pub fn of(record: &Record) -> Self {
+        Self { writer: record.writer, disk: record.disk }
+    }
+}
 
 /// A value that stands for a range and can be cut at its front.
 pub trait Slice: Copy {

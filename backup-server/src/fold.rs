@@ -17,12 +17,14 @@
 
 mod damaged;
 mod gathered;
+mod position;
+
+pub use position::{FoldPosition, read_position, write_position};
 
 use crate::damage::{ImageDamage, LostWith, SegmentDamage};
+use crate::extents::DiskKey;
 use crate::image::{self, Image};
 use crate::journal::{self, JournalBatch, JournalError, Position, State, Tail, is_whole};
-use crate::storage::{self, StorageFile};
-use crate::view::DiskKey;
 use gathered::Gathered;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +35,7 @@ use thiserror::Error;
 use tidelock_planted::Bug;
 use tidelock_protocol::record::Effect;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::StorageFile;
 
 /// Payloads that are in memory at once, about.
 const GATHER_BYTES: u64 = 64 << 20;
@@ -270,7 +273,7 @@ fn may_be_read_later(error: &io::Error) -> bool {
 }
 
 fn image_error(key: DiskKey, source: io::Error) -> FoldError {
-    if storage::is_full(&source) {
+    if tidelock_storage::is_full(&source) {
         return FoldError::Full(source);
     }
     FoldError::Image { disk: format!("{}.{}", key.writer, key.disk), source }

@@ -20,13 +20,13 @@
 //! Source: the checksums of Linux' dm-integrity without its journal, which the group's own journal makes unnecessary.
 
 use crate::damage::DamagedData;
-use crate::storage::{Storage, StorageFile};
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::LazyLock;
 use tidelock_planted::Bug;
 use tidelock_protocol::record::crc32c;
+use tidelock_storage::{Storage, StorageFile};
 
 /// The unit that is checked.
 pub const SECTOR_BYTES: u64 = 512;
@@ -399,8 +399,8 @@ fn chunks(sectors: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 mod tests {
     use super::*;
     use crate::damage::is_damage;
-    use crate::storage::files::Files;
-    use crate::storage::memory::{Memory, MemoryFile};
+    use tidelock_storage::files::Files;
+    use tidelock_storage::memory::{Memory, MemoryFile};
 
     /// Two sectors and a half.
     const SIZE: u64 = 1280;

@@ -2,7 +2,6 @@
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`storage`] | what is needed of a file system; files, and a disk in memory that crashes |
 //! | [`journal`] | records and notes in segment files, durable before they are acknowledged |
 //! | [`group`] | one group: attachment, ingest, acknowledgement, recovery; no I/O but the storage's |
 //! | [`hearing`] | one host's connection: the hello, and what becomes of each frame |
@@ -12,6 +11,7 @@
 //! | [`history`] | any point in time of the window: resolved, held, shown |
 //! | [`cut`] | the greatest downward-closed cut |
 //! | [`damage`] | what was acknowledged and cannot be read any more |
+//! | [`quarantine`] | segments on record as damaged |
 //! | [`travel`] | what operators do with the past |
 //! | [`window_log`] | a past for other stores, by key and value |
 //! | [`manifest`] | the small files beside a journal |
@@ -23,6 +23,9 @@
 #[cfg(feature = "server")]
 #[macro_use(eprint, eprintln, print, println)]
 extern crate tidelock_config;
+
+/// The version of all that is in a group's directory: the journal, the images and the small files beside them.
+pub const FORMAT: u32 = 1;
 
 #[cfg(feature = "server")]
 pub mod boot;
@@ -38,10 +41,9 @@ pub mod history;
 pub mod image;
 pub mod journal;
 pub mod manifest;
-pub mod names;
+pub mod quarantine;
 #[cfg(feature = "server")]
 pub mod server;
-pub mod storage;
 pub mod text;
 pub mod travel;
 pub mod view;

@@ -11,26 +11,20 @@
 //!
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
 
+use crate::FORMAT;
 use crate::cut::HeldBack;
-use crate::damage::{DamagedRange, ImageDamage};
-use crate::history::Closed;
-use crate::journal::Position;
-use crate::storage::{self, Storage, StorageFile};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, GroupId, Incarnation, RunId, Seq, WriterId};
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::{CleanEnd, DiskSpec, Mode};
 use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
-
-/// The version of these files, and of the journal, the images and all else in a group's directory.
-pub const FORMAT: u32 = 1;
+use tidelock_storage::json::{self, FileError};
+use tidelock_storage::{Storage, StorageFile};
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,77 +153,7 @@ pub struct LeftOut {
     pub last_heard_unix_ms: Option<u64>,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FoldFile {
-    format: u32,
-    segment: u64,
-    offset: u64,
-    oldest: OldestTime,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    damaged: Vec<DamagedRange>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OldestTime {
-    hlc: Hlc,
-    cut: CountVector,
-    arrived_ms: u64,
-}
-
-/// What the images are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FoldPosition {
-    /// Everything before it is in the images.
-    pub position: Position,
-    /// What is in the images is in every state from here on; of what is before nothing can be told.
-    pub oldest: Closed,
-    /// What of the images is not what was written.
-    pub damaged: ImageDamage,
-}
-
-/// What is wrong with one of the files.
-#[derive(Debug, Error)]
-pub enum ManifestError {
-    /// It cannot be read or written.
-    #[error("cannot {what} {file}: {source}")]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// Which.
-        file: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// It is not what this program writes.
-    #[error("{file} is damaged: {reason}")]
-    Content {
-        /// Which.
-        file: String,
-        /// Why.
-        reason: String,
-    },
-    /// It is a newer version's.
-    #[error("{file} has format {found}, this program knows {FORMAT}: use a newer one")]
-    Version {
-        /// Which.
-        file: String,
-        /// Its format.
-        found: u32,
-    },
-}
-
-impl ManifestError {
-    /// Whether there is no room, which can get better.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if storage::is_full(source))
-    }
-}
-
 const GROUP: &str = "group.json";
-const FOLD: &str = "fold.json";
 const MACHINES: &str = "machines";
 
 impl Manifest {
@@ -240,11 +164,13 @@ impl Manifest {
     }
 
     /// Reads a group's. `None`: there is no group.
-    pub fn read<S: Storage>(storage: &S) -> Result<Option<Self>, ManifestError> {
-        let Some(manifest) = read_json::<S, Self>(storage, GROUP)? else { return Ok(None) };
+    pub fn read<S: Storage>(storage: &S) -> Result<Option<Self>, FileError> {
+        let Some(manifest) = json::read::<S, Self>(storage, GROUP, FORMAT)? else {
+            return Ok(None);
+        };
         if manifest.members.len() != manifest.writers.len() {
             let reason = "as many members as writers must be listed".to_owned();
-            return Err(ManifestError::Content { file: GROUP.to_owned(), reason });
+            return Err(FileError::Content { file: GROUP.to_owned(), reason });
         }
         Ok(Some(manifest))
     }
@@ -259,8 +185,8 @@ impl Manifest {
     }
 
     /// Makes it durable.
-    pub fn write<S: Storage>(&self, storage: &S) -> Result<(), ManifestError> {
-        write_json(storage, "", GROUP, self)
+    pub fn write<S: Storage>(&self, storage: &S) -> Result<(), FileError> {
+        json::write(storage, "", GROUP, self)
     }
 
     /// A member.
@@ -300,7 +226,7 @@ impl Manifest {
     /// Where a disk's image is.
     #[must_use]
     pub fn image_path(&self, writer: WriterId, disk: &DiskSpec) -> String {
-        storage::join("images", &format!("{}.{}.img", self.name_of(writer), disk.name))
+        tidelock_storage::join("images", &format!("{}.{}.img", self.name_of(writer), disk.name))
     }
 
     /// The disk of this number.
@@ -315,29 +241,6 @@ pub(crate) fn is_of(peer: &str, member: &str) -> bool {
     let line = peer.split_once('=').filter(|(name, _)| *name == member);
     let is_address = |address: &str| address.parse::<IpAddr>().is_ok();
     line.is_some_and(|(_, of)| of.is_empty() || of.split(',').all(is_address))
-}
-
-/// Up to where the journal is in the images.
-pub fn read_fold_position<S: Storage>(storage: &S) -> Result<FoldPosition, ManifestError> {
-    let Some(fold) = read_json::<S, FoldFile>(storage, FOLD)? else {
-        return Ok(FoldPosition::default());
-    };
-    let position = Position { segment: fold.segment, offset: fold.offset };
-    let OldestTime { hlc: at, cut, arrived_ms } = fold.oldest;
-    let oldest = Closed { at, cut, arrived_ms };
-    Ok(FoldPosition { position, oldest, damaged: fold.damaged.into_iter().collect() })
-}
-
-/// Records it, durably.
-pub fn write_fold_position<S: Storage>(
-    storage: &S,
-    fold: &FoldPosition,
-) -> Result<(), ManifestError> {
-    let Position { segment, offset } = fold.position;
-    let Closed { at: hlc, cut, arrived_ms } = fold.oldest.clone();
-    let oldest = OldestTime { hlc, cut, arrived_ms };
-    let damaged = fold.damaged.to_ranges();
-    write_json(storage, "", FOLD, &FoldFile { format: FORMAT, segment, offset, oldest, damaged })
 }
 
 /// The backup's record of a member's machine.
@@ -363,8 +266,8 @@ pub fn write_machine<S: Storage>(
     storage: &S,
     member: &str,
     machine: &Machine,
-) -> Result<(), ManifestError> {
-    write_json(storage, MACHINES, &format!("{member}.json"), machine)
+) -> Result<(), FileError> {
+    json::write(storage, MACHINES, &format!("{member}.json"), machine)
 }
 
 /// Bytes of a machine description, as a file.
@@ -374,9 +277,9 @@ pub fn machine_bytes(machine: &Machine) -> u64 {
 }
 
 /// Bytes of the machine descriptions of all members but one.
-pub fn machines_bytes_but<S: Storage>(storage: &S, member: &str) -> Result<u64, ManifestError> {
+pub fn machines_bytes_but<S: Storage>(storage: &S, member: &str) -> Result<u64, FileError> {
     let counts = |name: &str| name.strip_suffix(".json").is_some_and(|of| of != member);
-    let size = |name: String| storage.open(&storage::join(MACHINES, &name))?.size_bytes();
+    let size = |name: String| storage.open(&tidelock_storage::join(MACHINES, &name))?.size_bytes();
     let all = || {
         storage.create_dir(MACHINES)?;
         storage
@@ -387,24 +290,24 @@ pub fn machines_bytes_but<S: Storage>(storage: &S, member: &str) -> Result<u64, 
             .sum::<io::Result<u64>>()
     };
     let file = MACHINES.to_owned();
-    all().map_err(|source| ManifestError::Io { what: "read", file, source })
+    all().map_err(|source| FileError::Io { what: "read", file, source })
 }
 
 /// Removes the machine descriptions of members that are none any more.
 pub fn forget_machines<S: Storage>(
     storage: &S,
     is_member: impl Fn(&str) -> bool,
-) -> Result<(), ManifestError> {
+) -> Result<(), FileError> {
     let forget = || {
         for name in storage.list(MACHINES)? {
             if !name.rsplit_once('.').is_some_and(|(of, _)| is_member(of)) {
-                storage.remove(&storage::join(MACHINES, &name))?;
+                storage.remove(&tidelock_storage::join(MACHINES, &name))?;
             }
         }
         storage.sync_dir(MACHINES)
     };
     let file = MACHINES.to_owned();
-    forget().map_err(|source| ManifestError::Io { what: "remove", file, source })
+    forget().map_err(|source| FileError::Io { what: "remove", file, source })
 }
 
 /// Keeps the description that an operator has approved.
@@ -412,98 +315,40 @@ pub fn write_approved<S: Storage>(
     storage: &S,
     member: &str,
     machine: &Machine,
-) -> Result<(), ManifestError> {
-    write_json(storage, MACHINES, &format!("{member}.approved"), machine)
+) -> Result<(), FileError> {
+    json::write(storage, MACHINES, &format!("{member}.approved"), machine)
 }
 
 /// Reads the backup's record of a member's machine.
-pub fn read_machine<S: Storage>(storage: &S, member: &str) -> Result<KeptMachine, ManifestError> {
-    let read = |suffix: &str| -> Result<Option<Machine>, ManifestError> {
-        let file = storage::join(MACHINES, &format!("{member}.{suffix}"));
-        let content = |reason: String| ManifestError::Content { file: file.clone(), reason };
-        let read = storage::read_all(storage, &file).map_err(|source| ManifestError::Io {
-            what: "read",
-            file: file.clone(),
-            source,
-        })?;
-        let Some(bytes) = read else { return Ok(None) };
-        let machine: Machine =
-            serde_json::from_slice(&bytes).map_err(|error| content(error.to_string()))?;
-        machine.check().map_err(|reason| content(reason.to_owned()))?;
-        Ok(Some(machine))
-    };
+pub fn read_machine<S: Storage>(storage: &S, member: &str) -> Result<KeptMachine, FileError> {
+    let read =
+        |suffix: &str| -> Result<Option<Machine>, FileError> {
+            let file = tidelock_storage::join(MACHINES, &format!("{member}.{suffix}"));
+            let content = |reason: String| FileError::Content { file: file.clone(), reason };
+            let read = tidelock_storage::read_all(storage, &file)
+                .map_err(|source| FileError::Io { what: "read", file: file.clone(), source })?;
+            let Some(bytes) = read else { return Ok(None) };
+            let machine: Machine =
+                serde_json::from_slice(&bytes).map_err(|error| content(error.to_string()))?;
+            machine.check().map_err(|reason| content(reason.to_owned()))?;
+            Ok(Some(machine))
+        };
     Ok(KeptMachine { described: read("json")?, approved: read("approved")? })
-}
-
-pub(crate) fn read_json<S: Storage, T: DeserializeOwned>(
-    storage: &S,
-    file: &str,
-) -> Result<Option<T>, ManifestError> {
-    let bytes = storage::read_all(storage, file).map_err(|source| ManifestError::Io {
-        what: "read",
-        file: file.to_owned(),
-        source,
-    })?;
-    let Some(bytes) = bytes else { return Ok(None) };
-    let damaged = |e: serde_json::Error| ManifestError::Content {
-        file: file.to_owned(),
-        reason: e.to_string(),
-    };
-    // The format comes first: what a newer one means by its other fields is not known.
-    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
-    let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
-    if format != u64::from(FORMAT) {
-        let found = u32::try_from(format).unwrap_or(u32::MAX);
-        return Err(ManifestError::Version { file: file.to_owned(), found });
-    }
-    serde_json::from_value(value).map(Some).map_err(damaged)
-}
-
-pub(crate) fn write_json<S: Storage, T: Serialize>(
-    storage: &S,
-    dir: &str,
-    file: &str,
-    value: &T,
-) -> Result<(), ManifestError> {
-    let mut text = serde_json::to_vec_pretty(value).expect("plain data");
-    text.push(b'\n');
-    storage::replace(storage, dir, file, &text).map_err(|source| ManifestError::Io {
-        what: "write",
-        file: file.to_owned(),
-        source,
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::damage::LostWith;
-    use crate::storage::memory::Memory;
-    use tidelock_protocol::ids::Seq;
+    use tidelock_storage::memory::Memory;
 
     #[test]
     fn files_survive_and_newer_ones_are_refused() {
         let disk = Memory::new();
         assert!(Manifest::read(&disk).unwrap().is_none());
-        assert_eq!(read_fold_position(&disk).unwrap(), FoldPosition::default());
-        let cut = CountVector::of(WriterId(2), Seq(7));
-        let oldest = Closed { at: Hlc(77), cut, arrived_ms: 5 };
-        let position = Position { segment: 3, offset: 99 };
-        let fold = FoldPosition { position, oldest, ..FoldPosition::default() };
-        write_fold_position(&disk, &fold).unwrap();
-        assert_eq!(read_fold_position(&disk.crash(&mut || false)).unwrap(), fold);
-        let mut damaged = fold.clone();
-        let key = crate::view::DiskKey { writer: WriterId(1), disk: DiskId(2) };
-        damaged.damaged.mark(key, 4096..8192, LostWith(Some(7)));
-        damaged.damaged.mark(key, 8192..8704, LostWith(None));
-        write_fold_position(&disk, &damaged).unwrap();
-        assert_eq!(read_fold_position(&disk).unwrap(), damaged);
-        damaged.damaged.heal(key, 0..9000);
-        write_fold_position(&disk, &damaged).unwrap();
-        assert_eq!(read_fold_position(&disk).unwrap(), fold);
-        storage::replace(&disk, "", "group.json", br#"{"format": 2, "new": true}"#).unwrap();
+        tidelock_storage::replace(&disk, "", "group.json", br#"{"format": 2, "new": true}"#)
+            .unwrap();
         let error = Manifest::read(&disk).unwrap_err();
-        assert!(matches!(error, ManifestError::Version { found: 2, .. }), "{error}");
+        assert!(matches!(error, FileError::Version { found: 2, .. }), "{error}");
         assert_eq!(read_machine(&disk, "vm").unwrap(), KeptMachine::default());
         let machine = |memory: u64| -> Machine {
             serde_json::from_value(serde_json::json!({ "memory_mib": memory })).unwrap()

@@ -25,35 +25,14 @@ mod tests;
 pub use overlay::Overlay;
 
 use crate::damage::{DamagedData, LostWith, Noticed, is_damage};
+use crate::extents::DiskKey;
 use crate::image::Image;
 use crate::journal::Segment;
-use crate::storage::StorageFile;
 use source::{Piece, Verified};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
-use tidelock_protocol::ids::{DiskId, WriterId};
-use tidelock_protocol::record::Record;
-
-/// One disk of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DiskKey {
-    /// Whose.
-    pub writer: WriterId,
-    /// Its number there.
-    pub disk: DiskId,
-}
-
-impl DiskKey {
-    /// Before all others.
-    pub const FIRST: Self = Self { writer: WriterId(0), disk: DiskId(0) };
-
-    /// The disk that a record changes.
-    #[must_use]
-    pub fn of(record: &Record) -> Self {
-        Self { writer: record.writer, disk: record.disk }
-    }
-}
+use tidelock_storage::StorageFile;
 
 /// An overlay that is written by the group's owner and read by whoever serves its disks.
 pub type SharedOverlay<F> = Arc<RwLock<Overlay<F>>>;

@@ -14,14 +14,12 @@
 use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
+use tidelock_backup_server::extents::DiskKey;
 use tidelock_backup_server::group::{
     ConnectionId, Group, GroupOptions, Link, Now, Output, Retention,
 };
 use tidelock_backup_server::hearing::{Channels, Greeting, Heard};
 use tidelock_backup_server::journal::{self, Compress};
-use tidelock_backup_server::names;
-use tidelock_backup_server::storage::memory::{Faults, Memory};
-use tidelock_backup_server::view::DiskKey;
 use tidelock_fuzz::extremes::{Extremes, Known};
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::frame::{self, Frame};
@@ -36,6 +34,7 @@ use tidelock_protocol::message::{
 use tidelock_protocol::part::{self, Part};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::memory::{Faults, Memory};
 
 const GROUP: &str = "g";
 const HOSTS: [&str; 2] = ["honest", "liar"];
@@ -319,7 +318,7 @@ impl Bench {
     /// Whether there is such a group.
     fn attach(&mut self, at: usize, link: Link, attach: &Attach) -> bool {
         let (host, name, now) = (self.connections[at].host, attach.group.clone(), self.now());
-        assert!(names::is_valid(&name), "the decoder lets no other name through");
+        assert!(bounds::is_name(&name), "the decoder lets no other name through");
         if !self.groups.contains_key(&name) {
             if self.groups.len() >= GROUPS_MAX {
                 return false;

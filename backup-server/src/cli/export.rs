@@ -292,7 +292,7 @@ fn finish(
 
 /// What is said of an error that is no fault of anybody here.
 pub(super) fn explain(error: std::io::Error, out: &Path) -> anyhow::Error {
-    if crate::storage::is_full(&error) {
+    if tidelock_storage::is_full(&error) {
         return anyhow::anyhow!(
             "the file system of {} is full: make room and give the same command again, what is there is kept",
             out.display()

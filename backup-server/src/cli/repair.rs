@@ -2,7 +2,7 @@
 
 use super::args::Repair;
 use super::client::Client;
-use crate::damage::QUARANTINE_DIR;
+use crate::quarantine::QUARANTINE_DIR;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::inbox::RepairStatus;

@@ -19,7 +19,6 @@ use crate::image;
 use crate::manifest::Manifest;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
-use crate::storage::files::Files;
 use crate::text;
 use crate::travel::marks::{self, Kind, Mark, Marks};
 use anyhow::{Context, Result, bail, ensure};
@@ -35,6 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::DiskSpec;
+use tidelock_storage::files::Files;
 
 /// One disk, as it is named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,9 +7,9 @@
 
 use super::{FoldError, Run};
 use crate::damage::LostWith;
+use crate::extents::DiskKey;
 use crate::journal::{IndexEntry, Position, SEGMENT_HEADER_BYTES, payload_of};
-use crate::storage::StorageFile;
-use crate::view::DiskKey;
+use tidelock_storage::StorageFile;
 
 impl<F: StorageFile> Run<F> {
     /// The segment is on record as damaged when this job is done.

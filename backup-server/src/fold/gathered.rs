@@ -4,8 +4,8 @@
 //! Source: the shadowing of Retroscope, IV (figure 6): of several changes of an item the last one
 //! alone counts.
 
+use crate::extents::DiskKey;
 use crate::extents::{Extents, Slice};
-use crate::view::DiskKey;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -8,11 +8,11 @@
 
 use super::floor::Answers;
 use super::{Group, Link, Output};
-use crate::storage::Storage;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 /// A question that has not been answered.
 #[derive(Debug)]

@@ -19,11 +19,10 @@ use super::ownership;
 use super::{
     Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, Output, WriterSlot, policies,
 };
+use crate::FORMAT;
 use crate::cut::CutTracker;
 use crate::journal::{self, BATCH_TARGET_BYTES, Journal, Note, Position, Standing, State};
-use crate::manifest::{self, FORMAT, Manifest, ManifestError, Member};
-use crate::names;
-use crate::storage::{self, Storage};
+use crate::manifest::{self, Manifest, Member};
 use std::collections::BTreeMap;
 use std::io;
 use tidelock_planted::Bug;
@@ -38,6 +37,8 @@ use tidelock_protocol::message::{
 };
 use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
+use tidelock_storage::json::FileError;
 
 /// The longest grace that a host may ask for: an hour.
 const GRACE_MAX_MS: u64 = 3_600_000;
@@ -66,7 +67,7 @@ fn may_have_missed(basis: &Basis) -> bool {
 fn check(attach: &Attach) -> Result<(), Refusal> {
     let invalid = |reason: &str| refuse(RefusalKind::Invalid, reason);
     let Attach { group, member, writers, tagging, .. } = attach;
-    if ![group, member].into_iter().chain(writers).all(|name| names::is_valid(name)) {
+    if ![group, member].into_iter().chain(writers).all(|name| bounds::is_name(name)) {
         return invalid(BAD_NAME);
     }
     if writers.is_empty() || writers.len() > usize::from(limits::WRITERS_MAX) {
@@ -96,7 +97,7 @@ fn check(attach: &Attach) -> Result<(), Refusal> {
 fn check_writing(attach: &Attach, writing: &Writing) -> Result<(), Refusal> {
     let invalid = |reason: &str| refuse(RefusalKind::Invalid, reason);
     let disks = &writing.disks;
-    if !disks.iter().all(|disk| names::is_valid(&disk.name)) {
+    if !disks.iter().all(|disk| bounds::is_name(&disk.name)) {
         return invalid(BAD_NAME);
     }
     if !are_unique(disks.iter().map(|disk| &disk.name)) {
@@ -394,7 +395,7 @@ impl<S: Storage> Group<S> {
     }
 
     /// The host has its run on stable storage: from here on that is the run in force.
-    pub(super) fn run_has_begun(&mut self, writer: WriterId) -> Result<(), ManifestError> {
+    pub(super) fn run_has_begun(&mut self, writer: WriterId) -> Result<(), FileError> {
         let run = self.manifest.member(writer).and_then(|member| member.proposed);
         let Some(run) = run else { return Ok(()) };
         self.change_member(writer, |member| {
@@ -407,7 +408,7 @@ impl<S: Storage> Group<S> {
         &mut self,
         writer: WriterId,
         end: Option<CleanEnd>,
-    ) -> Result<(), ManifestError> {
+    ) -> Result<(), FileError> {
         self.change_member(writer, |member| member.clean = end)
     }
 
@@ -427,7 +428,7 @@ impl<S: Storage> Group<S> {
         &mut self,
         writer: WriterId,
         change: impl FnOnce(&mut Member),
-    ) -> Result<(), ManifestError> {
+    ) -> Result<(), FileError> {
         let mut manifest = self.manifest.clone();
         if let Some(Some(member)) = manifest.members.get_mut(writer.index()) {
             change(member);
@@ -568,7 +569,7 @@ impl<S: Storage> Group<S> {
         let Some(machine) = machine else { return Ok(()) };
         let left = limits::MACHINES_MAX_BYTES.saturating_sub(manifest::machine_bytes(machine));
         let others = || manifest::machines_bytes_but(&self.storage, member);
-        let fits = || -> Result<bool, ManifestError> {
+        let fits = || -> Result<bool, FileError> {
             if others()? <= left {
                 return Ok(true);
             }
@@ -592,11 +593,7 @@ impl<S: Storage> Group<S> {
         }
     }
 
-    fn remember_machine(
-        &self,
-        member: &str,
-        machine: Option<&Machine>,
-    ) -> Result<(), ManifestError> {
+    fn remember_machine(&self, member: &str, machine: Option<&Machine>) -> Result<(), FileError> {
         let Some(machine) = machine else { return Ok(()) };
         if manifest::read_machine(&self.storage, member)
             .is_ok_and(|kept| kept.described.as_ref() == Some(machine))
@@ -681,11 +678,11 @@ fn clear<S: Storage>(storage: &S) -> io::Result<()> {
     for dir in [JOURNAL_DIR, "images", "machines"] {
         storage.create_dir(dir)?;
         for name in storage.list(dir)? {
-            storage.remove(&storage::join(dir, &name))?;
+            storage.remove(&tidelock_storage::join(dir, &name))?;
         }
         storage.sync_dir(dir)?;
     }
-    if storage::read_all(storage, policies::FILE)?.is_some() {
+    if tidelock_storage::read_all(storage, policies::FILE)?.is_some() {
         storage.remove(policies::FILE)?;
     }
     storage.sync_dir("")
@@ -713,8 +710,8 @@ impl GroupCreateError {
     }
 }
 
-impl From<ManifestError> for GroupCreateError {
-    fn from(error: ManifestError) -> Self {
+impl From<FileError> for GroupCreateError {
+    fn from(error: FileError) -> Self {
         Self::Group(error.into())
     }
 }

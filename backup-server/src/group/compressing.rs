@@ -9,9 +9,9 @@
 
 use super::{Group, Now};
 use crate::journal::{Compress, CompressJob, Compressed, JournalError, Segment};
-use crate::storage::{Storage, StorageFile};
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_storage::{Storage, StorageFile};
 
 /// So many bytes of segments are compressed each second at most.
 const RATE_BYTES_S: u64 = 64 << 20;

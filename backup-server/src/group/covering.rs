@@ -13,11 +13,11 @@
 use super::floor::Answers;
 use super::{Group, Link, Output};
 use crate::journal::Standing;
-use crate::storage::Storage;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::{Form, Message};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 /// One that waits.
 #[derive(Debug)]

@@ -4,19 +4,18 @@
 //! That is found out anew when damage is found or folded, and when something is written over it.
 
 use super::{Group, GroupError, JOURNAL_DIR, Now, RecoverError};
-use crate::damage::{
-    self, ImageDamage, Known, LostWith, Noticed, QUARANTINE_DIR, Quarantine, Quarantined,
-    SegmentDamage,
-};
+use crate::damage::{ImageDamage, Known, LostWith, Noticed, SegmentDamage};
+use crate::extents::DiskKey;
+use crate::fold::{self, FoldPosition};
 use crate::history::{Affected, AffectedSpan, Point};
 use crate::image;
 use crate::journal::{
     ColdError, Entry, IndexEntry, Placed, Position, ScrubJob, Segment, SegmentHeader,
     cold_file_name, find_segment_file, payload_of,
 };
-use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
-use crate::storage::{self, Storage};
-use crate::view::{DiskKey, Overlay};
+use crate::manifest::Manifest;
+use crate::quarantine::{self, QUARANTINE_DIR, Quarantine, Quarantined};
+use crate::view::Overlay;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -25,6 +24,8 @@ use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::record::Effect;
+use tidelock_storage::Storage;
+use tidelock_storage::json::FileError;
 
 /// It is not found out more often what is affected, in nanoseconds.
 const PAUSE_NANOS: u64 = 1_000_000_000;
@@ -105,7 +106,7 @@ pub enum ForgetError {
     },
     /// The record cannot be replaced.
     #[error(transparent)]
-    Manifest(#[from] ManifestError),
+    File(#[from] FileError),
     /// The file cannot be removed.
     #[error("cannot remove the file: {0}")]
     Io(#[from] io::Error),
@@ -128,8 +129,8 @@ pub(super) struct DamageState {
 }
 
 impl DamageState {
-    pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, ManifestError> {
-        let quarantine = Arc::new(damage::read(storage)?);
+    pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, FileError> {
+        let quarantine = Arc::new(quarantine::read(storage)?);
         Ok(Self { quarantine, is_due: true, ..Self::default() })
     }
 
@@ -182,14 +183,14 @@ fn file_names(damage: &SegmentDamage) -> [String; 2] {
 /// The name that its file has in a directory.
 fn found_in<S: Storage>(storage: &S, dir: &str, damage: &SegmentDamage) -> String {
     let [plain, cold] = file_names(damage);
-    let is_there = |name: &str| storage.open(&storage::join(dir, name)).is_ok();
+    let is_there = |name: &str| storage.open(&tidelock_storage::join(dir, name)).is_ok();
     if !is_there(&plain) && is_there(&cold) { cold } else { plain }
 }
 
 /// Removes them.
 fn remove_files<S: Storage>(storage: &S, dir: &str, damage: &SegmentDamage) -> io::Result<()> {
     for name in file_names(damage) {
-        match storage.remove(&storage::join(dir, &name)) {
+        match storage.remove(&tidelock_storage::join(dir, &name)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
@@ -211,8 +212,10 @@ pub(super) fn set_aside<S: Storage>(
     let mut moved = false;
     for of in quarantine.range(..before).map(|(_, of)| of).filter(|of| !of.given_up) {
         for name in file_names(&of.damage) {
-            let (from, to) =
-                (storage::join(JOURNAL_DIR, &name), storage::join(QUARANTINE_DIR, &name));
+            let (from, to) = (
+                tidelock_storage::join(JOURNAL_DIR, &name),
+                tidelock_storage::join(QUARANTINE_DIR, &name),
+            );
             let rename = || {
                 storage.create_dir(QUARANTINE_DIR)?;
                 match storage.rename(&from, &to) {
@@ -231,8 +234,8 @@ pub(super) fn set_aside<S: Storage>(
     Ok(())
 }
 
-fn io_error(what: &'static str, file: &str, source: io::Error) -> ManifestError {
-    ManifestError::Io { what, file: file.to_owned(), source }
+fn io_error(what: &'static str, file: &str, source: io::Error) -> FileError {
+    FileError::Io { what, file: file.to_owned(), source }
 }
 
 impl<S: Storage> Group<S> {
@@ -278,8 +281,8 @@ impl<S: Storage> Group<S> {
         Ok(())
     }
 
-    fn record_quarantine(&mut self, quarantine: Quarantine) -> Result<(), ManifestError> {
-        damage::write(&self.storage, &quarantine)?;
+    fn record_quarantine(&mut self, quarantine: Quarantine) -> Result<(), FileError> {
+        quarantine::write(&self.storage, &quarantine)?;
         self.damage.quarantine = Arc::new(quarantine);
         self.damage.is_due = true;
         self.damage.next_at = MonoNanos(0);
@@ -290,7 +293,7 @@ impl<S: Storage> Group<S> {
     pub(super) fn record_image_damage(&mut self, damaged: ImageDamage) -> Result<(), GroupError> {
         let (position, oldest) = (self.fold.position, self.fold.oldest.clone());
         let fold = FoldPosition { position, oldest, damaged };
-        manifest::write_fold_position(&self.storage, &fold)?;
+        fold::write_position(&self.storage, &fold)?;
         self.fold.damaged = Arc::new(fold.damaged);
         self.refresh_overlay()?;
         self.damage.is_due = true;
@@ -359,7 +362,9 @@ impl<S: Storage> Group<S> {
             let extents = of.map_or(&[][..], |of| &of.damage.extents);
             DamagedSegment {
                 segment,
-                file: of.map(|of| storage::join(dir, &found_in(&self.storage, dir, &of.damage))),
+                file: of.map(|of| {
+                    tidelock_storage::join(dir, &found_in(&self.storage, dir, &of.damage))
+                }),
                 found_unix_ms: of.map_or(0, |of| of.found_unix_ms),
                 reason: of.map_or("it was given up".to_owned(), |of| reason(&of.damage)),
                 known: of.map_or(Known::Nothing, |of| of.damage.known),
@@ -506,7 +511,7 @@ impl<S: Storage> Group<S> {
     /// A segment that a fold has passed: if its file was restored, the images get what it had,
     /// where nothing newer stands.
     fn check_set_aside(&mut self, damage: &SegmentDamage) -> Result<(), GroupError> {
-        let path = storage::join(QUARANTINE_DIR, &file_name(damage));
+        let path = tidelock_storage::join(QUARANTINE_DIR, &file_name(damage));
         let SegmentDamage { segment: index, id, len_bytes, .. } = *damage;
         let found =
             match find_segment_file(&self.storage, QUARANTINE_DIR, index, id, &Arc::default()) {

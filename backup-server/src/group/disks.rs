@@ -7,13 +7,13 @@
 
 use super::attach::{Refusal, refuse};
 use super::{Group, GroupError};
+use crate::extents::DiskKey;
 use crate::image::Image;
 use crate::manifest::{Member, RemovedDisk};
-use crate::storage::Storage;
-use crate::view::DiskKey;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::{DiskSpec, RefusalKind, Writing};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 /// Those that the host has.
 pub(super) fn present(disks: &[DiskSpec]) -> Vec<DiskSpec> {

@@ -2,12 +2,12 @@
 
 use super::retention::Target;
 use super::{Group, GroupError, Now, Stall};
-use crate::fold::{FoldError, FoldJob, Folded};
+use crate::fold::FoldPosition;
+use crate::fold::{self, FoldError, FoldJob, Folded};
 use crate::journal::{JournalError, Position, State};
-use crate::manifest::{self, FoldPosition};
-use crate::storage::Storage;
 use std::sync::Arc;
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_storage::Storage;
 
 /// About how much one job folds: its images are synced once for all of it.
 const JOB_BYTES: u64 = 256 << 20;
@@ -142,7 +142,7 @@ impl<S: Storage> Group<S> {
         match error {
             // Gets better; at the limit of unfolded bytes the group stalls and says so.
             GroupError::Fold(FoldError::Full(_)) | GroupError::Journal(JournalError::Full(_)) => {}
-            GroupError::Manifest(error) if error.is_full() => {}
+            GroupError::File(error) if error.is_full() => {}
             GroupError::Fold(FoldError::Unreadable(_)) => {
                 let began = self.fold.pace.0;
                 let Unread { times, not_before } = &mut self.fold.unread;
@@ -173,7 +173,7 @@ impl<S: Storage> Group<S> {
         }
         let oldest = self.fold.oldest.clone();
         let fold = FoldPosition { position: folded.position, oldest, damaged: folded.damaged };
-        manifest::write_fold_position(&self.storage, &fold)?;
+        fold::write_position(&self.storage, &fold)?;
         self.fold.position = fold.position;
         self.fold.damaged = Arc::new(fold.damaged);
         self.fold.closed = self.fold.closed.split_off(&folded.position.segment);

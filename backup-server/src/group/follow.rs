@@ -2,9 +2,9 @@
 //! need a lease, and they are booted after a disaster like the others.
 
 use super::{Follower, Group, Link, Now, attach};
-use crate::storage::Storage;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::message::{Message, RefusalKind};
+use tidelock_storage::Storage;
 
 impl<S: Storage> Group<S> {
     /// A member without disks has attached: it is on this link from now on.

@@ -5,7 +5,7 @@
 
 use super::Group;
 use crate::journal::{IndexJob, JournalError, Made, MadeAgain, Position};
-use crate::storage::Storage;
+use tidelock_storage::Storage;
 
 impl<S: Storage> Group<S> {
     /// Work that writes the index of a sealed segment or a map, if there is any. Its outcome goes to

@@ -3,9 +3,9 @@
 use super::parts::PartRefusal;
 use super::{Group, GroupError, Link, Now, Output, Stall};
 use crate::damage;
+use crate::extents::DiskKey;
 use crate::journal::{BATCH_TARGET_BYTES, JournalError, Note};
-use crate::storage::Storage;
-use crate::view::{Content, DiskKey};
+use crate::view::Content;
 use std::io;
 use tidelock_planted::Bug;
 use tidelock_protocol::bounds::Implausible;
@@ -17,6 +17,7 @@ use tidelock_protocol::part::Part;
 use tidelock_protocol::receiver::{Admission, ReceiveError, Receiver};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 impl<S: Storage> Group<S> {
     /// A frame of an attached member. While the group does not accept, it comes back: keep it,

@@ -7,12 +7,12 @@ use super::{Group, Now};
 use crate::cut::{Awaited, HeldBack};
 use crate::journal::{EpochStart, Standing};
 use crate::manifest::LeftOut;
-use crate::storage::Storage;
 use crate::text;
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::CopyState;
+use tidelock_storage::Storage;
 
 /// What a recovery took of one writer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -71,13 +71,15 @@ pub use status::{ClockStatus, DiskStatus, FollowerStatus, GroupStatus, HostStatu
 use self::parts::Gathered;
 use crate::cut::CutTracker;
 use crate::damage::ImageDamage;
-use crate::fold::FoldError;
-use crate::history::{Closed, Holds};
+use crate::extents::DiskKey;
+use crate::fold::FoldPosition;
+use crate::fold::{self, FoldError};
+use crate::history::Holds;
 use crate::image::Image;
+use crate::journal::Closed;
 use crate::journal::{self, Compress, Journal, JournalError, Position, Standing, State, TornTail};
-use crate::manifest::{self, FoldPosition, Manifest, ManifestError};
-use crate::storage::Storage;
-use crate::view::{DiskKey, Overlay, SharedOverlay, View};
+use crate::manifest::Manifest;
+use crate::view::{Overlay, SharedOverlay, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -91,6 +93,8 @@ use tidelock_protocol::message::{CopyState, Message, RefusalKind};
 use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
+use tidelock_storage::json::FileError;
 
 /// One connection of a host. Of two of one host the later has the greater number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -187,7 +191,7 @@ pub enum GroupError {
     Journal(#[from] JournalError),
     /// One of its small files.
     #[error(transparent)]
-    Manifest(#[from] ManifestError),
+    File(#[from] FileError),
     /// Its images.
     #[error(transparent)]
     Fold(#[from] FoldError),
@@ -394,7 +398,7 @@ impl<S: Storage> Group<S> {
         options: GroupOptions,
     ) -> Result<Option<(Self, Option<TornTail>)>, GroupError> {
         let Some(mut manifest) = Manifest::read(&storage)? else { return Ok(None) };
-        let FoldPosition { position, oldest, damaged } = manifest::read_fold_position(&storage)?;
+        let FoldPosition { position, oldest, damaged } = fold::read_position(&storage)?;
         let quarantine = damage::DamageState::read(&storage)?.quarantine;
         damage::set_aside(&storage, &quarantine, position.segment)?;
         let mut found = past::Found::new(position);
@@ -426,7 +430,7 @@ impl<S: Storage> Group<S> {
         if manifest.writers.len() < state.writers.len() {
             let reason = "the journal has more writers than it lists".to_owned();
             let file = "group.json".to_owned();
-            return Err(ManifestError::Content { file, reason }.into());
+            return Err(FileError::Content { file, reason }.into());
         }
         // Writers that were being added when the server stopped: their hosts ask again.
         manifest.writers.truncate(state.writers.len());

@@ -15,11 +15,11 @@ use super::attach::{Refusal, refuse};
 use super::{Group, GroupError, Now};
 use crate::journal::Standing;
 use crate::manifest;
-use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tidelock_protocol::ids::{GroupId, Incarnation};
 use tidelock_protocol::message::{Attach, RefusalKind, Writing};
+use tidelock_storage::Storage;
 
 /// A member that was given to a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

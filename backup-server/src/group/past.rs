@@ -2,9 +2,10 @@
 
 use super::{Group, RecoverError};
 use crate::cut::CutTracker;
-use crate::history::{Closed, History, Hold, PastError, Point, SegmentStart};
+use crate::fold::{self, FoldPosition};
+use crate::history::{History, Hold, PastError, Point, SegmentStart};
+use crate::journal::Closed;
 use crate::journal::{Note, Position, Shown, State, Waypoint};
-use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::Epoch;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 /// How much of the past there is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -225,13 +227,13 @@ impl<S: Storage> Group<S> {
         if closed.at < self.fold.oldest.at {
             return Ok(());
         }
-        let fold = crate::manifest::FoldPosition {
+        let fold = FoldPosition {
             position: self.fold.position,
             oldest: closed.clone(),
             damaged: (*self.fold.damaged).clone(),
         };
         if !tidelock_planted::is(Bug::OldestForgotten) {
-            crate::manifest::write_fold_position(&self.storage, &fold)?;
+            fold::write_position(&self.storage, &fold)?;
         }
         self.fold.oldest = closed;
         Ok(())

@@ -14,14 +14,15 @@
 //! ([`Message::Unheard`]) and asks for a floor before anything of it leaves.
 
 use super::{Group, Link, Now, Output};
+use crate::FORMAT;
 use crate::journal::Standing;
-use crate::manifest::{self, FORMAT, ManifestError};
-use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::{Message, Mode, Policy};
+use tidelock_storage::Storage;
+use tidelock_storage::json::{self, FileError};
 
 pub(super) const FILE: &str = "policies.json";
 
@@ -102,8 +103,8 @@ impl Default for Policies {
 }
 
 impl Policies {
-    pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, ManifestError> {
-        Ok(manifest::read_json(storage, FILE)?.unwrap_or_default())
+    pub(super) fn read<S: Storage>(storage: &S) -> Result<Self, FileError> {
+        Ok(json::read(storage, FILE, FORMAT)?.unwrap_or_default())
     }
 
     /// What a member has said last, also if it could not be kept.
@@ -230,7 +231,7 @@ impl<S: Storage> Group<S> {
         if policies == self.policies {
             return;
         }
-        match manifest::write_json(&self.storage, "", FILE, &policies) {
+        match json::write(&self.storage, "", FILE, &policies) {
             Ok(()) => self.policies = policies,
             Err(error) if error.is_full() => {
                 self.policies.unkept.insert(name.to_owned(), known);
@@ -386,6 +387,6 @@ impl<S: Storage> Group<S> {
         let exposed = self.exposed(now);
         self.policies.recovery = Some(AtRecovery { epoch, exposed });
         // No recovery fails for want of a file. If the disk does, the journal will tell.
-        let _ = manifest::write_json(&self.storage, "", FILE, &self.policies);
+        let _ = json::write(&self.storage, "", FILE, &self.policies);
     }
 }

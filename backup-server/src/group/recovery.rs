@@ -4,12 +4,12 @@ use super::left_out::RecoveryWriter;
 use super::parts::Gathered;
 use super::{Exposure, Group, GroupError, Now, Output};
 use crate::cut::CutTracker;
+use crate::extents::DiskKey;
 use crate::history::{Hold, PastError, Point};
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError};
 use crate::manifest::Member;
-use crate::storage::Storage;
 use crate::text;
-use crate::view::{DiskKey, View};
+use crate::view::View;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, RwLock};
@@ -20,6 +20,7 @@ use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, RefusalKind};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 /// A recovery that has happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

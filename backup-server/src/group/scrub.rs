@@ -7,14 +7,15 @@
 
 use super::{DamagedDisk, Group, GroupError, Now};
 use crate::damage::LostWith;
+use crate::extents::DiskKey;
 use crate::history::Affected;
 use crate::journal;
-use crate::storage::{Storage, StorageFile};
-use crate::view::{DiskKey, SharedOverlay, View};
+use crate::view::{SharedOverlay, View};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::{Arc, RwLock};
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_storage::{Storage, StorageFile};
 
 /// Between two segments, in milliseconds: with segments of 64 MiB at most 64 MiB/s are read.
 const PAUSE_MS: u64 = 1000;

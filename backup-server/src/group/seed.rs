@@ -7,21 +7,22 @@
 //! neither is lost as long as the point is held.
 
 use super::{GroupError, JOURNAL_DIR, attach, fresh_id, fresh_secret};
+use crate::FORMAT;
 use crate::history::Point;
 use crate::image::{Image, SECTOR_BYTES};
 use crate::journal::{self, Journal, Note, State};
-use crate::manifest::{FORMAT, Manifest, Member};
-use crate::names;
-use crate::storage::{self, Storage};
+use crate::manifest::{Manifest, Member};
 use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
+use tidelock_protocol::bounds;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{GroupId, WriterId};
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{CopyState, DiskSpec};
 use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 /// What the pin at the disks as they were found is called.
 pub const SEEDED: &str = "seeded";
@@ -55,8 +56,8 @@ impl SeedError {
     pub fn is_full(&self) -> bool {
         match self {
             Self::Group(GroupError::Journal(journal::JournalError::Full(_))) => true,
-            Self::Group(GroupError::Manifest(error)) => error.is_full(),
-            Self::Group(GroupError::Image { source, .. }) => storage::is_full(source),
+            Self::Group(GroupError::File(error)) => error.is_full(),
+            Self::Group(GroupError::Image { source, .. }) => tidelock_storage::is_full(source),
             _ => false,
         }
     }
@@ -67,7 +68,7 @@ pub fn manifest(group: &str, members: &[SeededMember]) -> Result<Manifest, SeedE
     let shape = |reason: String| Err(SeedError::Shape(reason));
     let disks = || members.iter().flat_map(|m| &m.disks);
     let all = [group].into_iter().chain(members.iter().map(|m| m.name.as_str()));
-    if let Some(bad) = all.chain(disks().map(|d| d.name.as_str())).find(|n| !names::is_valid(n)) {
+    if let Some(bad) = all.chain(disks().map(|d| d.name.as_str())).find(|n| !bounds::is_name(n)) {
         return Err(SeedError::Name(bad.to_owned()));
     }
     if members.is_empty() || members.len() > usize::from(limits::WRITERS_MAX) {
@@ -152,7 +153,7 @@ pub fn seed<S: Storage>(
 fn clear_journal<S: Storage>(storage: &S) -> io::Result<()> {
     storage.create_dir(JOURNAL_DIR)?;
     for name in storage.list(JOURNAL_DIR)? {
-        storage.remove(&storage::join(JOURNAL_DIR, &name))?;
+        storage.remove(&tidelock_storage::join(JOURNAL_DIR, &name))?;
     }
     storage.sync_dir(JOURNAL_DIR)
 }

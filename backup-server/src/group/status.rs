@@ -5,13 +5,13 @@ use super::{
 };
 use crate::journal::{Position, Standing};
 use crate::manifest::Member;
-use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, GroupId, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Mode};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 use super::recovery::Recovery;
 

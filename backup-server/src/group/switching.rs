@@ -16,9 +16,9 @@
 
 use super::{Group, Link, Output};
 use crate::journal::Standing;
-use crate::storage::Storage;
 use std::collections::BTreeMap;
 use tidelock_protocol::message::Message;
+use tidelock_storage::Storage;
 
 /// A switch that the hosts of a group make together.
 #[derive(Debug, Default)]

@@ -13,8 +13,6 @@ mod switched;
 use super::attach::after_attach;
 use super::*;
 use crate::history::At;
-use crate::storage::StorageFile;
-use crate::storage::memory::{Faults, Memory};
 use bytes::Bytes;
 use proptest::prelude::*;
 use tidelock_protocol::frame::Frame;
@@ -25,6 +23,8 @@ use tidelock_protocol::message::{
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::StorageFile;
+use tidelock_storage::memory::{Faults, Memory};
 
 const SIZE: u64 = 8192;
 const WRITER: WriterId = WriterId(0);

@@ -6,17 +6,19 @@
 
 use super::walk::{self, Step};
 use super::{History, Marked, PastError, Point};
-use crate::damage::{Known, LostWith, Quarantined};
+use crate::damage::{Known, LostWith};
+use crate::extents::DiskKey;
 use crate::extents::Extents;
 use crate::journal::{JournalError, Position, read_payload};
-use crate::storage::StorageFile;
-use crate::view::{DiskKey, View};
+use crate::quarantine::Quarantined;
+use crate::view::View;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, RwLock};
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
+use tidelock_storage::StorageFile;
 
 /// A part of a disk that cannot be read at some point.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -36,13 +36,16 @@ pub(crate) use hold::PIN;
 pub use hold::{Hold, Holds};
 pub use walk::effective;
 
-use crate::damage::{ImageDamage, Noticed, Quarantine};
+use crate::damage::{ImageDamage, Noticed};
+use crate::extents::DiskKey;
 use crate::extents::{Extents, Slice};
 use crate::image::Image;
-use crate::journal::{JournalError, Position, Reader, SegmentHeader, Standing, State, Tail};
+use crate::journal::{
+    Closed, JournalError, Position, Reader, SegmentHeader, Standing, State, Tail,
+};
 use crate::manifest::Manifest;
-use crate::storage::StorageFile;
-use crate::view::{Content, DiskKey, Overlay, View};
+use crate::quarantine::Quarantine;
+use crate::view::{Content, Overlay, View};
 use serde::{Deserialize, Serialize};
 use settle::Limit;
 use std::collections::BTreeMap;
@@ -54,6 +57,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::StorageFile;
 
 /// A point that somebody asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,17 +170,6 @@ pub struct SegmentStart {
     pub state: Arc<State>,
     /// Set: everything before it is in the group's cut.
     pub closed: Option<Closed>,
-}
-
-/// Since when everything before some place of the journal is in every state.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Closed {
-    /// States at this time and later have all of it.
-    pub at: Hlc,
-    /// And so have states that have this cut.
-    pub cut: CountVector,
-    /// And states as of this arrival and later, in milliseconds since the Unix epoch.
-    pub arrived_ms: u64,
 }
 
 /// The past of a group, as it was when this was made.

@@ -2,10 +2,10 @@
 
 use super::PastError;
 use crate::journal::{Damage, Entry, JournalError, Note, Position, Reader, SegmentHeader, State};
-use crate::storage::StorageFile;
 use std::ops::ControlFlow;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::record::Record;
+use tidelock_storage::StorageFile;
 
 /// The effective time of a record that follows a state: its HLC, but after what was closed by then, and of several
 /// writers not before any record that had arrived.

@@ -10,9 +10,9 @@ use super::open::found_of;
 use super::scan::is_whole;
 use super::{Entry, IndexEntry, JournalError, Position, Reader, Segment};
 use crate::damage::{DamagedExtent, Known, SegmentDamage};
-use crate::storage::StorageFile;
 use std::sync::Arc;
 use tidelock_protocol::record::crc32c;
+use tidelock_storage::StorageFile;
 
 /// What is known of a segment's records without its headers.
 #[derive(Clone, Debug)]

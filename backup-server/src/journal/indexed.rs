@@ -13,10 +13,10 @@
 use super::index::{SegmentFacts, SegmentIndex, index_file_name, parse_index_file_name};
 use super::open::FoundSegment;
 use super::{IndexError, JournalError, SegmentHeader};
-use crate::storage::{self, Storage, StorageFile};
 use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::{Storage, StorageFile};
 
 /// Since when everything before a segment is in every state; by the segment's index.
 pub type ClosedSegments = BTreeMap<u64, (Hlc, CountVector)>;
@@ -76,7 +76,7 @@ impl<F: StorageFile> Indexed<F> {
             let name = index_file_name(segment.index, segment.id);
             let facts = facts_of(&pair[0], next);
             let opened = storage
-                .open(&storage::join(dir, &name))
+                .open(&tidelock_storage::join(dir, &name))
                 .map_err(IndexError::from)
                 .and_then(|file| Ok((SegmentIndex::open_of(file.clone(), &facts)?, file)));
             match opened {
@@ -130,7 +130,7 @@ fn remove_left_over<S: Storage>(
             continue;
         }
         storage
-            .remove(&storage::join(dir, &name))
+            .remove(&tidelock_storage::join(dir, &name))
             .map_err(JournalError::io("remove an index that is not needed"))?;
     }
     Ok(())

@@ -7,12 +7,12 @@ use super::{
     Compress, CompressJob, IndexError, Journal, JournalError, Position, ScrubJob, SegmentFacts,
     SegmentFile, State, Tail, UNINDEXED_MAX, Waypoint,
 };
-use crate::storage::{self, Storage};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 /// Writes one index or one map, away from what acknowledges.
 #[derive(Debug)]
@@ -63,8 +63,8 @@ impl<S: Storage> IndexJob<S> {
             Work::Index { sealed, closed } => {
                 let name = index_file_name(sealed.of.index, sealed.of.id);
                 let write = || {
-                    storage::replace(&storage, &dir, &name, &sealed.encode(closed))?;
-                    storage.open(&storage::join(&dir, &name))
+                    tidelock_storage::replace(&storage, &dir, &name, &sealed.encode(closed))?;
+                    storage.open(&tidelock_storage::join(&dir, &name))
                 };
                 let file =
                     write().map_err(JournalError::io("write the index of a journal segment"))?;
@@ -301,7 +301,7 @@ impl<S: Storage> Journal<S> {
             return Ok(());
         }
         of.file = file;
-        self.storage.remove(&storage::join(&self.dir, &name))
+        self.storage.remove(&tidelock_storage::join(&self.dir, &name))
     }
 
     /// How many sealed segments come after this one.

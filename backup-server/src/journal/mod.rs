@@ -80,7 +80,6 @@ pub fn map_name(facts: &MapFacts) -> String {
     map_file_name(facts.level, facts.last.index, facts.last.id)
 }
 
-use crate::storage::{self, Storage, StorageFile};
 use batch::Batch;
 use cold::BlockCache;
 use index::Builder;
@@ -89,7 +88,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use thiserror::Error;
+use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::record::Record;
+use tidelock_protocol::vector::CountVector;
+use tidelock_storage::{Storage, StorageFile};
 
 /// Reads the batches of a segment that is not part of a journal any more.
 pub(crate) fn reader_of<F: StorageFile>(
@@ -109,6 +111,17 @@ pub struct Position {
     pub segment: u64,
     /// Bytes from its beginning.
     pub offset: u64,
+}
+
+/// Since when everything before some place of the journal is in every state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Closed {
+    /// States at this time and later have all of it.
+    pub at: Hlc,
+    /// And so have states that have this cut.
+    pub cut: CountVector,
+    /// And states as of this arrival and later, in milliseconds since the Unix epoch.
+    pub arrived_ms: u64,
 }
 
 /// How a journal is kept.
@@ -438,7 +451,8 @@ impl<S: Storage> Journal<S> {
         };
         let (batch_bytes, link) = batch_header.encode();
         let front = [&header.encode()[..], &batch_bytes[..]].concat();
-        let path = storage::join(&self.dir, &SegmentHeader::file_name(header.index, header.id));
+        let path =
+            tidelock_storage::join(&self.dir, &SegmentHeader::file_name(header.index, header.id));
         let file = self.storage.create(&path).and_then(|file| {
             batch.with_parts(&front, |parts| file.write_at(parts, 0))?;
             Ok(file)
@@ -484,7 +498,7 @@ impl<S: Storage> Journal<S> {
         result: io::Result<T>,
     ) -> Result<T, JournalError> {
         result.map_err(|source| {
-            if storage::is_full(&source) {
+            if tidelock_storage::is_full(&source) {
                 return JournalError::Full(source);
             }
             self.poisoned = true;
@@ -602,7 +616,7 @@ impl<S: Storage> Journal<S> {
                 index_file_name(segment.index, segment.id),
             ];
             for name in names {
-                match self.storage.remove(&storage::join(&self.dir, &name)) {
+                match self.storage.remove(&tidelock_storage::join(&self.dir, &name)) {
                     Err(e) if e.kind() != io::ErrorKind::NotFound => {
                         return Err(JournalError::io("remove a journal segment")(e));
                     }
@@ -613,7 +627,7 @@ impl<S: Storage> Journal<S> {
         // Maps go by what is in memory, so that what a crash leaves of them opening removes.
         let first = self.segments[old].index;
         for name in Arc::make_mut(&mut self.maps).remove_before(first) {
-            match self.storage.remove(&storage::join(&self.dir, &name)) {
+            match self.storage.remove(&tidelock_storage::join(&self.dir, &name)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
                     return Err(JournalError::io("remove a map of the journal")(e));
                 }

@@ -27,10 +27,10 @@ use super::scan::{Scan, ScanError, Scanned, find_header};
 use super::{
     Batch, Journal, JournalError, Note, Options, PlacedEffect, Position, Segment, State, write_back,
 };
-use crate::storage::{self, Storage, StorageFile};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use tidelock_protocol::record::{Effect, Record};
+use tidelock_storage::{Storage, StorageFile};
 
 /// An entry that opening a journal shows.
 #[derive(Clone, Copy, Debug)]
@@ -327,7 +327,7 @@ pub(super) fn remove_name<S: Storage>(
     dir: &str,
     name: &str,
 ) -> Result<(), JournalError> {
-    match storage.remove(&storage::join(dir, name)) {
+    match storage.remove(&tidelock_storage::join(dir, name)) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(JournalError::io("remove a journal segment")(e))
         }
@@ -641,15 +641,17 @@ impl Replay {
 /// Opens a journal whose only segment has this content: for fuzzing. The content is hostile; the
 /// file's name is made to fit its header, as an attacker would.
 #[cfg(any(test, feature = "memory-storage"))]
-pub fn open_from_bytes(content: &[u8]) -> Result<Opened<storage::memory::Memory>, JournalError> {
+pub fn open_from_bytes(
+    content: &[u8],
+) -> Result<Opened<tidelock_storage::memory::Memory>, JournalError> {
     use std::io::IoSlice;
     let number = |at: usize| {
         let bytes = content.get(at..at + 8).and_then(|b| b.try_into().ok());
         u64::from_le_bytes(bytes.unwrap_or_default())
     };
-    let disk = storage::memory::Memory::new();
+    let disk = tidelock_storage::memory::Memory::new();
     let name = SegmentHeader::file_name(number(16).max(1), number(24));
-    let made = disk.create(&storage::join("journal", &name)).and_then(|file| {
+    let made = disk.create(&tidelock_storage::join("journal", &name)).and_then(|file| {
         file.write_at(&[IoSlice::new(content)], 0)?;
         file.sync()?;
         disk.sync_dir("journal")

@@ -3,7 +3,7 @@
 use super::format::{Damage, Entries, SEGMENT_HEADER_BYTES};
 use super::scan::{Scan, ScanError};
 use super::{JournalError, Position, Segment};
-use crate::storage::StorageFile;
+use tidelock_storage::StorageFile;
 
 /// One batch as it is read.
 #[derive(Debug)]

@@ -15,12 +15,12 @@ use super::map::parse_map_file_name;
 use super::open::{found_of, open_segment, remove_name, state_at};
 use super::scan::{Scan, find_header};
 use super::{Journal, JournalError, Note, Options, Position, Segment, parse_cold_file_name};
-use crate::storage::{self, Storage, StorageFile};
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use thiserror::Error;
 use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_storage::{Storage, StorageFile};
 
 /// What is copied at once.
 const COPY_BYTES: usize = 1 << 20;
@@ -232,7 +232,8 @@ pub fn repair<S: Storage>(
     }
     // The newest first: a crash leaves no hole.
     for name in repair.files.iter().rev() {
-        let (from, to) = (storage::join(dir, name), storage::join(quarantine, name));
+        let (from, to) =
+            (tidelock_storage::join(dir, name), tidelock_storage::join(quarantine, name));
         let Some((index, id)) = parse(name) else { continue };
         if index > repair.end.segment {
             storage.rename(&from, &to).map_err(failed("keep", name))?;
@@ -249,7 +250,7 @@ pub fn repair<S: Storage>(
             continue;
         }
         let segment = open_segment(storage, dir, (index, id), &Arc::default())?;
-        let plain = storage::join(dir, &SegmentHeader::file_name(index, id));
+        let plain = tidelock_storage::join(dir, &SegmentHeader::file_name(index, id));
         let shorter = storage.create(&plain).and_then(|file| {
             copy_bytes(|buf, at| segment.file.read_at(buf, at), &file, repair.end.offset)?;
             file.sync()

@@ -1,10 +1,10 @@
 //! Reads the batches of one segment one after the other and verifies each.
 
 use super::format::{BATCH_HEADER_BYTES, BatchHeader, Damage, Entries, Entry};
-use crate::storage::StorageFile;
 use bytes::{Bytes, BytesMut};
 use std::io;
 use tidelock_protocol::record::{Head, crc32c};
+use tidelock_storage::StorageFile;
 
 /// One verified batch.
 #[derive(Debug)]

@@ -7,7 +7,7 @@
 use super::Segment;
 use super::examine::{Listed, examine};
 use crate::damage::SegmentDamage;
-use crate::storage::StorageFile;
+use tidelock_storage::StorageFile;
 
 /// Verifies one segment.
 #[derive(Debug)]

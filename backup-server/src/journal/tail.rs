@@ -8,11 +8,11 @@ use super::map::Maps;
 use super::reader::corrupt;
 use super::{Entry, IndexEntry, JournalError, PlacedEffect, Position, Reader, Segment, Waypoint};
 use crate::damage::SegmentDamage;
-use crate::storage::StorageFile;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::record::Effect;
+use tidelock_storage::StorageFile;
 
 /// Segments with what there is to find something in them.
 #[derive(Clone, Debug)]

@@ -3,13 +3,13 @@
 
 use super::state::tests::record;
 use super::*;
-use crate::storage::memory::{Faults, Memory};
 use bytes::Bytes;
 use proptest::prelude::*;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::CopyState;
 use tidelock_protocol::record::{Effect, Payload};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::memory::{Faults, Memory};
 
 pub(super) const OPTIONS: Options = Options { segment_bytes: 800 };
 /// Up to this many independent choices every subset is tried.
@@ -385,7 +385,7 @@ fn notes_are_replayed_and_a_clean_end_is_known() {
 #[test]
 fn files_behave_like_the_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let files = crate::storage::files::Files::new(dir.path().to_owned());
+    let files = tidelock_storage::files::Files::new(dir.path().to_owned());
     let mut journal = Journal::create(files.clone(), "journal", State::new(1), OPTIONS).unwrap();
     for seq in 1..=20 {
         journal.stage_record(write_record(seq, 400)).unwrap();

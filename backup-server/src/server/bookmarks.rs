@@ -6,9 +6,9 @@ use super::inbox::Event;
 use super::registry::Registry;
 use super::travel::{self, WantedMark};
 use crate::group::Link;
-use crate::names;
 use crate::travel::marks::{Asker, Kind, MarkError};
 use crate::travel::when::When;
+use tidelock_protocol::bounds;
 use tidelock_protocol::message::{Bookmark, BookmarkPoint};
 
 /// Waits for the cut, and sets one. An error is for people at the host.
@@ -20,7 +20,7 @@ pub(super) async fn set(
     wanted: Bookmark,
 ) -> Result<BookmarkPoint, String> {
     let Bookmark { id, name, expires_in_ms, moves } = wanted;
-    if !names::is_valid(&name) {
+    if !bounds::is_name(&name) {
         return Err(MarkError::Name(name).to_string());
     }
     if registry.config().options(group).retention.window_ms == 0 {

@@ -6,6 +6,7 @@
 //! of their own, for each connection, so that neither a stall nor another host's flood ends the
 //! lease. Everything else is bounded by who sends it (one answer at a time).
 
+use crate::extents::DiskKey;
 use crate::fold::{FoldError, Folded};
 use crate::group::{
     ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
@@ -16,9 +17,7 @@ use crate::journal::{Compressed, JournalError, Made};
 use crate::manifest::KeptMachine;
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
-use crate::storage::files::OpenFile;
 use crate::travel::marks::{Kind, Mark};
-use crate::view::DiskKey;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
@@ -30,6 +29,7 @@ use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::Attach;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::files::OpenFile;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Permits are counted in these.

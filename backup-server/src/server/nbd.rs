@@ -4,12 +4,12 @@
 use super::exports::may_say;
 use super::inbox::{Event, Inbox, LiveDisks};
 use super::peer_log::peer_log;
+use crate::extents::DiskKey;
 use crate::group::GuestEffect;
 use crate::history::PastView;
-use crate::storage::files::OpenFile;
 use crate::travel::disk::Disk;
 use crate::travel::scratch::Scratch;
-use crate::view::{Content, DiskKey, View};
+use crate::view::{Content, View};
 use bytes::{Buf, Bytes, BytesMut};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +19,7 @@ use tidelock_nbd::{
     BlockSize, Command, Errno, Event as NbdEvent, Export, ExportError, ExportTable, Extent,
     ExtentState, Features, ReplyEncoder, Request, Session, Users,
 };
+use tidelock_storage::files::OpenFile;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;

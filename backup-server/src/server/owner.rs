@@ -25,8 +25,6 @@ use crate::group::{
 };
 use crate::journal::{CompressJob, IndexJob};
 use crate::manifest;
-use crate::storage::files::{Files, OpenFile};
-use crate::storage::reserve::Reserve;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,6 +33,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidelock_protocol::message::{Attach, Message, RefusalKind};
+use tidelock_storage::files::{Files, OpenFile};
+use tidelock_storage::reserve::Reserve;
 use tokio::sync::oneshot;
 
 mod deferred;

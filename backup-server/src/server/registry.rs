@@ -6,8 +6,6 @@ use super::exports::in_use;
 use super::inbox::Event;
 use super::owner::{self, Owner, OwnerHandle};
 use crate::manifest::Member;
-use crate::names;
-use crate::storage::reserve::Reserve;
 use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,6 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use thiserror::Error;
 use tidelock_nbd::Users;
+use tidelock_protocol::bounds;
+use tidelock_storage::reserve::Reserve;
 
 /// The most groups of one server: each has a thread.
 const GROUPS_MAX: usize = 1024;
@@ -125,7 +125,7 @@ impl Registry {
                 // The server ended while it removed the group.
                 fs::remove_dir_all(groups_dir.join(&name)).map_err(wrong)?;
             }
-            if !names::is_valid(&name) {
+            if !bounds::is_name(&name) {
                 continue;
             }
             if groups_dir.join(&name).join("group.json").exists() {
@@ -171,7 +171,7 @@ impl Registry {
 
     /// The owner of a group, which an attachment by this host may create; `None`: it is there, or an operator makes it.
     pub fn get_or_spawn(&self, name: &str, host: Option<&str>) -> Result<OwnerHandle, SpawnError> {
-        if !names::is_valid(name) {
+        if !bounds::is_name(name) {
             return Err(SpawnError::Name);
         }
         let mut state = self.lock();
@@ -271,7 +271,7 @@ impl Registry {
     pub fn adopt(&self, name: &str) -> io::Result<OwnerHandle> {
         let is_there =
             || self.config.data_dir.join("groups").join(name).join("group.json").exists();
-        if !names::is_valid(name) || !is_there() {
+        if !bounds::is_name(name) || !is_there() {
             return Err(io::Error::other(format!("there is no group {name}")));
         }
         self.get_or_spawn(name, None).map_err(io::Error::other)

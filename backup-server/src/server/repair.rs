@@ -1,21 +1,22 @@
 //! What `tidelock-backup repair` does in the directory of a group that cannot be opened ([`crate::journal::plan_repair`]).
 
 use super::inbox::{RepairStatus, RepairedWriter};
-use crate::damage::QUARANTINE_DIR;
+use crate::fold;
 use crate::group::{GroupOptions, JOURNAL_DIR};
 use crate::journal::{self, Repair};
-use crate::manifest::{self, Manifest};
-use crate::storage;
-use crate::storage::files::Files;
+use crate::manifest::Manifest;
+use crate::quarantine::QUARANTINE_DIR;
 use std::path::Path;
 use tidelock_protocol::ids::WriterId;
+use tidelock_storage::files::Files;
+use tidelock_storage::json::FileError;
 
 /// Finds out where the journal is to be cut, and cuts it if so asked.
 pub(super) fn run(dir: &Path, options: &GroupOptions, apply: bool) -> Result<RepairStatus, String> {
     let storage = Files::new(dir.to_owned());
-    let text = |error: manifest::ManifestError| error.to_string();
+    let text = |error: FileError| error.to_string();
     let manifest = Manifest::read(&storage).map_err(text)?.ok_or("there is no group")?;
-    let floor = manifest::read_fold_position(&storage).map_err(text)?.position;
+    let floor = fold::read_position(&storage).map_err(text)?.position;
     let planned = journal::plan_repair(&storage, JOURNAL_DIR, floor, options.journal);
     let Some(plan) = planned.map_err(|error| error.to_string())? else {
         return Err("nothing is wrong with the journal: what else is, `status` says".to_owned());
@@ -32,7 +33,7 @@ fn told(manifest: &Manifest, plan: Repair, is_done: bool) -> RepairStatus {
         let member = manifest.name_of(WriterId(nth)).to_owned();
         RepairedWriter { member, kept, lost }
     });
-    let files = plan.files.iter().map(|file| storage::join(JOURNAL_DIR, file));
+    let files = plan.files.iter().map(|file| tidelock_storage::join(JOURNAL_DIR, file));
     RepairStatus {
         reason: plan.reason,
         files: files.collect(),

@@ -6,20 +6,20 @@ use super::inbox::Event;
 use super::past::NamedMark;
 use super::registry::Registry;
 use super::views::{Attended, ViewStatus, Views, Wanted};
+use crate::extents::DiskKey;
 use crate::group::CompressedStatus;
 use crate::history::{At, Bucket, History, Hold, PastError, Point};
 use crate::manifest::Manifest;
-use crate::storage::files::OpenFile;
 use crate::text;
 use crate::travel::marks::{Asker, Kind, Mark};
 use crate::travel::moment::Moment;
 use crate::travel::when::When;
-use crate::view::DiskKey;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::files::OpenFile;
 use tokio::task::spawn_blocking;
 
 /// Spans of a timeline.

@@ -7,22 +7,22 @@
 
 use super::exports::{ExportedDisk, Exports, Offer};
 use super::nbd::{Layer, ServedDisk, Shown};
+use crate::extents::DiskKey;
 use crate::group::DamagedDisk;
 use crate::history::{History, PastView, Point};
 use crate::manifest::Manifest;
-use crate::names;
-use crate::storage::files::{Files, OpenFile};
-use crate::storage::{Storage, StorageFile};
 use crate::text;
 use crate::travel::moment::Moment;
 use crate::travel::scratch::{Quota, Scratch};
-use crate::view::DiskKey;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tidelock_protocol::bounds;
+use tidelock_storage::files::{Files, OpenFile};
+use tidelock_storage::{Storage, StorageFile};
 
 /// Views at once.
 const VIEWS_MAX: usize = 256;
@@ -349,7 +349,7 @@ fn free_name(open: &BTreeMap<String, OpenView>, wanted: Option<&str>) -> Result<
         return Err(format!("{VIEWS_MAX} views are open already: close some"));
     }
     match wanted {
-        Some(name) if !names::is_valid(name) => Err(format!(
+        Some(name) if !bounds::is_name(name) => Err(format!(
             "{name:?} cannot be a view's name: letters, digits, `.`, `_` and `-`, not beginning with `.` or `-`"
         )),
         Some(name) if open.contains_key(name) => Err(format!(

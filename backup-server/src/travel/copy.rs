@@ -9,10 +9,10 @@
 
 use super::digest::{self, BLOCK_BYTES, Table, UNKNOWN};
 use super::disk::Disk;
-use crate::storage::StorageFile;
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use tidelock_storage::StorageFile;
 
 /// What a copy is written to.
 pub trait Image: Debug {

@@ -4,11 +4,11 @@
 //! shorter. So what was written is checked and told block by block, a change costs the blocks that it touches, and what
 //! is zeroes need not be read. An empty place in a table stands for a block that is not known.
 
-use crate::storage::StorageFile;
 use crate::travel::disk::Disk;
 use crate::view::Content;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use tidelock_storage::StorageFile;
 
 /// What one digest is of.
 pub const BLOCK_BYTES: u64 = 1 << 20;

@@ -17,14 +17,14 @@
 //! ```
 
 use crate::history::Point;
-use crate::names;
-use crate::storage::{self, Storage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use thiserror::Error;
+use tidelock_protocol::bounds;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::limits;
+use tidelock_storage::Storage;
 
 /// The file, in the group's directory.
 pub const FILE: &str = "marks.json";
@@ -170,7 +170,7 @@ pub struct Marks<S> {
 impl<S: Storage> Marks<S> {
     /// Those on record in a group's directory.
     pub fn open(storage: S) -> Result<Self, MarkError> {
-        let bytes = storage::read_all(&storage, FILE);
+        let bytes = tidelock_storage::read_all(&storage, FILE);
         let bytes = bytes.map_err(|source| MarkError::Io { what: "read", source })?;
         let marks = bytes.map_or(Ok(BTreeMap::new()), |bytes| parse(&bytes))?;
         Ok(Self { storage, marks })
@@ -190,7 +190,7 @@ impl<S: Storage> Marks<S> {
 
     /// Whether a mark could be set so: to be asked before anything is held for it.
     pub fn check(&self, name: &str, mark: &Mark, moves: bool) -> Result<(), MarkError> {
-        if !names::is_valid(name) {
+        if !bounds::is_name(name) {
             return Err(MarkError::Name(name.to_owned()));
         }
         if mark.is_expired(mark.set_at_unix_ms) {
@@ -267,7 +267,7 @@ impl<S: Storage> Marks<S> {
         let content = Content { format: FORMAT, marks };
         let mut text = serde_json::to_vec_pretty(&content).expect("plain data");
         text.push(b'\n');
-        storage::replace(&self.storage, "", FILE, &text)
+        tidelock_storage::replace(&self.storage, "", FILE, &text)
             .map_err(|source| MarkError::Io { what: "write", source })?;
         self.marks = content.marks;
         Ok(())
@@ -284,7 +284,7 @@ fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Mark>, MarkError> {
         None => return Err(MarkError::Damaged("it has no format".into())),
     }
     let content: Content = serde_json::from_value(value).map_err(damaged)?;
-    match content.marks.keys().find(|name| !names::is_valid(name)) {
+    match content.marks.keys().find(|name| !bounds::is_name(name)) {
         Some(name) => Err(MarkError::Damaged(format!("{name:?} cannot be a name"))),
         None => Ok(content.marks),
     }
@@ -294,10 +294,10 @@ fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Mark>, MarkError> {
 mod tests {
     use super::*;
     use crate::journal::Position;
-    use crate::storage::memory::{Faults, Memory};
     use proptest::prelude::*;
     use tidelock_protocol::ids::{Epoch, Seq, WriterId};
     use tidelock_protocol::vector::CountVector;
+    use tidelock_storage::memory::{Faults, Memory};
 
     fn mark(kind: Kind, seq: u64) -> Mark {
         let cut = CountVector::of(WriterId(0), Seq(seq));
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn format_1_is_read_and_what_is_newer_or_damaged_is_refused() {
         let disk = Memory::new();
-        storage::replace(&disk, "", FILE, FORMAT_1.as_bytes()).unwrap();
+        tidelock_storage::replace(&disk, "", FILE, FORMAT_1.as_bytes()).unwrap();
         let marks = open(&disk);
         let deploy = &marks.all()["before-deploy"];
         assert_eq!((deploy.kind, deploy.point.hlc), (Kind::Bookmark, Hlc::new(1, 3)));
@@ -419,7 +419,7 @@ mod tests {
             (r#"{"format": 1, "marks": {"../x": 1}}"#, "damaged"),
             ("{", "damaged"),
         ] {
-            storage::replace(&disk, "", FILE, text.as_bytes()).unwrap();
+            tidelock_storage::replace(&disk, "", FILE, text.as_bytes()).unwrap();
             let error = Marks::open(disk.clone()).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }

@@ -12,7 +12,6 @@
 //! Memory: 2 bits for each block of 4 KiB, for the parts of the disk that were written to: 64 MiB for each TiB,
 //! if writes are everywhere.
 
-use crate::storage::StorageFile;
 use crate::travel::disk::Disk;
 use crate::view::Content;
 use std::collections::BTreeMap;
@@ -20,6 +19,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use tidelock_storage::StorageFile;
 
 /// What is copied up and counted.
 pub const BLOCK_BYTES: u64 = 4096;

@@ -11,12 +11,12 @@
 //! is made or moved that is on record first, with every point that is needed to go on, and those are held from
 //! before the first fold on (rule 5). A directory without `snapshot.json` is no snapshot.
 
+use crate::extents::DiskKey;
 use crate::history::Point;
-use crate::storage::{self, Storage};
-use crate::view::DiskKey;
 use serde::{Deserialize, Serialize};
 use std::io;
 use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_storage::Storage;
 
 /// The record, in the snapshot's directory.
 pub const FILE: &str = "snapshot.json";
@@ -165,13 +165,13 @@ impl Record {
 
 /// Puts a record into a snapshot's directory.
 pub fn write<S: Storage>(storage: &S, dir: &str, record: &Record) -> io::Result<()> {
-    storage::replace(storage, dir, FILE, &serde_json::to_vec_pretty(record)?)
+    tidelock_storage::replace(storage, dir, FILE, &serde_json::to_vec_pretty(record)?)
 }
 
 /// Reads one; `None`: there is none.
 pub fn read<S: Storage>(storage: &S, dir: &str) -> io::Result<Option<Record>> {
-    let path = storage::join(dir, FILE);
-    let Some(bytes) = storage::read_all(storage, &path)? else { return Ok(None) };
+    let path = tidelock_storage::join(dir, FILE);
+    let Some(bytes) = tidelock_storage::read_all(storage, &path)? else { return Ok(None) };
     let damaged =
         |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("{path}: {what}"));
     let value: serde_json::Value =
@@ -193,7 +193,7 @@ pub fn read<S: Storage>(storage: &S, dir: &str) -> io::Result<Option<Record>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::memory::Memory;
+    use tidelock_storage::memory::Memory;
 
     /// Of version 1: what it wrote is read for ever.
     const EXAMPLE: &str = r#"{
@@ -213,7 +213,8 @@ mod tests {
     #[test]
     fn what_was_written_is_read_and_what_is_not_ours_is_told() {
         let disk = Memory::new();
-        let put = |text: &str| storage::replace(&disk, "d", FILE, text.as_bytes()).unwrap();
+        let put =
+            |text: &str| tidelock_storage::replace(&disk, "d", FILE, text.as_bytes()).unwrap();
         assert_eq!(read(&disk, "d").unwrap(), None);
         put(EXAMPLE);
         let record = read(&disk, "d").unwrap().unwrap();

@@ -12,7 +12,7 @@ use tidelock_protocol::hlc::Hlc;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::names;
+use tidelock_protocol::bounds;
 
 /// What is accepted, for help texts and errors.
 pub const ACCEPTED: &str = "latest or oldest; a time like 2026-11-22T13:05:00Z or \"2026-11-22 13:05\" (UTC unless it has a \
@@ -69,7 +69,7 @@ fn parse(text: &str) -> Result<When, String> {
         return Ok(When::Oldest);
     }
     if let Some(name) = text.strip_prefix("bookmark:") {
-        if !names::is_valid(name) {
+        if !bounds::is_name(name) {
             return Err(format!("{name:?} cannot be a bookmark's name"));
         }
         return Ok(When::Bookmark(name.to_owned()));
@@ -86,7 +86,7 @@ fn parse(text: &str) -> Result<When, String> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         return parse_wall_ms(text).map(When::WallMs);
     }
-    if names::is_valid(text) {
+    if bounds::is_name(text) {
         return Err(format!("for a bookmark write bookmark:{text}"));
     }
     Err("it begins like none of them".into())
@@ -107,7 +107,7 @@ fn parse_seqs(text: &str) -> Result<BTreeMap<String, u64>, String> {
         let part = part.trim();
         let (member, seq) =
             part.split_once('=').ok_or_else(|| format!("{part:?} is not like db=120"))?;
-        if !names::is_valid(member) {
+        if !bounds::is_name(member) {
             return Err(format!("{member:?} cannot be a member's name"));
         }
         let seq = digits(seq).ok_or_else(|| format!("{seq:?} is not a seq"))?;

@@ -3,19 +3,19 @@
 //! A past one is a stack of maps for each writer and does not change. A live one has what is newest in
 //! memory besides: the segments that have no map yet; as they get one they go to the stacks.
 
-use super::DiskKey;
 use super::source::{Piece, Source};
 use super::stack::{Limit, Loaded, Stack, insert};
 use crate::damage::{ImageDamage, Noticed};
+use crate::extents::DiskKey;
 use crate::extents::Extents;
 use crate::journal::{JournalError, Placed, PlacedEffect, Segment, State, Tail};
-use crate::storage::StorageFile;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::record::Payload;
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::StorageFile;
 
 pub(super) type Stacks<F> = Arc<BTreeMap<WriterId, Stack<F>>>;
 

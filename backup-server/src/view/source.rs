@@ -6,11 +6,11 @@
 use crate::damage::LostWith;
 use crate::extents::Slice;
 use crate::journal::{IndexEntry, MapEntry, Segment};
-use crate::storage::StorageFile;
 use std::collections::HashSet;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use tidelock_protocol::record::crc32c;
+use tidelock_storage::StorageFile;
 
 /// Where the newest data of an extent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,11 +5,10 @@
 //! map yet are read by their indexes, into memory: of one point in time that is one segment for each
 //! epoch, and a few of the newest.
 
-use super::DiskKey;
 use super::source::{Piece, Source};
+use crate::extents::DiskKey;
 use crate::extents::Extents;
 use crate::journal::{JournalError, MapFile, MapRun, Segment, State, Tail};
-use crate::storage::StorageFile;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -17,6 +16,7 @@ use std::sync::Arc;
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::StorageFile;
 
 #[derive(Clone, Debug)]
 enum Layer<F> {

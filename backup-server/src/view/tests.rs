@@ -8,15 +8,15 @@ use crate::journal::{
     Compress, Compressed, EpochStart, IndexJob, Journal, Note, Options, Position,
     SEGMENT_HEADER_BYTES, SegmentHeader, State,
 };
-use crate::storage::memory::{Faults, Memory, MemoryFile};
-use crate::storage::{Storage, StorageFile};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Seq};
+use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::message::CopyState;
-use tidelock_protocol::record::{Effect, Payload};
+use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::memory::{Faults, Memory, MemoryFile};
+use tidelock_storage::{Storage, StorageFile};
 
 const SIZE: usize = 2048;
 const KEYS: [(u16, u16); 4] = [(0, 0), (0, 1), (1, 0), (1, 1)];

@@ -21,7 +21,7 @@
 //!
 //! ```
 //! use std::collections::BTreeMap;
-//! use tidelock_backup_server::storage::files::Files;
+//! use tidelock_storage::files::Files;
 //! use tidelock_backup_server::window_log::{Clock, Options, WindowLog};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -65,13 +65,13 @@ use crate::journal::{
     self, BATCH_TARGET_BYTES, Entry, Journal, JournalError, Position, SegmentHeader, State,
     StateError,
 };
-use crate::storage::{self, Storage};
 use std::io;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
 
 /// The file that says that a log was made, beside its journal.
 const MARK: &str = "window-log.json";
@@ -159,13 +159,14 @@ pub struct WindowLog<S: Storage> {
 impl<S: Storage> WindowLog<S> {
     /// Opens the log of this name, a directory of the storage, or makes it.
     pub fn open(storage: S, name: &str, options: Options) -> Result<Self, WindowLogError> {
-        if !crate::names::is_valid(name) {
+        if !tidelock_protocol::bounds::is_name(name) {
             return Err(WindowLogError::Name(name.to_owned()));
         }
         let mark = |what| move |source| WindowLogError::Mark { what, source };
         let kept = journal::Options { segment_bytes: options.segment_bytes };
         storage.create_dir(name).map_err(mark("make the directory of"))?;
-        let made = storage::read_all(&storage, &storage::join(name, MARK)).map_err(mark("read"))?;
+        let made = tidelock_storage::read_all(&storage, &tidelock_storage::join(name, MARK))
+            .map_err(mark("read"))?;
         let journal = match made {
             Some(text) if text == MARK_TEXT => {
                 Journal::open(storage, name, Position::default(), kept)?.journal
@@ -175,11 +176,12 @@ impl<S: Storage> WindowLog<S> {
                 // What a crash has left of making it: nothing in it was ever there.
                 for left in storage.list(name).map_err(mark("list the directory of"))? {
                     storage
-                        .remove(&storage::join(name, &left))
+                        .remove(&tidelock_storage::join(name, &left))
                         .map_err(mark("clear the way for"))?;
                 }
                 let journal = Journal::create(storage.clone(), name, State::new(1), kept)?;
-                storage::replace(&storage, name, MARK, MARK_TEXT).map_err(mark("write"))?;
+                tidelock_storage::replace(&storage, name, MARK, MARK_TEXT)
+                    .map_err(mark("write"))?;
                 storage.sync_dir("").map_err(mark("make durable"))?;
                 journal
             }

@@ -1,9 +1,9 @@
 //! Against a store whose every state was kept; and with the power going off at every operation.
 
 use super::*;
-use crate::storage::memory::{Faults, Memory};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use tidelock_storage::memory::{Faults, Memory};
 
 type Store = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -144,7 +144,7 @@ fn a_change_takes_68_bytes_more_than_its_item_and_a_sync_56() {
 fn a_newer_format_is_refused() {
     let disk = Memory::new();
     drop(open(&disk, OPTIONS));
-    storage::replace(&disk, "log", MARK, b"{\"format\": 2}\n").unwrap();
+    tidelock_storage::replace(&disk, "log", MARK, b"{\"format\": 2}\n").unwrap();
     let error = WindowLog::open(disk, "log", OPTIONS).unwrap_err();
     assert!(matches!(error, WindowLogError::Format), "{error}");
 }

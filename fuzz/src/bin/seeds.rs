@@ -9,8 +9,6 @@ use std::{fs, io};
 use tidelock_backup_server::journal::{
     BLOCK_BYTES, Compress, EpochStart, Journal, Note, Options, State,
 };
-use tidelock_backup_server::storage::memory::Memory;
-use tidelock_backup_server::storage::{Storage, StorageFile};
 use tidelock_protocol::frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
@@ -28,6 +26,8 @@ use tidelock_protocol::part::{self, Begun};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::memory::Memory;
+use tidelock_storage::{Storage, StorageFile};
 
 fn main() -> io::Result<()> {
     write("nbd_session", nbd_session())?;

@@ -22,8 +22,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use tidelock_backup_server::journal::{Entry, Journal, Options, Position};
-use tidelock_backup_server::storage::files::Files;
 use tidelock_protocol::record::{Effect, Record};
+use tidelock_storage::files::Files;
 
 fn main() -> anyhow::Result<()> {
     let words: Vec<_> = env::args_os().skip(1).collect();

@@ -17,13 +17,13 @@ use tidelock_backup_server::group::{
 };
 use tidelock_backup_server::history::Point;
 use tidelock_backup_server::journal;
-use tidelock_backup_server::storage::Storage;
-use tidelock_backup_server::storage::memory::{Faults, Memory};
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::message::{Attach, Message, RefusalKind};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
+use tidelock_storage::memory::{Faults, Memory};
 
 /// The outcome of a fold.
 #[derive(Debug)]

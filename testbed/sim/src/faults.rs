@@ -8,9 +8,9 @@ use crate::schedule::{MS, S};
 use crate::switching::Strike;
 use crate::world::{Event, Run, World, note};
 use std::sync::Arc;
-use tidelock_backup_server::storage::memory::Faults;
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::message::Mode;
+use tidelock_storage::memory::Faults;
 
 /// The end of a fault, or its second act.
 #[allow(missing_docs)] // The fields are what their names say.

@@ -24,11 +24,11 @@ use crate::world::{Vm, World, note};
 use std::io::{self, IoSlice};
 use tidelock_backup_server::group::{SEEDED, SeededMember, seed, seeded_manifest};
 use tidelock_backup_server::history::Point;
-use tidelock_backup_server::storage::memory::{Faults, Memory};
-use tidelock_backup_server::storage::{Storage, StorageFile};
 use tidelock_backup_server::travel::marks::{Kind, Mark, Marks};
 use tidelock_protocol::ids::{DiskId, Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
+use tidelock_storage::memory::{Faults, Memory};
+use tidelock_storage::{Storage, StorageFile};
 
 /// So often a group changes sites in a run.
 const TIMES_MAX: u64 = 3;

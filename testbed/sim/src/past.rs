@@ -8,13 +8,13 @@ use crate::probe::first_difference;
 use crate::world::{World, note};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidelock_backup_server::extents::DiskKey;
 use tidelock_backup_server::group::{AtSizeMax, Group};
 use tidelock_backup_server::history::{At, History, Hold, PastError, PastView, Point};
-use tidelock_backup_server::storage::memory::{Memory, MemoryFile};
-use tidelock_backup_server::view::DiskKey;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::CopyState;
+use tidelock_storage::memory::{Memory, MemoryFile};
 
 /// Answers that are remembered.
 const ASKED_MAX: usize = 24;

@@ -5,9 +5,6 @@ use super::record::{self, Base, BaseRecord, Begun};
 use super::{explain, progress};
 use crate::server::control::{Reply, Request};
 use crate::server::qemu::{self, QemuImage};
-use crate::storage::Storage;
-use crate::storage::StorageFile;
-use crate::storage::files::{Files, OpenFile};
 use crate::travel::copy::{Image, Raw};
 use crate::travel::digest::{self, BLOCK_BYTES, Table, UNKNOWN};
 use crate::travel::increment::{self, IncrementError, Piece};
@@ -25,6 +22,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_storage::Storage;
+use tidelock_storage::StorageFile;
+use tidelock_storage::files::{Files, OpenFile};
 
 const PAGE_BYTES: usize = 4096;
 

@@ -1,7 +1,7 @@
 //! Which host a member belongs to, and which group a host knows.
 
 use super::*;
-use crate::storage;
+use crate::manifest;
 use tidelock_protocol::ids::GroupId;
 
 fn listed(disk: &Memory) -> Group<Memory> {
@@ -47,7 +47,7 @@ fn a_listed_host_takes_no_member_of_another_whatever_it_says() {
     drop(whole(&disk));
     let mut group = listed(&disk);
     join(&mut group, LINK, 2, LastRun::Clean { seq: Seq(3), served: false });
-    let before = storage::read_all(&disk, "group.json").unwrap();
+    let before = tidelock_storage::read_all(&disk, "group.json").unwrap();
     let (kind, reason) = tried(&mut group, "host-b", &hijack()).unwrap_err();
     assert_eq!(kind, RefusalKind::Forbidden);
     assert!(
@@ -55,7 +55,7 @@ fn a_listed_host_takes_no_member_of_another_whatever_it_says() {
             && reason.contains("member move g vm --to host-b"),
         "{reason}"
     );
-    assert_eq!(storage::read_all(&disk, "group.json").unwrap(), before);
+    assert_eq!(tidelock_storage::read_all(&disk, "group.json").unwrap(), before);
     assert_eq!(manifest::read_machine(&disk, "vm").unwrap().described.unwrap().memory_mib, 64);
     send(&mut group, LINK, write(4, 0, 0, 1));
     group.flush();

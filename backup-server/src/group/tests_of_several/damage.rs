@@ -9,7 +9,6 @@ use crate::group::JOURNAL_DIR;
 use crate::group::damage::LOOK_FIRST_MS;
 use crate::history::{At, PastError};
 use crate::journal::{Repair, RepairError, index_file_name, plan_repair, repair};
-use crate::manifest;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 const SLOT: u64 = 64;
@@ -286,7 +285,7 @@ fn check_newest(group: &mut Group<Memory>) {
 }
 
 fn plan_of(disk: &Memory) -> Result<Option<Repair>, RepairError> {
-    let floor = manifest::read_fold_position(disk).unwrap().position;
+    let floor = fold::read_position(disk).unwrap().position;
     plan_repair(disk, JOURNAL_DIR, floor, options().journal)
 }
 

@@ -35,7 +35,7 @@ pub(super) fn scrub(group: &mut Group<Memory>, now: Now) -> Option<u64> {
 /// How many segments opening has to read.
 fn read_by_opening(disk: &Memory) -> usize {
     let mut segments = std::collections::BTreeSet::new();
-    let position = manifest::read_fold_position(disk).unwrap().position;
+    let position = fold::read_position(disk).unwrap().position;
     let options = options().journal;
     let show = |at: Position, _: &journal::State, _: journal::Shown<'_>| {
         segments.insert(at.segment);

@@ -16,8 +16,6 @@ mod tags;
 
 use super::tests::but;
 use super::*;
-use crate::storage::StorageFile;
-use crate::storage::memory::{Faults, Memory};
 use proptest::prelude::*;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{DiskId, Incarnation, Nonce, RunId, Seq};
@@ -25,6 +23,8 @@ use tidelock_protocol::message::{
     Attach, Attached, DiskSpec, Form, LastRun, Mode, Progress, Role, Tagging, UNASKED, Writing,
 };
 use tidelock_protocol::record::{Effect, Payload, Record};
+use tidelock_storage::StorageFile;
+use tidelock_storage::memory::{Faults, Memory};
 
 const SIZE: u64 = 4096;
 const GRACE_MS: u64 = 15_000;

@@ -62,7 +62,7 @@ fn it_is_on_stable_storage_before_the_host_hears_so() {
     assert_eq!(tell(&mut group, 1, HOLDS), [Message::PolicyKept(HOLDS)]);
     let old = br#"{"format": 1, "members": {"a": {"mode": "async", "mode_since_unix_ms": 5,
         "after_ms": 30000, "degraded_since_unix_ms": 7, "has_left": false}}}"#;
-    crate::storage::replace(&disk, "", "policies.json", old).unwrap();
+    tidelock_storage::replace(&disk, "", "policies.json", old).unwrap();
     assert_eq!(reopen(&disk).policies()["a"].degraded_since_unix_ms, Some(7));
 }
 
@@ -252,9 +252,9 @@ fn a_recovery_that_was_cut_short_says_it_all_the_same() {
     let mut group = two(&disk);
     tell(&mut group, 0, OPEN);
     tell(&mut group, 1, Policy::holding(Mode::Pipelined));
-    let before = crate::storage::read_all(&disk, "policies.json").unwrap().unwrap();
+    let before = tidelock_storage::read_all(&disk, "policies.json").unwrap().unwrap();
     let first = group.recover(at_ms(90_000), true).unwrap().exposed;
-    crate::storage::replace(&disk, "", "policies.json", &before).unwrap();
+    tidelock_storage::replace(&disk, "", "policies.json", &before).unwrap();
     let again = reopen(&disk).recovery().unwrap().exposed;
     assert_eq!((first.len(), &again), (1, &first));
 }

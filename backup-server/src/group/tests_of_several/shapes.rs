@@ -1,6 +1,7 @@
 //! Members, writers and disks that come and go, and members without disks.
 
 use super::*;
+use crate::manifest;
 
 #[test]
 fn members_without_disks_hear_c_hold_the_grace_and_are_fenced() {

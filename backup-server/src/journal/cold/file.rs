@@ -6,10 +6,10 @@ use super::format::{
 };
 use crate::damage::DamagedData;
 use crate::journal::SegmentFacts;
-use crate::storage::StorageFile;
 use std::io;
 use std::sync::Arc;
 use thiserror::Error;
+use tidelock_storage::StorageFile;
 
 /// Why a cold segment cannot be read.
 #[derive(Debug, Error)]

@@ -11,10 +11,10 @@ use super::segment_file::SegmentFile;
 use crate::damage::SegmentDamage;
 use crate::journal::examine::{Listed, examine};
 use crate::journal::{JournalError, Segment, SegmentFacts};
-use crate::storage::{self, Storage, StorageFile};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use tidelock_planted::Bug;
+use tidelock_storage::{Storage, StorageFile};
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
 
@@ -80,7 +80,7 @@ impl<S: Storage> CompressJob<S> {
 
     /// Does it.
     pub fn run(self) -> Result<Compressed<S::File>, JournalError> {
-        let failed = |source: io::Error| match storage::is_full(&source) {
+        let failed = |source: io::Error| match tidelock_storage::is_full(&source) {
             true => JournalError::Full(source),
             false => JournalError::Io { what: "compress a journal segment", source },
         };
@@ -91,7 +91,7 @@ impl<S: Storage> CompressJob<S> {
             return Ok(Compressed::Damaged(damage));
         }
         let name = cold_file_name(self.of.index, self.of.id);
-        let path = storage::join(&self.dir, &name);
+        let path = tidelock_storage::join(&self.dir, &name);
         let aside = format!("{path}.new");
         let written = self.write(&aside).and_then(|written| {
             if let Some(file) = &written {

@@ -34,7 +34,7 @@ pub(crate) use segment_file::find_segment_file;
 /// damaged are left out.
 #[cfg(any(test, feature = "memory-storage"))]
 pub fn cold_from_bytes(content: &[u8]) -> Result<Vec<Vec<u8>>, ColdError> {
-    use crate::storage::{Storage, StorageFile, memory::Memory};
+    use tidelock_storage::{Storage, StorageFile, memory::Memory};
     let file = Memory::new().create("cold")?;
     file.write_at(&[std::io::IoSlice::new(content)], 0)?;
     let cold = ColdFile::open(file, std::sync::Arc::default())?;

@@ -4,10 +4,10 @@ use super::cache::BlockCache;
 use super::file::{ColdError, ColdFile};
 use super::format::cold_file_name;
 use crate::journal::SegmentHeader;
-use crate::storage::{self, Storage, StorageFile};
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
+use tidelock_storage::{Storage, StorageFile};
 
 /// A segment's file. Positions in it are those of the segment.
 #[derive(Clone, Debug)]
@@ -113,7 +113,7 @@ pub(crate) fn find_segment_file<S: Storage>(
     id: u64,
     cache: &Arc<BlockCache>,
 ) -> Result<Option<Found<S::File>>, ColdError> {
-    let open = |name: &str| match storage.open(&storage::join(dir, name)) {
+    let open = |name: &str| match storage.open(&tidelock_storage::join(dir, name)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         file => file.map(Some),
     };

@@ -6,12 +6,12 @@ use crate::journal::tests::{OPTIONS, open_at, write_record};
 use crate::journal::{
     Entry, Journal, JournalError, Position, Segment, SegmentFacts, SegmentHeader, State,
 };
-use crate::storage::memory::{Faults, Memory, MemoryFile};
-use crate::storage::{Storage, StorageFile};
 use proptest::prelude::*;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use tidelock_protocol::record::crc32c;
+use tidelock_storage::memory::{Faults, Memory, MemoryFile};
+use tidelock_storage::{Storage, StorageFile};
 
 const HOW: Compress = Compress { after_ms: 0, block_bytes: 512, percent_max: u64::MAX };
 
@@ -326,7 +326,7 @@ fn what_does_not_get_smaller_and_what_is_damaged_stays_as_it_is() {
     let used = names(&disk, "").len();
     disk.set_faults(Faults { capacity_bytes: Some(0), ..Faults::default() });
     let failed = compress(&mut journal, 3, HOW).unwrap_err();
-    assert!(crate::storage::is_full(&failed), "{failed}");
+    assert!(tidelock_storage::is_full(&failed), "{failed}");
     disk.set_faults(Faults::default());
     assert_eq!(names(&disk, "").len(), used);
     assert!(compress(&mut journal, 3, HOW).unwrap());
@@ -396,7 +396,7 @@ fn a_cold_segment_that_is_the_last_or_another_one_is_refused() {
     // Its first block is needed: it says what the group is.
     let cold = format!("journal/{}", names(&disk, ".zst")[0]);
     let first = {
-        let bytes = crate::storage::read_all(&disk, &cold).unwrap().unwrap();
+        let bytes = tidelock_storage::read_all(&disk, &cold).unwrap().unwrap();
         u64::from_le_bytes(bytes[80..88].try_into().unwrap())
     };
     disk.flip(&cold, first + 6);

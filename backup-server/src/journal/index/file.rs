@@ -4,11 +4,11 @@ use super::Waypoint;
 use super::format::{
     BLOCK_BYTES, Footer, IndexEntry, Key, SegmentFacts, TRAILER_BYTES, Trailer, decode_block,
 };
-use crate::storage::StorageFile;
 use std::io;
 use std::ops::{Bound, RangeBounds};
 use thiserror::Error;
 use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_storage::StorageFile;
 
 /// Why an index cannot be used. Its segment can.
 #[derive(Debug, Error)]

@@ -35,7 +35,7 @@ pub use waypoint::Waypoint;
 /// Reads a whole index with this content, which is hostile: for fuzzing. Returns its entries.
 #[cfg(any(test, feature = "memory-storage"))]
 pub fn index_from_bytes(content: &[u8]) -> Result<Vec<IndexEntry>, IndexError> {
-    use crate::storage::{Storage, StorageFile, memory::Memory};
+    use tidelock_storage::{Storage, StorageFile, memory::Memory};
     let file = Memory::new().create("index")?;
     file.write_at(&[std::io::IoSlice::new(content)], 0)?;
     let index = SegmentIndex::open(file)?;

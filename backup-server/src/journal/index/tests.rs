@@ -6,20 +6,20 @@ use crate::journal::tests::{OPTIONS, open_at, write_record};
 use crate::journal::{
     Entry, Journal, JournalError, PlacedEffect, Position, Segment, SegmentFile, State,
 };
-use crate::storage::memory::{Faults, Memory};
-use crate::storage::{Storage, StorageFile};
 use proptest::prelude::*;
 use std::io::IoSlice;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::record::{Effect, Record, crc32c};
 use tidelock_protocol::vector::CountVector;
+use tidelock_storage::memory::{Faults, Memory};
+use tidelock_storage::{Storage, StorageFile};
 
 fn facts() -> SegmentFacts {
     SegmentFacts { index: 3, id: 0xab, len_bytes: 1 << 30, last_batch: 9, chain: 7 }
 }
 
-fn file_of(content: &[u8]) -> crate::storage::memory::MemoryFile {
+fn file_of(content: &[u8]) -> tidelock_storage::memory::MemoryFile {
     let file = Memory::new().create("index").unwrap();
     file.write_at(&[IoSlice::new(content)], 0).unwrap();
     file

@@ -6,16 +6,16 @@ use super::format::{
     encode_fence,
 };
 use super::{MapFile, map_file_name};
+use crate::extents::DiskKey;
 use crate::extents::{Extents, Slice};
 use crate::journal::{IndexEntry, SegmentFacts, State, WriterRun};
-use crate::storage::{self, Storage, StorageFile};
-use crate::view::DiskKey;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::{Epoch, WriterId};
+use tidelock_storage::{Storage, StorageFile};
 
 /// Bytes that are written at once.
 const WRITE_BYTES: usize = 1 << 20;
@@ -294,7 +294,8 @@ fn write<S: Storage>(
     fill: impl FnOnce(&mut Writer<S::File>) -> Result<(), MapError>,
 ) -> Result<MapFile<S::File>, MapError> {
     let name = map_file_name(facts.level, facts.last.index, facts.last.id);
-    let (aside, path) = (storage::join(dir, &format!("{name}.new")), storage::join(dir, &name));
+    let (aside, path) =
+        (tidelock_storage::join(dir, &format!("{name}.new")), tidelock_storage::join(dir, &name));
     match storage.remove(&aside) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}

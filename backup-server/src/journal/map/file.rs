@@ -5,10 +5,10 @@ use super::format::{
     BLOCK_BYTES, KEYS_PER_FENCE, MapEntry, MapError, MapFacts, Place, TRAILER_BYTES, Trailer,
     decode_fence, read_leaf,
 };
-use crate::storage::StorageFile;
-use crate::view::DiskKey;
+use crate::extents::DiskKey;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_storage::StorageFile;
 
 /// A map that was opened.
 #[derive(Debug)]

@@ -15,8 +15,8 @@
 //! Entry of a fence and of the top, 16 bytes: writer, disk, 4 zero bytes, offset of the first entry of a leaf; of the
 //! top: of a fence.
 
+use crate::extents::DiskKey;
 use crate::journal::SegmentFacts;
-use crate::view::DiskKey;
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::record::crc32c;

@@ -44,7 +44,7 @@ pub const FANOUT: u64 = 8;
 /// Reads a whole map with this content, which is hostile: for fuzzing. Returns its entries.
 #[cfg(any(test, feature = "memory-storage"))]
 pub fn map_from_bytes(content: &[u8]) -> Result<Vec<MapEntry>, MapError> {
-    use crate::storage::{Storage, StorageFile, memory::Memory};
+    use tidelock_storage::{Storage, StorageFile, memory::Memory};
     let file = Memory::new().create("map")?;
     file.write_at(&[std::io::IoSlice::new(content)], 0)?;
     let map = MapFile::open(file)?;

@@ -3,11 +3,11 @@
 use super::format::LEVEL_MAX;
 use super::{FANOUT, MapError, MapFacts, MapFile, map_file_name, parse_map_file_name};
 use crate::journal::{JournalError, SegmentFacts, State};
-use crate::storage::{self, Storage, StorageFile};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use tidelock_planted::Bug;
+use tidelock_storage::{Storage, StorageFile};
 
 /// All maps of a journal. A map of level n is of the segments of one aligned run of
 /// [`FANOUT`]^n, so maps do not overlap but contain each other.
@@ -118,7 +118,7 @@ impl<F: StorageFile> Maps<F> {
         let names = storage.list(dir).map_err(JournalError::io("list the journal"))?;
         for name in names {
             let Some((level, index, id)) = parse_map_file_name(&name) else { continue };
-            let path = storage::join(dir, &name);
+            let path = tidelock_storage::join(dir, &name);
             let is_named = |facts: &MapFacts| {
                 let is_run = level <= LEVEL_MAX
                     && facts.last.index - facts.first + 1 == span(level)

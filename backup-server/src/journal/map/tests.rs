@@ -3,14 +3,14 @@
 use super::build::{flatten, write_flat, write_merged};
 use super::format::KEYS_PER_FENCE;
 use super::*;
+use crate::extents::DiskKey;
 use crate::journal::{IndexEntry, SegmentFacts, State, WriterRun};
-use crate::storage::Storage;
-use crate::storage::memory::Memory;
-use crate::view::DiskKey;
 use proptest::prelude::*;
 use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
+use tidelock_storage::Storage;
+use tidelock_storage::memory::Memory;
 
 fn segment(index: u64) -> SegmentFacts {
     SegmentFacts { index, id: 0xab00 + index, len_bytes: 1 << 30, last_batch: 9, chain: 7 }
@@ -27,7 +27,7 @@ fn map(
     disk: &Memory,
     index: u64,
     entries: Vec<IndexEntry>,
-) -> Arc<MapFile<crate::storage::memory::MemoryFile>> {
+) -> Arc<MapFile<tidelock_storage::memory::MemoryFile>> {
     let seqs = || entries.iter().map(|entry| entry.seq);
     let run = seqs().min().zip(seqs().max()).map(|(first, last)| WriterRun {
         writer: WriterId(1),
@@ -43,7 +43,7 @@ fn map(
 }
 
 fn bytes_of(disk: &Memory, name: &str) -> Vec<u8> {
-    crate::storage::read_all(disk, name).unwrap().unwrap()
+    tidelock_storage::read_all(disk, name).unwrap().unwrap()
 }
 
 /// What a byte of a disk is: segment, place in its file (0: zeroes) and checksum.

@@ -4,11 +4,8 @@
 
 use super::{Entry, Key, SNAPSHOTS_MAX, Snapshots, unknown};
 use crate::history::{History, Point};
-use crate::names;
 use crate::server::clock;
 use crate::server::travel::{self, Look};
-use crate::storage::Storage;
-use crate::storage::files::OpenFile;
 use crate::text;
 use crate::travel::digest;
 use crate::travel::snapshot::{DiskRecord, FORMAT, Format, Pace, Record, SPECULATIVE, Stage};
@@ -18,6 +15,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
+use tidelock_protocol::bounds;
+use tidelock_storage::Storage;
+use tidelock_storage::files::OpenFile;
 
 /// What is left free on the file system: a full one stops replication.
 const SPARE_BYTES: u64 = 64 << 20;
@@ -92,7 +92,7 @@ impl Snapshots {
         wanted: &Wanted,
     ) -> Result<Begun, String> {
         let names: Vec<String> = wanted.names.iter().map(|(name, _)| name.clone()).collect();
-        if let Some(bad) = names.iter().find(|name| !names::is_valid(name)) {
+        if let Some(bad) = names.iter().find(|name| !bounds::is_name(name)) {
             return Err(format!(
                 "{bad:?} cannot be a snapshot's name: letters, digits, `.`, `_` and `-`, not beginning with `.` or `-`"
             ));
@@ -456,7 +456,7 @@ pub(super) fn hold(
 fn disks(look: &Look, point: &Point, is_over: bool) -> Vec<DiskRecord> {
     let format = if is_over { Format::Qcow2 } else { Format::Raw };
     let suffix = if is_over { "qcow2" } else { "img" };
-    let disk = |(key, name, size_bytes): (crate::view::DiskKey, String, u64)| DiskRecord {
+    let disk = |(key, name, size_bytes): (crate::extents::DiskKey, String, u64)| DiskRecord {
         file: format!("{name}.{suffix}"),
         name,
         writer: key.writer,

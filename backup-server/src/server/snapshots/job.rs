@@ -6,8 +6,6 @@ use crate::history::{PastView, Point};
 use crate::server::clock;
 use crate::server::qemu::{self, QemuImage};
 use crate::server::travel;
-use crate::storage::files::OpenFile;
-use crate::storage::{self, Storage, StorageFile};
 use crate::travel::copy::{Copier, Copy, Image, Plan, Raw};
 use crate::travel::digest::{self, Table};
 use crate::travel::snapshot::{DiskRecord, Format, Record, SPECULATIVE, Stage};
@@ -18,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+use tidelock_storage::files::OpenFile;
+use tidelock_storage::{Storage, StorageFile};
 
 /// Jobs that read and write at the same time; others wait.
 const WORKING_MAX: usize = 2;
@@ -345,7 +345,7 @@ impl Snapshots {
     ) -> io::Result<Target> {
         let place = Self::place(&record.group, name);
         let open = |file: &str| {
-            let path = storage::join(&place, file);
+            let path = tidelock_storage::join(&place, file);
             match self.files.open(&path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
                     self.files.create(&path).map(|file| (file, true))
@@ -393,7 +393,7 @@ impl Snapshots {
         let of = entry.as_ref().and_then(|of| of.disks.iter().find(|of| of.name == disk.name));
         let of =
             of.ok_or_else(|| io::Error::other(format!("its base {base} is not there any more")))?;
-        let digests = storage::join(&Self::place(&record.group, name), &disk.digests());
+        let digests = tidelock_storage::join(&Self::place(&record.group, name), &disk.digests());
         match self.files.open(&digests) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             file => return Table::open(file?, disk.size_bytes),
@@ -406,7 +406,7 @@ impl Snapshots {
         let backing = Path::new("..").join(base).join(&of.file);
         qemu::create(path, disk.size_bytes, Some((&backing, of.format.word())))?;
         std::fs::File::open(path)?.sync_all()?;
-        let theirs = storage::join(&Self::place(&record.group, base), &of.digests());
+        let theirs = tidelock_storage::join(&Self::place(&record.group, base), &of.digests());
         let theirs = Table::open(self.files.open(&theirs)?, disk.size_bytes)?;
         let unfinished = format!("{digests}.new");
         match self.files.remove(&unfinished) {
@@ -445,7 +445,7 @@ impl Snapshots {
     }
 
     fn explain(&self, error: &io::Error) -> End {
-        if storage::is_full(error) {
+        if tidelock_storage::is_full(error) {
             return End::Failed(format!(
                 "the file system of {} is full: make room and ask for the snapshot again, what is there is kept",
                 self.dir.display()

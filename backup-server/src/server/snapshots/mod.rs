@@ -30,9 +30,6 @@ pub use told::{Phase, SnapshotDisk, SnapshotStatus, VerifiedDisk};
 use super::inbox::Event;
 use super::registry::Registry;
 use crate::history::Hold;
-use crate::names;
-use crate::storage::Storage;
-use crate::storage::files::Files;
 use crate::travel::snapshot::{self, Record};
 use std::collections::BTreeMap;
 use std::io;
@@ -40,6 +37,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use tidelock_protocol::bounds;
+use tidelock_storage::Storage;
+use tidelock_storage::files::Files;
 use tokio::runtime::Handle;
 
 /// Snapshots of one group.
@@ -95,7 +95,7 @@ impl Snapshots {
         std::fs::create_dir_all(&dir)?;
         let files = Files::new(dir.clone());
         let mut all = BTreeMap::new();
-        for group in directories(&dir)?.into_iter().filter(|group| names::is_valid(group)) {
+        for group in directories(&dir)?.into_iter().filter(|group| bounds::is_name(group)) {
             for name in directories(&dir.join(&group))? {
                 let path = format!("{group}/{name}");
                 if name.starts_with(REMOVED) {

@@ -2,7 +2,6 @@
 
 use super::{Entry, Key, Snapshots, unknown};
 use crate::server::qemu::QemuImage;
-use crate::storage::Storage;
 use crate::travel::copy::{self, Image, Raw};
 use crate::travel::digest::{self, Table};
 use crate::travel::moment::Moment;
@@ -12,6 +11,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use tidelock_storage::Storage;
 
 /// How far a snapshot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! Copies against plain arrays: every plan, ended by a power loss at any place and done again.
 
 use super::*;
-use crate::storage::Storage;
-use crate::storage::memory::{Faults, Memory, MemoryFile};
 use crate::travel::disk::Plain;
 use proptest::prelude::*;
+use tidelock_storage::Storage;
+use tidelock_storage::memory::{Faults, Memory, MemoryFile};
 
 const SIZE: u64 = 2 * BLOCK_BYTES + 8192;
 

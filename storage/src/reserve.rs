@@ -78,7 +78,7 @@ impl Reserve {
         mut write: impl FnMut() -> io::Result<T>,
     ) -> io::Result<T> {
         match write() {
-            Err(error) if super::is_full(&error) => {
+            Err(error) if crate::is_full(&error) => {
                 self.use_for(user);
                 let written = write();
                 self.end_use_for(user);

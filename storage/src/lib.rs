@@ -1,16 +1,26 @@
-//! What the journal, the images and the manifest need of a file system, and no more.
+//! The file system, as everything that writes sees it, and no more of it than that needs.
 //!
-//! The trait is synchronous and small so that the same code runs on files in production
+//! | module | what it is for |
+//! |---|---|
+//! | [`files`] | a directory of the file system |
+//! | `memory` | a disk in memory that crashes, for the simulator and tests (feature `memory-storage`) |
+//! | [`open_files`] | files that are open by name, within what the process may have open |
+//! | [`reserve`] | room that only folding, retention and recovery may use |
+//! | [`json`] | small files of JSON, each replaced as a whole |
+//!
+//! The traits are synchronous and small so that the same code runs on files in production
 //! ([`files`]) and, in the simulator and in crash tests, on a disk in memory that keeps what is
-//! written apart from what is durable ([`memory`]).
+//! written apart from what is durable (`memory`).
 //!
 //! What may be relied on after a crash, and nothing else:
 //! - the bytes and the size of a file as of its last successful [`StorageFile::sync`];
 //! - the entries of a directory as of its last successful [`Storage::sync_dir`].
 //!
 //! Anything later may be there in any part, at the granularity of a sector.
+#![forbid(unsafe_code)]
 
 pub mod files;
+pub mod json;
 #[cfg(any(test, feature = "memory-storage"))]
 pub mod memory;
 pub mod open_files;

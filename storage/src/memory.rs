@@ -5,7 +5,7 @@
 //! and all that POSIX promises. Faults (no room, I/O errors, power loss at the n-th operation) are
 //! injected with [`Memory::set_faults`].
 
-use super::{Storage, StorageFile};
+use crate::{Storage, StorageFile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! [`Storage`] on a directory of the file system, through the page cache.
 
-use super::open_files::{Handle, OpenFiles};
-use super::reserve::Reserve;
-use super::{Storage, StorageFile};
+use crate::open_files::{Handle, OpenFiles};
+use crate::reserve::Reserve;
+use crate::{Storage, StorageFile};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::fs::{self, File};
 use std::io::{self, IoSlice};
@@ -22,7 +22,7 @@ pub struct Files {
     reserve: Option<Arc<Reserve>>,
 }
 
-/// An open file. It is closed meanwhile if it is not used and there are too many ([`super::open_files`]).
+/// An open file. It is closed meanwhile if it is not used and there are too many ([`crate::open_files`]).
 #[derive(Clone, Debug)]
 pub struct OpenFile(Arc<Handle>);
 

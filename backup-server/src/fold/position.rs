@@ -1,0 +1,92 @@
+//! Up to where the journal is in the images, and what of them is damaged: `fold.json`, replaced as a whole.
+
+use crate::FORMAT;
+use crate::damage::{DamagedRange, ImageDamage};
+use crate::journal::{Closed, Position};
+use serde::{Deserialize, Serialize};
+use tidelock_protocol::hlc::Hlc;
+use tidelock_protocol::vector::CountVector;
+use tidelock_storage::Storage;
+use tidelock_storage::json::{self, FileError};
+
+const FILE: &str = "fold.json";
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FoldFile {
+    format: u32,
+    segment: u64,
+    offset: u64,
+    oldest: OldestTime,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    damaged: Vec<DamagedRange>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OldestTime {
+    hlc: Hlc,
+    cut: CountVector,
+    arrived_ms: u64,
+}
+
+/// What the images are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoldPosition {
+    /// Everything before it is in the images.
+    pub position: Position,
+    /// What is in the images is in every state from here on; of what is before nothing can be told.
+    pub oldest: Closed,
+    /// What of the images is not what was written.
+    pub damaged: ImageDamage,
+}
+
+/// Up to where the journal is in the images.
+pub fn read_position<S: Storage>(storage: &S) -> Result<FoldPosition, FileError> {
+    let Some(fold) = json::read::<S, FoldFile>(storage, FILE, FORMAT)? else {
+        return Ok(FoldPosition::default());
+    };
+    let position = Position { segment: fold.segment, offset: fold.offset };
+    let OldestTime { hlc: at, cut, arrived_ms } = fold.oldest;
+    let oldest = Closed { at, cut, arrived_ms };
+    Ok(FoldPosition { position, oldest, damaged: fold.damaged.into_iter().collect() })
+}
+
+/// Records it, durably.
+pub fn write_position<S: Storage>(storage: &S, fold: &FoldPosition) -> Result<(), FileError> {
+    let Position { segment, offset } = fold.position;
+    let Closed { at: hlc, cut, arrived_ms } = fold.oldest.clone();
+    let oldest = OldestTime { hlc, cut, arrived_ms };
+    let damaged = fold.damaged.to_ranges();
+    json::write(storage, "", FILE, &FoldFile { format: FORMAT, segment, offset, oldest, damaged })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::damage::LostWith;
+    use crate::extents::DiskKey;
+    use tidelock_protocol::ids::{DiskId, Seq, WriterId};
+    use tidelock_storage::memory::Memory;
+
+    #[test]
+    fn it_survives_a_crash_with_what_is_damaged() {
+        let disk = Memory::new();
+        assert_eq!(read_position(&disk).unwrap(), FoldPosition::default());
+        let cut = CountVector::of(WriterId(2), Seq(7));
+        let oldest = Closed { at: Hlc(77), cut, arrived_ms: 5 };
+        let position = Position { segment: 3, offset: 99 };
+        let fold = FoldPosition { position, oldest, ..FoldPosition::default() };
+        write_position(&disk, &fold).unwrap();
+        assert_eq!(read_position(&disk.crash(&mut || false)).unwrap(), fold);
+        let mut damaged = fold.clone();
+        let key = DiskKey { writer: WriterId(1), disk: DiskId(2) };
+        damaged.damaged.mark(key, 4096..8192, LostWith(Some(7)));
+        damaged.damaged.mark(key, 8192..8704, LostWith(None));
+        write_position(&disk, &damaged).unwrap();
+        assert_eq!(read_position(&disk).unwrap(), damaged);
+        damaged.damaged.heal(key, 0..9000);
+        write_position(&disk, &damaged).unwrap();
+        assert_eq!(read_position(&disk).unwrap(), fold);
+    }
+}
