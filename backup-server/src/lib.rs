@@ -9,7 +9,6 @@
 //! | [`image`] | what was folded of a disk, with checksums |
 //! | [`view`] | a disk with what is not folded yet |
 //! | [`history`] | any point in time of the window: resolved, held, shown |
-//! | [`cut`] | the greatest downward-closed cut |
 //! | [`damage`] | what was acknowledged and cannot be read any more |
 //! | [`quarantine`] | segments on record as damaged |
 //! | [`travel`] | what operators do with the past |
@@ -31,7 +30,6 @@ pub const FORMAT: u32 = 1;
 pub mod boot;
 #[cfg(feature = "server")]
 pub mod cli;
-pub mod cut;
 pub mod damage;
 pub mod extents;
 pub mod fold;

@@ -12,11 +12,11 @@
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
 
 use crate::FORMAT;
-use crate::cut::HeldBack;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
+use tidelock_cut::HeldBack;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, GroupId, Incarnation, RunId, Seq, WriterId};
 use tidelock_protocol::machine::Machine;

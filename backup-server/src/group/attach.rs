@@ -20,11 +20,11 @@ use super::{
     Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, Output, WriterSlot, policies,
 };
 use crate::FORMAT;
-use crate::cut::CutTracker;
 use crate::journal::{self, BATCH_TARGET_BYTES, Journal, Note, Position, Standing, State};
 use crate::manifest::{self, Manifest, Member};
 use std::collections::BTreeMap;
 use std::io;
+use tidelock_cut::CutTracker;
 use tidelock_planted::Bug;
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::hlc::Hlc;

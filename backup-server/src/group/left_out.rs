@@ -4,11 +4,11 @@
 //! kept in `group.json`, for whoever asks again.
 
 use super::{Group, Now};
-use crate::cut::{Awaited, HeldBack};
 use crate::journal::{EpochStart, Standing};
 use crate::manifest::LeftOut;
 use crate::text;
 use serde::{Deserialize, Serialize};
+use tidelock_cut::{Awaited, HeldBack};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::CopyState;

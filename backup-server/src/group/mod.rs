@@ -69,7 +69,6 @@ pub use shape::RemoveError;
 pub use status::{ClockStatus, DiskStatus, FollowerStatus, GroupStatus, HostStatus, WriterStatus};
 
 use self::parts::Gathered;
-use crate::cut::CutTracker;
 use crate::damage::ImageDamage;
 use crate::extents::DiskKey;
 use crate::fold::FoldPosition;
@@ -84,6 +83,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
+use tidelock_cut::CutTracker;
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::hlc::{Hlc, HlcClock};

@@ -1,7 +1,6 @@
 //! What a group knows of its own past, and gives to others to look at.
 
 use super::{Group, RecoverError};
-use crate::cut::CutTracker;
 use crate::fold::{self, FoldPosition};
 use crate::history::{History, Hold, PastError, Point, SegmentStart};
 use crate::journal::Closed;
@@ -9,6 +8,7 @@ use crate::journal::{Note, Position, Shown, State, Waypoint};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use tidelock_cut::CutTracker;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::Epoch;

@@ -3,7 +3,6 @@
 use super::left_out::RecoveryWriter;
 use super::parts::Gathered;
 use super::{Exposure, Group, GroupError, Now, Output};
-use crate::cut::CutTracker;
 use crate::extents::DiskKey;
 use crate::history::{Hold, PastError, Point};
 use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError};
@@ -14,6 +13,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
+use tidelock_cut::CutTracker;
 use tidelock_planted::Bug;
 use tidelock_protocol::commit::GroupCommit;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};

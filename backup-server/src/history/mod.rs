@@ -19,7 +19,7 @@
 //!
 //! Each record has an **effective time** ([`effective`]): its HLC, but later than the group's last change of shape or
 //! epoch, and of several writers not earlier than any record that had arrived before it. So these times only grow
-//! along the journal, and the state at T is the cut (`cut.rs`) of the journal's longest beginning whose times are up
+//! along the journal, and the state at T is the cut (`tidelock_cut`) of the journal's longest beginning whose times are up
 //! to T: what a recovery would have brought back when the newest record that had arrived was of T. It is given only
 //! once no record with an effective time up to T can come any more, so it never changes (rule 5).
 //!

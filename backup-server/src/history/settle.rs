@@ -1,6 +1,6 @@
 //! From a time or a vector to a cut, and to its places in the journal.
 //!
-//! The journal is replayed into a fresh [`crate::cut::CutTracker`] up to the limit: what a recovery would have taken,
+//! The journal is replayed into a fresh [`tidelock_cut::CutTracker`] up to the limit: what a recovery would have taken,
 //! had nothing else arrived. The replay begins at the last place before which everything is known to be in the
 //! answer: the beginning of a segment ([`crate::journal::Closed`]) or a [`Waypoint`] in it. It ends as soon as nothing up to the limit can follow.
 //!
@@ -9,11 +9,11 @@
 
 use super::walk::{Place, Step};
 use super::{History, PastError, Point};
-use crate::cut::CutTracker;
 use crate::journal::{Note, Position, Standing, State, Waypoint};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use tidelock_cut::CutTracker;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};

@@ -355,6 +355,29 @@ impl State {
     }
 }
 
+/// As the cut of a journal is made from it.
+impl tidelock_cut::Writers for State {
+    fn form(&self) -> Form {
+        // What the guests of a recovered group write depends on nothing that is not there.
+        if self.recovered().is_some() { Form::Vector } else { self.form }
+    }
+
+    fn count(&self) -> usize {
+        self.writers.len()
+    }
+
+    fn get(&self, writer: WriterId) -> Option<tidelock_cut::Writer> {
+        let WriterState { committed, hlc, copy, standing, .. } = *self.writer(writer)?;
+        Some(tidelock_cut::Writer {
+            committed,
+            hlc,
+            copy,
+            is_joining: standing == Standing::Joining,
+            is_removed: standing == Standing::Removed,
+        })
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

@@ -10,8 +10,15 @@
 //! record that it may depend on has a smaller time, so the records up to the watermark, the least
 //! time that every writer has reached, are closed.
 //!
-//! The cut only grows, and it is a function of the journal alone, so a restart finds at least the
+//! The cut only grows, and it is a function of the records alone, so a restart finds at least the
 //! cut that was told before. The fold goes up to it, too.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | this | the cut, as records come and are committed |
+//! | `times` | times of records that wait, in little memory |
+//! | `held_back` | why a record is not in the cut |
+#![forbid(unsafe_code)]
 
 mod held_back;
 #[cfg(test)]
@@ -20,7 +27,6 @@ mod times;
 
 pub use held_back::{Awaited, HeldBack};
 
-use crate::journal::{Standing, State};
 use std::collections::VecDeque;
 use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
@@ -29,6 +35,31 @@ use tidelock_protocol::message::{CopyState, Form};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use times::Times;
+
+/// A writer after some record of the group, as far as the cut depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer {
+    /// Up to where its disks are a state that the primary had.
+    pub committed: Seq,
+    /// The time of its last record.
+    pub hlc: Hlc,
+    /// How much of its disks is there.
+    pub copy: CopyState,
+    /// The group can be recovered without it until its initial copy is whole.
+    pub is_joining: bool,
+    /// Nothing waits for it any more.
+    pub is_removed: bool,
+}
+
+/// The writers of a group after some record, as whoever keeps the records knows them.
+pub trait Writers {
+    /// How records say what they depend on from here on; those before it are all in the cut if it has changed.
+    fn form(&self) -> Form;
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// One of them. `None`: the group does not have it.
+    fn get(&self, writer: WriterId) -> Option<Writer>;
+}
 
 /// What a record beyond the cut depends on, of one writer.
 #[derive(Clone, Copy, Debug)]
@@ -114,22 +145,22 @@ pub struct CutTracker {
 }
 
 impl CutTracker {
-    /// Of a journal whose every record is in the cut.
+    /// Of a group whose every record so far is in the cut.
     #[must_use]
-    pub fn new(state: &State) -> Self {
+    pub fn new(writers: &impl Writers) -> Self {
         let mut tracker = Self::default();
-        tracker.reshape(state);
+        tracker.reshape(writers);
         tracker
     }
 
     /// The group's writers or its form have changed; in the latter case every record is in the
     /// cut.
-    pub fn reshape(&mut self, state: &State) {
-        // What the guests of a recovered group write depends on nothing that is not there.
-        let form = if state.recovered().is_some() { Form::Vector } else { state.form };
-        self.tracks.resize_with(state.writers.len(), Track::default);
-        for (track, writer) in self.tracks.iter_mut().zip(&state.writers) {
-            track.removed = writer.standing == Standing::Removed;
+    pub fn reshape(&mut self, writers: &impl Writers) {
+        let form = writers.form();
+        self.tracks.resize_with(writers.count(), Track::default);
+        for (id, track) in (0..).map(WriterId).zip(&mut self.tracks) {
+            let Some(writer) = writers.get(id) else { continue };
+            track.removed = writer.is_removed;
             if form != self.form {
                 track.needs.clear();
                 track.times.clear();
@@ -141,10 +172,10 @@ impl CutTracker {
         self.form = form;
     }
 
-    /// The next record of the journal, which is not void, and the state before it.
-    pub fn record(&mut self, before: &State, record: &Record) {
-        let i = record.writer.index();
-        let (Some(track), Some(writer)) = (self.tracks.get_mut(i), before.writers.get(i)) else {
+    /// The next record that counts, and the writers before it.
+    pub fn record(&mut self, before: &impl Writers, record: &Record) {
+        let track = self.tracks.get_mut(record.writer.index());
+        let (Some(track), Some(writer)) = (track, before.get(record.writer)) else {
             return;
         };
         if writer.copy == CopyState::Resyncing
@@ -158,7 +189,7 @@ impl CutTracker {
                     resync.done = Some((record.seq, record.hlc));
                 }
                 (_, CopyState::Empty | CopyState::Partial | CopyState::Seeded) => {
-                    let is_joining = writer.standing == Standing::Joining;
+                    let Writer { is_joining, .. } = writer;
                     track.copied = Some(Copied { done: record.seq, is_joining });
                 }
                 _ => {}

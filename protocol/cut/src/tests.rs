@@ -1,7 +1,6 @@
-//! Cuts of small journals, and of random histories against the definition.
+//! Cuts of a few records, and of random histories against the definition.
 
 use super::*;
-use crate::journal::{Note, Shape};
 use proptest::prelude::*;
 use tidelock_protocol::hlc::HlcClock;
 use tidelock_protocol::ids::{DiskId, Epoch};
@@ -25,7 +24,63 @@ fn vector(seqs: &[u64]) -> CountVector {
     seqs.iter().enumerate().map(|(i, s)| (WriterId(i as u16), Seq(*s))).collect()
 }
 
-/// A journal in memory: the state, and the tracker that follows it.
+/// The writers of a group, after its last record.
+struct State {
+    form: Form,
+    writers: Vec<(Seq, Writer)>,
+}
+
+impl Writers for State {
+    fn form(&self) -> Form {
+        self.form
+    }
+
+    fn count(&self) -> usize {
+        self.writers.len()
+    }
+
+    fn get(&self, writer: WriterId) -> Option<Writer> {
+        self.writers.get(writer.index()).map(|(_, writer)| *writer)
+    }
+}
+
+impl State {
+    fn new(writers: usize, form: Form) -> Self {
+        let new = Writer {
+            committed: Seq::ZERO,
+            hlc: Hlc(0),
+            copy: CopyState::Empty,
+            is_joining: false,
+            is_removed: false,
+        };
+        Self { form, writers: vec![(Seq::ZERO, new); writers] }
+    }
+
+    fn apply(&mut self, record: &Record) {
+        let (seq, writer) = &mut self.writers[record.writer.index()];
+        assert_eq!(record.seq, seq.next());
+        *seq = record.seq;
+        writer.hlc = record.hlc;
+        if record.effect == Effect::CopyDone {
+            writer.copy = CopyState::Whole;
+        } else if writer.copy == CopyState::Empty {
+            writer.copy = CopyState::Partial;
+        }
+        if writer.copy != CopyState::Resyncing {
+            writer.committed = record.seq;
+        }
+    }
+
+    fn committed(&self) -> CountVector {
+        (0..).map(WriterId).zip(self.writers.iter().map(|(_, writer)| writer.committed)).collect()
+    }
+
+    fn received(&self) -> CountVector {
+        (0..).map(WriterId).zip(self.writers.iter().map(|(seq, _)| *seq)).collect()
+    }
+}
+
+/// Records as they come: the state, and the tracker that follows it.
 struct Journal {
     state: State,
     tracker: CutTracker,
@@ -33,16 +88,14 @@ struct Journal {
 
 impl Journal {
     fn new(writers: u16, form: Form) -> Self {
-        let mut state = State::new(writers.into());
-        let shape = Shape { writers, removed: Vec::new(), joining: false, form };
-        state.apply_note(&Note::Shape(shape)).unwrap();
+        let state = State::new(writers.into(), form);
         let tracker = CutTracker::new(&state);
         Self { state, tracker }
     }
 
     fn add(&mut self, record: &Record) {
         self.tracker.record(&self.state, record);
-        self.state.apply_record(record).unwrap();
+        self.state.apply(record);
     }
 
     fn done(&mut self, writer: u16, seq: u64, hlc: u64, deps: &[(u16, u64)]) {
@@ -61,18 +114,13 @@ impl Journal {
     }
 
     fn resync(&mut self, writer: u16) {
-        let (writer, copy) = (WriterId(writer), CopyState::Resyncing);
-        self.state.apply_note(&Note::Copy { writer, copy }).unwrap();
+        let (_, writer) = &mut self.state.writers[usize::from(writer)];
+        assert_eq!(writer.copy, CopyState::Whole);
+        writer.copy = CopyState::Resyncing;
     }
 
     fn remove(&mut self, writer: u16) {
-        let shape = Shape {
-            writers: self.state.writers.len() as u16,
-            removed: vec![WriterId(writer)],
-            joining: false,
-            form: self.state.form,
-        };
-        self.state.apply_note(&Note::Shape(shape)).unwrap();
+        self.state.writers[usize::from(writer)].1.is_removed = true;
         self.tracker.reshape(&self.state);
     }
 
@@ -84,8 +132,8 @@ impl Journal {
 
 #[test]
 fn a_record_waits_for_what_it_depends_on_and_takes_its_successors_along() {
-    let mut t = CutTracker::new(&State::new(3));
-    let state = State::new(3);
+    let state = State::new(3, Form::Vector);
+    let mut t = CutTracker::new(&state);
     t.record(&state, &record(0, 2, &[(1, 5)]));
     t.record(&state, &record(2, 1, &[(0, 2)]));
     assert_eq!(*t.settle(&vector(&[4, 4, 3])), vector(&[1, 4, 0]));
@@ -288,7 +336,7 @@ proptest! {
         let mut j = Journal::new(3, Form::Vector);
         all.iter().for_each(|(record, _)| j.add(record));
         let committed: CountVector = (0..3)
-            .map(|w| (WriterId(w), Seq(durable[usize::from(w)]).min(j.state.writers[usize::from(w)].seq)))
+            .map(|w| (WriterId(w), Seq(durable[usize::from(w)]).min(j.state.writers[usize::from(w)].0)))
             .collect();
         let cut = j.tracker.settle(&committed).clone();
         prop_assert!(committed.covers(&cut));
@@ -327,7 +375,7 @@ proptest! {
             prop_assert!(cut.covers(&last) && j.state.committed().covers(&cut));
             prop_assert!(is_closed(&all, &cut), "{}", cut);
             if hlc {
-                let least = j.state.writers.iter().map(|w| w.hlc).min().unwrap();
+                let least = j.state.writers.iter().map(|(_, w)| w.hlc).min().unwrap();
                 prop_assert_eq!(j.tracker.watermark(), least);
                 let up_to = |r: &Record| r.hlc <= least;
                 prop_assert!(all.iter().all(|(r, _)| up_to(r) == (r.seq <= cut.get(r.writer))));
@@ -335,7 +383,7 @@ proptest! {
             last = cut;
         }
         if !hlc {
-            prop_assert_eq!(last, j.state.journaled());
+            prop_assert_eq!(last, j.state.received());
         }
     }
 }
