@@ -17,7 +17,6 @@ use tidelock_backup_server::group::{
     ConnectionId, Group, GroupOptions, Link, Now, Output, Retention,
 };
 use tidelock_backup_server::history::At;
-use tidelock_backup_server::journal::{IndexJob, Journal, JournalError, Made, Options, State};
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
@@ -27,6 +26,7 @@ use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, Role,
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::files::{Files, OpenFile};
+use tidelock_store::journal::{IndexJob, Journal, JournalError, Made, Options, State};
 
 const DISK_BYTES: u64 = 16 << 30;
 const FOLD_DISK_BYTES: u64 = 4 << 30;

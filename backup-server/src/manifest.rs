@@ -11,7 +11,6 @@
 //!
 //! Epochs, seqs and copy states are not here but in the journal, in one order with the records.
 
-use crate::FORMAT;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -25,6 +24,7 @@ use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::json::{self, FileError};
 use tidelock_storage::{Storage, StorageFile};
+use tidelock_store::FORMAT;
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

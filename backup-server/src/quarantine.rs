@@ -3,13 +3,13 @@
 //! Invariant: a segment on record is not deleted before an operator gives it up: when a fold has passed it, its file
 //! goes to [`QUARANTINE_DIR`].
 
-use crate::FORMAT;
-use crate::damage::SegmentDamage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_storage::Storage;
 use tidelock_storage::json::{self, FileError};
+use tidelock_store::FORMAT;
+use tidelock_store::damage::SegmentDamage;
 
 /// Where damaged segments go that a fold has passed.
 pub const QUARANTINE_DIR: &str = "quarantine";

@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidelock_backup_server::journal::cold_from_bytes;
+use tidelock_store::journal::cold_from_bytes;
 
 fuzz_target!(|data: &[u8]| {
     let [mode, rest @ ..] = data else { return };

@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidelock_backup_server::journal::open_from_bytes;
+use tidelock_store::journal::open_from_bytes;
 
 fuzz_target!(|data: &[u8]| {
     let [mode, rest @ ..] = data else { return };

@@ -14,12 +14,10 @@
 use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
-use tidelock_backup_server::extents::DiskKey;
 use tidelock_backup_server::group::{
     ConnectionId, Group, GroupOptions, Link, Now, Output, Retention,
 };
 use tidelock_backup_server::hearing::{Channels, Greeting, Heard};
-use tidelock_backup_server::journal::{self, Compress};
 use tidelock_fuzz::extremes::{Extremes, Known};
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::frame::{self, Frame};
@@ -35,6 +33,8 @@ use tidelock_protocol::part::{self, Part};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::memory::{Faults, Memory};
+use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::{self, Compress};
 
 const GROUP: &str = "g";
 const HOSTS: [&str; 2] = ["honest", "liar"];

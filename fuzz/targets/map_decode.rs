@@ -6,7 +6,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidelock_backup_server::journal::{BLOCK_BYTES, map_from_bytes};
+use tidelock_store::journal::{BLOCK_BYTES, map_from_bytes};
 
 const USED_BYTES: usize = 368;
 

@@ -2,7 +2,6 @@
 
 use super::args::Damaged;
 use super::client::Client;
-use crate::damage::Known;
 use crate::group::{DamagedDisk, DamagedSegment};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
@@ -11,6 +10,7 @@ use anyhow::{Result, bail};
 use serde_json::json;
 use std::fmt::Write;
 use tidelock_protocol::hlc::Hlc;
+use tidelock_store::damage::Known;
 
 pub(super) async fn run(config: Config, args: Damaged) -> Result<()> {
     let client = Client::connect(config).await?;

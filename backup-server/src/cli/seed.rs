@@ -15,7 +15,6 @@ use super::client::Client;
 use super::export::progress;
 use crate::group::{SEEDED, SeedError, SeededMember, seed, seeded_manifest};
 use crate::history::Point;
-use crate::image;
 use crate::manifest::Manifest;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
@@ -35,6 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::DiskSpec;
 use tidelock_storage::files::Files;
+use tidelock_store::image;
 
 /// One disk, as it is named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,7 +280,7 @@ fn pin(storage: Files, point: Point, now_ms: u64) -> Result<()> {
 }
 
 /// In the place of sizes while only names are looked at.
-const SIZE_UNKNOWN: u64 = crate::image::SECTOR_BYTES;
+const SIZE_UNKNOWN: u64 = tidelock_store::image::SECTOR_BYTES;
 
 /// Each disk, and the name of its image.
 fn image_names(manifest: &Manifest) -> impl Iterator<Item = ((WriterId, String), String)> + '_ {

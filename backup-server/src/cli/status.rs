@@ -3,7 +3,6 @@
 use super::client::Client;
 use super::{damaged, machine, view};
 use crate::group::{GroupStatus, WriterStatus};
-use crate::journal::Standing;
 use crate::server::config::{CERTIFICATE_WARN, Config};
 use crate::server::control::{Reply, Request};
 use crate::text;
@@ -12,6 +11,7 @@ use serde_json::json;
 use std::fmt::Write;
 use std::time::Duration;
 use tidelock_protocol::message::{CopyState, Form};
+use tidelock_store::journal::Standing;
 
 pub(super) async fn run(config: Config, json: bool) -> Result<()> {
     let certificate = config.certificate_valid_for();

@@ -19,8 +19,6 @@ use super::ownership;
 use super::{
     Group, GroupError, GroupOptions, JOURNAL_DIR, Link, Now, Output, WriterSlot, policies,
 };
-use crate::FORMAT;
-use crate::journal::{self, BATCH_TARGET_BYTES, Journal, Note, Position, Standing, State};
 use crate::manifest::{self, Manifest, Member};
 use std::collections::BTreeMap;
 use std::io;
@@ -39,6 +37,8 @@ use tidelock_protocol::receiver::Receiver;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_storage::json::FileError;
+use tidelock_store::FORMAT;
+use tidelock_store::journal::{self, BATCH_TARGET_BYTES, Journal, Note, Position, Standing, State};
 
 /// The longest grace that a host may ask for: an hour.
 const GRACE_MAX_MS: u64 = 3_600_000;

@@ -8,10 +8,10 @@
 //! program that does not know of them would miss segments ([`crate::manifest`]).
 
 use super::{Group, Now};
-use crate::journal::{Compress, CompressJob, Compressed, JournalError, Segment};
 use serde::{Deserialize, Serialize};
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_storage::{Storage, StorageFile};
+use tidelock_store::journal::{Compress, CompressJob, Compressed, JournalError, Segment};
 
 /// So many bytes of segments are compressed each second at most.
 const RATE_BYTES_S: u64 = 64 << 20;

@@ -12,12 +12,12 @@
 
 use super::floor::Answers;
 use super::{Group, Link, Output};
-use crate::journal::Standing;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::{Form, Message};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::journal::Standing;
 
 /// One that waits.
 #[derive(Debug)]

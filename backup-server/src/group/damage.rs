@@ -4,18 +4,9 @@
 //! That is found out anew when damage is found or folded, and when something is written over it.
 
 use super::{Group, GroupError, JOURNAL_DIR, Now, RecoverError};
-use crate::damage::{ImageDamage, Known, LostWith, Noticed, SegmentDamage};
-use crate::extents::DiskKey;
-use crate::fold::{self, FoldPosition};
 use crate::history::{Affected, AffectedSpan, Point};
-use crate::image;
-use crate::journal::{
-    ColdError, Entry, IndexEntry, Placed, Position, ScrubJob, Segment, SegmentHeader,
-    cold_file_name, find_segment_file, payload_of,
-};
 use crate::manifest::Manifest;
 use crate::quarantine::{self, QUARANTINE_DIR, Quarantine, Quarantined};
-use crate::view::Overlay;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -26,6 +17,15 @@ use tidelock_protocol::ids::MonoNanos;
 use tidelock_protocol::record::Effect;
 use tidelock_storage::Storage;
 use tidelock_storage::json::FileError;
+use tidelock_store::damage::{ImageDamage, Known, LostWith, Noticed, SegmentDamage};
+use tidelock_store::extents::DiskKey;
+use tidelock_store::fold::{self, FoldPosition};
+use tidelock_store::image;
+use tidelock_store::journal::{
+    ColdError, Entry, IndexEntry, Placed, Position, ScrubJob, Segment, SegmentHeader,
+    cold_file_name, open_segment_file, payload_of,
+};
+use tidelock_store::view::Overlay;
 
 /// It is not found out more often what is affected, in nanoseconds.
 const PAUSE_NANOS: u64 = 1_000_000_000;
@@ -513,15 +513,14 @@ impl<S: Storage> Group<S> {
     fn check_set_aside(&mut self, damage: &SegmentDamage) -> Result<(), GroupError> {
         let path = tidelock_storage::join(QUARANTINE_DIR, &file_name(damage));
         let SegmentDamage { segment: index, id, len_bytes, .. } = *damage;
-        let found =
-            match find_segment_file(&self.storage, QUARANTINE_DIR, index, id, &Arc::default()) {
-                Ok(Some(found)) => found,
-                Ok(None) => return Ok(()),
-                Err(ColdError::Io(e)) => return Err(io_error("open", &path, e).into()),
-                // It is what it was before: damaged.
-                Err(_) => return Ok(()),
-            };
-        let segment = Segment { index, id, file: found.file, len_bytes };
+        let file = match open_segment_file(&self.storage, QUARANTINE_DIR, index, id) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(()),
+            Err(ColdError::Io(e)) => return Err(io_error("open", &path, e).into()),
+            // It is what it was before: damaged.
+            Err(_) => return Ok(()),
+        };
+        let segment = Segment { index, id, file, len_bytes };
         let Some(content) = self.content_of(&segment, damage) else { return Ok(()) };
         let marked = |damaged: &ImageDamage, key, range| {
             let pieces = damaged.pieces(key, range).into_iter();
@@ -577,7 +576,7 @@ impl<S: Storage> Group<S> {
         if damage.known == Known::Nothing {
             let from = Position { segment: segment.index, offset: 0 };
             let to = Position { segment: segment.index, offset: segment.len_bytes };
-            for batch in crate::journal::reader_of(segment.clone(), from, to) {
+            for batch in tidelock_store::journal::reader_of(segment.clone(), from, to) {
                 let batch = batch.ok().filter(|batch| !batch.is_damaged)?;
                 for entry in batch.entries {
                     let Entry::Record { head, payload, .. } = entry.ok()? else { continue };

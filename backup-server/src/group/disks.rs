@@ -7,13 +7,13 @@
 
 use super::attach::{Refusal, refuse};
 use super::{Group, GroupError};
-use crate::extents::DiskKey;
-use crate::image::Image;
 use crate::manifest::{Member, RemovedDisk};
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::{DiskSpec, RefusalKind, Writing};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::extents::DiskKey;
+use tidelock_store::image::Image;
 
 /// Those that the host has.
 pub(super) fn present(disks: &[DiskSpec]) -> Vec<DiskSpec> {

@@ -21,13 +21,13 @@
 
 use super::tags::LOST_MAX;
 use super::{Group, Link, Now, Output};
-use crate::journal::Standing;
 use std::collections::BTreeMap;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Message, UNASKED};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::journal::Standing;
 
 /// The questions of one resync.
 #[derive(Debug)]

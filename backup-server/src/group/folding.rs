@@ -2,12 +2,12 @@
 
 use super::retention::Target;
 use super::{Group, GroupError, Now, Stall};
-use crate::fold::FoldPosition;
-use crate::fold::{self, FoldError, FoldJob, Folded};
-use crate::journal::{JournalError, Position, State};
 use std::sync::Arc;
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_storage::Storage;
+use tidelock_store::fold::FoldPosition;
+use tidelock_store::fold::{self, FoldError, FoldJob, Folded};
+use tidelock_store::journal::{JournalError, Position, State};
 
 /// About how much one job folds: its images are synced once for all of it.
 const JOB_BYTES: u64 = 256 << 20;

@@ -4,8 +4,8 @@
 //! segments that the next fold takes away, so with `retention.window = "0s"` hardly ever.
 
 use super::Group;
-use crate::journal::{IndexJob, JournalError, Made, MadeAgain, Position};
 use tidelock_storage::Storage;
+use tidelock_store::journal::{IndexJob, JournalError, Made, MadeAgain, Position};
 
 impl<S: Storage> Group<S> {
     /// Work that writes the index of a sealed segment or a map, if there is any. Its outcome goes to

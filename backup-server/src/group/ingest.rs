@@ -2,10 +2,6 @@
 
 use super::parts::PartRefusal;
 use super::{Group, GroupError, Link, Now, Output, Stall};
-use crate::damage;
-use crate::extents::DiskKey;
-use crate::journal::{BATCH_TARGET_BYTES, JournalError, Note};
-use crate::view::Content;
 use std::io;
 use tidelock_planted::Bug;
 use tidelock_protocol::bounds::Implausible;
@@ -18,6 +14,10 @@ use tidelock_protocol::receiver::{Admission, ReceiveError, Receiver};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::damage;
+use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::{BATCH_TARGET_BYTES, JournalError, Note};
+use tidelock_store::view::Content;
 
 impl<S: Storage> Group<S> {
     /// A frame of an attached member. While the group does not accept, it comes back: keep it,

@@ -4,7 +4,6 @@
 //! kept in `group.json`, for whoever asks again.
 
 use super::{Group, Now};
-use crate::journal::{EpochStart, Standing};
 use crate::manifest::LeftOut;
 use crate::text;
 use serde::{Deserialize, Serialize};
@@ -13,6 +12,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::CopyState;
 use tidelock_storage::Storage;
+use tidelock_store::journal::{EpochStart, Standing};
 
 /// What a recovery took of one writer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

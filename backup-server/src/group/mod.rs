@@ -69,16 +69,8 @@ pub use shape::RemoveError;
 pub use status::{ClockStatus, DiskStatus, FollowerStatus, GroupStatus, HostStatus, WriterStatus};
 
 use self::parts::Gathered;
-use crate::damage::ImageDamage;
-use crate::extents::DiskKey;
-use crate::fold::FoldPosition;
-use crate::fold::{self, FoldError};
 use crate::history::Holds;
-use crate::image::Image;
-use crate::journal::Closed;
-use crate::journal::{self, Compress, Journal, JournalError, Position, Standing, State, TornTail};
 use crate::manifest::Manifest;
-use crate::view::{Overlay, SharedOverlay, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -95,6 +87,16 @@ use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_storage::json::FileError;
+use tidelock_store::damage::ImageDamage;
+use tidelock_store::extents::DiskKey;
+use tidelock_store::fold::FoldPosition;
+use tidelock_store::fold::{self, FoldError};
+use tidelock_store::image::Image;
+use tidelock_store::journal::Closed;
+use tidelock_store::journal::{
+    self, Compress, Journal, JournalError, Position, Standing, State, TornTail,
+};
+use tidelock_store::view::{Overlay, SharedOverlay, View};
 
 /// One connection of a host. Of two of one host the later has the greater number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -13,13 +13,13 @@
 
 use super::attach::{Refusal, refuse};
 use super::{Group, GroupError, Now};
-use crate::journal::Standing;
 use crate::manifest;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tidelock_protocol::ids::{GroupId, Incarnation};
 use tidelock_protocol::message::{Attach, RefusalKind, Writing};
 use tidelock_storage::Storage;
+use tidelock_store::journal::Standing;
 
 /// A member that was given to a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

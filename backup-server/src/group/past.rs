@@ -1,10 +1,7 @@
 //! What a group knows of its own past, and gives to others to look at.
 
 use super::{Group, RecoverError};
-use crate::fold::{self, FoldPosition};
 use crate::history::{History, Hold, PastError, Point, SegmentStart};
-use crate::journal::Closed;
-use crate::journal::{Note, Position, Shown, State, Waypoint};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,6 +11,9 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::Epoch;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::fold::{self, FoldPosition};
+use tidelock_store::journal::Closed;
+use tidelock_store::journal::{Note, Position, Shown, State, Waypoint};
 
 /// How much of the past there is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

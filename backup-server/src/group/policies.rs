@@ -14,8 +14,6 @@
 //! ([`Message::Unheard`]) and asks for a floor before anything of it leaves.
 
 use super::{Group, Link, Now, Output};
-use crate::FORMAT;
-use crate::journal::Standing;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidelock_planted::Bug;
@@ -23,6 +21,8 @@ use tidelock_protocol::ids::{Epoch, WriterId};
 use tidelock_protocol::message::{Message, Mode, Policy};
 use tidelock_storage::Storage;
 use tidelock_storage::json::{self, FileError};
+use tidelock_store::FORMAT;
+use tidelock_store::journal::Standing;
 
 pub(super) const FILE: &str = "policies.json";
 

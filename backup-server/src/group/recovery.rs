@@ -3,12 +3,9 @@
 use super::left_out::RecoveryWriter;
 use super::parts::Gathered;
 use super::{Exposure, Group, GroupError, Now, Output};
-use crate::extents::DiskKey;
 use crate::history::{Hold, PastError, Point};
-use crate::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError};
 use crate::manifest::Member;
 use crate::text;
-use crate::view::View;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, RwLock};
@@ -21,6 +18,9 @@ use tidelock_protocol::message::{CopyState, Form, RefusalKind};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::{BATCH_TARGET_BYTES, EpochStart, Note, Shape, Standing, StateError};
+use tidelock_store::view::View;
 
 /// A recovery that has happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

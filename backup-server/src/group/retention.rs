@@ -14,11 +14,11 @@
 //! Retroscope 3.2: the window-log is bounded, and what leaves it is compacted into the base.
 
 use super::{Group, Stall};
-use crate::journal::Closed;
-use crate::journal::{Position, SEGMENT_HEADER_BYTES, Standing, WriterState};
 use tidelock_planted::Bug;
 use tidelock_protocol::message::CopyState;
 use tidelock_storage::Storage;
+use tidelock_store::journal::Closed;
+use tidelock_store::journal::{Position, SEGMENT_HEADER_BYTES, Standing, WriterState};
 
 /// What to do when the journal has reached its size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,16 +6,16 @@
 //! record, and what is as it was written again goes off it (`damage.rs`); the group goes on.
 
 use super::{DamagedDisk, Group, GroupError, Now};
-use crate::damage::LostWith;
-use crate::extents::DiskKey;
 use crate::history::Affected;
-use crate::journal;
-use crate::view::{SharedOverlay, View};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::{Arc, RwLock};
 use tidelock_protocol::ids::MonoNanos;
 use tidelock_storage::{Storage, StorageFile};
+use tidelock_store::damage::LostWith;
+use tidelock_store::extents::DiskKey;
+use tidelock_store::journal;
+use tidelock_store::view::{SharedOverlay, View};
 
 /// Between two segments, in milliseconds: with segments of 64 MiB at most 64 MiB/s are read.
 const PAUSE_MS: u64 = 1000;

@@ -7,10 +7,7 @@
 //! neither is lost as long as the point is held.
 
 use super::{GroupError, JOURNAL_DIR, attach, fresh_id, fresh_secret};
-use crate::FORMAT;
 use crate::history::Point;
-use crate::image::{Image, SECTOR_BYTES};
-use crate::journal::{self, Journal, Note, State};
 use crate::manifest::{Manifest, Member};
 use std::collections::BTreeMap;
 use std::io;
@@ -23,6 +20,9 @@ use tidelock_protocol::message::{CopyState, DiskSpec};
 use tidelock_protocol::tag::TagKey;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::FORMAT;
+use tidelock_store::image::{Image, SECTOR_BYTES};
+use tidelock_store::journal::{self, Journal, Note, State};
 
 /// What the pin at the disks as they were found is called.
 pub const SEEDED: &str = "seeded";

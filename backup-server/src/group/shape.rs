@@ -11,13 +11,13 @@
 
 use super::attach::{Refusal, refuse};
 use super::{Group, GroupError, HostStatus, Link, Now, WriterSlot};
-use crate::journal::{Note, Shape, Standing};
 use crate::manifest::{Manifest, Member};
 use thiserror::Error;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::lease::Grace;
 use tidelock_protocol::message::{RefusalKind, Tagging};
 use tidelock_storage::Storage;
+use tidelock_store::journal::{Note, Shape, Standing};
 
 /// Why a member is not removed.
 #[derive(Debug, Error)]

@@ -3,7 +3,6 @@
 use super::{
     CompressedStatus, DamagedDisk, DamagedSegment, Group, Known, Now, PastStatus, ScrubStatus,
 };
-use crate::journal::{Position, Standing};
 use crate::manifest::Member;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -12,6 +11,7 @@ use tidelock_protocol::ids::{Epoch, GroupId, Seq, WriterId};
 use tidelock_protocol::message::{CopyState, Form, Mode};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::journal::{Position, Standing};
 
 use super::recovery::Recovery;
 

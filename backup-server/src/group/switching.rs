@@ -15,10 +15,10 @@
 //! Readiness is the word of a run on its connection, and ends with either.
 
 use super::{Group, Link, Output};
-use crate::journal::Standing;
 use std::collections::BTreeMap;
 use tidelock_protocol::message::Message;
 use tidelock_storage::Storage;
+use tidelock_store::journal::Standing;
 
 /// A switch that the hosts of a group make together.
 #[derive(Debug, Default)]

@@ -2,13 +2,13 @@
 //! (`tidelock_protocol::tag`).
 
 use super::{Group, Link, Now, Output};
-use crate::journal::Standing;
 use tidelock_protocol::bounds;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::Message;
 use tidelock_protocol::tag::{TagKeys, TagTerms};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
+use tidelock_store::journal::Standing;
 
 /// No run has lost more seqs than this: its backlog had no room for them. Who waits for more than that
 /// has been misled, and is not to keep a writer busy for ever. No writer admits more between two beacons, either.

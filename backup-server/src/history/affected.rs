@@ -6,12 +6,7 @@
 
 use super::walk::{self, Step};
 use super::{History, Marked, PastError, Point};
-use crate::damage::{Known, LostWith};
-use crate::extents::DiskKey;
-use crate::extents::Extents;
-use crate::journal::{JournalError, Position, read_payload};
 use crate::quarantine::Quarantined;
-use crate::view::View;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, RwLock};
@@ -19,6 +14,11 @@ use tidelock_planted::Bug;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_storage::StorageFile;
+use tidelock_store::damage::{Known, LostWith};
+use tidelock_store::extents::DiskKey;
+use tidelock_store::extents::Extents;
+use tidelock_store::journal::{JournalError, Position, read_payload};
+use tidelock_store::view::View;
 
 /// A part of a disk that cannot be read at some point.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,11 +4,11 @@
 //! before the fold may pass it, so whoever finds it unrevoked after reading has read the state that
 //! it holds.
 
-use crate::journal::Position;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidelock_protocol::hlc::Hlc;
+use tidelock_store::journal::Position;
 
 /// What the reason of a pin's hold begins with; its name follows.
 pub(crate) const PIN: &str = "pin ";

@@ -36,16 +36,8 @@ pub(crate) use hold::PIN;
 pub use hold::{Hold, Holds};
 pub use walk::effective;
 
-use crate::damage::{ImageDamage, Noticed};
-use crate::extents::DiskKey;
-use crate::extents::{Extents, Slice};
-use crate::image::Image;
-use crate::journal::{
-    Closed, JournalError, Position, Reader, SegmentHeader, Standing, State, Tail,
-};
 use crate::manifest::Manifest;
 use crate::quarantine::Quarantine;
-use crate::view::{Content, Overlay, View};
 use serde::{Deserialize, Serialize};
 use settle::Limit;
 use std::collections::BTreeMap;
@@ -58,6 +50,14 @@ use tidelock_protocol::ids::{Epoch, Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::StorageFile;
+use tidelock_store::damage::{ImageDamage, Noticed};
+use tidelock_store::extents::DiskKey;
+use tidelock_store::extents::{Extents, Slice};
+use tidelock_store::image::Image;
+use tidelock_store::journal::{
+    Closed, JournalError, Position, Reader, SegmentHeader, Standing, State, Tail,
+};
+use tidelock_store::view::{Content, Overlay, View};
 
 /// A point that somebody asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]

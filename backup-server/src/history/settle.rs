@@ -2,14 +2,13 @@
 //!
 //! The journal is replayed into a fresh [`tidelock_cut::CutTracker`] up to the limit: what a recovery would have taken,
 //! had nothing else arrived. The replay begins at the last place before which everything is known to be in the
-//! answer: the beginning of a segment ([`crate::journal::Closed`]) or a [`Waypoint`] in it. It ends as soon as nothing up to the limit can follow.
+//! answer: the beginning of a segment ([`tidelock_store::journal::Closed`]) or a [`Waypoint`] in it. It ends as soon as nothing up to the limit can follow.
 //!
 //! Of several writers the answers are beginnings of the journal, and nothing that arrived later is ever in them, however
 //! old it says that it is. That is what makes them closed: see [`super::effective`].
 
 use super::walk::{Place, Step};
 use super::{History, PastError, Point};
-use crate::journal::{Note, Position, Standing, State, Waypoint};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -21,6 +20,7 @@ use tidelock_protocol::message::CopyState;
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::StorageFile;
+use tidelock_store::journal::{Note, Position, Standing, State, Waypoint};
 
 /// What must not be passed.
 pub(super) enum Limit<'a> {
@@ -327,7 +327,7 @@ fn since(state: &State) -> Hlc {
     if state.barrier == Hlc(0) { Hlc(0) } else { Hlc(state.barrier.0.saturating_add(1)) }
 }
 
-fn unexpected(error: crate::journal::StateError) -> PastError {
+fn unexpected(error: tidelock_store::journal::StateError) -> PastError {
     PastError::Unavailable(format!("the journal does not replay: {error}"))
 }
 

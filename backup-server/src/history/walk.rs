@@ -1,11 +1,13 @@
 //! The journal once more, with each record's effective time.
 
 use super::PastError;
-use crate::journal::{Damage, Entry, JournalError, Note, Position, Reader, SegmentHeader, State};
 use std::ops::ControlFlow;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::record::Record;
 use tidelock_storage::StorageFile;
+use tidelock_store::journal::{
+    Damage, Entry, JournalError, Note, Position, Reader, SegmentHeader, State,
+};
 
 /// The effective time of a record that follows a state: its HLC, but after what was closed by then, and of several
 /// writers not before any record that had arrived.

@@ -6,14 +6,11 @@
 //! of their own, for each connection, so that neither a stall nor another host's flood ends the
 //! lease. Everything else is bounded by who sends it (one answer at a time).
 
-use crate::extents::DiskKey;
-use crate::fold::{FoldError, Folded};
 use crate::group::{
     ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
     NamedView, RecoverError, Recovery, RemoveError, ScrubDone,
 };
 use crate::history::{History, Point};
-use crate::journal::{Compressed, JournalError, Made};
 use crate::manifest::KeptMachine;
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
@@ -30,6 +27,9 @@ use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::Attach;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::files::OpenFile;
+use tidelock_store::extents::DiskKey;
+use tidelock_store::fold::{FoldError, Folded};
+use tidelock_store::journal::{Compressed, JournalError, Made};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Permits are counted in these.

@@ -4,12 +4,10 @@
 use super::exports::may_say;
 use super::inbox::{Event, Inbox, LiveDisks};
 use super::peer_log::peer_log;
-use crate::extents::DiskKey;
 use crate::group::GuestEffect;
 use crate::history::PastView;
 use crate::travel::disk::Disk;
 use crate::travel::scratch::Scratch;
-use crate::view::{Content, View};
 use bytes::{Buf, Bytes, BytesMut};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +18,8 @@ use tidelock_nbd::{
     ExtentState, Features, ReplyEncoder, Request, Session, Users,
 };
 use tidelock_storage::files::OpenFile;
+use tidelock_store::extents::DiskKey;
+use tidelock_store::view::{Content, View};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;

@@ -18,12 +18,10 @@ use super::past::Past;
 use super::peer_log::peer_log;
 use super::repair;
 use super::snapshots;
-use crate::fold::FoldJob;
 use crate::group::{
     ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, MoveError, Output,
     RecoverError, RemoveError, ScrubJob,
 };
-use crate::journal::{CompressJob, IndexJob};
 use crate::manifest;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -35,6 +33,8 @@ use std::time::{Duration, Instant};
 use tidelock_protocol::message::{Attach, Message, RefusalKind};
 use tidelock_storage::files::{Files, OpenFile};
 use tidelock_storage::reserve::Reserve;
+use tidelock_store::fold::FoldJob;
+use tidelock_store::journal::{CompressJob, IndexJob};
 use tokio::sync::oneshot;
 
 mod deferred;

@@ -6,13 +6,13 @@
 
 use crate::group::Group;
 use crate::history::Hold;
-use crate::journal::Closed;
 use crate::travel::marks::{Kind, Mark, Marks};
 use crate::travel::snapshot::Record;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidelock_storage::files::Files;
+use tidelock_store::journal::Closed;
 
 /// How often it is looked for what is over, to take it off record; it is not shown before.
 const LOOK: Duration = Duration::from_secs(1);

@@ -1,15 +1,15 @@
-//! What `tidelock-backup repair` does in the directory of a group that cannot be opened ([`crate::journal::plan_repair`]).
+//! What `tidelock-backup repair` does in the directory of a group that cannot be opened ([`tidelock_store::journal::plan_repair`]).
 
 use super::inbox::{RepairStatus, RepairedWriter};
-use crate::fold;
 use crate::group::{GroupOptions, JOURNAL_DIR};
-use crate::journal::{self, Repair};
 use crate::manifest::Manifest;
 use crate::quarantine::QUARANTINE_DIR;
 use std::path::Path;
 use tidelock_protocol::ids::WriterId;
 use tidelock_storage::files::Files;
 use tidelock_storage::json::FileError;
+use tidelock_store::fold;
+use tidelock_store::journal::{self, Repair};
 
 /// Finds out where the journal is to be cut, and cuts it if so asked.
 pub(super) fn run(dir: &Path, options: &GroupOptions, apply: bool) -> Result<RepairStatus, String> {

@@ -6,7 +6,6 @@ use super::inbox::Event;
 use super::past::NamedMark;
 use super::registry::Registry;
 use super::views::{Attended, ViewStatus, Views, Wanted};
-use crate::extents::DiskKey;
 use crate::group::CompressedStatus;
 use crate::history::{At, Bucket, History, Hold, PastError, Point};
 use crate::manifest::Manifest;
@@ -20,6 +19,7 @@ use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::files::OpenFile;
+use tidelock_store::extents::DiskKey;
 use tokio::task::spawn_blocking;
 
 /// Spans of a timeline.

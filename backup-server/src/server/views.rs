@@ -7,7 +7,6 @@
 
 use super::exports::{ExportedDisk, Exports, Offer};
 use super::nbd::{Layer, ServedDisk, Shown};
-use crate::extents::DiskKey;
 use crate::group::DamagedDisk;
 use crate::history::{History, PastView, Point};
 use crate::manifest::Manifest;
@@ -23,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidelock_protocol::bounds;
 use tidelock_storage::files::{Files, OpenFile};
 use tidelock_storage::{Storage, StorageFile};
+use tidelock_store::extents::DiskKey;
 
 /// Views at once.
 const VIEWS_MAX: usize = 256;

@@ -5,10 +5,10 @@
 //! is zeroes need not be read. An empty place in a table stands for a block that is not known.
 
 use crate::travel::disk::Disk;
-use crate::view::Content;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use tidelock_storage::StorageFile;
+use tidelock_store::view::Content;
 
 /// What one digest is of.
 pub const BLOCK_BYTES: u64 = 1 << 20;

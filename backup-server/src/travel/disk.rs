@@ -1,11 +1,11 @@
 //! What all disks that can be read have in common, whatever they are made of.
 
 use crate::history::PastView;
-use crate::view::{Content, View};
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use tidelock_storage::StorageFile;
+use tidelock_store::view::{Content, View};
 
 /// A disk that can be read by anybody at any time.
 pub trait Disk: Debug + Send + Sync {

@@ -8,13 +8,13 @@
 
 use crate::travel::disk::Disk;
 use crate::travel::moment::Moment;
-use crate::view::Content;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::ops::Range;
 use thiserror::Error;
 use tidelock_protocol::record::crc32c;
+use tidelock_store::view::Content;
 
 const MAGIC: [u8; 8] = *b"TLKINCR\0";
 /// The version of the format.

@@ -293,11 +293,11 @@ fn parse(bytes: &[u8]) -> Result<BTreeMap<String, Mark>, MarkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::Position;
     use proptest::prelude::*;
     use tidelock_protocol::ids::{Epoch, Seq, WriterId};
     use tidelock_protocol::vector::CountVector;
     use tidelock_storage::memory::{Faults, Memory};
+    use tidelock_store::journal::Position;
 
     fn mark(kind: Kind, seq: u64) -> Mark {
         let cut = CountVector::of(WriterId(0), Seq(seq));

@@ -13,13 +13,13 @@
 //! if writes are everywhere.
 
 use crate::travel::disk::Disk;
-use crate::view::Content;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use tidelock_storage::StorageFile;
+use tidelock_store::view::Content;
 
 /// What is copied up and counted.
 pub const BLOCK_BYTES: u64 = 4096;

@@ -11,12 +11,12 @@
 //! is made or moved that is on record first, with every point that is needed to go on, and those are held from
 //! before the first fold on (rule 5). A directory without `snapshot.json` is no snapshot.
 
-use crate::extents::DiskKey;
 use crate::history::Point;
 use serde::{Deserialize, Serialize};
 use std::io;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_storage::Storage;
+use tidelock_store::extents::DiskKey;
 
 /// The record, in the snapshot's directory.
 pub const FILE: &str = "snapshot.json";

@@ -6,9 +6,6 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use std::path::Path;
 use std::{fs, io};
-use tidelock_backup_server::journal::{
-    BLOCK_BYTES, Compress, EpochStart, Journal, Note, Options, State,
-};
 use tidelock_protocol::frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
@@ -28,6 +25,7 @@ use tidelock_protocol::tag::{self, Codec, IPV4_OPTION, Stamp};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::memory::Memory;
 use tidelock_storage::{Storage, StorageFile};
+use tidelock_store::journal::{BLOCK_BYTES, Compress, EpochStart, Journal, Note, Options, State};
 
 fn main() -> io::Result<()> {
     write("nbd_session", nbd_session())?;

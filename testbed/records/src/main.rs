@@ -21,9 +21,9 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use tidelock_backup_server::journal::{Entry, Journal, Options, Position};
 use tidelock_protocol::record::{Effect, Record};
 use tidelock_storage::files::Files;
+use tidelock_store::journal::{Entry, Journal, Options, Position};
 
 fn main() -> anyhow::Result<()> {
     let words: Vec<_> = env::args_os().skip(1).collect();

@@ -11,12 +11,10 @@ use crate::server::{Input, ServerConn};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use tidelock_backup_server::fold::{FoldError, Folded};
 use tidelock_backup_server::group::{
     ConnectionId, Group, GroupCreateError, GroupOptions, Link, Now, Output,
 };
 use tidelock_backup_server::history::Point;
-use tidelock_backup_server::journal;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
@@ -24,6 +22,8 @@ use tidelock_protocol::message::{Attach, Message, RefusalKind};
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory};
+use tidelock_store::fold::{FoldError, Folded};
+use tidelock_store::journal;
 
 /// The outcome of a fold.
 #[derive(Debug)]

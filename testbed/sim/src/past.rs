@@ -8,13 +8,13 @@ use crate::probe::first_difference;
 use crate::world::{World, note};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidelock_backup_server::extents::DiskKey;
 use tidelock_backup_server::group::{AtSizeMax, Group};
 use tidelock_backup_server::history::{At, History, Hold, PastError, PastView, Point};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::CopyState;
 use tidelock_storage::memory::{Memory, MemoryFile};
+use tidelock_store::extents::DiskKey;
 
 /// Answers that are remembered.
 const ASKED_MAX: usize = 24;
@@ -203,7 +203,7 @@ impl World {
         group: usize,
         time: Hlc,
         point: &Point,
-        state: &tidelock_backup_server::journal::State,
+        state: &tidelock_store::journal::State,
     ) -> Checked {
         let recoveries = &state.recoveries;
         let recovered = recoveries.iter().any(|start| start.epoch == point.epoch);

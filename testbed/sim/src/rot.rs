@@ -8,15 +8,15 @@ use crate::backup::options;
 use crate::failure::{Checked, Checker, check, fail};
 use crate::rng::Rng;
 use crate::world::World;
-use tidelock_backup_server::extents::DiskKey;
 use tidelock_backup_server::group::{Group, Now};
 use tidelock_backup_server::history::{At, History, PastError, Point};
-use tidelock_backup_server::journal::{Compress, index_file_name};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::RefusalKind;
 use tidelock_storage::memory::{Memory, MemoryFile};
 use tidelock_storage::{Storage, StorageFile};
+use tidelock_store::extents::DiskKey;
+use tidelock_store::journal::{Compress, index_file_name};
 
 /// Most jobs of a kind: none of them goes on for ever.
 const JOBS_MAX: usize = 64;

@@ -1,7 +1,6 @@
 //! One disk that a group is seeded with: opened, seen not to be in use, and made the group's image.
 
 use crate::cli::export::explain;
-use crate::image::SECTOR_BYTES;
 use crate::text;
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;
@@ -16,6 +15,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_store::image::SECTOR_BYTES;
 
 /// An image that is not whole.
 pub(super) const UNFINISHED: &str = ".unfinished";

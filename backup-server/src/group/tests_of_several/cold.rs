@@ -3,7 +3,7 @@
 use super::indexes::index_all;
 use super::past::{busy, check_all, fold, windowed};
 use super::*;
-use crate::journal::{Compress, parse_cold_file_name};
+use tidelock_store::journal::{Compress, parse_cold_file_name};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 const HOW: Compress = Compress { after_ms: 1000, block_bytes: 512, percent_max: u64::MAX };

@@ -4,11 +4,11 @@ use super::cold::compress_some;
 use super::indexes::{index_all, scrub};
 use super::past::{T0, busy, fold, hlc, windowed};
 use super::*;
-use crate::damage::{Known, is_damage};
 use crate::group::JOURNAL_DIR;
 use crate::group::damage::LOOK_FIRST_MS;
 use crate::history::{At, PastError};
-use crate::journal::{Repair, RepairError, index_file_name, plan_repair, repair};
+use tidelock_store::damage::{Known, is_damage};
+use tidelock_store::journal::{Repair, RepairError, index_file_name, plan_repair, repair};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 const SLOT: u64 = 64;

@@ -10,7 +10,6 @@ use crate::text;
 use crate::travel::digest;
 use crate::travel::snapshot::{DiskRecord, FORMAT, Format, Pace, Record, SPECULATIVE, Stage};
 use crate::travel::when::When;
-use crate::view::Content;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,6 +17,7 @@ use std::sync::{Arc, PoisonError};
 use tidelock_protocol::bounds;
 use tidelock_storage::Storage;
 use tidelock_storage::files::OpenFile;
+use tidelock_store::view::Content;
 
 /// What is left free on the file system: a full one stops replication.
 const SPARE_BYTES: u64 = 64 << 20;
@@ -456,15 +456,16 @@ pub(super) fn hold(
 fn disks(look: &Look, point: &Point, is_over: bool) -> Vec<DiskRecord> {
     let format = if is_over { Format::Qcow2 } else { Format::Raw };
     let suffix = if is_over { "qcow2" } else { "img" };
-    let disk = |(key, name, size_bytes): (crate::extents::DiskKey, String, u64)| DiskRecord {
-        file: format!("{name}.{suffix}"),
-        name,
-        writer: key.writer,
-        disk: key.disk,
-        size_bytes,
-        format,
-        digest: None,
-    };
+    let disk =
+        |(key, name, size_bytes): (tidelock_store::extents::DiskKey, String, u64)| DiskRecord {
+            file: format!("{name}.{suffix}"),
+            name,
+            writer: key.writer,
+            disk: key.disk,
+            size_bytes,
+            format,
+            digest: None,
+        };
     look.disks(point, point).into_iter().map(disk).collect()
 }
 

@@ -1,13 +1,13 @@
 //! Against a plain array of bytes, on a disk in memory.
 
 use super::*;
-use crate::extents::DiskKey;
-use crate::image::Image;
-use crate::view::{Overlay, View};
 use proptest::prelude::*;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory, MemoryFile};
+use tidelock_store::extents::DiskKey;
+use tidelock_store::image::Image;
+use tidelock_store::view::{Overlay, View};
 
 /// Not a multiple of a block.
 const SIZE: u64 = 12 * BLOCK_BYTES + 512;

@@ -47,12 +47,12 @@ impl<F: StorageFile> Listed<F> {
 }
 
 /// Reads a payload and verifies it. `None`: it is not what was written, or cannot be read.
-pub(crate) fn payload_of<F: StorageFile>(of: &Segment<F>, entry: &IndexEntry) -> Option<Vec<u8>> {
+pub fn payload_of<F: StorageFile>(of: &Segment<F>, entry: &IndexEntry) -> Option<Vec<u8>> {
     read_payload(of, entry.at, entry.len_bytes, entry.crc)
 }
 
 /// The same by its place in the segment's file, its bytes and its checksum.
-pub(crate) fn read_payload<F: StorageFile>(
+pub fn read_payload<F: StorageFile>(
     of: &Segment<F>,
     at: u64,
     len_bytes: u32,

@@ -39,12 +39,12 @@ mod tests;
 pub use batch::{Placed, PlacedEffect};
 #[cfg(any(test, feature = "memory-storage"))]
 pub use cold::cold_from_bytes;
-pub(crate) use cold::find_segment_file;
+use cold::find_segment_file;
 pub use cold::{
     COLD_VERSION, ColdError, ColdFile, Compress, CompressJob, Compressed, SegmentFile,
     cold_file_name, parse_cold_file_name,
 };
-pub(crate) use examine::{payload_of, read_payload};
+pub use examine::{payload_of, read_payload};
 pub use format::{
     BATCH_BODY_MAX_BYTES, BATCH_HEADER_BYTES, BATCH_NOTES_MAX_BYTES, BATCH_TARGET_BYTES,
     BatchHeader, Damage, Entries, Entry, SEGMENT_HEADER_BYTES, SegmentHeader, VERSION,
@@ -93,12 +93,19 @@ use tidelock_protocol::record::Record;
 use tidelock_protocol::vector::CountVector;
 use tidelock_storage::{Storage, StorageFile};
 
+/// Opens the file of a segment that is not part of a journal any more, plain or cold. `None`: there is none.
+pub fn open_segment_file<S: Storage>(
+    storage: &S,
+    dir: &str,
+    index: u64,
+    id: u64,
+) -> Result<Option<SegmentFile<S::File>>, ColdError> {
+    let found = find_segment_file(storage, dir, index, id, &Arc::default())?;
+    Ok(found.map(|found| found.file))
+}
+
 /// Reads the batches of a segment that is not part of a journal any more.
-pub(crate) fn reader_of<F: StorageFile>(
-    segment: Segment<F>,
-    from: Position,
-    to: Position,
-) -> Reader<F> {
+pub fn reader_of<F: StorageFile>(segment: Segment<F>, from: Position, to: Position) -> Reader<F> {
     Reader::new(vec![segment], from, to)
 }
 

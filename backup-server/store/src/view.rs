@@ -72,7 +72,7 @@ impl<F: StorageFile> View<F> {
     }
 
     /// The image below.
-    pub(crate) fn image(&self) -> &Image<F> {
+    pub fn image(&self) -> &Image<F> {
         &self.image
     }
 
@@ -113,7 +113,7 @@ impl<F: StorageFile> View<F> {
 
     /// The parts of a range that cannot be read: what is lost with a segment, and payloads of which
     /// `is_damaged` says so, by segment, place in its file, length and checksum.
-    pub(crate) fn damaged_in(
+    pub fn damaged_in(
         &self,
         range: Range<u64>,
         mut is_damaged: impl FnMut(&Segment<F>, u64, u32, u32) -> bool,
@@ -130,7 +130,7 @@ impl<F: StorageFile> View<F> {
     }
 
     /// The parts of a range that stand in the image and are not what was written, with the bytes that were read for that.
-    pub(crate) fn damaged_in_image(&self, range: Range<u64>) -> io::Result<(Vec<Range<u64>>, u64)> {
+    pub fn damaged_in_image(&self, range: Range<u64>) -> io::Result<(Vec<Range<u64>>, u64)> {
         let (mut damaged, mut read_bytes) = (Vec::new(), 0);
         for (range, piece) in self.pieces(range)? {
             if matches!(piece, Piece::Image) {

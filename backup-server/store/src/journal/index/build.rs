@@ -60,7 +60,7 @@ impl Builder {
         &self.waypoints
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "memory-storage"))]
     pub(in crate::journal) fn forget_waypoints(&mut self) {
         self.waypoints.clear();
     }

@@ -22,7 +22,7 @@
 //! ```
 //! use std::collections::BTreeMap;
 //! use tidelock_storage::files::Files;
-//! use tidelock_backup_server::window_log::{Clock, Options, WindowLog};
+//! use tidelock_store::window_log::{Clock, Options, WindowLog};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let directory = tempfile::tempdir()?;

@@ -218,8 +218,8 @@ impl<S: Storage> Journal<S> {
     }
 
     /// As if its index could not have been written.
-    #[cfg(test)]
-    pub(crate) fn forget_entries_of(&mut self, segment: u64) {
+    #[cfg(any(test, feature = "memory-storage"))]
+    pub fn forget_entries_of(&mut self, segment: u64) {
         self.unindexed.retain(|sealed| sealed.index() != segment);
         self.indexes.remove(&segment);
     }

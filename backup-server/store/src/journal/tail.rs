@@ -87,7 +87,7 @@ impl<F: StorageFile> Tail<F> {
     }
 
     /// As if none were known.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "memory-storage"))]
     pub fn forget_waypoints(&mut self) {
         self.indexes.clear();
         for builder in self.waiting.values_mut() {
