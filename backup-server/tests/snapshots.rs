@@ -318,7 +318,7 @@ async fn one_is_deferred_one_expires_and_the_speculative_one_is_taken_over() {
     // The point of one that is deferred is that of the asking.
     let later = std::time::SystemTime::now() + Duration::from_secs(3);
     let later = later.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    let later = tidelock_backup_server::text::utc(later * 1000);
+    let later = tidelock_replica::text::utc(later * 1000);
     let deferred = ["later", "--at", "hlc:210.0", "--not-before", &later, "--detach"];
     let deferred = snapshot(&config, &deferred);
     assert!(

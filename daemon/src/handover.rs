@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A group that is spread over several hosts is handed over by all of them: each is told by its operator, and once it is
-//! drained it says so to the backup, which tells all to go on when all are (`backup-server/src/group/switching.rs`).
+//! drained it says so to the backup, which tells all to go on when all are (`backup-server/replica/src/group/switching.rs`).
 //! Nobody who was told so goes back by itself, and nobody goes on without.
 //!
 //! Invariant (rule 4): the lease is given up only after the gate is shut and is known to stay so, also by the next run

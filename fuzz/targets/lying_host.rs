@@ -14,10 +14,10 @@
 use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
-use tidelock_backup_server::group::{
+use tidelock_replica::group::{
     ConnectionId, Group, GroupOptions, Link, Now, Output, Retention,
 };
-use tidelock_backup_server::hearing::{Channels, Greeting, Heard};
+use tidelock_replica::hearing::{Channels, Greeting, Heard};
 use tidelock_fuzz::extremes::{Extremes, Known};
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::frame::{self, Frame};

@@ -1,10 +1,10 @@
 //! The arguments.
 
 use super::seed::SeedDisk;
-use crate::travel::when::{self, When};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use tidelock_config::Size;
+use tidelock_replica::travel::when::{self, When};
 
 const AT_HELP: &str = "A point in time (AT, FROM, TO) is one of:
   latest, oldest                   the ends of what can be seen

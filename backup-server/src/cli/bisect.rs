@@ -1,5 +1,5 @@
 //! `tidelock-backup bisect`: the user's check on writable views, by halving, until the first bad instant is found.
-//! The search itself is [`crate::travel::bisect`]; here are the views and the command.
+//! The search itself is [`tidelock_replica::travel::bisect`]; here are the views and the command.
 
 use super::args;
 use super::client::{Call, Client};
@@ -7,11 +7,6 @@ use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::travel::RecordStatus;
 use crate::server::views::{ViewStatus, Wanted};
-use crate::text;
-use crate::travel::bisect::{Bisect, Verdict};
-use crate::travel::marks::Kind;
-use crate::travel::moment::Moment;
-use crate::travel::when::When;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -19,6 +14,11 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use thiserror::Error;
 use tidelock_protocol::hlc::Hlc;
+use tidelock_replica::text;
+use tidelock_replica::travel::bisect::{Bisect, Verdict};
+use tidelock_replica::travel::marks::Kind;
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::when::When;
 use tokio::process::Command;
 
 /// Records of the change that are shown.

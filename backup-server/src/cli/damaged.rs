@@ -2,14 +2,14 @@
 
 use super::args::Damaged;
 use super::client::Client;
-use crate::group::{DamagedDisk, DamagedSegment};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
-use crate::text;
 use anyhow::{Result, bail};
 use serde_json::json;
 use std::fmt::Write;
 use tidelock_protocol::hlc::Hlc;
+use tidelock_replica::group::{DamagedDisk, DamagedSegment};
+use tidelock_replica::text;
 use tidelock_store::damage::Known;
 
 pub(super) async fn run(config: Config, args: Damaged) -> Result<()> {

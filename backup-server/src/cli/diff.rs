@@ -7,8 +7,6 @@ use super::export::{Unfinished, refuse_existing};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::travel::DiskDiff;
-use crate::text;
-use crate::travel::increment::{self, Piece};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
@@ -16,6 +14,8 @@ use std::fs::File;
 use std::io::BufReader;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use tidelock_replica::text;
+use tidelock_replica::travel::increment::{self, Piece};
 use tokio::io::AsyncWriteExt;
 
 pub(super) async fn run(config: Config, args: Diff) -> Result<()> {

@@ -17,9 +17,6 @@ use super::client::Client;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::views::{ViewStatus, Wanted};
-use crate::text;
-use crate::travel::moment::Moment;
-use crate::travel::when::When;
 use anyhow::{Context, Result, bail, ensure};
 use hold::Hold;
 use image::Unmade;
@@ -29,6 +26,9 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_replica::text;
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::when::When;
 
 pub(super) async fn run(config: Config, args: Export) -> Result<()> {
     ensure!(

@@ -6,10 +6,10 @@ use super::console;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::machines::{DescribedMachine, MachineStatus};
-use crate::text;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use std::io::{self, BufRead, IsTerminal, Write};
+use tidelock_replica::text;
 
 /// Handling of a description that differs from the approved one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -160,8 +160,8 @@ pub(super) fn confirm(question: &str) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::KeptMachine;
     use tidelock_protocol::machine::Machine;
+    use tidelock_replica::manifest::KeptMachine;
 
     #[test]
     fn what_has_changed_since_the_approval_is_shown() {

@@ -5,11 +5,11 @@ use super::client::Client;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::travel::MarkStatus;
-use crate::text;
-use crate::travel::marks::Kind;
-use crate::travel::when::When;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
+use tidelock_replica::text;
+use tidelock_replica::travel::marks::Kind;
+use tidelock_replica::travel::when::When;
 
 pub(super) async fn run(config: Config, kind: Kind, args: Mark) -> Result<()> {
     let client = Client::connect(config).await?;

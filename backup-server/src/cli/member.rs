@@ -3,10 +3,10 @@
 use super::args::{Member, MoveMember};
 use super::client::Client;
 use super::confirm::confirm;
-use crate::group::Moved;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use anyhow::{Result, bail};
+use tidelock_replica::group::Moved;
 
 pub(super) async fn run(config: Config, command: Member) -> Result<()> {
     let Member::Move(args) = command;

@@ -29,10 +29,10 @@ pub use args::Args;
 pub use bisect::Inexact;
 
 use crate::server::config::{Config, Security};
-use crate::travel::marks::Kind;
 use anyhow::Result;
 use args::Command;
 use std::path::Path;
+use tidelock_replica::travel::marks::Kind;
 use tracing_subscriber::EnvFilter;
 
 /// Runs a command to its end.

@@ -4,16 +4,16 @@ use super::args::Recover;
 use super::boot::Boot;
 use super::client::Client;
 use super::machine;
-use crate::group::{GroupStatus, HostStatus, Recovery, WriterStatus};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::exports::ExportedDisk;
-use crate::text;
 use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::io::{self, IsTerminal};
 use tidelock_protocol::ids::{Seq, WriterId};
+use tidelock_replica::group::{GroupStatus, HostStatus, Recovery, WriterStatus};
+use tidelock_replica::text;
 
 pub(super) async fn run(config: Config, args: Recover) -> Result<()> {
     let boot = Boot::new(&args)?;
@@ -339,9 +339,9 @@ fn tell(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::{Exposure, RecoveryWriter};
     use tidelock_protocol::ids::Epoch;
     use tidelock_protocol::message::Form;
+    use tidelock_replica::group::{Exposure, RecoveryWriter};
 
     #[test]
     fn a_switch_of_a_part_of_the_hosts_is_said_with_who_is_left() {

@@ -2,11 +2,11 @@
 
 use super::args::Remove;
 use super::client::Client;
-use crate::group::GroupStatus;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
-use crate::text;
 use anyhow::{Result, bail};
+use tidelock_replica::group::GroupStatus;
+use tidelock_replica::text;
 
 pub(super) async fn run(config: Config, args: Remove) -> Result<()> {
     let client = Client::connect(config).await?;

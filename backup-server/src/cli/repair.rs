@@ -2,12 +2,12 @@
 
 use super::args::Repair;
 use super::client::Client;
-use crate::quarantine::QUARANTINE_DIR;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::inbox::RepairStatus;
 use anyhow::{Result, bail};
 use std::fmt::Write;
+use tidelock_replica::quarantine::QUARANTINE_DIR;
 
 pub(super) async fn run(config: Config, args: Repair) -> Result<()> {
     let client = Client::connect(config).await?;

@@ -5,12 +5,12 @@ use super::client::{Call, Client};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::snapshots::{Ask, Phase, SnapshotStatus, Wanted};
-use crate::text;
-use crate::travel::snapshot::Pace;
-use crate::travel::when::When;
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+use tidelock_replica::text;
+use tidelock_replica::travel::snapshot::Pace;
+use tidelock_replica::travel::when::When;
 
 pub(super) async fn run(config: Config, args: Snapshot) -> Result<()> {
     let wanted = wanted(&args)?;

@@ -2,15 +2,15 @@
 
 use super::client::Client;
 use super::{damaged, machine, view};
-use crate::group::{GroupStatus, WriterStatus};
 use crate::server::config::{CERTIFICATE_WARN, Config};
 use crate::server::control::{Reply, Request};
-use crate::text;
 use anyhow::{Result, bail};
 use serde_json::json;
 use std::fmt::Write;
 use std::time::Duration;
 use tidelock_protocol::message::{CopyState, Form};
+use tidelock_replica::group::{GroupStatus, WriterStatus};
+use tidelock_replica::text;
 use tidelock_store::journal::Standing;
 
 pub(super) async fn run(config: Config, json: bool) -> Result<()> {
@@ -226,9 +226,9 @@ fn render(group: &GroupStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::Known;
     use tidelock_protocol::ids::{Epoch, Seq};
     use tidelock_protocol::message::Mode;
+    use tidelock_replica::group::Known;
 
     #[test]
     fn a_certificate_that_ends_within_a_month_is_told() {

@@ -6,12 +6,12 @@ use super::{damaged, marks};
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::travel::{DamagedSpan, MarkStatus, Span};
-use crate::text;
-use crate::travel::moment::Moment;
-use crate::travel::when::When;
 use anyhow::{Result, bail};
 use serde_json::json;
 use std::fmt::Write;
+use tidelock_replica::text;
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::when::When;
 
 /// Characters of the longest bar.
 const BAR: u64 = 30;
@@ -113,10 +113,10 @@ fn bar(bytes: u64, most: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::travel::marks::Kind;
     use std::collections::BTreeMap;
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::Epoch;
+    use tidelock_replica::travel::marks::Kind;
 
     fn moment(ms: u64) -> Moment {
         let hlc_raw = Hlc::new(ms, 0);

@@ -7,10 +7,10 @@ use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
 use crate::server::exports::ExportedDisk;
 use crate::server::views::{ViewStatus, Wanted};
-use crate::text;
-use crate::travel::when::When;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use tidelock_replica::text;
+use tidelock_replica::travel::when::When;
 
 pub(super) async fn run(config: Config, args: View) -> Result<()> {
     let client = Client::connect(config).await?;

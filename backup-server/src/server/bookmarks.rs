@@ -5,11 +5,11 @@ use super::control::ask;
 use super::inbox::Event;
 use super::registry::Registry;
 use super::travel::{self, WantedMark};
-use crate::group::Link;
-use crate::travel::marks::{Asker, Kind, MarkError};
-use crate::travel::when::When;
 use tidelock_protocol::bounds;
 use tidelock_protocol::message::{Bookmark, BookmarkPoint};
+use tidelock_replica::group::Link;
+use tidelock_replica::travel::marks::{Asker, Kind, MarkError};
+use tidelock_replica::travel::when::When;
 
 /// Waits for the cut, and sets one. An error is for people at the host.
 pub(super) async fn set(

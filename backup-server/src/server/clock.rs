@@ -1,9 +1,9 @@
 //! The machine's clocks.
 
-use crate::group::Now;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidelock_protocol::ids::MonoNanos;
+use tidelock_replica::group::Now;
 
 /// Both clocks now.
 #[must_use]

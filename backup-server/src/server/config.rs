@@ -1,12 +1,12 @@
 //! The configuration file (`docs/backup-server.md`), checked as a whole.
 
-use crate::group::{AtSizeMax, GroupOptions, Retention};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tidelock_config::{Diagnostics, Located, Name, Section, Size};
 use tidelock_protocol::bounds;
+use tidelock_replica::group::{AtSizeMax, GroupOptions, Retention};
 use tidelock_store::journal::{self, BATCH_BODY_MAX_BYTES, Compress};
 
 /// The longest path of a Unix socket.

@@ -4,12 +4,12 @@
 use super::control::{self, Reply};
 use super::registry::Registry;
 use super::travel::{chosen, looking, or_error};
-use crate::travel::digest;
-use crate::travel::disk::Disk;
-use crate::travel::increment::{self, Description};
-use crate::travel::when::When;
 use std::io;
 use std::ops::Range;
+use tidelock_replica::travel::digest;
+use tidelock_replica::travel::disk::Disk;
+use tidelock_replica::travel::increment::{self, Description};
+use tidelock_replica::travel::when::When;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;

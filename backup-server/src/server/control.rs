@@ -35,20 +35,20 @@ use super::registry::Registry;
 use super::snapshots::{self, SnapshotStatus, Snapshots, VerifiedDisk};
 use super::travel::{self, DamagedSpan, DiskDiff, MarkStatus, RecordStatus, Span, WantedMark};
 use super::views::{ViewStatus, Views, Wanted};
-use crate::group::{
-    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, HostStatus, MoveError, Moved,
-    Recovery,
-};
-use crate::travel::increment::Description;
-use crate::travel::marks::Kind;
-use crate::travel::moment::Moment;
-use crate::travel::when::When;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::machine::Machine;
+use tidelock_replica::group::{
+    CompressedStatus, DamagedDisk, DamagedSegment, GroupStatus, HostStatus, MoveError, Moved,
+    Recovery,
+};
+use tidelock_replica::travel::increment::Description;
+use tidelock_replica::travel::marks::Kind;
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::when::When;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
@@ -509,7 +509,7 @@ pub enum Reply {
     },
     /// A disk's digest.
     Digest {
-        /// As [`crate::travel::digest`] has it.
+        /// As [`tidelock_replica::travel::digest`] has it.
         digest: String,
     },
     /// Bookmarks and pins.

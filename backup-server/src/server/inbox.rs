@@ -6,15 +6,8 @@
 //! of their own, for each connection, so that neither a stall nor another host's flood ends the
 //! lease. Everything else is bounded by who sends it (one answer at a time).
 
-use crate::group::{
-    ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
-    NamedView, RecoverError, Recovery, RemoveError, ScrubDone,
-};
-use crate::history::{History, Point};
-use crate::manifest::KeptMachine;
 use crate::server::outbox::Outbox;
 use crate::server::past::NamedMark;
-use crate::travel::marks::{Kind, Mark};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
@@ -26,6 +19,13 @@ use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::Attach;
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::{
+    ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
+    NamedView, RecoverError, Recovery, RemoveError, ScrubDone,
+};
+use tidelock_replica::history::{History, Point};
+use tidelock_replica::manifest::KeptMachine;
+use tidelock_replica::travel::marks::{Kind, Mark};
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
 use tidelock_store::fold::{FoldError, Folded};

@@ -2,7 +2,6 @@
 
 use super::control;
 use super::registry::Registry;
-use crate::group::GroupStatus;
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -14,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry as Metrics;
 use std::sync::Arc;
 use tidelock_protocol::message::CopyState;
+use tidelock_replica::group::GroupStatus;
 use tokio::net::TcpListener;
 
 type Labels = Vec<(&'static str, String)>;

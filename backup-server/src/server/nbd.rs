@@ -4,10 +4,6 @@
 use super::exports::may_say;
 use super::inbox::{Event, Inbox, LiveDisks};
 use super::peer_log::peer_log;
-use crate::group::GuestEffect;
-use crate::history::PastView;
-use crate::travel::disk::Disk;
-use crate::travel::scratch::Scratch;
 use bytes::{Buf, Bytes, BytesMut};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +13,10 @@ use tidelock_nbd::{
     BlockSize, Command, Errno, Event as NbdEvent, Export, ExportError, ExportTable, Extent,
     ExtentState, Features, ReplyEncoder, Request, Session, Users,
 };
+use tidelock_replica::group::GuestEffect;
+use tidelock_replica::history::PastView;
+use tidelock_replica::travel::disk::Disk;
+use tidelock_replica::travel::scratch::Scratch;
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
 use tidelock_store::view::{Content, View};

@@ -18,11 +18,6 @@ use super::past::Past;
 use super::peer_log::peer_log;
 use super::repair;
 use super::snapshots;
-use crate::group::{
-    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, MoveError, Output,
-    RecoverError, RemoveError, ScrubJob,
-};
-use crate::manifest;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,6 +26,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidelock_protocol::message::{Attach, Message, RefusalKind};
+use tidelock_replica::group::{
+    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, MoveError, Output,
+    RecoverError, RemoveError, ScrubJob,
+};
+use tidelock_replica::manifest;
 use tidelock_storage::files::{Files, OpenFile};
 use tidelock_storage::reserve::Reserve;
 use tidelock_store::fold::FoldJob;
@@ -432,7 +432,7 @@ impl Owner {
                 let _ = done.send(Some(group.status(now)));
             }
             (Event::Status { done }, Phase::Broken { reason, .. }) => {
-                let status = crate::group::GroupStatus::of_broken(&self.group, reason);
+                let status = tidelock_replica::group::GroupStatus::of_broken(&self.group, reason);
                 let _ = done.send(Some(status));
             }
             (Event::Status { done }, Phase::Absent) => {
@@ -562,8 +562,8 @@ impl Owner {
         match event {
             Event::GuestWrite { key, offset, effect, durable, done } => {
                 let bytes = match &effect {
-                    crate::group::GuestEffect::Write(data) => data.len() as u64,
-                    crate::group::GuestEffect::Zero { .. } => 0,
+                    tidelock_replica::group::GuestEffect::Write(data) => data.len() as u64,
+                    tidelock_replica::group::GuestEffect::Zero { .. } => 0,
                 };
                 if group.guest_write(clock::now(), key, offset, effect) {
                     if durable {

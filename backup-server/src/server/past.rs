@@ -4,13 +4,13 @@
 //! Invariant: each pin on record is held from before the first fold on, or it is said that it is lost. If the
 //! record cannot be read, everything is held until it can: a pin might be in it (rule 5).
 
-use crate::group::Group;
-use crate::history::Hold;
-use crate::travel::marks::{Kind, Mark, Marks};
-use crate::travel::snapshot::Record;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use tidelock_replica::group::Group;
+use tidelock_replica::history::Hold;
+use tidelock_replica::travel::marks::{Kind, Mark, Marks};
+use tidelock_replica::travel::snapshot::Record;
 use tidelock_storage::files::Files;
 use tidelock_store::journal::Closed;
 
@@ -168,5 +168,5 @@ fn is_behind(mark: &Mark, oldest: &Closed) -> bool {
 }
 
 fn why(name: &str) -> String {
-    format!("{}{name}", crate::history::PIN)
+    format!("{}{name}", tidelock_replica::history::PIN)
 }

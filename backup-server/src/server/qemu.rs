@@ -1,13 +1,13 @@
 //! QEMU's own tools for its own formats: `qemu-img` makes and checks images, `qemu-nbd` reads and writes them.
 
 use super::nbd_client::Client;
-use crate::travel::copy::Image;
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tidelock_replica::travel::copy::Image;
 
 /// A `qemu-nbd` that does not listen by then hangs, or waits for a lock.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);

@@ -5,12 +5,12 @@ use super::exports::Exports;
 use super::inbox::{DamagedAsk, Event};
 use super::registry::Registry;
 use super::travel;
-use crate::group::{GroupStatus, HostStatus, RecoverError};
-use crate::history::Point;
-use crate::travel::marks::Kind;
-use crate::travel::when::When;
 use std::io;
 use std::time::Duration;
+use tidelock_replica::group::{GroupStatus, HostStatus, RecoverError};
+use tidelock_replica::history::Point;
+use tidelock_replica::travel::marks::Kind;
+use tidelock_replica::travel::when::When;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::time::{Instant, sleep};
 

@@ -5,7 +5,6 @@ use super::config::Config;
 use super::exports::in_use;
 use super::inbox::Event;
 use super::owner::{self, Owner, OwnerHandle};
-use crate::manifest::Member;
 use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,6 +15,7 @@ use std::thread::JoinHandle;
 use thiserror::Error;
 use tidelock_nbd::Users;
 use tidelock_protocol::bounds;
+use tidelock_replica::manifest::Member;
 use tidelock_storage::reserve::Reserve;
 
 /// The most groups of one server: each has a thread.

@@ -1,11 +1,11 @@
 //! What `tidelock-backup repair` does in the directory of a group that cannot be opened ([`tidelock_store::journal::plan_repair`]).
 
 use super::inbox::{RepairStatus, RepairedWriter};
-use crate::group::{GroupOptions, JOURNAL_DIR};
-use crate::manifest::Manifest;
-use crate::quarantine::QUARANTINE_DIR;
 use std::path::Path;
 use tidelock_protocol::ids::WriterId;
+use tidelock_replica::group::{GroupOptions, JOURNAL_DIR};
+use tidelock_replica::manifest::Manifest;
+use tidelock_replica::quarantine::QUARANTINE_DIR;
 use tidelock_storage::files::Files;
 use tidelock_storage::json::FileError;
 use tidelock_store::fold;

@@ -6,18 +6,18 @@ use super::inbox::Event;
 use super::past::NamedMark;
 use super::registry::Registry;
 use super::views::{Attended, ViewStatus, Views, Wanted};
-use crate::group::CompressedStatus;
-use crate::history::{At, Bucket, History, Hold, PastError, Point};
-use crate::manifest::Manifest;
-use crate::text;
-use crate::travel::marks::{Asker, Kind, Mark};
-use crate::travel::moment::Moment;
-use crate::travel::when::When;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::CompressedStatus;
+use tidelock_replica::history::{At, Bucket, History, Hold, PastError, Point};
+use tidelock_replica::manifest::Manifest;
+use tidelock_replica::text;
+use tidelock_replica::travel::marks::{Asker, Kind, Mark};
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::when::When;
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
 use tokio::task::spawn_blocking;
@@ -528,7 +528,7 @@ pub(super) async fn timeline(
             is_untold: span.is_untold,
         });
         Ok(Reply::Timeline {
-            compressed: CompressedStatus::of(look.history.tail.segments()),
+            compressed: CompressedStatus::of(look.history.segments()),
             damaged: damaged.collect(),
             oldest: look.moment(&oldest),
             newest: look.moment(&newest),

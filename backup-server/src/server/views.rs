@@ -7,12 +7,6 @@
 
 use super::exports::{ExportedDisk, Exports, Offer};
 use super::nbd::{Layer, ServedDisk, Shown};
-use crate::group::DamagedDisk;
-use crate::history::{History, PastView, Point};
-use crate::manifest::Manifest;
-use crate::text;
-use crate::travel::moment::Moment;
-use crate::travel::scratch::{Quota, Scratch};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -20,6 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidelock_protocol::bounds;
+use tidelock_replica::group::DamagedDisk;
+use tidelock_replica::history::{History, PastView, Point};
+use tidelock_replica::manifest::Manifest;
+use tidelock_replica::text;
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::scratch::{Quota, Scratch};
 use tidelock_storage::files::{Files, OpenFile};
 use tidelock_storage::{Storage, StorageFile};
 use tidelock_store::extents::DiskKey;

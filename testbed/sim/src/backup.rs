@@ -11,15 +11,15 @@ use crate::server::{Input, ServerConn};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use tidelock_backup_server::group::{
-    ConnectionId, Group, GroupCreateError, GroupOptions, Link, Now, Output,
-};
-use tidelock_backup_server::history::Point;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
 use tidelock_protocol::message::{Attach, Message, RefusalKind};
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::{
+    ConnectionId, Group, GroupCreateError, GroupOptions, Link, Now, Output,
+};
+use tidelock_replica::history::Point;
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_store::fold::{FoldError, Folded};
@@ -388,7 +388,7 @@ impl World {
     }
 
     pub(crate) fn exists(&self, group: usize) -> bool {
-        use tidelock_backup_server::manifest::Manifest;
+        use tidelock_replica::manifest::Manifest;
         matches!(Manifest::read(&self.backup.groups[group].storage), Ok(Some(_)))
     }
 

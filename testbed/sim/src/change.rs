@@ -8,7 +8,7 @@ use crate::failure::Checked;
 use crate::faults::Later;
 use crate::schedule::{MS, S};
 use crate::world::{World, note};
-use tidelock_backup_server::group::RemoveError;
+use tidelock_replica::group::RemoveError;
 
 /// What is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,12 +7,12 @@ use crate::oracle::Point;
 use crate::schedule::MS;
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeMap;
-use tidelock_backup_server::group::{Known, Recovery};
 use tidelock_daemon::degrade::{self, Standing, Step};
 use tidelock_daemon::group::GroupView;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::{Known, Recovery};
 
 /// Between two looks.
 const LOOK_NS: u64 = 50 * MS;

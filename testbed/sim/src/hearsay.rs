@@ -15,9 +15,9 @@ use crate::oracle::Point;
 use crate::scenario::VmPlan;
 use crate::world::World;
 use std::collections::{BTreeMap, BTreeSet};
-use tidelock_backup_server::group::{ConnectionId, Group, Link};
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::{CopyState, Message, Mode, Policy};
+use tidelock_replica::group::{ConnectionId, Group, Link};
 use tidelock_store::journal::Standing;
 
 /// What a host has let out, as long as nobody has said so to the others.

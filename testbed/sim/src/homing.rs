@@ -22,11 +22,11 @@ use crate::scenario::{DiskPlan, FAULTS, Fault, Scenario};
 use crate::schedule::{MS, S};
 use crate::world::{Vm, World, note};
 use std::io::{self, IoSlice};
-use tidelock_backup_server::group::{SEEDED, SeededMember, seed, seeded_manifest};
-use tidelock_backup_server::history::Point;
-use tidelock_backup_server::travel::marks::{Kind, Mark, Marks};
 use tidelock_protocol::ids::{DiskId, Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
+use tidelock_replica::group::{SEEDED, SeededMember, seed, seeded_manifest};
+use tidelock_replica::history::Point;
+use tidelock_replica::travel::marks::{Kind, Mark, Marks};
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_storage::{Storage, StorageFile};
 

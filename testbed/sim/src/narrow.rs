@@ -16,13 +16,13 @@ use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use bytes::Bytes;
 use std::collections::BTreeMap;
-use tidelock_backup_server::group::AtSizeMax;
 use tidelock_daemon::degrade::{CALM, STRIKES_MAX};
 use tidelock_daemon::owner::Phase;
 use tidelock_daemon::sequencer::{Extent, RECORD_OVERHEAD_BYTES};
 use tidelock_protocol::ids::{DiskId, Seq};
 use tidelock_protocol::message::Mode;
 use tidelock_protocol::record::{Effect, Payload};
+use tidelock_replica::group::AtSizeMax;
 
 /// What a guest writes at a time.
 const WRITE_BYTES: u64 = 4096;

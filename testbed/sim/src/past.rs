@@ -8,11 +8,11 @@ use crate::probe::first_difference;
 use crate::world::{World, note};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidelock_backup_server::group::{AtSizeMax, Group};
-use tidelock_backup_server::history::{At, History, Hold, PastError, PastView, Point};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, WriterId};
 use tidelock_protocol::message::CopyState;
+use tidelock_replica::group::{AtSizeMax, Group};
+use tidelock_replica::history::{At, History, Hold, PastError, PastView, Point};
 use tidelock_storage::memory::{Memory, MemoryFile};
 use tidelock_store::extents::DiskKey;
 

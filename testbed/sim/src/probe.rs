@@ -11,9 +11,9 @@ use crate::oracle::Point;
 use crate::schedule::{MS, S};
 use crate::world::{Event, World, note};
 use bytes::Bytes;
-use tidelock_backup_server::group::{Group, GuestEffect, Pin, RecoverError, Recovery};
 use tidelock_protocol::ids::{DiskId, Epoch, Seq, WriterId};
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::{Group, GuestEffect, Pin, RecoverError, Recovery};
 use tidelock_storage::memory::{Memory, MemoryFile};
 use tidelock_store::extents::DiskKey;
 

@@ -6,10 +6,10 @@ use crate::plant::{self, Plant};
 use crate::schedule::S;
 use crate::world::{Counts, World};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use tidelock_backup_server::group::AtSizeMax;
 use tidelock_daemon::activity::{Standing, Why};
 use tidelock_daemon::owner::Phase;
 use tidelock_protocol::message::Mode;
+use tidelock_replica::group::AtSizeMax;
 
 /// How long guests go on after the last fault.
 const CALM_S: u64 = 3;

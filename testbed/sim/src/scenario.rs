@@ -15,12 +15,12 @@ use crate::spilling::{self, BacklogPlan};
 use crate::switching;
 use crate::verifying::{self, VerifyPlan};
 use std::ops::Range;
-use tidelock_backup_server::group::{AtSizeMax, Retention};
 use tidelock_daemon::activity::Geometry;
 use tidelock_daemon::config::HeartbeatSettings;
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Form, Mode};
 use tidelock_protocol::tag::{self, Codec};
+use tidelock_replica::group::{AtSizeMax, Retention};
 use tidelock_store::journal::Compress;
 
 /// The bytes of one row of the guest's ledger.

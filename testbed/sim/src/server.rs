@@ -7,10 +7,10 @@ use crate::schedule::MS;
 use crate::world::{World, note};
 use bytes::BytesMut;
 use std::collections::BTreeMap;
-use tidelock_backup_server::group::{ConnectionId, Link};
 use tidelock_protocol::frame::{self, Frame};
 use tidelock_protocol::ids::Channel;
 use tidelock_protocol::message::{Attach, Message, PROTOCOL};
+use tidelock_replica::group::{ConnectionId, Link};
 
 /// Frames of one group that wait for its thread: beyond it connections are not read.
 const INBOX_MAX_BYTES: usize = 512 << 10;

@@ -16,11 +16,11 @@ use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidelock_backup_server::group::Link;
 use tidelock_daemon::handover::Step;
 use tidelock_protocol::ids::WriterId;
 use tidelock_protocol::message::Message;
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::Link;
 
 /// How often a host looks.
 const LOOK_NS: u64 = 8 * MS;

@@ -2,10 +2,10 @@
 
 use crate::failure::{Checked, Checker, check, fail};
 use crate::world::{World, note};
-use tidelock_backup_server::group::{Link, Output};
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_protocol::message::{Attached, CopyState, Message, Progress, RefusalKind};
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::{Link, Output};
 
 impl World {
     /// Sends what the group says, past the checkers.

@@ -20,12 +20,12 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{MS, S};
 use crate::world::{Event, Run, World, note};
-use tidelock_backup_server::group::AtSizeMax;
 use tidelock_daemon::owner::{Phase, ToOwner, VerifyEnded};
 use tidelock_daemon::sequencer::Extent;
 use tidelock_daemon::status::{Facts, GroupState, judge};
 use tidelock_daemon::verified::{DifferingExtent, Verified};
 use tidelock_protocol::ids::{DiskId, WriterId};
+use tidelock_replica::group::AtSizeMax;
 use tidelock_store::extents::DiskKey;
 
 /// The blocks that a verification tells of.

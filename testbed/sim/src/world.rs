@@ -23,13 +23,13 @@ use crate::switching::Standing;
 use crate::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use tidelock_backup_server::group::Now;
 use tidelock_daemon::owner::Clocks;
 use tidelock_daemon::owner::driver::{DiskOp, Timer};
 use tidelock_netfilter::gate::Pending;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
 use tidelock_protocol::tag::Codec;
+use tidelock_replica::group::Now;
 
 /// Adds a line to the trace.
 macro_rules! note {

@@ -5,11 +5,11 @@
 
 use crate::cli::client::Client;
 use crate::server::control::{Reply, Request};
-use crate::travel::marks::Kind;
-use crate::travel::moment::Moment;
-use crate::travel::when::When;
 use anyhow::{Result, bail};
 use std::path::Path;
+use tidelock_replica::travel::marks::Kind;
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::when::When;
 
 /// How long the point of an export that is not gone on with is held.
 const HELD_MS: u64 = 24 * 3_600_000;

@@ -3,13 +3,13 @@
 //!
 //! Both are JSON, format 1: `OUT.tidelock.json` and `OUT.unfinished.json`.
 
-use crate::travel::moment::Moment;
-use crate::travel::when::When;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::when::When;
 
 /// The version of both.
 pub(super) const FORMAT: u32 = 1;

@@ -1,7 +1,6 @@
 //! One disk that a group is seeded with: opened, seen not to be in use, and made the group's image.
 
 use crate::cli::export::explain;
-use crate::text;
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;
 use rustix::fs::{
@@ -15,6 +14,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_replica::text;
 use tidelock_store::image::SECTOR_BYTES;
 
 /// An image that is not whole.

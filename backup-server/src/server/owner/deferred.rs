@@ -2,13 +2,13 @@
 //! for keeps no other from the group.
 
 use super::{Owner, Phase};
-use crate::group::{ConnectionId, Link};
 use crate::server::clock;
 use crate::server::inbox::{Event, FramesRoom};
 use std::collections::VecDeque;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::limits;
 use tidelock_protocol::message::{Message, RefusalKind};
+use tidelock_replica::group::{ConnectionId, Link};
 
 /// Work that one connection may cause in a turn, beyond storing its records ([`work_bytes`]).
 pub(super) const TURN_WORK_BYTES: u64 = 2 * limits::DIGEST_CHUNK_MAX_BYTES as u64;

@@ -3,18 +3,20 @@
 //! Order: the points are held, then the record is durable, then the first byte is written.
 
 use super::{Entry, Key, SNAPSHOTS_MAX, Snapshots, unknown};
-use crate::history::{History, Point};
 use crate::server::clock;
 use crate::server::travel::{self, Look};
-use crate::text;
-use crate::travel::digest;
-use crate::travel::snapshot::{DiskRecord, FORMAT, Format, Pace, Record, SPECULATIVE, Stage};
-use crate::travel::when::When;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use tidelock_protocol::bounds;
+use tidelock_replica::history::{History, Point};
+use tidelock_replica::text;
+use tidelock_replica::travel::digest;
+use tidelock_replica::travel::snapshot::{
+    DiskRecord, FORMAT, Format, Pace, Record, SPECULATIVE, Stage,
+};
+use tidelock_replica::travel::when::When;
 use tidelock_storage::Storage;
 use tidelock_storage::files::OpenFile;
 use tidelock_store::view::Content;

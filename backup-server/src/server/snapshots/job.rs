@@ -2,13 +2,9 @@
 
 use super::ask::key;
 use super::{Key, Snapshots};
-use crate::history::{PastView, Point};
 use crate::server::clock;
 use crate::server::qemu::{self, QemuImage};
 use crate::server::travel;
-use crate::travel::copy::{Copier, Copy, Image, Plan, Raw};
-use crate::travel::digest::{self, Table};
-use crate::travel::snapshot::{DiskRecord, Format, Record, SPECULATIVE, Stage};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -16,6 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+use tidelock_replica::history::{PastView, Point};
+use tidelock_replica::travel::copy::{Copier, Copy, Image, Plan, Raw};
+use tidelock_replica::travel::digest::{self, Table};
+use tidelock_replica::travel::snapshot::{DiskRecord, Format, Record, SPECULATIVE, Stage};
 use tidelock_storage::files::OpenFile;
 use tidelock_storage::{Storage, StorageFile};
 
@@ -483,7 +483,12 @@ impl<'a> Pacer<'a> {
     }
 
     /// So many bytes of the disks were looked at.
-    fn step(&self, bytes: u64, before: u64, done: &crate::travel::copy::Done) -> Result<(), End> {
+    fn step(
+        &self,
+        bytes: u64,
+        before: u64,
+        done: &tidelock_replica::travel::copy::Done,
+    ) -> Result<(), End> {
         let looked_at = self.job.done_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.job.written_bytes.store(before + done.written_bytes, Ordering::Relaxed);
         let mut until = self.since;

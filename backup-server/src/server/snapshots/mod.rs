@@ -9,7 +9,7 @@
 //! | [`tend`] | what goes by itself: expiry, the speculative one |
 //! | [`told`] | what is told of them |
 //!
-//! Invariants: see [`crate::travel::snapshot`]. A snapshot has one job at a time at most. Replication is not touched:
+//! Invariants: see [`tidelock_replica::travel::snapshot`]. A snapshot has one job at a time at most. Replication is not touched:
 //! what is read are views, and a file system without room is told before it is full.
 //!
 //! Source: Retroscope 3 (instant, retrospective, incremental, rolling and concurrent snapshots) and 7 (deferred and
@@ -29,8 +29,6 @@ pub use told::{Phase, SnapshotDisk, SnapshotStatus, VerifiedDisk};
 
 use super::inbox::Event;
 use super::registry::Registry;
-use crate::history::Hold;
-use crate::travel::snapshot::{self, Record};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,6 +36,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use tidelock_protocol::bounds;
+use tidelock_replica::history::Hold;
+use tidelock_replica::travel::snapshot::{self, Record};
 use tidelock_storage::Storage;
 use tidelock_storage::files::Files;
 use tokio::runtime::Handle;

@@ -5,10 +5,10 @@ use super::Snapshots;
 use super::ask::Wanted;
 use super::job::is_speculative;
 use crate::server::clock;
-use crate::travel::snapshot::{Pace, SPECULATIVE, Stage};
-use crate::travel::when::When;
 use std::sync::Arc;
 use std::time::Duration;
+use tidelock_replica::travel::snapshot::{Pace, SPECULATIVE, Stage};
+use tidelock_replica::travel::when::When;
 use tokio::time::sleep;
 
 const LOOK: Duration = Duration::from_millis(500);

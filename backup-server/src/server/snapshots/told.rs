@@ -2,15 +2,15 @@
 
 use super::{Entry, Key, Snapshots, unknown};
 use crate::server::qemu::QemuImage;
-use crate::travel::copy::{self, Image, Raw};
-use crate::travel::digest::{self, Table};
-use crate::travel::moment::Moment;
-use crate::travel::snapshot::{DiskRecord, Format, SPECULATIVE, Stage};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use tidelock_replica::travel::copy::{self, Image, Raw};
+use tidelock_replica::travel::digest::{self, Table};
+use tidelock_replica::travel::moment::Moment;
+use tidelock_replica::travel::snapshot::{DiskRecord, Format, SPECULATIVE, Stage};
 use tidelock_storage::Storage;
 
 /// How far a snapshot is.

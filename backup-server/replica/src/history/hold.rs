@@ -11,7 +11,7 @@ use tidelock_protocol::hlc::Hlc;
 use tidelock_store::journal::Position;
 
 /// What the reason of a pin's hold begins with; its name follows.
-pub(crate) const PIN: &str = "pin ";
+pub const PIN: &str = "pin ";
 
 #[derive(Debug)]
 struct Entry {

@@ -13,10 +13,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use tidelock_backup_server::group::{
-    ConnectionId, Group, GroupOptions, Link, Now, Output, Retention,
-};
-use tidelock_backup_server::history::At;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{
@@ -25,6 +21,8 @@ use tidelock_protocol::ids::{
 use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, Role, Writing};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, Retention};
+use tidelock_replica::history::At;
 use tidelock_storage::files::{Files, OpenFile};
 use tidelock_store::journal::{IndexJob, Journal, JournalError, Made, Options, State};
 
@@ -444,7 +442,7 @@ fn views(dir: &Path, bytes: u64, one_in: u64) -> Result<Value, Box<dyn Error>> {
         for nth in 0..READS {
             let (_, offset) = fed.sample[random.below(seen) as usize];
             let since = Instant::now();
-            tidelock_backup_server::travel::disk::Disk::read(&view, offset, &mut buf)?;
+            tidelock_replica::travel::disk::Disk::read(&view, offset, &mut buf)?;
             if nth == 0 {
                 first.push(since.elapsed())
             } else {

@@ -31,9 +31,7 @@ mod settle;
 mod walk;
 
 pub use affected::{Affected, AffectedSpan};
-#[cfg(feature = "server")]
-pub(crate) use hold::PIN;
-pub use hold::{Hold, Holds};
+pub use hold::{Hold, Holds, PIN};
 pub use walk::effective;
 
 use crate::manifest::Manifest;
@@ -55,7 +53,7 @@ use tidelock_store::extents::DiskKey;
 use tidelock_store::extents::{Extents, Slice};
 use tidelock_store::image::Image;
 use tidelock_store::journal::{
-    Closed, JournalError, Position, Reader, SegmentHeader, Standing, State, Tail,
+    Closed, JournalError, Position, Reader, Segment, SegmentHeader, Standing, State, Tail,
 };
 use tidelock_store::view::{Content, Overlay, View};
 
@@ -253,6 +251,12 @@ impl<F: StorageFile> History<F> {
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// The journal's segments, oldest first.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment<F>] {
+        self.tail.segments()
     }
 
     /// The oldest time that may be asked for.
