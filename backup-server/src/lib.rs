@@ -5,12 +5,10 @@
 //! |---|---|
 //! | [`server`] | connections, owners of groups, exports, snapshots, machines |
 //! | [`cli`] | the command line |
-//! | [`boot`] | QEMU on recovered disks |
 #![forbid(unsafe_code)]
 
 #[macro_use(eprint, eprintln, print, println)]
 extern crate tidelock_config;
 
-pub mod boot;
 pub mod cli;
 pub mod server;

@@ -300,8 +300,8 @@ fn environment(view: &ViewStatus, nth: usize) -> BTreeMap<String, std::ffi::OsSt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::exports::ExportedDisk;
     use tidelock_protocol::ids::Epoch;
+    use tidelock_targets::ExportedDisk;
 
     #[test]
     fn the_command_is_told_each_disk_unless_two_would_be_called_the_same() {

@@ -6,7 +6,6 @@ use super::client::Client;
 use super::machine;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
-use crate::server::exports::ExportedDisk;
 use anyhow::{Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -14,6 +13,7 @@ use std::io::{self, IsTerminal};
 use tidelock_protocol::ids::{Seq, WriterId};
 use tidelock_replica::group::{GroupStatus, HostStatus, Recovery, WriterStatus};
 use tidelock_replica::text;
+use tidelock_targets::ExportedDisk;
 
 pub(super) async fn run(config: Config, args: Recover) -> Result<()> {
     let boot = Boot::new(&args)?;

@@ -5,12 +5,12 @@ use super::client::Client;
 use super::damaged;
 use crate::server::config::Config;
 use crate::server::control::{Reply, Request};
-use crate::server::exports::ExportedDisk;
 use crate::server::views::{ViewStatus, Wanted};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use tidelock_replica::text;
 use tidelock_replica::travel::when::When;
+use tidelock_targets::ExportedDisk;
 
 pub(super) async fn run(config: Config, args: View) -> Result<()> {
     let client = Client::connect(config).await?;

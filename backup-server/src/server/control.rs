@@ -27,7 +27,7 @@
 //! Any of them may be answered by `{"is": "error", "reason": ...}`.
 
 use super::content;
-use super::exports::{ExportedDisk, Exports};
+use super::exports::Exports;
 use super::inbox::{DamagedAsk, Event, Inbox, RepairStatus};
 use super::machines::{BootAsk, Booted, DescribedMachine, MachineStatus, Machines};
 use super::recovering::{RecoverHow, recover};
@@ -49,6 +49,7 @@ use tidelock_replica::travel::increment::Description;
 use tidelock_replica::travel::marks::Kind;
 use tidelock_replica::travel::moment::Moment;
 use tidelock_replica::travel::when::When;
+use tidelock_targets::ExportedDisk;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};

@@ -4,7 +4,6 @@
 use super::inbox::Event;
 use super::nbd::{self, ServedDisk};
 use super::registry::Registry;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -13,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tidelock_nbd::Users;
+use tidelock_targets::ExportedDisk;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
@@ -21,25 +21,6 @@ use tokio::task::{AbortHandle, JoinSet};
 const CLIENTS_MAX: usize = 16;
 /// What a peer can cause at will is logged once in so long.
 const SAID_EVERY: Duration = Duration::from_secs(1);
-
-/// A disk that can be connected to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExportedDisk {
-    /// `member.disk`, also the export's name.
-    pub name: String,
-    /// Its size.
-    pub size_bytes: u64,
-    /// The NBD socket.
-    pub socket: PathBuf,
-}
-
-impl ExportedDisk {
-    /// What NBD clients take.
-    #[must_use]
-    pub fn uri(&self) -> String {
-        format!("nbd+unix:///{}?socket={}", self.name, self.socket.display())
-    }
-}
 
 /// All that is offered.
 #[derive(Debug)]

@@ -5,13 +5,9 @@
 //! or while anybody is connected to one of its disks: two guests on one disk destroy its file system.
 
 use super::control;
-use super::exports::{ExportedDisk, Exports};
+use super::exports::Exports;
 use super::inbox::Event;
 use super::registry::Registry;
-use crate::boot::jail::{self, Jail};
-use crate::boot::qemu::{is_connection, shell};
-use crate::boot::site::Site;
-use crate::boot::{BootError, Guest, Overrides, Sockets, accelerator, command_line};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -24,6 +20,11 @@ use tidelock_protocol::message::CopyState;
 use tidelock_replica::group::GroupStatus;
 use tidelock_replica::manifest::KeptMachine;
 use tidelock_store::journal::Standing;
+use tidelock_targets::ExportedDisk;
+use tidelock_targets::jail::{self, Jail};
+use tidelock_targets::qemu::{is_connection, shell};
+use tidelock_targets::site::Site;
+use tidelock_targets::{BootError, Guest, Overrides, Sockets, accelerator, command_line};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::Child;

@@ -5,7 +5,7 @@
 //! the snapshot). Invariants: a view holds its point; what is written to it goes to files that have no name any more,
 //! and is gone with it; nothing of the replica changes (rule 7); a request sees one point only.
 
-use super::exports::{ExportedDisk, Exports, Offer};
+use super::exports::{Exports, Offer};
 use super::nbd::{Layer, ServedDisk, Shown};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -23,6 +23,7 @@ use tidelock_replica::travel::scratch::{Quota, Scratch};
 use tidelock_storage::files::{Files, OpenFile};
 use tidelock_storage::{Storage, StorageFile};
 use tidelock_store::extents::DiskKey;
+use tidelock_targets::ExportedDisk;
 
 /// Views at once.
 const VIEWS_MAX: usize = 256;

@@ -1,8 +1,8 @@
 //! QEMU's command line for a recovered machine.
 
-use super::jail::SANDBOX;
-use super::site::{OfMember, Site};
-use crate::server::exports::ExportedDisk;
+use crate::ExportedDisk;
+use crate::jail::SANDBOX;
+use crate::site::{OfMember, Site};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use thiserror::Error;

@@ -5,7 +5,7 @@
 //! sector are through in a fraction of a second; where it does not within [`PROBE_MAX`], guests
 //! run without.
 
-use super::jail::Jail;
+use crate::jail::Jail;
 use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! Booting a recovered member with QEMU, with nothing from the dead site: the description of the machine was sent when
+//! Where a recovered member runs: with QEMU, with nothing from the dead site. The description of the machine was sent when
 //! protection began, and says no more than sizes, kinds and names. Files and QEMU arguments are this site's own.
 //!
 //! | module | what it is for |
@@ -7,10 +7,13 @@
 //! | [`qemu`] | QEMU's command line |
 //! | [`accelerator`] | whether KVM works here |
 //! | [`jail`] | the user that QEMU runs as |
+#![forbid(unsafe_code)]
 
 pub mod accelerator;
+mod disk;
 pub mod jail;
 pub mod qemu;
 pub mod site;
 
+pub use disk::ExportedDisk;
 pub use qemu::{BootError, Guest, Overrides, Sockets, command_line};
