@@ -14,10 +14,6 @@
 use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
-use tidelock_replica::group::{
-    ConnectionId, Group, GroupOptions, Link, Now, Output, Retention,
-};
-use tidelock_replica::hearing::{Channels, Greeting, Heard};
 use tidelock_fuzz::extremes::{Extremes, Known};
 use tidelock_protocol::bounds::{self, Plausible};
 use tidelock_protocol::frame::{self, Frame};
@@ -32,6 +28,8 @@ use tidelock_protocol::message::{
 use tidelock_protocol::part::{self, Part};
 use tidelock_protocol::record::{Effect, Payload, Record};
 use tidelock_protocol::vector::CountVector;
+use tidelock_replica::group::{ConnectionId, Group, GroupOptions, Link, Now, Output, Retention};
+use tidelock_replica::hearing::{Channels, Greeting, Heard};
 use tidelock_storage::memory::{Faults, Memory};
 use tidelock_store::extents::DiskKey;
 use tidelock_store::journal::{self, Compress};

@@ -6,33 +6,33 @@ use serde::de::DeserializeOwned;
 use std::io;
 use thiserror::Error;
 
-/// What is wrong with a small file.
+/// An error of a small file.
 #[derive(Debug, Error)]
 pub enum FileError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("cannot {what} {file}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation, as a verb.
         what: &'static str,
-        /// Which.
+        /// The file's name.
         file: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It is not what this program writes.
+    /// The content is not what this program writes.
     #[error("{file} is damaged: {reason}")]
     Content {
-        /// Which.
+        /// The file's name.
         file: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// It is a newer version's.
+    /// The file is of a newer version.
     #[error("{file} has format {found}, this program knows {known}: use a newer one")]
     Version {
-        /// Which.
+        /// The file's name.
         file: String,
-        /// Its format.
+        /// The format of the file.
         found: u32,
         /// The format of this program.
         known: u32,
@@ -40,7 +40,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// Whether there is no room, which can get better.
+    /// True if there is no room, which can get better.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_full(source))

@@ -11,7 +11,7 @@ use tidelock_storage::json::{self, FileError};
 use tidelock_store::FORMAT;
 use tidelock_store::damage::SegmentDamage;
 
-/// Where damaged segments go that a fold has passed.
+/// Directory of damaged segments that a fold has passed.
 pub const QUARANTINE_DIR: &str = "quarantine";
 const FILE: &str = "damaged.json";
 
@@ -19,9 +19,9 @@ const FILE: &str = "damaged.json";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quarantined {
-    /// What is wrong with it.
+    /// The damage.
     pub damage: SegmentDamage,
-    /// When it was found, in milliseconds since the Unix epoch.
+    /// Time when the damage was found, in milliseconds since the Unix epoch.
     pub found_unix_ms: u64,
     /// The newest effective time before the segment.
     pub after: Hlc,

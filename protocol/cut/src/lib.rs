@@ -15,7 +15,6 @@
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | this | the cut, as records come and are committed |
 //! | `times` | times of records that wait, in little memory |
 //! | `held_back` | why a record is not in the cut |
 #![forbid(unsafe_code)]
@@ -43,7 +42,7 @@ pub struct Writer {
     pub committed: Seq,
     /// The time of its last record.
     pub hlc: Hlc,
-    /// How much of its disks is there.
+    /// The part of its disks that is there.
     pub copy: CopyState,
     /// The group can be recovered without it until its initial copy is whole.
     pub is_joining: bool,
@@ -53,11 +52,12 @@ pub struct Writer {
 
 /// The writers of a group after some record, as whoever keeps the records knows them.
 pub trait Writers {
-    /// How records say what they depend on from here on; those before it are all in the cut if it has changed.
+    /// The form in which records say what they depend on, from here on. If it has changed, all records before are in
+    /// the cut.
     fn form(&self) -> Form;
-    /// How many there are.
+    /// The number of writers.
     fn count(&self) -> usize;
-    /// One of them. `None`: the group does not have it.
+    /// A writer. `None`: the group does not have it.
     fn get(&self, writer: WriterId) -> Option<Writer>;
 }
 

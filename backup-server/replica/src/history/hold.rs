@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_store::journal::Position;
 
-/// What the reason of a pin's hold begins with; its name follows.
+/// Beginning of the reason of a pin's hold; the pin's name follows.
 pub const PIN: &str = "pin ";
 
 #[derive(Debug)]

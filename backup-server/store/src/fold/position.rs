@@ -30,18 +30,18 @@ struct OldestTime {
     arrived_ms: u64,
 }
 
-/// What the images are.
+/// Up to where the images are, and their damage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoldPosition {
-    /// Everything before it is in the images.
+    /// Everything before this place is in the images.
     pub position: Position,
-    /// What is in the images is in every state from here on; of what is before nothing can be told.
+    /// From here on every state has all that is in the images; earlier states cannot be told any more.
     pub oldest: Closed,
-    /// What of the images is not what was written.
+    /// Parts of the images that are not what was written.
     pub damaged: ImageDamage,
 }
 
-/// Up to where the journal is in the images.
+/// Reads `fold.json`; the beginning of the journal if there is none.
 pub fn read_position<S: Storage>(storage: &S) -> Result<FoldPosition, FileError> {
     let Some(fold) = json::read::<S, FoldFile>(storage, FILE, FORMAT)? else {
         return Ok(FoldPosition::default());
@@ -52,7 +52,7 @@ pub fn read_position<S: Storage>(storage: &S) -> Result<FoldPosition, FileError>
     Ok(FoldPosition { position, oldest, damaged: fold.damaged.into_iter().collect() })
 }
 
-/// Records it, durably.
+/// Records the position, durably.
 pub fn write_position<S: Storage>(storage: &S, fold: &FoldPosition) -> Result<(), FileError> {
     let Position { segment, offset } = fold.position;
     let Closed { at: hlc, cut, arrived_ms } = fold.oldest.clone();
