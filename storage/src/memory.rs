@@ -95,6 +95,12 @@ impl Memory {
         self.lock().faults = faults;
     }
 
+    /// The faults that it has now.
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        self.lock().faults
+    }
+
     /// Reserves so much for folding and recovery.
     pub fn set_reserve(&self, bytes: u64) {
         self.lock().reserve_bytes = bytes;

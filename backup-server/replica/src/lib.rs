@@ -5,6 +5,7 @@
 //! | module | what it is for |
 //! |---|---|
 //! | [`group`] | one group: attachment, ingest, acknowledgement, recovery |
+//! | [`group_loop`] | the loop of a group: batches, what waits, jobs beside it |
 //! | [`hearing`] | one host's connection: the hello, and what becomes of each frame |
 //! | [`history`] | any point in time of the window: resolved, held, shown |
 //! | [`travel`] | what operators do with the past |
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod group;
+pub mod group_loop;
 pub mod hearing;
 pub mod history;
 pub mod manifest;

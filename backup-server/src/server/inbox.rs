@@ -18,18 +18,16 @@ use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{MonoNanos, Seq, WriterId};
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::Attach;
-use tidelock_protocol::vector::CountVector;
 use tidelock_replica::group::{
     ConnectionId, DamagedDisk, DamagedSegment, GroupStatus, GuestEffect, Link, MoveError, Moved,
-    NamedView, RecoverError, Recovery, RemoveError, ScrubDone,
+    NamedView, RecoverError, Recovery, RemoveError,
 };
+use tidelock_replica::group_loop::JobEnd;
 use tidelock_replica::history::{History, Point};
 use tidelock_replica::manifest::KeptMachine;
 use tidelock_replica::travel::marks::{Kind, Mark};
 use tidelock_storage::files::OpenFile;
 use tidelock_store::extents::DiskKey;
-use tidelock_store::fold::{FoldError, Folded};
-use tidelock_store::journal::{Compressed, JournalError, Made};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Permits are counted in these.
@@ -247,23 +245,12 @@ pub enum Event {
         /// The answer.
         done: oneshot::Sender<Option<GroupStatus>>,
     },
-    /// A fold has ended.
-    FoldDone {
-        /// Of which opening of the group.
+    /// A job beside the group's loop has ended.
+    JobDone {
+        /// The opening of the group in which it was begun.
         generation: u64,
-        /// Under which cut.
-        cut: CountVector,
-        /// How.
-        result: Result<Folded, FoldError>,
-    },
-    /// The index of a segment was written, or not.
-    IndexDone {
-        /// Of which opening of the group.
-        generation: u64,
-        /// Of which segment.
-        segment: u64,
-        /// How.
-        result: Result<Made<OpenFile>, JournalError>,
+        /// Its end.
+        end: JobEnd<OpenFile>,
     },
     /// Damaged segments.
     Damaged {
@@ -278,24 +265,6 @@ pub enum Event {
         apply: bool,
         /// Where, and what it costs; or why not.
         done: oneshot::Sender<Result<RepairStatus, String>>,
-    },
-    /// A segment or a part of an image was verified.
-    ScrubDone {
-        /// Of which opening of the group.
-        generation: u64,
-        /// The outcome.
-        done: ScrubDone,
-    },
-    /// A segment was compressed, or not.
-    CompressDone {
-        /// Of which opening of the group.
-        generation: u64,
-        /// Which segment.
-        segment: u64,
-        /// Its bytes.
-        len_bytes: u64,
-        /// How it ended.
-        result: Result<Compressed<OpenFile>, JournalError>,
     },
     /// The server stops.
     Stop,

@@ -1,36 +1,36 @@
-//! The backup server: production's groups on a disk in memory, with simulated connections, a
-//! thread for each group that is busy while it syncs, and the fold beside it.
+//! The backup server: production's loop of each group on a disk in memory, with simulated connections, a thread for each
+//! that is busy while it syncs, and jobs that end later.
 
-use crate::failure::{Checked, Checker, check, fail};
+use crate::failure::{Checked, Checker, check};
+use crate::group_driver::{GroupRun, Seen};
 use crate::hearsay::Said;
 use crate::net::ConnId;
 use crate::probe::Recovered;
 use crate::scenario::Scenario;
 use crate::schedule::MS;
-use crate::server::{Input, ServerConn};
+use crate::server::{Input, ServerConn, bytes_of};
 use crate::world::{Event, Run, World, note};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::hlc::Hlc;
-use tidelock_protocol::ids::{Epoch, Incarnation, Seq, WriterId};
-use tidelock_protocol::message::{Attach, Message, RefusalKind};
+use tidelock_protocol::ids::{Incarnation, WriterId};
+use tidelock_protocol::message::{Attach, Message};
 use tidelock_protocol::vector::CountVector;
-use tidelock_replica::group::{
-    ConnectionId, Group, GroupCreateError, GroupOptions, Link, Now, Output,
-};
+use tidelock_replica::group::{Group, GroupOptions, Link, Output};
+use tidelock_replica::group_loop::JobEnd;
 use tidelock_replica::history::Point;
 use tidelock_storage::Storage;
 use tidelock_storage::memory::{Faults, Memory};
-use tidelock_store::fold::{FoldError, Folded};
 use tidelock_store::journal;
 
-/// The outcome of a fold.
+/// The end of a job beside a group's loop.
 #[derive(Debug)]
-pub struct FoldEnd {
-    opening: u64,
-    cut: CountVector,
-    result: Result<Folded, FoldError>,
+pub struct JobDone {
+    /// A group at another site begins to count its generations anew.
+    home: u64,
+    generation: u64,
+    end: JobEnd<<Memory as Storage>::File>,
 }
 
 /// One group at the backup.
@@ -38,24 +38,25 @@ pub struct FoldEnd {
 pub struct GroupSlot {
     /// Its disk.
     pub storage: Memory,
-    /// Its state, while the server runs and it is open.
-    pub group: Option<Group<Memory>>,
-    /// By which connection each member was attached last, before it broke.
-    attached_by: BTreeMap<String, ConnectionId>,
+    /// Its loop, while the server runs.
+    pub(crate) run: Option<GroupRun>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) inbox_bytes: usize,
     /// Until then no sync of its disk ends.
     pub(crate) hangs_until_ns: u64,
-    /// Frames that came while it did not accept, by link.
-    kept: BTreeMap<Link, VecDeque<Frame>>,
     /// Its thread waits for the disk.
     busy: bool,
-    due: bool,
+    /// When its thread looks, if that is planned.
+    due_at_ns: Option<u64>,
     /// Something came while it was busy.
     again: bool,
-    folding: bool,
-    /// How often it was opened: a fold belongs to one opening.
+    /// It is open, as far as the checkers have heard.
+    is_open: bool,
+    /// How often the group has come to another site.
+    home: u64,
+    /// How often it was opened.
     opening: u64,
+    /// What goes out next.
     pub(crate) outputs: Vec<Output>,
     /// Its disk is full.
     pub full: bool,
@@ -69,7 +70,7 @@ pub struct GroupSlot {
     pub told_watermark: Hlc,
     /// What was acknowledged.
     pub told_durable: CountVector,
-    /// What has arrived without a gap.
+    /// The checker's own count of what has arrived without a gap.
     pub(crate) contiguous: CountVector,
     /// Since when and how it is recovered.
     pub recovered: Option<Recovered>,
@@ -147,15 +148,15 @@ impl GroupSlot {
     fn new(storage: Memory, opening: u64) -> Self {
         Self {
             storage,
-            group: None,
+            run: None,
             inbox: VecDeque::new(),
             inbox_bytes: 0,
             hangs_until_ns: 0,
-            kept: BTreeMap::new(),
             busy: false,
-            due: false,
+            due_at_ns: None,
             again: false,
-            folding: false,
+            is_open: false,
+            home: 0,
             opening,
             outputs: Vec::new(),
             full: false,
@@ -163,7 +164,6 @@ impl GroupSlot {
             told: CountVector::new(),
             told_at: Vec::new(),
             told_watermark: Hlc(0),
-            attached_by: BTreeMap::new(),
             told_durable: CountVector::new(),
             contiguous: CountVector::new(),
             recovered: None,
@@ -185,20 +185,26 @@ impl GroupSlot {
         Self {
             hangs_until_ns: before.hangs_until_ns,
             seeded: Some(point),
+            home: before.home + 1,
             ..Self::new(storage, before.opening + 1)
         }
+    }
+
+    /// The group, while it works.
+    #[must_use]
+    pub fn group(&self) -> Option<&Group<Memory>> {
+        self.run.as_ref()?.state.group()
+    }
+
+    /// The group, for an operator.
+    pub fn group_mut(&mut self) -> Option<&mut Group<Memory>> {
+        self.run.as_mut()?.state.group_mut()
     }
 
     /// What waits, for the bound.
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
-        let kept = self.kept.values().flatten();
-        let record = |frame: &Frame| match frame {
-            Frame::Record(_, record) => record.encoded_len(),
-            Frame::Part(_, part) => part.data.len(),
-            Frame::Control(..) => 64,
-        };
-        self.inbox_bytes + kept.map(record).sum::<usize>()
+        self.inbox_bytes + self.run.as_ref().map_or(0, GroupRun::waiting_bytes)
     }
 }
 
@@ -230,53 +236,82 @@ impl World {
         self.backup.boot = Some(boot);
         note!(self, "backup starts");
         for group in 0..self.backup.groups.len() {
-            self.open_group(group)?;
+            self.begin_group(group)?;
         }
         Ok(())
     }
 
-    fn open_group(&mut self, group: usize) -> Checked {
+    /// The loop of a group begins.
+    fn begin_group(&mut self, group: usize) -> Checked {
         let (now, options) = (self.backup_now(), options(&self.plan, group));
+        let plan = &self.plan.groups[group];
         let slot = &mut self.backup.groups[group];
-        slot.opening += 1;
         slot.storage.set_faults(slot.faults());
-        match Group::open(slot.storage.clone(), now, options) {
-            Ok(None) => {
-                let was_there =
-                    slot.told_durable.entries().next().is_some() || slot.seeded.is_some();
-                check(!was_there, Checker::OpensAgain, || format!("group {group} has vanished"))
-            }
-            Ok(Some((mut opened, torn))) => {
-                opened.was_attached_by(std::mem::take(&mut slot.attached_by));
-                let journaled = opened.state().journaled();
-                note!(
-                    self,
-                    "group {group} opens: {journaled} epoch {} torn {}",
-                    opened.epoch(),
-                    torn.is_some()
-                );
-                let slot = &mut self.backup.groups[group];
-                slot.contiguous.clone_from(&journaled);
-                slot.group = Some(opened);
-                self.notice_recovery(group)?;
-                self.check_reopened(group, &journaled)?;
-                self.hold_seeded(group)?;
-                self.probe(group)
-            }
-            Err(error) if slot.full => {
-                // It is tried again.
-                note!(self, "group {group} does not open: {error}");
-                Ok(())
-            }
-            Err(error) => fail(Checker::OpensAgain, format!("group {group}: {error}")),
+        let mut run = GroupRun::new(&plan.name, slot.storage.clone(), options, plan.past);
+        run.driver.seeded.clone_from(&slot.seeded);
+        run.at(now, |state, driver| state.open(now, driver));
+        let is_absent = run.state.group().is_none() && run.state.broken_because().is_none();
+        let was_there = slot.told_durable.entries().next().is_some() || slot.seeded.is_some();
+        slot.run = Some(run);
+        check(!(is_absent && was_there), Checker::OpensAgain, || {
+            format!("group {group} has vanished")
+        })?;
+        self.group_has_run(group)
+    }
+
+    /// What a group's loop has done is looked at.
+    pub(crate) fn group_has_run(&mut self, group: usize) -> Checked {
+        let slow_factor = self.backup.slow_factor;
+        let slot = &mut self.backup.groups[group];
+        let Some(run) = &mut slot.run else { return Ok(()) };
+        slot.outputs.append(&mut run.driver.outputs);
+        slot.contiguous.clone_from(&run.driver.contiguous);
+        let (seen, jobs) =
+            (std::mem::take(&mut run.driver.seen), std::mem::take(&mut run.driver.jobs));
+        let (boot, home) = (self.backup.boot.expect("its loop runs"), slot.home);
+        for (generation, job) in jobs {
+            let after = self.rng.range(MS..30 * MS) * slow_factor;
+            let end = Box::new(JobDone { home, generation, end: job.run() });
+            self.schedule.after(after, Event::JobDone { group, boot, end });
         }
+        for seen in seen {
+            match seen {
+                Seen::Told(link, message) => self.is_told_policy(group, link, &message),
+                Seen::Left(connection) => self.backup.groups[group].said.lost(connection),
+                Seen::Opened { journaled, is_torn, seeded } => {
+                    note!(self, "group {group} opens: {journaled} torn {is_torn}");
+                    let slot = &mut self.backup.groups[group];
+                    (slot.is_open, slot.opening) = (true, slot.opening + 1);
+                    self.notice_recovery(group)?;
+                    self.check_reopened(group, &journaled)?;
+                    self.holds_seeded(group, seeded)?;
+                    self.probe(group)?;
+                }
+                Seen::Broke(reason) => {
+                    note!(self, "group {group} is broken: {reason}");
+                    self.send_outputs(group)?;
+                    let slot = &mut self.backup.groups[group];
+                    // A disk that is replaced, or not full any more; a power cut goes on.
+                    let may_break = slot.full || slot.dying || slot.storage.faults().sync_fails;
+                    if !slot.dying {
+                        slot.storage.set_faults(slot.faults());
+                    }
+                    let was_open = slot.is_open;
+                    slot.reset();
+                    check(may_break || was_open, Checker::OpensAgain, || {
+                        format!("group {group}: {reason}")
+                    })?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A recovery that the operator was told had failed may be put on record later: when there is
     /// room again, or when the journal is opened again.
     fn notice_recovery(&mut self, group: usize) -> Checked {
         let slot = &self.backup.groups[group];
-        let durable = slot.group.as_ref().filter(|g| g.recovery().is_some());
+        let durable = slot.group().filter(|g| g.recovery().is_some());
         let start = durable.and_then(|g| g.state().recovered().cloned());
         match (start, &slot.recovered) {
             (Some(start), None) => self.is_recovered(group, start.cut, start.epoch),
@@ -303,8 +338,8 @@ impl World {
         let rng = &mut self.rng;
         for slot in &mut self.backup.groups {
             slot.reset();
-            // Another process knows nothing of it, and has none of its connections.
-            slot.attached_by.clear();
+            slot.run = None;
+            (slot.busy, slot.again, slot.due_at_ns) = (false, false, None);
             slot.inbox.clear();
             slot.inbox_bytes = 0;
             slot.dying = false;
@@ -324,11 +359,12 @@ impl World {
     }
 
     pub(crate) fn wake_group(&mut self, group: usize, boot: Run, after_ns: u64) {
+        let at_ns = self.schedule.now_ns() + after_ns;
         let slot = &mut self.backup.groups[group];
         if slot.busy {
             slot.again = true;
-        } else if !slot.due {
-            slot.due = true;
+        } else if slot.due_at_ns.is_none_or(|due_at_ns| at_ns < due_at_ns) {
+            slot.due_at_ns = Some(at_ns);
             self.schedule.after(after_ns, Event::Group { group, boot });
         }
     }
@@ -340,43 +376,46 @@ impl World {
         if self.backup.boot != Some(boot) {
             return Ok(());
         }
-        self.backup.groups[group].due = false;
-        if self.backup.groups[group].busy {
+        let now_ns = self.schedule.now_ns();
+        let slot = &mut self.backup.groups[group];
+        // Planned, and then planned earlier.
+        if slot.busy || slot.due_at_ns.is_none_or(|due_at_ns| due_at_ns > now_ns) {
             return Ok(());
         }
-        let slot = &self.backup.groups[group];
-        if slot.group.is_none() && !slot.dying && self.exists(group) {
-            self.open_group(group)?;
+        slot.due_at_ns = None;
+        if slot.run.is_none() {
+            self.begin_group(group)?;
         }
-        self.take_kept(group)?;
         let now = self.backup_now();
+        let slot = &mut self.backup.groups[group];
+        let run = slot.run.as_mut().expect("just begun");
+        run.driver.seeded.clone_from(&slot.seeded);
+        run.state.begin_turn();
         while let Some(input) = self.backup.groups[group].inbox.pop_front() {
             self.backup.groups[group].inbox_bytes -= input.bytes();
-            match input {
-                Input::Attach(link, host, attach) => {
-                    if let Some(of) = self.attached_group(group, link, &host, &attach)? {
-                        of.attach(now, link, &host, &attach);
-                    }
-                }
-                Input::Frame(link, frame) => self.take_frame(group, link, frame),
-                Input::Lost(connection) => {
-                    let slot = &mut self.backup.groups[group];
-                    slot.kept.retain(|link, _| link.connection != connection);
-                    slot.said.lost(connection);
-                    if let Some(of) = &mut slot.group {
-                        of.connection_lost(connection);
-                    }
-                }
+            if let Input::Attach(link, host, attach) = &input {
+                self.is_asked_to_attach(group, *link, host, attach);
             }
+            let slot = &mut self.backup.groups[group];
+            slot.run.as_mut().expect("just begun").at(now, |state, driver| match input {
+                Input::Attach(link, host, attach) => {
+                    state.attach_in_order(link, host, attach, (), now, driver);
+                }
+                Input::Frame(link, Frame::Control(_, Message::Beacon { sent_at })) => {
+                    state.beacon(link, sent_at, now);
+                }
+                Input::Frame(link, frame) => {
+                    let room = driver.room(bytes_of(&frame));
+                    state.frames(link, VecDeque::from([frame]), room, now, driver);
+                }
+                Input::Lost(connection) => state.connection_lost(connection, now, driver),
+            });
+            self.group_has_run(group)?;
         }
         let slot = &mut self.backup.groups[group];
-        if let Some(of) = &mut slot.group {
-            if !of.accepts() {
-                of.retry();
-            }
-            of.flush();
-            slot.outputs.extend(of.take_outputs());
-        }
+        let run = slot.run.as_mut().expect("just begun");
+        run.at(now, |state, driver| state.turn(now, driver));
+        self.group_has_run(group)?;
         self.notice_recovery(group)?;
         let slot = &mut self.backup.groups[group];
         slot.busy = true;
@@ -387,22 +426,7 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn exists(&self, group: usize) -> bool {
-        use tidelock_replica::manifest::Manifest;
-        matches!(Manifest::read(&self.backup.groups[group].storage), Ok(Some(_)))
-    }
-
-    /// The group that a member is attached to: the first writer makes it.
-    fn attached_group(
-        &mut self,
-        group: usize,
-        link: Link,
-        host: &str,
-        attach: &Attach,
-    ) -> Checked<Option<&mut Group<Memory>>> {
-        let now = self.backup_now();
-        let options = options(&self.plan, group);
-        let exists = self.exists(group);
+    fn is_asked_to_attach(&mut self, group: usize, link: Link, host: &str, attach: &Attach) {
         let writing = attach.writing();
         match writing {
             Some(writing) => note!(
@@ -415,76 +439,15 @@ impl World {
             None => note!(self, "group {group} is asked to attach a follower on {host}"),
         }
         let slot = &mut self.backup.groups[group];
-        slot.kept.remove(&link);
-        let refusal = match &slot.group {
-            Some(_) => None,
-            None if !exists => {
-                let past = self.plan.groups[group].past;
-                let created = create(&slot.storage, host, attach, now, options, past);
-                slot.storage.set_faults(slot.faults());
-                match created {
-                    Ok(created) => {
-                        slot.contiguous = created.state().journaled();
-                        slot.group = Some(created);
-                        None
-                    }
-                    Err(error) => Some(error.refusal()),
-                }
-            }
-            None => Some((RefusalKind::Stopping, "the group is not open".to_owned())),
-        };
-        if let Some((kind, reason)) = refusal {
-            slot.outputs.push(Output::Refuse(link, kind, reason));
-            return Ok(None);
-        }
         slot.writers.insert(link, writing.map(|writing| (writing.writer, writing.incarnation)));
         if let Some(vm) = self.plan.vms.iter().position(|vm| vm.name == attach.member) {
             slot.vms.insert(link, vm);
         }
-        Ok(slot.group.as_mut())
     }
 
-    fn take_frame(&mut self, group: usize, link: Link, frame: Frame) {
-        let now = self.backup_now();
-        let slot = &mut self.backup.groups[group];
-        let Some(of) = &mut slot.group else { return };
-        if let Frame::Control(_, Message::Beacon { sent_at }) = frame {
-            // Answered also while the group is stalled.
-            return match slot.kept.contains_key(&link) {
-                false => of.beacon(now, link, sent_at),
-                true => of.beacon_ahead(now, link, sent_at),
-            };
-        }
-        if let Some(kept) = slot.kept.get_mut(&link) {
-            return kept.push_back(frame);
-        }
-        self.receive(group, now, link, frame);
-    }
-
-    fn receive(&mut self, group: usize, now: Now, link: Link, frame: Frame) {
-        let told = |message: &Message| {
-            matches!(message, Message::Policy(_) | Message::Detach { .. } | Message::GiveUpLease)
-        };
-        if let Frame::Control(_, message) = &frame
-            && told(message)
-        {
-            self.is_told_policy(group, link, message);
-        }
-        self.backup.groups[group].receive(now, link, frame);
-    }
-
-    /// What waited while the group did not accept, in order.
-    fn take_kept(&mut self, group: usize) -> Checked {
-        let now = self.backup_now();
-        for (link, frames) in std::mem::take(&mut self.backup.groups[group].kept) {
-            for frame in frames {
-                match self.backup.groups[group].kept.get_mut(&link) {
-                    Some(kept) => kept.push_back(frame),
-                    None => self.receive(group, now, link, frame),
-                }
-            }
-        }
-        Ok(())
+    pub(crate) fn exists(&self, group: usize) -> bool {
+        use tidelock_replica::manifest::Manifest;
+        matches!(Manifest::read(&self.backup.groups[group].storage), Ok(Some(_)))
     }
 
     /// The sync has ended: what it made certain is told.
@@ -494,26 +457,13 @@ impl World {
         }
         self.backup.groups[group].busy = false;
         self.send_outputs(group)?;
+        let now = self.backup_now();
         let slot = &mut self.backup.groups[group];
-        let broken = slot.group.as_ref().and_then(|g| g.broken().map(str::to_owned));
-        if let Some(reason) = broken {
-            // The fold may have broken it meanwhile: its members are told.
-            let outputs = slot.group.as_mut().map(Group::take_outputs).unwrap_or_default();
-            slot.outputs_now(outputs);
-            self.send_outputs(group)?;
-            note!(self, "group {group} is broken: {reason}");
-            self.backup.groups[group].reset();
-        }
-        let slot = &mut self.backup.groups[group];
-        let stalled = slot.group.as_ref().is_some_and(|g| !g.accepts());
-        let waits = stalled || slot.group.is_none();
-        if std::mem::take(&mut slot.again)
-            || !slot.inbox.is_empty()
-            || !slot.kept.is_empty()
-            || waits
-        {
-            let after = if waits { self.rng.range(5 * MS..50 * MS) } else { 1000 };
-            self.wake_group(group, boot, after);
+        let timeout = slot.run.as_ref().and_then(|run| run.state.timeout(now));
+        if std::mem::take(&mut slot.again) || !slot.inbox.is_empty() {
+            self.wake_group(group, boot, 1000);
+        } else if let Some(after) = timeout {
+            self.wake_group(group, boot, (after.as_nanos() as u64).max(1000));
         }
         // Connections that were not read because too much waited.
         let conns: Vec<_> = self.backup.conns.keys().copied().collect();
@@ -529,52 +479,32 @@ impl World {
         Ok(())
     }
 
-    // ---- the fold
-
-    /// Looks for work of the fold now and then.
-    pub fn schedule_fold(&mut self, group: usize) {
-        let boot = self.backup.boot.unwrap_or(0);
-        let after = self.rng.range(MS..150 * MS);
-        self.schedule.after(after, Event::Fold { group, boot });
+    /// An operator, or a checker, looks at a group beside what its loop does. `None`: it is not open.
+    pub(crate) fn with_open<R>(
+        &mut self,
+        group: usize,
+        what: impl FnOnce(&mut World, &mut Group<Memory>) -> R,
+    ) -> Option<R> {
+        let mut run = self.backup.groups[group].run.take()?;
+        let result = run.state.group_mut().map(|of| what(self, of));
+        if let Some(of) = run.state.group_mut() {
+            self.backup.groups[group].outputs.extend(of.take_outputs());
+        }
+        self.backup.groups[group].run = Some(run);
+        result
     }
 
-    /// The fold looks.
-    pub fn fold(&mut self, group: usize, boot: Run) -> Checked {
+    /// A job beside a group's loop has ended.
+    pub fn job_done(&mut self, group: usize, boot: Run, done: JobDone) -> Checked {
         if self.backup.boot != Some(boot) {
-            self.schedule_fold(group);
             return Ok(());
         }
-        let after = self.rng.range(MS..30 * MS) * self.backup.slow_factor;
         let now = self.backup_now();
         let slot = &mut self.backup.groups[group];
-        let mut of = slot.group.as_mut().filter(|_| !slot.folding);
-        let Some(job) = of.as_mut().and_then(|of| of.fold_job(now)) else {
-            if let Some(of) = of {
-                aside(of, now);
-            }
-            self.schedule_fold(group);
+        let Some(run) = slot.run.as_mut().filter(|_| slot.home == done.home) else {
             return Ok(());
         };
-        slot.folding = true;
-        let cut = job.cut.clone();
-        let end = Box::new(FoldEnd { opening: slot.opening, cut, result: job.run() });
-        self.schedule.after(after, Event::FoldDone { group, boot, end });
-        Ok(())
-    }
-
-    /// The fold has ended.
-    pub fn fold_done(&mut self, group: usize, boot: Run, end: FoldEnd) -> Checked {
-        self.schedule_fold(group);
-        if self.backup.boot != Some(boot) {
-            return Ok(());
-        }
-        let slot = &mut self.backup.groups[group];
-        if slot.opening != end.opening {
-            return Ok(());
-        }
-        slot.folding = false;
-        let Some(of) = &mut slot.group else { return Ok(()) };
-        of.fold_done(end.cut, end.result);
+        run.at(now, |state, _| state.job_done(done.generation, done.end, now));
         self.wake_group(group, boot, 1000);
         Ok(())
     }
@@ -604,90 +534,15 @@ impl GroupSlot {
         Faults { capacity_bytes: self.full.then_some(0), ..Faults::default() }
     }
 
-    fn receive(&mut self, now: Now, link: Link, frame: Frame) {
-        let Some(of) = &mut self.group else { return };
-        let arrived = match &frame {
-            Frame::Record(_, record) => Some((record.writer, record.seq, record.epoch)),
-            // What arrives is the whole.
-            Frame::Part(..) | Frame::Control(..) => None,
-        };
-        let before = of.epoch();
-        match of.receive(now, link, frame) {
-            None => {
-                if let Some((writer, seq, epoch)) = arrived {
-                    self.note_arrival(writer, seq, epoch, before);
-                }
-            }
-            Some(frame) => self.kept.entry(link).or_default().push_back(frame),
-        }
-    }
-
-    /// The checker's own count of what came without a gap.
-    fn note_arrival(&mut self, writer: WriterId, seq: Seq, epoch: Epoch, granted: Epoch) {
-        if epoch == granted && seq == self.contiguous.get(writer).next() {
-            self.contiguous.raise(writer, seq);
-        }
-    }
-
     /// The group is shut: everything in memory is gone.
     fn reset(&mut self) {
-        if let Some(group) = self.group.take() {
-            self.attached_by.clone_from(group.attached_by());
+        if std::mem::take(&mut self.is_open) {
             self.notice_lost_pin();
         }
         self.forget_views();
-        self.kept.clear();
-        self.busy = false;
-        self.due = false;
-        self.again = false;
-        self.folding = false;
         self.outputs.clear();
         self.writers.clear();
         self.vms.clear();
         self.said.reset();
     }
-}
-
-/// What else the fold's thread does.
-fn aside(of: &mut Group<Memory>, now: Now) {
-    if let Some(job) = of.index_job() {
-        let segment = job.segment();
-        of.index_done(segment, job.run());
-    }
-    if let Some(job) = of.scrub_job(now) {
-        of.scrub_done(now, job.run());
-    }
-    if let Some(job) = of.compress_job(now) {
-        let (segment, len_bytes) = (job.segment(), job.len_bytes());
-        of.compress_done(now, segment, len_bytes, job.run());
-    }
-}
-
-/// A new group, whose writers have written up to `past` before it began.
-fn create(
-    storage: &Memory,
-    host: &str,
-    attach: &Attach,
-    now: Now,
-    options: GroupOptions,
-    past: Seq,
-) -> Result<Group<Memory>, GroupCreateError> {
-    let created = Group::create(storage.clone(), host, attach, now, options.clone())?;
-    if past == Seq::ZERO {
-        return Ok(created);
-    }
-    let mut state = created.state().clone();
-    drop(created);
-    for writer in &mut state.writers {
-        (writer.seq, writer.committed) = (past, past);
-    }
-    // Nothing of this happens in the field, so nothing goes wrong with it.
-    storage.set_faults(Faults::default());
-    for segment in storage.list("journal").expect("in memory") {
-        storage.remove(&format!("journal/{segment}")).expect("in memory");
-    }
-    let journal = journal::Journal::create(storage.clone(), "journal", state, options.journal);
-    drop(journal.expect("in memory"));
-    let opened = Group::open(storage.clone(), now, options).expect("in memory");
-    Ok(opened.expect("just made").0)
 }

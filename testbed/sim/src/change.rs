@@ -160,7 +160,7 @@ impl World {
         if slot.is_busy() {
             return None;
         }
-        let Some(of) = slot.group.as_mut() else {
+        let Some(of) = slot.group_mut() else {
             self.wake_group_now(group);
             return None;
         };

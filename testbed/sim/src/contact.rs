@@ -57,7 +57,7 @@ impl World {
     /// A run begins to admit writes of which the backup does not know what they were made on.
     pub(crate) fn begin_compared_life(&mut self, vm: usize, attached: &AttachedStream) {
         let writer = self.plan.vms[vm].writer_id().expect("it has a stream");
-        let group = self.backup.groups[self.plan.vms[vm].group].group.as_ref();
+        let group = self.backup.groups[self.plan.vms[vm].group].group();
         let cut = group.map_or(attached.durable, |group| group.cut().get(writer));
         self.begin_life(vm, attached.durable, cut.min(attached.durable));
         self.vms[vm].unrecorded.clear();

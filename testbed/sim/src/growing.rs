@@ -60,7 +60,7 @@ impl World {
     /// The backup has attached a member: its disks there are as large as here.
     pub(crate) fn check_has_grown(&self, vm: usize) -> Checked {
         let plan = &self.plan.vms[vm];
-        let Some(of) = &self.backup.groups[plan.group].group else { return Ok(()) };
+        let Some(of) = self.backup.groups[plan.group].group() else { return Ok(()) };
         let known = of.manifest().member(WriterId(plan.writer));
         let sizes = known.map(|member| member.disks.iter().map(|disk| disk.size_bytes));
         let is_as_here = sizes.is_some_and(|sizes| {

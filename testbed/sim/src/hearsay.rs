@@ -133,7 +133,7 @@ impl World {
     ) -> Checked {
         let VmPlan { host, group, .. } = self.plan.vms[vm];
         let slot = &self.backup.groups[group];
-        let Some(state) = slot.group.as_ref().map(Group::state) else { return Ok(()) };
+        let Some(state) = slot.group().map(Group::state) else { return Ok(()) };
         let gone = |vm: &usize| {
             let plan = &self.plan.vms[*vm];
             let Some(of) = state.writers.get(usize::from(plan.writer)) else { return false };

@@ -13,6 +13,7 @@
 use crate::backup::{GroupSlot, options};
 use crate::failure::{Checked, Checker, fail};
 use crate::faults::Later;
+use crate::group_driver::Seeded;
 use crate::hearsay::Leaks;
 use crate::lan::Lan;
 use crate::oracle::WriterOracle;
@@ -24,7 +25,7 @@ use crate::world::{Vm, World, note};
 use std::io::{self, IoSlice};
 use tidelock_protocol::ids::{DiskId, Seq, WriterId};
 use tidelock_protocol::message::DiskSpec;
-use tidelock_replica::group::{SEEDED, SeededMember, seed, seeded_manifest};
+use tidelock_replica::group::{Group, SEEDED, SeededMember, seed, seeded_manifest};
 use tidelock_replica::history::Point;
 use tidelock_replica::travel::marks::{Kind, Mark, Marks};
 use tidelock_storage::memory::{Faults, Memory};
@@ -91,7 +92,7 @@ impl World {
         }
         let is_busy = slot.is_busy() || slot.dying || slot.full;
         // What its guests have written is on the views.
-        let of = self.backup.groups[group].group.as_mut().filter(|_| !is_busy);
+        let of = self.backup.groups[group].group_mut().filter(|_| !is_busy);
         let is_written = of.is_some_and(|of| of.guest_written());
         if !is_written || self.hosts.iter().any(|host| host.changes) {
             self.wake_group_now(group);
@@ -107,26 +108,29 @@ impl World {
 
     /// The disks of a recovered group, from the views of now.
     fn take_over(&mut self, group: usize) -> Checked<Vec<Images>> {
-        let mut of = self.backup.groups[group].group.take().expect("it is open");
+        let taken = self.with_open(group, |world, of| world.recovered_disks(group, of));
+        let all = taken.expect("it is open")?;
+        for (vm, disks) in self.plan.groups[group].vms.clone().into_iter().zip(&all) {
+            self.check_rows(vm, disks)?;
+        }
+        Ok(all)
+    }
+
+    fn recovered_disks(&mut self, group: usize, of: &mut Group<Memory>) -> Checked<Vec<Images>> {
         let journaled = of.state().journaled();
-        let checked = self.check_recovered_disks(group, &mut of);
+        let checked = self.check_recovered_disks(group, of);
         let mut all = Ok(Vec::new());
         for vm in self.plan.groups[group].vms.clone() {
             let writer = WriterId(self.plan.vms[vm].writer);
             let recovered = self.backup.groups[group].recovered.as_ref().expect("it is recovered");
             let like = recovered.images(usize::from(writer.0), journaled.get(writer));
             all = all.and_then(|mut all: Vec<Images>| {
-                all.push(read_disks(&mut of, writer, &like)?);
+                all.push(read_disks(of, writer, &like)?);
                 Ok(all)
             });
         }
-        self.backup.groups[group].group = Some(of);
         checked?;
-        let all = all?;
-        for (vm, disks) in self.plan.groups[group].vms.clone().into_iter().zip(&all) {
-            self.check_rows(vm, disks)?;
-        }
-        Ok(all)
+        all
     }
 
     /// What is left of the old site: its guests and daemons are stopped for good.
@@ -292,20 +296,19 @@ impl World {
         now.slow_factor = before.slow_factor;
     }
 
-    /// The server has opened a group: what is pinned is held before the first fold.
-    pub(crate) fn hold_seeded(&mut self, group: usize) -> Checked {
-        let slot = &mut self.backup.groups[group];
-        let (Some(point), Some(of)) = (slot.seeded.clone(), &mut slot.group) else { return Ok(()) };
-        match of.hold(&point, SEEDED) {
-            Ok(hold) => {
-                slot.hold(point, hold);
+    /// The server has opened a group, and holds what was seeded.
+    pub(crate) fn holds_seeded(&mut self, group: usize, seeded: Option<Seeded>) -> Checked {
+        match seeded {
+            None => Ok(()),
+            Some(Ok((point, hold))) => {
+                self.backup.groups[group].hold(point, hold);
                 Ok(())
             }
-            Err(error) if of.broken().is_some() || !of.accepts() => {
+            Some(Err((error, true))) => {
                 note!(self, "group {group}: what was seeded cannot be held now: {error}");
                 Ok(())
             }
-            Err(error) => {
+            Some(Err((error, false))) => {
                 fail(Checker::Past, format!("group {group}: what was seeded is lost: {error}"))
             }
         }

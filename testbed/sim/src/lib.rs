@@ -39,6 +39,7 @@ pub mod failure;
 pub mod faults;
 pub mod files;
 pub mod gate;
+pub(crate) mod group_driver;
 mod growing;
 pub mod guest;
 pub mod hearsay;

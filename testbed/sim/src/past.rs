@@ -40,13 +40,11 @@ impl World {
         if self.is_past_spoilt {
             return Ok(());
         }
-        let Some(mut of) = self.backup.groups[group].group.take() else { return Ok(()) };
-        let result = self.check_kept(group).and_then(|()| self.ask_past(group, &mut of, true));
-        let slot = &mut self.backup.groups[group];
-        slot.outputs_now(of.take_outputs());
-        slot.group = Some(of);
+        let asked = self.with_open(group, |world, of| {
+            world.check_kept(group).and_then(|()| world.ask_past(group, of, true))
+        });
         self.wake_group_now(group);
-        result
+        asked.unwrap_or(Ok(()))
     }
 
     /// Asks for times that were asked for before, and, if `anew`, for others.

@@ -152,20 +152,16 @@ impl World {
         if self.is_past_spoilt {
             return Ok(());
         }
-        let Some(mut of) = self.backup.groups[group].group.take() else { return Ok(()) };
-        let result = match of.pin() {
-            Ok(pin) if self.backup.groups[group].recovered.is_none() => {
-                self.backup.groups[group].shown = true;
-                self.check_pinned(group, &pin)
+        let pinned = self.with_open(group, |world, of| match of.pin() {
+            Ok(pin) if world.backup.groups[group].recovered.is_none() => {
+                world.backup.groups[group].shown = true;
+                world.check_pinned(group, &pin)
             }
             // The disk may be full or fail; initialising has nothing to show.
             _ => Ok(()),
-        };
-        let slot = &mut self.backup.groups[group];
-        slot.outputs_now(of.take_outputs());
-        slot.group = Some(of);
+        });
         self.wake_group_now(group);
-        result
+        pinned.unwrap_or(Ok(()))
     }
 
     fn check_pinned(&mut self, group: usize, pin: &Pin<MemoryFile>) -> Checked {
@@ -309,7 +305,11 @@ impl World {
             return Ok(());
         }
         let dead = self.is_dead(group);
-        let Some(of) = &mut self.backup.groups[group].group else {
+        if let Some(run) = &mut self.backup.groups[group].run {
+            run.at(now, |state, driver| state.prepare_recovery(now, driver));
+        }
+        self.group_has_run(group)?;
+        let Some(of) = self.backup.groups[group].group_mut() else {
             self.wake_group_now(group);
             self.schedule.after(200 * MS, Event::Recover { group });
             return Ok(());
@@ -348,7 +348,7 @@ impl World {
         note!(self, "group {group} is recovered: cut {cut} epoch {epoch}");
         // What was acknowledged right before it, and the refusals that follow it.
         let slot = &mut self.backup.groups[group];
-        let outputs = slot.group.as_mut().expect("has just been recovered").take_outputs();
+        let outputs = slot.group_mut().expect("has just been recovered").take_outputs();
         slot.outputs_now(outputs);
         self.send_outputs(group)?;
         self.check_cut(group, &cut)?;
@@ -357,15 +357,15 @@ impl World {
         check(cut.covers(&slot.told), Checker::AckDurable, || {
             format!("group {group} is recovered at {cut}, committed was {}", slot.told)
         })?;
-        let mut of = slot.group.take().expect("has just been recovered");
-        if let Some(recovery) = of.recovery() {
-            self.check_served(group, &recovery)?;
-            self.check_exposed(group, &recovery, of.policies())?;
-        }
-        let images = self.check_images(group, &mut of, &cut);
+        let images = self.with_open(group, |world, of| {
+            if let Some(recovery) = of.recovery() {
+                world.check_served(group, &recovery)?;
+                world.check_exposed(group, &recovery, of.policies())?;
+            }
+            world.check_images(group, of, &cut)
+        });
+        let base = images.expect("has just been recovered")?;
         let slot = &mut self.backup.groups[group];
-        slot.group = Some(of);
-        let base = images?;
         let log = vec![Vec::new(); base.len()];
         slot.recovered = Some(Recovered { epoch, flushed: cut.clone(), cut, base, log });
         self.schedule.after(MS, Event::BackupGuest { group });
@@ -399,9 +399,10 @@ impl World {
         let byte = self.rng.number() as u8;
         let flush = self.rng.chance(1, 4);
         let slot = &mut self.backup.groups[group];
-        let (Some(of), Some(recovered)) = (&mut slot.group, &mut slot.recovered) else {
+        let Some(of) = slot.run.as_mut().and_then(|run| run.state.group_mut()) else {
             return Ok(());
         };
+        let Some(recovered) = &mut slot.recovered else { return Ok(()) };
         let key = DiskKey { writer, disk: DiskId(disk as u16) };
         let data = vec![if zero { 0 } else { byte }; len as usize];
         let effect = if zero {

@@ -74,9 +74,15 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
     Outcome { seed, failure, counts, hash, tail: world.trace.into_tail() }
 }
 
+/// The longest that a world lives, in its own seconds.
+const LIVE_MAX_S: u64 = 600;
+
 fn live(world: &mut World, options: &Options) -> Checked {
     world.boot()?;
-    while world.counts.events < options.steps + world.more_steps {
+    // Where nobody is left to do anything, events are few.
+    while world.counts.events < options.steps + world.more_steps
+        && world.schedule.now_ns() < LIVE_MAX_S * S
+    {
         world.step()?;
     }
     world.heal()?;
@@ -105,7 +111,7 @@ fn comes_back(world: &mut World) -> Checked {
     while let Some(why) = &restless {
         let late = world.schedule.now_ns() >= until;
         check(!late, Checker::ComesBack, || {
-            let stalls = world.backup.groups.iter().filter_map(|slot| slot.group.as_ref());
+            let stalls = world.backup.groups.iter().filter_map(crate::backup::GroupSlot::group);
             let now = world.backup_now();
             let stalls: Vec<_> = stalls.filter_map(|group| group.status(now).stalled).collect();
             format!("{patience_s} s after the faults: {why} {stalls:?}")

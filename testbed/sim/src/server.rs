@@ -37,10 +37,18 @@ pub(crate) enum Input {
 impl Input {
     pub(crate) fn bytes(&self) -> usize {
         match self {
-            Input::Frame(_, Frame::Record(_, record)) => record.encoded_len(),
-            Input::Frame(_, Frame::Part(_, part)) => part.data.len(),
+            Input::Frame(_, frame) => bytes_of(frame),
             _ => 64,
         }
+    }
+}
+
+/// The bytes of a frame that waits, or as many for each small one.
+pub(crate) fn bytes_of(frame: &Frame) -> usize {
+    match frame {
+        Frame::Record(_, record) => record.encoded_len(),
+        Frame::Part(_, part) => part.data.len(),
+        Frame::Control(..) => 64,
     }
 }
 

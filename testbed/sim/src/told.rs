@@ -109,7 +109,7 @@ impl World {
         })?;
         if !slot.told.covers(&committed) {
             slot.told.merge(&committed);
-            let newest = slot.group.as_ref().map(|of| of.state().newest_effective());
+            let newest = slot.group().map(|of| of.state().newest_effective());
             slot.told_at.extend(newest.map(|newest| (newest, slot.told.clone())));
         }
         slot.told_watermark = slot.told_watermark.max(*watermark);

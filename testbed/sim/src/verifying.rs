@@ -303,7 +303,7 @@ impl World {
             return;
         }
         let slot = &mut self.backup.groups[group];
-        let Some(of) = &mut slot.group else { return };
+        let Some(of) = slot.run.as_mut().and_then(|run| run.state.group_mut()) else { return };
         let key = DiskKey { writer, disk: byte.disk };
         let Some(spec) = of.manifest().disk(writer, byte.disk).cloned() else { return };
         let path = of.manifest().image_path(writer, &spec);

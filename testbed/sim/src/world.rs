@@ -1,7 +1,7 @@
 //! Everything that is simulated, and the one loop that moves it: an event, what follows from it,
 //! the checkers.
 
-use crate::backup::{Backup, FoldEnd};
+use crate::backup::{Backup, JobDone};
 use crate::disk::LocalDisk;
 use crate::failure::Checked;
 use crate::faults::Later;
@@ -92,10 +92,8 @@ pub enum Event {
     Group { group: usize, boot: Run },
     /// Its sync has ended.
     Synced { group: usize, boot: Run },
-    /// The fold looks.
-    Fold { group: usize, boot: Run },
-    /// The fold has ended.
-    FoldDone { group: usize, boot: Run, end: Box<FoldEnd> },
+    /// A job beside a group's loop has ended.
+    JobDone { group: usize, boot: Run, end: Box<JobDone> },
     /// Something goes wrong.
     Fault,
     /// It is over, or goes on: see [`crate::faults`].
@@ -406,9 +404,6 @@ impl World {
         for vm in (0..self.vms.len()).filter(|vm| self.plan.is_member(*vm)).collect::<Vec<_>>() {
             self.boot_guest(vm)?;
         }
-        for group in 0..self.plan.groups.len() {
-            self.schedule_fold(group);
-        }
         if let Some(percent) = self.plan.narrow.and_then(|narrow| narrow.from_start) {
             self.begin_squeeze(percent, false);
         }
@@ -526,8 +521,7 @@ impl World {
             }
             Event::Group { group, boot } => self.group_event(group, boot),
             Event::Synced { group, boot } => self.synced(group, boot),
-            Event::Fold { group, boot } => self.fold(group, boot),
-            Event::FoldDone { group, boot, end } => self.fold_done(group, boot, *end),
+            Event::JobDone { group, boot, end } => self.job_done(group, boot, *end),
             Event::Fault => self.fault(),
             Event::After(later) => self.later_event(later),
             Event::Recover { group } => self.recover(group),

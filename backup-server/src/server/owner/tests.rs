@@ -1,14 +1,17 @@
 //! Connections that ask for much work share a group's thread with others.
 
-use super::deferred::TURN_WORK_BYTES;
 use super::*;
 use crate::server::inbox::{BeaconRoom, FramesRoom};
+use crate::server::outbox::Outbox;
+use std::time::Duration;
 use tidelock_protocol::frame::Frame;
 use tidelock_protocol::ids::{
     Channel, DiskId, Epoch, Incarnation, MonoNanos, Nonce, RunId, WriterId,
 };
 use tidelock_protocol::limits;
-use tidelock_protocol::message::{DiskSpec, LastRun, Mode, Role, Writing};
+use tidelock_protocol::message::{Attach, DiskSpec, LastRun, Message, Mode, Role, Writing};
+use tidelock_replica::group::{ConnectionId, Link};
+use tokio::sync::oneshot;
 
 const LINK: Link = Link { connection: ConnectionId(1), channel: Channel(1) };
 const CHECKS: u64 = 40;
@@ -62,6 +65,12 @@ fn compared(messages: &[Message]) -> Vec<u64> {
     messages.iter().filter_map(offset).collect()
 }
 
+impl Owner {
+    fn turns(&mut self) {
+        self.state.turn(clock::now(), &mut self.driver);
+    }
+}
+
 struct Attached {
     owner: Owner,
     outbox: Arc<Outbox>,
@@ -76,18 +85,18 @@ impl Attached {
         let options = GroupOptions::default();
         let mut owner = Owner::new("g", &group, &snapshots, options, 1 << 20, reserve);
         let outbox = Arc::new(Outbox::default());
-        let permit = owner.inbox.room_for(1).await.unwrap();
+        let permit = owner.driver.inbox.room_for(1).await.unwrap();
         let (host, attach, to) = ("host-a".to_owned(), attach(), Arc::clone(&outbox));
         owner.handle(Event::Attach { link: LINK, host, attach, outbox: to, permit });
-        owner.turn();
+        owner.turns();
         let answer = sent(&outbox).await;
         assert!(answer.iter().any(|of| matches!(of, Message::Attached(_))), "{answer:?}");
         Self { owner, outbox, _dir: dir }
     }
 
     async fn floods(&mut self) {
-        let bytes = self.owner.inbox.room_for(CHECKS * 60).await.unwrap();
-        self.owner.worked.clear();
+        let bytes = self.owner.driver.inbox.room_for(CHECKS * 60).await.unwrap();
+        self.owner.state.begin_turn();
         let room = FramesRoom { bytes, work: None };
         self.owner.handle(Event::Frames { link: LINK, frames: checks(), room });
     }
@@ -101,17 +110,17 @@ async fn beacons_do_not_wait_for_all_the_checks_that_arrived_before_them() {
     let permit = BeaconRoom::default().take().unwrap();
     of.owner.handle(Event::Beacon { link: LINK, sent_at: MonoNanos(7), permit });
     of.owner.handle(Event::ConnectionLost(LINK.connection));
-    of.owner.turn();
+    of.owner.turns();
     let first = sent(&of.outbox).await;
     assert!(first.contains(&Message::Lease { sent_at: MonoNanos(7) }), "{first:?}");
     let mut all = compared(&first);
     assert!((1..=3).contains(&all.len()), "{all:?}");
     // The rest follows by itself, in order, and the end of the connection comes after it.
     let mut turns = 1;
-    while of.owner.timeout() == Some(Duration::ZERO) {
-        assert!(of.owner.outboxes.contains_key(&LINK.connection));
-        of.owner.worked.clear();
-        of.owner.turn();
+    while of.owner.state.timeout(clock::now()) == Some(Duration::ZERO) {
+        assert!(of.owner.driver.outboxes.contains_key(&LINK.connection));
+        of.owner.state.begin_turn();
+        of.owner.turns();
         all.extend(compared(&sent(&of.outbox).await));
         turns += 1;
     }
@@ -121,7 +130,7 @@ async fn beacons_do_not_wait_for_all_the_checks_that_arrived_before_them() {
         all.len() as u64 + 3 > CHECKS && all.iter().copied().eq(0..all.len() as u64),
         "{all:?}"
     );
-    assert!(of.owner.deferred.is_empty() && of.owner.outboxes.is_empty());
+    assert!(!of.owner.state.has_waiting() && of.owner.driver.outboxes.is_empty());
 }
 
 #[tokio::test]
@@ -136,8 +145,7 @@ async fn a_recovery_takes_what_arrived_and_compares_nothing_for_it() {
         done,
     });
     assert!(answer.await.unwrap().is_err());
-    assert!(of.owner.deferred.is_empty());
-    assert!(of.owner.worked.get(&LINK.connection).is_none_or(|bytes| *bytes <= TURN_WORK_BYTES));
-    of.owner.turn();
+    assert!(!of.owner.state.has_waiting());
+    of.owner.turns();
     assert_eq!(compared(&sent(&of.outbox).await).len() as u64, CHECKS, "each has its answer");
 }

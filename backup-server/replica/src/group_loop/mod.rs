@@ -1,0 +1,382 @@
+//! The loop of one group at the backup, sans-I/O: its state is touched here alone.
+//!
+//! ```text
+//!  Absent ──attach──▶ Live ◀──opened── Broken
+//!                      └──journal failed──▶
+//! ```
+//!
+//! The driver tells what has arrived, in order, and then lets the loop take its [`turn`](GroupLoop::turn): the group
+//! writes all of it as one batch, syncs, and sends what follows from that. The next batch forms meanwhile: group commit
+//! without a timer. Only what has to be tried again (no room, a failed disk) is tried once a second.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | this | opening, breaking down, turns |
+//! | `waiting` | frames, attachments and guests' writes that the group has not taken yet |
+//! | `jobs` | work that is done beside the loop: folds, indexes, verification, compression |
+
+mod jobs;
+mod waiting;
+
+pub use jobs::{Job, JobEnd};
+pub use waiting::{GuestRequest, work_bytes};
+
+use crate::group::{
+    ConnectionId, Group, GroupCreateError, GroupError, GroupOptions, Link, Now, Output,
+    RecoverError,
+};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::time::Duration;
+use tidelock_protocol::frame::Frame;
+use tidelock_protocol::ids::MonoNanos;
+use tidelock_protocol::message::{Attach, RefusalKind};
+use tidelock_storage::Storage;
+use tidelock_store::journal::TornTail;
+use waiting::{Guests, Waiting};
+
+const RETRY_MS: u64 = 1000;
+
+/// The surroundings of a group's loop.
+pub trait Driver {
+    /// The directory that the group is kept in.
+    type Storage: Storage;
+    /// Room for frames that wait: given back when it is dropped.
+    type Room;
+    /// The way back of an attachment.
+    type Outbox;
+    /// The way back of a guest's write.
+    type Done;
+
+    /// The group's directory; it need not exist yet.
+    fn storage(&self) -> Self::Storage;
+    /// Whether a group is kept there.
+    fn exists(&self) -> bool;
+    /// Makes the directory, durably.
+    fn make_directory(&mut self) -> io::Result<()>;
+    /// No group came of it: removes the directory if it is empty.
+    fn remove_directory(&mut self);
+    /// The group was opened, or created. `torn`: the end of the journal that was cut off.
+    fn opened(&mut self, group: &mut Group<Self::Storage>, torn: Option<TornTail>);
+    /// The group does not work for this reason, which may have been told before.
+    fn broke(&mut self, reason: &str);
+    /// A turn's end: work that concerns no host.
+    fn tend(&mut self, group: &mut Group<Self::Storage>, now: Now);
+    /// A connection has its first member here.
+    fn enter(&mut self, connection: ConnectionId, outbox: Self::Outbox);
+    /// A connection is gone.
+    fn leave(&mut self, connection: ConnectionId);
+    /// An attachment came to nothing.
+    fn refuse(&mut self, link: Link, outbox: Self::Outbox, kind: RefusalKind, reason: String);
+    /// A message for a member, or an output of the group to a link that is refused.
+    fn send(&mut self, output: Output);
+    /// A guest of a recovered group has its answer.
+    fn answer(&mut self, done: Self::Done, result: io::Result<()>);
+    /// A job is to be done beside the loop, and its end told by [`GroupLoop::job_done`].
+    fn begin(&mut self, generation: u64, job: Job<Self::Storage>);
+    /// The group is about to be given this frame (for checkers).
+    fn observe_frame(&mut self, _: Link, _: &Frame, _: &Group<Self::Storage>) {}
+    /// The group has taken it, or not.
+    fn observe_taken(&mut self, _is_taken: bool) {}
+}
+
+enum Phase<S: Storage> {
+    /// There is no group yet.
+    Absent,
+    Live(Box<Group<S>>),
+    Broken {
+        kind: RefusalKind,
+        reason: String,
+        retry_at: MonoNanos,
+    },
+}
+
+/// The loop of one group.
+pub struct GroupLoop<D: Driver> {
+    /// For the log.
+    name: String,
+    options: GroupOptions,
+    phase: Phase<D::Storage>,
+    /// How often the group was opened. A job belongs to one opening.
+    generation: u64,
+    connections: BTreeSet<ConnectionId>,
+    /// By connection, in order. None of them is empty.
+    waiting: BTreeMap<ConnectionId, VecDeque<Waiting<D>>>,
+    /// Work of this turn, by the connection that has caused it.
+    worked: BTreeMap<ConnectionId, u64>,
+    guests: Guests<D::Done>,
+    job_not_before: Option<MonoNanos>,
+    /// The connection by which each member was attached last, before the group broke.
+    attached_by: BTreeMap<String, ConnectionId>,
+}
+
+impl<D: Driver> GroupLoop<D> {
+    /// A loop that has not looked yet whether its group exists.
+    #[must_use]
+    pub fn new(name: &str, options: GroupOptions) -> Self {
+        Self {
+            name: name.to_owned(),
+            options,
+            phase: Phase::Absent,
+            generation: 0,
+            connections: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            worked: BTreeMap::new(),
+            guests: Guests::default(),
+            job_not_before: None,
+            attached_by: BTreeMap::new(),
+        }
+    }
+
+    /// The group, while it works.
+    #[must_use]
+    pub fn group(&self) -> Option<&Group<D::Storage>> {
+        match &self.phase {
+            Phase::Live(group) => Some(group),
+            Phase::Absent | Phase::Broken { .. } => None,
+        }
+    }
+
+    /// The group, while it works, for whatever an operator asks of it.
+    pub fn group_mut(&mut self) -> Option<&mut Group<D::Storage>> {
+        match &mut self.phase {
+            Phase::Live(group) => Some(group),
+            Phase::Absent | Phase::Broken { .. } => None,
+        }
+    }
+
+    /// Why the group does not work, if it does not.
+    #[must_use]
+    pub fn broken_because(&self) -> Option<&str> {
+        match &self.phase {
+            Phase::Broken { reason, .. } => Some(reason),
+            Phase::Absent | Phase::Live(_) => None,
+        }
+    }
+
+    /// Why there is no group to ask.
+    #[must_use]
+    pub fn unavailable(&self) -> RecoverError {
+        match &self.phase {
+            Phase::Broken { reason, .. } => RecoverError::Journal(reason.clone()),
+            Phase::Absent | Phase::Live(_) => RecoverError::Group(GroupError::Unknown),
+        }
+    }
+
+    /// Whether the group has not taken all that has arrived.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty() || self.guests.wait()
+    }
+
+    /// How often the group was opened.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// True if no group came of it, and nobody is connected.
+    #[must_use]
+    pub fn came_to_nothing(&self) -> bool {
+        matches!(self.phase, Phase::Absent) && self.connections.is_empty()
+    }
+
+    /// Opens the group if it exists.
+    pub fn open(&mut self, now: Now, driver: &mut D) {
+        self.generation += 1;
+        if !driver.exists() {
+            self.phase = Phase::Absent;
+            return;
+        }
+        match Group::open(driver.storage(), now, self.options.clone()) {
+            Ok(None) => self.phase = Phase::Absent,
+            Ok(Some((mut group, torn))) => {
+                group.was_attached_by(std::mem::take(&mut self.attached_by));
+                driver.opened(&mut group, torn);
+                self.phase = Phase::Live(Box::new(group));
+            }
+            Err(error) => {
+                self.break_down(error.refusal_kind(), error.to_string(), now, driver);
+            }
+        }
+    }
+
+    /// Whatever it has failed by may be over, and a disaster does not wait for the next attempt.
+    pub fn open_if_broken(&mut self, now: Now, driver: &mut D) {
+        if matches!(self.phase, Phase::Broken { .. }) {
+            self.open(now, driver);
+        }
+    }
+
+    /// A recovery is about to be asked for: the group is open, if that is possible, and has every record that has arrived.
+    pub fn prepare_recovery(&mut self, now: Now, driver: &mut D) {
+        self.open_if_broken(now, driver);
+        self.take_all_waiting(now, driver);
+    }
+
+    fn break_down(&mut self, kind: RefusalKind, reason: String, now: Now, driver: &mut D) {
+        driver.broke(&reason);
+        self.drop_waiting(&reason, driver);
+        if let Phase::Live(group) = &self.phase {
+            self.attached_by.clone_from(group.attached_by());
+        }
+        let retry_at = now.mono.plus_ms(RETRY_MS);
+        self.phase = Phase::Broken { kind, reason, retry_at };
+    }
+
+    fn tick(&mut self, now: Now) {
+        if let Phase::Live(group) = &mut self.phase {
+            group.tick(now);
+        }
+    }
+
+    /// A beacon. It does not wait behind frames that the group cannot take.
+    pub fn beacon(&mut self, link: Link, sent_at: MonoNanos, now: Now) {
+        self.tick(now);
+        let is_ahead = self.has_frames_waiting(link);
+        if let Phase::Live(group) = &mut self.phase {
+            match is_ahead {
+                false => group.beacon(now, link, sent_at),
+                true => group.beacon_ahead(now, link, sent_at),
+            }
+        }
+    }
+
+    fn attach(
+        &mut self,
+        link: Link,
+        host: &str,
+        attach: &Attach,
+        outbox: D::Outbox,
+        now: Now,
+        driver: &mut D,
+    ) {
+        if matches!(self.phase, Phase::Absent) {
+            // It may have been put there since.
+            self.open(now, driver);
+        }
+        if matches!(self.phase, Phase::Absent)
+            && let Err((kind, reason)) = self.create(host, attach, now, driver)
+        {
+            return driver.refuse(link, outbox, kind, reason);
+        }
+        match &mut self.phase {
+            Phase::Live(group) => {
+                self.connections.insert(link.connection);
+                driver.enter(link.connection, outbox);
+                group.attach(now, link, host, attach);
+            }
+            Phase::Broken { kind, reason, .. } => {
+                driver.refuse(link, outbox, *kind, reason.clone());
+            }
+            Phase::Absent => {
+                let reason = "the group was not created".into();
+                driver.refuse(link, outbox, RefusalKind::Stopping, reason);
+            }
+        }
+    }
+
+    fn create(
+        &mut self,
+        host: &str,
+        attach: &Attach,
+        now: Now,
+        driver: &mut D,
+    ) -> Result<(), (RefusalKind, String)> {
+        let made = driver.make_directory();
+        made.map_err(|e| (RefusalKind::Stopping, format!("the group's directory: {e}")))?;
+        match Group::create(driver.storage(), host, attach, now, self.options.clone()) {
+            Ok(mut group) => {
+                tracing::info!(group = self.name, host, "created");
+                driver.opened(&mut group, None);
+                self.phase = Phase::Live(Box::new(group));
+                Ok(())
+            }
+            Err(error) => {
+                if let GroupCreateError::Group(error) = &error {
+                    tracing::error!(group = self.name, "not created: {error}");
+                }
+                // Empty unless something went wrong half-way, and then it is cleared next time.
+                driver.remove_directory();
+                Err(error.refusal())
+            }
+        }
+    }
+
+    fn lose(&mut self, connection: ConnectionId, driver: &mut D) {
+        if let Phase::Live(group) = &mut self.phase {
+            group.connection_lost(connection);
+        }
+        self.connections.remove(&connection);
+        driver.leave(connection);
+    }
+
+    /// A new batch begins: each connection may cause work again.
+    pub fn begin_turn(&mut self) {
+        self.worked.clear();
+    }
+
+    /// The consequences of a batch of events.
+    pub fn turn(&mut self, now: Now, driver: &mut D) {
+        if let Phase::Broken { retry_at, .. } = &self.phase
+            && now.mono >= *retry_at
+        {
+            self.open(now, driver);
+        }
+        if let Phase::Live(group) = &mut self.phase {
+            group.retry();
+        }
+        self.take_waiting(now, driver);
+        self.commit(driver);
+        self.send_outputs(driver);
+        if let Phase::Live(group) = &mut self.phase {
+            driver.tend(group, now);
+            group.tend_damage(now);
+        }
+        self.begin_job(now, driver);
+        let broken = self.group().and_then(|group| group.broken().map(str::to_owned));
+        if let Some(reason) = broken {
+            self.break_down(RefusalKind::Stopping, reason, now, driver);
+        }
+    }
+
+    /// The time after which a turn is due although nothing arrives.
+    #[must_use]
+    pub fn timeout(&self, now: Now) -> Option<Duration> {
+        if self.waiting.keys().any(|connection| self.has_worked(*connection)) {
+            return Some(Duration::ZERO);
+        }
+        let pause = self.group().and_then(|group| group.is_compressing(now));
+        let must_retry = match &self.phase {
+            Phase::Broken { .. } => true,
+            Phase::Live(group) => {
+                let waits = group.is_scrubbing() || group.fold_is_paced(now);
+                !group.accepts() || waits || pause.is_some()
+            }
+            Phase::Absent => false,
+        };
+        let must_retry = must_retry || self.job_not_before.is_some() || self.has_waiting();
+        // The pause after a small segment is short; when it is over, all else is waited for.
+        let pause = pause.filter(|pause| *pause > 0).map(Duration::from_nanos);
+        let retry = Duration::from_millis(RETRY_MS);
+        must_retry.then(|| pause.map_or(retry, |pause| pause.min(retry)))
+    }
+
+    fn send_outputs(&mut self, driver: &mut D) {
+        let Phase::Live(group) = &mut self.phase else { return };
+        for notice in group.take_notices() {
+            tracing::warn!(group = self.name, "{notice}");
+        }
+        group.take_outputs().into_iter().for_each(|output| driver.send(output));
+    }
+
+    /// The server stops: the group has all that has arrived, and is closed.
+    pub fn stop(&mut self, now: Now, driver: &mut D) {
+        self.take_all_waiting(now, driver);
+        self.turn(now, driver);
+        if let Phase::Live(group) = &mut self.phase {
+            group.close();
+        }
+        self.send_outputs(driver);
+    }
+}

@@ -1,0 +1,335 @@
+//! Events that the group has not taken yet. Each connection has a queue of its own, so that the work that one of them
+//! asks for keeps no other from the group: what exceeds [`TURN_WORK_BYTES`] in a turn waits, in order, and beacons and
+//! records of other hosts are taken in between.
+
+use super::{Driver, GroupLoop, Phase};
+use crate::group::{ConnectionId, GuestEffect, Link, Now};
+use std::collections::VecDeque;
+use std::io;
+use tidelock_protocol::frame::Frame;
+use tidelock_protocol::ids::WriterId;
+use tidelock_protocol::limits;
+use tidelock_protocol::message::{Attach, Message, RefusalKind};
+use tidelock_store::extents::DiskKey;
+
+/// Work that one connection may cause in a turn, beyond storing its records ([`work_bytes`]).
+pub(super) const TURN_WORK_BYTES: u64 = 2 * limits::DIGEST_CHUNK_MAX_BYTES as u64;
+/// Guests' writes that no flush has covered are made durable at this point anyway, so that they
+/// can be folded.
+const UNSYNCED_MAX_BYTES: u64 = 64 << 20;
+
+/// An event of one connection that the group has not taken yet.
+pub(super) enum Waiting<D: Driver> {
+    Frames {
+        link: Link,
+        frames: VecDeque<Frame>,
+        _room: D::Room,
+    },
+    /// An attachment behind frames that were sent before it.
+    Attach {
+        link: Link,
+        host: String,
+        attach: Box<Attach>,
+        outbox: D::Outbox,
+    },
+    /// The end of the connection, likewise.
+    Lost,
+}
+
+/// A request of a recovered group's guest.
+pub enum GuestRequest {
+    /// A write or zeroing.
+    Write {
+        /// The disk.
+        key: DiskKey,
+        /// The first byte.
+        offset: u64,
+        /// The content.
+        effect: GuestEffect,
+        /// Answer when it is durable, not only when it is readable.
+        durable: bool,
+    },
+    /// All writes of this writer that were answered are to be durable.
+    Flush(WriterId),
+}
+
+/// Requests of guests of a recovered group.
+pub(super) struct Guests<Done> {
+    /// The group has not taken them yet.
+    queue: VecDeque<(GuestRequest, Done)>,
+    /// It has, and they have no answer yet. True: as soon as they are durable.
+    unanswered: Vec<(Done, bool)>,
+    unsynced_bytes: u64,
+}
+
+impl<Done> Default for Guests<Done> {
+    fn default() -> Self {
+        Self { queue: VecDeque::new(), unanswered: Vec::new(), unsynced_bytes: 0 }
+    }
+}
+
+impl<Done> Guests<Done> {
+    pub(super) fn wait(&self) -> bool {
+        !self.queue.is_empty()
+    }
+}
+
+impl<D: Driver> GroupLoop<D> {
+    /// A member is to be attached.
+    pub fn attach_in_order(
+        &mut self,
+        link: Link,
+        host: String,
+        attach: Box<Attach>,
+        outbox: D::Outbox,
+        now: Now,
+        driver: &mut D,
+    ) {
+        let waiting = Waiting::Attach { link, host, attach, outbox };
+        self.in_order(link.connection, waiting, now, driver);
+    }
+
+    /// A connection is gone.
+    pub fn connection_lost(&mut self, connection: ConnectionId, now: Now, driver: &mut D) {
+        self.in_order(connection, Waiting::Lost, now, driver);
+    }
+
+    /// Frames of one attached member, in order.
+    pub fn frames(
+        &mut self,
+        link: Link,
+        frames: VecDeque<Frame>,
+        room: D::Room,
+        now: Now,
+        driver: &mut D,
+    ) {
+        self.tick(now);
+        let waiting = self.waiting.entry(link.connection).or_default();
+        waiting.push_back(Waiting::Frames { link, frames, _room: room });
+        self.take_waiting_of(link.connection, now, driver);
+    }
+
+    /// A request of a recovered group's guest.
+    pub fn guest(&mut self, request: GuestRequest, done: D::Done, now: Now, driver: &mut D) {
+        self.tick(now);
+        self.guests.queue.push_back((request, done));
+        self.take_guests(now, driver);
+    }
+
+    /// `true` if the group has not taken all frames of this link yet.
+    pub(super) fn has_frames_waiting(&self, link: Link) -> bool {
+        let mut waiting = self.waiting.get(&link.connection).into_iter().flatten();
+        waiting.any(|one| matches!(one, Waiting::Frames { link: other, .. } if *other == link))
+    }
+
+    /// `true` once the connection has caused as much work as it may in this turn.
+    pub(super) fn has_worked(&self, connection: ConnectionId) -> bool {
+        self.worked.get(&connection).is_some_and(|bytes| *bytes >= TURN_WORK_BYTES)
+    }
+
+    /// Gives the group what it can take, for each connection in order.
+    pub(super) fn take_waiting(&mut self, now: Now, driver: &mut D) {
+        let connections: Vec<_> = self.waiting.keys().copied().collect();
+        for connection in connections {
+            self.take_waiting_of(connection, now, driver);
+        }
+        self.take_guests(now, driver);
+    }
+
+    /// Gives the group what it can take of one connection.
+    fn take_waiting_of(&mut self, connection: ConnectionId, now: Now, driver: &mut D) {
+        while !self.has_worked(connection) {
+            let Some(waiting) = self.waiting.get_mut(&connection) else { return };
+            match waiting.front_mut() {
+                None => {
+                    self.waiting.remove(&connection);
+                    return;
+                }
+                Some(Waiting::Frames { link, frames, .. }) => {
+                    let link = *link;
+                    let Some(frame) = frames.pop_front() else {
+                        waiting.pop_front();
+                        continue;
+                    };
+                    let Phase::Live(group) = &mut self.phase else { continue };
+                    let work = work_bytes(&frame);
+                    driver.observe_frame(link, &frame, group);
+                    let back = group.receive(now, link, frame);
+                    driver.observe_taken(back.is_none());
+                    if let Some(back) = back {
+                        frames.push_front(back);
+                        return self.take_others_of(connection, now, driver);
+                    }
+                    *self.worked.entry(connection).or_default() += work;
+                }
+                Some(Waiting::Attach { .. } | Waiting::Lost) => {
+                    if let Some(other) = waiting.pop_front() {
+                        self.take_other(connection, other, now, driver);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives the group all that it can take, whatever the work: checks are answered without it.
+    pub(super) fn take_all_waiting(&mut self, now: Now, driver: &mut D) {
+        if let Phase::Live(group) = &mut self.phase {
+            for one in self.waiting.values_mut().flatten() {
+                if let Waiting::Frames { link, frames, .. } = one {
+                    frames.retain(|frame| !group.decline_check(*link, frame));
+                }
+            }
+        }
+        while !self.waiting.is_empty() {
+            self.worked.clear();
+            let before = self.waiting_frames();
+            self.take_waiting(now, driver);
+            if self.waiting_frames() == before {
+                // It does not accept.
+                return;
+            }
+        }
+    }
+
+    /// The group does not accept frames for now: attachments and ends of connections do not wait for that.
+    fn take_others_of(&mut self, connection: ConnectionId, now: Now, driver: &mut D) {
+        let Some(waiting) = self.waiting.get_mut(&connection) else { return };
+        let (frames, others): (VecDeque<_>, _) = std::mem::take(waiting)
+            .into_iter()
+            .partition(|one| matches!(one, Waiting::Frames { .. }));
+        *waiting = frames;
+        for other in others {
+            self.take_other(connection, other, now, driver);
+        }
+    }
+
+    fn waiting_frames(&self) -> usize {
+        let frames = self.waiting.values().flatten().map(|one| match one {
+            Waiting::Frames { frames, .. } => frames.len() + 1,
+            Waiting::Attach { .. } | Waiting::Lost => 1,
+        });
+        frames.sum()
+    }
+
+    /// Handles an attachment or the end of a connection after the frames that wait for their turn.
+    fn in_order(&mut self, connection: ConnectionId, event: Waiting<D>, now: Now, driver: &mut D) {
+        self.tick(now);
+        self.take_waiting_of(connection, now, driver);
+        let waits = self.has_worked(connection);
+        match self.waiting.get_mut(&connection) {
+            Some(waiting) if waits => waiting.push_back(event),
+            _ => self.take_other(connection, event, now, driver),
+        }
+    }
+
+    fn take_other(
+        &mut self,
+        connection: ConnectionId,
+        event: Waiting<D>,
+        now: Now,
+        driver: &mut D,
+    ) {
+        match event {
+            Waiting::Attach { link, host, attach, outbox } => {
+                self.attach(link, &host, &attach, outbox, now, driver);
+            }
+            Waiting::Lost => self.lose(connection, driver),
+            Waiting::Frames { .. } => unreachable!("frames are taken one by one"),
+        }
+    }
+
+    /// The group does not work: nothing that waits is taken.
+    pub(super) fn drop_waiting(&mut self, reason: &str, driver: &mut D) {
+        self.guests.queue.clear();
+        for (done, _) in self.guests.unanswered.drain(..) {
+            driver.answer(done, Err(io::Error::other(reason.to_owned())));
+        }
+        for (connection, waiting) in std::mem::take(&mut self.waiting) {
+            for one in waiting {
+                match one {
+                    Waiting::Attach { link, outbox, .. } => {
+                        driver.refuse(link, outbox, RefusalKind::Stopping, reason.to_owned());
+                    }
+                    Waiting::Lost => self.lose(connection, driver),
+                    Waiting::Frames { .. } => {}
+                }
+            }
+        }
+    }
+
+    fn take_guests(&mut self, now: Now, driver: &mut D) {
+        while !self.guests.queue.is_empty() {
+            let Phase::Live(group) = &mut self.phase else { return self.guests.queue.clear() };
+            if group.broken().is_none() && !group.accepts() {
+                return;
+            }
+            let Some((request, done)) = self.guests.queue.pop_front() else { return };
+            match request {
+                GuestRequest::Write { key, offset, effect, durable } => {
+                    let bytes = match &effect {
+                        GuestEffect::Write(data) => data.len() as u64,
+                        GuestEffect::Zero { .. } => 0,
+                    };
+                    if !group.guest_write(now, key, offset, effect) {
+                        driver.answer(done, Err(io::ErrorKind::PermissionDenied.into()));
+                        continue;
+                    }
+                    if durable {
+                        group.guest_flush(key.writer);
+                    }
+                    self.guests.unsynced_bytes += bytes + 64;
+                    self.guests.unanswered.push((done, durable));
+                }
+                GuestRequest::Flush(writer) => {
+                    group.guest_flush(writer);
+                    self.guests.unanswered.push((done, true));
+                }
+            }
+        }
+    }
+
+    /// Makes the batch durable. A recovered group's guests decide when something must be.
+    pub(super) fn commit(&mut self, driver: &mut D) {
+        let Phase::Live(group) = &mut self.phase else { return };
+        if group.recovery().is_none() {
+            group.flush();
+            return;
+        }
+        if !group.guest_written() {
+            return;
+        }
+        let guests = &mut self.guests;
+        let must_sync = guests.unanswered.iter().any(|(_, durable)| *durable)
+            || guests.unsynced_bytes >= UNSYNCED_MAX_BYTES;
+        if must_sync {
+            group.flush();
+            guests.unsynced_bytes = 0;
+        }
+        // If the flush found no room, those who wait go on waiting.
+        if group.accepts() {
+            for (done, _) in guests.unanswered.drain(..) {
+                driver.answer(done, Ok(()));
+            }
+        }
+    }
+}
+
+/// The work that a frame causes, as bytes that are read from the disk for it. The cost of records and parts of them is
+/// bounded by their own bytes.
+#[must_use]
+pub fn work_bytes(frame: &Frame) -> u64 {
+    const SMALL: u64 = 4 << 10;
+    const FILE: u64 = 1 << 20;
+    let Frame::Control(_, message) = frame else { return 0 };
+    match message {
+        Message::DigestCheck { len_bytes, .. } => {
+            SMALL + u64::from((*len_bytes).min(limits::DIGEST_CHUNK_MAX_BYTES))
+        }
+        // Maps are read, or a file is written and synced.
+        Message::ZeroCheck { .. }
+        | Message::ModeChanged { .. }
+        | Message::Policy(_)
+        | Message::ServesUnreached { .. } => FILE,
+        _ => SMALL,
+    }
+}

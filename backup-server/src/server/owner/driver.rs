@@ -1,0 +1,163 @@
+//! The surroundings of a group's loop: its directory, hosts' outboxes, and the thread beside it.
+
+use super::folder::Folder;
+use crate::server::inbox::{FramesRoom, Inbox};
+use crate::server::outbox::Outbox;
+use crate::server::past::Past;
+use crate::server::peer_log::peer_log;
+use crate::server::snapshots;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidelock_protocol::message::{Message, RefusalKind};
+use tidelock_replica::group::{ConnectionId, Group, Link, Now, Output};
+use tidelock_replica::group_loop::{Driver, Job};
+use tidelock_storage::files::Files;
+use tidelock_storage::reserve::Reserve;
+use tidelock_store::journal::TornTail;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+/// An outbox, and the bytes of the attachment that waits.
+pub(super) type AttachersOutbox = (Arc<Outbox>, OwnedSemaphorePermit);
+
+pub(super) struct ThreadDriver {
+    pub(super) group: Arc<str>,
+    pub(super) dir: PathBuf,
+    pub(super) snapshots_dir: PathBuf,
+    pub(super) reserve: Arc<Reserve>,
+    pub(super) inbox: Arc<Inbox>,
+    /// Of the group that is live.
+    pub(super) past: Option<Past>,
+    pub(super) outboxes: BTreeMap<ConnectionId, Arc<Outbox>>,
+    /// Who waits for the cut, by the group's number for it.
+    pub(super) covering: BTreeMap<u64, oneshot::Sender<Result<Vec<String>, String>>>,
+    pub(super) folder: Option<Folder>,
+    /// Of the views that were handed out since the group was opened.
+    pub(super) alive: Arc<AtomicBool>,
+    /// The reason that was logged last.
+    pub(super) broken_because: Option<String>,
+}
+
+impl ThreadDriver {
+    fn tell_covered(&mut self, group: &mut Group<Files>) {
+        if self.covering.is_empty() {
+            return;
+        }
+        for covered in group.take_covered() {
+            if let Some(done) = self.covering.remove(&covered.id) {
+                let _ = done.send(Ok(covered.without));
+            }
+        }
+        self.covering.retain(|_, done| !done.is_closed());
+    }
+}
+
+impl Driver for ThreadDriver {
+    type Storage = Files;
+    type Room = FramesRoom;
+    type Outbox = AttachersOutbox;
+    type Done = oneshot::Sender<io::Result<()>>;
+
+    fn storage(&self) -> Files {
+        Files::new(self.dir.clone()).with_reserve(Arc::clone(&self.reserve))
+    }
+
+    fn exists(&self) -> bool {
+        self.dir.join("group.json").exists()
+    }
+
+    fn make_directory(&mut self) -> io::Result<()> {
+        std::fs::create_dir_all(&self.dir)?;
+        let parent = self.dir.parent().unwrap_or(Path::new("."));
+        std::fs::File::open(parent)?.sync_all()
+    }
+
+    fn remove_directory(&mut self) {
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+
+    fn opened(&mut self, group: &mut Group<Files>, torn: Option<TornTail>) {
+        if let Some(torn) = torn {
+            tracing::warn!(
+                group = &*self.group,
+                segment = torn.file,
+                offset = torn.offset,
+                bytes = torn.len_bytes,
+                "the last write was not finished when the server stopped; nothing of it \
+                 was acknowledged, and it is cut off"
+            );
+        }
+        tracing::info!(
+            group = &*self.group,
+            epoch = %group.epoch(),
+            committed = %group.committed(),
+            recovered = group.recovery().is_some(),
+            unfolded_bytes = group.unfolded_bytes(),
+            "opened"
+        );
+        self.broken_because = None;
+        self.alive = Arc::new(AtomicBool::new(true));
+        let snapshots = snapshots::needs(&self.snapshots_dir, &self.group);
+        self.past = Some(Past::open(group, snapshots));
+    }
+
+    fn broke(&mut self, reason: &str) {
+        if self.broken_because.as_deref() != Some(reason) {
+            tracing::error!(group = &*self.group, reason, "the group does not work");
+            self.broken_because = Some(reason.to_owned());
+        }
+        self.covering.clear();
+        self.alive.store(false, Ordering::Release);
+    }
+
+    fn tend(&mut self, group: &mut Group<Files>, _: Now) {
+        self.tell_covered(group);
+        if let Some(past) = &mut self.past {
+            past.tend(group, group.now_ms());
+        }
+    }
+
+    fn enter(&mut self, connection: ConnectionId, (outbox, _): AttachersOutbox) {
+        self.outboxes.insert(connection, outbox);
+    }
+
+    fn leave(&mut self, connection: ConnectionId) {
+        self.outboxes.remove(&connection);
+    }
+
+    fn refuse(
+        &mut self,
+        link: Link,
+        (outbox, _): AttachersOutbox,
+        kind: RefusalKind,
+        reason: String,
+    ) {
+        outbox.send(link.channel, Message::Refused { kind, reason });
+    }
+
+    fn send(&mut self, output: Output) {
+        let (link, message) = match output {
+            Output::Send(link, message) => (link, message),
+            Output::Refuse(link, kind, reason) => {
+                peer_log!(HOSTS, warn, group = &*self.group, ?kind, reason, "refused");
+                (link, Message::Refused { kind, reason })
+            }
+        };
+        if let Some(outbox) = self.outboxes.get(&link.connection) {
+            outbox.send(link.channel, message);
+        }
+    }
+
+    fn answer(&mut self, done: oneshot::Sender<io::Result<()>>, result: io::Result<()>) {
+        // Whoever has asked may be gone.
+        let _ = done.send(result);
+    }
+
+    fn begin(&mut self, generation: u64, job: Job<Files>) {
+        let Self { folder, group, inbox, .. } = self;
+        let folder = folder.get_or_insert_with(|| Folder::spawn(group, Arc::clone(inbox)));
+        folder.begin(generation, job);
+    }
+}
