@@ -53,6 +53,11 @@ const DIGEST_BYTES: u64 = 1 << 20;
 const _: () = assert!(DIGEST_BYTES <= DIGEST_CHUNK_MAX_BYTES as u64);
 const _: () = assert!(DIGEST_BYTES.is_multiple_of(COPY_MAX_BYTES as u64));
 
+/// What one record of a copy carries at most: a guest's write behind it waits for all of it, and a smaller one costs more
+/// than it brings.
+pub const PIECE_BYTES: u64 = 64 << 10;
+const _: () = assert!(PIECE_BYTES <= COPY_MAX_BYTES as u64);
+
 /// So long after the first look at the last chunk a verification looks at those again that differed.
 pub const SECOND_LOOK_AFTER: Duration = Duration::from_secs(10);
 
@@ -211,17 +216,17 @@ impl CopyJob {
         }
     }
 
-    /// What to read next, if the rate has room; of a copy so much at most, a power of two.
-    pub fn next(&mut self, now: MonoNanos, piece_bytes: u64) -> Option<(Extent, CopyKind)> {
+    /// What to read next, if the rate has room.
+    pub fn next(&mut self, now: MonoNanos) -> Option<(Extent, CopyKind)> {
         if self.is_throttled(now) {
             return None;
         }
         if self.wants_second_look(now) {
             self.drive_second_look(now);
         }
-        let next = match self.next_of_pieces(piece_bytes) {
+        let next = match self.next_of_pieces() {
             Some(next) => next,
-            None => self.next_of_ranges(piece_bytes)?,
+            None => self.next_of_ranges()?,
         };
         let (extent, kind) = next;
         self.reading_bytes += read_bytes(extent, kind);
@@ -253,19 +258,19 @@ impl CopyJob {
         };
     }
 
-    fn next_of_pieces(&mut self, piece_bytes: u64) -> Option<(Extent, CopyKind)> {
+    fn next_of_pieces(&mut self) -> Option<(Extent, CopyKind)> {
         let (mut extent, kind) = self.pieces.pop_front()?;
-        if is_copy(kind) && extent.len_bytes > piece_bytes {
-            let (offset, len_bytes) = (extent.offset + piece_bytes, extent.len_bytes - piece_bytes);
+        if is_copy(kind) && extent.len_bytes > PIECE_BYTES {
+            let (offset, len_bytes) = (extent.offset + PIECE_BYTES, extent.len_bytes - PIECE_BYTES);
             self.pieces.push_front((Extent { offset, len_bytes, ..extent }, kind));
-            extent.len_bytes = piece_bytes;
+            extent.len_bytes = PIECE_BYTES;
         }
         Some((extent, kind))
     }
 
-    fn next_of_ranges(&mut self, piece_bytes: u64) -> Option<(Extent, CopyKind)> {
+    fn next_of_ranges(&mut self) -> Option<(Extent, CopyKind)> {
         let (unit, kind) = match self.purpose {
-            Purpose::Initial => (piece_bytes, CopyKind::CopyUnlessZero),
+            Purpose::Initial => (PIECE_BYTES, CopyKind::CopyUnlessZero),
             Purpose::Compare | Purpose::Verify { .. } => (DIGEST_BYTES, CopyKind::Digest),
         };
         let looks = kind == CopyKind::Digest;
@@ -324,7 +329,7 @@ impl CopyJob {
             rate => {
                 let elapsed_ns = u128::from(now.since_ns(self.started_at));
                 // One piece may always be ahead of its time.
-                (u128::from(rate) * elapsed_ns / 1_000_000_000) as u64 + u64::from(COPY_MAX_BYTES)
+                (u128::from(rate) * elapsed_ns / 1_000_000_000) as u64 + PIECE_BYTES
             }
         };
         self.reading_bytes >= READING_MAX_BYTES
@@ -536,7 +541,6 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
     const NOW: MonoNanos = MonoNanos(0);
-    const PIECE: u64 = COPY_MAX_BYTES as u64;
     const BOUNDS: Bounds = Bounds { window_bytes: 2 * MIB, rate_bytes_per_s: 0 };
 
     /// A comparison of a large disk with little data, of which the backup lacks some and has more.
@@ -555,7 +559,7 @@ mod tests {
             while !job.is_complete() {
                 now = now.plus_ms(100);
                 assert!(now < NOW.plus_ms(600_000), "{:?}", job.progress(now));
-                while let Some((extent, kind)) = job.next(now, PIECE) {
+                while let Some((extent, kind)) = job.next(now) {
                     steps += 1;
                     assert!(steps < 5000, "{:?}", job.progress(now));
                     match kind {
@@ -611,7 +615,7 @@ mod tests {
     }
 
     fn take(job: &mut CopyJob) -> Vec<(Extent, CopyKind)> {
-        std::iter::from_fn(|| job.next(NOW, PIECE)).collect()
+        std::iter::from_fn(|| job.next(NOW)).collect()
     }
 
     #[test]
@@ -626,11 +630,11 @@ mod tests {
             }
             assert!(
                 batch.iter().map(|(e, _)| e.len_bytes).sum::<u64>()
-                    <= READING_MAX_BYTES + 256 * 1024
+                    < READING_MAX_BYTES + PIECE_BYTES
             );
             for (extent, kind) in batch {
                 assert_eq!(kind, CopyKind::CopyUnlessZero);
-                assert!(extent.len_bytes <= u64::from(COPY_MAX_BYTES));
+                assert!(extent.len_bytes <= PIECE_BYTES);
                 covered.push((extent.offset, extent.len_bytes));
                 job.copied(extent, CopyOutcome::Sent);
             }
@@ -664,7 +668,7 @@ mod tests {
         job.copied(again[0].0, CopyOutcome::Asked);
         job.digest_result(DiskId(0), MIB, false);
         let pieces = take(&mut job);
-        assert_eq!(pieces.len(), 4);
+        assert_eq!(pieces.len() as u64, MIB / PIECE_BYTES);
         for (extent, kind) in pieces {
             assert_eq!(kind, CopyKind::Copy);
             job.copied(extent, CopyOutcome::Sent);
@@ -687,7 +691,7 @@ mod tests {
         let (mut copied, mut now) = (0, NOW);
         while !job.is_complete() {
             now = now.plus_ms(1000);
-            let work: Vec<_> = std::iter::from_fn(|| job.next(now, PIECE)).collect();
+            let work: Vec<_> = std::iter::from_fn(|| job.next(now)).collect();
             assert!(work.is_empty() || job.needs_time() || job.doubted.is_empty());
             for (extent, kind) in work {
                 if kind == CopyKind::Copy {
@@ -756,7 +760,7 @@ mod tests {
     fn what_a_verification_cannot_read_is_said() {
         let purpose = Purpose::Verify { repair: false };
         let mut job = CopyJob::new(purpose, vec![range(0, 10)], BOUNDS, NOW);
-        let (extent, _) = job.next(NOW, PIECE).unwrap();
+        let (extent, _) = job.next(NOW).unwrap();
         job.copied(extent, CopyOutcome::Unreadable);
         assert!(job.is_complete());
         assert_eq!(job.findings().unreadable_bytes, 10);
@@ -765,12 +769,12 @@ mod tests {
     #[test]
     fn what_cannot_be_read_keeps_the_job_open() {
         let mut job = CopyJob::new(Purpose::Initial, vec![range(0, 10)], BOUNDS, NOW);
-        let (extent, _) = job.next(NOW, PIECE).unwrap();
+        let (extent, _) = job.next(NOW).unwrap();
         job.copied(extent, CopyOutcome::Unreadable);
         assert_eq!(job.progress(NOW).unreadable_bytes, 10);
-        assert!(!job.is_complete() && job.next(NOW, PIECE).is_none());
+        assert!(!job.is_complete() && job.next(NOW).is_none());
         job.retry_unreadable();
-        let (extent, _) = job.next(NOW, PIECE).unwrap();
+        let (extent, _) = job.next(NOW).unwrap();
         job.copied(extent, CopyOutcome::Zero);
         assert!(job.is_complete());
     }
@@ -781,13 +785,13 @@ mod tests {
         let mut job = CopyJob::new(Purpose::Initial, vec![range(0, 16 * MIB)], bounds, NOW);
         let given = |job: &mut CopyJob, at_s: u64| {
             let mut sum = 0;
-            while let Some((e, _)) = job.next(MonoNanos(at_s * 1_000_000_000), PIECE) {
+            while let Some((e, _)) = job.next(MonoNanos(at_s * 1_000_000_000)) {
                 job.copied(e, CopyOutcome::Zero);
                 sum += e.len_bytes;
             }
             sum
         };
-        assert_eq!(given(&mut job, 0), 256 * 1024);
+        assert_eq!(given(&mut job, 0), PIECE_BYTES);
         assert_eq!(given(&mut job, 2), 2 * MIB);
     }
 }

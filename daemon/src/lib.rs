@@ -21,7 +21,6 @@ pub mod config;
 pub mod control;
 pub mod copy_job;
 #[cfg(feature = "host")]
-mod copy_window;
 pub mod degrade;
 #[cfg(feature = "host")]
 pub mod driver;

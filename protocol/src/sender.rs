@@ -216,10 +216,20 @@ impl Sender {
         self.backlog_bytes
     }
 
-    /// Payload bytes that have not been handed to the connection yet.
+    /// Items that have not been handed to the connection yet.
     #[must_use]
     pub fn unsent(&self) -> usize {
         self.queue.len() - self.next
+    }
+
+    /// The last seq of which the present connection has all bytes; all that was admitted before the first that waits.
+    #[must_use]
+    pub fn taken(&self) -> Seq {
+        let waiting = self.queue.iter().skip(self.next).find_map(|item| match item {
+            Transmit::Record(record) => Some(record.seq),
+            Transmit::Part(_) | Transmit::InOrder(_) => None,
+        });
+        waiting.map_or(self.admitted, |seq| Seq(seq.0 - 1))
     }
 
     /// The last seq that the backup called durable.
@@ -293,6 +303,23 @@ mod tests {
         assert_eq!(s.attached(Seq(8), None), Ok(Released { records: 2, bytes: 20 }));
         assert_eq!(drain(&mut s), [9, 10]);
         assert_eq!(s.backlog_bytes(), 20);
+    }
+
+    #[test]
+    fn a_connection_has_taken_what_stands_before_the_first_that_waits() {
+        let mut s = Sender::new(Seq(4));
+        assert_eq!(s.taken(), Seq(4));
+        s.attached(Seq(4), None).unwrap();
+        (5..=7).for_each(|n| s.push(record(n)));
+        s.push_in_order(CHECK);
+        assert_eq!(s.taken(), Seq(4));
+        s.poll_transmit().unwrap();
+        assert_eq!(s.taken(), Seq(5));
+        drain(&mut s);
+        assert_eq!(s.taken(), Seq(7));
+        s.committed(Seq(5)).unwrap();
+        s.detached();
+        assert_eq!(s.taken(), Seq(5), "the next connection takes the rest again");
     }
 
     /// What a backup that gathers has at the end is what was sent, each byte of it once.

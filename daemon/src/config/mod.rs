@@ -302,7 +302,7 @@ impl Group {
 pub struct CopySettings {
     /// The most that copies send, if limited.
     pub rate: Option<Rate>,
-    /// The most that is between reading and done.
+    /// No copy is read while so much is sent and not acknowledged.
     pub window: Size,
 }
 

@@ -7,7 +7,7 @@
 use super::Refusal;
 use super::queue::Spilled;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use tidelock_protocol::hlc::Hlc;
 use tidelock_protocol::ids::{DiskId, Epoch, GroupId, MonoNanos, RunId, Seq};
@@ -183,7 +183,7 @@ pub struct OwnerPort<T> {
     durable: AtomicU64,
     committed: AtomicU64,
     wants_acks: AtomicBool,
-    unsent: AtomicUsize,
+    taken: AtomicU64,
     wants_room: AtomicBool,
     frontier: AtomicU64,
     wants_frontier: AtomicBool,
@@ -201,7 +201,7 @@ impl<T> OwnerPort<T> {
             durable: AtomicU64::new(0),
             committed: AtomicU64::new(0),
             wants_acks: AtomicBool::new(false),
-            unsent: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
             wants_room: AtomicBool::new(false),
             frontier: AtomicU64::new(0),
             wants_frontier: AtomicBool::new(false),
@@ -280,23 +280,26 @@ impl<T> OwnerPort<T> {
         self.wants_frontier.store(true, Ordering::SeqCst);
     }
 
-    /// The link: how many items have not been handed to the connection.
-    pub fn set_unsent(&self, unsent: usize) {
-        self.unsent.store(unsent, Ordering::SeqCst);
-        if unsent == 0 && self.wants_room.swap(false, Ordering::SeqCst) {
+    /// The link: the last seq that the connection has taken. A new connection begins with less.
+    pub fn set_taken(&self, taken: Seq) {
+        let before = self.taken.swap(taken.0, Ordering::SeqCst);
+        if before < taken.0 && self.wants_room.swap(false, Ordering::SeqCst) {
             self.wake();
         }
     }
 
-    /// The owner: whether the connection has taken everything, so that a copy would not delay
-    /// guests' writes. If not, the owner is woken when it has.
+    /// The owner: that seq.
     #[must_use]
-    pub fn has_room_for_copies(&self) -> bool {
-        if self.unsent.load(Ordering::SeqCst) == 0 {
-            return true;
-        }
+    pub fn taken(&self) -> Seq {
+        Seq(self.taken.load(Ordering::SeqCst))
+    }
+
+    /// The owner: to be woken, once, when the connection has taken more than this.
+    pub fn wake_beyond(&self, taken: Seq) {
         self.wants_room.store(true, Ordering::SeqCst);
-        self.unsent.load(Ordering::SeqCst) == 0
+        if self.taken() > taken {
+            self.wake();
+        }
     }
 }
 

@@ -289,11 +289,10 @@ impl Queue {
         self.sender.backlog_bytes() + self.spilled_bytes + after.sum::<u64>()
     }
 
-    /// Items that have not been handed to the connection yet.
+    /// As [`Sender::taken`]: what waits on disk comes after it.
     #[must_use]
-    pub fn unsent(&self) -> usize {
-        let on_disk = self.reader.as_ref().map_or(0, |r| self.spilled_to.0 + 1 - r.next_seq().0);
-        self.sender.unsent() + on_disk as usize + self.after.len()
+    pub fn taken(&self) -> Seq {
+        self.sender.taken()
     }
 
     /// The last seq that the backup called durable.
@@ -436,11 +435,12 @@ mod tests {
         b.admit(100);
         assert_eq!((b.meter.spilled(), b.meter.held_bytes()), (96, 4 * COST_BYTES));
         assert_eq!(b.queue.backlog_bytes(), 100 * PAYLOAD_BYTES);
-        assert_eq!((b.queue.unsent(), b.queue.admitted()), (100, Seq(100)));
+        assert_eq!((b.queue.taken(), b.queue.admitted()), (Seq(0), Seq(100)));
         assert_eq!(b.sent(), [0u64; 0], "nothing leaves before the attachment");
         b.queue.attached(Seq(0), None).unwrap();
         let mut sent = b.sent();
         assert_eq!(sent, [1, 2, 3, 4], "no more fits");
+        assert_eq!(b.queue.taken(), Seq(4));
         while sent.len() < 100 {
             let durable = *sent.last().unwrap() - 1;
             b.commit(durable);
@@ -601,7 +601,7 @@ mod tests {
             b.queue.push(record(seq));
         }
         b.room += 2;
-        assert_eq!((b.queue.admitted(), b.queue.unsent()), (Seq(6), 6));
+        assert_eq!(b.queue.admitted(), Seq(6));
         assert_eq!(b.queue.backlog_bytes(), 6 * PAYLOAD_BYTES);
         b.queue.attached(Seq(0), None).unwrap();
         let mut sent = b.sent();

@@ -2,13 +2,11 @@
 //! local disk failed. And verification, which waits for both.
 
 use super::status::Phase;
-use crate::copy_job::{Bounds, CopyJob, Findings, Progress, Purpose};
-use crate::copy_window::CopyWindow;
+use crate::copy_job::{Bounds, CopyJob, Findings, PIECE_BYTES, Progress, Purpose};
 use crate::sequencer::{CopyKind, CopyOutcome, Extent};
 use std::collections::{BTreeMap, HashMap};
 use tidelock_planted::Bug;
 use tidelock_protocol::ids::{DiskId, MonoNanos, Seq};
-use tidelock_protocol::limits::COPY_MAX_BYTES;
 use tidelock_protocol::message::CopyState;
 
 /// Ticks between two attempts at what could not be read.
@@ -18,7 +16,6 @@ const RETRY_TICKS: u32 = 50;
 #[derive(Debug)]
 pub struct Copying {
     bounds: Bounds,
-    window: CopyWindow,
     /// So many pieces are under way whatever guests write.
     share: usize,
     job: Option<CopyJob>,
@@ -71,7 +68,6 @@ impl Copying {
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
-            window: CopyWindow::new(bounds.window_bytes),
             share: 1,
             job: None,
             is_resync: false,
@@ -99,7 +95,6 @@ impl Copying {
         ranges: impl FnOnce(Purpose) -> Vec<Extent>,
         now: MonoNanos,
     ) {
-        self.window.restart();
         self.reconnected();
         let purpose = match copy {
             CopyState::Whole => {
@@ -190,12 +185,16 @@ impl Copying {
         self.suspects.is_empty() && self.reading_suspects.is_empty()
     }
 
-    /// Whether so much is sent and not durable, with what is being read to be sent, that no copy is begun.
-    pub fn is_window_full(&self, lag_bytes: u64) -> bool {
+    /// Bytes that are being read to be sent.
+    pub fn reading_bytes(&self) -> u64 {
         let jobs = self.job.iter().chain(&self.verify);
         let suspects = self.reading_suspects.values().map(|extent| extent.len_bytes).sum::<u64>();
-        let reading = suspects + jobs.map(CopyJob::reading_copies_bytes).sum::<u64>();
-        lag_bytes + reading >= self.window.bytes()
+        suspects + jobs.map(CopyJob::reading_copies_bytes).sum::<u64>()
+    }
+
+    /// Whether so much is admitted and not durable, with what is being read to be sent, that no copy is begun.
+    pub fn is_window_full(&self, lag_bytes: u64) -> bool {
+        lag_bytes + self.reading_bytes() >= self.bounds.window_bytes
     }
 
     /// Whether nothing of a copy is being read or asked.
@@ -210,7 +209,7 @@ impl Copying {
     /// Of the bytes that guests may be ahead of the backup copies may have so many, also while guests wait for room;
     /// one piece at least, as ever.
     pub fn set_share(&mut self, share_bytes: u64) {
-        self.share = (share_bytes / u64::from(COPY_MAX_BYTES)).max(1) as usize;
+        self.share = (share_bytes / PIECE_BYTES).max(1) as usize;
     }
 
     /// Whether less than that is under way, with `on_the_way` records of copies.
@@ -223,28 +222,15 @@ impl Copying {
         of_jobs + self.reading_suspects.len() + on_the_way < self.share
     }
 
-    /// Records up to this seq are given out, and `is_full` says whether the window has kept copies back.
-    pub fn sent(&mut self, last: Seq, is_full: bool, now: MonoNanos) {
-        if self.is_active() {
-            self.window.sent(last, is_full, now);
-        }
-    }
-
-    /// The backup has made everything up to this seq durable, so many bytes since the start.
-    pub fn acked(&mut self, durable: Seq, acked_bytes: u64, now: MonoNanos) {
-        self.window.acked(durable, acked_bytes, now);
-    }
-
     /// What to read next.
     pub fn next(&mut self, now: MonoNanos) -> Option<(Extent, CopyKind)> {
         if let Some(job) = &mut self.job {
-            return job.next(now, self.window.piece_bytes());
+            return job.next(now);
         }
         if !self.wants_suspects() {
             self.suspects_due &= !self.suspects.is_empty();
-            let piece_bytes = self.window.piece_bytes();
             return match self.can_verify() {
-                true => self.verify.as_mut()?.next(now, piece_bytes),
+                true => self.verify.as_mut()?.next(now),
                 false => None,
             };
         }
@@ -367,10 +353,9 @@ impl Copying {
 
     /// The sites may differ here.
     pub fn suspect(&mut self, extent: Extent) {
-        let unit = u64::from(COPY_MAX_BYTES);
         let mut at = extent.offset;
         while at < extent.end() {
-            let len_bytes = unit.min(extent.end() - at);
+            let len_bytes = PIECE_BYTES.min(extent.end() - at);
             self.suspects.push(Extent { offset: at, len_bytes, ..extent });
             at += len_bytes;
         }
@@ -463,7 +448,7 @@ impl Copying {
 mod tests {
     use super::*;
     use crate::link::port::OwnerPort;
-    use crate::owner::replication::{Clocks, drive_copies};
+    use crate::owner::replication::{AHEAD_MAX_BYTES, Clocks, drive_copies};
     use crate::sequencer::{Action, RequestId, Sequencer, Settings};
     use tidelock_protocol::hlc::Hlc;
     use tidelock_protocol::ids::{Epoch, WriterId};
@@ -472,29 +457,54 @@ mod tests {
     use tidelock_uring::EventFd;
 
     const CLOCKS: Clocks = Clocks { now: MonoNanos(1), wall_ms: 1 };
-    const DISK_BYTES: u64 = 1 << 20;
-
     fn submit(sequencer: &mut Sequencer, nth: u64) {
         let extent = Extent { disk: DiskId(0), offset: nth % 256 * 4096, len_bytes: 4096 };
         let effect = Effect::Write(Payload::new(vec![1; 4096].into()));
         sequencer.submit(RequestId(nth), extent, effect, false, CLOCKS.now, CLOCKS.wall_ms);
     }
 
-    /// The link carries one record in a turn; in its place 32 writes of a guest always wait.
-    #[test]
-    fn a_copy_ends_also_beside_a_guest_that_writes_more_than_the_link_carries() {
+    /// A first copy of a disk that has begun.
+    fn first_copy(
+        backlog_limit_bytes: u64,
+        window_bytes: u64,
+        disk_bytes: u64,
+    ) -> (Sequencer, Copying) {
         let mut sequencer = Sequencer::new(Settings {
             writer: WriterId(0),
             mode: Mode::Pipelined,
-            backlog_limit_bytes: 64 << 10,
+            backlog_limit_bytes,
             lock_align_bytes: 512,
         });
         sequencer.start(Epoch(1), Seq::ZERO, Hlc(0), CLOCKS.now, CLOCKS.wall_ms);
-        let mut copying = Copying::new(Bounds { window_bytes: 4 << 20, rate_bytes_per_s: 0 });
-        let whole = Extent { disk: DiskId(0), offset: 0, len_bytes: DISK_BYTES };
+        let mut copying = Copying::new(Bounds { window_bytes, rate_bytes_per_s: 0 });
+        let whole = Extent { disk: DiskId(0), offset: 0, len_bytes: disk_bytes };
         copying.attached("db", CopyState::Empty, |_| vec![whole], CLOCKS.now);
+        (sequencer, copying)
+    }
+
+    /// A turn of the owner loop, whose disk does everything at once.
+    fn turn(sequencer: &mut Sequencer, copying: &mut Copying, port: &OwnerPort<()>) {
+        drive_copies(sequencer, copying, port, CLOCKS);
+        while let Some(action) = sequencer.poll_action() {
+            match action {
+                Action::Write { op, .. } => {
+                    sequencer.written(op, Ok(()), CLOCKS.now, CLOCKS.wall_ms);
+                }
+                Action::Read { op, extent } => {
+                    let data = vec![7; extent.len_bytes as usize].into();
+                    sequencer.read_done(op, Ok(data), CLOCKS.now, CLOCKS.wall_ms);
+                }
+                Action::Copied { extent, outcome } => copying.copied(extent, outcome),
+                _ => {}
+            }
+        }
+    }
+
+    /// The link carries one record in a turn; in its place 32 writes of a guest always wait.
+    #[test]
+    fn a_copy_ends_also_beside_a_guest_that_writes_more_than_the_link_carries() {
+        let (mut sequencer, mut copying) = first_copy(64 << 10, 4 << 20, 1 << 20);
         let (port, _messages) = OwnerPort::<()>::new(EventFd::new().unwrap());
-        port.set_unsent(1);
         let (mut requests, mut durable, mut turns) = (0, Seq::ZERO, 0);
         while !copying.wants_marker() {
             turns += 1;
@@ -503,25 +513,33 @@ mod tests {
                 submit(&mut sequencer, requests);
                 requests += 1;
             }
-            drive_copies(&mut sequencer, &mut copying, &port, CLOCKS);
-            while let Some(action) = sequencer.poll_action() {
-                match action {
-                    Action::Write { op, .. } => {
-                        sequencer.written(op, Ok(()), CLOCKS.now, CLOCKS.wall_ms);
-                    }
-                    Action::Read { op, extent } => {
-                        let data = vec![7; extent.len_bytes as usize].into();
-                        sequencer.read_done(op, Ok(data), CLOCKS.now, CLOCKS.wall_ms);
-                    }
-                    Action::Copied { extent, outcome } => copying.copied(extent, outcome),
-                    _ => {}
-                }
-            }
+            turn(&mut sequencer, &mut copying, &port);
             durable = durable.next().min(sequencer.last_seq());
             sequencer.committed(durable, CLOCKS.now, CLOCKS.wall_ms);
-            copying.acked(durable, sequencer.acked_bytes(), CLOCKS.now);
+            port.set_taken(durable);
         }
         assert!(requests > 32, "the guest's writes go on, too");
+    }
+
+    /// A guest's write finds no more than this before it in the queue, and memory holds no more than the window.
+    #[test]
+    fn copies_wait_for_the_connection_and_then_for_the_backup() {
+        const WINDOW_BYTES: u64 = 4 << 20;
+        let (mut sequencer, mut copying) = first_copy(1 << 30, WINDOW_BYTES, 64 << 20);
+        let (port, _messages) = OwnerPort::<()>::new(EventFd::new().unwrap());
+        for _ in 0..3 {
+            turn(&mut sequencer, &mut copying, &port);
+            assert_eq!(sequencer.lag().bytes, AHEAD_MAX_BYTES, "the connection takes nothing");
+        }
+        for _ in 0..100 {
+            port.set_taken(sequencer.last_seq());
+            turn(&mut sequencer, &mut copying, &port);
+        }
+        assert_eq!(sequencer.lag().bytes, WINDOW_BYTES, "the backup acknowledges nothing");
+        sequencer.committed(Seq(1), CLOCKS.now, CLOCKS.wall_ms);
+        turn(&mut sequencer, &mut copying, &port);
+        assert_eq!(sequencer.lag().bytes, WINDOW_BYTES, "what was acknowledged makes room");
+        assert_eq!(sequencer.last_seq(), Seq(WINDOW_BYTES / PIECE_BYTES + 1));
     }
 
     /// Two verifications are given up, and a third one is begun, before anything is answered.

@@ -3,10 +3,18 @@
 
 use super::copying::Copying;
 use crate::activity::ActivityLog;
+use crate::copy_job::PIECE_BYTES;
 use crate::link::GateControl;
 use crate::link::port::OwnerPort;
 use crate::sequencer::Sequencer;
 use tidelock_protocol::ids::{MonoNanos, Seq};
+
+/// Copies are begun while less than this is being read for them or waits for the connection: a guest's write that is
+/// admitted next waits behind no more of the member's queue. The link takes as much in a turn
+/// ([`TURN_BYTES`](crate::link::turns::TURN_BYTES)), and the kernel has as much to send meanwhile
+/// ([`NOTSENT_LOWAT_BYTES`](crate::link::NOTSENT_LOWAT_BYTES)), so the link stays full while the next pieces are read.
+pub const AHEAD_MAX_BYTES: u64 = 256 << 10;
+const _: () = assert!(AHEAD_MAX_BYTES >= 2 * PIECE_BYTES);
 
 /// Both clocks of the host.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +37,6 @@ pub fn take_acks<T>(
     let (durable, committed) = port.acked();
     if sequencer.is_started() && durable > sequencer.durable() {
         sequencer.committed(durable, clocks.now, clocks.wall_ms);
-        copying.acked(durable, sequencer.acked_bytes(), clocks.now);
     }
     if copying.committed(member, committed, clocks.now) {
         gate.hold_for_resync(false);
@@ -46,20 +53,23 @@ pub fn drive_copies<T>(
     if !sequencer.is_started() {
         return;
     }
-    let mut is_full = false;
     while !sequencer.waits_for_ceiling() && copying.wants_more(clocks.now) {
         // Copies wait while guests' writes do, and while they would queue in front of one. But one is always under
         // way, in its turn: else guests that write as much as the link carries would keep the sites apart for ever.
         let has_share = copying.is_below_share(sequencer.copies_on_the_way());
-        is_full = copying.is_window_full(sequencer.lag().bytes);
-        let waits = is_full || sequencer.is_backlog_full() || !port.has_room_for_copies();
+        let taken = port.taken();
+        let room_bytes = AHEAD_MAX_BYTES.saturating_sub(copying.reading_bytes());
+        let waits = copying.is_window_full(sequencer.lag().bytes)
+            || sequencer.is_backlog_full()
+            || room_bytes == 0
+            || sequencer.has_after(taken, room_bytes);
         if waits && !has_share {
+            port.wake_beyond(taken);
             break;
         }
         let Some((extent, kind)) = copying.next(clocks.now) else { break };
         sequencer.submit_copy(extent, kind, clocks.now, clocks.wall_ms);
     }
-    copying.sent(sequencer.last_seq(), is_full, clocks.now);
     let nobody_waits = sequencer.pad_to(copying.pad_to(), clocks.now, clocks.wall_ms);
     if copying.wants_marker() && nobody_waits && sequencer.may_speak() {
         let marker = sequencer.copy_done(clocks.now, clocks.wall_ms);

@@ -190,7 +190,6 @@ impl Sequencer {
         while let Some(first) = self.unacked.front().filter(|u| u.seq <= durable) {
             self.unacked_cost_bytes -= first.cost_bytes;
             self.unacked_payload_bytes -= first.payload_bytes;
-            self.acked_payload_bytes += first.payload_bytes;
             self.unacked_copies -= usize::from(first.is_of_copy);
             self.unacked.pop_front();
         }

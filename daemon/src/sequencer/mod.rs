@@ -122,7 +122,6 @@ pub struct Sequencer {
     unacked_payload_bytes: u64,
     /// Records of copies among them.
     unacked_copies: usize,
-    acked_payload_bytes: u64,
     durable: Seq,
     /// The last seq that a guest may know the effect of, and the last one published.
     guest_seq: Seq,
@@ -165,7 +164,6 @@ impl Sequencer {
             reserved_bytes: 0,
             unacked_payload_bytes: 0,
             unacked_copies: 0,
-            acked_payload_bytes: 0,
             durable: Seq::ZERO,
             guest_seq: Seq::ZERO,
             guest_hlc: Hlc(0),
@@ -373,10 +371,14 @@ impl Sequencer {
         }
     }
 
-    /// Payloads that the backup has made durable, in bytes since the start.
+    /// Whether the records after `seq` have so many bytes or more.
     #[must_use]
-    pub fn acked_bytes(&self) -> u64 {
-        self.acked_payload_bytes
+    pub fn has_after(&self, seq: Seq, bytes: u64) -> bool {
+        let mut sum_bytes = 0;
+        self.unacked.iter().rev().take_while(|unacked| unacked.seq > seq).any(|unacked| {
+            sum_bytes += unacked.cost_bytes;
+            sum_bytes >= bytes
+        })
     }
 
     /// How many records of copies are on their way.

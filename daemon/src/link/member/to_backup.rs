@@ -50,7 +50,7 @@ impl<T> Member<T> {
                     None => break,
                 }
             }
-            self.port.set_unsent(sender.unsent());
+            self.port.set_taken(sender.taken());
         }
         Ok(out.len() > before)
     }
