@@ -3,7 +3,9 @@
 mod common;
 
 use common::{CHANNEL, Host, Process, cli, cli_json, config, has, refused, replicated, wait_until};
+use std::fs::Permissions;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -84,6 +86,31 @@ async fn all_that_can_be_wrong_is_found_before_the_primary_is_fenced() {
     // The host goes on as if nothing had been.
     common::send(&mut host, 10, 12).await;
     assert!(machines(&config).is_empty());
+}
+
+/// A QEMU that ends with KVM at once, as where its user may not use it.
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_run_without_kvm_where_qemu_does_not_start_with_it() {
+    if !has(QEMU) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), "");
+    let (_server, _host) = replicated(&config, 9).await;
+    let qemu = dir.path().join("qemu");
+    let refuses = "case \"$*\" in *'-accel kvm'*) echo no KVM here >&2; exit 1;; esac";
+    std::fs::write(&qemu, format!("#!/bin/sh\n{refuses}\nexec {QEMU} \"$@\"\n")).unwrap();
+    // QEMU is another user.
+    for path in [dir.path(), &qemu] {
+        std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let words = ["recover", "shop", "--boot", "--accept-machine", "--dry-run", "--qemu"];
+    let rehearsal = cli(&config, &[&words[..], &[qemu.to_str().unwrap()]].concat());
+    let [line, notes] = [&rehearsal.stdout, &rehearsal.stderr].map(|s| String::from_utf8_lossy(s));
+    assert!(rehearsal.status.success() && line.contains("-accel tcg -cpu max"), "{line} {notes}");
+    let is_tried = Path::new("/dev/kvm").exists();
+    let told = format!("{line}{notes}");
+    assert_eq!(told.contains("does not start with KVM") && told.contains("no KVM here"), is_tried);
 }
 
 #[tokio::test(flavor = "multi_thread")]

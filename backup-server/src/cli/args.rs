@@ -427,7 +427,7 @@ pub(crate) struct Recover {
     /// Do not show the console
     #[arg(long, requires = "boot")]
     pub(crate) detach: bool,
-    /// QEMU's accelerator: kvm or tcg [default: kvm where a machine really starts with it]
+    /// QEMU's accelerator: kvm or tcg [default: kvm where QEMU starts with it]
     #[arg(long, value_name = "NAME", requires = "boot")]
     pub(crate) accelerator: Option<String>,
     /// Another memory size

@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 use tidelock_protocol::machine::Machine;
 use tidelock_protocol::message::CopyState;
@@ -24,7 +25,7 @@ use tidelock_targets::ExportedDisk;
 use tidelock_targets::jail::{self, Jail};
 use tidelock_targets::qemu::{is_connection, shell};
 use tidelock_targets::site::Site;
-use tidelock_targets::{BootError, Guest, Overrides, Sockets, accelerator, command_line};
+use tidelock_targets::{BootError, Guest, Overrides, Sockets, command_line};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::Child;
@@ -39,6 +40,10 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// A guest may have QEMU in its hands, and so what QEMU answers.
 const ANSWERS_MAX_BYTES: u64 = 1 << 20;
 const LOOKS_EACH: Duration = Duration::from_millis(20);
+const KVM: &str = "kvm";
+/// QEMU's own translation, which works everywhere.
+const TCG: &str = "tcg";
+const KVM_DEVICE: &str = "/dev/kvm";
 
 /// Settings by which machines are started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,12 +123,16 @@ pub struct Machines {
     dir: PathBuf,
     /// One start or stop at a time.
     turn: tokio::sync::Mutex<()>,
+    /// A machine has started here only without KVM.
+    without_kvm: AtomicBool,
 }
 
 /// A machine about to be started.
 struct Planned {
     guest: Guest,
     overrides: Overrides,
+    /// Nobody has chosen its accelerator.
+    tries_kvm: bool,
     sockets: Sockets,
     taps: Vec<String>,
 }
@@ -133,7 +142,13 @@ impl Machines {
     pub fn open(registry: Arc<Registry>, exports: Arc<Exports>) -> io::Result<Self> {
         let dir = registry.config().data_dir.join("guests");
         fs::create_dir_all(&dir)?;
-        let machines = Self { registry, exports, dir, turn: tokio::sync::Mutex::default() };
+        let machines = Self {
+            registry,
+            exports,
+            dir,
+            turn: tokio::sync::Mutex::default(),
+            without_kvm: AtomicBool::new(false),
+        };
         for machine in machines.running(None) {
             tracing::info!(
                 group = machine.group,
@@ -196,11 +211,11 @@ impl Machines {
     pub async fn rehearse(&self, group: &str, ask: &BootAsk) -> Result<Booted, String> {
         let _turn = self.turn.lock().await;
         self.check_unused(group)?;
-        let (site, jail, planned, notes) = self.plan(group, ask, true).await?;
+        let (site, jail, mut planned, notes) = self.plan(group, ask, true).await?;
         let qemu = qemu(ask, &site);
         let mut booted = Booted { notes, ..Booted::default() };
-        for machine in &planned {
-            let started = self.start(machine, &site, &jail, &qemu).await;
+        for machine in &mut planned {
+            let started = self.start(machine, &site, &jail, &qemu, &mut booted.notes).await;
             if let Ok(mut child) = started {
                 let _ = qmp(&machine.sockets.monitor, "quit").await;
                 if timeout(ENDS_WITHIN, child.wait()).await.is_err() {
@@ -231,8 +246,13 @@ impl Machines {
         let (site, jail, planned, notes) = self.plan(group, ask, false).await?;
         let qemu = qemu(ask, &site);
         let mut booted = Booted { notes, ..Booted::default() };
-        for machine in planned {
-            match self.start_for_good(group, &machine, &site, &jail, &qemu).await {
+        for mut machine in planned {
+            let started = self.start(&mut machine, &site, &jail, &qemu, &mut booted.notes).await;
+            let started = match started {
+                Ok(child) => self.keep(group, child, &machine, &site, &jail, &qemu).await,
+                Err(reason) => Err(reason),
+            };
+            match started {
                 Ok(status) => {
                     booted.commands.push(status.command.clone());
                     booted.machines.push(status);
@@ -251,9 +271,11 @@ impl Machines {
         Ok(booted)
     }
 
-    async fn start_for_good(
+    /// Puts a machine that has started on record.
+    async fn keep(
         &self,
         group: &str,
+        mut child: Child,
         machine: &Planned,
         site: &Site,
         jail: &Jail,
@@ -261,7 +283,6 @@ impl Machines {
     ) -> Result<MachineStatus, String> {
         let member = &machine.guest.member;
         let wrong = |e: io::Error| format!("{member} cannot be started: {e}");
-        let mut child = self.start(machine, site, jail, qemu).await?;
         let pid = child.id().ok_or_else(|| format!("{member}: QEMU has ended"))?;
         let line = command_line(&machine.guest, site, &machine.sockets, &machine.overrides);
         let status = MachineStatus {
@@ -451,19 +472,7 @@ impl Machines {
             guests.push(Guest { member, machine, of_site, disks });
         }
         check_networks(ask, &guests)?;
-        let chosen = ask.accelerator.clone().or_else(|| site.accelerator.clone());
-        let accelerator = match chosen {
-            Some(accelerator) => accelerator,
-            None => {
-                let chosen = accelerator::choose(&qemu(ask, &site), &jail).await;
-                if let Some(why) = chosen.why {
-                    notes.push(format!(
-                        "KVM does not work here, so machines run without it, slowly: {why}"
-                    ));
-                }
-                chosen.name.to_owned()
-            }
-        };
+        let accelerator = ask.accelerator.clone().or_else(|| site.accelerator.clone());
         let dir = match rehearses {
             true => self.rehearsal_dir(group),
             false => self.sockets_dir(group),
@@ -489,7 +498,7 @@ impl Machines {
                 }
             };
             let overrides = Overrides {
-                accelerator: accelerator.clone(),
+                accelerator: accelerator.clone().unwrap_or_else(|| TCG.to_owned()),
                 memory_mib: ask.memory_mib,
                 boot_dir: config.data_dir.join("boot"),
                 networks,
@@ -497,7 +506,8 @@ impl Machines {
                 rehearses,
             };
             let sockets = Sockets::of(&dir, &guest.member);
-            planned.push(Planned { guest, overrides, sockets, taps });
+            let tries_kvm = accelerator.is_none();
+            planned.push(Planned { guest, overrides, tries_kvm, sockets, taps });
         }
         Ok((site, jail, planned, notes))
     }
@@ -550,8 +560,37 @@ impl Machines {
         Ok(seen)
     }
 
-    /// Starts QEMU and waits until it answers.
+    /// Starts QEMU. Where nobody has chosen an accelerator it is KVM if this host has it and QEMU starts with it, and
+    /// else none. A guest that then does not run under KVM is not noticed: its processors stand still until it is on record.
     async fn start(
+        &self,
+        machine: &mut Planned,
+        site: &Site,
+        jail: &Jail,
+        qemu: &Path,
+        notes: &mut Vec<String>,
+    ) -> Result<Child, String> {
+        let tries_kvm = machine.tries_kvm
+            && Path::new(KVM_DEVICE).exists()
+            && !self.without_kvm.load(Ordering::Relaxed);
+        if !tries_kvm {
+            return self.start_once(machine, site, jail, qemu).await;
+        }
+        machine.overrides.accelerator = KVM.to_owned();
+        let with_kvm = self.start_once(machine, site, jail, qemu).await;
+        let Err(reason) = with_kvm else { return with_kvm };
+        machine.overrides.accelerator = TCG.to_owned();
+        // An error that KVM has no part in comes again.
+        let child = self.start_once(machine, site, jail, qemu).await?;
+        self.without_kvm.store(true, Ordering::Relaxed);
+        notes.push(format!(
+            "QEMU does not start with KVM, so machines run without it, slowly, until the server starts again ({reason})"
+        ));
+        Ok(child)
+    }
+
+    /// Starts QEMU and waits until it answers.
+    async fn start_once(
         &self,
         machine: &Planned,
         site: &Site,

@@ -5,11 +5,9 @@
 //! |---|---|
 //! | [`site`] | `boot.toml`: what this site says about machines |
 //! | [`qemu`] | QEMU's command line |
-//! | [`accelerator`] | whether KVM works here |
 //! | [`jail`] | the user that QEMU runs as |
 #![forbid(unsafe_code)]
 
-pub mod accelerator;
 mod disk;
 pub mod jail;
 pub mod qemu;
