@@ -447,7 +447,7 @@ fn nothing_is_left_to_rules_that_are_gone() {
     let nft = world.file("nft").display().to_string();
     world.sh(&format!(
         "cp $(command -v nft) {nft}
-         for tool in nft iptables iptables-nft iptables-legacy; do
+         for tool in nft iptables iptables-nft; do
              ! at=$(command -v $tool) || mount --bind /bin/false $at
          done
          {nft} flush ruleset"

@@ -13,13 +13,11 @@
 //! | packet filter | it queues by |
 //! |---|---|
 //! | `nft` | nftables' `queue` |
-//! | `nft-xt` | a rule of nftables that calls iptables' NFQUEUE; routed only |
-//! | `iptables-nft`, `iptables-legacy` | NFQUEUE in the raw table; nftables drops beside it |
+//! | `iptables-nft` | NFQUEUE in the raw table; nftables drops beside it |
 //!
 //! The first that works here is used. Invariants:
 //! - Rules are replaced in one transaction of the packet filter: there is no moment in which a
-//!   packet passes unheld, not even while stale rules of a crashed daemon give way. (`nft-xt` takes
-//!   two, and drops what comes between them.)
+//!   packet passes unheld, not even while stale rules of a crashed daemon give way.
 //! - No rule has a bypass: without a listener the kernel drops what is queued.
 //! - IPv6 neighbour discovery is judged like the rest, by the programs and the queue. ARP does not come by here at all: the
 //!   programs judge it.
@@ -108,8 +106,8 @@ pub struct MemberRules {
 pub enum RulesError {
     /// Nothing here can queue packets.
     #[error(
-        "no packet filter here can queue packets; install nftables or iptables, and load nft_queue \
-         or xt_NFQUEUE (tried: {tried})"
+        "no packet filter here can queue packets; install nftables and load nft_queue, or install \
+         iptables 1.8 or later and load xt_NFQUEUE and nft_compat (tried: {tried})"
     )]
     NoBackend {
         /// Each tool and why it does not do.
@@ -189,6 +187,15 @@ pub enum RulesError {
         /// The family that is missing.
         family: &'static str,
     },
+    /// Only the implementation of iptables without nftables is here.
+    #[error(
+        "only iptables-legacy is here ({version}), which Tidelock does not use: install the iptables that uses \
+         nftables (`iptables-nft`, in Debian's package iptables)"
+    )]
+    LegacyIptables {
+        /// How it calls itself.
+        version: String,
+    },
     /// What queues where the host routes cannot do so on bridges, and nothing else can.
     #[error(
         "{tool} cannot queue bridged packets with this kernel: install iptables, or use a kernel \
@@ -267,7 +274,6 @@ enum Backend {
 impl Firewall {
     /// Finds a packet filter that can queue, by trying each one with a scratch chain that is gone
     /// at once. nftables comes first: it has both address families and bridges in one transaction.
-    /// What comes after the first that can is left alone: trying legacy iptables makes its tables.
     ///
     /// `host` names what it makes in nftables: two daemons on one machine need two names.
     pub fn detect(host: &str) -> Result<Firewall, RulesError> {
@@ -276,19 +282,21 @@ impl Firewall {
 
     /// As [`detect`](Self::detect), among those whose [`name`](Self::name) is wanted.
     pub fn detect_only(host: &str, wanted: impl Fn(&str) -> bool) -> Result<Firewall, RulesError> {
-        let nft = Nft::find(host).map(Backend::Nft);
-        let iptables = Iptables::find().into_iter().map(Backend::Iptables);
-        let mut known: Vec<_> = nft.into_iter().chain(iptables).collect();
         let (mut routed, mut bridged, mut unable) = (None, None, Vec::new());
+        let iptables = Iptables::find().unwrap_or_else(|why| {
+            unable.push(format!("iptables: {why}"));
+            None
+        });
+        let nft = Nft::find(host).map(Backend::Nft);
+        let mut known: Vec<_> = nft.into_iter().chain(iptables.map(Backend::Iptables)).collect();
         for (at, backend) in known.iter_mut().enumerate() {
             if routed.is_some() && bridged.is_some() {
                 break;
             }
-            for (name, why) in backend.look(&wanted) {
-                match why {
-                    RulesError::NotAllowed { .. } => return Err(why),
-                    why => unable.push(format!("{name}: {why}")),
-                }
+            match backend.look(wanted(backend.name())) {
+                None => {}
+                Some(why @ RulesError::NotAllowed { .. }) => return Err(why),
+                Some(why) => unable.push(format!("{}: {why}", backend.name())),
             }
             let queues = |topology| backend.queues(topology).then_some(at);
             routed = routed.or_else(|| queues(Topology::Routed));
@@ -303,7 +311,7 @@ impl Firewall {
         Ok(Firewall { known, routed, bridged })
     }
 
-    /// The packet filter's name where the host routes: `nft`, `nft-xt`, `iptables-nft` or `iptables-legacy`.
+    /// The packet filter's name where the host routes: `nft` or `iptables-nft`.
     #[must_use]
     pub fn name(&self) -> &str {
         self.known[self.routed].name()
@@ -351,8 +359,7 @@ impl Firewall {
             Backend::Iptables(iptables) => {
                 iptables.install(rules)?;
                 listing = iptables.listing(rules)?;
-                let tool = iptables.name();
-                self.drop_what_iptables_cannot_see(tool, rules, &mut notes)?;
+                self.drop_what_iptables_cannot_see(rules, &mut notes)?;
             }
         }
         // Only now: stale rules in another packet filter held packets until these took over.
@@ -433,7 +440,6 @@ impl Firewall {
     /// nor by ARP, and what comes by an interface that was made anew.
     fn drop_what_iptables_cannot_see(
         &mut self,
-        tool: &str,
         rules: &MemberRules,
         notes: &mut Vec<String>,
     ) -> Result<(), RulesError> {
@@ -442,7 +448,7 @@ impl Firewall {
         }
         if rules.only_that_index {
             let family = nft::family(rules.topology);
-            return Err(RulesError::NoIndexMatch { tool: tool.to_owned(), family });
+            return Err(RulesError::NoIndexMatch { tool: iptables::NAME.to_owned(), family });
         }
         if rules.topology == Topology::Bridged {
             notes.push(
@@ -470,7 +476,7 @@ impl Firewall {
     }
 }
 
-/// What queues, by name: `nft-xt, on bridges iptables-nft`.
+/// What queues, by name: `nft, on bridges iptables-nft`.
 impl std::fmt::Display for Firewall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())?;
@@ -482,13 +488,13 @@ impl std::fmt::Display for Firewall {
 }
 
 impl Backend {
-    /// Finds out whether it can queue, if that is wanted: by which names it cannot, and why.
-    fn look(&mut self, wanted: impl Fn(&str) -> bool) -> Vec<(&'static str, RulesError)> {
+    /// Finds out whether it can queue, if that is wanted, and why not.
+    fn look(&mut self, is_wanted: bool) -> Option<RulesError> {
         match self {
             // Even without a queue it can help iptables.
-            Backend::Nft(nft) => nft.look(wanted),
-            Backend::Iptables(iptables) if wanted(iptables.name()) => iptables.look(),
-            Backend::Iptables(_) => Vec::new(),
+            Backend::Nft(nft) => nft.look(is_wanted),
+            Backend::Iptables(iptables) if is_wanted => iptables.look(),
+            Backend::Iptables(_) => None,
         }
     }
 
@@ -499,10 +505,10 @@ impl Backend {
         }
     }
 
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         match self {
-            Backend::Nft(nft) => nft.name(),
-            Backend::Iptables(iptables) => iptables.name(),
+            Backend::Nft(_) => nft::NAME,
+            Backend::Iptables(_) => iptables::NAME,
         }
     }
 

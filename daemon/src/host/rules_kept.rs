@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tidelock_netfilter::gate::{Gate, RulesDoubt, RulesFound};
 use tidelock_netfilter::rules::{Change, RuleChanges};
 
-/// How often rules are looked at if nobody tells of a change: legacy iptables does not.
+/// How often rules are looked at if nobody tells of a change: of settings beside them (`bridge-nf-call-iptables`) nobody does.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// How soon again if they could not be looked at, or not be put back, or are not relied on yet.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);

@@ -1,7 +1,6 @@
 //! Word from the kernel that somebody has changed the packet filter.
 //!
-//! nftables tells of every change, whoever made it; iptables-nft is one of its users. Legacy iptables tells nobody: its
-//! rules have to be looked at now and then.
+//! nftables tells of every change, whoever made it; iptables-nft is one of its users.
 //!
 //! A transaction is a datagram or several, each of several messages (`linux/netfilter/nf_tables.h`), of which the last
 //! is NFT_MSG_NEWGEN:

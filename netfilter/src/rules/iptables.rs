@@ -7,25 +7,21 @@ use super::names::{CHAIN_PREFIX, chain};
 use super::tool::{find, run};
 use super::{Marks, MemberRules, RulesError, Topology};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Waits for the lock of another iptables, but not for ever.
-const WAIT: &str = "--wait=20";
 const PROBE_CHAIN: &str = "TL-PROBE";
-/// The files that legacy iptables shows its tables in, for the calling thread's namespace.
-const LEGACY_TABLES: [&str; 2] =
-    ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     V4,
     V6,
 }
 
-/// One of the two implementations of iptables.
+/// Of this packet filter.
+pub(super) const NAME: &str = "iptables-nft";
+
+/// iptables on top of nftables. Its older implementation ("legacy") is not used: the kernel tells nobody of changes there.
 #[derive(Clone, Debug)]
 pub(super) struct Iptables {
-    name: &'static str,
     v4: Commands,
     v6: Commands,
     queues: bool,
@@ -40,22 +36,13 @@ struct Commands {
 }
 
 impl Iptables {
-    /// The implementations that are installed. The system's own choice comes first.
-    pub(super) fn find() -> Vec<Iptables> {
-        let mut found: Vec<Iptables> = Vec::new();
-        for prefix in ["iptables", "iptables-nft", "iptables-legacy"] {
-            let Some(variant) = Self::variant(prefix) else { continue };
-            if found.iter().any(|known| known.name == variant.name) {
-                continue;
-            }
-            found.push(variant);
-        }
-        found
-    }
-
-    fn variant(prefix: &str) -> Option<Iptables> {
-        let version = run(&find(prefix)?, &["--version"], "", "say its version").ok()?;
-        let name = if version.contains("nf_tables") { "iptables-nft" } else { "iptables-legacy" };
+    /// By its own name, or as the system's iptables. `Err`: only another implementation of iptables is here.
+    pub(super) fn find() -> Result<Option<Iptables>, RulesError> {
+        let Some(prefix) = [NAME, "iptables"].into_iter().find(|name| find(name).is_some()) else {
+            return Ok(None);
+        };
+        let tool = find(prefix).expect("just found");
+        check_version(&run(&tool, &["--version"], "", "say its version")?)?;
         let commands = |family, prefix: &str| {
             Some(Commands {
                 family,
@@ -63,17 +50,9 @@ impl Iptables {
                 restore: find(&format!("{prefix}-restore"))?,
             })
         };
-        Some(Iptables {
-            name,
-            v4: commands(Family::V4, prefix)?,
-            v6: commands(Family::V6, &prefix.replacen("iptables", "ip6tables", 1))?,
-            queues: false,
-            physdev: false,
-        })
-    }
-
-    pub(super) fn name(&self) -> &'static str {
-        self.name
+        let v4 = commands(Family::V4, prefix);
+        let v6 = commands(Family::V6, &prefix.replacen("iptables", "ip6tables", 1));
+        Ok(v4.zip(v6).map(|(v4, v6)| Iptables { v4, v6, queues: false, physdev: false }))
     }
 
     /// Whether it can queue, once it was looked at.
@@ -82,10 +61,10 @@ impl Iptables {
     }
 
     /// Finds out whether it can queue, and if not, why.
-    pub(super) fn look(&mut self) -> Vec<(&'static str, RulesError)> {
+    pub(super) fn look(&mut self) -> Option<RulesError> {
         let tried = self.try_queue();
         self.queues = tried.is_ok();
-        tried.err().map(|why| (self.name, why)).into_iter().collect()
+        tried.err()
     }
 
     /// Builds and removes a scratch chain with the rules that will be needed, in one step.
@@ -108,7 +87,7 @@ impl Iptables {
 
     pub(super) fn install(&self, rules: &MemberRules) -> Result<(), RulesError> {
         if rules.topology == Topology::Bridged && !self.physdev {
-            return Err(RulesError::NoPhysdev { tool: self.name.to_owned() });
+            return Err(RulesError::NoPhysdev { tool: NAME.to_owned() });
         }
         check_way(rules.topology)?;
         for commands in [&self.v4, &self.v6] {
@@ -126,7 +105,7 @@ impl Iptables {
             let saved = commands.save()?;
             if let Some(line) = comes_before(&saved, &rules.member) {
                 return Err(RulesError::Changed {
-                    tool: self.name.to_owned(),
+                    tool: NAME.to_owned(),
                     what: format!("\"{line}\" in the raw table comes before them"),
                 });
             }
@@ -136,15 +115,10 @@ impl Iptables {
         Ok(lines)
     }
 
-    /// Whether it has nothing of anybody. Asking legacy iptables for a table would create it.
-    fn is_untouched(&self) -> bool {
-        self.name == "iptables-legacy" && !legacy_raw_exists()
-    }
-
     /// Whether an earlier run has left rules of this member.
     pub(super) fn has_left(&self, member: &str) -> Result<bool, RulesError> {
         for commands in [&self.v4, &self.v6] {
-            if self.is_untouched() || jumps(&commands.save()?, member).next().is_none() {
+            if jumps(&commands.save()?, member).next().is_none() {
                 return Ok(false);
             }
         }
@@ -153,9 +127,6 @@ impl Iptables {
 
     pub(super) fn remove(&self, member: &str) -> Result<(), RulesError> {
         for commands in [&self.v4, &self.v6] {
-            if self.is_untouched() {
-                continue;
-            }
             let saved = commands.save()?;
             if let Some(script) = remove_script(member, &saved) {
                 commands.restore(&script, "remove the rules")?;
@@ -171,15 +142,16 @@ impl Commands {
     }
 
     fn restore(&self, script: &str, doing: &'static str) -> Result<(), RulesError> {
-        run(&self.restore, &["--noflush", WAIT], script, doing).map(drop)
+        run(&self.restore, &["--noflush"], script, doing).map(drop)
     }
 }
 
-fn legacy_raw_exists() -> bool {
-    LEGACY_TABLES.iter().any(|path| {
-        std::fs::read_to_string(Path::new(path))
-            .is_ok_and(|tables| tables.lines().any(|table| table == "raw"))
-    })
+/// Only the implementation that uses nftables says `nf_tables`.
+fn check_version(version: &str) -> Result<(), RulesError> {
+    if version.contains("nf_tables") {
+        return Ok(());
+    }
+    Err(RulesError::LegacyIptables { version: version.trim().to_owned() })
 }
 
 /// Whether packets come by iptables at all.
@@ -281,6 +253,15 @@ mod tests {
              -A {chain} -j NFQUEUE --queue-num 7\nCOMMIT\n",
             super::chain("other")
         )
+    }
+
+    #[test]
+    fn an_iptables_that_does_not_use_nftables_is_refused_by_its_version() {
+        check_version("iptables v1.8.9 (nf_tables)\n").unwrap();
+        for legacy in ["iptables v1.8.9 (legacy)\n", "iptables v1.6.1\n"] {
+            let told = check_version(legacy).unwrap_err().to_string();
+            assert!(told.contains(legacy.trim()) && told.contains("iptables-nft"), "{told}");
+        }
     }
 
     #[test]

@@ -1,49 +1,23 @@
 //! The rules in nftables: one table per host, family and purpose ([`table`]), changed in one transaction.
 //!
-//! A kernel whose nftables has no `queue` may still call iptables' target NFQUEUE. The `nft` tool
-//! cannot write that, so there a chain of what is held only drops, and a second transaction puts
-//! the rule that queues in front: in between, packets of the guest are dropped.
-//!
 //! A table of our own needs no place among the user's rules: every table's chains see the packet,
 //! and ours see it before the usual filter priority. Counters show the operator that packets come.
 
 mod table;
 #[cfg(test)]
 mod tests;
-mod xt;
 
 use super::listing::{difference, with_indices};
 use super::names::{members_own_table, word};
 use super::tool::{find, run};
 use super::{MemberRules, RulesError, Topology};
-use crate::nfqueue::QueueNumber;
 use std::path::PathBuf;
-use table::{Content, Entry, Purpose, Table, is_queueing};
+use table::{Content, Entry, Purpose, Table};
 use tidelock_tagging::interface_name;
 
+/// Of this packet filter.
+pub(super) const NAME: &str = "nft";
 const PROBE_TABLE: &str = "tidelock_probe";
-/// A chain of a scratch table.
-const PROBE_CHAIN: &str = "held";
-
-/// How a rule queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// By `queue`.
-    Statement,
-    /// By iptables' target. Not on bridges: in their family the kernel takes a target that was made
-    /// for bridges only ("ebtables emulation must reject non-bridge targets", 2026).
-    Target,
-}
-
-impl Way {
-    /// The packet filter's name.
-    fn name(self) -> &'static str {
-        match self {
-            Way::Statement => "nft",
-            Way::Target => "nft-xt",
-        }
-    }
-}
 
 /// A table as this process has left it.
 #[derive(Clone, Debug)]
@@ -69,8 +43,8 @@ pub(super) struct Nft {
     tool: PathBuf,
     /// Whose tables it makes.
     host: String,
-    /// `None`: it cannot queue, or is not wanted to.
-    way: Option<Way>,
+    /// It can queue, and is wanted to.
+    queues: bool,
     /// The families that this kernel has, be it without a queue.
     inet: bool,
     bridge: bool,
@@ -80,7 +54,7 @@ pub(super) struct Nft {
 impl Nft {
     pub(super) fn find(host: &str) -> Option<Nft> {
         let (tool, host) = (find("nft")?, host.to_owned());
-        Some(Nft { tool, host, way: None, inet: false, bridge: false, written: Vec::new() })
+        Some(Nft { tool, host, queues: false, inet: false, bridge: false, written: Vec::new() })
     }
 
     /// Whether it can filter what such a member sends, be it without a queue.
@@ -91,44 +65,24 @@ impl Nft {
         }
     }
 
-    pub(super) fn name(&self) -> &'static str {
-        self.way.unwrap_or(Way::Statement).name()
-    }
-
     pub(super) fn queues(&self, topology: Topology) -> bool {
-        match self.way {
-            Some(Way::Statement) => self.has(topology),
-            Some(Way::Target) => topology == Topology::Routed,
-            None => false,
-        }
+        self.queues && self.has(topology)
     }
 
-    /// Finds out what this kernel has, and the first wanted way to queue. Each that does not do, and why.
-    pub(super) fn look(
-        &mut self,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Vec<(&'static str, RulesError)> {
+    /// Finds out what this kernel has, and, if that is wanted, whether it can queue, and if not, why.
+    pub(super) fn look(&mut self, is_wanted: bool) -> Option<RulesError> {
         self.inet = self.probe("inet", "drop").is_ok();
         self.bridge = self.probe("bridge", "ether type ip drop").is_ok();
-        let mut unable = Vec::new();
-        for way in [Way::Statement, Way::Target].into_iter().filter(|way| wanted(way.name())) {
-            let tried = match way {
-                Way::Statement => self.try_statement(),
-                Way::Target => self.try_target(),
-            };
-            match tried {
-                Ok(()) => {
-                    self.way = Some(way);
-                    break;
-                }
-                Err(e) => unable.push((way.name(), e)),
-            }
+        if !is_wanted {
+            return None;
         }
-        unable
+        let tried = self.try_queue();
+        self.queues = tried.is_ok();
+        tried.err()
     }
 
     /// Builds and removes a scratch table with what will be needed, in one transaction.
-    fn try_statement(&self) -> Result<(), RulesError> {
+    fn try_queue(&self) -> Result<(), RulesError> {
         self.probe("inet", "queue num 0")?;
         if self.bridge {
             self.probe("bridge", "queue num 0")?;
@@ -142,32 +96,6 @@ impl Nft {
              delete table {family} {PROBE_TABLE}\n"
         );
         self.script(&script, "queue packets (its queue statement)")
-    }
-
-    /// In several transactions, with a table of this process alone: the kernel judges a target by the
-    /// hook that leads to it, and only in a table that stays. No packet comes as far as that here.
-    fn try_target(&self) -> Result<(), RulesError> {
-        let table = format!("{PROBE_TABLE}_{}", std::process::id());
-        let clear = clear_table(&format!("inet {table}"));
-        let script = format!(
-            "{clear}table inet {table} {{\n chain {PROBE_CHAIN} {{ drop\n }}\n \
-             chain probe {{ type filter hook output priority 0;\n  accept\n  \
-             goto {PROBE_CHAIN}\n }}\n}}\n",
-        );
-        let tried = self
-            .script(&script, "build a scratch table")
-            .and_then(|()| queue_by_target(&table, PROBE_CHAIN, QueueNumber(0)))
-            .and_then(|()| self.check_listing(&table));
-        tried.and(self.script(&clear, "remove a scratch table"))
-    }
-
-    /// Whether `nft` shows a rule that it cannot write: otherwise nobody would see that it is gone.
-    fn check_listing(&self, table: &str) -> Result<(), RulesError> {
-        let listed = self.run(&["list", "table", "inet", table])?;
-        if listed.iter().any(|line| line.contains("counter ") && is_queueing(line)) {
-            return Ok(());
-        }
-        Err(refused("show a rule of xt_NFQUEUE", listed.join(" ")))
     }
 
     /// The rules of a member that it queues for.
@@ -203,7 +131,7 @@ impl Nft {
         into: Option<(Table, Entry)>,
         doing: &'static str,
     ) -> Result<(), RulesError> {
-        let (way, id) = (self.way.unwrap_or(Way::Statement), word(member));
+        let id = word(member);
         let mut script = self.clear_members_own(member);
         let mut changed = Vec::new();
         for (table, was) in self.read(into.as_ref().map(|(table, _)| table))? {
@@ -218,17 +146,11 @@ impl Nft {
                 (None, Some(at)) => drop(entries.remove(at)),
                 (None, None) => continue,
             }
-            script += &table.replace(&was, &entries, way);
-            changed.push((table, was, entries));
+            script += &table.replace(&was, &entries);
+            changed.push((table, entries));
         }
         self.script(&script, doing)?;
-        for (table, was, entries) in changed {
-            if way == Way::Target && table.purpose == Purpose::Queue {
-                let unqueued = entries.iter().filter(|entry| !was.queues_for(entry));
-                for entry in unqueued {
-                    queue_by_target(&table.name, &entry.held(), entry.queue)?;
-                }
-            }
+        for (table, entries) in changed {
             self.written.retain(|written| written.table != table);
             if !entries.is_empty() {
                 let lines = self.list_as_numbers(&table, &entries)?;
@@ -333,7 +255,7 @@ impl Nft {
     }
 
     fn changed(&self, what: String) -> RulesError {
-        RulesError::Changed { tool: self.name().to_owned(), what }
+        RulesError::Changed { tool: NAME.to_owned(), what }
     }
 
     fn list(&self, table: &Table) -> Result<Vec<String>, RulesError> {
@@ -370,20 +292,4 @@ pub(super) fn family(topology: Topology) -> &'static str {
 /// Deletes a table whether or not it is there.
 fn clear_table(place: &str) -> String {
     format!("add table {place}\ndelete table {place}\n")
-}
-
-/// Puts the rule that queues before the one that drops.
-fn queue_by_target(table: &str, chain: &str, queue: QueueNumber) -> Result<(), RulesError> {
-    let doing = "queue packets (xt_NFQUEUE by way of nft_compat)";
-    xt::queue_first(table, chain, queue).map_err(|e| match e.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => {
-            RulesError::NotAllowed { tool: Way::Target.name().to_owned() }
-        }
-        Some(libc::ENOENT) => refused(doing, "the kernel lacks one of the two".to_owned()),
-        _ => refused(doing, e.to_string()),
-    })
-}
-
-fn refused(doing: &'static str, output: String) -> RulesError {
-    RulesError::Refused { tool: Way::Target.name().to_owned(), doing, output }
 }

@@ -572,7 +572,7 @@ fn every_card_of_a_member_is_held() {
     // A card that is not held any more leaves no rules of its own.
     assert_eq!(gate.tell("stop"), "dropped=0, dropped=0");
     gate.tell(&start.replace("w0+d0", "w0").replace("11+12", "11"));
-    let rules = town.on("host", "nft list ruleset; iptables-save; iptables-legacy-save");
+    let rules = town.on("host", "nft list ruleset; iptables-nft-save");
     // Marks are random and in hexadecimal: "d0" may stand in one.
     let names =
         |name: &str| rules.contains(&format!("\"{name}\"")) || rules.contains(&format!(" {name} "));

@@ -34,7 +34,7 @@ fn where_kernel_programs_may_not_be_loaded_several_members_are_refused_and_one_d
         assert!(said.contains(allowed), "{said}");
     }
     // It has not begun to protect anybody in part.
-    let rules = "iptables-nft-save; iptables-legacy-save; nft list ruleset; tc filter show dev w0 ingress; \
+    let rules = "iptables-nft-save; nft list ruleset; tc filter show dev w0 ingress; \
                  tc filter show dev w0 egress";
     let left = town.on("host", rules);
     assert!(!left.contains("TL-") && !left.contains("tidelock") && !left.contains("bpf"), "{left}");

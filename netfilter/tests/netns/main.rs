@@ -31,7 +31,7 @@ use tidelock_netfilter::rules::{Firewall, Installed, Marks, MemberRules, RulesEr
 
 const PORT: u16 = 7000;
 const TOPOLOGIES: [Topology; 2] = [Topology::Routed, Topology::Bridged];
-const BACKENDS: [&str; 4] = ["nft", "nft-xt", "iptables-nft", "iptables-legacy"];
+const BACKENDS: [&str; 2] = ["nft", "iptables-nft"];
 
 /// Says by name what is not run, and why.
 fn can_run(test: &str) -> bool {
@@ -121,7 +121,7 @@ fn a_packet_is_held_until_its_writes_are_committed_and_order_is_kept() {
             gate.tell(&format!(
                 "remove member=web interface={INTERFACE} queue=11 pin=/sys/fs/bpf/tidelock"
             ));
-            assert!(!lab.on_host("iptables-nft-save; iptables-legacy-save").contains("TL-"));
+            assert!(!lab.on_host("iptables-nft-save").contains("TL-"));
             assert!(!lab.on_host("nft list ruleset").contains("tidelock"));
             guest.send_to(b"free", to).unwrap();
             assert_eq!(next(&client), b"free");
@@ -512,8 +512,7 @@ fn rules_are_idempotent_replace_stale_ones_and_leave_the_users_own_alone() {
         for backend in backends("rules", &Lab::new(topology)) {
             let lab = Lab::new(topology);
             lab.on_host("iptables -A FORWARD -p udp --dport 9 -j DROP; iptables -t raw -A PREROUTING -p udp --dport 9 -j DROP");
-            let list = "iptables-nft-save -t raw; iptables-legacy-save -t raw; \
-                        ip6tables-nft-save -t raw; ip6tables-legacy-save -t raw; \
+            let list = "iptables-nft-save -t raw; ip6tables-nft-save -t raw; \
                         nft list ruleset";
             let before = lab.on_host("iptables-save | grep -v '^[#:]'");
             in_namespace(&lab.host(), || {
@@ -641,7 +640,7 @@ fn what_another_packet_filter_holds_is_taken_over_without_a_gap() {
             });
             for backend in able.iter().cycle().take(3 * able.len()) {
                 in_namespace(&lab.host(), || install(backend));
-                let stale = lab.on_host("iptables-nft-save; iptables-legacy-save").contains("TL-");
+                let stale = lab.on_host("iptables-nft-save").contains("TL-");
                 assert_eq!(stale, backend.starts_with("iptables"), "after {backend}");
             }
             enough.store(true, Ordering::SeqCst);

@@ -19,11 +19,7 @@ fn changes(backend: &str, lab: &Lab) -> Vec<Deed> {
     let opens = |command: String| Deed { command, opens: true };
     let mut changes = Vec::new();
     if has_nftables(lab, family) {
-        // Legacy iptables still queues then; what nftables has dropped beside it is gone.
-        changes.push(Deed {
-            command: "nft flush ruleset".into(),
-            opens: backend != "iptables-legacy",
-        });
+        changes.push(opens("nft flush ruleset".into()));
     }
     if backend.starts_with("iptables") {
         let six = backend.replace("ip", "ip6");
@@ -157,9 +153,7 @@ fn hosts(town: &Town) -> &'static [&'static str] {
 fn take_rules_away(town: &Town) {
     for host in hosts(town) {
         town.on(host, "nft flush ruleset || true");
-        for iptables in ["iptables-nft", "iptables-legacy"] {
-            town.on(host, &format!("{iptables} -t raw -F || true"));
-        }
+        town.on(host, "iptables-nft -t raw -F || true");
     }
 }
 

@@ -37,8 +37,8 @@ stays within the cache on one connection and not on the next.
 Throughput is also measured with guests on *taps*, whose frames a process carries between host and guest with what the
 driver says of segments and checksums, as QEMU's own virtio-net does for a VM: a thread for each way of each guest.
 
-Packet filter: {packet_filter}. With one of the two iptables a packet meets its rules and, in a chain of their own,
-those that tell an interface from a later one of its name; with nft and nft-xt there is one chain for both.
+Packet filter: {packet_filter}. With iptables a packet meets its rules and, in a chain of their own,
+those that tell an interface from a later one of its name; with nft there is one chain for both.
 In nftables they are one table for all members of a host, so that the second one costs a packet no hook more.
 """
 

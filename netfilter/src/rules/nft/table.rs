@@ -28,7 +28,6 @@
 
 use super::super::names::word;
 use super::super::{Marks, MemberRules, Topology};
-use super::Way;
 use crate::nfqueue::QueueNumber;
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -100,12 +99,12 @@ impl Table {
     }
 
     /// A script that makes it hold these members, where it has held `was`.
-    pub(super) fn replace(&self, was: &Content, entries: &[Entry], way: Way) -> String {
+    pub(super) fn replace(&self, was: &Content, entries: &[Entry]) -> String {
         let place = self.place();
         if entries.is_empty() {
             return super::clear_table(&place);
         }
-        let chains = self.chains(was, entries, way);
+        let chains = self.chains(was, entries);
         let mut script = format!("add table {place}\n");
         for chain in &chains {
             writeln!(script, "add chain {place} {}", chain.head()).expect("writing to a string");
@@ -141,12 +140,12 @@ impl Table {
     }
 
     /// All that it has, but for what queues already. What is led to comes before what leads there.
-    fn chains(&self, was: &Content, entries: &[Entry], way: Way) -> Vec<Chain> {
+    fn chains(&self, was: &Content, entries: &[Entry]) -> Vec<Chain> {
         let to_another = to_another(entries);
         let mut chains = vec![Chain::new(CUT_OFF.to_owned(), "  counter drop\n".to_owned())];
         for entry in entries {
             if self.purpose == Purpose::Queue && !was.queues_for(entry) {
-                chains.push(Chain::new(entry.held(), held(entry.queue, way)));
+                chains.push(Chain::new(entry.held(), held(entry.queue)));
             }
             chains.push(Chain::new(entry.from(), self.judge(entry)));
         }
@@ -217,11 +216,8 @@ impl Table {
     }
 }
 
-fn held(queue: QueueNumber, way: Way) -> String {
-    match way {
-        Way::Statement => format!("  counter queue num {queue}\n  drop\n"),
-        Way::Target => "  drop\n".to_owned(),
-    }
+fn held(queue: QueueNumber) -> String {
+    format!("  counter queue num {queue}\n  drop\n")
 }
 
 fn by_index(entries: &[Entry], chain: fn(&Entry) -> String) -> String {
@@ -406,7 +402,7 @@ impl Content {
                 content.entries.push(entry.ok_or_else(|| line.to_owned())?);
             }
             if let Some(id) = chain.strip_prefix(HELD)
-                && is_queueing(line)
+                && line.contains("queue ")
             {
                 content.queueing.insert(id.to_owned());
             }
@@ -419,9 +415,4 @@ impl Content {
         let is_as_it_was = |was: &Entry| was.id == entry.id && was.queue == entry.queue;
         self.queueing.contains(&entry.id) && self.entries.iter().any(is_as_it_was)
     }
-}
-
-/// By its name, or, where `nft` can translate the target, in its own words.
-pub(super) fn is_queueing(line: &str) -> bool {
-    line.contains("NFQUEUE") || line.contains("queue ")
 }

@@ -1,6 +1,7 @@
 use super::super::Marks;
 use super::super::tests::rules;
 use super::*;
+use crate::nfqueue::QueueNumber;
 use std::collections::HashMap;
 
 const MARKS: Marks = Marks { mask: 0xf0, pass: 0x10 };
@@ -67,8 +68,8 @@ fn entries(members: &[MemberRules]) -> Vec<Entry> {
     members.iter().map(Entry::from).collect()
 }
 
-fn script(table: &Table, members: &[MemberRules], way: Way) -> String {
-    table.replace(&Content::default(), &entries(members), way)
+fn script(table: &Table, members: &[MemberRules]) -> String {
+    table.replace(&Content::default(), &entries(members))
 }
 
 /// What rules look at.
@@ -276,7 +277,7 @@ impl Packet {
 #[test]
 fn each_packet_meets_what_is_meant_for_it() {
     for (table, members) in each_host() {
-        let script = script(&table, &members, Way::Statement);
+        let script = script(&table, &members);
         let chains = Chains::of(&script);
         for packet in Packet::all() {
             // Beside iptables nothing else is ever marked.
@@ -302,7 +303,7 @@ fn each_packet_meets_what_is_meant_for_it() {
 #[test]
 fn nothing_goes_to_an_interface_of_another_index_not_even_what_the_host_sends() {
     for (table, members) in each_host() {
-        let script = script(&table, &members, Way::Statement);
+        let script = script(&table, &members);
         let chains = Chains::of(&script);
         let watched: Vec<_> = members.iter().filter(|m| m.only_that_index).collect();
         let deleted = format!("delete chain {} output\n", table.place());
@@ -327,7 +328,7 @@ fn most_packets_are_compared_with_no_name() {
     for table in tables() {
         let of = |members: &[MemberRules], iif, oif, hook| {
             let packet = Packet { iif, oif, mark: MARKS.pass, ethertype: "ip" };
-            Chains::of(&script(&table, members, Way::Statement)).judge(&packet, hook)
+            Chains::of(&script(&table, members)).judge(&packet, hook)
         };
         let one = [Kind::Watched.member("tap0", 17)];
         assert_eq!(of(&one, ours, other, "prerouting").names_met, 0);
@@ -352,7 +353,7 @@ fn most_packets_are_compared_with_no_name() {
 #[test]
 fn a_table_tells_from_what_it_was_made() {
     for (table, members) in each_host() {
-        let script = script(&table, &members, Way::Statement);
+        let script = script(&table, &members);
         let lines: Vec<_> = script.lines().map(str::to_owned).collect();
         let content = Content::read(&lines).expect("its own words");
         let entries = entries(&members);
@@ -393,16 +394,16 @@ fn an_interface_and_an_index_are_those_of_one_member() {
 fn what_queues_is_left_alone_and_what_is_gone_goes() {
     let table = table(Topology::Routed, Purpose::Queue);
     let both = [Kind::Watched.member("tap0", 17), Kind::Watched.member("tap1", 19)];
-    let lines: Vec<_> = script(&table, &both, Way::Statement).lines().map(str::to_owned).collect();
+    let lines: Vec<_> = script(&table, &both).lines().map(str::to_owned).collect();
     let was = Content::read(&lines).unwrap();
     let [one, other] = both.each_ref().map(Entry::from);
     let anew = Entry::from(&MemberRules { index: Some(23), ..both[0].clone() });
 
-    let script = table.replace(&was, &[anew.clone(), other.clone()], Way::Target);
+    let script = table.replace(&was, &[anew.clone(), other.clone()]);
     assert!(!script.contains(&format!("chain {}", one.held())), "{script}");
     assert!(script.contains("iif 23 goto") && !script.contains("iif 17 "), "{script}");
 
-    let script = table.replace(&was, std::slice::from_ref(&other), Way::Statement);
+    let script = table.replace(&was, std::slice::from_ref(&other));
     let (flushed, deleted) = (
         format!("flush chain {} {}\n", table.place(), one.held()),
         format!("delete chain {} {}\n", table.place(), one.held()),
@@ -411,45 +412,41 @@ fn what_queues_is_left_alone_and_what_is_gone_goes() {
     assert!(!script.contains("\"tap0"), "{script}");
 
     let moved = MemberRules { queue: QueueNumber(9), ..both[0].clone() };
-    let script = table.replace(&was, &[Entry::from(&moved), other], Way::Statement);
+    let script = table.replace(&was, &[Entry::from(&moved), other]);
     assert_eq!(script.matches("queue num").count(), 1, "{script}");
     assert!(script.contains("queue num 9\n"), "{script}");
 
-    let cleared = table.replace(&was, &[], Way::Statement);
+    let cleared = table.replace(&was, &[]);
     assert_eq!(cleared, clear_table("inet tidelock_host_host1_bf933149"));
 }
 
-/// Without `queue`, what comes between the two transactions is dropped. And whoever deletes a rule that queues opens
-/// nothing.
+/// Whoever deletes a rule that queues opens nothing.
 #[test]
 fn what_is_held_is_dropped_where_no_rule_queues() {
     let members = [Kind::Watched.member("tap0", 17)];
     let held = Entry::from(&members[0]).held();
-    let of = |way| script(&table(Topology::Routed, Purpose::Queue), &members, way);
-    let chain = |rules: &str| format!(" chain {held} {{\n{rules}  drop\n }}\n");
-    assert!(of(Way::Target).contains(&chain("")));
-    assert!(of(Way::Statement).contains(&chain("  counter queue num 117\n")));
-    assert!(!of(Way::Target).contains("queue num") && !of(Way::Statement).contains("bypass"));
+    let script = script(&table(Topology::Routed, Purpose::Queue), &members);
+    let chain = format!(" chain {held} {{\n  counter queue num 117\n  drop\n }}\n");
+    assert!(script.contains(&chain) && !script.contains("bypass"), "{script}");
 }
 
 #[test]
-fn what_queues_by_a_target_does_not_on_bridges() {
-    let nft = |way| Nft {
+fn nftables_queues_in_the_families_that_the_kernel_has() {
+    let nft = |queues, bridge| Nft {
         tool: PathBuf::new(),
         host: "host-1".to_owned(),
-        way,
+        queues,
         inet: true,
-        bridge: true,
+        bridge,
         written: Vec::new(),
     };
-    let on = |way| TOPOLOGIES.map(|t| nft(way).queues(t));
-    assert_eq!(on(Some(Way::Statement)), [true, true]);
-    assert_eq!(on(Some(Way::Target)), [true, false]);
-    assert_eq!(on(None), [false, false]);
-    assert_eq!(nft(Some(Way::Target)).name(), "nft-xt");
-    let cleared = nft(None).clear_members_own("web");
+    let on = |queues, bridge| TOPOLOGIES.map(|t| nft(queues, bridge).queues(t));
+    assert_eq!(on(true, true), [true, true]);
+    assert_eq!(on(true, false), [true, false]);
+    assert_eq!(on(false, true), [false, false]);
+    let cleared = nft(false, true).clear_members_own("web");
     assert!(cleared.contains("delete table bridge tidelock_web_") && cleared.contains("inet"));
-    assert!(!Nft { bridge: false, ..nft(None) }.clear_members_own("web").contains("bridge"));
+    assert!(!nft(false, false).clear_members_own("web").contains("bridge"));
 }
 
 #[test]
