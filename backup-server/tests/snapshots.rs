@@ -116,7 +116,7 @@ async fn instant_and_retrospective_snapshots_are_moved_and_outlive_the_window() 
     for (args, part) in [
         (&["then"][..], "there is a snapshot then already"),
         (&["a/b"], "cannot be a snapshot's name"),
-        (&["@speculative"], "cannot be a snapshot's name"),
+        (&["@one"], "cannot be a snapshot's name"),
         (&["x", "--at", "hlc:999.0"], "`latest`"),
         (&["x", "x"], "twice"),
         (&["x", "--base", "y"], "there are: now, then"),
@@ -295,25 +295,10 @@ async fn what_was_begun_holds_its_points_and_goes_on_after_a_kill_or_an_interrup
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_is_deferred_one_expires_and_the_speculative_one_is_taken_over() {
+async fn one_is_deferred_and_one_expires() {
     let dir = tempfile::tempdir().unwrap();
-    let more = format!(
-        "{WINDOW}[[group]]\nname = \"shop\"\nhosts = [\"host-a\"]\n[group.snapshot]\nspeculative = \"1h\"\n"
-    );
-    let config = config(dir.path(), &more);
-    let (server, mut host) = replicated(&config, 200).await;
-    wait_for(&config, "@speculative", |one| one["phase"] == "whole");
-    let near = listed(&config, "@speculative");
-    assert_eq!(near["speculative"], true);
-    let near_seq = near["at"]["seqs"]["db"].as_u64().unwrap();
-    assert!(content(&near) == disk_after(near_seq));
-    send(&mut host, 201, 220).await;
-    let taken = snapshot(&config, &["quick"]);
-    let note = taken["notes"][0].as_str().unwrap();
-    assert!(note.contains("was the speculative snapshot"), "{taken}");
-    check(&config, "quick", 220);
-    // Another is made in its place.
-    wait_for(&config, "@speculative", |one| one["phase"] == "whole");
+    let config = config(dir.path(), WINDOW);
+    let (server, mut host) = replicated(&config, 220).await;
 
     // The point of one that is deferred is that of the asking.
     let later = std::time::SystemTime::now() + Duration::from_secs(3);

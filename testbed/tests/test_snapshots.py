@@ -7,15 +7,9 @@ from pathlib import Path
 
 from shop import COUNT, ROWS, Backup, bookmark, insert, open_shop, orders
 
-from tidelock_testbed.pair import DISK, GROUP, HOST, MEMBER, Pair
+from tidelock_testbed.pair import DISK, GROUP, MEMBER, Pair
 from tidelock_testbed.process import Process, wait_until
 from tidelock_testbed.sqlalone import SqlAlone
-
-SPECULATIVE = f"""[[group]]
-name = "{GROUP}"
-hosts = ["{HOST}"]
-snapshot = {{ speculative = "1s" }}
-"""
 
 
 def orders_in(pair: Pair, database: SqlAlone, image: Path, form: str) -> int | None:
@@ -31,8 +25,8 @@ def orders_in(pair: Pair, database: SqlAlone, image: Path, form: str) -> int | N
 
 
 def test_each_kind_of_snapshot_has_the_orders_of_its_point(run, image):
-    """Instant, of the past, incremental forward and back, several at once, deferred, rolled, speculative."""
-    pair, database, primary = open_shop(run, image, SPECULATIVE)
+    """Instant, of the past, incremental forward and back, several at once, deferred, rolled."""
+    pair, database, primary = open_shop(run, image)
     backup = Backup(pair)
     bookmark(pair, "first")
     database.run(primary, insert(ROWS + 1))
@@ -42,10 +36,6 @@ def test_each_kind_of_snapshot_has_the_orders_of_its_point(run, image):
     def snapshots() -> dict[str, dict]:
         return {of["name"]: of for of in backup.json("snapshot", "--list")["snapshots"]}
 
-    def speculative_is_whole() -> bool:
-        return any(of["speculative"] and of["phase"] == "whole" for of in snapshots().values())
-
-    wait_until("a snapshot is kept near the present", speculative_is_whole, 60, [pair.backup])
     for words in [
         ("taken",),
         ("instant",),
@@ -60,7 +50,7 @@ def test_each_kind_of_snapshot_has_the_orders_of_its_point(run, image):
         backup.json("snapshot", GROUP, *words)
     had = {"past": 1, "back": 1, "one": 1, "later": 1, "taken": 2, "instant": 2, "forward": 2, "two": 2, "rolled": 2}
     made = snapshots()
-    assert {name for name, of in made.items() if not of["speculative"]} == had.keys(), made
+    assert made.keys() == had.keys(), made
     for name, times in had.items():
         assert made[name]["phase"] == "whole", made[name]
         (disk,) = made[name]["disks"]

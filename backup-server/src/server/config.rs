@@ -80,16 +80,6 @@ struct OfGroup {
     members: BTreeMap<String, String>,
     retention: Option<Retention>,
     compress_after: Option<Duration>,
-    speculative: Option<Speculative>,
-}
-
-/// The snapshot of a group that the server keeps near the present by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Speculative {
-    /// How often it is moved.
-    pub every: Duration,
-    /// Bytes each second at most.
-    pub rate_bytes_s: u64,
 }
 
 impl Config {
@@ -135,12 +125,6 @@ impl Config {
     #[must_use]
     pub fn is_listed_host(&self, host: &str) -> bool {
         self.groups.values().any(|of| of.hosts.iter().any(|listed| listed == host))
-    }
-
-    /// Whether a snapshot of this group is kept near the present.
-    #[must_use]
-    pub fn speculative(&self, group: &str) -> Option<Speculative> {
-        self.groups.get(group)?.speculative
     }
 
     /// Reads a configuration. `file` is its name in messages.
@@ -238,11 +222,10 @@ fn read(root: &mut Section<'_>) -> Option<Config> {
         let of_group =
             group.optional_table("retention", |r| read_retention(r, retention, &options));
         let compress_after = group.optional::<Duration>("compress_after").map(|after| after.value);
-        let speculative = group.optional_table("snapshot", read_snapshot);
         let hosts = hosts?.value.iter().map(ToString::to_string).collect::<Vec<_>>();
         let members =
             members.map(|listed| read_members(group, &listed, &hosts)).unwrap_or_default();
-        let of = OfGroup { hosts, members, retention: of_group, compress_after, speculative };
+        let of = OfGroup { hosts, members, retention: of_group, compress_after };
         Some((name?.value.to_string(), of))
     });
     let (
@@ -397,21 +380,6 @@ fn read_retention(
         size_max_bytes: size_max.bytes,
         at_size_max,
     })
-}
-
-/// `None`: none is kept.
-fn read_snapshot(section: &mut Section<'_>) -> Option<Speculative> {
-    let every = section.or("speculative", Duration::ZERO);
-    let rate = section.or("speculative_rate", Size::mib(32));
-    if !every.value.is_zero() && every.value < Duration::from_secs(1) {
-        let what = "a snapshot cannot be kept that near to the present";
-        section.fail(&every.place, what, "\"10m\", at least \"1s\", or \"0s\" for none");
-    }
-    if rate.bytes < 1 << 20 {
-        section.fail(&rate.place, "`speculative_rate` is too little", "\"32MiB\" (each second)");
-    }
-    let kept = Speculative { every: every.value, rate_bytes_s: rate.bytes };
-    (!every.value.is_zero()).then_some(kept)
 }
 
 #[cfg(test)]

@@ -22,8 +22,6 @@ use tidelock_store::extents::DiskKey;
 pub const FILE: &str = "snapshot.json";
 /// Its version.
 pub const FORMAT: u32 = 1;
-/// The one that the server keeps near the present by itself: no name that can be asked for.
-pub const SPECULATIVE: &str = "@speculative";
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,8 +126,6 @@ pub struct Record {
     pub together: Option<u64>,
     /// How fast it is made.
     pub pace: Pace,
-    /// When it was asked for, in milliseconds since the Unix epoch.
-    pub asked_at_unix_ms: u64,
     /// When it goes by itself, in milliseconds since the Unix epoch.
     pub expires_at_unix_ms: Option<u64>,
     /// It was moved elsewhere before it had come to where it was to go: its images are of no one point, and all of
@@ -204,7 +200,7 @@ mod tests {
                  "end": {"segment": 2, "offset": 96}, "beyond": {"segment": 2, "offset": 96}},
       "base": null, "base_point": null, "paused": false, "together": 7,
       "pace": {"rate_bytes_s": 1048576, "not_before_unix_ms": null, "over_ms": null},
-      "asked_at_unix_ms": 1795348800000, "expires_at_unix_ms": null,
+      "expires_at_unix_ms": null,
       "mixed": false, "members": ["db", "web"],
       "disks": [{"name": "db.root", "writer": 0, "disk": 0, "size_bytes": 4194304, "file": "db.root.img",
                  "format": "raw", "digest": "ab"}]

@@ -13,9 +13,7 @@ use tidelock_protocol::bounds;
 use tidelock_replica::history::{History, Point};
 use tidelock_replica::text;
 use tidelock_replica::travel::digest;
-use tidelock_replica::travel::snapshot::{
-    DiskRecord, FORMAT, Format, Pace, Record, SPECULATIVE, Stage,
-};
+use tidelock_replica::travel::snapshot::{DiskRecord, FORMAT, Format, Pace, Record, Stage};
 use tidelock_replica::travel::when::When;
 use tidelock_storage::Storage;
 use tidelock_storage::files::OpenFile;
@@ -63,30 +61,6 @@ impl Snapshots {
         .await
     }
 
-    /// Makes the speculative snapshot of a group, or moves it.
-    pub(super) async fn keep_near(
-        self: &Arc<Self>,
-        group: &str,
-        to: &When,
-        wanted: Wanted,
-        is_there: bool,
-    ) -> Result<(), String> {
-        let (snapshots, of, to) = (Arc::clone(self), group.to_owned(), to.clone());
-        travel::looking(&self.registry, group, move |look| {
-            let _one = snapshots.asking.lock().unwrap_or_else(PoisonError::into_inner);
-            let point = look.resolve(&to)?;
-            let name = SPECULATIVE.to_owned();
-            match is_there {
-                true => snapshots.roll(look, &of, &name, point, &wanted).map(drop),
-                false => {
-                    let mut begun = Begun::default();
-                    snapshots.make(look, &of, &[(name, point)], &wanted, &mut begun)
-                }
-            }
-        })
-        .await
-    }
-
     fn begin_one_by_one(
         self: &Arc<Self>,
         look: &Look,
@@ -125,14 +99,6 @@ impl Snapshots {
                     fresh.push((name.clone(), point));
                 }
             }
-        }
-        if let ([(name, point)], None) = (&fresh[..], &wanted.base)
-            && let Some(note) = self.take_over(look, group, name, point, wanted)?
-        {
-            begun.notes.push(note);
-            begun.names.push(name.clone());
-            begun.started = self.start(group, vec![name.clone()]);
-            return Ok(begun);
         }
         if !fresh.is_empty() {
             self.make(look, group, &fresh, wanted, &mut begun)?;
@@ -219,7 +185,6 @@ impl Snapshots {
                 paused: false,
                 together,
                 pace: wanted.pace,
-                asked_at_unix_ms: now,
                 expires_at_unix_ms: wanted.expires_in_ms.map(|ms| now.saturating_add(ms)),
                 mixed: false,
                 members: history.manifest().writers.clone(),
@@ -310,9 +275,6 @@ impl Snapshots {
         record.target = Some(to);
         record.paused = false;
         record.pace = wanted.pace;
-        if name == SPECULATIVE {
-            record.asked_at_unix_ms = clock::now().unix_ms;
-        }
         self.put_rolling(look, name, record)?;
         let started = self.start(group, vec![name.to_owned()]);
         Ok(Begun { names: vec![name.to_owned()], started, notes: Vec::new() })
@@ -326,60 +288,6 @@ impl Snapshots {
         self.save(name, &entry.record).map_err(|e| format!("cannot write {name}'s record: {e}"))?;
         self.lock().insert(key(&group, name), entry);
         Ok(())
-    }
-
-    /// The snapshot that is kept near the present becomes the one that is asked for.
-    fn take_over(
-        self: &Arc<Self>,
-        look: &Look,
-        group: &str,
-        name: &str,
-        point: &Point,
-        wanted: &Wanted,
-    ) -> Result<Option<String>, String> {
-        let near = match self.lock().get(&key(group, SPECULATIVE)) {
-            Some(entry) if entry.record.stage == Stage::Whole && entry.job.is_none() => {
-                entry.record.clone()
-            }
-            _ => return Ok(None),
-        };
-        let was_at = look.moment(&near.point);
-        // Otherwise it is no nearer than the journal.
-        let Some(difference) =
-            self.difference_bytes(&look.history, &near.point, point, &near.disks)
-        else {
-            return Ok(None);
-        };
-        if same_disks("it", &near.disks, &disks(look, point, false)).is_err() {
-            return Ok(None);
-        }
-        self.check_room(difference)?;
-        let now = clock::now().unix_ms;
-        let record = Record {
-            stage: Stage::Rolling,
-            target: Some(point.clone()),
-            pace: wanted.pace,
-            asked_at_unix_ms: now,
-            expires_at_unix_ms: wanted.expires_in_ms.map(|ms| now.saturating_add(ms)),
-            ..near
-        };
-        self.put_rolling(look, SPECULATIVE, record)?;
-        let moved = self
-            .files
-            .rename(&Self::place(group, SPECULATIVE), &Self::place(group, name))
-            .and_then(|()| self.files.sync_dir(group));
-        moved.map_err(|e| format!("cannot give the speculative snapshot its name: {e}"))?;
-        {
-            let mut all = self.lock();
-            if let Some(entry) = all.remove(&key(group, SPECULATIVE)) {
-                all.insert(key(group, name), entry);
-            }
-        }
-        Ok(Some(format!(
-            "{name} was the speculative snapshot of {}: only {} have changed since",
-            was_at.time,
-            text::bytes(difference)
-        )))
     }
 
     fn base(&self, group: &str, base: &str) -> Result<Record, String> {

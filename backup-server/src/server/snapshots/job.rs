@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tidelock_replica::history::{PastView, Point};
 use tidelock_replica::travel::copy::{Copier, Copy, Image, Plan, Raw};
 use tidelock_replica::travel::digest::{self, Table};
-use tidelock_replica::travel::snapshot::{DiskRecord, Format, Record, SPECULATIVE, Stage};
+use tidelock_replica::travel::snapshot::{DiskRecord, Format, Record, Stage};
 use tidelock_storage::files::OpenFile;
 use tidelock_storage::{Storage, StorageFile};
 
@@ -502,9 +502,4 @@ impl<'a> Pacer<'a> {
         }
         self.job.sleep_until(until)
     }
-}
-
-/// Whether a name is the server's own.
-pub(super) fn is_speculative(name: &str) -> bool {
-    name == SPECULATIVE
 }

@@ -6,14 +6,13 @@
 //! | [`ask`] | what is asked for, checked and put on record |
 //! | [`job`] | making and moving one, in a thread |
 //! | [`serve`] | requests on the control socket |
-//! | [`tend`] | what goes by itself: expiry, the speculative one |
+//! | [`tend`] | removal of those whose time is over |
 //! | [`told`] | what is told of them |
 //!
 //! Invariants: see [`tidelock_replica::travel::snapshot`]. A snapshot has one job at a time at most. Replication is not touched:
 //! what is read are views, and a file system without room is told before it is full.
 //!
-//! Source: Retroscope 3 (instant, retrospective, incremental, rolling and concurrent snapshots) and 7 (deferred and
-//! speculative ones).
+//! Source: Retroscope 3 (instant, retrospective, incremental, rolling and concurrent snapshots) and 7 (deferred ones).
 
 mod ask;
 mod job;
@@ -254,7 +253,7 @@ fn remove_files(dir: &Path) -> io::Result<()> {
 }
 
 fn unknown(all: &BTreeMap<Key, Entry>, group: &str, name: &str) -> String {
-    let of_group = all.keys().filter(|(of, name)| of == group && name != snapshot::SPECULATIVE);
+    let of_group = all.keys().filter(|(of, _)| of == group);
     let names: Vec<_> = of_group.map(|(_, name)| name.as_str()).collect();
     let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     format!("there is no snapshot {name} of group {group}; there are: {names}")

@@ -1,14 +1,9 @@
-//! What goes by itself: snapshots whose time is over are removed, and one for each group that has the policy is kept near
-//! the present (Retroscope 7: speculative snapshots).
+//! Removal of snapshots whose time is over.
 
 use super::Snapshots;
-use super::ask::Wanted;
-use super::job::is_speculative;
 use crate::server::clock;
 use std::sync::Arc;
 use std::time::Duration;
-use tidelock_replica::travel::snapshot::{Pace, SPECULATIVE, Stage};
-use tidelock_replica::travel::when::When;
 use tokio::time::sleep;
 
 const LOOK: Duration = Duration::from_millis(500);
@@ -22,9 +17,6 @@ impl Snapshots {
             let this = Arc::clone(&self);
             let expiring = tokio::task::spawn_blocking(move || this.expire(now));
             let _ = expiring.await;
-            for owner in self.registry.all() {
-                self.speculate(&owner.group, now).await;
-            }
         }
     }
 
@@ -42,41 +34,6 @@ impl Snapshots {
                 Ok(()) => tracing::info!(group, snapshot = name, "its time is over: removed"),
                 Err(error) => tracing::warn!(group, snapshot = name, "its time is over: {error}"),
             }
-        }
-    }
-
-    async fn speculate(self: &Arc<Self>, group: &str, now_unix_ms: u64) {
-        let policy = self.registry.config().speculative(group);
-        let there = {
-            let all = self.lock();
-            let entry = all.iter().find(|((of, name), _)| of == group && is_speculative(name));
-            entry.map(|(_, entry)| (entry.record.clone(), entry.job.is_some()))
-        };
-        let Some(policy) = policy else {
-            if there.is_some() {
-                let (this, group) = (Arc::clone(self), group.to_owned());
-                // The policy is gone, so it is of no use.
-                let _ = tokio::task::spawn_blocking(move || this.remove(&group, SPECULATIVE)).await;
-            }
-            return;
-        };
-        let every_ms = u64::try_from(policy.every.as_millis()).unwrap_or(u64::MAX);
-        let is_due = match &there {
-            None => true,
-            Some((record, is_busy)) => {
-                !is_busy
-                    && record.stage == Stage::Whole
-                    && now_unix_ms.saturating_sub(record.asked_at_unix_ms) >= every_ms
-            }
-        };
-        if !is_due {
-            return;
-        }
-        let pace = Pace { rate_bytes_s: Some(policy.rate_bytes_s), ..Pace::default() };
-        let wanted = Wanted { pace, ..Wanted::default() };
-        // A group that has no state yet, or that does not work, is looked at again.
-        if let Err(error) = self.keep_near(group, &When::Latest, wanted, there.is_some()).await {
-            tracing::debug!(group, "no speculative snapshot: {error}");
         }
     }
 }

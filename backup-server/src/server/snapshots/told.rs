@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use tidelock_replica::travel::copy::{self, Image, Raw};
 use tidelock_replica::travel::digest::{self, Table};
 use tidelock_replica::travel::moment::Moment;
-use tidelock_replica::travel::snapshot::{DiskRecord, Format, SPECULATIVE, Stage};
+use tidelock_replica::travel::snapshot::{DiskRecord, Format, Stage};
 use tidelock_storage::Storage;
 
 /// How far a snapshot is.
@@ -78,8 +78,6 @@ pub struct SnapshotStatus {
     pub from: Option<Moment>,
     /// The snapshot that its images are over.
     pub base: Option<String>,
-    /// The server keeps it near the present by itself.
-    pub speculative: bool,
     /// Bytes of its disks that were looked at.
     pub done_bytes: u64,
     /// All of them.
@@ -157,7 +155,6 @@ impl Snapshots {
             at: moment(record.aim()),
             from: (record.stage == Stage::Rolling).then(|| moment(&record.point)),
             base: record.base.clone(),
-            speculative: name == SPECULATIVE,
             done_bytes: match phase {
                 Phase::Whole => all_bytes,
                 _ => count(|job| job.done_bytes.load(Ordering::Relaxed)),
