@@ -1,7 +1,7 @@
 //! Prometheus metrics over HTTP: the status snapshot in another form, made anew for each scrape.
 //!
 //! Nothing is counted here. Each scrape takes one [`Status`] and encodes it, so metrics, status and
-//! the live view never disagree, and a loop never waits for a scrape. `docs/operations.md` lists
+//! the live view never disagree, and a loop never waits for a scrape. `docs/manual/monitoring.md` lists
 //! the names; a test compares.
 
 use crate::control::ControlTarget;
@@ -512,7 +512,7 @@ mod tests {
         }
     }
 
-    /// Every family is in the table of `docs/operations.md`, and nothing else is.
+    /// Every family is in the table of `docs/manual/monitoring.md`, and nothing else is.
     #[test]
     fn the_documented_metrics_are_the_metrics() {
         let text = encode(&status());
@@ -523,7 +523,7 @@ mod tests {
         let families: Vec<_> = text.lines().filter_map(type_of).collect();
         let distinct: BTreeSet<_> = families.iter().cloned().collect();
         assert_eq!(families.len(), distinct.len(), "each family stands in one piece");
-        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/manual/monitoring.md");
         let docs = std::fs::read_to_string(docs).unwrap();
         let documented: BTreeSet<_> = docs
             .lines()

@@ -170,7 +170,7 @@ fn the_example_of_several_members_is_good_everywhere() {
     }
 }
 
-/// Every key that `docs/operations.md` names is in the example of all keys, and so parses; and
+/// Every key that `docs/manual/host-configuration.md` names is in the example of all keys, and so parses; and
 /// nothing that parses is undocumented.
 #[test]
 fn the_documented_keys_are_the_keys() {
@@ -195,7 +195,7 @@ fn the_documented_keys_are_the_keys() {
     let mut in_example = BTreeSet::new();
     collect("", &toml::Value::Table(text.parse().unwrap()), &mut in_example);
 
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/manual/host-configuration.md");
     let docs = std::fs::read_to_string(docs).unwrap();
     let begin = docs.find("<!-- host keys -->").unwrap();
     let end = docs.find("<!-- end of host keys -->").unwrap();

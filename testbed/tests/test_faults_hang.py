@@ -1,5 +1,5 @@
 """What hangs, or is wrong without an error: the daemon, the local disk, either side's clock. What is seen of it, as
-docs/operations.md says under "By what has broken", and that all goes on when it is over (DESIGN rules 6 and 8)."""
+docs/manual/states.md says under "By what has broken", and that all goes on when it is over (DESIGN rules 6 and 8)."""
 
 from __future__ import annotations
 

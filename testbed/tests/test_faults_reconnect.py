@@ -65,7 +65,7 @@ class Reader:
 
 
 def in_front_of(run, pair: Pair) -> StorageDaemon:
-    """QEMU's NBD client, which the guest has its disk from, with `reconnect-delay`: docs/operations.md, section 9."""
+    """QEMU's NBD client, which the guest has its disk from, with `reconnect-delay`: docs/manual/guests.md."""
     return StorageDaemon(run, {DISK: f"nbd+unix:///{DISK}?socket={pair.socket}"})
 
 

@@ -2,7 +2,7 @@
 
     home ── disaster ──> away: on the recovered disk, then adopted by a daemon ── switchover ──> home
 
-The steps are those of `docs/operations.md`, section 15: the old site's disk seeds a backup server there, so that only
+The steps are those of `docs/manual/way-back.md`: the old site's disk seeds a backup server there, so that only
 what differs is sent, a daemon at the backup site adopts the guest, which runs on, and the group is switched over.
 
 A process guest has `qemu-storage-daemon` between itself and its disk: the part of QEMU that moves a VM's disk.

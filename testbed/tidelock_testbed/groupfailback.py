@@ -1,5 +1,5 @@
 """The way back of a group of several members: it runs at the second site after a disaster, is protected from there to
-where it came from, and goes home, with one ledger of the clients for all of it (docs/operations.md, section 15).
+where it came from, and goes home, with one ledger of the clients for all of it (docs/manual/way-back.md).
 
     home ── disaster ──> away ── adopted while the guests run, or exported ──> protected by home ── switchover ──> home
 

@@ -40,7 +40,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What a test wants otherwise; see `docs/operations.md` for each."""
+    """What a test wants otherwise; see `docs/manual/host-configuration.md` for each."""
 
     mode: str = "pipelined"
     lease_ms: int = 2000

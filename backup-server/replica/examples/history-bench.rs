@@ -480,7 +480,7 @@ fn segment_bytes(one_in: u64) -> u64 {
     Options::default().segment_bytes * (BLOCK + HEADER * one_in) / ((BLOCK + HEADER) * one_in)
 }
 
-/// What the documentation says that so much takes at most (docs/backup-server.md, "Sizing").
+/// What the documentation says that so much takes at most (docs/manual/backup-disk.md, "Sizing").
 fn formula(records: u64, one_in: u64) -> Value {
     let payload = records / one_in * BLOCK;
     let segments = (payload + HEADER * records).div_ceil(segment_bytes(one_in));

@@ -1,4 +1,4 @@
-//! The configuration file (`docs/backup-server.md`), checked as a whole.
+//! The configuration file (`docs/manual/backup-configuration.md`), checked as a whole.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -403,7 +403,7 @@ mod tests {
             std::fs::read_to_string(path).unwrap()
         };
         let (docs, example) =
-            (read("../docs/backup-server.md"), read("examples/backup-all-keys.toml"));
+            (read("../docs/manual/backup-configuration.md"), read("examples/backup-all-keys.toml"));
         let rows = docs.lines().filter(|l| l.starts_with("| `"));
         let cells: String = rows.filter_map(|l| l.split('|').nth(1)).collect();
         let (mut section, mut keys) = (String::new(), 0);

@@ -776,7 +776,7 @@ async fn make_tap(tap: &str, bridge: &str, jail: &Jail) -> Result<(), String> {
         return Err(format!(
             "this server has no CAP_NET_ADMIN, so it cannot put a machine into a bridge. Make a tap for the machine \
              as root, `ip tuntap add dev {tap} mode tap user {user} && ip link set {tap} master {bridge} up`, and \
-             write tap:{tap} in place of bridge:{bridge}; or give the server that capability (docs/backup-server.md)"
+             write tap:{tap} in place of bridge:{bridge}; or give the server that capability (docs/manual/recovery.md)"
         ));
     }
     let uid = user.to_string();

@@ -65,7 +65,7 @@ pub enum Command {
         /// Where the daemon is
         #[command(flatten)]
         daemon: Daemon,
-        /// Print the status as JSON; the fields are listed in docs/operations.md
+        /// Print the status as JSON; the fields are listed in docs/manual/commands.md
         #[arg(long)]
         json: bool,
         /// Exit with 4 unless every group is protected (or replicates in async mode, as configured)

@@ -2,7 +2,7 @@
 //!
 //! A file is checked as a whole before anything starts ([`parse`]); what only the machine can tell
 //! (do the files exist, are the disks as large as they should be) is checked after it
-//! ([`check_machine`]) and points at the same lines. `docs/operations.md` lists every key, and
+//! ([`check_machine`]) and points at the same lines. `docs/manual/host-configuration.md` lists every key, and
 //! `daemon/examples/host.toml` shows each with a comment.
 //!
 //! Invariant: a [`Config`] that exists is consistent: names are unique, a lease is shorter than

@@ -55,7 +55,7 @@ fn from_json(text: &str) -> Result<Machine, DescriptionError> {
             Some(key) => DescriptionError::new(
                 format!("`{key}` is for the backup site to say, not for a host"),
                 format!(
-                    "nothing here, and `{key}` in boot.toml at the backup (docs/backup-server.md)"
+                    "nothing here, and `{key}` in boot.toml at the backup (docs/manual/recovery.md)"
                 ),
             ),
             None => DescriptionError::new(

@@ -26,7 +26,7 @@ pub(super) fn translate(xml: &str) -> Result<Machine, DescriptionError> {
     if let Some(kernel) = os.and_then(|os| child(os, "kernel")) {
         let what = format!("its <{}> is for the backup site to name", kernel.tag_name().name());
         let instead = "no <kernel>, <initrd> and <cmdline>, and `kernel`, `initrd` and `append` in boot.toml at \
-                       the backup (docs/backup-server.md)";
+                       the backup (docs/manual/recovery.md)";
         return Err(DescriptionError { what, instead: instead.to_owned() });
     }
     let devices = child(domain, "devices");

@@ -1,4 +1,4 @@
-//! A disk of a member becomes larger, as `docs/operations.md` says under "What can be changed": the daemon of its host is
+//! A disk of a member becomes larger, as `docs/manual/changes.md` says under "What can be changed": the daemon of its host is
 //! stopped, the image or device is made larger, the daemon is started. What is new reads as zeroes where somebody has made
 //! a file longer, and as anything where a device was extended.
 //!

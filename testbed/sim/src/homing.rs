@@ -1,4 +1,4 @@
-//! The way back of a recovered group (`docs/operations.md`, section 15, with an export): its guests are stopped at site B,
+//! The way back of a recovered group (`docs/manual/way-back.md`, with an export): its guests are stopped at site B,
 //! their disks become local disks of a new run there, the old site's disks seed a group at a backup server there by
 //! production's code ([`seed`]), and the run goes on with the roles exchanged, under the same faults, to the next disaster or a
 //! planned switch, from which there is a way back again.

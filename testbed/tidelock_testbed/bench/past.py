@@ -96,7 +96,7 @@ def write(_directory: Path, result: dict) -> list[str]:
     if result["left_out_mib"]:
         sizes = ", ".join(f"{mib / 1024:g}" for mib in result["left_out_mib"])
         lines.append(f"The disk had no room for a journal of {sizes} GiB.")
-    lines += ["", "What they take on the disk, and what the formula for sizing says (docs/backup-server.md):", ""]
+    lines += ["", "What they take on the disk, and what the formula for sizing says (docs/manual/backup-disk.md):", ""]
     lines += ["| journal | segments, MiB | formula | indexes, MiB | formula | maps, MiB | formula, at most |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for one in result["views"]:

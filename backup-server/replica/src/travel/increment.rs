@@ -2,7 +2,7 @@
 //! Applied to an image of the first point it makes one of the second; forwards or backwards in time alike
 //! (Retroscope 3.2: incremental snapshots from a base).
 //!
-//! The bytes are in `docs/backup-server.md`, section 5: a head with a description, extents in ascending order, an end that
+//! The bytes are in `docs/manual/copies.md`: a head with a description, extents in ascending order, an end that
 //! counts them. Each part has a CRC-32C. Invariant: a file is applied only after all of it was read and found good, so
 //! one that was cut off changes nothing.
 

@@ -1,4 +1,4 @@
-//! The host daemon. See `tidelockd --help`, and docs/operations.md.
+//! The host daemon. See `tidelockd --help`, and docs/manual/README.md.
 
 use anyhow::Context;
 use clap::Parser;

@@ -64,7 +64,7 @@ fn check_group(config: &Config, group: &Group) -> anyhow::Result<()> {
     if !elsewhere.is_empty() {
         bail!(
             "{} runs on another host: the guests of a group are adopted by one daemon, all together. Name this host for \
-             each of them, or export the disks instead, as docs/operations.md says",
+             each of them, or export the disks instead, as docs/manual/way-back.md says",
             elsewhere.join(", ")
         );
     }
