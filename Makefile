@@ -1,7 +1,6 @@
 # `make` alone lists the targets.
 
 SEEDS ?= 2000
-TEST_SEEDS ?= 200
 PY := PYTHONPATH=testbed .venv/bin/python
 
 .DEFAULT_GOAL := help

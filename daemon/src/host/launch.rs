@@ -54,12 +54,18 @@ pub(super) struct Launch<'a> {
     pub(super) link: mpsc::UnboundedSender<(Channel, ToLink)>,
     pub(super) ceiling_wanted: Arc<Notify>,
     pub(super) failed: watch::Sender<Option<Arc<HostError>>>,
-    /// A run before has handed the group to the backup site.
-    pub(super) switched_over: bool,
-    /// What [`fence_of`] says.
-    pub(super) fenced: Option<String>,
+    pub(super) found: Found,
     /// The guest's disks are elsewhere still.
     pub(super) awaits_adoption: bool,
+}
+
+/// What the runs before have left of a group.
+#[derive(Clone)]
+pub(super) struct Found {
+    /// One has handed the group to the backup site.
+    pub(super) switched_over: bool,
+    /// The text of [`fence_of`].
+    pub(super) fenced: Option<String>,
     /// The policy as the backup hears it first.
     pub(super) policy: Policy,
 }
@@ -68,7 +74,8 @@ impl Launch<'_> {
     pub(super) fn writer(self) -> Result<(Writer, LinkMember<ToOwner>), HostError> {
         let Launch { config, group, member, channel, gate, pending, link, ceiling_wanted, .. } =
             self;
-        let Launch { failed, switched_over, fenced, awaits_adoption, policy, .. } = self;
+        let Launch { failed, found, awaits_adoption, .. } = self;
+        let Found { switched_over, fenced, policy } = found;
         let name = member.name.to_string();
         let disks = member.disks.iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
         let log_identity = identity(group, member, &disks);
@@ -292,10 +299,9 @@ pub(super) fn follow(
     member: &Member,
     channel: Channel,
     gate: Arc<dyn GateControl>,
-    switched_over: bool,
-    fenced: Option<String>,
-    policy: Policy,
+    found: Found,
 ) -> Result<(Follower, LinkMember<ToOwner>), HostError> {
+    let Found { switched_over, fenced, policy } = found;
     let (state, opened) = open_state(config, group, member)?;
     let attach = attach_of(group, member, &opened, Role::Follower)?;
     // There is no owner loop behind it: what is sent there goes nowhere.

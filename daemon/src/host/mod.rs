@@ -45,7 +45,7 @@ use crate::stats::{LinkStats, OwnerStats};
 use crate::status::Status;
 use gating::{HeldGate, Unread};
 pub(crate) use launch::state_path;
-use launch::{Launch, follow};
+use launch::{Found, Launch, follow};
 use records::Records;
 pub(crate) use records::switched_over;
 use std::io;
@@ -238,6 +238,7 @@ impl Host {
             let switched_over = state.view().switched_at_unix_ms.is_some();
             let adopting = adopting::Adopting::open(&config, group)?;
             let fenced = launch::fence_of(&config, group)?;
+            let found = Found { switched_over, fenced, policy: state.policy() };
             let mut members = Vec::new();
             for member in &group.members {
                 let channel = Channel(link_members.len() as u16 + 1);
@@ -256,16 +257,8 @@ impl Host {
                 let mut follower = None;
                 let writer = match id {
                     None => {
-                        let (stats, mut link_member) = follow(
-                            &config,
-                            group,
-                            member,
-                            channel,
-                            control,
-                            switched_over,
-                            fenced.clone(),
-                            state.policy(),
-                        )?;
+                        let (stats, mut link_member) =
+                            follow(&config, group, member, channel, control, found.clone())?;
                         if adopting.waits() {
                             link_member.await_adoption();
                         }
@@ -284,10 +277,8 @@ impl Host {
                             link: to_link.clone(),
                             ceiling_wanted: ceiling_wanted.clone(),
                             failed: failed.clone(),
-                            switched_over,
-                            fenced: fenced.clone(),
+                            found: found.clone(),
                             awaits_adoption: adopting.waits(),
-                            policy: state.policy(),
                         };
                         let (writer, link_member) = launch.writer()?;
                         link_members.push(link_member);

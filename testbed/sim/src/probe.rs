@@ -305,7 +305,9 @@ impl World {
             return Ok(());
         }
         let dead = self.is_dead(group);
-        if let Some(run) = &mut self.backup.groups[group].run {
+        let slot = &mut self.backup.groups[group];
+        if let Some(run) = &mut slot.run {
+            run.driver.seeded.clone_from(&slot.seeded);
             run.at(now, |state, driver| state.prepare_recovery(now, driver));
         }
         self.group_has_run(group)?;

@@ -66,6 +66,11 @@ impl<E> Schedule<E> {
         self.heap.push(Reverse((self.now_ns + after_ns, self.made, Slot(event))));
     }
 
+    /// Time moves on without an event.
+    pub fn pass(&mut self, span_ns: u64) {
+        self.now_ns += span_ns;
+    }
+
     /// The next event; time moves on to it.
     pub fn advance(&mut self) -> Option<E> {
         let Reverse((at, _, Slot(event))) = self.heap.pop()?;

@@ -479,15 +479,17 @@ impl World {
         self.runs
     }
 
-    /// One step. False when nothing is to come.
-    pub fn step(&mut self) -> Checked<bool> {
-        let Some(event) = self.schedule.advance() else { return Ok(false) };
+    /// The next event happens. Where none is planned, time passes.
+    pub fn step(&mut self) -> Checked {
+        let Some(event) = self.schedule.advance() else {
+            self.schedule.pass(S);
+            return Ok(());
+        };
         self.counts.events += 1;
         self.dispatch(event)?;
         self.bury();
         self.notice_wakeups();
-        self.check_bounds()?;
-        Ok(true)
+        self.check_bounds()
     }
 
     fn dispatch(&mut self, event: Event) -> Checked {

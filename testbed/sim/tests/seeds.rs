@@ -183,7 +183,7 @@ fn known_seed(name: &str) -> u64 {
         "image-not-verified" | "rebuilt-next-to-pending" => 84,
         "written-before-kept" => 99,
         "torn-tail-kept" => 161,
-        "newcomer-not-waited-for" => 164,
+        "newcomer-not-waited-for" => 303,
         "activity-forgotten" => 165,
         "switch-forgotten" => 181,
         "unrecorded-unmapped" => 207,

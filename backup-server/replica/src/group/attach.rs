@@ -546,7 +546,14 @@ impl<S: Storage> Group<S> {
         }
         let (disks, removed) = self.disks_after(writing);
         let before = manifest.members[writing.writer.index()].take();
-        let (run, clean) = before.map_or((None, None), |member| (member.run, member.clean));
+        let (run, clean) = match before {
+            // A run that comes after the proposed one says that that had begun: its own word for it got lost.
+            Some(member) if member.proposed.is_some() && member.proposed == writing.before => {
+                (member.proposed, None)
+            }
+            Some(member) => (member.run, member.clean),
+            None => (None, None),
+        };
         manifest.members[writing.writer.index()] = Some(Member {
             host: host.to_owned(),
             incarnation: writing.incarnation,
