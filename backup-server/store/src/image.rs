@@ -274,9 +274,7 @@ impl<F: StorageFile> Change<F> {
                 self.bad.insert(sector);
                 continue;
             }
-            if !tidelock_planted::is(Bug::SumKeptInPart) {
-                self.image.write_sums(sector, [UNKNOWN].into_iter())?;
-            }
+            self.image.write_sums(sector, [UNKNOWN].into_iter())?;
             self.parts.insert(sector);
             is_any = true;
         }

@@ -125,8 +125,6 @@ pub enum Bug {
     DamageFoldedAsGood,
     /// Breaks rule 5: an image is shown as the disk reads it.
     ImageNotVerified,
-    /// Breaks rule 5: the sum of a sector that a fold changes in part is not taken back before.
-    SumKeptInPart,
     /// Breaks rule 5: a point is not told to be affected by damage that was folded.
     DamageNotListed,
     /// Breaks rules 3 and 9: a segment's own file goes before the compressed one is durable.

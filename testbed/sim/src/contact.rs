@@ -1,6 +1,5 @@
-//! Starts without the backup (`before_first_contact`): production's [`Contact`] in the owner loop, what
-//! `host/degrading.rs` does about clients until the backup is there, and starts that do not reach it for longer than
-//! anybody waits for it.
+//! Starts that do not reach the backup for longer than anybody waits for it (`before_first_contact`), and the checkers of
+//! what guests are served then.
 
 use crate::failure::{Checked, Checker, check};
 use crate::faults::Later;

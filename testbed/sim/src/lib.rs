@@ -6,19 +6,20 @@
 //!
 //! | production's | simulated |
 //! |---|---|
-//! | sequencer, copies, what an owner's turn does, the link's members and senders | the ring, NBD, the local disks, the guest |
-//! | the backlog on disk with what goes on after a kill, and the fall to the map | its directory (a kill tears it, a power loss leaves anything) |
-//! | the gate's release queue, its state and lease, P | the kernel's queue |
+//! | the owner loop with sequencer, copies, activity log and backlog on disk | io_uring, NBD, the local disks, the guest |
+//! | the link of a host, with its members and senders | connections: delay, partitions, cuts at any byte, damage |
+//! | the loop of a group on a host: mode, policy, planned switch | what is on record of it |
+//! | the gate's release queue, its state and lease, P | the kernel's queue, the gate's thread |
 //! | tags, encoded and decoded | the network between members, what kernel programs do with tags |
-//! | frames, encoded and decoded | connections: delay, partitions, cuts at any byte, damage |
-//! | the backup's groups with journal, attachment, fold, views and recovery | its disk (live and durable kept apart), the threads and sockets of its server |
+//! | the loop of a group at the backup, with journal, attachment, fold, views and recovery | its disk (live and durable kept apart), the threads and sockets of its server |
 //!
 //! | module | what it is for |
 //! |---|---|
 //! | [`scenario`] | what a seed is made of |
 //! | [`world`] | everything, and the loop |
 //! | [`host`], [`owner`], [`sequencing`], [`local`], [`logging`], [`link`], [`gate`], [`beating`], `contact`, [`spilling`], [`verifying`] | the daemon |
-//! | [`backup`], [`told`], [`server`] | the backup server |
+//! | `around` | a host, as the loop of one of its groups sees it |
+//! | [`backup`], `group_driver`, [`told`], [`server`] | the backup server |
 //! | [`guest`], [`disk`], [`files`], [`net`], [`lan`] | what is simulated |
 //! | [`faults`], [`change`], `growing`, `homing`, [`narrow`] | what goes wrong, what the operator does, and links that carry about as much as guests write |
 //! | [`oracle`], [`probe`], [`past`], `rot`, [`failure`] | the checkers |

@@ -43,7 +43,7 @@ pub enum OnTheWay {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 65] = [
+pub const PLANTS: [(&str, Plant); 64] = [
     ("ack-before-durable", Plant::Production(Bug::AckBeforeDurable)),
     ("ack-over-gap", Plant::Production(Bug::AckOverGap)),
     ("old-epoch-accepted", Plant::Production(Bug::OldEpochAccepted)),
@@ -74,7 +74,6 @@ pub const PLANTS: [(&str, Plant); 65] = [
     ("map-older-wins", Plant::Production(Bug::MapOlderWins)),
     ("map-keeps-void", Plant::Production(Bug::MapKeepsVoid)),
     ("image-not-verified", Plant::Production(Bug::ImageNotVerified)),
-    ("sum-kept-in-part", Plant::Production(Bug::SumKeptInPart)),
     ("damage-folded-as-good", Plant::Production(Bug::DamageFoldedAsGood)),
     ("damage-not-listed", Plant::Production(Bug::DamageNotListed)),
     ("cold-not-synced", Plant::Production(Bug::ColdNotSynced)),
