@@ -4,7 +4,7 @@ SEEDS ?= 2000
 PY := PYTHONPATH=testbed .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help drill test sim torture earlier bench fuzz tidy build clean
+.PHONY: help drill test sim coverage torture earlier bench fuzz tidy build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,11 @@ test: ## every test: crates, decoders, simulator, two sites on this machine
 sim: ## the seeded simulator; SEEDS=n (2000)
 	@scripts/setup --no-build
 	@. .cache/env && cargo run --release -p tidelock-sim -- --seeds $(SEEDS)
+
+coverage: SEEDS = 300
+coverage: ## lines of production's functions that run in the simulator; SEEDS=n (300), NEVER=1 lists the others
+	@scripts/setup --no-build
+	@. .cache/env && $(PY) -m tidelock_testbed.coverage --seeds $(SEEDS) $(if $(NEVER),--never)
 
 torture: ## real processes under random faults, the rules checked after each round; TIME=5m, 2h; ROUNDS=n SEED=n; SUM="a.json b.json" OUT=docs
 	@scripts/setup
