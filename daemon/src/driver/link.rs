@@ -99,7 +99,9 @@ pub async fn run<T>(
         if let Err(error) = turn(&endpoint, &mut link, &mut wire, &mut inbox, &mut timer).await {
             wire = Wire::default();
             let ended = link.lost(explained(error, &endpoint.address), clock::mono_now());
-            if let (Err(_), Some(news)) = (&ended, link.news()) {
+            if ended.is_err()
+                && let Some(news) = link.news()
+            {
                 state.send_replace(news);
             }
             ended?;
