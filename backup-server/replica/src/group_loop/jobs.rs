@@ -11,7 +11,7 @@ use tidelock_store::journal::{CompressJob, Compressed, IndexJob, JournalError, M
 #[derive(Debug)]
 pub enum Job<S: Storage> {
     /// The oldest records go into the images.
-    Fold(FoldJob<S::File>),
+    Fold(Box<FoldJob<S::File>>),
     /// A segment gets its index.
     Index(IndexJob<S>),
     /// A segment or a part of an image is verified.
@@ -73,7 +73,7 @@ impl<D: Driver> GroupLoop<D> {
             self.job_not_before = None;
         }
         let job = fold
-            .map(Job::Fold)
+            .map(|job| Job::Fold(Box::new(job)))
             .or_else(|| group.index_job().map(Job::Index))
             .or_else(|| group.scrub_job(now).map(Job::Scrub))
             .or_else(|| group.compress_job(now).map(Job::Compress));
