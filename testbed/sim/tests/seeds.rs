@@ -159,8 +159,8 @@ fn known_seed(name: &str) -> u64 {
         | "unbounded-backlog"
         | "view-after-its-time" => 2,
         "hlc-goes-back" | "no-calm" => 3,
-        "map-older-wins" | "old-epoch-accepted" | "one-too-early" | "seeded-is-whole"
-        | "times-alone" => 4,
+        "map-older-wins" => 7,
+        "old-epoch-accepted" | "one-too-early" | "seeded-is-whole" | "times-alone" => 4,
         "cut-of-each-maximum"
         | "handing-over-forgotten"
         | "map-keeps-void"
@@ -189,7 +189,7 @@ fn known_seed(name: &str) -> u64 {
         "older-connection-wins" => 260,
         "unrecorded-unnamed" => 317,
         "floor-not-awaited" => 457,
-        "boot-ignored" => 363,
+        "boot-ignored" => 854,
         "activity-unflushed" => 2,
         "activity-forgotten" => 168,
         "grown-is-whole" => 16,
